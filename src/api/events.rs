@@ -1,0 +1,340 @@
+//! The event stream of a command: NDJSON, one event a line, as clients read it.
+//!
+//! Clients split lines as Python's `str.splitlines` does, so besides what JSON demands, U+0085,
+//! U+2028 and U+2029 are escaped. Text is put together again where a read has cut a character in
+//! two: its first bytes wait for the rest. Every output event says where in its stream it begins
+//! (`offset`) and how many raw bytes it stands for (`bytes`), so a client that loses its connection
+//! knows what it has.
+
+use std::io::Write;
+use std::os::fd::BorrowedFd;
+
+use super::base64;
+use super::wire::{Encoding, ExitEvent};
+use crate::http::stream::{Peer, StreamWriter};
+use crate::process::ring::Stream;
+use crate::process::{Audience, Exit, Gone, Process};
+use crate::sys::Events;
+
+/// Puts what happens to a process into events.
+pub(super) struct EventWriter<'a> {
+    stream: &'a mut StreamWriter,
+    encoding: Encoding,
+    /// Per stream, the beginning of a character whose end has not been read yet, and its offset.
+    carried: [(u64, Vec<u8>); 2],
+}
+
+impl<'a> EventWriter<'a> {
+    pub(super) fn new(stream: &'a mut StreamWriter, encoding: Encoding) -> Self {
+        Self {
+            stream,
+            encoding,
+            carried: [(0, Vec::new()), (0, Vec::new())],
+        }
+    }
+
+    /// The first event; `attached` if the process was there before.
+    pub(super) fn start(&mut self, process: &Process, attached: bool) {
+        let attached = if attached { ",\"attached\":true" } else { "" };
+        // An id has no characters that JSON escapes.
+        let (pid, id) = (process.pid(), process.id());
+        self.line(|out| {
+            write!(
+                out,
+                "{{\"event\":\"start\",\"pid\":{pid},\"id\":\"{id}\"{attached}}}"
+            )
+        });
+    }
+
+    fn line(&mut self, write: impl FnOnce(&mut Vec<u8>) -> std::io::Result<()>) {
+        self.stream.push(|out| {
+            // Writing to memory does not fail.
+            let _ = write(out);
+            out.push(b'\n');
+        });
+    }
+
+    fn event(&mut self, stream: Stream, offset: u64, data: &[u8]) {
+        let encoding = self.encoding;
+        let (name, bytes) = (stream.name(), data.len());
+        self.line(|out| {
+            out.reserve(data.len() + data.len() / 2 + 80);
+            write!(
+                out,
+                "{{\"event\":\"{name}\",\"offset\":{offset},\"bytes\":{bytes},"
+            )?;
+            match encoding {
+                Encoding::Utf8 => {
+                    out.extend_from_slice(b"\"data\":\"");
+                    append_text(out, data);
+                }
+                Encoding::Base64 => {
+                    out.extend_from_slice(b"\"data_b64\":\"");
+                    base64::append(out, data);
+                }
+            }
+            out.write_all(b"\"}")
+        });
+    }
+
+    /// Gives up waiting for the rest of a character.
+    fn release(&mut self, stream: Stream) {
+        let (offset, carried) = std::mem::take(&mut self.carried[stream.index()]);
+        if !carried.is_empty() {
+            self.event(stream, offset, &carried);
+        }
+    }
+}
+
+impl Audience for EventWriter<'_> {
+    fn output(&mut self, stream: Stream, offset: u64, data: &[u8]) {
+        if self.encoding == Encoding::Base64 {
+            return self.event(stream, offset, data);
+        }
+        let (carried_offset, carried) = std::mem::take(&mut self.carried[stream.index()]);
+        let joined;
+        let (offset, data) = if carried.is_empty() {
+            (offset, data)
+        } else {
+            joined = [&carried, data].concat();
+            (carried_offset, &joined[..])
+        };
+        let (whole, cut) = data.split_at(data.len() - cut_character(data));
+        if !whole.is_empty() {
+            self.event(stream, offset, whole);
+        }
+        self.carried[stream.index()] = (offset + whole.len() as u64, cut.to_vec());
+    }
+
+    fn dropped(&mut self, stream: Stream, offset: u64, bytes: u64) {
+        self.release(stream);
+        let name = stream.name();
+        self.line(|out| {
+            write!(out, "{{\"event\":\"dropped\",\"stream\":\"{name}\",\"offset\":{offset},\"bytes\":{bytes}}}")
+        });
+    }
+
+    fn exit(&mut self, exit: &Exit) {
+        Stream::ALL
+            .into_iter()
+            .for_each(|stream| self.release(stream));
+        let event = ExitEvent::of(exit);
+        self.line(|out| Ok(serde_json::to_writer(out, &event)?));
+    }
+
+    fn caught_up(&mut self, stdout: u64, stderr: u64) {
+        Stream::ALL
+            .into_iter()
+            .for_each(|stream| self.release(stream));
+        self.line(|out| {
+            write!(
+                out,
+                "{{\"event\":\"end\",\"running\":true,\"stdout_offset\":{stdout},\"stderr_offset\":{stderr}}}"
+            )
+        });
+    }
+
+    fn ping(&mut self) {
+        self.line(|out| out.write_all(b"{\"event\":\"ping\"}"));
+    }
+
+    fn flush(&mut self) -> Result<(), Gone> {
+        self.stream.flush().map_err(|_| Gone)
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.stream.is_flushed()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.stream.descriptor()
+    }
+
+    fn interest(&self) -> Events {
+        self.stream.interest()
+    }
+
+    fn ready(&mut self, events: Events) -> Result<(), Gone> {
+        if self.stream.ready(events).map_err(|_| Gone)? == Peer::HalfClosed {
+            self.ping();
+        }
+        Ok(())
+    }
+}
+
+/// Keeps a client company that waits for one JSON document: white space may precede it, and is a
+/// sign of life to every proxy on the way.
+pub(super) struct DocumentWriter<'a>(pub(super) &'a mut StreamWriter);
+
+impl Audience for DocumentWriter<'_> {
+    fn output(&mut self, _: Stream, _: u64, _: &[u8]) {}
+
+    fn dropped(&mut self, _: Stream, _: u64, _: u64) {}
+
+    fn exit(&mut self, _: &Exit) {}
+
+    fn caught_up(&mut self, _: u64, _: u64) {}
+
+    fn ping(&mut self) {
+        self.0.push(|out| out.push(b' '));
+    }
+
+    fn flush(&mut self) -> Result<(), Gone> {
+        self.0.flush().map_err(|_| Gone)
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.0.is_flushed()
+    }
+
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.descriptor()
+    }
+
+    fn interest(&self) -> Events {
+        self.0.interest()
+    }
+
+    fn ready(&mut self, events: Events) -> Result<(), Gone> {
+        if self.0.ready(events).map_err(|_| Gone)? == Peer::HalfClosed {
+            self.ping();
+        }
+        Ok(())
+    }
+}
+
+/// How many bytes at the end are the beginning of a character that goes on after them.
+fn cut_character(data: &[u8]) -> usize {
+    (1..=data.len().min(3))
+        .find(|length| data[data.len() - length] >= 0xc0)
+        .filter(|length| {
+            let end = std::str::from_utf8(&data[data.len() - length..]);
+            end.is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+        })
+        .unwrap_or(0)
+}
+
+/// Appends bytes as the inside of a JSON string; each maximal part that is not UTF-8 becomes one
+/// U+FFFD, as Unicode recommends.
+fn append_text(out: &mut Vec<u8>, data: &[u8]) {
+    if std::str::from_utf8(data).is_ok() {
+        return append_escaped(out, data);
+    }
+    for chunk in data.utf8_chunks() {
+        append_escaped(out, chunk.valid().as_bytes());
+        if !chunk.invalid().is_empty() {
+            out.extend_from_slice("\u{FFFD}".as_bytes());
+        }
+    }
+}
+
+/// For each byte whether it may need an escape: controls, quote, backslash, and the first bytes of
+/// U+0085 (C2 85) and of U+2028 and U+2029 (E2 80 A8, E2 80 A9).
+const SUSPECT: [bool; 256] = {
+    let mut table = [false; 256];
+    let mut byte = 0;
+    while byte < 0x20 {
+        table[byte] = true;
+        byte += 1;
+    }
+    table[b'"' as usize] = true;
+    table[b'\\' as usize] = true;
+    table[0x7f] = true;
+    table[0xc2] = true;
+    table[0xe2] = true;
+    table
+};
+
+fn append_escaped(out: &mut Vec<u8>, text: &[u8]) {
+    let mut rest = text;
+    while let Some(at) = rest.iter().position(|byte| SUSPECT[usize::from(*byte)]) {
+        out.extend_from_slice(&rest[..at]);
+        let suspect = &rest[at..];
+        let (escape, length): (&[u8], usize) = match suspect {
+            [b'"', ..] => (b"\\\"", 1),
+            [b'\\', ..] => (b"\\\\", 1),
+            [b'\n', ..] => (b"\\n", 1),
+            [b'\r', ..] => (b"\\r", 1),
+            [b'\t', ..] => (b"\\t", 1),
+            [0xc2, 0x85, ..] => (b"\\u0085", 2),
+            [0xe2, 0x80, 0xa8, ..] => (b"\\u2028", 3),
+            [0xe2, 0x80, 0xa9, ..] => (b"\\u2029", 3),
+            [byte @ (0x00..=0x1f | 0x7f), ..] => {
+                let digits = b"0123456789abcdef";
+                out.extend_from_slice(b"\\u00");
+                out.extend_from_slice(&[
+                    digits[usize::from(byte >> 4)],
+                    digits[usize::from(byte & 15)],
+                ]);
+                (b"", 1)
+            }
+            // Another character that begins with the same byte.
+            _ => (&suspect[..1], 1),
+        };
+        out.extend_from_slice(escape);
+        rest = &suspect[length..];
+    }
+    out.extend_from_slice(rest);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(data: &[u8]) -> String {
+        let mut out = Vec::new();
+        append_text(&mut out, data);
+        String::from_utf8(out).unwrap()
+    }
+
+    #[test]
+    fn what_is_escaped_reads_back_as_it_was() {
+        let all: String = ('\0'..='\u{2100}')
+            .chain(['\u{FFFD}', '\u{1F600}', '\u{10FFFF}'])
+            .collect();
+        let escaped = text(all.as_bytes());
+        assert_eq!(
+            serde_json::from_str::<String>(&format!("\"{escaped}\"")).unwrap(),
+            all
+        );
+    }
+
+    /// What Python's `str.splitlines` takes for the end of a line.
+    #[test]
+    fn nothing_that_ends_a_line_is_left() {
+        let breaks = "\n\r\u{b}\u{c}\u{1c}\u{1d}\u{1e}\u{85}\u{2028}\u{2029}";
+        assert!(!text(breaks.as_bytes()).contains(|character| breaks.contains(character)));
+    }
+
+    #[test]
+    fn only_what_is_not_utf8_is_replaced() {
+        for data in [
+            &b"a\xffb"[..],
+            b"\xe2\x98",
+            b"\xf0\x9f\x98\x80\x80",
+            b"\xc2",
+            b"\xed\xa0\x80",
+            b"\xe2\x80",
+        ] {
+            assert_eq!(text(data), String::from_utf8_lossy(data));
+        }
+    }
+
+    #[test]
+    fn a_cut_character_is_recognised() {
+        for (data, cut) in [
+            (&b""[..], 0),
+            (b"a", 0),
+            (b"\xc3", 1),
+            (b"a\xe2\x98", 2),
+            (b"\xf0\x9f\x98", 3),
+            (b"\xf0\x9f\x98\x80", 0),
+            (b"\x98\x98\x98", 0),
+            (b"\xff", 0),
+            (b"\xe0\x80", 0),
+            (b"\xed\xa0", 0),
+        ] {
+            assert_eq!(cut_character(data), cut, "{data:x?}");
+        }
+    }
+}

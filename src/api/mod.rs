@@ -1,0 +1,190 @@
+//! The API: who asks, what for, and the one translation between HTTP and the mechanisms.
+//!
+//! A request is authenticated before anything else is looked at, routed by its URL, and then handled
+//! with a lease on the workspace it is about. Handlers parse into types and call mechanisms; they
+//! know no system call, and the mechanisms no status code.
+
+mod base64;
+mod commands;
+mod events;
+mod files;
+mod query;
+mod route;
+mod wire;
+
+use crate::auth::Authenticator;
+use crate::error::Error;
+use crate::http::request::ReceiveError;
+use crate::http::{Body, Handler, Refusal, Request, Response};
+use crate::logging;
+use crate::machine::Machine;
+use query::Query;
+use route::{Resource, WorkspaceResource as In};
+
+/// Most bytes of a JSON body.
+const MAX_JSON_BYTES: u64 = 16 << 20;
+
+/// Everything that requests are about.
+pub struct Api {
+    machine: Machine,
+    authenticator: Authenticator,
+}
+
+/// What a handler comes to.
+type Answer = Result<Response, Refusal>;
+
+impl Api {
+    /// Serves `machine` to whoever `authenticator` lets in.
+    pub fn new(machine: Machine, authenticator: Authenticator) -> Self {
+        Self {
+            machine,
+            authenticator,
+        }
+    }
+
+    /// What is served.
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    fn answer(&self, request: &mut Request<'_>) -> Answer {
+        let path = request.head.path.clone();
+        let resource = Resource::find(&path);
+        if resource != Some(Resource::Health) {
+            self.authenticate(request)?;
+        }
+        if request.head.method == "OPTIONS" && path == b"*" {
+            return Ok(Response::new(204, Body::Empty)
+                .with_header("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS"));
+        }
+        let resource = resource.ok_or_else(|| no_route(&path))?;
+        let method = match request.head.method.as_str() {
+            "OPTIONS" => {
+                return Ok(Response::new(204, Body::Empty).with_header("Allow", resource.allow()));
+            }
+            "HEAD" => "GET",
+            method => method,
+        };
+        if !resource.methods().contains(&method) {
+            let text = format!(
+                "{} has no method {}; it has {}",
+                show(&path),
+                request.head.method,
+                resource.allow()
+            );
+            return Err(Refusal::new(405, "method_not_allowed", text)
+                .with_header("Allow", resource.allow()));
+        }
+        match resource {
+            Resource::Health => Ok(self.health()),
+            Resource::In(resource) => {
+                let is_get = method == "GET";
+                let is_delete = method == "DELETE";
+                self.in_workspace(request, resource, is_get, is_delete)
+            }
+        }
+    }
+
+    fn authenticate(&self, request: &Request<'_>) -> Result<(), Refusal> {
+        let presented = request.head.header("x-sandbox-token");
+        if self.authenticator.opens_machine(presented) {
+            return Ok(());
+        }
+        let text = match presented {
+            None => "the X-Sandbox-Token header is missing",
+            Some(_) => "the X-Sandbox-Token header holds another token than this server's",
+        };
+        logging::info(format_args!(
+            "refused {} {}: {text}",
+            request.head.method,
+            show(&request.head.path)
+        ));
+        Err(Refusal::new(403, "forbidden", text))
+    }
+
+    fn health(&self) -> Response {
+        Response::json(&wire::Health {
+            status: "ok",
+            version: env!("CARGO_PKG_VERSION"),
+            protocol: wire::PROTOCOL,
+            uptime_ms: self.machine.uptime().as_millis(),
+            mode: "dedicated",
+            sandboxes: 0,
+            isolation: wire::Isolation {
+                landlock_abi: self.machine.landlock_abi(),
+                layers: &[],
+            },
+        })
+    }
+
+    fn in_workspace(
+        &self,
+        request: &mut Request<'_>,
+        resource: In<'_>,
+        is_get: bool,
+        is_delete: bool,
+    ) -> Answer {
+        let lease = self.machine.lease()?;
+        let query = Query::parse(request.head.query.as_deref())?;
+        let ping = self.machine.ping_interval();
+        match resource {
+            In::Exec => commands::exec(request, lease, ping, false),
+            In::Processes if is_get => Ok(commands::list(&lease)),
+            In::Processes => commands::exec(request, lease, ping, true),
+            In::Process(id) if is_delete => commands::delete(&lease, id),
+            In::Process(id) => commands::one(&lease, id),
+            In::Logs(id) => commands::logs(lease, id, &query, ping),
+            In::Wait(id) => commands::wait(lease, id, &query, ping),
+            In::Kill(id) => commands::kill(request, &lease, id),
+            In::Stdin(id) => commands::stdin(request, &lease, id, &query),
+            In::FileRead => files::read(request, lease, &query),
+            In::FileWrite => files::write(request, &lease, &query),
+            In::FileList => files::list(&lease, &query),
+            In::FileStat => files::stat(&lease, &query),
+            In::FileDelete => files::delete(&lease, &query),
+            In::FileMakeDirectory => files::make_directory(&lease, &query),
+            In::FileMove => files::rename(&lease, &query),
+        }
+    }
+}
+
+impl Handler for Api {
+    fn handle(&self, request: &mut Request<'_>) -> Response {
+        self.answer(request).unwrap_or_else(Response::from)
+    }
+}
+
+fn show(path: &[u8]) -> std::borrow::Cow<'_, str> {
+    String::from_utf8_lossy(path)
+}
+
+fn no_route(path: &[u8]) -> Refusal {
+    let text = if path.starts_with(b"/v1/sandboxes") {
+        "there are no sandboxes here: this server is in dedicated mode, where the whole machine is one; use /v1/exec, \
+         /v1/files and /v1/processes"
+            .to_owned()
+    } else {
+        format!("there is nothing at {}", show(path))
+    };
+    Refusal::new(404, "not_found", text)
+}
+
+/// For requests that are nothing without a body: an absent one is an oversight.
+fn require_body(request: &Request<'_>) -> Result<(), Refusal> {
+    if request.head.framing == crate::http::parse::Framing::None {
+        return Err(Refusal::new(
+            411,
+            "length_required",
+            "the body is missing; send Content-Length, or a chunked body",
+        ));
+    }
+    Ok(())
+}
+
+fn received(error: ReceiveError) -> Refusal {
+    error.into()
+}
+
+fn invalid(text: &str) -> Refusal {
+    Error::invalid(text).into()
+}

@@ -1,0 +1,579 @@
+//! Every JSON shape of the API, coming in and going out, and the one table from a kind of error to
+//! a status.
+//!
+//! Coming in, a document is taken apart field by field so that an error can name the field, what it
+//! is and what it should be; no `Value` leaves this file.
+
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use crate::error::{Error, Kind, Result};
+use crate::files::name::show;
+use crate::files::{Entry, FileKind};
+use crate::http::Refusal;
+use crate::process::command::{ChosenId, CommandLine, CommandSpec, EnvironmentChange, Input};
+use crate::process::ring::Stream;
+use crate::process::{Exit, Process, Reason};
+use crate::sys::Ending;
+
+/// The number of the contract with clients.
+pub(super) const PROTOCOL: u32 = 3;
+
+/// How an error looks to a client.
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        let (status, code) = match error.kind() {
+            Kind::Invalid => (400, "bad_request"),
+            Kind::ProgramNotFound => (400, "not_found"),
+            Kind::ProgramNotExecutable => (400, "not_executable"),
+            Kind::BadDirectory => (400, "bad_cwd"),
+            Kind::ProgramForbidden => (400, "permission"),
+            Kind::NoResources => (400, "no_resources"),
+            Kind::Forbidden => (403, "forbidden"),
+            Kind::NotFound => (404, "not_found"),
+            Kind::IsDirectory => (409, "is_directory"),
+            Kind::NotDirectory => (409, "not_directory"),
+            Kind::NotEmpty => (409, "not_empty"),
+            Kind::NotRegular => (409, "not_regular"),
+            Kind::Exists => (409, "exists"),
+            Kind::CrossDevice => (409, "cross_device"),
+            Kind::StdinClosed => (409, "stdin_closed"),
+            Kind::StdinBusy => (409, "stdin_busy"),
+            Kind::IdInUse => (409, "id_in_use"),
+            Kind::System => (500, "internal"),
+            Kind::ShuttingDown => (503, "shutting_down"),
+            Kind::NoSpace => (507, "no_space"),
+        };
+        Self::new(status, code, error.to_string())
+    }
+}
+
+/// How the output of a command is put into events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Encoding {
+    /// As text; what is not UTF-8 is replaced.
+    Utf8,
+    /// As it is.
+    Base64,
+}
+
+/// The words for [`Encoding`].
+pub(super) const ENCODINGS: [(&str, Encoding); 2] =
+    [("utf-8", Encoding::Utf8), ("base64", Encoding::Base64)];
+
+/// A request to run something.
+pub(super) struct CommandRequest {
+    /// What to run.
+    pub(super) spec: CommandSpec,
+    /// How to show its output.
+    pub(super) encoding: Encoding,
+    /// Whether it outlives its client.
+    pub(super) keep_on_disconnect: bool,
+}
+
+/// Reads the body of `exec` and `processes`.
+///
+/// # Errors
+/// It is no JSON object, or a field is not what it should be.
+pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
+    let mut fields = Fields::parse(body)?;
+    let shell = fields.boolean("shell")?;
+    let line = match (fields.take("cmd"), shell) {
+        (Some(Value::String(_)), Some(false)) => {
+            return Err(Error::invalid(
+                "cmd is a string but shell is false; send an array to run a program directly",
+            ));
+        }
+        (Some(Value::Array(_)), Some(true)) => {
+            return Err(Error::invalid(
+                "cmd is an array but shell is true; send a string to run it by /bin/sh",
+            ));
+        }
+        (Some(Value::String(script)), _) => CommandLine::Shell(script),
+        (Some(Value::Array(words)), _) => CommandLine::Program(
+            words
+                .into_iter()
+                .map(|word| match word {
+                    Value::String(word) => Ok(word),
+                    other => Err(wrong_type("cmd", "a string or an array of strings", &other)),
+                })
+                .collect::<Result<_>>()?,
+        ),
+        (Some(other), _) => {
+            return Err(wrong_type("cmd", "a string or an array of strings", &other));
+        }
+        (None, _) => {
+            return Err(Error::invalid(
+                "cmd is missing; it takes a string or an array of strings",
+            ));
+        }
+    };
+    let environment = environment(&mut fields)?;
+    let directory = fields.string("cwd")?;
+    let mut spec = CommandSpec::new(line, environment, directory)?;
+    spec.timeout = fields.seconds("timeout")?;
+    spec.background = fields.boolean("background")?.unwrap_or(false);
+    spec.tag = fields.string("tag")?;
+    spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
+    if let Some(text) = fields.string("stdin")? {
+        spec.input = Input::Given(text.into_bytes());
+    }
+    let encoding = fields
+        .choice("encoding", &ENCODINGS)?
+        .unwrap_or(Encoding::Utf8);
+    let keep_on_disconnect = fields
+        .choice("on_disconnect", &[("kill", false), ("keep", true)])?
+        .unwrap_or(false);
+    Ok(CommandRequest {
+        spec,
+        encoding,
+        keep_on_disconnect,
+    })
+}
+
+fn environment(fields: &mut Fields) -> Result<Vec<EnvironmentChange>> {
+    match fields.take("env") {
+        None => Ok(Vec::new()),
+        Some(Value::Object(variables)) => variables
+            .into_iter()
+            .map(|(name, value)| {
+                let value = match value {
+                    Value::Null => None,
+                    Value::String(text) => Some(text),
+                    // As it was written: the number type keeps its digits.
+                    Value::Number(number) => Some(number.to_string()),
+                    Value::Bool(value) => Some(value.to_string()),
+                    other => {
+                        let field = format!("env.{name}");
+                        return Err(wrong_type(
+                            &field,
+                            "a string, number, boolean or null",
+                            &other,
+                        ));
+                    }
+                };
+                Ok((name, value))
+            })
+            .collect(),
+        Some(other) => Err(wrong_type("env", "an object", &other)),
+    }
+}
+
+/// Reads the body of `kill`; an empty one means SIGKILL.
+///
+/// # Errors
+/// It is no signal.
+pub(super) fn signal_request(body: &[u8]) -> Result<i32> {
+    if body.trim_ascii().is_empty() {
+        return Ok(libc::SIGKILL);
+    }
+    let accepted = "a name such as TERM or SIGTERM, or a number from 1 to 64";
+    match Fields::parse(body)?.take("signal") {
+        None => Ok(libc::SIGKILL),
+        Some(Value::Number(number)) => number
+            .as_i64()
+            .and_then(|number| i32::try_from(number).ok())
+            .filter(|number| (1..=64).contains(number))
+            .ok_or_else(|| {
+                Error::invalid(format!("signal {number} is not known; it takes {accepted}"))
+            }),
+        Some(Value::String(name)) => {
+            let upper = name.to_ascii_uppercase();
+            let full = if upper.starts_with("SIG") {
+                upper
+            } else {
+                format!("SIG{upper}")
+            };
+            full.parse::<nix::sys::signal::Signal>()
+                .map(|signal| signal as i32)
+                .map_err(|_| {
+                    Error::invalid(format!("signal {name:?} is not known; it takes {accepted}"))
+                })
+        }
+        Some(other) => Err(wrong_type("signal", accepted, &other)),
+    }
+}
+
+/// A JSON object that is taken apart; null is the same as absent, and unknown fields are ignored.
+struct Fields(Map<String, Value>);
+
+impl Fields {
+    fn parse(body: &[u8]) -> Result<Self> {
+        match serde_json::from_slice(body) {
+            Ok(Value::Object(fields)) => Ok(Self(fields)),
+            Ok(other) => Err(wrong_type("the body", "a JSON object", &other)),
+            Err(error) => Err(Error::invalid(format!("the body is not JSON: {error}"))),
+        }
+    }
+
+    fn take(&mut self, name: &str) -> Option<Value> {
+        self.0.remove(name).filter(|value| !value.is_null())
+    }
+
+    fn string(&mut self, name: &str) -> Result<Option<String>> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) => Ok(Some(text)),
+            Some(other) => Err(wrong_type(name, "a string", &other)),
+        }
+    }
+
+    fn boolean(&mut self, name: &str) -> Result<Option<bool>> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong_type(name, "true or false", &other)),
+        }
+    }
+
+    fn seconds(&mut self, name: &str) -> Result<Option<Duration>> {
+        let accepted = "a number of seconds above 0";
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Number(number)) => number
+                .as_f64()
+                .filter(|seconds| *seconds > 0.0)
+                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                .map(Some)
+                .ok_or_else(|| Error::invalid(format!("{name} is {number}; it takes {accepted}"))),
+            Some(other) => Err(wrong_type(name, accepted, &other)),
+        }
+    }
+
+    fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Result<Option<T>> {
+        let Some(text) = self.string(name)? else {
+            return Ok(None);
+        };
+        let accepted = choices
+            .iter()
+            .map(|(word, _)| *word)
+            .collect::<Vec<_>>()
+            .join(" or ");
+        choices
+            .iter()
+            .find(|(word, _)| *word == text)
+            .map(|(_, choice)| Some(*choice))
+            .ok_or_else(|| Error::invalid(format!("{name} is {text:?}; it takes {accepted}")))
+    }
+}
+
+fn wrong_type(field: &str, accepted: &str, found: &Value) -> Error {
+    let found = match found {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    };
+    Error::invalid(format!("{field} is {found}; it takes {accepted}"))
+}
+
+/// `GET /health`.
+#[derive(Serialize)]
+pub(super) struct Health {
+    pub(super) status: &'static str,
+    pub(super) version: &'static str,
+    pub(super) protocol: u32,
+    pub(super) uptime_ms: u128,
+    pub(super) mode: &'static str,
+    pub(super) sandboxes: usize,
+    pub(super) isolation: Isolation,
+}
+
+/// What stands between sandboxes, as it is, not as it should be.
+#[derive(Serialize)]
+pub(super) struct Isolation {
+    pub(super) landlock_abi: u32,
+    pub(super) layers: &'static [&'static str],
+}
+
+/// A process in a list or on its own.
+#[derive(Serialize)]
+pub(super) struct ProcessDocument {
+    id: String,
+    pid: i32,
+    cmd: CommandDocument,
+    tag: Option<String>,
+    started_at_ms: u64,
+    running: bool,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    reason: Option<&'static str>,
+    duration_ms: Option<u64>,
+    background: bool,
+    stdout_bytes: u64,
+    stderr_bytes: u64,
+}
+
+/// A command as it was sent.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum CommandDocument {
+    Shell(String),
+    Program(Vec<String>),
+}
+
+impl ProcessDocument {
+    /// Describes a process as it is now.
+    pub(super) fn of(process: &Process) -> Self {
+        let exit = process.exit();
+        Self {
+            id: process.id().to_owned(),
+            pid: process.pid(),
+            cmd: match process.command() {
+                CommandLine::Shell(script) => CommandDocument::Shell(script.clone()),
+                CommandLine::Program(words) => CommandDocument::Program(words.clone()),
+            },
+            tag: process.tag().map(str::to_owned),
+            started_at_ms: process.started_at_ms(),
+            running: exit.is_none(),
+            exit_code: exit.and_then(|exit| exit_code(&exit)),
+            signal: exit.and_then(|exit| signal(&exit)),
+            reason: exit.map(|exit| reason(exit.reason)),
+            duration_ms: exit.map(|exit| milliseconds(exit.duration)),
+            background: process.is_background(),
+            stdout_bytes: process.written(Stream::Stdout),
+            stderr_bytes: process.written(Stream::Stderr),
+        }
+    }
+}
+
+/// The last event of a stream.
+#[derive(Serialize)]
+pub(super) struct ExitEvent {
+    event: &'static str,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    timed_out: bool,
+    duration_ms: u64,
+    reason: &'static str,
+}
+
+impl ExitEvent {
+    /// Tells how a process ended.
+    pub(super) fn of(exit: &Exit) -> Self {
+        Self {
+            event: "exit",
+            exit_code: exit_code(exit),
+            signal: signal(exit),
+            timed_out: exit.reason == Reason::Timeout,
+            duration_ms: milliseconds(exit.duration),
+            reason: reason(exit.reason),
+        }
+    }
+}
+
+fn exit_code(exit: &Exit) -> Option<i32> {
+    match exit.ending {
+        Ending::Exited(code) => Some(code),
+        Ending::Signaled(_) => None,
+    }
+}
+
+fn signal(exit: &Exit) -> Option<i32> {
+    match exit.ending {
+        Ending::Exited(_) => None,
+        Ending::Signaled(signal) => Some(signal),
+    }
+}
+
+fn reason(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Exited => "exited",
+        Reason::Signaled => "signaled",
+        Reason::Timeout => "timeout",
+        Reason::OutOfMemory => "oom",
+        Reason::Killed => "killed",
+        Reason::Deleted => "deleted",
+        Reason::Disconnected => "disconnected",
+    }
+}
+
+fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A file or directory. Without detail it has exactly the keys that clients build their own entry
+/// from: one more would break them.
+#[derive(Serialize)]
+pub(super) struct EntryDocument {
+    name: String,
+    path: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    size: u64,
+    mtime_ms: i64,
+    mode: String,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    detail: Option<Detail>,
+}
+
+#[derive(Serialize)]
+struct Detail {
+    name_b64: String,
+    uid: u32,
+    gid: u32,
+    inode: u64,
+    nlink: u64,
+    kind: &'static str,
+    link_target: Option<String>,
+}
+
+impl EntryDocument {
+    /// Describes an entry, with `detail` in full.
+    pub(super) fn of(entry: &Entry, detail: bool) -> Self {
+        Self {
+            name: show(&entry.name),
+            path: show(&entry.path),
+            kind: match entry.kind {
+                FileKind::Directory => "dir",
+                FileKind::Link => "symlink",
+                _ => "file",
+            },
+            size: entry.size,
+            mtime_ms: entry.modified_ms,
+            mode: format!("{:o}", entry.mode),
+            detail: detail.then(|| Detail {
+                name_b64: super::base64::encode(&entry.name),
+                uid: entry.uid,
+                gid: entry.gid,
+                inode: entry.inode,
+                nlink: entry.links,
+                kind: match entry.kind {
+                    FileKind::Regular => "file",
+                    FileKind::Directory => "dir",
+                    FileKind::Link => "symlink",
+                    FileKind::Pipe => "fifo",
+                    FileKind::Socket => "socket",
+                    FileKind::CharacterDevice => "char",
+                    FileKind::BlockDevice => "block",
+                },
+                link_target: entry.target.as_deref().map(show),
+            }),
+        }
+    }
+}
+
+/// One page of a directory.
+#[derive(Serialize)]
+pub(super) struct PageDocument {
+    pub(super) entries: Vec<EntryDocument>,
+    pub(super) next: Option<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(body: &str) -> String {
+        match command_request(body.as_bytes()) {
+            Ok(_) => panic!("{body} was accepted"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_wrong_type_names_its_field() {
+        for (field, value) in [
+            ("cmd", "1"),
+            ("cmd", "[1]"),
+            ("cmd", "{}"),
+            ("shell", "\"yes\""),
+            ("env", "[]"),
+            ("env", "{\"A\":[]}"),
+            ("cwd", "1"),
+            ("timeout", "\"1\""),
+            ("timeout", "true"),
+            ("timeout", "0"),
+            ("timeout", "-1"),
+            ("timeout", "1e400"),
+            ("stdin", "1"),
+            ("background", "1"),
+            ("tag", "1"),
+            ("encoding", "\"latin1\""),
+            ("on_disconnect", "\"ignore\""),
+            ("id", "7"),
+        ] {
+            let rest = if field == "cmd" {
+                ""
+            } else {
+                ",\"cmd\":\"true\""
+            };
+            let text = refused(&format!("{{\"{field}\":{value}{rest}}}"));
+            assert!(text.contains(field), "{field}={value}: {text}");
+        }
+    }
+
+    #[test]
+    fn numbers_in_the_environment_keep_their_digits() {
+        let request = command_request(
+            br#"{"cmd":"x","env":{"A":1,"B":0.10,"C":true,"D":null,"E":"s","F":123456789012345678901234567890}}"#,
+        )
+        .unwrap();
+        let environment: Vec<_> = request
+            .spec
+            .environment()
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_deref()))
+            .collect();
+        assert_eq!(
+            environment,
+            [
+                ("A", Some("1")),
+                ("B", Some("0.10")),
+                ("C", Some("true")),
+                ("D", None),
+                ("E", Some("s")),
+                ("F", Some("123456789012345678901234567890"))
+            ]
+        );
+    }
+
+    #[test]
+    fn null_is_absent_and_unknown_fields_are_ignored() {
+        let request = command_request(
+            br#"{"cmd":["a"],"cwd":null,"timeout":null,"id":null,"future":{"x":1}}"#,
+        )
+        .unwrap();
+        assert_eq!(
+            request.spec.line(),
+            &CommandLine::Program(vec!["a".to_owned()])
+        );
+        assert_eq!(request.spec.timeout, None);
+    }
+
+    #[test]
+    fn the_kind_of_command_and_shell_must_agree() {
+        refused(r#"{"cmd":"x","shell":false}"#);
+        refused(r#"{"cmd":["x"],"shell":true}"#);
+        assert!(command_request(br#"{"cmd":"x","shell":true}"#).is_ok());
+        assert!(command_request(br#"{"cmd":["x"],"shell":false}"#).is_ok());
+    }
+
+    #[test]
+    fn signals_by_name_and_number() {
+        for body in [
+            "",
+            "{}",
+            "{\"signal\":null}",
+            "{\"signal\":9}",
+            "{\"signal\":\"KILL\"}",
+            "{\"signal\":\"sigkill\"}",
+        ] {
+            assert_eq!(signal_request(body.as_bytes()).unwrap(), 9, "{body}");
+        }
+        for body in [
+            "{\"signal\":0}",
+            "{\"signal\":65}",
+            "{\"signal\":\"9\"}",
+            "{\"signal\":\"NOPE\"}",
+            "{\"signal\":1.5}",
+            "[]",
+        ] {
+            assert!(signal_request(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+}

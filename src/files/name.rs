@@ -1,0 +1,198 @@
+//! Paths as clients write them, and names as clients are shown them.
+//!
+//! A file name is any bytes; JSON has only text. Bytes that are not part of valid UTF-8 are shown as
+//! characters of a private range, U+EF80 to U+EFFF for the bytes 0x80 to 0xFF, and such characters
+//! in a path that comes back mean those bytes. A name that truly has characters of that range is
+//! shown byte for byte in the same way, so that showing and reading are each other's inverse for
+//! every name there can be.
+
+use crate::error::{Error, Result};
+
+/// U+EF80 stands for byte 0x80.
+const RANGE_START: u32 = 0xEF00;
+
+/// A path that a client gave: not empty, and without NUL.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePath {
+    bytes: Vec<u8>,
+    shown: String,
+}
+
+impl FilePath {
+    /// Takes a path as it was decoded from a request.
+    ///
+    /// # Errors
+    /// It is empty, or has a NUL, and so names no file.
+    pub fn new(decoded: &[u8]) -> Result<Self> {
+        let bytes = read(decoded);
+        if bytes.is_empty() {
+            return Err(Error::invalid("the path is empty; / is the root"));
+        }
+        if bytes.contains(&0) {
+            return Err(Error::invalid(
+                "the path has a NUL character, which no file name can have",
+            ));
+        }
+        let shown = show(&bytes);
+        Ok(Self { bytes, shown })
+    }
+
+    /// As the kernel takes it.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The same path one component longer.
+    pub fn join(&self, name: &[u8]) -> Vec<u8> {
+        let mut joined = self.bytes.clone();
+        if !joined.ends_with(b"/") {
+            joined.push(b'/');
+        }
+        joined.extend_from_slice(name);
+        joined
+    }
+
+    /// The last component, trailing slashes aside; the root's is `/`.
+    pub fn name(&self) -> &[u8] {
+        split(&self.bytes).map_or(
+            if self.bytes.starts_with(b"/") {
+                b"/"
+            } else {
+                &self.bytes
+            },
+            |(_, name)| name,
+        )
+    }
+}
+
+impl std::fmt::Display for FilePath {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.shown)
+    }
+}
+
+/// The directory of a path and the last name in it; `None` if the path ends in no name of its own
+/// (the root, `.`, `..`).
+pub(super) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = path.iter().rposition(|byte| *byte != b'/')? + 1;
+    let start = path[..end]
+        .iter()
+        .rposition(|byte| *byte == b'/')
+        .map_or(0, |slash| slash + 1);
+    let name = &path[start..end];
+    if name == b"." || name == b".." {
+        return None;
+    }
+    Some((if start == 0 { b"." } else { &path[..start] }, name))
+}
+
+/// A name as text.
+pub fn show(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if is_stand_in(character) {
+                let mut encoded = [0; 4];
+                character
+                    .encode_utf8(&mut encoded)
+                    .bytes()
+                    .for_each(|byte| text.push(stand_in(byte)));
+            } else {
+                text.push(character);
+            }
+        }
+        chunk
+            .invalid()
+            .iter()
+            .for_each(|byte| text.push(stand_in(*byte)));
+    }
+    text
+}
+
+/// The bytes that a shown name, or any path a client wrote, stands for.
+fn read(shown: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(shown.len());
+    for chunk in shown.utf8_chunks() {
+        for character in chunk.valid().chars() {
+            if is_stand_in(character) {
+                bytes.push((u32::from(character) & 0xff) as u8);
+            } else {
+                bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+            }
+        }
+        bytes.extend_from_slice(chunk.invalid());
+    }
+    bytes
+}
+
+fn stand_in(byte: u8) -> char {
+    // Every value of the range is a character.
+    char::from_u32(RANGE_START + u32::from(byte)).unwrap_or(char::REPLACEMENT_CHARACTER)
+}
+
+fn is_stand_in(character: char) -> bool {
+    ('\u{EF80}'..='\u{EFFF}').contains(&character)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_is_shown_as_it_is() {
+        for name in [
+            "plain",
+            "a b+c%25&d=e#",
+            "\u{2603}\u{1F600}",
+            "back\\slash\nnewline",
+            "",
+        ] {
+            assert_eq!(show(name.as_bytes()), name);
+            assert_eq!(read(name.as_bytes()), name.as_bytes());
+        }
+    }
+
+    #[test]
+    fn every_name_comes_back_as_it_was() {
+        let mut names: Vec<Vec<u8>> = vec![
+            b"caf\xe9".to_vec(),
+            b"\xff\xfe".to_vec(),
+            b"\xe2\x98".to_vec(),
+            "\u{EF80}\u{EFFF}".as_bytes().to_vec(),
+            b"\xee\xbe".to_vec(),
+        ];
+        // Every pair of high bytes beside a stand-in.
+        for first in 0x80..=0xff_u8 {
+            for second in [0x80, 0xa9, 0xbe, 0xbf, 0xc3, 0xee, 0xff_u8] {
+                names.push(
+                    [
+                        &[first, second],
+                        "\u{EFEE}".as_bytes(),
+                        &[second, b'a', first],
+                    ]
+                    .concat(),
+                );
+            }
+        }
+        for name in names {
+            let shown = show(&name);
+            assert_eq!(read(shown.as_bytes()), name, "{shown:?}");
+        }
+    }
+
+    #[test]
+    fn splits_off_the_last_name() {
+        assert_eq!(split(b"/a/b"), Some((&b"/a/"[..], &b"b"[..])));
+        assert_eq!(split(b"/a"), Some((&b"/"[..], &b"a"[..])));
+        assert_eq!(split(b"a//"), Some((&b"."[..], &b"a"[..])));
+        for path in ["/", "//", ".", "..", "/a/..", "a/./"] {
+            assert_eq!(split(path.as_bytes()), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn refuses_what_names_no_file() {
+        assert!(FilePath::new(b"").is_err());
+        assert!(FilePath::new(b"a\0b").is_err());
+    }
+}

@@ -1,0 +1,222 @@
+//! The chunked transfer coding of a request body (RFC 9112 section 7.1), as a state machine over
+//! bytes: it says which of the bytes it is shown are data, and keeps none.
+
+use super::parse::ParseError;
+
+/// Most bytes of one chunk-size line with its extensions, and of all trailers together.
+const MAX_LINE_BYTES: usize = 4096;
+
+/// What the next bytes are.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// After `skip` bytes of framing come `length` bytes of data (at most what was shown).
+    Data {
+        /// Bytes to pass over.
+        skip: usize,
+        /// Bytes of the body.
+        length: usize,
+    },
+    /// All that was shown is framing (this many bytes), and more is needed.
+    More(usize),
+    /// The body has ended, after this many bytes of framing.
+    End(usize),
+}
+
+/// Where in the coding the next byte is.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// In the digits of a size; `digits` of them so far.
+    Size {
+        size: u64,
+        digits: u32,
+    },
+    /// In an extension, of which nothing is understood.
+    Extension {
+        size: u64,
+        length: usize,
+    },
+    /// Before the line feed of a size line.
+    SizeEnd {
+        size: u64,
+    },
+    /// In the data.
+    Data {
+        left: u64,
+    },
+    /// After the data, before its carriage return.
+    DataEnd,
+    /// After that, before the line feed.
+    DataEndLine,
+    /// At the beginning of a trailer line.
+    TrailerStart {
+        length: usize,
+    },
+    /// In one.
+    Trailer {
+        length: usize,
+    },
+    /// Before its line feed.
+    TrailerEnd {
+        length: usize,
+    },
+    /// Before the very last line feed.
+    LastLine,
+    Done,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::Size { size: 0, digits: 0 }
+    }
+}
+
+impl Decoder {
+    /// Looks at received bytes, none of which was shown before.
+    ///
+    /// # Errors
+    /// They break the coding.
+    pub fn step(&mut self, bytes: &[u8]) -> Result<Step, ParseError> {
+        let malformed = Err(ParseError::Malformed("the chunked body is malformed"));
+        let mut at = 0;
+        loop {
+            if let State::Data { left } = &mut self.state {
+                let length = usize::try_from(*left)
+                    .unwrap_or(usize::MAX)
+                    .min(bytes.len() - at);
+                if length > 0 {
+                    *left -= length as u64;
+                    if *left == 0 {
+                        self.state = State::DataEnd;
+                    }
+                    return Ok(Step::Data { skip: at, length });
+                }
+            }
+            if matches!(self.state, State::Done) {
+                return Ok(Step::End(at));
+            }
+            let Some(&byte) = bytes.get(at) else {
+                return Ok(Step::More(at));
+            };
+            at += 1;
+            self.state = match (&self.state, byte) {
+                (State::Size { size, digits }, byte)
+                    if byte.is_ascii_hexdigit() && *digits < 16 =>
+                {
+                    let digit = char::from(byte).to_digit(16).unwrap_or_default();
+                    State::Size {
+                        size: size << 4 | u64::from(digit),
+                        digits: digits + 1,
+                    }
+                }
+                (State::Size { size, digits }, b'\r') if *digits > 0 => {
+                    State::SizeEnd { size: *size }
+                }
+                (State::Size { size, digits }, b';') if *digits > 0 => State::Extension {
+                    size: *size,
+                    length: 0,
+                },
+                (State::Extension { size, .. }, b'\r') => State::SizeEnd { size: *size },
+                (State::Extension { size, length }, byte)
+                    if (byte >= b' ' || byte == b'\t')
+                        && byte != 0x7f
+                        && *length < MAX_LINE_BYTES =>
+                {
+                    State::Extension {
+                        size: *size,
+                        length: length + 1,
+                    }
+                }
+                (State::SizeEnd { size: 0 }, b'\n') => State::TrailerStart { length: 0 },
+                (State::SizeEnd { size }, b'\n') => State::Data { left: *size },
+                (State::DataEnd, b'\r') => State::DataEndLine,
+                (State::DataEndLine, b'\n') => State::default(),
+                (State::TrailerStart { .. }, b'\r') => State::LastLine,
+                (State::TrailerStart { length } | State::Trailer { length }, byte)
+                    if (byte >= b' ' || byte == b'\t')
+                        && byte != 0x7f
+                        && *length < MAX_LINE_BYTES =>
+                {
+                    State::Trailer { length: length + 1 }
+                }
+                (State::Trailer { length }, b'\r') => State::TrailerEnd { length: *length },
+                (State::TrailerEnd { length }, b'\n') => State::TrailerStart { length: *length },
+                (State::LastLine, b'\n') => State::Done,
+                _ => return malformed,
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Decodes `bytes` shown in pieces of `piece`; the body and how many bytes were used.
+    fn decode(bytes: &[u8], piece: usize) -> Result<Option<(Vec<u8>, usize)>, ParseError> {
+        let mut decoder = Decoder::default();
+        let mut body = Vec::new();
+        let mut at = 0;
+        while at < bytes.len() {
+            let shown = &bytes[at..bytes.len().min(at + piece)];
+            match decoder.step(shown)? {
+                Step::Data { skip, length } => {
+                    body.extend_from_slice(&shown[skip..skip + length]);
+                    at += skip + length;
+                }
+                Step::More(count) => at += count,
+                Step::End(count) => return Ok(Some((body, at + count))),
+            }
+        }
+        Ok(None)
+    }
+
+    #[test]
+    fn decodes_at_every_split() {
+        let coded = b"5;x=y\r\nhello\r\n0A\r\n, chunked \r\n0\r\nTrailer: t\r\n\r\nNEXT";
+        for piece in 1..=coded.len() {
+            let (body, used) = decode(coded, piece).unwrap().unwrap();
+            assert_eq!(body, b"hello, chunked ");
+            assert_eq!(used, coded.len() - 4);
+        }
+    }
+
+    #[test]
+    fn every_prefix_wants_more() {
+        let coded = b"3\r\nabc\r\n0\r\n\r\n";
+        for end in 0..coded.len() {
+            assert_eq!(decode(&coded[..end], 100), Ok(None), "{end}");
+        }
+    }
+
+    #[test]
+    fn forbids_what_is_not_the_coding() {
+        for coded in [
+            &b"\r\n"[..],
+            b"g\r\n",
+            b"-1\r\n",
+            b"+1\r\n",
+            b"0x1\r\n",
+            b" 1\r\n",
+            b"11111111111111111\r\n",
+            b"1\nx",
+            b"1\rx",
+            b"1\r\nab",
+            b"1\r\na\n",
+            b"1\r\na\r\r",
+            b"1;\0\r\n",
+            b"0\r\n\n",
+            b"0\r\na\n",
+        ] {
+            assert!(
+                decode(coded, 100).is_err(),
+                "{:?}",
+                String::from_utf8_lossy(coded)
+            );
+        }
+    }
+}

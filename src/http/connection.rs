@@ -1,0 +1,268 @@
+//! One connection from accept to close, and the only code that frames a response.
+//!
+//! The rule that keeps a connection in step: a further request is read only if the last one's body
+//! was read to its end and its response was sent as promised. Anything else closes.
+
+use std::fs::File;
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::fd::AsFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::request::{BODY_LIMIT, BodyReader, Input, Request};
+use super::response::{Body, Refusal, Response, reason};
+use super::stream::{Disconnected, StreamWriter};
+use super::{Handler, MAX_DRAINED_BYTES};
+use crate::logging;
+use crate::sys::{Events, PollEntry, poll};
+
+/// A client that takes nothing for so long, with data waiting for it, is given up.
+const SEND_LIMIT: Duration = Duration::from_secs(300);
+
+/// One read and one write of a file that is sent.
+const FILE_BYTES: usize = 256 * 1024;
+
+/// Serves requests until the connection ends, one way or the other.
+pub(super) fn serve(socket: TcpStream, handler: &dyn Handler) {
+    // A socket that refuses these has been reset already.
+    if socket.set_read_timeout(Some(BODY_LIMIT)).is_err()
+        || socket.set_write_timeout(Some(SEND_LIMIT)).is_err()
+    {
+        return;
+    }
+    let socket = Arc::new(socket);
+    let mut input = Input::new(Arc::clone(&socket));
+    loop {
+        let head = match input.read_head() {
+            Ok(Some(head)) => head,
+            Ok(None) => return,
+            Err(error) => {
+                let refusal = Refusal::from(error);
+                logging::debug(format_args!(
+                    "refused a request: {} {}",
+                    refusal.status, refusal.text
+                ));
+                let plan = Plan {
+                    is_head: false,
+                    http_1_1: true,
+                    keep_alive: false,
+                };
+                let _ = send_response(&socket, refusal.into(), plan);
+                linger(&socket);
+                return;
+            }
+        };
+        let begun = Instant::now();
+        let body = BodyReader::new(&mut input, &head);
+        let mut request = Request { head, body };
+        let answer = catch_unwind(AssertUnwindSafe(|| handler.handle(&mut request)));
+        let panicked = answer.is_err();
+        let response = answer.unwrap_or_else(|_| {
+            Refusal::new(
+                500,
+                "internal",
+                "the server failed to handle this request; its log says where",
+            )
+            .into()
+        });
+        let Request { head, mut body } = request;
+        logging::debug(format_args!(
+            "{} {} {} in {} us",
+            head.method,
+            String::from_utf8_lossy(&head.path),
+            response.status,
+            begun.elapsed().as_micros()
+        ));
+        let plan = Plan {
+            is_head: head.method == "HEAD",
+            http_1_1: head.minor_version == 1,
+            keep_alive: head.keep_alive && body.is_drainable() && !panicked,
+        };
+        if send_response(&socket, response, plan).is_err() {
+            return;
+        }
+        if !plan.keep_alive || !body.drain() {
+            if body.remaining() != Some(0) {
+                linger(&socket);
+            }
+            return;
+        }
+    }
+}
+
+/// How a response is to be framed.
+#[derive(Clone, Copy)]
+struct Plan {
+    /// The request was HEAD: everything but the body.
+    is_head: bool,
+    /// The client understands chunks.
+    http_1_1: bool,
+    /// The connection goes on afterwards.
+    keep_alive: bool,
+}
+
+/// Sends a response; an error means that the connection cannot go on.
+fn send_response(socket: &Arc<TcpStream>, response: Response, plan: Plan) -> io::Result<()> {
+    let Response {
+        status,
+        headers,
+        body,
+        held,
+    } = response;
+    let chunked = plan.http_1_1 && matches!(body, Body::Reader(_) | Body::Stream(_));
+    let delimited_by_close = !plan.http_1_1 && matches!(body, Body::Reader(_) | Body::Stream(_));
+    let mut head = Vec::with_capacity(256);
+    write!(head, "HTTP/1.1 {status} {}\r\n", reason(status))?;
+    for (name, value) in headers {
+        write!(head, "{name}: {value}\r\n")?;
+    }
+    match &body {
+        Body::Empty if status == 204 => {}
+        Body::Empty => head.extend_from_slice(b"Content-Length: 0\r\n"),
+        Body::Bytes(bytes) => write!(head, "Content-Length: {}\r\n", bytes.len())?,
+        Body::File { length, .. } => write!(head, "Content-Length: {length}\r\n")?,
+        Body::Reader(_) | Body::Stream(_) if chunked => {
+            head.extend_from_slice(b"Transfer-Encoding: chunked\r\n")
+        }
+        Body::Reader(_) | Body::Stream(_) => {}
+    }
+    if !plan.keep_alive {
+        head.extend_from_slice(b"Connection: close\r\n");
+    }
+    head.extend_from_slice(b"\r\n");
+    match body {
+        _ if plan.is_head => send_both(socket, &head, &[])?,
+        Body::Empty => send_both(socket, &head, &[])?,
+        Body::Bytes(bytes) => send_both(socket, &head, &bytes)?,
+        Body::File {
+            file,
+            length,
+            start,
+        } => send_file(socket, &head, file, length, &start)?,
+        Body::Reader(source) => send_reader(socket, head, source, chunked)?,
+        Body::Stream(write) => {
+            let mut stream = StreamWriter::new(Arc::clone(socket), head, chunked);
+            write(&mut stream);
+            stream.finish();
+            send_rest(&mut stream)?;
+        }
+    }
+    drop(held);
+    if delimited_by_close {
+        Err(io::ErrorKind::ConnectionAborted.into())
+    } else {
+        Ok(())
+    }
+}
+
+/// One system call for the usual small answer.
+fn send_both(mut socket: &TcpStream, head: &[u8], body: &[u8]) -> io::Result<()> {
+    let mut slices = [IoSlice::new(head), IoSlice::new(body)];
+    let mut slices = &mut slices[..];
+    IoSlice::advance_slices(&mut slices, 0);
+    while !slices.is_empty() {
+        match socket.write_vectored(slices) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => IoSlice::advance_slices(&mut slices, count),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn send_file(
+    mut socket: &TcpStream,
+    head: &[u8],
+    mut file: File,
+    length: u64,
+    start: &[u8],
+) -> io::Result<()> {
+    send_both(socket, head, start)?;
+    let mut left = length - start.len() as u64;
+    if left == 0 {
+        return Ok(());
+    }
+    let mut buffer = vec![0; FILE_BYTES.min(usize::try_from(left).unwrap_or(FILE_BYTES))];
+    while left > 0 {
+        let most = buffer
+            .len()
+            .min(usize::try_from(left).unwrap_or(usize::MAX));
+        let count = match file.read(&mut buffer[..most]) {
+            // Shorter than promised: only closing can tell the client.
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        socket.write_all(&buffer[..count])?;
+        left -= count as u64;
+    }
+    Ok(())
+}
+
+fn send_reader(
+    socket: &Arc<TcpStream>,
+    head: Vec<u8>,
+    mut source: Box<dyn Read + Send>,
+    chunked: bool,
+) -> io::Result<()> {
+    let mut stream = StreamWriter::new(Arc::clone(socket), head, chunked);
+    let mut buffer = vec![0; FILE_BYTES];
+    loop {
+        let count = match source.read(&mut buffer) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        stream.push(|out| out.extend_from_slice(&buffer[..count]));
+        send_rest(&mut stream)?;
+    }
+    stream.finish();
+    send_rest(&mut stream)
+}
+
+/// Sends what is buffered, at the client's pace.
+fn send_rest(stream: &mut StreamWriter) -> io::Result<()> {
+    let gone = |Disconnected| io::Error::from(io::ErrorKind::ConnectionReset);
+    stream.flush().map_err(gone)?;
+    while !stream.is_flushed() {
+        if !poll(
+            &mut [PollEntry::new(stream.descriptor(), Events::WRITABLE)],
+            Some(SEND_LIMIT),
+        ) {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.flush().map_err(gone)?;
+    }
+    Ok(())
+}
+
+/// Closes so that the answer arrives although the client is still sending: a plain close with
+/// unread bytes is a reset, which may overtake the answer (RFC 9112 section 9.6).
+fn linger(mut socket: &TcpStream) {
+    if socket.shutdown(Shutdown::Write).is_err() {
+        return;
+    }
+    let deadline = Instant::now() + Duration::from_secs(1);
+    let mut scratch = [0; 4096];
+    let mut drained = 0;
+    while drained <= MAX_DRAINED_BYTES {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero()
+            || !poll(
+                &mut [PollEntry::new(socket.as_fd(), Events::READABLE)],
+                Some(left),
+            )
+        {
+            return;
+        }
+        match socket.read(&mut scratch) {
+            Ok(0) | Err(_) => return,
+            Ok(count) => drained += count as u64,
+        }
+    }
+}

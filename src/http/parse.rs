@@ -1,0 +1,485 @@
+//! The head of a request: a pure function of the bytes received so far.
+//!
+//! Strict where leniency would let two parties disagree about where a request ends: bare CR or LF,
+//! NUL, folded lines, white space before a colon, any doubt about the length of the body.
+
+use super::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES};
+
+/// How far the bytes go.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// Nothing wrong yet, and not all there.
+    Partial,
+    /// A head, and how many bytes it took.
+    Complete(Head, usize),
+}
+
+/// A request without its body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    /// As sent: methods are case-sensitive.
+    pub method: String,
+    /// The path, undecoded, always beginning with a slash (or `*`).
+    pub path: Vec<u8>,
+    /// What follows the question mark, undecoded.
+    pub query: Option<Vec<u8>>,
+    /// 0 or 1, for HTTP/1.0 or HTTP/1.1.
+    pub minor_version: u8,
+    /// Names in lower case, values without surrounding white space.
+    pub headers: Vec<(String, Vec<u8>)>,
+    /// Where the body ends.
+    pub framing: Framing,
+    /// Whether the connection may serve another request.
+    pub keep_alive: bool,
+    /// Whether the client waits for a go-ahead before it sends the body.
+    pub expects_continue: bool,
+}
+
+/// How the end of the body is known (RFC 9112 section 6.3).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Framing {
+    /// No length was given: there is no body.
+    None,
+    /// This many bytes.
+    Length(u64),
+    /// Chunks, the last of which is empty.
+    Chunked,
+}
+
+/// Why bytes are no request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ParseError {
+    /// The grammar is not kept; the text says where.
+    Malformed(&'static str),
+    /// The head is longer than [`MAX_HEAD_BYTES`] or has more than [`MAX_HEADERS`] fields.
+    HeadTooLarge,
+    /// The target is longer than [`MAX_TARGET_BYTES`].
+    TargetTooLong,
+    /// An expectation other than `100-continue`.
+    ExpectationUnknown,
+}
+
+use ParseError::Malformed;
+
+impl Head {
+    /// The value of a header field that occurs once; the first if it occurs more often.
+    pub fn header(&self, name: &str) -> Option<&[u8]> {
+        self.headers
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_slice())
+    }
+
+    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.headers
+            .iter()
+            .filter(move |(key, _)| key == name)
+            .map(|(_, value)| value.as_slice())
+    }
+}
+
+/// Reads a head from the beginning of `bytes`.
+///
+/// # Errors
+/// What no further bytes could make right.
+pub fn head(bytes: &[u8]) -> Result<Progress, ParseError> {
+    let mut lines = Lines { bytes, at: 0 };
+    // An empty line before a request is left over from a careless client (RFC 9112 section 2.2).
+    let request_line = loop {
+        match lines.next()? {
+            None => return partial(bytes, true),
+            Some([]) => {}
+            Some(line) => break line,
+        }
+    };
+    let (method, target, minor_version) = request_line_parts(request_line)?;
+    let mut headers = Vec::new();
+    loop {
+        let Some(line) = lines.next()? else {
+            return partial(bytes, false);
+        };
+        if line.is_empty() {
+            break;
+        }
+        if headers.len() == MAX_HEADERS {
+            return Err(ParseError::HeadTooLarge);
+        }
+        headers.push(header_parts(line)?);
+    }
+    if lines.at > MAX_HEAD_BYTES {
+        return Err(ParseError::HeadTooLarge);
+    }
+    let (path, query) = target_parts(target)?;
+    let mut head = Head {
+        method,
+        path,
+        query,
+        minor_version,
+        headers,
+        framing: Framing::None,
+        keep_alive: false,
+        expects_continue: false,
+    };
+    head.framing = framing(&head)?;
+    head.keep_alive =
+        minor_version == 1 && !connection_options(&head).any(|option| option == "close");
+    head.expects_continue = expects_continue(&head)?;
+    if head.values("host").count() > 1 {
+        return Err(Malformed("more than one Host header"));
+    }
+    Ok(Progress::Complete(head, lines.at))
+}
+
+fn partial(bytes: &[u8], in_request_line: bool) -> Result<Progress, ParseError> {
+    if in_request_line && bytes.len() > MAX_TARGET_BYTES + 64 {
+        return Err(ParseError::TargetTooLong);
+    }
+    if bytes.len() >= MAX_HEAD_BYTES {
+        return Err(ParseError::HeadTooLarge);
+    }
+    Ok(Progress::Partial)
+}
+
+/// Lines that end in CRLF.
+struct Lines<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl<'a> Lines<'a> {
+    /// The next line without its end; `None` when it is not all there.
+    fn next(&mut self) -> Result<Option<&'a [u8]>, ParseError> {
+        let rest = &self.bytes[self.at..];
+        let Some(end) = rest
+            .iter()
+            .position(|byte| matches!(byte, b'\r' | b'\n' | 0))
+        else {
+            return Ok(None);
+        };
+        match (rest[end], rest.get(end + 1)) {
+            (b'\r', Some(b'\n')) => {
+                self.at += end + 2;
+                Ok(Some(&rest[..end]))
+            }
+            (b'\r', None) => Ok(None),
+            (b'\r', Some(_)) => Err(Malformed("a carriage return without a line feed")),
+            (b'\n', _) => Err(Malformed("a line feed without a carriage return")),
+            _ => Err(Malformed("a NUL byte in the head")),
+        }
+    }
+}
+
+fn request_line_parts(line: &[u8]) -> Result<(String, &[u8], u8), ParseError> {
+    let mut parts = line.split(|byte| *byte == b' ');
+    let (Some(method), Some(target), Some(version), None) =
+        (parts.next(), parts.next(), parts.next(), parts.next())
+    else {
+        return Err(Malformed(
+            "the request line is not METHOD TARGET VERSION with single spaces",
+        ));
+    };
+    if method.is_empty() || !method.iter().copied().all(is_token) {
+        return Err(Malformed("the method is not a token"));
+    }
+    if target.is_empty() || !target.iter().all(|byte| *byte > b' ' && *byte != 0x7f) {
+        return Err(Malformed("the target is empty or has a control character"));
+    }
+    if target.len() > MAX_TARGET_BYTES {
+        return Err(ParseError::TargetTooLong);
+    }
+    let minor_version = match version {
+        b"HTTP/1.1" => 1,
+        b"HTTP/1.0" => 0,
+        _ => return Err(Malformed("the version is neither HTTP/1.1 nor HTTP/1.0")),
+    };
+    Ok((
+        String::from_utf8_lossy(method).into_owned(),
+        target,
+        minor_version,
+    ))
+}
+
+fn header_parts(line: &[u8]) -> Result<(String, Vec<u8>), ParseError> {
+    if line.starts_with(b" ") || line.starts_with(b"\t") {
+        return Err(Malformed("a folded header line"));
+    }
+    let Some(colon) = line.iter().position(|byte| *byte == b':') else {
+        return Err(Malformed("a header line without a colon"));
+    };
+    let (name, value) = (&line[..colon], &line[colon + 1..]);
+    if name.is_empty() || !name.iter().copied().all(is_token) {
+        return Err(Malformed(
+            "a header name is not a token, or has white space before its colon",
+        ));
+    }
+    if value
+        .iter()
+        .any(|byte| (*byte < b' ' && *byte != b'\t') || *byte == 0x7f)
+    {
+        return Err(Malformed("a header value has a control character"));
+    }
+    Ok((
+        String::from_utf8_lossy(name).to_ascii_lowercase(),
+        value.trim_ascii().to_vec(),
+    ))
+}
+
+/// `tchar` of RFC 9110 section 5.6.2.
+fn is_token(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
+}
+
+fn target_parts(target: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>), ParseError> {
+    // A proxy may send the absolute form (RFC 9112 section 3.2.2); the authority says nothing here.
+    let origin = match target.iter().position(|byte| *byte == b':') {
+        Some(colon) if !target.starts_with(b"/") => {
+            let after = target[colon..]
+                .strip_prefix(b"://")
+                .ok_or(Malformed("the target is not a path"))?;
+            after
+                .iter()
+                .position(|byte| *byte == b'/')
+                .map_or(&b"/"[..], |slash| &after[slash..])
+        }
+        _ => target,
+    };
+    if !origin.starts_with(b"/") && origin != b"*" {
+        return Err(Malformed("the target does not begin with a slash"));
+    }
+    let origin = origin
+        .split(|byte| *byte == b'#')
+        .next()
+        .unwrap_or_default();
+    Ok(match origin.iter().position(|byte| *byte == b'?') {
+        Some(mark) => (origin[..mark].to_vec(), Some(origin[mark + 1..].to_vec())),
+        None => (origin.to_vec(), None),
+    })
+}
+
+fn framing(head: &Head) -> Result<Framing, ParseError> {
+    let mut lengths = head.values("content-length");
+    let length = lengths.next();
+    if lengths.any(|other| Some(other) != length) {
+        return Err(Malformed("different Content-Length headers"));
+    }
+    let mut codings = head.values("transfer-encoding");
+    if let Some(coding) = codings.next() {
+        if length.is_some() {
+            return Err(Malformed("both Content-Length and Transfer-Encoding"));
+        }
+        if head.minor_version == 0
+            || codings.next().is_some()
+            || !coding.eq_ignore_ascii_case(b"chunked")
+        {
+            return Err(Malformed(
+                "a transfer coding other than chunked, or in HTTP/1.0",
+            ));
+        }
+        return Ok(Framing::Chunked);
+    }
+    let Some(length) = length else {
+        return Ok(Framing::None);
+    };
+    if length.is_empty() || !length.iter().all(u8::is_ascii_digit) {
+        return Err(Malformed("Content-Length is not a number"));
+    }
+    std::str::from_utf8(length)
+        .ok()
+        .and_then(|text| text.parse().ok())
+        .map(Framing::Length)
+        .ok_or(Malformed("Content-Length is larger than any body"))
+}
+
+fn connection_options(head: &Head) -> impl Iterator<Item = String> {
+    head.values("connection")
+        .flat_map(|value| value.split(|byte| *byte == b','))
+        .map(|option| String::from_utf8_lossy(option.trim_ascii()).to_ascii_lowercase())
+}
+
+fn expects_continue(head: &Head) -> Result<bool, ParseError> {
+    let mut expected = false;
+    for value in head.values("expect") {
+        if !value.eq_ignore_ascii_case(b"100-continue") {
+            return Err(ParseError::ExpectationUnknown);
+        }
+        // An HTTP/1.0 client cannot mean it (RFC 9110 section 10.1.1).
+        expected = head.minor_version == 1;
+    }
+    Ok(expected && head.framing != Framing::None && head.framing != Framing::Length(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn complete(text: &str) -> Head {
+        match head(text.as_bytes()) {
+            Ok(Progress::Complete(head, length)) => {
+                assert_eq!(length, text.len());
+                head
+            }
+            other => panic!("{text:?}: {other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn forbid(text: &str) {
+        assert!(
+            matches!(head(text.as_bytes()), Err(Malformed(_))),
+            "{text:?}: {:?}",
+            head(text.as_bytes())
+        );
+    }
+
+    const REQUEST: &str =
+        "\r\nPUT /a%20b?c=d&e HTTP/1.1\r\nHost: h\r\nContent-Length: 12\r\nX-Y:  v w \t\r\n\r\n";
+
+    #[test]
+    fn reads_a_whole_head() {
+        let head = complete(REQUEST);
+        assert_eq!(head.method, "PUT");
+        assert_eq!(head.path, b"/a%20b");
+        assert_eq!(head.query.as_deref(), Some(&b"c=d&e"[..]));
+        assert_eq!(head.framing, Framing::Length(12));
+        assert_eq!(head.header("x-y"), Some(&b"v w"[..]));
+        assert!(head.keep_alive);
+    }
+
+    #[test]
+    fn every_prefix_is_partial_and_every_suffix_is_left_alone() {
+        for end in 0..REQUEST.len() {
+            assert_eq!(
+                head(&REQUEST.as_bytes()[..end]),
+                Ok(Progress::Partial),
+                "{end}"
+            );
+        }
+        let longer = format!("{REQUEST}body bytes\n\0");
+        let Ok(Progress::Complete(_, length)) = head(longer.as_bytes()) else {
+            panic!()
+        };
+        assert_eq!(length, REQUEST.len());
+    }
+
+    #[test]
+    fn forbids_what_two_parties_could_read_differently() {
+        for line in [
+            "A\n: b",
+            "A: b\rc",
+            "A: b\0",
+            "A : b",
+            " A: b",
+            "\tA: b",
+            "A b",
+            ": b",
+            "A: b\u{7f}",
+            "Content-Length: -1",
+            "Content-Length: +1",
+            "Content-Length: ",
+            "Content-Length: 0x10",
+            "Content-Length: 1 2",
+            "Content-Length: 1, 1",
+            "Content-Length: 18446744073709551616",
+            "Content-Length: 1\r\nContent-Length: 2",
+            "Content-Length: 1\r\nTransfer-Encoding: chunked",
+            "Transfer-Encoding: gzip",
+            "Transfer-Encoding: gzip, chunked",
+            "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked",
+            "Transfer-Encoding: \u{b}chunked",
+            "Host: a\r\nHost: b",
+        ] {
+            forbid(&format!("GET / HTTP/1.1\r\n{line}\r\n\r\n"));
+        }
+    }
+
+    #[test]
+    fn forbids_bad_request_lines() {
+        for line in [
+            "GET / HTTP/1.2",
+            "GET / HTTP/2.0",
+            "GET / http/1.1",
+            "GET  / HTTP/1.1",
+            "GET / HTTP/1.1 ",
+            " GET / HTTP/1.1",
+            "GET /",
+            "GET",
+            "G@T / HTTP/1.1",
+            "GET a HTTP/1.1",
+            "GET /\u{1} HTTP/1.1",
+            "CONNECT a:1 HTTP/1.1",
+        ] {
+            forbid(&format!("{line}\r\n\r\n"));
+        }
+    }
+
+    #[test]
+    fn forbids_early_what_can_never_become_right() {
+        forbid("GET / HTTP/1.1\nHost: h");
+        forbid("\n");
+        forbid("GET / HTTP/1.1\r\nA: b\rX");
+    }
+
+    #[test]
+    fn forbids_chunked_in_http_1_0() {
+        forbid("GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n");
+    }
+
+    #[test]
+    fn limits_have_their_own_errors() {
+        let long = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(MAX_TARGET_BYTES));
+        assert_eq!(head(long.as_bytes()), Err(ParseError::TargetTooLong));
+        assert_eq!(
+            head(&long.as_bytes()[..MAX_TARGET_BYTES + 100]),
+            Err(ParseError::TargetTooLong)
+        );
+        let large = format!("GET / HTTP/1.1\r\nA: {}", "a".repeat(MAX_HEAD_BYTES));
+        assert_eq!(head(large.as_bytes()), Err(ParseError::HeadTooLarge));
+        assert_eq!(
+            head(format!("{large}\r\n\r\n").as_bytes()),
+            Err(ParseError::HeadTooLarge)
+        );
+        let many = format!(
+            "GET / HTTP/1.1\r\n{}\r\n",
+            "A: b\r\n".repeat(MAX_HEADERS + 1)
+        );
+        assert_eq!(head(many.as_bytes()), Err(ParseError::HeadTooLarge));
+    }
+
+    #[test]
+    fn knows_when_a_connection_ends() {
+        assert!(!complete("GET / HTTP/1.0\r\n\r\n").keep_alive);
+        assert!(!complete("GET / HTTP/1.1\r\nConnection: x, Close\r\n\r\n").keep_alive);
+        assert!(complete("GET / HTTP/1.1\r\nConnection: keep-alive\r\n\r\n").keep_alive);
+    }
+
+    #[test]
+    fn takes_the_path_of_an_absolute_target() {
+        assert_eq!(complete("GET http://h:1/a?b HTTP/1.1\r\n\r\n").path, b"/a");
+        assert_eq!(complete("GET http://h HTTP/1.1\r\n\r\n").path, b"/");
+        assert_eq!(complete("GET /a:b HTTP/1.1\r\n\r\n").path, b"/a:b");
+        assert_eq!(complete("OPTIONS * HTTP/1.1\r\n\r\n").path, b"*");
+    }
+
+    #[test]
+    fn expectations() {
+        let with = |version, length| {
+            complete(&format!(
+                "PUT / HTTP/1.{version}\r\nExpect: 100-Continue\r\nContent-Length: {length}\r\n\r\n"
+            ))
+            .expects_continue
+        };
+        assert!(with(1, 5));
+        assert!(!with(1, 0));
+        assert!(!with(0, 5));
+        assert_eq!(
+            head(b"PUT / HTTP/1.1\r\nExpect: 200-ok\r\n\r\n"),
+            Err(ParseError::ExpectationUnknown)
+        );
+    }
+
+    #[test]
+    fn the_same_length_twice_is_one_length() {
+        let head = complete("PUT / HTTP/1.1\r\nContent-Length: 3\r\ncontent-length: 3\r\n\r\n");
+        assert_eq!(head.framing, Framing::Length(3));
+    }
+}

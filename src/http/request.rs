@@ -1,0 +1,366 @@
+//! A request as a handler sees it: the head, and a body that is read on demand.
+//!
+//! The body reader knows where the body ends and nothing can be read beyond it. It sends
+//! `100 Continue` when the first byte is wanted, so a refused upload is refused before it is sent.
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, recv, send};
+
+use super::chunked::{Decoder, Step};
+use super::parse::{self, Framing, Head, ParseError, Progress};
+use super::response::Refusal;
+use crate::sys::{Events, PollEntry, poll};
+
+/// From the first byte of a head to its last.
+const HEAD_LIMIT: Duration = Duration::from_secs(10);
+/// Between two bytes of a body; the socket's receive timeout.
+pub(super) const BODY_LIMIT: Duration = Duration::from_secs(60);
+/// Receive timeouts in a row, without a byte of a request, after which a connection is closed: 120 s.
+const IDLE_TIMEOUTS: usize = 2;
+/// What is received at once while waiting for a head: an idle connection keeps this much memory.
+const HEAD_RECEIVE_BYTES: usize = 4 * 1024;
+/// What is received at once of a chunked body, which must be looked through for its framing.
+const CHUNKED_RECEIVE_BYTES: usize = 64 * 1024;
+
+/// One request.
+pub struct Request<'c> {
+    /// Everything but the body.
+    pub head: Head,
+    /// The body.
+    pub body: BodyReader<'c>,
+}
+
+/// The receiving half of a connection, with what was received and not used yet.
+pub(super) struct Input {
+    socket: Arc<TcpStream>,
+    buffer: Vec<u8>,
+    used: usize,
+}
+
+/// Why no (more of a) request comes.
+#[derive(Debug)]
+pub enum ReceiveError {
+    /// The client has closed, or the connection is broken.
+    Closed,
+    /// It took too long.
+    TimedOut,
+    /// What came is no HTTP.
+    Parse(ParseError),
+    /// A body is larger than the handler takes.
+    TooLarge(u64),
+}
+
+impl From<ReceiveError> for Refusal {
+    fn from(error: ReceiveError) -> Self {
+        match error {
+            // Nobody reads this answer.
+            ReceiveError::Closed => {
+                Self::new(400, "disconnected", "the client closed the connection")
+            }
+            ReceiveError::TimedOut => Self::new(
+                408,
+                "timeout",
+                "the request took too long to arrive: a head has 10 s, and 60 s may pass between bytes of a body",
+            ),
+            ReceiveError::TooLarge(limit) => Self::new(
+                413,
+                "too_large",
+                format!("the body is larger than {limit} bytes; use files/write for large data"),
+            ),
+            ReceiveError::Parse(ParseError::Malformed(what)) => {
+                Self::new(400, "bad_request", format!("this is not HTTP/1.1: {what}"))
+            }
+            ReceiveError::Parse(ParseError::HeadTooLarge) => Self::new(
+                431,
+                "head_too_large",
+                format!(
+                    "the request's head is larger than {} bytes or has more than {} fields",
+                    super::MAX_HEAD_BYTES,
+                    super::MAX_HEADERS
+                ),
+            ),
+            ReceiveError::Parse(ParseError::TargetTooLong) => Self::new(
+                414,
+                "uri_too_long",
+                format!(
+                    "the request target is longer than {} bytes",
+                    super::MAX_TARGET_BYTES
+                ),
+            ),
+            ReceiveError::Parse(ParseError::ExpectationUnknown) => Self::new(
+                417,
+                "expectation_failed",
+                "the only expectation understood is 100-continue",
+            ),
+        }
+    }
+}
+
+impl Input {
+    pub(super) fn new(socket: Arc<TcpStream>) -> Self {
+        Self {
+            socket,
+            buffer: Vec::new(),
+            used: 0,
+        }
+    }
+
+    fn unused(&self) -> &[u8] {
+        &self.buffer[self.used..]
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.used += count;
+        if self.used == self.buffer.len() {
+            self.buffer.clear();
+            self.used = 0;
+        }
+    }
+
+    /// Waits for the next request and reads its head; `None` when no further one comes.
+    pub(super) fn read_head(&mut self) -> Result<Option<Head>, ReceiveError> {
+        let mut begun: Option<Instant> = None;
+        let mut timeouts = 0;
+        // Whether bytes arrived that could make a difference to the parser.
+        let mut worth_parsing = !self.unused().is_empty();
+        loop {
+            if worth_parsing {
+                match parse::head(self.unused()).map_err(ReceiveError::Parse)? {
+                    Progress::Complete(head, length) => {
+                        self.consume(length);
+                        return Ok(Some(head));
+                    }
+                    Progress::Partial => {}
+                }
+            }
+            if !self.unused().is_empty() {
+                let begun = *begun.get_or_insert_with(Instant::now);
+                let left = HEAD_LIMIT.saturating_sub(begun.elapsed());
+                let mut readable = [PollEntry::new(self.socket.as_fd(), Events::READABLE)];
+                if left.is_zero() || !poll(&mut readable, Some(left)) {
+                    return Err(ReceiveError::TimedOut);
+                }
+            }
+            let before = self.buffer.len();
+            match self.receive(HEAD_RECEIVE_BYTES) {
+                Ok(()) => {
+                    let fresh = &self.buffer[before..];
+                    // A head is decided line by line; a long line is looked at again when it is too long.
+                    worth_parsing = before == 0
+                        || fresh.iter().any(|byte| matches!(byte, b'\n' | b'\r' | 0))
+                        || self.unused().len() > super::MAX_TARGET_BYTES;
+                }
+                Err(ReceiveError::TimedOut) => {
+                    timeouts += 1;
+                    if timeouts == IDLE_TIMEOUTS && self.unused().is_empty() {
+                        return Ok(None);
+                    }
+                }
+                // A connection may end between requests; in the middle of a head nobody wants an answer.
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// Receives once, up to `most` bytes, into the buffer.
+    fn receive(&mut self, most: usize) -> Result<(), ReceiveError> {
+        if self.used > 0 {
+            self.buffer.drain(..self.used);
+            self.used = 0;
+        }
+        let before = self.buffer.len();
+        self.buffer.resize(before + most, 0);
+        let result = receive(&self.socket, &mut self.buffer[before..]);
+        self.buffer
+            .truncate(before + *result.as_ref().unwrap_or(&0));
+        result.map(drop)
+    }
+}
+
+/// Receives what there is, waiting for at most [`BODY_LIMIT`].
+fn receive(socket: &TcpStream, into: &mut [u8]) -> Result<usize, ReceiveError> {
+    loop {
+        match recv(socket.as_raw_fd(), into, MsgFlags::empty()) {
+            Ok(0) => return Err(ReceiveError::Closed),
+            Ok(count) => return Ok(count),
+            Err(Errno::EINTR) => {}
+            Err(Errno::EAGAIN) => return Err(ReceiveError::TimedOut),
+            Err(_) => return Err(ReceiveError::Closed),
+        }
+    }
+}
+
+/// The body of a request, up to its end.
+pub struct BodyReader<'c> {
+    input: &'c mut Input,
+    state: State,
+    /// The client waits for a go-ahead that was not given yet.
+    awaits_continue: bool,
+}
+
+enum State {
+    Length(u64),
+    Chunked(Decoder),
+    Ended,
+    /// Reading failed: nothing is known about what follows on the connection.
+    Failed,
+}
+
+impl<'c> BodyReader<'c> {
+    pub(super) fn new(input: &'c mut Input, head: &Head) -> Self {
+        let state = match head.framing {
+            Framing::None | Framing::Length(0) => State::Ended,
+            Framing::Length(length) => State::Length(length),
+            Framing::Chunked => State::Chunked(Decoder::default()),
+        };
+        Self {
+            input,
+            state,
+            awaits_continue: head.expects_continue,
+        }
+    }
+
+    /// Bytes that are still to come, where the client said.
+    pub fn remaining(&self) -> Option<u64> {
+        match self.state {
+            State::Length(left) => Some(left),
+            State::Ended => Some(0),
+            State::Chunked(_) | State::Failed => None,
+        }
+    }
+
+    /// The connection, to be polled for the client's going away.
+    pub fn client(&self) -> BorrowedFd<'_> {
+        self.input.socket.as_fd()
+    }
+
+    /// Reads what there is, at least one byte; 0 at the end of the body.
+    ///
+    /// # Errors
+    /// The body does not come to its end.
+    pub fn read(&mut self, into: &mut [u8]) -> Result<usize, ReceiveError> {
+        if self.awaits_continue {
+            self.awaits_continue = false;
+            let line = b"HTTP/1.1 100 Continue\r\n\r\n";
+            if send(self.input.socket.as_raw_fd(), line, MsgFlags::MSG_NOSIGNAL) != Ok(line.len()) {
+                self.state = State::Failed;
+                return Err(ReceiveError::Closed);
+            }
+        }
+        let result = match &mut self.state {
+            State::Ended => return Ok(0),
+            State::Failed => return Err(ReceiveError::Closed),
+            State::Length(left) => read_length(self.input, left, into),
+            State::Chunked(decoder) => read_chunked(self.input, decoder, into),
+        };
+        match result {
+            Ok(0) => self.state = State::Ended,
+            Ok(_) if matches!(self.state, State::Length(0)) => self.state = State::Ended,
+            Ok(_) => {}
+            Err(_) => self.state = State::Failed,
+        }
+        result
+    }
+
+    /// Reads all of a body of at most `limit` bytes.
+    ///
+    /// # Errors
+    /// It is larger, or does not come to its end.
+    pub fn read_all(&mut self, limit: u64) -> Result<Vec<u8>, ReceiveError> {
+        let announced = self.remaining().unwrap_or(0);
+        if announced > limit {
+            return Err(ReceiveError::TooLarge(limit));
+        }
+        let mut body = Vec::new();
+        let mut length = 0;
+        loop {
+            if body.len() == length {
+                // Memory follows what has come, not what was announced.
+                body.resize((length * 2).clamp(4096, 1 << 20 | length), 0);
+            }
+            let count = self.read(&mut body[length..])?;
+            if count == 0 {
+                body.truncate(length);
+                return Ok(body);
+            }
+            length += count;
+            if length as u64 > limit {
+                return Err(ReceiveError::TooLarge(limit));
+            }
+        }
+    }
+
+    /// Whether what is left can be read for nothing; if not, the connection has to be closed.
+    pub(super) fn is_drainable(&self) -> bool {
+        match self.state {
+            State::Ended => true,
+            State::Failed => false,
+            State::Length(left) => !self.awaits_continue && left <= super::MAX_DRAINED_BYTES,
+            State::Chunked(_) => !self.awaits_continue,
+        }
+    }
+
+    /// Reads what is left for nothing. False when there is too much of it.
+    pub(super) fn drain(&mut self) -> bool {
+        if !self.is_drainable() {
+            return false;
+        }
+        let mut drained = 0;
+        let mut scratch = [0; 4096];
+        while drained <= super::MAX_DRAINED_BYTES {
+            match self.read(&mut scratch) {
+                Ok(0) => return true,
+                Ok(count) => drained += count as u64,
+                Err(_) => return false,
+            }
+        }
+        false
+    }
+}
+
+fn read_length(input: &mut Input, left: &mut u64, into: &mut [u8]) -> Result<usize, ReceiveError> {
+    let most = into.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
+    let unused = input.unused();
+    let count = if unused.is_empty() {
+        receive(&input.socket, &mut into[..most])?
+    } else {
+        let count = unused.len().min(most);
+        into[..count].copy_from_slice(&unused[..count]);
+        input.consume(count);
+        count
+    };
+    *left -= count as u64;
+    Ok(count)
+}
+
+fn read_chunked(
+    input: &mut Input,
+    decoder: &mut Decoder,
+    into: &mut [u8],
+) -> Result<usize, ReceiveError> {
+    loop {
+        if input.unused().is_empty() {
+            input.receive(CHUNKED_RECEIVE_BYTES)?;
+        }
+        let shown = &input.unused()[..];
+        // Shown no more than fits, so that all data found can be taken at once; framing is small.
+        let shown = &shown[..shown.len().min(into.len())];
+        match decoder.step(shown).map_err(ReceiveError::Parse)? {
+            Step::More(count) => input.consume(count),
+            Step::Data { skip, length } => {
+                into[..length].copy_from_slice(&shown[skip..skip + length]);
+                input.consume(skip + length);
+                return Ok(length);
+            }
+            Step::End(count) => {
+                input.consume(count);
+                return Ok(0);
+            }
+        }
+    }
+}

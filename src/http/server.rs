@@ -1,0 +1,165 @@
+//! Accepting connections, each on a thread of its own.
+//!
+//! Accepting is cheap and never waits: clients open a connection per command. When there is no
+//! thread, no descriptor or no place left, the client is told so (503) instead of being left in the
+//! queue, and the loop neither spins nor stops.
+
+use std::io::{self, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::Handler;
+use super::connection;
+use crate::logging;
+
+/// Virtual; a thread touches a small part of it.
+const STACK_BYTES: usize = 256 * 1024;
+
+/// A listening socket and what serves its connections.
+pub struct Server<H> {
+    listener: TcpListener,
+    handler: Arc<H>,
+    most: usize,
+    open: Arc<AtomicUsize>,
+    /// Closed to make room for accepting, and refusing, a connection when descriptors have run out.
+    spare: Option<std::fs::File>,
+}
+
+impl<H: Handler> Server<H> {
+    /// Serves at most `most` connections at once.
+    ///
+    /// # Errors
+    /// The socket cannot be set up.
+    pub fn new(listener: TcpListener, handler: Arc<H>, most: usize) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        // Accepted sockets inherit both.
+        setsockopt(&listener, sockopt::TcpNoDelay, &true)?;
+        setsockopt(&listener, sockopt::KeepAlive, &true)?;
+        Ok(Self {
+            listener,
+            handler,
+            most,
+            open: Arc::default(),
+            spare: spare(),
+        })
+    }
+
+    /// What becomes readable when somebody connects.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.listener.as_fd()
+    }
+
+    /// Accepts one connection, if there is one.
+    pub fn accept(&mut self) {
+        match self.listener.accept() {
+            Ok((socket, _)) => self.serve(socket),
+            Err(error) => match error.raw_os_error() {
+                Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
+                    self.refuse_for_lack(&error)
+                }
+                // Nobody there any more, or a connection that died in the queue (accept(2)).
+                _ => {}
+            },
+        }
+    }
+
+    fn serve(&mut self, socket: TcpStream) {
+        if self.spare.is_none() {
+            self.spare = spare();
+        }
+        let place = Place::take(&self.open);
+        if place.number > self.most {
+            refuse(
+                &socket,
+                "too_many_connections",
+                "all connections are in use; close idle ones or try again",
+            );
+            return;
+        }
+        // The socket stays here until the thread has it: a thread that does not start must not
+        // close it before the client was told.
+        let slot = Arc::new(std::sync::Mutex::new(Some(socket)));
+        let taken = Arc::clone(&slot);
+        let handler = Arc::clone(&self.handler);
+        let thread = std::thread::Builder::new()
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                let _place = place;
+                let socket = taken.lock().ok().and_then(|mut slot| slot.take());
+                if let Some(socket) = socket {
+                    connection::serve(socket, &*handler);
+                }
+            });
+        if let Err(error) = thread {
+            logging::info(format_args!("no thread for a connection: {error}"));
+            if let Some(socket) = slot.lock().ok().and_then(|mut slot| slot.take()) {
+                refuse(
+                    &socket,
+                    "no_threads",
+                    "the machine has no thread left for this connection; try again later",
+                );
+            }
+        }
+    }
+
+    /// Out of descriptors: answers one connection with the one kept for this, then waits a little
+    /// for others to be given back.
+    fn refuse_for_lack(&mut self, error: &io::Error) {
+        logging::info(format_args!("cannot accept: {error}"));
+        self.spare = None;
+        if let Ok((socket, _)) = self.listener.accept() {
+            refuse(
+                &socket,
+                "no_descriptors",
+                "the server has no descriptor left for this connection; try again later",
+            );
+        }
+        self.spare = spare();
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// One of the places for connections, given back when dropped.
+struct Place {
+    open: Arc<AtomicUsize>,
+    number: usize,
+}
+
+impl Place {
+    fn take(open: &Arc<AtomicUsize>) -> Self {
+        let number = open.fetch_add(1, Ordering::Relaxed) + 1;
+        Self {
+            open: Arc::clone(open),
+            number,
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+fn spare() -> Option<std::fs::File> {
+    std::fs::File::open("/dev/null").ok()
+}
+
+/// Tells a client why it is not served, without waiting for it: what it sends is not read.
+fn refuse(mut socket: &TcpStream, code: &str, text: &str) {
+    let body = format!("{{\"error\":\"{text}\",\"code\":\"{code}\"}}");
+    let response = format!(
+        "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
+         Retry-After: 1\r\nConnection: close\r\n\r\n{body}",
+        body.len()
+    );
+    if socket.set_nonblocking(true).is_ok() {
+        let _ = socket.write_all(response.as_bytes());
+        let _ = socket.shutdown(std::net::Shutdown::Write);
+    }
+}

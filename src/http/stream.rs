@@ -1,0 +1,138 @@
+//! A response body that is written as things happen, to a client that must never be waited for.
+//!
+//! Pieces go into a buffer, framed as chunks; [`StreamWriter::flush`] sends what the socket takes.
+//! Whoever writes keeps the buffer small by writing only when it is empty. The socket also tells
+//! whether the client is still there: a reset or a hang-up is the end, while an end of file may
+//! only mean that the client will send no more ([`Peer::HalfClosed`]); a byte sent to a client that
+//! is truly gone is answered by a reset, which the next poll reports.
+
+use std::net::TcpStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::sys::socket::{MsgFlags, send};
+
+use crate::sys::Events;
+
+/// Digits of a chunk's size, fixed so that it can be filled in afterwards; leading zeros are allowed.
+const SIZE_DIGITS: usize = 8;
+
+/// Where a streamed body goes.
+pub struct StreamWriter {
+    socket: Arc<TcpStream>,
+    pending: Vec<u8>,
+    sent: usize,
+    chunked: bool,
+    half_closed: bool,
+}
+
+/// What became of the client's sending half.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Peer {
+    /// Nothing new.
+    Unchanged,
+    /// It has been closed just now: worth a sign of life, to learn whether all of it was.
+    HalfClosed,
+}
+
+/// The client is gone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Disconnected;
+
+impl StreamWriter {
+    /// Begins with what precedes the body.
+    pub(super) fn new(socket: Arc<TcpStream>, head: Vec<u8>, chunked: bool) -> Self {
+        Self {
+            socket,
+            pending: head,
+            sent: 0,
+            chunked,
+            half_closed: false,
+        }
+    }
+
+    /// Adds one piece: what `write` appends to the buffer it is given.
+    pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        if !self.chunked {
+            write(&mut self.pending);
+            return;
+        }
+        let start = self.pending.len();
+        self.pending.extend_from_slice(&[b'0'; SIZE_DIGITS]);
+        self.pending.extend_from_slice(b"\r\n");
+        let data = self.pending.len();
+        write(&mut self.pending);
+        let mut size = self.pending.len() - data;
+        if size == 0 {
+            // An empty chunk would end the body.
+            self.pending.truncate(start);
+            return;
+        }
+        for digit in self.pending[start..start + SIZE_DIGITS].iter_mut().rev() {
+            *digit = b"0123456789abcdef"[size & 15];
+            size >>= 4;
+        }
+        self.pending.extend_from_slice(b"\r\n");
+    }
+
+    /// Ends the body.
+    pub(super) fn finish(&mut self) {
+        if self.chunked {
+            self.pending.extend_from_slice(b"0\r\n\r\n");
+        }
+    }
+
+    /// Sends what the socket takes now.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub fn flush(&mut self) -> Result<(), Disconnected> {
+        while self.sent < self.pending.len() {
+            let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+            match send(self.socket.as_raw_fd(), &self.pending[self.sent..], flags) {
+                Ok(count) => self.sent += count,
+                Err(Errno::EAGAIN) => return Ok(()),
+                Err(Errno::EINTR) => {}
+                Err(_) => return Err(Disconnected),
+            }
+        }
+        self.pending.clear();
+        self.sent = 0;
+        // One large event must not cost its size for the rest of a long stream.
+        self.pending.shrink_to(256 * 1024);
+        Ok(())
+    }
+
+    /// Whether everything was sent.
+    pub fn is_flushed(&self) -> bool {
+        self.pending.is_empty()
+    }
+
+    /// The socket, for polling.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// What to poll the socket for.
+    pub fn interest(&self) -> Events {
+        Events::NONE
+            .and_if(!self.half_closed, Events::PEER_CLOSED)
+            .and_if(!self.is_flushed(), Events::WRITABLE)
+    }
+
+    /// Told what poll found.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub fn ready(&mut self, events: Events) -> Result<Peer, Disconnected> {
+        if events.has(Events::BROKEN) {
+            return Err(Disconnected);
+        }
+        if events.has(Events::PEER_CLOSED) && !self.half_closed {
+            self.half_closed = true;
+            return Ok(Peer::HalfClosed);
+        }
+        Ok(Peer::Unchanged)
+    }
+}

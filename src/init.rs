@@ -1,0 +1,122 @@
+//! Being PID 1: reaping what nobody waits for, and ending everything when told to.
+//!
+//! The program splits in two before it has a second thread. The parent stays PID 1 (or the
+//! subreaper, with `--init`) and does nothing but reap; the child is the server. So orphans end up
+//! with a process that has no children of its own to confuse them with, and the server reaps
+//! exactly what it started.
+
+use std::ffi::c_int;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use nix::sys::prctl;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+use crate::error::{Error, Result};
+use crate::sys::{self, Ending, Events, Pid, PollEntry, poll};
+
+/// From SIGTERM to SIGKILL for what the server itself did not start.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Splits. Returns in the server; the init process never returns from here.
+///
+/// # Errors
+/// There is no process or descriptor to be had.
+pub fn split() -> Result<()> {
+    let failed = |errno| Error::system("cannot become init", errno);
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD] {
+        signals.add(signal);
+    }
+    // Blocked before the split, so that none is lost; the server unblocks SIGCHLD for itself.
+    signals.thread_block().map_err(failed)?;
+    if std::process::id() != 1 {
+        prctl::set_child_subreaper(true).map_err(failed)?;
+    }
+    let Some(server) = sys::fork().map_err(failed)? else {
+        let mut own = SigSet::empty();
+        own.add(Signal::SIGCHLD);
+        own.thread_unblock().map_err(failed)?;
+        // An init that is killed takes the server along.
+        prctl::set_pdeathsig(Signal::SIGKILL).map_err(failed)?;
+        return Ok(());
+    };
+    let status =
+        match SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK) {
+            Ok(arrivals) => supervise(server, &arrivals),
+            Err(_) => 1,
+        };
+    std::process::exit(status)
+}
+
+/// Reaps until the server has ended, then ends the rest; the exit status.
+fn supervise(server: Pid, arrivals: &SignalFd) -> c_int {
+    let mut told_at = None;
+    let ending = loop {
+        if let Some(ending) = reap_until(server) {
+            break ending;
+        }
+        poll(
+            &mut [PollEntry::new(arrivals.as_fd(), Events::READABLE)],
+            None,
+        );
+        while let Ok(Some(arrival)) = arrivals.read_signal() {
+            let signal = arrival.ssi_signo.cast_signed();
+            if signal != libc::SIGCHLD {
+                told_at.get_or_insert_with(Instant::now);
+                let _ = sys::signal_child(server, signal);
+            }
+        }
+    };
+    end_orphans(arrivals, told_at.unwrap_or_else(Instant::now) + GRACE);
+    match ending {
+        Ending::Exited(status) => status,
+        Ending::Signaled(signal) => 128 + signal,
+    }
+}
+
+fn reap_until(server: Pid) -> Option<Ending> {
+    while let Ok(Some((pid, ending))) = sys::wait_any(false) {
+        if pid == server {
+            return Some(ending);
+        }
+    }
+    None
+}
+
+/// Asks what is left to end, and kills it at `deadline`. Children of what is killed become children
+/// of this process in turn, so it goes on until there is none.
+fn end_orphans(arrivals: &SignalFd, deadline: Instant) {
+    let mut asked = Vec::new();
+    while !matches!(sys::wait_any(false), Err(nix::errno::Errno::ECHILD)) {
+        let now = Instant::now();
+        for orphan in children() {
+            if now >= deadline {
+                let _ = sys::signal_child(orphan, libc::SIGKILL);
+            } else if !asked.contains(&orphan) {
+                let _ = sys::signal_child(orphan, libc::SIGTERM);
+                let _ = sys::signal_child(orphan, libc::SIGCONT);
+                asked.push(orphan);
+            }
+        }
+        if now >= deadline + Duration::from_secs(1) {
+            return;
+        }
+        poll(
+            &mut [PollEntry::new(arrivals.as_fd(), Events::READABLE)],
+            Some(Duration::from_millis(20)),
+        );
+        while let Ok(Some(_)) = arrivals.read_signal() {}
+    }
+}
+
+/// The children of this process; unreaped, so their numbers are their own.
+fn children() -> Vec<Pid> {
+    let own = std::process::id();
+    std::fs::read_to_string(format!("/proc/self/task/{own}/children"))
+        .unwrap_or_default()
+        .split_ascii_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .collect()
+}

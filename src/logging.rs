@@ -1,0 +1,27 @@
+//! The server's own log: one line an event on stderr, written whole.
+//!
+//! Never a token, a value of an environment or a body: callers pass ids, pids, statuses, causes.
+
+use std::fmt;
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+static DEBUG: AtomicBool = AtomicBool::new(false);
+
+/// Turns the lines of [`debug`] on.
+pub fn enable_debug() {
+    DEBUG.store(true, Ordering::Relaxed);
+}
+
+/// Writes one line. A log that cannot be written must not stop the server: errors are ignored.
+pub fn info(line: fmt::Arguments<'_>) {
+    let line = format!("sbx-server: {line}\n");
+    let _ = std::io::stderr().write_all(line.as_bytes());
+}
+
+/// Writes one line if `SBX_LOG=debug`.
+pub fn debug(line: fmt::Arguments<'_>) {
+    if DEBUG.load(Ordering::Relaxed) {
+        info(line);
+    }
+}

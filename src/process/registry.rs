@@ -1,0 +1,414 @@
+//! Every process of one workspace: started, found, listed, remembered for a while.
+//!
+//! Ids the server gives out (`p-1`, `p-2`, ...) are never used again. An id that a client chose makes
+//! a start idempotent: while one request is starting it, others with the same id wait, and then
+//! find the process. Of the processes that have ended the last [`HISTORY`] are kept.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+use super::command::{ChosenId, CommandSpec, Input};
+use super::logs::LogStore;
+use super::ring::Ring;
+use super::supervisor::Supervisor;
+use super::{Life, Process, Pump, Reason, Stdin, lock};
+use crate::confine::Confinement;
+use crate::error::{Error, Kind, Result};
+use crate::logging;
+use crate::sys::Pid;
+use crate::workspace::Activity;
+
+/// Ended processes that a workspace remembers.
+pub const HISTORY: usize = 256;
+
+/// What all registries of a server share.
+pub struct Shared {
+    supervisor: Arc<Supervisor>,
+    logs: Arc<LogStore>,
+    log_bytes: usize,
+    /// What a command without input reads from.
+    null: File,
+}
+
+impl Shared {
+    /// `log_bytes` for each process, `log_total_bytes` for all of them.
+    ///
+    /// # Errors
+    /// No thread or descriptor for the supervisor.
+    pub fn new(log_bytes: usize, log_total_bytes: usize) -> Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            supervisor: Supervisor::start()?,
+            logs: Arc::new(LogStore::new(log_total_bytes)),
+            log_bytes,
+            null: File::open("/dev/null")
+                .map_err(|error| Error::io("cannot open /dev/null", &error))?,
+        }))
+    }
+}
+
+/// The processes of one workspace.
+pub struct Registry {
+    shared: Arc<Shared>,
+    activity: Arc<Activity>,
+    next: AtomicU64,
+    /// Guards who is known; never held while something is started.
+    table: Mutex<Table>,
+    /// Tells those that wait for an id that a start has ended, one way or the other.
+    started: Condvar,
+}
+
+#[derive(Default)]
+struct Table {
+    /// By the order of starting.
+    processes: BTreeMap<u64, Arc<Process>>,
+    by_id: HashMap<String, u64>,
+    /// Chosen ids that are being started.
+    starting: HashSet<String>,
+    /// Those that have ended, the longest ago first.
+    ended: VecDeque<u64>,
+    /// Chosen ids that were deleted, so that deleting again is no error; the newest last.
+    deleted: VecDeque<String>,
+    /// No more starts.
+    closed: bool,
+}
+
+/// What a start led to.
+pub enum Started {
+    /// A new process, to be driven by whoever asked.
+    New(Pump),
+    /// The process that is already there under the chosen id.
+    Existing(Arc<Process>),
+}
+
+impl Registry {
+    /// An empty registry; its running processes count as activity.
+    pub fn new(shared: Arc<Shared>, activity: Arc<Activity>) -> Arc<Self> {
+        Arc::new(Self {
+            shared,
+            activity,
+            next: AtomicU64::new(1),
+            table: Mutex::default(),
+            started: Condvar::new(),
+        })
+    }
+
+    pub(super) fn supervisor(&self) -> &Supervisor {
+        &self.shared.supervisor
+    }
+
+    /// Starts a command, or finds the one that its chosen id already stands for.
+    ///
+    /// # Errors
+    /// It cannot be started, or the id stands for a different command.
+    pub fn start(
+        self: &Arc<Self>,
+        spec: CommandSpec,
+        confinement: &Confinement,
+    ) -> Result<Started> {
+        let _claim = match &spec.id {
+            None => None,
+            Some(id) => match self.claim(id, &spec)? {
+                Ok(claim) => Some(claim),
+                Err(existing) => return Ok(Started::Existing(existing)),
+            },
+        };
+        self.start_new(spec, confinement).map(Started::New)
+    }
+
+    /// Reserves a chosen id, or finds the process that has it.
+    fn claim(
+        self: &Arc<Self>,
+        id: &ChosenId,
+        spec: &CommandSpec,
+    ) -> Result<std::result::Result<Claim, Arc<Process>>> {
+        let id = id.as_str();
+        let mut table = lock(&self.table);
+        while table.starting.contains(id) {
+            table = self
+                .started
+                .wait(table)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        let Some(existing) = table
+            .by_id
+            .get(id)
+            .and_then(|number| table.processes.get(number))
+        else {
+            table.starting.insert(id.to_owned());
+            return Ok(Ok(Claim {
+                registry: Arc::clone(self),
+                id: id.to_owned(),
+            }));
+        };
+        if existing.fingerprint != Some(spec.fingerprint()) {
+            return Err(Error::new(
+                Kind::IdInUse,
+                format!(
+                    "cannot start {id}: the id belongs to a different command; choose another, or delete that one"
+                ),
+            ));
+        }
+        Ok(Err(Arc::clone(existing)))
+    }
+
+    fn start_new(
+        self: &Arc<Self>,
+        mut spec: CommandSpec,
+        confinement: &Confinement,
+    ) -> Result<Pump> {
+        let no_pipe = |errno| Error::system("cannot make a pipe for the command", errno);
+        let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(no_pipe);
+        let (stdout, stdout_write) = pipe()?;
+        let (stderr, stderr_write) = pipe()?;
+        let stdin = match &spec.input {
+            Input::Empty => None,
+            Input::Given(_) | Input::Open => {
+                let (read, write) = pipe()?;
+                fcntl(&write, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(no_pipe)?;
+                Some((read, write))
+            }
+        };
+        let fingerprint = spec.id.is_some().then(|| spec.fingerprint());
+        let started_at_ms = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or(Duration::ZERO)
+            .as_millis();
+        let started = Instant::now();
+        let spawned = {
+            let read = stdin
+                .as_ref()
+                .map_or(self.shared.null.as_fd(), |(read, _)| read.as_fd());
+            confinement.spawn(&spec, [read, stdout_write.as_fd(), stderr_write.as_fd()])?
+        };
+        drop((stdout_write, stderr_write));
+        let stdin = stdin.map(|(_, write)| write);
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let id = spec
+            .id
+            .as_ref()
+            .map_or_else(|| format!("p-{number}"), |id| id.as_str().to_owned());
+        let (feed, slot) = match (stdin, std::mem::replace(&mut spec.input, Input::Empty)) {
+            (Some(pipe), Input::Given(bytes)) if !bytes.is_empty() => {
+                (Some((pipe, bytes)), Stdin::Closed)
+            }
+            (Some(pipe), Input::Open) => (None, Stdin::Open(pipe)),
+            _ => (None, Stdin::Closed),
+        };
+        let process = Arc::new(Process {
+            id,
+            pid: spawned.pid,
+            command: spec.line().clone(),
+            fingerprint,
+            tag: spec.tag.clone(),
+            started_at_ms: u64::try_from(started_at_ms).unwrap_or(u64::MAX),
+            started,
+            pidfd: spawned.pidfd,
+            logs: Arc::clone(&self.shared.logs),
+            life: Mutex::new(Life {
+                background: spec.background,
+                cause: None,
+                asked: 0,
+                ending: None,
+                exit: None,
+            }),
+            ring: Mutex::new(Ring::new(self.shared.log_bytes)),
+            stdin: Mutex::new(slot),
+            watchers: Mutex::default(),
+        });
+        self.activity.begin();
+        self.shared.logs.register(&process);
+        let closed = {
+            let mut table = lock(&self.table);
+            table.by_id.insert(process.id.clone(), number);
+            table.processes.insert(number, Arc::clone(&process));
+            table.closed
+        };
+        logging::debug(format_args!(
+            "process {} started, pid {}",
+            process.id, process.pid
+        ));
+        let deadline = spec
+            .timeout
+            .and_then(|timeout| started.checked_add(timeout));
+        let outputs: [OwnedFd; 2] = [stdout, stderr];
+        let pump = Pump::new(
+            Arc::clone(&process),
+            Arc::clone(self),
+            outputs,
+            feed,
+            deadline,
+        );
+        if closed {
+            process.kill_tree(Reason::Deleted);
+            pump.detach();
+            return Err(Error::new(
+                Kind::ShuttingDown,
+                "cannot start a command: the server is ending",
+            ));
+        }
+        Ok(pump)
+    }
+
+    /// A process has ended and its output is complete.
+    pub(super) fn ended(&self, process: &Arc<Process>) {
+        self.activity.end();
+        if let Some(exit) = process.exit() {
+            logging::debug(format_args!(
+                "process {} ended: {:?}, {:?}",
+                process.id, exit.ending, exit.reason
+            ));
+        }
+        let mut table = lock(&self.table);
+        // A deleted one is not remembered.
+        let Some(number) = table.by_id.get(&process.id).copied() else {
+            return;
+        };
+        if !table
+            .processes
+            .get(&number)
+            .is_some_and(|known| Arc::ptr_eq(known, process))
+        {
+            return;
+        }
+        table.ended.push_back(number);
+        if table.ended.len() > HISTORY
+            && let Some(oldest) = table.ended.pop_front()
+            && let Some(process) = table.processes.remove(&oldest)
+        {
+            table.by_id.remove(&process.id);
+        }
+    }
+
+    /// All that are known, in the order they were started.
+    pub fn list(&self) -> Vec<Arc<Process>> {
+        lock(&self.table).processes.values().cloned().collect()
+    }
+
+    /// The process that `name` stands for: its id, or the pid of the latest process that had it.
+    pub fn find(&self, name: &str) -> Option<Arc<Process>> {
+        let table = lock(&self.table);
+        if let Some(number) = table.by_id.get(name) {
+            return table.processes.get(number).cloned();
+        }
+        let pid: Pid = Some(name)
+            .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))?
+            .parse()
+            .ok()?;
+        table
+            .processes
+            .values()
+            .rev()
+            .find(|process| process.pid == pid)
+            .cloned()
+    }
+
+    /// Kills a process with all its descendants and forgets it; `None` if there never was one of
+    /// that name. True when this call is what stopped it.
+    pub fn delete(&self, name: &str) -> Option<bool> {
+        let Some(process) = self.find(name) else {
+            return self.was_known(name).then_some(false);
+        };
+        let killed = process.kill_tree(Reason::Deleted);
+        if killed {
+            // SIGKILL is not refused, but a process in the kernel's hands may take its time to die.
+            process.wait_ended(Duration::from_secs(10));
+        }
+        let killed = killed
+            && process
+                .exit()
+                .is_none_or(|exit| exit.reason == Reason::Deleted);
+        self.forget(&process);
+        Some(killed)
+    }
+
+    fn forget(&self, process: &Arc<Process>) {
+        let mut table = lock(&self.table);
+        let Some(number) = table.by_id.get(&process.id).copied() else {
+            return;
+        };
+        if !table
+            .processes
+            .get(&number)
+            .is_some_and(|known| Arc::ptr_eq(known, process))
+        {
+            return;
+        }
+        table.by_id.remove(&process.id);
+        table.processes.remove(&number);
+        table.ended.retain(|ended| *ended != number);
+        if given_number(&process.id).is_none() {
+            table.deleted.push_back(process.id.clone());
+            if table.deleted.len() > HISTORY {
+                table.deleted.pop_front();
+            }
+        }
+    }
+
+    /// Whether the name was once a process's.
+    fn was_known(&self, name: &str) -> bool {
+        match given_number(name) {
+            Some(number) => (1..self.next.load(Ordering::Relaxed)).contains(&number),
+            None => lock(&self.table)
+                .deleted
+                .iter()
+                .any(|deleted| deleted == name),
+        }
+    }
+
+    /// Refuses further starts and asks every process to end: SIGTERM, and after `grace` the whole
+    /// tree is killed.
+    pub fn shut_down(&self, grace: Duration) {
+        lock(&self.table).closed = true;
+        let running = || {
+            self.list()
+                .into_iter()
+                .filter(|process| process.exit().is_none())
+                .collect::<Vec<_>>()
+        };
+        for process in running() {
+            let _ = process.signal(libc::SIGTERM);
+            // A stopped process would take the signal only when it goes on.
+            let _ = process.signal(libc::SIGCONT);
+        }
+        let deadline = Instant::now() + grace;
+        for process in running() {
+            process.wait_ended(deadline.saturating_duration_since(Instant::now()));
+        }
+        let left = running();
+        for process in &left {
+            process.kill_tree(Reason::Killed);
+        }
+        for process in left {
+            process.wait_ended(Duration::from_millis(500));
+        }
+    }
+}
+
+/// N of `p-N`.
+fn given_number(id: &str) -> Option<u64> {
+    id.strip_prefix("p-")
+        .filter(|digits| {
+            digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0')
+        })?
+        .parse()
+        .ok()
+}
+
+/// A chosen id that is being started; others wait until it is dropped.
+struct Claim {
+    registry: Arc<Registry>,
+    id: String,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        lock(&self.registry.table).starting.remove(&self.id);
+        self.registry.started.notify_all();
+    }
+}

@@ -1,0 +1,428 @@
+//! The output of one process: a ring that keeps the newest bytes of both its streams.
+//!
+//! Bytes are addressed by absolute offsets that never wrap: the n-th byte a stream ever carried has
+//! offset n, kept or not. A reader brings its own [`Cursor`], so readers do not know of each other
+//! and a slow one costs nothing; what it missed is told to it as [`Piece::Dropped`].
+//!
+//! Both streams share one queue of chunks, in the order in which they were read from the pipes, so
+//! a replay interleaves them as they happened. A chunk belongs to one stream. The ring holds at
+//! most its limit in data and one chunk per 64 bytes of limit, which bounds the bookkeeping when a
+//! program alternates between its streams byte by byte. No locks and no I/O in here.
+
+use std::collections::VecDeque;
+
+/// Which of its two streams a process wrote to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stream {
+    /// File descriptor 1.
+    Stdout,
+    /// File descriptor 2.
+    Stderr,
+}
+
+impl Stream {
+    /// Both, in the order of their descriptors.
+    pub const ALL: [Self; 2] = [Self::Stdout, Self::Stderr];
+
+    /// The name that clients see.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+
+    /// 0 or 1, for arrays that hold one value a stream.
+    pub fn index(self) -> usize {
+        match self {
+            Self::Stdout => 0,
+            Self::Stderr => 1,
+        }
+    }
+}
+
+/// A chunk grows to this size before the next one is begun.
+const CHUNK_BYTES: usize = 64 * 1024;
+
+/// What a chunk costs besides its data: its place in the queue and the allocator's header.
+const CHUNK_OVERHEAD: usize = size_of::<Chunk>() + 32;
+
+struct Chunk {
+    stream: Stream,
+    /// Offset in its stream of `data[0]`.
+    offset: u64,
+    /// Position in the ring of `data[0]`: the bytes of both streams before it.
+    position: u64,
+    data: Vec<u8>,
+    /// Bytes at the front of `data` that were dropped already.
+    dropped: usize,
+}
+
+impl Chunk {
+    fn kept(&self) -> usize {
+        self.data.len() - self.dropped
+    }
+
+    fn end(&self) -> u64 {
+        self.position + self.data.len() as u64
+    }
+
+    fn footprint(&self) -> usize {
+        self.data.capacity() + CHUNK_OVERHEAD
+    }
+}
+
+/// The newest output of a process.
+pub struct Ring {
+    chunks: VecDeque<Chunk>,
+    limit: usize,
+    /// Data bytes held.
+    held: usize,
+    /// Memory held, see [`Ring::footprint`].
+    footprint: usize,
+    /// Bytes that both streams ever carried.
+    position: u64,
+    /// Bytes that each stream ever carried.
+    written: [u64; 2],
+    /// Per stream, the offset from which on everything is held.
+    held_from: [u64; 2],
+}
+
+/// How far one reader has come.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Cursor {
+    position: u64,
+    /// The offset per stream that the reader expects next.
+    next: [u64; 2],
+}
+
+impl Cursor {
+    /// A reader that already has the first `stdout` and `stderr` bytes of the streams.
+    pub fn at(stdout: u64, stderr: u64) -> Self {
+        Self {
+            position: 0,
+            next: [stdout, stderr],
+        }
+    }
+}
+
+/// What a reader gets next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Bytes were put into the reader's buffer.
+    Data {
+        /// The stream they belong to.
+        stream: Stream,
+        /// Offset in the stream of the first.
+        offset: u64,
+    },
+    /// Bytes that the ring no longer holds.
+    Dropped {
+        /// The stream they belonged to.
+        stream: Stream,
+        /// Offset in the stream of the first.
+        offset: u64,
+        /// How many.
+        bytes: u64,
+    },
+}
+
+impl Ring {
+    /// An empty ring that will hold at most `limit` bytes of data.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            chunks: VecDeque::new(),
+            limit,
+            held: 0,
+            footprint: 0,
+            position: 0,
+            written: [0; 2],
+            held_from: [0; 2],
+        }
+    }
+
+    /// Adds what was read from a stream; drops the oldest bytes beyond the limit.
+    pub fn append(&mut self, stream: Stream, mut data: &[u8]) {
+        while !data.is_empty() {
+            let room = match self.chunks.back() {
+                Some(last) if last.stream == stream => CHUNK_BYTES - last.data.len(),
+                _ => 0,
+            };
+            if room == 0 {
+                self.chunks.push_back(Chunk {
+                    stream,
+                    offset: self.written[stream.index()],
+                    position: self.position,
+                    data: Vec::with_capacity(data.len().min(CHUNK_BYTES)),
+                    dropped: 0,
+                });
+                self.footprint += self.chunks.back().map_or(0, Chunk::footprint);
+                continue;
+            }
+            let (now, later) = data.split_at(data.len().min(room));
+            if let Some(last) = self.chunks.back_mut() {
+                self.footprint -= last.footprint();
+                if last.data.capacity() - last.data.len() < now.len() {
+                    let wanted =
+                        (last.data.len() * 2).clamp(last.data.len() + now.len(), CHUNK_BYTES);
+                    last.data.reserve_exact(wanted - last.data.len());
+                }
+                last.data.extend_from_slice(now);
+                self.footprint += last.footprint();
+            }
+            self.held += now.len();
+            self.position += now.len() as u64;
+            self.written[stream.index()] += now.len() as u64;
+            data = later;
+        }
+        if self.held > self.limit {
+            self.drop_oldest(self.held - self.limit);
+        }
+        while self.chunks.len() > self.limit / 64 + 2 {
+            self.drop_oldest(self.chunks[0].kept());
+        }
+    }
+
+    /// Drops at least `bytes` of the oldest data (all of it if there is less).
+    pub fn drop_oldest(&mut self, mut bytes: usize) {
+        while bytes > 0
+            && let Some(first) = self.chunks.front_mut()
+        {
+            let now = bytes.min(first.kept());
+            first.dropped += now;
+            self.held -= now;
+            bytes -= now;
+            self.held_from[first.stream.index()] = first.offset + first.dropped as u64;
+            if first.kept() == 0 {
+                self.footprint -= first.footprint();
+                self.chunks.pop_front();
+            }
+        }
+    }
+
+    /// Drops everything, and gives the memory back.
+    pub fn clear(&mut self) {
+        self.drop_oldest(self.held);
+        self.chunks = VecDeque::new();
+    }
+
+    /// Memory this ring takes, in bytes, its bookkeeping included.
+    pub fn footprint(&self) -> usize {
+        self.footprint
+    }
+
+    /// Bytes that a stream ever carried: the offset of its next byte.
+    pub fn written(&self, stream: Stream) -> u64 {
+        self.written[stream.index()]
+    }
+
+    /// Puts the next bytes for this reader into `buffer` (emptied first) and moves the cursor on.
+    /// `None` when the reader has everything there is.
+    pub fn read(&self, cursor: &mut Cursor, buffer: &mut Vec<u8>) -> Option<Piece> {
+        buffer.clear();
+        for stream in Stream::ALL {
+            let next = &mut cursor.next[stream.index()];
+            let from = self.held_from[stream.index()];
+            if *next < from {
+                let piece = Piece::Dropped {
+                    stream,
+                    offset: *next,
+                    bytes: from - *next,
+                };
+                *next = from;
+                return Some(piece);
+            }
+        }
+        let mut index = self
+            .chunks
+            .partition_point(|chunk| chunk.end() <= cursor.position);
+        while let Some(chunk) = self.chunks.get(index) {
+            let next = &mut cursor.next[chunk.stream.index()];
+            // What the reader has of this chunk already: by its position, or by the offset it began with.
+            let by_position = cursor.position.saturating_sub(chunk.position);
+            let by_offset = next.saturating_sub(chunk.offset);
+            let skip = by_position.max(by_offset).max(chunk.dropped as u64);
+            cursor.position = chunk.end();
+            if skip < chunk.data.len() as u64 {
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    reason = "smaller than a chunk's length"
+                )]
+                buffer.extend_from_slice(&chunk.data[skip as usize..]);
+                let offset = chunk.offset + skip;
+                *next = offset + buffer.len() as u64;
+                return Some(Piece::Data {
+                    stream: chunk.stream,
+                    offset,
+                });
+            }
+            index += 1;
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything a reader gets from here on, each stream as (offset, bytes) runs.
+    fn replay(ring: &Ring, cursor: &mut Cursor) -> (Vec<Piece>, [Vec<u8>; 2]) {
+        let mut buffer = Vec::new();
+        let mut pieces = Vec::new();
+        let mut streams = [Vec::new(), Vec::new()];
+        while let Some(piece) = ring.read(cursor, &mut buffer) {
+            if let Piece::Data { stream, .. } = piece {
+                streams[stream.index()].extend_from_slice(&buffer);
+            }
+            pieces.push(piece);
+        }
+        (pieces, streams)
+    }
+
+    #[test]
+    fn keeps_the_order_of_both_streams() {
+        let mut ring = Ring::new(1000);
+        ring.append(Stream::Stdout, b"one ");
+        ring.append(Stream::Stderr, b"two ");
+        ring.append(Stream::Stdout, b"three");
+        let (pieces, streams) = replay(&ring, &mut Cursor::default());
+        assert_eq!(
+            pieces,
+            [
+                Piece::Data {
+                    stream: Stream::Stdout,
+                    offset: 0
+                },
+                Piece::Data {
+                    stream: Stream::Stderr,
+                    offset: 0
+                },
+                Piece::Data {
+                    stream: Stream::Stdout,
+                    offset: 4
+                },
+            ]
+        );
+        assert_eq!(streams, [b"one three".to_vec(), b"two ".to_vec()]);
+    }
+
+    #[test]
+    fn a_reader_goes_on_where_it_stopped() {
+        let mut ring = Ring::new(1000);
+        let mut cursor = Cursor::default();
+        ring.append(Stream::Stdout, b"abc");
+        assert_eq!(replay(&ring, &mut cursor).1[0], b"abc");
+        assert!(ring.read(&mut cursor, &mut Vec::new()).is_none());
+        ring.append(Stream::Stdout, b"def");
+        assert_eq!(replay(&ring, &mut cursor).1[0], b"def");
+    }
+
+    #[test]
+    fn says_what_was_dropped() {
+        let mut ring = Ring::new(4);
+        ring.append(Stream::Stdout, b"abcdef");
+        let (pieces, streams) = replay(&ring, &mut Cursor::default());
+        assert_eq!(
+            pieces[0],
+            Piece::Dropped {
+                stream: Stream::Stdout,
+                offset: 0,
+                bytes: 2
+            }
+        );
+        assert_eq!(streams[0], b"cdef");
+    }
+
+    #[test]
+    fn says_what_was_dropped_of_a_stream_with_nothing_left() {
+        let mut ring = Ring::new(4);
+        ring.append(Stream::Stderr, b"gone");
+        ring.append(Stream::Stdout, b"kept");
+        let (pieces, _) = replay(&ring, &mut Cursor::at(0, 1));
+        assert_eq!(
+            pieces[0],
+            Piece::Dropped {
+                stream: Stream::Stderr,
+                offset: 1,
+                bytes: 3
+            }
+        );
+    }
+
+    #[test]
+    fn alternating_bytes_cannot_make_the_bookkeeping_grow() {
+        let mut ring = Ring::new(64 * 1024);
+        for _ in 0..200_000 {
+            ring.append(Stream::Stdout, b"o");
+            ring.append(Stream::Stderr, b"e");
+        }
+        assert!(ring.footprint() < 4 * 64 * 1024, "{}", ring.footprint());
+    }
+
+    /// Against a model that keeps everything: for any history and any cursor, what is replayed plus
+    /// what is said to be dropped is exactly what was written.
+    #[test]
+    fn agrees_with_a_model_that_forgets_nothing() {
+        let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
+        let mut random = move |below: u64| {
+            seed ^= seed << 13;
+            seed ^= seed >> 7;
+            seed ^= seed << 17;
+            seed % below
+        };
+        for round in 0..200 {
+            let limit = 1 + random(5000);
+            let mut ring = Ring::new(usize::try_from(limit).unwrap());
+            let mut model = [Vec::new(), Vec::new()];
+            let mut readers: Vec<(Cursor, [u64; 2])> = Vec::new();
+            for step in 0..60 {
+                let stream = Stream::ALL[usize::try_from(random(2)).unwrap()];
+                let data: Vec<u8> = (0..random(700)).map(|index| (index + step) as u8).collect();
+                ring.append(stream, &data);
+                model[stream.index()].extend_from_slice(&data);
+                if random(20) == 0 {
+                    ring.drop_oldest(usize::try_from(random(900)).unwrap());
+                }
+                if random(5) == 0 {
+                    let at = [
+                        random(model[0].len() as u64 + 1),
+                        random(model[1].len() as u64 + 1),
+                    ];
+                    readers.push((Cursor::at(at[0], at[1]), at));
+                }
+                for (cursor, next) in &mut readers {
+                    if random(3) > 0 {
+                        continue;
+                    }
+                    let mut buffer = Vec::new();
+                    while let Some(piece) = ring.read(cursor, &mut buffer) {
+                        match piece {
+                            Piece::Dropped {
+                                stream,
+                                offset,
+                                bytes,
+                            } => {
+                                assert_eq!(offset, next[stream.index()]);
+                                next[stream.index()] += bytes;
+                            }
+                            Piece::Data { stream, offset } => {
+                                assert_eq!(offset, next[stream.index()], "round {round}");
+                                let from = usize::try_from(offset).unwrap();
+                                assert_eq!(
+                                    buffer,
+                                    model[stream.index()][from..from + buffer.len()]
+                                );
+                                next[stream.index()] += buffer.len() as u64;
+                            }
+                        }
+                    }
+                    assert_eq!(*next, [model[0].len() as u64, model[1].len() as u64]);
+                }
+            }
+            let footprint: usize = ring.chunks.iter().map(Chunk::footprint).sum();
+            assert_eq!(ring.footprint(), footprint);
+            assert!(ring.held <= ring.limit);
+        }
+    }
+}

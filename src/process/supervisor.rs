@@ -1,0 +1,210 @@
+//! The one thread that drives every process no client waits for.
+//!
+//! It sleeps in epoll over their pipes and pidfds, and until the nearest deadline: no thread per
+//! process, none per timeout. Besides background processes it gets foreground commands whose client
+//! went away, and the pipes that a grandchild keeps open after its command has ended.
+//!
+//! It must never wait for anything else: it takes only short locks and reads only what is ready.
+
+use std::collections::{BTreeSet, HashMap};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::pump::{Pump, READ_BYTES};
+use super::ring::Stream;
+use super::{Reason, lock, oom};
+use crate::error::{Error, Result};
+use crate::logging;
+use crate::sys::{Events, PollEntry, poll};
+
+/// Where pumps are left to be driven.
+pub struct Supervisor {
+    epoll: Epoll,
+    wake: EventFd,
+    /// Guards the pumps that were handed over and not yet taken up.
+    inbox: Mutex<Vec<Pump>>,
+}
+
+/// What a descriptor in the epoll set belongs to; the two low bits of its data.
+#[derive(Clone, Copy)]
+enum Role {
+    Stdout = 0,
+    Stderr = 1,
+    Input = 2,
+    Ending = 3,
+}
+
+/// The data of the eventfd; no pump has this key.
+const WAKE: u64 = u64::MAX;
+
+impl Supervisor {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// No thread, no descriptor.
+    pub fn start() -> Result<Arc<Self>> {
+        let failed = |errno| Error::system("cannot start the supervisor", errno);
+        let supervisor = Arc::new(Self {
+            epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?,
+            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+                .map_err(failed)?,
+            inbox: Mutex::default(),
+        });
+        supervisor
+            .epoll
+            .add(&supervisor.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))
+            .map_err(failed)?;
+        oom::begin();
+        let own = Arc::clone(&supervisor);
+        std::thread::Builder::new()
+            .name("supervisor".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || own.run())
+            .map_err(|error| Error::io("cannot start the supervisor", &error))?;
+        Ok(supervisor)
+    }
+
+    /// Takes over a pump.
+    pub(super) fn adopt(&self, pump: Pump) {
+        lock(&self.inbox).push(pump);
+        let _ = self.wake.write(1);
+    }
+
+    fn run(&self) {
+        let mut driven = Driven::default();
+        let mut buffer = vec![0; READ_BYTES];
+        let mut events = vec![EpollEvent::empty(); 256];
+        loop {
+            let timeout = driven
+                .deadlines
+                .first()
+                .map_or(EpollTimeout::NONE, |(at, _)| {
+                    // Rounded up, so that a deadline has passed when it is looked at.
+                    let left =
+                        at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+                    EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
+                });
+            let count = match self.epoll.wait(&mut events, timeout) {
+                Ok(count) => count,
+                Err(Errno::EINTR) => 0,
+                Err(errno) => {
+                    logging::info(format_args!("supervisor: epoll_wait: {errno:?}"));
+                    return;
+                }
+            };
+            for event in &events[..count] {
+                if event.data() == WAKE {
+                    let _ = self.wake.read();
+                    let arrived = std::mem::take(&mut *lock(&self.inbox));
+                    for pump in arrived {
+                        self.take_up(&mut driven, pump, &mut buffer);
+                    }
+                } else {
+                    self.step(&mut driven, event.data(), &mut buffer);
+                }
+            }
+            self.enforce_deadlines(&mut driven);
+        }
+    }
+
+    fn take_up(&self, driven: &mut Driven, mut pump: Pump, buffer: &mut [u8]) {
+        let key = driven.next_key;
+        driven.next_key += 1;
+        if let Err(errno) = self.watch(&pump, key) {
+            // The kernel has no memory for a watch. A process nobody drives would never end for its
+            // clients, so it is ended now.
+            logging::info(format_args!(
+                "process {}: cannot be watched ({errno:?}), killed",
+                pump.process().id()
+            ));
+            pump.process().kill_tree(Reason::Killed);
+            let pidfd = pump.process().pidfd.as_fd();
+            poll(
+                &mut [PollEntry::new(pidfd, Events::READABLE)],
+                Some(Duration::from_secs(1)),
+            );
+            pump.finish(buffer, &mut |_, _, _| {});
+            return;
+        }
+        if let Some(deadline) = pump.deadline() {
+            driven.deadlines.insert((deadline, key));
+        }
+        driven.pumps.insert(key, pump);
+    }
+
+    fn watch(&self, pump: &Pump, key: u64) -> std::result::Result<(), Errno> {
+        let watched = [
+            (
+                pump.output(Stream::Stdout),
+                Role::Stdout,
+                EpollFlags::EPOLLIN,
+            ),
+            (
+                pump.output(Stream::Stderr),
+                Role::Stderr,
+                EpollFlags::EPOLLIN,
+            ),
+            (pump.input(), Role::Input, EpollFlags::EPOLLOUT),
+            (pump.ending(), Role::Ending, EpollFlags::EPOLLIN),
+        ];
+        for (descriptor, role, flags) in watched {
+            if let Some(descriptor) = descriptor {
+                self.epoll
+                    .add(descriptor, EpollEvent::new(flags, key << 2 | role as u64))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Does what one ready descriptor asks for. Pipes leave the epoll set by being closed; the
+    /// pidfd stays open with its process, so it is taken out.
+    fn step(&self, driven: &mut Driven, data: u64, buffer: &mut [u8]) {
+        let key = data >> 2;
+        let Some(pump) = driven.pumps.get_mut(&key) else {
+            return;
+        };
+        let discard = &mut |_, _, _: &[u8]| {};
+        match data & 3 {
+            role if role == Role::Stdout as u64 => pump.read(Stream::Stdout, buffer, discard),
+            role if role == Role::Stderr as u64 => pump.read(Stream::Stderr, buffer, discard),
+            role if role == Role::Input as u64 => pump.feed(),
+            _ => {
+                let deadline = pump.deadline();
+                if pump.finish(buffer, discard).is_some() {
+                    let _ = self.epoll.delete(pump.process().pidfd.as_fd());
+                    if let Some(deadline) = deadline {
+                        driven.deadlines.remove(&(deadline, key));
+                    }
+                }
+            }
+        }
+        if pump.is_done() {
+            driven.pumps.remove(&key);
+        }
+    }
+
+    fn enforce_deadlines(&self, driven: &mut Driven) {
+        let now = Instant::now();
+        while let Some((at, key)) = driven.deadlines.first().copied()
+            && at <= now
+        {
+            driven.deadlines.pop_first();
+            if let Some(pump) = driven.pumps.get_mut(&key) {
+                pump.enforce_deadline(now);
+            }
+        }
+    }
+}
+
+/// What the thread has in hand.
+#[derive(Default)]
+struct Driven {
+    pumps: HashMap<u64, Pump>,
+    deadlines: BTreeSet<(Instant, u64)>,
+    next_key: u64,
+}

@@ -1,0 +1,545 @@
+//! The one file with `unsafe`: thin wrappers around what nix and std do not wrap.
+//!
+//! Each function does one thing that the kernel offers and returns its errno. Policy lives with the
+//! callers. The exception in size is [`spawn`], whose child half must be one ordered list of raw
+//! system calls: between clone and execve it shares the server's memory, so it may not allocate,
+//! lock or unwind (signal-safety(7), vfork(2)).
+
+#![allow(unsafe_code, reason = "this is the module that holds it")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+/// A process number, as the kernel counts them.
+pub type Pid = libc::pid_t;
+
+/// What became of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// It exited with this status.
+    Exited(i32),
+    /// This signal ended it.
+    Signaled(i32),
+}
+
+/// A point in the child's preparation, in the order in which they are passed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(i32)]
+pub enum Step {
+    /// clone(2) itself.
+    Clone = 1,
+    /// setsid(2).
+    Session,
+    /// Standard streams in place, everything else closed.
+    Descriptors,
+    /// Resource limits as the server found them.
+    Limits,
+    /// Entering the working directory.
+    Directory,
+    /// execve(2) of every candidate.
+    Execute,
+}
+
+/// Why there is no child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpawnError {
+    /// Where it failed.
+    pub step: Step,
+    /// And with what.
+    pub errno: Errno,
+}
+
+/// Everything the child needs, made before it exists.
+pub struct ChildPlan<'a> {
+    /// Paths to execute, tried in order as execvp(3) tries the directories of PATH.
+    pub programs: &'a [CString],
+    /// `argv`.
+    pub arguments: &'a [CString],
+    /// `envp`.
+    pub environment: &'a [CString],
+    /// The working directory.
+    pub directory: &'a CStr,
+    /// What becomes descriptors 0, 1 and 2.
+    pub stdio: [BorrowedFd<'a>; 3],
+    /// Signals that the server ignores and the child must not.
+    pub ignored_signals: &'a [c_int],
+    /// Written to `/proc/self/oom_score_adj`.
+    pub oom_score: &'a [u8],
+    /// The soft and hard `RLIMIT_NOFILE` that the server was started with.
+    pub open_files: libc::rlimit,
+}
+
+/// A child that has begun to run its program.
+pub struct Spawned {
+    /// Its number, which is also its process group and session.
+    pub pid: Pid,
+    /// Its pidfd.
+    pub pidfd: OwnedFd,
+}
+
+/// Enough for the child's few frames; it lives only until execve.
+const CHILD_STACK_BYTES: usize = 64 * 1024;
+
+/// The plan as the child reads it: raw pointers, and the place where it leaves its error.
+struct RawPlan<'a> {
+    plan: &'a ChildPlan<'a>,
+    argv: Vec<*const c_char>,
+    envp: Vec<*const c_char>,
+    step: AtomicI32,
+    errno: AtomicI32,
+}
+
+/// Starts a program without copying the server's page tables.
+///
+/// `CLONE_VM | CLONE_VFORK` suspends the calling thread until the child has called execve or
+/// exited, so the cost does not grow with the server's memory as fork's does, and the child's error
+/// comes back in shared memory. Every signal is blocked meanwhile: a handler of the server must not
+/// run in the child.
+///
+/// # Errors
+/// The step that failed and its errno; no child is left then.
+pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
+    let pointers = |strings: &[CString]| {
+        strings
+            .iter()
+            .map(|string| string.as_ptr())
+            .chain([ptr::null()])
+            .collect::<Vec<_>>()
+    };
+    let raw = RawPlan {
+        plan,
+        argv: pointers(plan.arguments),
+        envp: pointers(plan.environment),
+        step: AtomicI32::new(0),
+        errno: AtomicI32::new(0),
+    };
+    let mut stack: Vec<MaybeUninit<u128>> =
+        Vec::with_capacity(CHILD_STACK_BYTES / size_of::<u128>());
+    let mut pidfd: c_int = -1;
+    // SAFETY: both sets are filled by the kernel's own functions before they are read.
+    let (result, errno) = unsafe {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        // SAFETY: the stack is ours, 16-aligned, and outlives the child, which has left this memory
+        // (execve or _exit) when a CLONE_VFORK clone returns. `raw` and all it points to live as long.
+        let result = libc::clone(
+            child,
+            stack.as_mut_ptr().add(stack.capacity()).cast::<c_void>(),
+            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD,
+            (&raw const raw).cast_mut().cast::<c_void>(),
+            &raw mut pidfd,
+        );
+        let errno = Errno::last();
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        (result, errno)
+    };
+    if result < 0 {
+        return Err(SpawnError {
+            step: Step::Clone,
+            errno,
+        });
+    }
+    // SAFETY: CLONE_PIDFD put a new descriptor there that nobody else owns.
+    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    let step = match raw.step.load(Ordering::Acquire) {
+        0 => return Ok(Spawned { pid: result, pidfd }),
+        step if step == Step::Session as i32 => Step::Session,
+        step if step == Step::Descriptors as i32 => Step::Descriptors,
+        step if step == Step::Limits as i32 => Step::Limits,
+        step if step == Step::Directory as i32 => Step::Directory,
+        _ => Step::Execute,
+    };
+    // The child has exited or is about to; it is ours to reap.
+    let _ = wait(pidfd.as_fd(), true);
+    Err(SpawnError {
+        step,
+        errno: Errno::from_raw(raw.errno.load(Ordering::Acquire)),
+    })
+}
+
+/// The child half of [`spawn`]: raw system calls only.
+extern "C" fn child(argument: *mut c_void) -> c_int {
+    // SAFETY: `spawn` passes a RawPlan that outlives this function.
+    let raw = unsafe { &*argument.cast_const().cast::<RawPlan<'_>>() };
+    let plan = raw.plan;
+    let fail = |step: Step| -> ! {
+        raw.errno.store(Errno::last_raw(), Ordering::Release);
+        raw.step.store(step as i32, Ordering::Release);
+        // SAFETY: ends the child without touching anything it shares with the server.
+        unsafe { libc::_exit(127) }
+    };
+    // SAFETY: every call below is a plain system call on integers and on memory that `raw` keeps
+    // alive; none allocates or locks.
+    unsafe {
+        // A session of its own: the group and the session are how all of it is found again.
+        if libc::setsid() < 0 {
+            fail(Step::Session);
+        }
+        // The server never has descriptors below 3 in use, so no dup2 overwrites a later source.
+        for (target, source) in plan.stdio.iter().enumerate() {
+            if libc::dup2(source.as_raw_fd(), target as c_int) < 0 {
+                fail(Step::Descriptors);
+            }
+        }
+        // Everything of ours is close-on-exec; this is for what the server itself was started with.
+        libc::syscall(libc::SYS_close_range, 3, c_int::MAX, 0);
+        // Handlers are reset by execve, ignored signals are not.
+        for signal in plan.ignored_signals {
+            let default = KernelSigaction {
+                handler: libc::SIG_DFL,
+                flags: 0,
+                restorer: 0,
+                mask: 0,
+            };
+            libc::syscall(
+                libc::SYS_rt_sigaction,
+                *signal,
+                &raw const default,
+                ptr::null::<c_void>(),
+                8,
+            );
+        }
+        // The kernel shall take the command before the server when memory runs out (proc(5)).
+        // A machine without /proc has no such knob: not an error.
+        let knob = libc::open(
+            c"/proc/self/oom_score_adj".as_ptr(),
+            libc::O_WRONLY | libc::O_CLOEXEC,
+        );
+        if knob >= 0 {
+            libc::write(knob, plan.oom_score.as_ptr().cast(), plan.oom_score.len());
+            libc::close(knob);
+        }
+        // Without this capability not even root reads a non-dumpable process (ptrace(2)), and the
+        // server's memory holds the token. Fails where there is no capability to give up.
+        libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
+        if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const plan.open_files) < 0 {
+            fail(Step::Limits);
+        }
+        if libc::chdir(plan.directory.as_ptr()) < 0 {
+            fail(Step::Directory);
+        }
+        let no_signals = 0u64;
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            libc::SIG_SETMASK,
+            &raw const no_signals,
+            ptr::null::<c_void>(),
+            8,
+        );
+        let mut forbidden = false;
+        for program in plan.programs {
+            libc::execve(program.as_ptr(), raw.argv.as_ptr(), raw.envp.as_ptr());
+            match Errno::last_raw() {
+                libc::ENOENT | libc::ENOTDIR => {}
+                libc::EACCES => forbidden = true,
+                _ => fail(Step::Execute),
+            }
+        }
+        if forbidden {
+            Errno::EACCES.set();
+        }
+        fail(Step::Execute)
+    }
+}
+
+/// `linux/capability.h`.
+const CAP_SYS_PTRACE: c_int = 19;
+
+/// `struct kernel_sigaction`, which the raw system call takes; the same size on both targets
+/// (aarch64 has no restorer, but SIG_DFL reads none of what follows the handler).
+#[repr(C)]
+struct KernelSigaction {
+    handler: usize,
+    flags: u64,
+    restorer: usize,
+    mask: u64,
+}
+
+/// Takes the ending of a child, if it has one (or waits for it).
+///
+/// # Errors
+/// `ECHILD` when somebody else reaped it.
+pub fn wait(pidfd: BorrowedFd<'_>, block: bool) -> Result<Option<Ending>, Errno> {
+    let flags = libc::WEXITED | if block { 0 } else { libc::WNOHANG };
+    loop {
+        let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+        // SAFETY: waitid fills `info`, which is all zeroes (no child) until then.
+        let (result, info) = unsafe {
+            let id = libc::id_t::try_from(pidfd.as_raw_fd()).unwrap_or_default();
+            let result = libc::waitid(libc::P_PIDFD, id, info.as_mut_ptr(), flags);
+            (Errno::result(result), info.assume_init())
+        };
+        match result {
+            Err(Errno::EINTR) => {}
+            Err(errno) => return Err(errno),
+            Ok(_) => {
+                // SAFETY: for SIGCHLD information these fields are the ones that are set.
+                let (pid, status) = unsafe { (info.si_pid(), info.si_status()) };
+                return Ok(match info.si_code {
+                    _ if pid == 0 => None,
+                    libc::CLD_EXITED => Some(Ending::Exited(status)),
+                    _ => Some(Ending::Signaled(status)),
+                });
+            }
+        }
+    }
+}
+
+/// Reaps any child; for init, whose children are nobody else's.
+///
+/// # Errors
+/// `ECHILD` when there is no child left; with `block` off, `Ok(None)` means none has ended.
+pub fn wait_any(block: bool) -> Result<Option<(Pid, Ending)>, Errno> {
+    let mut status = 0;
+    // SAFETY: waitpid writes one integer.
+    let pid = unsafe { libc::waitpid(-1, &raw mut status, if block { 0 } else { libc::WNOHANG }) };
+    match Errno::result(pid)? {
+        0 => Ok(None),
+        pid if libc::WIFSIGNALED(status) => {
+            Ok(Some((pid, Ending::Signaled(libc::WTERMSIG(status)))))
+        }
+        pid => Ok(Some((pid, Ending::Exited(libc::WEXITSTATUS(status))))),
+    }
+}
+
+/// A descriptor that stands for a process whatever becomes of its number (pidfd_open(2)).
+///
+/// # Errors
+/// `ESRCH` when it is gone.
+pub fn pidfd_open(pid: Pid) -> Result<OwnedFd, Errno> {
+    // SAFETY: plain integers; a descriptor that is returned is new and ours.
+    unsafe {
+        let descriptor = Errno::result(libc::syscall(libc::SYS_pidfd_open, pid, 0))?;
+        Ok(OwnedFd::from_raw_fd(
+            RawFd::try_from(descriptor).unwrap_or(-1),
+        ))
+    }
+}
+
+/// Sends a signal to exactly the process that the descriptor stands for.
+///
+/// # Errors
+/// `ESRCH` when it is gone.
+pub fn pidfd_signal(pidfd: BorrowedFd<'_>, signal: c_int) -> Result<(), Errno> {
+    // SAFETY: plain integers and a null siginfo.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_pidfd_send_signal,
+            pidfd.as_raw_fd(),
+            signal,
+            ptr::null::<c_void>(),
+            0,
+        )
+    };
+    Errno::result(result).map(drop)
+}
+
+/// Sends a signal to a process group. The caller knows that the number is still this group's:
+/// its leader has not been reaped.
+///
+/// # Errors
+/// `ESRCH` when no process is left in it.
+pub fn signal_group(group: Pid, signal: c_int) -> Result<(), Errno> {
+    debug_assert!(group > 1);
+    // SAFETY: plain integers.
+    Errno::result(unsafe { libc::kill(-group, signal) }).map(drop)
+}
+
+/// Sends a signal to one of the caller's own unreaped children.
+///
+/// # Errors
+/// `ESRCH` when it is gone.
+pub fn signal_child(pid: Pid, signal: c_int) -> Result<(), Errno> {
+    debug_assert!(pid > 1);
+    // SAFETY: plain integers.
+    Errno::result(unsafe { libc::kill(pid, signal) }).map(drop)
+}
+
+/// What poll(2) is asked for, and what it finds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Events(i16);
+
+impl Events {
+    /// Nothing but what is always told: [`Events::BROKEN`].
+    pub const NONE: Self = Self(0);
+    /// Something can be read, or the end has come.
+    pub const READABLE: Self = Self(libc::POLLIN);
+    /// Something can be written.
+    pub const WRITABLE: Self = Self(libc::POLLOUT);
+    /// The peer of a socket will send no more.
+    pub const PEER_CLOSED: Self = Self(libc::POLLRDHUP);
+    /// The other end is gone altogether, or there was an error.
+    pub const BROKEN: Self = Self(libc::POLLERR | libc::POLLHUP | libc::POLLNVAL);
+
+    /// These, and the others if `condition` holds.
+    #[must_use]
+    pub fn and_if(self, condition: bool, others: Self) -> Self {
+        if condition {
+            Self(self.0 | others.0)
+        } else {
+            self
+        }
+    }
+
+    /// Whether any of the others is among these.
+    pub fn has(self, others: Self) -> bool {
+        self.0 & others.0 != 0
+    }
+
+    /// Whether there is any.
+    pub fn any(self) -> bool {
+        self.0 != 0
+    }
+}
+
+/// One descriptor in a poll.
+#[repr(transparent)]
+pub struct PollEntry<'fd> {
+    raw: libc::pollfd,
+    descriptor: PhantomData<BorrowedFd<'fd>>,
+}
+
+impl<'fd> PollEntry<'fd> {
+    /// Asks for events of a descriptor; without one the entry is never ready.
+    pub fn new(descriptor: impl Into<Option<BorrowedFd<'fd>>>, events: Events) -> Self {
+        let fd = descriptor
+            .into()
+            .map_or(-1, |descriptor| descriptor.as_raw_fd());
+        Self {
+            raw: libc::pollfd {
+                fd,
+                events: events.0,
+                revents: 0,
+            },
+            descriptor: PhantomData,
+        }
+    }
+
+    /// What was found.
+    pub fn events(&self) -> Events {
+        Events(self.raw.revents)
+    }
+
+    /// Whether anything was found.
+    pub fn is_ready(&self) -> bool {
+        self.events().any()
+    }
+}
+
+/// Waits until a descriptor is ready, at most for `limit` (`None` is for ever), which is rounded up
+/// to milliseconds so that nothing comes early. False when none is, also after a signal.
+pub fn poll(entries: &mut [PollEntry<'_>], limit: Option<Duration>) -> bool {
+    let timeout = limit.map_or(-1, |limit| {
+        c_int::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
+    });
+    // SAFETY: PollEntry is a pollfd (transparent), and its descriptors are borrowed for the call.
+    unsafe {
+        libc::poll(
+            entries.as_mut_ptr().cast(),
+            entries.len() as libc::nfds_t,
+            timeout,
+        ) > 0
+    }
+}
+
+/// Bytes that can be read from a pipe without waiting.
+///
+/// # Errors
+/// `ENOTTY` for something that is no pipe.
+pub fn readable_bytes(pipe: BorrowedFd<'_>) -> Result<usize, Errno> {
+    let mut count: c_int = 0;
+    // SAFETY: FIONREAD writes one integer.
+    Errno::result(unsafe { libc::ioctl(pipe.as_raw_fd(), libc::FIONREAD, &raw mut count) })?;
+    Ok(usize::try_from(count).unwrap_or_default())
+}
+
+/// The signals that this process ignores, which a child would inherit through execve.
+pub fn ignored_signals() -> Vec<c_int> {
+    (1..=64)
+        .filter(|signal| {
+            let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+            // SAFETY: asks only; the kernel fills `action`.
+            unsafe {
+                libc::sigaction(*signal, ptr::null(), action.as_mut_ptr()) == 0
+                    && action.assume_init().sa_sigaction == libc::SIG_IGN
+            }
+        })
+        .collect()
+}
+
+unsafe extern "C" {
+    static environ: *const *mut c_char;
+}
+
+/// Overwrites the value of a variable where the kernel shows it (`/proc/<pid>/environ`): removing a
+/// variable only edits the library's copy.
+///
+/// To be called before there is a second thread.
+pub fn scrub_environment(name: &str) {
+    // SAFETY: environ is a null-terminated array of C strings that live as long as the process, and
+    // no other thread exists that could read or change them.
+    unsafe {
+        let mut entry = environ;
+        while !entry.is_null() && !(*entry).is_null() {
+            let text = CStr::from_ptr(*entry).to_bytes();
+            if text
+                .strip_prefix(name.as_bytes())
+                .is_some_and(|rest| rest.starts_with(b"="))
+            {
+                for index in name.len() + 1..text.len() {
+                    ptr::write_volatile((*entry).add(index), b'x'.cast_signed());
+                }
+            }
+            entry = entry.add(1);
+        }
+    }
+}
+
+/// Makes sure that descriptors 0, 1 and 2 are taken, so that nothing the server opens lands there.
+pub fn occupy_standard_streams() {
+    loop {
+        // SAFETY: opens a path; descriptors below 3 are left open on purpose.
+        unsafe {
+            let descriptor = libc::open(c"/dev/null".as_ptr(), libc::O_RDWR | libc::O_CLOEXEC);
+            if descriptor > 2 {
+                libc::close(descriptor);
+            }
+            if !(0..=2).contains(&descriptor) {
+                return;
+            }
+        }
+    }
+}
+
+/// Splits the process in two; to be called before there is a second thread.
+///
+/// # Errors
+/// No process, no memory.
+pub fn fork() -> Result<Option<Pid>, Errno> {
+    // SAFETY: with one thread the child's memory is consistent.
+    let pid = Errno::result(unsafe { libc::fork() })?;
+    Ok((pid != 0).then_some(pid))
+}
+
+/// The Landlock ABI of the running kernel, 0 where there is none (Documentation/userspace-api/landlock).
+pub fn landlock_abi() -> u32 {
+    // SAFETY: with LANDLOCK_CREATE_RULESET_VERSION the call takes no attribute and only returns a number.
+    let version = unsafe {
+        libc::syscall(
+            libc::SYS_landlock_create_ruleset,
+            ptr::null::<c_void>(),
+            0,
+            1,
+        )
+    };
+    u32::try_from(version).unwrap_or(0)
+}

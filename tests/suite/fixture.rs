@@ -1,0 +1,1114 @@
+//! Starting servers and talking to them.
+//!
+//! [`Server`] is a running `sbx-server` that dies with the value. [`Connection`] is one TCP
+//! connection on which a test may send any bytes it likes; [`Reply`] is a parsed response.
+//! [`EventStream`] reads the NDJSON events of a command one at a time, as they arrive.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// The token that [`Server::start`] gives its servers.
+pub const TOKEN: &str = "test-token-5e1f";
+
+/// How long anything that should be prompt may take before a test gives up on it.
+pub const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The program under test.
+pub const BINARY: &str = env!("CARGO_BIN_EXE_sbx-server");
+
+/// Says that a test could not run here. In CI that is a failure, elsewhere a loud line.
+#[macro_export]
+macro_rules! skip {
+    ($($reason:tt)*) => {{
+        let reason = format!($($reason)*);
+        assert!(std::env::var_os("CI").is_none(), "SKIPPED in CI, which is a failure: {reason}");
+        eprintln!("SKIPPED: {reason}");
+        return;
+    }};
+}
+
+/// Polls `condition` until it holds; panics with `what` after `limit`.
+#[track_caller]
+pub fn wait_until(what: &str, limit: Duration, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + limit;
+    while !condition() {
+        assert!(Instant::now() < deadline, "not within {limit:?}: {what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A directory of its own for a test, removed with the value.
+pub struct TempDir(PathBuf);
+
+impl TempDir {
+    pub fn new() -> Self {
+        let mut name = [0u8; 8];
+        std::fs::File::open("/dev/urandom")
+            .unwrap()
+            .read_exact(&mut name)
+            .unwrap();
+        let path = std::env::temp_dir().join(format!("sbx-test-{:016x}", u64::from_ne_bytes(name)));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self) -> &std::path::Path {
+        &self.0
+    }
+
+    /// The path of `name` in the directory, as a string.
+    pub fn join(&self, name: &str) -> String {
+        self.0.join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for TempDir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// How a server is to be started.
+pub struct Builder {
+    wrapper: Vec<String>,
+    env: BTreeMap<String, String>,
+    token: Option<String>,
+}
+
+impl Builder {
+    /// Sets a variable of the server's environment.
+    pub fn env(mut self, name: &str, value: impl ToString) -> Self {
+        self.env.insert(name.to_owned(), value.to_string());
+        self
+    }
+
+    /// Starts the server without a token (on loopback).
+    pub fn no_token(mut self) -> Self {
+        self.token = None;
+        self
+    }
+
+    /// Runs the server through another program, such as `unshare` with its options.
+    pub fn wrapped_in(mut self, words: &[&str]) -> Self {
+        self.wrapper = words.iter().map(|word| (*word).to_owned()).collect();
+        self
+    }
+
+    /// The command line and environment, for tests that watch the start itself fail.
+    pub fn command(&self) -> Command {
+        let mut words = self.wrapper.clone();
+        words.push(BINARY.to_owned());
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("SBX_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .env("SBX_PORT", "0")
+            .env("SBX_BIND", "127.0.0.1")
+            .envs(&self.env);
+        if let Some(token) = &self.token {
+            command.env("SBX_TOKEN", token);
+        }
+        command
+    }
+
+    /// Starts the server and waits for its ready line.
+    pub fn start(self) -> Server {
+        let mut child = self
+            .command()
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = Arc::new(Mutex::new(String::new()));
+        let mut lines = BufReader::new(child.stderr.take().unwrap());
+        let mut address = None;
+        while address.is_none() {
+            let mut line = String::new();
+            if lines.read_line(&mut line).unwrap() == 0 {
+                panic!(
+                    "the server ended before it was ready: {:?}\n{}",
+                    child.wait(),
+                    log.lock().unwrap()
+                );
+            }
+            address = line
+                .split_once("listening on ")
+                .and_then(|(_, rest)| rest.split_whitespace().next())
+                .and_then(|text| text.parse::<SocketAddr>().ok());
+            log.lock().unwrap().push_str(&line);
+        }
+        let sink = Arc::clone(&log);
+        thread::spawn(move || {
+            for line in lines.lines().map_while(Result::ok) {
+                let mut log = sink.lock().unwrap();
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        Server {
+            child,
+            address: address.unwrap(),
+            token: self.token,
+            network: None,
+            log,
+        }
+    }
+}
+
+/// A running server; it is killed when the value is dropped.
+pub struct Server {
+    child: Child,
+    pub address: SocketAddr,
+    pub token: Option<String>,
+    /// The network namespace it listens in, as a file, where that is not the tests' own.
+    pub network: Option<PathBuf>,
+    log: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// A dedicated server with [`TOKEN`], on a free loopback port.
+    pub fn start() -> Self {
+        Self::builder().start()
+    }
+
+    pub fn builder() -> Builder {
+        Builder {
+            wrapper: Vec::new(),
+            env: BTreeMap::new(),
+            token: Some(TOKEN.to_owned()),
+        }
+    }
+
+    /// The pid of what was started: the server, or the wrapper around it.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Everything the server has written to stderr so far.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Sends a signal to the started process.
+    pub fn signal(&self, signal: i32) {
+        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+        nix::sys::signal::kill(pid, nix::sys::signal::Signal::try_from(signal).unwrap()).unwrap();
+    }
+
+    /// Waits for the server to end by itself.
+    #[track_caller]
+    pub fn wait_for_exit(&mut self, limit: Duration) -> ExitStatus {
+        let mut status = None;
+        wait_until("the server ends", limit, || {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    /// Whether the started process still runs.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    /// A new connection.
+    pub fn connect(&self) -> Connection {
+        match &self.network {
+            None => Connection::open(self.address, self.token.clone()),
+            Some(network) => in_network(network, || {
+                Connection::open(self.address, self.token.clone())
+            }),
+        }
+    }
+
+    /// One request on a connection of its own.
+    pub fn request(&self, method: &str, target: &str, body: &[u8]) -> Reply {
+        self.connect().request(method, target, &[], body)
+    }
+
+    pub fn get(&self, target: &str) -> Reply {
+        self.request("GET", target, b"")
+    }
+
+    pub fn delete(&self, target: &str) -> Reply {
+        self.request("DELETE", target, b"")
+    }
+
+    pub fn put(&self, target: &str, body: &[u8]) -> Reply {
+        self.request("PUT", target, body)
+    }
+
+    pub fn post(&self, target: &str, body: &Value) -> Reply {
+        self.request("POST", target, body.to_string().as_bytes())
+    }
+
+    /// Runs a command to its end; the whole stream must be there, with exactly one `exit`, last.
+    #[track_caller]
+    pub fn exec(&self, body: &Value) -> Outcome {
+        Outcome::of(self.exec_stream(body).collect())
+    }
+
+    /// Starts a command and returns its events as they arrive.
+    #[track_caller]
+    pub fn exec_stream(&self, body: &Value) -> EventStream {
+        self.stream("POST", "/v1/exec", body.to_string().as_bytes())
+    }
+
+    /// Any request that is answered by a stream of events.
+    #[track_caller]
+    pub fn stream(&self, method: &str, target: &str, body: &[u8]) -> EventStream {
+        let mut connection = self.connect();
+        connection.send_request(method, target, &[], body);
+        let head = connection.read_head();
+        if head.status != 200 {
+            let reply = connection.read_body(head);
+            panic!("{method} {target}: {} {}", reply.status, reply.text());
+        }
+        EventStream {
+            connection,
+            buffer: Vec::new(),
+            ended: false,
+        }
+    }
+
+    /// Starts a background process and returns its description (`id`, `pid`, ...).
+    #[track_caller]
+    pub fn spawn(&self, body: &Value) -> Value {
+        let reply = self.post("/v1/processes", body);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        reply.json()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A response, its body decoded from whatever framing it came in.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    pub status: u16,
+    /// Names in lower case, in the order they came.
+    pub headers: Vec<(String, String)>,
+    pub body: Vec<u8>,
+}
+
+impl Reply {
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers
+            .iter()
+            .find(|(key, _)| key == name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    #[track_caller]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body)
+            .unwrap_or_else(|error| panic!("{error}: {}", self.text()))
+    }
+
+    /// The `code` of an error reply.
+    #[track_caller]
+    pub fn code(&self) -> String {
+        self.json()["code"]
+            .as_str()
+            .expect("an error has a code")
+            .to_owned()
+    }
+}
+
+/// One TCP connection to a server.
+pub struct Connection {
+    pub stream: TcpStream,
+    pub token: Option<String>,
+    /// Received and not yet consumed.
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    pub fn open(address: SocketAddr, token: Option<String>) -> Self {
+        let stream = TcpStream::connect(address).unwrap();
+        stream.set_nodelay(true).unwrap();
+        stream
+            .set_read_timeout(Some(Duration::from_secs(60)))
+            .unwrap();
+        Self {
+            stream,
+            token,
+            buffer: Vec::new(),
+        }
+    }
+
+    /// Sends bytes as they are.
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.stream.write_all(bytes).unwrap();
+    }
+
+    /// Sends a well-formed request, with the token and a Content-Length unless `headers` frame it.
+    pub fn send_request(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) {
+        let mut head = format!("{method} {target} HTTP/1.1\r\nHost: sandbox\r\n");
+        if let Some(token) = &self.token {
+            head.push_str(&format!("X-Sandbox-Token: {token}\r\n"));
+        }
+        for (name, value) in headers {
+            head.push_str(&format!("{name}: {value}\r\n"));
+        }
+        let framed = |(name, _): &(&str, &str)| {
+            name.eq_ignore_ascii_case("content-length")
+                || name.eq_ignore_ascii_case("transfer-encoding")
+        };
+        if !headers.iter().any(framed) && (!body.is_empty() || matches!(method, "POST" | "PUT")) {
+            head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+        }
+        head.push_str("\r\n");
+        self.send(head.as_bytes());
+        self.send(body);
+    }
+
+    /// Sends a request and reads its whole reply.
+    #[track_caller]
+    pub fn request(
+        &mut self,
+        method: &str,
+        target: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Reply {
+        self.send_request(method, target, headers, body);
+        self.read_reply_to(method)
+    }
+
+    /// Reads one reply to anything but HEAD.
+    #[track_caller]
+    pub fn read_reply(&mut self) -> Reply {
+        self.read_reply_to("GET")
+    }
+
+    #[track_caller]
+    pub fn read_reply_to(&mut self, method: &str) -> Reply {
+        let head = self.read_head();
+        if method == "HEAD" {
+            head
+        } else {
+            self.read_body(head)
+        }
+    }
+
+    /// Reads a status line and headers; the body is left for [`Self::read_body`].
+    #[track_caller]
+    pub fn read_head(&mut self) -> Reply {
+        let end = loop {
+            if let Some(end) = find(&self.buffer, b"\r\n\r\n") {
+                break end;
+            }
+            assert!(
+                self.fill(),
+                "the connection ended inside a head: {:?}",
+                String::from_utf8_lossy(&self.buffer)
+            );
+        };
+        let head: Vec<u8> = self.buffer.drain(..end + 4).collect();
+        let head = String::from_utf8(head).unwrap();
+        let mut lines = head.trim_end().split("\r\n");
+        let status = lines
+            .next()
+            .unwrap()
+            .split(' ')
+            .nth(1)
+            .unwrap()
+            .parse()
+            .unwrap();
+        let headers = lines
+            .map(|line| {
+                line.split_once(": ")
+                    .unwrap_or_else(|| panic!("a bad header line: {line:?}"))
+            })
+            .map(|(name, value)| (name.to_ascii_lowercase(), value.to_owned()))
+            .collect();
+        Reply {
+            status,
+            headers,
+            body: Vec::new(),
+        }
+    }
+
+    /// Reads the body that `head` announces.
+    #[track_caller]
+    pub fn read_body(&mut self, mut head: Reply) -> Reply {
+        if head.status == 204 || head.status == 304 || head.status < 200 {
+            return head;
+        }
+        if head.header("transfer-encoding") == Some("chunked") {
+            while let Some(chunk) = self.read_chunk() {
+                head.body.extend(chunk);
+            }
+        } else if let Some(length) = head.header("content-length") {
+            let length: usize = length.parse().unwrap();
+            head.body = self.read_exactly(length);
+        } else {
+            while self.fill() {}
+            head.body = std::mem::take(&mut self.buffer);
+        }
+        head
+    }
+
+    /// One chunk of a chunked body; `None` at its end.
+    #[track_caller]
+    pub fn read_chunk(&mut self) -> Option<Vec<u8>> {
+        let end = loop {
+            if let Some(end) = find(&self.buffer, b"\r\n") {
+                break end;
+            }
+            assert!(self.fill(), "the connection ended inside a chunked body");
+        };
+        let line: Vec<u8> = self.buffer.drain(..end + 2).collect();
+        let size = usize::from_str_radix(std::str::from_utf8(&line[..end]).unwrap(), 16).unwrap();
+        let chunk = self.read_exactly(size);
+        assert_eq!(self.read_exactly(2), b"\r\n");
+        (size > 0).then_some(chunk)
+    }
+
+    #[track_caller]
+    pub fn read_exactly(&mut self, length: usize) -> Vec<u8> {
+        while self.buffer.len() < length {
+            assert!(
+                self.fill(),
+                "the connection ended {} bytes early",
+                length - self.buffer.len()
+            );
+        }
+        self.buffer.drain(..length).collect()
+    }
+
+    /// Receives once; false at the end of the connection, orderly or not.
+    pub fn fill(&mut self) -> bool {
+        let mut chunk = [0; 65536];
+        match self.stream.read(&mut chunk) {
+            Ok(0) => false,
+            Ok(count) => {
+                self.buffer.extend_from_slice(&chunk[..count]);
+                true
+            }
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => false,
+            Err(error) => panic!("reading: {error}"),
+        }
+    }
+
+    /// Everything until the server closes.
+    pub fn read_to_close(&mut self) -> Vec<u8> {
+        while self.fill() {}
+        std::mem::take(&mut self.buffer)
+    }
+
+    /// Asserts that the server closes and sends nothing more.
+    #[track_caller]
+    pub fn expect_close(&mut self) {
+        let rest = self.read_to_close();
+        assert!(
+            rest.is_empty(),
+            "more than expected before the close: {:?}",
+            String::from_utf8_lossy(&rest)
+        );
+    }
+}
+
+/// The events of a stream, one at a time, as they arrive. Ends where the chunked body ends.
+pub struct EventStream {
+    pub connection: Connection,
+    buffer: Vec<u8>,
+    ended: bool,
+}
+
+impl EventStream {
+    /// The next event that is not a `ping`.
+    #[track_caller]
+    pub fn next_output(&mut self) -> Option<Value> {
+        self.find(|event| event["event"] != "ping")
+    }
+}
+
+impl Iterator for EventStream {
+    type Item = Value;
+
+    #[track_caller]
+    fn next(&mut self) -> Option<Value> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return Some(serde_json::from_slice(&line).unwrap());
+            }
+            if self.ended {
+                assert!(self.buffer.is_empty(), "the stream ended inside a line");
+                return None;
+            }
+            match self.connection.read_chunk() {
+                Some(chunk) => self.buffer.extend(chunk),
+                None => self.ended = true,
+            }
+        }
+    }
+}
+
+/// What a command that ran to its end did.
+#[derive(Debug)]
+pub struct Outcome {
+    pub start: Value,
+    pub stdout: String,
+    pub stderr: String,
+    pub exit: Value,
+    pub events: Vec<Value>,
+}
+
+impl Outcome {
+    #[track_caller]
+    pub fn of(events: Vec<Value>) -> Self {
+        let exits = events
+            .iter()
+            .filter(|event| event["event"] == "exit")
+            .count();
+        assert_eq!(exits, 1, "exactly one exit: {events:?}");
+        let exit = events.last().unwrap().clone();
+        assert_eq!(exit["event"], "exit", "exit comes last");
+        let start = events[0].clone();
+        assert_eq!(start["event"], "start", "start comes first");
+        let text = |stream: &str| {
+            events
+                .iter()
+                .filter(|event| event["event"] == stream)
+                .map(|event| event["data"].as_str().unwrap())
+                .collect()
+        };
+        Self {
+            start,
+            stdout: text("stdout"),
+            stderr: text("stderr"),
+            exit,
+            events,
+        }
+    }
+
+    pub fn code(&self) -> Option<i64> {
+        self.exit["exit_code"].as_i64()
+    }
+}
+
+/// Position of `needle` in `haystack`.
+pub fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
+    haystack
+        .windows(needle.len())
+        .position(|window| window == needle)
+}
+
+/// The pids of all live (not zombie) processes whose command line contains `text`.
+pub fn processes_with(text: &str) -> Vec<i32> {
+    let own = std::process::id().cast_signed();
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
+        .filter(|pid| *pid != own)
+        .filter(|pid| {
+            std::fs::read(format!("/proc/{pid}/cmdline"))
+                .is_ok_and(|line| find(&line, text.as_bytes()).is_some())
+        })
+        .collect()
+}
+
+/// Runs `action` in a thread that has moved to another network namespace. Sockets made there stay
+/// there, whichever thread uses them later.
+pub fn in_network<T: Send>(network: &std::path::Path, action: impl FnOnce() -> T + Send) -> T {
+    let namespace = std::fs::File::open(network).unwrap();
+    let enter = || {
+        nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWNET).unwrap();
+        action()
+    };
+    thread::scope(|scope| scope.spawn(enter).join().unwrap())
+}
+
+/// A number that occurs in no other command line, to be given to `sleep`: by it a test finds every
+/// process of a command's tree again. Whatever is left of the tree ends with the value.
+pub struct Mark(String);
+
+impl Mark {
+    pub fn new() -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+        Self(format!("3600.{:07}{count:05}", std::process::id()))
+    }
+
+    /// The live processes that carry the mark.
+    pub fn pids(&self) -> Vec<i32> {
+        processes_with(&self.0)
+    }
+
+    /// Waits until at least `count` processes carry the mark.
+    #[track_caller]
+    pub fn wait_for(&self, count: usize) {
+        wait_until("the marked processes run", PATIENCE, || {
+            self.pids().len() >= count
+        });
+    }
+
+    /// Waits until no process carries the mark.
+    #[track_caller]
+    pub fn wait_gone(&self, limit: Duration) {
+        wait_until("the marked processes end", limit, || self.pids().is_empty());
+    }
+}
+
+impl std::fmt::Display for Mark {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl Drop for Mark {
+    fn drop(&mut self) {
+        // Repeated, because a test that failed may have left something that forks.
+        for _ in 0..100 {
+            let left = self.pids();
+            if left.is_empty() {
+                return;
+            }
+            for pid in left {
+                let _ = nix::sys::signal::kill(
+                    nix::unistd::Pid::from_raw(pid),
+                    nix::sys::signal::Signal::SIGKILL,
+                );
+            }
+        }
+    }
+}
+
+/// A gate that commands wait at with `: < PATH` until the test opens it.
+pub struct Gate {
+    directory: TempDir,
+    opened: Option<std::fs::File>,
+}
+
+impl Gate {
+    pub fn new() -> Self {
+        let directory = TempDir::new();
+        nix::unistd::mkfifo(
+            &directory.path().join("gate"),
+            nix::sys::stat::Mode::S_IRWXU,
+        )
+        .unwrap();
+        Self {
+            directory,
+            opened: None,
+        }
+    }
+
+    /// The path of the FIFO; opening it for reading blocks while the gate is shut.
+    pub fn path(&self) -> String {
+        self.directory.join("gate")
+    }
+
+    /// Lets everyone through, now and later.
+    pub fn open(&mut self) {
+        // Opening a FIFO for both directions never blocks, whoever is or is not there.
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(self.path())
+            .unwrap();
+        self.opened = Some(file);
+    }
+}
+
+/// One line of the process table.
+#[derive(Debug, Clone)]
+pub struct ProcessStat {
+    pub pid: i32,
+    pub state: char,
+    pub parent: i32,
+    pub group: i32,
+    pub session: i32,
+    /// User and system time so far.
+    pub cpu: Duration,
+}
+
+/// What `/proc/<pid>/stat` says; `None` when there is no such process.
+pub fn stat_of(pid: i32) -> Option<ProcessStat> {
+    let text = std::fs::read(format!("/proc/{pid}/stat")).ok()?;
+    let text = String::from_utf8_lossy(&text);
+    // The name may hold anything, also spaces and brackets.
+    let fields: Vec<&str> = text[text.rfind(')')? + 2..].split(' ').collect();
+    let number = |index: usize| fields[index].parse::<i32>().unwrap();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    Some(ProcessStat {
+        pid,
+        state: fields[0].chars().next()?,
+        parent: number(1),
+        group: number(2),
+        session: number(3),
+        cpu: Duration::from_millis(ticks * 10),
+    })
+}
+
+/// The whole process table, zombies included.
+pub fn all_processes() -> Vec<ProcessStat> {
+    std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| stat_of(entry.ok()?.file_name().to_str()?.parse().ok()?))
+        .collect()
+}
+
+/// Everything below `root` in the process table, zombies included.
+pub fn descendants_of(root: i32) -> Vec<ProcessStat> {
+    let all = all_processes();
+    let mut found: Vec<ProcessStat> = Vec::new();
+    let mut next = vec![root];
+    while let Some(parent) = next.pop() {
+        for process in all.iter().filter(|process| process.parent == parent) {
+            next.push(process.pid);
+            found.push(process.clone());
+        }
+    }
+    found
+}
+
+/// A field of `/proc/<pid>/status` that counts kibibytes, such as `VmRSS` or `VmHWM`, in bytes.
+#[track_caller]
+pub fn memory_of(pid: i32, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.starts_with(&format!("{field}:")))
+        .unwrap();
+    line.split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse::<u64>()
+        .unwrap()
+        * 1024
+}
+
+/// The number of entries of a directory such as `/proc/<pid>/fd` or `/proc/<pid>/task`.
+pub fn count_entries(path: &str) -> usize {
+    std::fs::read_dir(path).unwrap().count()
+}
+
+/// Closes the connection with a reset, as a client does that dies or gives up.
+pub fn reset(connection: Connection) {
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    nix::sys::socket::setsockopt(
+        &connection.stream,
+        nix::sys::socket::sockopt::Linger,
+        &linger,
+    )
+    .unwrap();
+    drop(connection);
+}
+
+/// The shortest of several measurements: what the program can do when the machine lets it.
+pub fn best_of(runs: usize, mut measure: impl FnMut() -> Duration) -> Duration {
+    (0..runs).map(|_| measure()).min().unwrap()
+}
+
+/// `size` bytes of lines in which every position can be told from every other.
+pub fn numbered_text(size: usize) -> String {
+    use std::fmt::Write as _;
+    let mut text = String::with_capacity(size + 64);
+    let mut line = 0;
+    while text.len() < size {
+        writeln!(
+            text,
+            "{line:09} the quick brown fox jumps over the lazy dog"
+        )
+        .unwrap();
+        line += 1;
+    }
+    text.truncate(size);
+    text
+}
+
+/// Bytes without a pattern, the same in every run.
+pub fn random_bytes(size: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let mut bytes = Vec::with_capacity(size + 8);
+    while bytes.len() < size {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(size);
+    bytes
+}
+
+/// Decodes padded base64; anything else is a failure.
+#[track_caller]
+pub fn decode_base64(text: &str) -> Vec<u8> {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut values = [255u8; 256];
+    for (value, symbol) in (0..).zip(ALPHABET) {
+        values[usize::from(*symbol)] = value;
+    }
+    assert!(
+        text.len().is_multiple_of(4),
+        "base64 of {} characters",
+        text.len()
+    );
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let symbols = text.trim_end_matches('=').as_bytes();
+    assert!(text.len() - symbols.len() <= 2, "too much padding");
+    for group in symbols.chunks(4) {
+        let mut bits = 0u32;
+        for symbol in group {
+            let value = values[usize::from(*symbol)];
+            assert!(value < 64, "not base64: {:?}", char::from(*symbol));
+            bits = bits << 6 | u32::from(value);
+        }
+        bits <<= 6 * (4 - group.len());
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..group.len()]);
+    }
+    bytes
+}
+
+/// One output stream as its events told it.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// The bytes that were given, one piece after another.
+    pub data: Vec<u8>,
+    /// Bytes that were said to be lost.
+    pub dropped: u64,
+    /// The offset after the last event.
+    pub end: u64,
+}
+
+/// Puts the events of `stream` together, asserting that each one begins where the last one ended,
+/// the first at `offset`: nothing is missing or told twice without being said.
+#[track_caller]
+pub fn output_of(events: &[Value], stream: &str, offset: u64) -> Output {
+    let mut output = Output {
+        end: offset,
+        ..Output::default()
+    };
+    for event in events {
+        let dropped = event["event"] == "dropped" && event["stream"] == stream;
+        if event["event"] != stream && !dropped {
+            continue;
+        }
+        assert_eq!(
+            event["offset"].as_u64(),
+            Some(output.end),
+            "offsets are contiguous: {event}"
+        );
+        let bytes = event["bytes"].as_u64().unwrap();
+        assert!(bytes > 0, "an event about nothing: {event}");
+        output.end += bytes;
+        if dropped {
+            output.dropped += bytes;
+        } else if let Some(data) = event["data_b64"].as_str() {
+            let data = decode_base64(data);
+            assert_eq!(data.len() as u64, bytes, "bytes counts raw bytes");
+            output.data.extend(data);
+        } else {
+            output
+                .data
+                .extend_from_slice(event["data"].as_str().unwrap().as_bytes());
+        }
+    }
+    output
+}
+
+/// The events of a whole body of a stream.
+#[track_caller]
+pub fn events_of(body: &[u8]) -> Vec<Value> {
+    let text = std::str::from_utf8(body).unwrap();
+    assert!(
+        text.is_empty() || text.ends_with('\n'),
+        "a stream ends with a whole line"
+    );
+    text.split_terminator('\n')
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// Takes apart everything that came on a connection until its end: a sequence of whole responses
+/// and nothing else. Strict, because it is the oracle of tests that send nonsense. It does not
+/// know the requests, so responses to HEAD cannot be among them.
+pub fn parse_replies(mut bytes: &[u8]) -> Result<Vec<Reply>, String> {
+    let mut replies = Vec::new();
+    while !bytes.is_empty() {
+        let (reply, rest) = parse_reply(bytes)?;
+        replies.push(reply);
+        bytes = rest;
+    }
+    Ok(replies)
+}
+
+fn parse_reply(bytes: &[u8]) -> Result<(Reply, &[u8]), String> {
+    let end = find(bytes, b"\r\n\r\n").ok_or("a head without an end")?;
+    let head = std::str::from_utf8(&bytes[..end]).map_err(|error| format!("a head: {error}"))?;
+    let mut rest = &bytes[end + 4..];
+    let mut lines = head.split("\r\n");
+    let status_line = lines.next().unwrap_or_default();
+    let status = status_line
+        .strip_prefix("HTTP/1.1 ")
+        .and_then(|text| text.get(..3))
+        .and_then(|text| text.parse::<u16>().ok())
+        .ok_or_else(|| format!("a status line: {status_line:?}"))?;
+    let mut headers: Vec<(String, String)> = Vec::new();
+    for line in lines {
+        let (name, value) = line
+            .split_once(": ")
+            .ok_or_else(|| format!("a header: {line:?}"))?;
+        headers.push((name.to_ascii_lowercase(), value.to_owned()));
+    }
+    let mut reply = Reply {
+        status,
+        headers,
+        body: Vec::new(),
+    };
+    let length = reply.header("content-length").map(str::to_owned);
+    let chunked = reply.header("transfer-encoding") == Some("chunked");
+    if status < 200 || status == 204 || status == 304 {
+        if chunked || length.is_some_and(|length| length != "0") {
+            return Err(format!("a {status} with a body"));
+        }
+    } else if chunked {
+        if length.is_some() {
+            return Err("two framings in one response".to_owned());
+        }
+        loop {
+            let end = find(rest, b"\r\n").ok_or("a chunk without a size")?;
+            let size = std::str::from_utf8(&rest[..end])
+                .ok()
+                .and_then(|text| usize::from_str_radix(text, 16).ok())
+                .ok_or("a chunk size that is no number")?;
+            let chunk = rest
+                .get(end + 2..end + 2 + size)
+                .ok_or("a chunk that is cut off")?;
+            reply.body.extend_from_slice(chunk);
+            rest = rest[end + 2 + size..]
+                .strip_prefix(b"\r\n")
+                .ok_or("a chunk without an end")?;
+            if size == 0 {
+                break;
+            }
+        }
+    } else if let Some(length) = length {
+        let length: usize = length
+            .parse()
+            .map_err(|error| format!("{length:?}: {error}"))?;
+        reply.body = rest.get(..length).ok_or("a body that is cut off")?.to_vec();
+        rest = &rest[length..];
+    } else {
+        reply.body = rest.to_vec();
+        rest = &[];
+    }
+    Ok((reply, rest))
+}
+
+/// Waits until the process at the other end of a loopback connection has read all that was sent,
+/// so that what is sent next comes to it as a segment of its own.
+#[track_caller]
+pub fn wait_until_received(stream: &TcpStream) {
+    let own = format!("{:04X}", stream.local_addr().unwrap().port());
+    let peer = format!("{:04X}", stream.peer_addr().unwrap().port());
+    wait_until("what was sent is read", PATIENCE, || {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        // sl local remote state tx:rx ...; the line of the other end has the ports the other way.
+        table.lines().skip(1).all(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            !(fields[1].ends_with(&format!(":{peer}"))
+                && fields[2].ends_with(&format!(":{own}"))
+                && !fields[4].ends_with(":00000000"))
+        })
+    });
+}
+
+/// A number from `/proc/<pid>/status`, such as `Threads` or `VmRSS` (in KiB).
+pub fn status_of(pid: u32, field: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status
+        .lines()
+        .find(|line| line.split(':').next() == Some(field));
+    let value = line.unwrap_or_else(|| panic!("no {field}: {status}"));
+    value.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+/// The processor time that a process has used so far.
+pub fn cpu_time_of(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    // The name in parentheses may hold anything; the fields are counted behind it.
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .unwrap()
+        .1
+        .split_whitespace()
+        .collect();
+    let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+    // USER_HZ is 100 on every Linux that this runs on.
+    Duration::from_millis(ticks * 10)
+}
+
+/// How many descriptors a process has open.
+pub fn descriptors_of(pid: u32) -> usize {
+    std::fs::read_dir(format!("/proc/{pid}/fd"))
+        .unwrap()
+        .count()
+}
+
+/// A uid that owns nothing and runs nothing, so that limits per user count only the server.
+pub fn spare_uid(offset: u32) -> u32 {
+    40_000 + std::process::id() % 5_000 + offset * 5_000
+}
+
+/// A copy of the program that any user can start.
+pub fn public_copy(dir: &TempDir) -> String {
+    let copy = dir.join("sbx-server");
+    std::fs::copy(BINARY, &copy).unwrap();
+    for path in [dir.path().to_path_buf(), copy.clone().into()] {
+        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755))
+            .unwrap();
+    }
+    copy
+}
+
+/// Whether a test may run a server as another user: root, with the programs that it takes.
+pub fn can_change_user() -> bool {
+    nix::unistd::geteuid().is_root()
+        && std::process::Command::new("setpriv")
+            .args([
+                "--reuid=12345",
+                "--regid=12345",
+                "--clear-groups",
+                "prlimit",
+                "--nproc",
+            ])
+            .output()
+            .is_ok_and(|output| output.status.success())
+}

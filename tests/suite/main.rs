@@ -1,0 +1,21 @@
+//! The integration suite: starts the real binary on a free loopback port and speaks raw HTTP to it.
+//!
+//! One crate, one file per promise. [`fixture`] is the only code the files share: it starts
+//! servers, speaks HTTP without a client library (so that malformed requests can be sent), and
+//! waits for conditions. Nothing here sleeps and hopes.
+
+// Nothing here is a library; `pub` says which helpers are for the other files.
+#![allow(unreachable_pub)]
+
+mod auth;
+mod client;
+mod config;
+mod docker;
+mod exec;
+mod files;
+mod fixture;
+mod hostile;
+mod http;
+mod lifecycle;
+mod processes;
+mod readme;
