@@ -5,7 +5,7 @@
 //! settings, and nothing here acts on them.
 
 use std::collections::BTreeMap;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -205,7 +205,8 @@ pub fn help() -> String {
          environment:\n",
     );
     for (name, default, meaning) in VARIABLES {
-        text.push_str(&format!("  {name:<22}{meaning} [{default}]\n"));
+        // Writing to memory does not fail.
+        let _ = writeln!(text, "  {name:<22}{meaning} [{default}]");
     }
     text
 }
@@ -221,7 +222,7 @@ impl Variables {
     fn unacceptable(&self, name: &str, accepted: &str) -> ConfigError {
         ConfigError(format!(
             "{name}={}: not accepted; it takes {accepted}",
-            self.get(name).unwrap_or_default()
+            self.get(name).unwrap_or_default().escape_debug()
         ))
     }
 

@@ -51,7 +51,11 @@ enum Task {
 
 fn main() -> ExitCode {
     sys::occupy_standard_streams();
-    let task = match task(std::env::args().skip(1).collect()) {
+    let arguments: Vec<_> = std::env::args_os()
+        .skip(1)
+        .map(|word| word.to_string_lossy().into_owned())
+        .collect();
+    let task = match task(&arguments) {
         Ok(task) => task,
         Err(text) => {
             eprintln!("sbx-server: {text}");
@@ -84,7 +88,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn task(arguments: Vec<String>) -> std::result::Result<Task, String> {
+fn task(arguments: &[String]) -> std::result::Result<Task, String> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
         [] => Ok(Task::Serve {
@@ -113,7 +117,13 @@ fn take_environment() -> (Environment, BTreeMap<String, String>) {
     let environment: Environment = std::env::vars_os().collect();
     sys::scrub_environment("SBX_TOKEN");
     let _ = prctl::set_dumpable(false);
-    let settings = environment
+    let settings = settings(&environment);
+    (environment, settings)
+}
+
+/// The variables that are for this program. Those of others may hold anything.
+fn settings(environment: &Environment) -> BTreeMap<String, String> {
+    environment
         .iter()
         .filter(|(name, _)| name.to_string_lossy().starts_with("SBX_"))
         .map(|(name, value)| {
@@ -122,8 +132,7 @@ fn take_environment() -> (Environment, BTreeMap<String, String>) {
                 value.to_string_lossy().into_owned(),
             )
         })
-        .collect();
-    (environment, settings)
+        .collect()
 }
 
 fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> {
@@ -188,10 +197,7 @@ fn raise_descriptor_limit() {
 
 /// `sbx-server health`: asks the server on this machine, for images that have no HTTP client.
 fn health() -> ExitCode {
-    let settings: BTreeMap<_, _> = std::env::vars()
-        .filter(|(name, _)| name.starts_with("SBX_"))
-        .collect();
-    let port = match config::port(settings) {
+    let port = match config::port(settings(&std::env::vars_os().collect())) {
         Ok(port) => port,
         Err(error) => {
             eprintln!("sbx-server: {error}");

@@ -185,8 +185,8 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
             fail(Step::Session);
         }
         // The server never has descriptors below 3 in use, so no dup2 overwrites a later source.
-        for (target, source) in plan.stdio.iter().enumerate() {
-            if libc::dup2(source.as_raw_fd(), target as c_int) < 0 {
+        for (target, source) in [0, 1, 2].into_iter().zip(&plan.stdio) {
+            if libc::dup2(source.as_raw_fd(), target) < 0 {
                 fail(Step::Descriptors);
             }
         }
@@ -255,7 +255,7 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
 const CAP_SYS_PTRACE: c_int = 19;
 
 /// `struct kernel_sigaction`, which the raw system call takes; the same size on both targets
-/// (aarch64 has no restorer, but SIG_DFL reads none of what follows the handler).
+/// (aarch64 has no restorer, but `SIG_DFL` reads none of what follows the handler).
 #[repr(C)]
 struct KernelSigaction {
     handler: usize,
@@ -311,7 +311,7 @@ pub fn wait_any(block: bool) -> Result<Option<(Pid, Ending)>, Errno> {
     }
 }
 
-/// A descriptor that stands for a process whatever becomes of its number (pidfd_open(2)).
+/// A descriptor that stands for a process whatever becomes of its number, see `pidfd_open(2)`.
 ///
 /// # Errors
 /// `ESRCH` when it is gone.

@@ -115,17 +115,17 @@ impl Audience for EventWriter<'_> {
     }
 
     fn exit(&mut self, exit: &Exit) {
-        Stream::ALL
-            .into_iter()
-            .for_each(|stream| self.release(stream));
+        for stream in Stream::ALL {
+            self.release(stream);
+        }
         let event = ExitEvent::of(exit);
         self.line(|out| Ok(serde_json::to_writer(out, &event)?));
     }
 
     fn caught_up(&mut self, stdout: u64, stderr: u64) {
-        Stream::ALL
-            .into_iter()
-            .for_each(|stream| self.release(stream));
+        for stream in Stream::ALL {
+            self.release(stream);
+        }
         self.line(|out| {
             write!(
                 out,

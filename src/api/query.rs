@@ -153,14 +153,19 @@ fn decode(raw: &[u8]) -> Result<Vec<u8>> {
         decoded.push(match byte {
             b'+' => b' ',
             b'%' => {
-                let digit = |index: usize| char::from(*after.get(index)?).to_digit(16);
-                let (Some(high), Some(low)) = (digit(0), digit(1)) else {
+                let digits = after
+                    .get(..2)
+                    .filter(|digits| digits.iter().all(u8::is_ascii_hexdigit));
+                let byte = digits
+                    .and_then(|digits| std::str::from_utf8(digits).ok())
+                    .and_then(|digits| u8::from_str_radix(digits, 16).ok());
+                let Some(byte) = byte else {
                     return Err(Error::invalid(
                         "the query has a % that is not followed by two hexadecimal digits",
                     ));
                 };
                 rest = &after[2..];
-                (high << 4 | low) as u8
+                byte
             }
             byte => *byte,
         });

@@ -148,10 +148,12 @@ impl Root {
         make_parents: bool,
     ) -> Result<RangedWrite> {
         let failed = |errno| Error::system(format_args!("cannot write {path}"), errno);
+        let mut has_size = true;
         if let Ok(status) = self.status(path.bytes(), AtFlags::empty()) {
             // Asked before it is opened: opening a pipe could wake whoever waits at its other end.
             match FileKind::of(&status) {
-                FileKind::Regular | FileKind::BlockDevice => {}
+                FileKind::Regular => {}
+                FileKind::CharacterDevice | FileKind::BlockDevice => has_size = false,
                 FileKind::Directory => {
                     return Err(Error::new(
                         Kind::IsDirectory,
@@ -161,7 +163,9 @@ impl Root {
                 _ => {
                     return Err(Error::new(
                         Kind::NotRegular,
-                        format!("cannot write {path} at an offset: it is not a regular file"),
+                        format!(
+                            "cannot write {path} at an offset: it is a pipe or socket, which has none"
+                        ),
                     ));
                 }
             }
@@ -191,7 +195,8 @@ impl Root {
             shown: path.to_string(),
             file,
             offset,
-            truncate_to,
+            // A device has no size to set.
+            truncate_to: truncate_to.filter(|_| has_size),
             mode,
         })
     }
@@ -252,7 +257,7 @@ impl Upload {
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                    self.wait_for_reader()?
+                    self.wait_for_reader()?;
                 }
                 Err(error) => {
                     return Err(Error::io(
@@ -350,7 +355,7 @@ impl Upload {
                 Ok(())
             }
             // Something is mounted there, as container engines do with /etc/hosts.
-            Err(Errno::EBUSY) => copy_over(&self.file, directory, name, self.written),
+            Err(Errno::EBUSY) => copy_over(&self.file, directory, name, self.written, self.mode),
             Err(errno) => Err(errno),
         }
     }
@@ -450,11 +455,13 @@ fn temporary_name() -> Vec<u8> {
     format!(".sbx-upload-{:x}-{now:x}-{count:x}", std::process::id()).into_bytes()
 }
 
+/// Writes a complete upload over a file that cannot be replaced.
 fn copy_over(
     source: &File,
     directory: &OwnedFd,
     name: &[u8],
     length: u64,
+    mode: Option<u32>,
 ) -> std::result::Result<(), Errno> {
     let to_errno = |error: std::io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
     let flags = OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
@@ -471,5 +478,9 @@ fn copy_over(
             .map_err(to_errno)?;
         offset += count as u64;
     }
-    nix::unistd::ftruncate(&target, i64::try_from(length).map_err(|_| Errno::EFBIG)?)
+    nix::unistd::ftruncate(&target, i64::try_from(length).map_err(|_| Errno::EFBIG)?)?;
+    match mode {
+        Some(mode) => fchmod(&target, Mode::from_bits_truncate(mode)),
+        None => Ok(()),
+    }
 }

@@ -347,7 +347,7 @@ fn read_chunked(
         if input.unused().is_empty() {
             input.receive(CHUNKED_RECEIVE_BYTES)?;
         }
-        let shown = &input.unused()[..];
+        let shown = input.unused();
         // Shown no more than fits, so that all data found can be taken at once; framing is small.
         let shown = &shown[..shown.len().min(into.len())];
         match decoder.step(shown).map_err(ReceiveError::Parse)? {

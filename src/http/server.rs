@@ -58,13 +58,16 @@ impl<H: Handler> Server<H> {
     pub fn accept(&mut self) {
         match self.listener.accept() {
             Ok((socket, _)) => self.serve(socket),
-            Err(error) => match error.raw_os_error() {
-                Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) => {
-                    self.refuse_for_lack(&error)
+            Err(error) => {
+                // Anything else: nobody there any more, or a connection that died in the queue (accept(2)).
+                let lacking = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
+                if error
+                    .raw_os_error()
+                    .is_some_and(|errno| lacking.contains(&errno))
+                {
+                    self.refuse_for_lack(&error);
                 }
-                // Nobody there any more, or a connection that died in the queue (accept(2)).
-                _ => {}
-            },
+            }
         }
     }
 

@@ -163,7 +163,9 @@ impl CommandSpec {
             CommandLine::Program(words) => {
                 part(b"program");
                 part(&words.len().to_le_bytes());
-                words.iter().for_each(|word| part(word.as_bytes()));
+                for word in words {
+                    part(word.as_bytes());
+                }
             }
         }
         let mut environment = self.environment.clone();

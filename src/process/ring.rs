@@ -378,7 +378,9 @@ mod tests {
             let mut readers: Vec<(Cursor, [u64; 2])> = Vec::new();
             for step in 0..60 {
                 let stream = Stream::ALL[usize::try_from(random(2)).unwrap()];
-                let data: Vec<u8> = (0..random(700)).map(|index| (index + step) as u8).collect();
+                let data: Vec<u8> = (0..random(700))
+                    .map(|index| ((index + step) & 0xff) as u8)
+                    .collect();
                 ring.append(stream, &data);
                 model[stream.index()].extend_from_slice(&data);
                 if random(20) == 0 {

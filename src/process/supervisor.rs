@@ -108,7 +108,7 @@ impl Supervisor {
                     self.step(&mut driven, event.data(), &mut buffer);
                 }
             }
-            self.enforce_deadlines(&mut driven);
+            driven.enforce_deadlines();
         }
     }
 
@@ -187,18 +187,6 @@ impl Supervisor {
             driven.pumps.remove(&key);
         }
     }
-
-    fn enforce_deadlines(&self, driven: &mut Driven) {
-        let now = Instant::now();
-        while let Some((at, key)) = driven.deadlines.first().copied()
-            && at <= now
-        {
-            driven.deadlines.pop_first();
-            if let Some(pump) = driven.pumps.get_mut(&key) {
-                pump.enforce_deadline(now);
-            }
-        }
-    }
 }
 
 /// What the thread has in hand.
@@ -207,4 +195,18 @@ struct Driven {
     pumps: HashMap<u64, Pump>,
     deadlines: BTreeSet<(Instant, u64)>,
     next_key: u64,
+}
+
+impl Driven {
+    fn enforce_deadlines(&mut self) {
+        let now = Instant::now();
+        while let Some((at, key)) = self.deadlines.first().copied()
+            && at <= now
+        {
+            self.deadlines.pop_first();
+            if let Some(pump) = self.pumps.get_mut(&key) {
+                pump.enforce_deadline(now);
+            }
+        }
+    }
 }
