@@ -194,12 +194,7 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
         libc::syscall(libc::SYS_close_range, 3, c_int::MAX, 0);
         // Handlers are reset by execve, ignored signals are not.
         for signal in plan.ignored_signals {
-            let default = KernelSigaction {
-                handler: libc::SIG_DFL,
-                flags: 0,
-                restorer: 0,
-                mask: 0,
-            };
+            let default = KernelSigaction::DEFAULT;
             libc::syscall(
                 libc::SYS_rt_sigaction,
                 *signal,
@@ -262,6 +257,15 @@ struct KernelSigaction {
     flags: u64,
     restorer: usize,
     mask: u64,
+}
+
+impl KernelSigaction {
+    const DEFAULT: Self = Self {
+        handler: libc::SIG_DFL,
+        flags: 0,
+        restorer: 0,
+        mask: 0,
+    };
 }
 
 /// Takes the ending of a child, if it has one (or waits for it).
@@ -466,12 +470,20 @@ pub fn readable_bytes(pipe: BorrowedFd<'_>) -> Result<usize, Errno> {
 pub fn ignored_signals() -> Vec<c_int> {
     (1..=64)
         .filter(|signal| {
-            let mut action = MaybeUninit::<libc::sigaction>::zeroed();
+            let mut action = KernelSigaction::DEFAULT;
+            // The raw call: a C library does not tell about the signals it keeps for itself, and
+            // may have been started with them ignored.
             // SAFETY: asks only; the kernel fills `action`.
-            unsafe {
-                libc::sigaction(*signal, ptr::null(), action.as_mut_ptr()) == 0
-                    && action.assume_init().sa_sigaction == libc::SIG_IGN
-            }
+            let result = unsafe {
+                libc::syscall(
+                    libc::SYS_rt_sigaction,
+                    *signal,
+                    ptr::null::<c_void>(),
+                    &raw mut action,
+                    8,
+                )
+            };
+            result == 0 && action.handler == libc::SIG_IGN
         })
         .collect()
 }

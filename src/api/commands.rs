@@ -1,5 +1,6 @@
 //! Running commands and dealing with processes.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,14 @@ use super::events::{DocumentWriter, EventWriter};
 use super::query::Query;
 use super::wire::{self, CommandRequest, ENCODINGS, Encoding, ProcessDocument};
 use super::{Answer, MAX_JSON_BYTES, received, require_body};
+use crate::http::request::ClientWatch;
 use crate::http::stream::StreamWriter;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::process::command::Input;
 use crate::process::registry::Started;
 use crate::process::ring::Cursor;
-use crate::process::{OnGone, Process};
+use crate::process::{Client, Gone, OnGone, Process};
+use crate::sys::Events;
 use crate::workspace::{Lease, Workspace};
 
 /// `POST exec`, and `POST processes`, which is the same in the background.
@@ -150,6 +153,7 @@ pub(super) fn stdin(
     require_body(request)?;
     let eof = query.flag("eof")?;
     let mut writer = find(workspace, id)?.stdin()?;
+    let mut client = Caller(request.body.watch_client());
     let mut buffer = vec![0; 64 * 1024];
     let mut written = 0;
     loop {
@@ -157,13 +161,30 @@ pub(super) fn stdin(
         if count == 0 {
             break;
         }
-        writer.write(&buffer[..count], request.body.client())?;
+        writer.write(&buffer[..count], &mut client)?;
         written += count as u64;
     }
     if eof {
         writer.close();
     }
     Ok(Response::json(&json!({ "written": written, "eof": eof })))
+}
+
+/// The client of a request that is still being answered.
+struct Caller(ClientWatch);
+
+impl Client for Caller {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.descriptor()
+    }
+
+    fn interest(&self) -> Events {
+        self.0.interest()
+    }
+
+    fn ready(&mut self, events: Events) -> Result<(), Gone> {
+        self.0.ready(events).map_err(|_| Gone)
+    }
 }
 
 fn find(workspace: &Workspace, id: &str) -> Result<Arc<Process>, Refusal> {

@@ -13,7 +13,7 @@ use super::base64;
 use super::wire::{Encoding, ExitEvent};
 use crate::http::stream::{Peer, StreamWriter};
 use crate::process::ring::Stream;
-use crate::process::{Audience, Exit, Gone, Process};
+use crate::process::{Audience, Client, Exit, Gone, Process};
 use crate::sys::Events;
 
 /// Puts what happens to a process into events.
@@ -86,6 +86,23 @@ impl<'a> EventWriter<'a> {
     }
 }
 
+impl Client for EventWriter<'_> {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.stream.descriptor()
+    }
+
+    fn interest(&self) -> Events {
+        self.stream.interest()
+    }
+
+    fn ready(&mut self, events: Events) -> Result<(), Gone> {
+        if self.stream.ready(events).map_err(|_| Gone)? == Peer::HalfClosed {
+            self.ping();
+        }
+        Ok(())
+    }
+}
+
 impl Audience for EventWriter<'_> {
     fn output(&mut self, stream: Stream, offset: u64, data: &[u8]) {
         if self.encoding == Encoding::Base64 {
@@ -145,26 +162,28 @@ impl Audience for EventWriter<'_> {
     fn is_flushed(&self) -> bool {
         self.stream.is_flushed()
     }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.stream.descriptor()
-    }
-
-    fn interest(&self) -> Events {
-        self.stream.interest()
-    }
-
-    fn ready(&mut self, events: Events) -> Result<(), Gone> {
-        if self.stream.ready(events).map_err(|_| Gone)? == Peer::HalfClosed {
-            self.ping();
-        }
-        Ok(())
-    }
 }
 
 /// Keeps a client company that waits for one JSON document: white space may precede it, and is a
 /// sign of life to every proxy on the way.
 pub(super) struct DocumentWriter<'a>(pub(super) &'a mut StreamWriter);
+
+impl Client for DocumentWriter<'_> {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.descriptor()
+    }
+
+    fn interest(&self) -> Events {
+        self.0.interest()
+    }
+
+    fn ready(&mut self, events: Events) -> Result<(), Gone> {
+        if self.0.ready(events).map_err(|_| Gone)? == Peer::HalfClosed {
+            self.ping();
+        }
+        Ok(())
+    }
+}
 
 impl Audience for DocumentWriter<'_> {
     fn output(&mut self, _: Stream, _: u64, _: &[u8]) {}
@@ -185,21 +204,6 @@ impl Audience for DocumentWriter<'_> {
 
     fn is_flushed(&self) -> bool {
         self.0.is_flushed()
-    }
-
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.descriptor()
-    }
-
-    fn interest(&self) -> Events {
-        self.0.interest()
-    }
-
-    fn ready(&mut self, events: Events) -> Result<(), Gone> {
-        if self.0.ready(events).map_err(|_| Gone)? == Peer::HalfClosed {
-            self.ping();
-        }
-        Ok(())
     }
 }
 

@@ -232,6 +232,12 @@ pub(super) fn write(request: &mut Request<'_>, workspace: &Workspace, query: &Qu
             upload.commit()?
         }
         Some(offset) => {
+            let end = offset.checked_add(request.body.remaining().unwrap_or(0));
+            if end.is_none_or(|end| i64::try_from(end).is_err()) {
+                return Err(invalid(
+                    "offset and the body's length together are larger than any file",
+                ));
+            }
             let mut range = root.write_range(&path, offset, truncate_to, mode, make_parents)?;
             each_piece(request, |piece| Ok(range.write(piece)?))?;
             range.commit()?

@@ -61,17 +61,19 @@ impl Query {
         })
     }
 
-    /// A whole number.
+    /// A whole number, as large as a file can be at most.
     ///
     /// # Errors
     /// It is none.
     pub(super) fn number(&self, name: &str) -> Result<Option<u64>> {
         let plain = |text: &str| {
-            text.bytes()
+            let number: i64 = text
+                .bytes()
                 .all(|byte| byte.is_ascii_digit())
-                .then(|| text.parse().ok())?
+                .then(|| text.parse().ok())??;
+            u64::try_from(number).ok()
         };
-        self.parsed(name, "a whole number, 0 or more", plain)
+        self.parsed(name, "a whole number from 0 to 9223372036854775807", plain)
     }
 
     /// A yes or no; no if it is absent.
@@ -211,14 +213,14 @@ mod tests {
             "n=%2B1",
             "n=1.5",
             "n=0x1",
-            "n=99999999999999999999",
+            "n=9223372036854775808",
             "n=1%20",
         ] {
             assert!(query(raw).number("n").is_err(), "{raw}");
         }
         assert_eq!(
-            query("n=18446744073709551615").number("n").unwrap(),
-            Some(u64::MAX)
+            query("n=9223372036854775807").number("n").unwrap(),
+            Some(i64::MAX.cast_unsigned())
         );
         for raw in ["m=", "m=8", "m=10000", "m=-1", "m=%2B7", "m=rwx"] {
             assert!(query(raw).mode("m").is_err(), "{raw}");

@@ -14,6 +14,7 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use super::chunked::{Decoder, Step};
 use super::parse::{self, Framing, Head, ParseError, Progress};
 use super::response::Refusal;
+use super::stream::Disconnected;
 use crate::sys::{Events, PollEntry, poll};
 
 /// From the first byte of a head to its last.
@@ -146,12 +147,12 @@ impl Input {
                     return Err(ReceiveError::TimedOut);
                 }
             }
-            let before = self.buffer.len();
+            let is_first = self.unused().is_empty();
             match self.receive(HEAD_RECEIVE_BYTES) {
-                Ok(()) => {
-                    let fresh = &self.buffer[before..];
+                Ok(count) => {
+                    let fresh = &self.buffer[self.buffer.len() - count..];
                     // A head is decided line by line; a long line is looked at again when it is too long.
-                    worth_parsing = before == 0
+                    worth_parsing = is_first
                         || fresh.iter().any(|byte| matches!(byte, b'\n' | b'\r' | 0))
                         || self.unused().len() > super::MAX_TARGET_BYTES;
                 }
@@ -167,8 +168,8 @@ impl Input {
         }
     }
 
-    /// Receives once, up to `most` bytes, into the buffer.
-    fn receive(&mut self, most: usize) -> Result<(), ReceiveError> {
+    /// Receives once, up to `most` bytes, to the end of the buffer; how many came.
+    fn receive(&mut self, most: usize) -> Result<usize, ReceiveError> {
         if self.used > 0 {
             self.buffer.drain(..self.used);
             self.used = 0;
@@ -178,7 +179,7 @@ impl Input {
         let result = receive(&self.socket, &mut self.buffer[before..]);
         self.buffer
             .truncate(before + *result.as_ref().unwrap_or(&0));
-        result.map(drop)
+        result
     }
 }
 
@@ -192,6 +193,49 @@ fn receive(socket: &TcpStream, into: &mut [u8]) -> Result<usize, ReceiveError> {
             Err(Errno::EAGAIN) => return Err(ReceiveError::TimedOut),
             Err(_) => return Err(ReceiveError::Closed),
         }
+    }
+}
+
+/// Watches whether the client of a request is still there while it waits for its answer.
+///
+/// A client that has closed its sending half may be gone or may be waiting. Only sending tells: an
+/// interim response, which any client of HTTP/1.1 passes over (RFC 9110 section 15.2), is answered
+/// by a reset if nobody is there.
+pub struct ClientWatch {
+    socket: Arc<TcpStream>,
+    half_closed: bool,
+}
+
+impl ClientWatch {
+    /// The socket, for polling.
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// What to poll the socket for.
+    pub fn interest(&self) -> Events {
+        Events::NONE.and_if(!self.half_closed, Events::PEER_CLOSED)
+    }
+
+    /// Told what poll found.
+    ///
+    /// # Errors
+    /// The client is gone.
+    pub fn ready(&mut self, events: Events) -> Result<(), Disconnected> {
+        if events.has(Events::BROKEN) {
+            return Err(Disconnected);
+        }
+        if events.has(Events::PEER_CLOSED) && !self.half_closed {
+            self.half_closed = true;
+            let line = b"HTTP/1.1 102 Processing\r\n\r\n";
+            send(
+                self.socket.as_raw_fd(),
+                line,
+                MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT,
+            )
+            .map_err(|_| Disconnected)?;
+        }
+        Ok(())
     }
 }
 
@@ -234,9 +278,12 @@ impl<'c> BodyReader<'c> {
         }
     }
 
-    /// The connection, to be polled for the client's going away.
-    pub fn client(&self) -> BorrowedFd<'_> {
-        self.input.socket.as_fd()
+    /// The client, to be watched while something else is waited for.
+    pub fn watch_client(&self) -> ClientWatch {
+        ClientWatch {
+            socket: Arc::clone(&self.input.socket),
+            half_closed: false,
+        }
     }
 
     /// Reads what there is, at least one byte; 0 at the end of the body.
@@ -281,7 +328,7 @@ impl<'c> BodyReader<'c> {
         loop {
             if body.len() == length {
                 // Memory follows what has come, not what was announced.
-                body.resize((length * 2).clamp(4096, 1 << 20 | length), 0);
+                body.resize(length + length.clamp(4096, 1 << 20), 0);
             }
             let count = self.read(&mut body[length..])?;
             if count == 0 {

@@ -65,6 +65,9 @@ impl CommandSpec {
         directory: Option<String>,
     ) -> Result<Self> {
         match &line {
+            CommandLine::Shell(script) if script.is_empty() => {
+                return Err(Error::invalid("cmd is empty; it takes a command to run"));
+            }
             CommandLine::Shell(script) => no_nul("cmd", script)?,
             CommandLine::Program(words) => {
                 if words.first().is_none_or(String::is_empty) {
@@ -178,10 +181,10 @@ impl CommandSpec {
         part(b"cwd");
         part(self.directory.as_deref().unwrap_or_default().as_bytes());
         match &self.input {
-            // An empty text and no text are the same input.
-            Input::Empty => part(b""),
+            // Which of the two it is without input was decided by the route, not by the client; and an
+            // empty text and no text are the same.
+            Input::Empty | Input::Open => part(b""),
             Input::Given(bytes) => part(bytes),
-            Input::Open => part(b"open"),
         }
         digest.finalize().into()
     }

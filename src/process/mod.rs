@@ -62,12 +62,25 @@ pub struct Exit {
     pub duration: Duration,
 }
 
+/// Somebody at the other end of a connection, who may go away at any time.
+pub trait Client {
+    /// What to poll to learn that the client can take more, or is gone.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+    /// The events to poll for.
+    fn interest(&self) -> Events;
+    /// Told what poll found.
+    ///
+    /// # Errors
+    /// The client is gone.
+    fn ready(&mut self, events: Events) -> std::result::Result<(), Gone>;
+}
+
 /// Somebody who watches a process, over a connection that must never be waited for.
 ///
 /// Events are put into the audience's own buffer; [`Audience::flush`] sends what can be sent. The
 /// drivers put more in only when the buffer is empty, which bounds it and passes a slow client's
 /// pace down to the command's pipe.
-pub trait Audience {
+pub trait Audience: Client {
     /// Bytes of a stream, the first of which has this offset in it.
     fn output(&mut self, stream: Stream, offset: u64, data: &[u8]);
     /// Bytes that are no longer there.
@@ -85,15 +98,6 @@ pub trait Audience {
     fn flush(&mut self) -> std::result::Result<(), Gone>;
     /// Whether everything has been sent.
     fn is_flushed(&self) -> bool;
-    /// What to poll to learn that the client can take more, or is gone.
-    fn descriptor(&self) -> BorrowedFd<'_>;
-    /// The events to poll for.
-    fn interest(&self) -> Events;
-    /// Told what poll found.
-    ///
-    /// # Errors
-    /// The client is gone.
-    fn ready(&mut self, events: Events) -> std::result::Result<(), Gone>;
 }
 
 /// The client is no longer there.
@@ -204,13 +208,16 @@ impl Process {
         Ok(true)
     }
 
-    /// Kills it and everything that descends from it. False when it had ended.
+    /// Kills it and everything that descends from it. False when it had ended, or somebody else is
+    /// killing it already: of several that kill it, one stopped it.
     pub fn kill_tree(&self, cause: Reason) -> bool {
+        let first;
         {
             let mut life = lock(&self.life);
             if life.ending.is_some() {
                 return false;
             }
+            first = life.cause.is_none();
             life.cause.get_or_insert(cause);
             // A stopped group forks no more while the rest is looked for.
             let _ = sys::signal_group(self.pid, libc::SIGSTOP);
@@ -220,7 +227,7 @@ impl Process {
         if life.ending.is_none() {
             let _ = sys::signal_group(self.pid, libc::SIGKILL);
         }
-        true
+        first
     }
 
     /// Waits until it has ended and its output is complete; at most `limit`. True when it has.
@@ -424,7 +431,7 @@ impl StdinWriter {
     ///
     /// # Errors
     /// The process no longer reads, or the client is gone.
-    pub fn write(&mut self, mut data: &[u8], client: BorrowedFd<'_>) -> Result<()> {
+    pub fn write(&mut self, mut data: &[u8], client: &mut dyn Client) -> Result<()> {
         while !data.is_empty() {
             let Some(pipe) = &self.pipe else {
                 return Err(self.process.stdin_closed());
@@ -443,11 +450,12 @@ impl StdinWriter {
             let mut entries = [
                 PollEntry::new(pipe.as_fd(), Events::WRITABLE),
                 PollEntry::new(self.process.pidfd.as_fd(), Events::READABLE),
-                PollEntry::new(client, Events::PEER_CLOSED),
+                PollEntry::new(client.descriptor(), client.interest()),
             ];
             poll(&mut entries, None);
-            let [writable, ended, client_gone] = entries.map(|entry| entry.is_ready());
-            if client_gone {
+            let [writable, ended, client_events] = entries.map(|entry| entry.events());
+            let (writable, ended) = (writable.any(), ended.any());
+            if client.ready(client_events).is_err() {
                 return Err(Error::new(
                     Kind::StdinBusy,
                     "the client went away while the process was not reading",
