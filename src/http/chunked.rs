@@ -1,7 +1,7 @@
 //! The chunked transfer coding of a request body (RFC 9112 section 7.1), as a state machine over
 //! bytes: it says which of the bytes it is shown are data, and keeps none.
 
-use super::parse::ParseError;
+use super::parse::{ParseError, header_parts};
 
 /// Most bytes of one chunk-size line with its extensions, and of all trailers together.
 const MAX_LINE_BYTES: usize = 4096;
@@ -26,6 +26,9 @@ pub enum Step {
 #[derive(Debug, Default)]
 pub struct Decoder {
     state: State,
+    /// The trailer line that is being received. Trailers mean nothing here, but what is no header
+    /// line is no trailer either, and may be somebody's next request.
+    trailer: Vec<u8>,
 }
 
 #[derive(Debug)]
@@ -141,10 +144,15 @@ impl Decoder {
                         && byte != 0x7f
                         && *length < MAX_LINE_BYTES =>
                 {
+                    self.trailer.push(byte);
                     State::Trailer { length: length + 1 }
                 }
                 (State::Trailer { length }, b'\r') => State::TrailerEnd { length: *length },
-                (State::TrailerEnd { length }, b'\n') => State::TrailerStart { length: *length },
+                (State::TrailerEnd { length }, b'\n') => {
+                    header_parts(&self.trailer)?;
+                    self.trailer.clear();
+                    State::TrailerStart { length: *length }
+                }
                 (State::LastLine, b'\n') => State::Done,
                 _ => return malformed,
             };
@@ -211,6 +219,10 @@ mod tests {
             b"1;\0\r\n",
             b"0\r\n\n",
             b"0\r\na\n",
+            b"0\r\nno colon\r\n",
+            b"0\r\nA : b\r\n",
+            b"0\r\n A: b\r\n",
+            b"0\r\nPUT / HTTP/1.1\r\n",
         ] {
             assert!(
                 decode(coded, 100).is_err(),

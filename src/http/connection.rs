@@ -124,7 +124,7 @@ fn send_response(socket: &Arc<TcpStream>, response: Response, plan: Plan) -> io:
         Body::Bytes(bytes) => write!(head, "Content-Length: {}\r\n", bytes.len())?,
         Body::File { length, .. } => write!(head, "Content-Length: {length}\r\n")?,
         Body::Reader(_) | Body::Stream(_) if chunked => {
-            head.extend_from_slice(b"Transfer-Encoding: chunked\r\n")
+            head.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
         }
         Body::Reader(_) | Body::Stream(_) => {}
     }

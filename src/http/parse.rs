@@ -199,7 +199,11 @@ fn request_line_parts(line: &[u8]) -> Result<(String, &[u8], u8), ParseError> {
     ))
 }
 
-fn header_parts(line: &[u8]) -> Result<(String, Vec<u8>), ParseError> {
+/// The name, in lower case, and the value of a header line.
+///
+/// # Errors
+/// It is none.
+pub(super) fn header_parts(line: &[u8]) -> Result<(String, Vec<u8>), ParseError> {
     if line.starts_with(b" ") || line.starts_with(b"\t") {
         return Err(Malformed("a folded header line"));
     }

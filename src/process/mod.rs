@@ -114,7 +114,6 @@ pub struct Process {
     tag: Option<String>,
     started_at_ms: u64,
     started: Instant,
-    pidfd: OwnedFd,
     logs: Arc<LogStore>,
     /// Guards whether the process number is still ours; signalling and reaping both happen under it.
     life: Mutex<Life>,
@@ -128,6 +127,8 @@ pub struct Process {
 
 struct Life {
     background: bool,
+    /// Until it is reaped.
+    pidfd: Option<Arc<OwnedFd>>,
     /// Why the whole tree is being killed.
     cause: Option<Reason>,
     /// The signals that were asked for, bit n for signal n.
@@ -212,22 +213,41 @@ impl Process {
     /// killing it already: of several that kill it, one stopped it.
     pub fn kill_tree(&self, cause: Reason) -> bool {
         let first;
-        {
+        let pidfd = {
             let mut life = lock(&self.life);
-            if life.ending.is_some() {
+            let Some(pidfd) = life.pidfd.clone() else {
                 return false;
-            }
+            };
             first = life.cause.is_none();
             life.cause.get_or_insert(cause);
             // A stopped group forks no more while the rest is looked for.
             let _ = sys::signal_group(self.pid, libc::SIGSTOP);
-        }
-        tree::kill_descendants(self.pid, self.pidfd.as_fd());
+            pidfd
+        };
+        tree::kill(self.pid, pidfd.as_fd());
         let life = lock(&self.life);
         if life.ending.is_none() {
             let _ = sys::signal_group(self.pid, libc::SIGKILL);
         }
         first
+    }
+
+    /// Asks it and everything that descends from it to end, given all processes of the machine;
+    /// those that were asked besides its own group.
+    fn ask_to_end(&self, snapshot: &tree::Snapshot) -> Vec<tree::Member> {
+        // A stopped process would take the first signal only when it goes on.
+        let signals = [libc::SIGTERM, libc::SIGCONT];
+        for signal in signals {
+            let _ = self.signal(signal);
+        }
+        let members = snapshot.outside_group(self.pid);
+        for (member, signal) in members
+            .iter()
+            .flat_map(|member| signals.map(|signal| (member, signal)))
+        {
+            member.signal(signal);
+        }
+        members
     }
 
     /// Waits until it has ended and its output is complete; at most `limit`. True when it has.
@@ -338,10 +358,11 @@ impl Process {
     /// Reaps it if it has ended. Only its driver calls this.
     fn reap(&self) -> bool {
         let mut life = lock(&self.life);
-        if life.ending.is_none()
-            && let Ok(Some(ending)) = sys::wait(self.pidfd.as_fd(), false)
+        if let Some(pidfd) = &life.pidfd
+            && let Ok(Some(ending)) = sys::wait(pidfd.as_fd(), false)
         {
             life.ending = Some((ending, Instant::now()));
+            life.pidfd = None;
         }
         life.ending.is_some()
     }
@@ -447,9 +468,10 @@ impl StdinWriter {
                     return Err(self.process.stdin_closed());
                 }
             }
+            let pidfd = lock(&self.process.life).pidfd.clone();
             let mut entries = [
                 PollEntry::new(pipe.as_fd(), Events::WRITABLE),
-                PollEntry::new(self.process.pidfd.as_fd(), Events::READABLE),
+                PollEntry::new(pidfd.as_ref().map(|pidfd| pidfd.as_fd()), Events::READABLE),
                 PollEntry::new(client.descriptor(), client.interest()),
             ];
             poll(&mut entries, None);
@@ -461,7 +483,7 @@ impl StdinWriter {
                     "the client went away while the process was not reading",
                 ));
             }
-            if ended && !writable {
+            if (ended || pidfd.is_none()) && !writable {
                 self.pipe = None;
                 return Err(self.process.stdin_closed());
             }

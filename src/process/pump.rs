@@ -32,7 +32,8 @@ pub struct Pump {
     outputs: [Option<OwnedFd>; 2],
     input: Option<Feed>,
     deadline: Option<Instant>,
-    finished: bool,
+    /// Until the end of the process was dealt with.
+    pidfd: Option<Arc<OwnedFd>>,
 }
 
 /// Input that was given with the command and is not written yet.
@@ -59,6 +60,7 @@ impl Pump {
         input: Option<(OwnedFd, Vec<u8>)>,
         deadline: Option<Instant>,
     ) -> Self {
+        let pidfd = super::lock(&process.life).pidfd.clone();
         Self {
             process,
             registry,
@@ -69,7 +71,7 @@ impl Pump {
                 written: 0,
             }),
             deadline,
-            finished: false,
+            pidfd,
         }
     }
 
@@ -96,7 +98,12 @@ impl Pump {
 
     /// The descriptor that becomes readable when the process ends, until that was dealt with.
     pub(super) fn ending(&self) -> Option<BorrowedFd<'_>> {
-        (!self.finished).then(|| self.process.pidfd.as_fd())
+        self.pidfd.as_ref().map(|pidfd| pidfd.as_fd())
+    }
+
+    /// The same, to be kept for as long as somebody else refers to it.
+    pub(super) fn pidfd(&self) -> Option<Arc<OwnedFd>> {
+        self.pidfd.clone()
     }
 
     /// When the process is to be killed.
@@ -106,7 +113,7 @@ impl Pump {
 
     /// Whether nothing is left to do.
     pub(super) fn is_done(&self) -> bool {
-        self.finished && self.outputs.iter().all(Option::is_none)
+        self.pidfd.is_none() && self.outputs.iter().all(Option::is_none)
     }
 
     /// Moves what one read gives; `deliver` sees it too. Call when the pipe is readable.
@@ -159,7 +166,7 @@ impl Pump {
         buffer: &mut [u8],
         deliver: &mut dyn FnMut(Stream, u64, &[u8]),
     ) -> Option<Exit> {
-        if self.finished || !self.process.reap() {
+        if self.pidfd.is_none() || !self.process.reap() {
             return None;
         }
         for stream in Stream::ALL {
@@ -175,7 +182,7 @@ impl Pump {
                 left -= moved.min(left);
             }
         }
-        self.finished = true;
+        self.pidfd = None;
         self.deadline = None;
         self.input = None;
         let exit = self.process.publish();

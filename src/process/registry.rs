@@ -17,6 +17,7 @@ use super::command::{ChosenId, CommandSpec, Input};
 use super::logs::LogStore;
 use super::ring::Ring;
 use super::supervisor::Supervisor;
+use super::tree::{Member, Snapshot};
 use super::{Life, Process, Pump, Reason, Stdin, lock};
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
@@ -208,10 +209,10 @@ impl Registry {
             tag: spec.tag.clone(),
             started_at_ms: u64::try_from(started_at_ms).unwrap_or(u64::MAX),
             started,
-            pidfd: spawned.pidfd,
             logs: Arc::clone(&self.shared.logs),
             life: Mutex::new(Life {
                 background: spec.background,
+                pidfd: Some(Arc::new(spawned.pidfd)),
                 cause: None,
                 asked: 0,
                 ending: None,
@@ -361,8 +362,8 @@ impl Registry {
         }
     }
 
-    /// Refuses further starts and asks every process to end: SIGTERM, and after `grace` the whole
-    /// tree is killed.
+    /// Refuses further starts and asks every process to end, with all that descends from it;
+    /// what has not ended after `grace` is killed.
     pub fn shut_down(&self, grace: Duration) {
         lock(&self.table).closed = true;
         let running = || {
@@ -371,14 +372,21 @@ impl Registry {
                 .filter(|process| process.exit().is_none())
                 .collect::<Vec<_>>()
         };
-        for process in running() {
-            let _ = process.signal(libc::SIGTERM);
-            // A stopped process would take the signal only when it goes on.
-            let _ = process.signal(libc::SIGCONT);
-        }
+        let snapshot = Snapshot::take();
+        let members: Vec<Member> = running()
+            .iter()
+            .flat_map(|process| process.ask_to_end(&snapshot))
+            .collect();
         let deadline = Instant::now() + grace;
         for process in running() {
             process.wait_ended(deadline.saturating_duration_since(Instant::now()));
+        }
+        // What is not a child of this process cannot be waited for, only looked at.
+        while Instant::now() < deadline && members.iter().any(Member::is_alive) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for member in &members {
+            member.signal(libc::SIGKILL);
         }
         let left = running();
         for process in &left {

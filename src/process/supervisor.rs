@@ -123,9 +123,8 @@ impl Supervisor {
                 pump.process().id()
             ));
             pump.process().kill_tree(Reason::Killed);
-            let pidfd = pump.process().pidfd.as_fd();
             poll(
-                &mut [PollEntry::new(pidfd, Events::READABLE)],
+                &mut [PollEntry::new(pump.ending(), Events::READABLE)],
                 Some(Duration::from_secs(1)),
             );
             pump.finish(buffer, &mut |_, _, _| {});
@@ -161,8 +160,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Does what one ready descriptor asks for. Pipes leave the epoll set by being closed; the
-    /// pidfd stays open with its process, so it is taken out.
+    /// Does what one ready descriptor asks for. Pipes leave the epoll set by being closed; of the
+    /// pidfd others may have a share, so it is taken out.
     fn step(&self, driven: &mut Driven, data: u64, buffer: &mut [u8]) {
         let key = data >> 2;
         let Some(pump) = driven.pumps.get_mut(&key) else {
@@ -174,9 +173,11 @@ impl Supervisor {
             role if role == Role::Stderr as u64 => pump.read(Stream::Stderr, buffer, discard),
             role if role == Role::Input as u64 => pump.feed(),
             _ => {
-                let deadline = pump.deadline();
+                let (deadline, pidfd) = (pump.deadline(), pump.pidfd());
                 if pump.finish(buffer, discard).is_some() {
-                    let _ = self.epoll.delete(pump.process().pidfd.as_fd());
+                    if let Some(pidfd) = pidfd {
+                        let _ = self.epoll.delete(&*pidfd);
+                    }
                     if let Some(deadline) = deadline {
                         driven.deadlines.remove(&(deadline, key));
                     }

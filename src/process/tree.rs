@@ -29,74 +29,115 @@ struct Status {
     start_time: u64,
 }
 
-/// Kills all descendants of `leader`, and the leader; `pidfd` proves that the number is still its own.
-pub(super) fn kill_descendants(leader: Pid, pidfd: BorrowedFd<'_>) {
-    let mut stopped: HashMap<Pid, u64> = HashMap::new();
+/// A process that was found, whatever becomes of its number.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Member {
+    pid: Pid,
+    start_time: u64,
+}
+
+impl Member {
+    /// Sends a signal, if it still is that process.
+    pub(super) fn signal(&self, signal: i32) {
+        if let Ok(pidfd) = sys::pidfd_open(self.pid)
+            && self.is_alive()
+        {
+            let _ = sys::pidfd_signal(pidfd.as_fd(), signal);
+        }
+    }
+
+    /// Whether it has not ended.
+    pub(super) fn is_alive(&self) -> bool {
+        status(self.pid, &mut Vec::new())
+            .is_some_and(|status| status.start_time == self.start_time && !status.zombie)
+    }
+}
+
+/// All processes of the machine at one moment.
+pub(super) struct Snapshot(Vec<Status>);
+
+impl Snapshot {
+    /// Reads /proc.
+    pub(super) fn take() -> Self {
+        let Ok(entries) = std::fs::read_dir("/proc") else {
+            return Self(Vec::new());
+        };
+        let mut buffer = Vec::new();
+        Self(
+            entries
+                .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+                .filter_map(|pid| status(pid, &mut buffer))
+                .collect(),
+        )
+    }
+
+    /// The living in the tree of a leader.
+    fn members(&self, leader: Pid) -> impl Iterator<Item = Status> {
+        let mut children: HashMap<Pid, Vec<&Status>> = HashMap::new();
+        for process in &self.0 {
+            children.entry(process.parent).or_default().push(process);
+        }
+        let mut seen = HashSet::new();
+        let mut pending: Vec<&Status> = self
+            .0
+            .iter()
+            .filter(|process| {
+                process.pid == leader || process.group == leader || process.session == leader
+            })
+            .collect();
+        let mut members = Vec::new();
+        while let Some(process) = pending.pop() {
+            if seen.insert(process.pid) {
+                members.push(*process);
+                pending.extend(children.get(&process.pid).into_iter().flatten());
+            }
+        }
+        members.into_iter().filter(|member| !member.zombie)
+    }
+
+    /// Those in the tree of a leader that a signal to its group does not reach.
+    pub(super) fn outside_group(&self, leader: Pid) -> Vec<Member> {
+        self.members(leader)
+            .filter(|member| member.group != leader)
+            .map(Status::member)
+            .collect()
+    }
+}
+
+impl Status {
+    fn member(self) -> Member {
+        Member {
+            pid: self.pid,
+            start_time: self.start_time,
+        }
+    }
+}
+
+/// Kills the leader, whose group was stopped, and everything that descends from it; `pidfd` proves
+/// that the number is still its own.
+pub(super) fn kill(leader: Pid, pidfd: BorrowedFd<'_>) {
+    let mut stopped: HashSet<Member> = HashSet::new();
     for _ in 0..ROUNDS {
-        let processes = snapshot();
+        let snapshot = Snapshot::take();
         // A zombie still answers to signal 0: only a reaped leader has lost its number.
         if sys::pidfd_signal(pidfd, 0).is_err() {
             break;
         }
-        let members = members(leader, &processes);
         let mut found_new = false;
-        for member in members.iter().filter(|member| !member.zombie) {
-            if stopped.get(&member.pid) != Some(&member.start_time) {
-                signal(member.pid, member.start_time, libc::SIGSTOP);
-                stopped.insert(member.pid, member.start_time);
+        for status in snapshot.members(leader) {
+            if stopped.insert(status.member()) {
+                status.member().signal(libc::SIGSTOP);
                 // Those of the group were stopped before the look and cannot have forked since.
-                found_new |= member.group != leader;
+                found_new |= status.group != leader;
             }
         }
         if !found_new {
             break;
         }
     }
-    for (pid, start_time) in stopped {
-        signal(pid, start_time, libc::SIGKILL);
+    for member in stopped {
+        member.signal(libc::SIGKILL);
     }
-}
-
-fn members(leader: Pid, processes: &[Status]) -> Vec<Status> {
-    let mut children: HashMap<Pid, Vec<&Status>> = HashMap::new();
-    for process in processes {
-        children.entry(process.parent).or_default().push(process);
-    }
-    let mut seen = HashSet::new();
-    let mut pending: Vec<&Status> = processes
-        .iter()
-        .filter(|process| {
-            process.pid == leader || process.group == leader || process.session == leader
-        })
-        .collect();
-    let mut members = Vec::new();
-    while let Some(process) = pending.pop() {
-        if seen.insert(process.pid) {
-            members.push(*process);
-            pending.extend(children.get(&process.pid).into_iter().flatten());
-        }
-    }
-    members
-}
-
-fn signal(pid: Pid, start_time: u64, signal: i32) {
-    let Ok(pidfd) = sys::pidfd_open(pid) else {
-        return;
-    };
-    if status(pid, &mut Vec::new()).is_some_and(|status| status.start_time == start_time) {
-        let _ = sys::pidfd_signal(pidfd.as_fd(), signal);
-    }
-}
-
-fn snapshot() -> Vec<Status> {
-    let Ok(entries) = std::fs::read_dir("/proc") else {
-        return Vec::new();
-    };
-    let mut buffer = Vec::new();
-    entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-        .filter_map(|pid| status(pid, &mut buffer))
-        .collect()
 }
 
 fn status(pid: Pid, buffer: &mut Vec<u8>) -> Option<Status> {
@@ -161,8 +202,16 @@ mod tests {
             process(14, 13, 13, 13),
             process(20, 1, 20, 20), // somebody else
         ];
-        let mut found: Vec<Pid> = members(10, &all).iter().map(|member| member.pid).collect();
+        let all = Snapshot(all.to_vec());
+        let mut found: Vec<Pid> = all.members(10).map(|member| member.pid).collect();
         found.sort_unstable();
         assert_eq!(found, [10, 11, 12, 13, 14]);
+        let mut outside: Vec<Pid> = all
+            .outside_group(10)
+            .iter()
+            .map(|member| member.pid)
+            .collect();
+        outside.sort_unstable();
+        assert_eq!(outside, [12, 13, 14]);
     }
 }
