@@ -200,6 +200,10 @@ impl Root {
         let (from_parent, from_name) = self.parent(from, false)?;
         let status =
             fstatat(&from_parent, from_name, AtFlags::AT_SYMLINK_NOFOLLOW).map_err(failed)?;
+        if FileKind::of(&status) == FileKind::Directory && self.leads_through(to, &status) {
+            // Asked before anything is made: the parents of the new name would be made inside.
+            return Err(failed(Errno::EINVAL));
+        }
         let (to_parent, to_name) = self.parent(to, true)?;
         match nix::fcntl::renameat(&from_parent, from_name, &to_parent, to_name) {
             Ok(()) => Ok(()),
@@ -215,6 +219,41 @@ impl Root {
             )),
             Err(Errno::EEXIST) => Err(failed(Errno::ENOTEMPTY)),
             Err(errno) => Err(failed(errno)),
+        }
+    }
+
+    /// Whether a directory is one of those above a path, as far as they exist.
+    fn leads_through(&self, path: &FilePath, directory: &FileStat) -> bool {
+        let mut above = path.bytes();
+        let existing = loop {
+            let Some((parent, _)) = split(above).filter(|(parent, _)| parent.len() < above.len())
+            else {
+                return false;
+            };
+            above = parent;
+            if let Ok(existing) = self.open_directory(above) {
+                break existing;
+            }
+        };
+        let mut current = existing;
+        loop {
+            let Ok(status) = fstat(&current) else {
+                return false;
+            };
+            if (status.st_dev, status.st_ino) == (directory.st_dev, directory.st_ino) {
+                return true;
+            }
+            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+            let Ok(parent) = openat(&current, "..", flags, Mode::empty()) else {
+                return false;
+            };
+            // The root is its own parent.
+            if fstat(&parent)
+                .is_ok_and(|above| (above.st_dev, above.st_ino) == (status.st_dev, status.st_ino))
+            {
+                return false;
+            }
+            current = parent;
         }
     }
 

@@ -104,7 +104,8 @@ fn remove_tree(parent: OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
     }
 }
 
-const DIRECTORY: OFlag = OFlag::O_RDONLY
+/// Enough to find names in a directory, and to be one: reading it needs more.
+const DIRECTORY: OFlag = OFlag::O_PATH
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_NOFOLLOW)
     .union(OFlag::O_CLOEXEC);
@@ -127,7 +128,8 @@ fn remove_simple(directory: &OwnedFd, name: &[u8]) -> std::result::Result<bool, 
 }
 
 fn names(directory: &OwnedFd) -> std::result::Result<Vec<Vec<u8>>, Errno> {
-    Dir::openat(directory, ".", DIRECTORY, Mode::empty())?
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    Dir::openat(directory, ".", flags, Mode::empty())?
         .iter()
         .map(|found| found.map(|found| found.file_name().to_bytes().to_vec()))
         .filter(|name| !matches!(name.as_deref(), Ok(b"." | b"..")))

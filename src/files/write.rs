@@ -30,7 +30,10 @@ pub struct Upload {
     shown: String,
     file: File,
     written: u64,
+    /// The mode that was asked for.
     mode: Option<u32>,
+    /// The mode of the file that is replaced.
+    kept_mode: Option<u32>,
     owner: Option<(u32, u32)>,
     landing: Landing,
 }
@@ -94,13 +97,14 @@ impl Root {
             ),
             written: 0,
             mode,
+            kept_mode: None,
             owner: None,
             landing: Landing::InPlace { truncate: false },
         };
         if let Some(existing) = &target.existing {
             match FileKind::of(existing) {
                 FileKind::Regular => {
-                    upload.mode = mode.or(Some(existing.st_mode & 0o7777));
+                    upload.kept_mode = Some(existing.st_mode & 0o7777);
                     upload.owner = Some((existing.st_uid, existing.st_gid));
                 }
                 FileKind::Directory => {
@@ -299,7 +303,29 @@ impl Upload {
     }
 
     fn put_in_place(&mut self) -> std::result::Result<(), Errno> {
-        let written = i64::try_from(self.written).map_err(|_| Errno::EFBIG)?;
+        match &self.landing {
+            Landing::InPlace { truncate } => {
+                if *truncate {
+                    nix::unistd::ftruncate(&self.file, length(self.written)?)?;
+                }
+                set_mode(&self.file, self.mode)
+            }
+            Landing::Replace { replaces, .. } => {
+                let replaces = *replaces;
+                match self.replace() {
+                    // Something is mounted there, as container engines do with /etc/hosts; or the
+                    // file may be written but neither given to its owner nor renamed over.
+                    Err(Errno::EBUSY | Errno::EPERM | Errno::EACCES) if replaces => {
+                        self.copy_over()
+                    }
+                    other => other,
+                }
+            }
+        }
+    }
+
+    /// Puts the staged file under the name.
+    fn replace(&mut self) -> std::result::Result<(), Errno> {
         let Landing::Replace {
             directory,
             name,
@@ -307,13 +333,7 @@ impl Upload {
             staging,
         } = &mut self.landing
         else {
-            if matches!(self.landing, Landing::InPlace { truncate: true }) {
-                nix::unistd::ftruncate(&self.file, written)?;
-            }
-            return match self.mode {
-                Some(mode) => fchmod(&self.file, Mode::from_bits_truncate(mode)),
-                None => Ok(()),
-            };
+            return Ok(());
         };
         if let Some((uid, gid)) = self.owner {
             let status = fstat(&self.file)?;
@@ -326,9 +346,7 @@ impl Upload {
             }
         }
         // After the owner: changing that takes set-user-ID bits away (chown(2)).
-        if let Some(mode) = self.mode {
-            fchmod(&self.file, Mode::from_bits_truncate(mode))?;
-        }
+        set_mode(&self.file, self.mode.or(self.kept_mode))?;
         if let Staging::Unnamed = staging {
             if !*replaces {
                 match link_open_file(&self.file, directory, name) {
@@ -341,24 +359,56 @@ impl Upload {
             link_open_file(&self.file, directory, &temporary)?;
             *staging = Staging::Named(temporary);
         }
-        let Staging::Named(temporary) = staging else {
+        if let Staging::Named(temporary) = staging {
+            renameat(
+                &*directory,
+                temporary.as_slice(),
+                &*directory,
+                name.as_slice(),
+            )?;
+            *staging = Staging::Unnamed;
+        }
+        Ok(())
+    }
+
+    /// Writes the complete upload over a file that cannot be replaced.
+    fn copy_over(&self) -> std::result::Result<(), Errno> {
+        let Landing::Replace {
+            directory, name, ..
+        } = &self.landing
+        else {
             return Ok(());
         };
-        match renameat(
-            &*directory,
-            temporary.as_slice(),
-            &*directory,
-            name.as_slice(),
-        ) {
-            Ok(()) => {
-                *staging = Staging::Unnamed;
-                Ok(())
+        let to_errno =
+            |error: std::io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+        let flags = OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let target = File::from(openat(directory, name.as_slice(), flags, Mode::empty())?);
+        let mut buffer = vec![0; 256 * 1024];
+        let mut offset = 0;
+        while offset < self.written {
+            let count = self.file.read_at(&mut buffer, offset).map_err(to_errno)?;
+            if count == 0 {
+                break;
             }
-            // Something is mounted there, as container engines do with /etc/hosts.
-            Err(Errno::EBUSY) => copy_over(&self.file, directory, name, self.written, self.mode),
-            Err(errno) => Err(errno),
+            target
+                .write_all_at(&buffer[..count], offset)
+                .map_err(to_errno)?;
+            offset += count as u64;
         }
+        nix::unistd::ftruncate(&target, length(self.written)?)?;
+        set_mode(&target, self.mode)
     }
+}
+
+fn set_mode(file: &File, mode: Option<u32>) -> std::result::Result<(), Errno> {
+    match mode {
+        Some(mode) => fchmod(file, Mode::from_bits_truncate(mode)),
+        None => Ok(()),
+    }
+}
+
+fn length(bytes: u64) -> std::result::Result<i64, Errno> {
+    i64::try_from(bytes).map_err(|_| Errno::EFBIG)
 }
 
 impl Drop for Upload {
@@ -394,12 +444,10 @@ impl RangedWrite {
     pub fn commit(self) -> Result<u64> {
         let failed = |errno| Error::system(format_args!("cannot write {}", self.shown), errno);
         if let Some(size) = self.truncate_to {
-            let size = i64::try_from(size).map_err(|_| failed(Errno::EFBIG))?;
+            let size = length(size).map_err(failed)?;
             nix::unistd::ftruncate(&self.file, size).map_err(failed)?;
         }
-        if let Some(mode) = self.mode {
-            fchmod(&self.file, Mode::from_bits_truncate(mode)).map_err(failed)?;
-        }
+        set_mode(&self.file, self.mode).map_err(failed)?;
         Ok(super::size(&fstat(&self.file).map_err(failed)?))
     }
 }
@@ -453,34 +501,4 @@ fn temporary_name() -> Vec<u8> {
         .map_or(0, |since| since.as_nanos());
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     format!(".sbx-upload-{:x}-{now:x}-{count:x}", std::process::id()).into_bytes()
-}
-
-/// Writes a complete upload over a file that cannot be replaced.
-fn copy_over(
-    source: &File,
-    directory: &OwnedFd,
-    name: &[u8],
-    length: u64,
-    mode: Option<u32>,
-) -> std::result::Result<(), Errno> {
-    let to_errno = |error: std::io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-    let flags = OFlag::O_WRONLY | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let target = File::from(openat(directory, name, flags, Mode::empty())?);
-    let mut buffer = vec![0; 256 * 1024];
-    let mut offset = 0;
-    while offset < length {
-        let count = source.read_at(&mut buffer, offset).map_err(to_errno)?;
-        if count == 0 {
-            break;
-        }
-        target
-            .write_all_at(&buffer[..count], offset)
-            .map_err(to_errno)?;
-        offset += count as u64;
-    }
-    nix::unistd::ftruncate(&target, i64::try_from(length).map_err(|_| Errno::EFBIG)?)?;
-    match mode {
-        Some(mode) => fchmod(&target, Mode::from_bits_truncate(mode)),
-        None => Ok(()),
-    }
 }

@@ -7,7 +7,6 @@
 //! It must never wait for anything else: it takes only short locks and reads only what is ready.
 
 use std::collections::{BTreeSet, HashMap};
-use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
