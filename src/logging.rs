@@ -15,8 +15,12 @@ pub fn enable_debug() {
 
 /// Writes one line. A log that cannot be written must not stop the server: errors are ignored.
 pub fn info(line: fmt::Arguments<'_>) {
-    let line = format!("sbx-server: {line}\n");
-    let _ = std::io::stderr().write_all(line.as_bytes());
+    whole_line(format_args!("sbx-server: {line}"));
+}
+
+/// Writes one line as it is, such as the one that says where the server listens.
+pub fn whole_line(line: fmt::Arguments<'_>) {
+    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
 }
 
 /// Writes one line if `SBX_LOG=debug`.

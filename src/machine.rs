@@ -15,6 +15,9 @@ use crate::workspace::{Lease, Workspace};
 /// How long processes have to end by themselves when the server ends.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How often a busy server looks whether it has become idle: by so much it may end late.
+const BUSY_CHECK: Duration = Duration::from_secs(2);
+
 /// Everything the server serves.
 pub struct Machine {
     workspace: Arc<Workspace>,
@@ -72,11 +75,11 @@ impl Machine {
     /// How long at most until [`Machine::has_idled_out`] can become true; `None` is for ever.
     pub fn next_idle_check(&self) -> Option<Duration> {
         let limit = self.idle_timeout?;
-        // While something is going on the whole limit lies ahead, at least.
+        // While something is going on the whole limit lies ahead, but from when on is not known yet.
         Some(
             self.workspace
                 .idle_for()
-                .map_or(limit, |idle| limit.saturating_sub(idle)),
+                .map_or(limit.min(BUSY_CHECK), |idle| limit.saturating_sub(idle)),
         )
     }
 

@@ -58,7 +58,7 @@ fn main() -> ExitCode {
     let task = match task(&arguments) {
         Ok(task) => task,
         Err(text) => {
-            eprintln!("sbx-server: {text}");
+            logging::info(format_args!("{text}"));
             return ExitCode::from(BAD_SETTINGS);
         }
     };
@@ -73,14 +73,14 @@ fn main() -> ExitCode {
             let config = match Config::from_variables(settings) {
                 Ok(config) => config,
                 Err(error) => {
-                    eprintln!("sbx-server: {error}");
+                    logging::info(format_args!("{error}"));
                     return ExitCode::from(BAD_SETTINGS);
                 }
             };
             match serve(config, environment, as_init) {
                 Ok(()) => ExitCode::SUCCESS,
                 Err(error) => {
-                    eprintln!("sbx-server: {error}");
+                    logging::info(format_args!("{error}"));
                     ExitCode::FAILURE
                 }
             }
@@ -162,7 +162,9 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
     let mut server = Server::new(listener, Arc::clone(&api), config.max_connections)
         .map_err(|error| Error::io("cannot listen", &error))?;
     let version = env!("CARGO_PKG_VERSION");
-    eprintln!("sbx-server {version} listening on {address} mode=dedicated isolation=none");
+    logging::whole_line(format_args!(
+        "sbx-server {version} listening on {address} mode=dedicated isolation=none"
+    ));
 
     let machine = api.machine();
     loop {
@@ -200,14 +202,14 @@ fn health() -> ExitCode {
     let port = match config::port(settings(&std::env::vars_os().collect())) {
         Ok(port) => port,
         Err(error) => {
-            eprintln!("sbx-server: {error}");
+            logging::info(format_args!("{error}"));
             return ExitCode::from(BAD_SETTINGS);
         }
     };
     match ask_health(SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("sbx-server: {error}");
+            logging::info(format_args!("{error}"));
             ExitCode::FAILURE
         }
     }

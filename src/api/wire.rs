@@ -1,13 +1,15 @@
 //! Every JSON shape of the API, coming in and going out, and the one table from a kind of error to
 //! a status.
 //!
-//! Coming in, a document is taken apart field by field so that an error can name the field, what it
-//! is and what it should be; no `Value` leaves this file.
+//! Coming in, a document is taken apart field by field, so that an error can name the field, what it
+//! is and what it should be. Each field stays raw text until its type is known: what is not
+//! understood costs nothing, however deep it is nested.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::value::RawValue;
 
 use crate::error::{Error, Kind, Result};
 use crate::files::name::show;
@@ -80,35 +82,36 @@ pub(super) struct CommandRequest {
 pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     let mut fields = Fields::parse(body)?;
     let shell = fields.boolean("shell")?;
+    let accepted = "a string or an array of strings";
     let line = match (fields.take("cmd"), shell) {
-        (Some(Value::String(_)), Some(false)) => {
-            return Err(Error::invalid(
-                "cmd is a string but shell is false; send an array to run a program directly",
-            ));
-        }
-        (Some(Value::Array(_)), Some(true)) => {
-            return Err(Error::invalid(
-                "cmd is an array but shell is true; send a string to run it by /bin/sh",
-            ));
-        }
-        (Some(Value::String(script)), _) => CommandLine::Shell(script),
-        (Some(Value::Array(words)), _) => CommandLine::Program(
-            words
-                .into_iter()
-                .map(|word| match word {
-                    Value::String(word) => Ok(word),
-                    other => Err(wrong_type("cmd", "a string or an array of strings", &other)),
-                })
-                .collect::<Result<_>>()?,
-        ),
-        (Some(other), _) => {
-            return Err(wrong_type("cmd", "a string or an array of strings", &other));
-        }
         (None, _) => {
-            return Err(Error::invalid(
-                "cmd is missing; it takes a string or an array of strings",
-            ));
+            return Err(Error::invalid(format!(
+                "cmd is missing; it takes {accepted}"
+            )));
         }
+        (Some(cmd), shell) => match (JsonType::of(cmd), shell) {
+            (JsonType::String, Some(false)) => {
+                return Err(Error::invalid(
+                    "cmd is a string but shell is false; send an array to run a program directly",
+                ));
+            }
+            (JsonType::Array, Some(true)) => {
+                return Err(Error::invalid(
+                    "cmd is an array but shell is true; send a string to run it by /bin/sh",
+                ));
+            }
+            (JsonType::String, _) => CommandLine::Shell(decoded("cmd", cmd)?),
+            (JsonType::Array, _) => CommandLine::Program(
+                decoded::<Vec<&RawValue>>("cmd", cmd)?
+                    .into_iter()
+                    .map(|word| match JsonType::of(word) {
+                        JsonType::String => decoded("cmd", word),
+                        _ => Err(wrong_type("cmd", accepted, word)),
+                    })
+                    .collect::<Result<_>>()?,
+            ),
+            _ => return Err(wrong_type("cmd", accepted, cmd)),
+        },
     };
     let environment = environment(&mut fields)?;
     let directory = fields.string("cwd")?;
@@ -133,32 +136,29 @@ pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     })
 }
 
-fn environment(fields: &mut Fields) -> Result<Vec<EnvironmentChange>> {
-    match fields.take("env") {
-        None => Ok(Vec::new()),
-        Some(Value::Object(variables)) => variables
-            .into_iter()
-            .map(|(name, value)| {
-                let value = match value {
-                    Value::Null => None,
-                    Value::String(text) => Some(text),
-                    // As it was written: the number type keeps its digits.
-                    Value::Number(number) => Some(number.to_string()),
-                    Value::Bool(value) => Some(value.to_string()),
-                    other => {
-                        let field = format!("env.{name}");
-                        return Err(wrong_type(
-                            &field,
-                            "a string, number, boolean or null",
-                            &other,
-                        ));
-                    }
-                };
-                Ok((name, value))
-            })
-            .collect(),
-        Some(other) => Err(wrong_type("env", "an object", &other)),
+fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChange>> {
+    let Some(variables) = fields.take("env") else {
+        return Ok(Vec::new());
+    };
+    if JsonType::of(variables) != JsonType::Object {
+        return Err(wrong_type("env", "an object", variables));
     }
+    decoded::<BTreeMap<String, &RawValue>>("env", variables)?
+        .into_iter()
+        .map(|(name, value)| {
+            let value = match JsonType::of(value) {
+                JsonType::Null => None,
+                JsonType::String => Some(decoded("env", value)?),
+                // As it was written, digit by digit.
+                JsonType::Number | JsonType::Boolean => Some(value.get().to_owned()),
+                JsonType::Array | JsonType::Object => {
+                    let accepted = "a string, number, boolean or null";
+                    return Err(wrong_type(&format!("env.{name}"), accepted, value));
+                }
+            };
+            Ok((name, value))
+        })
+        .collect()
 }
 
 /// Reads the body of `kill`; an empty one means SIGKILL.
@@ -170,17 +170,20 @@ pub(super) fn signal_request(body: &[u8]) -> Result<i32> {
         return Ok(libc::SIGKILL);
     }
     let accepted = "a name such as TERM or SIGTERM, or a number from 1 to 64";
-    match Fields::parse(body)?.take("signal") {
-        None => Ok(libc::SIGKILL),
-        Some(Value::Number(number)) => number
-            .as_i64()
-            .and_then(|number| i32::try_from(number).ok())
+    let mut fields = Fields::parse(body)?;
+    let Some(signal) = fields.take("signal") else {
+        return Ok(libc::SIGKILL);
+    };
+    let unknown = || Error::invalid(format!("signal {signal} is not known; it takes {accepted}"));
+    match JsonType::of(signal) {
+        JsonType::Number => signal
+            .get()
+            .parse()
+            .ok()
             .filter(|number| (1..=64).contains(number))
-            .ok_or_else(|| {
-                Error::invalid(format!("signal {number} is not known; it takes {accepted}"))
-            }),
-        Some(Value::String(name)) => {
-            let upper = name.to_ascii_uppercase();
+            .ok_or_else(unknown),
+        JsonType::String => {
+            let upper = decoded::<String>("signal", signal)?.to_ascii_uppercase();
             let full = if upper.starts_with("SIG") {
                 upper
             } else {
@@ -188,58 +191,68 @@ pub(super) fn signal_request(body: &[u8]) -> Result<i32> {
             };
             full.parse::<nix::sys::signal::Signal>()
                 .map(|signal| signal as i32)
-                .map_err(|_| {
-                    Error::invalid(format!("signal {name:?} is not known; it takes {accepted}"))
-                })
+                .map_err(|_| unknown())
         }
-        Some(other) => Err(wrong_type("signal", accepted, &other)),
+        _ => Err(wrong_type("signal", accepted, signal)),
     }
 }
 
 /// A JSON object that is taken apart; null is the same as absent, and unknown fields are ignored.
-struct Fields(Map<String, Value>);
+struct Fields<'a>(BTreeMap<String, &'a RawValue>);
 
-impl Fields {
-    fn parse(body: &[u8]) -> Result<Self> {
-        match serde_json::from_slice(body) {
-            Ok(Value::Object(fields)) => Ok(Self(fields)),
-            Ok(other) => Err(wrong_type("the body", "a JSON object", &other)),
-            Err(error) => Err(Error::invalid(format!("the body is not JSON: {error}"))),
+impl<'a> Fields<'a> {
+    fn parse(body: &'a [u8]) -> Result<Self> {
+        let broken = |error| Error::invalid(format!("the body is not JSON: {error}"));
+        let document: &RawValue = serde_json::from_slice(body).map_err(broken)?;
+        if JsonType::of(document) != JsonType::Object {
+            return Err(wrong_type("the body", "a JSON object", document));
         }
+        decoded("the body", document).map(Self)
     }
 
-    fn take(&mut self, name: &str) -> Option<Value> {
-        self.0.remove(name).filter(|value| !value.is_null())
+    fn take(&mut self, name: &str) -> Option<&'a RawValue> {
+        self.0
+            .remove(name)
+            .filter(|value| JsonType::of(value) != JsonType::Null)
+    }
+
+    /// A field of one type, if it is there.
+    fn typed(
+        &mut self,
+        name: &str,
+        expected: JsonType,
+        accepted: &str,
+    ) -> Result<Option<&'a RawValue>> {
+        match self.take(name) {
+            Some(value) if JsonType::of(value) != expected => {
+                Err(wrong_type(name, accepted, value))
+            }
+            other => Ok(other),
+        }
     }
 
     fn string(&mut self, name: &str) -> Result<Option<String>> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::String(text)) => Ok(Some(text)),
-            Some(other) => Err(wrong_type(name, "a string", &other)),
-        }
+        self.typed(name, JsonType::String, "a string")?
+            .map(|value| decoded(name, value))
+            .transpose()
     }
 
     fn boolean(&mut self, name: &str) -> Result<Option<bool>> {
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Bool(value)) => Ok(Some(value)),
-            Some(other) => Err(wrong_type(name, "true or false", &other)),
-        }
+        let value = self.typed(name, JsonType::Boolean, "true or false")?;
+        Ok(value.map(|value| value.get() == "true"))
     }
 
     fn seconds(&mut self, name: &str) -> Result<Option<Duration>> {
         let accepted = "a number of seconds above 0";
-        match self.take(name) {
-            None => Ok(None),
-            Some(Value::Number(number)) => number
-                .as_f64()
-                .filter(|seconds| *seconds > 0.0)
-                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-                .map(Some)
-                .ok_or_else(|| Error::invalid(format!("{name} is {number}; it takes {accepted}"))),
-            Some(other) => Err(wrong_type(name, accepted, &other)),
-        }
+        let Some(number) = self.typed(name, JsonType::Number, accepted)? else {
+            return Ok(None);
+        };
+        let seconds: Option<f64> = number.get().parse().ok();
+        seconds
+            .filter(|seconds| *seconds > 0.0)
+            .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .map(Some)
+            .ok_or_else(|| Error::invalid(format!("{name} is {number}; it takes {accepted}")))
     }
 
     fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Result<Option<T>> {
@@ -259,14 +272,43 @@ impl Fields {
     }
 }
 
-fn wrong_type(field: &str, accepted: &str, found: &Value) -> Error {
-    let found = match found {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "an array",
-        Value::Object(_) => "an object",
+/// What kind of value a piece of JSON is: its first character tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum JsonType {
+    Null,
+    Boolean,
+    Number,
+    String,
+    Array,
+    Object,
+}
+
+impl JsonType {
+    fn of(value: &RawValue) -> Self {
+        match value.get().as_bytes().first() {
+            Some(b'n') => Self::Null,
+            Some(b't' | b'f') => Self::Boolean,
+            Some(b'"') => Self::String,
+            Some(b'[') => Self::Array,
+            Some(b'{') => Self::Object,
+            _ => Self::Number,
+        }
+    }
+}
+
+fn decoded<'a, T: serde::Deserialize<'a>>(field: &str, value: &'a RawValue) -> Result<T> {
+    serde_json::from_str(value.get())
+        .map_err(|error| Error::invalid(format!("{field} is not JSON: {error}")))
+}
+
+fn wrong_type(field: &str, accepted: &str, found: &RawValue) -> Error {
+    let found = match JsonType::of(found) {
+        JsonType::Null => "null",
+        JsonType::Boolean => "a boolean",
+        JsonType::Number => "a number",
+        JsonType::String => "a string",
+        JsonType::Array => "an array",
+        JsonType::Object => "an object",
     };
     Error::invalid(format!("{field} is {found}; it takes {accepted}"))
 }

@@ -204,6 +204,7 @@ fn receive(socket: &TcpStream, into: &mut [u8]) -> Result<usize, ReceiveError> {
 pub struct ClientWatch {
     socket: Arc<TcpStream>,
     half_closed: bool,
+    can_probe: bool,
 }
 
 impl ClientWatch {
@@ -227,6 +228,9 @@ impl ClientWatch {
         }
         if events.has(Events::PEER_CLOSED) && !self.half_closed {
             self.half_closed = true;
+            if !self.can_probe {
+                return Ok(());
+            }
             let line = b"HTTP/1.1 102 Processing\r\n\r\n";
             send(
                 self.socket.as_raw_fd(),
@@ -245,6 +249,8 @@ pub struct BodyReader<'c> {
     state: State,
     /// The client waits for a go-ahead that was not given yet.
     awaits_continue: bool,
+    /// The client understands interim responses.
+    http_1_1: bool,
 }
 
 enum State {
@@ -266,6 +272,7 @@ impl<'c> BodyReader<'c> {
             input,
             state,
             awaits_continue: head.expects_continue,
+            http_1_1: head.minor_version == 1,
         }
     }
 
@@ -283,6 +290,7 @@ impl<'c> BodyReader<'c> {
         ClientWatch {
             socket: Arc::clone(&self.input.socket),
             half_closed: false,
+            can_probe: self.http_1_1,
         }
     }
 

@@ -190,8 +190,7 @@ impl Pump {
         exit
     }
 
-    /// Serves the process's client until one of the two is gone, then leaves the rest to the
-    /// supervisor. Sends a ping after `ping` of silence.
+    /// Serves the process's client until one of the two is gone; the rest is the supervisor's then. Sends a ping after `ping` of silence.
     pub fn attend(
         mut self,
         audience: &mut dyn Audience,
@@ -206,9 +205,6 @@ impl Pump {
                 }
                 OnGone::Keep => super::lock(&self.process.life).background = true,
             }
-        }
-        if !self.is_done() {
-            self.detach();
         }
         departure
     }
@@ -282,6 +278,25 @@ impl Pump {
             input: input.is_ready(),
             outputs: [stdout.is_ready(), stderr.is_ready()],
         }
+    }
+}
+
+/// A pump that is dropped with work left, as by a panic in its driver's thread, goes to the supervisor:
+/// a process is never without somebody who reaps it.
+impl Drop for Pump {
+    fn drop(&mut self) {
+        if self.is_done() {
+            return;
+        }
+        let rest = Self {
+            process: Arc::clone(&self.process),
+            registry: Arc::clone(&self.registry),
+            outputs: std::mem::take(&mut self.outputs),
+            input: self.input.take(),
+            deadline: self.deadline.take(),
+            pidfd: self.pidfd.take(),
+        };
+        rest.detach();
     }
 }
 
