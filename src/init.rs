@@ -73,6 +73,7 @@ fn supervise(server: Pid, arrivals: &SignalFd) -> c_int {
     match ending {
         Ending::Exited(status) => status,
         Ending::Signaled(signal) => 128 + signal,
+        Ending::Unknown => 1,
     }
 }
 

@@ -136,18 +136,19 @@ fn settings(environment: &Environment) -> BTreeMap<String, String> {
 }
 
 fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> {
+    sys::restore_default(libc::SIGCHLD);
     if as_init {
         init::split()?;
     }
     if config.log_requests {
         logging::enable_debug();
     }
-    // Blocked before there is a second thread: all of them inherit it, and commands get theirs reset.
+    // Set before there is a second thread: all of them inherit it, and commands get theirs reset.
     let mut ending = SigSet::empty();
     ending.add(Signal::SIGTERM);
     ending.add(Signal::SIGINT);
     let no_signals = |errno| Error::system("cannot watch for signals", errno);
-    ending.thread_block().map_err(no_signals)?;
+    ending.thread_set_mask().map_err(no_signals)?;
     let signals = SignalFd::with_flags(&ending, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)
         .map_err(no_signals)?;
 

@@ -27,6 +27,8 @@ pub enum Ending {
     Exited(i32),
     /// This signal ended it.
     Signaled(i32),
+    /// Somebody else reaped it, which nobody should.
+    Unknown,
 }
 
 /// A point in the child's preparation, in the order in which they are passed.
@@ -486,6 +488,13 @@ pub fn ignored_signals() -> Vec<c_int> {
             result == 0 && action.handler == libc::SIG_IGN
         })
         .collect()
+}
+
+/// Gives a signal its default effect again, whatever the server was started with: with SIGCHLD
+/// ignored, the kernel would reap children before anybody could learn how they ended (wait(2)).
+pub fn restore_default(signal: c_int) {
+    // SAFETY: installs no handler.
+    unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
 unsafe extern "C" {

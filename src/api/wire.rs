@@ -411,13 +411,13 @@ impl ExitEvent {
 fn exit_code(exit: &Exit) -> Option<i32> {
     match exit.ending {
         Ending::Exited(code) => Some(code),
-        Ending::Signaled(_) => None,
+        Ending::Signaled(_) | Ending::Unknown => None,
     }
 }
 
 fn signal(exit: &Exit) -> Option<i32> {
     match exit.ending {
-        Ending::Exited(_) => None,
+        Ending::Exited(_) | Ending::Unknown => None,
         Ending::Signaled(signal) => Some(signal),
     }
 }

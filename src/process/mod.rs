@@ -209,6 +209,11 @@ impl Process {
         Ok(true)
     }
 
+    /// A signal is about to be sent to it by somebody who does so process by process.
+    fn expect_signal(&self, signal: i32) {
+        lock(&self.life).asked |= 1 << (signal & 63);
+    }
+
     /// Kills it and everything that descends from it. False when it had ended, or somebody else is
     /// killing it already: of several that kill it, one stopped it.
     pub fn kill_tree(&self, cause: Reason) -> bool {
@@ -230,24 +235,6 @@ impl Process {
             let _ = sys::signal_group(self.pid, libc::SIGKILL);
         }
         first
-    }
-
-    /// Asks it and everything that descends from it to end, given all processes of the machine;
-    /// those that were asked besides its own group.
-    fn ask_to_end(&self, snapshot: &tree::Snapshot) -> Vec<tree::Member> {
-        // A stopped process would take the first signal only when it goes on.
-        let signals = [libc::SIGTERM, libc::SIGCONT];
-        for signal in signals {
-            let _ = self.signal(signal);
-        }
-        let members = snapshot.outside_group(self.pid);
-        for (member, signal) in members
-            .iter()
-            .flat_map(|member| signals.map(|signal| (member, signal)))
-        {
-            member.signal(signal);
-        }
-        members
     }
 
     /// Waits until it has ended and its output is complete; at most `limit`. True when it has.
@@ -358,11 +345,13 @@ impl Process {
     /// Reaps it if it has ended. Only its driver calls this.
     fn reap(&self) -> bool {
         let mut life = lock(&self.life);
-        if let Some(pidfd) = &life.pidfd
-            && let Ok(Some(ending)) = sys::wait(pidfd.as_fd(), false)
-        {
-            life.ending = Some((ending, Instant::now()));
-            life.pidfd = None;
+        if let Some(pidfd) = &life.pidfd {
+            let ending = sys::wait(pidfd.as_fd(), false);
+            // Nobody else reaps; but if somebody did, waiting on would never end.
+            if let Some(ending) = ending.unwrap_or(Some(Ending::Unknown)) {
+                life.ending = Some((ending, Instant::now()));
+                life.pidfd = None;
+            }
         }
         life.ending.is_some()
     }
@@ -379,7 +368,7 @@ impl Process {
             (Ending::Signaled(libc::SIGKILL), Some(cause)) => cause,
             (Ending::Signaled(signal), _) if asked & (1 << (signal & 63)) != 0 => Reason::Killed,
             (Ending::Signaled(libc::SIGKILL), None) if oom::killed_one() => Reason::OutOfMemory,
-            (Ending::Signaled(_), _) => Reason::Signaled,
+            (Ending::Signaled(_) | Ending::Unknown, _) => Reason::Signaled,
         };
         let exit = Exit {
             ending,

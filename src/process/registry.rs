@@ -17,7 +17,7 @@ use super::command::{ChosenId, CommandSpec, Input};
 use super::logs::LogStore;
 use super::ring::Ring;
 use super::supervisor::Supervisor;
-use super::tree::{Member, Snapshot};
+use super::tree::{self, Member, Snapshot, Status};
 use super::{Life, Process, Pump, Reason, Stdin, lock};
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
@@ -366,35 +366,59 @@ impl Registry {
     /// what has not ended after `grace` is killed.
     pub fn shut_down(&self, grace: Duration) {
         lock(&self.table).closed = true;
-        let running = || {
-            self.list()
-                .into_iter()
-                .filter(|process| process.exit().is_none())
-                .collect::<Vec<_>>()
-        };
-        let snapshot = Snapshot::take();
-        let members: Vec<Member> = running()
-            .iter()
-            .flat_map(|process| process.ask_to_end(&snapshot))
-            .collect();
         let deadline = Instant::now() + grace;
-        for process in running() {
-            process.wait_ended(deadline.saturating_duration_since(Instant::now()));
+        let mut asked: HashSet<Member> = HashSet::new();
+        loop {
+            let snapshot = Snapshot::take();
+            // Looked at after the snapshot: what had not been reaped then still has its number.
+            let running = self.running();
+            let is_root = |status: &Status| {
+                running.iter().any(|process| status.belongs_to(process.pid))
+                    || asked.contains(&status.member())
+            };
+            let living: HashSet<Member> = snapshot
+                .trees(is_root)
+                .into_iter()
+                .map(Status::member)
+                .collect();
+            if running.is_empty() && living.is_empty() {
+                return;
+            }
+            if Instant::now() >= deadline {
+                break;
+            }
+            if asked.is_empty() {
+                for process in &running {
+                    process.expect_signal(libc::SIGTERM);
+                }
+            }
+            for member in living.difference(&asked) {
+                member.signal(libc::SIGTERM);
+                // A stopped process takes the first signal only when it goes on.
+                member.signal(libc::SIGCONT);
+            }
+            asked.extend(living);
+            if let Some(process) = running.first() {
+                process.wait_ended(Duration::from_millis(20));
+            } else {
+                // What is not a child of this process cannot be waited for, only looked at.
+                std::thread::sleep(Duration::from_millis(5));
+            }
         }
-        // What is not a child of this process cannot be waited for, only looked at.
-        while Instant::now() < deadline && members.iter().any(Member::is_alive) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        for member in &members {
-            member.signal(libc::SIGKILL);
-        }
-        let left = running();
+        let left = self.running();
         for process in &left {
             process.kill_tree(Reason::Killed);
         }
+        tree::kill_members(&asked);
         for process in left {
             process.wait_ended(Duration::from_millis(500));
         }
+    }
+
+    fn running(&self) -> Vec<Arc<Process>> {
+        let mut all = self.list();
+        all.retain(|process| process.exit().is_none());
+        all
     }
 }
 

@@ -20,7 +20,7 @@ const ROUNDS: usize = 64;
 
 /// What `/proc/<pid>/stat` says (proc(5)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Status {
+pub(super) struct Status {
     pid: Pid,
     zombie: bool,
     parent: Pid,
@@ -71,41 +71,34 @@ impl Snapshot {
         )
     }
 
-    /// The living in the tree of a leader.
-    fn members(&self, leader: Pid) -> impl Iterator<Item = Status> {
+    /// The living of all trees whose roots satisfy `is_root`.
+    pub(super) fn trees(&self, is_root: impl Fn(&Status) -> bool) -> Vec<Status> {
         let mut children: HashMap<Pid, Vec<&Status>> = HashMap::new();
         for process in &self.0 {
             children.entry(process.parent).or_default().push(process);
         }
         let mut seen = HashSet::new();
-        let mut pending: Vec<&Status> = self
-            .0
-            .iter()
-            .filter(|process| {
-                process.pid == leader || process.group == leader || process.session == leader
-            })
-            .collect();
-        let mut members = Vec::new();
+        let mut pending: Vec<&Status> = self.0.iter().filter(|status| is_root(status)).collect();
+        let mut found = Vec::new();
         while let Some(process) = pending.pop() {
             if seen.insert(process.pid) {
-                members.push(*process);
+                found.push(*process);
                 pending.extend(children.get(&process.pid).into_iter().flatten());
             }
         }
-        members.into_iter().filter(|member| !member.zombie)
-    }
-
-    /// Those in the tree of a leader that a signal to its group does not reach.
-    pub(super) fn outside_group(&self, leader: Pid) -> Vec<Member> {
-        self.members(leader)
-            .filter(|member| member.group != leader)
-            .map(Status::member)
-            .collect()
+        found.retain(|process| !process.zombie);
+        found
     }
 }
 
 impl Status {
-    fn member(self) -> Member {
+    /// Whether it is the leader, or in its group or session.
+    pub(super) fn belongs_to(&self, leader: Pid) -> bool {
+        [self.pid, self.group, self.session].contains(&leader)
+    }
+
+    /// The process, to be remembered.
+    pub(super) fn member(self) -> Member {
         Member {
             pid: self.pid,
             start_time: self.start_time,
@@ -116,19 +109,37 @@ impl Status {
 /// Kills the leader, whose group was stopped, and everything that descends from it; `pidfd` proves
 /// that the number is still its own.
 pub(super) fn kill(leader: Pid, pidfd: BorrowedFd<'_>) {
-    let mut stopped: HashSet<Member> = HashSet::new();
-    for _ in 0..ROUNDS {
+    kill_trees(|| {
         let snapshot = Snapshot::take();
         // A zombie still answers to signal 0: only a reaped leader has lost its number.
-        if sys::pidfd_signal(pidfd, 0).is_err() {
-            break;
-        }
+        let is_leader = sys::pidfd_signal(pidfd, 0).is_ok();
+        let mut found = snapshot.trees(|status| is_leader && status.belongs_to(leader));
+        // Those of the group were stopped before the look: they need no further one.
+        found.sort_by_key(|status| status.group != leader);
+        let settled = found.partition_point(|status| status.group == leader);
+        (found.into_iter().map(Status::member).collect(), settled)
+    });
+}
+
+/// Kills these processes and everything that descends from them.
+pub(super) fn kill_members(members: &HashSet<Member>) {
+    kill_trees(|| {
+        let found = Snapshot::take().trees(|status| members.contains(&status.member()));
+        (found.into_iter().map(Status::member).collect(), 0)
+    });
+}
+
+/// Stops what `look` finds until it finds nobody new, then kills all of it. Of what is found, the
+/// first so many are known to have been stopped already.
+fn kill_trees(look: impl Fn() -> (Vec<Member>, usize)) {
+    let mut stopped: HashSet<Member> = HashSet::new();
+    for _ in 0..ROUNDS {
+        let (found, settled) = look();
         let mut found_new = false;
-        for status in snapshot.members(leader) {
-            if stopped.insert(status.member()) {
-                status.member().signal(libc::SIGSTOP);
-                // Those of the group were stopped before the look and cannot have forked since.
-                found_new |= status.group != leader;
+        for (index, member) in found.into_iter().enumerate() {
+            if stopped.insert(member) {
+                member.signal(libc::SIGSTOP);
+                found_new |= index >= settled;
             }
         }
         if !found_new {
@@ -203,15 +214,12 @@ mod tests {
             process(20, 1, 20, 20), // somebody else
         ];
         let all = Snapshot(all.to_vec());
-        let mut found: Vec<Pid> = all.members(10).map(|member| member.pid).collect();
+        let mut found: Vec<Pid> = all
+            .trees(|status| status.belongs_to(10))
+            .iter()
+            .map(|status| status.pid)
+            .collect();
         found.sort_unstable();
         assert_eq!(found, [10, 11, 12, 13, 14]);
-        let mut outside: Vec<Pid> = all
-            .outside_group(10)
-            .iter()
-            .map(|member| member.pid)
-            .collect();
-        outside.sort_unstable();
-        assert_eq!(outside, [12, 13, 14]);
     }
 }
