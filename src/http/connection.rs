@@ -266,3 +266,48 @@ fn linger(mut socket: &TcpStream) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    struct Fragile;
+
+    impl Handler for Fragile {
+        fn handle(&self, request: &mut Request<'_>) -> Response {
+            assert_ne!(request.head.path, b"/panic", "as the test wants it");
+            Response::json(&"fine")
+        }
+    }
+
+    fn ask(listener: &TcpListener, requests: &str) -> String {
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        let server = thread::spawn(move || serve(socket, &Fragile));
+        client.write_all(requests.as_bytes()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        server
+            .join()
+            .expect("the connection's thread outlives a panic");
+        answer
+    }
+
+    #[test]
+    fn a_panic_costs_one_request_and_its_connection() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let answer = ask(
+            &listener,
+            "GET /panic HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n",
+        );
+        assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
+        assert!(answer.contains("Connection: close"), "{answer}");
+        assert!(!answer.contains("fine"), "{answer}");
+        let answer = ask(&listener, "GET / HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
+        assert_eq!(answer.matches("\"fine\"").count(), 2, "{answer}");
+    }
+}

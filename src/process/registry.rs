@@ -79,6 +79,16 @@ struct Table {
     closed: bool,
 }
 
+impl Table {
+    /// Under which number a process is known. Its id alone does not tell: a chosen one may be
+    /// somebody else's by now.
+    fn number_of(&self, process: &Arc<Process>) -> Option<u64> {
+        let number = *self.by_id.get(&process.id)?;
+        let known = self.processes.get(&number)?;
+        Arc::ptr_eq(known, process).then_some(number)
+    }
+}
+
 /// What a start led to.
 pub enum Started {
     /// A new process, to be driven by whoever asked.
@@ -267,16 +277,9 @@ impl Registry {
         }
         let mut table = lock(&self.table);
         // A deleted one is not remembered.
-        let Some(number) = table.by_id.get(&process.id).copied() else {
+        let Some(number) = table.number_of(process) else {
             return;
         };
-        if !table
-            .processes
-            .get(&number)
-            .is_some_and(|known| Arc::ptr_eq(known, process))
-        {
-            return;
-        }
         table.ended.push_back(number);
         if table.ended.len() > HISTORY
             && let Some(oldest) = table.ended.pop_front()
@@ -330,16 +333,9 @@ impl Registry {
 
     fn forget(&self, process: &Arc<Process>) {
         let mut table = lock(&self.table);
-        let Some(number) = table.by_id.get(&process.id).copied() else {
+        let Some(number) = table.number_of(process) else {
             return;
         };
-        if !table
-            .processes
-            .get(&number)
-            .is_some_and(|known| Arc::ptr_eq(known, process))
-        {
-            return;
-        }
         table.by_id.remove(&process.id);
         table.processes.remove(&number);
         table.ended.retain(|ended| *ended != number);
