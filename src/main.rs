@@ -117,6 +117,7 @@ fn take_environment() -> (Environment, BTreeMap<String, String>) {
     let environment: Environment = std::env::vars_os().collect();
     sys::scrub_environment("SBX_TOKEN");
     let _ = prctl::set_dumpable(false);
+    sys::withhold_ptrace_from_children();
     let settings = settings(&environment);
     (environment, settings)
 }

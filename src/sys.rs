@@ -96,6 +96,8 @@ struct RawPlan<'a> {
     envp: Vec<*const c_char>,
     step: AtomicI32,
     errno: AtomicI32,
+    /// Set when the child could not open its own `oom_score_adj`.
+    no_knob: AtomicI32,
 }
 
 /// Starts a program without copying the server's page tables.
@@ -121,6 +123,7 @@ pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
         envp: pointers(plan.environment),
         step: AtomicI32::new(0),
         errno: AtomicI32::new(0),
+        no_knob: AtomicI32::new(0),
     };
     let mut stack: Vec<MaybeUninit<u128>> =
         Vec::with_capacity(CHILD_STACK_BYTES / size_of::<u128>());
@@ -153,7 +156,14 @@ pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
     // SAFETY: CLONE_PIDFD put a new descriptor there that nobody else owns.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     let step = match raw.step.load(Ordering::Acquire) {
-        0 => return Ok(Spawned { pid: result, pidfd }),
+        0 => {
+            if raw.no_knob.load(Ordering::Acquire) != 0 {
+                // Before execve the child shares the server's memory, which is not dumpable, so its
+                // files in /proc are root's. Now they are its own user's.
+                let _ = std::fs::write(format!("/proc/{result}/oom_score_adj"), plan.oom_score);
+            }
+            return Ok(Spawned { pid: result, pidfd });
+        }
         step if step == Step::Session as i32 => Step::Session,
         step if step == Step::Descriptors as i32 => Step::Descriptors,
         step if step == Step::Limits as i32 => Step::Limits,
@@ -214,10 +224,9 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
         if knob >= 0 {
             libc::write(knob, plan.oom_score.as_ptr().cast(), plan.oom_score.len());
             libc::close(knob);
+        } else {
+            raw.no_knob.store(1, Ordering::Release);
         }
-        // Without this capability not even root reads a non-dumpable process (ptrace(2)), and the
-        // server's memory holds the token. Fails where there is no capability to give up.
-        libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
         if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const plan.open_files) < 0 {
             fail(Step::Limits);
         }
@@ -249,7 +258,42 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
 }
 
 /// `linux/capability.h`.
-const CAP_SYS_PTRACE: c_int = 19;
+const CAP_SYS_PTRACE: u32 = 19;
+const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+
+/// Takes CAP_SYS_PTRACE from all programs that this process will start, which its own permitted set
+/// does not feel: without it not even root reads a non-dumpable process (ptrace(2)). Root gets what
+/// is in the bounding set, and what is inheritable (capabilities(7)); neither may have it. Where
+/// there is nothing to take, or no right to, nothing happens.
+///
+/// To be called before there is a second thread.
+pub fn withhold_ptrace_from_children() {
+    #[repr(C)]
+    struct Header {
+        version: u32,
+        pid: c_int,
+    }
+    #[repr(C)]
+    #[derive(Default)]
+    struct Sets {
+        effective: u32,
+        permitted: u32,
+        inheritable: u32,
+    }
+    let mut header = Header {
+        version: CAPABILITY_VERSION_3,
+        pid: 0,
+    };
+    let mut sets = [Sets::default(), Sets::default()];
+    // SAFETY: version 3 of the interface has one header and two of these sets.
+    unsafe {
+        libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
+        if libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) == 0 {
+            sets[0].inheritable &= !(1 << CAP_SYS_PTRACE);
+            libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr());
+        }
+    }
+}
 
 /// `struct kernel_sigaction`, which the raw system call takes; the same size on both targets
 /// (aarch64 has no restorer, but `SIG_DFL` reads none of what follows the handler).

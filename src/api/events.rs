@@ -12,7 +12,7 @@ use std::os::fd::BorrowedFd;
 use super::base64;
 use super::wire::{Encoding, ExitEvent};
 use crate::http::stream::{Peer, StreamWriter};
-use crate::process::ring::Stream;
+use crate::process::ring::{Cursor, Stream};
 use crate::process::{Audience, Client, Exit, Gone, Process};
 use crate::sys::Events;
 
@@ -139,10 +139,12 @@ impl Audience for EventWriter<'_> {
         self.line(|out| Ok(serde_json::to_writer(out, &event)?));
     }
 
-    fn caught_up(&mut self, stdout: u64, stderr: u64) {
-        for stream in Stream::ALL {
-            self.release(stream);
-        }
+    fn caught_up(&mut self, cursor: &Cursor) {
+        // Half a character is left to be read again, with its other half.
+        let [stdout, stderr] = Stream::ALL.map(|stream| match &self.carried[stream.index()] {
+            (offset, carried) if !carried.is_empty() => *offset,
+            _ => cursor.next(stream),
+        });
         self.line(|out| {
             write!(
                 out,
@@ -192,7 +194,7 @@ impl Audience for DocumentWriter<'_> {
 
     fn exit(&mut self, _: &Exit) {}
 
-    fn caught_up(&mut self, _: u64, _: u64) {}
+    fn caught_up(&mut self, _: &Cursor) {}
 
     fn ping(&mut self) {
         self.0.push(|out| out.push(b' '));
@@ -244,26 +246,34 @@ fn suspects(word: u64) -> u64 {
     found & (EACH << 7)
 }
 
-/// Appends valid UTF-8 with its escapes. Eight bytes at a time, because most text needs none.
+/// Appends valid UTF-8 with its escapes. Looks at eight bytes at a time and copies whole runs,
+/// because most text needs few.
 fn append_escaped(out: &mut Vec<u8>, text: &[u8]) {
-    let mut rest = text;
-    while let Some((word, after)) = rest.split_first_chunk::<8>() {
-        let found = suspects(u64::from_le_bytes(*word));
+    let mut copied = 0;
+    let mut at = 0;
+    while at < text.len() {
+        let word = match text[at..].first_chunk() {
+            Some(word) => *word,
+            None => padded(&text[at..]),
+        };
+        let found = suspects(u64::from_le_bytes(word));
         if found == 0 {
-            out.extend_from_slice(word);
-            rest = after;
+            at += 8;
             continue;
         }
-        let clean = found.trailing_zeros() as usize / 8;
-        for byte in &word[..clean] {
-            out.push(*byte);
-        }
-        rest = &rest[clean..];
-        rest = &rest[append_character(out, rest)..];
+        at += found.trailing_zeros() as usize / 8;
+        out.extend_from_slice(&text[copied..at]);
+        at += append_character(out, &text[at..]);
+        copied = at;
     }
-    while !rest.is_empty() {
-        rest = &rest[append_character(out, rest)..];
-    }
+    out.extend_from_slice(&text[copied..]);
+}
+
+/// The last bytes of a text as a word, filled up with what needs no escape.
+fn padded(rest: &[u8]) -> [u8; 8] {
+    let mut word = [b' '; 8];
+    word[..rest.len()].copy_from_slice(rest);
+    word
 }
 
 /// Appends the character that `text` begins with, or its first byte; how many bytes were taken.

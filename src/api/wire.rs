@@ -23,6 +23,9 @@ use crate::sys::Ending;
 /// The number of the contract with clients.
 pub(super) const PROTOCOL: u32 = 3;
 
+/// Most bytes of a tag: it is kept, and sent in every list.
+const MAX_TAG_BYTES: usize = 1024;
+
 /// How an error looks to a client.
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
@@ -119,6 +122,15 @@ pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     spec.timeout = fields.seconds("timeout")?;
     spec.background = fields.boolean("background")?.unwrap_or(false);
     spec.tag = fields.string("tag")?;
+    if spec
+        .tag
+        .as_ref()
+        .is_some_and(|tag| tag.len() > MAX_TAG_BYTES)
+    {
+        return Err(Error::invalid(format!(
+            "tag is longer than {MAX_TAG_BYTES} bytes; keep what belongs to it on your side"
+        )));
+    }
     spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
     if let Some(text) = fields.string("stdin")? {
         spec.input = Input::Given(text.into_bytes());

@@ -123,6 +123,11 @@ impl Root {
     pub fn stat(&self, path: &FilePath) -> Result<Entry> {
         let status = self
             .status(path.bytes(), AtFlags::AT_SYMLINK_NOFOLLOW)
+            .map_err(|errno| match errno {
+                // Below a file there is nothing: for whoever asks whether something exists, that is no.
+                Errno::ENOTDIR => Errno::ENOENT,
+                errno => errno,
+            })
             .map_err(|errno| Error::system(format_args!("cannot stat {path}"), errno))?;
         Ok(entry(
             &self.directory,

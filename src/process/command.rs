@@ -19,6 +19,19 @@ pub enum CommandLine {
     Program(Vec<String>),
 }
 
+impl CommandLine {
+    /// Bytes that it takes in memory, about.
+    pub fn size(&self) -> usize {
+        match self {
+            Self::Shell(script) => script.len(),
+            Self::Program(words) => words
+                .iter()
+                .map(|word| word.len() + size_of::<String>())
+                .sum(),
+        }
+    }
+}
+
 /// Where a command's input comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {

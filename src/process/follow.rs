@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::pump::deliver_rest;
-use super::ring::{Cursor, Piece, Stream};
+use super::ring::{Cursor, Piece};
 use super::{Audience, Gone, Process, Watch};
 use crate::sys::{Events, PollEntry, poll};
 
@@ -23,9 +23,13 @@ pub(super) fn follow(
     let mut silence = Silence::new(process, ping);
     let mut buffer = Vec::new();
     loop {
-        // Asked first: what was written before the end is in the ring when the end is known.
+        // Asked first: what was written before the end is in the ring when the end is known. And no
+        // further than there: something that it left behind may go on writing for ever.
         let exit = process.exit();
-        while let Some(piece) = process.read(&mut cursor, &mut buffer) {
+        let end = process.position();
+        while cursor.position() < end
+            && let Some(piece) = process.read(&mut cursor, &mut buffer)
+        {
             match piece {
                 Piece::Data { stream, offset } => audience.output(stream, offset, &buffer),
                 Piece::Dropped {
@@ -42,10 +46,7 @@ pub(super) fn follow(
             return Ok(());
         }
         if !live {
-            audience.caught_up(
-                process.written(Stream::Stdout),
-                process.written(Stream::Stderr),
-            );
+            audience.caught_up(&cursor);
             return Ok(());
         }
         silence.wait(audience, None)?;

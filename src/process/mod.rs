@@ -87,8 +87,8 @@ pub trait Audience: Client {
     fn dropped(&mut self, stream: Stream, offset: u64, bytes: u64);
     /// The end of the process.
     fn exit(&mut self, exit: &Exit);
-    /// The end of what there is of a process that still runs.
-    fn caught_up(&mut self, stdout: u64, stderr: u64);
+    /// The end of what there is of a process that still runs; the cursor says how far that was.
+    fn caught_up(&mut self, cursor: &Cursor);
     /// A sign of life.
     fn ping(&mut self);
     /// Sends what can be sent without waiting.
@@ -129,6 +129,9 @@ struct Life {
     background: bool,
     /// Until it is reaped.
     pidfd: Option<Arc<OwnedFd>>,
+    /// How many are killing the tree. It is not reaped meanwhile: its number, by which the tree is
+    /// found, stays its own, and nothing that was stopped is forgotten.
+    killers: usize,
     /// Why the whole tree is being killed.
     cause: Option<Reason>,
     /// The signals that were asked for, bit n for signal n.
@@ -217,23 +220,22 @@ impl Process {
     /// Kills it and everything that descends from it. False when it had ended, or somebody else is
     /// killing it already: of several that kill it, one stopped it.
     pub fn kill_tree(&self, cause: Reason) -> bool {
-        let first;
-        let pidfd = {
+        let first = {
             let mut life = lock(&self.life);
-            let Some(pidfd) = life.pidfd.clone() else {
+            if life.ending.is_some() {
                 return false;
-            };
-            first = life.cause.is_none();
-            life.cause.get_or_insert(cause);
+            }
+            life.killers += 1;
             // A stopped group forks no more while the rest is looked for.
             let _ = sys::signal_group(self.pid, libc::SIGSTOP);
-            pidfd
+            let first = life.cause.is_none();
+            life.cause.get_or_insert(cause);
+            first
         };
-        tree::kill(self.pid, pidfd.as_fd());
-        let life = lock(&self.life);
-        if life.ending.is_none() {
-            let _ = sys::signal_group(self.pid, libc::SIGKILL);
-        }
+        tree::kill(self.pid);
+        let mut life = lock(&self.life);
+        let _ = sys::signal_group(self.pid, libc::SIGKILL);
+        life.killers -= 1;
         first
     }
 
@@ -337,6 +339,11 @@ impl Process {
         offset
     }
 
+    /// How much output there is by now, in both streams.
+    fn position(&self) -> u64 {
+        lock(&self.ring).position()
+    }
+
     /// Reads on for one reader.
     fn read(&self, cursor: &mut Cursor, buffer: &mut Vec<u8>) -> Option<Piece> {
         lock(&self.ring).read(cursor, buffer)
@@ -345,6 +352,9 @@ impl Process {
     /// Reaps it if it has ended. Only its driver calls this.
     fn reap(&self) -> bool {
         let mut life = lock(&self.life);
+        if life.killers > 0 {
+            return false;
+        }
         if let Some(pidfd) = &life.pidfd {
             let ending = sys::wait(pidfd.as_fd(), false);
             // Nobody else reaps; but if somebody did, waiting on would never end.

@@ -28,6 +28,9 @@ use crate::workspace::Activity;
 /// Ended processes that a workspace remembers.
 pub const HISTORY: usize = 256;
 
+/// Bytes of their command lines that it remembers with them: a command may have megabytes.
+const HISTORY_COMMAND_BYTES: usize = 4 << 20;
+
 /// What all registries of a server share.
 pub struct Shared {
     supervisor: Arc<Supervisor>,
@@ -73,6 +76,8 @@ struct Table {
     starting: HashSet<String>,
     /// Those that have ended, the longest ago first.
     ended: VecDeque<u64>,
+    /// Bytes of the command lines of those.
+    ended_command_bytes: usize,
     /// Chosen ids that were deleted, so that deleting again is no error; the newest last.
     deleted: VecDeque<String>,
     /// No more starts.
@@ -223,6 +228,7 @@ impl Registry {
             life: Mutex::new(Life {
                 background: spec.background,
                 pidfd: Some(Arc::new(spawned.pidfd)),
+                killers: 0,
                 cause: None,
                 asked: 0,
                 ending: None,
@@ -281,11 +287,17 @@ impl Registry {
             return;
         };
         table.ended.push_back(number);
-        if table.ended.len() > HISTORY
-            && let Some(oldest) = table.ended.pop_front()
-            && let Some(process) = table.processes.remove(&oldest)
+        table.ended_command_bytes += process.command.size();
+        while table.ended.len() > HISTORY
+            || (table.ended_command_bytes > HISTORY_COMMAND_BYTES && table.ended.len() > 1)
         {
-            table.by_id.remove(&process.id);
+            let Some(oldest) = table.ended.pop_front() else {
+                return;
+            };
+            if let Some(process) = table.processes.remove(&oldest) {
+                table.ended_command_bytes -= process.command.size();
+                table.by_id.remove(&process.id);
+            }
         }
     }
 
@@ -338,7 +350,10 @@ impl Registry {
         };
         table.by_id.remove(&process.id);
         table.processes.remove(&number);
-        table.ended.retain(|ended| *ended != number);
+        if let Some(at) = table.ended.iter().position(|ended| *ended == number) {
+            table.ended.remove(at);
+            table.ended_command_bytes -= process.command.size();
+        }
         if given_number(&process.id).is_none() {
             table.deleted.push_back(process.id.clone());
             if table.deleted.len() > HISTORY {

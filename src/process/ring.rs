@@ -75,6 +75,9 @@ impl Chunk {
 /// The newest output of a process.
 pub struct Ring {
     chunks: VecDeque<Chunk>,
+    /// The memory of a whole chunk that was dropped, for the next one: a full ring that goes on
+    /// receiving asks for no memory.
+    spare: Option<Vec<u8>>,
     limit: usize,
     /// Data bytes held.
     held: usize,
@@ -104,6 +107,16 @@ impl Cursor {
             next: [stdout, stderr],
         }
     }
+
+    /// The offset in a stream of the first byte that was not read.
+    pub fn next(&self, stream: Stream) -> u64 {
+        self.next[stream.index()]
+    }
+
+    /// How far it has come in the ring.
+    pub fn position(&self) -> u64 {
+        self.position
+    }
 }
 
 /// What a reader gets next.
@@ -132,6 +145,7 @@ impl Ring {
     pub fn new(limit: usize) -> Self {
         Self {
             chunks: VecDeque::new(),
+            spare: None,
             limit,
             held: 0,
             footprint: 0,
@@ -153,7 +167,10 @@ impl Ring {
                     stream,
                     offset: self.written[stream.index()],
                     position: self.position,
-                    data: Vec::with_capacity(data.len().min(CHUNK_BYTES)),
+                    data: match self.spare.take() {
+                        Some(spare) if data.len() >= CHUNK_BYTES / 2 => spare,
+                        _ => Vec::with_capacity(data.len().min(CHUNK_BYTES)),
+                    },
                     dropped: 0,
                 });
                 self.footprint += self.chunks.back().map_or(0, Chunk::footprint);
@@ -195,7 +212,12 @@ impl Ring {
             self.held_from[first.stream.index()] = first.offset + first.dropped as u64;
             if first.kept() == 0 {
                 self.footprint -= first.footprint();
-                self.chunks.pop_front();
+                if let Some(mut chunk) = self.chunks.pop_front()
+                    && chunk.data.capacity() == CHUNK_BYTES
+                {
+                    chunk.data.clear();
+                    self.spare = Some(chunk.data);
+                }
             }
         }
     }
@@ -204,11 +226,17 @@ impl Ring {
     pub fn clear(&mut self) {
         self.drop_oldest(self.held);
         self.chunks = VecDeque::new();
+        self.spare = None;
     }
 
     /// Memory this ring takes, in bytes, its bookkeeping included.
     pub fn footprint(&self) -> usize {
         self.footprint
+    }
+
+    /// Bytes that both streams ever carried.
+    pub fn position(&self) -> u64 {
+        self.position
     }
 
     /// Bytes that a stream ever carried: the offset of its next byte.

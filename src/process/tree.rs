@@ -11,7 +11,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 
 use crate::sys::{self, Pid};
 
@@ -106,14 +106,11 @@ impl Status {
     }
 }
 
-/// Kills the leader, whose group was stopped, and everything that descends from it; `pidfd` proves
-/// that the number is still its own.
-pub(super) fn kill(leader: Pid, pidfd: BorrowedFd<'_>) {
+/// Kills the leader, whose group was stopped and which is not reaped before this returns, and
+/// everything that descends from it.
+pub(super) fn kill(leader: Pid) {
     kill_trees(|| {
-        let snapshot = Snapshot::take();
-        // A zombie still answers to signal 0: only a reaped leader has lost its number.
-        let is_leader = sys::pidfd_signal(pidfd, 0).is_ok();
-        let mut found = snapshot.trees(|status| is_leader && status.belongs_to(leader));
+        let mut found = Snapshot::take().trees(|status| status.belongs_to(leader));
         // Those of the group were stopped before the look: they need no further one.
         found.sort_by_key(|status| status.group != leader);
         let settled = found.partition_point(|status| status.group == leader);
