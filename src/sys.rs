@@ -261,7 +261,7 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
 const CAP_SYS_PTRACE: u32 = 19;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 
-/// Takes CAP_SYS_PTRACE from all programs that this process will start, which its own permitted set
+/// Takes `CAP_SYS_PTRACE` from all programs that this process will start, which its own permitted set
 /// does not feel: without it not even root reads a non-dumpable process (ptrace(2)). Root gets what
 /// is in the bounding set, and what is inheritable (capabilities(7)); neither may have it. Where
 /// there is nothing to take, or no right to, nothing happens.

@@ -16,7 +16,7 @@ use crate::http::{Body, Refusal, Request, Response};
 use crate::process::command::Input;
 use crate::process::registry::Started;
 use crate::process::ring::Cursor;
-use crate::process::{Client, Gone, OnGone, Process};
+use crate::process::{Client, Gone, Process};
 use crate::sys::Events;
 use crate::workspace::{Lease, Workspace};
 
@@ -32,7 +32,7 @@ pub(super) fn exec(
     let CommandRequest {
         mut spec,
         encoding,
-        keep_on_disconnect,
+        on_disconnect,
     } = wire::command_request(&body)?;
     drop(body);
     spec.background |= background;
@@ -54,22 +54,14 @@ pub(super) fn exec(
     }
     Ok(match started {
         Started::New(pump) => event_stream(lease, move |stream| {
-            let mut events = EventWriter::new(stream, encoding);
+            let mut events = EventWriter::new(stream, encoding, ping);
             events.start(pump.process(), false);
-            pump.attend(
-                &mut events,
-                ping,
-                if keep_on_disconnect {
-                    OnGone::Keep
-                } else {
-                    OnGone::Kill
-                },
-            );
+            pump.attend(&mut events, on_disconnect);
         }),
         Started::Existing(process) => event_stream(lease, move |stream| {
-            let mut events = EventWriter::new(stream, encoding);
+            let mut events = EventWriter::new(stream, encoding, ping);
             events.start(&process, true);
-            let _ = process.follow(Cursor::default(), true, &mut events, ping);
+            let _ = process.follow(Cursor::default(), true, &mut events);
         }),
     })
 }
@@ -109,8 +101,8 @@ pub(super) fn logs(lease: Lease, id: &str, query: &Query, ping: Duration) -> Ans
         .unwrap_or(Encoding::Utf8);
     let process = find(&lease, id)?;
     Ok(event_stream(lease, move |stream| {
-        let mut events = EventWriter::new(stream, encoding);
-        let _ = process.follow(Cursor::at(stdout, stderr), live, &mut events, ping);
+        let mut events = EventWriter::new(stream, encoding, ping);
+        let _ = process.follow(Cursor::at(stdout, stderr), live, &mut events);
     }))
 }
 
@@ -120,7 +112,7 @@ pub(super) fn wait(lease: Lease, id: &str, query: &Query, ping: Duration) -> Ans
     let process = find(&lease, id)?;
     let body = Body::Stream(Box::new(move |stream: &mut StreamWriter| {
         if process
-            .wait_with(&mut DocumentWriter(stream), limit, ping)
+            .wait_with(&mut DocumentWriter { stream, ping }, limit)
             .is_ok()
         {
             let document = serde_json::to_vec(&ProcessDocument::of(&process)).unwrap_or_default();

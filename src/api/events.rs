@@ -8,10 +8,11 @@
 
 use std::io::Write;
 use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use super::base64;
 use super::wire::{Encoding, ExitEvent};
-use crate::http::stream::{Peer, StreamWriter};
+use crate::http::stream::StreamWriter;
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Audience, Client, Exit, Gone, Process};
 use crate::sys::Events;
@@ -20,16 +21,22 @@ use crate::sys::Events;
 pub(super) struct EventWriter<'a> {
     stream: &'a mut StreamWriter,
     encoding: Encoding,
+    /// Silence after which a ping is due.
+    ping: Duration,
     /// Per stream, the beginning of a character whose end has not been read yet, and its offset.
     carried: [(u64, Vec<u8>); 2],
+    /// Per stream, whether a gap was told of just now, which may have cut a character in two.
+    torn: [bool; 2],
 }
 
 impl<'a> EventWriter<'a> {
-    pub(super) fn new(stream: &'a mut StreamWriter, encoding: Encoding) -> Self {
+    pub(super) fn new(stream: &'a mut StreamWriter, encoding: Encoding, ping: Duration) -> Self {
         Self {
             stream,
             encoding,
+            ping,
             carried: [(0, Vec::new()), (0, Vec::new())],
+            torn: [false; 2],
         }
     }
 
@@ -77,6 +84,13 @@ impl<'a> EventWriter<'a> {
         });
     }
 
+    fn gap(&mut self, stream: Stream, offset: u64, bytes: u64) {
+        let name = stream.name();
+        self.line(|out| {
+            write!(out, "{{\"event\":\"dropped\",\"stream\":\"{name}\",\"offset\":{offset},\"bytes\":{bytes}}}")
+        });
+    }
+
     /// Gives up waiting for the rest of a character.
     fn release(&mut self, stream: Stream) {
         let (offset, carried) = std::mem::take(&mut self.carried[stream.index()]);
@@ -96,17 +110,27 @@ impl Client for EventWriter<'_> {
     }
 
     fn ready(&mut self, events: Events) -> Result<(), Gone> {
-        if self.stream.ready(events).map_err(|_| Gone)? == Peer::HalfClosed {
-            self.ping();
-        }
-        Ok(())
+        self.stream.ready(events).map_err(|_| Gone)
     }
 }
 
 impl Audience for EventWriter<'_> {
-    fn output(&mut self, stream: Stream, offset: u64, data: &[u8]) {
+    fn output(&mut self, stream: Stream, mut offset: u64, mut data: &[u8]) {
         if self.encoding == Encoding::Base64 {
             return self.event(stream, offset, data);
+        }
+        if std::mem::take(&mut self.torn[stream.index()]) {
+            // The rest of a character whose beginning is gone is gone too.
+            let rest = data
+                .iter()
+                .take(3)
+                .take_while(|byte| **byte & 0xc0 == 0x80)
+                .count();
+            if rest > 0 {
+                self.gap(stream, offset, rest as u64);
+                offset += rest as u64;
+                data = &data[rest..];
+            }
         }
         let (carried_offset, carried) = std::mem::take(&mut self.carried[stream.index()]);
         let joined;
@@ -125,10 +149,8 @@ impl Audience for EventWriter<'_> {
 
     fn dropped(&mut self, stream: Stream, offset: u64, bytes: u64) {
         self.release(stream);
-        let name = stream.name();
-        self.line(|out| {
-            write!(out, "{{\"event\":\"dropped\",\"stream\":\"{name}\",\"offset\":{offset},\"bytes\":{bytes}}}")
-        });
+        self.torn[stream.index()] = self.encoding == Encoding::Utf8;
+        self.gap(stream, offset, bytes);
     }
 
     fn exit(&mut self, exit: &Exit) {
@@ -157,6 +179,10 @@ impl Audience for EventWriter<'_> {
         self.line(|out| out.write_all(b"{\"event\":\"ping\"}"));
     }
 
+    fn patience(&self) -> Duration {
+        patience(self.stream, self.ping)
+    }
+
     fn flush(&mut self) -> Result<(), Gone> {
         self.stream.flush().map_err(|_| Gone)
     }
@@ -168,22 +194,22 @@ impl Audience for EventWriter<'_> {
 
 /// Keeps a client company that waits for one JSON document: white space may precede it, and is a
 /// sign of life to every proxy on the way.
-pub(super) struct DocumentWriter<'a>(pub(super) &'a mut StreamWriter);
+pub(super) struct DocumentWriter<'a> {
+    pub(super) stream: &'a mut StreamWriter,
+    pub(super) ping: Duration,
+}
 
 impl Client for DocumentWriter<'_> {
     fn descriptor(&self) -> BorrowedFd<'_> {
-        self.0.descriptor()
+        self.stream.descriptor()
     }
 
     fn interest(&self) -> Events {
-        self.0.interest()
+        self.stream.interest()
     }
 
     fn ready(&mut self, events: Events) -> Result<(), Gone> {
-        if self.0.ready(events).map_err(|_| Gone)? == Peer::HalfClosed {
-            self.ping();
-        }
-        Ok(())
+        self.stream.ready(events).map_err(|_| Gone)
     }
 }
 
@@ -197,15 +223,29 @@ impl Audience for DocumentWriter<'_> {
     fn caught_up(&mut self, _: &Cursor) {}
 
     fn ping(&mut self) {
-        self.0.push(|out| out.push(b' '));
+        self.stream.push(|out| out.push(b' '));
+    }
+
+    fn patience(&self) -> Duration {
+        patience(self.stream, self.ping)
     }
 
     fn flush(&mut self) -> Result<(), Gone> {
-        self.0.flush().map_err(|_| Gone)
+        self.stream.flush().map_err(|_| Gone)
     }
 
     fn is_flushed(&self) -> bool {
-        self.0.is_flushed()
+        self.stream.is_flushed()
+    }
+}
+
+/// A client that has closed its sending half may go away altogether without a sign: then only what
+/// is sent to it tells, and it has to be noticed within a second.
+fn patience(stream: &StreamWriter, ping: Duration) -> Duration {
+    if stream.is_half_closed() {
+        ping.min(Duration::from_millis(500))
+    } else {
+        ping
     }
 }
 

@@ -17,7 +17,7 @@ use crate::files::{Entry, FileKind};
 use crate::http::Refusal;
 use crate::process::command::{ChosenId, CommandLine, CommandSpec, EnvironmentChange, Input};
 use crate::process::ring::Stream;
-use crate::process::{Exit, Process, Reason};
+use crate::process::{Exit, OnGone, Process, Reason};
 use crate::sys::Ending;
 
 /// The number of the contract with clients.
@@ -74,8 +74,8 @@ pub(super) struct CommandRequest {
     pub(super) spec: CommandSpec,
     /// How to show its output.
     pub(super) encoding: Encoding,
-    /// Whether it outlives its client.
-    pub(super) keep_on_disconnect: bool,
+    /// What becomes of it when its client goes away.
+    pub(super) on_disconnect: OnGone,
 }
 
 /// Reads the body of `exec` and `processes`.
@@ -138,13 +138,16 @@ pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     let encoding = fields
         .choice("encoding", &ENCODINGS)?
         .unwrap_or(Encoding::Utf8);
-    let keep_on_disconnect = fields
-        .choice("on_disconnect", &[("kill", false), ("keep", true)])?
-        .unwrap_or(false);
+    let on_disconnect = fields
+        .choice(
+            "on_disconnect",
+            &[("kill", OnGone::Kill), ("keep", OnGone::Keep)],
+        )?
+        .unwrap_or(OnGone::Kill);
     Ok(CommandRequest {
         spec,
         encoding,
-        keep_on_disconnect,
+        on_disconnect,
     })
 }
 

@@ -3,8 +3,8 @@
 //! Pieces go into a buffer, framed as chunks; [`StreamWriter::flush`] sends what the socket takes.
 //! Whoever writes keeps the buffer small by writing only when it is empty. The socket also tells
 //! whether the client is still there: a reset or a hang-up is the end, while an end of file may
-//! only mean that the client will send no more ([`Peer::HalfClosed`]); a byte sent to a client that
-//! is truly gone is answered by a reset, which the next poll reports.
+//! only mean that the client will send no more ([`StreamWriter::is_half_closed`]); a byte sent to a
+//! client that is truly gone is answered by a reset, which the next poll reports.
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -25,15 +25,6 @@ pub struct StreamWriter {
     sent: usize,
     chunked: bool,
     half_closed: bool,
-}
-
-/// What became of the client's sending half.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Peer {
-    /// Nothing new.
-    Unchanged,
-    /// It has been closed just now: worth a sign of life, to learn whether all of it was.
-    HalfClosed,
 }
 
 /// The client is gone.
@@ -125,14 +116,16 @@ impl StreamWriter {
     ///
     /// # Errors
     /// The client is gone.
-    pub fn ready(&mut self, events: Events) -> Result<Peer, Disconnected> {
+    pub fn ready(&mut self, events: Events) -> Result<(), Disconnected> {
         if events.has(Events::BROKEN) {
             return Err(Disconnected);
         }
-        if events.has(Events::PEER_CLOSED) && !self.half_closed {
-            self.half_closed = true;
-            return Ok(Peer::HalfClosed);
-        }
-        Ok(Peer::Unchanged)
+        self.half_closed |= events.has(Events::PEER_CLOSED);
+        Ok(())
+    }
+
+    /// Whether the client will send no more; it may be gone, or only be waiting.
+    pub fn is_half_closed(&self) -> bool {
+        self.half_closed
     }
 }

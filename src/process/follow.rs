@@ -18,9 +18,8 @@ pub(super) fn follow(
     mut cursor: Cursor,
     live: bool,
     audience: &mut dyn Audience,
-    ping: Duration,
 ) -> Result<(), Gone> {
-    let mut silence = Silence::new(process, ping);
+    let mut silence = Silence::new(process);
     let mut buffer = Vec::new();
     loop {
         // Asked first: what was written before the end is in the ring when the end is known. And no
@@ -58,9 +57,8 @@ pub(super) fn wait(
     process: &Arc<Process>,
     audience: &mut dyn Audience,
     limit: Option<Duration>,
-    ping: Duration,
 ) -> Result<(), Gone> {
-    let mut silence = Silence::new(process, ping);
+    let mut silence = Silence::new(process);
     let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
     while process.exit().is_none() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
         silence.wait(audience, deadline)?;
@@ -72,27 +70,26 @@ pub(super) fn wait(
 struct Silence {
     /// Nothing when there was no descriptor left: then it looks again every so often.
     watch: Option<Watch>,
-    ping: Duration,
-    ping_at: Instant,
+    since: Instant,
 }
 
 impl Silence {
-    fn new(process: &Arc<Process>, ping: Duration) -> Self {
+    fn new(process: &Arc<Process>) -> Self {
         Self {
             watch: process.watch().ok(),
-            ping,
-            ping_at: Instant::now() + ping,
+            since: Instant::now(),
         }
     }
 
     fn broken(&mut self) {
-        self.ping_at = Instant::now() + self.ping;
+        self.since = Instant::now();
     }
 
     /// Returns when there may be news, at `until`, or after a ping.
     fn wait(&mut self, audience: &mut dyn Audience, until: Option<Instant>) -> Result<(), Gone> {
         let now = Instant::now();
-        let mut wake_at = until.map_or(self.ping_at, |until| until.min(self.ping_at));
+        let ping_at = self.since + audience.patience();
+        let mut wake_at = until.map_or(ping_at, |until| until.min(ping_at));
         if self.watch.is_none() {
             wake_at = wake_at.min(now + Duration::from_millis(100));
         }
@@ -111,7 +108,7 @@ impl Silence {
             watch.clear();
         }
         audience.ready(events)?;
-        if Instant::now() >= self.ping_at {
+        if self.since.elapsed() >= audience.patience() {
             audience.ping();
             self.broken();
         }

@@ -91,6 +91,8 @@ pub trait Audience: Client {
     fn caught_up(&mut self, cursor: &Cursor);
     /// A sign of life.
     fn ping(&mut self);
+    /// Silence after which a ping is due.
+    fn patience(&self) -> Duration;
     /// Sends what can be sent without waiting.
     ///
     /// # Errors
@@ -271,9 +273,8 @@ impl Process {
         self: &Arc<Self>,
         audience: &mut dyn Audience,
         limit: Option<Duration>,
-        ping: Duration,
     ) -> std::result::Result<(), Gone> {
-        follow::wait(self, audience, limit, ping)
+        follow::wait(self, audience, limit)
     }
 
     /// Shows a client the output from `cursor` on: to its end, or (not `live`) as far as it goes now.
@@ -285,9 +286,8 @@ impl Process {
         cursor: Cursor,
         live: bool,
         audience: &mut dyn Audience,
-        ping: Duration,
     ) -> std::result::Result<(), Gone> {
-        follow::follow(self, cursor, live, audience, ping)
+        follow::follow(self, cursor, live, audience)
     }
 
     /// Takes the writing end of its stdin.

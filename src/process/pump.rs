@@ -13,7 +13,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use nix::errno::Errno;
 
@@ -190,14 +190,9 @@ impl Pump {
         exit
     }
 
-    /// Serves the process's client until one of the two is gone; the rest is the supervisor's then. Sends a ping after `ping` of silence.
-    pub fn attend(
-        mut self,
-        audience: &mut dyn Audience,
-        ping: Duration,
-        on_gone: OnGone,
-    ) -> Departure {
-        let departure = self.attend_until_departure(audience, ping);
+    /// Serves the process's client until one of the two is gone; the rest is the supervisor's then.
+    pub fn attend(mut self, audience: &mut dyn Audience, on_gone: OnGone) -> Departure {
+        let departure = self.attend_until_departure(audience);
         if departure == Departure::ClientGone {
             match on_gone {
                 OnGone::Kill => {
@@ -209,16 +204,16 @@ impl Pump {
         departure
     }
 
-    fn attend_until_departure(&mut self, audience: &mut dyn Audience, ping: Duration) -> Departure {
+    fn attend_until_departure(&mut self, audience: &mut dyn Audience) -> Departure {
         let mut buffer = vec![0; READ_BYTES];
-        let mut ping_at = Instant::now() + ping;
+        let mut heard_at = Instant::now();
         loop {
             if audience.flush().is_err() {
                 return Departure::ClientGone;
             }
             // Reading waits for the client, never the other way round.
             let reading = audience.is_flushed();
-            let ready = self.poll(audience, reading, ping_at);
+            let ready = self.poll(audience, reading, heard_at + audience.patience());
             let now = Instant::now();
             self.enforce_deadline(now);
             if audience.ready(ready.client).is_err() {
@@ -244,12 +239,12 @@ impl Pump {
                 }
             }
             if heard {
-                ping_at = now + ping;
-            } else if now >= ping_at {
+                heard_at = now;
+            } else if now >= heard_at + audience.patience() {
                 if audience.is_flushed() {
                     audience.ping();
                 }
-                ping_at = now + ping;
+                heard_at = now;
             }
         }
     }
