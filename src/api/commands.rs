@@ -18,12 +18,12 @@ use crate::process::registry::Started;
 use crate::process::ring::Cursor;
 use crate::process::{Client, Gone, Process};
 use crate::sys::Events;
-use crate::workspace::{Lease, Workspace};
+use crate::workspace::Workspace;
 
 /// `POST exec`, and `POST processes`, which is the same in the background.
 pub(super) fn exec(
     request: &mut Request<'_>,
-    lease: Lease,
+    workspace: &Workspace,
     ping: Duration,
     background: bool,
 ) -> Answer {
@@ -40,7 +40,7 @@ pub(super) fn exec(
     if background && spec.input == Input::Empty {
         spec.input = Input::Open;
     }
-    let started = lease.processes.start(spec, &lease.confinement)?;
+    let started = workspace.processes.start(spec, &workspace.confinement)?;
     if background {
         let process = match started {
             Started::New(pump) => {
@@ -53,12 +53,12 @@ pub(super) fn exec(
         return Ok(Response::json(&ProcessDocument::of(&process)));
     }
     Ok(match started {
-        Started::New(pump) => event_stream(lease, move |stream| {
+        Started::New(pump) => event_stream(move |stream| {
             let mut events = EventWriter::new(stream, encoding, ping);
             events.start(pump.process(), false);
             pump.attend(&mut events, on_disconnect);
         }),
-        Started::Existing(process) => event_stream(lease, move |stream| {
+        Started::Existing(process) => event_stream(move |stream| {
             let mut events = EventWriter::new(stream, encoding, ping);
             events.start(&process, true);
             let _ = process.follow(Cursor::default(), true, &mut events);
@@ -92,24 +92,24 @@ pub(super) fn delete(workspace: &Workspace, id: &str) -> Answer {
 }
 
 /// `GET processes/{id}/logs`.
-pub(super) fn logs(lease: Lease, id: &str, query: &Query, ping: Duration) -> Answer {
+pub(super) fn logs(workspace: &Workspace, id: &str, query: &Query, ping: Duration) -> Answer {
     let live = query.flag("follow")?;
     let stdout = query.number("stdout_offset")?.unwrap_or(0);
     let stderr = query.number("stderr_offset")?.unwrap_or(0);
     let encoding = query
         .choice("encoding", &ENCODINGS)?
         .unwrap_or(Encoding::Utf8);
-    let process = find(&lease, id)?;
-    Ok(event_stream(lease, move |stream| {
+    let process = find(workspace, id)?;
+    Ok(event_stream(move |stream| {
         let mut events = EventWriter::new(stream, encoding, ping);
         let _ = process.follow(Cursor::at(stdout, stderr), live, &mut events);
     }))
 }
 
 /// `GET processes/{id}/wait`.
-pub(super) fn wait(lease: Lease, id: &str, query: &Query, ping: Duration) -> Answer {
+pub(super) fn wait(workspace: &Workspace, id: &str, query: &Query, ping: Duration) -> Answer {
     let limit = query.seconds("timeout")?;
-    let process = find(&lease, id)?;
+    let process = find(workspace, id)?;
     let body = Body::Stream(Box::new(move |stream: &mut StreamWriter| {
         if process
             .wait_with(&mut DocumentWriter { stream, ping }, limit)
@@ -119,9 +119,7 @@ pub(super) fn wait(lease: Lease, id: &str, query: &Query, ping: Duration) -> Ans
             stream.push(|out| out.extend_from_slice(&document));
         }
     }));
-    Ok(Response::new(200, body)
-        .with_header("Content-Type", "application/json")
-        .holding(lease))
+    Ok(Response::new(200, body).with_header("Content-Type", "application/json"))
 }
 
 /// `POST processes/{id}/kill`.
@@ -188,10 +186,9 @@ fn no_process(id: &str) -> Refusal {
     Refusal::new(404, "not_found", text)
 }
 
-fn event_stream(lease: Lease, write: impl FnOnce(&mut StreamWriter) + Send + 'static) -> Response {
+fn event_stream(write: impl FnOnce(&mut StreamWriter) + Send + 'static) -> Response {
     Response::new(200, Body::Stream(Box::new(write)))
         .with_header("Content-Type", "application/x-ndjson")
         .with_header("X-Accel-Buffering", "no")
         .with_header("Cache-Control", "no-store")
-        .holding(lease)
 }

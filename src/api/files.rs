@@ -11,7 +11,7 @@ use crate::error::{Error, Kind};
 use crate::files::name::{FilePath, show};
 use crate::files::{FileKind, Opened};
 use crate::http::{Body, Refusal, Request, Response};
-use crate::workspace::{Lease, Workspace};
+use crate::workspace::Workspace;
 
 /// Entries of one page, unless the client says otherwise: a client that does not page gets whole
 /// directories of ordinary size.
@@ -33,10 +33,10 @@ struct Span {
 }
 
 /// `GET files/read`.
-pub(super) fn read(request: &Request<'_>, lease: Lease, query: &Query) -> Answer {
+pub(super) fn read(request: &Request<'_>, workspace: &Workspace, query: &Query) -> Answer {
     let path = path(query, "path")?;
     let (offset, length) = (query.number("offset")?, query.number("length")?);
-    let mut opened = lease.root.open(&path)?;
+    let mut opened = workspace.root.open(&path)?;
     let failed = |error: std::io::Error| {
         Refusal::from(Error::io(format_args!("cannot read {path}"), &error))
     };
@@ -123,7 +123,7 @@ pub(super) fn read(request: &Request<'_>, lease: Lease, query: &Query) -> Answer
     let mut response =
         Response::new(status, body).with_header("Content-Type", "application/octet-stream");
     response.headers.extend(headers);
-    Ok(response.holding(lease))
+    Ok(response)
 }
 
 /// A device has no end that could be waited for: it is read as far as it gives bytes at once.

@@ -18,6 +18,7 @@ use crate::http::request::ReceiveError;
 use crate::http::{Body, Handler, Refusal, Request, Response};
 use crate::logging;
 use crate::machine::Machine;
+use crate::workspace::Workspace;
 use query::Query;
 use route::{Resource, WorkspaceResource as In};
 
@@ -125,26 +126,29 @@ impl Api {
         is_delete: bool,
     ) -> Answer {
         let lease = self.machine.lease()?;
+        let workspace: &Workspace = &lease;
         let query = Query::parse(request.head.query.as_deref())?;
         let ping = self.machine.ping_interval();
-        match resource {
-            In::Exec => commands::exec(request, lease, ping, false),
-            In::Processes if is_get => Ok(commands::list(&lease)),
-            In::Processes => commands::exec(request, lease, ping, true),
-            In::Process(id) if is_delete => commands::delete(&lease, id),
-            In::Process(id) => commands::one(&lease, id),
-            In::Logs(id) => commands::logs(lease, id, &query, ping),
-            In::Wait(id) => commands::wait(lease, id, &query, ping),
-            In::Kill(id) => commands::kill(request, &lease, id),
-            In::Stdin(id) => commands::stdin(request, &lease, id, &query),
-            In::FileRead => files::read(request, lease, &query),
-            In::FileWrite => files::write(request, &lease, &query),
-            In::FileList => files::list(&lease, &query),
-            In::FileStat => files::stat(&lease, &query),
-            In::FileDelete => files::delete(&lease, &query),
-            In::FileMakeDirectory => files::make_directory(&lease, &query),
-            In::FileMove => files::rename(&lease, &query),
-        }
+        let response = match resource {
+            In::Exec => commands::exec(request, workspace, ping, false)?,
+            In::Processes if is_get => commands::list(workspace),
+            In::Processes => commands::exec(request, workspace, ping, true)?,
+            In::Process(id) if is_delete => commands::delete(workspace, id)?,
+            In::Process(id) => commands::one(workspace, id)?,
+            In::Logs(id) => commands::logs(workspace, id, &query, ping)?,
+            In::Wait(id) => commands::wait(workspace, id, &query, ping)?,
+            In::Kill(id) => commands::kill(request, workspace, id)?,
+            In::Stdin(id) => commands::stdin(request, workspace, id, &query)?,
+            In::FileRead => files::read(request, workspace, &query)?,
+            In::FileWrite => files::write(request, workspace, &query)?,
+            In::FileList => files::list(workspace, &query)?,
+            In::FileStat => files::stat(workspace, &query)?,
+            In::FileDelete => files::delete(workspace, &query)?,
+            In::FileMakeDirectory => files::make_directory(workspace, &query)?,
+            In::FileMove => files::rename(workspace, &query)?,
+        };
+        // Work goes on until the last byte is sent.
+        Ok(response.holding(lease))
     }
 }
 
