@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 
 use nix::errno::Errno;
 
+use crate::command::{CommandLine, CommandSpec};
 use crate::error::{Error, Kind, Result};
-use crate::process::command::{CommandLine, CommandSpec};
 use crate::sys::{self, ChildPlan, SpawnError, Spawned, Step};
 
 /// What programs are searched in when the machine does not say.

@@ -1,31 +1,81 @@
 //! The server's own log: one line an event on stderr, written whole.
 //!
 //! Never a token, a value of an environment or a body: callers pass ids, pids, statuses, causes.
+//! What a client wrote goes through [`quoted`]. The log is worth less than the service: a line that
+//! cannot be written at once, because nobody reads the other end, is dropped.
 
 use std::fmt;
 use std::io::Write;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use crate::sys::{Events, PollEntry, poll};
 
 static DEBUG: AtomicBool = AtomicBool::new(false);
+
+/// A pipe that is ready takes so much without waiting (`PIPE_BUF`, pipe(7)).
+const MAX_LINE_BYTES: usize = 4096;
+
+/// Most characters of anything that a client wrote.
+const MAX_QUOTED: usize = 200;
 
 /// Turns the lines of [`debug`] on.
 pub fn enable_debug() {
     DEBUG.store(true, Ordering::Relaxed);
 }
 
-/// Writes one line. A log that cannot be written must not stop the server: errors are ignored.
+/// Writes one line.
 pub fn info(line: fmt::Arguments<'_>) {
     whole_line(format_args!("sbx-server: {line}"));
 }
 
 /// Writes one line as it is, such as the one that says where the server listens.
 pub fn whole_line(line: fmt::Arguments<'_>) {
-    let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    let mut line = format!("{line}\n").into_bytes();
+    if line.len() > MAX_LINE_BYTES {
+        line.truncate(MAX_LINE_BYTES - 1);
+        line.push(b'\n');
+    }
+    let mut stderr = std::io::stderr().lock();
+    let mut writable = [PollEntry::new(stderr.as_fd(), Events::WRITABLE)];
+    if poll(&mut writable, Some(Duration::ZERO)) {
+        let _ = stderr.write_all(&line);
+    }
 }
 
 /// Writes one line if `SBX_LOG=debug`.
 pub fn debug(line: fmt::Arguments<'_>) {
     if DEBUG.load(Ordering::Relaxed) {
         info(line);
+    }
+}
+
+/// What a client wrote, so that it stays on its line and does nothing to a terminal.
+pub fn quoted(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MAX_QUOTED)]);
+    let mut quoted: String = text
+        .chars()
+        .flat_map(char::escape_default)
+        .take(MAX_QUOTED)
+        .collect();
+    if bytes.len() > MAX_QUOTED {
+        quoted.push_str("...");
+    }
+    quoted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_client_wrote_stays_on_its_line() {
+        let quoted = quoted("/a\n\u{9b}2J\u{2028}\u{1b}é".as_bytes());
+        assert!(
+            quoted.bytes().all(|byte| byte.is_ascii_graphic()),
+            "{quoted}"
+        );
+        assert_eq!(super::quoted(&[b'x'; 5000]).len(), MAX_QUOTED + 3);
     }
 }

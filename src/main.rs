@@ -4,8 +4,10 @@
 //! the machine, listen, say so, and then one loop that accepts connections, watches for the signal
 //! to end and for idleness.
 
+mod activity;
 mod api;
 mod auth;
+mod command;
 mod config;
 mod confine;
 mod error;
@@ -138,6 +140,8 @@ fn settings(environment: &Environment) -> BTreeMap<String, String> {
 
 fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> {
     sys::restore_default(libc::SIGCHLD);
+    // A file that grows beyond the limit the server was started with is an error of one request.
+    sys::ignore(libc::SIGXFSZ);
     if as_init {
         init::split()?;
     }

@@ -541,6 +541,12 @@ pub fn restore_default(signal: c_int) {
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
+/// Ignores a signal; commands get its default effect back.
+pub fn ignore(signal: c_int) {
+    // SAFETY: installs no handler.
+    unsafe { libc::signal(signal, libc::SIG_IGN) };
+}
+
 unsafe extern "C" {
     static environ: *const *mut c_char;
 }

@@ -6,9 +6,10 @@
 //! nothing is ended for idleness in the middle of a request, a stream or a transfer.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
+use crate::activity::Activity;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::files::Root;
@@ -78,61 +79,5 @@ impl Deref for Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         self.workspace.activity.end();
-    }
-}
-
-/// Counts what is going on in a workspace: leases and running processes.
-pub struct Activity(Mutex<Count>);
-
-struct Count {
-    active: usize,
-    last: Instant,
-    closed: bool,
-}
-
-impl Activity {
-    fn new() -> Self {
-        Self(Mutex::new(Count {
-            active: 0,
-            last: Instant::now(),
-            closed: false,
-        }))
-    }
-
-    fn count(&self) -> std::sync::MutexGuard<'_, Count> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Something begins (inside a lease, so the workspace cannot be closed).
-    pub fn begin(&self) {
-        self.count().active += 1;
-    }
-
-    fn begin_unless_closed(&self) -> bool {
-        let mut count = self.count();
-        if !count.closed {
-            count.active += 1;
-        }
-        !count.closed
-    }
-
-    /// It has ended.
-    pub fn end(&self) {
-        let mut count = self.count();
-        count.active -= 1;
-        count.last = Instant::now();
-    }
-
-    fn idle_for(&self) -> Option<Duration> {
-        let count = self.count();
-        (count.active == 0).then(|| count.last.elapsed())
-    }
-
-    fn close_if_idle(&self, limit: Duration) -> bool {
-        let mut count = self.count();
-        if count.active == 0 && count.last.elapsed() >= limit {
-            count.closed = true;
-        }
-        count.closed
     }
 }

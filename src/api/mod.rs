@@ -87,18 +87,21 @@ impl Api {
     }
 
     fn authenticate(&self, request: &Request<'_>) -> Result<(), Refusal> {
-        let presented = request.head.header("x-sandbox-token");
-        if self.authenticator.opens_machine(presented) {
+        let mut tokens = request.head.values("x-sandbox-token");
+        let presented = tokens.next();
+        let text = if tokens.any(|other| Some(other) != presented) {
+            "there are different X-Sandbox-Token headers"
+        } else if self.authenticator.opens_machine(presented) {
             return Ok(());
-        }
-        let text = match presented {
-            None => "the X-Sandbox-Token header is missing",
-            Some(_) => "the X-Sandbox-Token header holds another token than this server's",
+        } else if presented.is_none() {
+            "the X-Sandbox-Token header is missing"
+        } else {
+            "the X-Sandbox-Token header holds another token than this server's"
         };
         logging::info(format_args!(
             "refused {} {}: {text}",
-            request.head.method,
-            show(&request.head.path)
+            logging::quoted(request.head.method.as_bytes()),
+            logging::quoted(&request.head.path)
         ));
         Err(Refusal::new(403, "forbidden", text))
     }
@@ -163,7 +166,7 @@ fn show(path: &[u8]) -> std::borrow::Cow<'_, str> {
 }
 
 fn no_route(path: &[u8]) -> Refusal {
-    let text = if path.starts_with(b"/v1/sandboxes") {
+    let text = if path == b"/v1/sandboxes" || path.starts_with(b"/v1/sandboxes/") {
         "there are no sandboxes here: this server is in dedicated mode, where the whole machine is one; use /v1/exec, \
          /v1/files and /v1/processes"
             .to_owned()

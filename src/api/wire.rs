@@ -6,16 +6,19 @@
 //! understood costs nothing, however deep it is nested.
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
 use std::time::Duration;
 
-use serde::Serialize;
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
+use crate::command::{ChosenId, CommandLine, CommandSpec, EnvironmentChange, Input};
 use crate::error::{Error, Kind, Result};
 use crate::files::name::show;
 use crate::files::{Entry, FileKind};
 use crate::http::Refusal;
-use crate::process::command::{ChosenId, CommandLine, CommandSpec, EnvironmentChange, Input};
 use crate::process::ring::Stream;
 use crate::process::{Exit, OnGone, Process, Reason};
 use crate::sys::Ending;
@@ -105,7 +108,8 @@ pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
             }
             (JsonType::String, _) => CommandLine::Shell(decoded("cmd", cmd)?),
             (JsonType::Array, _) => CommandLine::Program(
-                decoded::<Vec<&RawValue>>("cmd", cmd)?
+                decoded::<Elements<'_>>("cmd", cmd)?
+                    .0
                     .into_iter()
                     .map(|word| match JsonType::of(word) {
                         JsonType::String => decoded("cmd", word),
@@ -158,7 +162,8 @@ fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChange>> {
     if JsonType::of(variables) != JsonType::Object {
         return Err(wrong_type("env", "an object", variables));
     }
-    decoded::<BTreeMap<String, &RawValue>>("env", variables)?
+    decoded::<Members<'_>>("env", variables)?
+        .0
         .into_iter()
         .map(|(name, value)| {
             let value = match JsonType::of(value) {
@@ -222,7 +227,8 @@ impl<'a> Fields<'a> {
         if JsonType::of(document) != JsonType::Object {
             return Err(wrong_type("the body", "a JSON object", document));
         }
-        decoded("the body", document).map(Self)
+        let members: Members<'_> = decoded("the body", document)?;
+        Ok(Self(members.0))
     }
 
     fn take(&mut self, name: &str) -> Option<&'a RawValue> {
@@ -287,6 +293,78 @@ impl<'a> Fields<'a> {
     }
 }
 
+/// Most elements of an array, or members of an object. The kernel takes a command of a few megabytes
+/// at most; many more tiny values would cost the server many times their size.
+const MAX_VALUES: usize = 65_536;
+
+/// The elements of an array, each as it was written.
+struct Elements<'a>(Vec<&'a RawValue>);
+
+/// The members of an object, each as it was written; of several with one name the last counts.
+struct Members<'a>(BTreeMap<String, &'a RawValue>);
+
+struct Collect<T>(PhantomData<T>);
+
+impl<'a> Deserialize<'a> for Elements<'a> {
+    fn deserialize<D: Deserializer<'a>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_seq(Collect(PhantomData::<Self>))
+    }
+}
+
+impl<'a> Deserialize<'a> for Members<'a> {
+    fn deserialize<D: Deserializer<'a>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_map(Collect(PhantomData::<Self>))
+    }
+}
+
+impl<'a> Visitor<'a> for Collect<Elements<'a>> {
+    type Value = Elements<'a>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(
+        self,
+        mut values: A,
+    ) -> std::result::Result<Self::Value, A::Error> {
+        let mut elements = Vec::new();
+        while let Some(element) = values.next_element()? {
+            if elements.len() == MAX_VALUES {
+                return Err(too_many());
+            }
+            elements.push(element);
+        }
+        Ok(Elements(elements))
+    }
+}
+
+impl<'a> Visitor<'a> for Collect<Members<'a>> {
+    type Value = Members<'a>;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(
+        self,
+        mut values: A,
+    ) -> std::result::Result<Self::Value, A::Error> {
+        let mut members = BTreeMap::new();
+        while let Some((name, value)) = values.next_entry()? {
+            members.insert(name, value);
+            if members.len() > MAX_VALUES {
+                return Err(too_many());
+            }
+        }
+        Ok(Members(members))
+    }
+}
+
+fn too_many<E: serde::de::Error>() -> E {
+    E::custom(format_args!("it has more than {MAX_VALUES} values"))
+}
+
 /// What kind of value a piece of JSON is: its first character tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum JsonType {
@@ -311,9 +389,9 @@ impl JsonType {
     }
 }
 
-fn decoded<'a, T: serde::Deserialize<'a>>(field: &str, value: &'a RawValue) -> Result<T> {
+fn decoded<'a, T: Deserialize<'a>>(field: &str, value: &'a RawValue) -> Result<T> {
     serde_json::from_str(value.get())
-        .map_err(|error| Error::invalid(format!("{field} is not JSON: {error}")))
+        .map_err(|error| Error::invalid(format!("{field} cannot be read: {error}")))
 }
 
 fn wrong_type(field: &str, accepted: &str, found: &RawValue) -> Error {
@@ -600,6 +678,20 @@ mod tests {
             &CommandLine::Program(vec!["a".to_owned()])
         );
         assert_eq!(request.spec.timeout, None);
+    }
+
+    #[test]
+    fn more_values_than_any_command_has_are_refused() {
+        let words = |count: usize| format!("{{\"cmd\":[{}\"\"]}}", "\"a\",".repeat(count - 1));
+        assert!(command_request(words(MAX_VALUES).as_bytes()).is_ok());
+        assert!(refused(&words(MAX_VALUES + 1)).contains("cmd"));
+        let members: String = (0..=MAX_VALUES)
+            .map(|number| format!("\"{number}\":0,"))
+            .collect();
+        assert!(refused(&format!("{{{members}\"cmd\":\"x\"}}")).contains("the body"));
+        assert!(
+            refused(&format!("{{\"env\":{{{members}\"x\":0}},\"cmd\":\"x\"}}")).contains("env")
+        );
     }
 
     #[test]

@@ -3,8 +3,12 @@
 
 use super::parse::{ParseError, header_parts};
 
-/// Most bytes of one chunk-size line with its extensions, and of all trailers together.
+/// Most bytes of one chunk's extensions, and of all trailers together.
 const MAX_LINE_BYTES: usize = 4096;
+
+/// Bytes of extensions that a body may have beyond as many as it has data: nothing is understood of
+/// them, and they must not be a way to send without end.
+const SPARE_EXTENSION_BYTES: u64 = 16 * 1024;
 
 /// What the next bytes are.
 #[derive(Debug, PartialEq, Eq)]
@@ -29,6 +33,8 @@ pub struct Decoder {
     /// The trailer line that is being received. Trailers mean nothing here, but what is no header
     /// line is no trailer either, and may be somebody's next request.
     trailer: Vec<u8>,
+    data_bytes: u64,
+    extension_bytes: u64,
 }
 
 #[derive(Debug)]
@@ -93,6 +99,7 @@ impl Decoder {
                     .min(bytes.len() - at);
                 if length > 0 {
                     *left -= length as u64;
+                    self.data_bytes += length as u64;
                     if *left == 0 {
                         self.state = State::DataEnd;
                     }
@@ -129,6 +136,10 @@ impl Decoder {
                         && byte != 0x7f
                         && *length < MAX_LINE_BYTES =>
                 {
+                    self.extension_bytes += 1;
+                    if self.extension_bytes > self.data_bytes + SPARE_EXTENSION_BYTES {
+                        return malformed;
+                    }
                     State::Extension {
                         size: *size,
                         length: length + 1,
@@ -191,6 +202,23 @@ mod tests {
             assert_eq!(body, b"hello, chunked ");
             assert_eq!(used, coded.len() - 4);
         }
+    }
+
+    #[test]
+    fn extensions_are_no_way_to_send_without_end() {
+        let chunk = [b"1;".as_slice(), &[b'e'; 4000], b"\r\nx\r\n"].concat();
+        assert!(decode(&chunk.repeat(4), 1000).is_ok());
+        assert!(decode(&chunk.repeat(6), 1000).is_err());
+        // As signing clients send them: a short one with each large chunk.
+        let large = [
+            b"1000;sig=".as_slice(),
+            &[b'e'; 80],
+            b"\r\n",
+            &[b'x'; 0x1000],
+            b"\r\n",
+        ]
+        .concat();
+        assert!(decode(&large.repeat(1000), 5000).is_ok());
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub(super) fn serve(socket: TcpStream, handler: &dyn Handler) {
         logging::debug(format_args!(
             "{} {} {} in {} us",
             head.method,
-            String::from_utf8_lossy(&head.path),
+            logging::quoted(&head.path),
             response.status,
             begun.elapsed().as_micros()
         ));
@@ -84,9 +84,7 @@ pub(super) fn serve(socket: TcpStream, handler: &dyn Handler) {
             return;
         }
         if !plan.keep_alive || !body.drain() {
-            if body.remaining() != Some(0) {
-                linger(&socket);
-            }
+            linger(&socket);
             return;
         }
     }
@@ -112,7 +110,6 @@ fn send_response(socket: &Arc<TcpStream>, response: Response, plan: Plan) -> io:
         held,
     } = response;
     let chunked = plan.http_1_1 && matches!(body, Body::Reader(_) | Body::Stream(_));
-    let delimited_by_close = !plan.http_1_1 && matches!(body, Body::Reader(_) | Body::Stream(_));
     let mut head = Vec::with_capacity(256);
     write!(head, "HTTP/1.1 {status} {}\r\n", reason(status))?;
     for (name, value) in headers {
@@ -150,11 +147,7 @@ fn send_response(socket: &Arc<TcpStream>, response: Response, plan: Plan) -> io:
         }
     }
     drop(held);
-    if delimited_by_close {
-        Err(io::ErrorKind::ConnectionAborted.into())
-    } else {
-        Ok(())
-    }
+    Ok(())
 }
 
 /// One system call for the usual small answer.
@@ -241,8 +234,9 @@ fn send_rest(stream: &mut StreamWriter) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes so that the answer arrives although the client is still sending: a plain close with
-/// unread bytes is a reset, which may overtake the answer (RFC 9112 section 9.6).
+/// Closes so that the answer arrives although the client may still be sending: a plain close with
+/// unread bytes is a reset, which may overtake the answer (RFC 9112 section 9.6). A client that is
+/// done closes at once, and so costs nothing.
 fn linger(mut socket: &TcpStream) {
     if socket.shutdown(Shutdown::Write).is_err() {
         return;

@@ -70,7 +70,8 @@ impl Head {
             .map(|(_, value)| value.as_slice())
     }
 
-    fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    /// The values of all header fields of a name.
+    pub fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         self.headers
             .iter()
             .filter(move |(key, _)| key == name)
@@ -234,26 +235,25 @@ fn is_token(byte: u8) -> bool {
 }
 
 fn target_parts(target: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>), ParseError> {
+    // A fragment is never sent (RFC 9112 section 3.2): whoever sends one means something else by it.
+    if target.contains(&b'#') {
+        return Err(Malformed("the target has a #, which is sent as %23"));
+    }
     // A proxy may send the absolute form (RFC 9112 section 3.2.2); the authority says nothing here.
-    let origin = match target.iter().position(|byte| *byte == b':') {
-        Some(colon) if !target.starts_with(b"/") => {
-            let after = target[colon..]
-                .strip_prefix(b"://")
-                .ok_or(Malformed("the target is not a path"))?;
-            after
-                .iter()
-                .position(|byte| *byte == b'/')
-                .map_or(&b"/"[..], |slash| &after[slash..])
-        }
-        _ => target,
+    let origin = match target
+        .strip_prefix(b"http://")
+        .or(target.strip_prefix(b"https://"))
+    {
+        None => target,
+        Some(rest) => match rest.iter().position(|byte| matches!(byte, b'/' | b'?')) {
+            Some(slash) if rest[slash] == b'/' => &rest[slash..],
+            Some(_) => return Err(Malformed("the target has a query without a path")),
+            None => b"/",
+        },
     };
     if !origin.starts_with(b"/") && origin != b"*" {
         return Err(Malformed("the target does not begin with a slash"));
     }
-    let origin = origin
-        .split(|byte| *byte == b'#')
-        .next()
-        .unwrap_or_default();
     Ok(match origin.iter().position(|byte| *byte == b'?') {
         Some(mark) => (origin[..mark].to_vec(), Some(origin[mark + 1..].to_vec())),
         None => (origin.to_vec(), None),
@@ -411,6 +411,10 @@ mod tests {
             "GET a HTTP/1.1",
             "GET /\u{1} HTTP/1.1",
             "CONNECT a:1 HTTP/1.1",
+            "GET /a#b HTTP/1.1",
+            "GET /?a#b HTTP/1.1",
+            "GET x://a/b HTTP/1.1",
+            "GET http://a?b/health HTTP/1.1",
         ] {
             forbid(&format!("{line}\r\n\r\n"));
         }

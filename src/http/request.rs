@@ -21,6 +21,8 @@ use crate::sys::{Events, PollEntry, poll};
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
 /// Between two bytes of a body; the socket's receive timeout.
 pub(super) const BODY_LIMIT: Duration = Duration::from_secs(60);
+/// For all of a body that nobody wants.
+const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// Receive timeouts in a row, without a byte of a request, after which a connection is closed: 120 s.
 const IDLE_TIMEOUTS: usize = 2;
 /// What is received at once while waiting for a head: an idle connection keeps this much memory.
@@ -41,6 +43,10 @@ pub(super) struct Input {
     socket: Arc<TcpStream>,
     buffer: Vec<u8>,
     used: usize,
+    /// Bytes that came in all.
+    received: u64,
+    /// Until when what is being waited for has to come, besides the limit between two bytes.
+    deadline: Option<Instant>,
 }
 
 /// Why no (more of a) request comes.
@@ -108,6 +114,8 @@ impl Input {
             socket,
             buffer: Vec::new(),
             used: 0,
+            received: 0,
+            deadline: None,
         }
     }
 
@@ -127,10 +135,14 @@ impl Input {
     pub(super) fn read_head(&mut self) -> Result<Option<Head>, ReceiveError> {
         let mut begun: Option<Instant> = None;
         let mut timeouts = 0;
-        // Whether bytes arrived that could make a difference to the parser.
-        let mut worth_parsing = !self.unused().is_empty();
+        // How much of the buffer the parser has seen in vain.
+        let mut seen = 0;
         loop {
-            if worth_parsing {
+            // Line ends before a request are left over from a careless client: no request has begun.
+            while seen == 0 && self.unused().starts_with(b"\r\n") {
+                self.consume(2);
+            }
+            if is_worth_parsing(self.unused(), seen) {
                 match parse::head(self.unused()).map_err(ReceiveError::Parse)? {
                     Progress::Complete(head, length) => {
                         self.consume(length);
@@ -139,26 +151,24 @@ impl Input {
                     Progress::Partial => {}
                 }
             }
-            if !self.unused().is_empty() {
+            seen = self.unused().len();
+            if seen == 0 {
+                // An idle connection keeps no more than it needs for the next head.
+                self.buffer.shrink_to(HEAD_RECEIVE_BYTES);
+            } else {
                 let begun = *begun.get_or_insert_with(Instant::now);
-                let left = HEAD_LIMIT.saturating_sub(begun.elapsed());
-                let mut readable = [PollEntry::new(self.socket.as_fd(), Events::READABLE)];
-                if left.is_zero() || !poll(&mut readable, Some(left)) {
-                    return Err(ReceiveError::TimedOut);
-                }
+                self.deadline = Some(begun + HEAD_LIMIT);
             }
-            let is_first = self.unused().is_empty();
-            match self.receive(HEAD_RECEIVE_BYTES) {
-                Ok(count) => {
-                    let fresh = &self.buffer[self.buffer.len() - count..];
-                    // A head is decided line by line; a long line is looked at again when it is too long.
-                    worth_parsing = is_first
-                        || fresh.iter().any(|byte| matches!(byte, b'\n' | b'\r' | 0))
-                        || self.unused().len() > super::MAX_TARGET_BYTES;
+            let received = self.receive(HEAD_RECEIVE_BYTES);
+            let deadline = self.deadline.take();
+            match received {
+                Ok(()) => {}
+                Err(ReceiveError::TimedOut) if deadline.is_some() => {
+                    return Err(ReceiveError::TimedOut);
                 }
                 Err(ReceiveError::TimedOut) => {
                     timeouts += 1;
-                    if timeouts == IDLE_TIMEOUTS && self.unused().is_empty() {
+                    if timeouts == IDLE_TIMEOUTS {
                         return Ok(None);
                     }
                 }
@@ -168,32 +178,54 @@ impl Input {
         }
     }
 
-    /// Receives once, up to `most` bytes, to the end of the buffer; how many came.
-    fn receive(&mut self, most: usize) -> Result<usize, ReceiveError> {
+    /// Receives once, up to `most` bytes, to the end of the buffer.
+    fn receive(&mut self, most: usize) -> Result<(), ReceiveError> {
         if self.used > 0 {
             self.buffer.drain(..self.used);
             self.used = 0;
         }
         let before = self.buffer.len();
         self.buffer.resize(before + most, 0);
-        let result = receive(&self.socket, &mut self.buffer[before..]);
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let result = self.receive_into(&mut buffer[before..]);
+        self.buffer = buffer;
         self.buffer
             .truncate(before + *result.as_ref().unwrap_or(&0));
-        result
+        result.map(drop)
+    }
+
+    /// Receives what there is, waiting for at most [`BODY_LIMIT`], or until the deadline if one is set.
+    fn receive_into(&mut self, into: &mut [u8]) -> Result<usize, ReceiveError> {
+        loop {
+            if let Some(deadline) = self.deadline {
+                let left = deadline.saturating_duration_since(Instant::now());
+                let mut readable = [PollEntry::new(self.socket.as_fd(), Events::READABLE)];
+                if left.is_zero() || !poll(&mut readable, Some(left)) {
+                    return Err(ReceiveError::TimedOut);
+                }
+            }
+            match recv(self.socket.as_raw_fd(), into, MsgFlags::empty()) {
+                Ok(0) => return Err(ReceiveError::Closed),
+                Ok(count) => {
+                    self.received += count as u64;
+                    return Ok(count);
+                }
+                Err(Errno::EINTR) => {}
+                Err(Errno::EAGAIN) => return Err(ReceiveError::TimedOut),
+                Err(_) => return Err(ReceiveError::Closed),
+            }
+        }
     }
 }
 
-/// Receives what there is, waiting for at most [`BODY_LIMIT`].
-fn receive(socket: &TcpStream, into: &mut [u8]) -> Result<usize, ReceiveError> {
-    loop {
-        match recv(socket.as_raw_fd(), into, MsgFlags::empty()) {
-            Ok(0) => return Err(ReceiveError::Closed),
-            Ok(count) => return Ok(count),
-            Err(Errno::EINTR) => {}
-            Err(Errno::EAGAIN) => return Err(ReceiveError::TimedOut),
-            Err(_) => return Err(ReceiveError::Closed),
-        }
-    }
+/// Whether the parser could say something new, having seen the first `seen` bytes: a head is decided
+/// line by line, and by its limits.
+fn is_worth_parsing(bytes: &[u8], seen: usize) -> bool {
+    let crossed = |limit: usize| seen < limit && bytes.len() >= limit;
+    let decides = |byte: &u8| matches!(byte, b'\n' | b'\r' | 0);
+    bytes[seen..].iter().any(decides)
+        || crossed(super::MAX_TARGET_BYTES + 65)
+        || crossed(super::MAX_HEAD_BYTES)
 }
 
 /// Watches whether the client of a request is still there while it waits for its answer.
@@ -365,16 +397,18 @@ impl<'c> BodyReader<'c> {
         if !self.is_drainable() {
             return false;
         }
-        let mut drained = 0;
+        let start = self.input.received;
+        self.input.deadline = Some(Instant::now() + DRAIN_LIMIT);
         let mut scratch = [0; 4096];
-        while drained <= super::MAX_DRAINED_BYTES {
+        let drained = loop {
             match self.read(&mut scratch) {
-                Ok(0) => return true,
-                Ok(count) => drained += count as u64,
-                Err(_) => return false,
+                Ok(0) => break true,
+                Ok(_) if self.input.received - start <= super::MAX_DRAINED_BYTES => {}
+                _ => break false,
             }
-        }
-        false
+        };
+        self.input.deadline = None;
+        drained
     }
 }
 
@@ -382,7 +416,7 @@ fn read_length(input: &mut Input, left: &mut u64, into: &mut [u8]) -> Result<usi
     let most = into.len().min(usize::try_from(*left).unwrap_or(usize::MAX));
     let unused = input.unused();
     let count = if unused.is_empty() {
-        receive(&input.socket, &mut into[..most])?
+        input.receive_into(&mut into[..most])?
     } else {
         let count = unused.len().min(most);
         into[..count].copy_from_slice(&unused[..count]);

@@ -4,7 +4,7 @@
 //! thread, no descriptor or no place left, the client is told so (503) instead of being left in the
 //! queue, and the loop neither spins nor stops.
 
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -164,5 +164,12 @@ fn refuse(mut socket: &TcpStream, code: &str, text: &str) {
     if socket.set_nonblocking(true).is_ok() {
         let _ = socket.write_all(response.as_bytes());
         let _ = socket.shutdown(std::net::Shutdown::Write);
+        // Closing with unread bytes is a reset, which may overtake the answer: at least what has
+        // come already is taken.
+        let mut scratch = [0; 4096];
+        let mut rounds = 0;
+        while rounds < 64 && matches!(socket.read(&mut scratch), Ok(1..)) {
+            rounds += 1;
+        }
     }
 }

@@ -8,7 +8,6 @@
 //!
 //! Nothing here knows HTTP or JSON: a client is an [`Audience`] with a descriptor to poll.
 
-pub mod command;
 mod follow;
 mod logs;
 mod oom;
@@ -24,9 +23,9 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::command::{CommandLine, Fingerprint};
 use crate::error::{Error, Kind, Result};
 use crate::sys::{self, Ending, Events, Pid, PollEntry, poll};
-use command::{CommandLine, Fingerprint};
 use logs::LogStore;
 use ring::{Cursor, Piece, Ring, Stream};
 

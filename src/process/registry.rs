@@ -13,17 +13,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-use super::command::{ChosenId, CommandSpec, Input};
 use super::logs::LogStore;
 use super::ring::Ring;
 use super::supervisor::Supervisor;
 use super::tree::{self, Member, Snapshot, Status};
 use super::{Life, Process, Pump, Reason, Stdin, lock};
+use crate::activity::Activity;
+use crate::command::{ChosenId, CommandSpec, Input};
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::logging;
 use crate::sys::Pid;
-use crate::workspace::Activity;
 
 /// Ended processes that a workspace remembers.
 pub const HISTORY: usize = 256;
