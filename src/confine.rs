@@ -11,6 +11,7 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
@@ -24,6 +25,9 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// More than the server has itself, so that the kernel takes a command first; well below the most
 /// (1000), so that a command can still offer up its own children.
 const OOM_SCORE_STEP: i32 = 300;
+
+/// How long a program that is being written may keep a command from starting.
+const BUSY_PATIENCE: Duration = Duration::from_millis(200);
 
 /// How the commands of one workspace are started.
 pub struct Confinement {
@@ -103,7 +107,24 @@ impl Confinement {
             oom_score: self.oom_score.as_bytes(),
             open_files: self.open_files,
         };
-        sys::spawn(&plan).map_err(|error| start_error(error, spec, &programs, &directory))
+        let mut patience = BUSY_PATIENCE;
+        loop {
+            match sys::spawn(&plan) {
+                // A program that was written just now: another child, between clone and execve, still
+                // has the writer's descriptor. A real writer is one for longer.
+                Err(SpawnError {
+                    errno: Errno::ETXTBSY,
+                    ..
+                }) if !patience.is_zero() => {
+                    let pause = Duration::from_millis(2).min(patience);
+                    std::thread::sleep(pause);
+                    patience -= pause;
+                }
+                result => {
+                    return result.map_err(|error| start_error(error, spec, &programs, &directory));
+                }
+            }
+        }
     }
 }
 

@@ -5,6 +5,7 @@
 //! with a process that has no children of its own to confuse them with, and the server reaps
 //! exactly what it started.
 
+use std::collections::HashSet;
 use std::ffi::c_int;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -53,6 +54,7 @@ pub fn split() -> Result<()> {
 /// Reaps until the server has ended, then ends the rest; the exit status.
 fn supervise(server: Pid, arrivals: &SignalFd) -> c_int {
     let mut told_at = None;
+    let mut asked = HashSet::new();
     let ending = loop {
         if let Some(ending) = reap_until(server) {
             break ending;
@@ -65,11 +67,17 @@ fn supervise(server: Pid, arrivals: &SignalFd) -> c_int {
             let signal = arrival.ssi_signo.cast_signed();
             if signal != libc::SIGCHLD {
                 told_at.get_or_insert_with(Instant::now);
-                let _ = sys::signal_child(server, signal);
+                let _ = sys::signal_process(server, signal);
+                let orphans = children().into_iter().filter(|child| *child != server);
+                ask_to_end(orphans, &mut asked);
             }
         }
     };
-    end_orphans(arrivals, told_at.unwrap_or_else(Instant::now) + GRACE);
+    end_orphans(
+        arrivals,
+        told_at.unwrap_or_else(Instant::now) + GRACE,
+        asked,
+    );
     match ending {
         Ending::Exited(status) => status,
         Ending::Signaled(signal) => 128 + signal,
@@ -88,27 +96,41 @@ fn reap_until(server: Pid) -> Option<Ending> {
 
 /// Asks what is left to end, and kills it at `deadline`. Children of what is killed become children
 /// of this process in turn, so it goes on until there is none.
-fn end_orphans(arrivals: &SignalFd, deadline: Instant) {
-    let mut asked = Vec::new();
-    while !matches!(sys::wait_any(false), Err(nix::errno::Errno::ECHILD)) {
-        let now = Instant::now();
-        for orphan in children() {
-            if now >= deadline {
-                let _ = sys::signal_child(orphan, libc::SIGKILL);
-            } else if !asked.contains(&orphan) {
-                let _ = sys::signal_child(orphan, libc::SIGTERM);
-                let _ = sys::signal_child(orphan, libc::SIGCONT);
-                asked.push(orphan);
+fn end_orphans(arrivals: &SignalFd, deadline: Instant, mut asked: HashSet<Pid>) {
+    loop {
+        loop {
+            match sys::wait_any(false) {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(_) => return,
             }
         }
+        let now = Instant::now();
         if now >= deadline + Duration::from_secs(1) {
             return;
         }
-        poll(
-            &mut [PollEntry::new(arrivals.as_fd(), Events::READABLE)],
-            Some(Duration::from_millis(20)),
-        );
+        let orphans = children();
+        if now >= deadline {
+            for orphan in orphans {
+                let _ = sys::signal_process(orphan, libc::SIGKILL);
+            }
+        } else {
+            // A number that is no child's any more may be the next child's.
+            asked.retain(|asked| orphans.contains(asked));
+            ask_to_end(orphans.into_iter(), &mut asked);
+        }
+        let mut entries = [PollEntry::new(arrivals.as_fd(), Events::READABLE)];
+        poll(&mut entries, Some(Duration::from_millis(20)));
         while let Ok(Some(_)) = arrivals.read_signal() {}
+    }
+}
+
+/// Asks those that have not been asked before.
+fn ask_to_end(children: impl Iterator<Item = Pid>, asked: &mut HashSet<Pid>) {
+    for child in children.filter(|child| asked.insert(*child)) {
+        let _ = sys::signal_process(child, libc::SIGTERM);
+        // A stopped process takes it only when it goes on.
+        let _ = sys::signal_process(child, libc::SIGCONT);
     }
 }
 

@@ -89,7 +89,8 @@ impl Machine {
             .is_some_and(|limit| self.workspace.close_if_idle(limit))
     }
 
-    /// Ends every process.
+    /// Ends every process that is known, and what descends from it. What an ended command left behind
+    /// is init's to end, see `init`.
     pub fn shut_down(&self) {
         self.workspace.processes.shut_down(GRACE);
     }

@@ -53,6 +53,7 @@ enum Task {
 
 fn main() -> ExitCode {
     sys::occupy_standard_streams();
+    sys::close_inherited_on_exec();
     let arguments: Vec<_> = std::env::args_os()
         .skip(1)
         .map(|word| word.to_string_lossy().into_owned())

@@ -153,6 +153,14 @@ pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
             errno,
         });
     }
+    if pidfd < 0 {
+        // A kernel that does not know CLONE_PIDFD (before Linux 5.2) ignores it.
+        let _ = signal_process(result, libc::SIGKILL);
+        return Err(SpawnError {
+            step: Step::Clone,
+            errno: Errno::ENOSYS,
+        });
+    }
     // SAFETY: CLONE_PIDFD put a new descriptor there that nobody else owns.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     let step = match raw.step.load(Ordering::Acquire) {
@@ -202,7 +210,7 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
                 fail(Step::Descriptors);
             }
         }
-        // Everything of ours is close-on-exec; this is for what the server itself was started with.
+        // Everything is close-on-exec already, see `close_inherited_on_exec`; this makes sure.
         libc::syscall(libc::SYS_close_range, 3, c_int::MAX, 0);
         // Handlers are reset by execve, ignored signals are not.
         for signal in plan.ignored_signals {
@@ -295,8 +303,8 @@ pub fn withhold_ptrace_from_children() {
     }
 }
 
-/// `struct kernel_sigaction`, which the raw system call takes; the same size on both targets
-/// (aarch64 has no restorer, but `SIG_DFL` reads none of what follows the handler).
+/// `struct sigaction` as the raw system call takes it, which is the same on both targets: arm64 has
+/// the restorer too, though it uses none.
 #[repr(C)]
 struct KernelSigaction {
     handler: usize,
@@ -404,11 +412,12 @@ pub fn signal_group(group: Pid, signal: c_int) -> Result<(), Errno> {
     Errno::result(unsafe { libc::kill(-group, signal) }).map(drop)
 }
 
-/// Sends a signal to one of the caller's own unreaped children.
+/// Sends a signal to a process by its number. The caller knows whose it is: its own unreaped child's,
+/// or has looked just now.
 ///
 /// # Errors
 /// `ESRCH` when it is gone.
-pub fn signal_child(pid: Pid, signal: c_int) -> Result<(), Errno> {
+pub fn signal_process(pid: Pid, signal: c_int) -> Result<(), Errno> {
     debug_assert!(pid > 1);
     // SAFETY: plain integers.
     Errno::result(unsafe { libc::kill(pid, signal) }).map(drop)
@@ -489,7 +498,7 @@ impl<'fd> PollEntry<'fd> {
 /// to milliseconds so that nothing comes early. False when none is, also after a signal.
 pub fn poll(entries: &mut [PollEntry<'_>], limit: Option<Duration>) -> bool {
     let timeout = limit.map_or(-1, |limit| {
-        c_int::try_from(limit.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
+        c_int::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)
     });
     // SAFETY: PollEntry is a pollfd (transparent), and its descriptors are borrowed for the call.
     unsafe {
@@ -589,6 +598,29 @@ pub fn occupy_standard_streams() {
             }
         }
     }
+}
+
+/// Makes whatever descriptors the process was started with end at execve, so that no command gets
+/// one, also where `close_range(2)` is missing or filtered.
+pub fn close_inherited_on_exec() {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
+        return;
+    };
+    for descriptor in entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()) {
+        if descriptor > 2 {
+            // SAFETY: changes a flag; a number that is not open is an error without effect.
+            unsafe { libc::fcntl(descriptor, libc::F_SETFD, libc::FD_CLOEXEC) };
+        }
+    }
+}
+
+/// Whether descriptors are about to run out, going by the number of a new one (the kernel gives the
+/// lowest that is free). What is left is for ending processes and answering those that are connected.
+pub fn is_scarce(descriptor: BorrowedFd<'_>) -> bool {
+    let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)
+        .map_or(u64::MAX, |(soft, _)| soft);
+    let reserve = (limit / 8).min(32);
+    u64::try_from(descriptor.as_raw_fd()).unwrap_or(0) >= limit - reserve
 }
 
 /// Splits the process in two; to be called before there is a second thread.

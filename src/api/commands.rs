@@ -58,11 +58,19 @@ pub(super) fn exec(
             events.start(pump.process(), false);
             pump.attend(&mut events, on_disconnect);
         }),
-        Started::Existing(process) => event_stream(move |stream| {
-            let mut events = EventWriter::new(stream, encoding, ping);
-            events.start(&process, true);
-            let _ = process.follow(Cursor::default(), true, &mut events);
-        }),
+        Started::Existing(process) => {
+            process.join();
+            event_stream(move |stream| {
+                let mut events = EventWriter::new(stream, encoding, ping);
+                events.start(&process, true);
+                if process
+                    .follow(Cursor::default(), true, &mut events)
+                    .is_err()
+                {
+                    process.leave(on_disconnect);
+                }
+            })
+        }
     })
 }
 
@@ -86,7 +94,7 @@ pub(super) fn one(workspace: &Workspace, id: &str) -> Answer {
 pub(super) fn delete(workspace: &Workspace, id: &str) -> Answer {
     let killed = workspace
         .processes
-        .delete(id)
+        .delete(id)?
         .ok_or_else(|| no_process(id))?;
     Ok(Response::json(&json!({ "id": id, "killed": killed })))
 }

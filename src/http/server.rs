@@ -16,9 +16,13 @@ use nix::sys::socket::{setsockopt, sockopt};
 use super::Handler;
 use super::connection;
 use crate::logging;
+use crate::sys;
 
 /// Virtual; a thread touches a small part of it.
 const STACK_BYTES: usize = 256 * 1024;
+
+const NO_DESCRIPTORS: &str =
+    "the server has no descriptor left for this connection; try again later";
 
 /// A listening socket and what serves its connections.
 pub struct Server<H> {
@@ -75,6 +79,10 @@ impl<H: Handler> Server<H> {
         if self.spare.is_none() {
             self.spare = spare();
         }
+        if sys::is_scarce(socket.as_fd()) {
+            refuse(&socket, "no_descriptors", NO_DESCRIPTORS);
+            return;
+        }
         let place = Place::take(&self.open);
         if place.number > self.most {
             refuse(
@@ -116,11 +124,7 @@ impl<H: Handler> Server<H> {
         logging::info(format_args!("cannot accept: {error}"));
         self.spare = None;
         if let Ok((socket, _)) = self.listener.accept() {
-            refuse(
-                &socket,
-                "no_descriptors",
-                "the server has no descriptor left for this connection; try again later",
-            );
+            refuse(&socket, "no_descriptors", NO_DESCRIPTORS);
         }
         self.spare = spare();
         std::thread::sleep(Duration::from_millis(10));

@@ -127,7 +127,10 @@ pub struct Process {
 }
 
 struct Life {
+    /// Whether it goes on without clients.
     background: bool,
+    /// Those that started it, or joined in by its id, and have not gone away.
+    clients: usize,
     /// Until it is reaped.
     pidfd: Option<Arc<OwnedFd>>,
     /// How many are killing the tree. It is not reaped meanwhile: its number, by which the tree is
@@ -149,6 +152,26 @@ enum Stdin {
     Open(OwnedFd),
     /// A [`StdinWriter`] has it.
     Busy,
+}
+
+/// Kills processes and everything that descends from them; how many of them this stopped.
+fn kill_trees(processes: &[Arc<Process>], cause: Reason) -> usize {
+    let mut killed = 0;
+    let begun: Vec<&Arc<Process>> = processes
+        .iter()
+        .filter(|process| {
+            let begun = process.begin_kill(cause);
+            killed += usize::from(begun == Some(true));
+            begun.is_some()
+        })
+        .collect();
+    if !begun.is_empty() {
+        tree::kill(&begun.iter().map(|process| process.pid).collect());
+    }
+    for process in begun {
+        process.end_kill();
+    }
+    killed
 }
 
 /// Locks what a panic elsewhere may have poisoned: every critical section here leaves its data whole.
@@ -187,6 +210,11 @@ impl Process {
         lock(&self.life).background
     }
 
+    /// Whether it has not been seen to end.
+    fn is_running(&self) -> bool {
+        lock(&self.life).ending.is_none()
+    }
+
     /// Its end, once all it wrote can be read.
     pub fn exit(&self) -> Option<Exit> {
         lock(&self.life).exit
@@ -220,24 +248,47 @@ impl Process {
 
     /// Kills it and everything that descends from it. False when it had ended, or somebody else is
     /// killing it already: of several that kill it, one stopped it.
-    pub fn kill_tree(&self, cause: Reason) -> bool {
-        let first = {
-            let mut life = lock(&self.life);
-            if life.ending.is_some() {
-                return false;
-            }
-            life.killers += 1;
-            // A stopped group forks no more while the rest is looked for.
-            let _ = sys::signal_group(self.pid, libc::SIGSTOP);
-            let first = life.cause.is_none();
-            life.cause.get_or_insert(cause);
-            first
-        };
-        tree::kill(self.pid);
+    pub fn kill_tree(self: &Arc<Self>, cause: Reason) -> bool {
+        kill_trees(std::slice::from_ref(self), cause) > 0
+    }
+
+    /// Stops its group, which then forks no more while the rest is looked for, and holds off
+    /// reaping. `None` when it has ended; else whether this is the first to kill it.
+    fn begin_kill(&self, cause: Reason) -> Option<bool> {
+        let mut life = lock(&self.life);
+        if life.ending.is_some() {
+            return None;
+        }
+        life.killers += 1;
+        let _ = sys::signal_group(self.pid, libc::SIGSTOP);
+        let is_first = life.cause.is_none();
+        life.cause.get_or_insert(cause);
+        Some(is_first)
+    }
+
+    fn end_kill(&self) {
         let mut life = lock(&self.life);
         let _ = sys::signal_group(self.pid, libc::SIGKILL);
         life.killers -= 1;
-        first
+    }
+
+    /// One more client follows its run as if it had started it.
+    pub fn join(&self) {
+        lock(&self.life).clients += 1;
+    }
+
+    /// A client whose run it is goes away before the end. When the last one goes and none wanted it
+    /// kept, it is killed.
+    pub fn leave(self: &Arc<Self>, on_gone: OnGone) {
+        let is_unwanted = {
+            let mut life = lock(&self.life);
+            life.clients -= 1;
+            life.background |= on_gone == OnGone::Keep;
+            life.clients == 0 && !life.background
+        };
+        if is_unwanted {
+            self.kill_tree(Reason::Disconnected);
+        }
     }
 
     /// Waits until it has ended and its output is complete; at most `limit`. True when it has.
@@ -372,6 +423,10 @@ impl Process {
             let (ending, ended) = life.ending?;
             (ending, ended, life.cause, life.asked)
         };
+        if ending == Ending::Exited(128 + libc::SIGKILL) {
+            // A shell's word for a child that SIGKILL ended: if memory was the cause, that is the kill.
+            oom::killed_one();
+        }
         let reason = match (ending, cause) {
             (Ending::Exited(_), _) => Reason::Exited,
             (Ending::Signaled(libc::SIGKILL), Some(cause)) => cause,

@@ -7,9 +7,9 @@
 //! supervisor, through the same few methods.
 //!
 //! Completeness needs no timer: what the main process wrote is in the pipe before waitid returns.
-//! So once it is reaped, as many bytes as each pipe then holds are moved, and `exit` may follow,
-//! whatever a grandchild still does with the pipe. After that the pipes are read on to their end,
-//! so that such a grandchild never gets SIGPIPE.
+//! So once it is reaped, as many bytes as each pipe then holds are moved (at the client's pace, if
+//! there is one), and `exit` may follow, whatever a grandchild still does with the pipe. After that
+//! the pipes are read on to their end, so that such a grandchild never gets SIGPIPE.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -32,8 +32,17 @@ pub struct Pump {
     outputs: [Option<OwnedFd>; 2],
     input: Option<Feed>,
     deadline: Option<Instant>,
-    /// Until the end of the process was dealt with.
-    pidfd: Option<Arc<OwnedFd>>,
+    phase: Phase,
+}
+
+/// How far the process has come.
+enum Phase {
+    /// It has not been reaped.
+    Running(Arc<OwnedFd>),
+    /// It has ended, and so many bytes that it wrote to each stream are still in the pipe.
+    Draining([usize; 2]),
+    /// Its end is known.
+    Over,
 }
 
 /// Input that was given with the command and is not written yet.
@@ -45,10 +54,10 @@ struct Feed {
 
 /// How attending a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Departure {
+enum Departure {
     /// The process ended, and its `exit` was put into the client's buffer.
     Ended,
-    /// The client went away while the process runs on.
+    /// The client went away before.
     ClientGone,
 }
 
@@ -61,6 +70,7 @@ impl Pump {
         deadline: Option<Instant>,
     ) -> Self {
         let pidfd = super::lock(&process.life).pidfd.clone();
+        let phase = pidfd.map_or(Phase::Draining([0, 0]), Phase::Running);
         Self {
             process,
             registry,
@@ -71,7 +81,7 @@ impl Pump {
                 written: 0,
             }),
             deadline,
-            pidfd,
+            phase,
         }
     }
 
@@ -98,12 +108,26 @@ impl Pump {
 
     /// The descriptor that becomes readable when the process ends, until that was dealt with.
     pub(super) fn ending(&self) -> Option<BorrowedFd<'_>> {
-        self.pidfd.as_ref().map(|pidfd| pidfd.as_fd())
+        match &self.phase {
+            Phase::Running(pidfd) => Some(pidfd.as_fd()),
+            Phase::Draining(_) | Phase::Over => None,
+        }
     }
 
     /// The same, to be kept for as long as somebody else refers to it.
     pub(super) fn pidfd(&self) -> Option<Arc<OwnedFd>> {
-        self.pidfd.clone()
+        match &self.phase {
+            Phase::Running(pidfd) => Some(Arc::clone(pidfd)),
+            Phase::Draining(_) | Phase::Over => None,
+        }
+    }
+
+    /// What the ended process wrote to a stream and nobody has read yet.
+    fn left(&self, stream: Stream) -> usize {
+        match &self.phase {
+            Phase::Draining(left) => left[stream.index()],
+            Phase::Running(_) | Phase::Over => 0,
+        }
     }
 
     /// When the process is to be killed.
@@ -113,7 +137,7 @@ impl Pump {
 
     /// Whether nothing is left to do.
     pub(super) fn is_done(&self) -> bool {
-        self.pidfd.is_none() && self.outputs.iter().all(Option::is_none)
+        matches!(self.phase, Phase::Over) && self.outputs.iter().all(Option::is_none)
     }
 
     /// Moves what one read gives; `deliver` sees it too. Call when the pipe is readable.
@@ -126,15 +150,25 @@ impl Pump {
         let Some(pipe) = &self.outputs[stream.index()] else {
             return;
         };
-        match nix::unistd::read(pipe, buffer) {
-            Ok(0) => self.outputs[stream.index()] = None,
+        // The pipe is not blocking: a command can read from its own output too, and take away what
+        // poll saw.
+        let count = match nix::unistd::read(pipe, buffer) {
+            Err(Errno::EINTR) => return,
+            Err(Errno::EAGAIN) => None,
+            Ok(0) | Err(_) => {
+                self.outputs[stream.index()] = None;
+                None
+            }
             Ok(count) => {
                 let data = &buffer[..count];
                 let offset = self.process.append(stream, data);
                 deliver(stream, offset, data);
+                Some(count)
             }
-            Err(Errno::EINTR | Errno::EAGAIN) => {}
-            Err(_) => self.outputs[stream.index()] = None,
+        };
+        if let Phase::Draining(left) = &mut self.phase {
+            let left = &mut left[stream.index()];
+            *left = count.map_or(0, |count| left.saturating_sub(count));
         }
     }
 
@@ -152,56 +186,57 @@ impl Pump {
         }
     }
 
-    /// Kills the process if its time is up.
-    pub(super) fn enforce_deadline(&mut self, now: Instant) {
-        if self.deadline.is_some_and(|deadline| deadline <= now) {
+    /// Takes the deadline away, if it has passed.
+    pub(super) fn is_due(&mut self, now: Instant) -> bool {
+        self.deadline.take_if(|deadline| *deadline <= now).is_some()
+    }
+
+    /// Once the process has ended: reaps it, and notes how much it wrote that is still in the pipes.
+    fn note_end(&mut self) {
+        if matches!(self.phase, Phase::Running(_)) && self.process.reap() {
+            let left = Stream::ALL.map(|stream| {
+                let pipe = self.output(stream);
+                pipe.and_then(|pipe| sys::readable_bytes(pipe).ok())
+                    .unwrap_or(0)
+            });
+            self.phase = Phase::Draining(left);
             self.deadline = None;
-            self.process.kill_tree(Reason::Timeout);
+            self.input = None;
         }
     }
 
-    /// Once the process has ended: reaps it, moves all it wrote, and makes the end known.
-    pub(super) fn finish(
-        &mut self,
-        buffer: &mut [u8],
-        deliver: &mut dyn FnMut(Stream, u64, &[u8]),
-    ) -> Option<Exit> {
-        if self.pidfd.is_none() || !self.process.reap() {
+    /// Once all that the ended process wrote was read: makes the end known.
+    fn settle(&mut self) -> Option<Exit> {
+        if !matches!(self.phase, Phase::Draining([0, 0])) {
             return None;
         }
-        for stream in Stream::ALL {
-            let mut left = self
-                .output(stream)
-                .and_then(|pipe| sys::readable_bytes(pipe).ok())
-                .unwrap_or(0);
-            while left > 0 && self.outputs[stream.index()].is_some() {
-                let size = left.min(buffer.len());
-                let before = self.process.written(stream);
-                self.read(stream, &mut buffer[..size], deliver);
-                let moved = usize::try_from(self.process.written(stream) - before).unwrap_or(left);
-                left -= moved.min(left);
-            }
-        }
-        self.pidfd = None;
-        self.deadline = None;
-        self.input = None;
+        self.phase = Phase::Over;
         let exit = self.process.publish();
         self.registry.ended(&self.process);
         exit
     }
 
-    /// Serves the process's client until one of the two is gone; the rest is the supervisor's then.
-    pub fn attend(mut self, audience: &mut dyn Audience, on_gone: OnGone) -> Departure {
-        let departure = self.attend_until_departure(audience);
-        if departure == Departure::ClientGone {
-            match on_gone {
-                OnGone::Kill => {
-                    self.process.kill_tree(Reason::Disconnected);
-                }
-                OnGone::Keep => super::lock(&self.process.life).background = true,
+    /// Deals with the end at once, for nobody who would have to be waited for.
+    pub(super) fn finish(&mut self, buffer: &mut [u8]) -> Option<Exit> {
+        self.note_end();
+        for stream in Stream::ALL {
+            while self.left(stream) > 0 {
+                self.read(stream, buffer, &mut |_, _, _| {});
             }
         }
-        departure
+        self.settle()
+    }
+
+    /// Stops listening to whoever still holds the pipes.
+    pub(super) fn abandon_outputs(&mut self) {
+        self.outputs = [None, None];
+    }
+
+    /// Serves the process's client until one of the two is gone; the rest is the supervisor's then.
+    pub fn attend(mut self, audience: &mut dyn Audience, on_gone: OnGone) {
+        if self.attend_until_departure(audience) == Departure::ClientGone {
+            self.process.leave(on_gone);
+        }
     }
 
     fn attend_until_departure(&mut self, audience: &mut dyn Audience) -> Departure {
@@ -215,7 +250,9 @@ impl Pump {
             let reading = audience.is_flushed();
             let ready = self.poll(audience, reading, heard_at + audience.patience());
             let now = Instant::now();
-            self.enforce_deadline(now);
+            if self.is_due(now) {
+                self.process.kill_tree(Reason::Timeout);
+            }
             if audience.ready(ready.client).is_err() {
                 return Departure::ClientGone;
             }
@@ -227,16 +264,21 @@ impl Pump {
                 audience.output(stream, offset, data);
                 heard = true;
             };
-            if ready.ending
-                && let Some(exit) = self.finish(&mut buffer, &mut deliver)
-            {
-                audience.exit(&exit);
-                return Departure::Ended;
+            if ready.ending {
+                self.note_end();
             }
             for stream in Stream::ALL {
-                if ready.outputs[stream.index()] {
+                if ready.outputs[stream.index()] || (reading && self.left(stream) > 0) {
                     self.read(stream, &mut buffer, &mut deliver);
                 }
+            }
+            if let Some(exit) = self.settle() {
+                audience.exit(&exit);
+                // Usually nobody else had the pipes, and this reads their ends.
+                for stream in Stream::ALL {
+                    self.read(stream, &mut buffer, &mut |_, _, _| {});
+                }
+                return Departure::Ended;
             }
             if heard {
                 heard_at = now;
@@ -289,7 +331,7 @@ impl Drop for Pump {
             outputs: std::mem::take(&mut self.outputs),
             input: self.input.take(),
             deadline: self.deadline.take(),
-            pidfd: self.pidfd.take(),
+            phase: std::mem::replace(&mut self.phase, Phase::Over),
         };
         rest.detach();
     }

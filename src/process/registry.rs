@@ -11,19 +11,20 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
 use super::logs::LogStore;
 use super::ring::Ring;
 use super::supervisor::Supervisor;
 use super::tree::{self, Member, Snapshot, Status};
-use super::{Life, Process, Pump, Reason, Stdin, lock};
+use super::{Life, Process, Pump, Reason, Stdin, kill_trees, lock};
 use crate::activity::Activity;
 use crate::command::{ChosenId, CommandSpec, Input};
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::logging;
-use crate::sys::Pid;
+use crate::sys::{self, Pid};
 
 /// Ended processes that a workspace remembers.
 pub const HISTORY: usize = 256;
@@ -74,6 +75,8 @@ struct Table {
     by_id: HashMap<String, u64>,
     /// Chosen ids that are being started.
     starting: HashSet<String>,
+    /// How many processes are being started.
+    starts: usize,
     /// Those that have ended, the longest ago first.
     ended: VecDeque<u64>,
     /// Bytes of the command lines of those.
@@ -91,6 +94,19 @@ impl Table {
         let number = *self.by_id.get(&process.id)?;
         let known = self.processes.get(&number)?;
         Arc::ptr_eq(known, process).then_some(number)
+    }
+}
+
+impl Table {
+    /// Remembers a chosen id, so that deleting it again is no error. Those the server gave out are
+    /// known by their number.
+    fn remember_deleted(&mut self, process: &Process) {
+        if given_number(&process.id).is_none() {
+            self.deleted.push_back(process.id.clone());
+            if self.deleted.len() > HISTORY {
+                self.deleted.pop_front();
+            }
+        }
     }
 }
 
@@ -178,18 +194,20 @@ impl Registry {
         mut spec: CommandSpec,
         confinement: &Confinement,
     ) -> Result<Pump> {
-        let no_pipe = |errno| Error::system("cannot make a pipe for the command", errno);
-        let pipe = || nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(no_pipe);
+        let _starting = self.begin_start()?;
         let (stdout, stdout_write) = pipe()?;
         let (stderr, stderr_write) = pipe()?;
         let stdin = match &spec.input {
             Input::Empty => None,
-            Input::Given(_) | Input::Open => {
-                let (read, write) = pipe()?;
-                fcntl(&write, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(no_pipe)?;
-                Some((read, write))
-            }
+            Input::Given(_) | Input::Open => Some(pipe()?),
         };
+        // The server's ends never block it, whatever a command does with its own.
+        let own_ends = [&stdout, &stderr]
+            .into_iter()
+            .chain(stdin.iter().map(|(_, write)| write));
+        for end in own_ends {
+            fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(no_pipe)?;
+        }
         let fingerprint = spec.id.is_some().then(|| spec.fingerprint());
         let started_at_ms = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -227,6 +245,7 @@ impl Registry {
             logs: Arc::clone(&self.shared.logs),
             life: Mutex::new(Life {
                 background: spec.background,
+                clients: usize::from(!spec.background),
                 pidfd: Some(Arc::new(spawned.pidfd)),
                 killers: 0,
                 cause: None,
@@ -240,12 +259,11 @@ impl Registry {
         });
         self.activity.begin();
         self.shared.logs.register(&process);
-        let closed = {
+        {
             let mut table = lock(&self.table);
             table.by_id.insert(process.id.clone(), number);
             table.processes.insert(number, Arc::clone(&process));
-            table.closed
-        };
+        }
         logging::debug(format_args!(
             "process {} started, pid {}",
             process.id, process.pid
@@ -254,22 +272,26 @@ impl Registry {
             .timeout
             .and_then(|timeout| started.checked_add(timeout));
         let outputs: [OwnedFd; 2] = [stdout, stderr];
-        let pump = Pump::new(
-            Arc::clone(&process),
+        Ok(Pump::new(
+            process,
             Arc::clone(self),
             outputs,
             feed,
             deadline,
-        );
-        if closed {
-            process.kill_tree(Reason::Deleted);
-            pump.detach();
+        ))
+    }
+
+    /// Announces a start, so that closing waits until it is in the table.
+    fn begin_start(&self) -> Result<Starting<'_>> {
+        let mut table = lock(&self.table);
+        if table.closed {
             return Err(Error::new(
                 Kind::ShuttingDown,
                 "cannot start a command: the server is ending",
             ));
         }
-        Ok(pump)
+        table.starts += 1;
+        Ok(Starting(self))
     }
 
     /// A process has ended and its output is complete.
@@ -297,6 +319,7 @@ impl Registry {
             if let Some(process) = table.processes.remove(&oldest) {
                 table.ended_command_bytes -= process.command.size();
                 table.by_id.remove(&process.id);
+                table.remember_deleted(&process);
             }
         }
     }
@@ -326,21 +349,26 @@ impl Registry {
 
     /// Kills a process with all its descendants and forgets it; `None` if there never was one of
     /// that name. True when this call is what stopped it.
-    pub fn delete(&self, name: &str) -> Option<bool> {
+    ///
+    /// # Errors
+    /// The kernel does not let it die yet; it is not forgotten then.
+    pub fn delete(&self, name: &str) -> Result<Option<bool>> {
         let Some(process) = self.find(name) else {
-            return self.was_known(name).then_some(false);
+            return Ok(self.was_known(name).then_some(false));
         };
-        let killed = process.kill_tree(Reason::Deleted);
-        if killed {
-            // SIGKILL is not refused, but a process in the kernel's hands may take its time to die.
-            process.wait_ended(Duration::from_secs(10));
+        let is_first = process.kill_tree(Reason::Deleted);
+        // SIGKILL is not refused, but a process in the kernel's hands may take its time to die.
+        if process.is_running() && !process.wait_ended(Duration::from_secs(10)) {
+            return Err(Error::new(
+                Kind::System,
+                format!("cannot delete {name}: it was killed and has not died yet; try again"),
+            ));
         }
-        let killed = killed
-            && process
-                .exit()
-                .is_none_or(|exit| exit.reason == Reason::Deleted);
         self.forget(&process);
-        Some(killed)
+        let reason = process.exit().map(|exit| exit.reason);
+        Ok(Some(
+            is_first && matches!(reason, None | Some(Reason::Deleted)),
+        ))
     }
 
     fn forget(&self, process: &Arc<Process>) {
@@ -354,12 +382,7 @@ impl Registry {
             table.ended.remove(at);
             table.ended_command_bytes -= process.command.size();
         }
-        if given_number(&process.id).is_none() {
-            table.deleted.push_back(process.id.clone());
-            if table.deleted.len() > HISTORY {
-                table.deleted.pop_front();
-            }
-        }
+        table.remember_deleted(process);
     }
 
     /// Whether the name was once a process's.
@@ -376,17 +399,24 @@ impl Registry {
     /// Refuses further starts and asks every process to end, with all that descends from it;
     /// what has not ended after `grace` is killed.
     pub fn shut_down(&self, grace: Duration) {
-        lock(&self.table).closed = true;
+        let mut table = lock(&self.table);
+        table.closed = true;
+        while table.starts > 0 {
+            table = self
+                .started
+                .wait(table)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(table);
         let deadline = Instant::now() + grace;
         let mut asked: HashSet<Member> = HashSet::new();
         loop {
             let snapshot = Snapshot::take();
             // Looked at after the snapshot: what had not been reaped then still has its number.
             let running = self.running();
-            let is_root = |status: &Status| {
-                running.iter().any(|process| status.belongs_to(process.pid))
-                    || asked.contains(&status.member())
-            };
+            let leaders: HashSet<Pid> = running.iter().map(|process| process.pid).collect();
+            let is_root =
+                |status: &Status| status.belongs_to(&leaders) || asked.contains(&status.member());
             let living: HashSet<Member> = snapshot
                 .trees(is_root)
                 .into_iter()
@@ -417,9 +447,7 @@ impl Registry {
             }
         }
         let left = self.running();
-        for process in &left {
-            process.kill_tree(Reason::Killed);
-        }
+        kill_trees(&left, Reason::Killed);
         tree::kill_members(&asked);
         for process in left {
             process.wait_ended(Duration::from_millis(500));
@@ -431,6 +459,28 @@ impl Registry {
         all.retain(|process| process.exit().is_none());
         all
     }
+}
+
+/// A process that is being started; shutting down waits until it is dropped.
+struct Starting<'a>(&'a Registry);
+
+impl Drop for Starting<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.table).starts -= 1;
+        self.0.started.notify_all();
+    }
+}
+
+fn pipe() -> Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(no_pipe)?;
+    if sys::is_scarce(write.as_fd()) {
+        return Err(no_pipe(Errno::EMFILE));
+    }
+    Ok((read, write))
+}
+
+fn no_pipe(errno: Errno) -> Error {
+    Error::system("cannot make a pipe for the command", errno)
 }
 
 /// N of `p-N`.

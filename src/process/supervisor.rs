@@ -16,7 +16,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::pump::{Pump, READ_BYTES};
 use super::ring::Stream;
-use super::{Reason, lock, oom};
+use super::{Reason, kill_trees, lock, oom};
 use crate::error::{Error, Result};
 use crate::logging;
 use crate::sys::{Events, PollEntry, poll};
@@ -112,27 +112,43 @@ impl Supervisor {
     }
 
     fn take_up(&self, driven: &mut Driven, mut pump: Pump, buffer: &mut [u8]) {
+        // Its client may have gone away between the end and the last byte.
+        pump.finish(buffer);
         let key = driven.next_key;
         driven.next_key += 1;
         if let Err(errno) = self.watch(&pump, key) {
             // The kernel has no memory for a watch. A process nobody drives would never end for its
-            // clients, so it is ended now.
+            // clients, so it is ended now; nobody listens to what it leaves behind.
             logging::info(format_args!(
                 "process {}: cannot be watched ({errno:?}), killed",
                 pump.process().id()
             ));
+            self.forget(&pump);
             pump.process().kill_tree(Reason::Killed);
-            poll(
-                &mut [PollEntry::new(pump.ending(), Events::READABLE)],
-                Some(Duration::from_secs(1)),
-            );
-            pump.finish(buffer, &mut |_, _, _| {});
+            if let Some(ending) = pump.ending() {
+                let mut entries = [PollEntry::new(ending, Events::READABLE)];
+                poll(&mut entries, Some(Duration::from_secs(1)));
+            }
+            pump.finish(buffer);
+            pump.abandon_outputs();
             return;
         }
         if let Some(deadline) = pump.deadline() {
             driven.deadlines.insert((deadline, key));
         }
         driven.pumps.insert(key, pump);
+    }
+
+    /// Takes a pump's descriptors out of the set, as far as they are in it.
+    fn forget(&self, pump: &Pump) {
+        let outputs = Stream::ALL.map(|stream| pump.output(stream));
+        for descriptor in outputs
+            .into_iter()
+            .chain([pump.input(), pump.ending()])
+            .flatten()
+        {
+            let _ = self.epoll.delete(descriptor);
+        }
     }
 
     fn watch(&self, pump: &Pump, key: u64) -> std::result::Result<(), Errno> {
@@ -173,7 +189,7 @@ impl Supervisor {
             role if role == Role::Input as u64 => pump.feed(),
             _ => {
                 let (deadline, pidfd) = (pump.deadline(), pump.pidfd());
-                if pump.finish(buffer, discard).is_some() {
+                if pump.finish(buffer).is_some() {
                     if let Some(pidfd) = pidfd {
                         let _ = self.epoll.delete(&*pidfd);
                     }
@@ -198,15 +214,20 @@ struct Driven {
 }
 
 impl Driven {
+    /// Kills what is due, all of it in one go: looking for descendants costs a walk through /proc.
     fn enforce_deadlines(&mut self) {
         let now = Instant::now();
+        let mut due = Vec::new();
         while let Some((at, key)) = self.deadlines.first().copied()
             && at <= now
         {
             self.deadlines.pop_first();
-            if let Some(pump) = self.pumps.get_mut(&key) {
-                pump.enforce_deadline(now);
+            if let Some(pump) = self.pumps.get_mut(&key)
+                && pump.is_due(now)
+            {
+                due.push(Arc::clone(pump.process()));
             }
         }
+        kill_trees(&due, Reason::Timeout);
     }
 }

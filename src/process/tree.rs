@@ -4,7 +4,8 @@
 //! is in the leader's group, what is in its session (job control makes new groups there), and
 //! whatever has one of those for an ancestor (a child that called setsid). Everything found is
 //! stopped before anything is killed: a process that is killed leaves its children to init, where
-//! they can no longer be found. Stopping repeats until a look finds nobody new.
+//! they can no longer be found. Stopping repeats until a look finds nobody new. (A server that is
+//! itself killed in between leaves them stopped.)
 //!
 //! A number from /proc may be somebody else's by the time it is used, so each process is signalled
 //! through a pidfd that was checked, after it was opened, against the start time that was read.
@@ -12,6 +13,8 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 use std::os::fd::AsFd;
+
+use nix::errno::Errno;
 
 use crate::sys::{self, Pid};
 
@@ -39,10 +42,15 @@ pub(super) struct Member {
 impl Member {
     /// Sends a signal, if it still is that process.
     pub(super) fn signal(&self, signal: i32) {
-        if let Ok(pidfd) = sys::pidfd_open(self.pid)
-            && self.is_alive()
-        {
-            let _ = sys::pidfd_signal(pidfd.as_fd(), signal);
+        let pidfd = sys::pidfd_open(self.pid);
+        if !self.is_alive() {
+            return;
+        }
+        let sent = pidfd.and_then(|pidfd| sys::pidfd_signal(pidfd.as_fd(), signal));
+        // A system call filter older than these calls, or no descriptor left: the number was right a
+        // moment ago, and that is better than a process left behind.
+        if sent.is_err_and(|errno| errno != Errno::ESRCH) {
+            let _ = sys::signal_process(self.pid, signal);
         }
     }
 
@@ -92,9 +100,11 @@ impl Snapshot {
 }
 
 impl Status {
-    /// Whether it is the leader, or in its group or session.
-    pub(super) fn belongs_to(&self, leader: Pid) -> bool {
-        [self.pid, self.group, self.session].contains(&leader)
+    /// Whether it is a leader, or in the group or session of one.
+    pub(super) fn belongs_to(&self, leaders: &HashSet<Pid>) -> bool {
+        [self.pid, self.group, self.session]
+            .iter()
+            .any(|number| leaders.contains(number))
     }
 
     /// The process, to be remembered.
@@ -106,14 +116,14 @@ impl Status {
     }
 }
 
-/// Kills the leader, whose group was stopped and which is not reaped before this returns, and
-/// everything that descends from it.
-pub(super) fn kill(leader: Pid) {
+/// Kills leaders, whose groups were stopped and which are not reaped before this returns, and
+/// everything that descends from them.
+pub(super) fn kill(leaders: &HashSet<Pid>) {
     kill_trees(|| {
-        let mut found = Snapshot::take().trees(|status| status.belongs_to(leader));
-        // Those of the group were stopped before the look: they need no further one.
-        found.sort_by_key(|status| status.group != leader);
-        let settled = found.partition_point(|status| status.group == leader);
+        let mut found = Snapshot::take().trees(|status| status.belongs_to(leaders));
+        // Those of the groups were stopped before the look: they need no further one.
+        found.sort_by_key(|status| !leaders.contains(&status.group));
+        let settled = found.partition_point(|status| leaders.contains(&status.group));
         (found.into_iter().map(Status::member).collect(), settled)
     });
 }
@@ -164,7 +174,8 @@ fn parse(pid: Pid, stat: &[u8]) -> Option<Status> {
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     Some(Status {
         pid,
-        zombie: matches!(*fields.first()?, "Z" | "X"),
+        // A process whose first thread has exited looks like one, and lives on in its others.
+        zombie: matches!(*fields.first()?, "Z" | "X") && matches!(*fields.get(17)?, "0" | "1"),
         parent: fields.get(1)?.parse().ok()?,
         group: fields.get(2)?.parse().ok()?,
         session: fields.get(3)?.parse().ok()?,
@@ -212,7 +223,7 @@ mod tests {
         ];
         let all = Snapshot(all.to_vec());
         let mut found: Vec<Pid> = all
-            .trees(|status| status.belongs_to(10))
+            .trees(|status| status.belongs_to(&HashSet::from([10])))
             .iter()
             .map(|status| status.pid)
             .collect();

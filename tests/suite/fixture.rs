@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -59,6 +59,17 @@ impl TempDir {
         let path = std::env::temp_dir().join(format!("sbx-test-{:016x}", u64::from_ne_bytes(name)));
         std::fs::create_dir(&path).unwrap();
         Self(path)
+    }
+
+    /// One on a file system in memory, where there is one: for tests that make very many files.
+    pub fn in_memory() -> Self {
+        let mut dir = Self::new();
+        let path = std::path::Path::new("/dev/shm").join(dir.0.file_name().unwrap());
+        if std::fs::create_dir(&path).is_ok() {
+            std::fs::remove_dir(&dir.0).unwrap();
+            dir.0 = path;
+        }
+        dir
     }
 
     pub fn path(&self) -> &std::path::Path {
@@ -282,6 +293,7 @@ impl Server {
             connection,
             buffer: Vec::new(),
             ended: false,
+            heard: Instant::now(),
         }
     }
 
@@ -517,6 +529,8 @@ impl Connection {
                 true
             }
             Err(error) if error.kind() == ErrorKind::ConnectionReset => false,
+            // A machine that is stopped and goes on interrupts waits that have a limit.
+            Err(error) if error.kind() == ErrorKind::Interrupted => true,
             Err(error) => panic!("reading: {error}"),
         }
     }
@@ -544,6 +558,8 @@ pub struct EventStream {
     pub connection: Connection,
     buffer: Vec<u8>,
     ended: bool,
+    /// When the last event came that was no `ping`.
+    heard: Instant,
 }
 
 impl EventStream {
@@ -562,7 +578,13 @@ impl Iterator for EventStream {
         loop {
             if let Some(end) = self.buffer.iter().position(|byte| *byte == b'\n') {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
-                return Some(serde_json::from_slice(&line).unwrap());
+                let event: Value = serde_json::from_slice(&line).unwrap();
+                if event["event"] != "ping" {
+                    self.heard = Instant::now();
+                }
+                // A command that never ends is to fail its test, not to hang it.
+                assert!(self.heard.elapsed() < 6 * PATIENCE, "nothing but pings");
+                return Some(event);
             }
             if self.ended {
                 assert!(self.buffer.is_empty(), "the stream ended inside a line");
@@ -1038,8 +1060,14 @@ fn parse_reply(bytes: &[u8]) -> Result<(Reply, &[u8]), String> {
 pub fn wait_until_received(stream: &TcpStream) {
     let own = format!("{:04X}", stream.local_addr().unwrap().port());
     let peer = format!("{:04X}", stream.peer_addr().unwrap().port());
+    let ipv6 = stream.local_addr().unwrap().is_ipv6();
+    let table = if ipv6 {
+        "/proc/net/tcp6"
+    } else {
+        "/proc/net/tcp"
+    };
     wait_until("what was sent is read", PATIENCE, || {
-        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let table = std::fs::read_to_string(table).unwrap();
         // sl local remote state tx:rx ...; the line of the other end has the ports the other way.
         table.lines().skip(1).all(|line| {
             let fields: Vec<&str> = line.split_whitespace().collect();
@@ -1111,4 +1139,38 @@ pub fn can_change_user() -> bool {
             ])
             .output()
             .is_ok_and(|output| output.status.success())
+}
+
+/// Gives two names each other's file, in one step: the quickest way to swap a directory for a link
+/// under somebody who is looking. False if one of them is not there.
+#[allow(unsafe_code)]
+pub fn exchange(left: &std::ffi::CStr, right: &std::ffi::CStr) -> bool {
+    let (from, to) = (left.as_ptr(), right.as_ptr());
+    let (here, how) = (libc::AT_FDCWD, libc::RENAME_EXCHANGE);
+    // SAFETY: both are strings that end in NUL and outlive the call. Neither nix nor the C library
+    // that Rust brings has a function for it on this target.
+    let status = unsafe { libc::syscall(libc::SYS_renameat2, here, from, here, to, how) };
+    status == 0
+}
+
+/// Tells threads that work alongside a test to end, also when the test fails.
+#[derive(Default)]
+pub struct Stop(AtomicBool);
+
+impl Stop {
+    /// Whether it is time to end.
+    pub fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Sets it when the returned value is dropped.
+    pub fn guard(&self) -> impl Drop + '_ {
+        struct Guard<'a>(&'a Stop);
+        impl Drop for Guard<'_> {
+            fn drop(&mut self) {
+                self.0.0.store(true, Ordering::Relaxed);
+            }
+        }
+        Guard(self)
+    }
 }

@@ -1,0 +1,94 @@
+//! The promise of compatibility: the unmodified `huggingface_hub` client does real work here.
+//!
+//! The oldest release that has `Sandbox` in its first form, and the newest. Each is installed from
+//! the Python package index into a virtual environment of its own, which is kept under the target
+//! directory between runs. What is checked is in `tests/client/real_client.py`; this file only
+//! prepares the environments and runs it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::fixture::BINARY;
+use crate::skip;
+
+#[test]
+fn huggingface_hub_1_22_works_unmodified() {
+    run_client("1.22.0");
+}
+
+#[test]
+fn huggingface_hub_2_4_works_unmodified() {
+    run_client("2.4.0");
+}
+
+#[track_caller]
+fn run_client(version: &str) {
+    let python = match environment(version) {
+        Ok(python) => python,
+        Err(reason) => skip!("the real client {version}: {reason}"),
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client/real_client.py");
+    let mut command = Command::new(python);
+    command.arg("-B").arg(script).arg(BINARY).arg(version);
+    // The way to run some of the checks only: SBX_CLIENT_CHECKS="timeout links" cargo test ...
+    if let Ok(names) = std::env::var("SBX_CLIENT_CHECKS") {
+        command.args(names.split_whitespace());
+    }
+    let output = command.output().unwrap();
+    let report = String::from_utf8_lossy(&output.stdout);
+    println!("{report}");
+    let summary = report.lines().last().unwrap_or_default();
+    assert!(
+        output.status.success() && summary.ends_with(" 0 failed"),
+        "{}: {summary}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr),
+    );
+}
+
+/// The interpreter of a virtual environment that has this version of the client, or why there is
+/// none.
+fn environment(version: &str) -> Result<PathBuf, String> {
+    let known = run(Command::new("python3").args([
+        "-c",
+        "import sys; assert sys.version_info >= (3, 10), sys.version; print(sys.base_prefix)",
+    ]))
+    .map_err(|error| format!("python3 of 3.10 or later is needed: {error}"))?;
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("huggingface_hub-{version}"));
+    let python = root.join("bin/python");
+    // Written last, so that an installation that broke off is not taken for a whole one.
+    let mark = root.join("installed-with");
+    if fs::read_to_string(&mark).is_ok_and(|with| with == known) && python.exists() {
+        return Ok(python);
+    }
+    let _ = fs::remove_dir_all(&root);
+    run(Command::new("python3").args(["-m", "venv"]).arg(&root))
+        .map_err(|error| format!("python3 -m venv does not work: {error}"))?;
+    run(Command::new(&python)
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+        ])
+        .arg(format!("huggingface_hub=={version}")))
+    .map_err(|error| format!("it cannot be installed from the package index: {error}"))?;
+    fs::write(&mark, known).map_err(|error| error.to_string())?;
+    Ok(python)
+}
+
+/// The output of a command that succeeds, or what it complained about.
+fn run(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|error| error.to_string())?;
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(format!(
+            "{}: {}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr).trim()
+        ))
+    }
+}

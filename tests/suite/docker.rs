@@ -1,0 +1,545 @@
+//! The server where it lives: PID 1 of a container.
+//!
+//! Every test runs twice, in a plain container and in a `job` container, whose user ids are
+//! remapped so that it sees uids 0..65535 only and holds no capability of the machine. The image
+//! holds busybox and the program, nothing else, and the server starts as it does in a job: by
+//! `exec` from a shell, without arguments.
+//!
+//! `scripts/docker-test` starts the engines, makes the image and runs these tests; elsewhere they
+//! are ignored. They connect by entering the container's network namespace.
+
+use std::process::{Command, Output};
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::fixture::{PATIENCE, Server, wait_until};
+
+/// A container engine, by the address of its socket.
+struct Engine {
+    address: String,
+    /// What a job's containers are started with besides.
+    options: &'static [&'static str],
+}
+
+impl Engine {
+    fn plain() -> Self {
+        Self::of("SBX_TEST_DOCKER_PLAIN", &[])
+    }
+
+    fn job() -> Self {
+        Self::of("SBX_TEST_DOCKER_JOB", &["--cap-drop", "NET_RAW"])
+    }
+
+    fn of(variable: &str, options: &'static [&'static str]) -> Self {
+        let address = std::env::var(variable)
+            .unwrap_or_else(|_| panic!("{variable} is not set: run scripts/docker-test"));
+        Self { address, options }
+    }
+
+    /// Runs one command of the engine's client to its end.
+    fn docker(&self, words: &[&str]) -> Output {
+        Command::new("docker")
+            .arg("-H")
+            .arg(&self.address)
+            .args(words)
+            .output()
+            .unwrap()
+    }
+
+    /// The same, where it must succeed; returns what it printed.
+    #[track_caller]
+    fn ask(&self, words: &[&str]) -> String {
+        let output = self.docker(words);
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "docker {words:?}: {errors}");
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// Starts a server with these options for the container and these variables.
+    fn start(&self, options: &[&str], variables: &[(&str, &str)]) -> Container<'_> {
+        // From here on, so that it is removed even if the server does not start.
+        let place = Place {
+            name: new_name(),
+            engine: self,
+        };
+        let name = &place.name;
+        let mut words = vec!["docker", "-H", &self.address, "run", "--name", name];
+        words.extend(["--network", "none"]);
+        words.extend(self.options);
+        words.extend(options);
+        // Without a value: docker takes it from its own environment, which the builder sets.
+        words.extend(["--env", "SBX_PORT", "--env", "SBX_TOKEN"]);
+        words.extend(variables.iter().flat_map(|(name, _)| ["--env", name]));
+        words.extend([IMAGE, "/bin/sh", "-c", "exec /sbx-server"]);
+
+        let mut builder = Server::builder()
+            .wrapped_in(&words)
+            .env("SBX_PORT", "49983");
+        for (name, value) in variables {
+            builder = builder.env(name, value);
+        }
+        let mut server = builder.start();
+        assert_eq!(
+            server.address.to_string(),
+            "0.0.0.0:49983",
+            "a job is reached on all interfaces"
+        );
+        server.address = "127.0.0.1:49983".parse().unwrap();
+        let pid = self.ask(&["inspect", "--format", "{{.State.Pid}}", name]);
+        server.network = Some(format!("/proc/{pid}/ns/net").into());
+        Container { server, place }
+    }
+
+    /// Runs a program of the image in a container of its own, to its end.
+    fn run(&self, variables: &[&str], command: &[&str]) -> Output {
+        let mut words = vec!["run", "--rm", "--network", "none"];
+        words.extend(self.options);
+        words.extend(variables.iter().flat_map(|variable| ["--env", variable]));
+        words.push(IMAGE);
+        words.extend(command);
+        self.docker(&words)
+    }
+}
+
+/// The image that `scripts/docker-test` makes.
+const IMAGE: &str = "sbx-test:small";
+
+/// A name that no other container of any run has.
+fn new_name() -> String {
+    let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
+    format!("sbx-test-{}", uuid.trim())
+}
+
+/// A container's name; the container is removed with the value.
+struct Place<'engine> {
+    name: String,
+    engine: &'engine Engine,
+}
+
+impl Place<'_> {
+    fn exit_code(&self) -> String {
+        self.engine
+            .ask(&["inspect", "--format", "{{.State.ExitCode}}", &self.name])
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.engine.docker(&["rm", "--force", &self.name]);
+    }
+}
+
+/// A container with a server in it.
+struct Container<'engine> {
+    /// `docker run`, which ends with the container and with its exit code.
+    server: Server,
+    place: Place<'engine>,
+}
+
+impl Container<'_> {
+    /// Runs a shell command that must succeed inside; returns what it printed.
+    #[track_caller]
+    fn shell(&self, command: &str) -> String {
+        let outcome = self.server.exec(&json!({"cmd": command}));
+        assert_eq!(outcome.code(), Some(0), "{command}: {outcome:?}");
+        outcome.stdout
+    }
+
+    /// Stops the container as an operator would. Returns how long that took and the exit code.
+    fn stop(&self) -> (Duration, String) {
+        let start = Instant::now();
+        self.place
+            .engine
+            .ask(&["stop", "--time", "30", &self.place.name]);
+        (start.elapsed(), self.place.exit_code())
+    }
+}
+
+/// Makes of each function two tests, one an engine.
+macro_rules! in_both {
+    ($($name:ident),* $(,)?) => {
+        mod plain {
+            $(#[test]
+            #[ignore = "needs a container engine: scripts/docker-test"]
+            fn $name() {
+                super::$name(&super::Engine::plain());
+            })*
+        }
+        mod job {
+            $(#[test]
+            #[ignore = "needs a container engine: scripts/docker-test"]
+            fn $name() {
+                super::$name(&super::Engine::job());
+            })*
+        }
+    };
+}
+
+in_both!(
+    output_is_live_and_the_server_is_pid_1,
+    the_outside_is_what_it_should_be,
+    environments_of_commands_hold_nothing_of_the_server,
+    memory_and_environment_of_the_server_are_out_of_reach,
+    files_come_back_as_they_were_sent,
+    a_file_of_the_image_can_be_replaced,
+    a_moved_directory_is_never_half_moved,
+    processes_take_input_and_signals,
+    orphans_are_reaped,
+    a_timeout_leaves_nothing_of_the_tree,
+    a_fork_bomb_ends_with_its_timeout,
+    the_hog_dies_and_not_the_server,
+    a_full_process_table_is_an_error_that_passes,
+    stop_is_prompt_and_clean,
+    stop_kills_what_ignores_the_first_signal,
+    an_interrupt_is_a_clean_stop,
+    an_idle_server_exits_with_zero,
+    a_bad_value_is_exit_2_with_a_sentence,
+    health_answers_inside_an_image_without_curl,
+);
+
+fn output_is_live_and_the_server_is_pid_1(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    let mut events = container.server.exec_stream(&json!({
+        "cmd": "echo ready; until [ -e /tmp/go ]; do sleep 0.02; done; cat /proc/1/comm"
+    }));
+    assert_eq!(events.next_output().unwrap()["event"], "start");
+    // The command goes on only after its first line was seen here.
+    assert_eq!(events.next_output().unwrap()["data"], "ready\n");
+    assert_eq!(
+        container
+            .server
+            .put("/v1/files/write?path=/tmp/go", b"")
+            .status,
+        200
+    );
+    assert_eq!(events.next_output().unwrap()["data"], "sbx-server\n");
+    let exit = events.next_output().unwrap();
+    assert_eq!(
+        (&exit["event"], &exit["exit_code"]),
+        (&json!("exit"), &json!(0))
+    );
+}
+
+/// Without this the other tests might prove nothing about a job.
+fn the_outside_is_what_it_should_be(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    let is_job = !engine.options.is_empty();
+    let map = container.shell("cat /proc/self/uid_map");
+    let count = map.split_whitespace().nth(2).unwrap().to_owned();
+    assert_eq!(count == "65536", is_job, "{map}");
+    let capabilities = container.shell("grep CapEff /proc/self/status");
+    let capabilities = u64::from_str_radix(capabilities.split_whitespace().nth(1).unwrap(), 16);
+    let has = |bit: u32| capabilities.as_ref().unwrap() & (1 << bit) != 0;
+    assert!(!has(21), "CAP_SYS_ADMIN");
+    assert!(!has(19), "CAP_SYS_PTRACE");
+    assert_eq!(has(13), !is_job, "CAP_NET_RAW");
+    assert_eq!(container.shell("id -u"), "0\n");
+}
+
+fn environments_of_commands_hold_nothing_of_the_server(engine: &Engine) {
+    let container = engine.start(&[], &[("SBX_LOG", "debug"), ("GREETING", "hello")]);
+    let environment = container.shell("env");
+    assert!(environment.contains("GREETING=hello"), "{environment}");
+    assert!(!environment.contains("SBX_"), "{environment}");
+}
+
+fn memory_and_environment_of_the_server_are_out_of_reach(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    let canary = json!({"cmd": ["sleep", "1000"], "env": {"CANARY": "here"}});
+    container.server.spawn(&canary);
+    let environments =
+        container.shell("cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'; true");
+    // Root inside sees what other processes were given, but not what the server was.
+    assert!(environments.contains("CANARY=here"), "{environments}");
+    assert!(!environments.contains("SBX_TOKEN"), "{environments}");
+
+    let opened = container.shell(
+        "for p in /proc/[0-9]*; do
+            [ \"$(cat $p/comm)\" = sbx-server ] || continue
+            echo seen
+            for file in environ mem maps; do
+                ( exec 3<$p/$file && dd bs=1 count=1 <&3 >/dev/null ) 2>/dev/null && echo $p/$file
+            done
+        done; true",
+    );
+    assert!(
+        opened.contains("seen"),
+        "no process of the server was found"
+    );
+    assert!(!opened.contains("/proc"), "{opened}");
+}
+
+fn files_come_back_as_they_were_sent(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    let server = &container.server;
+    let bytes: Vec<u8> = (0..8_u32 << 20)
+        .map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
+        .collect();
+    assert_eq!(
+        server
+            .put("/v1/files/write?path=/root/a/b/big&mode=640", &bytes)
+            .status,
+        200
+    );
+    assert!(server.get("/v1/files/read?path=/root/a/b/big").body == bytes);
+    let length = bytes.len().to_string();
+    assert_eq!(
+        container.shell("stat -c %s:%a:%u /root/a/b/big").trim(),
+        format!("{length}:640:0")
+    );
+    let entries = server.get("/v1/files/list?path=/root/a").json();
+    assert_eq!(entries["entries"][0]["name"], "b");
+    assert_eq!(server.delete("/v1/files/delete?path=/root/a").status, 409);
+    assert_eq!(
+        server
+            .delete("/v1/files/delete?path=/root/a&recursive=1")
+            .status,
+        200
+    );
+    assert_eq!(server.get("/v1/files/stat?path=/root/a").status, 404);
+}
+
+/// Files of the image lie in a lower layer of the container's file system, which is read only: what
+/// replaces them is another file.
+fn a_file_of_the_image_can_be_replaced(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    let before = container.shell("stat -c %a:%u /etc/passwd");
+    let text = b"root:x:0:0::/root:/bin/sh\nnew:x:7:7::/:/bin/sh\n";
+    assert_eq!(
+        container
+            .server
+            .put("/v1/files/write?path=/etc/passwd", text)
+            .status,
+        200
+    );
+    assert_eq!(container.shell("cat /etc/passwd").as_bytes(), text);
+    assert_eq!(container.shell("stat -c %a:%u /etc/passwd"), before);
+    assert_eq!(
+        container.shell("ls -A /etc | grep -c passwd"),
+        "1\n",
+        "no litter"
+    );
+}
+
+/// A directory of a lower layer may not be renamed on such a file system.
+fn a_moved_directory_is_never_half_moved(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    let tree = container.shell("cd /etc; find . | sort");
+    let reply = container
+        .server
+        .request("POST", "/v1/files/move?from=/etc&to=/moved", b"");
+    let (there, gone) = match reply.status {
+        200 => ("/moved", "/etc"),
+        409 => {
+            assert_eq!(reply.code(), "cross_device");
+            ("/etc", "/moved")
+        }
+        _ => panic!("{} {}", reply.status, reply.text()),
+    };
+    assert_eq!(container.shell(&format!("cd {there}; find . | sort")), tree);
+    container.shell(&format!("[ ! -e {gone} ]"));
+}
+
+fn processes_take_input_and_signals(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    let server = &container.server;
+    let cat = server.spawn(&json!({"cmd": ["cat"]}));
+    let cat = cat["id"].as_str().unwrap();
+    let target = format!("/v1/processes/{cat}/stdin?eof=1");
+    assert_eq!(
+        server.request("POST", &target, "käse\n".as_bytes()).status,
+        200
+    );
+    let logs: Vec<_> = server
+        .stream("GET", &format!("/v1/processes/{cat}/logs?follow=1"), b"")
+        .collect();
+    assert_eq!(logs[0]["data"], "käse\n");
+    assert_eq!(logs.last().unwrap()["exit_code"], 0);
+
+    let sleeper = server.spawn(&json!({"cmd": ["sleep", "1000"]}));
+    let id = sleeper["id"].as_str().unwrap();
+    let killed = server.post(
+        &format!("/v1/processes/{id}/kill"),
+        &json!({"signal": "TERM"}),
+    );
+    assert_eq!(killed.json()["signaled"], true, "{}", killed.text());
+    let ended = server
+        .get(&format!("/v1/processes/{id}/wait?timeout=20"))
+        .json();
+    assert_eq!(
+        (&ended["running"], &ended["signal"]),
+        (&json!(false), &json!(15))
+    );
+    assert_eq!(
+        server.delete(&format!("/v1/processes/{id}")).json()["killed"],
+        false
+    );
+}
+
+fn orphans_are_reaped(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    // An orphan that lives: its new parent is the server.
+    let parent = container.shell(
+        "p=$(sh -c 'sleep 1000 >/dev/null 2>&1 & echo $!')
+        cat /proc/$(sed -n 's/^PPid:.//p' /proc/$p/status)/comm",
+    );
+    assert_eq!(parent, "sbx-server\n");
+    // Orphans that die, from a foreground command and from one in the background.
+    let make = "i=0; while [ $i -lt 100 ]; do sh -c 'sleep 0.02 &'; i=$((i+1)); done";
+    container.shell(make);
+    let process = container.server.spawn(&json!({"cmd": make}));
+    let wait = format!(
+        "/v1/processes/{}/wait?timeout=20",
+        process["id"].as_str().unwrap()
+    );
+    assert_eq!(container.server.get(&wait).json()["exit_code"], 0);
+    wait_until("no orphan is left", PATIENCE, || {
+        // States in the fourth field; the shell and its pipe are the only others.
+        let states = container.shell("ps -o stat,comm | grep -E '^Z|sleep' || true");
+        states.lines().count() == 1
+    });
+}
+
+fn a_timeout_leaves_nothing_of_the_tree(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    let outcome = container.server.exec(&json!({
+        "cmd": "setsid sleep 1111 & (setsid sh -c 'sleep 1111; true') & sleep 1111",
+        "timeout": 0.5,
+    }));
+    assert_eq!(outcome.exit["timed_out"], true);
+    assert_eq!(outcome.exit["reason"], "timeout");
+    let left = container.shell("ps | grep '[s]leep 1111' || true");
+    assert_eq!(left, "", "processes are left");
+}
+
+fn a_fork_bomb_ends_with_its_timeout(engine: &Engine) {
+    let container = engine.start(&["--pids-limit", "150"], &[]);
+    let outcome = container.server.exec(&json!({
+        "cmd": "bomb() { bomb | bomb & }; bomb; sleep 1000",
+        "timeout": 1,
+    }));
+    assert_eq!(outcome.exit["timed_out"], true);
+    wait_until("the container is usable and empty", PATIENCE, || {
+        let reply = container
+            .server
+            .post("/v1/exec", &json!({"cmd": "ps | grep -c '[b]omb'; true"}));
+        reply.status == 200 && reply.text().contains(r#""data":"0\n""#)
+    });
+}
+
+fn the_hog_dies_and_not_the_server(engine: &Engine) {
+    let container = engine.start(&["--memory", "64m"], &[]);
+    let hog = json!({"cmd": ["dd", "if=/dev/zero", "of=/dev/null", "bs=512M", "count=1"]});
+    for _ in 0..3 {
+        let outcome = container.server.exec(&hog);
+        assert_eq!(outcome.exit["signal"], 9, "{outcome:?}");
+        assert_eq!(outcome.exit["reason"], "oom", "{outcome:?}");
+    }
+    assert_eq!(container.shell("echo well"), "well\n");
+    let killed = container.server.exec(&json!({"cmd": "kill -9 $$"}));
+    assert_eq!(
+        killed.exit["reason"], "signaled",
+        "not every SIGKILL is the kernel's"
+    );
+}
+
+fn a_full_process_table_is_an_error_that_passes(engine: &Engine) {
+    let container = engine.start(&["--pids-limit", "40"], &[]);
+    let server = &container.server;
+    let mut first = server.connect();
+    assert_eq!(first.request("GET", "/health", &[], b"").status, 200);
+
+    let mut others: Vec<_> = (0..80).map(|_| server.connect()).collect();
+    let replies: Vec<_> = others
+        .iter_mut()
+        .map(|connection| connection.request("GET", "/health", &[], b""))
+        .collect();
+    let count = |status| {
+        replies
+            .iter()
+            .filter(|reply| reply.status == status)
+            .count()
+    };
+    assert!(
+        count(200) > 10 && count(503) > 10,
+        "{} served, {} refused",
+        count(200),
+        count(503)
+    );
+    assert_eq!(count(200) + count(503), replies.len());
+
+    let command = br#"{"cmd": ["true"]}"#;
+    let reply = first.request("POST", "/v1/exec", &[], command);
+    assert_eq!((reply.status, reply.code().as_str()), (400, "no_resources"));
+
+    drop(others);
+    wait_until("commands start again", PATIENCE, || {
+        first.request("POST", "/v1/exec", &[], command).status == 200
+    });
+    assert_eq!(server.get("/health").status, 200);
+}
+
+fn stop_is_prompt_and_clean(engine: &Engine) {
+    let mut container = engine.start(&[], &[]);
+    container
+        .server
+        .spawn(&json!({"cmd": "sleep 1000 & setsid sleep 1000 & sleep 1000"}));
+    let mut stream = container
+        .server
+        .exec_stream(&json!({"cmd": "echo on; sleep 1000"}));
+    while stream.next().unwrap()["event"] != "stdout" {}
+    let (duration, code) = container.stop();
+    assert_eq!(code, "0", "{}", container.server.log());
+    assert!(duration < Duration::from_secs(4), "{duration:?}");
+    assert!(container.server.wait_for_exit(PATIENCE).success());
+}
+
+fn stop_kills_what_ignores_the_first_signal(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    let mut stream = container.server.exec_stream(&json!({
+        "cmd": "trap '' TERM; echo deaf; while :; do sleep 1; done"
+    }));
+    while stream.next().unwrap()["event"] != "stdout" {}
+    let (duration, code) = container.stop();
+    assert_eq!(code, "0", "{}", container.server.log());
+    let allowed = Duration::from_millis(4500)..Duration::from_secs(8);
+    assert!(
+        allowed.contains(&duration),
+        "{duration:?}: 5 s of grace, then KILL"
+    );
+}
+
+fn an_interrupt_is_a_clean_stop(engine: &Engine) {
+    let mut container = engine.start(&[], &[]);
+    container.server.spawn(&json!({"cmd": ["sleep", "1000"]}));
+    engine.ask(&["kill", "--signal", "INT", &container.place.name]);
+    assert!(container.server.wait_for_exit(PATIENCE).success());
+    assert_eq!(container.place.exit_code(), "0");
+}
+
+fn an_idle_server_exits_with_zero(engine: &Engine) {
+    let mut container = engine.start(&[], &[("SBX_IDLE_TIMEOUT", "1")]);
+    assert!(container.server.wait_for_exit(PATIENCE).success());
+}
+
+fn a_bad_value_is_exit_2_with_a_sentence(engine: &Engine) {
+    let output = engine.run(
+        &["SBX_PORT=harbour", "SBX_TOKEN=secret"],
+        &["/bin/sh", "-c", "exec /sbx-server"],
+    );
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(
+        text.contains("SBX_PORT") && text.contains("harbour"),
+        "{text}"
+    );
+    assert!(!text.contains("secret"), "{text}");
+}
+
+fn health_answers_inside_an_image_without_curl(engine: &Engine) {
+    let container = engine.start(&[], &[]);
+    engine.ask(&["exec", &container.place.name, "/sbx-server", "health"]);
+    let alone = engine.run(&[], &["/sbx-server", "health"]);
+    assert_eq!(alone.status.code(), Some(1));
+}

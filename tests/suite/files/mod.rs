@@ -1,0 +1,328 @@
+//! The promise of the file routes: bytes and names come back as they were given, a whole-file
+//! write is seen whole or not at all, nothing that is not a plain file can hold a worker, and
+//! every refusal leaves what it refused untouched.
+//!
+//! The server runs on the same machine, so what it did is judged by the file system itself and not
+//! by its own answers alone.
+
+mod atomic;
+mod content;
+mod links;
+mod names;
+mod ranges;
+mod refusals;
+mod special;
+mod trees;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use nix::sys::stat::Mode;
+use serde_json::Value;
+
+use crate::fixture::{Connection, PATIENCE, Reply, Server, wait_until};
+
+const MIB: usize = 1024 * 1024;
+
+/// The routes that take one path, with a method of each.
+const PATH_ROUTES: [(&str, &str); 6] = [
+    ("GET", "read"),
+    ("GET", "stat"),
+    ("GET", "list"),
+    ("PUT", "write"),
+    ("DELETE", "delete"),
+    ("POST", "mkdir"),
+];
+
+/// Percent-encodes everything but the few characters that never mean anything.
+fn encode(bytes: impl AsRef<[u8]>) -> String {
+    use std::fmt::Write;
+    let mut text = String::new();
+    for byte in bytes.as_ref() {
+        if byte.is_ascii_alphanumeric() || b"/-._~".contains(byte) {
+            text.push(char::from(*byte));
+        } else {
+            write!(text, "%{byte:02X}").unwrap();
+        }
+    }
+    text
+}
+
+/// The request target for an operation on `path`; `rest` is further parameters, as `&a=b`.
+fn target(route: &str, path: impl AsRef<[u8]>, rest: &str) -> String {
+    format!("/v1/files/{route}?path={}{rest}", encode(path))
+}
+
+#[track_caller]
+fn write(server: &Server, path: impl AsRef<[u8]>, rest: &str, body: &[u8]) -> Value {
+    expect_ok(&server.put(&target("write", path, rest), body))
+}
+
+#[track_caller]
+fn read(server: &Server, path: impl AsRef<[u8]>, rest: &str) -> Vec<u8> {
+    let reply = server.get(&target("read", path, rest));
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    reply.body
+}
+
+#[track_caller]
+fn stat(server: &Server, path: impl AsRef<[u8]>, rest: &str) -> Value {
+    expect_ok(&server.get(&target("stat", path, rest)))
+}
+
+#[track_caller]
+fn list(server: &Server, path: impl AsRef<[u8]>, rest: &str) -> Vec<Value> {
+    let body = expect_ok(&server.get(&target("list", path, rest)));
+    body["entries"].as_array().expect("entries").clone()
+}
+
+#[track_caller]
+fn delete(server: &Server, path: impl AsRef<[u8]>, rest: &str) -> Value {
+    expect_ok(&server.delete(&target("delete", path, rest)))
+}
+
+fn moving(server: &Server, from: impl AsRef<[u8]>, to: impl AsRef<[u8]>) -> Reply {
+    let target = format!("/v1/files/move?from={}&to={}", encode(from), encode(to));
+    server.request("POST", &target, b"")
+}
+
+#[track_caller]
+fn expect_ok(reply: &Reply) -> Value {
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    reply.json()
+}
+
+#[track_caller]
+fn expect_error(reply: &Reply, status: u16, code: &str) {
+    assert_eq!(
+        (reply.status, reply.code().as_str()),
+        (status, code),
+        "{}",
+        reply.text()
+    );
+    let message = reply.json()["error"]
+        .as_str()
+        .expect("an error has a message")
+        .to_owned();
+    assert!(!message.is_empty());
+}
+
+/// A refusal by the client's fault whose exact status nobody relies on.
+#[track_caller]
+fn expect_refusal(reply: &Reply) {
+    assert!(
+        (400..500).contains(&reply.status),
+        "{} {}",
+        reply.status,
+        reply.text()
+    );
+    reply.code();
+}
+
+/// Sends a request of which the server may want only a part: it answers and closes, and what is
+/// still on its way then is nobody's.
+fn send_what_is_wanted(server: &Server, method: &str, target: &str, body: &[u8]) -> Reply {
+    let mut connection = begin(server, method, target, body.len());
+    connection.stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    let _ = connection.stream.write_all(body);
+    connection.read_reply_to(method)
+}
+
+/// Sends the head of a request whose body of `length` bytes is to follow.
+fn begin(server: &Server, method: &str, target: &str, length: usize) -> Connection {
+    let mut connection = server.connect();
+    connection.send_request(
+        method,
+        target,
+        &[("Content-Length", &length.to_string())],
+        b"",
+    );
+    connection
+}
+
+/// The words of a row of a table.
+#[track_caller]
+fn words<const N: usize>(row: &str) -> [&str; N] {
+    let words: Vec<&str> = row.split_whitespace().collect();
+    words
+        .try_into()
+        .unwrap_or_else(|words| panic!("not {N} words: {words:?}"))
+}
+
+/// The names in a directory, sorted.
+fn names(directory: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs::read_dir(directory)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Asserts that two contents are equal, without printing them when they are not.
+#[track_caller]
+fn expect_same(what: &str, content: &[u8], expected: &[u8]) {
+    if content != expected {
+        let differs = content
+            .iter()
+            .zip(expected)
+            .position(|(left, right)| left != right);
+        panic!(
+            "{what}: {} bytes, not {}, and the first that differs is {differs:?}",
+            content.len(),
+            expected.len()
+        );
+    }
+}
+
+fn mode_of(path: impl AsRef<Path>) -> u32 {
+    fs::metadata(path).unwrap().permissions().mode() & 0o7777
+}
+
+fn chmod(path: impl AsRef<Path>, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+}
+
+fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
+}
+
+fn mkfifo(path: impl AsRef<Path>) {
+    nix::unistd::mkfifo(path.as_ref(), Mode::from_bits_truncate(0o644)).unwrap();
+}
+
+/// The sizes of the files under `directory` that the server has open, named or not. `None` where
+/// the test may not look (the server hides its descriptors from everybody but root).
+fn open_files(server: &Server, directory: &Path) -> Option<Vec<u64>> {
+    // In a container the directory can be read and the links in it cannot.
+    fs::read_link(format!("/proc/{}/exe", server.pid())).ok()?;
+    let descriptors = fs::read_dir(format!("/proc/{}/fd", server.pid())).ok()?;
+    Some(
+        descriptors
+            .flatten()
+            .filter(|entry| {
+                fs::read_link(entry.path()).is_ok_and(|link| link.starts_with(directory))
+            })
+            .filter_map(|entry| Some(fs::metadata(entry.path()).ok()?.len()))
+            .collect(),
+    )
+}
+
+/// Waits until the server has put at least `bytes` of an upload into a file under `directory`.
+fn wait_for_upload(server: &Server, directory: &Path, bytes: u64) {
+    wait_until("the upload is being written", PATIENCE, || {
+        open_files(server, directory)
+            .unwrap()
+            .into_iter()
+            .any(|size| size >= bytes)
+    });
+}
+
+/// Waits until the server holds no file under `directory` any more.
+fn wait_for_release(server: &Server, directory: &Path) {
+    wait_until("the upload is given up", PATIENCE, || {
+        open_files(server, directory).unwrap().is_empty()
+    });
+}
+
+/// Reads a file over and over, as another program would, and judges every reading.
+struct Watcher {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<usize>,
+}
+
+impl Watcher {
+    fn start(path: impl Into<PathBuf>, allowed: Vec<Vec<u8>>) -> Self {
+        let path = path.into();
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::spawn(move || {
+            let mut readings = 0;
+            loop {
+                let last = stopped.load(Ordering::SeqCst);
+                let content = fs::read(&path).expect("the file is always there");
+                assert!(
+                    allowed.contains(&content),
+                    "reading {readings} saw {} bytes that were never the content",
+                    content.len()
+                );
+                readings += 1;
+                if last {
+                    return readings;
+                }
+            }
+        });
+        Self { stop, thread }
+    }
+
+    /// Stops after one more reading; panics if any was wrong.
+    fn finish(self) -> usize {
+        self.stop.store(true, Ordering::SeqCst);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Does `work` over and over in another thread until `body` is over, however it ends.
+fn meanwhile<T>(mut work: impl FnMut() + Send, body: impl FnOnce() -> T) -> T {
+    struct StopOnDrop<'a>(&'a AtomicBool);
+    impl Drop for StopOnDrop<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::SeqCst) {
+                work();
+            }
+        });
+        let _stop = StopOnDrop(&stop);
+        body()
+    })
+}
+
+/// Something mounted for a test; unmounted with the value.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn tmpfs(at: &Path, options: &str) -> Option<Self> {
+        Self::new(at, &["-t", "tmpfs", "-o", options, "tmpfs"])
+    }
+
+    fn bind(from: &Path, at: &Path) -> Option<Self> {
+        Self::new(at, &["--bind", from.to_str()?])
+    }
+
+    fn new(at: &Path, arguments: &[&str]) -> Option<Self> {
+        let output = Command::new("mount")
+            .args(arguments)
+            .arg(at)
+            .output()
+            .ok()?;
+        output.status.success().then(|| Self(at.to_owned()))
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// Removes a tree that is too deep for paths, however the test ends.
+struct DeepTree(PathBuf);
+
+impl Drop for DeepTree {
+    fn drop(&mut self) {
+        if self.0.exists() {
+            let _ = Command::new("rm").arg("-rf").arg(&self.0).status();
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The README tells the truth: every example in it is run, in order, against one server, and what
+//! it prints is what the README shows.
+//!
+//! Examples are the `console` blocks: a line that begins with `$ ` is a command (a backslash at its
+//! end continues it), the lines under it are its output. Numbers that differ from run to run, such
+//! as pids and times, may differ.
+
+use std::process::{Command, Stdio};
+
+use crate::fixture::{Server, TOKEN, TempDir};
+use crate::skip;
+
+const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
+
+/// A command and the output that is shown under it.
+#[derive(Debug, PartialEq)]
+struct Example {
+    command: String,
+    output: String,
+}
+
+fn examples(text: &str) -> Vec<Example> {
+    let mut examples: Vec<Example> = Vec::new();
+    let mut inside = false;
+    let mut continued = false;
+    for line in text.lines() {
+        if line.starts_with("```") {
+            inside = line == "```console";
+        } else if !inside {
+        } else if continued {
+            let command = &mut examples.last_mut().unwrap().command;
+            command.push('\n');
+            command.push_str(line);
+            continued = line.ends_with('\\');
+        } else if let Some(command) = line.strip_prefix("$ ") {
+            continued = line.ends_with('\\');
+            let command = command.to_owned();
+            examples.push(Example {
+                command,
+                output: String::new(),
+            });
+        } else {
+            let output = &mut examples.last_mut().expect("a command comes first").output;
+            output.push_str(line);
+            output.push('\n');
+        }
+    }
+    examples
+}
+
+/// The text with each number that differs from run to run replaced by `N`.
+fn steady(text: &str) -> String {
+    const CHANGING: [&str; 7] = [
+        r#""pid":"#,
+        r#""uptime_ms":"#,
+        r#""duration_ms":"#,
+        r#""started_at_ms":"#,
+        r#""mtime_ms":"#,
+        r#""inode":"#,
+        r#""landlock_abi":"#,
+    ];
+    let mut result = String::new();
+    let mut rest = text;
+    while !rest.is_empty() {
+        if let Some(key) = CHANGING.into_iter().find(|key| rest.starts_with(key)) {
+            let after = rest[key.len()..].trim_start_matches(|c: char| c.is_ascii_digit());
+            result.push_str(key);
+            if after.len() + key.len() < rest.len() {
+                result.push('N');
+            }
+            rest = after;
+        } else {
+            let length = rest.chars().next().unwrap().len_utf8();
+            result.push_str(&rest[..length]);
+            rest = &rest[length..];
+        }
+    }
+    result
+}
+
+#[test]
+fn every_example_prints_what_the_readme_shows() {
+    let found = Command::new("curl")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status();
+    if !found.is_ok_and(|status| status.success()) {
+        skip!("curl is not installed");
+    }
+    let text = std::fs::read_to_string(README).unwrap();
+    let helper = text
+        .lines()
+        .find(|line| line.starts_with("sbx() {"))
+        .expect("the README defines sbx()");
+    let examples = examples(&text);
+    assert!(
+        examples.len() > 30,
+        "only {} examples were found",
+        examples.len()
+    );
+
+    let directory = TempDir::new();
+    let path = directory.path().to_str().unwrap();
+    // Relative paths are the server's, and curl's where it reads or writes files.
+    let server = Server::builder()
+        .wrapped_in(&["sh", "-c", r#"cd "$0" && exec "$@""#, path])
+        .start();
+    let mut shown = String::new();
+    let mut seen = String::new();
+    for Example { command, output } in &examples {
+        let result = Command::new("sh")
+            .arg("-c")
+            .arg(format!("{helper}\n{command}"))
+            .env("URL", format!("http://{}", server.address))
+            .env("T", TOKEN)
+            .current_dir(directory.path())
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let errors = String::from_utf8_lossy(&result.stderr);
+        assert!(errors.is_empty(), "{command}\n{errors}");
+        let mut printed = String::from_utf8(result.stdout).unwrap();
+        if !printed.is_empty() && !printed.ends_with('\n') {
+            printed.push('\n');
+        }
+        shown.push_str(&steady(&format!("$ {command}\n{output}")));
+        seen.push_str(&steady(&format!("$ {command}\n{printed}")));
+    }
+    if shown != seen {
+        let line = shown
+            .lines()
+            .zip(seen.lines())
+            .position(|(shown, seen)| shown != seen);
+        let from = line.unwrap_or_default().saturating_sub(2);
+        let part = |text: &str| {
+            text.lines()
+                .skip(from)
+                .take(8)
+                .collect::<Vec<_>>()
+                .join("\n")
+        };
+        panic!(
+            "the README shows\n{}\n\nbut this was printed\n{}",
+            part(&shown),
+            part(&seen)
+        );
+    }
+}
+
+#[test]
+fn examples_and_their_changing_numbers_are_recognized() {
+    let text =
+        "text\n```sh\n$ not me\n```\n```console\n$ one \\\n  two\nout 1\nout 2\n$ three\n```\n";
+    let example = |command: &str, output: &str| Example {
+        command: command.to_owned(),
+        output: output.to_owned(),
+    };
+    let expected = [
+        example("one \\\n  two", "out 1\nout 2\n"),
+        example("three", ""),
+    ];
+    assert_eq!(examples(text), expected);
+    assert_eq!(
+        steady(r#"{"pid":12,"duration_ms":null,"id":"p-7"}"#),
+        r#"{"pid":N,"duration_ms":null,"id":"p-7"}"#
+    );
+}
