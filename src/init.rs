@@ -134,12 +134,22 @@ fn ask_to_end(children: impl Iterator<Item = Pid>, asked: &mut HashSet<Pid>) {
     }
 }
 
-/// The children of this process; unreaped, so their numbers are their own.
+/// The children of this process; unreaped, so their numbers are their own. Where /proc does not tell,
+/// PID 1 can still speak to everybody at once.
 fn children() -> Vec<Pid> {
     let own = std::process::id();
-    std::fs::read_to_string(format!("/proc/self/task/{own}/children"))
-        .unwrap_or_default()
-        .split_ascii_whitespace()
-        .filter_map(|pid| pid.parse().ok())
-        .collect()
+    let listed = sys::proc_shows_this_namespace()
+        .then(|| std::fs::read_to_string(format!("/proc/self/task/{own}/children")).ok())
+        .flatten();
+    match listed {
+        Some(listed) => listed
+            .split_ascii_whitespace()
+            .filter_map(|pid| pid.parse().ok())
+            .collect(),
+        None if own == 1 => vec![EVERYBODY],
+        None => Vec::new(),
+    }
 }
+
+/// To kill(2): every process that may be signalled, but for PID 1 and the caller.
+const EVERYBODY: Pid = -1;

@@ -418,7 +418,6 @@ pub fn signal_group(group: Pid, signal: c_int) -> Result<(), Errno> {
 /// # Errors
 /// `ESRCH` when it is gone.
 pub fn signal_process(pid: Pid, signal: c_int) -> Result<(), Errno> {
-    debug_assert!(pid > 1);
     // SAFETY: plain integers.
     Errno::result(unsafe { libc::kill(pid, signal) }).map(drop)
 }
@@ -621,6 +620,13 @@ pub fn is_scarce(descriptor: BorrowedFd<'_>) -> bool {
         .map_or(u64::MAX, |(soft, _)| soft);
     let reserve = (limit / 8).min(32);
     u64::try_from(descriptor.as_raw_fd()).unwrap_or(0) >= limit - reserve
+}
+
+/// Whether /proc is there and counts processes as this process does: in a container it may be missing,
+/// or show another pid namespace.
+pub fn proc_shows_this_namespace() -> bool {
+    std::fs::read_link("/proc/self")
+        .is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
 }
 
 /// Splits the process in two; to be called before there is a second thread.

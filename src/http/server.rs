@@ -21,6 +21,9 @@ use crate::sys;
 /// Virtual; a thread touches a small part of it.
 const STACK_BYTES: usize = 256 * 1024;
 
+/// What a connection may need at once, generously: its stack, and buffers.
+const ROOM_BYTES: usize = STACK_BYTES + (2 << 20);
+
 const NO_DESCRIPTORS: &str =
     "the server has no descriptor left for this connection; try again later";
 
@@ -92,6 +95,18 @@ impl<H: Handler> Server<H> {
             );
             return;
         }
+        // An allocation that fails inside the thread would end the whole server; asked for here, and
+        // given back, it costs one client a 503.
+        let mut room: Vec<u8> = Vec::new();
+        if room.try_reserve_exact(ROOM_BYTES).is_err() {
+            refuse(
+                &socket,
+                "no_memory",
+                "the machine has no memory left for this connection; try again later",
+            );
+            return;
+        }
+        drop(std::hint::black_box(room));
         // The socket stays here until the thread has it: a thread that does not start must not
         // close it before the client was told.
         let slot = Arc::new(std::sync::Mutex::new(Some(socket)));

@@ -65,9 +65,11 @@ impl Member {
 pub(super) struct Snapshot(Vec<Status>);
 
 impl Snapshot {
-    /// Reads /proc.
+    /// Reads /proc; empty where that does not tell of this process's own namespace. Then a group is
+    /// all that can be reached.
     pub(super) fn take() -> Self {
-        let Ok(entries) = std::fs::read_dir("/proc") else {
+        let entries = std::fs::read_dir("/proc").ok();
+        let Some(entries) = entries.filter(|_| sys::proc_shows_this_namespace()) else {
             return Self(Vec::new());
         };
         let mut buffer = Vec::new();
