@@ -575,7 +575,7 @@ pub fn scrub_environment(name: &str) {
                 .is_some_and(|rest| rest.starts_with(b"="))
             {
                 for index in name.len() + 1..text.len() {
-                    ptr::write_volatile((*entry).add(index), b'x'.cast_signed());
+                    ptr::write_volatile((*entry).add(index).cast::<u8>(), b'x');
                 }
             }
             entry = entry.add(1);

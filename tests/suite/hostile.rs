@@ -312,7 +312,12 @@ fn running_out_of_address_space_is_503_and_passes() {
             assert!(refused.len() < 300, "nobody was served with {limit}");
             for reply in refused {
                 assert_eq!(reply.status, 503, "round {round}: {}", reply.text());
-                assert_eq!(reply.code(), "no_threads", "round {round}");
+                // What runs out first is chance.
+                let code = reply.code();
+                assert!(
+                    ["no_memory", "no_threads"].contains(&code.as_str()),
+                    "{code}"
+                );
             }
             assert!(server.is_running(), "limit {limit}, round {round}");
             assert_eq!(early.request("GET", "/health", &[], b"").status, 200);

@@ -401,6 +401,32 @@ fn as_pid_1_a_signal_ends_those_that_ignore_it_within_six_seconds() {
 }
 
 #[test]
+fn as_pid_1_nothing_depends_on_a_proc_of_its_own() {
+    if !has_namespaces() {
+        skip!("unshare --pid does not work here");
+    }
+    // /proc is another namespace's here: its numbers mean other processes, or nobody.
+    let foreign: Vec<&str> = NAMESPACE
+        .into_iter()
+        .filter(|word| *word != "--mount-proc")
+        .collect();
+    let best = best_of(3, || {
+        let mut server = Server::builder().wrapped_in(&foreign).start();
+        let (mark, other) = (Mark::new(), Mark::new());
+        populate(&server, &mark, false);
+        let body = json!({"cmd": format!("sleep {other} & sleep {other}"), "timeout": 0.3});
+        assert_eq!(server.exec(&body).exit["reason"], "timeout");
+        other.wait_gone(PATIENCE);
+        assert!(mark.pids().len() >= 8, "a timeout hits nobody else");
+        let init = init_of(&server);
+        let taken = end_with(&mut server, init, Signal::SIGTERM);
+        assert_eq!(mark.pids(), Vec::<i32>::new());
+        taken
+    });
+    assert!(best < Duration::from_secs(1), "{best:?} at best");
+}
+
+#[test]
 fn outside_a_namespace_a_signal_ends_every_process_and_then_the_server() {
     let mut server = Server::start();
     let mark = Mark::new();
