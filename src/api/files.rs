@@ -1,16 +1,20 @@
 //! Moving files.
 
-use std::io::{Read, Seek, SeekFrom};
+use std::io::{Cursor, Read, Seek, SeekFrom};
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::query::Query;
 use super::wire::{EntryDocument, PageDocument};
 use super::{Answer, invalid, received, require_body};
-use crate::error::{Error, Kind};
-use crate::files::name::{FilePath, show};
-use crate::files::{FileKind, Opened};
+use crate::error::Error;
+use crate::files::name::FilePath;
+use crate::files::{FileKind, Opened, Upload};
+use crate::http::request::{ClientWatch, ReceiveError};
+use crate::http::stream::Disconnected;
 use crate::http::{Body, Refusal, Request, Response};
+use crate::sys::{Events, PollEntry, poll};
 use crate::workspace::Workspace;
 
 /// Entries of one page, unless the client says otherwise: a client that does not page gets whole
@@ -25,6 +29,9 @@ const SMALL_FILE_BYTES: u64 = 64 * 1024;
 /// What is received at once of an upload.
 const UPLOAD_BYTES: usize = 256 * 1024;
 
+/// How long a pipe may take no data before its writer gives up.
+const PIPE_PATIENCE: Duration = Duration::from_secs(10);
+
 /// The part of a file that is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Span {
@@ -36,116 +43,101 @@ struct Span {
 pub(super) fn read(request: &Request<'_>, workspace: &Workspace, query: &Query) -> Answer {
     let path = path(query, "path")?;
     let (offset, length) = (query.number("offset")?, query.number("length")?);
-    let mut opened = workspace.root.open(&path)?;
-    let failed = |error: std::io::Error| {
-        Refusal::from(Error::io(format_args!("cannot read {path}"), &error))
-    };
-    if opened.kind != FileKind::Regular {
-        return read_device(opened, &path, offset, length);
-    }
+    let opened = workspace.root.open(&path, length.is_some())?;
     let size = opened.size;
-    let mut status = 200;
-    let mut headers = vec![("Accept-Ranges", "bytes".to_owned())];
+    let is_regular = opened.kind == FileKind::Regular;
+    let mut response =
+        Response::new(200, Body::Empty).with_header("Content-Type", "application/octet-stream");
+    if is_regular {
+        response = response.with_header("Accept-Ranges", "bytes");
+    }
     let mut span = Span {
-        offset: 0,
-        length: size,
+        offset: offset.unwrap_or(0),
+        length: length.unwrap_or(u64::MAX),
     };
-    if offset.is_some() || length.is_some() {
-        let offset = offset.unwrap_or(0);
-        span = Span {
-            offset,
-            length: length.unwrap_or(u64::MAX).min(size.saturating_sub(offset)),
-        };
-    } else if let Some(range) = request.head.header("range") {
-        match byte_range(range, size) {
-            Range::None => {}
-            Range::Satisfiable(part) => {
-                status = 206;
+    let is_plain = offset.is_none() && length.is_none();
+    let mut is_whole = span.offset == 0 && length.is_none();
+    if is_regular {
+        span.length = span.length.min(size.saturating_sub(span.offset));
+        match range_header(request, size).filter(|_| is_plain) {
+            Some(Range::Satisfiable(part)) => {
                 let last = part.offset + part.length - 1;
-                headers.push((
-                    "Content-Range",
-                    format!("bytes {}-{last}/{size}", part.offset),
-                ));
+                let range = format!("bytes {}-{last}/{size}", part.offset);
+                response = response.with_header("Content-Range", range);
+                response.status = 206;
                 span = part;
+                is_whole = false;
             }
-            Range::Unsatisfiable => {
+            Some(Range::Unsatisfiable) => {
                 let text =
                     format!("cannot read {path}: the range begins after its end ({size} bytes)");
                 let refusal = Refusal::new(416, "range", text);
                 return Err(refusal.with_header("Content-Range", format!("bytes */{size}")));
             }
+            Some(Range::None) | None => {}
         }
     }
-    if span.offset > 0 {
-        opened
-            .file
-            .seek(SeekFrom::Start(span.offset))
-            .map_err(failed)?;
+    response.body = if is_regular {
+        file_body(opened, span, is_whole, response.status == 206)
+    } else {
+        device_body(opened, offset, span.length)
     }
-    // A file of size 0 may be one of /proc's, which have no size and yet content.
-    let is_whole = status == 200
-        && span
-            == (Span {
-                offset: 0,
-                length: size,
-            })
-        && length.is_none();
-    let unsized_length = if is_whole && size == 0 {
-        SMALL_FILE_BYTES
-    } else {
-        span.length
-    };
-    let body = if unsized_length <= SMALL_FILE_BYTES {
-        let mut start = Vec::new();
-        (&mut opened.file)
-            .take(unsized_length)
-            .read_to_end(&mut start)
-            .map_err(failed)?;
-        if is_whole && size == 0 && start.len() as u64 == SMALL_FILE_BYTES {
-            Body::Reader(Box::new(std::io::Cursor::new(start).chain(opened.file)))
-        } else if status == 206 && (start.len() as u64) < span.length {
-            // It has become shorter since its size was read; the range that was promised is not there.
-            Body::File {
-                file: opened.file,
-                length: span.length,
-                start,
-            }
-        } else {
-            Body::Bytes(start)
-        }
-    } else {
-        Body::File {
-            file: opened.file,
-            length: span.length,
-            start: Vec::new(),
-        }
-    };
-    let mut response =
-        Response::new(status, body).with_header("Content-Type", "application/octet-stream");
-    response.headers.extend(headers);
+    .map_err(|error| Error::io(format_args!("cannot read {path}"), &error))?;
     Ok(response)
 }
 
-/// A device has no end that could be waited for: it is read as far as it gives bytes at once.
-fn read_device(
-    mut opened: Opened,
-    path: &FilePath,
-    offset: Option<u64>,
-    length: Option<u64>,
-) -> Answer {
-    let Some(length) = length else {
-        let text =
-            format!("cannot read {path}: it is a device, which may have no end; give a length");
-        return Err(Error::new(Kind::NotRegular, text).into());
-    };
-    let failed = |error: std::io::Error| {
-        Refusal::from(Error::io(format_args!("cannot read {path}"), &error))
-    };
-    if let Some(offset) = offset {
-        opened.file.seek(SeekFrom::Start(offset)).map_err(failed)?;
+/// A part of a regular file. A `promised` part is sent whole or the connection is closed; of another
+/// there may be less than there was when it was measured.
+fn file_body(
+    Opened { mut file, size, .. }: Opened,
+    Span { offset, length }: Span,
+    is_whole: bool,
+    promised: bool,
+) -> std::io::Result<Body> {
+    if offset > 0 {
+        file.seek(SeekFrom::Start(offset))?;
     }
-    let body = Body::Reader(Box::new(UntilDry(opened.file.take(length))));
-    Ok(Response::new(200, body).with_header("Content-Type", "application/octet-stream"))
+    // A file of size 0 may be one of /proc's, which have no size and yet content.
+    let is_unsized = is_whole && size == 0;
+    let at_once = if is_unsized { SMALL_FILE_BYTES } else { length };
+    let mut start = Vec::new();
+    if at_once <= SMALL_FILE_BYTES {
+        // In one call, where growing it would take one for each step.
+        start.reserve_exact(usize::try_from(at_once).unwrap_or(0));
+        (&mut file).take(at_once).read_to_end(&mut start)?;
+        if is_unsized && start.len() as u64 == at_once {
+            return Ok(Body::Reader(Box::new(Cursor::new(start).chain(file))));
+        }
+        if !promised || start.len() as u64 == length {
+            return Ok(Body::Bytes(start));
+        }
+    }
+    Ok(Body::File {
+        file,
+        length,
+        start,
+    })
+}
+
+/// A device has no end that could be waited for: it is read as far as it gives bytes at once.
+fn device_body(
+    Opened { mut file, .. }: Opened,
+    offset: Option<u64>,
+    length: u64,
+) -> std::io::Result<Body> {
+    if let Some(offset) = offset {
+        file.seek(SeekFrom::Start(offset))?;
+    }
+    let mut device = UntilDry(file.take(length));
+    // Here, because an error can still be answered.
+    let mut start = vec![0; usize::try_from(length.min(SMALL_FILE_BYTES)).unwrap_or(0)];
+    let count = device.read(&mut start)?;
+    start.truncate(count);
+    Ok(if count == 0 {
+        Body::Bytes(start)
+    } else {
+        Body::Reader(Box::new(Cursor::new(start).chain(device)))
+    })
 }
 
 /// A reader for which "nothing now" is the end.
@@ -167,6 +159,14 @@ enum Range {
     None,
     Satisfiable(Span),
     Unsatisfiable,
+}
+
+/// The range that a request asks for in its header. Only GET has ranges; and one that is wanted only
+/// of a certain version is not, because versions have no tags here (RFC 9110 sections 13.1.5, 14.2).
+fn range_header(request: &Request<'_>, size: u64) -> Option<Range> {
+    let head = &request.head;
+    let header = head.header("range")?;
+    (head.method == "GET" && head.header("if-range").is_none()).then(|| byte_range(header, size))
 }
 
 fn byte_range(header: &[u8], size: u64) -> Range {
@@ -228,7 +228,16 @@ pub(super) fn write(request: &mut Request<'_>, workspace: &Workspace, query: &Qu
         }
         None => {
             let mut upload = root.upload(&path, mode, make_parents)?;
-            each_piece(request, |piece| Ok(upload.write(piece)?))?;
+            let mut client = request.body.watch_client();
+            each_piece(request, |mut piece| {
+                while !piece.is_empty() {
+                    match upload.write(piece)? {
+                        0 => wait_for_room(&upload, &mut client)?,
+                        count => piece = &piece[count..],
+                    }
+                }
+                Ok(())
+            })?;
             upload.commit()?
         }
         Some(offset) => {
@@ -246,6 +255,21 @@ pub(super) fn write(request: &mut Request<'_>, workspace: &Workspace, query: &Qu
     Ok(Response::json(
         &json!({ "path": path.to_string(), "size": size }),
     ))
+}
+
+/// Waits until a pipe takes more, as long as the client is there.
+fn wait_for_room(upload: &Upload, client: &mut ClientWatch) -> Result<(), Refusal> {
+    let mut entries = [
+        PollEntry::new(upload.descriptor(), Events::WRITABLE),
+        PollEntry::new(client.descriptor(), client.interest()),
+    ];
+    if !poll(&mut entries, Some(PIPE_PATIENCE)) {
+        return Err(upload.unread().into());
+    }
+    let found = entries[1].events();
+    client
+        .ready(found)
+        .map_err(|Disconnected| received(ReceiveError::Closed))
 }
 
 fn each_piece(
@@ -286,20 +310,16 @@ pub(super) fn list(workspace: &Workspace, query: &Query) -> Answer {
     let page = workspace
         .root
         .list(&path, after.as_ref().map(FilePath::bytes), limit)?;
-    Ok(Response::json(&PageDocument {
-        entries: page
-            .entries
-            .iter()
-            .map(|entry| EntryDocument::of(entry, detail))
-            .collect(),
-        next: page.next.as_deref().map(show),
-    }))
+    let body = Body::Reader(Box::new(PageDocument::new(page, path, detail)));
+    Ok(Response::new(200, body).with_header("Content-Type", "application/json"))
 }
 
 /// `GET files/stat`.
 pub(super) fn stat(workspace: &Workspace, query: &Query) -> Answer {
-    let entry = workspace.root.stat(&path(query, "path")?)?;
-    Ok(Response::json(&EntryDocument::of(&entry, detail(query)?)))
+    let (path, detail) = (path(query, "path")?, detail(query)?);
+    let entry = workspace.root.stat(&path)?;
+    let document = EntryDocument::of(&entry, path.to_string(), detail);
+    Ok(Response::json(&document))
 }
 
 /// `DELETE files/delete`.

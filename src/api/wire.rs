@@ -7,6 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::{Cursor, Read};
 use std::marker::PhantomData;
 use std::time::Duration;
 
@@ -16,8 +17,8 @@ use serde_json::value::RawValue;
 
 use crate::command::{ChosenId, CommandLine, CommandSpec, EnvironmentChange, Input};
 use crate::error::{Error, Kind, Result};
-use crate::files::name::show;
-use crate::files::{Entry, FileKind};
+use crate::files::name::{FilePath, show};
+use crate::files::{Entry, FileKind, Page};
 use crate::http::Refusal;
 use crate::process::ring::Stream;
 use crate::process::{Exit, OnGone, Process, Reason};
@@ -540,7 +541,7 @@ pub(super) struct EntryDocument {
     #[serde(rename = "type")]
     kind: &'static str,
     size: u64,
-    mtime_ms: i64,
+    mtime_ms: Option<i64>,
     mode: String,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     detail: Option<Detail>,
@@ -558,11 +559,11 @@ struct Detail {
 }
 
 impl EntryDocument {
-    /// Describes an entry, with `detail` in full.
-    pub(super) fn of(entry: &Entry, detail: bool) -> Self {
+    /// Describes an entry that `path` names again, with `detail` in full.
+    pub(super) fn of(entry: &Entry, path: String, detail: bool) -> Self {
         Self {
             name: show(&entry.name),
-            path: show(&entry.path),
+            path,
             kind: match entry.kind {
                 FileKind::Directory => "dir",
                 FileKind::Link => "symlink",
@@ -592,11 +593,63 @@ impl EntryDocument {
     }
 }
 
-/// One page of a directory.
-#[derive(Serialize)]
+/// What is made of a page before it is sent.
+const PAGE_PIECE_BYTES: usize = 64 * 1024;
+
+/// One page of a directory: `{"entries": [...], "next": ...}`, made piece by piece as it is read, so
+/// that a page costs no more memory than its names.
 pub(super) struct PageDocument {
-    pub(super) entries: Vec<EntryDocument>,
-    pub(super) next: Option<String>,
+    page: Page,
+    path: FilePath,
+    detail: bool,
+    piece: Cursor<Vec<u8>>,
+    has_ended: bool,
+}
+
+impl PageDocument {
+    /// Describes a page of the directory `path`, its entries with `detail` in full.
+    pub(super) fn new(page: Page, path: FilePath, detail: bool) -> Self {
+        Self {
+            page,
+            path,
+            detail,
+            piece: Cursor::new(b"{\"entries\":[".to_vec()),
+            has_ended: false,
+        }
+    }
+
+    fn next_piece(&mut self) -> std::io::Result<()> {
+        let is_first = self.piece.get_ref().ends_with(b"[");
+        let mut separator = if is_first { "" } else { "," };
+        let mut piece = std::mem::take(self.piece.get_mut());
+        piece.clear();
+        while piece.len() < PAGE_PIECE_BYTES {
+            let Some(entry) = self.page.next() else {
+                piece.extend_from_slice(b"],\"next\":");
+                serde_json::to_writer(&mut piece, &self.page.after.as_deref().map(show))?;
+                piece.push(b'}');
+                self.has_ended = true;
+                break;
+            };
+            piece.extend_from_slice(separator.as_bytes());
+            separator = ",";
+            let path = self.path.join(&show(&entry.name));
+            serde_json::to_writer(&mut piece, &EntryDocument::of(&entry, path, self.detail))?;
+        }
+        self.piece = Cursor::new(piece);
+        Ok(())
+    }
+}
+
+impl Read for PageDocument {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let read = self.piece.read(buffer)?;
+        if read > 0 || self.has_ended {
+            return Ok(read);
+        }
+        self.next_piece()?;
+        self.piece.read(buffer)
+    }
 }
 
 #[cfg(test)]

@@ -1,40 +1,33 @@
-//! Files under one directory descriptor.
+//! Files under one root.
 //!
-//! [`Root`] is where a workspace's paths begin. Every operation opens the directory it needs from
-//! there and acts on one last name in it, so that what was looked at is what is acted on. How a path
-//! is resolved is the root's alone; in dedicated mode paths mean what they mean to any program on
-//! the machine, links included.
+//! [`Root`] is where a workspace's paths begin and are resolved; every operation gets a descriptor
+//! from it, or a directory and one last name in it, and acts on that. Here is what is known of a
+//! file, and how one is read; lists, moves, deletes and writes have files of their own.
 //!
 //! No HTTP here: errors carry kinds, and their texts the path as the client wrote it.
 
 mod list;
 pub mod name;
 mod remove;
+mod rename;
+mod root;
 mod write;
 
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
-use nix::sys::stat::{FileStat, Mode, fstat, fstatat, mkdirat};
-use nix::unistd::{LinkatFlags, UnlinkatFlags, unlinkat};
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat};
 
 use crate::error::{Error, Kind, Result};
-use name::{FilePath, split};
-
-/// Links followed in one path before it is taken for a loop, as in the kernel.
-const MAX_LINKS: usize = 40;
-
-/// Where the paths of a workspace begin.
-pub struct Root {
-    /// Relative paths begin here; absolute ones at the machine's root.
-    directory: OwnedFd,
-}
+pub use list::Page;
+use name::FilePath;
+pub use root::Root;
+use root::{Missing, link_target};
+pub use write::Upload;
 
 /// What a name stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FileKind {
     /// A regular file.
     Regular,
@@ -71,14 +64,12 @@ impl FileKind {
 pub struct Entry {
     /// The last component.
     pub name: Vec<u8>,
-    /// A path that names it again.
-    pub path: Vec<u8>,
     /// What it is; links are not followed.
     pub kind: FileKind,
-    /// Bytes; of a link, those of its target, as whoever reads it gets them.
+    /// Bytes.
     pub size: u64,
-    /// Milliseconds since 1970.
-    pub modified_ms: i64,
+    /// Milliseconds since 1970, if that is known.
+    pub modified_ms: Option<i64>,
     /// The permission bits, `0o7777` at most.
     pub mode: u32,
     /// Owner.
@@ -93,6 +84,43 @@ pub struct Entry {
     pub target: Option<Vec<u8>>,
 }
 
+impl Entry {
+    fn new(name: Vec<u8>, status: &FileStat) -> Self {
+        let milliseconds = status
+            .st_mtime
+            .saturating_mul(1000)
+            .saturating_add(status.st_mtime_nsec / 1_000_000);
+        Self {
+            name,
+            kind: FileKind::of(status),
+            size: size(status),
+            modified_ms: Some(milliseconds),
+            mode: status.st_mode & 0o7777,
+            uid: status.st_uid,
+            gid: status.st_gid,
+            inode: status.st_ino,
+            links: status.st_nlink,
+            target: None,
+        }
+    }
+
+    /// What is left to know of a name that can be seen and not looked at.
+    fn unknown(name: Vec<u8>, kind: FileKind) -> Self {
+        Self {
+            name,
+            kind,
+            size: 0,
+            modified_ms: None,
+            mode: 0,
+            uid: 0,
+            gid: 0,
+            inode: 0,
+            links: 0,
+            target: None,
+        }
+    }
+}
+
 /// A file that was opened for reading.
 pub struct Opened {
     /// The file, at its beginning.
@@ -104,18 +132,6 @@ pub struct Opened {
 }
 
 impl Root {
-    /// The whole machine, relative paths beginning at `directory`.
-    ///
-    /// # Errors
-    /// The directory cannot be opened.
-    pub fn machine(directory: &Path) -> Result<Self> {
-        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let directory = nix::fcntl::open(directory, flags, Mode::empty()).map_err(|errno| {
-            Error::system(format_args!("cannot open {}", directory.display()), errno)
-        })?;
-        Ok(Self { directory })
-    }
-
     /// What a path stands for; a link stands for itself.
     ///
     /// # Errors
@@ -129,48 +145,53 @@ impl Root {
                 errno => errno,
             })
             .map_err(|errno| Error::system(format_args!("cannot stat {path}"), errno))?;
-        Ok(entry(
-            &self.directory,
-            path.bytes(),
-            path.name().to_vec(),
-            path.bytes().to_vec(),
-            &status,
-        ))
+        let mut entry = Entry::new(path.name().to_vec(), &status);
+        if entry.kind == FileKind::Link {
+            entry.target = self
+                .resolve(path.bytes(), OFlag::O_PATH | OFlag::O_NOFOLLOW)
+                .and_then(|link| link_target(&link, b""))
+                .ok();
+            // A dangling link keeps its own size: there is nothing to read behind it.
+            if self.sizes_links_by_target
+                && let Ok(followed) = self.status(path.bytes(), AtFlags::empty())
+            {
+                entry.size = size(&followed);
+            }
+        }
+        Ok(entry)
     }
 
-    /// Opens a file for reading. A pipe or socket is refused without being opened: opening alone
-    /// could wake, and then break, whoever waits at its other end.
+    /// Opens a file for reading, a device only `with_devices`. What is refused is not opened at
+    /// all: opening alone could wake, and then break, whoever waits at the other end of a pipe, and
+    /// makes some devices act.
     ///
     /// # Errors
     /// There is none, it is a directory, or reading it could wait for ever.
-    pub fn open(&self, path: &FilePath) -> Result<Opened> {
+    pub fn open(&self, path: &FilePath, with_devices: bool) -> Result<Opened> {
         let failed = |errno| Error::system(format_args!("cannot read {path}"), errno);
-        let refuse = |what: &str| {
-            Error::new(
-                Kind::NotRegular,
-                format!(
-                    "cannot read {path}: it is a {what}, which could wait for ever; use a command"
+        let check = |status: &FileStat| {
+            let (kind, why) = match FileKind::of(status) {
+                FileKind::Directory => (Kind::IsDirectory, "a directory; list it"),
+                FileKind::Pipe => (
+                    Kind::NotRegular,
+                    "a named pipe, which could wait for ever; use a command",
                 ),
-            )
-        };
-        let check = |status: &FileStat| match FileKind::of(status) {
-            FileKind::Directory => Err(Error::new(
-                Kind::IsDirectory,
-                format!("cannot read {path}: it is a directory; list it"),
-            )),
-            FileKind::Pipe => Err(refuse("named pipe")),
-            FileKind::Socket => Err(refuse("socket")),
-            kind => Ok(kind),
+                FileKind::Socket => (Kind::NotRegular, "a socket, which cannot be read"),
+                FileKind::CharacterDevice | FileKind::BlockDevice if !with_devices => (
+                    Kind::NotRegular,
+                    "a device, which may have no end; give a length",
+                ),
+                kind => return Ok(kind),
+            };
+            Err(Error::new(kind, format!("cannot read {path}: it is {why}")))
         };
         check(
             &self
                 .status(path.bytes(), AtFlags::empty())
                 .map_err(failed)?,
         )?;
-        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        let file = File::from(
-            openat(&self.directory, path.bytes(), flags, Mode::empty()).map_err(failed)?,
-        );
+        let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let file = File::from(self.resolve(path.bytes(), flags).map_err(failed)?);
         let status = fstat(&file).map_err(failed)?;
         Ok(Opened {
             kind: check(&status)?,
@@ -179,239 +200,23 @@ impl Root {
         })
     }
 
-    /// Makes a directory and those above it. One that is there already is success.
+    /// Makes a directory and those above it. One that is there already is success; it is given the
+    /// `mode` all the same.
     ///
     /// # Errors
     /// Something else is in the way.
     pub fn make_directory(&self, path: &FilePath, mode: Option<u32>) -> Result<()> {
-        let failed = |errno| Error::system(format_args!("cannot make directory {path}"), errno);
-        self.make_directories(path.bytes()).map_err(failed)?;
-        if let Some(mode) = mode {
-            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-            let directory =
-                openat(&self.directory, path.bytes(), flags, Mode::empty()).map_err(failed)?;
-            nix::sys::stat::fchmod(&directory, Mode::from_bits_truncate(mode)).map_err(failed)?;
-        }
-        Ok(())
-    }
-
-    /// Gives a file or directory another name; what had that name is replaced. The directories
-    /// above the new name are made.
-    ///
-    /// # Errors
-    /// Nothing to move, something in the way, or a directory to another file system.
-    pub fn rename(&self, from: &FilePath, to: &FilePath) -> Result<()> {
-        let failed = |errno| Error::system(format_args!("cannot move {from} to {to}"), errno);
-        let (from_parent, from_name) = self.parent(from, false)?;
-        let status =
-            fstatat(&from_parent, from_name, AtFlags::AT_SYMLINK_NOFOLLOW).map_err(failed)?;
-        if FileKind::of(&status) == FileKind::Directory && self.leads_through(to, &status) {
-            // Asked before anything is made: the parents of the new name would be made inside.
-            return Err(failed(Errno::EINVAL));
-        }
-        let (to_parent, to_name) = self.parent(to, true)?;
-        match nix::fcntl::renameat(&from_parent, from_name, &to_parent, to_name) {
-            Ok(()) => Ok(()),
-            Err(Errno::EXDEV) if FileKind::of(&status) == FileKind::Regular => {
-                self.copy(from, to, &status)?;
-                unlinkat(&from_parent, from_name, UnlinkatFlags::NoRemoveDir).map_err(failed)
-            }
-            Err(Errno::EXDEV) => Err(Error::new(
-                Kind::CrossDevice,
-                format!(
-                    "cannot move {from} to {to}: it is another file system, and not a regular file; use cp in a command"
-                ),
-            )),
-            Err(Errno::EEXIST) => Err(failed(Errno::ENOTEMPTY)),
-            Err(errno) => Err(failed(errno)),
-        }
-    }
-
-    /// Whether a directory is one of those above a path, as far as they exist.
-    fn leads_through(&self, path: &FilePath, directory: &FileStat) -> bool {
-        let mut above = path.bytes();
-        let existing = loop {
-            let Some((parent, _)) = split(above).filter(|(parent, _)| parent.len() < above.len())
-            else {
-                return false;
+        let make = || {
+            let directory = self.directory(path.bytes(), Missing::Make)?;
+            let Some(mode) = mode.map(Mode::from_bits_truncate) else {
+                return Ok(());
             };
-            above = parent;
-            if let Ok(existing) = self.open_directory(above) {
-                break existing;
-            }
+            fchmodat(&directory, ".", mode, FchmodatFlags::FollowSymlink)
         };
-        let mut current = existing;
-        loop {
-            let Ok(status) = fstat(&current) else {
-                return false;
-            };
-            if (status.st_dev, status.st_ino) == (directory.st_dev, directory.st_ino) {
-                return true;
-            }
-            let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-            let Ok(parent) = openat(&current, "..", flags, Mode::empty()) else {
-                return false;
-            };
-            // The root is its own parent.
-            if fstat(&parent)
-                .is_ok_and(|above| (above.st_dev, above.st_ino) == (status.st_dev, status.st_ino))
-            {
-                return false;
-            }
-            current = parent;
-        }
-    }
-
-    fn copy(&self, from: &FilePath, to: &FilePath, status: &FileStat) -> Result<()> {
-        let mut source = self.open(from)?.file;
-        let mut upload = self.upload(to, Some(status.st_mode & 0o7777), true)?;
-        upload.set_owner(status.st_uid, status.st_gid);
-        let mut buffer = vec![0; 256 * 1024];
-        loop {
-            let count = std::io::Read::read(&mut source, &mut buffer)
-                .map_err(|error| Error::io(format_args!("cannot read {from}"), &error))?;
-            if count == 0 {
-                return upload.commit().map(drop);
-            }
-            upload.write(&buffer[..count])?;
-        }
-    }
-
-    fn status(&self, path: &[u8], flags: AtFlags) -> std::result::Result<FileStat, Errno> {
-        fstatat(&self.directory, path, flags)
-    }
-
-    /// Opens the directory that `path` has its last name in.
-    fn parent<'a>(&self, path: &'a FilePath, make: bool) -> Result<(OwnedFd, &'a [u8])> {
-        let Some((directory, name)) = split(path.bytes()) else {
-            let kind = if path.bytes().iter().all(|byte| *byte == b'/') {
-                Kind::Forbidden
-            } else {
-                Kind::Invalid
-            };
-            return Err(Error::new(
-                kind,
-                format!("cannot change {path}: the path must end in a name of its own"),
-            ));
-        };
-        let opened = match self.open_directory(directory) {
-            Err(Errno::ENOENT) if make => self
-                .make_directories(directory)
-                .and_then(|()| self.open_directory(directory)),
-            other => other,
-        };
-        let opened = opened.map_err(|errno| {
-            Error::system(format_args!("cannot open the directory of {path}"), errno)
-        })?;
-        Ok((opened, name))
-    }
-
-    fn open_directory(&self, path: &[u8]) -> std::result::Result<OwnedFd, Errno> {
-        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        openat(&self.directory, path, flags, Mode::empty())
-    }
-
-    fn make_directories(&self, path: &[u8]) -> std::result::Result<(), Errno> {
-        // From the first that is missing down: found by going up, without recursion, so that a path
-        // of thousands of components costs no stack.
-        let mut missing: Vec<&[u8]> = Vec::new();
-        let mut path = path;
-        loop {
-            match mkdirat(&self.directory, path, Mode::from_bits_truncate(0o777)) {
-                Err(Errno::ENOENT) => {
-                    let Some((parent, _)) =
-                        split(path).filter(|(parent, _)| parent.len() < path.len())
-                    else {
-                        return Err(Errno::ENOENT);
-                    };
-                    missing.push(path);
-                    path = parent;
-                }
-                Ok(()) => break,
-                // Also for the root, `.` and `..`; a link to a directory is one.
-                Err(Errno::EEXIST) => {
-                    let status = self.status(path, AtFlags::empty())?;
-                    if FileKind::of(&status) != FileKind::Directory {
-                        return Err(if missing.is_empty() {
-                            Errno::EEXIST
-                        } else {
-                            Errno::ENOTDIR
-                        });
-                    }
-                    break;
-                }
-                Err(errno) => return Err(errno),
-            }
-        }
-        while let Some(path) = missing.pop() {
-            match mkdirat(&self.directory, path, Mode::from_bits_truncate(0o777)) {
-                // Somebody else was faster: parallel uploads make the same parents.
-                Ok(()) | Err(Errno::EEXIST) => {}
-                Err(errno) => return Err(errno),
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Describes what `status` was read of; `lookup` is a path from `directory` that leads there.
-fn entry(
-    directory: &impl AsFd,
-    lookup: &[u8],
-    name: Vec<u8>,
-    path: Vec<u8>,
-    status: &FileStat,
-) -> Entry {
-    let kind = FileKind::of(status);
-    let (size_shown, target) = if kind == FileKind::Link {
-        // A dangling link keeps its own size: there is nothing to read behind it.
-        let followed = fstatat(directory, lookup, AtFlags::empty());
-        (
-            followed.map_or_else(|_| size(status), |followed| size(&followed)),
-            link_target(directory, lookup).ok(),
-        )
-    } else {
-        (size(status), None)
-    };
-    Entry {
-        name,
-        path,
-        kind,
-        size: size_shown,
-        modified_ms: status.st_mtime * 1000 + status.st_mtime_nsec / 1_000_000,
-        mode: status.st_mode & 0o7777,
-        uid: status.st_uid,
-        gid: status.st_gid,
-        inode: status.st_ino,
-        links: status.st_nlink,
-        target,
+        make().map_err(|errno| Error::system(format_args!("cannot make directory {path}"), errno))
     }
 }
 
 fn size(status: &FileStat) -> u64 {
     u64::try_from(status.st_size).unwrap_or(0)
-}
-
-fn link_target(directory: &impl AsFd, path: &[u8]) -> std::result::Result<Vec<u8>, Errno> {
-    use std::os::unix::ffi::OsStringExt;
-    readlinkat(directory, path).map(OsStringExt::into_vec)
-}
-
-/// Names an open file that has no name, or gives it another (open(2), `O_TMPFILE`).
-fn link_open_file(file: &File, directory: &OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
-    use std::os::fd::AsRawFd;
-    let by_proc = format!("/proc/self/fd/{}", file.as_raw_fd());
-    match nix::unistd::linkat(
-        nix::fcntl::AT_FDCWD,
-        by_proc.as_str(),
-        directory,
-        name,
-        LinkatFlags::AT_SYMLINK_FOLLOW,
-    ) {
-        // No /proc here; this way wants CAP_DAC_READ_SEARCH, or a recent kernel.
-        Err(Errno::ENOENT) => {
-            nix::unistd::linkat(file, "", directory, name, AtFlags::AT_EMPTY_PATH)
-        }
-        other => other,
-    }
 }

@@ -42,26 +42,18 @@ impl FilePath {
         &self.bytes
     }
 
-    /// The same path one component longer.
-    pub fn join(&self, name: &[u8]) -> Vec<u8> {
-        let mut joined = self.bytes.clone();
-        if !joined.ends_with(b"/") {
-            joined.push(b'/');
-        }
-        joined.extend_from_slice(name);
-        joined
+    /// The path of an entry below this one, both as shown.
+    pub fn join(&self, shown_name: &str) -> String {
+        let slash = if self.bytes.ends_with(b"/") { "" } else { "/" };
+        format!("{}{slash}{shown_name}", self.shown)
     }
 
-    /// The last component, trailing slashes aside; the root's is `/`.
+    /// The last component as it was written, trailing slashes aside; the root's is `/`.
     pub fn name(&self) -> &[u8] {
-        split(&self.bytes).map_or(
-            if self.bytes.starts_with(b"/") {
-                b"/"
-            } else {
-                &self.bytes
-            },
-            |(_, name)| name,
-        )
+        let mut components = self.bytes.split(|byte| *byte == b'/').rev();
+        components
+            .find(|component| !component.is_empty())
+            .unwrap_or(b"/")
     }
 }
 
@@ -187,6 +179,25 @@ mod tests {
         assert_eq!(split(b"a//"), Some((&b"."[..], &b"a"[..])));
         for path in ["/", "//", ".", "..", "/a/..", "a/./"] {
             assert_eq!(split(path.as_bytes()), None, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_path_is_named_by_its_last_component() {
+        for (path, name) in [
+            ("/a/b", "b"),
+            ("a//", "a"),
+            ("/", "/"),
+            ("//", "/"),
+            (".", "."),
+            ("/a/..", ".."),
+            ("a/./", "."),
+        ] {
+            assert_eq!(
+                FilePath::new(path.as_bytes()).unwrap().name(),
+                name.as_bytes(),
+                "{path}"
+            );
         }
     }
 

@@ -9,11 +9,12 @@ use std::os::fd::OwnedFd;
 
 use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
-use nix::sys::stat::{Mode, fstat, fstatat};
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::name::FilePath;
+use super::root::{DIRECTORY, Identity, Missing, Place};
 use super::{FileKind, Root};
 use crate::error::{Error, Kind, Result};
 
@@ -25,14 +26,15 @@ impl Root {
     /// Nothing is there, or a directory is not empty.
     pub fn remove(&self, path: &FilePath, recursive: bool) -> Result<()> {
         let failed = |errno| Error::system(format_args!("cannot delete {path}"), errno);
-        let (parent, name) = self.parent(path, false)?;
-        let status = fstatat(&parent, name, AtFlags::AT_SYMLINK_NOFOLLOW).map_err(failed)?;
+        let place = self.place(path, Missing::Refuse)?;
+        let status = place.status().map_err(failed)?;
         if FileKind::of(&status) != FileKind::Directory {
-            return unlinkat(&parent, name, UnlinkatFlags::NoRemoveDir).map_err(failed);
+            return place.unlink().map_err(failed);
         }
-        match unlinkat(&parent, name, UnlinkatFlags::RemoveDir) {
+        let name = place.name.as_slice();
+        match unlinkat(&place.directory, name, UnlinkatFlags::RemoveDir) {
             Err(Errno::ENOTEMPTY | Errno::EEXIST) if recursive => {
-                remove_tree(parent, name).map_err(failed)
+                remove_tree(place, status.st_dev).map_err(failed)
             }
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(Error::new(
                 Kind::NotEmpty,
@@ -53,27 +55,37 @@ struct Level {
     /// Its name in its parent.
     name: Vec<u8>,
     /// What identifies the parent when coming back up.
-    parent: (u64, u64),
+    parent: Identity,
     /// Entries that are still to be removed.
     pending: Vec<Vec<u8>>,
 }
 
-/// Removes the directory `name` of `parent` and everything in it.
-fn remove_tree(parent: OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
-    let mut current = parent;
+/// Removes a directory and everything in it that is on its device: what is mounted below is not
+/// part of it. What somebody else removes meanwhile is as good as removed.
+fn remove_tree(top: Place, device: u64) -> std::result::Result<(), Errno> {
+    let mut current = top.directory;
     let mut levels: Vec<Level> = Vec::new();
     let mut refilled = 0;
-    let mut to_enter = Some(name.to_vec());
+    let mut to_enter = Some(top.name);
     loop {
         if let Some(name) = to_enter.take() {
-            let status = fstat(&current)?;
-            current = openat(&current, name.as_slice(), DIRECTORY, Mode::empty())?;
-            let parent = (status.st_dev, status.st_ino);
-            levels.push(Level {
-                name,
-                parent,
-                pending: names(&current)?,
-            });
+            let parent = Identity::of_open(&current)?;
+            let flags = DIRECTORY | OFlag::O_NOFOLLOW;
+            match openat(&current, name.as_slice(), flags, Mode::empty()) {
+                Ok(directory) => {
+                    if fstat(&directory)?.st_dev != device {
+                        return Err(Errno::EBUSY);
+                    }
+                    current = directory;
+                    levels.push(Level {
+                        name,
+                        parent,
+                        pending: names(&current)?,
+                    });
+                }
+                Err(Errno::ENOENT) => {}
+                Err(errno) => return Err(errno),
+            }
         }
         let Some(level) = levels.last_mut() else {
             return Ok(());
@@ -85,8 +97,7 @@ fn remove_tree(parent: OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
             continue;
         }
         let above = openat(&current, "..", DIRECTORY, Mode::empty())?;
-        let status = fstat(&above)?;
-        if (status.st_dev, status.st_ino) != level.parent {
+        if Identity::of_open(&above)? != level.parent {
             // It was moved meanwhile: what is above now is not ours to touch.
             return Err(Errno::EBUSY);
         }
@@ -103,12 +114,6 @@ fn remove_tree(parent: OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
         }
     }
 }
-
-/// Enough to find names in a directory, and to be one: reading it needs more.
-const DIRECTORY: OFlag = OFlag::O_PATH
-    .union(OFlag::O_DIRECTORY)
-    .union(OFlag::O_NOFOLLOW)
-    .union(OFlag::O_CLOEXEC);
 
 /// Removes anything but a directory that has entries; false if it is one.
 fn remove_simple(directory: &OwnedFd, name: &[u8]) -> std::result::Result<bool, Errno> {
@@ -129,9 +134,16 @@ fn remove_simple(directory: &OwnedFd, name: &[u8]) -> std::result::Result<bool, 
 
 fn names(directory: &OwnedFd) -> std::result::Result<Vec<Vec<u8>>, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    Dir::openat(directory, ".", flags, Mode::empty())?
-        .iter()
-        .map(|found| found.map(|found| found.file_name().to_bytes().to_vec()))
-        .filter(|name| !matches!(name.as_deref(), Ok(b"." | b"..")))
-        .collect()
+    let names = Dir::openat(directory, ".", flags, Mode::empty()).and_then(|mut directory| {
+        directory
+            .iter()
+            .map(|found| found.map(|found| found.file_name().to_bytes().to_vec()))
+            .filter(|name| !matches!(name.as_deref(), Ok(b"." | b"..")))
+            .collect()
+    });
+    match names {
+        // The directory itself is gone.
+        Err(Errno::ENOENT) => Ok(Vec::new()),
+        names => names,
+    }
 }

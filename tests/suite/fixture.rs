@@ -97,6 +97,10 @@ pub struct Builder {
 
 impl Builder {
     /// Sets a variable of the server's environment.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "numbers are given as they are"
+    )]
     pub fn env(mut self, name: &str, value: impl ToString) -> Self {
         self.env.insert(name.to_owned(), value.to_string());
         self
@@ -149,13 +153,13 @@ impl Builder {
         let mut address = None;
         while address.is_none() {
             let mut line = String::new();
-            if lines.read_line(&mut line).unwrap() == 0 {
-                panic!(
-                    "the server ended before it was ready: {:?}\n{}",
-                    child.wait(),
-                    log.lock().unwrap()
-                );
-            }
+            let length = lines.read_line(&mut line).unwrap();
+            assert!(
+                length > 0,
+                "the server ended before it was ready: {:?}\n{}",
+                child.wait(),
+                log.lock().unwrap()
+            );
             address = line
                 .split_once("listening on ")
                 .and_then(|(_, rest)| rest.split_whitespace().next())
@@ -385,22 +389,22 @@ impl Connection {
         headers: &[(&str, &str)],
         body: &[u8],
     ) {
-        let mut head = format!("{method} {target} HTTP/1.1\r\nHost: sandbox\r\n");
+        let mut head = format!("{method} {target} HTTP/1.1\r\nHost: sandbox\r\n").into_bytes();
         if let Some(token) = &self.token {
-            head.push_str(&format!("X-Sandbox-Token: {token}\r\n"));
+            write!(head, "X-Sandbox-Token: {token}\r\n").unwrap();
         }
         for (name, value) in headers {
-            head.push_str(&format!("{name}: {value}\r\n"));
+            write!(head, "{name}: {value}\r\n").unwrap();
         }
         let framed = |(name, _): &(&str, &str)| {
             name.eq_ignore_ascii_case("content-length")
                 || name.eq_ignore_ascii_case("transfer-encoding")
         };
         if !headers.iter().any(framed) && (!body.is_empty() || matches!(method, "POST" | "PUT")) {
-            head.push_str(&format!("Content-Length: {}\r\n", body.len()));
+            write!(head, "Content-Length: {}\r\n", body.len()).unwrap();
         }
-        head.push_str("\r\n");
-        self.send(head.as_bytes());
+        head.extend_from_slice(b"\r\n");
+        self.send(&head);
         self.send(body);
     }
 
@@ -521,7 +525,7 @@ impl Connection {
 
     /// Receives once; false at the end of the connection, orderly or not.
     pub fn fill(&mut self) -> bool {
-        let mut chunk = [0; 65536];
+        let mut chunk = [0; 16384];
         match self.stream.read(&mut chunk) {
             Ok(0) => false,
             Ok(count) => {
@@ -771,7 +775,6 @@ pub struct ProcessStat {
     pub pid: i32,
     pub state: char,
     pub parent: i32,
-    pub group: i32,
     pub session: i32,
     /// User and system time so far.
     pub cpu: Duration,
@@ -789,7 +792,6 @@ pub fn stat_of(pid: i32) -> Option<ProcessStat> {
         pid,
         state: fields[0].chars().next()?,
         parent: number(1),
-        group: number(2),
         session: number(3),
         cpu: Duration::from_millis(ticks * 10),
     })

@@ -19,3 +19,4 @@ mod http;
 mod lifecycle;
 mod processes;
 mod readme;
+mod regression;

@@ -1245,7 +1245,13 @@ fn a_signal_goes_to_the_whole_group() {
 #[test]
 fn a_process_may_handle_a_signal_or_stop_and_go_on() {
     let server = Server::start();
-    let process = server.spawn(&json!({"cmd": "trap 'echo caught; exit 7' USR1; echo ready; while :; do sleep 0.05; done"}));
+    let mark = Mark::new();
+    // A shell that starts programs all the time would not do: while it waits for one that is stopped
+    // before its execve, it cannot be stopped itself (vfork).
+    let script = format!(
+        "trap 'echo caught; exit 7' USR1; sleep {mark} & echo ready; while :; do wait; done"
+    );
+    let process = server.spawn(&json!({"cmd": script}));
     let mut stream = follow(&server, &process);
     assert_eq!(stream.next_output().unwrap()["data"], "ready\n");
     let pid = pid_of(&process);

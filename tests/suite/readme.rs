@@ -7,7 +7,7 @@
 
 use std::process::{Command, Stdio};
 
-use crate::fixture::{Server, TOKEN, TempDir};
+use crate::fixture::{BINARY, Server, TOKEN, TempDir};
 use crate::skip;
 
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
@@ -143,6 +143,33 @@ fn every_example_prints_what_the_readme_shows() {
             "the README shows\n{}\n\nbut this was printed\n{}",
             part(&shown),
             part(&seen)
+        );
+    }
+}
+
+#[test]
+fn every_variable_and_every_module_is_in_the_readme() {
+    let text = std::fs::read_to_string(README).unwrap();
+    let help = Command::new(BINARY).arg("--help").output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    let variables = help.lines().filter_map(|line| {
+        let name = line.trim_start().split(' ').next()?;
+        name.starts_with("SBX_").then(|| name.to_owned())
+    });
+    let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    let modules = std::fs::read_dir(sources)
+        .into_iter()
+        .flatten()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let name = entry.file_name().into_string().unwrap();
+            let end = if entry.path().is_dir() { "/" } else { "" };
+            name + end
+        });
+    for name in variables.chain(modules) {
+        assert!(
+            text.contains(&format!("`{name}`")),
+            "the README lacks {name}"
         );
     }
 }

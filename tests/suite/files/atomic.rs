@@ -8,12 +8,10 @@ use std::thread;
 
 use super::{
     MIB, Mount, Watcher, begin, chmod, delete, expect_error, expect_ok, expect_refusal,
-    expect_same, meanwhile, mode_of, moving, names, open_files, send_what_is_wanted, target,
-    wait_for_release, wait_for_upload, write,
+    expect_same, his_directory, meanwhile, mkfifo, mode_of, moving, names, open_files,
+    send_what_is_wanted, target, unprivileged, wait_for_release, wait_for_upload, write,
 };
-use crate::fixture::{
-    PATIENCE, Server, TempDir, can_change_user, public_copy, random_bytes, reset, wait_until,
-};
+use crate::fixture::{PATIENCE, Server, TempDir, random_bytes, reset, wait_until};
 use crate::skip;
 
 #[test]
@@ -332,12 +330,6 @@ fn a_file_that_is_a_mount_point_is_written_all_the_same() {
 #[test]
 fn a_user_without_privileges_gets_403_and_writes_what_is_his() {
     let dir = TempDir::new();
-    if !can_change_user() {
-        skip!("becoming another user needs root and setpriv");
-    }
-    // The binary may lie where nobody else can look.
-    let binary = public_copy(&dir);
-    let start = "cd / && exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$0\"";
     fs::create_dir(dir.join("closed")).unwrap();
     for name in ["closed/his", "secret", "closed/secret"] {
         fs::write(dir.join(name), "old").unwrap();
@@ -356,9 +348,9 @@ fn a_user_without_privileges_gets_403_and_writes_what_is_his() {
     chmod(dir.join("open/secret"), 0o600);
     fs::write(dir.join("hidden/file"), "old").unwrap();
 
-    let server = Server::builder()
-        .wrapped_in(&["sh", "-c", start, &binary])
-        .start();
+    let Some(server) = unprivileged(&dir) else {
+        skip!("becoming another user needs root and setpriv");
+    };
     let forbidden = [
         server.get(&target("read", dir.join("secret"), "")),
         server.get(&target("read", dir.join("hidden/file"), "")),
@@ -407,4 +399,61 @@ fn a_whole_write_leaves_those_who_have_the_file_open_alone() {
     let mut content = [0; 11];
     open.read_exact_at(&mut content, 0).unwrap();
     assert_eq!(&content, b"old content");
+}
+
+#[test]
+fn an_upload_that_breaks_off_changes_nothing_in_a_closed_directory_either() {
+    let dir = TempDir::new();
+    let Some(server) = unprivileged(&dir) else {
+        skip!("becoming another user needs root and setpriv");
+    };
+    fs::create_dir(dir.join("closed")).unwrap();
+    let path = dir.join("closed/shared");
+    fs::write(&path, "old content").unwrap();
+    chmod(&path, 0o666);
+    let mut connection = server.connect();
+    connection.send_request(
+        "PUT",
+        &target("write", &path, ""),
+        &[("Transfer-Encoding", "chunked")],
+        b"",
+    );
+    connection.send(b"3\r\nnew\r\nzz\r\n");
+    expect_error(&connection.read_reply(), 400, "bad_request");
+    assert_eq!(fs::read(&path).unwrap(), b"old content");
+    let content = random_bytes(MIB + 1, 1);
+    write(&server, &path, "", &content);
+    expect_same("the content", &fs::read(&path).unwrap(), &content);
+}
+
+/// ```text
+/// upload: sees a file, stages            is refused the replacing, would write over what is there
+/// owner:                  rm, mkfifo, chmod
+/// ```
+#[test]
+fn a_pipe_that_takes_a_files_place_during_an_upload_holds_nobody() {
+    let dir = TempDir::new();
+    let Some(server) = unprivileged(&dir) else {
+        skip!("becoming another user needs root and setpriv");
+    };
+    let his = his_directory(&dir, "his");
+    let path = format!("{his}/file");
+    fs::write(&path, "old").unwrap();
+    chmod(&path, 0o666);
+    let length = (4 * MIB).to_string();
+    let mut connection = server.connect();
+    // The go-ahead comes when the server has looked at the file.
+    let head = [
+        ("Content-Length", length.as_str()),
+        ("Expect", "100-continue"),
+    ];
+    connection.send_request("PUT", &target("write", &path, ""), &head, b"");
+    assert_eq!(connection.read_head().status, 100);
+    fs::remove_file(&path).unwrap();
+    mkfifo(&path);
+    chmod(&path, 0o666);
+    chmod(&his, 0o555);
+    connection.send(&random_bytes(4 * MIB, 1));
+    expect_refusal(&connection.read_reply());
+    assert_eq!(names(Path::new(&his)), ["file"]);
 }

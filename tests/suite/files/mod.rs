@@ -26,7 +26,9 @@ use std::thread::{self, JoinHandle};
 use nix::sys::stat::Mode;
 use serde_json::Value;
 
-use crate::fixture::{Connection, PATIENCE, Reply, Server, wait_until};
+use crate::fixture::{
+    Connection, PATIENCE, Reply, Server, TempDir, can_change_user, public_copy, wait_until,
+};
 
 const MIB: usize = 1024 * 1024;
 
@@ -325,4 +327,30 @@ impl Drop for DeepTree {
             let _ = Command::new("rm").arg("-rf").arg(&self.0).status();
         }
     }
+}
+
+/// The user of [`unprivileged`].
+const NOBODY: u32 = 65534;
+
+/// A server without privileges; `None` where a test may not become somebody else.
+fn unprivileged(dir: &TempDir) -> Option<Server> {
+    if !can_change_user() {
+        return None;
+    }
+    // The binary may lie where nobody else can look.
+    let binary = public_copy(dir);
+    let start = "cd / && exec setpriv --reuid=65534 --regid=65534 --clear-groups \"$0\"";
+    Some(
+        Server::builder()
+            .wrapped_in(&["sh", "-c", start, &binary])
+            .start(),
+    )
+}
+
+/// A directory that the unprivileged server may do everything in.
+fn his_directory(dir: &TempDir, name: &str) -> String {
+    let path = dir.join(name);
+    fs::create_dir(&path).unwrap();
+    std::os::unix::fs::chown(&path, Some(NOBODY), Some(NOBODY)).unwrap();
+    path
 }

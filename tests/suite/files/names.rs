@@ -10,13 +10,16 @@ use std::os::unix::net::UnixListener;
 use std::process::Command;
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use serde_json::Value;
+use nix::sys::stat::futimens;
+use nix::sys::time::TimeSpec;
+use serde_json::{Value, json};
 
 use super::{
     PATH_ROUTES, chmod, delete, encode, expect_error, expect_ok, is_root, list, meanwhile, mkfifo,
-    moving, names, read, stat, target, write,
+    moving, names, read, stat, target, unprivileged, write,
 };
-use crate::fixture::{Server, TempDir, decode_base64};
+use crate::fixture::{Server, TempDir, decode_base64, memory_of};
+use crate::skip;
 
 #[test]
 fn entries_have_exactly_the_keys_that_clients_know() {
@@ -526,4 +529,94 @@ fn a_query_is_decoded_as_forms_are() {
     }
     assert_eq!(fs::read(dir.join("a b+\u{e9}&?#%.txt")).unwrap(), b"found");
     assert_eq!(names(dir.path()).len(), 1);
+}
+
+#[test]
+fn a_list_costs_the_server_its_names_and_no_more() {
+    let server = Server::start();
+    let dir = TempDir::in_memory();
+    for number in 0..10_000 {
+        File::create(dir.join(&number.to_string())).unwrap();
+    }
+    // Every entry says the path that it was asked for by, however long that is.
+    let (parent, name) = (
+        dir.path().parent().unwrap(),
+        dir.path().file_name().unwrap(),
+    );
+    let detour = "./".repeat(1900);
+    let path = format!("{}/{detour}{}", parent.display(), name.display());
+    let pid = i32::try_from(server.pid()).unwrap();
+    assert_eq!(server.get("/health").status, 200);
+    let before = memory_of(pid, "VmHWM");
+    let slow: Vec<_> = (0..4)
+        .map(|_| {
+            let mut connection = server.connect();
+            connection.send_request("GET", &target("list", &path, ""), &[], b"");
+            assert_eq!(connection.read_head().status, 200);
+            connection
+        })
+        .collect();
+    let used = memory_of(pid, "VmHWM") - before;
+    assert!(used < 24 << 20, "{used} bytes");
+    drop(slow);
+    let entries = list(&server, &path, "&limit=500");
+    assert_eq!(entries.len(), 500);
+    assert_eq!(entries[0]["path"], format!("{path}/0"));
+}
+
+#[test]
+fn what_cannot_be_looked_at_is_listed_all_the_same() {
+    let dir = TempDir::new();
+    let Some(server) = unprivileged(&dir) else {
+        skip!("becoming another user needs root and setpriv");
+    };
+    fs::create_dir_all(dir.join("names-only/sub")).unwrap();
+    fs::write(dir.join("names-only/file"), "x").unwrap();
+    chmod(dir.join("names-only"), 0o744);
+    let entries = list(&server, dir.join("names-only"), "");
+    let shown: Vec<_> = entries
+        .iter()
+        .map(|entry| (&entry["name"], &entry["type"], &entry["mtime_ms"]))
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            (&json!("file"), &json!("file"), &Value::Null),
+            (&json!("sub"), &json!("dir"), &Value::Null)
+        ]
+    );
+}
+
+#[test]
+fn a_time_beyond_all_calendars_is_shown_as_the_last_there_is() {
+    let server = Server::start();
+    let dir = TempDir::in_memory();
+    let file = File::create(dir.join("file")).unwrap();
+    for (seconds, shown) in [(i64::MAX, i64::MAX), (i64::MIN, i64::MIN)] {
+        let time = TimeSpec::new(seconds, 0);
+        futimens(&file, &time, &time).unwrap();
+        if fs::metadata(dir.join("file")).unwrap().mtime() != seconds {
+            skip!("this file system has no such times");
+        }
+        assert_eq!(list(&server, dir.join(""), "")[0]["mtime_ms"], shown);
+    }
+}
+
+#[test]
+fn an_entry_has_the_name_that_was_asked_for() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    fs::create_dir(dir.join("sub")).unwrap();
+    for (path, name) in [
+        ("/", "/"),
+        ("//", "/"),
+        (&dir.join("sub/.."), ".."),
+        (&dir.join("sub/."), "."),
+        (&dir.join("sub//"), "sub"),
+    ] {
+        assert_eq!(stat(&server, path, "")["name"], name, "{path}");
+    }
+    // What is asked for is understood before it is looked for.
+    let missing = target("stat", dir.join("missing"), "&detail=some");
+    expect_error(&server.get(&missing), 400, "bad_request");
 }

@@ -6,9 +6,11 @@ use std::os::unix::fs::MetadataExt;
 use std::thread;
 
 use super::{
-    MIB, chmod, expect_error, expect_ok, expect_same, mode_of, names, read, target, write,
+    MIB, chmod, expect_error, expect_ok, expect_same, his_directory, mode_of, names, read, target,
+    unprivileged, write,
 };
 use crate::fixture::{Server, TempDir, random_bytes};
+use crate::skip;
 
 #[test]
 fn ranges_written_in_parallel_and_in_any_order_make_the_file() {
@@ -302,4 +304,98 @@ fn numbers_that_make_no_sense_are_refused_before_anything_happens() {
     }
     assert_eq!(names(dir.path()), ["file"]);
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
+}
+
+#[test]
+fn ranges_in_parallel_may_all_take_away_the_right_to_write() {
+    let dir = TempDir::new();
+    let Some(server) = unprivileged(&dir) else {
+        skip!("becoming another user needs root and setpriv");
+    };
+    let path = format!("{}/file", his_directory(&dir, "his"));
+    thread::scope(|scope| {
+        for number in 0..16_u8 {
+            let (server, path) = (&server, &path);
+            scope.spawn(move || {
+                let rest = format!("&mode=444&offset={}", u32::from(number) * 1000);
+                write(server, path, &rest, &[number; 1000]);
+            });
+        }
+    });
+    let content = fs::read(&path).unwrap();
+    assert!((0..16_000).all(|at| usize::from(content[at]) == at / 1000));
+    assert_eq!((content.len(), mode_of(&path)), (16_000, 0o444));
+    // Without a mode the file says who may write, and a range that fails changes none of that.
+    let range = target("write", &path, "&offset=0");
+    expect_error(&server.put(&range, b"x"), 403, "forbidden");
+    let mut connection = server.connect();
+    connection.send_request(
+        "PUT",
+        &target("write", &path, "&offset=0&mode=644"),
+        &[("Transfer-Encoding", "chunked")],
+        b"",
+    );
+    connection.send(b"zz\r\n");
+    expect_error(&connection.read_reply(), 400, "bad_request");
+    assert_eq!(mode_of(&path), 0o444);
+}
+
+#[test]
+fn a_range_goes_into_somebody_elses_file_in_a_directory_for_all() {
+    // Where fs.protected_regular is set, the kernel refuses O_CREAT there, to root as well.
+    let server = Server::start();
+    let dir = TempDir::new();
+    fs::write(dir.join("file"), "old").unwrap();
+    chmod(dir.join("file"), 0o666);
+    chmod(dir.path(), 0o1777);
+    if std::os::unix::fs::chown(dir.join("file"), Some(1234), Some(1234)).is_err() {
+        skip!("giving files away needs root");
+    }
+    write(&server, dir.join("file"), "&offset=3", b" new");
+    assert_eq!(fs::read(dir.join("file")).unwrap(), b"old new");
+}
+
+#[test]
+fn a_range_beyond_every_file_makes_none() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    let chunked = [("Transfer-Encoding", "chunked")];
+    let mut connection = server.connect();
+    for offset in ["9223372036854775806", "9223372036854775807"] {
+        let target = target("write", dir.join("file"), &format!("&offset={offset}"));
+        connection.send_request("PUT", &target, &chunked, b"");
+        connection.send(b"3\r\nabc\r\n0\r\n\r\n");
+        expect_error(&connection.read_reply(), 400, "bad_request");
+        assert_eq!(names(dir.path()), Vec::<String>::new(), "{offset}");
+    }
+    // Beyond what this file system can hold, which only it knows.
+    let far = target("write", dir.join("file"), "&offset=9000000000000000000");
+    let reply = server.put(&far, b"abc");
+    if reply.status == 200 {
+        skip!("this file system holds everything");
+    }
+    expect_error(&reply, 400, "bad_request");
+    assert_eq!(names(dir.path()), Vec::<String>::new());
+}
+
+#[test]
+fn only_an_unconditional_get_has_a_range() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    fs::write(dir.join("file"), "0123456789").unwrap();
+    let mut connection = server.connect();
+    let target = target("read", dir.join("file"), "");
+    let range = ("Range", "bytes=2-4");
+    let head = connection.request("HEAD", &target, &[range], b"");
+    assert_eq!(
+        (head.status, head.header("content-length")),
+        (200, Some("10"))
+    );
+    // There is no validator that it could match.
+    let condition = ("If-Range", "\"v1\"");
+    let whole = connection.request("GET", &target, &[range, condition], b"");
+    assert_eq!(
+        (whole.status, whole.body.as_slice()),
+        (200, &b"0123456789"[..])
+    );
 }

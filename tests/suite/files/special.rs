@@ -3,7 +3,7 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::{FileTypeExt, symlink};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::thread;
 
@@ -289,4 +289,50 @@ fn files_that_wait_for_something_hold_nobody() {
     wait_until("every worker is free again", PATIENCE, || {
         status_of(server.pid(), "Threads") <= quiet + 4
     });
+}
+
+#[test]
+fn a_device_that_fails_or_is_not_meant_is_answered() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    // The kernel's log refuses buffers that a message does not fit in.
+    let mut log = OpenOptions::new().read(true).open("/dev/kmsg");
+    if log.as_mut().is_ok_and(|log| log.read(&mut [0; 2]).is_err()) {
+        let reply = server.get(&target("read", "/dev/kmsg", "&length=2"));
+        assert!(reply.status >= 400, "{}", reply.status);
+        reply.code();
+    }
+    // Nothing drives this device, so opening it fails: without a length it is not tried.
+    let device = nix::sys::stat::makedev(254, 255);
+    let path = dir.join("device");
+    let mode = Mode::from_bits_truncate(0o666);
+    if nix::sys::stat::mknod(path.as_str(), SFlag::S_IFCHR, mode, device).is_err() {
+        skip!("making device nodes needs root");
+    }
+    let reply = server.get(&target("read", &path, ""));
+    expect_error(&reply, 409, "not_regular");
+}
+
+#[test]
+fn an_upload_ends_when_the_reader_of_its_pipe_leaves() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    let path = dir.join("pipe");
+    mkfifo(&path);
+    let reader = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_NONBLOCK)
+        .open(&path)
+        .unwrap();
+    let length = MIB.to_string();
+    let head = [
+        ("Content-Length", length.as_str()),
+        ("Expect", "100-continue"),
+    ];
+    let mut connection = server.connect();
+    connection.send_request("PUT", &target("write", &path, ""), &head, b"");
+    assert_eq!(connection.read_head().status, 100);
+    drop(reader);
+    connection.send(&vec![0; 1000]);
+    expect_error(&connection.read_reply(), 409, "not_regular");
 }

@@ -9,14 +9,15 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, SFlag};
 
 use super::{
-    DeepTree, MIB, Mount, Watcher, chmod, delete, expect_error, expect_ok, expect_same, is_root,
-    list, meanwhile, mkfifo, mode_of, moving, names, read, stat, target, write,
+    DeepTree, MIB, Mount, Watcher, chmod, delete, expect_error, expect_ok, expect_same,
+    his_directory, is_root, list, meanwhile, mkfifo, mode_of, moving, names, read, stat, target,
+    unprivileged, write,
 };
 use crate::fixture::{BINARY, Reply, Server, TempDir, exchange, random_bytes};
 use crate::skip;
@@ -561,4 +562,86 @@ fn directories_are_made_with_their_parents() {
         }
     });
     assert_eq!(names(Path::new(&dir.join("p/q/r/s"))).len(), 16);
+}
+
+#[test]
+fn a_move_to_another_file_system_is_a_move() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    let other = TempDir::new();
+    let Some(_disk) = Mount::tmpfs(other.path(), "size=4m,mode=755") else {
+        skip!("mounting a small tmpfs needs root");
+    };
+    // A link or pipe that has the new name already is replaced, and not written through.
+    fs::write(other.join("target"), "stays").unwrap();
+    symlink("target", other.join("link")).unwrap();
+    mkfifo(other.join("pipe"));
+    for name in ["link", "pipe"] {
+        let file = File::create(dir.join("file")).unwrap();
+        fs::write(dir.join("file"), "content").unwrap();
+        let time = SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_890_123_456_789);
+        file.set_modified(time).unwrap();
+        expect_ok(&moving(&server, dir.join("file"), other.join(name)));
+        let meta = fs::symlink_metadata(other.join(name)).unwrap();
+        assert!(meta.is_file(), "{name}");
+        assert_eq!(meta.modified().unwrap(), time);
+        assert_eq!(fs::read(other.join(name)).unwrap(), b"content");
+    }
+    assert_eq!(fs::read(other.join("target")).unwrap(), b"stays");
+    // A link moves as what it is.
+    symlink("anywhere", dir.join("link")).unwrap();
+    fs::write(other.join("replaced"), "x").unwrap();
+    for name in ["replaced", "new/link"] {
+        expect_ok(&moving(&server, dir.join("link"), other.join(name)));
+        let target = fs::read_link(other.join(name)).unwrap();
+        assert_eq!(target, Path::new("anywhere"));
+        expect_ok(&moving(&server, other.join(name), dir.join("link")));
+    }
+    assert_eq!(names(dir.path()), ["link"]);
+    assert_eq!(names(other.path()), ["link", "new", "pipe", "target"]);
+}
+
+#[test]
+fn of_two_names_of_one_file_a_move_leaves_the_new_one() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    fs::write(dir.join("a"), "content").unwrap();
+    fs::hard_link(dir.join("a"), dir.join("b")).unwrap();
+    symlink(".", dir.join("here")).unwrap();
+    // One name, spelled in two ways.
+    expect_ok(&moving(&server, dir.join("a"), dir.join("here/a")));
+    assert_eq!(names(dir.path()), ["a", "b", "here"]);
+    expect_ok(&moving(&server, dir.join("a"), dir.join("b")));
+    assert_eq!(names(dir.path()), ["b", "here"]);
+    assert_eq!(fs::read(dir.join("b")).unwrap(), b"content");
+}
+
+#[test]
+fn what_is_mounted_in_a_tree_is_not_deleted_with_it() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    fs::create_dir_all(dir.join("tree/mounted")).unwrap();
+    fs::create_dir(dir.join("outside")).unwrap();
+    fs::write(dir.join("outside/file"), "stays").unwrap();
+    let mounted = dir.join("tree/mounted");
+    let Some(_mount) = Mount::bind(Path::new(&dir.join("outside")), Path::new(&mounted)) else {
+        skip!("a bind mount needs root");
+    };
+    for path in ["tree", "tree/mounted"] {
+        let reply = server.delete(&target("delete", dir.join(path), "&recursive=1"));
+        expect_error(&reply, 403, "forbidden");
+        assert_eq!(fs::read(dir.join("outside/file")).unwrap(), b"stays");
+    }
+}
+
+#[test]
+fn a_directory_needs_not_be_readable_to_be_given_a_mode() {
+    let dir = TempDir::new();
+    let Some(server) = unprivileged(&dir) else {
+        skip!("becoming another user needs root and setpriv");
+    };
+    let his = his_directory(&dir, "his");
+    chmod(&his, 0o300);
+    expect_ok(&server.request("POST", &target("mkdir", &his, "&mode=750"), b""));
+    assert_eq!(mode_of(&his), 0o750);
 }

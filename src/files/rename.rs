@@ -1,0 +1,124 @@
+//! Giving files other names: by renaming, or where the kernel cannot, by a copy that takes the new
+//! name only when it is complete.
+
+use std::io::Read;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, renameat};
+use nix::sys::stat::{FileStat, fstat, futimens};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
+
+use super::name::FilePath;
+use super::root::{Identity, Missing, Place};
+use super::write::{Upload, temporary_name};
+use super::{FileKind, Root};
+use crate::error::{Error, Kind, Result};
+
+impl Root {
+    /// Gives a file or directory another name; what had that name is replaced, a link itself and
+    /// not its target. The directories above the new name are made.
+    ///
+    /// # Errors
+    /// Nothing to move, something in the way, or what cannot be copied to another file system.
+    pub fn rename(&self, from: &FilePath, to: &FilePath) -> Result<()> {
+        let failed = |errno| Error::system(format_args!("cannot move {from} to {to}"), errno);
+        let old = self.place(from, Missing::Refuse)?;
+        let status = old.status().map_err(failed)?;
+        let missing = if FileKind::of(&status) == FileKind::Directory {
+            // Moved into itself it would be nowhere; the kernel refuses only after they are made.
+            Missing::MakeOutside(Identity::of(&status))
+        } else {
+            Missing::Make
+        };
+        let new = self.place(to, missing)?;
+        if two_names_of_one(&old, &new, &status).map_err(failed)? {
+            // To rename(2) that is nothing to do.
+            return old.unlink().map_err(failed);
+        }
+        let renamed = renameat(
+            &old.directory,
+            old.name.as_slice(),
+            &new.directory,
+            new.name.as_slice(),
+        );
+        match (renamed, FileKind::of(&status)) {
+            (Err(Errno::EXDEV), FileKind::Regular) => copy(&old, new, to)?,
+            (Err(Errno::EXDEV), FileKind::Link) => {
+                copy_link(&old, &new, &status).map_err(failed)?;
+            }
+            (Err(Errno::EXDEV), _) => {
+                let why = "the kernel cannot rename it across this boundary (another file system, or a lower layer of the image); run mv";
+                return Err(Error::new(
+                    Kind::CrossDevice,
+                    format!("cannot move {from} to {to}: {why}"),
+                ));
+            }
+            (Err(Errno::EEXIST), _) => return Err(failed(Errno::ENOTEMPTY)),
+            (renamed, _) => return renamed.map_err(failed),
+        }
+        old.unlink().map_err(failed)
+    }
+}
+
+/// Whether two places hold hard links of the same file, and are not one place spelled twice.
+fn two_names_of_one(
+    old: &Place,
+    new: &Place,
+    status: &FileStat,
+) -> std::result::Result<bool, Errno> {
+    if status.st_nlink < 2 || FileKind::of(status) == FileKind::Directory {
+        return Ok(false);
+    }
+    let same_file = new
+        .existing()?
+        .is_some_and(|existing| Identity::of(&existing) == Identity::of(status));
+    Ok(same_file
+        && (old.name != new.name
+            || Identity::of_open(&old.directory)? != Identity::of_open(&new.directory)?))
+}
+
+/// Copies a regular file with its mode, owner and times.
+fn copy(old: &Place, new: Place, to: &FilePath) -> Result<()> {
+    let failed = |errno| Error::system(format_args!("cannot copy to {to}"), errno);
+    let mut source = old.open(OFlag::O_RDONLY).map_err(failed)?;
+    let status = fstat(&source).map_err(failed)?;
+    if FileKind::of(&status) != FileKind::Regular {
+        // It was replaced after it was looked at.
+        return Err(failed(Errno::EBUSY));
+    }
+    let mut upload = Upload::replacing(new, to, &status)?;
+    let mut buffer = vec![0; 256 * 1024];
+    loop {
+        let count = source
+            .read(&mut buffer)
+            .map_err(|error| Error::io(format_args!("cannot copy to {to}"), &error))?;
+        if count == 0 {
+            break;
+        }
+        let mut data = &buffer[..count];
+        while !data.is_empty() {
+            data = &data[upload.write(data)?..];
+        }
+    }
+    let accessed = TimeSpec::new(status.st_atime, status.st_atime_nsec);
+    let modified = TimeSpec::new(status.st_mtime, status.st_mtime_nsec);
+    futimens(upload.descriptor(), &accessed, &modified).map_err(failed)?;
+    upload.commit().map(drop)
+}
+
+/// Makes the same link elsewhere.
+fn copy_link(old: &Place, new: &Place, status: &FileStat) -> std::result::Result<(), Errno> {
+    let Place { directory, name } = new;
+    let temporary = temporary_name();
+    let temporary = temporary.as_slice();
+    symlinkat(old.link_target()?.as_slice(), directory, temporary)?;
+    let (owner, group) = (Uid::from_raw(status.st_uid), Gid::from_raw(status.st_gid));
+    let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
+    let placed = fchownat(directory, temporary, Some(owner), Some(group), nofollow)
+        .and_then(|()| renameat(directory, temporary, directory, name.as_slice()));
+    if placed.is_err() {
+        let _ = unlinkat(directory, temporary, UnlinkatFlags::NoRemoveDir);
+    }
+    placed
+}
