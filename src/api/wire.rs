@@ -738,9 +738,8 @@ mod tests {
         let words = |count: usize| format!("{{\"cmd\":[{}\"\"]}}", "\"a\",".repeat(count - 1));
         assert!(command_request(words(MAX_VALUES).as_bytes()).is_ok());
         assert!(refused(&words(MAX_VALUES + 1)).contains("cmd"));
-        let members: String = (0..=MAX_VALUES)
-            .map(|number| format!("\"{number}\":0,"))
-            .collect();
+        let numbers: Vec<String> = (0..=MAX_VALUES).map(|number| number.to_string()).collect();
+        let members = format!("\"{}\":0,", numbers.join("\":0,\""));
         assert!(refused(&format!("{{{members}\"cmd\":\"x\"}}")).contains("the body"));
         assert!(
             refused(&format!("{{\"env\":{{{members}\"x\":0}},\"cmd\":\"x\"}}")).contains("env")

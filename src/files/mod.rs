@@ -99,7 +99,8 @@ impl Entry {
             uid: status.st_uid,
             gid: status.st_gid,
             inode: status.st_ino,
-            links: status.st_nlink,
+            #[allow(clippy::useless_conversion, reason = "32 bits wide on aarch64")]
+            links: u64::from(status.st_nlink),
             target: None,
         }
     }

@@ -33,6 +33,8 @@ pub struct Server<H> {
     handler: Arc<H>,
     most: usize,
     open: Arc<AtomicUsize>,
+    /// Threads that have not begun to serve.
+    starting: Arc<AtomicUsize>,
     /// Closed to make room for accepting, and refusing, a connection when descriptors have run out.
     spare: Option<std::fs::File>,
 }
@@ -52,6 +54,7 @@ impl<H: Handler> Server<H> {
             handler,
             most,
             open: Arc::default(),
+            starting: Arc::default(),
             spare: spare(),
         })
     }
@@ -96,9 +99,13 @@ impl<H: Handler> Server<H> {
             return;
         }
         // An allocation that fails inside the thread would end the whole server; asked for here, and
-        // given back, it costs one client a 503.
+        // given back, it costs one client a 503. Threads that have not got theirs yet count too.
+        let starting = Place::take(&self.starting);
         let mut room: Vec<u8> = Vec::new();
-        if room.try_reserve_exact(ROOM_BYTES).is_err() {
+        if room
+            .try_reserve_exact(ROOM_BYTES * starting.number)
+            .is_err()
+        {
             refuse(
                 &socket,
                 "no_memory",
@@ -116,6 +123,9 @@ impl<H: Handler> Server<H> {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let _place = place;
+                // What the thread itself needed it has by now, and its first buffers are as good as here.
+                drop(std::hint::black_box(Vec::<u8>::with_capacity(STACK_BYTES)));
+                drop(starting);
                 let socket = taken.lock().ok().and_then(|mut slot| slot.take());
                 if let Some(socket) = socket {
                     connection::serve(socket, &*handler);
