@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::Handler;
@@ -98,14 +99,8 @@ impl<H: Handler> Server<H> {
             );
             return;
         }
-        // An allocation that fails inside the thread would end the whole server; asked for here, and
-        // given back, it costs one client a 503. Threads that have not got theirs yet count too.
         let starting = Place::take(&self.starting);
-        let mut room: Vec<u8> = Vec::new();
-        if room
-            .try_reserve_exact(ROOM_BYTES * starting.number)
-            .is_err()
-        {
+        if !has_room(starting.number) {
             refuse(
                 &socket,
                 "no_memory",
@@ -113,7 +108,6 @@ impl<H: Handler> Server<H> {
             );
             return;
         }
-        drop(std::hint::black_box(room));
         // The socket stays here until the thread has it: a thread that does not start must not
         // close it before the client was told.
         let slot = Arc::new(std::sync::Mutex::new(Some(socket)));
@@ -123,8 +117,6 @@ impl<H: Handler> Server<H> {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let _place = place;
-                // What the thread itself needed it has by now, and its first buffers are as good as here.
-                drop(std::hint::black_box(Vec::<u8>::with_capacity(STACK_BYTES)));
                 drop(starting);
                 let socket = taken.lock().ok().and_then(|mut slot| slot.take());
                 if let Some(socket) = socket {
@@ -154,6 +146,26 @@ impl<H: Handler> Server<H> {
         self.spare = spare();
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Whether so many threads can begin within the limit on the address space, if there is one. An
+/// allocation that fails inside a thread ends the whole server; refusing costs one client a 503. It
+/// is looked up and not tried out: what a trial takes, a thread may need at that moment.
+fn has_room(threads: usize) -> bool {
+    let Ok((limit, _)) = getrlimit(Resource::RLIMIT_AS) else {
+        return true;
+    };
+    if limit == RLIM_INFINITY {
+        return true;
+    }
+    let used = std::fs::read_to_string("/proc/self/status")
+        .ok()
+        .and_then(|text| {
+            let size = text.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
+            size.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+        })
+        .map_or(0, |kibibytes| kibibytes * 1024);
+    used + (ROOM_BYTES * threads) as u64 <= limit
 }
 
 /// One of the places for connections, given back when dropped.
