@@ -652,3 +652,69 @@ pub fn landlock_abi() -> u32 {
     };
     u32::try_from(version).unwrap_or(0)
 }
+
+/// A user and group to act as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User {
+    /// Its number.
+    pub uid: libc::uid_t,
+    /// Its group.
+    pub gid: libc::gid_t,
+}
+
+/// While it lives, the calling thread opens, makes and removes files as another user: what that user
+/// may not do is refused, and what is made is that user's (setfsuid(2), credentials(7)). Leaving
+/// uid 0 takes the capabilities over files away as well; coming back returns them
+/// (capabilities(7)). Only this thread changes, and only in what it does to files.
+pub struct ActingAs {
+    before: User,
+    /// It is the thread that must come back, not another one.
+    thread_bound: PhantomData<*const ()>,
+}
+
+impl ActingAs {
+    /// Begins to act as `user`.
+    ///
+    /// # Errors
+    /// `EPERM`: this process may not, or its user namespace does not have that user.
+    pub fn new(user: User) -> Result<Self, Errno> {
+        let before = set_file_user(user);
+        let acting = Self {
+            before,
+            thread_bound: PhantomData,
+        };
+        // The calls do not say whether they had an effect; the next ones do.
+        if set_file_user(user) == user {
+            Ok(acting)
+        } else {
+            Err(Errno::EPERM)
+        }
+    }
+}
+
+impl Drop for ActingAs {
+    fn drop(&mut self) {
+        set_file_user(self.before);
+        if set_file_user(self.before) != self.before {
+            // To go on with somebody else's identity would be worse than to end.
+            std::process::abort();
+        }
+    }
+}
+
+/// Sets who this thread is to the file system; who it was.
+fn set_file_user(user: User) -> User {
+    // Raw calls: they act on this thread alone, whatever a C library makes of them.
+    // SAFETY: plain integers. The group is changed while the user is still allowed to: leaving root
+    // it goes first, and coming back it does not matter, for CAP_SETGID is not one of those lost.
+    let (gid, uid) = unsafe {
+        (
+            libc::syscall(libc::SYS_setfsgid, user.gid),
+            libc::syscall(libc::SYS_setfsuid, user.uid),
+        )
+    };
+    User {
+        uid: libc::uid_t::try_from(uid).unwrap_or(libc::uid_t::MAX),
+        gid: libc::gid_t::try_from(gid).unwrap_or(libc::gid_t::MAX),
+    }
+}
