@@ -1,0 +1,1123 @@
+//! The system calls that a command in a sandbox is refused: one table, and a small compiler that
+//! makes a seccomp filter of it (seccomp(2), Documentation/userspace-api/seccomp_filter.rst).
+//!
+//! The file system and the network are Landlock's to guard, other users' processes the uid's. This
+//! list takes away what neither sees: calls that reach far into the kernel and that no ordinary
+//! program makes, calls that make objects which outlive the sandbox, and sockets that Landlock's
+//! rules do not cover. It is a list of what is refused, because programs must never meet it:
+//! everything that is not in it is allowed, also what future kernels add.
+//!
+//! The errno is the one that makes programs go on without: `EPERM` where only privileged ones were
+//! going to succeed, `ENOSYS` where programs know older kernels and have another way,
+//! `EAFNOSUPPORT` and `EPROTONOSUPPORT` as from a kernel that was built without.
+//!
+//! Left out on purpose:
+//! - ptrace, `process_vm_*`, `process_madvise`, `pidfd_getfd`, kcmp, signals, scheduling and memory
+//!   policy: the kernel asks for the same uid, and debuggers work;
+//! - adjtimex, `clock_adjtime`: without a capability they only read, and a filter cannot see more than
+//!   the pointer;
+//! - personality, prctl, `arch_prctl`, seccomp, Landlock, `lsm_set_self_attr`, mseal, pkeys, shadow
+//!   stacks: they concern the caller alone, and sandboxes may nest;
+//! - `file_setattr`, xattrs, `name_to_handle_at`, inotify: ask for what the path allows already;
+//! - sysfs(2), ustat: a few harmless lines; `create_module` and its like: no kernel has had them for
+//!   long.
+//!
+//! The program decides by the number alone wherever it can, and with comparisons only. Since Linux
+//! 5.11 the kernel runs such a program once per number when it is attached, and never again for the
+//! numbers that it allows (`seccomp_cache_prepare` in kernel/seccomp.c). So what counts is that the
+//! program is short: the numbers are merged to runs with one answer, and a binary search over their
+//! boundaries is one comparison a run; older kernels need seven or so for a call. Only clone,
+//! unshare, socket, socketpair and ioctl have arguments looked at.
+//!
+//! This module makes the program; to attach it is the child's business, in `sys`.
+
+use libc::{
+    EAFNOSUPPORT, ENOSYS, EPERM, EPROTONOSUPPORT, ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW,
+    SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, c_int, sock_filter,
+};
+
+/// Some calls and what becomes of them.
+struct Rule {
+    calls: &'static [Call],
+    refusal: Refusal,
+}
+
+/// A system call, which is one thing with a number on each architecture that has it.
+struct Call {
+    name: &'static str,
+    x86_64: Option<u32>,
+    aarch64: Option<u32>,
+}
+
+const fn call(name: &'static str, x86_64: u32, aarch64: u32) -> Call {
+    Call {
+        name,
+        x86_64: Some(x86_64),
+        aarch64: Some(aarch64),
+    }
+}
+
+const fn x86_64_only(name: &'static str, number: u32) -> Call {
+    Call {
+        name,
+        x86_64: Some(number),
+        aarch64: None,
+    }
+}
+
+/// When a call is refused, and with what.
+#[derive(Clone, Copy)]
+enum Refusal {
+    /// Always, with this errno.
+    Always(c_int),
+    /// `EPERM` when a child is to have a namespace of its own, see [`NEW_NAMESPACES`].
+    NewNamespaces,
+    /// `EPERM` for everything but [`UNSHARABLE`].
+    Unsharing,
+    /// Sockets other than those that [`Assembler::socket_check`] knows.
+    UnusualSockets,
+    /// `EPERM` for [`TERMINAL_COMMANDS`].
+    TerminalCommands,
+}
+
+/// The whole policy. Numbers from 424 on are the same everywhere.
+const TABLE: &[Rule] = &[
+    // What is mounted is the machine's.
+    Rule {
+        calls: &[
+            call("mount", 165, 40),
+            call("umount2", 166, 39),
+            call("pivot_root", 155, 41),
+            call("chroot", 161, 51),
+            call("open_tree", 428, 428),
+            call("move_mount", 429, 429),
+            call("fsopen", 430, 430),
+            call("fsconfig", 431, 431),
+            call("fsmount", 432, 432),
+            call("fspick", 433, 433),
+            call("mount_setattr", 442, 442),
+            call("open_tree_attr", 467, 467),
+        ],
+        refusal: Refusal::Always(EPERM),
+    },
+    // Lists of mounts and namespaces: programs read them in /proc where these calls are missing.
+    Rule {
+        calls: &[
+            call("statmount", 457, 457),
+            call("listmount", 458, 458),
+            call("listns", 470, 470),
+        ],
+        refusal: Refusal::Always(ENOSYS),
+    },
+    // A user namespace gives its maker every capability inside, and with that most of the kernel's
+    // privileged code. clone3 has its flags in memory, which a filter cannot read: C libraries fall
+    // back to clone when there is none.
+    Rule {
+        calls: &[call("clone", 56, 220)],
+        refusal: Refusal::NewNamespaces,
+    },
+    Rule {
+        calls: &[call("unshare", 272, 97)],
+        refusal: Refusal::Unsharing,
+    },
+    Rule {
+        calls: &[call("clone3", 435, 435)],
+        refusal: Refusal::Always(ENOSYS),
+    },
+    Rule {
+        calls: &[call("setns", 308, 268)],
+        refusal: Refusal::Always(EPERM),
+    },
+    Rule {
+        calls: &[call("socket", 41, 198), call("socketpair", 53, 199)],
+        refusal: Refusal::UnusualSockets,
+    },
+    Rule {
+        calls: &[call("ioctl", 16, 29)],
+        refusal: Refusal::TerminalCommands,
+    },
+    // Keyrings belong to uids, and would be found by the next owner of one.
+    Rule {
+        calls: &[
+            call("add_key", 248, 217),
+            call("request_key", 249, 218),
+            call("keyctl", 250, 219),
+        ],
+        refusal: Refusal::Always(EPERM),
+    },
+    // So would these objects, which stay until they are removed or the machine ends. The calls on
+    // existing ones go too: their ids are small numbers.
+    Rule {
+        calls: &[
+            call("shmget", 29, 194),
+            call("shmat", 30, 196),
+            call("shmctl", 31, 195),
+            call("shmdt", 67, 197),
+            call("semget", 64, 190),
+            call("semop", 65, 193),
+            call("semctl", 66, 191),
+            call("semtimedop", 220, 192),
+            call("msgget", 68, 186),
+            call("msgsnd", 69, 189),
+            call("msgrcv", 70, 188),
+            call("msgctl", 71, 187),
+            call("mq_open", 240, 180),
+            call("mq_unlink", 241, 181),
+        ],
+        refusal: Refusal::Always(ENOSYS),
+    },
+    // Large, young or seldom used parts of the kernel that attacks on it like to start from.
+    Rule {
+        calls: &[
+            call("bpf", 321, 280),
+            call("perf_event_open", 298, 241),
+            call("userfaultfd", 323, 282),
+            call("fanotify_init", 300, 262),
+        ],
+        refusal: Refusal::Always(EPERM),
+    },
+    // The rings' operations would pass by every other rule of this table. Secret memory is never
+    // swapped, and counted by no limit once it is unmapped with its descriptor still open.
+    // modify_ldt serves 16-bit programs.
+    Rule {
+        calls: &[
+            call("io_uring_setup", 425, 425),
+            call("io_uring_enter", 426, 426),
+            call("io_uring_register", 427, 427),
+            call("memfd_secret", 447, 447),
+            x86_64_only("modify_ldt", 154),
+        ],
+        refusal: Refusal::Always(ENOSYS),
+    },
+    // Handles reach files without a path, and so around every directory's permissions.
+    Rule {
+        calls: &[call("open_by_handle_at", 304, 265)],
+        refusal: Refusal::Always(EPERM),
+    },
+    // The kernel itself: its code, its swap, its end, its log.
+    Rule {
+        calls: &[
+            call("init_module", 175, 105),
+            call("finit_module", 313, 273),
+            call("delete_module", 176, 106),
+            call("kexec_load", 246, 104),
+            call("kexec_file_load", 320, 294),
+            call("reboot", 169, 142),
+            call("swapon", 167, 224),
+            call("swapoff", 168, 225),
+            call("syslog", 103, 116),
+        ],
+        refusal: Refusal::Always(EPERM),
+    },
+    // The machine's settings and hardware. Capabilities guard these as well, none of which a sandbox
+    // has: a second lock.
+    Rule {
+        calls: &[
+            call("settimeofday", 164, 170),
+            call("clock_settime", 227, 112),
+            call("sethostname", 170, 161),
+            call("setdomainname", 171, 162),
+            call("acct", 163, 89),
+            call("quotactl", 179, 60),
+            call("quotactl_fd", 443, 443),
+            call("vhangup", 153, 58),
+            x86_64_only("iopl", 172),
+            x86_64_only("ioperm", 173),
+        ],
+        refusal: Refusal::Always(EPERM),
+    },
+    // What newer kernels do not have any more.
+    Rule {
+        calls: &[
+            x86_64_only("_sysctl", 156),
+            x86_64_only("uselib", 134),
+            call("nfsservctl", 180, 42),
+            call("lookup_dcookie", 212, 18),
+        ],
+        refusal: Refusal::Always(ENOSYS),
+    },
+];
+
+/// clone(2)'s flags for namespaces. Not `CLONE_NEWTIME`: its bit is part of the exit signal there.
+const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
+    | libc::CLONE_NEWCGROUP
+    | libc::CLONE_NEWUTS
+    | libc::CLONE_NEWIPC
+    | libc::CLONE_NEWUSER
+    | libc::CLONE_NEWPID
+    | libc::CLONE_NEWNET)
+    .cast_unsigned();
+
+/// unshare(2)'s flags that make no namespace. Told the other way round than for clone, because there
+/// new ones take bits that mean something else to clone (`CLONE_NEWTIME`, and `UNSHARE_EMPTY_MNTNS`
+/// since Linux 7.1), and nothing ordinary asks for more.
+const UNSHARABLE: u32 = (libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM)
+    .cast_unsigned();
+
+/// ioctls that type into a terminal somebody else reads (`TIOCSTI`, `TIOCLINUX`), or put another line
+/// discipline on one (`TIOCSETD`): drivers of modems and buses that a pseudoterminal of one's own
+/// would be enough to get at. asm-generic/ioctls.h, which both architectures use.
+const TERMINAL_COMMANDS: [c_int; 3] = [0x5412, 0x541c, 0x5423];
+
+/// `SOCK_TYPE_MASK` of linux/net.h: above it are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
+const SOCKET_TYPE: u32 = 0xf;
+
+/// What internet sockets may speak: what their type says (`IPPROTO_IP`), by name, and echo requests.
+/// Others that streams can have (MPTCP, SMC, SCTP, DCCP) make connections which Landlock's rules for
+/// TCP do not see.
+const INTERNET_PROTOCOLS: [c_int; 5] = [
+    libc::IPPROTO_IP,
+    libc::IPPROTO_TCP,
+    libc::IPPROTO_UDP,
+    libc::IPPROTO_ICMP,
+    libc::IPPROTO_ICMPV6,
+];
+
+/// The filter for the architecture that this program is compiled for.
+pub fn program() -> Vec<sock_filter> {
+    compile(Architecture::COMPILED_FOR)
+}
+
+/// A machine whose numbers the table has. Both are little-endian; big-endian ARM calls itself
+/// something else to a filter, and is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Architecture {
+    X86_64,
+    Aarch64,
+}
+
+impl Architecture {
+    const COMPILED_FOR: Self = if cfg!(target_arch = "x86_64") {
+        Self::X86_64
+    } else if cfg!(target_arch = "aarch64") {
+        Self::Aarch64
+    } else {
+        panic!("the table has no numbers for this architecture")
+    };
+
+    /// What the kernel calls it, `AUDIT_ARCH_*` in linux/audit.h.
+    fn audit_number(self) -> u32 {
+        match self {
+            Self::X86_64 => 0xc000_003e,
+            Self::Aarch64 => 0xc000_00b7,
+        }
+    }
+
+    fn number_of(self, call: &Call) -> Option<u32> {
+        match self {
+            Self::X86_64 => call.x86_64,
+            Self::Aarch64 => call.aarch64,
+        }
+    }
+
+    /// Other names of calls, by which the table could be passed by: x32 has the same audit number as
+    /// x86-64 and bit 30 set in the number, and kernels before 5.4 took its own calls (512 to 547)
+    /// without the bit as well. Refused with `ENOSYS`, which is what most kernels, being built without
+    /// x32, say themselves: a program that tries it out goes on. Nothing else is above the bit.
+    fn aliases(self) -> &'static [(u32, u32)] {
+        match self {
+            Self::X86_64 => &[(512, 547), (0x4000_0000, u32::MAX)],
+            Self::Aarch64 => &[],
+        }
+    }
+}
+
+/// Calls with consecutive numbers, and where the program goes on for them.
+struct Entry {
+    name: &'static str,
+    first: u32,
+    last: u32,
+    target: Label,
+}
+
+fn compile(architecture: Architecture) -> Vec<sock_filter> {
+    let mut program = Assembler::default();
+    let allow = program.answer(SECCOMP_RET_ALLOW);
+    let kill = program.answer(SECCOMP_RET_KILL_PROCESS);
+    let mut entries = Vec::new();
+    for rule in TABLE {
+        let target = program.refusal(rule.refusal, allow);
+        entries.extend(rule.calls.iter().filter_map(|call| {
+            let number = architecture.number_of(call)?;
+            Some(Entry {
+                name: call.name,
+                first: number,
+                last: number,
+                target,
+            })
+        }));
+    }
+    let missing = program.refusal(Refusal::Always(ENOSYS), allow);
+    entries.extend(architecture.aliases().iter().map(|&(first, last)| Entry {
+        name: "x32",
+        first,
+        last,
+        target: missing,
+    }));
+    let by_number = program.search(&runs(entries, allow));
+    let by_number = program.load(CALL_NUMBER, by_number);
+    // Numbers mean nothing before it is known whose they are. A program of another architecture
+    // (32-bit code on a 64-bit kernel) ends: with any answer it would only do something unforeseen.
+    let start = program.branch(IF_EQUAL, architecture.audit_number(), by_number, kill);
+    program.load(CALL_ARCHITECTURE, start);
+    program.finish()
+}
+
+/// All numbers as runs with one target each: where a run begins, in ascending order, from 0.
+fn runs(mut entries: Vec<Entry>, otherwise: Label) -> Vec<(u32, Label)> {
+    entries.sort_by_key(|entry| entry.first);
+    let mut runs = Vec::new();
+    let mut next = 0;
+    for entry in entries {
+        debug_assert!(next <= entry.first, "the number of {} is taken", entry.name);
+        if next < entry.first {
+            runs.push((next, otherwise));
+        }
+        runs.push((entry.first, entry.target));
+        next = entry.last.saturating_add(1);
+    }
+    if next < u32::MAX {
+        runs.push((next, otherwise));
+    }
+    runs.dedup_by_key(|(_, target)| *target);
+    runs
+}
+
+// Classic BPF, as far as it is used: linux/filter.h, Documentation/networking/filter.rst. None but
+// these, with masks and jumps on constants, are understood by the kernel's run over all numbers.
+const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+const MASK: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
+const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const IF_AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
+const IF_ANY_BIT: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+
+// Where `struct seccomp_data` has its fields, in bytes.
+const CALL_NUMBER: u32 = 0;
+const CALL_ARCHITECTURE: u32 = 4;
+
+/// The lower half of an argument: all that the kernel takes of an `int`, whatever the caller has put
+/// above it.
+const fn low_word(argument: u32) -> u32 {
+    16 + 8 * argument
+}
+
+/// The upper half.
+const fn high_word(argument: u32) -> u32 {
+    low_word(argument) + 4
+}
+
+/// An instruction that can be gone to: how many there are from it to the end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Label(usize);
+
+/// A program that is written from its end to its start: BPF only jumps forward, so everything that
+/// an instruction can go to is there before it.
+#[derive(Default)]
+struct Assembler {
+    reversed: Vec<sock_filter>,
+}
+
+impl Assembler {
+    /// Ends with an answer to the kernel; each is there once.
+    fn answer(&mut self, value: u32) -> Label {
+        let same = |instruction: &sock_filter| {
+            u32::from(instruction.code) == RETURN && instruction.k == value
+        };
+        match self.reversed.iter().position(same) {
+            Some(index) => Label(index + 1),
+            None => self.push(RETURN, value, 0, 0),
+        }
+    }
+
+    fn errno(&mut self, errno: c_int) -> Label {
+        self.answer(SECCOMP_RET_ERRNO | errno.cast_unsigned())
+    }
+
+    /// Reads a word of the call's description, then goes on with `next`, which has just been written.
+    fn load(&mut self, offset: u32, next: Label) -> Label {
+        debug_assert_eq!(next.0, self.reversed.len());
+        self.push(LOAD, offset, 0, 0)
+    }
+
+    /// Keeps only these bits of the word, then goes on with `next`, which has just been written.
+    fn mask(&mut self, bits: u32, next: Label) -> Label {
+        debug_assert_eq!(next.0, self.reversed.len());
+        self.push(MASK, bits, 0, 0)
+    }
+
+    fn branch(&mut self, test: u32, operand: u32, yes: Label, no: Label) -> Label {
+        let distance = |target: Label| {
+            u8::try_from(self.reversed.len() - target.0)
+                .expect("the program is shorter than a jump reaches")
+        };
+        let (yes, no) = (distance(yes), distance(no));
+        self.push(test, operand, yes, no)
+    }
+
+    /// Whether the word is one of these.
+    fn any_of(&mut self, values: &[c_int], yes: Label, no: Label) -> Label {
+        values.iter().rev().fold(no, |no, value| {
+            self.branch(IF_EQUAL, value.cast_unsigned(), yes, no)
+        })
+    }
+
+    /// Finds the run that the word is in.
+    fn search(&mut self, runs: &[(u32, Label)]) -> Label {
+        if let [(_, target)] = runs {
+            return *target;
+        }
+        let (below, above) = runs.split_at(runs.len() / 2);
+        let yes = self.search(above);
+        let no = self.search(below);
+        self.branch(IF_AT_LEAST, above[0].0, yes, no)
+    }
+
+    fn refusal(&mut self, refusal: Refusal, allow: Label) -> Label {
+        match refusal {
+            Refusal::Always(errno) => self.errno(errno),
+            Refusal::NewNamespaces => {
+                // The kernel takes the lower half only. The upper one is not always empty: an `int`
+                // with its highest bit set (`CLONE_IO`) fills it with ones.
+                let refuse = self.errno(EPERM);
+                let flags = self.branch(IF_ANY_BIT, NEW_NAMESPACES, refuse, allow);
+                self.load(low_word(0), flags)
+            }
+            Refusal::Unsharing => {
+                // The kernel takes all 64 bits, and knows none of the upper ones so far.
+                let refuse = self.errno(EPERM);
+                let lower = self.branch(IF_ANY_BIT, !UNSHARABLE, refuse, allow);
+                let lower = self.load(low_word(0), lower);
+                let upper = self.branch(IF_EQUAL, 0, lower, refuse);
+                self.load(high_word(0), upper)
+            }
+            Refusal::UnusualSockets => self.socket_check(allow),
+            Refusal::TerminalCommands => {
+                // The kernel takes an `unsigned int`.
+                let refuse = self.errno(EPERM);
+                let command = self.any_of(&TERMINAL_COMMANDS, refuse, allow);
+                self.load(low_word(1), command)
+            }
+        }
+    }
+
+    /// Unix sockets of every type; internet sockets that are streams or datagrams of the
+    /// [`INTERNET_PROTOCOLS`]; of netlink what C libraries list network interfaces with, which only
+    /// the kernel talks on. All three arguments are an `int`.
+    fn socket_check(&mut self, allow: Label) -> Label {
+        let no_family = self.errno(EAFNOSUPPORT);
+        let no_type = self.errno(ESOCKTNOSUPPORT);
+        let no_protocol = self.errno(EPROTONOSUPPORT);
+        let refuse = self.errno(EPERM);
+
+        let netlink = self.any_of(&[libc::NETLINK_ROUTE], allow, no_protocol);
+        let netlink = self.load(low_word(2), netlink);
+
+        let protocol = self.any_of(&INTERNET_PROTOCOLS, allow, no_protocol);
+        let protocol = self.load(low_word(2), protocol);
+        let unusual = self.any_of(&[libc::SOCK_RAW], refuse, no_type);
+        let internet = self.any_of(&[libc::SOCK_STREAM, libc::SOCK_DGRAM], protocol, unusual);
+        let internet = self.mask(SOCKET_TYPE, internet);
+        let internet = self.load(low_word(1), internet);
+
+        let family = self.any_of(&[libc::AF_NETLINK], netlink, no_family);
+        let family = self.any_of(&[libc::AF_INET, libc::AF_INET6], internet, family);
+        let family = self.any_of(&[libc::AF_UNIX], allow, family);
+        self.load(low_word(0), family)
+    }
+
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "libc's constants are wider than the field that they are for"
+    )]
+    fn push(&mut self, code: u32, k: u32, jt: u8, jf: u8) -> Label {
+        let code = code as u16;
+        self.reversed.push(sock_filter { code, jt, jf, k });
+        Label(self.reversed.len())
+    }
+
+    fn finish(self) -> Vec<sock_filter> {
+        self.reversed.into_iter().rev().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOTH: [Architecture; 2] = [Architecture::X86_64, Architecture::Aarch64];
+
+    /// What a caller may leave in the half of a register that the kernel does not look at.
+    const HIGH_GARBAGE: u64 = 0xdead_beef_0000_0000;
+
+    #[derive(Debug, PartialEq, Eq)]
+    enum Verdict {
+        Allowed,
+        Refused(c_int),
+        Killed,
+    }
+    use Verdict::{Allowed, Killed, Refused};
+
+    /// How the kernel comes to its verdict.
+    struct Run {
+        verdict: Verdict,
+        instructions: usize,
+        looked_at_arguments: bool,
+    }
+
+    /// Runs a program as the kernel does; panics where the kernel would refuse to attach it, or could
+    /// not tell beforehand that a number is always allowed.
+    fn run(program: &[sock_filter], audit_number: u32, number: u32, arguments: [u64; 6]) -> Run {
+        // struct seccomp_data; the instruction pointer, which nothing reads, is not zero.
+        let mut data = Vec::new();
+        data.extend(number.to_le_bytes());
+        data.extend(audit_number.to_le_bytes());
+        data.extend(0x1234_5678_9abc_def0_u64.to_le_bytes());
+        data.extend(arguments.iter().flat_map(|argument| argument.to_le_bytes()));
+        assert_eq!(data.len(), size_of::<libc::seccomp_data>());
+
+        let mut accumulator = None;
+        let mut position = 0;
+        let mut looked_at_arguments = false;
+        let mut instructions = 0;
+        // Ends: jumps only go forward.
+        loop {
+            let instruction = &program[position];
+            instructions += 1;
+            let operand = instruction.k;
+            let word = || accumulator.expect("something is loaded before it is used");
+            let mut jump = |condition: bool| {
+                position += usize::from(if condition {
+                    instruction.jt
+                } else {
+                    instruction.jf
+                });
+            };
+            match u32::from(instruction.code) {
+                LOAD => {
+                    let at = operand as usize;
+                    assert_eq!(at % 4, 0, "words are aligned");
+                    looked_at_arguments |= at >= 16;
+                    let bytes = data[at..at + 4].try_into().expect("four bytes");
+                    accumulator = Some(u32::from_le_bytes(bytes));
+                }
+                MASK => accumulator = Some(word() & operand),
+                IF_EQUAL => jump(word() == operand),
+                IF_AT_LEAST => jump(word() >= operand),
+                IF_ANY_BIT => jump(word() & operand != 0),
+                RETURN => {
+                    let verdict = match operand {
+                        SECCOMP_RET_ALLOW => Allowed,
+                        SECCOMP_RET_KILL_PROCESS => Killed,
+                        other => {
+                            assert_eq!(other & 0xffff_0000, SECCOMP_RET_ERRNO);
+                            Refused((other & 0xffff).cast_signed())
+                        }
+                    };
+                    return Run {
+                        verdict,
+                        instructions,
+                        looked_at_arguments,
+                    };
+                }
+                other => panic!("an instruction that is not expected here: {other:#x}"),
+            }
+            position += 1;
+        }
+    }
+
+    fn verdict_on(architecture: Architecture, number: u32, arguments: [u64; 6]) -> Verdict {
+        let program = compile(architecture);
+        run(&program, architecture.audit_number(), number, arguments).verdict
+    }
+
+    fn find(name: &str) -> &'static Call {
+        TABLE
+            .iter()
+            .flat_map(|rule| rule.calls)
+            .find(|call| call.name == name)
+            .unwrap_or_else(|| panic!("{name} is not in the table"))
+    }
+
+    /// The verdict on a call of the table, which has to be the same everywhere.
+    fn verdict(name: &str, arguments: &[u64]) -> Verdict {
+        let mut all = [HIGH_GARBAGE | 0x7777_7777; 6];
+        all[..arguments.len()].copy_from_slice(arguments);
+        let [one, other] = BOTH.map(|architecture| {
+            let number = architecture.number_of(find(name)).expect("both have it");
+            verdict_on(architecture, number, all)
+        });
+        assert_eq!(one, other, "{name}");
+        one
+    }
+
+    fn int(value: c_int) -> u64 {
+        u64::from(value.cast_unsigned())
+    }
+
+    /// All numbers of an architecture that the table has an opinion about.
+    fn numbers(architecture: Architecture) -> Vec<u32> {
+        TABLE
+            .iter()
+            .flat_map(|rule| rule.calls)
+            .filter_map(|call| architecture.number_of(call))
+            .collect()
+    }
+
+    #[test]
+    fn every_call_of_the_table_is_refused_with_its_errno_and_its_neighbours_are_allowed() {
+        for architecture in BOTH {
+            let listed = numbers(architecture);
+            for rule in TABLE {
+                let Refusal::Always(errno) = rule.refusal else {
+                    continue;
+                };
+                for call in rule.calls {
+                    let Some(number) = architecture.number_of(call) else {
+                        continue;
+                    };
+                    for arguments in [[0; 6], [u64::MAX; 6]] {
+                        assert_eq!(
+                            verdict_on(architecture, number, arguments),
+                            Refused(errno),
+                            "{} on {architecture:?}",
+                            call.name
+                        );
+                    }
+                }
+            }
+            for number in listed.iter().flat_map(|number| [number - 1, number + 1]) {
+                if !listed.contains(&number) {
+                    assert_eq!(
+                        verdict_on(architecture, number, [u64::MAX; 6]),
+                        Allowed,
+                        "{number} on {architecture:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_number_is_refused_that_the_table_does_not_have() {
+        for architecture in BOTH {
+            let program = compile(architecture);
+            let listed = numbers(architecture);
+            for number in 0..512 {
+                let run = run(&program, architecture.audit_number(), number, [0; 6]);
+                assert!(
+                    listed.contains(&number) || run.verdict == Allowed && !run.looked_at_arguments,
+                    "{number} on {architecture:?}"
+                );
+            }
+        }
+    }
+
+    /// The refused calls once more, and independently of the table: their names as libc knows them,
+    /// whose numbers are those of the architecture that this is compiled for.
+    macro_rules! assert_refused {
+        ($errno:expr; $($name:ident)*) => {$(
+            let number = u32::try_from(libc::$name).expect("numbers are small");
+            assert_eq!(
+                verdict_on(Architecture::COMPILED_FOR, number, [0; 6]),
+                Refused($errno),
+                stringify!($name)
+            );
+            let name = stringify!($name).trim_start_matches("SYS_");
+            assert_eq!(Architecture::COMPILED_FOR.number_of(find(name)), Some(number), "{name}");
+        )*};
+    }
+
+    #[test]
+    fn what_reaches_into_the_kernel_or_outlives_a_sandbox_is_refused_by_the_number_that_libc_has() {
+        assert_refused!(EPERM;
+            SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_open_tree SYS_move_mount SYS_fsopen
+            SYS_fsconfig SYS_fsmount SYS_fspick SYS_mount_setattr SYS_setns
+            SYS_add_key SYS_request_key SYS_keyctl
+            SYS_bpf SYS_perf_event_open SYS_userfaultfd SYS_fanotify_init SYS_open_by_handle_at
+            SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_kexec_file_load
+            SYS_reboot SYS_swapon SYS_swapoff SYS_syslog
+            SYS_settimeofday SYS_clock_settime SYS_sethostname SYS_setdomainname SYS_acct
+            SYS_quotactl SYS_quotactl_fd SYS_vhangup
+        );
+        assert_refused!(ENOSYS;
+            SYS_clone3 SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register SYS_memfd_secret
+            SYS_shmget SYS_shmat SYS_shmctl SYS_shmdt SYS_semget SYS_semop SYS_semctl SYS_semtimedop
+            SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl SYS_mq_open SYS_mq_unlink
+            SYS_nfsservctl SYS_lookup_dcookie
+        );
+        #[cfg(target_arch = "x86_64")]
+        {
+            assert_refused!(EPERM; SYS_iopl SYS_ioperm);
+            assert_refused!(ENOSYS; SYS_modify_ldt SYS__sysctl SYS_uselib);
+        }
+        assert_refused!(EAFNOSUPPORT; SYS_socket SYS_socketpair);
+        for (name, number) in [
+            ("clone", libc::SYS_clone),
+            ("unshare", libc::SYS_unshare),
+            ("ioctl", libc::SYS_ioctl),
+        ] {
+            let listed = Architecture::COMPILED_FOR.number_of(find(name));
+            assert_eq!(listed.map(i64::from), Some(number), "{name}");
+        }
+        // Younger than libc's lists.
+        assert_eq!(verdict("open_tree_attr", &[]), Refused(EPERM));
+        for name in ["statmount", "listmount", "listns"] {
+            assert_eq!(verdict(name, &[]), Refused(ENOSYS));
+        }
+    }
+
+    #[test]
+    fn code_for_another_architecture_is_killed_whatever_it_calls() {
+        let i386 = 0x4000_0003;
+        let arm = 0x4000_0028;
+        let big_endian_arm64 = 0x8000_00b7;
+        for architecture in BOTH {
+            let program = compile(architecture);
+            for other in BOTH
+                .map(Architecture::audit_number)
+                .into_iter()
+                .chain([i386, arm, big_endian_arm64, 0, u32::MAX])
+                .filter(|other| *other != architecture.audit_number())
+            {
+                for number in (0..600).chain([0x4000_0000, u32::MAX]) {
+                    assert_eq!(run(&program, other, number, [0; 6]).verdict, Killed);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn x32_has_no_calls() {
+        let x32 = 0x4000_0000;
+        for number in (512..=547)
+            .chain((0..600).map(|number| x32 | number))
+            .chain([0x7fff_ffff, 0x8000_0000, u32::MAX])
+        {
+            assert_eq!(
+                verdict_on(Architecture::X86_64, number, [0; 6]),
+                Refused(ENOSYS),
+                "{number:#x}"
+            );
+        }
+        for number in [511, 548, x32 - 1] {
+            assert_eq!(verdict_on(Architecture::X86_64, number, [0; 6]), Allowed);
+        }
+        // Where there is no x32 these are numbers like others.
+        for number in [512, 547, x32, u32::MAX] {
+            assert_eq!(verdict_on(Architecture::Aarch64, number, [0; 6]), Allowed);
+        }
+    }
+
+    #[test]
+    fn a_child_gets_no_namespace_of_its_own() {
+        let thread = libc::CLONE_VM
+            | libc::CLONE_FS
+            | libc::CLONE_FILES
+            | libc::CLONE_SIGHAND
+            | libc::CLONE_THREAD
+            | libc::CLONE_SYSVSEM
+            | libc::CLONE_SETTLS
+            | libc::CLONE_PARENT_SETTID
+            | libc::CLONE_CHILD_CLEARTID;
+        let fork = libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID | libc::SIGCHLD;
+        let spawn = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
+        let other = libc::CLONE_PTRACE | libc::CLONE_PARENT | libc::CLONE_IO | libc::CLONE_UNTRACED;
+        for flags in [0, thread, fork, spawn, other, 0xff] {
+            assert_eq!(verdict("clone", &[int(flags)]), Allowed, "{flags:#x}");
+            assert_eq!(verdict("clone", &[HIGH_GARBAGE | int(flags)]), Allowed);
+            for namespace in [
+                libc::CLONE_NEWNS,
+                libc::CLONE_NEWCGROUP,
+                libc::CLONE_NEWUTS,
+                libc::CLONE_NEWIPC,
+                libc::CLONE_NEWUSER,
+                libc::CLONE_NEWPID,
+                libc::CLONE_NEWNET,
+            ] {
+                let flags = int(flags | namespace);
+                assert_eq!(verdict("clone", &[flags]), Refused(EPERM), "{flags:#x}");
+                assert_eq!(verdict("clone", &[HIGH_GARBAGE | flags]), Refused(EPERM));
+            }
+        }
+        // Only the first argument has flags.
+        assert_eq!(
+            verdict("clone", &[0, u64::MAX, u64::MAX, u64::MAX]),
+            Allowed
+        );
+    }
+
+    #[test]
+    fn a_process_can_stop_sharing_but_not_leave_its_namespaces() {
+        let sharing = [
+            libc::CLONE_VM,
+            libc::CLONE_FS,
+            libc::CLONE_FILES,
+            libc::CLONE_SIGHAND,
+            libc::CLONE_THREAD,
+            libc::CLONE_SYSVSEM,
+        ];
+        let all = sharing.into_iter().fold(0, |all, flag| all | flag);
+        assert_eq!(verdict("unshare", &[0]), Allowed);
+        assert_eq!(verdict("unshare", &[int(all)]), Allowed);
+        for bit in 0..64 {
+            let flag = 1u64 << bit;
+            let expected = if sharing.map(int).contains(&flag) {
+                Allowed
+            } else {
+                Refused(EPERM)
+            };
+            assert_eq!(verdict("unshare", &[flag]), expected, "{flag:#x}");
+            assert_eq!(verdict("unshare", &[int(all) | flag]), expected);
+        }
+        assert_eq!(verdict("unshare", &[u64::MAX]), Refused(EPERM));
+    }
+
+    #[test]
+    fn only_sockets_that_other_rules_cover_can_be_made() {
+        let raw = libc::SOCK_RAW;
+        let (stream, datagram, packets) =
+            (libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET);
+        let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+        let mut cases = vec![
+            (libc::AF_UNIX, stream, 0, Allowed),
+            (libc::AF_UNIX, datagram, 0, Allowed),
+            (libc::AF_UNIX, packets, 0, Allowed),
+            (libc::AF_UNIX, raw, 1, Allowed),
+            (libc::AF_NETLINK, raw, libc::NETLINK_ROUTE, Allowed),
+            (libc::AF_NETLINK, datagram, libc::NETLINK_ROUTE, Allowed),
+        ];
+        for family in [libc::AF_INET, libc::AF_INET6] {
+            for protocol in [0, libc::IPPROTO_TCP] {
+                cases.push((family, stream, protocol, Allowed));
+            }
+            for protocol in [
+                0,
+                libc::IPPROTO_UDP,
+                libc::IPPROTO_ICMP,
+                libc::IPPROTO_ICMPV6,
+            ] {
+                cases.push((family, datagram, protocol, Allowed));
+            }
+            // DCCP, RSVP, SCTP, UDP-Lite, SMC, MPTCP, raw, and what there is not.
+            for protocol in [33, 46, 132, 136, 256, 262, 255, -1, 2, 5, 7, 16, 18, 57, 59] {
+                for kind in [stream, datagram] {
+                    cases.push((family, kind, protocol, Refused(EPROTONOSUPPORT)));
+                }
+            }
+            for protocol in [0, libc::IPPROTO_TCP, libc::IPPROTO_ICMP] {
+                cases.push((family, raw, protocol, Refused(EPERM)));
+                // Reliable datagrams, SCTP's and DCCP's, the old way to packets, and what there is not.
+                for kind in [0, 4, packets, 6, 7, 8, 9, 10, 15] {
+                    cases.push((family, kind, protocol, Refused(ESOCKTNOSUPPORT)));
+                }
+            }
+        }
+        for protocol in (1..=22).chain([-1]) {
+            cases.push((libc::AF_NETLINK, raw, protocol, Refused(EPROTONOSUPPORT)));
+        }
+        for family in (-1..=64).filter(|family| {
+            ![
+                libc::AF_UNIX,
+                libc::AF_INET,
+                libc::AF_INET6,
+                libc::AF_NETLINK,
+            ]
+            .contains(family)
+        }) {
+            cases.push((family, stream, 0, Refused(EAFNOSUPPORT)));
+        }
+        for (family, kind, protocol, expected) in cases {
+            for kind in [kind, kind | flags] {
+                let arguments = [family, kind, protocol].map(int);
+                for arguments in [arguments, arguments.map(|word| HIGH_GARBAGE | word)] {
+                    for name in ["socket", "socketpair"] {
+                        assert_eq!(
+                            verdict(name, &arguments),
+                            expected,
+                            "{name} {family} {kind:#x} {protocol}"
+                        );
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_typed_into_a_terminal_and_no_line_discipline_is_loaded() {
+        for command in [0x5412, 0x541c, 0x5423] {
+            for upper in [0, HIGH_GARBAGE, u64::MAX << 32] {
+                assert_eq!(verdict("ioctl", &[0, upper | command]), Refused(EPERM));
+            }
+            for neighbour in [command - 1, command + 1, command | 0x8000_0000] {
+                assert_eq!(verdict("ioctl", &[0, neighbour]), Allowed);
+            }
+            // Only the second argument is the command.
+            assert_eq!(verdict("ioctl", &[command, 0x5413, command]), Allowed);
+        }
+        assert_eq!(TERMINAL_COMMANDS[0], libc::TIOCSTI as c_int);
+        assert_eq!(TERMINAL_COMMANDS[1], libc::TIOCLINUX as c_int);
+    }
+
+    /// What programs live on.
+    const EVERYDAY: &[Call] = &[
+        call("read", 0, 63),
+        call("write", 1, 64),
+        x86_64_only("open", 2),
+        call("close", 3, 57),
+        x86_64_only("stat", 4),
+        call("fstat", 5, 80),
+        x86_64_only("poll", 7),
+        call("lseek", 8, 62),
+        call("mmap", 9, 222),
+        call("mprotect", 10, 226),
+        call("munmap", 11, 215),
+        call("brk", 12, 214),
+        call("rt_sigaction", 13, 134),
+        call("rt_sigprocmask", 14, 135),
+        call("rt_sigreturn", 15, 139),
+        call("pread64", 17, 67),
+        call("writev", 20, 66),
+        call("sched_yield", 24, 124),
+        call("mremap", 25, 216),
+        call("madvise", 28, 233),
+        call("dup", 32, 23),
+        call("nanosleep", 35, 101),
+        call("getpid", 39, 172),
+        call("sendfile", 40, 71),
+        call("connect", 42, 203),
+        call("accept", 43, 202),
+        call("sendto", 44, 206),
+        call("recvmsg", 47, 212),
+        call("bind", 49, 200),
+        call("listen", 50, 201),
+        call("setsockopt", 54, 208),
+        x86_64_only("fork", 57),
+        x86_64_only("vfork", 58),
+        call("execve", 59, 221),
+        call("exit", 60, 93),
+        call("wait4", 61, 260),
+        call("kill", 62, 129),
+        call("uname", 63, 160),
+        call("fcntl", 72, 25),
+        call("flock", 73, 32),
+        call("fsync", 74, 82),
+        call("getcwd", 79, 17),
+        call("chdir", 80, 49),
+        x86_64_only("rename", 82),
+        call("umask", 95, 166),
+        call("ptrace", 101, 117),
+        call("setuid", 105, 146),
+        call("setsid", 112, 157),
+        call("sigaltstack", 131, 132),
+        call("personality", 135, 92),
+        call("mlock", 149, 228),
+        call("prctl", 157, 167),
+        x86_64_only("arch_prctl", 158),
+        call("adjtimex", 159, 171),
+        call("gettid", 186, 178),
+        call("futex", 202, 98),
+        call("sched_setaffinity", 203, 122),
+        call("io_setup", 206, 0),
+        x86_64_only("epoll_create", 213),
+        call("getdents64", 217, 61),
+        call("set_tid_address", 218, 96),
+        call("timer_create", 222, 107),
+        call("clock_gettime", 228, 113),
+        call("exit_group", 231, 94),
+        call("epoll_ctl", 233, 21),
+        call("tgkill", 234, 131),
+        call("mbind", 237, 235),
+        call("waitid", 247, 95),
+        call("inotify_add_watch", 254, 27),
+        call("openat", 257, 56),
+        call("mknodat", 259, 33),
+        call("newfstatat", 262, 79),
+        call("ppoll", 271, 73),
+        call("splice", 275, 76),
+        call("epoll_pwait", 281, 22),
+        call("timerfd_create", 283, 85),
+        call("fallocate", 285, 47),
+        call("eventfd2", 290, 19),
+        call("pipe2", 293, 59),
+        call("prlimit64", 302, 261),
+        call("name_to_handle_at", 303, 264),
+        call("process_vm_readv", 310, 270),
+        call("kcmp", 312, 272),
+        call("renameat2", 316, 276),
+        call("seccomp", 317, 277),
+        call("getrandom", 318, 278),
+        call("memfd_create", 319, 279),
+        call("execveat", 322, 281),
+        call("membarrier", 324, 283),
+        call("copy_file_range", 326, 285),
+        call("pkey_alloc", 330, 289),
+        call("statx", 332, 291),
+        call("rseq", 334, 293),
+        x86_64_only("uretprobe", 335),
+        call("pidfd_send_signal", 424, 424),
+        call("pidfd_open", 434, 434),
+        call("close_range", 436, 436),
+        call("openat2", 437, 437),
+        call("pidfd_getfd", 438, 438),
+        call("faccessat2", 439, 439),
+        call("epoll_pwait2", 441, 441),
+        call("landlock_create_ruleset", 444, 444),
+        call("landlock_add_rule", 445, 445),
+        call("landlock_restrict_self", 446, 446),
+        call("futex_waitv", 449, 449),
+        call("cachestat", 451, 451),
+        call("fchmodat2", 452, 452),
+        call("map_shadow_stack", 453, 453),
+        call("futex_wait", 455, 455),
+        call("lsm_set_self_attr", 460, 460),
+        call("mseal", 462, 462),
+        call("setxattrat", 463, 463),
+        call("removexattrat", 466, 466),
+        call("file_getattr", 468, 468),
+        call("file_setattr", 469, 469),
+        call("rseq_slice_yield", 471, 471),
+    ];
+
+    #[test]
+    fn everyday_calls_are_allowed_by_their_number_alone_within_a_dozen_instructions() {
+        for architecture in BOTH {
+            let program = compile(architecture);
+            for call in EVERYDAY {
+                let Some(number) = architecture.number_of(call) else {
+                    continue;
+                };
+                let run = run(&program, architecture.audit_number(), number, [u64::MAX; 6]);
+                assert_eq!(run.verdict, Allowed, "{} on {architecture:?}", call.name);
+                assert!(!run.looked_at_arguments, "{}", call.name);
+                assert!(
+                    run.instructions <= 12,
+                    "{}: {}",
+                    call.name,
+                    run.instructions
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn the_program_is_for_this_machine_and_every_jump_stays_in_it() {
+        assert_eq!(program(), compile(Architecture::COMPILED_FOR));
+        for program in BOTH.map(compile) {
+            // Far below the kernel's 4096 (BPF_MAXINSNS): it is checked and translated at each start
+            // of a command.
+            assert!(program.len() < 160, "{}", program.len());
+            for (position, instruction) in program.iter().enumerate() {
+                let furthest = usize::from(instruction.jt.max(instruction.jf));
+                assert!(position + furthest < program.len());
+            }
+            let last = program.last().expect("not empty");
+            assert_eq!(u32::from(last.code), RETURN);
+        }
+    }
+}
