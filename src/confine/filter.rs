@@ -24,11 +24,11 @@
 //!
 //! The program decides by the number alone wherever it can, and with comparisons only. Since Linux
 //! 5.11 the kernel runs such a program through for every number when it is attached, and never again
-//! for those that it allows (`seccomp_cache_prepare` in kernel/seccomp.c): ordinary calls cost nothing,
-//! and what a command pays is the attaching, which grows with what one run takes. So the numbers are
-//! merged to runs with one answer, and a binary search over their boundaries finds the run in seven
-//! comparisons or so; one after the other they would cost more than the rest of a command's start.
-//! Only clone, unshare, socket, socketpair and ioctl have arguments looked at.
+//! for those that it allows (`seccomp_cache_prepare` in kernel/seccomp.c): ordinary calls cost next to
+//! nothing, and what a command pays is the attaching, which grows with what one run takes. So the
+//! numbers are merged to runs with one answer, and a binary search over their boundaries finds the run
+//! in seven comparisons or so; to compare with one after the other makes a program that takes ten times
+//! as long to attach. Only clone, unshare, socket, socketpair and ioctl have arguments looked at.
 //!
 //! This module makes the program; to attach it is the child's business, in `sys`.
 
@@ -780,7 +780,7 @@ mod tests {
         }
     }
 
-    /// Taken from the kernel's headers by name: asm/unistd_64.h and asm-generic/unistd.h.
+    /// Taken from the kernel's headers by name: `asm/unistd_64.h` and asm-generic/unistd.h.
     const LISTED: [(Architecture, &[u32]); 2] = [
         (
             Architecture::X86_64,
