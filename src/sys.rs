@@ -718,3 +718,39 @@ fn set_file_user(user: User) -> User {
         gid: libc::gid_t::try_from(gid).unwrap_or(libc::gid_t::MAX),
     }
 }
+
+/// What tells the mount that an open file was reached by from every other, bind mounts of the same
+/// file system included (statx(2), `STATX_MNT_ID`); `None` before Linux 5.8.
+pub fn mount_id(file: BorrowedFd<'_>) -> Option<u64> {
+    let mut status = MaybeUninit::<libc::statx>::zeroed();
+    // SAFETY: the path is an empty C string, the kernel fills `status`, and zeroes are a value of it.
+    let status = unsafe {
+        let flags = libc::AT_EMPTY_PATH;
+        let (path, mask) = (c"".as_ptr(), libc::STATX_MNT_ID);
+        if libc::statx(file.as_raw_fd(), path, flags, mask, status.as_mut_ptr()) != 0 {
+            return None;
+        }
+        status.assume_init()
+    };
+    (status.stx_mask & libc::STATX_MNT_ID != 0).then_some(status.stx_mnt_id)
+}
+
+/// Exchanges two names at once (rename(2), `RENAME_EXCHANGE`).
+///
+/// # Errors
+/// As rename(2).
+#[cfg(test)]
+pub fn exchange_names(one: &CStr, other: &CStr) -> Result<(), Errno> {
+    // SAFETY: two C strings that outlive the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_renameat2,
+            libc::AT_FDCWD,
+            one.as_ptr(),
+            libc::AT_FDCWD,
+            other.as_ptr(),
+            libc::RENAME_EXCHANGE,
+        )
+    };
+    Errno::result(result).map(drop)
+}

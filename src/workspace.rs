@@ -12,13 +12,12 @@ use std::time::Duration;
 use crate::activity::Activity;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
-use crate::files::Root;
+use crate::files::{Files, Root};
 use crate::process::registry::{Registry, Shared};
 
 /// One place where commands run and files live.
 pub struct Workspace {
-    /// Its files.
-    pub root: Root,
+    root: Root,
     /// How its commands are started.
     pub confinement: Confinement,
     /// Its processes.
@@ -50,6 +49,14 @@ impl Workspace {
         Ok(Lease {
             workspace: Arc::clone(self),
         })
+    }
+
+    /// Its files, for this thread, which is to them who they belong to until the value is dropped.
+    ///
+    /// # Errors
+    /// The server may not act as the owner.
+    pub fn files(&self) -> Result<Files<'_>> {
+        self.root.files()
     }
 
     /// How long nothing has been going on; `None` while something is.

@@ -43,7 +43,8 @@ struct Span {
 pub(super) fn read(request: &Request<'_>, workspace: &Workspace, query: &Query) -> Answer {
     let path = path(query, "path")?;
     let (offset, length) = (query.number("offset")?, query.number("length")?);
-    let opened = workspace.root.open(&path, length.is_some())?;
+    let files = workspace.files()?;
+    let opened = files.open(&path, length.is_some())?;
     let size = opened.size;
     let is_regular = opened.kind == FileKind::Regular;
     let mut response =
@@ -219,7 +220,7 @@ pub(super) fn write(request: &mut Request<'_>, workspace: &Workspace, query: &Qu
     let truncate_to = query.number("truncate_to")?;
     let mode = query.mode("mode")?;
     let make_parents = query.optional_flag("mkdir")?.unwrap_or(true);
-    let root = &workspace.root;
+    let files = workspace.files()?;
     let size = match offset {
         None if truncate_to.is_some() => {
             return Err(invalid(
@@ -227,7 +228,7 @@ pub(super) fn write(request: &mut Request<'_>, workspace: &Workspace, query: &Qu
             ));
         }
         None => {
-            let mut upload = root.upload(&path, mode, make_parents)?;
+            let mut upload = files.upload(&path, mode, make_parents)?;
             let mut client = request.body.watch_client();
             each_piece(request, |mut piece| {
                 while !piece.is_empty() {
@@ -247,7 +248,7 @@ pub(super) fn write(request: &mut Request<'_>, workspace: &Workspace, query: &Qu
                     "offset and the body's length together are larger than any file",
                 ));
             }
-            let mut range = root.write_range(&path, offset, truncate_to, mode, make_parents)?;
+            let mut range = files.write_range(&path, offset, truncate_to, mode, make_parents)?;
             each_piece(request, |piece| Ok(range.write(piece)?))?;
             range.commit()?
         }
@@ -258,7 +259,7 @@ pub(super) fn write(request: &mut Request<'_>, workspace: &Workspace, query: &Qu
 }
 
 /// Waits until a pipe takes more, as long as the client is there.
-fn wait_for_room(upload: &Upload, client: &mut ClientWatch) -> Result<(), Refusal> {
+fn wait_for_room(upload: &Upload<'_>, client: &mut ClientWatch) -> Result<(), Refusal> {
     let mut entries = [
         PollEntry::new(upload.descriptor(), Events::WRITABLE),
         PollEntry::new(client.descriptor(), client.interest()),
@@ -308,7 +309,7 @@ pub(super) fn list(workspace: &Workspace, query: &Query) -> Answer {
         .transpose()?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let page = workspace
-        .root
+        .files()?
         .list(&path, after.as_ref().map(FilePath::bytes), limit)?;
     let body = Body::Reader(Box::new(PageDocument::new(page, path, detail)));
     Ok(Response::new(200, body).with_header("Content-Type", "application/json"))
@@ -317,7 +318,7 @@ pub(super) fn list(workspace: &Workspace, query: &Query) -> Answer {
 /// `GET files/stat`.
 pub(super) fn stat(workspace: &Workspace, query: &Query) -> Answer {
     let (path, detail) = (path(query, "path")?, detail(query)?);
-    let entry = workspace.root.stat(&path)?;
+    let entry = workspace.files()?.stat(&path)?;
     let document = EntryDocument::of(&entry, path.to_string(), detail);
     Ok(Response::json(&document))
 }
@@ -325,7 +326,9 @@ pub(super) fn stat(workspace: &Workspace, query: &Query) -> Answer {
 /// `DELETE files/delete`.
 pub(super) fn delete(workspace: &Workspace, query: &Query) -> Answer {
     let recursive = query.flag("recursive")?;
-    workspace.root.remove(&path(query, "path")?, recursive)?;
+    workspace
+        .files()?
+        .remove(&path(query, "path")?, recursive)?;
     Ok(Response::json(&json!({ "deleted": true })))
 }
 
@@ -333,14 +336,14 @@ pub(super) fn delete(workspace: &Workspace, query: &Query) -> Answer {
 pub(super) fn make_directory(workspace: &Workspace, query: &Query) -> Answer {
     let mode = query.mode("mode")?;
     let path = path(query, "path")?;
-    workspace.root.make_directory(&path, mode)?;
+    workspace.files()?.make_directory(&path, mode)?;
     Ok(Response::json(&json!({ "path": path.to_string() })))
 }
 
 /// `POST files/move`.
 pub(super) fn rename(workspace: &Workspace, query: &Query) -> Answer {
     let (from, to) = (path(query, "from")?, path(query, "to")?);
-    workspace.root.rename(&from, &to)?;
+    workspace.files()?.rename(&from, &to)?;
     Ok(Response::json(&json!({ "path": to.to_string() })))
 }
 

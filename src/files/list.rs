@@ -14,13 +14,16 @@ use nix::sys::stat::fstatat;
 use super::name::FilePath;
 use super::root::link_target;
 use super::{Entry, FileKind, Root, size};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Part of a directory: its entries in order.
 pub struct Page {
     directory: Dir,
     names: std::vec::IntoIter<(Vec<u8>, FileKind)>,
     sizes_links_by_target: bool,
+    /// Whether who listed the directory may also look at what is in it. A page is read when nobody
+    /// acts for a sandbox any more, and then the server may.
+    is_searchable: bool,
     /// The name to go on after, if there is more.
     pub after: Option<Vec<u8>>,
 }
@@ -31,7 +34,7 @@ impl Root {
     /// # Errors
     /// It is no directory, or cannot be read.
     pub fn list(&self, path: &FilePath, after: Option<&[u8]>, limit: usize) -> Result<Page> {
-        let failed = |errno| Error::system(format_args!("cannot list {path}"), errno);
+        let failed = |errno| self.error(format_args!("cannot list {path}"), errno);
         let mut directory = self
             .resolve(path.bytes(), OFlag::O_RDONLY | OFlag::O_DIRECTORY)
             .and_then(Dir::from_fd)
@@ -56,6 +59,7 @@ impl Root {
             }
             names.push((name.to_vec(), kind(found.file_type())));
         }
+        let is_searchable = fstatat(&directory, ".", AtFlags::empty()).is_ok();
         let mut names = names.into_sorted_vec();
         let more = names.len() > limit;
         names.truncate(limit);
@@ -64,6 +68,7 @@ impl Root {
             after: names.last().filter(|_| more).map(|(name, _)| name.clone()),
             names: names.into_iter(),
             sizes_links_by_target: self.sizes_links_by_target,
+            is_searchable,
         })
     }
 }
@@ -74,6 +79,9 @@ impl Iterator for Page {
     fn next(&mut self) -> Option<Entry> {
         loop {
             let (name, kind) = self.names.next()?;
+            if !self.is_searchable {
+                return Some(Entry::unknown(name, kind));
+            }
             let status = |flags| fstatat(&self.directory, name.as_slice(), flags);
             let found = match status(AtFlags::AT_SYMLINK_NOFOLLOW) {
                 Ok(found) => found,

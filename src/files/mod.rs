@@ -1,16 +1,22 @@
 //! Files under one root.
 //!
 //! [`Root`] is where a workspace's paths begin and are resolved; every operation gets a descriptor
-//! from it, or a directory and one last name in it, and acts on that. Here is what is known of a
-//! file, and how one is read; lists, moves, deletes and writes have files of their own.
+//! from it, or a directory and one last name in it, and acts on that. A root is used through
+//! [`Files`], which holds the identity that its files belong to. Here is what is known of a file, and
+//! how one is read; lists, moves, deletes and writes have files of their own, and so have the homes
+//! that roots can be.
 //!
 //! No HTTP here: errors carry kinds, and their texts the path as the client wrote it.
 
+mod beneath;
+mod home;
 mod list;
 pub mod name;
 mod remove;
 mod rename;
 mod root;
+#[cfg(test)]
+mod tests;
 mod write;
 
 use std::fs::File;
@@ -20,9 +26,10 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat};
 
 use crate::error::{Error, Kind, Result};
+pub use home::{make_home, remove_home};
 pub use list::Page;
 use name::FilePath;
-pub use root::Root;
+pub use root::{Files, Root};
 use root::{Missing, link_target};
 pub use write::Upload;
 
@@ -145,7 +152,7 @@ impl Root {
                 Errno::ENOTDIR => Errno::ENOENT,
                 errno => errno,
             })
-            .map_err(|errno| Error::system(format_args!("cannot stat {path}"), errno))?;
+            .map_err(|errno| self.error(format_args!("cannot stat {path}"), errno))?;
         let mut entry = Entry::new(path.name().to_vec(), &status);
         if entry.kind == FileKind::Link {
             entry.target = self
@@ -169,7 +176,7 @@ impl Root {
     /// # Errors
     /// There is none, it is a directory, or reading it could wait for ever.
     pub fn open(&self, path: &FilePath, with_devices: bool) -> Result<Opened> {
-        let failed = |errno| Error::system(format_args!("cannot read {path}"), errno);
+        let failed = |errno| self.error(format_args!("cannot read {path}"), errno);
         let check = |status: &FileStat| {
             let (kind, why) = match FileKind::of(status) {
                 FileKind::Directory => (Kind::IsDirectory, "a directory; list it"),
@@ -214,7 +221,7 @@ impl Root {
             };
             fchmodat(&directory, ".", mode, FchmodatFlags::FollowSymlink)
         };
-        make().map_err(|errno| Error::system(format_args!("cannot make directory {path}"), errno))
+        make().map_err(|errno| self.error(format_args!("cannot make directory {path}"), errno))
     }
 }
 

@@ -1,9 +1,10 @@
 //! Removing files and whole trees.
 //!
-//! A tree may be thousands of levels deep and may change while it is removed, so there is no
-//! recursion, only one descriptor is open at a time, and nothing is ever followed: each step goes
-//! down into a directory that was opened without following links, or up to one that is still the
-//! parent it came from.
+//! A tree may be thousands of levels deep, hold millions of names and change while it is removed, so
+//! there is no recursion, only one directory is open at a time (and read through another descriptor),
+//! a bounded number of names is held, and nothing is ever followed: each step goes down into a
+//! directory that was opened without following links, or up to one that is still the parent it came
+//! from.
 
 use std::os::fd::OwnedFd;
 
@@ -14,7 +15,7 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::name::FilePath;
-use super::root::{DIRECTORY, Identity, Missing, Place};
+use super::root::{DIRECTORY, Identity, Missing};
 use super::{FileKind, Root};
 use crate::error::{Error, Kind, Result};
 
@@ -31,10 +32,10 @@ impl Root {
         if FileKind::of(&status) != FileKind::Directory {
             return place.unlink().map_err(failed);
         }
-        let name = place.name.as_slice();
-        match unlinkat(&place.directory, name, UnlinkatFlags::RemoveDir) {
+        let empty = UnlinkatFlags::RemoveDir;
+        match unlinkat(&place.directory, place.name.as_slice(), empty) {
             Err(Errno::ENOTEMPTY | Errno::EEXIST) if recursive => {
-                remove_tree(place, status.st_dev).map_err(failed)
+                remove_tree(place.directory, &place.name).map_err(failed)
             }
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(Error::new(
                 Kind::NotEmpty,
@@ -50,69 +51,95 @@ impl Root {
 /// Times a directory is gone through again because something was put into it meanwhile.
 const ROUNDS: usize = 8;
 
-/// A directory on the way down.
+/// Names read from a directory at once: one may have millions.
+const BATCH_NAMES: usize = 4096;
+
+/// Names that are held at most before another batch is read, of all levels together.
+const MAX_PENDING_NAMES: usize = 4 * BATCH_NAMES;
+
+/// A directory on the way down: 32 bytes, whatever is in it and whatever it is called.
 struct Level {
-    /// Its name in its parent.
-    name: Vec<u8>,
-    /// What identifies the parent when coming back up.
-    parent: Identity,
-    /// Entries that are still to be removed.
-    pending: Vec<Vec<u8>>,
+    identity: Identity,
+    /// Where its names begin among those that are pending.
+    first: usize,
+    /// Whether it may have names that are not pending.
+    is_partly_read: bool,
 }
 
-/// Removes a directory and everything in it that is on its device: what is mounted below is not
-/// part of it. What somebody else removes meanwhile is as good as removed.
-fn remove_tree(top: Place, device: u64) -> std::result::Result<(), Errno> {
-    let mut current = top.directory;
-    let mut levels: Vec<Level> = Vec::new();
-    let mut refilled = 0;
-    let mut to_enter = Some(top.name);
-    loop {
-        if let Some(name) = to_enter.take() {
-            let parent = Identity::of_open(&current)?;
+/// Removes what `name` is in `parent`, and if that is a directory everything in it that is on its
+/// mount: what is mounted below is not part of it. What somebody else removes meanwhile is as good as
+/// removed.
+///
+/// A name stays pending until it is gone, so that it need not be kept for the way up; when there are
+/// too many, all are forgotten and read again by whoever needs them.
+///
+/// # Errors
+/// `EBUSY` if something is mounted there or a directory is moved away meanwhile; `ENOTEMPTY` if
+/// something is put into one again and again; else as unlink(2), open(2) and readdir(3).
+pub(super) fn remove_tree(parent: OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
+    let mut current = parent;
+    let mut levels = vec![Level {
+        identity: Identity::of_open(&current)?,
+        first: 0,
+        is_partly_read: false,
+    }];
+    let mut pending = vec![name.to_vec()];
+    let (mut device, mut left, mut refilled) = (None, None, 0);
+    while let Some(level) = levels.last_mut() {
+        if let Some(name) = pending[level.first..].last() {
             let flags = DIRECTORY | OFlag::O_NOFOLLOW;
-            match openat(&current, name.as_slice(), flags, Mode::empty()) {
-                Ok(directory) => {
-                    if fstat(&directory)?.st_dev != device {
-                        return Err(Errno::EBUSY);
-                    }
-                    current = directory;
-                    levels.push(Level {
-                        name,
-                        parent,
-                        pending: names(&current)?,
-                    });
+            let entered = if remove_simple(&current, name)? {
+                Err(Errno::ENOENT)
+            } else {
+                openat(&current, name.as_slice(), flags, Mode::empty())
+            };
+            let directory = match entered {
+                Err(Errno::ENOENT) => {
+                    pending.pop();
+                    continue;
                 }
-                Err(Errno::ENOENT) => {}
-                Err(errno) => return Err(errno),
+                entered => entered?,
+            };
+            let status = fstat(&directory)?;
+            if *device.get_or_insert(status.st_dev) != status.st_dev {
+                return Err(Errno::EBUSY);
             }
-        }
-        let Some(level) = levels.last_mut() else {
-            return Ok(());
-        };
-        if let Some(name) = level.pending.pop() {
-            if !remove_simple(&current, &name)? {
-                to_enter = Some(name);
+            let identity = Identity::of(&status);
+            if left == Some(identity) {
+                refilled += 1;
+                if refilled > ROUNDS {
+                    return Err(Errno::ENOTEMPTY);
+                }
             }
-            continue;
-        }
-        let above = openat(&current, "..", DIRECTORY, Mode::empty())?;
-        if Identity::of_open(&above)? != level.parent {
-            // It was moved meanwhile: what is above now is not ours to touch.
-            return Err(Errno::EBUSY);
-        }
-        current = above;
-        let Some(Level { name, .. }) = levels.pop() else {
-            return Ok(());
-        };
-        if !remove_simple(&current, &name)? {
-            refilled += 1;
-            if refilled > ROUNDS {
-                return Err(Errno::ENOTEMPTY);
+            if pending.len() > MAX_PENDING_NAMES {
+                // The first stays: it is all that is asked of the parent, which is never read.
+                pending.truncate(1);
+                for level in &mut levels[1..] {
+                    level.first = 1;
+                    level.is_partly_read = true;
+                }
             }
-            to_enter = Some(name);
+            levels.push(Level {
+                identity,
+                first: pending.len(),
+                is_partly_read: read_names(&directory, &mut pending)?,
+            });
+            current = directory;
+        } else if level.is_partly_read {
+            level.is_partly_read = read_names(&current, &mut pending)?;
+        } else {
+            left = levels.pop().map(|level| level.identity);
+            let Some(level) = levels.last() else {
+                break;
+            };
+            current = openat(&current, "..", DIRECTORY, Mode::empty())?;
+            if Identity::of_open(&current)? != level.identity {
+                // It was moved meanwhile: what is above now is not ours to touch.
+                return Err(Errno::EBUSY);
+            }
         }
     }
+    Ok(())
 }
 
 /// Removes anything but a directory that has entries; false if it is one.
@@ -123,6 +150,7 @@ fn remove_simple(directory: &OwnedFd, name: &[u8]) -> std::result::Result<bool, 
         Err(Errno::EISDIR | Errno::EPERM) => {}
         Err(errno) => return Err(errno),
     }
+    // This says EBUSY of what something is mounted on, also if that is of the same device.
     match unlinkat(directory, name, UnlinkatFlags::RemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => Ok(true),
         Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(false),
@@ -132,18 +160,25 @@ fn remove_simple(directory: &OwnedFd, name: &[u8]) -> std::result::Result<bool, 
     }
 }
 
-fn names(directory: &OwnedFd) -> std::result::Result<Vec<Vec<u8>>, Errno> {
+/// Adds a batch of a directory's names; whether there are more.
+fn read_names(directory: &OwnedFd, into: &mut Vec<Vec<u8>>) -> std::result::Result<bool, Errno> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let names = Dir::openat(directory, ".", flags, Mode::empty()).and_then(|mut directory| {
-        directory
-            .iter()
-            .map(|found| found.map(|found| found.file_name().to_bytes().to_vec()))
-            .filter(|name| !matches!(name.as_deref(), Ok(b"." | b"..")))
-            .collect()
-    });
-    match names {
+    let mut directory = match Dir::openat(directory, ".", flags, Mode::empty()) {
         // The directory itself is gone.
-        Err(Errno::ENOENT) => Ok(Vec::new()),
-        names => names,
+        Err(Errno::ENOENT) => return Ok(false),
+        opened => opened?,
+    };
+    let limit = into.len() + BATCH_NAMES;
+    for found in directory.iter() {
+        let found = found?;
+        let name = found.file_name().to_bytes();
+        if name == b"." || name == b".." {
+            continue;
+        }
+        if into.len() == limit {
+            return Ok(true);
+        }
+        into.push(name.to_vec());
     }
+    Ok(false)
 }

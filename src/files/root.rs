@@ -4,8 +4,13 @@
 //! for a descriptor of what it leads to, or for a [`Place`]: the directory, held open, and the last
 //! name in it. What a path may cross on its way is thereby the root's alone, and what was looked at
 //! is what is acted on, whatever happens to the names above it meanwhile.
+//!
+//! A [`Place`] is as safe as the resolving that led to it: its directory is beneath the root, its name
+//! has no slash and is neither `.` nor `..`, and no call that takes the two follows a link.
 
+use std::fmt;
 use std::fs::File;
+use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
@@ -14,8 +19,10 @@ use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
+use super::beneath::Resolver;
 use super::name::{FilePath, split};
 use crate::error::{Error, Kind, Result};
+use crate::sys::{ActingAs, User};
 
 /// Links followed at the end of one path before it is taken for a loop, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -40,6 +47,29 @@ enum Resolution {
     /// What it means to any program on the machine: relative ones begin at the descriptor, and
     /// links lead anywhere.
     Machine,
+    /// What it means to somebody for whom the descriptor is all there is: a leading slash is the
+    /// descriptor, nothing leads out of it, and links lead nowhere.
+    Beneath { resolver: Resolver, owner: User },
+}
+
+/// A root in use: while it lives, the calling thread is to files who the root's files belong to.
+///
+/// The kernel thereby stands twice between a client and what is not its own: paths do not lead out,
+/// and if one did, its owner might not open what is there. What is made belongs to the owner with
+/// no second step, and has the mode that a command's umask would give it, which is the server's.
+/// The server keeps its other privileges meanwhile, of which one shows: it may use the blocks that a
+/// file system reserves (`CAP_SYS_RESOURCE`).
+pub struct Files<'root> {
+    root: &'root Root,
+    _acting: Option<ActingAs>,
+}
+
+impl Deref for Files<'_> {
+    type Target = Root;
+
+    fn deref(&self) -> &Root {
+        self.root
+    }
 }
 
 /// What is done about directories that are missing on a path.
@@ -82,6 +112,53 @@ impl Root {
         })
     }
 
+    /// Everything beneath `directory`, as its `owner`.
+    pub fn home(directory: OwnedFd, owner: User) -> Self {
+        let resolver = Resolver::of_machine(&directory);
+        Self::beneath(directory, owner, resolver)
+    }
+
+    pub(super) fn beneath(directory: OwnedFd, owner: User, resolver: Resolver) -> Self {
+        Self {
+            beginning: directory,
+            resolution: Resolution::Beneath { resolver, owner },
+            follows_last_link: false,
+            sizes_links_by_target: false,
+        }
+    }
+
+    /// The right to use the root on this thread, until the value is dropped.
+    ///
+    /// # Errors
+    /// The server may not act as the owner.
+    pub fn files(&self) -> Result<Files<'_>> {
+        let acting = match self.resolution {
+            Resolution::Machine => None,
+            Resolution::Beneath { owner, .. } => {
+                let acting = ActingAs::new(owner).map_err(|errno| {
+                    Error::system(format_args!("cannot act as uid {}", owner.uid), errno)
+                })?;
+                Some(acting)
+            }
+        };
+        Ok(Files {
+            root: self,
+            _acting: acting,
+        })
+    }
+
+    /// The error of an act for which a path had to be resolved.
+    pub(super) fn error(&self, act: impl fmt::Display, errno: Errno) -> Error {
+        let why = match (&self.resolution, errno) {
+            (Resolution::Beneath { .. }, Errno::ELOOP) => {
+                "it is a symbolic link, or goes through one, and links are not followed here"
+            }
+            (Resolution::Beneath { .. }, Errno::EXDEV) => "it is outside the sandbox",
+            _ => return Error::system(act, errno),
+        };
+        Error::new(Kind::Forbidden, format!("{act}: {why} ({errno:?})"))
+    }
+
     /// Opens what a path leads to.
     pub(super) fn resolve(&self, path: &[u8], flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
         match self.resolution {
@@ -91,6 +168,7 @@ impl Root {
                 flags | OFlag::O_CLOEXEC,
                 Mode::empty(),
             ),
+            Resolution::Beneath { resolver, .. } => resolver.open(&self.beginning, path, flags),
         }
     }
 
@@ -102,6 +180,14 @@ impl Root {
     ) -> std::result::Result<FileStat, Errno> {
         match self.resolution {
             Resolution::Machine => fstatat(&self.beginning, path, flags),
+            Resolution::Beneath { .. } => {
+                let itself = if flags.contains(AtFlags::AT_SYMLINK_NOFOLLOW) {
+                    OFlag::O_NOFOLLOW
+                } else {
+                    OFlag::empty()
+                };
+                fstat(self.resolve(path, OFlag::O_PATH | itself)?)
+            }
         }
     }
 
@@ -129,7 +215,7 @@ impl Root {
         };
         if let Missing::MakeOutside(other) = missing
             && !names.is_empty()
-            && lies_within(&current, other)?
+            && self.lies_within(&current, other)?
         {
             return Err(Errno::EINVAL);
         }
@@ -151,10 +237,11 @@ impl Root {
     /// The path ends in no name of its own, or its directory cannot be opened.
     pub(super) fn place(&self, path: &FilePath, missing: Missing) -> Result<Place> {
         let Some((directory, name)) = split(path.bytes()) else {
-            let kind = if path.bytes().iter().all(|byte| *byte == b'/') {
-                Kind::Forbidden
-            } else {
-                Kind::Invalid
+            let is_root = path.bytes().iter().all(|byte| *byte == b'/');
+            // `.` and `a/..` may be the home, which is not its owner's to move or delete.
+            let kind = match self.resolution {
+                Resolution::Machine if !is_root => Kind::Invalid,
+                _ => Kind::Forbidden,
             };
             return Err(Error::new(
                 kind,
@@ -162,7 +249,7 @@ impl Root {
             ));
         };
         let directory = self.directory(directory, missing).map_err(|errno| {
-            Error::system(format_args!("cannot open the directory of {path}"), errno)
+            self.error(format_args!("cannot open the directory of {path}"), errno)
         })?;
         Ok(Place {
             directory,
@@ -181,7 +268,7 @@ impl Root {
         path: &FilePath,
         make_parents: bool,
     ) -> Result<(Place, Option<FileStat>)> {
-        let failed = |errno| Error::system(format_args!("cannot write {path}"), errno);
+        let failed = |errno| self.error(format_args!("cannot write {path}"), errno);
         if path.bytes().ends_with(b"/") {
             return Err(Error::new(
                 Kind::IsDirectory,
@@ -197,6 +284,9 @@ impl Root {
         for _ in 0..MAX_LINKS {
             let existing = place.existing().map_err(failed)?;
             if existing.is_none_or(|existing| existing.st_mode & libc::S_IFMT != libc::S_IFLNK) {
+                if existing.is_some() && self.is_outside(path.bytes()) {
+                    return Err(failed(Errno::EXDEV));
+                }
                 return Ok((place, existing));
             }
             if !self.follows_last_link {
@@ -212,22 +302,46 @@ impl Root {
         }
         Err(failed(Errno::ELOOP))
     }
-}
 
-/// Whether a directory is another one, or below it.
-fn lies_within(directory: &OwnedFd, other: Identity) -> std::result::Result<bool, Errno> {
-    let mut current = openat(directory, ".", DIRECTORY, Mode::empty())?;
-    let mut here = Identity::of_open(&current)?;
-    while here != other {
-        current = openat(&current, "..", DIRECTORY, Mode::empty())?;
-        let above = Identity::of_open(&current)?;
-        // The root is its own parent.
-        if above == here {
-            return Ok(false);
+    /// Whether something is mounted over the last name of a path, which acting on a [`Place`] would
+    /// not notice.
+    fn is_outside(&self, path: &[u8]) -> bool {
+        match self.resolution {
+            Resolution::Machine => false,
+            Resolution::Beneath { .. } => {
+                let itself = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+                matches!(self.resolve(path, itself), Err(Errno::EXDEV))
+            }
         }
-        here = above;
     }
-    Ok(true)
+
+    /// Whether a directory is another one, or below it.
+    fn lies_within(
+        &self,
+        directory: &OwnedFd,
+        other: Identity,
+    ) -> std::result::Result<bool, Errno> {
+        // Above a home there is nothing to compare with, and its owner may not go there.
+        let top = match self.resolution {
+            Resolution::Machine => None,
+            Resolution::Beneath { .. } => Some(Identity::of_open(&self.beginning)?),
+        };
+        let mut current = openat(directory, ".", DIRECTORY, Mode::empty())?;
+        let mut here = Identity::of_open(&current)?;
+        while here != other {
+            if top == Some(here) {
+                return Ok(false);
+            }
+            current = openat(&current, "..", DIRECTORY, Mode::empty())?;
+            let above = Identity::of_open(&current)?;
+            // The root is its own parent.
+            if above == here {
+                return Ok(false);
+            }
+            here = above;
+        }
+        Ok(true)
+    }
 }
 
 /// A name in a directory that is held open. Nothing done here follows a link.

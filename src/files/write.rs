@@ -13,6 +13,7 @@
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +38,7 @@ const ATTEMPTS: usize = 16;
 const WAITING_PLACES: [&str; 2] = ["/tmp", "/var/tmp"];
 
 /// A whole file on its way.
-pub struct Upload {
+pub struct Upload<'files> {
     shown: String,
     file: File,
     written: u64,
@@ -45,6 +46,8 @@ pub struct Upload {
     mode: Option<u32>,
     /// Where it goes when it is complete; nowhere, if it is written to a device or pipe directly.
     landing: Option<Landing>,
+    /// It ends as it began, as the owner of the files.
+    files: PhantomData<&'files Root>,
 }
 
 /// Where an upload ends up.
@@ -68,7 +71,7 @@ enum Staging {
 }
 
 /// A range on its way into a file.
-pub struct RangedWrite {
+pub struct RangedWrite<'files> {
     shown: String,
     place: Place,
     file: File,
@@ -77,6 +80,8 @@ pub struct RangedWrite {
     mode: Option<u32>,
     /// Whether the file was made for this range.
     is_new: bool,
+    /// It ends as it began, as the owner of the files.
+    files: PhantomData<&'files Root>,
 }
 
 impl Root {
@@ -85,8 +90,13 @@ impl Root {
     ///
     /// # Errors
     /// The place cannot be written to.
-    pub fn upload(&self, path: &FilePath, mode: Option<u32>, make_parents: bool) -> Result<Upload> {
-        let failed = |errno| Error::system(format_args!("cannot write {path}"), errno);
+    pub fn upload(
+        &self,
+        path: &FilePath,
+        mode: Option<u32>,
+        make_parents: bool,
+    ) -> Result<Upload<'_>> {
+        let failed = |errno| self.error(format_args!("cannot write {path}"), errno);
         let (place, existing) = self.target(path, make_parents)?;
         let upload = |file, landing| Upload {
             shown: path.to_string(),
@@ -94,6 +104,7 @@ impl Root {
             written: 0,
             mode,
             landing,
+            files: PhantomData,
         };
         let mut kept = None;
         if let Some(existing) = &existing {
@@ -136,7 +147,7 @@ impl Root {
         truncate_to: Option<u64>,
         mode: Option<u32>,
         make_parents: bool,
-    ) -> Result<RangedWrite> {
+    ) -> Result<RangedWrite<'_>> {
         let mut last = Errno::EBUSY;
         for _ in 0..ATTEMPTS {
             let (place, existing) = self.target(path, make_parents)?;
@@ -165,7 +176,7 @@ impl Root {
                 }
             };
             let status = fstat(&file)
-                .map_err(|errno| Error::system(format_args!("cannot write {path}"), errno))?;
+                .map_err(|errno| self.error(format_args!("cannot write {path}"), errno))?;
             check_offsets(&status, path)?;
             return Ok(RangedWrite {
                 shown: path.to_string(),
@@ -176,6 +187,7 @@ impl Root {
                 truncate_to: truncate_to.filter(|_| FileKind::of(&status) == FileKind::Regular),
                 mode,
                 is_new: existing.is_none(),
+                files: PhantomData,
             });
         }
         let last = if last == Errno::EAGAIN {
@@ -183,11 +195,11 @@ impl Root {
         } else {
             last
         };
-        Err(Error::system(format_args!("cannot write {path}"), last))
+        Err(self.error(format_args!("cannot write {path}"), last))
     }
 }
 
-impl Upload {
+impl Upload<'_> {
     /// Begins to replace whatever is at a place, which must not be a directory, with a file that has
     /// the mode and owner of another.
     pub(super) fn replacing(place: Place, path: &FilePath, like: &FileStat) -> Result<Self> {
@@ -208,6 +220,7 @@ impl Upload {
                 kept: Some(attributes(like)),
                 staging,
             }),
+            files: PhantomData,
         })
     }
 
@@ -345,7 +358,7 @@ impl Drop for Landing {
     }
 }
 
-impl RangedWrite {
+impl RangedWrite<'_> {
     /// Writes the next bytes.
     ///
     /// # Errors

@@ -1,0 +1,897 @@
+//! The promises of a root that is a home, over both resolvers: every act on every kind of path, with
+//! links, modes and mounts in the way and while names are swapped; and homes that resist removal.
+//!
+//! What is outside the home is deliberately everybody's to read and write: only the resolving stands
+//! in the way then, and not the identity that the thread has besides.
+
+use std::ffi::CString;
+use std::fs::{self, File, Permissions};
+use std::io::Read;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, mkdirat};
+
+use super::beneath::Resolver;
+use super::name::FilePath;
+use super::{FileKind, Files, Root, make_home, remove_home};
+use crate::error::{Error, Kind};
+use crate::sys::{User, exchange_names};
+
+const OWNER: User = User {
+    uid: 23_456,
+    gid: 23_457,
+};
+
+const RESOLVERS: [Resolver; 2] = [Resolver::Kernel, Resolver::Walk];
+
+/// Says that a test could not run here; in CI that is a failure.
+fn cannot(reason: &str) {
+    assert!(
+        std::env::var_os("CI").is_none(),
+        "SKIPPED in CI, which is a failure: {reason}"
+    );
+    eprintln!("SKIPPED: {reason}");
+}
+
+fn is_root() -> bool {
+    let is_root = nix::unistd::geteuid().is_root();
+    if !is_root {
+        cannot("giving files to another user needs root");
+    }
+    is_root
+}
+
+/// A directory with a home in it and things beside it, removed with the value.
+struct World {
+    base: PathBuf,
+}
+
+impl World {
+    fn empty() -> Self {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("sbx-unit-{}-{count}", std::process::id());
+        let base = std::env::temp_dir().join(name);
+        fs::create_dir(&base).unwrap();
+        let world = Self { base };
+        world.make_directory("", 0o755, None);
+        world.make_directory("outside", 0o777, None);
+        world.make_file("outside/secret", "secret", 0o666, None);
+        world.make_file("secret", "secret", 0o666, None);
+        world.make_directory("home", 0o700, Some(OWNER));
+        world
+    }
+
+    /// With one of everything in the home.
+    fn furnished() -> Self {
+        let world = Self::empty();
+        let owner = Some(OWNER);
+        world.make_file("home/file", "content", 0o644, owner);
+        world.make_directory("home/dir", 0o755, owner);
+        world.make_file("home/dir/inner", "inner", 0o644, owner);
+        let absolute = |path: &str| world.base.join(path).to_str().unwrap().to_owned();
+        for (name, target) in [
+            ("to-file", "file".to_owned()),
+            ("to-dir", "dir".to_owned()),
+            ("out-file", "../outside/secret".to_owned()),
+            ("out-dir", "../outside".to_owned()),
+            ("abs-file", absolute("outside/secret")),
+            ("abs-dir", absolute("outside")),
+            ("abs-own", absolute("home/dir")),
+            ("magic-dir", "/proc/self/cwd".to_owned()),
+            ("magic-file", "/proc/self/fd/0".to_owned()),
+            ("magic-exe", "/proc/self/exe".to_owned()),
+            ("dangling", "nowhere".to_owned()),
+            ("loop", "loop".to_owned()),
+        ] {
+            symlink(target, world.home(name)).unwrap();
+        }
+        nix::unistd::mkfifo(&world.home("fifo"), Mode::empty()).unwrap();
+        world.give("home/fifo", 0o644, owner);
+        world.make_directory("home/closed", 0o755, owner);
+        world.make_file("home/closed/inner", "inner", 0o644, owner);
+        world.chmod("home/closed", 0);
+        world.make_file("home/foreign", "foreign", 0o600, None);
+        world.make_directory("home/foreign-dir", 0o755, None);
+        world.make_file("home/foreign-dir/file", "foreign", 0o644, None);
+        world
+    }
+
+    fn home(&self, name: &str) -> PathBuf {
+        self.base.join("home").join(name)
+    }
+
+    fn chmod(&self, path: &str, mode: u32) {
+        fs::set_permissions(self.base.join(path), Permissions::from_mode(mode)).unwrap();
+    }
+
+    fn give(&self, path: &str, mode: u32, owner: Option<User>) {
+        if let Some(User { uid, gid }) = owner {
+            chown(self.base.join(path), Some(uid), Some(gid)).unwrap();
+        }
+        self.chmod(path, mode);
+    }
+
+    fn make_directory(&self, path: &str, mode: u32, owner: Option<User>) {
+        if !path.is_empty() {
+            fs::create_dir(self.base.join(path)).unwrap();
+        }
+        self.give(path, mode, owner);
+    }
+
+    fn make_file(&self, path: &str, content: &str, mode: u32, owner: Option<User>) {
+        fs::write(self.base.join(path), content).unwrap();
+        self.give(path, mode, owner);
+    }
+
+    fn open(&self) -> OwnedFd {
+        File::open(&self.base).unwrap().into()
+    }
+
+    fn root(&self, resolver: Resolver) -> Root {
+        let home = File::open(self.base.join("home")).unwrap();
+        Root::beneath(home.into(), OWNER, resolver)
+    }
+
+    /// Everything that is outside the home, as far as anybody could change it.
+    fn outside(&self) -> Vec<(PathBuf, u32, u32, u64, i64, Vec<u8>)> {
+        ["", "secret", "outside", "outside/secret"]
+            .iter()
+            .map(|path| self.base.join(path))
+            .flat_map(|path| {
+                let mut found = vec![path.clone()];
+                if path.ends_with("outside") {
+                    found.extend(
+                        fs::read_dir(&path)
+                            .unwrap()
+                            .map(|entry| entry.unwrap().path()),
+                    );
+                }
+                found
+            })
+            .map(|path| {
+                let status = fs::symlink_metadata(&path).unwrap();
+                let content = if status.is_file() {
+                    fs::read(&path).unwrap()
+                } else {
+                    Vec::new()
+                };
+                let changed = status.ctime() * 1_000_000_000 + status.ctime_nsec();
+                (
+                    path,
+                    status.mode(),
+                    status.uid(),
+                    status.ino(),
+                    changed,
+                    content,
+                )
+            })
+            .collect()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.base);
+    }
+}
+
+fn path(text: &str) -> FilePath {
+    FilePath::new(text.as_bytes()).unwrap()
+}
+
+type Outcome = Result<(), Error>;
+
+/// The acts of the file routes, in the order of the table's columns.
+const ACTS: [(&str, fn(&Files<'_>, &str) -> Outcome); 9] = [
+    ("stat", |files, at| files.stat(&path(at)).map(drop)),
+    ("read", |files, at| {
+        let mut content = String::new();
+        let mut opened = files.open(&path(at), true)?;
+        opened.file.read_to_string(&mut content).unwrap();
+        assert_ne!(content, "secret", "read of {at}");
+        Ok(())
+    }),
+    ("write", |files, at| {
+        let mut upload = files.upload(&path(at), Some(0o640), true)?;
+        assert_eq!(upload.write(b"written")?, 7);
+        upload.commit().map(drop)
+    }),
+    ("range", |files, at| {
+        let mut range = files.write_range(&path(at), 2, None, Some(0o640), true)?;
+        range.write(b"written")?;
+        range.commit().map(drop)
+    }),
+    ("list", |files, at| {
+        let page = files.list(&path(at), None, 100)?;
+        assert!(page.count() != 1 || at != "out-dir", "list of {at}");
+        Ok(())
+    }),
+    ("mkdir", |files, at| {
+        files.make_directory(&path(at), Some(0o750))
+    }),
+    ("delete", |files, at| files.remove(&path(at), true)),
+    ("move from", |files, at| {
+        files.rename(&path(at), &path("moved"))
+    }),
+    ("move to", |files, at| {
+        files.rename(&path("file"), &path(at))
+    }),
+];
+
+fn letter(outcome: &Outcome) -> char {
+    match outcome.as_ref().map_err(Error::kind) {
+        Ok(()) => '+',
+        Err(Kind::Forbidden) => 'F',
+        Err(Kind::NotFound) => 'N',
+        Err(Kind::IsDirectory) => 'd',
+        Err(Kind::NotDirectory) => 'n',
+        Err(Kind::NotRegular) => 'p',
+        Err(Kind::Invalid) => 'I',
+        Err(_) => '?',
+    }
+}
+
+/// Each path, and what comes of the acts: `+` success, `F` forbidden, `N` not found, `d` is a
+/// directory, `n` is no directory, `p` is no regular file, `I` invalid.
+#[rustfmt::skip]
+const TABLE: &[(&str, &str)] = &[
+    //                               stat, read, write, range, list, mkdir, delete, from, to
+    ("file",                         "++++nn+++"),
+    ("/file",                        "++++nn+++"),
+    ("///file",                      "++++nn+++"),
+    ("./file",                       "++++nn+++"),
+    ("dir/../file",                  "++++nn+++"),
+    ("/dir/./../dir//../file",       "++++nn+++"),
+    ("dir/inner",                    "++++nn+++"),
+    ("dir",                          "+ddd++++d"),
+    ("dir/",                         "+ddd++++d"),
+    ("file/",                        "Nnddnn+++"),
+    ("missing",                      "NN++N+NN+"),
+    ("missing/deep",                 "NN++N+NN+"),
+    ("file/below",                   "Nnnnnnnnn"),
+    ("file/../dir/inner",            "Nnnnnnnnn"),
+    ("missing/../file",              "NNNNNNNNN"),
+    // The home itself, which is not its owner's to replace.
+    ("/",                            "+ddd++FFF"),
+    (".",                            "+dFF++FFF"),
+    ("dir/..",                       "+dFF++FFF"),
+    ("dir/../",                      "+ddd++FFF"),
+    // Out of it.
+    ("..",                           "FFFFFFFFF"),
+    ("/..",                          "FFFFFFFFF"),
+    ("dir/../..",                    "FFFFFFFFF"),
+    ("../secret",                    "FFFFFFFFF"),
+    ("/../secret",                   "FFFFFFFFF"),
+    ("../outside/new",               "FFFFFFFFF"),
+    ("dir/../../outside/secret",     "FFFFFFFFF"),
+    ("../home/file",                 "FFFFFFFFF"),
+    ("missing/../../secret",         "NNNNNNNNN"),
+    // Links as the last component: the link itself, or nothing.
+    ("to-file",                      "+FFFFF+++"),
+    ("to-dir",                       "+FFFFF+++"),
+    ("out-file",                     "+FFFFF+++"),
+    ("out-dir",                      "+FFFFF+++"),
+    ("abs-file",                     "+FFFFF+++"),
+    ("abs-dir",                      "+FFFFF+++"),
+    ("abs-own",                      "+FFFFF+++"),
+    ("magic-dir",                    "+FFFFF+++"),
+    ("magic-file",                   "+FFFFF+++"),
+    ("magic-exe",                    "+FFFFF+++"),
+    ("dangling",                     "+FFFFF+++"),
+    ("loop",                         "+FFFFF+++"),
+    ("out-dir/",                     "FFddFF+++"),
+    // Links on the way: nothing.
+    ("to-dir/inner",                 "FFFFFFFFF"),
+    ("to-dir/new",                   "FFFFFFFFF"),
+    ("to-dir/../file",               "FFFFFFFFF"),
+    ("to-dir/.",                     "FFFFFFFFF"),
+    ("out-dir/secret",               "FFFFFFFFF"),
+    ("out-dir/new",                  "FFFFFFFFF"),
+    ("out-dir/new/deep",             "FFFFFFFFF"),
+    ("abs-dir/secret",               "FFFFFFFFF"),
+    ("abs-own/inner",                "FFFFFFFFF"),
+    ("magic-dir/x",                  "FFFFFFFFF"),
+    ("dangling/x",                   "FFFFFFFFF"),
+    ("loop/x",                       "FFFFFFFFF"),
+    ("to-file/x",                    "FFFFFFFFF"),
+    ("fifo",                         "+pppnn+++"),
+    // As closed as to a command of the owner's.
+    ("closed",                       "+dddFFF+d"),
+    ("closed/inner",                 "FFFFFFFFF"),
+    ("closed/../file",               "FFFFFFFFF"),
+    ("foreign",                      "+FFFnn+++"),
+    ("foreign-dir",                  "+ddd+FF+d"),
+    ("foreign-dir/file",             "++FFnnFFF"),
+    ("foreign-dir/new",              "NNFFNFNNF"),
+];
+
+#[test]
+fn every_act_on_every_path_comes_to_the_same_with_both_resolvers() {
+    if !is_root() {
+        return;
+    }
+    let mut wrong = Vec::new();
+    for resolver in RESOLVERS {
+        let mut world = World::furnished();
+        for (at, expected) in TABLE {
+            for ((act, run), expected) in ACTS.iter().zip(expected.chars()) {
+                let outside = world.outside();
+                let root = world.root(resolver);
+                let outcome = run(&root.files().unwrap(), at);
+                if letter(&outcome) != expected {
+                    let what = format!("{resolver:?}: {act} {at}: {outcome:?}, not {expected}");
+                    wrong.push(what);
+                }
+                assert_eq!(world.outside(), outside, "{resolver:?}: {act} {at}");
+                let litter = fs::read_dir(world.home("."))
+                    .unwrap()
+                    .map(|entry| entry.unwrap().file_name())
+                    .find(|name| name.as_bytes().starts_with(b".sbx-upload"));
+                assert_eq!(litter, None, "{resolver:?}: {act} {at}");
+                if outcome.is_ok() && !["stat", "read", "list"].contains(act) {
+                    world = World::furnished();
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn a_refusal_says_whether_a_link_or_the_sandbox_is_the_reason() {
+    if !is_root() {
+        return;
+    }
+    let world = World::furnished();
+    for resolver in RESOLVERS {
+        let root = world.root(resolver);
+        let files = root.files().unwrap();
+        for (act, run) in ACTS {
+            for (at, reason) in [
+                ("out-dir/secret", "links are not followed"),
+                ("../outside/secret", "outside the sandbox"),
+            ] {
+                let text = run(&files, at).unwrap_err().to_string();
+                assert!(text.contains(reason), "{resolver:?}: {act} {at}: {text}");
+                assert!(text.contains(at), "{resolver:?}: {act} {at}: {text}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_path_that_is_too_long_is_invalid_to_both_resolvers() {
+    if !is_root() {
+        return;
+    }
+    let world = World::furnished();
+    let longest = format!("{}file", "./".repeat(2045));
+    assert_eq!(longest.len(), 4094);
+    for resolver in RESOLVERS {
+        let root = world.root(resolver);
+        let files = root.files().unwrap();
+        for (act, run) in ACTS {
+            for at in ["dir/../".repeat(1000), "x".repeat(256), "a/".repeat(8000)] {
+                // What ends in a slash is not for writing, which needs no look at the rest.
+                let at = format!("{at}x");
+                assert_eq!(letter(&run(&files, &at)), 'I', "{resolver:?}: {act}");
+            }
+        }
+        files.stat(&path(&longest)).unwrap();
+        files.stat(&path(&format!("///{longest}"))).unwrap();
+    }
+}
+
+#[test]
+fn a_path_goes_as_deep_as_it_can_with_few_descriptors() {
+    if !is_root() {
+        return;
+    }
+    for resolver in RESOLVERS {
+        let world = World::furnished();
+        let root = world.root(resolver);
+        let files = root.files().unwrap();
+        let deep = "d/".repeat(500);
+        files.make_directory(&path(&deep), None).unwrap();
+        let mut upload = files
+            .upload(&path(&format!("{deep}file")), None, false)
+            .unwrap();
+        upload.write(b"deep").unwrap();
+        upload.commit().unwrap();
+        for (up, down, expected) in [(500, 500, '+'), (500, 499, 'N'), (501, 500, 'F')] {
+            let (up, down) = ("../".repeat(up), "d/".repeat(down));
+            let outcome = files.stat(&path(&format!("{deep}{up}{down}file")));
+            assert_eq!(letter(&outcome.map(drop)), expected, "{resolver:?}");
+        }
+        files.remove(&path("d"), true).unwrap();
+        assert!(!world.home("d").exists());
+    }
+}
+
+#[test]
+fn what_is_made_is_the_owners_with_the_mode_that_its_commands_would_give_it() {
+    if !is_root() {
+        return;
+    }
+    for resolver in RESOLVERS {
+        let world = World::furnished();
+        {
+            let root = world.root(resolver);
+            let files = root.files().unwrap();
+            let mut upload = files.upload(&path("new/deep/whole"), None, true).unwrap();
+            upload.write(b"x").unwrap();
+            upload.commit().unwrap();
+            let mut range = files
+                .write_range(&path("other/range"), 0, None, None, true)
+                .unwrap();
+            range.write(b"x").unwrap();
+            range.commit().unwrap();
+            files.make_directory(&path("a/b"), None).unwrap();
+            files.rename(&path("file"), &path("way/there")).unwrap();
+        }
+        // The thread is root again, and so are its files.
+        let own = world.base.join("own");
+        fs::write(&own, "").unwrap();
+        assert_eq!(fs::metadata(&own).unwrap().uid(), 0);
+        let directory = own.with_file_name("own-dir");
+        fs::create_dir(&directory).unwrap();
+        let modes = [&own, &directory].map(|path| fs::metadata(path).unwrap().mode() & 0o777);
+        for made in [
+            "new",
+            "new/deep",
+            "new/deep/whole",
+            "other",
+            "other/range",
+            "a",
+            "a/b",
+            "way",
+        ] {
+            let status = fs::metadata(world.home(made)).unwrap();
+            assert_eq!(
+                (status.uid(), status.gid()),
+                (OWNER.uid, OWNER.gid),
+                "{made}"
+            );
+            let mode = modes[usize::from(status.is_dir())];
+            assert_eq!(status.mode() & 0o777, mode, "{made}");
+        }
+    }
+}
+
+#[test]
+fn a_links_size_is_its_own_and_its_target_is_told() {
+    if !is_root() {
+        return;
+    }
+    let world = World::furnished();
+    for resolver in RESOLVERS {
+        let root = world.root(resolver);
+        let files = root.files().unwrap();
+        let listed = files.list(&path("/"), None, 100).unwrap();
+        let listed = listed.into_iter().find(|entry| entry.name == b"out-file");
+        for entry in [files.stat(&path("out-file")).unwrap(), listed.unwrap()] {
+            assert_eq!(entry.kind, FileKind::Link);
+            assert_eq!(entry.target.as_deref(), Some(&b"../outside/secret"[..]));
+            assert_eq!(entry.size, 17);
+        }
+    }
+}
+
+#[test]
+fn what_may_be_listed_and_not_entered_shows_names_alone_when_its_page_is_read_later() {
+    if !is_root() {
+        return;
+    }
+    let world = World::furnished();
+    world.chmod("home/dir", 0o400);
+    for resolver in RESOLVERS {
+        let page = {
+            let root = world.root(resolver);
+            let files = root.files().unwrap();
+            files.list(&path("dir"), None, 100).unwrap()
+        };
+        let entries: Vec<_> = page.collect();
+        assert_eq!(entries.len(), 1);
+        assert_eq!((&entries[0].name[..], entries[0].size), (&b"inner"[..], 0));
+        assert_eq!(entries[0].modified_ms, None, "{resolver:?}");
+    }
+}
+
+#[test]
+fn a_directory_is_not_moved_into_itself_though_nobody_may_look_above_the_home() {
+    if !is_root() {
+        return;
+    }
+    for resolver in RESOLVERS {
+        let world = World::furnished();
+        let root = world.root(resolver);
+        world.chmod("", 0o700);
+        let files = root.files().unwrap();
+        let refused = files.rename(&path("dir"), &path("dir/new/dir")).map(drop);
+        assert_eq!(letter(&refused), 'I', "{resolver:?}: {refused:?}");
+        files.rename(&path("dir"), &path("new/dir")).unwrap();
+        drop(files);
+        assert!(!world.home("new/dir/new").exists());
+        assert!(world.home("new/dir/inner").exists());
+    }
+}
+
+/// Mounts something for as long as it lives.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn bind(what: &Path, at: &Path) -> Option<Self> {
+        let mut mount = Command::new("mount");
+        let done = mount.arg("--bind").args([what, at]).output();
+        if done.is_ok_and(|done| done.status.success()) {
+            return Some(Self(at.to_owned()));
+        }
+        cannot("bind mounts cannot be made here");
+        None
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let done = Command::new("umount").arg(&self.0).status().unwrap();
+        assert!(done.success());
+    }
+}
+
+#[test]
+fn nothing_that_is_mounted_in_a_home_is_part_of_it() {
+    if !is_root() {
+        return;
+    }
+    let world = World::furnished();
+    // Of the same device, which its number does not tell apart.
+    world.make_directory("home/mounted", 0o755, Some(OWNER));
+    world.make_file("home/mounted-file", "", 0o644, Some(OWNER));
+    let Some(_directory) = Mounted::bind(&world.base.join("outside"), &world.home("mounted"))
+    else {
+        return;
+    };
+    let file = Mounted::bind(&world.base.join("secret"), &world.home("mounted-file"));
+    assert!(file.is_some());
+    let outside = world.outside();
+    for resolver in RESOLVERS {
+        let root = world.root(resolver);
+        let files = root.files().unwrap();
+        for (act, run) in ACTS {
+            for at in ["mounted/secret", "mounted/new", "mounted-file"] {
+                let refused = run(&files, at);
+                assert_eq!(
+                    letter(&refused),
+                    'F',
+                    "{resolver:?}: {act} {at}: {refused:?}"
+                );
+            }
+        }
+        for at in ["mounted", "mounted/", "mounted/.."] {
+            let refused = files.stat(&path(at)).map(drop);
+            assert_eq!(letter(&refused), 'F', "{resolver:?}: {at}: {refused:?}");
+        }
+        let refused = files.remove(&path("mounted"), true);
+        assert_eq!(letter(&refused), 'F', "{resolver:?}: {refused:?}");
+    }
+    let refused = remove_home(&world.open(), b"home").unwrap_err();
+    assert!(refused.to_string().contains("EBUSY"), "{refused}");
+    assert_eq!(world.outside()[1..], outside[1..]);
+}
+
+/// How long names are swapped under each resolver; `SBX_RACE_SECONDS` makes it longer.
+fn race_length() -> Duration {
+    let seconds = std::env::var("SBX_RACE_SECONDS").ok();
+    let seconds = seconds.and_then(|text| text.parse().ok()).unwrap_or(1.0);
+    Duration::from_secs_f64(seconds)
+}
+
+/// Two names of the home change places without a moment in which either is missing.
+struct Swap(CString, CString);
+
+impl Swap {
+    fn new(world: &World, one: &str, other: &str) -> Self {
+        let name = |name| CString::new(world.home(name).as_os_str().as_bytes()).unwrap();
+        Self(name(one), name(other))
+    }
+
+    fn run(&self, until: &AtomicBool) -> u64 {
+        let mut count = 0;
+        while !until.load(Ordering::Relaxed) {
+            // One may be missing: the acts delete and move too.
+            count += u64::from(exchange_names(&self.0, &self.1).is_ok());
+            // The lock of the home's directory is the acts' too.
+            thread::yield_now();
+        }
+        count
+    }
+}
+
+/// Interleavings: a directory is looked up, and is a link to the outside when the next name in it
+/// is; or a name is looked at, and is a link when it is opened.
+#[test]
+fn a_directory_that_becomes_a_link_in_the_middle_of_an_act_leads_nowhere() {
+    if !is_root() {
+        return;
+    }
+    for resolver in RESOLVERS {
+        let world = World::furnished();
+        let owner = Some(OWNER);
+        world.make_directory("home/a", 0o755, owner);
+        world.make_file("home/a/secret", "own", 0o644, owner);
+        symlink("../outside", world.home("b")).unwrap();
+        world.make_file("home/f", "own", 0o644, owner);
+        symlink("../outside/secret", world.home("l")).unwrap();
+        let outside = world.outside();
+        let swaps = [Swap::new(&world, "a", "b"), Swap::new(&world, "f", "l")];
+        let over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let swapping = swaps.each_ref().map(|swap| scope.spawn(|| swap.run(&over)));
+            let acting = [0, 1].map(|start| {
+                let (world, over) = (&world, &over);
+                scope.spawn(move || {
+                    let root = world.root(resolver);
+                    let files = root.files().unwrap();
+                    let mut seen = [[0_u64; 3]; ACTS.len()];
+                    let mut turn = start;
+                    while !over.load(Ordering::Relaxed) {
+                        turn += 1;
+                        act_in_a_race(&files, turn, &mut seen);
+                    }
+                    seen
+                })
+            });
+            thread::sleep(race_length());
+            over.store(true, Ordering::Relaxed);
+            for swapping in swapping {
+                assert_ne!(swapping.join().unwrap(), 0, "nothing was swapped");
+            }
+            for acting in acting {
+                let seen = acting.join().unwrap();
+                eprintln!("{resolver:?}: done, refused, missing of each act: {seen:?}");
+                // A race that only ever went one way has shown nothing.
+                assert!(
+                    seen.iter().all(|seen| seen[0] > 0),
+                    "{resolver:?}: {seen:?}"
+                );
+                assert!(
+                    seen.iter().any(|seen| seen[1] > 0),
+                    "{resolver:?}: {seen:?}"
+                );
+            }
+        });
+        assert_eq!(world.outside(), outside, "{resolver:?}");
+    }
+}
+
+fn act_in_a_race(files: &Files<'_>, turn: usize, seen: &mut [[u64; 3]; ACTS.len()]) {
+    let index = turn % ACTS.len();
+    let (act, run) = ACTS[index];
+    let at = match act {
+        "list" => ["a", "a/.", "b"][turn / ACTS.len() % 3],
+        "mkdir" => ["a/new", "a/new/deep", "b/new"][turn / ACTS.len() % 3],
+        // What is deleted or moved away is put there first, so that the others find it too.
+        "delete" | "move from" => {
+            let _ = ACTS[2].1(files, "a/passing");
+            "a/passing"
+        }
+        "move to" => {
+            let _ = ACTS[2].1(files, "file");
+            "a/arrived"
+        }
+        _ => ["a/secret", "f", "b/secret", "l"][turn / ACTS.len() % 4],
+    };
+    let outcome = run(files, at);
+    match letter(&outcome) {
+        '+' => seen[index][0] += 1,
+        'F' => seen[index][1] += 1,
+        'N' => seen[index][2] += 1,
+        // A link where a directory was seen a moment ago: told as what it is not.
+        'n' if act == "mkdir" || act == "list" => seen[index][1] += 1,
+        _ => panic!("{act} {at}: {outcome:?}"),
+    }
+    if act == "list"
+        && let Ok(page) = files.list(&path(at), None, 100)
+    {
+        let inode = |entry: super::Entry| (entry.name == b"secret").then_some(entry.uid);
+        let owners: Vec<u32> = page.filter_map(inode).collect();
+        assert!(owners.iter().all(|uid| *uid == OWNER.uid), "{owners:?}");
+    }
+}
+
+/// Interleaving: the way leads down into `x/y`, which is moved up to the home, and then up twice,
+/// which is now one too many.
+#[test]
+fn going_up_from_a_directory_that_was_moved_does_not_leave_the_home() {
+    if !is_root() {
+        return;
+    }
+    for resolver in RESOLVERS {
+        let world = World::furnished();
+        world.make_directory("home/x", 0o755, Some(OWNER));
+        world.make_directory("home/x/y", 0o755, Some(OWNER));
+        let (down, up) = (world.home("x/y"), world.home("y"));
+        let over = AtomicBool::new(false);
+        let mut outcomes = String::new();
+        thread::scope(|scope| {
+            let moving = scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    fs::rename(&down, &up).unwrap();
+                    fs::rename(&up, &down).unwrap();
+                }
+            });
+            let root = world.root(resolver);
+            let files = root.files().unwrap();
+            let end = Instant::now() + race_length();
+            while Instant::now() < end {
+                for at in [
+                    "x/y/../../secret",
+                    "x/y/../../outside/secret",
+                    "y/../secret",
+                ] {
+                    for act in [0, 1] {
+                        let outcome = ACTS[act].1(&files, at);
+                        let letter = letter(&outcome);
+                        assert!(matches!(letter, 'N' | 'F'), "{at}: {outcome:?}");
+                        if !outcomes.contains(letter) {
+                            outcomes.push(letter);
+                        }
+                    }
+                }
+            }
+            over.store(true, Ordering::Relaxed);
+            moving.join().unwrap();
+        });
+        assert!(outcomes.contains('N'), "{resolver:?}: {outcomes}");
+    }
+}
+
+#[test]
+fn a_home_is_made_private_and_the_owners_or_not_at_all() {
+    if !is_root() {
+        return;
+    }
+    let world = World::empty();
+    let homes = world.open();
+    let home = make_home(&homes, b"new", OWNER).unwrap();
+    assert!(File::from(home).metadata().unwrap().is_dir());
+    for made in ["new", "new/.tmp", "new/.sbx", "new/.sbx/proxy"] {
+        let status = fs::symlink_metadata(world.base.join(made)).unwrap();
+        assert_eq!(
+            (status.uid(), status.gid()),
+            (OWNER.uid, OWNER.gid),
+            "{made}"
+        );
+        assert_eq!(status.mode(), libc::S_IFDIR | 0o700, "{made}");
+    }
+    // One that is there is left as it is.
+    fs::write(world.base.join("new/kept"), "").unwrap();
+    let refused = make_home(&homes, b"new", OWNER).unwrap_err();
+    assert_eq!(refused.kind(), Kind::Exists);
+    assert!(world.base.join("new/kept").exists());
+    // An owner that there cannot be.
+    let nobody = User {
+        uid: u32::MAX,
+        gid: u32::MAX,
+    };
+    make_home(&homes, b"other", nobody).map(drop).unwrap_err();
+    assert!(!world.base.join("other").exists());
+}
+
+/// Fills a home with what is hard to remove; everything in it belongs to the owner of a home that
+/// could have made it.
+fn fill(world: &World) {
+    let home = world.home(".");
+    for (index, target) in [
+        "/etc/passwd",
+        "/",
+        "../outside",
+        "../outside/secret",
+        "loop",
+    ]
+    .iter()
+    .enumerate()
+    {
+        symlink(target, home.join(format!("link{index}"))).unwrap();
+    }
+    fs::hard_link(world.base.join("secret"), home.join("hard")).unwrap();
+    nix::unistd::mkfifo(&home.join("fifo"), Mode::from_bits_truncate(0o600)).unwrap();
+    drop(UnixListener::bind(home.join("socket")).unwrap());
+    let names: [&[u8]; 4] = [b"caf\xe9", b"\xff\xfe", b"new\nline", b" "];
+    for name in names {
+        fs::create_dir(home.join(std::ffi::OsStr::from_bytes(name))).unwrap();
+        let below = home.join(std::ffi::OsStr::from_bytes(name));
+        fs::write(below.join(std::ffi::OsStr::from_bytes(name)), "").unwrap();
+    }
+    world.make_directory("home/closed", 0o755, Some(OWNER));
+    world.make_directory("home/closed/closed", 0o755, Some(OWNER));
+    world.make_file("home/closed/closed/file", "", 0, Some(OWNER));
+    world.chmod("home/closed/closed", 0);
+    world.chmod("home/closed", 0);
+    let mut directory = File::open(&home).unwrap();
+    for _ in 0..2500 {
+        let mode = Mode::from_bits_truncate(0o700);
+        mkdirat(&directory, "deep", mode).unwrap();
+        directory = openat(&directory, "deep", OFlag::O_RDONLY, mode)
+            .unwrap()
+            .into();
+        symlinkat_to_root(&directory);
+    }
+    fs::create_dir(home.join("wide")).unwrap();
+    for index in 0..50_000 {
+        let name = home.join(format!("wide/{index}"));
+        nix::unistd::mkfifo(&name, Mode::empty()).unwrap();
+    }
+}
+
+fn symlinkat_to_root(directory: &impl AsFd) {
+    nix::unistd::symlinkat("/etc", directory, "root").unwrap();
+}
+
+#[test]
+fn a_home_goes_whatever_is_in_it_and_nothing_else_does() {
+    if !is_root() {
+        return;
+    }
+    let world = World::empty();
+    fill(&world);
+    let outside = world.outside();
+    let before = [fs::metadata("/etc"), fs::metadata("/")].map(|status| status.unwrap().ctime());
+    remove_home(&world.open(), b"home").unwrap();
+    assert!(fs::symlink_metadata(world.base.join("home")).is_err());
+    let contents = |seen: &[(PathBuf, u32, u32, u64, i64, Vec<u8>)]| {
+        let kept = seen.iter().map(|(path, mode, uid, inode, _, content)| {
+            (path.clone(), *mode, *uid, *inode, content.clone())
+        });
+        kept.collect::<Vec<_>>()
+    };
+    assert_eq!(contents(&world.outside()), contents(&outside));
+    let after = [fs::metadata("/etc"), fs::metadata("/")].map(|status| status.unwrap().ctime());
+    assert_eq!(after, before);
+    // Gone is gone.
+    remove_home(&world.open(), b"home").unwrap();
+}
+
+#[test]
+fn a_home_that_is_deep_and_wide_goes_though_not_all_its_names_are_held_at_once() {
+    if !is_root() {
+        return;
+    }
+    let world = World::empty();
+    let mut level = world.home(".");
+    for _ in 0..6 {
+        for index in 0..4_500 {
+            let name = level.join(format!("{index}"));
+            nix::unistd::mkfifo(&name, Mode::empty()).unwrap();
+        }
+        for side in ["one", "other"] {
+            fs::create_dir_all(level.join(side).join("full")).unwrap();
+        }
+        level = level.join("one/full");
+    }
+    remove_home(&world.open(), b"home").unwrap();
+    assert!(fs::symlink_metadata(world.base.join("home")).is_err());
+}
+
+#[test]
+fn what_is_where_a_home_should_be_goes_and_is_not_followed() {
+    if !is_root() {
+        return;
+    }
+    let world = World::empty();
+    symlink("outside", world.base.join("link")).unwrap();
+    let outside = world.outside();
+    remove_home(&world.open(), b"link").unwrap();
+    assert!(fs::symlink_metadata(world.base.join("link")).is_err());
+    assert_eq!(world.outside()[1..], outside[1..]);
+}
