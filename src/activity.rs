@@ -55,6 +55,11 @@ impl Activity {
         (count.active == 0).then(|| count.last.elapsed())
     }
 
+    /// Closes, whatever is going on; false if it was closed already.
+    pub fn close(&self) -> bool {
+        !std::mem::replace(&mut self.count().closed, true)
+    }
+
     /// Closes if nothing has been going on for `limit`; whether it is closed.
     pub fn close_if_idle(&self, limit: Duration) -> bool {
         let mut count = self.count();

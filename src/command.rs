@@ -91,14 +91,7 @@ impl CommandSpec {
                 words.iter().try_for_each(|word| no_nul("cmd", word))?;
             }
         }
-        for (name, value) in &environment {
-            if name.is_empty() || name.contains(['=', '\0']) {
-                return Err(Error::invalid(format!(
-                    "env has an impossible variable name {name:?}"
-                )));
-            }
-            no_nul(&format!("env.{name}"), value.as_deref().unwrap_or_default())?;
-        }
+        check_environment(&environment)?;
         no_nul("cwd", directory.as_deref().unwrap_or_default())?;
         Ok(Self {
             line,
@@ -201,6 +194,22 @@ impl CommandSpec {
         }
         digest.finalize().into()
     }
+}
+
+/// Whether a program can be given these variables.
+///
+/// # Errors
+/// An impossible name, or a NUL in a value.
+pub fn check_environment(changes: &[EnvironmentChange]) -> Result<()> {
+    for (name, value) in changes {
+        if name.is_empty() || name.contains(['=', '\0']) {
+            return Err(Error::invalid(format!(
+                "env has an impossible variable name {name:?}"
+            )));
+        }
+        no_nul(&format!("env.{name}"), value.as_deref().unwrap_or_default())?;
+    }
+    Ok(())
 }
 
 fn no_nul(field: &str, text: &str) -> Result<()> {

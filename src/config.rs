@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// The variables, their defaults and meanings, as `--help` prints them.
@@ -29,14 +31,18 @@ const VARIABLES: &[(&str, &str, &str)] = &[
     (
         "SBX_INSECURE",
         "0",
-        "1 = allow what is refused for safety: no token beyond loopback",
+        "1 = allow what is refused for safety: no token beyond loopback, or in host mode",
     ),
     (
         "SBX_IDLE_TIMEOUT",
         "unset",
         "seconds without work after which the server exits 0; 0 or unset = never",
     ),
-    ("SBX_HOST_MODE", "0", "1 = host mode (not in this version)"),
+    (
+        "SBX_HOST_MODE",
+        "0",
+        "1 = host mode: many sandboxes, made and deleted under /v1/sandboxes",
+    ),
     (
         "SBX_CAPACITY",
         "unlimited",
@@ -57,7 +63,11 @@ const VARIABLES: &[(&str, &str, &str)] = &[
         "6",
         "least Landlock ABI that host mode starts with",
     ),
-    ("SBX_ALLOW_UNCONFINED", "0", "1 = start host mode with less"),
+    (
+        "SBX_ALLOW_UNCONFINED",
+        "0",
+        "1 = start host mode with less, and say so in /health",
+    ),
     (
         "SBX_STRICT_SCOPES",
         "0",
@@ -97,6 +107,25 @@ pub struct Config {
     pub max_connections: usize,
     /// Whether each request is logged.
     pub log_requests: bool,
+    /// Settings of host mode; without them the machine is one sandbox.
+    pub host: Option<HostSettings>,
+    /// Whether the host token does not open a sandbox's own routes.
+    pub strict_scopes: bool,
+}
+
+/// How a machine holds many sandboxes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSettings {
+    /// Most sandboxes at once.
+    pub capacity: usize,
+    /// Where homes are made, an absolute path.
+    pub homes: PathBuf,
+    /// The users that sandboxes get; groups have the same numbers.
+    pub users: RangeInclusive<u32>,
+    /// The least Landlock ABI that will do.
+    pub min_landlock_abi: u32,
+    /// Whether to go on with less.
+    pub allow_unconfined: bool,
 }
 
 /// A value that must not be printed.
@@ -138,12 +167,8 @@ impl Config {
     /// The first variable whose value is not accepted, or a combination that would be unsafe.
     pub fn from_variables(variables: BTreeMap<String, String>) -> Result<Self, ConfigError> {
         let variables = Variables(variables);
-        if variables.flag("SBX_HOST_MODE")? {
-            return Err(ConfigError(
-                "SBX_HOST_MODE=1: this version has no host mode; leave it unset or 0".to_owned(),
-            ));
-        }
-        variables.check_host_settings()?;
+        let is_host = variables.flag("SBX_HOST_MODE")?;
+        let host = variables.host_settings()?;
         let insecure = variables.flag("SBX_INSECURE")?;
         let token = variables.token()?;
         let default_address = if token.is_some() {
@@ -161,6 +186,12 @@ impl Config {
                 "SBX_BIND={address}: anyone who reaches this address could run commands; set SBX_TOKEN, \
                  or SBX_INSECURE=1 to allow it"
             )));
+        }
+        if token.is_none() && is_host && !insecure {
+            return Err(ConfigError(
+                "SBX_HOST_MODE=1: every sandbox could manage all others; set SBX_TOKEN, or SBX_INSECURE=1 to allow it"
+                    .to_owned(),
+            ));
         }
         let port = variables.parsed("SBX_PORT", 49983, "a port from 0 to 65535")?;
         let idle = variables.seconds("SBX_IDLE_TIMEOUT", 0)?;
@@ -182,6 +213,8 @@ impl Config {
             ping_interval: ping,
             max_connections: variables.size("SBX_MAX_CONNECTIONS", 4096, 1)?,
             log_requests: variables.choice("SBX_LOG", &["info", "debug"])? == "debug",
+            host: is_host.then_some(host),
+            strict_scopes: variables.flag("SBX_STRICT_SCOPES")?,
         })
     }
 }
@@ -296,30 +329,35 @@ impl Variables {
         Ok(Some(Secret::new(token)))
     }
 
-    fn check_host_settings(&self) -> Result<(), ConfigError> {
-        self.flag("SBX_ALLOW_UNCONFINED")?;
-        self.flag("SBX_STRICT_SCOPES")?;
-        self.size("SBX_CAPACITY", usize::MAX, 1)?;
-        self.parsed("SBX_MIN_LANDLOCK_ABI", 6u8, "a Landlock ABI number")?;
-        if let Some(directory) = self.get("SBX_HOMES_DIR")
-            && !directory.starts_with('/')
-        {
-            return Err(self.unacceptable("SBX_HOMES_DIR", "an absolute path"));
+    fn host_settings(&self) -> Result<HostSettings, ConfigError> {
+        let homes = self.get("SBX_HOMES_DIR").unwrap_or("/sbx/homes");
+        if !homes.starts_with('/') || homes.contains(':') {
+            // Homes are in PATH, where a colon ends a directory.
+            return Err(self.unacceptable("SBX_HOMES_DIR", "an absolute path without colons"));
         }
-        if let Some(range) = self.get("SBX_UID_RANGE") {
-            let bounds = range.split_once('-').and_then(|(first, last)| {
-                Some((first.parse::<u16>().ok()?, last.parse::<u16>().ok()?)).filter(
-                    |(first, last)| {
-                        let plain = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-                        *first > 0 && first <= last && plain(&range.replace('-', ""))
-                    },
-                )
-            });
-            if bounds.is_none() {
-                return Err(self.unacceptable("SBX_UID_RANGE", "FIRST-LAST, uids from 1 to 65535"));
-            }
-        }
-        Ok(())
+        Ok(HostSettings {
+            capacity: self.size("SBX_CAPACITY", usize::MAX, 1)?,
+            homes: homes.into(),
+            users: self.users()?,
+            min_landlock_abi: self
+                .parsed("SBX_MIN_LANDLOCK_ABI", 6u8, "a Landlock ABI number")?
+                .into(),
+            allow_unconfined: self.flag("SBX_ALLOW_UNCONFINED")?,
+        })
+    }
+
+    fn users(&self) -> Result<RangeInclusive<u32>, ConfigError> {
+        let range = self.get("SBX_UID_RANGE").unwrap_or("20000-64999");
+        let number = |text: &str| -> Option<u16> {
+            let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse().ok().filter(|uid| is_plain && *uid > 0)
+        };
+        range
+            .split_once('-')
+            .and_then(|(first, last)| Some((number(first)?, number(last)?)))
+            .filter(|(first, last)| first <= last)
+            .map(|(first, last)| first.into()..=last.into())
+            .ok_or_else(|| self.unacceptable("SBX_UID_RANGE", "FIRST-LAST, uids from 1 to 65535"))
     }
 }
 

@@ -1,13 +1,17 @@
-//! The machine as a sandbox: its one workspace, how long it may be idle, how it ends.
+//! What the server serves: the machine as one sandbox, or as a host of many; how long it may be idle,
+//! and how it ends.
 
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::confine::Confinement;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::files::Root;
+use crate::host::Host;
 use crate::process::registry::Shared;
 use crate::sys;
 use crate::workspace::{Lease, Workspace};
@@ -20,28 +24,58 @@ const BUSY_CHECK: Duration = Duration::from_secs(2);
 
 /// Everything the server serves.
 pub struct Machine {
-    workspace: Arc<Workspace>,
+    kind: MachineKind,
     started: Instant,
     idle_timeout: Option<Duration>,
     ping_interval: Duration,
     landlock_abi: u32,
 }
 
+enum MachineKind {
+    /// It is one sandbox.
+    Dedicated(Arc<Workspace>),
+    /// It has many.
+    Host(Arc<Host>),
+}
+
+use MachineKind::{Dedicated, Host as Many};
+
+/// Which workspace a request is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Scope<'a> {
+    /// The machine itself.
+    Machine,
+    /// The sandbox of this id.
+    Sandbox(&'a str),
+}
+
 impl Machine {
-    /// Sets up the workspace; commands will have `environment`.
+    /// Sets up the workspace, or the place for many; commands of a dedicated machine will have
+    /// `environment`.
     ///
     /// # Errors
-    /// No thread, no descriptor, no working directory.
-    pub fn new(
-        config: &Config,
-        environment: impl IntoIterator<Item = (std::ffi::OsString, std::ffi::OsString)>,
-    ) -> Result<Self> {
-        let directory = std::env::current_dir()
-            .map_err(|error| Error::io("cannot find the working directory", &error))?;
+    /// No thread, no descriptor, no working directory; or the machine cannot hold sandboxes.
+    pub fn new(config: &Config, environment: Vec<(OsString, OsString)>) -> Result<Self> {
         let shared = Shared::new(config.log_bytes, config.log_total_bytes)?;
-        let confinement = Confinement::dedicated(environment, directory.clone());
+        let kind = if let Some(settings) = &config.host {
+            let path = |(name, value)| (name == OsStr::new("PATH")).then_some(value);
+            let host = Host::new(settings, environment.into_iter().find_map(path), shared)?;
+            let own = Arc::clone(&host);
+            thread::Builder::new()
+                .name("caretaker".to_owned())
+                .stack_size(256 * 1024)
+                .spawn(move || own.look_after())
+                .map_err(|error| Error::io("cannot look after sandboxes", &error))?;
+            Many(host)
+        } else {
+            let directory = std::env::current_dir()
+                .map_err(|error| Error::io("cannot find the working directory", &error))?;
+            let confinement = Confinement::dedicated(environment, directory.clone());
+            let root = Root::machine(Path::new(&directory))?;
+            Dedicated(Workspace::new(root, confinement, shared))
+        };
         Ok(Self {
-            workspace: Workspace::new(Root::machine(Path::new(&directory))?, confinement, shared),
+            kind,
             started: Instant::now(),
             idle_timeout: config.idle_timeout,
             ping_interval: config.ping_interval,
@@ -49,12 +83,63 @@ impl Machine {
         })
     }
 
-    /// The right to work on the machine itself.
+    /// The right to work in a workspace.
     ///
     /// # Errors
-    /// The server is ending.
-    pub fn lease(&self) -> Result<Lease> {
-        self.workspace.lease()
+    /// There is none of that scope here, or it is ending.
+    pub fn lease(&self, scope: Scope<'_>) -> Result<Lease> {
+        match (&self.kind, scope) {
+            (Dedicated(workspace), Scope::Machine) => workspace.lease(),
+            (Many(host), Scope::Sandbox(id)) => host.lease(id),
+            (Dedicated(_), Scope::Sandbox(_)) => Err(no_sandboxes()),
+            (Many(_), Scope::Machine) => Err(no_machine()),
+        }
+    }
+
+    /// Whether it is one sandbox.
+    ///
+    /// # Errors
+    /// It has many.
+    pub fn check_dedicated(&self) -> Result<()> {
+        match &self.kind {
+            Dedicated(_) => Ok(()),
+            Many(_) => Err(no_machine()),
+        }
+    }
+
+    /// Its sandboxes.
+    ///
+    /// # Errors
+    /// It is one.
+    pub fn host(&self) -> Result<&Host> {
+        match &self.kind {
+            Dedicated(_) => Err(no_sandboxes()),
+            Many(host) => Ok(host),
+        }
+    }
+
+    /// The word for what it is.
+    pub fn mode(&self) -> &'static str {
+        match &self.kind {
+            Dedicated(_) => "dedicated",
+            Many(_) => "host",
+        }
+    }
+
+    /// What stands between its sandboxes and everything else.
+    pub fn layers(&self) -> Vec<&'static str> {
+        match &self.kind {
+            Dedicated(_) => Vec::new(),
+            Many(host) => host.layers(),
+        }
+    }
+
+    /// How many sandboxes it has.
+    pub fn sandboxes(&self) -> usize {
+        match &self.kind {
+            Dedicated(_) => 0,
+            Many(host) => host.count(),
+        }
     }
 
     /// Since the start.
@@ -72,34 +157,67 @@ impl Machine {
         self.ping_interval
     }
 
+    /// How long nothing has been going on; none while something is. For a host, that is having
+    /// sandboxes.
+    fn idle_for(&self) -> Option<Duration> {
+        match &self.kind {
+            Dedicated(workspace) => workspace.idle_for(),
+            Many(host) => host.empty_for(),
+        }
+    }
+
     /// How long at most until [`Machine::has_idled_out`] can become true; `None` is for ever.
     pub fn next_idle_check(&self) -> Option<Duration> {
         let limit = self.idle_timeout?;
         // While something is going on the whole limit lies ahead, but from when on is not known yet.
         Some(
-            self.workspace
-                .idle_for()
+            self.idle_for()
                 .map_or(limit.min(BUSY_CHECK), |idle| limit.saturating_sub(idle)),
         )
     }
 
     /// Whether nothing has been going on for the idle timeout; then nothing can begin any more.
     pub fn has_idled_out(&self) -> bool {
-        self.idle_timeout
-            .is_some_and(|limit| self.workspace.close_if_idle(limit))
+        self.idle_timeout.is_some_and(|limit| match &self.kind {
+            Dedicated(workspace) => workspace.close_if_idle(limit),
+            Many(host) => host.close_if_empty(limit),
+        })
     }
 
     /// Ends every process that is known, and what descends from it. What an ended command left behind
     /// is init's to end, see `init`.
     pub fn shut_down(&self) {
-        self.workspace.processes.shut_down(GRACE);
+        match &self.kind {
+            Dedicated(workspace) => workspace.processes.shut_down(GRACE),
+            Many(host) => host.shut_down(),
+        }
     }
 
     /// Gives the streams that are still open a moment to deliver the ends of their commands.
     pub fn wait_for_streams(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
-        while self.workspace.idle_for().is_none() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(5));
+        let busy = || match &self.kind {
+            Dedicated(workspace) => workspace.idle_for().is_none(),
+            Many(host) => host.is_busy(),
+        };
+        while busy() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(5));
         }
     }
+}
+
+fn no_machine() -> Error {
+    Error::new(
+        Kind::NotFound,
+        "the machine itself cannot be used here: this server is in host mode, where each sandbox has its own \
+         /v1/sandboxes/{id}/exec, /files and /processes",
+    )
+}
+
+fn no_sandboxes() -> Error {
+    Error::new(
+        Kind::NotFound,
+        "there are no sandboxes here: this server is in dedicated mode, where the whole machine is one; use /v1/exec, \
+         /v1/files and /v1/processes",
+    )
 }

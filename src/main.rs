@@ -12,10 +12,12 @@ mod config;
 mod confine;
 mod error;
 mod files;
+mod host;
 mod http;
 mod init;
 mod logging;
 mod machine;
+mod proc;
 mod process;
 mod sys;
 mod workspace;
@@ -37,7 +39,7 @@ use api::Api;
 use auth::Authenticator;
 use config::Config;
 use error::{Error, Kind, Result};
-use http::server::Server;
+use http::server::{Limits, Server};
 use machine::Machine;
 use sys::{Events, PollEntry, poll};
 
@@ -143,7 +145,11 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
     sys::restore_default(libc::SIGCHLD);
     // A file that grows beyond the limit the server was started with is an error of one request.
     sys::ignore(libc::SIGXFSZ);
-    if as_init {
+    if config.host.is_some() {
+        prepare_for_sandboxes()?;
+    }
+    // What a sandbox's processes leave behind must be reaped, or its user is never free again.
+    if as_init || config.host.is_some() {
         init::split()?;
     }
     if config.log_requests {
@@ -165,15 +171,25 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
     let address = listener
         .local_addr()
         .map_err(|error| Error::io("cannot listen", &error))?;
-    let api = Arc::new(Api::new(machine, Authenticator::new(config.token)));
-    let mut server = Server::new(listener, Arc::clone(&api), config.max_connections)
+    let authenticator = Authenticator::new(config.token, config.strict_scopes)?;
+    let api = Arc::new(Api::new(machine, authenticator));
+    let limits = Limits {
+        all: config.max_connections,
+        // Those who are served here are elsewhere, and those who run here are not trusted.
+        from_here: match config.host {
+            Some(_) => config.max_connections.div_ceil(4),
+            None => config.max_connections,
+        },
+    };
+    let mut server = Server::new(listener, Arc::clone(&api), limits)
         .map_err(|error| Error::io("cannot listen", &error))?;
     let version = env!("CARGO_PKG_VERSION");
-    logging::whole_line(format_args!(
-        "sbx-server {version} listening on {address} mode=dedicated isolation=none"
-    ));
-
     let machine = api.machine();
+    logging::whole_line(format_args!(
+        "sbx-server {version} listening on {address} mode={} isolation={}",
+        machine.mode(),
+        isolation(machine)
+    ));
     loop {
         let mut entries = [
             PollEntry::new(server.descriptor(), Events::READABLE),
@@ -193,6 +209,29 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
             logging::info(format_args!("idle for too long, ending"));
             return Ok(());
         }
+    }
+}
+
+/// Gives up, for itself or for all it will start, what no sandbox may have.
+fn prepare_for_sandboxes() -> Result<()> {
+    sys::withhold_capabilities_from_children();
+    // Acting as a sandbox changes user and group of a thread, not its further groups.
+    nix::unistd::setgroups(&[])
+        .map_err(|errno| Error::system("cannot hold sandboxes: cannot give up groups", errno))?;
+    // What sandboxes make is as open as usual, whatever the server was started with.
+    nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
+    Ok(())
+}
+
+/// The ready line's word for what stands between sandboxes.
+fn isolation(machine: &Machine) -> String {
+    match machine.layers() {
+        layers if layers.is_empty() => "none".to_owned(),
+        layers => format!(
+            "{} landlock_abi={}",
+            layers.join(","),
+            machine.landlock_abi()
+        ),
     }
 }
 

@@ -41,12 +41,42 @@ pub enum Step {
     Session,
     /// Standard streams in place, everything else closed.
     Descriptors,
-    /// Resource limits as the server found them.
+    /// Giving up what set-user-ID programs would give (`PR_SET_NO_NEW_PRIVS`).
+    NoNewPrivileges,
+    /// Resource limits.
     Limits,
+    /// The Landlock ruleset, `landlock_restrict_self(2)`.
+    Ruleset,
+    /// Groups, group, user, capabilities.
+    Identity,
+    /// The system call filter, seccomp(2).
+    Filter,
     /// Entering the working directory.
     Directory,
     /// execve(2) of every candidate.
     Execute,
+}
+
+impl Step {
+    const ALL: [Self; 10] = [
+        Self::Clone,
+        Self::Session,
+        Self::Descriptors,
+        Self::NoNewPrivileges,
+        Self::Limits,
+        Self::Ruleset,
+        Self::Identity,
+        Self::Filter,
+        Self::Directory,
+        Self::Execute,
+    ];
+
+    fn from_number(number: i32) -> Self {
+        Self::ALL
+            .into_iter()
+            .find(|step| *step as i32 == number)
+            .unwrap_or(Self::Execute)
+    }
 }
 
 /// Why there is no child.
@@ -74,8 +104,27 @@ pub struct ChildPlan<'a> {
     pub ignored_signals: &'a [c_int],
     /// Written to `/proc/self/oom_score_adj`.
     pub oom_score: &'a [u8],
-    /// The soft and hard `RLIMIT_NOFILE` that the server was started with.
-    pub open_files: libc::rlimit,
+    /// Resource limits to set.
+    pub limits: &'a [(Resource, libc::rlimit)],
+    /// What is given up for good besides; nothing, for a command with the server's own identity.
+    pub restriction: Option<Restriction<'a>>,
+    /// Where the child puts its number before anything else, so that others can find it while the
+    /// caller waits for it.
+    pub announcement: &'a AtomicI32,
+}
+
+/// A resource that setrlimit(2) limits: one of `RLIMIT_*`.
+pub type Resource = c_int;
+
+/// What a sandbox's command is without.
+#[derive(Clone, Copy)]
+pub struct Restriction<'a> {
+    /// Who it is, with no group but this user's and no capability.
+    pub user: User,
+    /// The Landlock ruleset; none only where the kernel has no Landlock and that was accepted.
+    pub ruleset: Option<BorrowedFd<'a>>,
+    /// The seccomp filter.
+    pub filter: &'a [libc::sock_filter],
 }
 
 /// A child that has begun to run its program.
@@ -86,8 +135,57 @@ pub struct Spawned {
     pub pidfd: OwnedFd,
 }
 
-/// Enough for the child's few frames; it lives only until execve.
-const CHILD_STACK_BYTES: usize = 64 * 1024;
+/// The stack of a process that shares the server's memory, which must outlive it there. Enough for a
+/// few frames: such a process only makes system calls.
+struct ChildStack(Vec<MaybeUninit<u128>>);
+
+impl ChildStack {
+    const BYTES: usize = 64 * 1024;
+
+    fn new() -> Self {
+        Self(Vec::with_capacity(Self::BYTES / size_of::<u128>()))
+    }
+
+    /// Where it begins: at the end, growing down.
+    fn top(&mut self) -> *mut c_void {
+        self.0.as_mut_ptr().wrapping_add(self.0.capacity()).cast()
+    }
+}
+
+/// Starts a process that shares this one's memory and runs `entry`, every signal blocked: a handler
+/// of the server must not run in it. `stack`, and what `argument` points to, must outlive the new
+/// process or its first execve.
+fn clone(
+    entry: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+    stack: &mut ChildStack,
+    flags: c_int,
+) -> Result<(Pid, OwnedFd), Errno> {
+    let mut pidfd: c_int = -1;
+    // SAFETY: both sets are filled by the kernel's own functions before they are read. The stack is
+    // 16-aligned; that it and the argument live long enough is the caller's promise.
+    let (result, errno) = unsafe {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        let flags = flags | libc::CLONE_PIDFD | libc::SIGCHLD;
+        let result = libc::clone(entry, stack.top(), flags, argument, &raw mut pidfd);
+        let errno = Errno::last();
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        (result, errno)
+    };
+    if result < 0 {
+        return Err(errno);
+    }
+    if pidfd < 0 {
+        // A kernel that does not know CLONE_PIDFD (before Linux 5.2) ignores it.
+        let _ = signal_process(result, libc::SIGKILL);
+        return Err(Errno::ENOSYS);
+    }
+    // SAFETY: CLONE_PIDFD put a new descriptor there that nobody else owns.
+    Ok((result, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
 
 /// The plan as the child reads it: raw pointers, and the place where it leaves its error.
 struct RawPlan<'a> {
@@ -125,60 +223,30 @@ pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
         errno: AtomicI32::new(0),
         no_knob: AtomicI32::new(0),
     };
-    let mut stack: Vec<MaybeUninit<u128>> =
-        Vec::with_capacity(CHILD_STACK_BYTES / size_of::<u128>());
-    let mut pidfd: c_int = -1;
-    // SAFETY: both sets are filled by the kernel's own functions before they are read.
-    let (result, errno) = unsafe {
-        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        // SAFETY: the stack is ours, 16-aligned, and outlives the child, which has left this memory
-        // (execve or _exit) when a CLONE_VFORK clone returns. `raw` and all it points to live as long.
-        let result = libc::clone(
-            child,
-            stack.as_mut_ptr().add(stack.capacity()).cast::<c_void>(),
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD,
-            (&raw const raw).cast_mut().cast::<c_void>(),
-            &raw mut pidfd,
-        );
-        let errno = Errno::last();
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
-        (result, errno)
-    };
-    if result < 0 {
-        return Err(SpawnError {
-            step: Step::Clone,
-            errno,
-        });
-    }
-    if pidfd < 0 {
-        // A kernel that does not know CLONE_PIDFD (before Linux 5.2) ignores it.
-        let _ = signal_process(result, libc::SIGKILL);
-        return Err(SpawnError {
-            step: Step::Clone,
-            errno: Errno::ENOSYS,
-        });
-    }
-    // SAFETY: CLONE_PIDFD put a new descriptor there that nobody else owns.
-    let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+    let mut stack = ChildStack::new();
+    let (pid, pidfd) = clone(
+        child,
+        (&raw const raw).cast_mut().cast(),
+        &mut stack,
+        libc::CLONE_VM | libc::CLONE_VFORK,
+    )
+    .map_err(|errno| SpawnError {
+        step: Step::Clone,
+        errno,
+    })?;
     let step = match raw.step.load(Ordering::Acquire) {
         0 => {
             if raw.no_knob.load(Ordering::Acquire) != 0 {
                 // Before execve the child shares the server's memory, which is not dumpable, so its
                 // files in /proc are root's. Now they are its own user's.
-                let _ = std::fs::write(format!("/proc/{result}/oom_score_adj"), plan.oom_score);
+                let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), plan.oom_score);
             }
-            return Ok(Spawned { pid: result, pidfd });
+            return Ok(Spawned { pid, pidfd });
         }
-        step if step == Step::Session as i32 => Step::Session,
-        step if step == Step::Descriptors as i32 => Step::Descriptors,
-        step if step == Step::Limits as i32 => Step::Limits,
-        step if step == Step::Directory as i32 => Step::Directory,
-        _ => Step::Execute,
+        step => Step::from_number(step),
     };
-    // The child has exited or is about to; it is ours to reap.
+    // The child has exited or is about to; it is ours to reap, and then its number is nobody's.
+    plan.announcement.store(0, Ordering::Release);
     let _ = wait(pidfd.as_fd(), true);
     Err(SpawnError {
         step,
@@ -200,6 +268,7 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
     // SAFETY: every call below is a plain system call on integers and on memory that `raw` keeps
     // alive; none allocates or locks.
     unsafe {
+        plan.announcement.store(libc::getpid(), Ordering::Release);
         // A session of its own: the group and the session are how all of it is found again.
         if libc::setsid() < 0 {
             fail(Step::Session);
@@ -211,7 +280,15 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
             }
         }
         // Everything is close-on-exec already, see `close_inherited_on_exec`; this makes sure.
-        libc::syscall(libc::SYS_close_range, 3, c_int::MAX, 0);
+        let ruleset = plan.restriction.and_then(|restriction| restriction.ruleset);
+        let mut first_to_close = 3;
+        if let Some(ruleset) = ruleset {
+            if libc::dup2(ruleset.as_raw_fd(), RULESET_DESCRIPTOR) < 0 {
+                fail(Step::Descriptors);
+            }
+            first_to_close = RULESET_DESCRIPTOR + 1;
+        }
+        libc::syscall(libc::SYS_close_range, first_to_close, c_int::MAX, 0);
         // Handlers are reset by execve, ignored signals are not.
         for signal in plan.ignored_signals {
             let default = KernelSigaction::DEFAULT;
@@ -235,8 +312,18 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
         } else {
             raw.no_knob.store(1, Ordering::Release);
         }
-        if libc::setrlimit(libc::RLIMIT_NOFILE, &raw const plan.open_files) < 0 {
-            fail(Step::Limits);
+        if plan.restriction.is_some() && libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 {
+            fail(Step::NoNewPrivileges);
+        }
+        for (resource, limit) in plan.limits {
+            if libc::setrlimit(*resource, limit) < 0 {
+                fail(Step::Limits);
+            }
+        }
+        if let Some(restriction) = &plan.restriction
+            && let Err(step) = restrict(restriction)
+        {
+            fail(step);
         }
         if libc::chdir(plan.directory.as_ptr()) < 0 {
             fail(Step::Directory);
@@ -265,9 +352,179 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
     }
 }
 
+/// Where the child has its ruleset: right above the standard streams.
+const RULESET_DESCRIPTOR: c_int = 3;
+
+/// Gives up, in the child, what a sandbox's command is without. The order matters: the ruleset needs
+/// `PR_SET_NO_NEW_PRIVS`, groups need the capabilities that the user then gives up, and the filter
+/// comes last because it forbids some of this.
+///
+/// # Safety
+/// As for [`child`]: in the child of a `CLONE_VM` clone, raw system calls only.
+unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), Step> {
+    let Restriction {
+        user,
+        ruleset,
+        filter,
+    } = *restriction;
+    let program = libc::sock_fprog {
+        // The kernel takes 4096 instructions at most, and none for none.
+        len: u16::try_from(filter.len()).unwrap_or(0),
+        filter: filter.as_ptr().cast_mut(),
+    };
+    let nothing = [CapabilitySets::default(), CapabilitySets::default()];
+    // SAFETY: plain system calls on integers and on memory that outlives them. The identity is set
+    // by raw calls: a C library's functions would change all threads of the process, which are the
+    // server's.
+    unsafe {
+        if ruleset.is_some() {
+            if libc::syscall(libc::SYS_landlock_restrict_self, RULESET_DESCRIPTOR, 0) < 0 {
+                return Err(Step::Ruleset);
+            }
+            libc::close(RULESET_DESCRIPTOR);
+        }
+        if libc::syscall(libc::SYS_setgroups, 0, ptr::null::<libc::gid_t>()) < 0
+            || libc::syscall(libc::SYS_setresgid, user.gid, user.gid, user.gid) < 0
+            || libc::syscall(libc::SYS_setresuid, user.uid, user.uid, user.uid) < 0
+            || libc::syscall(
+                libc::SYS_capset,
+                &raw const CAPABILITIES_OF_SELF,
+                nothing.as_ptr(),
+            ) < 0
+        {
+            return Err(Step::Identity);
+        }
+        // Until execve this is the server's memory under the sandbox's user, and a change of user
+        // sets whether it can be read to what the machine says (`fs.suid_dumpable`, proc(5)).
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        if libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_SET_MODE_FILTER,
+            0,
+            &raw const program,
+        ) < 0
+        {
+            return Err(Step::Filter);
+        }
+    }
+    Ok(())
+}
+
+/// Ends every process of a user: one process of that user signals all it may signal. The kernel goes
+/// through its processes in one piece and lets none fork that has a signal waiting, so not even a
+/// fork storm gets around it (kill(2)). What runs as the user can stop or kill the one that signals,
+/// if it is quick: the caller repeats until [`user_has_processes`] says no.
+///
+/// # Errors
+/// No process to do it with.
+pub fn signal_user(user: User, signal: c_int) -> Result<(), Errno> {
+    struct Order {
+        user: User,
+        signal: c_int,
+    }
+    /// Shares the server's memory, and the C library's state of the thread that waits for it:
+    /// system calls that nobody reads the errno of.
+    extern "C" fn signaller(argument: *mut c_void) -> c_int {
+        // SAFETY: `signal_user` passes an Order that outlives this process; plain integers.
+        unsafe {
+            let order = &*argument.cast_const().cast::<Order>();
+            let uid = order.user.uid;
+            if libc::syscall(libc::SYS_setresuid, uid, uid, uid) < 0 {
+                libc::_exit(1)
+            }
+            libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+            libc::kill(-1, order.signal);
+            libc::_exit(0)
+        }
+    }
+    let order = Order { user, signal };
+    let mut stack = ChildStack::new();
+    // Not CLONE_VFORK: if the new process is stopped, this one must be able to end it.
+    let (_, pidfd) = clone(
+        signaller,
+        (&raw const order).cast_mut().cast(),
+        &mut stack,
+        libc::CLONE_VM,
+    )?;
+    let mut entries = [PollEntry::new(pidfd.as_fd(), Events::READABLE)];
+    while !poll(&mut entries, Some(SIGNALLER_PATIENCE)) {
+        let _ = pidfd_signal(pidfd.as_fd(), libc::SIGKILL);
+    }
+    // Its memory is this function's: it has ended before they go.
+    match wait(pidfd.as_fd(), true)? {
+        Some(Ending::Exited(1)) => Err(Errno::EAGAIN),
+        _ => Ok(()),
+    }
+}
+
+/// Going through all processes of a machine takes milliseconds.
+const SIGNALLER_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Whether any process has this user for its real one, one that has ended and was not reaped
+/// included (getpriority(2)).
+pub fn user_has_processes(user: User) -> bool {
+    // -1 is also a priority: errno tells.
+    Errno::clear();
+    // SAFETY: plain integers.
+    let priority = unsafe { libc::getpriority(libc::PRIO_USER, user.uid) };
+    !(priority == -1 && Errno::last() == Errno::ESRCH)
+}
+
 /// `linux/capability.h`.
 const CAP_SYS_PTRACE: u32 = 19;
 const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
+
+/// The first argument of capget(2) and capset(2).
+#[repr(C)]
+struct CapabilityHeader {
+    version: u32,
+    pid: c_int,
+}
+
+static CAPABILITIES_OF_SELF: CapabilityHeader = CapabilityHeader {
+    version: CAPABILITY_VERSION_3,
+    pid: 0,
+};
+
+/// Half of the second: 32 capabilities of each set.
+#[repr(C)]
+#[derive(Default)]
+struct CapabilitySets {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+/// Takes every capability from all programs that this process will start, which its own permitted
+/// set does not feel (capabilities(7), the bounding and the inheritable set). Where there is no
+/// right to, nothing happens: programs that run as another user than root have none anyway.
+///
+/// To be called before there is a second thread.
+pub fn withhold_capabilities_from_children() {
+    let mut sets = [CapabilitySets::default(), CapabilitySets::default()];
+    // SAFETY: plain integers, and the two structures that version 3 of the interface has.
+    unsafe {
+        let mut capability = 0;
+        while libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) == 0 {
+            capability += 1;
+        }
+        if libc::syscall(
+            libc::SYS_capget,
+            &raw const CAPABILITIES_OF_SELF,
+            sets.as_mut_ptr(),
+        ) == 0
+        {
+            for half in &mut sets {
+                half.inheritable = 0;
+            }
+            libc::syscall(
+                libc::SYS_capset,
+                &raw const CAPABILITIES_OF_SELF,
+                sets.as_ptr(),
+            );
+        }
+    }
+}
 
 /// Takes `CAP_SYS_PTRACE` from all programs that this process will start, which its own permitted set
 /// does not feel: without it not even root reads a non-dumpable process (ptrace(2)). Root gets what
@@ -276,29 +533,22 @@ const CAPABILITY_VERSION_3: u32 = 0x2008_0522;
 ///
 /// To be called before there is a second thread.
 pub fn withhold_ptrace_from_children() {
-    #[repr(C)]
-    struct Header {
-        version: u32,
-        pid: c_int,
-    }
-    #[repr(C)]
-    #[derive(Default)]
-    struct Sets {
-        effective: u32,
-        permitted: u32,
-        inheritable: u32,
-    }
-    let mut header = Header {
-        version: CAPABILITY_VERSION_3,
-        pid: 0,
-    };
-    let mut sets = [Sets::default(), Sets::default()];
+    let mut sets = [CapabilitySets::default(), CapabilitySets::default()];
     // SAFETY: version 3 of the interface has one header and two of these sets.
     unsafe {
         libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0);
-        if libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) == 0 {
+        if libc::syscall(
+            libc::SYS_capget,
+            &raw const CAPABILITIES_OF_SELF,
+            sets.as_mut_ptr(),
+        ) == 0
+        {
             sets[0].inheritable &= !(1 << CAP_SYS_PTRACE);
-            libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr());
+            libc::syscall(
+                libc::SYS_capset,
+                &raw const CAPABILITIES_OF_SELF,
+                sets.as_ptr(),
+            );
         }
     }
 }
@@ -753,4 +1003,57 @@ pub fn exchange_names(one: &CStr, other: &CStr) -> Result<(), Errno> {
         )
     };
     Errno::result(result).map(drop)
+}
+
+/// Bytes that nobody can guess (getrandom(2)).
+///
+/// # Errors
+/// A kernel without that call.
+pub fn random_bytes<const COUNT: usize>() -> Result<[u8; COUNT], Errno> {
+    let mut bytes = [0; COUNT];
+    // SAFETY: the kernel writes at most as many bytes as there are. Up to 256 it gives all or none.
+    let count = Errno::result(unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), COUNT, 0) })?;
+    if usize::try_from(count) == Ok(COUNT) {
+        Ok(bytes)
+    } else {
+        Err(Errno::EIO)
+    }
+}
+
+/// Whether the kernel has system call filters that refuse with an error (seccomp(2)).
+pub fn has_filters() -> bool {
+    let action = libc::SECCOMP_RET_ERRNO;
+    // SAFETY: asks only.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_seccomp,
+            libc::SECCOMP_GET_ACTION_AVAIL,
+            0,
+            &raw const action,
+        )
+    };
+    result == 0
+}
+
+/// The most that this process may set a limit of its children to.
+pub fn hard_limit(resource: Resource) -> u64 {
+    let mut limit = libc::rlimit {
+        rlim_cur: libc::RLIM_INFINITY,
+        rlim_max: libc::RLIM_INFINITY,
+    };
+    // SAFETY: the kernel fills the structure.
+    unsafe { libc::getrlimit(resource, &raw mut limit) };
+    limit.rlim_max
+}
+
+/// Clock ticks in a second, as /proc counts processor time (sysconf(3)).
+pub fn clock_ticks() -> u64 {
+    // SAFETY: asks only.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100)
+}
+
+/// Bytes of a page of memory (sysconf(3)).
+pub fn page_bytes() -> u64 {
+    // SAFETY: asks only.
+    u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }

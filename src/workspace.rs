@@ -44,7 +44,7 @@ impl Workspace {
     /// The workspace is ending.
     pub fn lease(self: &Arc<Self>) -> Result<Lease> {
         if !self.activity.begin_unless_closed() {
-            return Err(Error::new(Kind::ShuttingDown, "the server is ending"));
+            return Err(Error::new(Kind::ShuttingDown, "the sandbox is ending"));
         }
         Ok(Lease {
             workspace: Arc::clone(self),
@@ -62,6 +62,12 @@ impl Workspace {
     /// How long nothing has been going on; `None` while something is.
     pub fn idle_for(&self) -> Option<Duration> {
         self.activity.idle_for()
+    }
+
+    /// Ends the workspace: no lease is given and nothing is started afterwards.
+    pub fn close(&self) {
+        self.activity.close();
+        self.processes.close();
     }
 
     /// Ends the workspace if nothing has been going on for `limit`; no lease is given afterwards.

@@ -10,14 +10,15 @@ mod events;
 mod files;
 mod query;
 mod route;
+mod sandboxes;
 mod wire;
 
-use crate::auth::Authenticator;
+use crate::auth::{Access, Authenticator, Refused};
 use crate::error::Error;
 use crate::http::request::ReceiveError;
 use crate::http::{Body, Handler, Refusal, Request, Response};
 use crate::logging;
-use crate::machine::Machine;
+use crate::machine::{Machine, Scope};
 use crate::workspace::Workspace;
 use query::Query;
 use route::{Resource, WorkspaceResource as In};
@@ -52,13 +53,17 @@ impl Api {
         let path = request.head.path.clone();
         let resource = Resource::find(&path);
         if resource != Some(Resource::Health) {
-            self.authenticate(request)?;
+            let access = resource.map_or(Access::Machine, |resource| {
+                resource.access(&request.head.method)
+            });
+            self.authenticate(request, access)?;
         }
         if request.head.method == "OPTIONS" && path == b"*" {
             return Ok(Response::new(204, Body::Empty)
                 .with_header("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS"));
         }
         let resource = resource.ok_or_else(|| no_route(&path))?;
+        self.check_mode(resource)?;
         let method = match request.head.method.as_str() {
             "OPTIONS" => {
                 return Ok(Response::new(204, Body::Empty).with_header("Allow", resource.allow()));
@@ -78,25 +83,50 @@ impl Api {
         }
         match resource {
             Resource::Health => Ok(self.health()),
-            Resource::In(resource) => {
+            Resource::Sandboxes | Resource::Sandbox(_) | Resource::SandboxToken(_) => {
+                let method = method.to_owned();
+                sandboxes::answer(
+                    request,
+                    resource,
+                    &method,
+                    self.machine.host()?,
+                    &self.authenticator,
+                )
+            }
+            Resource::In(scope, resource) => {
                 let is_get = method == "GET";
                 let is_delete = method == "DELETE";
-                self.in_workspace(request, resource, is_get, is_delete)
+                self.in_workspace(request, scope, resource, is_get, is_delete)
             }
         }
     }
 
-    fn authenticate(&self, request: &Request<'_>) -> Result<(), Refusal> {
+    /// Whether the machine has such things at all.
+    fn check_mode(&self, resource: Resource<'_>) -> Result<(), Refusal> {
+        match resource {
+            Resource::Health => Ok(()),
+            Resource::In(Scope::Machine, _) => Ok(self.machine.check_dedicated()?),
+            _ => Ok(self.machine.host().map(drop)?),
+        }
+    }
+
+    fn authenticate(&self, request: &Request<'_>, access: Access<'_>) -> Result<(), Refusal> {
         let mut tokens = request.head.values("x-sandbox-token");
         let presented = tokens.next();
         let text = if tokens.any(|other| Some(other) != presented) {
             "there are different X-Sandbox-Token headers"
-        } else if self.authenticator.opens_machine(presented) {
-            return Ok(());
-        } else if presented.is_none() {
-            "the X-Sandbox-Token header is missing"
         } else {
-            "the X-Sandbox-Token header holds another token than this server's"
+            match self.authenticator.check(presented, access) {
+                Ok(()) => return Ok(()),
+                Err(Refused::Missing) => "the X-Sandbox-Token header is missing",
+                Err(Refused::Wrong) => {
+                    "the X-Sandbox-Token header holds a token that does not open this"
+                }
+                Err(Refused::HostTokenInside) => {
+                    "the X-Sandbox-Token header holds the host token, which does not open what is inside a sandbox \
+                     (SBX_STRICT_SCOPES=1); use the sandbox's own"
+                }
+            }
         };
         logging::info(format_args!(
             "refused {} {}: {text}",
@@ -112,11 +142,11 @@ impl Api {
             version: env!("CARGO_PKG_VERSION"),
             protocol: wire::PROTOCOL,
             uptime_ms: self.machine.uptime().as_millis(),
-            mode: "dedicated",
-            sandboxes: 0,
+            mode: self.machine.mode(),
+            sandboxes: self.machine.sandboxes(),
             isolation: wire::Isolation {
                 landlock_abi: self.machine.landlock_abi(),
-                layers: &[],
+                layers: self.machine.layers(),
             },
         })
     }
@@ -124,11 +154,12 @@ impl Api {
     fn in_workspace(
         &self,
         request: &mut Request<'_>,
+        scope: Scope<'_>,
         resource: In<'_>,
         is_get: bool,
         is_delete: bool,
     ) -> Answer {
-        let lease = self.machine.lease()?;
+        let lease = self.machine.lease(scope)?;
         let workspace: &Workspace = &lease;
         let query = Query::parse(request.head.query.as_deref())?;
         let ping = self.machine.ping_interval();
@@ -166,14 +197,11 @@ fn show(path: &[u8]) -> std::borrow::Cow<'_, str> {
 }
 
 fn no_route(path: &[u8]) -> Refusal {
-    let text = if path == b"/v1/sandboxes" || path.starts_with(b"/v1/sandboxes/") {
-        "there are no sandboxes here: this server is in dedicated mode, where the whole machine is one; use /v1/exec, \
-         /v1/files and /v1/processes"
-            .to_owned()
-    } else {
-        format!("there is nothing at {}", show(path))
-    };
-    Refusal::new(404, "not_found", text)
+    Refusal::new(
+        404,
+        "not_found",
+        format!("there is nothing at {}", show(path)),
+    )
 }
 
 /// For requests that are nothing without a body: an absent one is an oversight.

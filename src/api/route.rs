@@ -2,13 +2,22 @@
 //!
 //! This table is the list of everything the server can be asked.
 
+use crate::auth::Access;
+use crate::machine::Scope;
+
 /// What a path names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resource<'a> {
     /// The server itself.
     Health,
+    /// All sandboxes.
+    Sandboxes,
+    /// One of them.
+    Sandbox(&'a str),
+    /// What opens it.
+    SandboxToken(&'a str),
     /// Something in a workspace.
-    In(WorkspaceResource<'a>),
+    In(Scope<'a>, WorkspaceResource<'a>),
 }
 
 /// What a path names in a workspace.
@@ -42,7 +51,14 @@ impl<'a> Resource<'a> {
             .collect();
         match segments.as_slice() {
             ["health"] => Some(Self::Health),
-            ["v1", rest @ ..] => WorkspaceResource::find(rest).map(Self::In),
+            ["v1", "sandboxes"] => Some(Self::Sandboxes),
+            ["v1", "sandboxes", ""] => None,
+            ["v1", "sandboxes", id] => Some(Self::Sandbox(id)),
+            ["v1", "sandboxes", id, "token"] => Some(Self::SandboxToken(id)),
+            ["v1", "sandboxes", id, rest @ ..] => {
+                Some(Self::In(Scope::Sandbox(id), WorkspaceResource::find(rest)?))
+            }
+            ["v1", rest @ ..] => Some(Self::In(Scope::Machine, WorkspaceResource::find(rest)?)),
             _ => None,
         }
     }
@@ -50,8 +66,19 @@ impl<'a> Resource<'a> {
     /// The methods it has, HEAD and OPTIONS aside.
     pub(super) fn methods(self) -> &'static [&'static str] {
         match self {
-            Self::Health => &["GET"],
-            Self::In(resource) => resource.methods(),
+            Self::Health | Self::SandboxToken(_) => &["GET"],
+            Self::Sandboxes => &["GET", "POST", "DELETE"],
+            Self::Sandbox(_) => &["GET", "DELETE"],
+            Self::In(_, resource) => resource.methods(),
+        }
+    }
+
+    /// What a token must open for a request with this method.
+    pub(super) fn access(self, method: &str) -> Access<'a> {
+        match self {
+            Self::In(Scope::Sandbox(id), _) => Access::Inside(id),
+            Self::Sandbox(id) if method == "DELETE" => Access::End(id),
+            _ => Access::Machine,
         }
     }
 
@@ -110,11 +137,28 @@ mod tests {
     fn finds_what_a_path_names() {
         for (path, resource) in [
             ("/health", Resource::Health),
-            ("/v1/exec", Resource::In(In::Exec)),
-            ("/v1/processes", Resource::In(In::Processes)),
-            ("/v1/procs/p-1/logs", Resource::In(In::Logs("p-1"))),
-            ("/v1/processes/7", Resource::In(In::Process("7"))),
-            ("/v1/files/read", Resource::In(In::FileRead)),
+            ("/v1/exec", Resource::In(Scope::Machine, In::Exec)),
+            ("/v1/processes", Resource::In(Scope::Machine, In::Processes)),
+            (
+                "/v1/procs/p-1/logs",
+                Resource::In(Scope::Machine, In::Logs("p-1")),
+            ),
+            (
+                "/v1/processes/7",
+                Resource::In(Scope::Machine, In::Process("7")),
+            ),
+            ("/v1/files/read", Resource::In(Scope::Machine, In::FileRead)),
+            ("/v1/sandboxes", Resource::Sandboxes),
+            ("/v1/sandboxes/a", Resource::Sandbox("a")),
+            ("/v1/sandboxes/a/token", Resource::SandboxToken("a")),
+            (
+                "/v1/sandboxes/a/exec",
+                Resource::In(Scope::Sandbox("a"), In::Exec),
+            ),
+            (
+                "/v1/sandboxes/exec/procs/p-1",
+                Resource::In(Scope::Sandbox("exec"), In::Process("p-1")),
+            ),
         ] {
             assert_eq!(Resource::find(path.as_bytes()), Some(resource));
         }
@@ -136,7 +180,12 @@ mod tests {
             "/v1/processes/p-1/",
             "/v1/processes/p-1/logs/x",
             "/v1/files",
-            "/v1/sandboxes",
+            "/v1/sandboxes/",
+            "/v1/sandboxes/a/",
+            "/v1/sandboxes/a/health",
+            "/v1/sandboxes/a/sandboxes",
+            "/v1/sandboxes/a/sandboxes/b/exec",
+            "/v1/sandboxes/a/token/",
             "/v2/exec",
             "/v1/../health",
             "/v1/%65xec",
@@ -146,8 +195,30 @@ mod tests {
     }
 
     #[test]
+    fn a_sandbox_token_is_asked_for_inside_and_at_the_end() {
+        let access = |path: &'static str, method| {
+            Resource::find(path.as_bytes())
+                .map_or(Access::Machine, |resource| resource.access(method))
+        };
+        for (path, method, expected) in [
+            ("/v1/sandboxes/a/exec", "POST", Access::Inside("a")),
+            ("/v1/sandboxes/a", "DELETE", Access::End("a")),
+            ("/v1/sandboxes/a", "GET", Access::Machine),
+            ("/v1/sandboxes/a/token", "GET", Access::Machine),
+            ("/v1/sandboxes", "DELETE", Access::Machine),
+            ("/v1/exec", "POST", Access::Machine),
+            ("/v1/sandboxes/a/unknown", "GET", Access::Machine),
+        ] {
+            assert_eq!(access(path, method), expected, "{method} {path}");
+        }
+    }
+
+    #[test]
     fn head_goes_with_get() {
         assert_eq!(Resource::Health.allow(), "GET, HEAD, OPTIONS");
-        assert_eq!(Resource::In(In::Exec).allow(), "POST, OPTIONS");
+        assert_eq!(
+            Resource::In(Scope::Machine, In::Exec).allow(),
+            "POST, OPTIONS"
+        );
     }
 }

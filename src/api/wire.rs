@@ -9,16 +9,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Cursor, Read};
 use std::marker::PhantomData;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::value::RawValue;
 
-use crate::command::{ChosenId, CommandLine, CommandSpec, EnvironmentChange, Input};
+use crate::command::{
+    ChosenId, CommandLine, CommandSpec, EnvironmentChange, Input, check_environment,
+};
 use crate::error::{Error, Kind, Result};
 use crate::files::name::{FilePath, show};
 use crate::files::{Entry, FileKind, Page};
+use crate::host::{Sandbox, Wish};
 use crate::http::Refusal;
 use crate::process::ring::Stream;
 use crate::process::{Exit, OnGone, Process, Reason};
@@ -182,6 +186,52 @@ fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChange>> {
         .collect()
 }
 
+/// A request for sandboxes.
+pub(super) struct SandboxRequest {
+    /// How many.
+    pub(super) count: usize,
+    /// What they are to be like.
+    pub(super) wish: Wish,
+}
+
+/// Most sandboxes that one request makes.
+const MAX_SANDBOXES: u64 = 10_000;
+
+/// Most processes and threads that a sandbox may ask for.
+const MAX_PROCESSES: u64 = 1 << 20;
+
+/// Most memory that a sandbox may ask for, in MiB.
+const MAX_MEMORY_MB: u64 = 1 << 30;
+
+/// Reads the body of a request for sandboxes; an empty one asks for one of the usual kind.
+///
+/// # Errors
+/// It is no JSON object, or a field is not what it should be.
+pub(super) fn sandbox_request(body: &[u8]) -> Result<SandboxRequest> {
+    let body = if body.trim_ascii().is_empty() {
+        b"{}"
+    } else {
+        body
+    };
+    let mut fields = Fields::parse(body)?;
+    let environment = environment(&mut fields)?;
+    // By the rules of a command's own.
+    check_environment(&environment)?;
+    let count = fields.whole("count", 1..=MAX_SANDBOXES)?.unwrap_or(1);
+    let idle = fields.whole("idle_timeout_secs", 0..=u32::MAX.into())?;
+    let memory = fields.whole("max_mem_mb", 1..=MAX_MEMORY_MB)?;
+    Ok(SandboxRequest {
+        count: usize::try_from(count).unwrap_or(usize::MAX),
+        wish: Wish {
+            environment,
+            // As SBX_IDLE_TIMEOUT has it, 0 is never.
+            idle_timeout: idle.filter(|seconds| *seconds > 0).map(Duration::from_secs),
+            max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
+            max_memory: memory.map(|megabytes| megabytes << 20),
+        },
+    })
+}
+
 /// Reads the body of `kill`; an empty one means SIGKILL.
 ///
 /// # Errors
@@ -273,6 +323,18 @@ impl<'a> Fields<'a> {
         seconds
             .filter(|seconds| *seconds > 0.0)
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+            .map(Some)
+            .ok_or_else(|| Error::invalid(format!("{name} is {number}; it takes {accepted}")))
+    }
+
+    fn whole(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>> {
+        let accepted = format!("a whole number from {} to {}", range.start(), range.end());
+        let Some(number) = self.typed(name, JsonType::Number, &accepted)? else {
+            return Ok(None);
+        };
+        let whole = number.get().parse().ok();
+        whole
+            .filter(|whole| range.contains(whole))
             .map(Some)
             .ok_or_else(|| Error::invalid(format!("{name} is {number}; it takes {accepted}")))
     }
@@ -423,7 +485,53 @@ pub(super) struct Health {
 #[derive(Serialize)]
 pub(super) struct Isolation {
     pub(super) landlock_abi: u32,
-    pub(super) layers: &'static [&'static str],
+    pub(super) layers: Vec<&'static str>,
+}
+
+/// What came of a request for sandboxes.
+#[derive(Serialize)]
+pub(super) struct CreatedDocument {
+    pub(super) sandboxes: Vec<SandboxDocument>,
+    /// For how many there was no room.
+    pub(super) rejected: usize,
+}
+
+/// A sandbox in a list or on its own.
+#[derive(Serialize)]
+pub(super) struct SandboxDocument {
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token: Option<String>,
+    uid: u32,
+    home: String,
+    created_at_ms: u64,
+    idle_timeout_secs: Option<u64>,
+    max_procs: u64,
+    max_mem_mb: Option<u64>,
+    isolation: Isolation,
+}
+
+impl SandboxDocument {
+    /// Describes a sandbox, without what opens it.
+    pub(super) fn of(sandbox: &Sandbox, isolation: Isolation) -> Self {
+        Self {
+            id: sandbox.id().to_owned(),
+            token: None,
+            uid: sandbox.user().uid,
+            home: sandbox.home().to_string_lossy().into_owned(),
+            created_at_ms: sandbox.created_at_ms(),
+            idle_timeout_secs: sandbox.idle_timeout().map(|limit| limit.as_secs()),
+            max_procs: sandbox.max_processes(),
+            max_mem_mb: sandbox.max_memory().map(|bytes| bytes >> 20),
+            isolation,
+        }
+    }
+
+    /// Adds what opens it, for whoever made it.
+    pub(super) fn with_token(mut self, token: String) -> Self {
+        self.token = Some(token);
+        self
+    }
 }
 
 /// A process in a list or on its own.

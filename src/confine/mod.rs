@@ -3,27 +3,30 @@
 //!
 //! A workspace has one [`Confinement`], made once. Everything a child needs is prepared here, in
 //! the server; the steps themselves are `sys::spawn`'s ordered list. In dedicated mode the machine
-//! is the sandbox and the command has the server's identity.
+//! is the sandbox and the command has the server's identity. In host mode a [`Policy`] says what all
+//! sandboxes have in common, and each has a user, a Landlock ruleset and an environment of its own.
 
-#[cfg_attr(
-    not(test),
-    expect(dead_code, reason = "sandboxes, which get it, are not there yet")
-)]
 mod filter;
+mod ruleset;
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicI32;
 use std::time::Duration;
 
 use nix::errno::Errno;
 
-use crate::command::{CommandLine, CommandSpec};
+use crate::command::{CommandLine, CommandSpec, EnvironmentChange};
 use crate::error::{Error, Kind, Result};
-use crate::sys::{self, ChildPlan, SpawnError, Spawned, Step};
+use crate::sys::{
+    self, ActingAs, ChildPlan, Resource, Restriction, SpawnError, Spawned, Step, User,
+};
+use ruleset::SystemRules;
 
 /// What programs are searched in when the machine does not say.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -37,11 +40,186 @@ const BUSY_PATIENCE: Duration = Duration::from_millis(200);
 
 /// How the commands of one workspace are started.
 pub struct Confinement {
+    common: Arc<Common>,
     environment: BTreeMap<OsString, OsString>,
     directory: PathBuf,
+    limits: Vec<(Resource, libc::rlimit)>,
+    /// What a sandbox's commands are without.
+    wall: Option<Wall>,
+}
+
+/// What all commands of a server have in common.
+struct Common {
     ignored_signals: Vec<i32>,
     oom_score: String,
-    open_files: libc::rlimit,
+}
+
+/// What keeps a sandbox's commands in.
+struct Wall {
+    user: User,
+    ruleset: Option<OwnedFd>,
+    policy: Arc<Policy>,
+}
+
+impl Common {
+    fn new() -> Self {
+        let own_score = std::fs::read_to_string("/proc/self/oom_score_adj")
+            .ok()
+            .and_then(|text| text.trim().parse::<i32>().ok())
+            .unwrap_or(0);
+        Self {
+            ignored_signals: sys::ignored_signals(),
+            oom_score: (own_score + OOM_SCORE_STEP).min(1000).to_string(),
+        }
+    }
+}
+
+/// The limit on open files that the server was started with, to be asked for before it raises its
+/// own.
+fn open_files() -> (Resource, libc::rlimit) {
+    let (rlim_cur, rlim_max) =
+        nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)
+            .unwrap_or((1024, libc::RLIM_INFINITY));
+    let limit = libc::rlimit { rlim_cur, rlim_max };
+    (libc::RLIMIT_NOFILE, limit)
+}
+
+/// How all sandboxes of a host are kept in.
+pub struct Policy {
+    common: Arc<Common>,
+    rules: SystemRules,
+    filter: Vec<libc::sock_filter>,
+    /// Where programs are searched after the sandbox's own.
+    search: OsString,
+    open_files: (Resource, libc::rlimit),
+}
+
+/// What is particular to one sandbox.
+pub struct SandboxSettings<'a> {
+    /// The name under which it is known.
+    pub id: &'a str,
+    /// Who its commands are.
+    pub user: User,
+    /// Where it lives.
+    pub home: &'a Path,
+    /// The same, open.
+    pub home_directory: BorrowedFd<'a>,
+    /// What its commands find in their environment besides.
+    pub environment: &'a [EnvironmentChange],
+    /// Most processes and threads at once.
+    pub max_processes: u64,
+    /// Most bytes of data of each process.
+    pub max_memory: Option<u64>,
+}
+
+impl Policy {
+    /// To be called before the server changes its own limits: commands get those it was started with.
+    ///
+    /// # Errors
+    /// The kernel has no system call filters, or a Landlock that cannot be used.
+    pub fn new(search: Option<OsString>) -> Result<Arc<Self>> {
+        if !sys::has_filters() {
+            return Err(Error::new(
+                Kind::System,
+                "cannot make sandboxes: the kernel has no seccomp filters",
+            ));
+        }
+        Ok(Arc::new(Self {
+            common: Arc::new(Common::new()),
+            rules: SystemRules::open(),
+            filter: filter::program(),
+            search: search.unwrap_or_else(|| DEFAULT_PATH.into()),
+            open_files: open_files(),
+        }))
+    }
+
+    /// What stands around each sandbox. Every one of these is a step that a command passes or does not
+    /// start.
+    pub fn layers(&self) -> Vec<&'static str> {
+        let mut layers = vec![
+            "uid",
+            "no_new_privs",
+            "rlimits",
+            "no_capabilities",
+            "seccomp",
+        ];
+        layers.extend(self.rules.layers());
+        layers
+    }
+
+    /// The Landlock ABI that rulesets are made for, 0 without Landlock.
+    pub fn landlock_abi(&self) -> u32 {
+        self.rules.abi()
+    }
+
+    /// How the commands of a sandbox are started.
+    ///
+    /// # Errors
+    /// The ruleset cannot be made.
+    pub fn confine(self: &Arc<Self>, sandbox: &SandboxSettings<'_>) -> Result<Confinement> {
+        let home = sandbox.home.as_os_str();
+        let below = |name: &str| sandbox.home.join(name).into_os_string();
+        let mut path = below(".local/bin");
+        path.push(":");
+        path.push(&self.search);
+        let mut environment: BTreeMap<OsString, OsString> = [
+            ("PATH", path),
+            ("HOME", home.to_owned()),
+            ("TMPDIR", below(".tmp")),
+            ("USER", USER_NAME.into()),
+            ("LOGNAME", USER_NAME.into()),
+            ("SBX_SANDBOX_ID", sandbox.id.into()),
+            ("SBX_PROXY_DIR", below(".sbx/proxy")),
+        ]
+        .into_iter()
+        .map(|(name, value)| (name.into(), value))
+        .collect();
+        change(&mut environment, sandbox.environment);
+        let mut limits = vec![
+            limit(libc::RLIMIT_NPROC, sandbox.max_processes),
+            limit(libc::RLIMIT_CORE, 0),
+            self.open_files,
+        ];
+        limits.extend(
+            sandbox
+                .max_memory
+                .map(|bytes| limit(libc::RLIMIT_DATA, bytes)),
+        );
+        Ok(Confinement {
+            common: Arc::clone(&self.common),
+            environment,
+            directory: sandbox.home.to_owned(),
+            limits,
+            wall: Some(Wall {
+                user: sandbox.user,
+                ruleset: self.rules.with_home(sandbox.home_directory)?,
+                policy: Arc::clone(self),
+            }),
+        })
+    }
+}
+
+/// What a sandbox's user is called in its environment; the machine's own list of users does not know
+/// it.
+const USER_NAME: &str = "sandbox";
+
+/// A limit that cannot be raised again, and is not above what this process may set itself.
+fn limit(resource: Resource, most: u64) -> (Resource, libc::rlimit) {
+    let most = most.min(sys::hard_limit(resource));
+    let limit = libc::rlimit {
+        rlim_cur: most,
+        rlim_max: most,
+    };
+    (resource, limit)
+}
+
+fn change(environment: &mut BTreeMap<OsString, OsString>, changes: &[EnvironmentChange]) {
+    for (name, value) in changes {
+        match value {
+            Some(value) => environment.insert(name.into(), value.into()),
+            None => environment.remove(OsStr::new(name)),
+        };
+    }
 }
 
 impl Confinement {
@@ -59,37 +237,40 @@ impl Confinement {
         environment
             .entry("PATH".into())
             .or_insert_with(|| DEFAULT_PATH.into());
-        let own_score = std::fs::read_to_string("/proc/self/oom_score_adj")
-            .ok()
-            .and_then(|text| text.trim().parse::<i32>().ok())
-            .unwrap_or(0);
-        let (soft, hard) =
-            nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)
-                .unwrap_or((1024, libc::RLIM_INFINITY));
         Self {
+            common: Arc::new(Common::new()),
             environment,
             directory,
-            ignored_signals: sys::ignored_signals(),
-            oom_score: (own_score + OOM_SCORE_STEP).min(1000).to_string(),
-            open_files: libc::rlimit {
-                rlim_cur: soft,
-                rlim_max: hard,
-            },
+            limits: vec![open_files()],
+            wall: None,
         }
     }
 
-    /// Starts a command with these three standard streams.
+    /// Makes the calling thread act on files as the commands would, while the result lives; nothing
+    /// where they have the server's own identity.
+    ///
+    /// # Errors
+    /// The user does not exist in the server's user namespace.
+    pub fn act(&self) -> Result<Option<ActingAs>> {
+        let acting = self.wall.as_ref().map(|wall| ActingAs::new(wall.user));
+        acting
+            .transpose()
+            .map_err(|errno| Error::system("cannot act as the sandbox", errno))
+    }
+
+    /// Starts a command with these three standard streams. Its number is in `announcement` before it
+    /// does anything.
     ///
     /// # Errors
     /// One of the kinds that say why a command cannot start.
-    pub fn spawn(&self, spec: &CommandSpec, stdio: [BorrowedFd<'_>; 3]) -> Result<Spawned> {
+    pub fn spawn(
+        &self,
+        spec: &CommandSpec,
+        stdio: [BorrowedFd<'_>; 3],
+        announcement: &AtomicI32,
+    ) -> Result<Spawned> {
         let mut environment = self.environment.clone();
-        for (name, value) in spec.environment() {
-            match value {
-                Some(value) => environment.insert(name.into(), value.into()),
-                None => environment.remove(OsStr::new(name)),
-            };
-        }
+        change(&mut environment, spec.environment());
         let search = environment
             .get(OsStr::new("PATH"))
             .map_or(OsStr::new(DEFAULT_PATH), OsString::as_os_str);
@@ -109,9 +290,15 @@ impl Confinement {
                 .collect::<Vec<_>>(),
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,
-            ignored_signals: &self.ignored_signals,
-            oom_score: self.oom_score.as_bytes(),
-            open_files: self.open_files,
+            ignored_signals: &self.common.ignored_signals,
+            oom_score: self.common.oom_score.as_bytes(),
+            limits: &self.limits,
+            restriction: self.wall.as_ref().map(|wall| Restriction {
+                user: wall.user,
+                ruleset: wall.ruleset.as_ref().map(AsFd::as_fd),
+                filter: &wall.policy.filter,
+            }),
+            announcement,
         };
         let mut patience = BUSY_PATIENCE;
         loop {

@@ -5,7 +5,7 @@
 //! queue, and the loop neither spins nor stops.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -28,12 +28,23 @@ const ROOM_BYTES: usize = STACK_BYTES + (2 << 20);
 const NO_DESCRIPTORS: &str =
     "the server has no descriptor left for this connection; try again later";
 
+/// Most connections at once.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// In all.
+    pub all: usize,
+    /// From this machine itself. Where that is sandboxes', they must not keep everybody else out.
+    pub from_here: usize,
+}
+
 /// A listening socket and what serves its connections.
 pub struct Server<H> {
     listener: TcpListener,
     handler: Arc<H>,
-    most: usize,
+    limits: Limits,
     open: Arc<AtomicUsize>,
+    /// Those of them that come from this machine.
+    open_here: Arc<AtomicUsize>,
     /// Threads that have not begun to serve.
     starting: Arc<AtomicUsize>,
     /// Closed to make room for accepting, and refusing, a connection when descriptors have run out.
@@ -41,11 +52,11 @@ pub struct Server<H> {
 }
 
 impl<H: Handler> Server<H> {
-    /// Serves at most `most` connections at once.
+    /// Serves connections within the limits.
     ///
     /// # Errors
     /// The socket cannot be set up.
-    pub fn new(listener: TcpListener, handler: Arc<H>, most: usize) -> io::Result<Self> {
+    pub fn new(listener: TcpListener, handler: Arc<H>, limits: Limits) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         // Accepted sockets inherit both.
         setsockopt(&listener, sockopt::TcpNoDelay, &true)?;
@@ -53,8 +64,9 @@ impl<H: Handler> Server<H> {
         Ok(Self {
             listener,
             handler,
-            most,
+            limits,
             open: Arc::default(),
+            open_here: Arc::default(),
             starting: Arc::default(),
             spare: spare(),
         })
@@ -68,7 +80,7 @@ impl<H: Handler> Server<H> {
     /// Accepts one connection, if there is one.
     pub fn accept(&mut self) {
         match self.listener.accept() {
-            Ok((socket, _)) => self.serve(socket),
+            Ok((socket, peer)) => self.serve(socket, peer),
             Err(error) => {
                 // Anything else: nobody there any more, or a connection that died in the queue (accept(2)).
                 let lacking = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
@@ -82,7 +94,7 @@ impl<H: Handler> Server<H> {
         }
     }
 
-    fn serve(&mut self, socket: TcpStream) {
+    fn serve(&mut self, socket: TcpStream, peer: SocketAddr) {
         if self.spare.is_none() {
             self.spare = spare();
         }
@@ -91,7 +103,13 @@ impl<H: Handler> Server<H> {
             return;
         }
         let place = Place::take(&self.open);
-        if place.number > self.most {
+        let place_here = (self.limits.from_here < self.limits.all && is_here(&socket, peer))
+            .then(|| Place::take(&self.open_here));
+        if place.number > self.limits.all
+            || place_here
+                .as_ref()
+                .is_some_and(|place| place.number > self.limits.from_here)
+        {
             refuse(
                 &socket,
                 "too_many_connections",
@@ -116,7 +134,7 @@ impl<H: Handler> Server<H> {
         let thread = std::thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                let _place = place;
+                let _places = (place, place_here);
                 drop(starting);
                 let socket = taken.lock().ok().and_then(|mut slot| slot.take());
                 if let Some(socket) = socket {
@@ -166,6 +184,14 @@ fn has_room(threads: usize) -> bool {
         })
         .map_or(0, |kibibytes| kibibytes * 1024);
     used + (ROOM_BYTES * threads) as u64 <= limit
+}
+
+/// Whether a connection comes from the machine it arrives at. Its sandboxes cannot choose the address
+/// that they seem to come from: that takes bind(2).
+fn is_here(socket: &TcpStream, peer: SocketAddr) -> bool {
+    let own = socket.local_addr().map(|own| own.ip().to_canonical());
+    let peer = peer.ip().to_canonical();
+    peer.is_loopback() || own.is_ok_and(|own| own == peer)
 }
 
 /// One of the places for connections, given back when dropped.

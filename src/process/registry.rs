@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -31,6 +31,9 @@ pub const HISTORY: usize = 256;
 
 /// Bytes of their command lines that it remembers with them: a command may have megabytes.
 const HISTORY_COMMAND_BYTES: usize = 4 << 20;
+
+/// How long a start may stand still before it is looked at.
+const START_PATIENCE: Duration = Duration::from_secs(1);
 
 /// What all registries of a server share.
 pub struct Shared {
@@ -75,8 +78,8 @@ struct Table {
     by_id: HashMap<String, u64>,
     /// Chosen ids that are being started.
     starting: HashSet<String>,
-    /// How many processes are being started.
-    starts: usize,
+    /// Those that are being started.
+    starts: Vec<Arc<Start>>,
     /// Those that have ended, the longest ago first.
     ended: VecDeque<u64>,
     /// Bytes of the command lines of those.
@@ -108,6 +111,13 @@ impl Table {
             }
         }
     }
+}
+
+/// A process that is being started.
+struct Start {
+    since: Instant,
+    /// Its number, once it has one.
+    pid: AtomicI32,
 }
 
 /// What a start led to.
@@ -194,13 +204,16 @@ impl Registry {
         mut spec: CommandSpec,
         confinement: &Confinement,
     ) -> Result<Pump> {
-        let _starting = self.begin_start()?;
+        let starting = self.begin_start()?;
+        // The pipes are the command's, so that it may open them again, as /dev/stderr.
+        let acting = confinement.act()?;
         let (stdout, stdout_write) = pipe()?;
         let (stderr, stderr_write) = pipe()?;
         let stdin = match &spec.input {
             Input::Empty => None,
             Input::Given(_) | Input::Open => Some(pipe()?),
         };
+        drop(acting);
         // The server's ends never block it, whatever a command does with its own.
         let own_ends = [&stdout, &stderr]
             .into_iter()
@@ -218,7 +231,8 @@ impl Registry {
             let read = stdin
                 .as_ref()
                 .map_or(self.shared.null.as_fd(), |(read, _)| read.as_fd());
-            confinement.spawn(&spec, [read, stdout_write.as_fd(), stderr_write.as_fd()])?
+            let streams = [read, stdout_write.as_fd(), stderr_write.as_fd()];
+            confinement.spawn(&spec, streams, &starting.start.pid)?
         };
         drop((stdout_write, stderr_write));
         let stdin = stdin.map(|(_, write)| write);
@@ -287,11 +301,60 @@ impl Registry {
         if table.closed {
             return Err(Error::new(
                 Kind::ShuttingDown,
-                "cannot start a command: the server is ending",
+                "cannot start a command: the sandbox is ending",
             ));
         }
-        table.starts += 1;
-        Ok(Starting(self))
+        let start = Arc::new(Start {
+            since: Instant::now(),
+            pid: AtomicI32::new(0),
+        });
+        table.starts.push(Arc::clone(&start));
+        Ok(Starting {
+            registry: self,
+            start,
+        })
+    }
+
+    /// Refuses further starts.
+    pub fn close(&self) {
+        lock(&self.table).closed = true;
+    }
+
+    /// Whether something is being started: with that, the number of processes can still grow after
+    /// closing.
+    pub fn is_starting(&self) -> bool {
+        !lock(&self.table).starts.is_empty()
+    }
+
+    /// Says why those that run are about to be killed, by somebody who does so by their user.
+    pub fn expect_kill(&self, cause: Reason) {
+        for process in self.running() {
+            lock(&process.life).cause.get_or_insert(cause);
+        }
+    }
+
+    /// Says that those that run are about to be sent a signal, by somebody who does so by their user.
+    pub fn expect_signal(&self, signal: i32) {
+        for process in self.running() {
+            process.expect_signal(signal);
+        }
+    }
+
+    /// Kills what was stopped on its way to execve: what runs as the same user can do that, and the
+    /// server's thread would wait for it for ever.
+    pub fn kill_stopped_starts(&self) {
+        let suspects: Vec<_> = lock(&self.table).starts.clone();
+        for start in suspects {
+            let pid = start.pid.load(Ordering::Acquire);
+            if pid == 0 || start.since.elapsed() < START_PATIENCE || !tree::is_stopped(pid) {
+                continue;
+            }
+            let table = lock(&self.table);
+            // While it is in the list the process is not reaped, and the number its own.
+            if table.starts.iter().any(|other| Arc::ptr_eq(other, &start)) {
+                let _ = sys::signal_process(pid, libc::SIGKILL);
+            }
+        }
     }
 
     /// A process has ended and its output is complete.
@@ -401,7 +464,7 @@ impl Registry {
     pub fn shut_down(&self, grace: Duration) {
         let mut table = lock(&self.table);
         table.closed = true;
-        while table.starts > 0 {
+        while !table.starts.is_empty() {
             table = self
                 .started
                 .wait(table)
@@ -461,13 +524,17 @@ impl Registry {
     }
 }
 
-/// A process that is being started; shutting down waits until it is dropped.
-struct Starting<'a>(&'a Registry);
+/// Announces a [`Start`]; shutting down waits until it is dropped.
+struct Starting<'a> {
+    registry: &'a Registry,
+    start: Arc<Start>,
+}
 
 impl Drop for Starting<'_> {
     fn drop(&mut self) {
-        lock(&self.0.table).starts -= 1;
-        self.0.started.notify_all();
+        let starts = &mut lock(&self.registry.table).starts;
+        starts.retain(|start| !Arc::ptr_eq(start, &self.start));
+        self.registry.started.notify_all();
     }
 }
 

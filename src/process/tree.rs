@@ -11,25 +11,21 @@
 //! through a pidfd that was checked, after it was opened, against the start time that was read.
 
 use std::collections::{HashMap, HashSet};
-use std::io::Read;
 use std::os::fd::AsFd;
 
 use nix::errno::Errno;
 
+use crate::proc::{self, Stat};
 use crate::sys::{self, Pid};
 
 /// A fork storm gets this many rounds of looking before what was found is killed all the same.
 const ROUNDS: usize = 64;
 
-/// What `/proc/<pid>/stat` says (proc(5)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A process at the moment it was looked at.
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Status {
     pid: Pid,
-    zombie: bool,
-    parent: Pid,
-    group: Pid,
-    session: Pid,
-    start_time: u64,
+    stat: Stat,
 }
 
 /// A process that was found, whatever becomes of its number.
@@ -56,8 +52,8 @@ impl Member {
 
     /// Whether it has not ended.
     pub(super) fn is_alive(&self) -> bool {
-        status(self.pid, &mut Vec::new())
-            .is_some_and(|status| status.start_time == self.start_time && !status.zombie)
+        proc::stat(self.pid, &mut Vec::new())
+            .is_some_and(|stat| stat.start_time == self.start_time && !stat.zombie)
     }
 }
 
@@ -68,24 +64,22 @@ impl Snapshot {
     /// Reads /proc; empty where that does not tell of this process's own namespace. Then a group is
     /// all that can be reached.
     pub(super) fn take() -> Self {
-        let entries = std::fs::read_dir("/proc").ok();
-        let Some(entries) = entries.filter(|_| sys::proc_shows_this_namespace()) else {
-            return Self(Vec::new());
-        };
         let mut buffer = Vec::new();
-        Self(
-            entries
-                .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-                .filter_map(|pid| status(pid, &mut buffer))
-                .collect(),
-        )
+        let status = |pid| {
+            let stat = proc::stat(pid, &mut buffer)?;
+            Some(Status { pid, stat })
+        };
+        Self(proc::processes().filter_map(status).collect())
     }
 
     /// The living of all trees whose roots satisfy `is_root`.
     pub(super) fn trees(&self, is_root: impl Fn(&Status) -> bool) -> Vec<Status> {
         let mut children: HashMap<Pid, Vec<&Status>> = HashMap::new();
         for process in &self.0 {
-            children.entry(process.parent).or_default().push(process);
+            children
+                .entry(process.stat.parent)
+                .or_default()
+                .push(process);
         }
         let mut seen = HashSet::new();
         let mut pending: Vec<&Status> = self.0.iter().filter(|status| is_root(status)).collect();
@@ -96,7 +90,7 @@ impl Snapshot {
                 pending.extend(children.get(&process.pid).into_iter().flatten());
             }
         }
-        found.retain(|process| !process.zombie);
+        found.retain(|process| !process.stat.zombie);
         found
     }
 }
@@ -104,7 +98,7 @@ impl Snapshot {
 impl Status {
     /// Whether it is a leader, or in the group or session of one.
     pub(super) fn belongs_to(&self, leaders: &HashSet<Pid>) -> bool {
-        [self.pid, self.group, self.session]
+        [self.pid, self.stat.group, self.stat.session]
             .iter()
             .any(|number| leaders.contains(number))
     }
@@ -113,7 +107,7 @@ impl Status {
     pub(super) fn member(self) -> Member {
         Member {
             pid: self.pid,
-            start_time: self.start_time,
+            start_time: self.stat.start_time,
         }
     }
 }
@@ -124,8 +118,8 @@ pub(super) fn kill(leaders: &HashSet<Pid>) {
     kill_trees(|| {
         let mut found = Snapshot::take().trees(|status| status.belongs_to(leaders));
         // Those of the groups were stopped before the look: they need no further one.
-        found.sort_by_key(|status| !leaders.contains(&status.group));
-        let settled = found.partition_point(|status| leaders.contains(&status.group));
+        found.sort_by_key(|status| !leaders.contains(&status.stat.group));
+        let settled = found.partition_point(|status| leaders.contains(&status.stat.group));
         (found.into_iter().map(Status::member).collect(), settled)
     });
 }
@@ -160,29 +154,9 @@ fn kill_trees(look: impl Fn() -> (Vec<Member>, usize)) {
     }
 }
 
-fn status(pid: Pid, buffer: &mut Vec<u8>) -> Option<Status> {
-    buffer.clear();
-    std::fs::File::open(format!("/proc/{pid}/stat"))
-        .ok()?
-        .read_to_end(buffer)
-        .ok()?;
-    parse(pid, buffer)
-}
-
-/// The name in parentheses may hold anything, parentheses and spaces too: fields begin after the last.
-fn parse(pid: Pid, stat: &[u8]) -> Option<Status> {
-    let end = stat.iter().rposition(|byte| *byte == b')')?;
-    let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
-    let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    Some(Status {
-        pid,
-        // A process whose first thread has exited looks like one, and lives on in its others.
-        zombie: matches!(*fields.first()?, "Z" | "X") && matches!(*fields.get(17)?, "0" | "1"),
-        parent: fields.get(1)?.parse().ok()?,
-        group: fields.get(2)?.parse().ok()?,
-        session: fields.get(3)?.parse().ok()?,
-        start_time: fields.get(19)?.parse().ok()?,
-    })
+/// Whether a process is stopped, by a signal or a tracer.
+pub(super) fn is_stopped(pid: Pid) -> bool {
+    proc::stat(pid, &mut Vec::new()).is_some_and(|stat| stat.stopped)
 }
 
 #[cfg(test)]
@@ -190,29 +164,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hostile_name_does_not_shift_the_fields() {
-        let stat = b"7 (a) S 1 1 1 (b) R 2 3 4 0 -1 0 0 0 0 0 0 0 0 0 20 0 1 0 99 0 0\n";
-        let status = parse(7, stat).unwrap();
-        assert_eq!(
-            (
-                status.parent,
-                status.group,
-                status.session,
-                status.start_time
-            ),
-            (2, 3, 4, 99)
-        );
-    }
-
-    #[test]
     fn finds_group_session_and_descendants_of_both() {
         let process = |pid, parent, group, session| Status {
             pid,
-            zombie: false,
-            parent,
-            group,
-            session,
-            start_time: 1,
+            stat: Stat {
+                zombie: false,
+                stopped: false,
+                parent,
+                group,
+                session,
+                ticks: 0,
+                start_time: 1,
+                resident_pages: 0,
+            },
         };
         let all = [
             process(1, 0, 1, 1),

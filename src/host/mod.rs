@@ -1,0 +1,685 @@
+//! Many sandboxes in one machine: making them, finding them, ending them.
+//!
+//! A sandbox is a [`Workspace`] with a user, a home and a ruleset of its own. How many there are is
+//! decided under one lock, before anything is made and after everything is gone, so the capacity is
+//! exact whatever arrives at once. A user is given again only after the kernel said that nothing
+//! runs as it.
+
+mod users;
+
+use std::collections::{HashMap, VecDeque};
+use std::fmt::Write;
+use std::fs::{DirBuilder, File};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::{Flock, FlockArg, OFlag, open};
+use nix::sys::stat::Mode;
+
+use crate::command::EnvironmentChange;
+use crate::config::HostSettings;
+use crate::confine::{Policy, SandboxSettings};
+use crate::error::{Error, Kind, Result};
+use crate::files::{self, Root};
+use crate::logging;
+use crate::process::Reason;
+use crate::process::registry::Shared;
+use crate::sys::{self, ActingAs, User};
+use crate::workspace::{Lease, Workspace};
+use users::Users;
+
+/// Processes and threads that a sandbox may have at once unless its maker says otherwise.
+const DEFAULT_MAX_PROCESSES: u64 = 512;
+
+/// How long the processes of a sandbox are given to be gone after they were killed. They cannot
+/// refuse, but the kernel may be busy with them.
+const EMPTYING_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long processes have to end by themselves when the server ends.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// How long removing homes may take when the server ends.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(3);
+
+/// How often sandboxes are looked at for idleness, and for starts that stand still.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// Ended sandboxes whose ids are remembered, so that ending one again is no error.
+const REMEMBERED: usize = 4096;
+
+/// The sandboxes of a machine.
+pub struct Host {
+    policy: Arc<Policy>,
+    shared: Arc<Shared>,
+    capacity: usize,
+    homes_path: PathBuf,
+    homes: OwnedFd,
+    /// Held for as long as the server lives: homes are one server's.
+    _lock: Flock<File>,
+    /// Guards who there is and who may be; never held while something is made or removed.
+    table: Mutex<Table>,
+    /// Tells those that wait for a sandbox to be gone, and whoever looks after idle ones.
+    changed: Condvar,
+}
+
+struct Table {
+    sandboxes: HashMap<String, Arc<Sandbox>>,
+    /// Being made.
+    reserved: usize,
+    /// Being ended.
+    ending: Vec<String>,
+    /// The newest last.
+    ended: VecDeque<String>,
+    users: Users,
+    made: u64,
+    /// Since when there has been no sandbox.
+    empty_since: Option<Instant>,
+    /// No more are made.
+    closed: bool,
+}
+
+impl Table {
+    fn occupied(&self) -> usize {
+        self.sandboxes.len() + self.reserved + self.ending.len()
+    }
+
+    /// The number of those that are there, or coming or going, has changed.
+    fn note_occupation(&mut self) {
+        if self.occupied() > 0 {
+            self.empty_since = None;
+        } else {
+            self.empty_since.get_or_insert_with(Instant::now);
+        }
+    }
+
+    /// Takes back a user, for good if something of it may be left.
+    fn give_back(&mut self, user: User, is_clean: bool) {
+        if is_clean {
+            self.users.free(user);
+        } else {
+            self.users.set_aside(user);
+        }
+        self.note_occupation();
+    }
+}
+
+/// What sandboxes are to be like.
+#[derive(Debug, Clone, Default)]
+pub struct Wish {
+    /// What their commands find in their environment besides.
+    pub environment: Vec<EnvironmentChange>,
+    /// How long one may be idle; none is for ever.
+    pub idle_timeout: Option<Duration>,
+    /// Most processes and threads at once.
+    pub max_processes: Option<u64>,
+    /// Most bytes of data of each process.
+    pub max_memory: Option<u64>,
+}
+
+/// One of them.
+pub struct Sandbox {
+    id: String,
+    number: u64,
+    user: User,
+    home: PathBuf,
+    created_at_ms: u64,
+    idle_timeout: Option<Duration>,
+    max_processes: u64,
+    max_memory: Option<u64>,
+    workspace: Arc<Workspace>,
+}
+
+impl Sandbox {
+    /// The name under which it is known.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// Who its commands are.
+    pub fn user(&self) -> User {
+        self.user
+    }
+
+    /// Where it lives.
+    pub fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// Milliseconds since 1970.
+    pub fn created_at_ms(&self) -> u64 {
+        self.created_at_ms
+    }
+
+    /// How long it may be idle.
+    pub fn idle_timeout(&self) -> Option<Duration> {
+        self.idle_timeout
+    }
+
+    /// Most processes and threads at once.
+    pub fn max_processes(&self) -> u64 {
+        self.max_processes
+    }
+
+    /// Most bytes of data of each process.
+    pub fn max_memory(&self) -> Option<u64> {
+        self.max_memory
+    }
+}
+
+impl Host {
+    /// Prepares the machine; `search` is where programs are found besides a sandbox's own.
+    ///
+    /// To be called before the server changes its own limits: commands get those it was started with.
+    ///
+    /// # Errors
+    /// The machine cannot hold sandboxes as they are promised: the text says what is missing.
+    pub fn new(
+        settings: &HostSettings,
+        search: Option<std::ffi::OsString>,
+        shared: Arc<Shared>,
+    ) -> Result<Arc<Self>> {
+        check_rights(settings)?;
+        let policy = Policy::new(search)?;
+        if policy.landlock_abi() < settings.min_landlock_abi && !settings.allow_unconfined {
+            return Err(Error::new(
+                Kind::System,
+                format!(
+                    "cannot hold sandboxes: the kernel has Landlock ABI {} (0 is none, or hidden by a filter), and {} is \
+                     needed; use a newer kernel, or SBX_MIN_LANDLOCK_ABI or SBX_ALLOW_UNCONFINED=1 to go on with less",
+                    policy.landlock_abi(),
+                    settings.min_landlock_abi
+                ),
+            ));
+        }
+        let (homes, lock) = open_homes(&settings.homes)?;
+        check_way(settings)?;
+        sweep(&homes, &settings.homes);
+        Ok(Arc::new(Self {
+            policy,
+            shared,
+            capacity: settings.capacity,
+            homes_path: settings.homes.clone(),
+            homes,
+            _lock: lock,
+            table: Mutex::new(Table {
+                sandboxes: HashMap::new(),
+                reserved: 0,
+                ending: Vec::new(),
+                ended: VecDeque::new(),
+                users: Users::new(settings.users.clone()),
+                made: 0,
+                empty_since: Some(Instant::now()),
+                closed: false,
+            }),
+            changed: Condvar::new(),
+        }))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Every critical section leaves the table whole.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What stands around each sandbox.
+    pub fn layers(&self) -> Vec<&'static str> {
+        self.policy.layers()
+    }
+
+    /// The Landlock ABI of their rulesets, 0 without.
+    pub fn landlock_abi(&self) -> u32 {
+        self.policy.landlock_abi()
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.table().sandboxes.len()
+    }
+
+    /// All of them, in the order they were made.
+    pub fn list(&self) -> Vec<Arc<Sandbox>> {
+        let mut all: Vec<_> = self.table().sandboxes.values().cloned().collect();
+        all.sort_by_key(|sandbox| sandbox.number);
+        all
+    }
+
+    /// One of them.
+    ///
+    /// # Errors
+    /// There is none of that id.
+    pub fn find(&self, id: &str) -> Result<Arc<Sandbox>> {
+        let found = self.table().sandboxes.get(id).cloned();
+        found.ok_or_else(|| unknown(id))
+    }
+
+    /// The right to work in one of them.
+    ///
+    /// # Errors
+    /// There is none of that id, or it is ending.
+    pub fn lease(&self, id: &str) -> Result<Lease> {
+        self.find(id)?.workspace.lease().map_err(|_| unknown(id))
+    }
+
+    /// Makes as many of `count` as there is room for: all of those, or none and an error.
+    ///
+    /// # Errors
+    /// One cannot be made.
+    pub fn create(&self, count: usize, wish: &Wish) -> Result<Vec<Arc<Sandbox>>> {
+        let mut places = self.reserve(count)?.into_iter();
+        let mut made = Vec::with_capacity(places.len());
+        while let Some(place) = places.next() {
+            match self.make(&place, wish) {
+                Ok(sandbox) => made.push(Arc::new(sandbox)),
+                Err(error) => {
+                    logging::info(format_args!("cannot make a sandbox: {error}"));
+                    for sandbox in &made {
+                        self.release(sandbox.user, self.remove_home(&sandbox.id).is_ok());
+                    }
+                    for place in [place].into_iter().chain(places) {
+                        self.release(place.user, true);
+                    }
+                    return Err(error);
+                }
+            }
+        }
+        let mut table = self.table();
+        for sandbox in &made {
+            let known = Arc::clone(sandbox);
+            table.sandboxes.insert(sandbox.id.clone(), known);
+        }
+        table.reserved -= made.len();
+        drop(table);
+        self.changed.notify_all();
+        for sandbox in &made {
+            let Sandbox { id, user, .. } = &**sandbox;
+            logging::info(format_args!("sandbox {id} created, uid {}", user.uid));
+        }
+        Ok(made)
+    }
+
+    /// Sets aside what sandboxes need that must not be promised twice.
+    fn reserve(&self, count: usize) -> Result<Vec<Place>> {
+        let mut table = self.table();
+        if table.closed {
+            return Err(Error::new(
+                Kind::ShuttingDown,
+                "cannot make a sandbox: the server is ending",
+            ));
+        }
+        let room = self.capacity.saturating_sub(table.occupied());
+        let mut places = Vec::new();
+        while places.len() < count.min(room)
+            && let Some(user) = table.users.take(sys::user_has_processes)
+        {
+            table.made += 1;
+            places.push(Place {
+                number: table.made,
+                user,
+            });
+        }
+        table.reserved += places.len();
+        table.note_occupation();
+        Ok(places)
+    }
+
+    fn make(&self, place: &Place, wish: &Wish) -> Result<Sandbox> {
+        let id = new_id()?;
+        let directory = files::make_home(&self.homes, id.as_bytes(), place.user)?;
+        self.furnish(&id, place, directory, wish).inspect_err(|_| {
+            // Nobody has been in it.
+            let _ = self.remove_home(&id);
+        })
+    }
+
+    fn furnish(&self, id: &str, place: &Place, home: OwnedFd, wish: &Wish) -> Result<Sandbox> {
+        let path = self.homes_path.join(id);
+        let max_processes = wish.max_processes.unwrap_or(DEFAULT_MAX_PROCESSES);
+        let confinement = self.policy.confine(&SandboxSettings {
+            id,
+            user: place.user,
+            home: &path,
+            home_directory: home.as_fd(),
+            environment: &wish.environment,
+            max_processes,
+            max_memory: wish.max_memory,
+        })?;
+        let root = Root::home(home, place.user);
+        let created = SystemTime::now().duration_since(UNIX_EPOCH);
+        Ok(Sandbox {
+            id: id.to_owned(),
+            number: place.number,
+            user: place.user,
+            home: path,
+            created_at_ms: u64::try_from(created.unwrap_or_default().as_millis())
+                .unwrap_or(u64::MAX),
+            idle_timeout: wish.idle_timeout,
+            max_processes,
+            max_memory: wish.max_memory,
+            workspace: Workspace::new(root, confinement, Arc::clone(&self.shared)),
+        })
+    }
+
+    /// Gives back a place that no sandbox was made in.
+    fn release(&self, user: User, is_clean: bool) {
+        let mut table = self.table();
+        table.reserved -= 1;
+        table.give_back(user, is_clean);
+    }
+
+    fn remove_home(&self, id: &str) -> Result<()> {
+        files::remove_home(&self.homes, id.as_bytes())
+    }
+
+    /// Ends a sandbox: kills what runs in it, removes its home, frees its user and its place. True if
+    /// this call did it, false if it had ended before.
+    ///
+    /// # Errors
+    /// There never was one of that id, or something of it cannot be ended; the sandbox is gone from
+    /// the list all the same, and its user is not given to another.
+    pub fn delete(&self, id: &str) -> Result<bool> {
+        let mut table = self.table();
+        while table.ending.iter().any(|ending| ending == id) {
+            table = self
+                .changed
+                .wait(table)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        let Some(sandbox) = table.sandboxes.remove(id) else {
+            return if table.ended.iter().any(|ended| ended == id) {
+                Ok(false)
+            } else {
+                Err(unknown(id))
+            };
+        };
+        table.ending.push(id.to_owned());
+        drop(table);
+        self.end(&sandbox, "deleted").map(|()| true)
+    }
+
+    /// Ends all there are now; how many this call ended.
+    ///
+    /// # Errors
+    /// The first of what could not be ended; the others are.
+    pub fn delete_all(&self) -> Result<usize> {
+        let mut count = 0;
+        let mut failure = None;
+        for sandbox in self.list() {
+            match self.delete(&sandbox.id) {
+                Ok(ended) => count += usize::from(ended),
+                Err(error) => failure = failure.or(Some(error)),
+            }
+        }
+        failure.map_or(Ok(count), Err)
+    }
+
+    /// Ends a sandbox that was moved from the sandboxes to the ending ones.
+    fn end(&self, sandbox: &Sandbox, how: &str) -> Result<()> {
+        let begun = Instant::now();
+        sandbox.workspace.close();
+        let result = Self::empty(sandbox).and_then(|()| self.remove_home(&sandbox.id));
+        match &result {
+            Ok(()) => logging::info(format_args!(
+                "sandbox {} {how}, uid {}, in {} us",
+                sandbox.id,
+                sandbox.user.uid,
+                begun.elapsed().as_micros()
+            )),
+            Err(error) => logging::info(format_args!(
+                "sandbox {} {how} but not gone, its uid {} is put aside: {error}",
+                sandbox.id, sandbox.user.uid
+            )),
+        }
+        let mut table = self.table();
+        table.ending.retain(|ending| *ending != sandbox.id);
+        table.ended.push_back(sandbox.id.clone());
+        if table.ended.len() > REMEMBERED {
+            table.ended.pop_front();
+        }
+        table.give_back(sandbox.user, result.is_ok());
+        drop(table);
+        self.changed.notify_all();
+        result
+    }
+
+    /// Kills whatever runs as a sandbox's user, until nothing does.
+    fn empty(sandbox: &Sandbox) -> Result<()> {
+        let processes = &sandbox.workspace.processes;
+        let deadline = Instant::now() + EMPTYING_LIMIT;
+        let mut pause = Duration::from_micros(100);
+        // In this order: what was being started at the first look may run at the second.
+        while processes.is_starting() || sys::user_has_processes(sandbox.user) {
+            if Instant::now() >= deadline {
+                return Err(Error::new(
+                    Kind::System,
+                    format!(
+                        "cannot end sandbox {}: something of it was killed and has not died",
+                        sandbox.id
+                    ),
+                ));
+            }
+            processes.expect_kill(Reason::Deleted);
+            // Without a process to be had for it, the next round may get one.
+            let _ = sys::signal_user(sandbox.user, libc::SIGKILL);
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// Looks after the sandboxes for as long as the server lives: ends those that were idle for too
+    /// long, and starts that would never end.
+    pub fn look_after(&self) {
+        loop {
+            let mut table = self.table();
+            while table.sandboxes.is_empty() {
+                table = self
+                    .changed
+                    .wait(table)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            let all: Vec<_> = table.sandboxes.values().cloned().collect();
+            drop(table);
+            for sandbox in &all {
+                sandbox.workspace.processes.kill_stopped_starts();
+                if sandbox
+                    .idle_timeout
+                    .is_some_and(|limit| sandbox.workspace.close_if_idle(limit))
+                {
+                    self.evict(sandbox);
+                }
+            }
+            drop(all);
+            std::thread::sleep(ROUND);
+        }
+    }
+
+    fn evict(&self, sandbox: &Arc<Sandbox>) {
+        let mut table = self.table();
+        // Deleted in the meantime: then that is somebody else's work.
+        if table.sandboxes.remove(&sandbox.id).is_none() {
+            return;
+        }
+        table.ending.push(sandbox.id.clone());
+        drop(table);
+        // What cannot be ended was logged.
+        let _ = self.end(sandbox, "evicted");
+    }
+
+    /// Whether anything is going on in any of them.
+    pub fn is_busy(&self) -> bool {
+        let is_busy = |sandbox: &Arc<Sandbox>| sandbox.workspace.idle_for().is_none();
+        self.table().sandboxes.values().any(is_busy)
+    }
+
+    /// How long there has been no sandbox; none while there is one.
+    pub fn empty_for(&self) -> Option<Duration> {
+        self.table().empty_since.map(|since| since.elapsed())
+    }
+
+    /// Ends the host if there has been no sandbox for `limit`; none is made afterwards.
+    pub fn close_if_empty(&self, limit: Duration) -> bool {
+        let mut table = self.table();
+        table.closed |= table
+            .empty_since
+            .is_some_and(|since| since.elapsed() >= limit);
+        table.closed
+    }
+
+    /// Ends everything: asks all processes of all sandboxes to end, kills what has not after a grace,
+    /// and removes the homes.
+    pub fn shut_down(&self) {
+        self.table().closed = true;
+        let all = self.list();
+        for sandbox in &all {
+            sandbox.workspace.close();
+        }
+        let runs = |sandbox: &&Arc<Sandbox>| {
+            sandbox.workspace.processes.is_starting() || sys::user_has_processes(sandbox.user)
+        };
+        let mut asked = false;
+        let deadline = Instant::now() + GRACE;
+        loop {
+            let left: Vec<_> = all.iter().filter(runs).collect();
+            if left.is_empty() || Instant::now() >= deadline {
+                break;
+            }
+            if !asked {
+                for sandbox in &left {
+                    sandbox.workspace.processes.expect_signal(libc::SIGTERM);
+                    let _ = sys::signal_user(sandbox.user, libc::SIGTERM);
+                    // A stopped process takes the first signal only when it goes on.
+                    let _ = sys::signal_user(sandbox.user, libc::SIGCONT);
+                }
+                asked = true;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        let removal_deadline = Instant::now() + REMOVAL_LIMIT;
+        for sandbox in &all {
+            sandbox.workspace.processes.expect_kill(Reason::Killed);
+            if Self::empty(sandbox).is_ok() && Instant::now() < removal_deadline {
+                let _ = self.remove_home(&sandbox.id);
+            }
+        }
+    }
+}
+
+/// Where a sandbox will be.
+struct Place {
+    number: u64,
+    user: User,
+}
+
+fn unknown(id: &str) -> Error {
+    Error::new(
+        Kind::NotFound,
+        format!("there is no sandbox {id}; it may have been deleted, or idle for too long"),
+    )
+}
+
+/// A name that nobody can guess.
+fn new_id() -> Result<String> {
+    let random = sys::random_bytes::<12>()
+        .map_err(|errno| Error::system("cannot make an id for a sandbox", errno))?;
+    let mut id = String::with_capacity(2 * random.len());
+    for byte in random {
+        // Writing to memory does not fail.
+        let _ = write!(id, "{byte:02x}");
+    }
+    Ok(id)
+}
+
+fn is_id(name: &str) -> bool {
+    name.len() == 24
+        && name
+            .bytes()
+            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Whether this process can be what sandboxes need it to be.
+fn check_rights(settings: &HostSettings) -> Result<()> {
+    let refuse = |why: String| {
+        Err(Error::new(
+            Kind::System,
+            format!("cannot hold sandboxes: {why}"),
+        ))
+    };
+    if !nix::unistd::geteuid().is_root() {
+        return refuse("the server must run as root to give each its own user".to_owned());
+    }
+    for uid in [*settings.users.start(), *settings.users.end()] {
+        if ActingAs::new(User { uid, gid: uid }).is_err() {
+            return refuse(format!(
+                "uid {uid} of SBX_UID_RANGE does not exist in this user namespace, or the server may not act as it"
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Opens where homes are made, making it if need be, and takes it for this server.
+fn open_homes(path: &Path) -> Result<(OwnedFd, Flock<File>)> {
+    let failed = |error: std::io::Error| {
+        Error::io(
+            format_args!("cannot use SBX_HOMES_DIR {}", path.display()),
+            &error,
+        )
+    };
+    // Everybody may pass through, to a home of one's own, and nobody look around.
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o711)
+        .create(path)
+        .map_err(failed)?;
+    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+    let directory = open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
+    let lock = Flock::lock(
+        File::from(directory.try_clone().map_err(failed)?),
+        FlockArg::LockExclusiveNonblock,
+    )
+    .map_err(|_| {
+        Error::new(
+            Kind::System,
+            format!(
+                "cannot use SBX_HOMES_DIR {}: another server has its sandboxes there",
+                path.display()
+            ),
+        )
+    })?;
+    Ok((directory, lock))
+}
+
+/// Whether sandboxes' users can get to where homes are made.
+fn check_way(settings: &HostSettings) -> Result<()> {
+    let uid = *settings.users.start();
+    let acting = ActingAs::new(User { uid, gid: uid });
+    let way = open(
+        &settings.homes.join("."),
+        OFlag::O_PATH | OFlag::O_CLOEXEC,
+        Mode::empty(),
+    );
+    drop(acting);
+    way.map(drop).map_err(|errno| {
+        let path = settings.homes.display();
+        Error::system(
+            format_args!("cannot use SBX_HOMES_DIR {path}: sandboxes could not enter it, or a directory above it"),
+            errno,
+        )
+    })
+}
+
+/// Removes the homes that an earlier server left because it was killed.
+fn sweep(homes: &OwnedFd, path: &Path) {
+    let Ok(entries) = std::fs::read_dir(path) else {
+        return;
+    };
+    for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
+        if is_id(&name)
+            && let Err(error) = files::remove_home(homes, name.as_bytes())
+        {
+            logging::info(format_args!("cannot remove the old home {name}: {error}"));
+        }
+    }
+}
