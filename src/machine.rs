@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crate::config::Config;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
-use crate::files::Root;
+use crate::files::{Disk, Root};
 use crate::host::Host;
 use crate::process::registry::Shared;
 use crate::sys;
@@ -29,6 +29,7 @@ pub struct Machine {
     idle_timeout: Option<Duration>,
     ping_interval: Duration,
     landlock_abi: u32,
+    shared: Arc<Shared>,
 }
 
 enum MachineKind {
@@ -59,7 +60,11 @@ impl Machine {
         let shared = Shared::new(config.log_bytes, config.log_total_bytes)?;
         let kind = if let Some(settings) = &config.host {
             let path = |(name, value)| (name == OsStr::new("PATH")).then_some(value);
-            let host = Host::new(settings, environment.into_iter().find_map(path), shared)?;
+            let host = Host::new(
+                settings,
+                environment.into_iter().find_map(path),
+                Arc::clone(&shared),
+            )?;
             let own = Arc::clone(&host);
             thread::Builder::new()
                 .name("caretaker".to_owned())
@@ -72,7 +77,7 @@ impl Machine {
                 .map_err(|error| Error::io("cannot find the working directory", &error))?;
             let confinement = Confinement::dedicated(environment, directory.clone());
             let root = Root::machine(Path::new(&directory))?;
-            Dedicated(Workspace::new(root, confinement, shared))
+            Dedicated(Workspace::new(root, confinement, Arc::clone(&shared)))
         };
         Ok(Self {
             kind,
@@ -80,6 +85,7 @@ impl Machine {
             idle_timeout: config.idle_timeout,
             ping_interval: config.ping_interval,
             landlock_abi: sys::landlock_abi(),
+            shared,
         })
     }
 
@@ -139,6 +145,27 @@ impl Machine {
         match &self.kind {
             Dedicated(_) => 0,
             Many(host) => host.count(),
+        }
+    }
+
+    /// How many commands run.
+    pub fn processes_running(&self) -> usize {
+        match &self.kind {
+            Dedicated(workspace) => workspace.processes.count_running(),
+            Many(host) => host.processes_running(),
+        }
+    }
+
+    /// Bytes of output that are kept.
+    pub fn log_bytes(&self) -> usize {
+        self.shared.log_bytes_kept()
+    }
+
+    /// The space where files are written.
+    pub fn disk(&self) -> Option<Disk> {
+        match &self.kind {
+            Dedicated(workspace) => workspace.files().ok()?.disk(),
+            Many(host) => host.disk(),
         }
     }
 

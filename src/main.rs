@@ -39,7 +39,7 @@ use api::Api;
 use auth::Authenticator;
 use config::Config;
 use error::{Error, Kind, Result};
-use http::server::{Limits, Server};
+use http::server::{Connections, Limits, Server};
 use machine::Machine;
 use sys::{Events, PollEntry, poll};
 
@@ -171,8 +171,9 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
     let address = listener
         .local_addr()
         .map_err(|error| Error::io("cannot listen", &error))?;
+    let connections = Connections::default();
     let authenticator = Authenticator::new(config.token, config.strict_scopes)?;
-    let api = Arc::new(Api::new(machine, authenticator));
+    let api = Arc::new(Api::new(machine, authenticator, connections.clone()));
     let limits = Limits {
         all: config.max_connections,
         // Those who are served here are elsewhere, and those who run here are not trusted.
@@ -181,7 +182,7 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
             None => config.max_connections,
         },
     };
-    let mut server = Server::new(listener, Arc::clone(&api), limits)
+    let mut server = Server::new(listener, Arc::clone(&api), limits, connections)
         .map_err(|error| Error::io("cannot listen", &error))?;
     let version = env!("CARGO_PKG_VERSION");
     let machine = api.machine();

@@ -8,6 +8,7 @@ mod base64;
 mod commands;
 mod events;
 mod files;
+mod metrics;
 mod query;
 mod route;
 mod sandboxes;
@@ -16,10 +17,12 @@ mod wire;
 use crate::auth::{Access, Authenticator, Refused};
 use crate::error::Error;
 use crate::http::request::ReceiveError;
+use crate::http::server::Connections;
 use crate::http::{Body, Handler, Refusal, Request, Response};
 use crate::logging;
 use crate::machine::{Machine, Scope};
 use crate::workspace::Workspace;
+use metrics::RequestCounts;
 use query::Query;
 use route::{Resource, WorkspaceResource as In};
 
@@ -30,17 +33,21 @@ const MAX_JSON_BYTES: u64 = 16 << 20;
 pub struct Api {
     machine: Machine,
     authenticator: Authenticator,
+    connections: Connections,
+    requests: RequestCounts,
 }
 
 /// What a handler comes to.
 type Answer = Result<Response, Refusal>;
 
 impl Api {
-    /// Serves `machine` to whoever `authenticator` lets in.
-    pub fn new(machine: Machine, authenticator: Authenticator) -> Self {
+    /// Serves `machine` to whoever `authenticator` lets in, over `connections`.
+    pub fn new(machine: Machine, authenticator: Authenticator, connections: Connections) -> Self {
         Self {
             machine,
             authenticator,
+            connections,
+            requests: RequestCounts::new(),
         }
     }
 
@@ -49,9 +56,12 @@ impl Api {
         &self.machine
     }
 
-    fn answer(&self, request: &mut Request<'_>) -> Answer {
-        let path = request.head.path.clone();
-        let resource = Resource::find(&path);
+    fn answer(
+        &self,
+        request: &mut Request<'_>,
+        path: &[u8],
+        resource: Option<Resource<'_>>,
+    ) -> Answer {
         if resource != Some(Resource::Health) {
             let access = resource.map_or(Access::Machine, |resource| {
                 resource.access(&request.head.method)
@@ -62,7 +72,7 @@ impl Api {
             return Ok(Response::new(204, Body::Empty)
                 .with_header("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS"));
         }
-        let resource = resource.ok_or_else(|| no_route(&path))?;
+        let resource = resource.ok_or_else(|| no_route(path))?;
         self.check_mode(resource)?;
         let method = match request.head.method.as_str() {
             "OPTIONS" => {
@@ -74,7 +84,7 @@ impl Api {
         if !resource.methods().contains(&method) {
             let text = format!(
                 "{} has no method {}; it has {}",
-                show(&path),
+                show(path),
                 request.head.method,
                 resource.allow()
             );
@@ -83,6 +93,10 @@ impl Api {
         }
         match resource {
             Resource::Health => Ok(self.health()),
+            Resource::Metrics => {
+                let query = Query::parse(request.head.query.as_deref())?;
+                metrics::answer(self, request, &query)
+            }
             Resource::Sandboxes | Resource::Sandbox(_) | Resource::SandboxToken(_) => {
                 let method = method.to_owned();
                 sandboxes::answer(
@@ -104,7 +118,7 @@ impl Api {
     /// Whether the machine has such things at all.
     fn check_mode(&self, resource: Resource<'_>) -> Result<(), Refusal> {
         match resource {
-            Resource::Health => Ok(()),
+            Resource::Health | Resource::Metrics => Ok(()),
             Resource::In(Scope::Machine, _) => Ok(self.machine.check_dedicated()?),
             _ => Ok(self.machine.host().map(drop)?),
         }
@@ -188,7 +202,13 @@ impl Api {
 
 impl Handler for Api {
     fn handle(&self, request: &mut Request<'_>) -> Response {
-        self.answer(request).unwrap_or_else(Response::from)
+        let path = request.head.path.clone();
+        let resource = Resource::find(&path);
+        let response = self
+            .answer(request, &path, resource)
+            .unwrap_or_else(Response::from);
+        self.requests.count(resource, response.status);
+        response
     }
 }
 

@@ -10,6 +10,8 @@ use crate::machine::Scope;
 pub(super) enum Resource<'a> {
     /// The server itself.
     Health,
+    /// What the server does and takes.
+    Metrics,
     /// All sandboxes.
     Sandboxes,
     /// One of them.
@@ -51,6 +53,7 @@ impl<'a> Resource<'a> {
             .collect();
         match segments.as_slice() {
             ["health"] => Some(Self::Health),
+            ["v1", "metrics"] => Some(Self::Metrics),
             ["v1", "sandboxes"] => Some(Self::Sandboxes),
             ["v1", "sandboxes", ""] => None,
             ["v1", "sandboxes", id] => Some(Self::Sandbox(id)),
@@ -66,10 +69,62 @@ impl<'a> Resource<'a> {
     /// The methods it has, HEAD and OPTIONS aside.
     pub(super) fn methods(self) -> &'static [&'static str] {
         match self {
-            Self::Health | Self::SandboxToken(_) => &["GET"],
+            Self::Health | Self::Metrics | Self::SandboxToken(_) => &["GET"],
             Self::Sandboxes => &["GET", "POST", "DELETE"],
             Self::Sandbox(_) => &["GET", "DELETE"],
             Self::In(_, resource) => resource.methods(),
+        }
+    }
+
+    /// The names of all there are, for counting.
+    pub(super) const NAMES: [&'static str; 21] = [
+        "health",
+        "metrics",
+        "sandboxes",
+        "sandbox",
+        "token",
+        "exec",
+        "processes",
+        "process",
+        "logs",
+        "wait",
+        "kill",
+        "stdin",
+        "read",
+        "write",
+        "list",
+        "stat",
+        "delete",
+        "mkdir",
+        "move",
+        "proxy",
+        "ports",
+    ];
+
+    /// Its name, which is one of [`Resource::NAMES`].
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Health => "health",
+            Self::Metrics => "metrics",
+            Self::Sandboxes => "sandboxes",
+            Self::Sandbox(_) => "sandbox",
+            Self::SandboxToken(_) => "token",
+            Self::In(_, resource) => match resource {
+                In::Exec => "exec",
+                In::Processes => "processes",
+                In::Process(_) => "process",
+                In::Logs(_) => "logs",
+                In::Wait(_) => "wait",
+                In::Kill(_) => "kill",
+                In::Stdin(_) => "stdin",
+                In::FileRead => "read",
+                In::FileWrite => "write",
+                In::FileList => "list",
+                In::FileStat => "stat",
+                In::FileDelete => "delete",
+                In::FileMakeDirectory => "mkdir",
+                In::FileMove => "move",
+            },
         }
     }
 

@@ -17,6 +17,7 @@ mod rename;
 mod root;
 #[cfg(test)]
 mod tests;
+mod usage;
 mod write;
 
 use std::fs::File;
@@ -31,6 +32,7 @@ pub use list::Page;
 use name::FilePath;
 pub use root::{Files, Root};
 use root::{Missing, link_target};
+pub use usage::Disk;
 pub use write::Upload;
 
 /// What a name stands for.

@@ -23,7 +23,7 @@ use crate::command::EnvironmentChange;
 use crate::config::HostSettings;
 use crate::confine::{Policy, SandboxSettings};
 use crate::error::{Error, Kind, Result};
-use crate::files::{self, Root};
+use crate::files::{self, Disk, Root};
 use crate::logging;
 use crate::process::Reason;
 use crate::process::registry::Shared;
@@ -161,6 +161,14 @@ impl Sandbox {
     /// Most processes and threads at once.
     pub fn max_processes(&self) -> u64 {
         self.max_processes
+    }
+
+    /// What its home takes on the disk, in bytes. Costs a walk through it.
+    ///
+    /// # Errors
+    /// It cannot be walked through.
+    pub fn disk_bytes(&self) -> Result<u64> {
+        self.workspace.files()?.disk_bytes()
     }
 
     /// Most bytes of data of each process.
@@ -505,6 +513,17 @@ impl Host {
         drop(table);
         // What cannot be ended was logged.
         let _ = self.end(sandbox, "evicted");
+    }
+
+    /// How many commands run in all of them.
+    pub fn processes_running(&self) -> usize {
+        let running = |sandbox: &Arc<Sandbox>| sandbox.workspace.processes.count_running();
+        self.list().iter().map(running).sum()
+    }
+
+    /// The space where homes are.
+    pub fn disk(&self) -> Option<Disk> {
+        Disk::of(&self.homes)
     }
 
     /// Whether anything is going on in any of them.

@@ -37,12 +37,23 @@ pub struct Limits {
     pub from_here: usize,
 }
 
+/// How many connections are open.
+#[derive(Clone, Default)]
+pub struct Connections(Arc<AtomicUsize>);
+
+impl Connections {
+    /// The number now.
+    pub fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A listening socket and what serves its connections.
 pub struct Server<H> {
     listener: TcpListener,
     handler: Arc<H>,
     limits: Limits,
-    open: Arc<AtomicUsize>,
+    open: Connections,
     /// Those of them that come from this machine.
     open_here: Arc<AtomicUsize>,
     /// Threads that have not begun to serve.
@@ -52,11 +63,16 @@ pub struct Server<H> {
 }
 
 impl<H: Handler> Server<H> {
-    /// Serves connections within the limits.
+    /// Serves connections within the limits, counting those that are `open`.
     ///
     /// # Errors
     /// The socket cannot be set up.
-    pub fn new(listener: TcpListener, handler: Arc<H>, limits: Limits) -> io::Result<Self> {
+    pub fn new(
+        listener: TcpListener,
+        handler: Arc<H>,
+        limits: Limits,
+        open: Connections,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         // Accepted sockets inherit both.
         setsockopt(&listener, sockopt::TcpNoDelay, &true)?;
@@ -65,7 +81,7 @@ impl<H: Handler> Server<H> {
             listener,
             handler,
             limits,
-            open: Arc::default(),
+            open,
             open_here: Arc::default(),
             starting: Arc::default(),
             spare: spare(),
@@ -102,7 +118,7 @@ impl<H: Handler> Server<H> {
             refuse(&socket, "no_descriptors", NO_DESCRIPTORS);
             return;
         }
-        let place = Place::take(&self.open);
+        let place = Place::take(&self.open.0);
         let place_here = (self.limits.from_here < self.limits.all && is_here(&socket, peer))
             .then(|| Place::take(&self.open_here));
         if place.number > self.limits.all

@@ -82,11 +82,13 @@ impl LogStore {
         }
     }
 
+    /// Bytes that all rings take.
+    pub(super) fn total(&self) -> usize {
+        usize::try_from(self.total.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+
     fn excess(&self) -> usize {
-        let total = self.total.load(Ordering::Relaxed);
-        usize::try_from(total)
-            .unwrap_or(0)
-            .saturating_sub(self.limit)
+        self.total().saturating_sub(self.limit)
     }
 
     fn shrink(&self, process: &Process, bytes: usize) {

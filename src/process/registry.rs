@@ -60,6 +60,13 @@ impl Shared {
     }
 }
 
+impl Shared {
+    /// Bytes of output that are kept for all processes.
+    pub fn log_bytes_kept(&self) -> usize {
+        self.logs.total()
+    }
+}
+
 /// The processes of one workspace.
 pub struct Registry {
     shared: Arc<Shared>,
@@ -515,6 +522,12 @@ impl Registry {
         for process in left {
             process.wait_ended(Duration::from_millis(500));
         }
+    }
+
+    /// How many have not ended.
+    pub fn count_running(&self) -> usize {
+        let table = lock(&self.table);
+        table.processes.len() - table.ended.len()
     }
 
     fn running(&self) -> Vec<Arc<Process>> {

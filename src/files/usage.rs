@@ -1,0 +1,91 @@
+//! How much space files take, and how much there is.
+
+use std::collections::HashSet;
+use std::os::fd::AsFd;
+
+use nix::dir::Dir;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::fstatat;
+use nix::sys::statvfs::fstatvfs;
+
+use super::{FileKind, Files};
+use crate::error::{Error, Result};
+
+/// The space of a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Disk {
+    /// Bytes in use.
+    pub used_bytes: u64,
+    /// Bytes in all.
+    pub bytes: u64,
+}
+
+impl Disk {
+    /// The space of the file system that something is on (statvfs(3)).
+    pub fn of(file: impl AsFd) -> Option<Self> {
+        let status = fstatvfs(file).ok()?;
+        let block = status.fragment_size();
+        Some(Self {
+            used_bytes: (status.blocks() - status.blocks_free()) * block,
+            bytes: status.blocks() * block,
+        })
+    }
+}
+
+/// What `st_blocks` counts in (stat(2)).
+const BLOCK_BYTES: u64 = 512;
+
+/// A longer path cannot be opened in one piece (`PATH_MAX`); what is below it is not counted.
+const MAX_PATH_BYTES: usize = 4000;
+
+impl Files<'_> {
+    /// The space of the file system that the root is on.
+    pub fn disk(&self) -> Option<Disk> {
+        let root = self.resolve(b".", OFlag::O_PATH | OFlag::O_DIRECTORY);
+        Disk::of(root.ok()?)
+    }
+
+    /// What everything below the root takes on the disk, in bytes; a file with several names once.
+    /// What its owner may not look into is left out.
+    ///
+    /// # Errors
+    /// The root cannot be read.
+    pub fn disk_bytes(&self) -> Result<u64> {
+        let mut total = 0;
+        let mut seen = HashSet::new();
+        let mut pending = vec![b".".to_vec()];
+        while let Some(path) = pending.pop() {
+            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
+            let mut directory = match self.resolve(&path, flags).and_then(Dir::from_fd) {
+                Ok(directory) => directory,
+                Err(errno) if path == b"." => {
+                    return Err(Error::system("cannot read the home", errno));
+                }
+                Err(_) => continue,
+            };
+            let names: Vec<_> = directory
+                .iter()
+                .filter_map(|found| Some(found.ok()?.file_name().to_owned()))
+                .filter(|name| !matches!(name.to_bytes(), b"." | b".."))
+                .collect();
+            for name in names {
+                let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
+                let Ok(status) = fstatat(&directory, name.as_c_str(), nofollow) else {
+                    continue;
+                };
+                if status.st_nlink < 2
+                    || FileKind::of(&status) == FileKind::Directory
+                    || seen.insert(status.st_ino)
+                {
+                    total += u64::try_from(status.st_blocks).unwrap_or(0) * BLOCK_BYTES;
+                }
+                if FileKind::of(&status) == FileKind::Directory
+                    && path.len() + name.count_bytes() < MAX_PATH_BYTES
+                {
+                    pending.push([&path, &b"/"[..], name.to_bytes()].concat());
+                }
+            }
+        }
+        Ok(total)
+    }
+}
