@@ -1,7 +1,7 @@
 //! What the server serves: the machine as one sandbox, or as a host of many; how long it may be idle,
 //! and how it ends.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -59,12 +59,9 @@ impl Machine {
     pub fn new(config: &Config, environment: Vec<(OsString, OsString)>) -> Result<Self> {
         let shared = Shared::new(config.log_bytes, config.log_total_bytes)?;
         let kind = if let Some(settings) = &config.host {
-            let path = |(name, value)| (name == OsStr::new("PATH")).then_some(value);
-            let host = Host::new(
-                settings,
-                environment.into_iter().find_map(path),
-                Arc::clone(&shared),
-            )?;
+            let path = environment.iter().find(|(name, _)| name == "PATH");
+            let search = path.map(|(_, value)| value.as_os_str());
+            let host = Host::new(settings, search, Arc::clone(&shared))?;
             let own = Arc::clone(&host);
             thread::Builder::new()
                 .name("caretaker".to_owned())

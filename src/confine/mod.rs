@@ -117,7 +117,7 @@ impl Policy {
     ///
     /// # Errors
     /// The kernel has no system call filters, or a Landlock that cannot be used.
-    pub fn new(search: Option<OsString>) -> Result<Arc<Self>> {
+    pub fn new(search: Option<&OsStr>) -> Result<Arc<Self>> {
         if !sys::has_filters() {
             return Err(Error::new(
                 Kind::System,
@@ -128,7 +128,7 @@ impl Policy {
             common: Arc::new(Common::new()),
             rules: SystemRules::open(),
             filter: filter::program(),
-            search: search.unwrap_or_else(|| DEFAULT_PATH.into()),
+            search: searchable(search.unwrap_or(OsStr::new(DEFAULT_PATH))),
             open_files: open_files(),
         }))
     }
@@ -196,6 +196,24 @@ impl Policy {
                 policy: Arc::clone(self),
             }),
         })
+    }
+}
+
+/// What of a PATH is beneath directories of programs: elsewhere a sandbox may not look, and an entry
+/// such as /root/.local/bin would make a missing program look like a forbidden one.
+fn searchable(path: &OsStr) -> OsString {
+    let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let programs = ruleset::PROGRAMS.map(|path| resolved(Path::new(path)));
+    let entries = std::env::split_paths(path).filter(|entry| {
+        let target = resolved(entry);
+        programs
+            .iter()
+            .any(|directory| target.starts_with(directory))
+    });
+    // What was split at colons has none. An empty list would be the working directory.
+    match std::env::join_paths(entries) {
+        Ok(path) if !path.is_empty() => path,
+        _ => DEFAULT_PATH.into(),
     }
 }
 
@@ -398,4 +416,19 @@ fn lacks_execute_permission(program: &CString, directory: &Path) -> bool {
         .join(OsStr::from_bytes(program.as_bytes()))
         .metadata()
         .is_ok_and(|metadata| metadata.is_dir() || metadata.permissions().mode() & 0o111 == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_searched_only_where_sandboxes_may_look() {
+        let path = "/root/bin:/usr/bin::/usr/../root:relative:/opt/none:/usr/local/bin";
+        assert_eq!(
+            searchable(OsStr::new(path)),
+            "/usr/bin:/opt/none:/usr/local/bin"
+        );
+        assert_eq!(searchable(OsStr::new("/root/bin")), DEFAULT_PATH);
+    }
 }

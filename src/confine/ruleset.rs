@@ -19,7 +19,7 @@ use crate::sys;
 
 /// Programs and what they need. Not in the list, and so closed: /root, /home, /tmp, /var, /run, /mnt,
 /// /srv, whatever else an image or a job adds at the top, and the homes of other sandboxes.
-const PROGRAMS: [&str; 10] = [
+pub(super) const PROGRAMS: [&str; 10] = [
     "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/nix",
 ];
 

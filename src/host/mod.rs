@@ -186,7 +186,7 @@ impl Host {
     /// The machine cannot hold sandboxes as they are promised: the text says what is missing.
     pub fn new(
         settings: &HostSettings,
-        search: Option<std::ffi::OsString>,
+        search: Option<&std::ffi::OsStr>,
         shared: Arc<Shared>,
     ) -> Result<Arc<Self>> {
         check_rights(settings)?;
