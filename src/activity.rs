@@ -55,6 +55,11 @@ impl Activity {
         (count.active == 0).then(|| count.last.elapsed())
     }
 
+    /// Whether nothing can begin any more.
+    pub fn is_closed(&self) -> bool {
+        self.count().closed
+    }
+
     /// Closes, whatever is going on; false if it was closed already.
     pub fn close(&self) -> bool {
         !std::mem::replace(&mut self.count().closed, true)

@@ -145,7 +145,8 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
     sys::restore_default(libc::SIGCHLD);
     // A file that grows beyond the limit the server was started with is an error of one request.
     sys::ignore(libc::SIGXFSZ);
-    if config.host.is_some() {
+    if let Some(settings) = &config.host {
+        host::check_rights(settings)?;
         prepare_for_sandboxes()?;
     }
     // What a sandbox's processes leave behind must be reaped, or its user is never free again.

@@ -64,6 +64,18 @@ impl Workspace {
         self.activity.idle_for()
     }
 
+    /// Whether what was done to its files is still there.
+    ///
+    /// # Errors
+    /// The workspace has ended in the meantime, and its files with it.
+    pub fn check_open(&self) -> Result<()> {
+        if self.activity.is_closed() {
+            let text = "the sandbox was deleted before this was done";
+            return Err(Error::new(Kind::NotFound, text));
+        }
+        Ok(())
+    }
+
     /// Ends the workspace: no lease is given and nothing is started afterwards.
     pub fn close(&self) {
         self.activity.close();

@@ -195,6 +195,12 @@ impl Api {
             In::FileMakeDirectory => files::make_directory(workspace, &query)?,
             In::FileMove => files::rename(workspace, &query)?,
         };
+        if matches!(
+            resource,
+            In::FileWrite | In::FileMakeDirectory | In::FileMove
+        ) {
+            workspace.check_open()?;
+        }
         // Work goes on until the last byte is sent.
         Ok(response.holding(lease))
     }

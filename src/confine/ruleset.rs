@@ -96,12 +96,6 @@ impl SystemRules {
         if self.abi == 0 {
             return Ok(None);
         }
-        let failed = |error: RulesetError| {
-            Error::new(
-                Kind::System,
-                format!("cannot make the sandbox's Landlock ruleset: {error}"),
-            )
-        };
         let system = self
             .rules
             .iter()
@@ -115,14 +109,28 @@ impl SystemRules {
                 ruleset.add_rule(PathBeneath::new(home, AccessFs::from_all(RIGHTS)))
             })
             .and_then(|ruleset| ruleset.add_rules(system))
-            .map_err(failed)?;
+            .map_err(|error| failed(&error))?;
         let descriptor: Option<OwnedFd> = ruleset.into();
         match descriptor {
             Some(descriptor) => Ok(Some(descriptor)),
             None => Err(Error::new(
                 Kind::System,
-                "cannot make the sandbox's Landlock ruleset: the kernel took none",
+                format!("{FAILED}: the kernel took none"),
             )),
         }
     }
+}
+
+const FAILED: &str = "cannot make the sandbox's Landlock ruleset";
+
+/// With the name of the errno, if there is one behind it.
+fn failed(error: &RulesetError) -> Error {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<std::io::Error>() {
+            return Error::io(FAILED, error);
+        }
+        cause = error.source();
+    }
+    Error::new(Kind::System, format!("{FAILED}: {error}"))
 }

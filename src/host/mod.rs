@@ -14,8 +14,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::Mode;
 
@@ -189,7 +191,6 @@ impl Host {
         search: Option<&std::ffi::OsStr>,
         shared: Arc<Shared>,
     ) -> Result<Arc<Self>> {
-        check_rights(settings)?;
         let policy = Policy::new(search)?;
         if policy.landlock_abi() < settings.min_landlock_abi && !settings.allow_unconfined {
             return Err(Error::new(
@@ -282,8 +283,13 @@ impl Host {
                 Ok(sandbox) => made.push(Arc::new(sandbox)),
                 Err(error) => {
                     logging::info(format_args!("cannot make a sandbox: {error}"));
-                    for sandbox in &made {
-                        self.release(sandbox.user, self.remove_home(&sandbox.id).is_ok());
+                    let made: Vec<_> = made
+                        .into_iter()
+                        .map(|sandbox: Arc<Sandbox>| (sandbox.id.clone(), sandbox.user))
+                        .collect();
+                    // They hold no descriptors any more, which removing them may need.
+                    for (id, user) in made {
+                        self.release(user, self.remove_home(&id).is_ok());
                     }
                     for place in [place].into_iter().chain(places) {
                         self.release(place.user, true);
@@ -470,7 +476,7 @@ impl Host {
             processes.expect_kill(Reason::Deleted);
             // Without a process to be had for it, the next round may get one.
             let _ = sys::signal_user(sandbox.user, libc::SIGKILL);
-            std::thread::sleep(pause);
+            thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(20));
         }
         Ok(())
@@ -499,7 +505,7 @@ impl Host {
                 }
             }
             drop(all);
-            std::thread::sleep(ROUND);
+            thread::sleep(ROUND);
         }
     }
 
@@ -573,7 +579,7 @@ impl Host {
                 }
                 asked = true;
             }
-            std::thread::sleep(Duration::from_millis(10));
+            thread::sleep(Duration::from_millis(10));
         }
         let removal_deadline = Instant::now() + REMOVAL_LIMIT;
         for sandbox in &all {
@@ -618,7 +624,10 @@ fn is_id(name: &str) -> bool {
 }
 
 /// Whether this process can be what sandboxes need it to be.
-fn check_rights(settings: &HostSettings) -> Result<()> {
+///
+/// # Errors
+/// What it cannot.
+pub fn check_rights(settings: &HostSettings) -> Result<()> {
     let refuse = |why: String| {
         Err(Error::new(
             Kind::System,
@@ -673,13 +682,14 @@ fn open_homes(path: &Path) -> Result<(OwnedFd, Flock<File>)> {
 /// Whether sandboxes' users can get to where homes are made.
 fn check_way(settings: &HostSettings) -> Result<()> {
     let uid = *settings.users.start();
-    let acting = ActingAs::new(User { uid, gid: uid });
-    let way = open(
-        &settings.homes.join("."),
-        OFlag::O_PATH | OFlag::O_CLOEXEC,
-        Mode::empty(),
-    );
-    drop(acting);
+    let look = || {
+        let _acting = ActingAs::new(User { uid, gid: uid })?;
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+        open(&settings.homes.join("."), flags, Mode::empty())
+    };
+    // On a thread of its own: a change of user makes the kernel forget that this one is to end with
+    // its parent (prctl(2), PR_SET_PDEATHSIG).
+    let way = thread::scope(|scope| scope.spawn(look).join()).unwrap_or(Err(Errno::EIO));
     way.map(drop).map_err(|errno| {
         let path = settings.homes.display();
         Error::system(
