@@ -1057,3 +1057,41 @@ pub fn page_bytes() -> u64 {
     // SAFETY: asks only.
     u64::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
+
+/// Makes a system call fail with `errno` on this thread, as if the kernel did not have it or a
+/// container's filter hid it (seccomp(2)); for good.
+///
+/// # Errors
+/// As seccomp(2).
+#[cfg(test)]
+pub fn hide_system_call(number: libc::c_long, errno: Errno) -> Result<(), Errno> {
+    let statement = |code: u32, k: u32, jt: u8| libc::sock_filter {
+        code: u16::try_from(code).unwrap_or(u16::MAX),
+        jt,
+        jf: 0,
+        k,
+    };
+    let number = u32::try_from(number).map_err(|_| Errno::EINVAL)?;
+    let mut filter = [
+        // The number is the first word of struct seccomp_data.
+        statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+        statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, number, 1),
+        statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0),
+        statement(
+            libc::BPF_RET | libc::BPF_K,
+            libc::SECCOMP_RET_ERRNO | errno as u32,
+            0,
+        ),
+    ];
+    let program = libc::sock_fprog {
+        len: 4,
+        filter: filter.as_mut_ptr(),
+    };
+    nix::sys::prctl::set_no_new_privs()?;
+    // SAFETY: the program and its filter live through the call, which copies them.
+    let result = unsafe {
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program)
+    };
+    Errno::result(result).map(drop)
+}

@@ -42,16 +42,19 @@ pub(super) enum Resolver {
 }
 
 impl Resolver {
-    /// The best that works on this machine, found out by the first call, with a directory that can
-    /// be opened.
+    /// The best that works on this machine, found out once.
     pub(super) fn of_machine(directory: &OwnedFd) -> Self {
         static FOUND: OnceLock<Resolver> = OnceLock::new();
-        // Any failure counts: a filter may answer with whatever it likes, and the walk is right
-        // everywhere.
-        *FOUND.get_or_init(|| match ask_kernel(directory, b".", DIRECTORY) {
+        *FOUND.get_or_init(|| Self::find(directory))
+    }
+
+    /// Tries, with a directory that can be opened. Any failure means the walk: a filter may answer
+    /// with whatever it likes, and the walk is right everywhere.
+    pub(super) fn find(directory: &OwnedFd) -> Self {
+        match ask_kernel(directory, b".", DIRECTORY) {
             Ok(_) => Self::Kernel,
             Err(_) => Self::Walk,
-        })
+        }
     }
 
     /// Opens what a path leads to; leading slashes mean the directory. No link is followed, at the

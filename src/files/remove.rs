@@ -51,8 +51,9 @@ impl Root {
 /// Times a directory is gone through again because something was put into it meanwhile.
 const ROUNDS: usize = 8;
 
-/// Names read from a directory at once: one may have millions.
-const BATCH_NAMES: usize = 4096;
+/// Names read from a directory at once: one may have millions. Few in unit tests, which thereby see
+/// many batches.
+const BATCH_NAMES: usize = if cfg!(test) { 64 } else { 4096 };
 
 /// Names that are held at most before another batch is read, of all levels together.
 const MAX_PENDING_NAMES: usize = 4 * BATCH_NAMES;
