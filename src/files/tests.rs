@@ -25,7 +25,7 @@ use super::beneath::Resolver;
 use super::name::FilePath;
 use super::{FileKind, Files, Root, make_home, remove_home};
 use crate::error::{Error, Kind};
-use crate::sys::{User, exchange_names, hide_system_call};
+use crate::sys::{self, User, exchange_names, hide_system_call};
 
 const OWNER: User = User {
     uid: 23_456,
@@ -563,12 +563,15 @@ struct Mounted(PathBuf);
 
 impl Mounted {
     fn bind(what: &Path, at: &Path) -> Option<Self> {
-        let mut mount = Command::new("mount");
-        let done = mount.arg("--bind").args([what, at]).output();
+        Self::new(&["--bind".as_ref(), what], at)
+    }
+
+    fn new(arguments: &[&Path], at: &Path) -> Option<Self> {
+        let done = Command::new("mount").args(arguments).arg(at).output();
         if done.is_ok_and(|done| done.status.success()) {
             return Some(Self(at.to_owned()));
         }
-        cannot("bind mounts cannot be made here");
+        cannot("nothing can be mounted here");
         None
     }
 }
@@ -619,6 +622,32 @@ fn nothing_that_is_mounted_in_a_home_is_part_of_it() {
     let refused = remove_home(&world.open(), b"home").unwrap_err();
     assert!(refused.to_string().contains("EBUSY"), "{refused}");
     assert_eq!(world.outside()[1..], outside[1..]);
+}
+
+#[test]
+fn another_device_is_noticed_where_the_kernel_does_not_tell_mounts_apart() {
+    if !is_root() {
+        return;
+    }
+    let world = World::furnished();
+    world.make_directory("home/mounted", 0o755, Some(OWNER));
+    let kind = ["-t", "tmpfs", "-o", "mode=777", "tmpfs"].map(Path::new);
+    let Some(_mounted) = Mounted::new(&kind, &world.home("mounted")) else {
+        return;
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            hide_system_call(libc::SYS_statx, Errno::ENOSYS).unwrap();
+            assert_eq!(sys::mount_id(world.open().as_fd()), None);
+            let root = world.root(Resolver::Walk);
+            let files = root.files().unwrap();
+            for at in ["mounted", "mounted/new", "mounted/.."] {
+                let refused = files.stat(&path(at)).map(drop);
+                assert_eq!(letter(&refused), 'F', "{at}: {refused:?}");
+            }
+            files.stat(&path("dir/../file")).unwrap();
+        });
+    });
 }
 
 /// How much longer a race may take to go both ways, on a machine that has other things to do.
