@@ -759,8 +759,11 @@ fn act_in_a_race(files: &Files<'_>, turn: usize, seen: &mut [[u64; 3]; ACTS.len(
         _ => ["a/secret", "f", "b/secret", "l"][turn / ACTS.len() % 4],
     };
     // The short ones have the short moments.
-    let is_short = ["read", "range", "list", "mkdir"].contains(&act);
-    let times = if is_short { 32 } else { 1 };
+    let times = match act {
+        "read" | "range" => 200,
+        "list" | "mkdir" => 20,
+        _ => 1,
+    };
     for _ in 0..times {
         let outcome = run(files, at);
         match letter(&outcome) {
