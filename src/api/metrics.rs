@@ -110,7 +110,7 @@ struct SandboxUse {
 /// Answers with the figures of now.
 pub(super) fn answer(api: &Api, request: &Request<'_>, query: &Query) -> Answer {
     let with_disk = query.flag("disk")?;
-    let document = gather(api, with_disk)?;
+    let document = gather(api, with_disk);
     if wants_json(request) {
         return Ok(Response::json(&document));
     }
@@ -127,7 +127,7 @@ fn wants_json(request: &Request<'_>) -> bool {
     })
 }
 
-fn gather(api: &Api, with_disk: bool) -> crate::error::Result<Document> {
+fn gather(api: &Api, with_disk: bool) -> Document {
     let machine = &api.machine;
     let disk = machine.disk();
     let use_of_all = proc::machine_use();
@@ -141,11 +141,15 @@ fn gather(api: &Api, with_disk: bool) -> crate::error::Result<Document> {
                 processes: taken.processes,
                 cpu_seconds: taken.cpu_seconds,
                 memory_bytes: taken.memory_bytes,
-                disk_bytes: with_disk.then(|| sandbox.disk_bytes()).transpose()?,
+                // One that ends meanwhile has none.
+                disk_bytes: with_disk
+                    .then(|| sandbox.disk_bytes().ok())
+                    .flatten()
+                    .flatten(),
             });
         }
     }
-    Ok(Document {
+    Document {
         version: env!("CARGO_PKG_VERSION"),
         mode: machine.mode(),
         uptime_seconds: machine.uptime().as_secs_f64(),
@@ -162,7 +166,7 @@ fn gather(api: &Api, with_disk: bool) -> crate::error::Result<Document> {
             disk_bytes: disk.map(|disk| disk.bytes),
         },
         per_sandbox,
-    })
+    }
 }
 
 /// Prometheus' text format: for each figure what it is, then its values.

@@ -35,6 +35,9 @@ impl Disk {
 /// What `st_blocks` counts in (stat(2)).
 const BLOCK_BYTES: u64 = 512;
 
+/// More are not looked at: a sandbox decides how many it has, and whoever asks waits.
+const MAX_FILES: usize = 100_000;
+
 /// A longer path cannot be opened in one piece (`PATH_MAX`); what is below it is not counted.
 const MAX_PATH_BYTES: usize = 4000;
 
@@ -46,12 +49,13 @@ impl Files<'_> {
     }
 
     /// What everything below the root takes on the disk, in bytes; a file with several names once.
-    /// What its owner may not look into is left out.
+    /// What its owner may not look into is left out. None if there are too many files to look at.
     ///
     /// # Errors
     /// The root cannot be read.
-    pub fn disk_bytes(&self) -> Result<u64> {
+    pub fn disk_bytes(&self) -> Result<Option<u64>> {
         let mut total = 0;
+        let mut left = MAX_FILES;
         let mut seen = HashSet::new();
         let mut pending = vec![b".".to_vec()];
         while let Some(path) = pending.pop() {
@@ -67,7 +71,12 @@ impl Files<'_> {
                 .iter()
                 .filter_map(|found| Some(found.ok()?.file_name().to_owned()))
                 .filter(|name| !matches!(name.to_bytes(), b"." | b".."))
+                .take(left + 1)
                 .collect();
+            if names.len() > left {
+                return Ok(None);
+            }
+            left -= names.len();
             for name in names {
                 let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
                 let Ok(status) = fstatat(&directory, name.as_c_str(), nofollow) else {
@@ -86,6 +95,6 @@ impl Files<'_> {
                 }
             }
         }
-        Ok(total)
+        Ok(Some(total))
     }
 }

@@ -165,11 +165,12 @@ impl Sandbox {
         self.max_processes
     }
 
-    /// What its home takes on the disk, in bytes. Costs a walk through it.
+    /// What its home takes on the disk, in bytes; none if it has too many files. Costs a walk through
+    /// it.
     ///
     /// # Errors
     /// It cannot be walked through.
-    pub fn disk_bytes(&self) -> Result<u64> {
+    pub fn disk_bytes(&self) -> Result<Option<u64>> {
         self.workspace.files()?.disk_bytes()
     }
 
