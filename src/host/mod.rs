@@ -20,6 +20,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::Mode;
+use sha2::{Digest, Sha256};
 
 use crate::command::EnvironmentChange;
 use crate::config::HostSettings;
@@ -52,8 +53,13 @@ const ROUND: Duration = Duration::from_secs(1);
 /// Ended sandboxes whose ids are remembered, so that ending one again is no error.
 const REMEMBERED: usize = 4096;
 
+/// What an id has of randomness; two digits each.
+const ID_BYTES: usize = 12;
+
 /// The sandboxes of a machine.
 pub struct Host {
+    /// What ids are made from.
+    secret: [u8; 32],
     policy: Arc<Policy>,
     shared: Arc<Shared>,
     capacity: usize,
@@ -207,7 +213,10 @@ impl Host {
         let (homes, lock) = open_homes(&settings.homes)?;
         check_way(settings)?;
         sweep(&homes, &settings.homes);
+        let secret = sys::random_bytes()
+            .map_err(|errno| Error::system("cannot make ids for sandboxes", errno))?;
         Ok(Arc::new(Self {
+            secret,
             policy,
             shared,
             capacity: settings.capacity,
@@ -277,28 +286,19 @@ impl Host {
     /// # Errors
     /// One cannot be made.
     pub fn create(&self, count: usize, wish: &Wish) -> Result<Vec<Arc<Sandbox>>> {
-        let mut places = self.reserve(count)?.into_iter();
-        let mut made = Vec::with_capacity(places.len());
-        while let Some(place) = places.next() {
-            match self.make(&place, wish) {
-                Ok(sandbox) => made.push(Arc::new(sandbox)),
-                Err(error) => {
-                    logging::info(format_args!("cannot make a sandbox: {error}"));
-                    let made: Vec<_> = made
-                        .into_iter()
-                        .map(|sandbox: Arc<Sandbox>| (sandbox.id.clone(), sandbox.user))
-                        .collect();
-                    // They hold no descriptors any more, which removing them may need.
-                    for (id, user) in made {
-                        self.release(user, self.remove_home(&id).is_ok());
-                    }
-                    for place in [place].into_iter().chain(places) {
-                        self.release(place.user, true);
-                    }
-                    return Err(error);
-                }
+        let places = self.reserve(count)?;
+        let made: Result<Vec<_>> = places.iter().map(|place| self.make(place, wish)).collect();
+        let made = made.inspect_err(|error| {
+            logging::info(format_args!("cannot make a sandbox: {error}"));
+            // Those that were made are gone, and with them descriptors that removing may need.
+            for place in &places {
+                let is_clean = self.remove_home(&place.id).is_ok();
+                let mut table = self.table();
+                table.reserved -= 1;
+                table.give_back(place.user, is_clean);
             }
-        }
+            self.changed.notify_all();
+        })?;
         let mut table = self.table();
         for sandbox in &made {
             let known = Arc::clone(sandbox);
@@ -330,6 +330,7 @@ impl Host {
         {
             table.made += 1;
             places.push(Place {
+                id: self.id(table.made),
                 number: table.made,
                 user,
             });
@@ -339,20 +340,30 @@ impl Host {
         Ok(places)
     }
 
-    fn make(&self, place: &Place, wish: &Wish) -> Result<Sandbox> {
-        let id = new_id()?;
-        let directory = files::make_home(&self.homes, id.as_bytes(), place.user)?;
-        self.furnish(&id, place, directory, wish).inspect_err(|_| {
-            // Nobody has been in it.
-            let _ = self.remove_home(&id);
-        })
+    /// The id of the sandbox of this number: nobody can guess it, and no other has it.
+    fn id(&self, number: u64) -> String {
+        let mut digest = Sha256::new();
+        digest.update(self.secret);
+        digest.update(number.to_le_bytes());
+        let digest = digest.finalize();
+        let mut id = String::with_capacity(2 * ID_BYTES);
+        for byte in &digest[..ID_BYTES] {
+            // Writing to memory does not fail.
+            let _ = write!(id, "{byte:02x}");
+        }
+        id
     }
 
-    fn furnish(&self, id: &str, place: &Place, home: OwnedFd, wish: &Wish) -> Result<Sandbox> {
-        let path = self.homes_path.join(id);
+    fn make(&self, place: &Place, wish: &Wish) -> Result<Arc<Sandbox>> {
+        let home = files::make_home(&self.homes, place.id.as_bytes(), place.user)?;
+        self.furnish(place, home, wish).map(Arc::new)
+    }
+
+    fn furnish(&self, place: &Place, home: OwnedFd, wish: &Wish) -> Result<Sandbox> {
+        let path = self.homes_path.join(&place.id);
         let max_processes = wish.max_processes.unwrap_or(DEFAULT_MAX_PROCESSES);
         let confinement = self.policy.confine(&SandboxSettings {
-            id,
+            id: &place.id,
             user: place.user,
             home: &path,
             home_directory: home.as_fd(),
@@ -363,7 +374,7 @@ impl Host {
         let root = Root::home(home, place.user);
         let created = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Sandbox {
-            id: id.to_owned(),
+            id: place.id.clone(),
             number: place.number,
             user: place.user,
             home: path,
@@ -374,13 +385,6 @@ impl Host {
             max_memory: wish.max_memory,
             workspace: Workspace::new(root, confinement, Arc::clone(&self.shared)),
         })
-    }
-
-    /// Gives back a place that no sandbox was made in.
-    fn release(&self, user: User, is_clean: bool) {
-        let mut table = self.table();
-        table.reserved -= 1;
-        table.give_back(user, is_clean);
     }
 
     fn remove_home(&self, id: &str) -> Result<()> {
@@ -557,6 +561,8 @@ impl Host {
     /// and removes the homes.
     pub fn shut_down(&self) {
         self.table().closed = true;
+        // What is being made is ended with the others; what is being ended needs no help.
+        self.wait_while(GRACE, |table| table.reserved > 0);
         let all = self.list();
         for sandbox in &all {
             sandbox.workspace.close();
@@ -589,11 +595,22 @@ impl Host {
                 let _ = self.remove_home(&sandbox.id);
             }
         }
+        let left = removal_deadline.saturating_duration_since(Instant::now());
+        self.wait_while(left, |table| !table.ending.is_empty());
+    }
+
+    /// Waits for others to change the table, at most for `limit`.
+    fn wait_while(&self, limit: Duration, condition: impl Fn(&Table) -> bool) {
+        let waited = self
+            .changed
+            .wait_timeout_while(self.table(), limit, |table| condition(table));
+        drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 }
 
 /// Where a sandbox will be.
 struct Place {
+    id: String,
     number: u64,
     user: User,
 }
@@ -605,23 +622,9 @@ fn unknown(id: &str) -> Error {
     )
 }
 
-/// A name that nobody can guess.
-fn new_id() -> Result<String> {
-    let random = sys::random_bytes::<12>()
-        .map_err(|errno| Error::system("cannot make an id for a sandbox", errno))?;
-    let mut id = String::with_capacity(2 * random.len());
-    for byte in random {
-        // Writing to memory does not fail.
-        let _ = write!(id, "{byte:02x}");
-    }
-    Ok(id)
-}
-
 fn is_id(name: &str) -> bool {
-    name.len() == 24
-        && name
-            .bytes()
-            .all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    name.len() == 2 * ID_BYTES && name.bytes().all(is_digit)
 }
 
 /// Whether this process can be what sandboxes need it to be.
