@@ -143,6 +143,10 @@ fn settings(environment: &Environment) -> BTreeMap<String, String> {
 
 fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> {
     sys::restore_default(libc::SIGCHLD);
+    // The library's own handlers, which tell of a full stack: on the way to execve a child still has
+    // them, and whoever runs as its user could have them run there.
+    sys::restore_default(libc::SIGSEGV);
+    sys::restore_default(libc::SIGBUS);
     // A file that grows beyond the limit the server was started with is an error of one request.
     sys::ignore(libc::SIGXFSZ);
     if let Some(settings) = &config.host {
@@ -182,6 +186,7 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
             Some(_) => config.max_connections.div_ceil(4),
             None => config.max_connections,
         },
+        keeps_thread: config.host.is_some(),
     };
     let mut server = Server::new(listener, Arc::clone(&api), limits, connections)
         .map_err(|error| Error::io("cannot listen", &error))?;

@@ -100,11 +100,20 @@ pub fn use_by_user() -> HashMap<libc::uid_t, UserUse> {
     users
 }
 
-/// Not the owner of its directory in /proc: that is root's for a process that is not dumpable.
-fn real_user(pid: Pid) -> Option<libc::uid_t> {
+/// Who a process really is. Not the owner of its directory in /proc: that is root for a process that
+/// is not dumpable.
+pub fn real_user(pid: Pid) -> Option<libc::uid_t> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_ascii_whitespace().next()?.parse().ok()
+}
+
+/// Most processes and threads that the server's container may have at once, if that is limited
+/// (Documentation/admin-guide/cgroup-v2.rst, `pids.max`).
+pub fn process_limit() -> Option<u64> {
+    ["/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"]
+        .iter()
+        .find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok())
 }
 
 /// Clock ticks have more than enough room in a float's 52 bits.

@@ -100,8 +100,9 @@ pub struct ChildPlan<'a> {
     pub directory: &'a CStr,
     /// What becomes descriptors 0, 1 and 2.
     pub stdio: [BorrowedFd<'a>; 3],
-    /// Signals that the server ignores and the child must not.
-    pub ignored_signals: &'a [c_int],
+    /// Signals that the server ignores or handles and the child must not: until execve a handler would
+    /// run on the server's memory, and anybody who runs as the child's user can send it a signal.
+    pub changed_signals: &'a [c_int],
     /// Written to `/proc/self/oom_score_adj`.
     pub oom_score: &'a [u8],
     /// Resource limits to set.
@@ -123,7 +124,7 @@ pub struct Restriction<'a> {
     pub user: User,
     /// The Landlock ruleset; none only where the kernel has no Landlock and that was accepted.
     pub ruleset: Option<BorrowedFd<'a>>,
-    /// The seccomp filter.
+    /// The seccomp filter; empty only where the kernel has no filters and that was accepted.
     pub filter: &'a [libc::sock_filter],
 }
 
@@ -289,8 +290,8 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
             first_to_close = RULESET_DESCRIPTOR + 1;
         }
         libc::syscall(libc::SYS_close_range, first_to_close, c_int::MAX, 0);
-        // Handlers are reset by execve, ignored signals are not.
-        for signal in plan.ignored_signals {
+        // While all are blocked.
+        for signal in plan.changed_signals {
             let default = KernelSigaction::DEFAULT;
             libc::syscall(
                 libc::SYS_rt_sigaction,
@@ -397,12 +398,13 @@ unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), Step> {
         // Until execve this is the server's memory under the sandbox's user, and a change of user
         // sets whether it can be read to what the machine says (`fs.suid_dumpable`, proc(5)).
         libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
-        if libc::syscall(
-            libc::SYS_seccomp,
-            libc::SECCOMP_SET_MODE_FILTER,
-            0,
-            &raw const program,
-        ) < 0
+        if !filter.is_empty()
+            && libc::syscall(
+                libc::SYS_seccomp,
+                libc::SECCOMP_SET_MODE_FILTER,
+                0,
+                &raw const program,
+            ) < 0
         {
             return Err(Step::Filter);
         }
@@ -410,17 +412,21 @@ unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), Step> {
     Ok(())
 }
 
-/// Ends every process of a user: one process of that user signals all it may signal. The kernel goes
-/// through its processes in one piece and lets none fork that has a signal waiting, so not even a
-/// fork storm gets around it (kill(2)). What runs as the user can stop or kill the one that signals,
-/// if it is quick: the caller repeats until [`user_has_processes`] says no.
+/// Signals every process of a user: one process that is that user to kill(2) signals all it may
+/// signal. The kernel goes through its processes in one piece and lets none fork that has a signal
+/// waiting, so not even a fork storm gets around SIGKILL.
+///
+/// That process has the user for its effective one only, and `guise` for its real and saved one: so
+/// it may signal them, and they may not signal it. Nothing else may run as `guise`, and the caller
+/// sees to it that this function is not run twice at once with the same.
 ///
 /// # Errors
 /// No process to do it with.
-pub fn signal_user(user: User, signal: c_int) -> Result<(), Errno> {
+pub fn signal_user(user: User, signal: c_int, guise: User) -> Result<(), Errno> {
     struct Order {
         user: User,
         signal: c_int,
+        guise: User,
     }
     /// Shares the server's memory, and the C library's state of the thread that waits for it:
     /// system calls that nobody reads the errno of.
@@ -428,8 +434,8 @@ pub fn signal_user(user: User, signal: c_int) -> Result<(), Errno> {
         // SAFETY: `signal_user` passes an Order that outlives this process; plain integers.
         unsafe {
             let order = &*argument.cast_const().cast::<Order>();
-            let uid = order.user.uid;
-            if libc::syscall(libc::SYS_setresuid, uid, uid, uid) < 0 {
+            let (uid, guise) = (order.user.uid, order.guise.uid);
+            if libc::syscall(libc::SYS_setresuid, guise, uid, guise) < 0 {
                 libc::_exit(1)
             }
             libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
@@ -437,9 +443,13 @@ pub fn signal_user(user: User, signal: c_int) -> Result<(), Errno> {
             libc::_exit(0)
         }
     }
-    let order = Order { user, signal };
+    let order = Order {
+        user,
+        signal,
+        guise,
+    };
     let mut stack = ChildStack::new();
-    // Not CLONE_VFORK: if the new process is stopped, this one must be able to end it.
+    // Not CLONE_VFORK: should the new process stand still, this one must be able to end it.
     let (_, pidfd) = clone(
         signaller,
         (&raw const order).cast_mut().cast(),
@@ -457,8 +467,8 @@ pub fn signal_user(user: User, signal: c_int) -> Result<(), Errno> {
     }
 }
 
-/// Going through all processes of a machine takes milliseconds.
-const SIGNALLER_PATIENCE: Duration = Duration::from_millis(200);
+/// Going through all processes of a machine takes milliseconds; on a busy one it may wait its turn.
+const SIGNALLER_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Whether any process has this user for its real one, one that has ended and was not reaped
 /// included (getpriority(2)).
@@ -770,8 +780,9 @@ pub fn readable_bytes(pipe: BorrowedFd<'_>) -> Result<usize, Errno> {
     Ok(usize::try_from(count).unwrap_or_default())
 }
 
-/// The signals that this process ignores, which a child would inherit through execve.
-pub fn ignored_signals() -> Vec<c_int> {
+/// The signals that do not have their default effect on this process: ignored ones, which a child
+/// would inherit through execve, and those that a library handles.
+pub fn changed_signals() -> Vec<c_int> {
     (1..=64)
         .filter(|signal| {
             let mut action = KernelSigaction::DEFAULT;
@@ -787,7 +798,7 @@ pub fn ignored_signals() -> Vec<c_int> {
                     8,
                 )
             };
-            result == 0 && action.handler == libc::SIG_IGN
+            result == 0 && action.handler != libc::SIG_DFL
         })
         .collect()
 }
@@ -866,9 +877,19 @@ pub fn close_inherited_on_exec() {
 /// Whether descriptors are about to run out, going by the number of a new one (the kernel gives the
 /// lowest that is free). What is left is for ending processes and answering those that are connected.
 pub fn is_scarce(descriptor: BorrowedFd<'_>) -> bool {
+    is_beyond(descriptor, |limit| (limit / 8).min(32))
+}
+
+/// The same for what is kept for long and can be done without: it leaves room for connections and
+/// commands.
+pub fn is_getting_scarce(descriptor: BorrowedFd<'_>) -> bool {
+    is_beyond(descriptor, |limit| (limit / 4).min(512))
+}
+
+fn is_beyond(descriptor: BorrowedFd<'_>, reserve: impl Fn(u64) -> u64) -> bool {
     let limit = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)
         .map_or(u64::MAX, |(soft, _)| soft);
-    let reserve = (limit / 8).min(32);
+    let reserve = reserve(limit);
     u64::try_from(descriptor.as_raw_fd()).unwrap_or(0) >= limit - reserve
 }
 

@@ -6,6 +6,7 @@
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -20,6 +21,9 @@ const STATUSES: [u16; 20] = [
     200, 204, 206, 400, 403, 404, 405, 408, 409, 411, 413, 416, 417, 431, 500, 501, 502, 503, 504,
     507,
 ];
+
+/// How long homes are walked through for one answer; those that are left are left out.
+const DISK_LIMIT: Duration = Duration::from_secs(10);
 
 /// How many requests there were, by what they asked for and how they were answered.
 pub(super) struct RequestCounts([[AtomicU64; STATUSES.len() + 1]; Resource::NAMES.len() + 1]);
@@ -132,6 +136,7 @@ fn gather(api: &Api, with_disk: bool) -> Document {
     let disk = machine.disk();
     let use_of_all = proc::machine_use();
     let users = proc::use_by_user();
+    let enough = Instant::now() + DISK_LIMIT;
     let mut per_sandbox = Vec::new();
     if let Ok(host) = machine.host() {
         for sandbox in host.list() {
@@ -141,8 +146,8 @@ fn gather(api: &Api, with_disk: bool) -> Document {
                 processes: taken.processes,
                 cpu_seconds: taken.cpu_seconds,
                 memory_bytes: taken.memory_bytes,
-                // One that ends meanwhile has none.
-                disk_bytes: with_disk
+                // One that ends meanwhile has none, nor has one that its owner has closed.
+                disk_bytes: (with_disk && Instant::now() < enough)
                     .then(|| sandbox.disk_bytes().ok())
                     .flatten()
                     .flatten(),

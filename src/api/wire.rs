@@ -197,6 +197,10 @@ pub(super) struct SandboxRequest {
 /// Most sandboxes that one request makes.
 const MAX_SANDBOXES: u64 = 10_000;
 
+/// Most bytes of the environment that sandboxes are made with. The kernel takes a single variable of
+/// as much (`MAX_ARG_STRLEN`, execve(2)).
+const MAX_ENVIRONMENT_BYTES: usize = 128 * 1024;
+
 /// Most processes and threads that a sandbox may ask for.
 const MAX_PROCESSES: u64 = 1 << 20;
 
@@ -217,13 +221,20 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<SandboxRequest> {
     let environment = environment(&mut fields)?;
     // By the rules of a command's own.
     check_environment(&environment)?;
+    let size =
+        |(name, value): &EnvironmentChange| name.len() + value.as_ref().map_or(0, String::len);
+    if environment.iter().map(size).sum::<usize>() > MAX_ENVIRONMENT_BYTES {
+        return Err(Error::invalid(format!(
+            "env is larger than {MAX_ENVIRONMENT_BYTES} bytes; every command would carry it: put large values into files"
+        )));
+    }
     let count = fields.whole("count", 1..=MAX_SANDBOXES)?.unwrap_or(1);
     let idle = fields.whole("idle_timeout_secs", 0..=u32::MAX.into())?;
     let memory = fields.whole("max_mem_mb", 1..=MAX_MEMORY_MB)?;
     Ok(SandboxRequest {
         count: usize::try_from(count).unwrap_or(usize::MAX),
         wish: Wish {
-            environment,
+            environment: environment.into(),
             // As SBX_IDLE_TIMEOUT has it, 0 is never.
             idle_timeout: idle.filter(|seconds| *seconds > 0).map(Duration::from_secs),
             max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,

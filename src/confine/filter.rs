@@ -77,8 +77,8 @@ enum Refusal {
     Unsharing,
     /// Sockets other than those that [`Assembler::socket_check`] knows.
     UnusualSockets,
-    /// `EPERM` for [`TERMINAL_COMMANDS`].
-    TerminalCommands,
+    /// `EPERM` where the second argument, an `int`, is one of these commands.
+    Commands(&'static [c_int]),
 }
 
 /// The whole policy. Numbers from 424 on are the same everywhere.
@@ -135,7 +135,13 @@ const TABLE: &[Rule] = &[
     },
     Rule {
         calls: &[call("ioctl", 16, 29)],
-        refusal: Refusal::TerminalCommands,
+        refusal: Refusal::Commands(&TERMINAL_COMMANDS),
+    },
+    // A command's pipes are made by the server, and what they hold is charged to its user: larger
+    // ones would make those of other sandboxes smaller (pipe(7), `pipe-user-pages-soft`).
+    Rule {
+        calls: &[call("fcntl", 72, 25)],
+        refusal: Refusal::Commands(&[libc::F_SETPIPE_SZ]),
     },
     // Keyrings belong to uids, and would be found by the next owner of one.
     Rule {
@@ -498,10 +504,10 @@ impl Assembler {
                 self.load(high_word(0), upper)
             }
             Refusal::UnusualSockets => self.socket_check(allow),
-            Refusal::TerminalCommands => {
+            Refusal::Commands(commands) => {
                 // The kernel takes an `unsigned int`.
                 let refuse = self.errno(EPERM);
-                let command = self.any_of(&TERMINAL_COMMANDS, refuse, allow);
+                let command = self.any_of(commands, refuse, allow);
                 self.load(low_word(1), command)
             }
         }
@@ -762,6 +768,7 @@ mod tests {
             ("clone", libc::SYS_clone),
             ("unshare", libc::SYS_unshare),
             ("ioctl", libc::SYS_ioctl),
+            ("fcntl", libc::SYS_fcntl),
         ] {
             let listed = Architecture::COMPILED_FOR.number_of(find(name));
             assert_eq!(listed.map(i64::from), Some(number), "{name}");
@@ -785,7 +792,7 @@ mod tests {
         (
             Architecture::X86_64,
             &[
-                16, 29, 30, 31, 41, 53, 56, 64, 65, 66, 67, 68, 69, 70, 71, 103, 134, 153, 154,
+                16, 29, 30, 31, 41, 53, 56, 64, 65, 66, 67, 68, 69, 70, 71, 72, 103, 134, 153, 154,
                 155, 156, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173, 175, 176,
                 179, 180, 212, 220, 227, 240, 241, 246, 248, 249, 250, 272, 298, 300, 304, 308,
                 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443,
@@ -795,10 +802,11 @@ mod tests {
         (
             Architecture::Aarch64,
             &[
-                18, 29, 39, 40, 41, 42, 51, 58, 60, 89, 97, 104, 105, 106, 112, 116, 142, 161, 162,
-                170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197, 198,
-                199, 217, 218, 219, 220, 224, 225, 241, 262, 265, 268, 273, 280, 282, 294, 425,
-                426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443, 447, 457, 458, 467, 470,
+                18, 25, 29, 39, 40, 41, 42, 51, 58, 60, 89, 97, 104, 105, 106, 112, 116, 142, 161,
+                162, 170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197,
+                198, 199, 217, 218, 219, 220, 224, 225, 241, 262, 265, 268, 273, 280, 282, 294,
+                425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443, 447, 457, 458, 467,
+                470,
             ],
         ),
     ];
@@ -1001,6 +1009,12 @@ mod tests {
             // Only the second argument is the command.
             assert_eq!(verdict("ioctl", &[command, 0x5413, command]), Allowed);
         }
+        for upper in [0, HIGH_GARBAGE] {
+            let grow = upper | u64::try_from(libc::F_SETPIPE_SZ).unwrap();
+            assert_eq!(verdict("fcntl", &[1, grow, 1 << 20]), Refused(EPERM));
+            assert_eq!(verdict("fcntl", &[1, grow + 1]), Allowed);
+            assert_eq!(verdict("fcntl", &[1, grow - 1]), Allowed);
+        }
         assert_eq!(TERMINAL_COMMANDS[0], libc::TIOCSTI as c_int);
         assert_eq!(TERMINAL_COMMANDS[1], libc::TIOCLINUX as c_int);
     }
@@ -1045,7 +1059,6 @@ mod tests {
         call("wait4", 61, 260),
         call("kill", 62, 129),
         call("uname", 63, 160),
-        call("fcntl", 72, 25),
         call("flock", 73, 32),
         call("fsync", 74, 82),
         call("getcwd", 79, 17),

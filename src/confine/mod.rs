@@ -42,6 +42,8 @@ const BUSY_PATIENCE: Duration = Duration::from_millis(200);
 pub struct Confinement {
     common: Arc<Common>,
     environment: BTreeMap<OsString, OsString>,
+    /// What was asked for when the sandbox was made, with others of its kind.
+    asked: Arc<[EnvironmentChange]>,
     directory: PathBuf,
     limits: Vec<(Resource, libc::rlimit)>,
     /// What a sandbox's commands are without.
@@ -50,7 +52,7 @@ pub struct Confinement {
 
 /// What all commands of a server have in common.
 struct Common {
-    ignored_signals: Vec<i32>,
+    changed_signals: Vec<i32>,
     oom_score: String,
 }
 
@@ -68,7 +70,7 @@ impl Common {
             .and_then(|text| text.trim().parse::<i32>().ok())
             .unwrap_or(0);
         Self {
-            ignored_signals: sys::ignored_signals(),
+            changed_signals: sys::changed_signals(),
             oom_score: (own_score + OOM_SCORE_STEP).min(1000).to_string(),
         }
     }
@@ -105,7 +107,7 @@ pub struct SandboxSettings<'a> {
     /// The same, open.
     pub home_directory: BorrowedFd<'a>,
     /// What its commands find in their environment besides.
-    pub environment: &'a [EnvironmentChange],
+    pub environment: &'a Arc<[EnvironmentChange]>,
     /// Most processes and threads at once.
     pub max_processes: u64,
     /// Most bytes of data of each process.
@@ -116,18 +118,24 @@ impl Policy {
     /// To be called before the server changes its own limits: commands get those it was started with.
     ///
     /// # Errors
-    /// The kernel has no system call filters, or a Landlock that cannot be used.
-    pub fn new(search: Option<&OsStr>) -> Result<Arc<Self>> {
-        if !sys::has_filters() {
+    /// The kernel has no system call filters, and `allow_unconfined` is not given.
+    pub fn new(search: Option<&OsStr>, allow_unconfined: bool) -> Result<Arc<Self>> {
+        let has_filters = sys::has_filters();
+        if !has_filters && !allow_unconfined {
             return Err(Error::new(
                 Kind::System,
-                "cannot make sandboxes: the kernel has no seccomp filters",
+                "cannot hold sandboxes: the kernel has no seccomp filters, or hides them; SBX_ALLOW_UNCONFINED=1 \
+                 goes on without",
             ));
         }
         Ok(Arc::new(Self {
             common: Arc::new(Common::new()),
             rules: SystemRules::open(),
-            filter: filter::program(),
+            filter: if has_filters {
+                filter::program()
+            } else {
+                Vec::new()
+            },
             search: searchable(search.unwrap_or(OsStr::new(DEFAULT_PATH))),
             open_files: open_files(),
         }))
@@ -136,13 +144,8 @@ impl Policy {
     /// What stands around each sandbox. Every one of these is a step that a command passes or does not
     /// start.
     pub fn layers(&self) -> Vec<&'static str> {
-        let mut layers = vec![
-            "uid",
-            "no_new_privs",
-            "rlimits",
-            "no_capabilities",
-            "seccomp",
-        ];
+        let mut layers = vec!["uid", "no_new_privs", "rlimits", "no_capabilities"];
+        layers.extend((!self.filter.is_empty()).then_some("seccomp"));
         layers.extend(self.rules.layers());
         layers
     }
@@ -162,7 +165,7 @@ impl Policy {
         let mut path = below(".local/bin");
         path.push(":");
         path.push(&self.search);
-        let mut environment: BTreeMap<OsString, OsString> = [
+        let environment = [
             ("PATH", path),
             ("HOME", home.to_owned()),
             ("TMPDIR", below(".tmp")),
@@ -174,7 +177,6 @@ impl Policy {
         .into_iter()
         .map(|(name, value)| (name.into(), value))
         .collect();
-        change(&mut environment, sandbox.environment);
         let mut limits = vec![
             limit(libc::RLIMIT_NPROC, sandbox.max_processes),
             limit(libc::RLIMIT_CORE, 0),
@@ -188,6 +190,7 @@ impl Policy {
         Ok(Confinement {
             common: Arc::clone(&self.common),
             environment,
+            asked: Arc::clone(sandbox.environment),
             directory: sandbox.home.to_owned(),
             limits,
             wall: Some(Wall {
@@ -202,19 +205,21 @@ impl Policy {
 /// What of a PATH is beneath directories of programs: elsewhere a sandbox may not look, and an entry
 /// such as /root/.local/bin would make a missing program look like a forbidden one.
 fn searchable(path: &OsStr) -> OsString {
-    let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let programs = ruleset::PROGRAMS.map(|path| resolved(Path::new(path)));
-    let entries = std::env::split_paths(path).filter(|entry| {
-        let target = resolved(entry);
-        programs
-            .iter()
-            .any(|directory| target.starts_with(directory))
-    });
+    let entries = std::env::split_paths(path).filter(|entry| is_among_programs(entry));
     // What was split at colons has none. An empty list would be the working directory.
     match std::env::join_paths(entries) {
         Ok(path) if !path.is_empty() => path,
         _ => DEFAULT_PATH.into(),
     }
+}
+
+/// Whether a path is beneath a directory of programs, which every sandbox may read.
+pub fn is_among_programs(path: &Path) -> bool {
+    let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let path = resolved(path);
+    ruleset::PROGRAMS
+        .iter()
+        .any(|directory| path.starts_with(resolved(Path::new(directory))))
 }
 
 /// What a sandbox's user is called in its environment; the machine's own list of users does not know
@@ -258,6 +263,7 @@ impl Confinement {
         Self {
             common: Arc::new(Common::new()),
             environment,
+            asked: Arc::default(),
             directory,
             limits: vec![open_files()],
             wall: None,
@@ -288,6 +294,7 @@ impl Confinement {
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
         let mut environment = self.environment.clone();
+        change(&mut environment, &self.asked);
         change(&mut environment, spec.environment());
         let search = environment
             .get(OsStr::new("PATH"))
@@ -308,7 +315,7 @@ impl Confinement {
                 .collect::<Vec<_>>(),
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,
-            ignored_signals: &self.common.ignored_signals,
+            changed_signals: &self.common.changed_signals,
             oom_score: self.common.oom_score.as_bytes(),
             limits: &self.limits,
             restriction: self.wall.as_ref().map(|wall| Restriction {
@@ -332,7 +339,11 @@ impl Confinement {
                     patience -= pause;
                 }
                 result => {
-                    return result.map_err(|error| start_error(error, spec, &programs, &directory));
+                    return result.map_err(|error| {
+                        // What cannot be seen by the command's user is not told about.
+                        let _acting = self.act();
+                        start_error(error, spec, &programs, &directory)
+                    });
                 }
             }
         }

@@ -36,7 +36,10 @@ impl Disk {
 const BLOCK_BYTES: u64 = 512;
 
 /// More are not looked at: a sandbox decides how many it has, and whoever asks waits.
-const MAX_FILES: usize = 100_000;
+const MAX_FILES: usize = 20_000;
+
+/// And what their directories' paths may take in memory.
+const MAX_BYTES: usize = 4 << 20;
 
 /// A longer path cannot be opened in one piece (`PATH_MAX`); what is below it is not counted.
 const MAX_PATH_BYTES: usize = 4000;
@@ -56,6 +59,7 @@ impl Files<'_> {
     pub fn disk_bytes(&self) -> Result<Option<u64>> {
         let mut total = 0;
         let mut left = MAX_FILES;
+        let mut left_bytes = MAX_BYTES;
         let mut seen = HashSet::new();
         let mut pending = vec![b".".to_vec()];
         while let Some(path) = pending.pop() {
@@ -91,7 +95,12 @@ impl Files<'_> {
                 if FileKind::of(&status) == FileKind::Directory
                     && path.len() + name.count_bytes() < MAX_PATH_BYTES
                 {
-                    pending.push([&path, &b"/"[..], name.to_bytes()].concat());
+                    let below = [&path, &b"/"[..], name.to_bytes()].concat();
+                    let Some(left) = left_bytes.checked_sub(below.len()) else {
+                        return Ok(None);
+                    };
+                    left_bytes = left;
+                    pending.push(below);
                 }
             }
         }

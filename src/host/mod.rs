@@ -19,23 +19,25 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, fstat};
 use sha2::{Digest, Sha256};
 
 use crate::command::EnvironmentChange;
 use crate::config::HostSettings;
-use crate::confine::{Policy, SandboxSettings};
+use crate::confine::{Policy, SandboxSettings, is_among_programs};
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Disk, Root};
 use crate::logging;
+use crate::proc;
 use crate::process::Reason;
 use crate::process::registry::Shared;
 use crate::sys::{self, ActingAs, User};
 use crate::workspace::{Lease, Workspace};
 use users::Users;
 
-/// Processes and threads that a sandbox may have at once unless its maker says otherwise.
-const DEFAULT_MAX_PROCESSES: u64 = 512;
+/// Processes and threads that a sandbox may have at once unless its maker says otherwise; fewer where
+/// so many would be more than a quarter of what the whole container may have.
+const MAX_PROCESSES: u64 = 512;
 
 /// How long the processes of a sandbox are given to be gone after they were killed. They cannot
 /// refuse, but the kernel may be busy with them.
@@ -49,6 +51,9 @@ const REMOVAL_LIMIT: Duration = Duration::from_secs(3);
 
 /// How often sandboxes are looked at for idleness, and for starts that stand still.
 const ROUND: Duration = Duration::from_secs(1);
+
+/// After how many rounds those that could not be ended are tried again.
+const STUCK_ROUNDS: u64 = 10;
 
 /// Ended sandboxes whose ids are remembered, so that ending one again is no error.
 const REMEMBERED: usize = 4096;
@@ -71,6 +76,10 @@ pub struct Host {
     table: Mutex<Table>,
     /// Tells those that wait for a sandbox to be gone, and whoever looks after idle ones.
     changed: Condvar,
+    /// Who signals sandboxes' processes, see [`sys::signal_user`]. Guards that only one does so at a
+    /// time.
+    guise: Mutex<User>,
+    default_max_processes: u64,
 }
 
 struct Table {
@@ -79,6 +88,8 @@ struct Table {
     reserved: usize,
     /// Being ended.
     ending: Vec<String>,
+    /// Those that could not be ended yet: something of them was left.
+    stuck: HashMap<String, Arc<Sandbox>>,
     /// The newest last.
     ended: VecDeque<String>,
     users: Users,
@@ -91,7 +102,17 @@ struct Table {
 
 impl Table {
     fn occupied(&self) -> usize {
-        self.sandboxes.len() + self.reserved + self.ending.len()
+        self.sandboxes.len() + self.reserved + self.ending.len() + self.stuck.len()
+    }
+
+    /// Takes out a sandbox that is there, or partly there, to be ended.
+    fn take(&mut self, id: &str) -> Option<Arc<Sandbox>> {
+        let sandbox = self
+            .sandboxes
+            .remove(id)
+            .or_else(|| self.stuck.remove(id))?;
+        self.ending.push(id.to_owned());
+        Some(sandbox)
     }
 
     /// The number of those that are there, or coming or going, has changed.
@@ -118,7 +139,7 @@ impl Table {
 #[derive(Debug, Clone, Default)]
 pub struct Wish {
     /// What their commands find in their environment besides.
-    pub environment: Vec<EnvironmentChange>,
+    pub environment: Arc<[EnvironmentChange]>,
     /// How long one may be idle; none is for ever.
     pub idle_timeout: Option<Duration>,
     /// Most processes and threads at once.
@@ -198,7 +219,7 @@ impl Host {
         search: Option<&std::ffi::OsStr>,
         shared: Arc<Shared>,
     ) -> Result<Arc<Self>> {
-        let policy = Policy::new(search)?;
+        let policy = Policy::new(search, settings.allow_unconfined)?;
         if policy.landlock_abi() < settings.min_landlock_abi && !settings.allow_unconfined {
             return Err(Error::new(
                 Kind::System,
@@ -211,11 +232,11 @@ impl Host {
             ));
         }
         let (homes, lock) = open_homes(&settings.homes)?;
-        check_way(settings)?;
+        let guise = explore(settings)?;
         sweep(&homes, &settings.homes);
         let secret = sys::random_bytes()
             .map_err(|errno| Error::system("cannot make ids for sandboxes", errno))?;
-        Ok(Arc::new(Self {
+        let host = Arc::new(Self {
             secret,
             policy,
             shared,
@@ -227,6 +248,7 @@ impl Host {
                 sandboxes: HashMap::new(),
                 reserved: 0,
                 ending: Vec::new(),
+                stuck: HashMap::new(),
                 ended: VecDeque::new(),
                 users: Users::new(settings.users.clone()),
                 made: 0,
@@ -234,7 +256,24 @@ impl Host {
                 closed: false,
             }),
             changed: Condvar::new(),
-        }))
+            guise: Mutex::new(guise),
+            default_max_processes: proc::process_limit()
+                .map_or(MAX_PROCESSES, |most| (most / 4).clamp(1, MAX_PROCESSES)),
+        });
+        host.try_home(*settings.users.start())?;
+        Ok(host)
+    }
+
+    /// Makes a home and removes it: what would be missing for that is better known now.
+    fn try_home(&self, uid: u32) -> Result<()> {
+        // Sandboxes are counted from 1.
+        let name = self.id(0);
+        drop(files::make_home(
+            &self.homes,
+            name.as_bytes(),
+            User { uid, gid: uid },
+        )?);
+        self.remove_home(&name)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -356,12 +395,17 @@ impl Host {
 
     fn make(&self, place: &Place, wish: &Wish) -> Result<Arc<Sandbox>> {
         let home = files::make_home(&self.homes, place.id.as_bytes(), place.user)?;
+        if sys::is_getting_scarce(home.as_fd()) {
+            let act = "cannot make a sandbox: the server needs its last descriptors for those there are; \
+                       delete some, or raise the limit on open files";
+            return Err(Error::system(act, Errno::EMFILE));
+        }
         self.furnish(place, home, wish).map(Arc::new)
     }
 
     fn furnish(&self, place: &Place, home: OwnedFd, wish: &Wish) -> Result<Sandbox> {
         let path = self.homes_path.join(&place.id);
-        let max_processes = wish.max_processes.unwrap_or(DEFAULT_MAX_PROCESSES);
+        let max_processes = wish.max_processes.unwrap_or(self.default_max_processes);
         let confinement = self.policy.confine(&SandboxSettings {
             id: &place.id,
             user: place.user,
@@ -396,7 +440,7 @@ impl Host {
     ///
     /// # Errors
     /// There never was one of that id, or something of it cannot be ended; the sandbox is gone from
-    /// the list all the same, and its user is not given to another.
+    /// the list all the same, but keeps its place and its user, and is tried again.
     pub fn delete(&self, id: &str) -> Result<bool> {
         let mut table = self.table();
         while table.ending.iter().any(|ending| ending == id) {
@@ -405,14 +449,13 @@ impl Host {
                 .wait(table)
                 .unwrap_or_else(PoisonError::into_inner);
         }
-        let Some(sandbox) = table.sandboxes.remove(id) else {
+        let Some(sandbox) = table.take(id) else {
             return if table.ended.iter().any(|ended| ended == id) {
                 Ok(false)
             } else {
                 Err(unknown(id))
             };
         };
-        table.ending.push(id.to_owned());
         drop(table);
         self.end(&sandbox, "deleted").map(|()| true)
     }
@@ -424,6 +467,14 @@ impl Host {
     pub fn delete_all(&self) -> Result<usize> {
         let mut count = 0;
         let mut failure = None;
+        // They die while the first of them are being removed.
+        for sandbox in self.list() {
+            sandbox.workspace.close();
+            if sys::user_has_processes(sandbox.user) {
+                sandbox.workspace.processes.expect_kill(Reason::Deleted);
+                self.signal(sandbox.user, libc::SIGKILL);
+            }
+        }
         for sandbox in self.list() {
             match self.delete(&sandbox.id) {
                 Ok(ended) => count += usize::from(ended),
@@ -434,10 +485,11 @@ impl Host {
     }
 
     /// Ends a sandbox that was moved from the sandboxes to the ending ones.
-    fn end(&self, sandbox: &Sandbox, how: &str) -> Result<()> {
+    fn end(&self, sandbox: &Arc<Sandbox>, how: &str) -> Result<()> {
         let begun = Instant::now();
         sandbox.workspace.close();
-        let result = Self::empty(sandbox).and_then(|()| self.remove_home(&sandbox.id));
+        let emptied = self.empty(sandbox, EMPTYING_LIMIT);
+        let result = emptied.and_then(|()| self.remove_home(&sandbox.id));
         match &result {
             Ok(()) => logging::info(format_args!(
                 "sandbox {} {how}, uid {}, in {} us",
@@ -446,26 +498,31 @@ impl Host {
                 begun.elapsed().as_micros()
             )),
             Err(error) => logging::info(format_args!(
-                "sandbox {} {how} but not gone, its uid {} is put aside: {error}",
+                "sandbox {} {how} but not gone, its uid {} stays taken: {error}",
                 sandbox.id, sandbox.user.uid
             )),
         }
         let mut table = self.table();
         table.ending.retain(|ending| *ending != sandbox.id);
-        table.ended.push_back(sandbox.id.clone());
-        if table.ended.len() > REMEMBERED {
-            table.ended.pop_front();
+        if result.is_ok() {
+            table.ended.push_back(sandbox.id.clone());
+            if table.ended.len() > REMEMBERED {
+                table.ended.pop_front();
+            }
+            table.give_back(sandbox.user, true);
+        } else {
+            let stuck = Arc::clone(sandbox);
+            table.stuck.insert(sandbox.id.clone(), stuck);
         }
-        table.give_back(sandbox.user, result.is_ok());
         drop(table);
         self.changed.notify_all();
         result
     }
 
-    /// Kills whatever runs as a sandbox's user, until nothing does.
-    fn empty(sandbox: &Sandbox) -> Result<()> {
+    /// Kills whatever runs as a sandbox's user, until nothing does, but no longer than `limit`.
+    fn empty(&self, sandbox: &Sandbox, limit: Duration) -> Result<()> {
         let processes = &sandbox.workspace.processes;
-        let deadline = Instant::now() + EMPTYING_LIMIT;
+        let deadline = Instant::now() + limit;
         let mut pause = Duration::from_micros(100);
         // In this order: what was being started at the first look may run at the second.
         while processes.is_starting() || sys::user_has_processes(sandbox.user) {
@@ -479,51 +536,79 @@ impl Host {
                 ));
             }
             processes.expect_kill(Reason::Deleted);
-            // Without a process to be had for it, the next round may get one.
-            let _ = sys::signal_user(sandbox.user, libc::SIGKILL);
+            self.signal(sandbox.user, libc::SIGKILL);
             thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(20));
         }
         Ok(())
     }
 
+    /// Signals whatever runs as a user.
+    fn signal(&self, user: User, signal: i32) {
+        let guise = self.guise.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = !sys::user_has_processes(*guise);
+        if !is_free || sys::signal_user(user, signal, *guise).is_err() {
+            drop(guise);
+            // Where no process is to be had, as when a sandbox has taken all that there may be: one
+            // after the other, until there is one.
+            signal_each(user, signal);
+        }
+    }
+
     /// Looks after the sandboxes for as long as the server lives: ends those that were idle for too
     /// long, and starts that would never end.
-    pub fn look_after(&self) {
-        loop {
+    pub fn look_after(self: &Arc<Self>) {
+        for round in 0_u64.. {
             let mut table = self.table();
-            while table.sandboxes.is_empty() {
+            while table.occupied() == 0 {
                 table = self
                     .changed
                     .wait(table)
                     .unwrap_or_else(PoisonError::into_inner);
             }
             let all: Vec<_> = table.sandboxes.values().cloned().collect();
+            let mut leaving: Vec<(Arc<Sandbox>, &str)> = Vec::new();
+            if round % STUCK_ROUNDS == 0 {
+                let stuck: Vec<_> = table.stuck.keys().cloned().collect();
+                let retried = stuck.iter().filter_map(|id| table.take(id));
+                leaving.extend(retried.map(|sandbox| (sandbox, "tried again")));
+            }
             drop(table);
             for sandbox in &all {
                 sandbox.workspace.processes.kill_stopped_starts();
-                if sandbox
+                let is_idle = sandbox
                     .idle_timeout
-                    .is_some_and(|limit| sandbox.workspace.close_if_idle(limit))
-                {
-                    self.evict(sandbox);
+                    .is_some_and(|limit| sandbox.workspace.close_if_idle(limit));
+                // Deleted in the meantime: then that is somebody else's work.
+                if is_idle && let Some(sandbox) = self.table().take(&sandbox.id) {
+                    leaving.push((sandbox, "evicted"));
                 }
             }
             drop(all);
+            if !leaving.is_empty() {
+                self.end_aside(leaving);
+            }
             thread::sleep(ROUND);
         }
     }
 
-    fn evict(&self, sandbox: &Arc<Sandbox>) {
-        let mut table = self.table();
-        // Deleted in the meantime: then that is somebody else's work.
-        if table.sandboxes.remove(&sandbox.id).is_none() {
-            return;
+    /// Ends sandboxes on a thread of its own: removing a large home takes a while.
+    fn end_aside(self: &Arc<Self>, leaving: Vec<(Arc<Sandbox>, &'static str)>) {
+        let leaving = Arc::new(leaving);
+        let (host, theirs) = (Arc::clone(self), Arc::clone(&leaving));
+        let end_all = move |host: &Self, leaving: &[(Arc<Sandbox>, &str)]| {
+            for (sandbox, how) in leaving {
+                // What cannot be ended is logged, and tried again.
+                let _ = host.end(sandbox, how);
+            }
+        };
+        let thread = thread::Builder::new()
+            .name("ending".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || end_all(&host, &theirs));
+        if thread.is_err() {
+            end_all(self, &leaving);
         }
-        table.ending.push(sandbox.id.clone());
-        drop(table);
-        // What cannot be ended was logged.
-        let _ = self.end(sandbox, "evicted");
     }
 
     /// How many commands run in all of them.
@@ -563,35 +648,35 @@ impl Host {
         self.table().closed = true;
         // What is being made is ended with the others; what is being ended needs no help.
         self.wait_while(GRACE, |table| table.reserved > 0);
-        let all = self.list();
+        let mut all = self.list();
+        all.extend(self.table().stuck.values().cloned());
         for sandbox in &all {
             sandbox.workspace.close();
         }
-        let runs = |sandbox: &&Arc<Sandbox>| {
-            sandbox.workspace.processes.is_starting() || sys::user_has_processes(sandbox.user)
+        let left = || -> Vec<&Arc<Sandbox>> {
+            let runs = |sandbox: &&Arc<Sandbox>| {
+                sandbox.workspace.processes.is_starting() || sys::user_has_processes(sandbox.user)
+            };
+            all.iter().filter(runs).collect()
         };
-        let mut asked = false;
+        for sandbox in left() {
+            sandbox.workspace.processes.expect_signal(libc::SIGTERM);
+            self.signal(sandbox.user, libc::SIGTERM);
+            // A stopped process takes the first signal only when it goes on.
+            self.signal(sandbox.user, libc::SIGCONT);
+        }
         let deadline = Instant::now() + GRACE;
-        loop {
-            let left: Vec<_> = all.iter().filter(runs).collect();
-            if left.is_empty() || Instant::now() >= deadline {
-                break;
-            }
-            if !asked {
-                for sandbox in &left {
-                    sandbox.workspace.processes.expect_signal(libc::SIGTERM);
-                    let _ = sys::signal_user(sandbox.user, libc::SIGTERM);
-                    // A stopped process takes the first signal only when it goes on.
-                    let _ = sys::signal_user(sandbox.user, libc::SIGCONT);
-                }
-                asked = true;
-            }
+        while !left().is_empty() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
+        }
+        for sandbox in left() {
+            sandbox.workspace.processes.expect_kill(Reason::Killed);
+            self.signal(sandbox.user, libc::SIGKILL);
         }
         let removal_deadline = Instant::now() + REMOVAL_LIMIT;
         for sandbox in &all {
-            sandbox.workspace.processes.expect_kill(Reason::Killed);
-            if Self::empty(sandbox).is_ok() && Instant::now() < removal_deadline {
+            let left = removal_deadline.saturating_duration_since(Instant::now());
+            if !left.is_zero() && self.empty(sandbox, left).is_ok() {
                 let _ = self.remove_home(&sandbox.id);
             }
         }
@@ -653,11 +738,12 @@ pub fn check_rights(settings: &HostSettings) -> Result<()> {
 
 /// Opens where homes are made, making it if need be, and takes it for this server.
 fn open_homes(path: &Path) -> Result<(OwnedFd, Flock<File>)> {
-    let failed = |error: std::io::Error| {
-        Error::io(
-            format_args!("cannot use SBX_HOMES_DIR {}", path.display()),
-            &error,
-        )
+    let shown = path.display();
+    let failed =
+        |error: std::io::Error| Error::io(format_args!("cannot use SBX_HOMES_DIR {shown}"), &error);
+    let refused = |why: &str| {
+        let text = format!("cannot use SBX_HOMES_DIR {shown}: {why}");
+        Err(Error::new(Kind::System, text))
     };
     // Everybody may pass through, to a home of one's own, and nobody look around.
     DirBuilder::new()
@@ -665,42 +751,90 @@ fn open_homes(path: &Path) -> Result<(OwnedFd, Flock<File>)> {
         .mode(0o711)
         .create(path)
         .map_err(failed)?;
+    if is_among_programs(path) {
+        return refused(
+            "every sandbox may read what is there; choose a directory outside of the system's",
+        );
+    }
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let directory = open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
-    let lock = Flock::lock(
-        File::from(directory.try_clone().map_err(failed)?),
-        FlockArg::LockExclusiveNonblock,
-    )
-    .map_err(|_| {
-        Error::new(
-            Kind::System,
-            format!(
-                "cannot use SBX_HOMES_DIR {}: another server has its sandboxes there",
-                path.display()
-            ),
-        )
-    })?;
-    Ok((directory, lock))
+    let status = fstat(&directory).map_err(|errno| failed(errno.into()))?;
+    if status.st_uid != 0 || status.st_mode & 0o022 != 0 {
+        return refused("others may write to it; it must be root's and nobody else's to change");
+    }
+    let file = File::from(directory.try_clone().map_err(failed)?);
+    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => Ok((directory, lock)),
+        Err(_) => refused("another server has its sandboxes there"),
+    }
 }
 
-/// Whether sandboxes' users can get to where homes are made.
-fn check_way(settings: &HostSettings) -> Result<()> {
-    let uid = *settings.users.start();
+/// Finds out what there is of users: whether sandboxes' can get to where homes are made, and one that
+/// is nobody's, to signal them as.
+fn explore(settings: &HostSettings) -> Result<User> {
+    let user = |uid| User { uid, gid: uid };
     let look = || {
-        let _acting = ActingAs::new(User { uid, gid: uid })?;
+        let _acting = ActingAs::new(user(*settings.users.start()))?;
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
         open(&settings.homes.join("."), flags, Mode::empty())
     };
+    let accounts = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let has_account = |uid: &u32| {
+        let number = uid.to_string();
+        accounts
+            .lines()
+            .any(|line| line.split(':').nth(2) == Some(number.as_str()))
+    };
+    let find_nobody = || {
+        (1..=LAST_USER)
+            .rev()
+            .filter(|uid| !settings.users.contains(uid) && !has_account(uid))
+            .map(user)
+            .find(|user| !sys::user_has_processes(*user) && ActingAs::new(*user).is_ok())
+    };
     // On a thread of its own: a change of user makes the kernel forget that this one is to end with
     // its parent (prctl(2), PR_SET_PDEATHSIG).
-    let way = thread::scope(|scope| scope.spawn(look).join()).unwrap_or(Err(Errno::EIO));
-    way.map(drop).map_err(|errno| {
+    let (way, nobody) = thread::scope(|scope| {
+        scope
+            .spawn(|| (look(), find_nobody()))
+            .join()
+            .unwrap_or((Err(Errno::EIO), None))
+    });
+    way.map_err(|errno| {
         let path = settings.homes.display();
         Error::system(
-            format_args!("cannot use SBX_HOMES_DIR {path}: sandboxes could not enter it, or a directory above it"),
+            format_args!(
+                "cannot use SBX_HOMES_DIR {path}: sandboxes could not enter it, or a directory above it"
+            ),
             errno,
         )
+    })?;
+    nobody.ok_or_else(|| {
+        Error::new(
+            Kind::System,
+            "cannot hold sandboxes: SBX_UID_RANGE leaves no uid that nobody has; the server needs one",
+        )
     })
+}
+
+/// Where the search for a user that is nobody's begins, downwards: above it are numbers with a meaning,
+/// and a container has none beyond.
+const LAST_USER: u32 = 65_533;
+
+/// Signals the processes of a user one by one, each as the one it was when it was looked at.
+fn signal_each(user: User, signal: i32) {
+    for pid in proc::processes() {
+        if proc::real_user(pid) != Some(user.uid) {
+            continue;
+        }
+        let Ok(process) = sys::pidfd_open(pid) else {
+            continue;
+        };
+        // The number may have been given to another in between.
+        if proc::real_user(pid) == Some(user.uid) {
+            let _ = sys::pidfd_signal(process.as_fd(), signal);
+        }
+    }
 }
 
 /// Removes the homes that an earlier server left because it was killed.

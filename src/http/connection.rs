@@ -24,8 +24,8 @@ const SEND_LIMIT: Duration = Duration::from_secs(300);
 /// One read and one write of a file that is sent.
 const FILE_BYTES: usize = 256 * 1024;
 
-/// Serves requests until the connection ends, one way or the other.
-pub(super) fn serve(socket: TcpStream, handler: &dyn Handler) {
+/// Serves requests until the connection ends, one way or the other; without `keep`, one of them.
+pub(super) fn serve(socket: TcpStream, handler: &dyn Handler, keep: bool) {
     // A socket that refuses these has been reset already.
     if socket.set_read_timeout(Some(BODY_LIMIT)).is_err()
         || socket.set_write_timeout(Some(SEND_LIMIT)).is_err()
@@ -78,7 +78,7 @@ pub(super) fn serve(socket: TcpStream, handler: &dyn Handler) {
         let plan = Plan {
             is_head: head.method == "HEAD",
             http_1_1: head.minor_version == 1,
-            keep_alive: head.keep_alive && body.is_drainable() && !panicked,
+            keep_alive: keep && head.keep_alive && body.is_drainable() && !panicked,
         };
         if send_response(&socket, response, plan).is_err() {
             return;
@@ -280,7 +280,7 @@ mod tests {
     fn ask(listener: &TcpListener, requests: &str) -> String {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (socket, _) = listener.accept().unwrap();
-        let server = thread::spawn(move || serve(socket, &Fragile));
+        let server = thread::spawn(move || serve(socket, &Fragile, true));
         client.write_all(requests.as_bytes()).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         let mut answer = String::new();

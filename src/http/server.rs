@@ -7,8 +7,10 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, SyncSender, TrySendError};
+use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
@@ -35,6 +37,9 @@ pub struct Limits {
     pub all: usize,
     /// From this machine itself. Where that is sandboxes', they must not keep everybody else out.
     pub from_here: usize,
+    /// Whether a thread is kept for when no further one is to be had, so that whoever may end what
+    /// takes them all is heard. It serves one request of a connection, and none from this machine.
+    pub keeps_thread: bool,
 }
 
 /// How many connections are open.
@@ -58,6 +63,8 @@ pub struct Server<H> {
     open_here: Arc<AtomicUsize>,
     /// Threads that have not begun to serve.
     starting: Arc<AtomicUsize>,
+    /// Takes a connection to the thread that is kept, if it has nothing to do.
+    kept: Option<SyncSender<(TcpStream, Place)>>,
     /// Closed to make room for accepting, and refusing, a connection when descriptors have run out.
     spare: Option<std::fs::File>,
 }
@@ -77,7 +84,9 @@ impl<H: Handler> Server<H> {
         // Accepted sockets inherit both.
         setsockopt(&listener, sockopt::TcpNoDelay, &true)?;
         setsockopt(&listener, sockopt::KeepAlive, &true)?;
+        let kept = limits.keeps_thread.then(|| keep_thread(&handler));
         Ok(Self {
+            kept: kept.transpose()?,
             listener,
             handler,
             limits,
@@ -144,28 +153,37 @@ impl<H: Handler> Server<H> {
         }
         // The socket stays here until the thread has it: a thread that does not start must not
         // close it before the client was told.
-        let slot = Arc::new(std::sync::Mutex::new(Some(socket)));
+        let is_elsewhere = place_here.is_none();
+        let slot = Arc::new(Mutex::new(Some((socket, place))));
         let taken = Arc::clone(&slot);
         let handler = Arc::clone(&self.handler);
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                let _places = (place, place_here);
+                let _place_here = place_here;
                 drop(starting);
-                let socket = taken.lock().ok().and_then(|mut slot| slot.take());
-                if let Some(socket) = socket {
-                    connection::serve(socket, &*handler);
+                let taken = taken.lock().ok().and_then(|mut slot| slot.take());
+                if let Some((socket, _place)) = taken {
+                    connection::serve(socket, &*handler, true);
                 }
             });
-        if let Err(error) = thread {
+        let Err(error) = thread else { return };
+        let Some(left) = slot.lock().ok().and_then(|mut slot| slot.take()) else {
+            return;
+        };
+        let refused = match &self.kept {
+            Some(kept) if is_elsewhere => kept.try_send(left),
+            _ => Err(TrySendError::Full(left)),
+        };
+        if let Err(TrySendError::Full((socket, _)) | TrySendError::Disconnected((socket, _))) =
+            refused
+        {
             logging::info(format_args!("no thread for a connection: {error}"));
-            if let Some(socket) = slot.lock().ok().and_then(|mut slot| slot.take()) {
-                refuse(
-                    &socket,
-                    "no_threads",
-                    "the machine has no thread left for this connection; try again later",
-                );
-            }
+            refuse(
+                &socket,
+                "no_threads",
+                "the machine has no thread left for this connection; try again later",
+            );
         }
     }
 
@@ -178,8 +196,23 @@ impl<H: Handler> Server<H> {
             refuse(&socket, "no_descriptors", NO_DESCRIPTORS);
         }
         self.spare = spare();
-        std::thread::sleep(Duration::from_millis(10));
+        thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// Starts the thread that is kept. It takes a connection only when it has none.
+fn keep_thread<H: Handler>(handler: &Arc<H>) -> io::Result<SyncSender<(TcpStream, Place)>> {
+    let (sender, connections) = mpsc::sync_channel::<(TcpStream, Place)>(0);
+    let handler = Arc::clone(handler);
+    thread::Builder::new()
+        .name("kept".to_owned())
+        .stack_size(STACK_BYTES)
+        .spawn(move || {
+            for (socket, _place) in connections {
+                connection::serve(socket, &*handler, false);
+            }
+        })?;
+    Ok(sender)
 }
 
 /// Whether so many threads can begin within the limit on the address space, if there is one. An

@@ -357,8 +357,10 @@ impl Registry {
                 continue;
             }
             let table = lock(&self.table);
-            // While it is in the list the process is not reaped, and the number its own.
-            if table.starts.iter().any(|other| Arc::ptr_eq(other, &start)) {
+            // While it is in the list and announced the process is not reaped, and the number its own.
+            if table.starts.iter().any(|other| Arc::ptr_eq(other, &start))
+                && start.pid.load(Ordering::Acquire) == pid
+            {
                 let _ = sys::signal_process(pid, libc::SIGKILL);
             }
         }

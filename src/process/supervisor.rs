@@ -228,6 +228,21 @@ impl Driven {
                 due.push(Arc::clone(pump.process()));
             }
         }
-        kill_trees(&due, Reason::Timeout);
+        if due.is_empty() {
+            return;
+        }
+        // Looking for all that descends from them takes as long as they make it take, and others'
+        // output must be moved on meanwhile.
+        let due = Arc::new(due);
+        let theirs = Arc::clone(&due);
+        let thread = std::thread::Builder::new()
+            .name("timeout".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                kill_trees(&theirs, Reason::Timeout);
+            });
+        if thread.is_err() {
+            kill_trees(&due, Reason::Timeout);
+        }
     }
 }
