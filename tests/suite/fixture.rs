@@ -3,10 +3,14 @@
 //! [`Server`] is a running `sbx-server` that dies with the value. [`Connection`] is one TCP
 //! connection on which a test may send any bytes it likes; [`Reply`] is a parsed response.
 //! [`EventStream`] reads the NDJSON events of a command one at a time, as they arrive.
+//! [`Server::host`] is the same with many sandboxes, each a [`Sandbox`].
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram};
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -93,6 +97,7 @@ pub struct Builder {
     wrapper: Vec<String>,
     env: BTreeMap<String, String>,
     token: Option<String>,
+    place: Option<HostPlace>,
 }
 
 impl Builder {
@@ -141,8 +146,13 @@ impl Builder {
 
     /// Starts the server and waits for its ready line.
     pub fn start(self) -> Server {
-        let mut child = self
-            .command()
+        let command = self.command();
+        self.start_as(command)
+    }
+
+    /// Starts the server by a command made from [`Self::command`], and waits for its ready line.
+    pub fn start_as(self, mut command: Command) -> Server {
+        let mut child = command
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -180,6 +190,89 @@ impl Builder {
             token: self.token,
             network: None,
             log,
+            place: self.place,
+        }
+    }
+}
+
+/// What a server in host mode has to itself among all those that run at the same time: a directory
+/// for homes and a range of users. Whatever still runs as one of them ends with the value.
+pub struct HostPlace {
+    homes: TempDir,
+    first_uid: u32,
+    /// Its name, which no two processes can have, keeps others off the range.
+    _claim: UnixDatagram,
+}
+
+impl HostPlace {
+    /// Users of one server.
+    const UIDS: u32 = 64;
+    /// Ranges of them, all below what [`spare_uid`] gives and within what a job container has.
+    const RANGES: u32 = 300;
+
+    fn new() -> Self {
+        static COUNTER: AtomicU32 = AtomicU32::new(0);
+        // Suites that run at the same time begin at different places, and a range is not used again
+        // soon, whatever may be left of it.
+        let begin = std::process::id() * 37;
+        loop {
+            let next = begin.wrapping_add(COUNTER.fetch_add(1, Ordering::Relaxed));
+            let first_uid = 20_000 + next % Self::RANGES * Self::UIDS;
+            let name = format!("sbx-test-uids-{first_uid}");
+            let name = UnixAddress::from_abstract_name(name).unwrap();
+            if let Ok(claim) = UnixDatagram::bind_addr(&name) {
+                return Self {
+                    homes: TempDir::new(),
+                    first_uid,
+                    _claim: claim,
+                };
+            }
+        }
+    }
+
+    /// The users, as `SBX_UID_RANGE` has them.
+    pub fn range(&self) -> String {
+        format!("{}-{}", self.first_uid, self.first_uid + Self::UIDS - 1)
+    }
+
+    /// Where the homes are.
+    pub fn homes(&self) -> &std::path::Path {
+        self.homes.path()
+    }
+
+    /// The processes that run as one of the users, with their users; zombies too.
+    pub fn processes(&self) -> Vec<(i32, u32)> {
+        let users = self.first_uid..self.first_uid + Self::UIDS;
+        all_processes()
+            .into_iter()
+            .filter_map(|process| Some((process.pid, uid_of(process.pid)?)))
+            .filter(|(_, uid)| users.contains(uid))
+            .collect()
+    }
+}
+
+impl Drop for HostPlace {
+    fn drop(&mut self) {
+        // One process that signals all of its user's gets even what forks faster than it is listed.
+        for _ in 0..100 {
+            let mut left = self.processes();
+            left.retain(|(pid, _)| stat_of(*pid).is_some_and(|process| process.state != 'Z'));
+            if left.is_empty() {
+                return;
+            }
+            for uid in left
+                .into_iter()
+                .map(|(_, uid)| uid)
+                .collect::<std::collections::BTreeSet<_>>()
+            {
+                let _ = Command::new("/bin/sh")
+                    .args(["-c", "kill -9 -1"])
+                    .uid(uid)
+                    .gid(uid)
+                    .current_dir("/")
+                    .stderr(Stdio::null())
+                    .status();
+            }
         }
     }
 }
@@ -192,6 +285,8 @@ pub struct Server {
     /// The network namespace it listens in, as a file, where that is not the tests' own.
     pub network: Option<PathBuf>,
     log: Arc<Mutex<String>>,
+    /// In host mode, what it has to itself. Dropped after the server was killed.
+    pub place: Option<HostPlace>,
 }
 
 impl Server {
@@ -205,7 +300,47 @@ impl Server {
             wrapper: Vec::new(),
             env: BTreeMap::new(),
             token: Some(TOKEN.to_owned()),
+            place: None,
         }
+    }
+
+    /// A server in host mode, with homes and users of its own. Only for root, see [`is_root`].
+    pub fn host() -> Builder {
+        let place = HostPlace::new();
+        let mut builder = Self::builder()
+            .env("SBX_HOST_MODE", 1)
+            .env("SBX_HOMES_DIR", place.homes().display())
+            .env("SBX_UID_RANGE", place.range());
+        builder.place = Some(place);
+        builder
+    }
+
+    /// Makes a sandbox that is to be as `body` says.
+    #[track_caller]
+    pub fn sandbox_with(&self, body: &Value) -> Sandbox<'_> {
+        let reply = self.post("/v1/sandboxes", body);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        let made = reply.json();
+        assert_eq!(made["rejected"], 0, "{made}");
+        Sandbox::of(self, &made["sandboxes"][0])
+    }
+
+    /// Makes a sandbox.
+    #[track_caller]
+    pub fn sandbox(&self) -> Sandbox<'_> {
+        self.sandbox_with(&serde_json::json!({}))
+    }
+
+    /// The pid of the server proper in host mode, where what was started is init.
+    #[track_caller]
+    pub fn inner_pid(&self) -> i32 {
+        let init = self.pid().cast_signed();
+        all_processes()
+            .into_iter()
+            .filter(|process| process.parent == init)
+            .map(|process| process.pid)
+            .find(|pid| uid_of(*pid) == Some(0))
+            .expect("init has the server for a child")
     }
 
     /// The pid of what was started: the server, or the wrapper around it.
@@ -286,19 +421,7 @@ impl Server {
     /// Any request that is answered by a stream of events.
     #[track_caller]
     pub fn stream(&self, method: &str, target: &str, body: &[u8]) -> EventStream {
-        let mut connection = self.connect();
-        connection.send_request(method, target, &[], body);
-        let head = connection.read_head();
-        if head.status != 200 {
-            let reply = connection.read_body(head);
-            panic!("{method} {target}: {} {}", reply.status, reply.text());
-        }
-        EventStream {
-            connection,
-            buffer: Vec::new(),
-            ended: false,
-            heard: Instant::now(),
-        }
+        self.connect().stream(method, target, body)
     }
 
     /// Starts a background process and returns its description (`id`, `pid`, ...).
@@ -315,6 +438,130 @@ impl Drop for Server {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// A sandbox of a server in host mode, asked with its own token. It stays when the value goes.
+pub struct Sandbox<'a> {
+    pub server: &'a Server,
+    pub id: String,
+    pub token: String,
+    pub uid: u32,
+    pub home: PathBuf,
+}
+
+impl<'a> Sandbox<'a> {
+    /// From its description in the answer to the request that made it.
+    #[track_caller]
+    pub fn of(server: &'a Server, made: &Value) -> Self {
+        let text = |name: &str| made[name].as_str().unwrap().to_owned();
+        Self {
+            server,
+            id: text("id"),
+            token: text("token"),
+            uid: u32::try_from(made["uid"].as_u64().unwrap()).unwrap(),
+            home: text("home").into(),
+        }
+    }
+
+    /// The target of one of its routes, such as `exec` or `files/read?path=x`.
+    pub fn target(&self, route: &str) -> String {
+        format!("/v1/sandboxes/{}/{route}", self.id)
+    }
+
+    /// A new connection with its token.
+    pub fn connect(&self) -> Connection {
+        let mut connection = self.server.connect();
+        connection.token = Some(self.token.clone());
+        connection
+    }
+
+    /// One request on one of its routes.
+    #[track_caller]
+    pub fn request(&self, method: &str, route: &str, body: &[u8]) -> Reply {
+        self.connect()
+            .request(method, &self.target(route), &[], body)
+    }
+
+    #[track_caller]
+    pub fn get(&self, route: &str) -> Reply {
+        self.request("GET", route, b"")
+    }
+
+    #[track_caller]
+    pub fn put(&self, route: &str, body: &[u8]) -> Reply {
+        self.request("PUT", route, body)
+    }
+
+    #[track_caller]
+    pub fn post(&self, route: &str, body: &Value) -> Reply {
+        self.request("POST", route, body.to_string().as_bytes())
+    }
+
+    /// Starts a command in it and returns its events as they arrive.
+    #[track_caller]
+    pub fn exec_stream(&self, body: &Value) -> EventStream {
+        self.connect()
+            .stream("POST", &self.target("exec"), body.to_string().as_bytes())
+    }
+
+    /// Runs a command in it to its end.
+    #[track_caller]
+    pub fn exec(&self, body: &Value) -> Outcome {
+        Outcome::of(self.exec_stream(body).collect())
+    }
+
+    /// What a shell command in it writes; it must succeed.
+    #[track_caller]
+    pub fn sh(&self, command: &str) -> String {
+        let outcome = self.exec(&serde_json::json!({ "cmd": command }));
+        assert_eq!(outcome.code(), Some(0), "{command}: {outcome:?}");
+        outcome.stdout
+    }
+
+    /// Starts a background process in it and returns its description (`id`, `pid`, ...).
+    #[track_caller]
+    pub fn spawn(&self, body: &Value) -> Value {
+        let reply = self.post("processes", body);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        reply.json()
+    }
+
+    /// Ends it; all of it must be gone then.
+    #[track_caller]
+    pub fn delete(self) {
+        let target = format!("/v1/sandboxes/{}", self.id);
+        let reply = self.connect().request("DELETE", &target, &[], b"");
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(reply.json()["deleted"], true);
+        assert!(!self.home.exists(), "its home is gone");
+        assert_eq!(
+            self.processes(),
+            Vec::<i32>::new(),
+            "its processes are gone"
+        );
+    }
+
+    /// What runs as its user; zombies too.
+    pub fn processes(&self) -> Vec<i32> {
+        all_processes()
+            .into_iter()
+            .map(|process| process.pid)
+            .filter(|pid| uid_of(*pid) == Some(self.uid))
+            .collect()
+    }
+}
+
+/// The real user of a process; none when there is no such process.
+pub fn uid_of(pid: i32) -> Option<u32> {
+    let status = std::fs::read(format!("/proc/{pid}/status")).ok()?;
+    let status = String::from_utf8_lossy(&status);
+    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// Whether the tests run as root, as host mode needs it.
+pub fn is_root() -> bool {
+    nix::unistd::geteuid().is_root()
 }
 
 /// A response, its body decoded from whatever framing it came in.
@@ -419,6 +666,23 @@ impl Connection {
     ) -> Reply {
         self.send_request(method, target, headers, body);
         self.read_reply_to(method)
+    }
+
+    /// Sends a request that is answered by a stream of events.
+    #[track_caller]
+    pub fn stream(mut self, method: &str, target: &str, body: &[u8]) -> EventStream {
+        self.send_request(method, target, &[], body);
+        let head = self.read_head();
+        if head.status != 200 {
+            let reply = self.read_body(head);
+            panic!("{method} {target}: {} {}", reply.status, reply.text());
+        }
+        EventStream {
+            connection: self,
+            buffer: Vec::new(),
+            ended: false,
+            heard: Instant::now(),
+        }
     }
 
     /// Reads one reply to anything but HEAD.

@@ -20,3 +20,4 @@ mod lifecycle;
 mod processes;
 mod readme;
 mod regression;
+mod walls;
