@@ -55,25 +55,28 @@ pub struct TempDir(PathBuf);
 
 impl TempDir {
     pub fn new() -> Self {
+        Self::below(std::env::temp_dir()).unwrap()
+    }
+
+    /// One in another place than usual.
+    ///
+    /// # Errors
+    /// Nothing can be made there.
+    pub fn below(parent: impl AsRef<std::path::Path>) -> std::io::Result<Self> {
         let mut name = [0u8; 8];
         std::fs::File::open("/dev/urandom")
             .unwrap()
             .read_exact(&mut name)
             .unwrap();
-        let path = std::env::temp_dir().join(format!("sbx-test-{:016x}", u64::from_ne_bytes(name)));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
+        let name = format!("sbx-test-{:016x}", u64::from_ne_bytes(name));
+        let path = parent.as_ref().join(name);
+        std::fs::create_dir(&path)?;
+        Ok(Self(path))
     }
 
     /// One on a file system in memory, where there is one: for tests that make very many files.
     pub fn in_memory() -> Self {
-        let mut dir = Self::new();
-        let path = std::path::Path::new("/dev/shm").join(dir.0.file_name().unwrap());
-        if std::fs::create_dir(&path).is_ok() {
-            std::fs::remove_dir(&dir.0).unwrap();
-            dir.0 = path;
-        }
-        dir
+        Self::below("/dev/shm").unwrap_or_else(|_| Self::new())
     }
 
     pub fn path(&self) -> &std::path::Path {
@@ -198,7 +201,7 @@ impl Builder {
 /// What a server in host mode has to itself among all those that run at the same time: a directory
 /// for homes and a range of users. Whatever still runs as one of them ends with the value.
 pub struct HostPlace {
-    homes: TempDir,
+    directory: TempDir,
     first_uid: u32,
     /// Its name, which no two processes can have, keeps others off the range.
     _claim: UnixDatagram,
@@ -222,7 +225,7 @@ impl HostPlace {
             let name = UnixAddress::from_abstract_name(name).unwrap();
             if let Ok(claim) = UnixDatagram::bind_addr(&name) {
                 return Self {
-                    homes: TempDir::new(),
+                    directory: TempDir::new(),
                     first_uid,
                     _claim: claim,
                 };
@@ -235,9 +238,9 @@ impl HostPlace {
         format!("{}-{}", self.first_uid, self.first_uid + Self::UIDS - 1)
     }
 
-    /// Where the homes are.
-    pub fn homes(&self) -> &std::path::Path {
-        self.homes.path()
+    /// Where the homes are; the server makes it.
+    pub fn homes(&self) -> PathBuf {
+        self.directory.path().join("homes")
     }
 
     /// The processes that run as one of the users, with their users; zombies too.
