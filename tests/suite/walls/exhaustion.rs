@@ -1,0 +1,240 @@
+//! A sandbox that uses up everything it can get: the server and a neighbour keep answering within a
+//! second, and when it is deleted everything is as before.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use super::probe::Probe;
+use super::race_length;
+use crate::fixture::{
+    PATIENCE, Sandbox, Server, TempDir, best_of, descriptors_of, is_root, status_of, wait_until,
+};
+use crate::skip;
+
+/// What the server and a neighbour promise while a sandbox does its worst.
+const PROMPT: Duration = Duration::from_secs(1);
+
+/// Asserts that the promise is kept. Measured several times, because a machine has more to do than
+/// these tests; what a sandbox can bring about, it brings about every time.
+#[track_caller]
+fn expect_prompt(server: &Server, neighbour: &Sandbox<'_>) {
+    let health = best_of(3, || {
+        let begun = Instant::now();
+        assert_eq!(server.get("/health").status, 200);
+        begun.elapsed()
+    });
+    assert!(health < PROMPT, "/health took {health:?}");
+    let exec = best_of(3, || {
+        let begun = Instant::now();
+        assert_eq!(neighbour.sh("echo here"), "here\n");
+        begun.elapsed()
+    });
+    assert!(exec < PROMPT, "a neighbour's command took {exec:?}");
+}
+
+/// Runs `worst` in a sandbox, and expects promptness throughout a race's length; then the sandbox is
+/// deleted, and nothing of it may be left.
+#[track_caller]
+fn withstand<'a>(server: &'a Server, wish: &serde_json::Value, worst: impl FnOnce(&Sandbox<'a>)) {
+    let neighbour = server.sandbox();
+    // Whatever is made once and then kept.
+    server.sandbox().delete();
+    assert_eq!(neighbour.sh("echo here"), "here\n");
+    let pid = server.inner_pid().cast_unsigned();
+    let usage = || (descriptors_of(pid), status_of(pid, "Threads"));
+    let mut before = (0, 0);
+    wait_until("the server is at rest", PATIENCE, || {
+        before = usage();
+        before.1 <= 4
+    });
+    let sandbox = server.sandbox_with(wish);
+    worst(&sandbox);
+    let deadline = Instant::now() + race_length();
+    while Instant::now() < deadline {
+        expect_prompt(server, &neighbour);
+    }
+    let begun = Instant::now();
+    sandbox.delete();
+    assert!(
+        begun.elapsed() < Duration::from_secs(10),
+        "deleting took {:?}",
+        begun.elapsed()
+    );
+    wait_until("everything is as before", PATIENCE, || {
+        let (descriptors, threads) = usage();
+        descriptors <= before.0 && threads <= before.1
+    });
+    expect_prompt(server, &neighbour);
+}
+
+#[test]
+fn processes_that_become_as_many_as_they_can() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    withstand(&server, &json!({ "max_procs": 200 }), |sandbox| {
+        let probe = Probe::new(sandbox);
+        sandbox.spawn(&probe.command(&[&["fork-storm"]]));
+        wait_until("the storm blows", PATIENCE, || {
+            sandbox.processes().len() > 100
+        });
+        // Its own commands cannot start any more, and say so.
+        let body = json!({ "cmd": "echo here" });
+        let mut refused = None;
+        wait_until("there is no room for another", PATIENCE, || {
+            let reply = sandbox.post("exec", &body);
+            refused = (reply.status == 400).then(|| reply.code());
+            refused.is_some()
+        });
+        assert_eq!(refused.unwrap(), "no_resources");
+    });
+}
+
+#[test]
+fn a_sandbox_has_as_many_processes_as_it_was_made_with() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let small = server.sandbox_with(&json!({ "max_procs": 10 }));
+    let neighbour = server.sandbox_with(&json!({ "max_procs": 10 }));
+    let probe = Probe::new(&small);
+    let outcome = probe.run_one(&["fork-limit"]);
+    assert_eq!(outcome, "9 EAGAIN", "the one that asks counts");
+    // It left nine processes, and they are the sandbox's alone.
+    assert_eq!(small.processes().len(), 9);
+    assert_eq!(Probe::new(&neighbour).run_one(&["fork-limit"]), "9 EAGAIN");
+    small.delete();
+    neighbour.delete();
+}
+
+#[test]
+fn memory_that_is_used_up() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let mut got = 0;
+    withstand(&server, &json!({ "max_mem_mb": 64 }), |sandbox| {
+        let outcome = Probe::new(sandbox).run_one(&["hog-memory", "512"]);
+        let (megabytes, error) = outcome.split_once(' ').unwrap();
+        assert_eq!(error, "ENOMEM");
+        got = megabytes.parse().unwrap();
+    });
+    assert!((32..=64).contains(&got), "{got} of 64 megabytes");
+    // Without a limit, as far as a test may go.
+    withstand(&server, &json!({}), |sandbox| {
+        let probe = Probe::new(sandbox);
+        for _ in 0..2 {
+            sandbox.spawn(&probe.command(&[&["hog-memory", "256"], &["stay"]]));
+        }
+    });
+}
+
+#[test]
+fn descriptors_that_are_used_up() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    withstand(&server, &json!({}), |sandbox| {
+        let probe = Probe::new(sandbox);
+        for _ in 0..5 {
+            sandbox.spawn(&probe.command(&[&["hog-descriptors"], &["stay"]]));
+        }
+    });
+}
+
+#[test]
+fn connections_to_the_server_that_never_finish_a_request() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host()
+        .wrapped_in(&["/bin/sh", "-c", "ulimit -S -n 1024; exec \"$0\""])
+        .start();
+    let address = server.address.to_string();
+    withstand(&server, &json!({}), |sandbox| {
+        let probe = Probe::new(sandbox);
+        for _ in 0..2 {
+            probe.hold(&[&["half-open", &address, "500"]]);
+        }
+    });
+}
+
+#[test]
+fn a_disk_that_is_full() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let disk = TempDir::new();
+    let mounted = std::process::Command::new("mount")
+        .args(["-t", "tmpfs", "-o", "size=16m,mode=755", "none"])
+        .arg(disk.path())
+        .output()
+        .is_ok_and(|output| output.status.success());
+    if !mounted {
+        skip!("cannot mount a small disk here");
+    }
+    struct Unmount<'a>(&'a TempDir);
+    impl Drop for Unmount<'_> {
+        fn drop(&mut self) {
+            let _ = std::process::Command::new("umount")
+                .arg("-l")
+                .arg(self.0.path())
+                .status();
+        }
+    }
+    let unmount = Unmount(&disk);
+    let server = Server::host()
+        .env("SBX_HOMES_DIR", disk.join("homes"))
+        .start();
+    let neighbour = server.sandbox();
+    assert_eq!(neighbour.put("files/write?path=kept", b"old").status, 200);
+    let sandbox = server.sandbox();
+    sandbox.exec(&json!({ "cmd": "cat /dev/zero > big" }));
+    let reply = neighbour.put("files/write?path=kept", &vec![1; 1 << 20]);
+    assert_eq!((reply.status, reply.code().as_str()), (507, "no_space"));
+    assert_eq!(neighbour.get("files/read?path=kept").text(), "old");
+    expect_prompt(&server, &neighbour);
+    sandbox.delete();
+    assert_eq!(
+        neighbour
+            .put("files/write?path=kept", &vec![1; 1 << 20])
+            .status,
+        200
+    );
+    drop((server, unmount));
+}
+
+#[test]
+fn a_program_that_stops_whatever_its_sandbox_starts() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    withstand(&server, &json!({}), |sandbox| {
+        let probe = Probe::new(sandbox);
+        for _ in 0..2 {
+            sandbox.spawn(&probe.command(&[&["stop-everybody"]]));
+        }
+        let deadline = Instant::now() + race_length();
+        let mut ended = 0;
+        while Instant::now() < deadline {
+            // Each either starts, and is then stopped until its time is over, or is said not to have.
+            let begun = Instant::now();
+            let body = json!({ "cmd": ["true"], "timeout": 0.2 });
+            let reply = sandbox.post("exec", &body);
+            assert!(matches!(reply.status, 200 | 400 | 500), "{}", reply.text());
+            assert!(
+                begun.elapsed() < Duration::from_secs(10),
+                "{:?}",
+                begun.elapsed()
+            );
+            ended += 1;
+        }
+        assert!(ended > 0);
+    });
+}

@@ -1,0 +1,461 @@
+//! No file outside a sandbox's home is changed from inside, and none read but what the machine's
+//! programs consist of.
+
+use std::fs;
+
+use serde_json::json;
+
+use super::probe::{Plan, Probe};
+use super::{Neighbour, Vault};
+use crate::fixture::{BINARY, Server, is_root};
+use crate::skip;
+
+/// Every act on a directory like [`Vault`]'s or a neighbour's home; links and renames in and out.
+fn attack(plan: &mut Plan, home: &str, directory: &str, inner: &str) {
+    let directory = directory.trim_end_matches('/');
+    let below = |name: &str| format!("{directory}/{name}");
+    let marker = below("marker");
+    let new = below("new");
+    let refused = "EACCES";
+    // Landlock says EXDEV where a right is missing for moving a file between directories.
+    let moved = "EACCES|EXDEV|EPERM";
+    plan.add(&["list", directory], refused);
+    plan.add(&["read", &marker], refused);
+    plan.add(&["write", &marker], refused);
+    plan.add(&["truncate", &marker], refused);
+    plan.add(&["truncate-path", &marker], refused);
+    plan.add(&["chmod", &marker], "EACCES|EPERM");
+    plan.add(&["touch", &marker], "ok|EACCES|EPERM");
+    plan.add(&["create", &new], refused);
+    plan.add(&["mkdir", &new], refused);
+    plan.add(&["symlink", "/etc/passwd", &new], refused);
+    plan.add(&["unix-listen", &new], refused);
+    plan.add(&["unix-bind", &new], refused);
+    plan.add(&["exec", &marker], refused);
+    for kind in [libc::S_IFREG, libc::S_IFIFO, libc::S_IFSOCK, libc::S_IFCHR] {
+        let (call, mode) = (libc::SYS_mknodat.to_string(), (kind | 0o666).to_string());
+        let path = format!("text:{new}");
+        plan.add(
+            &["syscall", &call, "-100", &path, &mode, "0"],
+            "EACCES|EPERM",
+        );
+    }
+    plan.add(&["unlink", &marker], refused);
+    plan.add(&["rmdir", &below(inner)], refused);
+    plan.add(&["rename", &marker, &new], moved);
+    plan.add(&["rename", &marker, "stolen"], moved);
+    plan.add(&["rename", "own", &new], moved);
+    plan.add(&["rename", "own", &marker], moved);
+    plan.add(&["rename", &below(inner), "stolen"], moved);
+    plan.add(&["exchange", "own", &marker], moved);
+    plan.add(&["link", &marker, "stolen"], moved);
+    plan.add(&["link", &marker, &new], moved);
+    plan.add(&["link", "own", &new], moved);
+    plan.add(&["list", &below(inner)], refused);
+    plan.add(&["create", &below(&format!("{inner}/new"))], refused);
+    plan.add(&["read", &below(&format!("{inner}/inner"))], refused);
+    // By a link of one's own the way is the same.
+    plan.add(&["symlink", directory, "way"], "ok");
+    plan.add(&["list", "way/."], refused);
+    plan.add(&["read", "way/marker"], refused);
+    plan.add(&["write", "way/marker"], refused);
+    plan.add(&["create", "way/new"], refused);
+    plan.add(&["unlink", "way"], "ok");
+    // To be there is no way in either. Last, because it is where names begin from then on.
+    plan.add(&["chdir", directory], "EACCES|ok");
+    plan.add(&["read", "marker"], "EACCES|ENOENT");
+    plan.add(&["chdir", home], "ok");
+}
+
+#[test]
+fn what_everybody_may_use_by_its_permissions_is_closed_to_a_sandbox() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let probe = Probe::new(&sandbox);
+    sandbox.sh("echo mine > own");
+    for parent in [
+        "/tmp", "/var/tmp", "/dev/shm", "/run", "/root", "/mnt", "/srv", "/",
+    ] {
+        let Some(vault) = Vault::below(parent) else {
+            eprintln!("{parent} is not there, or read-only");
+            continue;
+        };
+        let mut plan = Plan::default();
+        attack(
+            &mut plan,
+            sandbox.home.to_str().unwrap(),
+            vault.directory.path().to_str().unwrap(),
+            &vault.marker.text,
+        );
+        plan.add(&["list", parent], "EACCES");
+        plan.add(&["create", &format!("{parent}/sbx-new")], "EACCES");
+        probe.check(&plan);
+        vault.check();
+        assert_eq!(sandbox.sh("cat own"), "mine\n");
+        assert_eq!(sandbox.sh("ls"), "own\nprobe\n");
+    }
+}
+
+#[test]
+fn what_a_neighbour_lets_everybody_use_is_closed_to_a_sandbox() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let neighbour = Neighbour::new(&server);
+    let sandbox = server.sandbox();
+    let probe = Probe::new(&sandbox);
+    sandbox.sh("echo mine > own");
+    let mut plan = Plan::default();
+    let home = sandbox.home.to_str().unwrap();
+    attack(&mut plan, home, &neighbour.path(""), &neighbour.marker.text);
+    let homes = server.place.as_ref().unwrap().homes();
+    let homes = homes.to_str().unwrap();
+    plan.add(&["list", homes], "EACCES");
+    plan.add(&["create", &format!("{homes}/new")], "EACCES");
+    plan.add(
+        &["mkdir", &format!("{homes}/0123456789abcdef01234567")],
+        "EACCES",
+    );
+    plan.add(
+        &["symlink", "/", &format!("{homes}/0123456789abcdef01234567")],
+        "EACCES",
+    );
+    plan.add(&["chmod", homes], "EPERM|EACCES");
+    plan.add(
+        &["rename", home, &format!("{homes}/other")],
+        "EACCES|EXDEV|EPERM|EBUSY",
+    );
+    plan.add(&["rmdir", home], "EACCES|EBUSY|ENOTEMPTY");
+    plan.add(
+        &["rename", neighbour.sandbox.home.to_str().unwrap(), "stolen"],
+        "EACCES|EXDEV",
+    );
+    plan.add(&["exchange", home, &neighbour.path("")], "EACCES|EXDEV");
+    probe.check(&plan);
+    neighbour.check();
+    assert!(sandbox.home.exists());
+    assert_eq!(
+        server.get("/v1/sandboxes").json().as_array().unwrap().len(),
+        2
+    );
+}
+
+#[test]
+fn a_neighbours_home_is_closed_by_its_permissions_as_well() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let (one, other) = (server.sandbox(), server.sandbox());
+    fs::write(other.home.join("marker"), "secret").unwrap();
+    // Without Landlock: only as the user.
+    let marker = other.home.join("marker");
+    for command in ["cat", "ls", "rm -f", "chmod 777"] {
+        let script = format!("{command} {}", marker.display());
+        let output = std::os::unix::process::CommandExt::uid(
+            &mut std::process::Command::new("/bin/sh"),
+            one.uid,
+        )
+        .args(["-c", &script])
+        .output()
+        .unwrap();
+        assert!(!output.status.success(), "{script}: {output:?}");
+    }
+    assert_eq!(fs::read_to_string(&marker).unwrap(), "secret");
+}
+
+#[test]
+fn nothing_is_written_where_programs_are_read_from() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    // One that everybody may write to by its permissions, there before the server starts.
+    let _ = fs::create_dir("/opt");
+    let vault = Vault::below("/opt").or_else(|| Vault::below("/usr/local"));
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let probe = Probe::new(&sandbox);
+    sandbox.sh("echo mine > own");
+    let mut plan = Plan::default();
+    for directory in [
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/lib64",
+        "/usr",
+        "/usr/bin",
+        "/usr/local",
+        "/etc",
+        "/opt",
+        "/proc",
+        "/proc/self",
+        "/sys",
+        "/sys/kernel",
+        "/dev",
+        "/dev/pts",
+        "/etc/resolv.conf",
+    ] {
+        if !fs::metadata(directory).is_ok_and(|found| found.is_dir()) {
+            continue;
+        }
+        let new = format!("{directory}/sbx-new");
+        // /proc and /sys have no way to make anything, for nobody.
+        let refused = "EACCES|EROFS|EPERM|ENOENT";
+        plan.add(&["create", &new], refused);
+        plan.add(&["mkdir", &new], refused);
+        plan.add(&["symlink", "/", &new], refused);
+        plan.add(&["unix-bind", &new], refused);
+        plan.add(&["rename", "own", &new], "EACCES|EXDEV|EPERM");
+        plan.add(&["chmod", directory], refused);
+        plan.add(&["chown", directory, &sandbox.uid.to_string()], refused);
+    }
+    plan.add(&["write", "/etc/passwd"], "EACCES|EROFS");
+    plan.add(&["truncate-path", "/etc/passwd"], "EACCES|EROFS");
+    plan.add(&["link", "/etc/passwd", "stolen"], "EACCES|EXDEV|EPERM");
+    plan.add(&["link", "/bin/sh", "stolen"], "EACCES|EXDEV|EPERM");
+    if let Some(vault) = &vault {
+        let refused = "EACCES|EXDEV";
+        let (marker, new) = (vault.path("marker"), vault.path("new"));
+        for act in [
+            &["write", &marker][..],
+            &["truncate", &marker],
+            &["truncate-path", &marker],
+            &["create", &new],
+            &["mkdir", &new],
+            &["unlink", &marker],
+            &["rmdir", &vault.path(&vault.marker.text)],
+            &["rename", &marker, &new],
+            &["rename", "own", &marker],
+            &["link", "own", &new],
+            &["link", &marker, &new],
+            &["exchange", "own", &marker],
+            &["unix-listen", &new],
+        ] {
+            plan.add(act, refused);
+        }
+        // The test means something only if programs there can be used.
+        plan.add(&["read", &marker], "ok");
+    } else {
+        eprintln!("there is no place for a directory that everybody may write to");
+    }
+    probe.check(&plan);
+    if let Some(vault) = &vault {
+        vault.check();
+    }
+}
+
+#[test]
+fn what_is_secret_on_a_machine_cannot_be_opened() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let probe = Probe::new(&sandbox);
+    let mut plan = Plan::default();
+    let refused = "EACCES|EPERM|ENOENT|ENXIO";
+    for path in [
+        "/etc/shadow",
+        "/etc/gshadow",
+        "/root",
+        "/root/.bashrc",
+        "/home",
+        "/tmp",
+        "/var",
+        "/var/log",
+        "/run",
+        "/run/secrets",
+        "/var/run/secrets/kubernetes.io",
+        "/run/docker.sock",
+        "/.dockerenv",
+        "/dev",
+        "/dev/mem",
+        "/dev/kmem",
+        "/dev/kmsg",
+        "/dev/port",
+        "/dev/sda",
+        "/dev/vda",
+        "/dev/nvme0n1",
+        "/dev/loop0",
+        "/dev/fuse",
+        "/dev/kvm",
+        "/dev/net/tun",
+        "/dev/console",
+        "/dev/tty0",
+        "/dev/tty1",
+        "/dev/shm",
+        "/dev/mqueue",
+        "/dev/hugepages",
+        "/dev/userfaultfd",
+        "/dev/vhost-net",
+        "/proc/kcore",
+        "/proc/kallsyms.",
+        "/proc/1/environ",
+        "/proc/kpageflags",
+        "/proc/kmsg",
+        "/sys/kernel/debug/tracing",
+        "/sys/kernel/tracing/trace",
+        "/sys/firmware/efi/efivars/x",
+    ] {
+        plan.add(&["read", path], &format!("{refused}|EISDIR"));
+        plan.add(&["write", path], &format!("{refused}|EISDIR|EROFS"));
+        plan.add(&["list", path], &format!("{refused}|ENOTDIR"));
+    }
+    for path in [
+        "/proc/sys/kernel/core_pattern",
+        "/proc/sys/kernel/hostname",
+        "/proc/sys/vm/overcommit_memory",
+        "/proc/sysrq-trigger",
+        "/proc/self/uid_map",
+        "/proc/self/gid_map",
+        "/proc/self/setgroups",
+        "/proc/self/oom_score_adj",
+        "/proc/self/mem",
+        "/proc/self/comm",
+        "/proc/self/attr/current",
+        "/proc/self/loginuid",
+        "/proc/self/timerslack_ns",
+        "/proc/self/coredump_filter",
+        "/proc/sys/kernel/ns_last_pid",
+        "/sys/power/state",
+        "/sys/kernel/uevent_helper",
+        "/sys/fs/cgroup/cgroup.procs",
+    ] {
+        plan.add(&["put", path, "1"], "EACCES|ENOENT|EROFS|EPERM");
+    }
+    // Directories that can be read have no file that is read although only root may.
+    let log = server.log();
+    for path in [
+        BINARY,
+        env!("CARGO_MANIFEST_DIR"),
+        &std::env::current_exe().unwrap().display().to_string(),
+    ] {
+        plan.add(&["read", path], "EACCES|ENOENT");
+        plan.add(&["list", path], "EACCES|ENOENT|ENOTDIR");
+        plan.add(&["exec", path], "EACCES|ENOENT");
+    }
+    probe.check(&plan);
+    assert!(!log.contains(&sandbox.token), "the log has no token");
+    // What it needs, it can use.
+    let mut plan = Plan::default();
+    for device in [
+        "/dev/null",
+        "/dev/zero",
+        "/dev/full",
+        "/dev/urandom",
+        "/dev/random",
+    ] {
+        plan.add(&["read", device], "ok");
+    }
+    for device in ["/dev/null", "/dev/zero"] {
+        plan.add(&["write", device], "ok");
+    }
+    plan.add(&["write", "/dev/full"], "ENOSPC");
+    plan.add(&["open-path", "/etc/passwd"], "ok");
+    plan.add(&["read", "/etc/passwd"], "ok");
+    plan.add(&["list", "/usr/bin"], "ok");
+    plan.add(&["read", "/proc/meminfo"], "ok");
+    probe.check(&plan);
+}
+
+#[test]
+fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let neighbour = Neighbour::new(&server);
+    let vault = Vault::new();
+    let sandbox = server.sandbox();
+    let vault_path = vault.directory.path().to_str().unwrap().to_owned();
+    for (name, target, marker) in [
+        ("vault", vault_path, &vault.marker),
+        ("neighbour", neighbour.path(""), &neighbour.marker),
+        ("own-link", ".".to_owned(), &vault.marker),
+    ] {
+        let target = target.trim_end_matches('/');
+        sandbox.sh(&format!(
+            "ln -s {target} {name}; ln -s {target}/marker {name}-file"
+        ));
+        sandbox.sh(&format!(
+            "ln -s {target}/new {name}-new; mkdir -p dir; ln -s {target} dir/{name}"
+        ));
+        sandbox.sh("echo mine > own; echo mine > marker");
+        for path in [
+            format!("{name}/marker"),
+            format!("{name}-file"),
+            format!("{name}-new"),
+            format!("dir/{name}/marker"),
+            format!("dir/../{name}/marker"),
+            format!("{name}/{}/inner", marker.text),
+            format!("{name}/new"),
+            format!("{name}/new/deeper"),
+        ] {
+            for (method, route) in [
+                ("GET", "files/read?path="),
+                ("GET", "files/read?offset=0&length=5&path="),
+                ("PUT", "files/write?path="),
+                ("PUT", "files/write?mode=777&path="),
+                ("PUT", "files/write?offset=2&path="),
+                ("PUT", "files/write?offset=0&truncate_to=0&path="),
+                ("GET", "files/list?path="),
+                ("POST", "files/mkdir?path="),
+                ("POST", "files/move?from=own&to="),
+            ] {
+                let whole_link = !path.contains('/');
+                // A link itself may be replaced: it is the sandbox's own.
+                if whole_link && (route.contains("move") || route.contains("write")) {
+                    continue;
+                }
+                let reply = sandbox.request(method, &format!("{route}{path}"), b"changed");
+                assert!(
+                    matches!(reply.status, 403 | 409),
+                    "{method} {route}{path}: {} {}",
+                    reply.status,
+                    reply.text()
+                );
+                assert!(!reply.text().contains(&marker.text), "{}", reply.text());
+            }
+        }
+        for path in [
+            format!("{name}/marker"),
+            format!("dir/{name}/marker"),
+            format!("{name}/{}", marker.text),
+        ] {
+            for (method, route) in [
+                ("GET", "files/stat?path="),
+                ("DELETE", "files/delete?recursive=1&path="),
+                ("DELETE", "files/delete?path="),
+                ("POST", "files/move?to=taken&from="),
+            ] {
+                let reply = sandbox.request(method, &format!("{route}{path}"), b"");
+                assert_eq!(
+                    reply.status,
+                    403,
+                    "{method} {route}{path}: {}",
+                    reply.text()
+                );
+            }
+        }
+        // A write to a link may replace the link, or refuse; it never goes through.
+        for route in ["files/write?path=", "files/write?offset=0&path="] {
+            let reply = sandbox.request("PUT", &format!("{route}{name}-file"), b"changed");
+            assert!(matches!(reply.status, 200 | 403), "{}", reply.text());
+        }
+        // Deleting takes the links, never what they lead to.
+        let reply = sandbox.request("DELETE", "files/delete?recursive=1&path=dir", b"");
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        vault.check();
+        neighbour.check();
+    }
+    let body = json!({ "cmd": "cat vault/marker", "cwd": "neighbour" });
+    let reply = sandbox.post("exec", &body);
+    assert_eq!((reply.status, reply.code().as_str()), (400, "bad_cwd"));
+    sandbox.delete();
+    vault.check();
+    neighbour.check();
+}

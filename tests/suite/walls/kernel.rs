@@ -1,0 +1,189 @@
+//! The system calls that a sandbox is refused, attempted one by one, by the numbers that libc has.
+
+use serde_json::json;
+
+use super::probe::{Plan, Probe};
+use crate::fixture::{Server, is_root};
+use crate::skip;
+
+/// What is refused whatever its arguments. Where libc has no number yet it is the same on every
+/// architecture.
+fn refused() -> Vec<(&'static str, i64, &'static str)> {
+    macro_rules! calls {
+        ($errno:literal: $($name:ident)*) => {
+            [$((stringify!($name).trim_start_matches("SYS_"), libc::$name, $errno)),*]
+        };
+    }
+    let mut all = vec![
+        ("open_tree_attr", 467, "EPERM"),
+        ("statmount", 457, "ENOSYS"),
+        ("listmount", 458, "ENOSYS"),
+        ("listns", 470, "ENOSYS"),
+    ];
+    all.extend(calls!("EPERM":
+        SYS_mount SYS_umount2 SYS_pivot_root SYS_chroot SYS_open_tree SYS_move_mount SYS_fsopen
+        SYS_fsconfig SYS_fsmount SYS_fspick SYS_mount_setattr SYS_setns
+        SYS_add_key SYS_request_key SYS_keyctl
+        SYS_bpf SYS_perf_event_open SYS_userfaultfd SYS_fanotify_init SYS_open_by_handle_at
+        SYS_init_module SYS_finit_module SYS_delete_module SYS_kexec_load SYS_kexec_file_load
+        SYS_reboot SYS_swapon SYS_swapoff SYS_syslog
+        SYS_settimeofday SYS_clock_settime SYS_sethostname SYS_setdomainname SYS_acct
+        SYS_quotactl SYS_quotactl_fd SYS_vhangup
+    ));
+    all.extend(calls!("ENOSYS":
+        SYS_clone3 SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register SYS_memfd_secret
+        SYS_shmget SYS_shmat SYS_shmctl SYS_shmdt SYS_semget SYS_semop SYS_semctl SYS_semtimedop
+        SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl SYS_mq_open SYS_mq_unlink
+        SYS_nfsservctl SYS_lookup_dcookie
+    ));
+    #[cfg(target_arch = "x86_64")]
+    {
+        all.extend(calls!("EPERM": SYS_iopl SYS_ioperm));
+        all.extend(calls!("ENOSYS": SYS_modify_ldt SYS__sysctl SYS_uselib));
+    }
+    all
+}
+
+#[test]
+fn every_refused_call_is_refused_whatever_it_is_given() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let mut plan = Plan::default();
+    for (_, number, errno) in refused() {
+        let number = number.to_string();
+        plan.add(&["syscall", &number], errno);
+        plan.add(
+            &["syscall", &number, "-1", "-1", "-1", "-1", "-1", "-1"],
+            errno,
+        );
+        plan.add(
+            &[
+                "syscall", &number, "buffer", "buffer", "buffer", "buffer", "buffer",
+            ],
+            errno,
+        );
+    }
+    Probe::new(&sandbox).check(&plan);
+}
+
+/// The test's own list has everything that the server's table has.
+#[test]
+fn no_call_of_the_table_is_left_out_of_this_test() {
+    let source = include_str!("../../../src/confine/filter.rs");
+    let table = source.split_once("const TABLE").unwrap().1;
+    let table = table.split_once("\n];").unwrap().0;
+    let names: Vec<&str> = table
+        .split(['(', '\n'])
+        .filter_map(|text| text.strip_prefix('"')?.split('"').next())
+        .collect();
+    assert!(names.len() > 70, "the table is not read right: {names:?}");
+    let known = refused();
+    for name in names {
+        let by_arguments = ["clone", "unshare", "socket", "socketpair", "ioctl"];
+        let elsewhere = cfg!(not(target_arch = "x86_64"))
+            && ["iopl", "ioperm", "modify_ldt", "_sysctl", "uselib"].contains(&name);
+        assert!(
+            by_arguments.contains(&name)
+                || elsewhere
+                || known.iter().any(|(known, _, _)| *known == name),
+            "{name} is not attempted"
+        );
+    }
+}
+
+#[test]
+fn no_namespace_can_be_made_or_entered() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let mut plan = Plan::default();
+    let (clone, unshare) = (libc::SYS_clone.to_string(), libc::SYS_unshare.to_string());
+    for flag in [
+        libc::CLONE_NEWNS,
+        libc::CLONE_NEWCGROUP,
+        libc::CLONE_NEWUTS,
+        libc::CLONE_NEWIPC,
+        libc::CLONE_NEWUSER,
+        libc::CLONE_NEWPID,
+        libc::CLONE_NEWNET,
+        0x80, // CLONE_NEWTIME
+    ] {
+        let alone = flag.to_string();
+        plan.add(&["syscall", &unshare, &alone], "EPERM");
+        plan.add(
+            &["syscall", &unshare, &(flag | libc::CLONE_FILES).to_string()],
+            "EPERM",
+        );
+        if flag != 0x80 {
+            let forking = (flag | libc::SIGCHLD).to_string();
+            plan.add(&["syscall", &clone, &forking], "EPERM");
+            let user = (flag | libc::CLONE_NEWUSER | libc::SIGCHLD).to_string();
+            plan.add(&["syscall", &clone, &user], "EPERM");
+        }
+        for path in ["open:/proc/self/ns/user", "open:/proc/self/ns/mnt"] {
+            plan.add(
+                &["syscall", &libc::SYS_setns.to_string(), path, &alone],
+                "EPERM|EACCES",
+            );
+        }
+    }
+    plan.add(&["syscall", &unshare, &libc::CLONE_FILES.to_string()], "ok");
+    plan.add(&["syscall", &clone, &libc::SIGCHLD.to_string()], "ok");
+    Probe::new(&sandbox).check(&plan);
+}
+
+#[test]
+fn nothing_is_typed_into_a_terminal_from_inside() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let ioctl = libc::SYS_ioctl.to_string();
+    let mut plan = Plan::default();
+    for command in ["0x5412", "0x541c", "0x5423", "0xdeadbeef00005412"] {
+        plan.add(
+            &["syscall", &ioctl, "open:/dev/ptmx", command, "text:x"],
+            "EPERM",
+        );
+        plan.add(&["syscall", &ioctl, "0", command, "text:x"], "EPERM");
+    }
+    // TIOCGPTN, the number of a terminal of one's own, works.
+    plan.add(
+        &["syscall", &ioctl, "open:/dev/ptmx", "0x80045430", "buffer"],
+        "ok",
+    );
+    Probe::new(&sandbox).check(&plan);
+}
+
+#[test]
+fn a_call_by_another_architectures_numbers_ends_the_program() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let probe = Probe::new(&sandbox);
+    let outcome = sandbox.exec(&probe.command(&[&["other-architecture"]]));
+    let signal = &outcome.exit["signal"];
+    // A kernel without 32-bit programs ends it in its own way.
+    assert!(
+        *signal == libc::SIGSYS || *signal == libc::SIGSEGV,
+        "{outcome:?}"
+    );
+    if cfg!(target_arch = "x86_64") {
+        // getpid and execve as x32 has them.
+        let mut plan = Plan::default();
+        for number in ["0x40000027", "0x40000208", "520", "545"] {
+            plan.add(&["syscall", number], "ENOSYS");
+        }
+        probe.check(&plan);
+    }
+    let reply = sandbox.post("exec", &json!({ "cmd": "echo here" }));
+    assert_eq!(reply.status, 200);
+}

@@ -1,0 +1,696 @@
+//! What a hostile program does, one act at a time.
+//!
+//! The suite is a static program: a copy of it in a sandbox's home, told to run this one "test",
+//! is a program that does there whatever its standard input says, and says how each act ended.
+//! So a test is a table of acts and expected outcomes, and needs no compiler or interpreter in the
+//! image. [`Probe`] is the outer half, which knows the sandbox; [`act`] is the inner half.
+//!
+//! This is also the one file of these tests with `unsafe`: most of what is to be attempted is a
+//! bare system call.
+
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString};
+use std::fmt::Write as _;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write as _};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
+use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram, UnixListener, UnixStream};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use serde_json::{Value, json};
+
+use crate::fixture::{Connection, PATIENCE, Sandbox, exchange, stat_of, uid_of, wait_until};
+
+/// Acts, each a name and its operands, and what is to come of them: `ok`, the name of an errno, or
+/// several of these with `|` between them.
+#[derive(Default)]
+pub struct Plan(Vec<(Vec<String>, String)>);
+
+impl Plan {
+    pub fn add(&mut self, act: &[&str], expected: &str) {
+        let act = act.iter().map(|word| (*word).to_owned()).collect();
+        self.0.push((act, expected.to_owned()));
+    }
+}
+
+/// The hostile program in a sandbox.
+pub struct Probe<'a> {
+    pub sandbox: &'a Sandbox<'a>,
+    program: String,
+}
+
+impl<'a> Probe<'a> {
+    /// Puts it there, by hand, so that nothing depends on the server's file routes.
+    pub fn new(sandbox: &'a Sandbox<'a>) -> Self {
+        let path = sandbox.home.join("probe");
+        if !path.exists() {
+            fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+            fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+            std::os::unix::fs::chown(&path, Some(sandbox.uid), Some(sandbox.uid)).unwrap();
+        }
+        Self {
+            sandbox,
+            program: path.to_str().unwrap().to_owned(),
+        }
+    }
+
+    /// The request that runs acts as one process, one after the other.
+    pub fn command(&self, acts: &[&[&str]]) -> Value {
+        let words = [
+            &self.program,
+            "--exact",
+            "walls::probe::act",
+            "--ignored",
+            "--nocapture",
+            "--test-threads=1",
+        ];
+        json!({ "cmd": words, "stdin": json!(acts).to_string() })
+    }
+
+    /// Runs acts as one process and returns how they ended.
+    #[track_caller]
+    pub fn run(&self, acts: &[&[&str]]) -> Vec<String> {
+        let outcome = self.sandbox.exec(&self.command(acts));
+        let outcomes = outcomes(&outcome.stdout);
+        assert_eq!(outcomes.len(), acts.len(), "{acts:?}: {outcome:?}");
+        outcomes
+    }
+
+    /// Runs one act as a process of its own.
+    #[track_caller]
+    pub fn run_one(&self, act: &[&str]) -> String {
+        self.run(&[act]).remove(0)
+    }
+
+    /// Runs a plan as one process; whatever does not end as expected is told together.
+    #[track_caller]
+    pub fn check(&self, plan: &Plan) {
+        let acts: Vec<Vec<&str>> = plan
+            .0
+            .iter()
+            .map(|(act, _)| act.iter().map(String::as_str).collect())
+            .collect();
+        let acts: Vec<&[&str]> = acts.iter().map(Vec::as_slice).collect();
+        let mut wrong = String::new();
+        for ((act, expected), outcome) in plan.0.iter().zip(self.run(&acts)) {
+            if !expected.split('|').any(|one| one == outcome) {
+                let _ = writeln!(wrong, "{act:?}: {outcome}, not {expected}");
+            }
+        }
+        assert!(wrong.is_empty(), "\n{wrong}");
+    }
+
+    /// Runs acts in the background and waits until all of them have ended; the process stays.
+    #[track_caller]
+    pub fn hold(&self, acts: &[&[&str]]) -> Value {
+        let acts: Vec<&[&str]> = acts.iter().copied().chain([&["stay"][..]]).collect();
+        let process = self.sandbox.spawn(&self.command(&acts));
+        let logs = format!("processes/{}/logs", process["id"].as_str().unwrap());
+        wait_until("the probe has done what it was told", PATIENCE, || {
+            let text = self.sandbox.get(&logs).text();
+            let done: String = text
+                .lines()
+                .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+                .filter(|event| event["event"] == "stdout")
+                .filter_map(|event| event["data"].as_str().map(str::to_owned))
+                .collect();
+            let done = outcomes(&done);
+            assert!(!text.contains("\"exit\""), "the probe ended: {text}");
+            assert!(done.iter().all(|outcome| outcome == "ok"), "{done:?}");
+            done.len() == acts.len() - 1
+        });
+        process
+    }
+}
+
+/// What the inner half printed.
+fn outcomes(output: &str) -> Vec<String> {
+    output
+        .lines()
+        .filter_map(|line| line.strip_prefix("@"))
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+#[test]
+#[ignore = "the other tests run it inside sandboxes"]
+fn act() {
+    let mut plan = String::new();
+    io::stdin().read_to_string(&mut plan).unwrap();
+    if plan.is_empty() {
+        return;
+    }
+    let plan: Vec<Vec<String>> = serde_json::from_str(&plan).unwrap();
+    for words in plan {
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let outcome = perform(&words).unwrap_or_else(|error| name_of(&error));
+        println!("\n@{}", json!(outcome));
+    }
+}
+
+fn name_of(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(number) => format!("{:?}", Errno::from_raw(number)),
+        None => error.to_string(),
+    }
+}
+
+/// A number, in hexadecimal with `0x`.
+fn number(text: &str) -> i64 {
+    match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16).unwrap().cast_signed(),
+        None => text.parse().unwrap(),
+    }
+}
+
+fn done<T>(result: io::Result<T>) -> io::Result<String> {
+    result.map(|_| "ok".to_owned())
+}
+
+/// Does one act.
+fn perform(words: &[&str]) -> io::Result<String> {
+    match *words {
+        ["read", path] => done(
+            open(OpenOptions::new().read(true), path).and_then(|mut file| {
+                let mut byte = [0];
+                file.read(&mut byte)
+            }),
+        ),
+        ["write", path] => {
+            done(open(OpenOptions::new().write(true), path).and_then(|mut file| file.write(b"!")))
+        }
+        ["open-path", path] => done(
+            OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_PATH)
+                .open(path),
+        ),
+        ["put", path, text] => done(
+            open(OpenOptions::new().write(true), path)
+                .and_then(|mut file| file.write_all(text.as_bytes())),
+        ),
+        ["create", path] => done(open(OpenOptions::new().write(true).create_new(true), path)),
+        ["truncate", path] => done(open(OpenOptions::new().write(true).truncate(true), path)),
+        ["truncate-path", path] => {
+            let path = CString::new(path)?;
+            // SAFETY: a string that ends in NUL and outlives the call.
+            status(unsafe { libc::truncate(path.as_ptr(), 0) }.into())
+        }
+        ["list", path] => done(fs::read_dir(path).map(Iterator::count)),
+        ["stat", path] => done(fs::symlink_metadata(path)),
+        ["readlink", path] => done(fs::read_link(path)),
+        ["mkdir", path] => done(fs::create_dir(path)),
+        ["rmdir", path] => done(fs::remove_dir(path)),
+        ["unlink", path] => done(fs::remove_file(path)),
+        ["rename", from, to] => done(fs::rename(from, to)),
+        ["exchange", one, other] => {
+            let (one, other) = (CString::new(one)?, CString::new(other)?);
+            if exchange(&one, &other) {
+                Ok("ok".to_owned())
+            } else {
+                Err(io::Error::last_os_error())
+            }
+        }
+        ["link", from, to] => done(fs::hard_link(from, to)),
+        ["symlink", to, path] => done(symlink(to, path)),
+        ["chmod", path] => done(fs::set_permissions(path, fs::Permissions::from_mode(0o777))),
+        ["chown", path, uid] => done(std::os::unix::fs::chown(
+            path,
+            Some(u32::try_from(number(uid)).unwrap()),
+            None,
+        )),
+        ["touch", path] => {
+            let path = CString::new(path)?;
+            // SAFETY: a string that ends in NUL; no times stand for now.
+            status(
+                unsafe { libc::utimensat(libc::AT_FDCWD, path.as_ptr(), std::ptr::null(), 0) }
+                    .into(),
+            )
+        }
+        ["chdir", path] => done(std::env::set_current_dir(path)),
+        // What a program says, when it is started; its status besides.
+        ["exec", path, ref arguments @ ..] => Command::new(path)
+            .args(arguments)
+            .stdin(std::process::Stdio::null())
+            .output()
+            .map(|output| {
+                let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+                format!("{} {text}", output.status.into_raw())
+                    .trim()
+                    .to_owned()
+            }),
+        // Takes the place of this process with another identity first, if the kernel lets it.
+        ["exec-as", uid, path] => {
+            let uid = u32::try_from(number(uid)).unwrap();
+            done(Command::new(path).uid(uid).gid(uid).status())
+        }
+        ["kill", pid, signal] => {
+            // SAFETY: plain integers.
+            status(unsafe { libc::kill(number(pid) as i32, number(signal) as i32) }.into())
+        }
+        // By a descriptor that stands for a process: to signal it, and to take a descriptor of its.
+        ["pidfd-attack", pid] => {
+            // SAFETY: plain integers.
+            unsafe {
+                let pidfd = libc::syscall(libc::SYS_pidfd_open, number(pid), 0);
+                status(pidfd)?;
+                let outcome = |result: i64| match status(result) {
+                    Ok(text) => text,
+                    Err(error) => name_of(&error),
+                };
+                let signalled = outcome(libc::syscall(libc::SYS_pidfd_send_signal, pidfd, 9, 0, 0));
+                let taken = outcome(libc::syscall(libc::SYS_pidfd_getfd, pidfd, 0, 0));
+                Ok(format!("{signalled} {taken}"))
+            }
+        }
+        ["syscall", call, ref arguments @ ..] => syscall(number(call), arguments),
+        ["unix-connect", path] => done(UnixStream::connect(path)),
+        ["unix-send", path] => done(UnixDatagram::unbound()?.send_to(b"x", path)),
+        ["unix-listen", path] => UnixListener::bind(path).map(keep),
+        ["unix-bind", path] => UnixDatagram::bind(path).map(keep),
+        ["abstract-connect", name] => done(UnixStream::connect_addr(
+            &UnixAddress::from_abstract_name(name)?,
+        )),
+        ["abstract-send", name] => done(
+            UnixDatagram::unbound()?.send_to_addr(b"x", &UnixAddress::from_abstract_name(name)?),
+        ),
+        ["abstract-listen", name] => {
+            UnixListener::bind_addr(&UnixAddress::from_abstract_name(name)?).map(keep)
+        }
+        ["abstract-bind", name] => {
+            UnixDatagram::bind_addr(&UnixAddress::from_abstract_name(name)?).map(keep)
+        }
+        ["tcp-bind", address] => done(TcpListener::bind(address)),
+        ["tcp-connect", address] => done(TcpStream::connect(address)),
+        ["udp-bind", address] => done(UdpSocket::bind(address)),
+        ["udp-echo"] => {
+            let socket = UdpSocket::bind("127.0.0.1:0")?;
+            socket.send_to(b"x", socket.local_addr()?)?;
+            done(socket.recv(&mut [0]))
+        }
+        // A request to the server, as any program here can make one.
+        ["http", address, method, target, token, body] => {
+            let token = (!token.is_empty()).then(|| token.to_owned());
+            let address: SocketAddr = address.parse().unwrap();
+            let reply =
+                Connection::open(address, token).request(method, target, &[], body.as_bytes());
+            Ok(reply.status.to_string())
+        }
+        ["half-open", address, count] => {
+            let address: SocketAddr = address.parse().unwrap();
+            for _ in 0..number(count) {
+                let mut stream = TcpStream::connect(address)?;
+                stream.write_all(b"POST /v1/sandboxes HTTP/1.1\r\nHost:")?;
+                keep(stream);
+            }
+            Ok("ok".to_owned())
+        }
+        // State.
+        ["descriptors"] => Ok(descriptors()),
+        ["limit", resource] => Ok(limit(number(resource))),
+        ["ids"] => {
+            // SAFETY: plain integers.
+            let (pid, group, session) =
+                unsafe { (libc::getpid(), libc::getpgrp(), libc::getsid(0)) };
+            Ok(format!("{pid} {group} {session}"))
+        }
+        ["cwd"] => Ok(std::env::current_dir()?.to_str().unwrap().to_owned()),
+        ["environment"] => {
+            let mut all: Vec<String> = std::env::vars()
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect();
+            all.sort();
+            Ok(all.join("\n"))
+        }
+        ["groups"] => {
+            // SAFETY: asks for the number only.
+            Ok(unsafe { libc::getgroups(0, std::ptr::null_mut()) }.to_string())
+        }
+        // Hogs, which stay below what makes the machine useless to others.
+        ["hog-memory", megabytes] => hog_memory(number(megabytes)),
+        ["hog-descriptors"] => loop {
+            if let Err(error) = File::open("/dev/null").map(keep) {
+                return Ok(name_of(&error));
+            }
+        },
+        ["fork-storm"] => fork_storm(),
+        ["fork-limit"] => fork_limit(),
+        ["stop-everybody"] => loop {
+            // SAFETY: plain integers. All but itself.
+            unsafe { libc::kill(-1, libc::SIGSTOP) };
+        },
+        ["peek", milliseconds] => peek(Duration::from_millis(number(milliseconds) as u64)),
+        ["swap", ref pairs @ ..] => swap(pairs),
+        ["other-architecture"] => other_architecture(),
+        ["stay"] => loop {
+            std::thread::sleep(Duration::from_secs(3600));
+        },
+        _ => panic!("an act that there is not: {words:?}"),
+    }
+}
+
+/// Without waiting for the other end of a pipe, and without a terminal of its own.
+fn open(options: &mut OpenOptions, path: &str) -> io::Result<File> {
+    options
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+}
+
+/// Leaves a descriptor open for as long as the process lives.
+fn keep(descriptor: impl IntoRawFd) -> String {
+    let _ = descriptor.into_raw_fd();
+    "ok".to_owned()
+}
+
+fn status(result: i64) -> io::Result<String> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok("ok".to_owned())
+    }
+}
+
+/// Any system call. Arguments are numbers, `buffer` (zeroes), `text:...` (a C string), `open:PATH`
+/// (a descriptor), `iov` (one of a buffer), `self` (the pid).
+fn syscall(call: i64, arguments: &[&str]) -> io::Result<String> {
+    let mut buffer = vec![0u64; 8192];
+    let mut target = vec![0u8; 4096];
+    let mut vector = libc::iovec {
+        iov_base: target.as_mut_ptr().cast(),
+        iov_len: 8,
+    };
+    let mut texts = Vec::new();
+    let mut files = Vec::new();
+    let mut raw = [0i64; 6];
+    for (slot, word) in raw.iter_mut().zip(arguments) {
+        *slot = if let Some(text) = word.strip_prefix("text:") {
+            texts.push(CString::new(text)?);
+            texts.last().unwrap().as_ptr() as i64
+        } else if let Some(path) = word.strip_prefix("open:") {
+            let whole = open(OpenOptions::new().read(true).write(true), path);
+            files.push(whole.or_else(|_| open(OpenOptions::new().read(true), path))?);
+            i64::from(files.last().unwrap().as_raw_fd())
+        } else {
+            match *word {
+                "buffer" => buffer.as_mut_ptr() as i64,
+                "iov" => (&raw mut vector) as i64,
+                "self" => i64::from(std::process::id()),
+                digits => number(digits),
+            }
+        };
+    }
+    let own = std::process::id();
+    let [a, b, c, d, e, f] = raw;
+    // SAFETY: every pointer among the arguments is to memory that outlives the call and is larger
+    // than what any call that the tests make writes. What a call does to this process is the tests'
+    // business: it is theirs alone.
+    let result = unsafe { libc::syscall(call, a, b, c, d, e, f) };
+    // SAFETY: plain integers; a new process that a call made has nothing to do here.
+    unsafe {
+        if libc::syscall(libc::SYS_getpid) != i64::from(own) {
+            libc::_exit(0);
+        }
+    }
+    status(result)
+}
+
+/// The open descriptors but for the one that lists them.
+fn descriptors() -> String {
+    let list = File::open("/proc/self/fd").unwrap();
+    let own = list.as_raw_fd().to_string();
+    drop(list);
+    let mut all: Vec<String> = fs::read_dir("/proc/self/fd")
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().to_str().unwrap().to_owned())
+        .filter(|name| *name != own)
+        .collect();
+    all.sort();
+    all.join(" ")
+}
+
+fn limit(resource: i64) -> String {
+    let mut limit = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    // SAFETY: the kernel fills the structure.
+    unsafe { libc::getrlimit(resource as _, &raw mut limit) };
+    format!("{} {}", limit.rlim_cur, limit.rlim_max)
+}
+
+/// How many megabytes there are to be had, and used, up to a limit; they stay.
+fn hog_memory(limit: i64) -> io::Result<String> {
+    for megabytes in 0..limit {
+        // SAFETY: anonymous memory of its own.
+        let memory = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                1 << 20,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Ok(format!(
+                "{megabytes} {}",
+                name_of(&io::Error::last_os_error())
+            ));
+        }
+        // SAFETY: the megabyte that was just given.
+        unsafe { memory.write_bytes(1, 1 << 20) };
+    }
+    Ok(format!("{limit} ok"))
+}
+
+/// How many processes there are to be had.
+fn fork_limit() -> io::Result<String> {
+    let mut count = 0;
+    loop {
+        // SAFETY: the child makes one call and never returns.
+        let pid = unsafe { libc::fork() };
+        if pid < 0 {
+            break Ok(format!("{count} {}", name_of(&io::Error::last_os_error())));
+        }
+        if pid == 0 {
+            loop {
+                // SAFETY: waits for a signal.
+                unsafe { libc::pause() };
+            }
+        }
+        count += 1;
+    }
+}
+
+/// Becomes as many processes as there can be, in sessions of their own, all of which try to become
+/// more.
+fn fork_storm() -> io::Result<String> {
+    loop {
+        // SAFETY: plain system calls; every copy does the same.
+        unsafe {
+            if libc::fork() == 0 {
+                libc::setsid();
+            }
+        }
+    }
+}
+
+/// For a while stops every other process of its own user, and looks into those that stand still: how
+/// many it met on their way to a program, and what it could see of any.
+fn peek(length: Duration) -> io::Result<String> {
+    let own = std::process::id().cast_signed();
+    // SAFETY: plain integers.
+    let user = unsafe { libc::getuid() };
+    let deadline = Instant::now() + length;
+    let mut seen = std::collections::BTreeSet::new();
+    let mut on_their_way = 0;
+    while Instant::now() < deadline {
+        // SAFETY: plain integers. All but itself; they go on after they were looked at.
+        unsafe { libc::kill(-1, libc::SIGSTOP) };
+        for entry in fs::read_dir("/proc")? {
+            let name = entry?.file_name();
+            let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
+                continue;
+            };
+            if pid == own
+                || uid_of(pid) != Some(user)
+                || stat_of(pid).is_none_or(|process| process.state != 'T')
+            {
+                continue;
+            }
+            let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let is_on_its_way = String::from_utf8_lossy(&line).contains("sbx-server");
+            on_their_way += u32::from(is_on_its_way);
+            let mut note = |what: &str| {
+                let whose = if is_on_its_way { "server" } else { "command" };
+                seen.insert(format!("{what} of a {whose}"));
+            };
+            for what in ["mem", "environ", "maps", "auxv", "syscall", "stack", "io"] {
+                let file = File::open(format!("/proc/{pid}/{what}"));
+                if file.is_ok_and(|mut file| matches!(file.read(&mut [0; 8]), Ok(1..))) {
+                    note(what);
+                }
+            }
+            for what in ["exe", "cwd", "root", "fd/0", "fd/1"] {
+                if fs::read_link(format!("/proc/{pid}/{what}")).is_ok() {
+                    note(what);
+                }
+            }
+            // The numbers of a program's descriptors are its user's to see.
+            if is_on_its_way && fs::read_dir(format!("/proc/{pid}/fd")).is_ok() {
+                note("fd");
+            }
+            // SAFETY: plain integers.
+            if unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) } == 0 {
+                note("ptrace");
+            }
+        }
+        // SAFETY: plain integers.
+        unsafe { libc::kill(-1, libc::SIGCONT) };
+    }
+    let seen: Vec<String> = seen.into_iter().collect();
+    Ok(format!("{on_their_way} {}", seen.join(", ")))
+}
+
+/// For ever gives names each other's files: first pairs, as fast as it can, then repairs what was
+/// removed. A pair is a name, `=` and what else it is at times: a path that it links to, `fifo`,
+/// `hard:PATH` (another name of a file), `dir` or `file`.
+fn swap(pairs: &[&str]) -> io::Result<String> {
+    let pairs: Vec<(CString, CString, &str)> = pairs
+        .iter()
+        .map(|pair| {
+            let (name, other) = pair.split_once('=').unwrap();
+            let hidden = format!("{name}.other");
+            (
+                CString::new(name).unwrap(),
+                CString::new(hidden).unwrap(),
+                other,
+            )
+        })
+        .collect();
+    loop {
+        for (name, hidden, other) in &pairs {
+            let path = |name: &CStr| Path::new(name.to_str().unwrap()).to_owned();
+            let (name, hidden) = (path(name), path(hidden));
+            if name.to_str().unwrap().starts_with("dir") {
+                let _ = fs::create_dir(&name);
+                let _ = fs::write(name.join("inner"), "own");
+            } else if fs::symlink_metadata(&name).is_err() {
+                let _ = fs::write(&name, "own");
+            }
+            if fs::symlink_metadata(&hidden).is_err() {
+                let _ = match other.split_once(':') {
+                    Some(("hard", path)) => fs::hard_link(path, &hidden),
+                    _ if *other == "fifo" => {
+                        nix::unistd::mkfifo(&hidden, nix::sys::stat::Mode::S_IRWXU)
+                            .map_err(io::Error::from)
+                    }
+                    _ if *other == "dir" => fs::create_dir(&hidden),
+                    _ if *other == "file" => fs::write(&hidden, "own"),
+                    _ => symlink(other, &hidden),
+                };
+            }
+        }
+        for _ in 0..500 {
+            for (name, hidden, _) in &pairs {
+                exchange(name, hidden);
+            }
+        }
+    }
+}
+
+/// A system call as 32-bit programs make it, which has another number for everything.
+#[cfg(target_arch = "x86_64")]
+fn other_architecture() -> io::Result<String> {
+    let result: i32;
+    // SAFETY: getpid(2), number 20 there, which changes no memory.
+    unsafe {
+        std::arch::asm!("int 0x80", inlateout("eax") 20 => result);
+    }
+    Ok(format!("returned {result}"))
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn other_architecture() -> io::Result<String> {
+    // Without 32-bit code there is no way to make such a call.
+    // SAFETY: plain integers.
+    unsafe { libc::raise(libc::SIGSYS) };
+    Ok("returned".to_owned())
+}
+
+/// Makes a program that is started by `command` see a kernel without this system call.
+pub fn hide_call(command: &mut Command, call: i64) {
+    let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+    let answer = libc::BPF_RET | libc::BPF_K;
+    let missing = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
+    let line = |code: u32, k: u32, no: u8| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt: 0,
+        jf: no,
+        k,
+    };
+    let filter = [
+        line(load, 0, 0),
+        line(equal, u32::try_from(call).unwrap(), 1),
+        line(answer, missing, 0),
+        line(answer, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    // SAFETY: between fork and execve only two system calls are made, on memory of the closure.
+    unsafe {
+        command.pre_exec(move || {
+            let program = libc::sock_fprog {
+                len: 4,
+                filter: filter.as_ptr().cast_mut(),
+            };
+            if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0
+                || libc::syscall(
+                    libc::SYS_seccomp,
+                    libc::SECCOMP_SET_MODE_FILTER,
+                    0,
+                    &raw const program,
+                ) < 0
+            {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Gives a program capabilities of its own, as setcap(8) does: all that there are, effective at once.
+///
+/// # Errors
+/// The file system or the machine does not allow it.
+pub fn set_file_capabilities(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.to_str().unwrap()).unwrap();
+    // `struct vfs_cap_data` of linux/capability.h: revision 2 with the effective bit, then
+    // permitted and inheritable, twice.
+    let words: [u32; 5] = [0x0200_0001, 1 << libc_cap_setuid(), 0, 0, 0];
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    // SAFETY: strings that end in NUL, and bytes of the length given.
+    let result = unsafe {
+        libc::setxattr(
+            path.as_ptr(),
+            c"security.capability".as_ptr(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            0,
+        )
+    };
+    status(result.into()).map(drop)
+}
+
+/// `CAP_SETUID` of linux/capability.h.
+const fn libc_cap_setuid() -> u32 {
+    7
+}

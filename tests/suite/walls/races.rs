@@ -1,0 +1,223 @@
+//! The file routes of a sandbox lead nowhere else while its code gives names other files under them,
+//! as fast as it can.
+//!
+//! Everything outside that the names lead to is open to everybody by its permissions, so that only
+//! how paths are resolved keeps the server out; or it is a neighbour's. Both ways of resolving are
+//! tried: openat2(2), and the walk of a kernel that does not have it.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::thread;
+use std::time::Instant;
+
+use super::probe::{Probe, hide_call};
+use super::{Neighbour, Vault, race_length};
+use crate::fixture::{Sandbox, Server, Stop, is_root, random_bytes};
+use crate::skip;
+
+/// What is asked for, again and again; `{}` is a name under which things change.
+const REQUESTS: &[(&str, &str)] = &[
+    ("GET", "files/read?path={}"),
+    ("GET", "files/read?offset=0&length=100&path={}"),
+    ("GET", "files/read?path={}/marker"),
+    ("GET", "files/read?path={}/inner"),
+    ("PUT", "files/write?path={}"),
+    ("PUT", "files/write?mode=600&path={}"),
+    ("PUT", "files/write?offset=0&path={}"),
+    ("PUT", "files/write?offset=1&truncate_to=2&path={}"),
+    ("PUT", "files/write?path={}/marker"),
+    ("PUT", "files/write?path={}/new"),
+    ("PUT", "files/write?path={}/deep/new"),
+    ("PUT", "files/write?offset=3&mode=644&path={}/marker"),
+    ("GET", "files/list?path={}"),
+    ("GET", "files/list?detail=full&path={}"),
+    ("GET", "files/stat?detail=full&path={}"),
+    ("GET", "files/stat?path={}/marker"),
+    ("POST", "files/mkdir?path={}/made"),
+    ("POST", "files/mkdir?path={}/made/deeper"),
+    ("POST", "files/mkdir?mode=777&path={}"),
+    ("DELETE", "files/delete?path={}"),
+    ("DELETE", "files/delete?recursive=1&path={}"),
+    ("DELETE", "files/delete?path={}/marker"),
+    ("DELETE", "files/delete?recursive=1&path={}/MARKER"),
+    ("POST", "files/move?from={}/marker&to=taken"),
+    ("POST", "files/move?from=gift&to={}/marker"),
+    ("POST", "files/move?from=gift&to={}/new"),
+    ("POST", "files/move?from={}&to=taken"),
+    ("POST", "files/move?from=taken&to={}"),
+];
+
+/// Asks for everything under every name for as long as a race lasts; what each request came to.
+fn hammer(
+    sandbox: &Sandbox<'_>,
+    names: &[&str],
+    markers: &[&str],
+) -> BTreeMap<&'static str, [u32; 2]> {
+    let deadline = Instant::now() + race_length();
+    let stop = Stop::default();
+    let counts = Mutex::new(BTreeMap::new());
+    thread::scope(|scope| {
+        let _guard = stop.guard();
+        let workers: Vec<_> = (0..3)
+            .map(|worker| {
+                let counts = &counts;
+                scope.spawn(move || {
+                    let mut connection = sandbox.connect();
+                    let order = random_bytes(4096, worker + 77);
+                    for choice in order
+                        .iter()
+                        .cycle()
+                        .step_by(usize::try_from(worker).unwrap() + 1)
+                    {
+                        if Instant::now() >= deadline {
+                            return;
+                        }
+                        let (method, route) = REQUESTS[usize::from(*choice) % REQUESTS.len()];
+                        let name = names[usize::from(*choice) / REQUESTS.len() % names.len()];
+                        let marker = markers[usize::from(*choice) % markers.len()];
+                        let route = route.replace("{}", name).replace("MARKER", marker);
+                        let target = sandbox.target(&route);
+                        let reply = connection.request(method, &target, &[], b"harm");
+                        let text = reply.text();
+                        assert!(
+                            reply.status != 500 && reply.status < 600,
+                            "{method} {route}: {text}"
+                        );
+                        // The path that was asked for is the only thing a marker may be in.
+                        if !route.contains(marker) {
+                            for marker in markers {
+                                assert!(!text.contains(marker), "{method} {route}: {text}");
+                            }
+                        }
+                        if reply.header("connection") == Some("close") {
+                            connection = sandbox.connect();
+                        }
+                        let kind = route_name(method, &route);
+                        let mut counts = counts.lock().unwrap();
+                        let entry: &mut [u32; 2] = counts.entry(kind).or_default();
+                        entry[usize::from(reply.status >= 300)] += 1;
+                    }
+                })
+            })
+            .collect();
+        for worker in workers {
+            worker.join().unwrap();
+        }
+    });
+    counts.into_inner().unwrap()
+}
+
+fn route_name(method: &'static str, route: &str) -> &'static str {
+    ["read", "write", "list", "stat", "mkdir", "delete", "move"]
+        .into_iter()
+        .find(|name| route.starts_with(&format!("files/{name}")))
+        .unwrap_or(method)
+}
+
+fn race(server: &Server) {
+    let neighbour = Neighbour::new(server);
+    let vault = Vault::new();
+    let root_only = Vault::below("/root");
+    let sandbox = server.sandbox();
+    let probe = Probe::new(&sandbox);
+    let vault_path = vault.directory.path().display().to_string();
+    let secret = root_only
+        .as_ref()
+        .map_or_else(|| "/etc/shadow".to_owned(), |vault| vault.path("marker"));
+    let mut pairs = Vec::new();
+    let mut names = Vec::new();
+    for (name, other) in [
+        ("dir-vault", vault_path.clone()),
+        ("dir-neighbour", neighbour.path("")),
+        ("dir-up", "../../..".to_owned()),
+        ("file-vault", vault.path("marker")),
+        ("file-neighbour", neighbour.path("marker")),
+        ("file-root", secret),
+        ("file-fifo", "fifo".to_owned()),
+        ("file-hard", "hard:own".to_owned()),
+        ("file-dir", "dir".to_owned()),
+        ("file-proc", "/proc/self/environ".to_owned()),
+        ("file-device", "/dev/zero".to_owned()),
+        ("dir-file", "file".to_owned()),
+    ] {
+        pairs.push(format!("{name}={other}"));
+        names.push(name);
+    }
+    sandbox.sh("echo own > own; echo gift > gift");
+    let mut act = vec!["swap"];
+    act.extend(pairs.iter().map(String::as_str));
+    let swapper = sandbox.spawn(&probe.command(&[&act]));
+    let markers = [vault.marker.text.as_str(), neighbour.marker.text.as_str()];
+    let counts = hammer(&sandbox, &names, &markers);
+    let running = sandbox.get(&format!("processes/{}", swapper["id"].as_str().unwrap()));
+    assert_eq!(running.json()["running"], true, "{}", running.text());
+    eprintln!("done and refused: {counts:?}");
+    for kind in ["read", "write", "list", "stat", "mkdir", "delete", "move"] {
+        let [done, refused] = counts[kind];
+        assert!(done > 0 && refused > 0, "{kind}: {counts:?}");
+    }
+    vault.check();
+    neighbour.check();
+    if let Some(vault) = &root_only {
+        vault.check();
+    }
+    // What was made by the file routes is the sandbox's own.
+    sandbox.delete();
+    vault.check();
+    neighbour.check();
+}
+
+#[test]
+fn no_route_leaves_a_home_in_which_names_change_under_it() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    race(&Server::host().start());
+}
+
+#[test]
+fn no_route_leaves_a_home_in_which_names_change_under_it_on_a_kernel_without_openat2() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let builder = Server::host();
+    let mut command = builder.command();
+    hide_call(&mut command, libc::SYS_openat2);
+    let server = builder.start_as(command);
+    let sandbox = server.sandbox();
+    let call = libc::SYS_openat2.to_string();
+    let outcome =
+        Probe::new(&sandbox).run_one(&["syscall", &call, "-100", "text:.", "buffer", "24"]);
+    assert_eq!(
+        outcome, "ENOSYS",
+        "it is hidden from the server and all it starts"
+    );
+    sandbox.delete();
+    race(&server);
+}
+
+#[test]
+fn deleting_a_home_in_which_names_change_takes_nothing_else() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let neighbour = Neighbour::new(&server);
+    let vault = Vault::new();
+    let deadline = Instant::now() + race_length();
+    while Instant::now() < deadline {
+        let sandbox = server.sandbox();
+        let probe = Probe::new(&sandbox);
+        let pairs = [
+            format!("dir-vault={}", vault.directory.path().display()),
+            format!("dir-neighbour={}", neighbour.path("")),
+            format!("file-vault={}", vault.path("marker")),
+        ];
+        let mut act = vec!["swap"];
+        act.extend(pairs.iter().map(String::as_str));
+        sandbox.spawn(&probe.command(&[&act]));
+        sandbox.delete();
+        vault.check();
+        neighbour.check();
+    }
+}
