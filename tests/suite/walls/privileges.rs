@@ -1,13 +1,16 @@
 //! Nothing gives a command a privilege or another identity.
 
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use super::probe::{Plan, Probe, set_file_capabilities};
-use crate::fixture::{Sandbox, Server, TempDir, is_root};
+use serde_json::json;
+
+use super::probe::{ARGUMENTS, Plan, Probe, outcomes, set_file_capabilities};
+use crate::fixture::{Outcome, Sandbox, Server, TempDir, events_of, is_root};
 use crate::skip;
 
 #[test]
@@ -113,18 +116,25 @@ fn devices_can_be_made_nowhere() {
     Probe::new(&sandbox).check(&plan);
 }
 
-/// What an effective uid is, by a program that is not told.
-const WHO: &str = "cat /proc/self/status";
-
-/// Whether a program that is to give its user privileges does so outside a sandbox.
-fn works_outside(program: &Path, uid: u32) -> bool {
-    let output = Command::new(program)
-        .args(["-c", "exec cat /proc/self/status"])
+/// What the process that a program becomes is, outside of any sandbox.
+fn status_outside(program: &Path, uid: u32) -> String {
+    let mut child = Command::new(program)
+        .args(ARGUMENTS)
         .uid(uid)
         .gid(uid)
         .current_dir("/")
-        .output();
-    output.is_ok_and(|output| privileges_in(&String::from_utf8_lossy(&output.stdout)))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(br#"[["status"]]"#)
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    outcomes(&String::from_utf8_lossy(&output.stdout)).remove(0)
 }
 
 /// Whether a process has an identity or a capability that a sandbox has not.
@@ -143,30 +153,31 @@ fn privileges_in(status: &str) -> bool {
         || capable("CapPrm:")
 }
 
-/// Puts a shell somewhere that `change` makes dangerous; where it works outside, it must not inside.
-fn try_inside(sandbox: &Sandbox<'_>, place: &Path, name: &str, change: impl FnOnce(&Path)) -> bool {
-    let program = place.join(name);
-    fs::copy(fs::canonicalize("/bin/sh").unwrap(), &program).unwrap();
+/// Puts a program somewhere and makes it dangerous; whatever it gives outside, it gives nothing in a
+/// sandbox. Whether it does outside.
+fn try_inside(sandbox: &Sandbox<'_>, place: &Path, change: impl FnOnce(&Path)) -> bool {
+    let program = place.join("program");
+    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     change(&program);
-    let works = works_outside(&program, sandbox.uid);
-    for command in [
-        format!("exec {} -c 'exec cat /proc/self/status'", program.display()),
-        format!(
-            "exec {} -p -c 'exec cat /proc/self/status'",
-            program.display()
-        ),
-    ] {
-        let outcome = sandbox.exec(&serde_json::json!({ "cmd": command }));
-        if outcome.code() == Some(0) {
-            assert!(
-                !privileges_in(&outcome.stdout),
-                "{name}: {}",
-                outcome.stdout
-            );
-        }
+    let words: Vec<&str> = [program.to_str().unwrap()]
+        .into_iter()
+        .chain(ARGUMENTS)
+        .collect();
+    let body = json!({ "cmd": words, "stdin": r#"[["status"]]"# });
+    let reply = sandbox.post("exec", &body);
+    // What cannot be given is not left out of some programs: those do not start.
+    if reply.status == 400 {
+        assert_eq!(reply.code(), "permission", "{}", reply.text());
+    } else {
+        let outcome = Outcome::of(events_of(&reply.body));
+        let status = outcomes(&outcome.stdout);
+        assert_eq!(status.len(), 1, "{outcome:?}");
+        assert!(!privileges_in(&status[0]), "{}", status[0]);
     }
-    works
+    let is_dangerous = privileges_in(&status_outside(&program, sandbox.uid));
+    fs::remove_file(program).unwrap();
+    is_dangerous
 }
 
 #[test]
@@ -182,26 +193,26 @@ fn programs_that_would_give_privileges_give_none() {
     if let Ok(place) = &place {
         places.push(place.path().to_owned());
     }
-    let mut proved = 0;
     for place in &places {
-        proved += u32::from(try_inside(&sandbox, place, "setuid", |path| {
-            fs::set_permissions(path, fs::Permissions::from_mode(0o4755)).unwrap();
-        }));
-        proved += u32::from(try_inside(&sandbox, place, "setgid", |path| {
-            fs::set_permissions(path, fs::Permissions::from_mode(0o2755)).unwrap();
-        }));
-        proved += u32::from(try_inside(&sandbox, place, "capable", |path| {
-            if let Err(error) = set_file_capabilities(path) {
-                eprintln!("no file capabilities here: {error}");
-            }
-        }));
+        for mode in [0o4755, 0o2755, 0o6755] {
+            let works = try_inside(&sandbox, place, |path| {
+                fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
+            });
+            assert!(works, "{mode:o} means nothing here, so nothing is proved");
+        }
+        let mut marked = Ok(());
+        let works = try_inside(&sandbox, place, |path| marked = set_file_capabilities(path));
+        match marked {
+            Ok(()) => assert!(
+                works,
+                "capabilities mean nothing here, so nothing is proved"
+            ),
+            Err(error) => eprintln!("no file capabilities here: {error}"),
+        }
     }
-    // The shell itself may give up what it was given; the kernel has given it all the same.
-    eprintln!("{proved} of {} would have worked outside", places.len() * 3);
     for program in ["su", "sudo", "mount", "passwd", "newgrp", "pkexec"] {
-        let outcome = sandbox.exec(&serde_json::json!({
-            "cmd": format!("{program} -c '{WHO}' </dev/null"), "timeout": 10,
-        }));
+        let command = format!("{program} -c 'cat /proc/self/status; id' </dev/null");
+        let outcome = sandbox.exec(&json!({ "cmd": command, "timeout": 10 }));
         assert!(
             !outcome.stdout.contains("Uid:\t0"),
             "{program}: {outcome:?}"

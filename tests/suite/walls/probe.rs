@@ -41,6 +41,16 @@ impl Plan {
     }
 }
 
+/// What makes a copy of the suite do what its standard input says: a JSON array of acts. It is two
+/// threads then.
+pub const ARGUMENTS: [&str; 5] = [
+    "--exact",
+    "walls::probe::act",
+    "--ignored",
+    "--nocapture",
+    "--test-threads=1",
+];
+
 /// The hostile program in a sandbox.
 pub struct Probe<'a> {
     pub sandbox: &'a Sandbox<'a>,
@@ -64,14 +74,10 @@ impl<'a> Probe<'a> {
 
     /// The request that runs acts as one process, one after the other.
     pub fn command(&self, acts: &[&[&str]]) -> Value {
-        let words = [
-            &self.program,
-            "--exact",
-            "walls::probe::act",
-            "--ignored",
-            "--nocapture",
-            "--test-threads=1",
-        ];
+        let words: Vec<&str> = [self.program.as_str()]
+            .into_iter()
+            .chain(ARGUMENTS)
+            .collect();
         json!({ "cmd": words, "stdin": json!(acts).to_string() })
     }
 
@@ -132,7 +138,7 @@ impl<'a> Probe<'a> {
 }
 
 /// What the inner half printed.
-fn outcomes(output: &str) -> Vec<String> {
+pub fn outcomes(output: &str) -> Vec<String> {
     output
         .lines()
         .filter_map(|line| line.strip_prefix("@"))
@@ -176,6 +182,7 @@ fn done<T>(result: io::Result<T>) -> io::Result<String> {
 }
 
 /// Does one act.
+#[expect(clippy::too_many_lines, reason = "it is a table of all acts")]
 fn perform(words: &[&str]) -> io::Result<String> {
     match *words {
         ["read", path] => done(
@@ -235,6 +242,14 @@ fn perform(words: &[&str]) -> io::Result<String> {
                     .into(),
             )
         }
+        ["watch", path] => {
+            let path = CString::new(path)?;
+            // SAFETY: a string that ends in NUL and outlives the call.
+            unsafe {
+                let watcher = libc::inotify_init1(libc::IN_NONBLOCK);
+                status(libc::inotify_add_watch(watcher, path.as_ptr(), libc::IN_ALL_EVENTS).into())
+            }
+        }
         ["chdir", path] => done(std::env::set_current_dir(path)),
         // What a program says, when it is started; its status besides.
         ["exec", path, ref arguments @ ..] => Command::new(path)
@@ -254,7 +269,7 @@ fn perform(words: &[&str]) -> io::Result<String> {
         }
         ["kill", pid, signal] => {
             // SAFETY: plain integers.
-            status(unsafe { libc::kill(number(pid) as i32, number(signal) as i32) }.into())
+            status(unsafe { libc::syscall(libc::SYS_kill, number(pid), number(signal)) })
         }
         // By a descriptor that stands for a process: to signal it, and to take a descriptor of its.
         ["pidfd-attack", pid] => {
@@ -315,7 +330,7 @@ fn perform(words: &[&str]) -> io::Result<String> {
         }
         // State.
         ["descriptors"] => Ok(descriptors()),
-        ["limit", resource] => Ok(limit(number(resource))),
+        ["limit", resource] => Ok(limit(resource.parse().unwrap())),
         ["ids"] => {
             // SAFETY: plain integers.
             let (pid, group, session) =
@@ -330,26 +345,28 @@ fn perform(words: &[&str]) -> io::Result<String> {
             all.sort();
             Ok(all.join("\n"))
         }
+        ["status"] => fs::read_to_string("/proc/self/status"),
         ["groups"] => {
             // SAFETY: asks for the number only.
             Ok(unsafe { libc::getgroups(0, std::ptr::null_mut()) }.to_string())
         }
         // Hogs, which stay below what makes the machine useless to others.
-        ["hog-memory", megabytes] => hog_memory(number(megabytes)),
+        ["hog-memory", megabytes] => Ok(hog_memory(number(megabytes))),
         ["hog-descriptors"] => loop {
             if let Err(error) = File::open("/dev/null").map(keep) {
                 return Ok(name_of(&error));
             }
         },
-        ["fork-storm"] => fork_storm(),
+        ["fork-storm"] => fork_storm(false),
+        ["fork-storm", "in-sessions"] => fork_storm(true),
         ["fork-limit"] => fork_limit(),
         ["stop-everybody"] => loop {
             // SAFETY: plain integers. All but itself.
             unsafe { libc::kill(-1, libc::SIGSTOP) };
         },
-        ["peek", milliseconds] => peek(Duration::from_millis(number(milliseconds) as u64)),
+        ["peek", milliseconds] => peek(Duration::from_millis(number(milliseconds).cast_unsigned())),
         ["swap", ref pairs @ ..] => swap(pairs),
-        ["other-architecture"] => other_architecture(),
+        ["other-architecture"] => Ok(other_architecture()),
         ["stay"] => loop {
             std::thread::sleep(Duration::from_secs(3600));
         },
@@ -408,11 +425,11 @@ fn syscall(call: i64, arguments: &[&str]) -> io::Result<String> {
         };
     }
     let own = std::process::id();
-    let [a, b, c, d, e, f] = raw;
+    let [first, second, third, fourth, fifth, sixth] = raw;
     // SAFETY: every pointer among the arguments is to memory that outlives the call and is larger
     // than what any call that the tests make writes. What a call does to this process is the tests'
     // business: it is theirs alone.
-    let result = unsafe { libc::syscall(call, a, b, c, d, e, f) };
+    let result = unsafe { libc::syscall(call, first, second, third, fourth, fifth, sixth) };
     // SAFETY: plain integers; a new process that a call made has nothing to do here.
     unsafe {
         if libc::syscall(libc::SYS_getpid) != i64::from(own) {
@@ -436,18 +453,18 @@ fn descriptors() -> String {
     all.join(" ")
 }
 
-fn limit(resource: i64) -> String {
+fn limit(resource: i32) -> String {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: the kernel fills the structure.
-    unsafe { libc::getrlimit(resource as _, &raw mut limit) };
+    unsafe { libc::getrlimit(resource, &raw mut limit) };
     format!("{} {}", limit.rlim_cur, limit.rlim_max)
 }
 
 /// How many megabytes there are to be had, and used, up to a limit; they stay.
-fn hog_memory(limit: i64) -> io::Result<String> {
+fn hog_memory(limit: i64) -> String {
     for megabytes in 0..limit {
         // SAFETY: anonymous memory of its own.
         let memory = unsafe {
@@ -461,15 +478,12 @@ fn hog_memory(limit: i64) -> io::Result<String> {
             )
         };
         if memory == libc::MAP_FAILED {
-            return Ok(format!(
-                "{megabytes} {}",
-                name_of(&io::Error::last_os_error())
-            ));
+            return format!("{megabytes} {}", name_of(&io::Error::last_os_error()));
         }
         // SAFETY: the megabyte that was just given.
         unsafe { memory.write_bytes(1, 1 << 20) };
     }
-    Ok(format!("{limit} ok"))
+    format!("{limit} ok")
 }
 
 /// How many processes there are to be had.
@@ -491,13 +505,13 @@ fn fork_limit() -> io::Result<String> {
     }
 }
 
-/// Becomes as many processes as there can be, in sessions of their own, all of which try to become
-/// more.
-fn fork_storm() -> io::Result<String> {
+/// Becomes as many processes as there can be, all of which try to become more; each in a session of
+/// its own if so wished.
+fn fork_storm(in_sessions: bool) -> io::Result<String> {
     loop {
         // SAFETY: plain system calls; every copy does the same.
         unsafe {
-            if libc::fork() == 0 {
+            if libc::fork() == 0 && in_sessions {
                 libc::setsid();
             }
         }
@@ -514,8 +528,13 @@ fn peek(length: Duration) -> io::Result<String> {
     let mut seen = std::collections::BTreeSet::new();
     let mut on_their_way = 0;
     while Instant::now() < deadline {
-        // SAFETY: plain integers. All but itself; they go on after they were looked at.
-        unsafe { libc::kill(-1, libc::SIGSTOP) };
+        // Whatever becomes a process of this user meanwhile is stopped where it is, and goes on after
+        // it was looked at.
+        let burst = Instant::now() + Duration::from_millis(5);
+        while Instant::now() < burst {
+            // SAFETY: plain integers. All but itself.
+            unsafe { libc::kill(-1, libc::SIGSTOP) };
+        }
         for entry in fs::read_dir("/proc")? {
             let name = entry?.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse::<i32>().ok()) else {
@@ -610,21 +629,21 @@ fn swap(pairs: &[&str]) -> io::Result<String> {
 
 /// A system call as 32-bit programs make it, which has another number for everything.
 #[cfg(target_arch = "x86_64")]
-fn other_architecture() -> io::Result<String> {
+fn other_architecture() -> String {
     let result: i32;
     // SAFETY: getpid(2), number 20 there, which changes no memory.
     unsafe {
         std::arch::asm!("int 0x80", inlateout("eax") 20 => result);
     }
-    Ok(format!("returned {result}"))
+    format!("returned {result}")
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn other_architecture() -> io::Result<String> {
+fn other_architecture() -> String {
     // Without 32-bit code there is no way to make such a call.
     // SAFETY: plain integers.
     unsafe { libc::raise(libc::SIGSYS) };
-    Ok("returned".to_owned())
+    "returned".to_owned()
 }
 
 /// Makes a program that is started by `command` see a kernel without this system call.
