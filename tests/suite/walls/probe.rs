@@ -359,11 +359,22 @@ fn perform(words: &[&str]) -> io::Result<String> {
         },
         ["fork-storm"] => fork_storm(false),
         ["fork-storm", "in-sessions"] => fork_storm(true),
-        ["fork-limit"] => fork_limit(),
-        ["stop-everybody"] => loop {
+        ["fork-limit"] => Ok(fork_limit()),
+        ["signal-everybody", signal] => loop {
             // SAFETY: plain integers. All but itself.
-            unsafe { libc::kill(-1, libc::SIGSTOP) };
+            unsafe { libc::syscall(libc::SYS_kill, -1, number(signal)) };
         },
+        // Whoever opens the file waits until the kernel has lost its patience, see fcntl(2).
+        ["lease", path] => {
+            let file = File::open(path)?;
+            // SAFETY: plain integers; being asked to give it back is ignored.
+            unsafe {
+                libc::signal(libc::SIGIO, libc::SIG_IGN);
+                let lease = libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK);
+                status(lease.into())?;
+            }
+            Ok(keep(file))
+        }
         ["peek", milliseconds] => peek(Duration::from_millis(number(milliseconds).cast_unsigned())),
         ["swap", ref pairs @ ..] => swap(pairs),
         ["other-architecture"] => Ok(other_architecture()),
@@ -486,14 +497,13 @@ fn hog_memory(limit: i64) -> String {
     format!("{limit} ok")
 }
 
-/// How many processes there are to be had.
-fn fork_limit() -> io::Result<String> {
-    let mut count = 0;
-    loop {
+/// How many processes there are to be had; not so many that the machine has none left for others.
+fn fork_limit() -> String {
+    for count in 0..1000 {
         // SAFETY: the child makes one call and never returns.
         let pid = unsafe { libc::fork() };
         if pid < 0 {
-            break Ok(format!("{count} {}", name_of(&io::Error::last_os_error())));
+            return format!("{count} {}", name_of(&io::Error::last_os_error()));
         }
         if pid == 0 {
             loop {
@@ -501,8 +511,8 @@ fn fork_limit() -> io::Result<String> {
                 unsafe { libc::pause() };
             }
         }
-        count += 1;
     }
+    "1000 ok".to_owned()
 }
 
 /// Becomes as many processes as there can be, all of which try to become more; each in a session of

@@ -27,9 +27,15 @@ fn a_command_has_its_own_user_no_capability_a_filter_and_no_signal_blocked_or_ig
     if !is_root() {
         skip!("needs root");
     }
-    // A server that was itself started with signals ignored.
+    // A server that was itself started with signals ignored, with groups, and with capabilities for
+    // whatever it starts.
+    let script = "trap '' HUP QUIT USR1 TERM
+        if command -v setpriv >/dev/null; then
+            exec setpriv --groups 4,24 --inh-caps +chown,+kill --ambient-caps +chown,+kill \"$0\"
+        fi
+        exec \"$0\"";
     let server = Server::host()
-        .wrapped_in(&["/bin/sh", "-c", "trap '' HUP QUIT USR1 TERM; exec \"$0\""])
+        .wrapped_in(&["/bin/sh", "-c", script])
         .start();
     let sandbox = server.sandbox();
     let uid = sandbox.uid;
