@@ -92,7 +92,8 @@ fn what_everybody_may_use_by_its_permissions_is_closed_to_a_sandbox() {
             &vault.marker.text,
         );
         plan.add(&["list", parent], "EACCES");
-        plan.add(&["create", &format!("{parent}/sbx-new")], "EACCES");
+        let new = format!("{parent}/{}", vault.marker.text);
+        plan.add(&["create", &new], "EACCES");
         probe.check(&plan);
         vault.check();
         assert_eq!(sandbox.sh("cat own"), "mine\n");
@@ -389,6 +390,8 @@ fn what_is_secret_on_a_machine_cannot_be_opened() {
         plan.add(&["list", path], "EACCES|ENOENT|ENOTDIR");
         plan.add(&["exec", path], "EACCES|ENOENT");
     }
+    let beside = std::path::Path::new(BINARY).with_file_name("new");
+    plan.add(&["create", beside.to_str().unwrap()], "EACCES|ENOENT");
     probe.check(&plan);
     assert!(!log.contains(&sandbox.token), "the log has no token");
     // What it needs, it can use.
@@ -411,6 +414,69 @@ fn what_is_secret_on_a_machine_cannot_be_opened() {
     plan.add(&["list", "/usr/bin"], "ok");
     plan.add(&["read", "/proc/meminfo"], "ok");
     probe.check(&plan);
+}
+
+#[test]
+fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let neighbour = Neighbour::new(&server);
+    let sandbox = server.sandbox();
+    sandbox.sh("echo own > own");
+    let (other, id) = (neighbour.path("marker"), &neighbour.sandbox.id);
+    for path in [
+        format!("../{id}/marker"),
+        format!("/../{id}/marker"),
+        format!("%2e%2e/{id}/marker"),
+        format!("..%2f{id}%2fmarker"),
+        format!("own/../../{id}/marker"),
+        format!(".//.//../{id}/./marker"),
+        other,
+        "/etc/passwd".to_owned(),
+        "../../../../../../../../etc/passwd".to_owned(),
+        "/proc/self/environ".to_owned(),
+        "/proc/self/root/etc/passwd".to_owned(),
+        "/dev/stdin".to_owned(),
+    ] {
+        for (method, route) in [
+            ("GET", "files/read?path="),
+            ("GET", "files/stat?path="),
+            ("GET", "files/list?path="),
+            ("DELETE", "files/delete?recursive=1&path="),
+            ("POST", "files/move?to=taken&from="),
+        ] {
+            let reply = sandbox.request(method, &format!("{route}{path}"), b"");
+            // 409 where the way leads through a file.
+            assert!(
+                matches!(reply.status, 403 | 404 | 409),
+                "{method} {route}{path}: {} {}",
+                reply.status,
+                reply.text()
+            );
+        }
+    }
+    for path in [format!("../{id}/new"), "../new".to_owned(), "..".to_owned()] {
+        for (method, route) in [
+            ("PUT", "files/write?path="),
+            ("PUT", "files/write?offset=1&path="),
+            ("POST", "files/mkdir?path="),
+            ("POST", "files/move?from=own&to="),
+        ] {
+            let reply = sandbox.request(method, &format!("{route}{path}"), b"harm");
+            assert_ne!(
+                reply.status,
+                500,
+                "{method} {route}{path}: {}",
+                reply.text()
+            );
+            sandbox.sh("echo own > own");
+        }
+    }
+    neighbour.check();
+    let homes = fs::read_dir(server.place.as_ref().unwrap().homes()).unwrap();
+    assert_eq!(homes.count(), 2, "nothing was made beside the homes");
 }
 
 #[test]

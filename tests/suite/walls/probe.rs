@@ -330,6 +330,13 @@ fn perform(words: &[&str]) -> io::Result<String> {
         }
         // State.
         ["descriptors"] => Ok(descriptors()),
+        ["raise-limit", resource] => {
+            let resource = resource.parse().unwrap();
+            let mut limit = limit_of(resource);
+            limit.rlim_max += 1;
+            // SAFETY: a structure that outlives the call.
+            status(unsafe { libc::setrlimit(resource, &raw const limit) }.into())
+        }
         ["limit", resource] => Ok(limit(resource.parse().unwrap())),
         ["ids"] => {
             // SAFETY: plain integers.
@@ -464,13 +471,18 @@ fn descriptors() -> String {
     all.join(" ")
 }
 
-fn limit(resource: i32) -> String {
+fn limit_of(resource: i32) -> libc::rlimit {
     let mut limit = libc::rlimit {
         rlim_cur: 0,
         rlim_max: 0,
     };
     // SAFETY: the kernel fills the structure.
     unsafe { libc::getrlimit(resource, &raw mut limit) };
+    limit
+}
+
+fn limit(resource: i32) -> String {
+    let limit = limit_of(resource);
     format!("{} {}", limit.rlim_cur, limit.rlim_max)
 }
 
