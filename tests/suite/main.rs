@@ -14,6 +14,7 @@ mod docker;
 mod exec;
 mod files;
 mod fixture;
+mod host;
 mod hostile;
 mod http;
 mod lifecycle;

@@ -1,0 +1,320 @@
+//! The end of a host, orderly or not, and the next server's beginning where it was.
+
+use std::thread;
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use super::{SANDBOXES, create, create_for_trouble, homes_of, needs_root, target, try_request};
+use crate::fixture::{Builder, HostPlace, PATIENCE, Server, all_processes, stat_of, wait_until};
+
+/// What every process gets after the TERM, and time for the rest of the work on a busy machine.
+const LAST_WORD: Duration = Duration::from_secs(12);
+
+/// Starts where another server was, with its homes and users.
+fn in_place_of(place: &HostPlace) -> Builder {
+    Server::builder()
+        .env("SBX_HOST_MODE", 1)
+        .env("SBX_HOMES_DIR", place.homes().display())
+        .env("SBX_UID_RANGE", place.range())
+}
+
+fn lives(pid: i32) -> bool {
+    stat_of(pid).is_some_and(|process| process.state != 'Z')
+}
+
+#[test]
+fn a_signal_ends_twenty_busy_sandboxes_with_all_they_have() {
+    needs_root!();
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut server = Server::host().start();
+        let made = create_for_trouble(&server, 20);
+        let mut streams = Vec::new();
+        for (number, sandbox) in made.iter().enumerate() {
+            let cmd = match number % 4 {
+                0 => "trap '' TERM; setsid sleep 3600 & while :; do sleep 1; done",
+                1 => "setsid sh -c 'kill -STOP $$' & seq 100000 > big; yes > /dev/null",
+                2 => "f() { f | f & }; f; while :; do sleep 0.01; done",
+                _ => "(setsid sleep 3600 &); exec sleep 3600",
+            };
+            sandbox.spawn(&json!({ "cmd": cmd }));
+            let mut stream = sandbox.exec_stream(&json!({"cmd": "echo on; exec sleep 3600"}));
+            while stream.next().unwrap()["event"] != "stdout" {}
+            streams.push(stream);
+        }
+        drop(made);
+        server.signal(signal as i32);
+        for stream in streams {
+            let events: Vec<_> = stream.collect();
+            let exit = events.last().unwrap();
+            assert_eq!(exit["event"], "exit", "{events:?}");
+        }
+        let status = server.wait_for_exit(LAST_WORD);
+        assert_eq!(status.code(), Some(0), "{status}\n{}", server.log());
+        assert_eq!(server.place.as_ref().unwrap().processes(), []);
+        assert_eq!(homes_of(&server), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn an_end_that_nobody_resists_is_prompt_and_may_be_used_for_last_words() {
+    needs_root!();
+    let mut server = Server::host().start();
+    let (made, _) = create(&server, 5);
+    let outside = crate::fixture::TempDir::new();
+    let mut streams = Vec::new();
+    for sandbox in &made {
+        let mut stream = sandbox.exec_stream(&json!({
+            "cmd": "trap 'echo last words; exit 5' TERM; echo on; while :; do sleep 0.05; done"
+        }));
+        while stream.next().unwrap()["event"] != "stdout" {}
+        streams.push(stream);
+    }
+    drop(made);
+    server.signal(Signal::SIGTERM as i32);
+    for stream in streams {
+        let events: Vec<_> = stream.collect();
+        let text: String = events
+            .iter()
+            .filter_map(|event| event["data"].as_str())
+            .collect();
+        assert!(text.contains("last words"), "{events:?}");
+        assert_eq!(events.last().unwrap()["exit_code"], 5, "{events:?}");
+    }
+    // Well before what kills those that do not listen.
+    let status = server.wait_for_exit(Duration::from_secs(4));
+    assert_eq!(status.code(), Some(0), "{}", server.log());
+    assert_eq!(homes_of(&server), Vec::<String>::new());
+    drop(outside);
+}
+
+#[test]
+fn a_host_that_is_ending_makes_no_more() {
+    needs_root!();
+    let mut server = Server::host().start();
+    let sandbox = server.sandbox();
+    let mut stream = sandbox.exec_stream(&json!({
+        "cmd": "trap 'echo told' TERM; echo on; while :; do sleep 0.05; done"
+    }));
+    while stream.next().unwrap()["event"] != "stdout" {}
+    let mut connection = server.connect();
+    assert_eq!(connection.request("GET", "/health", &[], b"").status, 200);
+    server.signal(Signal::SIGTERM as i32);
+    loop {
+        let event = stream.next_output().unwrap();
+        if event["data"]
+            .as_str()
+            .is_some_and(|data| data.contains("told"))
+        {
+            break;
+        }
+    }
+    let reply = connection.request("POST", super::SANDBOXES, &[], b"{}");
+    super::is_error(&reply, 503, "shutting_down");
+    drop((stream, sandbox));
+    assert_eq!(server.wait_for_exit(LAST_WORD).code(), Some(0));
+    assert_eq!(homes_of(&server), Vec::<String>::new());
+}
+
+#[test]
+fn what_is_being_made_when_the_signal_comes_is_gone_too() {
+    needs_root!();
+    for _ in 0..5 {
+        let mut server = Server::host().start();
+        let address = server.address;
+        thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(move || {
+                    while try_request(address, "POST", SANDBOXES, "{\"count\":3}") == Some(200) {
+                        let _ = try_request(address, "DELETE", SANDBOXES, "");
+                    }
+                });
+            }
+            wait_until("they have begun", PATIENCE, || {
+                server.log().contains("deleted")
+            });
+            server.signal(Signal::SIGTERM as i32);
+            let status = server.wait_for_exit(LAST_WORD);
+            assert_eq!(status.code(), Some(0), "{}", server.log());
+        });
+        assert_eq!(homes_of(&server), Vec::<String>::new());
+        assert_eq!(server.place.as_ref().unwrap().processes(), []);
+    }
+}
+
+#[test]
+fn what_is_being_deleted_when_the_signal_comes_is_gone_too() {
+    needs_root!();
+    let mut server = Server::host().start();
+    let sandbox = server.sandbox();
+    sandbox.sh("seq 20000 | xargs touch");
+    let (address, target) = (server.address, target(&sandbox.id, ""));
+    drop(sandbox);
+    thread::scope(|scope| {
+        scope.spawn(|| try_request(address, "DELETE", &target, ""));
+        wait_until("it has begun", PATIENCE, || {
+            server.get(&target).status == 404
+        });
+        server.signal(Signal::SIGTERM as i32);
+        let status = server.wait_for_exit(LAST_WORD);
+        assert_eq!(status.code(), Some(0), "{}", server.log());
+    });
+    assert_eq!(homes_of(&server), Vec::<String>::new());
+}
+
+/// Leaves sandboxes with homes and processes behind by a kill, and returns their pids.
+fn die(server: &mut Server, victim: i32) -> Vec<i32> {
+    let (made, _) = create(server, 6);
+    let pids = made
+        .iter()
+        .map(|sandbox| {
+            let process = sandbox.spawn(&json!({
+                "cmd": "mkdir -p a/b; chmod 000 a; ln -s / root; trap '' TERM; touch ready; while :; do sleep 1; done"
+            }));
+            wait_until("it has begun", PATIENCE, || sandbox.home.join("ready").exists());
+            i32::try_from(process["pid"].as_i64().unwrap()).unwrap()
+        })
+        .collect();
+    drop(made);
+    kill(Pid::from_raw(victim), Signal::SIGKILL).unwrap();
+    let status = server.wait_for_exit(LAST_WORD);
+    assert_ne!(status.code(), Some(0), "it did not end by itself");
+    assert_eq!(homes_of(server).len(), 6, "nobody was there to remove them");
+    pids
+}
+
+/// Asserts that a server starts where another was killed, without its homes, and works.
+#[track_caller]
+fn starts_again(place: &HostPlace) {
+    let foreign = [
+        ("readme", false),
+        ("backup", true),
+        ("0123456789abcdef0123456", true),
+        ("0123456789ABCDEF01234567", true),
+        ("0123456789abcdef01234567.old", true),
+        ("0123456789abcdef0123456g", false),
+    ];
+    for (name, is_directory) in foreign {
+        let path = place.homes().join(name);
+        if is_directory {
+            std::fs::create_dir_all(path.join("inside")).unwrap();
+        } else {
+            std::fs::write(path, "kept").unwrap();
+        }
+    }
+    let running: Vec<_> = place.processes().into_iter().map(|(_, uid)| uid).collect();
+    let next = in_place_of(place).start();
+    let mut names: Vec<_> = foreign.iter().map(|(name, _)| (*name).to_owned()).collect();
+    names.sort();
+    assert_eq!(
+        super::names_in(place.homes()),
+        names,
+        "only what is not a home"
+    );
+    assert!(place.homes().join("backup/inside").exists());
+    let sandbox = next.sandbox();
+    assert!(
+        !running.contains(&sandbox.uid),
+        "a user that still has processes is not given"
+    );
+    assert_eq!(sandbox.sh("ls -A | wc -l").trim(), "2");
+    sandbox.delete();
+    assert_eq!(super::names_in(place.homes()), names);
+    for (name, is_directory) in foreign {
+        let path = place.homes().join(name);
+        if is_directory {
+            std::fs::remove_dir_all(path).unwrap();
+        } else {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+}
+
+#[test]
+fn after_the_server_was_killed_its_processes_end_and_the_next_removes_its_homes() {
+    needs_root!();
+    let mut server = Server::host().start();
+    let inner = server.inner_pid();
+    let pids = die(&mut server, inner);
+    // The init that it had ends what it left.
+    wait_until("its processes end", LAST_WORD, || {
+        pids.iter().all(|pid| !lives(*pid))
+    });
+    let place = server.place.take().unwrap();
+    wait_until("and what they started", PATIENCE, || {
+        place.processes().is_empty()
+    });
+    starts_again(&place);
+}
+
+#[test]
+fn after_its_init_was_killed_the_server_is_gone_and_the_next_removes_its_homes() {
+    needs_root!();
+    let mut server = Server::host().start();
+    let (init, inner) = (server.pid().cast_signed(), server.inner_pid());
+    die(&mut server, init);
+    wait_until("the server ends with its init", PATIENCE, || !lives(inner));
+    let place = server.place.take().unwrap();
+    starts_again(&place);
+}
+
+#[test]
+fn two_servers_do_not_share_a_directory_of_homes() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let place = server.place.as_ref().unwrap();
+    // With other users, so that nothing else keeps them apart; also by another name.
+    let alias = crate::fixture::TempDir::new();
+    std::os::unix::fs::symlink(place.homes(), alias.join("alias")).unwrap();
+    std::fs::set_permissions(
+        alias.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )
+    .unwrap();
+    for homes in [place.homes().display().to_string(), alias.join("alias")] {
+        let output = Server::host()
+            .env("SBX_HOMES_DIR", &homes)
+            .command()
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{text}");
+        assert!(
+            text.contains("SBX_HOMES_DIR") && text.contains("another server"),
+            "{text}"
+        );
+    }
+    assert_eq!(
+        sandbox.sh("echo on"),
+        "on\n",
+        "and the first one's sandboxes are not swept"
+    );
+    drop(sandbox);
+    let mut server = server;
+    server.signal(Signal::SIGTERM as i32);
+    assert_eq!(server.wait_for_exit(LAST_WORD).code(), Some(0));
+    let place = server.place.take().unwrap();
+    let next = in_place_of(&place).start();
+    assert_eq!(
+        next.sandbox().sh("echo on"),
+        "on\n",
+        "the directory is free again"
+    );
+}
+
+#[test]
+fn what_a_sandbox_left_is_init_s_to_reap_at_once() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    sandbox.sh("for i in 1 2 3 4 5 6 7 8 9; do (setsid sleep 0.1 &) ; done");
+    let init = server.pid().cast_signed();
+    wait_until("no zombie is left", PATIENCE, || {
+        let children = all_processes();
+        let mut children = children.iter().filter(|process| process.parent == init);
+        children.all(|process| process.state != 'Z') && sandbox.processes().is_empty()
+    });
+}

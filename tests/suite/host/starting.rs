@@ -1,0 +1,332 @@
+//! A machine that cannot hold sandboxes as they are promised is refused at the start, with a
+//! sentence; or, told to go on, what is missing is said wherever it is asked.
+
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Output};
+
+use nix::errno::Errno;
+use serde_json::{Value, json};
+
+use super::{needs_root, target};
+use crate::fixture::{Builder, PATIENCE, Server, TempDir, public_copy, wait_until};
+use crate::skip;
+
+/// Starts what must not start; its last words.
+#[track_caller]
+fn refused(mut command: Command, status: i32) -> String {
+    let output: Output = command.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "{text}");
+    assert!(output.stdout.is_empty());
+    assert!(!text.contains("listening on"), "{text}");
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 1, "one sentence: {text}");
+    text
+}
+
+#[track_caller]
+fn says(text: &str, words: &[&str]) {
+    for word in words {
+        assert!(text.contains(word), "{word:?} is not in: {text}");
+    }
+}
+
+#[test]
+fn without_a_token_a_host_is_refused() {
+    let builder = || Server::host().no_token();
+    says(
+        &refused(builder().command(), 2),
+        &["SBX_HOST_MODE", "SBX_TOKEN", "SBX_INSECURE"],
+    );
+    says(
+        &refused(builder().env("SBX_TOKEN", "").command(), 2),
+        &["SBX_TOKEN"],
+    );
+}
+
+#[test]
+fn without_a_token_a_host_may_be_insisted_on() {
+    needs_root!();
+    let server = Server::host().no_token().env("SBX_INSECURE", 1).start();
+    let sandbox = server.sandbox();
+    assert!(!sandbox.token.is_empty());
+    assert_eq!(sandbox.sh("echo on"), "on\n");
+}
+
+#[test]
+fn as_anybody_but_root_a_host_is_refused() {
+    needs_root!();
+    let dir = TempDir::new();
+    let program = public_copy(&dir);
+    let builder = Server::host();
+    let mut command = Command::new(program);
+    command
+        .env_clear()
+        .envs(super::variables(&builder))
+        .current_dir("/");
+    command.uid(65534).gid(65534);
+    says(&refused(command, 1), &["root"]);
+}
+
+#[test]
+fn where_the_users_do_not_exist_a_host_is_refused() {
+    needs_root!();
+    let words = ["unshare", "--user", "--map-root-user"];
+    let probe = Command::new(words[0])
+        .args(&words[1..])
+        .arg("true")
+        .output();
+    if !probe.is_ok_and(|output| output.status.success()) {
+        skip!("needs a user namespace, in which only root exists");
+    }
+    let builder = Server::host().wrapped_in(&words);
+    let first = super::first_user(&builder).to_string();
+    let text = refused(builder.command(), 1);
+    // Without a right to change groups in such a namespace, that is what is missing first.
+    assert!(
+        text.contains("SBX_UID_RANGE") && text.contains(&first) || text.contains("groups"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_range_that_is_half_there_is_refused() {
+    needs_root!();
+    for (range, status) in [
+        ("65535-65536", 2),
+        ("0-10", 2),
+        ("30-20", 2),
+        ("a-b", 2),
+        ("20000", 2),
+    ] {
+        let command = Server::host().env("SBX_UID_RANGE", range).command();
+        says(&refused(command, status), &["SBX_UID_RANGE", range]);
+    }
+}
+
+#[test]
+fn homes_that_sandboxes_could_not_reach_are_refused() {
+    needs_root!();
+    let dir = TempDir::new();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o700)).unwrap();
+    let homes = dir.join("homes");
+    says(
+        &refused(Server::host().env("SBX_HOMES_DIR", &homes).command(), 1),
+        &["SBX_HOMES_DIR", &homes, "EACCES"],
+    );
+    std::fs::write(dir.join("file"), "kept").unwrap();
+    for homes in [
+        dir.join("file"),
+        dir.join("file/homes"),
+        "/proc/homes".to_owned(),
+    ] {
+        let text = refused(Server::host().env("SBX_HOMES_DIR", &homes).command(), 1);
+        says(&text, &["SBX_HOMES_DIR", &homes]);
+    }
+    assert_eq!(std::fs::read(dir.join("file")).unwrap(), b"kept");
+    for homes in ["homes", "", "./homes"] {
+        says(
+            &refused(Server::host().env("SBX_HOMES_DIR", homes).command(), 2),
+            &["SBX_HOMES_DIR"],
+        );
+    }
+}
+
+#[test]
+fn homes_are_made_where_there_were_none() {
+    needs_root!();
+    let dir = TempDir::new();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let homes = dir.join("a/b/homes");
+    let server = Server::host().env("SBX_HOMES_DIR", &homes).start();
+    let sandbox = server.sandbox();
+    assert!(sandbox.home.starts_with(&homes));
+    assert_eq!(sandbox.sh("pwd").trim(), sandbox.home.to_str().unwrap());
+    let outcome = sandbox.exec(&json!({ "cmd": format!("ls {homes}") }));
+    assert_ne!(
+        outcome.code(),
+        Some(0),
+        "nobody looks around among homes: {outcome:?}"
+    );
+}
+
+/// What a server says of its sandboxes, everywhere it says it; they must agree.
+#[track_caller]
+fn isolation_of(server: &Server) -> (u64, Vec<String>) {
+    let health = server.get("/health").json()["isolation"].clone();
+    let made = server.post(super::SANDBOXES, &json!({})).json();
+    let made = &made["sandboxes"][0];
+    assert_eq!(made["isolation"], health);
+    let id = made["id"].as_str().unwrap();
+    assert_eq!(server.get(&target(id, "")).json()["isolation"], health);
+    assert_eq!(super::list(server)[0]["isolation"], health);
+    assert!(super::delete(server, id));
+    let layers: Vec<String> = serde_json::from_value(health["layers"].clone()).unwrap();
+    let abi = health["landlock_abi"].as_u64().unwrap();
+    let log = server.log();
+    let ready = log
+        .lines()
+        .find(|line| line.contains("listening on"))
+        .unwrap();
+    says(
+        ready,
+        &[
+            "mode=host",
+            &format!("isolation={} landlock_abi={abi}", layers.join(",")),
+        ],
+    );
+    (abi, layers)
+}
+
+#[test]
+fn a_kernel_with_too_little_is_refused_unless_one_insists() {
+    needs_root!();
+    let builder = || Server::host().env("SBX_MIN_LANDLOCK_ABI", 99);
+    says(
+        &refused(builder().command(), 1),
+        &[
+            "Landlock",
+            "99",
+            "SBX_MIN_LANDLOCK_ABI",
+            "SBX_ALLOW_UNCONFINED",
+        ],
+    );
+    let here = isolation_of(
+        &Server::host()
+            .env("SBX_MIN_LANDLOCK_ABI", 0)
+            .env("SBX_ALLOW_UNCONFINED", 1)
+            .start(),
+    );
+    let insisted = builder().env("SBX_ALLOW_UNCONFINED", 1).start();
+    // To insist makes nothing weaker than the kernel does.
+    assert_eq!(isolation_of(&insisted), here);
+    for value in ["-1", "six", "", "6.0", "256"] {
+        let command = Server::host().env("SBX_MIN_LANDLOCK_ABI", value).command();
+        says(&refused(command, 2), &["SBX_MIN_LANDLOCK_ABI"]);
+    }
+}
+
+/// Makes Landlock's system calls unknown to a program, as an older kernel does, or a filter of whom
+/// the machine is.
+#[allow(unsafe_code)]
+fn without_landlock(builder: Builder) -> (Builder, Command) {
+    let mut command = builder.command();
+    let step = |code: u32, jump_true: u8, jump_false: u8, k: u32| libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt: jump_true,
+        jf: jump_false,
+        k,
+    };
+    let ret = libc::BPF_RET | libc::BPF_K;
+    // The number of the call is the first word of what a filter is given (seccomp(2)); Landlock's
+    // are the same on every architecture.
+    let mut filter = vec![
+        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
+        step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 2, 444),
+        step(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 1, 0, 446),
+        step(
+            ret,
+            0,
+            0,
+            libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned(),
+        ),
+        step(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let install = move || {
+        let program = libc::sock_fprog {
+            len: 5,
+            filter: filter.as_mut_ptr(),
+        };
+        // SAFETY: plain integers; `program` and the filter that it points to outlive the calls.
+        let status = unsafe {
+            libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+            libc::prctl(
+                libc::PR_SET_SECCOMP,
+                libc::SECCOMP_MODE_FILTER,
+                &raw const program,
+            )
+        };
+        Errno::result(status).map(drop).map_err(Into::into)
+    };
+    // SAFETY: two system calls and nothing that allocates or locks.
+    unsafe { command.pre_exec(install) };
+    (builder, command)
+}
+
+#[test]
+fn where_landlock_is_hidden_a_host_is_refused() {
+    needs_root!();
+    let (_place, command) = without_landlock(Server::host());
+    says(
+        &refused(command, 1),
+        &["Landlock ABI 0", "filter", "SBX_ALLOW_UNCONFINED"],
+    );
+    // Less is asked for, but not none of it.
+    let (_place, command) = without_landlock(Server::host().env("SBX_MIN_LANDLOCK_ABI", 1));
+    says(&refused(command, 1), &["Landlock ABI 0"]);
+}
+
+#[test]
+fn where_landlock_is_hidden_one_may_insist_and_is_told_what_is_missing() {
+    needs_root!();
+    let has_landlock = isolation_of(&Server::host().env("SBX_ALLOW_UNCONFINED", 1).start()).0 > 0;
+    if !has_landlock {
+        skip!("needs a kernel with Landlock, to hide it");
+    }
+    let (builder, command) = without_landlock(Server::host().env("SBX_ALLOW_UNCONFINED", 1));
+    let server = builder.start_as(command);
+    let (abi, layers) = isolation_of(&server);
+    assert_eq!(abi, 0);
+    assert!(
+        !layers.iter().any(|layer| layer.contains("landlock")),
+        "{layers:?}"
+    );
+    for layer in [
+        "uid",
+        "no_new_privs",
+        "rlimits",
+        "no_capabilities",
+        "seccomp",
+    ] {
+        assert!(layers.iter().any(|is| is == layer), "{layers:?}");
+    }
+    // It is the truth: what Landlock alone refuses is not refused, and what the rest refuses is.
+    let (a, b) = (server.sandbox(), server.sandbox());
+    let outside = TempDir::new();
+    std::fs::set_permissions(outside.path(), PermissionsExt::from_mode(0o777)).unwrap();
+    a.sh(&format!("echo x > {}", outside.join("file")));
+    b.sh("echo mine > file");
+    let outcome = a.exec(&json!({ "cmd": format!("cat {}/file", b.home.display()) }));
+    assert_ne!(
+        outcome.code(),
+        Some(0),
+        "homes are still closed: {outcome:?}"
+    );
+    a.delete();
+
+    // And the same is refused where the layer is said to be on.
+    let server = Server::host().env("SBX_ALLOW_UNCONFINED", 1).start();
+    let command = json!({ "cmd": format!("echo x > {}", outside.join("other")) });
+    assert_ne!(server.sandbox().exec(&command).code(), Some(0));
+}
+
+#[test]
+fn health_tells_the_mode_and_the_number_of_sandboxes() {
+    needs_root!();
+    let server = Server::host().start();
+    let (made, _) = super::create(&server, 3);
+    let count = || server.get("/health").json()["sandboxes"].clone();
+    assert_eq!(count(), 3);
+    assert!(super::delete(&server, &made[0].id));
+    assert_eq!(count(), 2);
+    let health = server.get("/health").json();
+    assert_eq!(
+        (&health["status"], &health["protocol"]),
+        (&json!("ok"), &json!(3))
+    );
+    assert_ne!(health["isolation"]["layers"], Value::Array(Vec::new()));
+    let idle = server.sandbox_with(&json!({"idle_timeout_secs": 1}));
+    wait_until("an evicted one is not counted", PATIENCE, || count() == 2);
+    drop(idle);
+}

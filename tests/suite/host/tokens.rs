@@ -1,0 +1,448 @@
+//! Which token opens what, and that the two modes have no route in common.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+
+use super::{SANDBOXES, is_error, list, needs_root, target};
+use crate::fixture::{PATIENCE, Reply, Sandbox, Server, TOKEN, TempDir, stat_of, wait_until};
+
+/// A request of the matrix.
+struct Ask {
+    method: &'static str,
+    target: String,
+    body: Vec<u8>,
+}
+
+impl Ask {
+    fn new(method: &'static str, target: String, body: &Value) -> Self {
+        let body = if body.is_null() {
+            Vec::new()
+        } else {
+            body.to_string().into_bytes()
+        };
+        Self {
+            method,
+            target,
+            body,
+        }
+    }
+
+    /// Asks with these values for X-Sandbox-Token.
+    fn by(&self, server: &Server, tokens: &[&str]) -> Reply {
+        let mut connection = server.connect();
+        connection.token = None;
+        let headers: Vec<_> = tokens
+            .iter()
+            .map(|token| ("X-Sandbox-Token", *token))
+            .collect();
+        connection.request(self.method, &self.target, &headers, &self.body)
+    }
+}
+
+/// Everything that can be asked in a workspace under `prefix`; each would leave a trace.
+fn inside(prefix: &str, process: &str) -> Vec<Ask> {
+    let run = json!({"cmd": "echo ran >> ran"});
+    let mut asks = vec![
+        Ask::new("POST", format!("{prefix}/exec"), &run),
+        Ask::new(
+            "PUT",
+            format!("{prefix}/files/write?path=new"),
+            &json!("text"),
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/write?path=kept"),
+            &json!("text"),
+        ),
+        Ask::new(
+            "GET",
+            format!("{prefix}/files/read?path=kept"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "HEAD",
+            format!("{prefix}/files/read?path=kept"),
+            &Value::Null,
+        ),
+        Ask::new("GET", format!("{prefix}/files/list?path=."), &Value::Null),
+        Ask::new(
+            "GET",
+            format!("{prefix}/files/stat?path=kept"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/mkdir?path=made"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/move?from=kept&to=gone"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "DELETE",
+            format!("{prefix}/files/delete?path=kept"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/delete?path=kept"),
+            &Value::Null,
+        ),
+    ];
+    for word in ["processes", "procs"] {
+        let one = format!("{prefix}/{word}/{process}");
+        asks.extend([
+            Ask::new("GET", format!("{prefix}/{word}"), &Value::Null),
+            Ask::new("POST", format!("{prefix}/{word}"), &run),
+            Ask::new("GET", one.clone(), &Value::Null),
+            Ask::new("GET", format!("{one}/logs"), &Value::Null),
+            Ask::new("GET", format!("{one}/wait?timeout=0.01"), &Value::Null),
+            Ask::new("POST", format!("{one}/stdin"), &json!("typed")),
+            Ask::new("POST", format!("{one}/kill"), &json!({"signal": "KILL"})),
+            Ask::new("DELETE", one, &Value::Null),
+        ]);
+    }
+    asks
+}
+
+/// What the host token manages.
+fn management(ids: &[&str]) -> Vec<Ask> {
+    let mut asks = vec![
+        Ask::new("GET", SANDBOXES.to_owned(), &Value::Null),
+        Ask::new("HEAD", SANDBOXES.to_owned(), &Value::Null),
+        Ask::new("OPTIONS", SANDBOXES.to_owned(), &Value::Null),
+        Ask::new("POST", SANDBOXES.to_owned(), &json!({"count": 2})),
+        Ask::new("DELETE", SANDBOXES.to_owned(), &Value::Null),
+        Ask::new("GET", "/v1/unknown".to_owned(), &Value::Null),
+        Ask::new("POST", "/v1/exec".to_owned(), &json!({"cmd": "true"})),
+    ];
+    for id in ids {
+        asks.push(Ask::new("GET", target(id, ""), &Value::Null));
+        asks.push(Ask::new("GET", target(id, "/token"), &Value::Null));
+        asks.push(Ask::new("HEAD", target(id, "/token"), &Value::Null));
+        asks.push(Ask::new("GET", target(id, "/unknown"), &Value::Null));
+    }
+    asks
+}
+
+/// Two sandboxes with something to lose, and one that is gone.
+struct Estate<'a> {
+    server: &'a Server,
+    a: Sandbox<'a>,
+    b: Sandbox<'a>,
+    gone: Sandbox<'a>,
+    processes: Vec<Value>,
+}
+
+const NEVER: &str = "0123456789abcdef01234567";
+
+impl<'a> Estate<'a> {
+    fn new(server: &'a Server) -> Self {
+        let [a, b, gone] = [(); 3].map(|()| server.sandbox());
+        assert!(super::delete(server, &gone.id));
+        let processes = [&a, &b].map(|sandbox| {
+            sandbox.sh("echo kept > kept");
+            let process =
+                sandbox.spawn(&json!({"cmd": "touch typed; cat >> typed", "id": "clerk"}));
+            wait_until("the clerk is there", PATIENCE, || {
+                sandbox.home.join("typed").exists()
+            });
+            process
+        });
+        let processes = processes.into();
+        Self {
+            server,
+            a,
+            b,
+            gone,
+            processes,
+        }
+    }
+
+    /// Asserts that nothing has happened to it.
+    #[track_caller]
+    fn assert_untouched(&self, what: &str) {
+        assert_eq!(list(self.server).len(), 2, "{what}");
+        for (sandbox, process) in [&self.a, &self.b].into_iter().zip(&self.processes) {
+            let mut names = super::names_in(&sandbox.home);
+            names.retain(|name| !name.starts_with('.'));
+            assert_eq!(names, ["kept", "typed"], "{what}");
+            let read = |name| std::fs::read_to_string(sandbox.home.join(name)).unwrap();
+            assert_eq!(
+                (read("kept"), read("typed")),
+                ("kept\n".to_owned(), String::new()),
+                "{what}"
+            );
+            let pid = i32::try_from(process["pid"].as_i64().unwrap()).unwrap();
+            assert!(
+                stat_of(pid).is_some_and(|process| process.state != 'Z'),
+                "{what}"
+            );
+        }
+    }
+
+    /// Everything that can be asked, each with whose token opens it: none for the host's alone.
+    fn everything(&self) -> Vec<(Ask, Option<&str>)> {
+        let ids = [&*self.a.id, &*self.b.id, &*self.gone.id, NEVER];
+        let mut all: Vec<_> = management(&ids)
+            .into_iter()
+            .map(|ask| (ask, None))
+            .collect();
+        for id in ids {
+            all.extend(
+                inside(&target(id, ""), "clerk")
+                    .into_iter()
+                    .map(|ask| (ask, Some(id))),
+            );
+            all.push((Ask::new("DELETE", target(id, ""), &Value::Null), Some(id)));
+        }
+        all
+    }
+}
+
+/// The whole matrix of tokens and routes: what is refused, is refused and leaves no trace; and what
+/// is not refused is not refused for its token.
+fn check_matrix(is_strict: bool) {
+    let builder = Server::host().env("SBX_STRICT_SCOPES", u8::from(is_strict));
+    let server = builder.start();
+    let estate = Estate::new(&server);
+    let Estate { a, b, gone, .. } = &estate;
+    let wrong = format!("{}0", &a.token[..a.token.len() - 1]);
+    let callers: [(&str, &str); 8] = [
+        ("", ""),
+        ("empty", ""),
+        ("wrong", &wrong),
+        ("prefix", &a.token[..32]),
+        ("host", TOKEN),
+        (&a.id, &a.token),
+        (&b.id, &b.token),
+        (&gone.id, &gone.token),
+    ];
+    let mut opened = Vec::new();
+    for (ask, owner) in estate.everything() {
+        let is_end = ask.method == "DELETE" && owner.is_some_and(|id| ask.target == target(id, ""));
+        for (caller, token) in callers {
+            let may = match owner {
+                None => caller == "host",
+                Some(_) if caller == "host" => !is_strict || is_end,
+                Some(owner) => caller == owner,
+            };
+            if may {
+                opened.push((ask.method, ask.target.clone(), token.to_owned()));
+                continue;
+            }
+            let tokens = [token];
+            let reply = ask.by(&server, if caller.is_empty() { &[] } else { &tokens });
+            let what = format!("{} {} by {caller:?}", ask.method, ask.target);
+            assert_eq!(reply.status, 403, "{what}: {}", reply.text());
+            if ask.method != "HEAD" {
+                assert_eq!(reply.code(), "forbidden", "{what}");
+            }
+        }
+    }
+    estate.assert_untouched("after all that was refused");
+
+    // Now what is not refused, the ends last and that of all at the very end.
+    let rank = |method: &str, target: &str| match (method, target.matches('/').count()) {
+        ("DELETE", 2) => 2,
+        ("DELETE", 3) => 1,
+        _ => 0,
+    };
+    opened.sort_by_key(|(method, target, _)| rank(method, target));
+    let all = estate.everything();
+    for (method, target, token) in &opened {
+        let (ask, _) = all
+            .iter()
+            .find(|(ask, _)| ask.method == *method && ask.target == *target)
+            .unwrap();
+        let reply = ask.by(&server, &[token]);
+        assert_ne!(reply.status, 403, "{method} {target}: {}", reply.text());
+        let nowhere = target.contains(NEVER)
+            || target.contains(&gone.id) && *method != "DELETE"
+            || target.contains("unknown")
+            || target == "/v1/exec";
+        if nowhere {
+            assert_eq!(reply.status, 404, "{method} {target}: {}", reply.text());
+        }
+    }
+    assert_eq!(list(&server).len(), 0);
+}
+
+#[test]
+fn every_token_opens_its_own_and_nothing_else() {
+    needs_root!();
+    check_matrix(false);
+}
+
+#[test]
+fn strict_scopes_keep_the_host_token_out_of_what_is_inside() {
+    needs_root!();
+    check_matrix(true);
+}
+
+#[test]
+fn two_tokens_in_one_request_open_nothing() {
+    needs_root!();
+    let server = Server::host().start();
+    let estate = Estate::new(&server);
+    let (a, b) = (&estate.a, &estate.b);
+    let pairs = [
+        [&*a.token, &*b.token],
+        [&*b.token, &*a.token],
+        [TOKEN, &*a.token],
+        [&*a.token, TOKEN],
+        [TOKEN, ""],
+        ["wrong", TOKEN],
+    ];
+    for (ask, _) in estate.everything() {
+        for pair in &pairs {
+            assert_eq!(
+                ask.by(&server, pair).status,
+                403,
+                "{} {}",
+                ask.method,
+                ask.target
+            );
+        }
+    }
+    let joined = format!("{},{TOKEN}", a.token);
+    let run = Ask::new("POST", a.target("exec"), &json!({"cmd": "touch ran"}));
+    assert_eq!(run.by(&server, &[&joined]).status, 403);
+    estate.assert_untouched("after requests with two tokens");
+}
+
+#[test]
+fn the_token_of_a_deleted_sandbox_opens_nothing_of_its_successors() {
+    needs_root!();
+    // One user, so that the next sandbox has everything of the last but the id.
+    let server = super::with_users(1).start();
+    let first = server.sandbox();
+    assert!(super::delete(&server, &first.id));
+    let second = server.sandbox();
+    assert_eq!(first.uid, second.uid);
+    for (ask, id) in inside(&target(&second.id, ""), "p-1")
+        .into_iter()
+        .map(|ask| (ask, &second.id))
+        .chain(
+            inside(&target(&first.id, ""), "p-1")
+                .into_iter()
+                .map(|ask| (ask, &first.id)),
+        )
+    {
+        let reply = ask.by(&server, &[&first.token]);
+        let expected = if *id == first.id { 404 } else { 403 };
+        assert_eq!(reply.status, expected, "{} {}", ask.method, ask.target);
+    }
+    assert_eq!(
+        super::names_in(&second.home).len(),
+        2,
+        "only what every home has"
+    );
+}
+
+#[test]
+fn a_token_is_the_same_whoever_asks_and_differs_from_server_to_server() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    for _ in 0..3 {
+        let told = server.get(&target(&sandbox.id, "/token"));
+        assert_eq!(told.json()["token"], sandbox.token.as_str());
+    }
+    let other = Server::host()
+        .wrapped_in(&["env", "SBX_TOKEN=another-token"])
+        .start();
+    let mut connection = other.connect();
+    connection.token = Some(sandbox.token.clone());
+    assert_eq!(
+        connection
+            .request("GET", &sandbox.target("processes"), &[], b"")
+            .status,
+        403
+    );
+}
+
+#[test]
+fn a_sandbox_ends_itself_with_its_own_token() {
+    needs_root!();
+    let server = Server::host().env("SBX_STRICT_SCOPES", 1).start();
+    let (a, b) = (server.sandbox(), server.sandbox());
+    let end = |of: &Sandbox<'_>, token: &str| {
+        let ask = Ask::new("DELETE", target(&of.id, ""), &Value::Null);
+        ask.by(&server, &[token])
+    };
+    assert_eq!(end(&b, &a.token).status, 403);
+    assert_eq!(list(&server).len(), 2);
+    assert_eq!(end(&a, &a.token).json()["deleted"], true);
+    assert_eq!(
+        end(&a, &a.token).json()["deleted"],
+        false,
+        "and again, which is no error"
+    );
+    assert_eq!(end(&b, TOKEN).json()["deleted"], true);
+}
+
+#[test]
+fn a_host_has_no_machine_to_be_used() {
+    needs_root!();
+    let dir = TempDir::new();
+    std::fs::write(dir.join("kept"), "kept").unwrap();
+    let server = Server::host().start();
+    server.sandbox();
+    for ask in inside("/v1", "p-1") {
+        let reply = ask.by(&server, &[TOKEN]);
+        assert_eq!(reply.status, 404, "{} {}", ask.method, ask.target);
+        if ask.method != "HEAD" {
+            is_error(&reply, 404, "not_found");
+            let text = reply.text();
+            assert!(
+                text.contains("host mode") && text.contains(SANDBOXES),
+                "{text}"
+            );
+        }
+    }
+    let run = json!({"cmd": format!("touch {}", dir.join("ran"))});
+    for route in ["/v1/exec", "/v1/processes", "/v1/procs"] {
+        assert_eq!(server.post(route, &run).status, 404);
+    }
+    let write = format!("/v1/files/write?path={}", dir.join("written"));
+    assert_eq!(server.put(&write, b"x").status, 404);
+    let remove = format!("/v1/files/delete?path={}", dir.join("kept"));
+    assert_eq!(server.delete(&remove).status, 404);
+    assert_eq!(super::names_in(dir.path()), ["kept"]);
+}
+
+#[test]
+fn a_dedicated_machine_has_no_sandboxes() {
+    let homes = TempDir::new();
+    let server = Server::builder()
+        .env("SBX_HOMES_DIR", homes.path().display())
+        .start();
+    let mut asks = management(&[NEVER]);
+    asks.retain(|ask| ask.target.starts_with(SANDBOXES) && !ask.target.ends_with("/unknown"));
+    asks.extend(inside(&target(NEVER, ""), "p-1"));
+    asks.push(Ask::new("DELETE", target(NEVER, ""), &Value::Null));
+    for ask in asks {
+        let reply = ask.by(&server, &[TOKEN]);
+        assert_eq!(reply.status, 404, "{} {}", ask.method, ask.target);
+        if ask.method != "HEAD" {
+            let text = reply.text();
+            assert!(
+                text.contains("dedicated mode") && text.contains("/v1/exec"),
+                "{text}"
+            );
+        }
+        assert_eq!(ask.by(&server, &["wrong"]).status, 403);
+    }
+    assert!(
+        Path::new(&homes.join(""))
+            .read_dir()
+            .unwrap()
+            .next()
+            .is_none()
+    );
+    assert_eq!(server.get("/health").json()["mode"], "dedicated");
+}
