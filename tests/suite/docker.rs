@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::fixture::{PATIENCE, Server, wait_until};
+use crate::fixture::{PATIENCE, Sandbox, Server, TempDir, wait_until};
 
 /// A container engine, by the address of its socket.
 struct Engine {
@@ -196,6 +196,8 @@ in_both!(
     an_idle_server_exits_with_zero,
     a_bad_value_is_exit_2_with_a_sentence,
     health_answers_inside_an_image_without_curl,
+    a_host_holds_sandboxes_and_is_stopped_cleanly,
+    a_host_where_landlock_is_hidden_is_refused_or_says_so,
 );
 
 fn output_is_live_and_the_server_is_pid_1(engine: &Engine) {
@@ -543,4 +545,77 @@ fn health_answers_inside_an_image_without_curl(engine: &Engine) {
     engine.ask(&["exec", &container.place.name, "/sbx-server", "health"]);
     let alone = engine.run(&[], &["/sbx-server", "health"]);
     assert_eq!(alone.status.code(), Some(1));
+}
+
+fn a_host_holds_sandboxes_and_is_stopped_cleanly(engine: &Engine) {
+    let container = engine.start(&[], &[("SBX_HOST_MODE", "1"), ("SBX_CAPACITY", "3")]);
+    let made = container
+        .server
+        .post("/v1/sandboxes", &json!({"count": 5}))
+        .json();
+    assert_eq!(made["rejected"], 2, "{made}");
+    let made: Vec<_> = (0..3)
+        .map(|index| Sandbox::of(&container.server, &made["sandboxes"][index]))
+        .collect();
+    for sandbox in &made {
+        let expected = format!("{}\n/sbx/homes/{}\n", sandbox.uid, sandbox.id);
+        assert_eq!(sandbox.sh("id -u; pwd"), expected);
+        sandbox
+            .spawn(&json!({"cmd": "trap '' TERM; setsid sleep 1000 & while :; do sleep 1; done"}));
+    }
+    assert_eq!(made[0].get("processes").json().as_array().unwrap().len(), 2);
+    let target = format!("/v1/sandboxes/{}", made[0].id);
+    assert_eq!(container.server.delete(&target).json()["deleted"], true);
+    let (again, rejected) = {
+        let answer = container.server.post("/v1/sandboxes", &json!({"count": 2}));
+        let answer = answer.json();
+        (
+            answer["sandboxes"].as_array().unwrap().len(),
+            answer["rejected"].clone(),
+        )
+    };
+    assert_eq!((again, rejected), (1, json!(1)));
+    let (duration, code) = container.stop();
+    assert_eq!(code, "0", "{}", container.server.log());
+    assert!(duration < Duration::from_secs(10), "{duration:?}");
+}
+
+fn a_host_where_landlock_is_hidden_is_refused_or_says_so(engine: &Engine) {
+    let dir = TempDir::new();
+    let profile = json!({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{
+        "names": ["landlock_create_ruleset", "landlock_add_rule", "landlock_restrict_self"],
+        "action": "SCMP_ACT_ERRNO", "errnoRet": libc::ENOSYS,
+    }]});
+    std::fs::write(dir.join("profile.json"), profile.to_string()).unwrap();
+    let profile = format!("seccomp={}", dir.join("profile.json"));
+    let hidden = ["--security-opt", &*profile];
+
+    let mut words = vec!["run", "--rm", "--network", "none"];
+    words.extend(engine.options);
+    words.extend(hidden);
+    words.extend(["--env", "SBX_TOKEN=secret", "--env", "SBX_HOST_MODE=1"]);
+    words.extend([IMAGE, "/bin/sh", "-c", "exec /sbx-server"]);
+    let output = engine.docker(&words);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("Landlock ABI 0"), "{text}");
+
+    let insisted = [("SBX_HOST_MODE", "1"), ("SBX_ALLOW_UNCONFINED", "1")];
+    let container = engine.start(&hidden, &insisted);
+    let isolation = container.server.get("/health").json()["isolation"].clone();
+    assert_eq!(isolation["landlock_abi"], 0);
+    assert!(
+        !isolation.to_string().contains("landlock_files"),
+        "{isolation}"
+    );
+    assert!(isolation.to_string().contains("seccomp"), "{isolation}");
+    let made = container.server.post("/v1/sandboxes", &json!({})).json();
+    assert_eq!(made["sandboxes"][0]["isolation"], isolation);
+    let log = container.server.log();
+    assert!(
+        log.contains("landlock_abi=0") && !log.contains("landlock_files"),
+        "{log}"
+    );
+    let sandbox = Sandbox::of(&container.server, &made["sandboxes"][0]);
+    assert_eq!(sandbox.sh("id -u").trim(), sandbox.uid.to_string());
 }
