@@ -8,6 +8,8 @@
 // Sizes and counts become figures for people here.
 #![allow(clippy::cast_precision_loss)]
 
+mod sandboxes;
+
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::io::{BufRead, Read, Write};
@@ -28,6 +30,12 @@ const MIB: usize = 1 << 20;
 /// How much is moved by one read or write of the bench's own.
 const BLOCK: usize = 256 << 10;
 
+const USAGE: &str = "\
+usage: scripts/bench                  measure everything; a few minutes
+       scripts/bench --quick          the same with fewer and smaller rounds; half a minute
+       scripts/bench --soak [CYCLES]  make and delete so many sandboxes (10,000) in one life of a server,
+                                      every 100th with commands, and fail if anything is left of them";
+
 fn main() {
     // cargo bench says --bench to whatever it runs.
     let words: Vec<String> = std::env::args()
@@ -38,12 +46,16 @@ fn main() {
     match words[..] {
         [] => measure(&Plan::FULL),
         ["--quick"] => measure(&Plan::QUICK),
+        ["--soak"] => sandboxes::soak(10_000),
+        ["--soak", cycles] if cycles.parse().is_ok_and(|cycles: usize| cycles > 0) => {
+            sandboxes::soak(cycles.parse().unwrap());
+        }
         ["respond", port, reply] => respond(port.parse().unwrap(), &fs::read(reply).unwrap()),
         ["move", port] => move_files(port.parse().unwrap()),
         ["lines", count] => lines(count.parse().unwrap()),
         _ => {
-            eprintln!("usage: scripts/bench [--quick]");
-            std::process::exit(2);
+            eprintln!("{USAGE}");
+            std::process::exit(if words == ["--help"] { 0 } else { 2 });
         }
     }
 }
@@ -92,6 +104,7 @@ fn measure(plan: &Plan) {
     measure_files(plan, &scratch, &mut table);
     measure_health(plan, &scratch, &mut table);
     measure_memory(&scratch, &mut table);
+    sandboxes::measure(plan, &scratch, &mut table);
     let size = fs::metadata(SERVER).unwrap().len();
     table.row(
         "size of the program, KiB",
@@ -493,6 +506,10 @@ struct Program {
 
 impl Program {
     fn server(port: u16) -> Self {
+        Self::start(port, &mut Self::server_command(port))
+    }
+
+    fn server_command(port: u16) -> Command {
         let mut command = Command::new(SERVER);
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("SBX_") {
@@ -503,7 +520,7 @@ impl Program {
             .env("SBX_PORT", port.to_string())
             .env("SBX_TOKEN", TOKEN)
             .env("SBX_BIND", "127.0.0.1");
-        Self::start(port, &mut command)
+        command
     }
 
     fn responder(port: u16, reply: &Path) -> Self {
