@@ -19,6 +19,7 @@ mod hostile;
 mod http;
 mod lifecycle;
 mod processes;
+mod programs;
 mod readme;
 mod regression;
 mod walls;
