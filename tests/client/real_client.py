@@ -10,61 +10,32 @@ Nothing of the client is replaced. It is led to a machine by a stand-in for the 
 (`jobs_api.py`), through its own setting for the Hub's address.
 """
 
-import faulthandler
 import hashlib
 import io
 import os
-import random
 import shutil
 import sys
-import tempfile
-import threading
 import time
-import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from jobs_api import Hub, resolve_job_hosts
-
-SERVER, VERSION, ONLY = sys.argv[1], sys.argv[2], sys.argv[3:]
-
-# A check that hangs is a failed check.
-PATIENCE_PER_CHECK = 180
-
-SCRATCH = Path(tempfile.mkdtemp(prefix="sbx-client-"))
-HUB = Hub(SERVER)
-# The client reads these when it is imported.
-os.environ["HF_ENDPOINT"] = HUB.endpoint
-os.environ["HF_HOME"] = str(SCRATCH / "hf-home")
-os.environ["HF_TOKEN"] = "hf_thetokenofthetester"
-os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-# A proxy for the outside world must not come between the client and this machine.
-for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
-    os.environ.pop(name, None)
-    os.environ.pop(name.lower(), None)
-resolve_job_hosts()
-
-import huggingface_hub  # noqa: E402
-from huggingface_hub import Sandbox  # noqa: E402
-from huggingface_hub.errors import SandboxCommandError, SandboxError  # noqa: E402
-
-assert huggingface_hub.__version__ == VERSION, huggingface_hub.__version__
-# From 1.32 on: processes are killed by id, listings are paged, ranged writes truncate, redirects
-# are not followed, and the connection is closed after each command.
-NEW = tuple(int(part) for part in VERSION.split(".")[:2]) >= (1, 32)
-
-MIB = 1024 * 1024
-CHECKS = []
-
-
-def check(function):
-    CHECKS.append(function)
-    return function
-
-
-def check_in_new_clients(function):
-    """For what the old client does not have."""
-    return check(function) if NEW else function
+from checks import (
+    HUB,
+    MIB,
+    NEW,
+    SCRATCH,
+    alive,
+    check,
+    check_in_new_clients,
+    digest_of_file,
+    eventually,
+    failed,
+    noise,
+    refused,
+    run_checks,
+)
+from huggingface_hub import Sandbox
+from huggingface_hub.errors import SandboxError
 
 
 class Place:
@@ -77,61 +48,6 @@ class Place:
 
     def path(self, name: str) -> str:
         return str(self.directory / name)
-
-
-# ---------------------------------------------------------------------------------- helpers
-
-
-def eventually(what: str, condition, limit: float = 20.0):
-    """Polls until `condition()` is true and returns its value."""
-    deadline = time.monotonic() + limit
-    while True:
-        if value := condition():
-            return value
-        assert time.monotonic() < deadline, f"not within {limit} s: {what}"
-        time.sleep(0.01)
-
-
-def alive(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        status = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
-
-
-def refused(call, status: int) -> SandboxError:
-    """The error of a call that the server must refuse with `status`."""
-    try:
-        result = call()
-    except SandboxError as error:
-        assert error.status_code == status, f"status {error.status_code}, not {status}: {error}"
-        assert str(error).startswith(f"Sandbox API error ({status}): "), error
-        assert "{" not in str(error), f"raw JSON, so the client found no `error`: {error}"
-        return error
-    raise AssertionError(f"not refused: {result!r}")
-
-
-def failed(call) -> SandboxCommandError:
-    """The error of a command that must fail."""
-    try:
-        result = call()
-    except SandboxCommandError as error:
-        return error
-    raise AssertionError(f"did not raise: {result!r}")
-
-
-def digest_of_file(path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while piece := file.read(MIB):
-            digest.update(piece)
-    return digest.hexdigest()
-
-
-def noise(size: int, seed: int = 1) -> bytes:
-    return random.Random(seed).randbytes(size)
 
 
 # ---------------------------------------------------------------------------------- machines
@@ -845,55 +761,17 @@ def check_files_of_the_kernel_are_read_to_their_end(at: Place):
 # ---------------------------------------------------------------------------------- running
 
 
-def give_up(name: str) -> None:
-    """Ends a run that hangs: says where, and leaves no server behind."""
-    print(f"FAIL {name}: not over after {PATIENCE_PER_CHECK} s", flush=True)
-    faulthandler.dump_traceback(file=sys.stdout)
-    HUB.kill_jobs()
-    os._exit(1)
+def place(sbx: Sandbox, name: str):
+    at = Place(sbx, name[:60])
+    return at, lambda: shutil.rmtree(at.directory, ignore_errors=True)
 
 
 def main() -> int:
     sbx = Sandbox.create(
         env={"FROM_ENV": "one two"}, secrets={"FROM_SECRETS": "three"}, forward_hf_token=True
     )
-    failures, passed = [], 0
-    for function in CHECKS:
-        name = function.__name__.removeprefix("check_")
-        if ONLY and not any(word in name for word in ONLY):
-            continue
-        guard = threading.Timer(PATIENCE_PER_CHECK, give_up, [name])
-        guard.daemon = True
-        guard.start()
-        started = time.monotonic()
-        place = Place(sbx, name[:60])
-        try:
-            function(place)
-        except Exception:
-            failures.append(name)
-            print(f"FAIL {name}", flush=True)
-            traceback.print_exc(limit=-8, file=sys.stdout)
-        else:
-            passed += 1
-            print(f"ok   {name} ({time.monotonic() - started:.2f} s)", flush=True)
-        shutil.rmtree(place.directory, ignore_errors=True)
-        guard.cancel()
-    sbx.kill()
-    job = HUB.jobs[sbx.id]
-    status = job.process.wait(timeout=20)
-    if status != 0 or "panicked" in "".join(job.log):
-        failures.append("the server of the checks ends with status 0")
-        print(f"FAIL the server ended with status {status}:\n{''.join(job.log[-40:])}")
-    for name in failures:
-        print(f"failed: {name}")
-    print(f"huggingface_hub {VERSION}: {passed} checks passed, {len(failures)} failed")
-    return 1 if failures or not passed else 0
+    return run_checks(lambda name: place(sbx, name), sbx.kill)
 
 
 if __name__ == "__main__":
-    try:
-        code = main()
-    finally:
-        HUB.close()
-        shutil.rmtree(SCRATCH, ignore_errors=True)
-    sys.exit(code)
+    sys.exit(main())

@@ -1,36 +1,69 @@
 //! The promise of compatibility: the unmodified `huggingface_hub` client does real work here.
 //!
-//! The oldest release that has `Sandbox` in its first form, and the newest. Each is installed from
-//! the Python package index into a virtual environment of its own, which is kept under the target
-//! directory between runs. What is checked is in `tests/client/real_client.py`; this file only
-//! prepares the environments and runs it.
+//! The oldest release that has `Sandbox` in its first form, and the newest; for pools also the last
+//! of the first form and one between. Each is installed from the Python package index into a virtual
+//! environment of its own, which is kept under the target directory between runs. What is checked is
+//! in `tests/client/real_client.py` (dedicated sandboxes) and `pool_client.py` (pools); this file
+//! only prepares the environments and runs them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Mutex;
 
-use crate::fixture::BINARY;
+use crate::fixture::{BINARY, is_root};
 use crate::skip;
+
+/// What is checked.
+const DEDICATED: &str = "real_client.py";
+const POOLS: &str = "pool_client.py";
 
 #[test]
 fn huggingface_hub_1_22_works_unmodified() {
-    run_client("1.22.0");
+    run_client("1.22.0", DEDICATED);
 }
 
 #[test]
 fn huggingface_hub_2_4_works_unmodified() {
-    run_client("2.4.0");
+    run_client("2.4.0", DEDICATED);
+}
+
+#[test]
+fn pools_of_huggingface_hub_1_22_work_unmodified() {
+    run_client("1.22.0", POOLS);
+}
+
+#[test]
+fn pools_of_huggingface_hub_1_31_work_unmodified() {
+    run_client("1.31.0", POOLS);
+}
+
+#[test]
+fn pools_of_huggingface_hub_2_0_work_unmodified() {
+    run_client("2.0.0", POOLS);
+}
+
+#[test]
+fn pools_of_huggingface_hub_2_4_work_unmodified() {
+    run_client("2.4.0", POOLS);
 }
 
 #[track_caller]
-fn run_client(version: &str) {
+fn run_client(version: &str, checks: &str) {
+    if checks == POOLS && !is_root() {
+        skip!("host mode needs root");
+    }
     let python = match environment(version) {
         Ok(python) => python,
         Err(reason) => skip!("the real client {version}: {reason}"),
     };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client/real_client.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/client");
     let mut command = Command::new(python);
-    command.arg("-B").arg(script).arg(BINARY).arg(version);
+    command
+        .arg("-B")
+        .arg(script.join(checks))
+        .arg(BINARY)
+        .arg(version);
     // The way to run some of the checks only: SBX_CLIENT_CHECKS="timeout links" cargo test ...
     if let Ok(names) = std::env::var("SBX_CLIENT_CHECKS") {
         command.args(names.split_whitespace());
@@ -50,6 +83,9 @@ fn run_client(version: &str) {
 /// The interpreter of a virtual environment that has this version of the client, or why there is
 /// none.
 fn environment(version: &str) -> Result<PathBuf, String> {
+    // Two tests may want the same one.
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _installing = INSTALLING.lock();
     let known = run(Command::new("python3").args([
         "-c",
         "import sys; assert sys.version_info >= (3, 10), sys.version; print(sys.base_prefix)",
