@@ -162,7 +162,7 @@ def run_checks(place, finish) -> int:
         guard.cancel()
     finish()
     for job in HUB.jobs.values():
-        status = job.process.wait(timeout=20)
+        status = job.process.wait(timeout=60)
         if status != 0 or "panicked" in "".join(job.log):
             failures.append(f"the server of job {job.id} ends with status 0")
             print(f"FAIL the server ended with status {status}:\n{''.join(job.log[-40:])}")

@@ -142,7 +142,7 @@ def check_a_full_host_is_followed_by_another(at: Place):
         gone.kill()
         assert pool.create().host_id == host and pool.num_hosts == 3
     for host in set(hosts):
-        assert HUB.jobs[host].process.wait(timeout=20) == 0, HUB.jobs[host].log
+        assert HUB.jobs[host].process.wait(timeout=60) == 0, HUB.jobs[host].log
         assert not any(HUB.jobs[host].homes.iterdir()), "homes are left"
 
 
