@@ -1,13 +1,13 @@
-//! The README tells the truth: every example in it is run, in order, against one server, and what
-//! it prints is what the README shows.
+//! The README tells the truth: every example in it is run, in order, and what it prints is what the
+//! README shows. Those about many sandboxes meet a server in host mode, the others a dedicated one.
 //!
 //! Examples are the `console` blocks: a line that begins with `$ ` is a command (a backslash at its
-//! end continues it), the lines under it are its output. Numbers that differ from run to run, such
-//! as pids and times, may differ.
+//! end continues it), the lines under it are its output. What differs from run to run, such as pids,
+//! times and ids, may differ.
 
 use std::process::{Command, Stdio};
 
-use crate::fixture::{BINARY, Server, TOKEN, TempDir};
+use crate::fixture::{BINARY, Server, TOKEN, TempDir, is_root};
 use crate::skip;
 
 const README: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/README.md");
@@ -48,10 +48,23 @@ fn examples(text: &str) -> Vec<Example> {
     examples
 }
 
-/// The text with each number that differs from run to run replaced by `N`.
+/// The heading of the section about host mode.
+const HOST: &str = "\n## Many sandboxes on one machine\n";
+
+/// The README's section about host mode, and the text before and after it.
+fn parts(text: &str) -> (&str, [&str; 2]) {
+    let (before, rest) = text.split_once(HOST).expect("the README has the section");
+    let end = rest.find("\n## ").expect("more sections follow");
+    (&rest[..end], [before, &rest[end..]])
+}
+
+/// The text with each number that differs from run to run replaced by `N`, and each id and token by
+/// `H`.
 fn steady(text: &str) -> String {
-    const CHANGING: [&str; 7] = [
+    const CHANGING: [&str; 9] = [
         r#""pid":"#,
+        r#""uid":"#,
+        r#""created_at_ms":"#,
         r#""uptime_ms":"#,
         r#""duration_ms":"#,
         r#""started_at_ms":"#,
@@ -69,6 +82,9 @@ fn steady(text: &str) -> String {
                 result.push('N');
             }
             rest = after;
+        } else if let Some(after) = without_id(rest) {
+            result.push('H');
+            rest = after;
         } else {
             let length = rest.chars().next().unwrap().len_utf8();
             result.push_str(&rest[..length]);
@@ -78,41 +94,86 @@ fn steady(text: &str) -> String {
     result
 }
 
+/// What follows an id or a token: a run of 24 hexadecimal digits or more.
+fn without_id(text: &str) -> Option<&str> {
+    let after = text.trim_start_matches(|c: char| c.is_ascii_digit() || ('a'..='f').contains(&c));
+    (text.len() - after.len() >= 24).then_some(after)
+}
+
 #[test]
 fn every_example_prints_what_the_readme_shows() {
-    let found = Command::new("curl")
-        .arg("--version")
-        .stdout(Stdio::null())
-        .status();
-    if !found.is_ok_and(|status| status.success()) {
+    let text = std::fs::read_to_string(README).unwrap();
+    if !has_curl() {
         skip!("curl is not installed");
     }
-    let text = std::fs::read_to_string(README).unwrap();
-    let helper = text
-        .lines()
-        .find(|line| line.starts_with("sbx() {"))
-        .expect("the README defines sbx()");
-    let examples = examples(&text);
+    let (_, dedicated) = parts(&text);
+    let examples: Vec<_> = dedicated.into_iter().flat_map(examples).collect();
     assert!(
         examples.len() > 30,
         "only {} examples were found",
         examples.len()
     );
-
     let directory = TempDir::new();
     let path = directory.path().to_str().unwrap();
     // Relative paths are the server's, and curl's where it reads or writes files.
     let server = Server::builder()
         .wrapped_in(&["sh", "-c", r#"cd "$0" && exec "$@""#, path])
         .start();
+    check_examples(&text, &examples, &server, &directory);
+}
+
+#[test]
+fn every_example_of_host_mode_prints_what_the_readme_shows() {
+    let text = std::fs::read_to_string(README).unwrap();
+    if !has_curl() {
+        skip!("curl is not installed");
+    }
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    let (host, _) = parts(&text);
+    let capacity = host
+        .split_once("SBX_CAPACITY=")
+        .and_then(|(_, rest)| rest.split(' ').next())
+        .expect("the README starts a host");
+    let examples = examples(host);
+    assert!(
+        examples.len() > 10,
+        "only {} examples were found",
+        examples.len()
+    );
+    let server = Server::host().env("SBX_CAPACITY", capacity).start();
+    check_examples(&text, &examples, &server, &TempDir::new());
+}
+
+fn has_curl() -> bool {
+    let found = Command::new("curl")
+        .arg("--version")
+        .stdout(Stdio::null())
+        .status();
+    found.is_ok_and(|status| status.success())
+}
+
+/// Runs the examples in order, in this directory, and compares. What the first sandbox that is made
+/// is called is `ID` for the examples after it, and its token `S`, as the README has it.
+#[track_caller]
+fn check_examples(text: &str, examples: &[Example], server: &Server, directory: &TempDir) {
+    let helper = text
+        .lines()
+        .find(|line| line.starts_with("sbx() {"))
+        .expect("the README defines sbx()");
+    let mut sandbox: Option<[String; 2]> = None;
     let mut shown = String::new();
     let mut seen = String::new();
-    for Example { command, output } in &examples {
+    for Example { command, output } in examples {
+        let [id, token] = sandbox.clone().unwrap_or_default();
         let result = Command::new("sh")
             .arg("-c")
             .arg(format!("{helper}\n{command}"))
             .env("URL", format!("http://{}", server.address))
             .env("T", TOKEN)
+            .env("ID", id)
+            .env("S", token)
             .current_dir(directory.path())
             .stdin(Stdio::null())
             .output()
@@ -122,6 +183,15 @@ fn every_example_prints_what_the_readme_shows() {
         let mut printed = String::from_utf8(result.stdout).unwrap();
         if !printed.is_empty() && !printed.ends_with('\n') {
             printed.push('\n');
+        }
+        if sandbox.is_none()
+            && let Ok(made) = serde_json::from_str::<serde_json::Value>(&printed)
+            && let Some(made) = made["sandboxes"].get(0)
+        {
+            sandbox = Some(["id", "token"].map(|name| made[name].as_str().unwrap().to_owned()));
+        }
+        if let Some(place) = &server.place {
+            printed = printed.replace(place.homes().to_str().unwrap(), "/sbx/homes");
         }
         shown.push_str(&steady(&format!("$ {command}\n{output}")));
         seen.push_str(&steady(&format!("$ {command}\n{printed}")));
@@ -191,4 +261,15 @@ fn examples_and_their_changing_numbers_are_recognized() {
         steady(r#"{"pid":12,"duration_ms":null,"id":"p-7"}"#),
         r#"{"pid":N,"duration_ms":null,"id":"p-7"}"#
     );
+    let ids = format!(
+        r#"{{"id":"{}","other":"{}"}}"#,
+        "0a".repeat(12),
+        "0a".repeat(11)
+    );
+    assert_eq!(
+        steady(&ids),
+        format!(r#"{{"id":"H","other":"{}"}}"#, "0a".repeat(11))
+    );
+    let text = format!("a\n## B\nb\n{HOST}c\n### d\n## E\ne");
+    assert_eq!(parts(&text), ("c\n### d", ["a\n## B\nb\n", "\n## E\ne"]));
 }
