@@ -60,8 +60,8 @@ fn find(sandbox: &Sandbox<'_>, program: &str) -> Result<(), String> {
 /// Puts a text into the home.
 #[track_caller]
 fn put(sandbox: &Sandbox<'_>, name: &str, text: &str) {
-    let copy = json!({ "cmd": ["tee", name], "stdin": text });
-    assert_eq!(sandbox.exec(&copy).code(), Some(0), "{name} is written");
+    let reply = sandbox.put(&format!("files/write?path={name}"), text.as_bytes());
+    assert_eq!(reply.status, 200, "{}", reply.text());
 }
 
 /// What a command writes on stdout; it must succeed.
