@@ -179,7 +179,7 @@ fn a_compiled_wheel_of_the_package_index_works() {
     if let Err(reason) = find(&sandbox, "python3") {
         skip!("{reason}");
     }
-    let install = "python3 -m venv env && env/bin/pip install --quiet --disable-pip-version-check --only-binary :all: markupsafe";
+    let install = "python3 -m venv env && env/bin/pip install --quiet --disable-pip-version-check --retries 1 --only-binary :all: markupsafe";
     let outcome = sandbox.exec(&json!({ "cmd": install }));
     if outcome.code() != Some(0) {
         skip!("the package index cannot be reached: {}", outcome.stderr);
