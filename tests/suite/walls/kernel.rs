@@ -82,7 +82,7 @@ fn no_call_of_the_table_is_left_out_of_this_test() {
     assert!(names.len() > 70, "the table is not read right: {names:?}");
     let known = refused();
     for name in names {
-        let by_arguments = ["clone", "unshare", "socket", "socketpair", "ioctl"];
+        let by_arguments = ["clone", "unshare", "socket", "socketpair", "ioctl", "fcntl"];
         let elsewhere = cfg!(not(target_arch = "x86_64"))
             && ["iopl", "ioperm", "modify_ldt", "_sysctl", "uselib"].contains(&name);
         assert!(
@@ -160,6 +160,24 @@ fn nothing_is_typed_into_a_terminal_from_inside() {
         &["syscall", &ioctl, "open:/dev/ptmx", "0x80045430", "buffer"],
         "ok",
     );
+    Probe::new(&sandbox).check(&plan);
+}
+
+#[test]
+fn no_pipe_is_made_larger_from_inside() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let fcntl = libc::SYS_fcntl.to_string();
+    let (grow, size) = (
+        libc::F_SETPIPE_SZ.to_string(),
+        libc::F_GETPIPE_SZ.to_string(),
+    );
+    let mut plan = Plan::default();
+    plan.add(&["syscall", &fcntl, "1", &grow, "1048576"], "EPERM");
+    plan.add(&["syscall", &fcntl, "1", &size], "ok");
     Probe::new(&sandbox).check(&plan);
 }
 
