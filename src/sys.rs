@@ -107,6 +107,8 @@ pub struct ChildPlan<'a> {
     pub oom_score: &'a [u8],
     /// Resource limits to set.
     pub limits: &'a [(Resource, libc::rlimit)],
+    /// How much less of the processor it gets than the server: its nice value (setpriority(2)).
+    pub nice: c_int,
     /// What is given up for good besides; nothing, for a command with the server's own identity.
     pub restriction: Option<Restriction<'a>>,
     /// Where the child puts its number before anything else, so that others can find it while the
@@ -328,6 +330,11 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
         }
         if libc::chdir(plan.directory.as_ptr()) < 0 {
             fail(Step::Directory);
+        }
+        // Last, so that the server does not wait for a child that yields to others. Nobody may not
+        // raise it.
+        if plan.nice > 0 {
+            libc::setpriority(libc::PRIO_PROCESS, 0, plan.nice);
         }
         let no_signals = 0u64;
         libc::syscall(

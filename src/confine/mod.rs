@@ -32,7 +32,7 @@ use ruleset::SystemRules;
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// More than the server has itself, so that the kernel takes a command first; well below the most
-/// (1000), so that a command can still offer up its own children.
+/// (1000), so that a command that may write to /proc can still offer up its own children.
 const OOM_SCORE_STEP: i32 = 300;
 
 /// How long a program that is being written may keep a command from starting.
@@ -222,6 +222,10 @@ pub fn is_among_programs(path: &Path) -> bool {
         .any(|directory| path.starts_with(resolved(Path::new(directory))))
 }
 
+/// Sandboxes yield to the server: however many processes one of them has, it is heard, and can end
+/// them.
+const NICE: i32 = 10;
+
 /// What a sandbox's user is called in its environment; the machine's own list of users does not know
 /// it.
 const USER_NAME: &str = "sandbox";
@@ -318,6 +322,7 @@ impl Confinement {
             changed_signals: &self.common.changed_signals,
             oom_score: self.common.oom_score.as_bytes(),
             limits: &self.limits,
+            nice: if self.wall.is_some() { NICE } else { 0 },
             restriction: self.wall.as_ref().map(|wall| Restriction {
                 user: wall.user,
                 ruleset: wall.ruleset.as_ref().map(AsFd::as_fd),

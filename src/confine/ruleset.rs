@@ -23,9 +23,14 @@ pub(super) const PROGRAMS: [&str; 10] = [
     "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/nix",
 ];
 
-/// What tells about the machine. `/etc/resolv.conf` often is a link to where only root's programs
-/// write.
-const TOLD: [&str; 3] = ["/proc", "/sys", "/etc/resolv.conf"];
+/// What tells about the machine, and two things that distributions keep elsewhere and link to from
+/// /etc: without them there are no names of hosts, and no certificates.
+const TOLD: [&str; 4] = [
+    "/proc",
+    "/sys",
+    "/etc/resolv.conf",
+    "/var/lib/ca-certificates",
+];
 
 /// Devices that every program may expect; not all of /dev, where disks are.
 const DEVICES: [&str; 8] = [

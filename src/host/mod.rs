@@ -10,6 +10,7 @@ mod users;
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Write;
 use std::fs::{DirBuilder, File};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -35,9 +36,13 @@ use crate::sys::{self, ActingAs, User};
 use crate::workspace::{Lease, Workspace};
 use users::Users;
 
-/// Processes and threads that a sandbox may have at once unless its maker says otherwise; fewer where
-/// so many would be more than a quarter of what the whole container may have.
-const MAX_PROCESSES: u64 = 512;
+/// Processes and threads that a sandbox may have at once unless its maker says otherwise, for each
+/// processor: programs start threads by their number, and how long everybody else waits for a turn
+/// goes by the same.
+const PROCESSES_PER_PROCESSOR: u64 = 128;
+
+/// The bounds of that.
+const MAX_PROCESSES: RangeInclusive<u64> = 256..=4096;
 
 /// How long the processes of a sandbox are given to be gone after they were killed. They cannot
 /// refuse, but the kernel may be busy with them.
@@ -257,8 +262,7 @@ impl Host {
             }),
             changed: Condvar::new(),
             guise: Mutex::new(guise),
-            default_max_processes: proc::process_limit()
-                .map_or(MAX_PROCESSES, |most| (most / 4).clamp(1, MAX_PROCESSES)),
+            default_max_processes: default_max_processes(),
         });
         host.try_home(*settings.users.start())?;
         Ok(host)
@@ -691,6 +695,14 @@ impl Host {
             .wait_timeout_while(self.table(), limit, |table| condition(table));
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
+}
+
+/// By the number of processors, and not more than a quarter of what the container may have in all.
+fn default_max_processes() -> u64 {
+    let processors = thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    let usual =
+        (processors * PROCESSES_PER_PROCESSOR).clamp(*MAX_PROCESSES.start(), *MAX_PROCESSES.end());
+    proc::process_limit().map_or(usual, |most| usual.min(most / 4).max(1))
 }
 
 /// Where a sandbox will be.

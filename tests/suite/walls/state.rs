@@ -145,8 +145,12 @@ fn limits_are_those_of_the_sandbox_and_cannot_be_raised() {
     let small = server.sandbox_with(&json!({ "max_procs": 77, "max_mem_mb": 96 }));
     let limit = |probe: &Probe<'_>, resource: u32| probe.run_one(&["limit", &resource.to_string()]);
     let unlimited = u64::MAX.to_string();
+    // By the number of processors.
+    let told = server.get(&format!("/v1/sandboxes/{}", plain.id)).json();
+    let usual = told["max_procs"].as_u64().unwrap();
+    assert!(usual > 0 && usual <= 4096, "{told}");
     for (sandbox, processes, memory) in [
-        (&plain, 512, format!("{unlimited} {unlimited}")),
+        (&plain, usual, format!("{unlimited} {unlimited}")),
         (&small, 77, format!("{0} {0}", 96 << 20)),
     ] {
         let probe = Probe::new(sandbox);
@@ -171,6 +175,12 @@ fn limits_are_those_of_the_sandbox_and_cannot_be_raised() {
             let act = ["raise-limit", &libc::RLIMIT_DATA.to_string()];
             assert_eq!(probe.run_one(&act), "EPERM");
         }
+        assert_eq!(
+            sandbox.sh("nice"),
+            "10\n",
+            "less of the processor than the server"
+        );
+        assert_ne!(sandbox.sh("nice -n -1 nice 2>/dev/null"), "9\n");
         // Nor are the server's limits anybody's to change.
         let call = libc::SYS_prlimit64.to_string();
         let parent = server.inner_pid().to_string();
