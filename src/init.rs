@@ -10,6 +10,7 @@ use std::ffi::c_int;
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
@@ -20,11 +21,13 @@ use crate::sys::{self, Ending, Events, Pid, PollEntry, poll};
 /// From SIGTERM to SIGKILL for what the server itself did not start.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Splits. Returns in the server; the init process never returns from here.
+/// Splits. Returns in the server, with the number of its init; the init process never returns from
+/// here.
 ///
 /// # Errors
 /// There is no process or descriptor to be had.
-pub fn split() -> Result<()> {
+pub fn split() -> Result<Init> {
+    let init = Init(std::process::id());
     let failed = |errno| Error::system("cannot become init", errno);
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD] {
@@ -39,9 +42,8 @@ pub fn split() -> Result<()> {
         let mut own = SigSet::empty();
         own.add(Signal::SIGCHLD);
         own.thread_unblock().map_err(failed)?;
-        // An init that is killed takes the server along.
-        prctl::set_pdeathsig(Signal::SIGKILL).map_err(failed)?;
-        return Ok(());
+        init.keep()?;
+        return Ok(init);
     };
     let status =
         match SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK) {
@@ -49,6 +51,27 @@ pub fn split() -> Result<()> {
             Err(_) => 1,
         };
     std::process::exit(status)
+}
+
+/// The process that was there before, and reaps.
+#[derive(Debug, Clone, Copy)]
+pub struct Init(u32);
+
+impl Init {
+    /// An init that is killed takes the server along. To be called by the first thread, and again when
+    /// it has acted as another user: the kernel forgets it then (prctl(2), `PR_SET_PDEATHSIG`).
+    ///
+    /// # Errors
+    /// It has been killed already.
+    pub fn keep(self) -> Result<()> {
+        let failed = |errno| Error::system("cannot stay with init", errno);
+        prctl::set_pdeathsig(Signal::SIGKILL).map_err(failed)?;
+        if std::os::unix::process::parent_id() == self.0 {
+            Ok(())
+        } else {
+            Err(failed(Errno::ESRCH))
+        }
+    }
 }
 
 /// Reaps until the server has ended, then ends the rest; the exit status.

@@ -154,9 +154,8 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
         prepare_for_sandboxes()?;
     }
     // What a sandbox's processes leave behind must be reaped, or its user is never free again.
-    if as_init || config.host.is_some() {
-        init::split()?;
-    }
+    let is_split = as_init || config.host.is_some();
+    let init = is_split.then(init::split).transpose()?;
     if config.log_requests {
         logging::enable_debug();
     }
@@ -170,6 +169,9 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
         .map_err(no_signals)?;
 
     let machine = Machine::new(&config, environment)?;
+    if let Some(init) = init {
+        init.keep()?;
+    }
     raise_descriptor_limit();
     let listener = TcpListener::bind(config.listen)
         .map_err(|error| Error::io(format_args!("cannot listen on {}", config.listen), &error))?;

@@ -804,15 +804,7 @@ fn explore(settings: &HostSettings) -> Result<User> {
             .map(user)
             .find(|user| !sys::user_has_processes(*user) && ActingAs::new(*user).is_ok())
     };
-    // On a thread of its own: a change of user makes the kernel forget that this one is to end with
-    // its parent (prctl(2), PR_SET_PDEATHSIG).
-    let (way, nobody) = thread::scope(|scope| {
-        scope
-            .spawn(|| (look(), find_nobody()))
-            .join()
-            .unwrap_or((Err(Errno::EIO), None))
-    });
-    way.map_err(|errno| {
+    look().map_err(|errno| {
         let path = settings.homes.display();
         Error::system(
             format_args!(
@@ -821,7 +813,7 @@ fn explore(settings: &HostSettings) -> Result<User> {
             errno,
         )
     })?;
-    nobody.ok_or_else(|| {
+    find_nobody().ok_or_else(|| {
         Error::new(
             Kind::System,
             "cannot hold sandboxes: SBX_UID_RANGE leaves no uid that nobody has; the server needs one",
