@@ -47,6 +47,8 @@ pub enum Kind {
     NoResources,
     /// The disk or quota is full.
     NoSpace,
+    /// Nobody is where a connection was to lead.
+    Unreachable,
     /// The server is ending.
     ShuttingDown,
     /// The kernel refused for a reason that is not the caller's.

@@ -12,6 +12,7 @@ use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
 use crate::host::Host;
+use crate::ports::Ports;
 use crate::process::registry::Shared;
 use crate::sys;
 use crate::workspace::{Lease, Workspace};
@@ -74,7 +75,8 @@ impl Machine {
                 .map_err(|error| Error::io("cannot find the working directory", &error))?;
             let confinement = Confinement::dedicated(environment, directory.clone());
             let root = Root::machine(Path::new(&directory))?;
-            Dedicated(Workspace::new(root, confinement, Arc::clone(&shared)))
+            let ports = Ports::machine();
+            Dedicated(Workspace::new(root, confinement, ports, Arc::clone(&shared)))
         };
         Ok(Self {
             kind,

@@ -17,6 +17,7 @@ mod http;
 mod init;
 mod logging;
 mod machine;
+mod ports;
 mod proc;
 mod process;
 mod sys;

@@ -1,9 +1,9 @@
 //! What a request acts on: files under a root, commands under a confinement, processes in a
-//! registry.
+//! registry, servers behind ports.
 //!
 //! A handler is given a [`Lease`] and never asks what kind of workspace it has: what differs between
-//! kinds is inside the root and the confinement. The lease counts as activity while it lives, so
-//! nothing is ended for idleness in the middle of a request, a stream or a transfer.
+//! kinds is inside the root, the confinement and the ports. The lease counts as activity while it
+//! lives, so nothing is ended for idleness in the middle of a request, a stream or a transfer.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use crate::activity::Activity;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::files::{Files, Root};
+use crate::ports::Ports;
 use crate::process::registry::{Registry, Shared};
 
 /// One place where commands run and files live.
@@ -22,18 +23,26 @@ pub struct Workspace {
     pub confinement: Confinement,
     /// Its processes.
     pub processes: Arc<Registry>,
+    /// What listens there.
+    pub ports: Arc<Ports>,
     activity: Arc<Activity>,
 }
 
 impl Workspace {
     /// A workspace with no processes.
-    pub fn new(root: Root, confinement: Confinement, shared: Arc<Shared>) -> Arc<Self> {
+    pub fn new(
+        root: Root,
+        confinement: Confinement,
+        ports: Arc<Ports>,
+        shared: Arc<Shared>,
+    ) -> Arc<Self> {
         let activity = Arc::new(Activity::new());
         let processes = Registry::new(shared, Arc::clone(&activity));
         Arc::new(Self {
             root,
             confinement,
             processes,
+            ports,
             activity,
         })
     }

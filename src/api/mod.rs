@@ -9,6 +9,7 @@ mod commands;
 mod events;
 mod files;
 mod metrics;
+mod ports;
 mod query;
 mod route;
 mod sandboxes;
@@ -74,6 +75,11 @@ impl Api {
         }
         let resource = resource.ok_or_else(|| no_route(path))?;
         self.check_mode(resource)?;
+        if let Resource::In(scope, In::Proxy { port, path }) = resource {
+            // Whatever the method and the query are, they are for somebody else.
+            let lease = self.machine.lease(scope)?;
+            return Ok(ports::forward(request, &lease, port, path)?.holding(lease));
+        }
         let method = match request.head.method.as_str() {
             "OPTIONS" => {
                 return Ok(Response::new(204, Body::Empty).with_header("Allow", resource.allow()));
@@ -194,6 +200,9 @@ impl Api {
             In::FileDelete => files::delete(workspace, &query)?,
             In::FileMakeDirectory => files::make_directory(workspace, &query)?,
             In::FileMove => files::rename(workspace, &query)?,
+            In::Ports => ports::list(workspace)?,
+            In::PortWait(port) => ports::wait(workspace, port, &query, ping)?,
+            In::Proxy { .. } => return Err(no_route(&request.head.path)),
         };
         if matches!(
             resource,

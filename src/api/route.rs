@@ -39,6 +39,13 @@ pub(super) enum WorkspaceResource<'a> {
     FileDelete,
     FileMakeDirectory,
     FileMove,
+    Ports,
+    PortWait(&'a str),
+    /// A server behind a port, with its own path (empty, or beginning with a slash).
+    Proxy {
+        port: &'a [u8],
+        path: &'a [u8],
+    },
 }
 
 use WorkspaceResource as In;
@@ -46,6 +53,9 @@ use WorkspaceResource as In;
 impl<'a> Resource<'a> {
     /// Finds what an undecoded path names.
     pub(super) fn find(path: &'a [u8]) -> Option<Self> {
+        if let Some(proxied) = proxied(path) {
+            return Some(Self::In(proxied));
+        }
         let segments: Vec<&str> = std::str::from_utf8(path)
             .ok()?
             .strip_prefix('/')?
@@ -66,7 +76,7 @@ impl<'a> Resource<'a> {
         }
     }
 
-    /// The methods it has, HEAD and OPTIONS aside.
+    /// The methods it has (none: that is for somebody else to say), HEAD and OPTIONS aside.
     pub(super) fn methods(self) -> &'static [&'static str] {
         match self {
             Self::Health | Self::Metrics | Self::SandboxToken(_) => &["GET"],
@@ -168,6 +178,8 @@ impl<'a> WorkspaceResource<'a> {
             ["files", "delete"] => In::FileDelete,
             ["files", "mkdir"] => In::FileMakeDirectory,
             ["files", "move"] => In::FileMove,
+            ["ports"] => In::Ports,
+            ["ports", port, "wait"] => In::PortWait(port),
             _ => return None,
         })
     }
@@ -177,11 +189,26 @@ impl<'a> WorkspaceResource<'a> {
             In::Exec | In::Kill(_) | In::FileMakeDirectory | In::FileMove => &["POST"],
             In::Processes | In::Wait(_) => &["GET", "POST"],
             In::Process(_) => &["GET", "DELETE"],
-            In::Logs(_) | In::FileRead | In::FileList | In::FileStat => &["GET"],
+            In::Logs(_)
+            | In::FileRead
+            | In::FileList
+            | In::FileStat
+            | In::Ports
+            | In::PortWait(_) => &["GET"],
             In::Stdin(_) | In::FileWrite => &["PUT", "POST"],
             In::FileDelete => &["DELETE", "POST"],
+            In::Proxy { .. } => &[],
         }
     }
+}
+
+/// Finds what a path below a port's names. Only the beginning of such a path is this server's; the
+/// rest may be any bytes.
+fn proxied(path: &[u8]) -> Option<WorkspaceResource<'_>> {
+    let rest = path.strip_prefix(b"/v1/proxy/")?;
+    let end = rest.iter().position(|byte| *byte == b'/');
+    let (port, path) = rest.split_at(end.unwrap_or(rest.len()));
+    Some(In::Proxy { port, path })
 }
 
 #[cfg(test)]
@@ -217,6 +244,25 @@ mod tests {
         ] {
             assert_eq!(Resource::find(path.as_bytes()), Some(resource));
         }
+    }
+
+    #[test]
+    fn what_follows_a_port_is_left_as_it_is() {
+        for (path, port, rest) in [
+            (&b"/v1/proxy/8000"[..], &b"8000"[..], &b""[..]),
+            (b"/v1/proxy/8000/", b"8000", b"/"),
+            (
+                b"/v1/proxy/8000//a%2Fb/../\xff",
+                b"8000",
+                b"//a%2Fb/../\xff",
+            ),
+            (b"/v1/proxy/\xff/a", b"\xff", b"/a"),
+            (b"/v1/proxy//a", b"", b"/a"),
+        ] {
+            let resource = Resource::In(In::Proxy { port, path: rest });
+            assert_eq!(Resource::find(path), Some(resource));
+        }
+        assert_eq!(Resource::find(b"/v1/proxy"), None);
     }
 
     #[test]

@@ -24,6 +24,7 @@ use crate::files::name::{FilePath, show};
 use crate::files::{Entry, FileKind, Page};
 use crate::host::{Sandbox, Wish};
 use crate::http::Refusal;
+use crate::ports::{Listener, Port};
 use crate::process::ring::Stream;
 use crate::process::{Exit, OnGone, Process, Reason};
 use crate::sys::Ending;
@@ -56,6 +57,7 @@ impl From<Error> for Refusal {
             Kind::StdinBusy => (409, "stdin_busy"),
             Kind::IdInUse => (409, "id_in_use"),
             Kind::System => (500, "internal"),
+            Kind::Unreachable => (502, "unreachable"),
             Kind::ShuttingDown => (503, "shutting_down"),
             Kind::NoSpace => (507, "no_space"),
         };
@@ -768,6 +770,60 @@ impl Read for PageDocument {
         }
         self.next_piece()?;
         self.piece.read(buffer)
+    }
+}
+
+/// A port as it stands in a URL: a number, or the name of a socket.
+struct PortValue<'a>(&'a Port);
+
+impl Serialize for PortValue<'_> {
+    fn serialize<S: serde::Serializer>(
+        &self,
+        serializer: S,
+    ) -> std::result::Result<S::Ok, S::Error> {
+        match self.0.number() {
+            Some(number) => serializer.serialize_u16(number),
+            None => serializer.collect_str(self.0),
+        }
+    }
+}
+
+/// Something that listens.
+#[derive(Serialize)]
+pub(super) struct ListenerDocument<'a> {
+    port: PortValue<'a>,
+    address: &'a str,
+    pid: Option<i32>,
+    command: Option<&'a str>,
+}
+
+impl<'a> ListenerDocument<'a> {
+    /// Shows a listener.
+    pub(super) fn of(listener: &'a Listener) -> Self {
+        let process = listener.process.as_ref();
+        Self {
+            port: PortValue(&listener.port),
+            address: &listener.address,
+            pid: process.map(|owner| owner.pid),
+            command: process.map(|owner| owner.command.as_str()),
+        }
+    }
+}
+
+/// Whether something listens on a port.
+#[derive(Serialize)]
+pub(super) struct PortDocument<'a> {
+    port: PortValue<'a>,
+    listening: bool,
+}
+
+impl<'a> PortDocument<'a> {
+    /// Shows what was found.
+    pub(super) fn of(port: &'a Port, listening: bool) -> Self {
+        Self {
+            port: PortValue(port),
+            listening,
+        }
     }
 }
 

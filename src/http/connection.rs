@@ -11,7 +11,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::request::{BODY_LIMIT, BodyReader, Input, Request};
+use nix::sys::socket::{setsockopt, sockopt};
+
+use super::input::{BODY_LIMIT, Input};
+use super::parse::Framing;
+use super::request::{BodyReader, Request};
 use super::response::{Body, Refusal, Response, reason};
 use super::stream::{Disconnected, StreamWriter};
 use super::{Handler, MAX_DRAINED_BYTES};
@@ -19,7 +23,7 @@ use crate::logging;
 use crate::sys::{Events, PollEntry, poll};
 
 /// A client that takes nothing for so long, with data waiting for it, is given up.
-const SEND_LIMIT: Duration = Duration::from_secs(300);
+pub(super) const SEND_LIMIT: Duration = Duration::from_secs(300);
 
 /// One read and one write of a file that is sent.
 const FILE_BYTES: usize = 256 * 1024;
@@ -49,7 +53,7 @@ pub(super) fn serve(socket: TcpStream, handler: &dyn Handler, keep: bool) {
                     http_1_1: true,
                     keep_alive: false,
                 };
-                let _ = send_response(&socket, refusal.into(), plan);
+                let _ = send_response(&socket, refusal.into(), plan, None);
                 linger(&socket);
                 return;
             }
@@ -78,9 +82,14 @@ pub(super) fn serve(socket: TcpStream, handler: &dyn Handler, keep: bool) {
         let plan = Plan {
             is_head: head.method == "HEAD",
             http_1_1: head.minor_version == 1,
-            keep_alive: keep && head.keep_alive && body.is_drainable() && !panicked,
+            keep_alive: keep
+                && head.keep_alive
+                && body.is_drainable()
+                && !panicked
+                && !matches!(response.body, Body::Tunnel(_)),
         };
-        if send_response(&socket, response, plan).is_err() {
+        if let Err(error) = send_response(&socket, response, plan, Some(&mut body)) {
+            logging::debug(format_args!("gave a connection up: {error}"));
             return;
         }
         if !plan.keep_alive || !body.drain() {
@@ -101,35 +110,71 @@ struct Plan {
     keep_alive: bool,
 }
 
-/// Sends a response; an error means that the connection cannot go on.
-fn send_response(socket: &Arc<TcpStream>, response: Response, plan: Plan) -> io::Result<()> {
+/// Sends a response; an error means that the connection cannot go on. What is relayed goes on with
+/// the request's body meanwhile.
+fn send_response(
+    socket: &Arc<TcpStream>,
+    response: Response,
+    plan: Plan,
+    request_body: Option<&mut BodyReader<'_>>,
+) -> io::Result<()> {
     let Response {
         status,
         headers,
         body,
         held,
     } = response;
-    let chunked = plan.http_1_1 && matches!(body, Body::Reader(_) | Body::Stream(_));
     let mut head = Vec::with_capacity(256);
-    write!(head, "HTTP/1.1 {status} {}\r\n", reason(status))?;
+    match &body {
+        Body::Relayed(relay) => relay.append_head(&mut head),
+        Body::Tunnel(tunnel) => tunnel.append_head(&mut head),
+        _ => append_head(&mut head, status, reason(status).as_bytes()),
+    }
     for (name, value) in headers {
         write!(head, "{name}: {value}\r\n")?;
     }
-    match &body {
-        Body::Empty if status == 204 => {}
-        Body::Empty => head.extend_from_slice(b"Content-Length: 0\r\n"),
-        Body::Bytes(bytes) => write!(head, "Content-Length: {}\r\n", bytes.len())?,
-        Body::File { length, .. } => write!(head, "Content-Length: {length}\r\n")?,
-        Body::Reader(_) | Body::Stream(_) if chunked => {
+    let framing = match &body {
+        Body::Empty if status == 204 => Framing::None,
+        Body::Empty => Framing::Length(0),
+        Body::Bytes(bytes) => Framing::Length(bytes.len() as u64),
+        Body::File { length, .. } => Framing::Length(*length),
+        Body::Reader(_) | Body::Stream(_) => Framing::Chunked,
+        Body::Relayed(relay) => relay.framing(),
+        Body::Tunnel(_) => Framing::None,
+    };
+    // A client of HTTP/1.0 learns the end from the close.
+    let chunked = plan.http_1_1 && framing == Framing::Chunked;
+    match framing {
+        Framing::Length(length) => write!(head, "Content-Length: {length}\r\n")?,
+        Framing::Chunked if chunked => {
             head.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
         }
-        Body::Reader(_) | Body::Stream(_) => {}
+        Framing::Chunked | Framing::None => {}
     }
-    if !plan.keep_alive {
+    if !plan.keep_alive && !matches!(body, Body::Tunnel(_)) {
         head.extend_from_slice(b"Connection: close\r\n");
     }
     head.extend_from_slice(b"\r\n");
     match body {
+        Body::Relayed(relay) => {
+            let mut stream = StreamWriter::new(Arc::clone(socket), head, chunked);
+            let request_body = request_body.ok_or(io::ErrorKind::InvalidInput)?;
+            let result = relay.run(&mut stream, request_body);
+            if result.is_err() && framing == Framing::Chunked && !chunked {
+                // Where the close is the end, only a reset says that this is not it.
+                let now = nix::libc::linger {
+                    l_onoff: 1,
+                    l_linger: 0,
+                };
+                let _ = setsockopt(socket, sockopt::Linger, &now);
+            }
+            result?;
+        }
+        Body::Tunnel(tunnel) => {
+            let mut stream = StreamWriter::new(Arc::clone(socket), head, false);
+            let request_body = request_body.ok_or(io::ErrorKind::InvalidInput)?;
+            tunnel.run(&mut stream, request_body.connection());
+        }
         _ if plan.is_head => send_both(socket, &head, &[])?,
         Body::Empty => send_both(socket, &head, &[])?,
         Body::Bytes(bytes) => send_both(socket, &head, &bytes)?,
@@ -148,6 +193,13 @@ fn send_response(socket: &Arc<TcpStream>, response: Response, plan: Plan) -> io:
     }
     drop(held);
     Ok(())
+}
+
+/// Begins a head: of a response, or of an interim one.
+pub(super) fn append_head(out: &mut Vec<u8>, status: u16, reason: &[u8]) {
+    out.extend_from_slice(format!("HTTP/1.1 {status} ").as_bytes());
+    out.extend_from_slice(reason);
+    out.extend_from_slice(b"\r\n");
 }
 
 /// One system call for the usual small answer.

@@ -2,15 +2,17 @@
 //!
 //! [`parse`] and [`chunked`] are pure functions of bytes; [`connection`] owns the socket and is the
 //! only code that frames a response, so no handler can put a connection out of step; [`server`]
-//! accepts. What is served is behind [`Handler`]: nothing here knows what a sandbox is.
+//! accepts. [`upstream`] is the other side, where this server is a client. What is served is behind [`Handler`]: nothing here knows what a sandbox is.
 
 pub mod chunked;
 pub mod connection;
+mod input;
 pub mod parse;
 pub mod request;
 pub mod response;
 pub mod server;
 pub mod stream;
+pub mod upstream;
 
 pub use request::Request;
 pub use response::{Body, Refusal, Response};

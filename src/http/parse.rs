@@ -1,17 +1,44 @@
-//! The head of a request: a pure function of the bytes received so far.
+//! The head of a request, or of a response: pure functions of the bytes received so far.
 //!
-//! Strict where leniency would let two parties disagree about where a request ends: bare CR or LF,
+//! Both are read by the same rules and limits. Strict where leniency would let two parties disagree about where a request ends: bare CR or LF,
 //! NUL, folded lines, white space before a colon, any doubt about the length of the body.
 
 use super::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES};
 
 /// How far the bytes go.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum Progress<H> {
     /// Nothing wrong yet, and not all there.
     Partial,
     /// A head, and how many bytes it took.
-    Complete(Head, usize),
+    Complete(H, usize),
+}
+
+/// The header fields of a message, in the order in which they came.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Fields(Vec<(String, Vec<u8>)>);
+
+impl Fields {
+    /// Names as sent, and values without surrounding white space.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
+        self.0
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_slice()))
+    }
+
+    /// The values of all fields of a name.
+    pub fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+        self.iter()
+            .filter(move |(key, _)| key.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
+    }
+
+    /// The options of all `Connection` fields (RFC 9110 section 7.6.1), in lower case.
+    pub fn connection_options(&self) -> impl Iterator<Item = String> {
+        self.values("connection")
+            .flat_map(|value| value.split(|byte| *byte == b','))
+            .map(|option| String::from_utf8_lossy(option.trim_ascii()).to_ascii_lowercase())
+    }
 }
 
 /// A request without its body.
@@ -25,14 +52,27 @@ pub struct Head {
     pub query: Option<Vec<u8>>,
     /// 0 or 1, for HTTP/1.0 or HTTP/1.1.
     pub minor_version: u8,
-    /// Names in lower case, values without surrounding white space.
-    pub headers: Vec<(String, Vec<u8>)>,
+    /// The header fields.
+    pub fields: Fields,
     /// Where the body ends.
     pub framing: Framing,
     /// Whether the connection may serve another request.
     pub keep_alive: bool,
     /// Whether the client waits for a go-ahead before it sends the body.
     pub expects_continue: bool,
+}
+
+/// A response without its body.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ResponseHead {
+    /// From 100 to 999.
+    pub status: u16,
+    /// The reason phrase, which may be empty.
+    pub reason: Vec<u8>,
+    /// The header fields.
+    pub fields: Fields,
+    /// The length that was given; where the body ends depends on the status and on the request too.
+    pub framing: Framing,
 }
 
 /// How the end of the body is known (RFC 9112 section 6.3).
@@ -64,26 +104,23 @@ use ParseError::Malformed;
 impl Head {
     /// The value of a header field that occurs once; the first if it occurs more often.
     pub fn header(&self, name: &str) -> Option<&[u8]> {
-        self.headers
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.as_slice())
+        let mut fields = self.fields.iter();
+        fields
+            .find(|(key, _)| key.eq_ignore_ascii_case(name))
+            .map(|(_, value)| value)
     }
 
     /// The values of all header fields of a name.
     pub fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
-        self.headers
-            .iter()
-            .filter(move |(key, _)| key == name)
-            .map(|(_, value)| value.as_slice())
+        self.fields.values(name)
     }
 }
 
-/// Reads a head from the beginning of `bytes`.
+/// Reads the head of a request from the beginning of `bytes`.
 ///
 /// # Errors
 /// What no further bytes could make right.
-pub fn head(bytes: &[u8]) -> Result<Progress, ParseError> {
+pub fn head(bytes: &[u8]) -> Result<Progress<Head>, ParseError> {
     let mut lines = Lines { bytes, at: 0 };
     // An empty line before a request is left over from a careless client (RFC 9112 section 2.2).
     let request_line = loop {
@@ -94,36 +131,21 @@ pub fn head(bytes: &[u8]) -> Result<Progress, ParseError> {
         }
     };
     let (method, target, minor_version) = request_line_parts(request_line)?;
-    let mut headers = Vec::new();
-    loop {
-        let Some(line) = lines.next()? else {
-            return partial(bytes, false);
-        };
-        if line.is_empty() {
-            break;
-        }
-        if headers.len() == MAX_HEADERS {
-            return Err(ParseError::HeadTooLarge);
-        }
-        headers.push(header_parts(line)?);
-    }
-    if lines.at > MAX_HEAD_BYTES {
-        return Err(ParseError::HeadTooLarge);
-    }
+    let Some(fields) = fields(&mut lines)? else {
+        return partial(bytes, false);
+    };
     let (path, query) = target_parts(target)?;
     let mut head = Head {
         method,
         path,
         query,
         minor_version,
-        headers,
-        framing: Framing::None,
-        keep_alive: false,
+        framing: framing(&fields, minor_version)?,
+        keep_alive: minor_version == 1
+            && !fields.connection_options().any(|option| option == "close"),
+        fields,
         expects_continue: false,
     };
-    head.framing = framing(&head)?;
-    head.keep_alive =
-        minor_version == 1 && !connection_options(&head).any(|option| option == "close");
     head.expects_continue = expects_continue(&head)?;
     if head.values("host").count() > 1 {
         return Err(Malformed("more than one Host header"));
@@ -131,7 +153,54 @@ pub fn head(bytes: &[u8]) -> Result<Progress, ParseError> {
     Ok(Progress::Complete(head, lines.at))
 }
 
-fn partial(bytes: &[u8], in_request_line: bool) -> Result<Progress, ParseError> {
+/// Reads the head of a response from the beginning of `bytes`.
+///
+/// # Errors
+/// What no further bytes could make right.
+pub fn response_head(bytes: &[u8]) -> Result<Progress<ResponseHead>, ParseError> {
+    let mut lines = Lines { bytes, at: 0 };
+    let Some(status_line) = lines.next()? else {
+        // What speaks first and another protocol may never end a line.
+        let begins = b"HTTP/1.";
+        let shown = bytes.len().min(begins.len());
+        if bytes[..shown] != begins[..shown] {
+            return Err(Malformed("it does not begin with HTTP/1."));
+        }
+        return partial(bytes, false);
+    };
+    let (minor_version, status, reason) = status_line_parts(status_line)?;
+    let Some(fields) = fields(&mut lines)? else {
+        return partial(bytes, false);
+    };
+    let head = ResponseHead {
+        status,
+        reason: reason.to_vec(),
+        framing: framing(&fields, minor_version)?,
+        fields,
+    };
+    Ok(Progress::Complete(head, lines.at))
+}
+
+/// The header lines up to the empty one; `None` when they are not all there.
+fn fields(lines: &mut Lines<'_>) -> Result<Option<Fields>, ParseError> {
+    let mut fields = Vec::new();
+    while let Some(line) = lines.next()? {
+        if line.is_empty() {
+            return if lines.at > MAX_HEAD_BYTES {
+                Err(ParseError::HeadTooLarge)
+            } else {
+                Ok(Some(Fields(fields)))
+            };
+        }
+        if fields.len() == MAX_HEADERS {
+            return Err(ParseError::HeadTooLarge);
+        }
+        fields.push(header_parts(line)?);
+    }
+    Ok(None)
+}
+
+fn partial<H>(bytes: &[u8], in_request_line: bool) -> Result<Progress<H>, ParseError> {
     if in_request_line && bytes.len() > MAX_TARGET_BYTES + 64 {
         return Err(ParseError::TargetTooLong);
     }
@@ -200,7 +269,33 @@ fn request_line_parts(line: &[u8]) -> Result<(String, &[u8], u8), ParseError> {
     ))
 }
 
-/// The name, in lower case, and the value of a header line.
+fn status_line_parts(line: &[u8]) -> Result<(u8, u16, &[u8]), ParseError> {
+    let malformed = Malformed("the status line is not VERSION STATUS REASON");
+    let (minor_version, rest) = match line.split_at_checked(9) {
+        Some((b"HTTP/1.1 ", rest)) => (1, rest),
+        Some((b"HTTP/1.0 ", rest)) => (0, rest),
+        _ => return Err(malformed),
+    };
+    let (digits, rest) = rest.split_at_checked(3).ok_or(malformed)?;
+    if !digits.iter().all(u8::is_ascii_digit) || digits[0] == b'0' {
+        return Err(malformed);
+    }
+    let status = digits
+        .iter()
+        .fold(0, |number, digit| number * 10 + u16::from(digit - b'0'));
+    // Some leave out the space with the reason.
+    let reason = match rest {
+        [] => rest,
+        [b' ', reason @ ..] => reason,
+        _ => return Err(malformed),
+    };
+    if !is_text(reason) {
+        return Err(Malformed("the reason has a control character"));
+    }
+    Ok((minor_version, status, reason))
+}
+
+/// The name and the value of a header line.
 ///
 /// # Errors
 /// It is none.
@@ -217,16 +312,20 @@ pub(super) fn header_parts(line: &[u8]) -> Result<(String, Vec<u8>), ParseError>
             "a header name is not a token, or has white space before its colon",
         ));
     }
-    if value
-        .iter()
-        .any(|byte| (*byte < b' ' && *byte != b'\t') || *byte == 0x7f)
-    {
+    if !is_text(value) {
         return Err(Malformed("a header value has a control character"));
     }
     Ok((
-        String::from_utf8_lossy(name).to_ascii_lowercase(),
+        String::from_utf8_lossy(name).into_owned(),
         value.trim_ascii().to_vec(),
     ))
+}
+
+/// Whether there is no control character but tabs.
+fn is_text(bytes: &[u8]) -> bool {
+    bytes
+        .iter()
+        .all(|byte| (*byte >= b' ' && *byte != 0x7f) || *byte == b'\t')
 }
 
 /// `tchar` of RFC 9110 section 5.6.2.
@@ -260,18 +359,18 @@ fn target_parts(target: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>), ParseError>
     })
 }
 
-fn framing(head: &Head) -> Result<Framing, ParseError> {
-    let mut lengths = head.values("content-length");
+fn framing(fields: &Fields, minor_version: u8) -> Result<Framing, ParseError> {
+    let mut lengths = fields.values("content-length");
     let length = lengths.next();
     if lengths.any(|other| Some(other) != length) {
         return Err(Malformed("different Content-Length headers"));
     }
-    let mut codings = head.values("transfer-encoding");
+    let mut codings = fields.values("transfer-encoding");
     if let Some(coding) = codings.next() {
         if length.is_some() {
             return Err(Malformed("both Content-Length and Transfer-Encoding"));
         }
-        if head.minor_version == 0
+        if minor_version == 0
             || codings.next().is_some()
             || !coding.eq_ignore_ascii_case(b"chunked")
         {
@@ -292,12 +391,6 @@ fn framing(head: &Head) -> Result<Framing, ParseError> {
         .and_then(|text| text.parse().ok())
         .map(Framing::Length)
         .ok_or(Malformed("Content-Length is larger than any body"))
-}
-
-fn connection_options(head: &Head) -> impl Iterator<Item = String> {
-    head.values("connection")
-        .flat_map(|value| value.split(|byte| *byte == b','))
-        .map(|option| String::from_utf8_lossy(option.trim_ascii()).to_ascii_lowercase())
 }
 
 fn expects_continue(head: &Head) -> Result<bool, ParseError> {
@@ -488,6 +581,86 @@ mod tests {
         assert_eq!(
             head(b"PUT / HTTP/1.1\r\nExpect: 200-ok\r\n\r\n"),
             Err(ParseError::ExpectationUnknown)
+        );
+    }
+
+    const RESPONSE: &str = "HTTP/1.1 404 Not Found\r\nServer: s\r\nContent-Length: 12\r\n\r\n";
+
+    fn response(text: &str) -> ResponseHead {
+        match response_head(text.as_bytes()) {
+            Ok(Progress::Complete(head, length)) => {
+                assert_eq!(length, text.len());
+                head
+            }
+            other => panic!("{text:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn reads_the_head_of_a_response() {
+        let head = response(RESPONSE);
+        assert_eq!((head.status, &head.reason[..]), (404, &b"Not Found"[..]));
+        assert_eq!(head.fields.iter().next(), Some(("Server", &b"s"[..])));
+        assert_eq!(head.framing, Framing::Length(12));
+        for (line, reason) in [
+            ("HTTP/1.0 200", ""),
+            ("HTTP/1.1 200 ", ""),
+            ("HTTP/1.1 999 a  b\tc\u{e9}", "a  b\tc\u{e9}"),
+        ] {
+            let head = response(&format!("{line}\r\n\r\n"));
+            assert_eq!(head.reason, reason.as_bytes(), "{line}");
+            assert_eq!(head.framing, Framing::None);
+        }
+    }
+
+    #[test]
+    fn every_prefix_of_a_response_is_partial() {
+        for end in 0..RESPONSE.len() {
+            assert_eq!(
+                response_head(&RESPONSE.as_bytes()[..end]),
+                Ok(Progress::Partial),
+                "{end}"
+            );
+        }
+    }
+
+    #[test]
+    fn forbids_responses_that_could_be_read_differently() {
+        for text in [
+            "HTTP/1.1 200 OK\nA: b\n\n",
+            "HTTP/1.1 200 OK\r\nA: b\rc\r\n\r\n",
+            "HTTP/1.1 200 O\0K\r\n\r\n",
+            "HTTP/1.1 200 O\u{1}K\r\n\r\n",
+            "HTTP/1.1 20 OK\r\n\r\n",
+            "HTTP/1.1 2000 OK\r\n\r\n",
+            "HTTP/1.1 099 OK\r\n\r\n",
+            "HTTP/1.1 +20 OK\r\n\r\n",
+            "HTTP/1.1  200 OK\r\n\r\n",
+            "HTTP/2 200 OK\r\n\r\n",
+            "HTTP/1.2 200 OK\r\n\r\n",
+            "ICY 200 OK\r\n\r\n",
+            "SSH-2.0-",
+            "\r\nHTTP/1.1 200 OK\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nA : b\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nA: b\r\n c\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+            "HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n",
+        ] {
+            let read = response_head(text.as_bytes());
+            assert!(matches!(read, Err(Malformed(_))), "{text:?}: {read:?}");
+        }
+        let endless = format!("HTTP/1.1 200 {}", "a".repeat(MAX_HEAD_BYTES));
+        assert_eq!(
+            response_head(endless.as_bytes()),
+            Err(ParseError::HeadTooLarge)
+        );
+        let many = "A: b\r\n".repeat(MAX_HEADERS + 1);
+        assert_eq!(
+            response_head(format!("HTTP/1.1 200 OK\r\n{many}\r\n").as_bytes()),
+            Err(ParseError::HeadTooLarge)
         );
     }
 

@@ -8,6 +8,7 @@ use std::io::Read;
 use serde::Serialize;
 
 use super::stream::StreamWriter;
+use super::upstream::{Relay, Tunnel};
 
 /// An answer.
 pub struct Response {
@@ -41,6 +42,10 @@ pub enum Body {
     Reader(Box<dyn Read + Send>),
     /// Something that is written as it happens.
     Stream(Box<dyn FnOnce(&mut StreamWriter) + Send>),
+    /// An upstream server, whose head stands in place of the response's own.
+    Relayed(Relay),
+    /// An upstream server that has taken the connection over for another protocol.
+    Tunnel(Tunnel),
 }
 
 impl Response {

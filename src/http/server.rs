@@ -81,9 +81,13 @@ impl<H: Handler> Server<H> {
         open: Connections,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        // Accepted sockets inherit both.
+        // Accepted sockets inherit all of these. A quiet client that is gone without a word, or that has
+        // closed after its last request, is found out within two minutes.
         setsockopt(&listener, sockopt::TcpNoDelay, &true)?;
         setsockopt(&listener, sockopt::KeepAlive, &true)?;
+        setsockopt(&listener, sockopt::TcpKeepIdle, &60)?;
+        setsockopt(&listener, sockopt::TcpKeepInterval, &15)?;
+        setsockopt(&listener, sockopt::TcpKeepCount, &4)?;
         let kept = limits.keeps_thread.then(|| keep_thread(&handler));
         Ok(Self {
             kept: kept.transpose()?,

@@ -1,4 +1,5 @@
-//! A response body that is written as things happen, to a client that must never be waited for.
+//! A body that is written as things happen, to a client (or an upstream server) that must never be
+//! waited for.
 //!
 //! Pieces go into a buffer, framed as chunks; [`StreamWriter::flush`] sends what the socket takes.
 //! Whoever writes keeps the buffer small by writing only when it is empty. The socket also tells
@@ -18,28 +19,34 @@ use crate::sys::Events;
 /// Digits of a chunk's size, fixed so that it can be filled in afterwards; leading zeros are allowed.
 const SIZE_DIGITS: usize = 8;
 
+/// Memory that an empty buffer keeps.
+const MAX_KEPT_BYTES: usize = 256 * 1024;
+
 /// Where a streamed body goes.
-pub struct StreamWriter {
-    socket: Arc<TcpStream>,
+pub struct StreamWriter<S = Arc<TcpStream>> {
+    socket: S,
     pending: Vec<u8>,
     sent: usize,
     chunked: bool,
     half_closed: bool,
+    /// Whether a byte was sent only to learn whether somebody is there.
+    probed: bool,
 }
 
 /// The client is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Disconnected;
 
-impl StreamWriter {
+impl<S: AsFd> StreamWriter<S> {
     /// Begins with what precedes the body.
-    pub(super) fn new(socket: Arc<TcpStream>, head: Vec<u8>, chunked: bool) -> Self {
+    pub(super) fn new(socket: S, head: Vec<u8>, chunked: bool) -> Self {
         Self {
             socket,
             pending: head,
             sent: 0,
             chunked,
             half_closed: false,
+            probed: false,
         }
     }
 
@@ -67,6 +74,26 @@ impl StreamWriter {
         self.pending.extend_from_slice(b"\r\n");
     }
 
+    /// Adds bytes that are no part of the body.
+    pub(super) fn push_raw(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+    }
+
+    /// Once in a body of chunks, sends a byte that means nothing: one more leading zero of the next
+    /// chunk's size. If nobody is there, a reset answers it.
+    pub(super) fn probe(&mut self) {
+        if self.chunked && !self.probed {
+            self.probed = true;
+            self.pending.push(b'0');
+        }
+    }
+
+    /// Gives up what is not sent.
+    pub(super) fn discard(&mut self) {
+        self.pending = Vec::new();
+        self.sent = 0;
+    }
+
     /// Ends the body.
     pub(super) fn finish(&mut self) {
         if self.chunked {
@@ -81,7 +108,11 @@ impl StreamWriter {
     pub fn flush(&mut self) -> Result<(), Disconnected> {
         while self.sent < self.pending.len() {
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
-            match send(self.socket.as_raw_fd(), &self.pending[self.sent..], flags) {
+            match send(
+                self.descriptor().as_raw_fd(),
+                &self.pending[self.sent..],
+                flags,
+            ) {
                 Ok(count) => self.sent += count,
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => {}
@@ -91,7 +122,7 @@ impl StreamWriter {
         self.pending.clear();
         self.sent = 0;
         // One large event must not cost its size for the rest of a long stream.
-        self.pending.shrink_to(256 * 1024);
+        self.pending.shrink_to(MAX_KEPT_BYTES);
         Ok(())
     }
 

@@ -1,0 +1,177 @@
+//! Sockets in a home, by name.
+//!
+//! The name belongs to the sandbox, which may put anything there and change it at any moment. So what
+//! is connected to is the very file that was looked at: it is opened without following a link on the
+//! way, must be a socket of the sandbox's, and is reached through its descriptor; and whoever
+//! listens there must be the sandbox as well, for a socket's file can outlive who bound it, or be
+//! passed about.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket, sockopt,
+};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::{Listener, Name, Port};
+use crate::error::{Error, Result};
+use crate::sys::User;
+
+pub(super) const ACCEPTED: &str =
+    "a name of 1 to 64 letters, digits, dots, dashes and underscores, other than . and ..";
+
+/// Where the sockets are, from the home on.
+const DIRECTORY: [&str; 2] = [".sbx", "proxy"];
+
+/// What the file of a port ends in.
+const SUFFIX: &str = ".sock";
+
+/// Most characters of a name.
+const MAX_NAME_BYTES: usize = 64;
+
+/// Most sockets that are listed: a sandbox can make any number of them.
+const MAX_LISTED: usize = 1000;
+
+/// The sockets of one home.
+pub struct Sockets {
+    home: OwnedFd,
+    owner: User,
+}
+
+/// Reads a name.
+pub(super) fn parse(text: &[u8]) -> Option<String> {
+    let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
+    let accepted = (1..=MAX_NAME_BYTES).contains(&text.len())
+        && text.iter().all(plain)
+        && text != b"."
+        && text != b"..";
+    accepted
+        .then(|| String::from_utf8(text.to_vec()).ok())
+        .flatten()
+}
+
+impl Sockets {
+    pub(super) fn new(home: OwnedFd, owner: User) -> Self {
+        Self { home, owner }
+    }
+
+    /// Opens the directory of the sockets, without following a link.
+    fn directory(&self, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
+        let flags = flags | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let parent = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let above = openat(&self.home, DIRECTORY[0], parent, Mode::empty())?;
+        openat(&above, DIRECTORY[1], flags, Mode::empty())
+    }
+
+    /// Why a file is no socket of the sandbox's.
+    fn objection(&self, status: &FileStat) -> Option<String> {
+        match status.st_mode & libc::S_IFMT {
+            libc::S_IFSOCK if status.st_uid == self.owner.uid => None,
+            libc::S_IFSOCK => Some(format!(
+                "it belongs to uid {}, not to the sandbox",
+                status.st_uid
+            )),
+            libc::S_IFLNK => Some("it is a link, and links are not followed".to_owned()),
+            _ => Some("it is not a socket".to_owned()),
+        }
+    }
+
+    /// Connects; or says why not.
+    pub(super) fn connect(
+        &self,
+        name: &str,
+        limit: Duration,
+    ) -> std::result::Result<OwnedFd, String> {
+        let failed = |cause: &str| Err(format!("$SBX_PROXY_DIR/{name}{SUFFIX}: {cause}"));
+        match self.try_connect(name, limit) {
+            Ok(Ok(socket)) => Ok(socket),
+            Ok(Err(objection)) => failed(&objection),
+            Err(Errno::ENOENT) => failed("there is no such socket; bind a server to it"),
+            Err(Errno::ECONNREFUSED) => failed("nothing listens on it"),
+            Err(Errno::EAGAIN) => failed("it does not accept connections"),
+            Err(Errno::ENOTDIR | Errno::ELOOP) => failed("its directory is none, or a link"),
+            Err(errno) => failed(&format!("{} ({errno:?})", errno.desc().to_lowercase())),
+        }
+    }
+
+    fn try_connect(
+        &self,
+        name: &str,
+        limit: Duration,
+    ) -> std::result::Result<std::result::Result<OwnedFd, String>, Errno> {
+        let directory = self.directory(OFlag::O_PATH)?;
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let name = format!("{name}{SUFFIX}");
+        let file = openat(&directory, name.as_str(), flags, Mode::empty())?;
+        if let Some(objection) = self.objection(&fstat(&file)?) {
+            return Ok(Err(objection));
+        }
+        let socket = socket(
+            AddressFamily::Unix,
+            SockType::Stream,
+            SockFlag::SOCK_CLOEXEC,
+            None,
+        )?;
+        // Connecting waits while the queue is full, as long as sending would (unix(7)).
+        let limit = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
+        setsockopt(&socket, sockopt::SendTimeout, &TimeVal::milliseconds(limit))?;
+        // Whatever the name means by now, the descriptor is what was looked at.
+        let address = UnixAddr::new(format!("/proc/self/fd/{}", file.as_raw_fd()).as_str())?;
+        connect(socket.as_raw_fd(), &address)?;
+        let listener = getsockopt(&socket, sockopt::PeerCredentials)?;
+        Ok(if listener.uid() == self.owner.uid {
+            Ok(socket)
+        } else {
+            let uid = listener.uid();
+            Err(format!("uid {uid} listens on it, not the sandbox"))
+        })
+    }
+
+    /// Whether a connection would find somebody. Where nobody listens, trying disturbs nobody.
+    pub(super) fn is_listening(&self, name: &str) -> bool {
+        match self.try_connect(name, Duration::from_millis(1)) {
+            Ok(connected) => connected.is_ok(),
+            Err(errno) => errno == Errno::EAGAIN,
+        }
+    }
+
+    /// The sockets there are, whether or not somebody listens.
+    pub(super) fn list(&self) -> Result<Vec<Listener>> {
+        let failed = |errno| Error::system("cannot list $SBX_PROXY_DIR", errno);
+        let directory = match self.directory(OFlag::O_RDONLY) {
+            // The sandbox may have removed it.
+            Err(Errno::ENOENT) => return Ok(Vec::new()),
+            other => other.map_err(failed)?,
+        };
+        let mut directory = Dir::from_fd(directory).map_err(failed)?;
+        let mut names = Vec::new();
+        for entry in directory.iter() {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name().to_bytes().strip_suffix(SUFFIX.as_bytes());
+            names.extend(name.and_then(parse));
+            if names.len() == MAX_LISTED {
+                break;
+            }
+        }
+        names.retain(|name| {
+            let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
+            let status = fstatat(directory.as_fd(), format!("{name}{SUFFIX}").as_str(), flags);
+            status.is_ok_and(|status| self.objection(&status).is_none())
+        });
+        names.sort_unstable();
+        let path = DIRECTORY.join("/");
+        Ok(names
+            .into_iter()
+            .map(|name| Listener {
+                address: format!("{path}/{name}{SUFFIX}"),
+                port: Port(Name::Socket(name)),
+                process: None,
+            })
+            .collect())
+    }
+}

@@ -1,0 +1,327 @@
+//! TCP ports of the machine: what listens is read from `/proc/net`, as far as it is there.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use super::{Listener, Name, Owner, Port};
+use crate::error::{Error, Kind, Result};
+use crate::sys::Pid;
+
+pub(super) const ACCEPTED: &str = "a TCP port from 1 to 65535, in digits";
+
+/// Most bytes of a command line that is shown.
+const MAX_COMMAND_BYTES: u64 = 1024;
+
+/// `TCP_LISTEN`, as /proc/net/tcp writes it.
+const LISTEN: &str = "0A";
+
+/// Reads a port number; there is one way to write each.
+pub(super) fn parse(text: &[u8]) -> Option<u16> {
+    let text = std::str::from_utf8(text).ok()?;
+    text.parse()
+        .ok()
+        .filter(|port: &u16| *port != 0 && port.to_string() == text)
+}
+
+/// Connects, by IPv4 before IPv6; or says what was tried.
+pub(super) fn connect(port: u16, limit: Duration) -> std::result::Result<OwnedFd, String> {
+    let mut tried = Vec::new();
+    for address in [
+        IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(Ipv6Addr::LOCALHOST),
+    ] {
+        let address = SocketAddr::new(address, port);
+        let connected = TcpStream::connect_timeout(&address, limit).and_then(|socket| {
+            // Where nothing listens, a connection may get the very port it asks for as its own, and
+            // so meet itself.
+            if socket.local_addr()? == address {
+                return Err(ErrorKind::ConnectionRefused.into());
+            }
+            socket.set_nodelay(true)?;
+            Ok(socket)
+        });
+        match connected {
+            Ok(socket) => return Ok(socket.into()),
+            Err(error) => tried.push(format!("{address}: {}", cause(&error))),
+        }
+    }
+    Err(format!(
+        "{}; start a server that listens there",
+        tried.join(", ")
+    ))
+}
+
+fn cause(error: &std::io::Error) -> &'static str {
+    match error.kind() {
+        ErrorKind::ConnectionRefused => "nothing listens",
+        ErrorKind::TimedOut => "it does not accept connections",
+        ErrorKind::AddrNotAvailable | ErrorKind::NetworkUnreachable => "no such address here",
+        _ => error
+            .raw_os_error()
+            .map_or("it failed", |code| nix::errno::Errno::from_raw(code).desc()),
+    }
+}
+
+/// Whether a connection to the port would find somebody. Looking it up disturbs nobody; only where it
+/// cannot be looked up, it is tried.
+pub(super) fn is_listening(port: u16) -> bool {
+    let mut found = false;
+    let looked_up = listening(&mut |socket| {
+        let reachable = match socket.address {
+            IpAddr::V4(address) => address.is_unspecified() || address == Ipv4Addr::LOCALHOST,
+            IpAddr::V6(address) => address.is_unspecified() || address == Ipv6Addr::LOCALHOST,
+        };
+        found |= socket.port == port && reachable;
+    });
+    match looked_up {
+        Ok(()) => found,
+        Err(_) => connect(port, Duration::from_millis(100)).is_ok(),
+    }
+}
+
+/// Everything that listens.
+pub(super) fn list() -> Result<Vec<Listener>> {
+    let mut sockets = Vec::new();
+    listening(&mut |socket| sockets.push(socket)).map_err(|error| {
+        Error::new(
+            Kind::System,
+            format!("cannot tell which ports listen: /proc/net/tcp: {error}"),
+        )
+    })?;
+    sockets.sort_by_key(|socket| (socket.port, socket.address));
+    let mut owners: BTreeMap<u64, Option<Owner>> =
+        sockets.iter().map(|socket| (socket.inode, None)).collect();
+    find_owners(&mut owners);
+    Ok(sockets
+        .into_iter()
+        .map(|socket| Listener {
+            port: Port(Name::Number(socket.port)),
+            address: socket.address.to_string(),
+            process: owners.get(&socket.inode).cloned().flatten(),
+        })
+        .collect())
+}
+
+/// A socket that listens.
+#[derive(Debug, PartialEq, Eq)]
+struct Socket {
+    address: IpAddr,
+    port: u16,
+    inode: u64,
+}
+
+/// Tells of every listening socket.
+///
+/// # Errors
+/// There is no `/proc/net/tcp`.
+fn listening(found: &mut dyn FnMut(Socket)) -> std::io::Result<()> {
+    for (table, optional) in [("/proc/net/tcp", false), ("/proc/net/tcp6", true)] {
+        let file = match File::open(table) {
+            Ok(file) => file,
+            // A kernel without IPv6.
+            Err(_) if optional => continue,
+            Err(error) => return Err(error),
+        };
+        // The kernel lists those that listen before all connections, of which there may be very many:
+        // the rest is not even made.
+        for line in BufReader::with_capacity(4096, file).lines().skip(1) {
+            match parse_line(&line?) {
+                Line::Listening(socket) => found(socket),
+                Line::Connection => break,
+                Line::Unknown => {}
+            }
+        }
+    }
+    Ok(())
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Line {
+    Listening(Socket),
+    Connection,
+    Unknown,
+}
+
+/// One line: `sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...` (proc(5)).
+fn parse_line(line: &str) -> Line {
+    let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+    match fields.get(3) {
+        Some(&LISTEN) => {}
+        Some(_) => return Line::Connection,
+        None => return Line::Unknown,
+    }
+    let socket = || {
+        let (address, port) = fields[1].split_once(':')?;
+        Some(Socket {
+            address: parse_address(address)?,
+            port: u16::from_str_radix(port, 16).ok()?,
+            inode: fields.get(9)?.parse().ok()?,
+        })
+    };
+    socket().map_or(Line::Unknown, Line::Listening)
+}
+
+/// An address as words of 32 bits in the machine's own byte order.
+fn parse_address(text: &str) -> Option<IpAddr> {
+    let word = |at: usize| {
+        let word = u32::from_str_radix(text.get(at..at + 8)?, 16).ok()?;
+        Some(word.to_ne_bytes())
+    };
+    match text.len() {
+        8 => Some(IpAddr::from(word(0)?)),
+        32 => {
+            let mut bytes = [0; 16];
+            for (index, part) in bytes.chunks_exact_mut(4).enumerate() {
+                part.copy_from_slice(&word(index * 8)?);
+            }
+            Some(IpAddr::from(bytes))
+        }
+        _ => None,
+    }
+}
+
+/// Finds for each inode the process with the lowest number that holds that socket.
+fn find_owners(owners: &mut BTreeMap<u64, Option<Owner>>) {
+    let mut left = owners.len();
+    let mut pids: Vec<Pid> = fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
+    pids.sort_unstable();
+    for pid in pids {
+        // Other users' processes are not shown to everybody.
+        let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
+            continue;
+        };
+        for descriptor in descriptors.flatten() {
+            if left == 0 {
+                return;
+            }
+            let inode = fs::read_link(descriptor.path()).ok().and_then(|target| {
+                let target = target.to_str()?.strip_prefix("socket:[")?;
+                target.strip_suffix(']')?.parse::<u64>().ok()
+            });
+            if let Some(owner) = inode.and_then(|inode| owners.get_mut(&inode))
+                && owner.is_none()
+            {
+                let command = command(pid);
+                *owner = Some(Owner { pid, command });
+                left -= 1;
+            }
+        }
+    }
+}
+
+/// A command line as it would be typed, more or less.
+fn command(pid: Pid) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
+        let _ = file.take(MAX_COMMAND_BYTES).read_to_end(&mut bytes);
+    }
+    let words: Vec<_> = bytes
+        .split(|byte| *byte == 0)
+        .map(String::from_utf8_lossy)
+        .collect();
+    words.join(" ").trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn a_port_is_written_in_one_way() {
+        assert_eq!(parse(b"1"), Some(1));
+        assert_eq!(parse(b"65535"), Some(65535));
+        for text in [
+            &b""[..],
+            b"0",
+            b"00",
+            b"080",
+            b"65536",
+            b"+80",
+            b"-1",
+            b"80 ",
+            b"8e1",
+            b"http",
+            b"80.sock",
+            b"..",
+            b"\xff",
+            b"%38",
+            "\u{661}".as_bytes(),
+        ] {
+            assert_eq!(parse(text), None, "{}", String::from_utf8_lossy(text));
+        }
+    }
+
+    #[test]
+    fn reads_the_tables_of_the_kernel() {
+        let line = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 12345 1 0";
+        let socket = |address: &str, port, inode| {
+            let address = address.parse().unwrap();
+            Line::Listening(Socket {
+                address,
+                port,
+                inode,
+            })
+        };
+        if cfg!(target_endian = "little") {
+            assert_eq!(parse_line(line), socket("127.0.0.1", 8080, 12345));
+            let line = line.replace("0100007F", "00000000000000000000000001000000");
+            assert_eq!(parse_line(&line), socket("::1", 8080, 12345));
+            let line = line.replace("00000000000000000000000001000000", &"0".repeat(32));
+            assert_eq!(parse_line(&line), socket("::", 8080, 12345));
+        }
+        assert_eq!(parse_line(&line.replace(" 0A ", " 01 ")), Line::Connection);
+        for odd in [
+            "",
+            "x",
+            "0: 1 2 0A",
+            "0: 0100007:1F90 0 0A 0 0 0 0 0 1",
+            "0: 010000é:1F90 0 0A 0 0 0 0 0 1",
+        ] {
+            assert_eq!(parse_line(odd), Line::Unknown, "{odd}");
+        }
+    }
+
+    #[test]
+    fn finds_what_listens_and_whose_it_is() {
+        for address in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0", "[::]:0"] {
+            let Ok(listener) = TcpListener::bind(address) else {
+                // No IPv6 here.
+                assert!(address.starts_with('['));
+                continue;
+            };
+            let port = listener.local_addr().unwrap().port();
+            assert!(is_listening(port));
+            assert!(connect(port, Duration::from_secs(1)).is_ok());
+            let all = list().unwrap();
+            let found = all
+                .iter()
+                .find(|found| found.port == Port(Name::Number(port)))
+                .unwrap();
+            let owner = found.process.as_ref().unwrap();
+            assert_eq!(owner.pid, Pid::try_from(std::process::id()).unwrap());
+            assert!(owner.command.contains("sbx"), "{owner:?}");
+            drop(listener);
+            assert!(!is_listening(port));
+            let tried = connect(port, Duration::from_secs(1)).unwrap_err();
+            assert!(tried.contains(&format!("127.0.0.1:{port}: nothing listens")));
+        }
+    }
+
+    #[test]
+    fn what_listens_elsewhere_is_not_reached() {
+        let listener = TcpListener::bind("127.0.0.2:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        assert!(!is_listening(port));
+        assert!(connect(port, Duration::from_secs(1)).is_err());
+    }
+}
