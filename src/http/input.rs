@@ -332,7 +332,8 @@ impl Remaining {
         out: &mut Vec<u8>,
         most: usize,
     ) -> Result<(), ReceiveError> {
-        let mut length = out.len();
+        let begin = out.len();
+        let mut length = begin;
         let end = length + most;
         out.resize(end, 0);
         input.waits = false;
@@ -342,7 +343,8 @@ impl Remaining {
                 Ok(count) => length += count,
                 Err(error) => {
                     *self = Self::Failed;
-                    break Err(error);
+                    // What came before is good; the next call fails.
+                    break if length > begin { Ok(()) } else { Err(error) };
                 }
             }
             // Small chunks that came together go on together.
@@ -353,6 +355,11 @@ impl Remaining {
         input.waits = true;
         out.truncate(length);
         result
+    }
+
+    /// Whether reading failed.
+    pub(super) fn has_failed(&self) -> bool {
+        matches!(self, Self::Failed)
     }
 
     fn advance<S: AsFd>(

@@ -163,9 +163,9 @@ impl<'c> BodyReader<'c> {
         matches!(self.left, Remaining::Ended)
     }
 
-    /// Whether a part of it was received and not read yet.
+    /// Whether reading has something to tell without waiting.
     pub(super) fn has_more_at_hand(&self) -> bool {
-        !self.is_over() && !self.input.unused().is_empty()
+        self.left.has_failed() || (!self.is_over() && !self.input.unused().is_empty())
     }
 
     /// What is sent to the client besides a response.

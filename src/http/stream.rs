@@ -131,6 +131,11 @@ impl<S: AsFd> StreamWriter<S> {
         self.pending.is_empty()
     }
 
+    /// How much is not sent yet.
+    pub(super) fn pending(&self) -> usize {
+        self.pending.len() - self.sent
+    }
+
     /// The socket, for polling.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()

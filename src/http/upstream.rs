@@ -134,8 +134,8 @@ pub fn exchange(
         upstream.flush();
 
         let feeding = upstream.takes_more() && client.is_flushed() && !waits_for_answer;
-        let limit = if answered && client.is_flushed() {
-            // There may be more; but a client that is gone must be seen, however much there is.
+        let limit = if (answered && client.is_flushed()) || (feeding && body.has_more_at_hand()) {
+            // There is more to do; but a client that is gone must be seen, however much there is.
             Some(Duration::ZERO)
         } else if waits_for_answer {
             Some(GO_AHEAD_LIMIT.saturating_sub(begun.elapsed()))
@@ -287,7 +287,7 @@ impl Upstream {
 
     /// Whether more of the request can be handed over.
     fn takes_more(&self) -> bool {
-        !self.is_fed && self.is_flushed()
+        !self.is_fed && self.output.pending() < READ_BYTES.0
     }
 
     fn is_flushed(&self) -> bool {
@@ -405,7 +405,7 @@ impl Relay {
                     result = size.append(out, |out, most| left.append_available(input, out, most));
                 });
                 result.map_err(broken)?;
-                answered = !input.unused().is_empty();
+                answered = !input.unused().is_empty() || self.left.has_failed();
                 if matches!(self.left, Remaining::Ended) {
                     client.finish();
                     is_over = true;
@@ -423,11 +423,11 @@ impl Relay {
             if is_over && client.is_flushed() {
                 return Ok(());
             }
-            if reading && answered {
+            let feeding = self.upstream.takes_more() && !body.awaits_go_ahead();
+            if (reading && answered) || (feeding && body.has_more_at_hand()) {
                 continue;
             }
 
-            let feeding = self.upstream.takes_more() && !body.awaits_go_ahead();
             let limit = (!client.is_flushed()).then_some(SEND_LIMIT);
             let [from_client, from_upstream] =
                 wait(client, feeding, &self.upstream, reading, limit);
@@ -473,7 +473,7 @@ impl Tunnel {
             up.advance(&mut client_ready, from_client, &mut to_upstream);
             down.advance(&mut upstream_ready, &mut from_upstream, to_client);
             // A client that is gone wants nothing more. Of a server that is gone the last words count.
-            if up.source_is_lost() || down.target_is_lost || (up.is_over() && down.is_over()) {
+            if up.left.has_failed() || down.target_is_lost || (up.is_over() && down.is_over()) {
                 return;
             }
             let events = |flow: &Flow, ready: bool, into: bool, pending: bool| {
@@ -503,7 +503,9 @@ impl Tunnel {
                     upstream_events,
                 ),
             ];
-            poll(&mut entries, None);
+            let more = (client_ready && up.is_open() && to_upstream.is_flushed())
+                || (upstream_ready && down.is_open() && to_client.is_flushed());
+            poll(&mut entries, more.then_some(Duration::ZERO));
             let [client_found, upstream_found] = entries.map(|entry| entry.events());
             let ended = Events::READABLE.and_if(true, Events::BROKEN);
             client_ready |= client_found.has(ended);
@@ -544,10 +546,6 @@ impl Flow {
         matches!(self.left, Remaining::UntilClose) && !self.target_is_lost
     }
 
-    fn source_is_lost(&self) -> bool {
-        matches!(self.left, Remaining::Failed)
-    }
-
     fn is_over(&self) -> bool {
         self.is_shut || self.target_is_lost
     }
@@ -559,7 +557,7 @@ impl Flow {
         from: &mut Input<A>,
         to: &mut StreamWriter<B>,
     ) {
-        if *ready && self.is_open() && to.is_flushed() {
+        if to.flush().is_ok() && *ready && self.is_open() && to.is_flushed() {
             let (left, size) = (&mut self.left, &mut self.size);
             to.push(|out| {
                 // How it failed is in `left`.

@@ -790,6 +790,11 @@ impl Connection {
         self.buffer.drain(..length).collect()
     }
 
+    /// What was received and not used: for tests that go on reading by themselves.
+    pub fn take_buffered(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.buffer)
+    }
+
     /// Receives once; false at the end of the connection, orderly or not.
     pub fn fill(&mut self) -> bool {
         let mut chunk = [0; 16384];

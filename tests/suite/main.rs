@@ -20,6 +20,7 @@ mod http;
 mod lifecycle;
 mod processes;
 mod programs;
+mod proxy;
 mod readme;
 mod regression;
 mod walls;

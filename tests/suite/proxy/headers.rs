@@ -1,0 +1,160 @@
+//! What a server is told in headers, what is kept from it, and what comes back.
+
+use super::Backend;
+use crate::fixture::{Server, TOKEN};
+
+#[test]
+fn secrets_of_the_way_do_not_reach_the_server() {
+    let server = Server::start();
+    let backend = Backend::saying("fine");
+    let mut connection = server.connect();
+    let headers = [
+        ("Authorization", "Bearer hf_secret"),
+        ("AUTHORIZATION", "Basic hf_secret"),
+        ("Proxy-Authorization", "Basic hf_secret"),
+        ("x-SANDBOX-token", TOKEN),
+        ("Cookie", "session=1"),
+    ];
+    let reply = connection.request("GET", &backend.path("/"), &headers, b"");
+    assert_eq!(reply.text(), "fine");
+    let head = backend.next().head;
+    assert!(!head.contains(TOKEN), "{head}");
+    assert!(!head.contains("hf_secret"), "{head}");
+    assert!(head.contains("Cookie: session=1"), "{head}");
+}
+
+#[test]
+fn headers_about_one_connection_stay_there() {
+    let server = Server::start();
+    let backend = Backend::answering(
+        "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: X-Mine, keep-alive\r\nX-Mine: a\r\n\
+         Keep-Alive: timeout=5\r\nProxy-Connection: x\r\nTrailer: T\r\nUpgrade: h2c\r\nTE: x\r\n\
+         X-Other: b\r\nSet-Cookie: one\r\nSet-Cookie: two\r\n\r\nok",
+    );
+    let mut connection = server.connect();
+    let headers = [
+        ("Connection", "X-Hop, keep-alive"),
+        ("Connection", "x-other-hop"),
+        ("X-Hop", "1"),
+        ("X-Other-Hop", "2"),
+        ("Keep-Alive", "300"),
+        ("Proxy-Connection", "keep-alive"),
+        ("TE", "trailers"),
+        ("Trailer", "X-T"),
+        ("Upgrade", "websocket"),
+        ("X-End", "stays"),
+        ("X-End", "stays twice"),
+    ];
+    let reply = connection.request("GET", &backend.path("/"), &headers, b"");
+    let received = backend.next();
+    for name in [
+        "x-hop",
+        "x-other-hop",
+        "keep-alive",
+        "proxy-connection",
+        "te",
+        "trailer",
+        "upgrade",
+    ] {
+        assert!(received.values(name).is_empty(), "{name}: {received:?}");
+    }
+    assert_eq!(received.value("connection"), "close");
+    assert_eq!(received.values("x-end"), ["stays", "stays twice"]);
+    for name in [
+        "connection",
+        "x-mine",
+        "keep-alive",
+        "proxy-connection",
+        "trailer",
+        "upgrade",
+        "te",
+    ] {
+        assert_eq!(reply.header(name), None, "{name}");
+    }
+    assert_eq!(reply.header("x-other"), Some("b"));
+    let cookies: Vec<_> = reply
+        .headers
+        .iter()
+        .filter(|(name, _)| name == "set-cookie")
+        .map(|(_, value)| value.as_str())
+        .collect();
+    assert_eq!(cookies, ["one", "two"]);
+    assert_eq!(reply.text(), "ok");
+}
+
+#[test]
+fn names_keep_their_case_and_values_their_bytes() {
+    let server = Server::start();
+    let backend = Backend::answering(
+        "HTTP/1.1 200 All is Well\r\nX-MiXed: a  b\tc\r\ncontent-LENGTH: 0\r\n\r\n",
+    );
+    let mut connection = server.connect();
+    let headers = [("X-mIXED", "1  2\t3"), ("Empty", "")];
+    connection.send_request("GET", &backend.path("/"), &headers, b"");
+    connection
+        .stream
+        .shutdown(std::net::Shutdown::Write)
+        .unwrap();
+    let bytes = String::from_utf8(connection.read_to_close()).unwrap();
+    assert!(bytes.contains("HTTP/1.1 200 All is Well\r\n"), "{bytes}");
+    assert!(bytes.contains("\r\nX-MiXed: a  b\tc\r\n"), "{bytes}");
+    let received = backend.next();
+    assert!(
+        received.head.contains("\r\nX-mIXED: 1  2\t3\r\n"),
+        "{received:?}"
+    );
+    assert!(received.head.contains("\r\nEmpty: \r\n"), "{received:?}");
+}
+
+#[test]
+fn a_server_is_told_where_it_stands() {
+    let server = Server::start();
+    let backend = Backend::saying("fine");
+    server.get(&backend.path("/a"));
+    let received = backend.next();
+    assert_eq!(
+        received.value("host"),
+        format!("localhost:{}", backend.port)
+    );
+    assert_eq!(received.value("x-forwarded-for"), "127.0.0.1");
+    assert_eq!(received.value("x-forwarded-proto"), "http");
+    assert_eq!(received.value("x-forwarded-host"), "sandbox");
+    assert_eq!(received.value("x-forwarded-prefix"), backend.path(""));
+}
+
+#[test]
+fn what_the_proxy_before_says_is_kept_and_added_to() {
+    let server = Server::start();
+    let backend = Backend::saying("fine");
+    let mut connection = server.connect();
+    let headers = [
+        ("X-Forwarded-For", "203.0.113.7"),
+        ("X-Forwarded-For", "10.0.0.1, 10.0.0.2"),
+        ("X-Forwarded-Proto", "https"),
+        ("X-Forwarded-Host", "job--49983.example.org"),
+        ("X-Forwarded-Prefix", "/outer/"),
+        ("Connection", "X-Forwarded-For"),
+    ];
+    connection.request("GET", &backend.path(""), &headers, b"");
+    let received = backend.next();
+    assert_eq!(
+        received.value("x-forwarded-for"),
+        "203.0.113.7, 10.0.0.1, 10.0.0.2, 127.0.0.1"
+    );
+    assert_eq!(received.value("x-forwarded-proto"), "https");
+    assert_eq!(received.value("x-forwarded-host"), "job--49983.example.org");
+    let prefix = format!("/outer{}", backend.path(""));
+    assert_eq!(received.value("x-forwarded-prefix"), prefix);
+}
+
+#[test]
+fn options_is_the_servers_to_answer() {
+    let server = Server::start();
+    let backend = Backend::answering("HTTP/1.1 200 OK\r\nAllow: BREW\r\nContent-Length: 0\r\n\r\n");
+    let reply = server.request("OPTIONS", &backend.path("/"), b"");
+    assert_eq!((reply.status, reply.header("allow")), (200, Some("BREW")));
+    backend.next();
+    let reply = server.request("CONNECT", &backend.path("/"), b"");
+    assert_eq!((reply.status, &*reply.code()), (501, "not_implemented"));
+    backend.expect_nothing();
+}
