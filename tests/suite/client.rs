@@ -53,7 +53,9 @@ fn run_client(version: &str, checks: &str) {
     if checks == POOLS && !is_root() {
         skip!("host mode needs root");
     }
-    let python = match environment(version) {
+    let package = format!("huggingface_hub=={version}");
+    let name = format!("huggingface_hub-{version}");
+    let python = match environment(&name, &[&package]) {
         Ok(python) => python,
         Err(reason) => skip!("the real client {version}: {reason}"),
     };
@@ -80,9 +82,8 @@ fn run_client(version: &str, checks: &str) {
     );
 }
 
-/// The interpreter of a virtual environment that has this version of the client, or why there is
-/// none.
-fn environment(version: &str) -> Result<PathBuf, String> {
+/// The interpreter of a virtual environment that has these packages, or why there is none.
+pub fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
     // Two tests may want the same one.
     static INSTALLING: Mutex<()> = Mutex::new(());
     let _installing = INSTALLING.lock();
@@ -91,7 +92,7 @@ fn environment(version: &str) -> Result<PathBuf, String> {
         "import sys; assert sys.version_info >= (3, 10), sys.version; print(sys.base_prefix)",
     ]))
     .map_err(|error| format!("python3 of 3.10 or later is needed: {error}"))?;
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("huggingface_hub-{version}"));
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let python = root.join("bin/python");
     // Written last, so that an installation that broke off is not taken for a whole one.
     let mark = root.join("installed-with");
@@ -109,7 +110,7 @@ fn environment(version: &str) -> Result<PathBuf, String> {
             "--quiet",
             "--disable-pip-version-check",
         ])
-        .arg(format!("huggingface_hub=={version}")))
+        .args(packages))
     .map_err(|error| format!("it cannot be installed from the package index: {error}"))?;
     fs::write(&mark, known).map_err(|error| error.to_string())?;
     Ok(python)
