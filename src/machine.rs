@@ -76,7 +76,12 @@ impl Machine {
             let confinement = Confinement::dedicated(environment, directory.clone());
             let root = Root::machine(Path::new(&directory))?;
             let ports = Ports::machine();
-            Dedicated(Workspace::new(root, confinement, ports, Arc::clone(&shared)))
+            Dedicated(Workspace::new(
+                root,
+                confinement,
+                ports,
+                Arc::clone(&shared),
+            ))
         };
         Ok(Self {
             kind,

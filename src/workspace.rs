@@ -89,6 +89,7 @@ impl Workspace {
     pub fn close(&self) {
         self.activity.close();
         self.processes.close();
+        self.ports.close();
     }
 
     /// Ends the workspace if nothing has been going on for `limit`; no lease is given afterwards.

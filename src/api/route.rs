@@ -53,8 +53,8 @@ use WorkspaceResource as In;
 impl<'a> Resource<'a> {
     /// Finds what an undecoded path names.
     pub(super) fn find(path: &'a [u8]) -> Option<Self> {
-        if let Some(proxied) = proxied(path) {
-            return Some(Self::In(proxied));
+        if let Some((scope, proxied)) = proxied(path) {
+            return Some(Self::In(scope, proxied));
         }
         let segments: Vec<&str> = std::str::from_utf8(path)
             .ok()?
@@ -134,6 +134,8 @@ impl<'a> Resource<'a> {
                 In::FileDelete => "delete",
                 In::FileMakeDirectory => "mkdir",
                 In::FileMove => "move",
+                In::Proxy { .. } => "proxy",
+                In::Ports | In::PortWait(_) => "ports",
             },
         }
     }
@@ -204,11 +206,20 @@ impl<'a> WorkspaceResource<'a> {
 
 /// Finds what a path below a port's names. Only the beginning of such a path is this server's; the
 /// rest may be any bytes.
-fn proxied(path: &[u8]) -> Option<WorkspaceResource<'_>> {
-    let rest = path.strip_prefix(b"/v1/proxy/")?;
-    let end = rest.iter().position(|byte| *byte == b'/');
-    let (port, path) = rest.split_at(end.unwrap_or(rest.len()));
-    Some(In::Proxy { port, path })
+fn proxied(path: &[u8]) -> Option<(Scope<'_>, WorkspaceResource<'_>)> {
+    let cut = |path| {
+        let end = <[u8]>::iter(path).position(|byte| *byte == b'/');
+        path.split_at(end.unwrap_or(path.len()))
+    };
+    let (scope, rest) = match path.strip_prefix(b"/v1/sandboxes/") {
+        Some(rest) => {
+            let (id, rest) = cut(rest);
+            (Scope::Sandbox(std::str::from_utf8(id).ok()?), rest)
+        }
+        None => (Scope::Machine, path.strip_prefix(b"/v1")?),
+    };
+    let (port, path) = cut(rest.strip_prefix(b"/proxy/")?);
+    Some((scope, In::Proxy { port, path }))
 }
 
 #[cfg(test)]
@@ -259,10 +270,20 @@ mod tests {
             (b"/v1/proxy/\xff/a", b"\xff", b"/a"),
             (b"/v1/proxy//a", b"", b"/a"),
         ] {
-            let resource = Resource::In(In::Proxy { port, path: rest });
-            assert_eq!(Resource::find(path), Some(resource));
+            let proxied = In::Proxy { port, path: rest };
+            let found = Resource::find(path);
+            assert_eq!(found, Some(Resource::In(Scope::Machine, proxied)));
+            let inside = [b"/v1/sandboxes/s-1", &path[3..]].concat();
+            let found = Resource::find(&inside);
+            assert_eq!(found, Some(Resource::In(Scope::Sandbox("s-1"), proxied)));
         }
-        assert_eq!(Resource::find(b"/v1/proxy"), None);
+        for path in [
+            "/v1/proxy",
+            "/v1/sandboxes/s-1/proxy",
+            "/v1/sandboxes/a/b/proxy/80/",
+        ] {
+            assert_eq!(Resource::find(path.as_bytes()), None, "{path}");
+        }
     }
 
     #[test]

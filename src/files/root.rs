@@ -13,6 +13,7 @@ use std::fs::File;
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
@@ -34,7 +35,7 @@ pub(super) const DIRECTORY: OFlag = OFlag::O_PATH
 
 /// Where the paths of a workspace begin.
 pub struct Root {
-    beginning: OwnedFd,
+    beginning: Arc<OwnedFd>,
     resolution: Resolution,
     /// Whether what is written to a link goes to its target; else it is refused.
     follows_last_link: bool,
@@ -105,7 +106,7 @@ impl Root {
             Error::system(format_args!("cannot open {}", directory.display()), errno)
         })?;
         Ok(Self {
-            beginning,
+            beginning: Arc::new(beginning),
             resolution: Resolution::Machine,
             follows_last_link: true,
             sizes_links_by_target: true,
@@ -113,14 +114,19 @@ impl Root {
     }
 
     /// Everything beneath `directory`, as its `owner`.
-    pub fn home(directory: OwnedFd, owner: User) -> Self {
+    pub fn home(directory: impl Into<Arc<OwnedFd>>, owner: User) -> Self {
+        let directory = directory.into();
         let resolver = Resolver::of_machine(&directory);
         Self::beneath(directory, owner, resolver)
     }
 
-    pub(super) fn beneath(directory: OwnedFd, owner: User, resolver: Resolver) -> Self {
+    pub(super) fn beneath(
+        directory: impl Into<Arc<OwnedFd>>,
+        owner: User,
+        resolver: Resolver,
+    ) -> Self {
         Self {
-            beginning: directory,
+            beginning: directory.into(),
             resolution: Resolution::Beneath { resolver, owner },
             follows_last_link: false,
             sizes_links_by_target: false,

@@ -140,7 +140,7 @@ impl World {
 
     fn root(&self, resolver: Resolver) -> Root {
         let home = File::open(self.base.join("home")).unwrap();
-        Root::beneath(home.into(), OWNER, resolver)
+        Root::beneath(OwnedFd::from(home), OWNER, resolver)
     }
 
     /// Everything that is outside the home, as far as anybody could change it.

@@ -29,6 +29,7 @@ use crate::confine::{Policy, SandboxSettings, is_among_programs};
 use crate::error::{Error, Kind, Result};
 use crate::files::{self, Disk, Root};
 use crate::logging;
+use crate::ports::Ports;
 use crate::proc;
 use crate::process::Reason;
 use crate::process::registry::Shared;
@@ -419,6 +420,8 @@ impl Host {
             max_processes,
             max_memory: wish.max_memory,
         })?;
+        let home = Arc::new(home);
+        let ports = Ports::home(Arc::clone(&home), place.user);
         let root = Root::home(home, place.user);
         let created = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Sandbox {
@@ -431,7 +434,7 @@ impl Host {
             idle_timeout: wish.idle_timeout,
             max_processes,
             max_memory: wish.max_memory,
-            workspace: Workspace::new(root, confinement, Arc::clone(&self.shared)),
+            workspace: Workspace::new(root, confinement, ports, Arc::clone(&self.shared)),
         })
     }
 

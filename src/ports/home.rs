@@ -7,6 +7,7 @@
 //! passed about.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::dir::Dir;
@@ -39,7 +40,7 @@ const MAX_LISTED: usize = 1000;
 
 /// The sockets of one home.
 pub struct Sockets {
-    home: OwnedFd,
+    home: Arc<OwnedFd>,
     owner: User,
 }
 
@@ -56,7 +57,7 @@ pub(super) fn parse(text: &[u8]) -> Option<String> {
 }
 
 impl Sockets {
-    pub(super) fn new(home: OwnedFd, owner: User) -> Self {
+    pub(super) fn new(home: Arc<OwnedFd>, owner: User) -> Self {
         Self { home, owner }
     }
 

@@ -94,8 +94,7 @@ impl Ports {
     }
 
     /// The sockets of the home that `directory` is, and that belongs to `owner`.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for host mode"))]
-    pub fn home(directory: OwnedFd, owner: User) -> Arc<Self> {
+    pub fn home(directory: Arc<OwnedFd>, owner: User) -> Arc<Self> {
         Self::of(Place::Home(home::Sockets::new(directory, owner)))
     }
 
@@ -107,7 +106,6 @@ impl Ports {
     }
 
     /// Ends all waiting: the workspace ends.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for host mode"))]
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
