@@ -98,18 +98,19 @@ pub fn exchange(
         if answered && client.is_flushed() {
             match upstream.read_head()? {
                 None => answered = false,
-                Some(head) if head.status >= 200 => {
-                    let relay = Relay::new(upstream, head, to_head);
+                Some(response) if response.status >= 200 => {
+                    let relay = Relay::new(upstream, response, to_head);
                     return Ok(Response::new(relay.head.status, Body::Relayed(relay)));
                 }
-                Some(head) if head.status == 101 && upgrades => {
-                    return Ok(Response::new(101, Body::Tunnel(Tunnel { upstream, head })));
+                Some(switching) if switching.status == 101 && upgrades => {
+                    let tunnel = Tunnel::new(upstream, switching);
+                    return Ok(Response::new(101, Body::Tunnel(tunnel)));
                 }
-                Some(head) if head.status == 101 => {
+                Some(switching) if switching.status == 101 => {
                     let text = "it switched to a protocol that nobody asked for";
                     return Err(RelayError::Upstream(text.to_owned()));
                 }
-                Some(head) if head.status == 100 => {
+                Some(interim) if interim.status == 100 => {
                     body.give_go_ahead().map_err(RelayError::Client)?;
                 }
                 Some(interim) if http_1_1 => {
@@ -451,6 +452,10 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
+    fn new(upstream: Upstream, head: ResponseHead) -> Self {
+        Self { upstream, head }
+    }
+
     /// Appends the head that tells the client.
     pub(super) fn append_head(&self, out: &mut Vec<u8>) {
         append_head(out, self.head.status, &self.head.reason);

@@ -8,6 +8,7 @@ mod headers;
 mod peers;
 mod ports;
 mod relaying;
+mod sandboxes;
 mod smuggling;
 mod streaming;
 mod upgrades;

@@ -80,10 +80,10 @@ fn uvicorn_serves_plain_requests() {
     assert_eq!(seen["raw_path"], "/a%2Fb//c");
     assert_eq!(seen["query"], "x=%20&y");
     assert_eq!(seen["size"], body.len());
-    let digest: String = Sha256::digest(&body)
+    let digest = Sha256::digest(&body);
+    let digest = digest
         .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
     assert_eq!(seen["sha256"], digest);
     let headers = seen["headers"].as_array().unwrap();
     let header = |name: &str| -> Option<&Value> {

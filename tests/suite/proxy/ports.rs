@@ -191,15 +191,15 @@ fn a_crowd_waits_for_one_server() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
-    let served = Arc::new(AtomicUsize::new(0));
+    let count = Arc::new(AtomicUsize::new(0));
     let clients: Vec<_> = (0..30)
         .map(|_| {
-            let (server, served) = (Arc::clone(&server), Arc::clone(&served));
+            let (server, count) = (Arc::clone(&server), Arc::clone(&count));
             thread::spawn(move || {
                 let reply = server.get(&format!("/v1/ports/{port}/wait?timeout=20"));
                 assert_eq!(reply.json()["listening"], true);
                 assert_eq!(server.get(&format!("/v1/proxy/{port}/")).text(), "fine");
-                served.fetch_add(1, Ordering::Relaxed);
+                count.fetch_add(1, Ordering::Relaxed);
             })
         })
         .collect();
@@ -211,5 +211,5 @@ fn a_crowd_waits_for_one_server() {
     for client in clients {
         client.join().unwrap();
     }
-    assert_eq!(served.load(Ordering::Relaxed), 30);
+    assert_eq!(count.load(Ordering::Relaxed), 30);
 }

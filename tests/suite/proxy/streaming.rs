@@ -342,13 +342,13 @@ fn a_quiet_exchange_takes_no_processor_time() {
     let flood = Backend::start(|mut connection| {
         connection.read_head();
         connection.send("HTTP/1.1 200 OK\r\n\r\n");
-        while connection.send([b'x'; 65_536]) {}
+        while connection.send(vec![b'x'; 65_536]) {}
     });
     let mut connection = server.connect();
     let headers = [("Content-Length", "1000000000")];
     connection.send_request("POST", &flood.path("/"), &headers, b"");
     connection.stream.set_nonblocking(true).unwrap();
-    while connection.stream.write(&[b'x'; 65_536]).is_ok() {}
+    while connection.stream.write(&vec![b'x'; 65_536]).is_ok() {}
     thread::sleep(Duration::from_millis(500));
     let before = crate::fixture::cpu_time_of(server.pid());
     thread::sleep(Duration::from_secs(1));

@@ -205,7 +205,7 @@ fn a_client_that_is_gone_is_noticed_behind_a_full_buffer() {
     connection.stream.set_nonblocking(true).unwrap();
     let deadline = Instant::now() + Duration::from_millis(500);
     while Instant::now() < deadline {
-        let _ = (&connection.stream).write(&[0; 65_536]);
+        let _ = (&connection.stream).write(&vec![0; 65_536]);
     }
     reset(connection);
     ended.recv_timeout(PATIENCE).unwrap();
