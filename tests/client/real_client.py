@@ -12,10 +12,15 @@ Nothing of the client is replaced. It is led to a machine by a stand-in for the 
 
 import hashlib
 import io
+import json
 import os
 import shutil
+import socket
 import sys
 import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -756,6 +761,81 @@ def check_files_of_the_kernel_are_read_to_their_end(at: Place):
     assert text == (b"" if NEW else Path("/proc/version").read_bytes()), text
     at.sbx.files.download("/proc/version", at.path("version"))
     assert Path(at.path("version")).read_bytes() == Path("/proc/version").read_bytes()
+
+
+# ---------------------------------------------------------------------------------- ports
+
+
+# Answers with what it was asked, and echoes after an upgrade.
+PROXIED = """
+import http.server, sys
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        lines = [self.requestline, *(f"{name}: {value}" for name, value in self.headers.items())]
+        answer = "\\n".join(lines).encode() + b"\\n\\n" + body
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def do_GET(self):
+        self.send_response(101)
+        self.send_header("Upgrade", "echo")
+        self.send_header("Connection", "Upgrade")
+        self.end_headers()
+        while piece := self.connection.recv(65536):
+            self.connection.sendall(piece)
+        self.close_connection = True
+
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@check
+def check_a_server_inside_is_reached_through_the_proxy(at: Place):
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    process = at.sbx.run(["python3", "-c", PROXIED, str(port)], background=True)
+    url = at.sbx.proxy_url_for(port, "/a%2Fb//c?d=e&f", scheme="http://")
+    wait = at.sbx.proxy_url_for(port, "/", scheme="http://").replace("/proxy/", "/ports/")
+    ask = urllib.request.Request(wait + "wait?timeout=20", headers=at.sbx.proxy_headers)
+    with urllib.request.urlopen(ask, timeout=30) as answer:
+        assert json.load(answer) == {"port": port, "listening": True}
+    body = noise(3 * MIB)
+    ask = urllib.request.Request(url, data=body, headers=at.sbx.proxy_headers, method="POST")
+    with urllib.request.urlopen(ask, timeout=30) as answer:
+        head, _, rest = answer.read().partition(b"\n\n")
+    assert rest == body
+    assert head.startswith(b"POST /a%2Fb//c?d=e&f HTTP/1.1\n"), head
+    for name, secret in at.sbx.proxy_headers.items():
+        assert secret.encode() not in head, f"{name} reached the server: {head}"
+
+    # An upgrade, with the same headers.
+    address = urllib.parse.urlsplit(at.sbx.proxy_url_for(port, "/ws", scheme="ws://"))
+    lines = [f"GET {address.path} HTTP/1.1", f"Host: {address.netloc}"]
+    lines += [f"{name}: {value}" for name, value in at.sbx.proxy_headers.items()]
+    lines += ["Connection: Upgrade", "Upgrade: echo", "", ""]
+    with socket.create_connection((address.hostname, address.port), timeout=30) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        reader = connection.makefile("rb")
+        assert reader.readline().startswith(b"HTTP/1.1 101 ")
+        while reader.readline() != b"\r\n":
+            pass
+        connection.sendall(b"there and back")
+        assert reader.read(14) == b"there and back"
+
+    # Without the headers there is no way in.
+    try:
+        urllib.request.urlopen(urllib.request.Request(url, data=b""), timeout=30)
+    except urllib.error.HTTPError as error:
+        assert error.code == 403, error
+    else:
+        raise AssertionError("let in without a token")
+    process.kill()
 
 
 # ---------------------------------------------------------------------------------- running
