@@ -32,7 +32,7 @@ use crate::sys::{Events, PollEntry, poll};
 const GO_AHEAD_LIMIT: Duration = Duration::from_secs(1);
 
 /// The least and the most that is read at once. A quiet connection costs the least.
-const READ_BYTES: (usize, usize) = (4 * 1024, 256 * 1024);
+const READ_BYTES: (usize, usize) = (4 * 1024, 128 * 1024);
 
 /// Fields that are about one connection (RFC 9110 section 7.6.1), and those that frame a body.
 /// `Trailer` is among them because trailers are not passed on.
@@ -124,7 +124,9 @@ pub fn exchange(
                 Some(_) => {}
             }
         }
-        let waits_for_answer = body.awaits_go_ahead() && begun.elapsed() < GO_AHEAD_LIMIT;
+        // A client that sends its body unasked does not wait.
+        let waits_for_answer =
+            body.awaits_go_ahead() && !body.has_more_at_hand() && begun.elapsed() < GO_AHEAD_LIMIT;
         let feeding = upstream.takes_more() && client.is_flushed() && !waits_for_answer;
         if feeding && (heard || body.has_more_at_hand() || body.awaits_go_ahead()) {
             upstream.feed(body).map_err(RelayError::Client)?;
@@ -135,6 +137,10 @@ pub fn exchange(
         upstream.flush();
 
         let feeding = upstream.takes_more() && client.is_flushed() && !waits_for_answer;
+        if !feeding {
+            // The client is not waited for.
+            heard_at = Instant::now();
+        }
         let limit = if (answered && client.is_flushed()) || (feeding && body.has_more_at_hand()) {
             // There is more to do; but a client that is gone must be seen, however much there is.
             Some(Duration::ZERO)

@@ -19,7 +19,7 @@ use nix::sys::socket::{
 use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use super::{Listener, Name, Port};
+use super::{Listener, Name, Port, is_lack, unreachable};
 use crate::error::{Error, Result};
 use crate::sys::User;
 
@@ -82,22 +82,23 @@ impl Sockets {
         }
     }
 
-    /// Connects; or says why not.
-    pub(super) fn connect(
-        &self,
-        name: &str,
-        limit: Duration,
-    ) -> std::result::Result<OwnedFd, String> {
-        let failed = |cause: &str| Err(format!("$SBX_PROXY_DIR/{name}{SUFFIX}: {cause}"));
-        match self.try_connect(name, limit) {
-            Ok(Ok(socket)) => Ok(socket),
-            Ok(Err(objection)) => failed(&objection),
-            Err(Errno::ENOENT) => failed("there is no such socket; bind a server to it"),
-            Err(Errno::ECONNREFUSED) => failed("nothing listens on it"),
-            Err(Errno::EAGAIN) => failed("it does not accept connections"),
-            Err(Errno::ENOTDIR | Errno::ELOOP) => failed("its directory is none, or a link"),
-            Err(errno) => failed(&format!("{} ({errno:?})", errno.desc().to_lowercase())),
-        }
+    /// Connects.
+    pub(super) fn connect(&self, name: &str, limit: Duration) -> Result<OwnedFd> {
+        let cause = match self.try_connect(name, limit) {
+            Ok(Ok(socket)) => return Ok(socket),
+            Ok(Err(objection)) => objection,
+            Err(Errno::ENOENT) => "there is no such socket; bind a server to it".to_owned(),
+            Err(Errno::ECONNREFUSED) => "nothing listens on it".to_owned(),
+            Err(Errno::EAGAIN) => "it does not accept connections".to_owned(),
+            Err(Errno::ENOTDIR | Errno::ELOOP) => "its directory is none, or a link".to_owned(),
+            Err(errno) if is_lack(errno) => {
+                let act = format!("cannot connect to port {name}");
+                return Err(Error::system(act, errno));
+            }
+            Err(errno) => format!("{} ({errno:?})", errno.desc().to_lowercase()),
+        };
+        let tried = format!("$SBX_PROXY_DIR/{name}{SUFFIX}: {cause}");
+        Err(unreachable(name, &tried))
     }
 
     fn try_connect(
@@ -174,5 +175,127 @@ impl Sockets {
                 process: None,
             })
             .collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::error::Kind;
+
+    #[test]
+    fn names_are_plain() {
+        for name in ["a", "8000", "a.b_c-D", "...", ".a", "-"] {
+            assert_eq!(parse(name.as_bytes()).as_deref(), Some(name));
+        }
+        let long = "x".repeat(MAX_NAME_BYTES + 1);
+        for name in ["", ".", "..", "a/b", "a b", "a\0", "%41", "\u{e4}", &long] {
+            assert_eq!(parse(name.as_bytes()), None, "{name}");
+        }
+    }
+
+    /// A home of the user that the tests run as.
+    struct Home {
+        path: PathBuf,
+        sockets: Sockets,
+    }
+
+    impl Home {
+        fn new(name: &str, owner: libc::uid_t) -> Self {
+            let path = std::env::temp_dir().join(format!("sbx-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            fs::create_dir_all(path.join(DIRECTORY.join("/"))).unwrap();
+            let owner = User {
+                uid: owner,
+                gid: owner,
+            };
+            let home = Arc::new(OwnedFd::from(fs::File::open(&path).unwrap()));
+            let sockets = Sockets::new(home, owner);
+            Self { path, sockets }
+        }
+
+        fn of_mine(name: &str) -> Self {
+            Self::new(name, nix::unistd::geteuid().as_raw())
+        }
+
+        fn socket(&self, name: &str) -> PathBuf {
+            let directory = self.path.join(DIRECTORY.join("/"));
+            directory.join(format!("{name}{SUFFIX}"))
+        }
+
+        #[track_caller]
+        fn refuse(&self, name: &str, cause: &str) {
+            let error = self
+                .sockets
+                .connect(name, Duration::from_secs(1))
+                .unwrap_err();
+            assert_eq!(error.kind(), Kind::Unreachable);
+            assert!(error.to_string().contains(cause), "{error}");
+            assert!(!self.sockets.is_listening(name));
+        }
+    }
+
+    impl Drop for Home {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+
+    #[test]
+    fn a_socket_of_the_owners_is_reached_and_listed() {
+        let home = Home::of_mine("reached");
+        let listener = UnixListener::bind(home.socket("app")).unwrap();
+        assert!(home.sockets.connect("app", Duration::from_secs(1)).is_ok());
+        assert!(home.sockets.is_listening("app"));
+        let listed = home.sockets.list().unwrap();
+        assert_eq!(listed.len(), 1);
+        assert_eq!(listed[0].port, Port(Name::Socket("app".to_owned())));
+        drop(listener);
+        home.refuse("app", "nothing listens on it");
+    }
+
+    #[test]
+    fn what_is_no_socket_of_the_owners_is_refused() {
+        let home = Home::of_mine("refused");
+        let _listener = UnixListener::bind(home.socket("app")).unwrap();
+        symlink(home.socket("app"), home.socket("link")).unwrap();
+        fs::write(home.socket("file"), "").unwrap();
+        home.refuse("missing", "there is no such socket");
+        home.refuse("link", "links are not followed");
+        home.refuse("file", "it is not a socket");
+        assert_eq!(home.sockets.list().unwrap().len(), 1);
+        // The same files, in the eyes of another owner.
+        let mine = nix::unistd::geteuid().as_raw();
+        let other = Home::new("others", mine + 1);
+        let _listener = UnixListener::bind(other.socket("app")).unwrap();
+        other.refuse("app", "not to the sandbox");
+        assert_eq!(other.sockets.list().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn no_directory_on_the_way_may_be_a_link() {
+        let home = Home::of_mine("linked");
+        let _listener = UnixListener::bind(home.socket("app")).unwrap();
+        let (directory, aside) = (home.path.join(".sbx"), home.path.join("aside"));
+        fs::rename(&directory, &aside).unwrap();
+        symlink(&aside, &directory).unwrap();
+        home.refuse("app", "a link");
+        assert!(home.sockets.list().is_err());
+    }
+
+    #[test]
+    fn a_full_queue_is_given_up_and_counts_as_listening() {
+        let home = Home::of_mine("full");
+        let listener = UnixListener::bind(home.socket("app")).unwrap();
+        nix::sys::socket::listen(&listener, nix::sys::socket::Backlog::new(0).unwrap()).unwrap();
+        let _queued = home.sockets.connect("app", Duration::from_secs(1)).unwrap();
+        let error = home.sockets.connect("app", Duration::from_millis(50));
+        assert!(error.unwrap_err().to_string().contains("does not accept"));
+        assert!(home.sockets.is_listening("app"));
     }
 }

@@ -7,7 +7,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use super::{Listener, Name, Owner, Port};
+use nix::errno::Errno;
+
+use super::{Listener, Name, Owner, Port, is_lack, unreachable};
 use crate::error::{Error, Kind, Result};
 use crate::proc;
 use crate::sys::Pid;
@@ -28,8 +30,8 @@ pub(super) fn parse(text: &[u8]) -> Option<u16> {
         .filter(|port: &u16| *port != 0 && port.to_string() == text)
 }
 
-/// Connects, by IPv4 before IPv6; or says what was tried.
-pub(super) fn connect(port: u16, limit: Duration) -> std::result::Result<OwnedFd, String> {
+/// Connects, by IPv4 before IPv6.
+pub(super) fn connect(port: u16, limit: Duration) -> Result<OwnedFd> {
     let mut tried = Vec::new();
     for address in [
         IpAddr::V4(Ipv4Addr::LOCALHOST),
@@ -47,23 +49,28 @@ pub(super) fn connect(port: u16, limit: Duration) -> std::result::Result<OwnedFd
         });
         match connected {
             Ok(socket) => return Ok(socket.into()),
-            Err(error) => tried.push(format!("{address}: {}", cause(&error))),
+            Err(error) => {
+                let errno = error.raw_os_error().map(Errno::from_raw);
+                if let Some(errno) = errno.filter(|errno| is_lack(*errno)) {
+                    let act = format!("cannot connect to port {port}");
+                    return Err(Error::system(act, errno));
+                }
+                tried.push(format!("{address}: {}", cause(&error)));
+            }
         }
     }
-    Err(format!(
-        "{}; start a server that listens there",
-        tried.join(", ")
+    let tried = tried.join(", ");
+    Err(unreachable(
+        port,
+        &format!("{tried}; start a server that listens there"),
     ))
 }
 
-fn cause(error: &std::io::Error) -> &'static str {
+fn cause(error: &std::io::Error) -> String {
     match error.kind() {
-        ErrorKind::ConnectionRefused => "nothing listens",
-        ErrorKind::TimedOut => "it does not accept connections",
-        ErrorKind::AddrNotAvailable | ErrorKind::NetworkUnreachable => "no such address here",
-        _ => error
-            .raw_os_error()
-            .map_or("it failed", |code| nix::errno::Errno::from_raw(code).desc()),
+        ErrorKind::ConnectionRefused => "nothing listens".to_owned(),
+        ErrorKind::TimedOut => "it does not accept connections".to_owned(),
+        _ => error.to_string(),
     }
 }
 
@@ -309,7 +316,9 @@ mod tests {
             assert!(owner.command.contains("sbx"), "{owner:?}");
             drop(listener);
             assert!(!is_listening(port));
-            let tried = connect(port, Duration::from_secs(1)).unwrap_err();
+            let tried = connect(port, Duration::from_secs(1))
+                .unwrap_err()
+                .to_string();
             assert!(tried.contains(&format!("127.0.0.1:{port}: nothing listens")));
         }
     }

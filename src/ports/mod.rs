@@ -13,6 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+
 use crate::error::{Error, Kind, Result};
 use crate::process::{Audience, Gone};
 use crate::sys::{Pid, PollEntry, User, poll};
@@ -128,19 +130,14 @@ impl Ports {
     /// Connects to whatever listens on a port; a stream socket.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`], with what was tried and why it failed.
+    /// [`Kind::Unreachable`], with what was tried and why it failed; or the server has no descriptor
+    /// or memory left.
     pub fn connect(&self, port: &Port) -> Result<OwnedFd> {
-        let connected = match (&self.place, &port.0) {
+        match (&self.place, &port.0) {
             (Place::Machine, Name::Number(number)) => machine::connect(*number, CONNECT_LIMIT),
             (Place::Home(sockets), Name::Socket(name)) => sockets.connect(name, CONNECT_LIMIT),
-            _ => Err("it is another workspace's".to_owned()),
-        };
-        connected.map_err(|tried| {
-            Error::new(
-                Kind::Unreachable,
-                format!("cannot reach port {port}: {tried}"),
-            )
-        })
+            _ => Err(unreachable(port, "it is another workspace's")),
+        }
     }
 
     /// Everything that listens, in the order of its ports.
@@ -202,4 +199,17 @@ impl Ports {
             pause = (pause * 2).min(LOOK_AGAIN.1);
         }
     }
+}
+
+fn unreachable(port: impl fmt::Display, tried: &str) -> Error {
+    Error::new(
+        Kind::Unreachable,
+        format!("cannot reach port {port}: {tried}"),
+    )
+}
+
+/// Whether it is the server that lacks something, which says nothing about the port.
+fn is_lack(errno: Errno) -> bool {
+    let lacks = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::ENOBUFS];
+    lacks.contains(&errno)
 }
