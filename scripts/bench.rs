@@ -52,6 +52,7 @@ fn main() {
         }
         ["respond", port, reply] => respond(port.parse().unwrap(), &fs::read(reply).unwrap()),
         ["move", port] => move_files(port.parse().unwrap()),
+        ["serve", port] => serve_bytes(port.parse().unwrap()),
         ["lines", count] => lines(count.parse().unwrap()),
         _ => {
             eprintln!("{USAGE}");
@@ -102,6 +103,7 @@ fn measure(plan: &Plan) {
     measure_commands(plan, &mut table);
     measure_output(plan, &mut table);
     measure_files(plan, &scratch, &mut table);
+    measure_proxy(plan, &mut table);
     measure_health(plan, &scratch, &mut table);
     measure_memory(&scratch, &mut table);
     sandboxes::measure(plan, &scratch, &mut table);
@@ -294,6 +296,29 @@ fn measure_files(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     table.speeds(&row, size, &ours, &floor, "a loop of read and write");
 }
 
+/// A server inside, through the port proxy and directly. What is between the two is one more process
+/// through which every byte goes: half the speed is what copying alone would leave on two processors.
+fn measure_proxy(plan: &Plan, table: &mut Table) {
+    let size = plan.file_bytes;
+    let server = Program::server(free_port());
+    let inside = Program::bytes(free_port());
+    let target = format!("/{size}");
+    let proxied = format!("/v1/proxy/{}{target}", inside.port);
+    drop(inside.connect());
+    let mut client = server.connect();
+    let [mut down, mut up, mut direct_down, mut direct_up] = [(); 4].map(|()| Samples::default());
+    for _ in 0..plan.file_rounds {
+        down.time(|| client.download(&proxied, size));
+        direct_down.time(|| inside.connect().download(&target, size));
+        up.time(|| client.upload(&proxied, size));
+        direct_up.time(|| inside.connect().upload(&target, size));
+    }
+    let row = format!("through the port proxy, download of {} MiB", size / MIB);
+    table.speeds(&row, size, &down, &direct_down, "without it");
+    let row = format!("through the port proxy, upload of {} MiB", size / MIB);
+    table.speeds(&row, size, &up, &direct_up, "without it");
+}
+
 fn check_and_remove(path: &Path, size: usize) {
     let mut file = File::open(path).unwrap();
     let mut expected = Expected::pattern();
@@ -467,6 +492,40 @@ fn move_files(port: u16) {
     }
 }
 
+/// A server for the port proxy: `GET /<size>` is answered with so many bytes, and a body is read to its
+/// end.
+fn serve_bytes(port: u16) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let mut block = vec![0; BLOCK];
+    for stream in listener.incoming() {
+        let mut stream = stream.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let (mut head, mut end) = (Vec::new(), None);
+        while end.is_none() {
+            let length = stream.read(&mut block).unwrap_or(0);
+            if length == 0 {
+                break;
+            }
+            head.extend_from_slice(&block[..length]);
+            end = find(&head, b"\r\n\r\n");
+        }
+        let Some(end) = end else { continue };
+        let text = String::from_utf8(head[..end].to_vec()).unwrap();
+        let words: Vec<&str> = text.split_whitespace().collect();
+        let size: usize = words[1][1..].parse().unwrap();
+        if words[0] == "GET" {
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n");
+            stream.write_all(head.as_bytes()).unwrap();
+            send_pattern(&mut stream, size);
+        } else {
+            let left = size - (head.len() - end - 4);
+            copy_to_end(&mut stream, &mut std::io::sink(), &mut block, left);
+            let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+            stream.write_all(answer).unwrap();
+        }
+    }
+}
+
 fn copy_to_end(from: &mut impl Read, to: &mut impl Write, block: &mut [u8], mut left: usize) {
     while left > 0 {
         let most = left.min(block.len());
@@ -534,6 +593,11 @@ impl Program {
     fn mover(port: u16) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         Self::start(port, command.args(["move", &port.to_string()]))
+    }
+
+    fn bytes(port: u16) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        Self::start(port, command.args(["serve", &port.to_string()]))
     }
 
     /// Nothing where nginx is not installed.
