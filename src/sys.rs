@@ -787,6 +787,31 @@ pub fn readable_bytes(pipe: BorrowedFd<'_>) -> Result<usize, Errno> {
     Ok(usize::try_from(count).unwrap_or_default())
 }
 
+/// Receives once, at most `most` bytes, to the end of `out`, whose spare room need not be cleared
+/// first (recv(2)). 0 is the end.
+///
+/// # Errors
+/// `EAGAIN` when nothing has come: unless it `waits`, or after the socket's receive timeout.
+pub fn receive_append(
+    socket: BorrowedFd<'_>,
+    out: &mut Vec<u8>,
+    most: usize,
+    waits: bool,
+) -> Result<usize, Errno> {
+    out.reserve(most);
+    let flags = if waits { 0 } else { libc::MSG_DONTWAIT };
+    let room = out.spare_capacity_mut();
+    let most = most.min(room.len());
+    // SAFETY: the kernel writes at most `most` bytes, which there is room for, and says how many it
+    // has written; only those become part of `out`.
+    unsafe {
+        let count = libc::recv(socket.as_raw_fd(), room.as_mut_ptr().cast(), most, flags);
+        let count = usize::try_from(Errno::result(count)?).unwrap_or_default();
+        out.set_len(out.len() + count);
+        Ok(count)
+    }
+}
+
 /// The signals that do not have their default effect on this process: ignored ones, which a child
 /// would inherit through execve, and those that a library handles.
 pub fn changed_signals() -> Vec<c_int> {

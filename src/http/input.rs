@@ -5,7 +5,7 @@
 //! limit everywhere; where somebody polls, nothing here waits at all.
 
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use super::chunked::{Decoder, Step};
 use super::parse::{self, Framing, Head, ParseError, Progress, ResponseHead};
 use super::response::Refusal;
-use crate::sys::{Events, PollEntry, poll};
+use crate::sys::{self, Events, PollEntry, poll};
 
 /// From the first byte of a head to its last.
 const HEAD_LIMIT: Duration = Duration::from_secs(10);
@@ -254,6 +254,18 @@ impl<S: AsFd> Input<S> {
         } else {
             MsgFlags::MSG_DONTWAIT
         };
+        self.receive_by(|socket, _| recv(socket.as_raw_fd(), into, flags))
+    }
+
+    /// The same, to the end of `out`.
+    fn receive_append(&mut self, out: &mut Vec<u8>, most: usize) -> Result<usize, ReceiveError> {
+        self.receive_by(|socket, waits| sys::receive_append(socket, out, most, waits))
+    }
+
+    fn receive_by(
+        &mut self,
+        mut receive: impl FnMut(BorrowedFd<'_>, bool) -> Result<usize, Errno>,
+    ) -> Result<usize, ReceiveError> {
         loop {
             if let Some(deadline) = self.deadline {
                 let left = deadline.saturating_duration_since(Instant::now());
@@ -262,7 +274,7 @@ impl<S: AsFd> Input<S> {
                     return Err(ReceiveError::TimedOut);
                 }
             }
-            match recv(self.socket.as_fd().as_raw_fd(), into, flags) {
+            match receive(self.socket.as_fd(), self.waits) {
                 Ok(0) => return Err(ReceiveError::Closed),
                 Ok(count) => {
                     self.received += count as u64;
@@ -325,8 +337,67 @@ impl Remaining {
         result
     }
 
-    /// Appends what has come, at most about `most` bytes, without waiting for any.
+    /// Appends what has come, at most `most` bytes, without waiting for any.
     pub(super) fn append_available<S: AsFd>(
+        &mut self,
+        input: &mut Input<S>,
+        out: &mut Vec<u8>,
+        most: usize,
+    ) -> Result<(), ReceiveError> {
+        input.waits = false;
+        let result = match self {
+            Self::Chunked(_) => self.append_chunks(input, out, most),
+            _ => self.append_plain(input, out, most),
+        };
+        input.waits = true;
+        match result {
+            Ok(()) | Err(ReceiveError::TimedOut) => Ok(()),
+            Err(error) => {
+                *self = Self::Failed;
+                Err(error)
+            }
+        }
+    }
+
+    /// Large bodies move this way: straight to where they are sent from.
+    fn append_plain<S: AsFd>(
+        &mut self,
+        input: &mut Input<S>,
+        out: &mut Vec<u8>,
+        most: usize,
+    ) -> Result<(), ReceiveError> {
+        let most = match self {
+            Self::Length(left) => most.min(usize::try_from(*left).unwrap_or(usize::MAX)),
+            Self::UntilClose => most,
+            Self::Ended => return Ok(()),
+            Self::Failed | Self::Chunked(_) => return Err(ReceiveError::Closed),
+        };
+        let unused = input.unused();
+        let result = if unused.is_empty() {
+            input.receive_append(out, most)
+        } else {
+            let count = unused.len().min(most);
+            out.extend_from_slice(&unused[..count]);
+            input.consume(count);
+            Ok(count)
+        };
+        let count = match result {
+            Err(ReceiveError::Closed) if matches!(self, Self::UntilClose) => {
+                *self = Self::Ended;
+                return Ok(());
+            }
+            other => other? as u64,
+        };
+        if let Self::Length(left) = self {
+            *left -= count;
+            if *left == 0 {
+                *self = Self::Ended;
+            }
+        }
+        Ok(())
+    }
+
+    fn append_chunks<S: AsFd>(
         &mut self,
         input: &mut Input<S>,
         out: &mut Vec<u8>,
@@ -334,27 +405,29 @@ impl Remaining {
     ) -> Result<(), ReceiveError> {
         let begin = out.len();
         let mut length = begin;
-        let end = length + most;
-        out.resize(end, 0);
-        input.waits = false;
+        out.resize(begin + most, 0);
         let result = loop {
             match self.advance(input, &mut out[length..]) {
-                Ok(0) | Err(ReceiveError::TimedOut) => break Ok(()),
+                Ok(0) => break Ok(()),
                 Ok(count) => length += count,
-                Err(error) => {
-                    *self = Self::Failed;
-                    // What came before is good; the next call fails.
-                    break if length > begin { Ok(()) } else { Err(error) };
-                }
+                // What came before is good.
+                Err(error) => break Err(error),
             }
             // Small chunks that came together go on together.
-            if length == end || input.unused().is_empty() || matches!(self, Self::Ended) {
+            if length == out.len() || input.unused().is_empty() {
                 break Ok(());
             }
         };
-        input.waits = true;
         out.truncate(length);
-        result
+        match result {
+            Err(ReceiveError::TimedOut) | Ok(()) => Ok(()),
+            Err(_) if length > begin => {
+                // The next call fails.
+                *self = Self::Failed;
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Whether reading failed.

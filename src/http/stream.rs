@@ -19,8 +19,8 @@ use crate::sys::Events;
 /// Digits of a chunk's size, fixed so that it can be filled in afterwards; leading zeros are allowed.
 const SIZE_DIGITS: usize = 8;
 
-/// Memory that an empty buffer keeps.
-const MAX_KEPT_BYTES: usize = 256 * 1024;
+/// Memory that an empty buffer keeps: for one large read, and a little.
+const MAX_KEPT_BYTES: usize = 264 * 1024;
 
 /// Where a streamed body goes.
 pub struct StreamWriter<S = Arc<TcpStream>> {

@@ -32,7 +32,7 @@ use crate::sys::{Events, PollEntry, poll};
 const GO_AHEAD_LIMIT: Duration = Duration::from_secs(1);
 
 /// The least and the most that is read at once. A quiet connection costs the least.
-const READ_BYTES: (usize, usize) = (4 * 1024, 128 * 1024);
+const READ_BYTES: (usize, usize) = (4 * 1024, 256 * 1024);
 
 /// Fields that are about one connection (RFC 9110 section 7.6.1), and those that frame a body.
 /// `Trailer` is among them because trailers are not passed on.

@@ -1,6 +1,5 @@
 //! TCP ports of the machine: what listens is read from `/proc/net`, as far as it is there.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -94,24 +93,20 @@ pub(super) fn is_listening(port: u16) -> bool {
 /// Everything that listens.
 pub(super) fn list() -> Result<Vec<Listener>> {
     let mut sockets = Vec::new();
-    listening(&mut |socket| sockets.push(socket)).map_err(|error| {
+    listening(&mut |socket| sockets.push((socket, None))).map_err(|error| {
         Error::new(
             Kind::System,
             format!("cannot tell which ports listen: /proc/net/tcp: {error}"),
         )
     })?;
-    sockets.sort_by_key(|socket| (socket.port, socket.address));
-    let mut owners: BTreeMap<u64, Option<Owner>> =
-        sockets.iter().map(|socket| (socket.inode, None)).collect();
-    find_owners(&mut owners);
-    Ok(sockets
-        .into_iter()
-        .map(|socket| Listener {
-            port: Port(Name::Number(socket.port)),
-            address: socket.address.to_string(),
-            process: owners.get(&socket.inode).cloned().flatten(),
-        })
-        .collect())
+    sockets.sort_unstable_by_key(|(socket, _)| (socket.port, socket.address));
+    find_owners(&mut sockets);
+    let show = |(socket, process): (Socket, _)| Listener {
+        port: Port(Name::Number(socket.port)),
+        address: socket.address.to_string(),
+        process,
+    };
+    Ok(sockets.into_iter().map(show).collect())
 }
 
 /// A socket that listens.
@@ -192,9 +187,9 @@ fn parse_address(text: &str) -> Option<IpAddr> {
     }
 }
 
-/// Finds for each inode the process with the lowest number that holds that socket.
-fn find_owners(owners: &mut BTreeMap<u64, Option<Owner>>) {
-    let mut left = owners.len();
+/// Finds for each socket the process with the lowest number that holds it.
+fn find_owners(sockets: &mut [(Socket, Option<Owner>)]) {
+    let mut left = sockets.len();
     let mut pids: Vec<Pid> = proc::processes().collect();
     pids.sort_unstable();
     for pid in pids {
@@ -210,9 +205,11 @@ fn find_owners(owners: &mut BTreeMap<u64, Option<Owner>>) {
                 let target = target.to_str()?.strip_prefix("socket:[")?;
                 target.strip_suffix(']')?.parse::<u64>().ok()
             });
-            if let Some(owner) = inode.and_then(|inode| owners.get_mut(&inode))
-                && owner.is_none()
-            {
+            let Some(inode) = inode else { continue };
+            let held = |(socket, owner): &&mut (Socket, Option<Owner>)| {
+                socket.inode == inode && owner.is_none()
+            };
+            if let Some((_, owner)) = sockets.iter_mut().find(held) {
                 let command = command(pid);
                 *owner = Some(Owner { pid, command });
                 left -= 1;
