@@ -10,6 +10,8 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -186,6 +188,8 @@ def check_another_process_adopts_the_host(at: Place):
     # It shares nothing with this one but the Hub: not even the cache of pools.
     script = """
 import sys
+import urllib.error
+import urllib.request
 sys.path.insert(0, sys.argv[3])
 from jobs_api import resolve_job_hosts
 resolve_job_hosts()
@@ -222,6 +226,56 @@ def check_a_sandbox_token_opens_its_sandbox_only(at: Place):
         refused(lambda: server.request(method, route, sandbox_token=token), 403)  # noqa: B023
     assert other.run("echo unharmed").stdout == "unharmed\n"
     other.kill()
+
+
+# ---------------------------------------------------------------------------------- ports
+
+# Answers on a socket in the sandbox with what it was asked.
+PROXIED = """
+import os, socket
+os.chdir(os.environ["SBX_PROXY_DIR"])
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("app.sock")
+listener.listen()
+while True:
+    connection, _ = listener.accept()
+    data = b""
+    while b"\\r\\n\\r\\n" not in data and (piece := connection.recv(65536)):
+        data += piece
+    if not data:
+        continue  # somebody who only looked whether anybody listens
+    head = b"HTTP/1.1 200 OK\\r\\nContent-Length: %d\\r\\n\\r\\n" % len(data)
+    connection.sendall(head + data)
+    connection.close()
+"""
+
+
+@check
+def check_a_server_inside_is_reached_through_the_proxy(at: Place):
+    process = at.sbx.run(["python3", "-c", PROXIED], background=True)
+    url = at.sbx.proxy_url_for("app", "/a%2Fb//c?d=e")
+    wait = url.partition("/proxy/")[0] + "/ports/app/wait?timeout=20"
+
+    def get(url: str, headers: dict) -> bytes:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=30) as answer:
+            return answer.read()
+
+    assert json.loads(get(wait, at.sbx.proxy_headers)) == {"port": "app", "listening": True}
+    seen = get(url, at.sbx.proxy_headers)
+    assert seen.startswith(b"GET /a%2Fb//c?d=e HTTP/1.1\r\n"), seen
+    for name, secret in at.sbx.proxy_headers.items():
+        assert secret.encode() not in seen, f"{name} reached the server: {seen}"
+    # A neighbour's headers do not open it, where clients know tokens of sandboxes.
+    neighbour = at.pool.create()
+    if neighbour.proxy_headers != at.sbx.proxy_headers:
+        try:
+            get(url, neighbour.proxy_headers)
+        except urllib.error.HTTPError as error:
+            assert error.code == 403, error
+        else:
+            raise AssertionError("let in with another sandbox's token")
+    neighbour.kill()
+    process.kill()
 
 
 # ---------------------------------------------------------------------------------- commands
@@ -416,6 +470,8 @@ def check_the_command_line_client_uses_pooled_sandboxes(at: Place):
     # The same program, in an interpreter that finds the host names of jobs.
     start = f"""
 import sys
+import urllib.error
+import urllib.request
 sys.path.insert(0, {str(Path(__file__).parent)!r})
 from jobs_api import resolve_job_hosts
 resolve_job_hosts()
