@@ -14,7 +14,8 @@ use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, UnixAddr, connect, getsockopt, recv,
+    send, setsockopt, socket, sockopt,
 };
 use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::sys::time::{TimeVal, TimeValLike};
@@ -134,8 +135,21 @@ impl Sockets {
         })
     }
 
-    /// Whether a connection would find somebody. Where nobody listens, trying disturbs nobody.
+    /// Whether a connection would find somebody. The kernel is asked, which disturbs nobody; only where
+    /// it does not tell, it is tried.
     pub(super) fn is_listening(&self, name: &str) -> bool {
+        let look = || {
+            let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
+            let name = format!("{name}{SUFFIX}");
+            fstatat(self.directory(OFlag::O_PATH)?, name.as_str(), flags)
+        };
+        let Ok(status) = look() else { return false };
+        if self.objection(&status).is_some() {
+            return false;
+        }
+        if let Some(answer) = is_listened_on(&status) {
+            return answer;
+        }
         match self.try_connect(name, Duration::from_millis(1)) {
             Ok(connected) => connected.is_ok(),
             Err(errno) => errno == Errno::EAGAIN,
@@ -175,6 +189,64 @@ impl Sockets {
                 process: None,
             })
             .collect())
+    }
+}
+
+/// Whether some socket that listens is bound to a file; none where the kernel does not tell
+/// (`sock_diag(7)`).
+fn is_listened_on(file: &FileStat) -> Option<bool> {
+    const BY_FAMILY: u16 = 20;
+    const REQUEST_DUMP: u16 = 0x301;
+    const LISTEN: u32 = 1 << 10;
+    const SHOW_FILE: u32 = 2;
+    const FILE: u16 = 1;
+    const DONE: u16 = 3;
+    /// Of a message, and of what precedes the attributes in it.
+    const HEADERS: usize = 16 + 16;
+    let channel = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkSockDiag,
+    )
+    .ok()?;
+    let mut request = Vec::with_capacity(40);
+    request.extend_from_slice(&40u32.to_ne_bytes());
+    request.extend_from_slice(&BY_FAMILY.to_ne_bytes());
+    request.extend_from_slice(&REQUEST_DUMP.to_ne_bytes());
+    request.extend_from_slice(&[0; 8]);
+    request.extend_from_slice(&[libc::AF_UNIX.to_ne_bytes()[0], 0, 0, 0]);
+    for word in [LISTEN, 0, SHOW_FILE, u32::MAX, u32::MAX] {
+        request.extend_from_slice(&word.to_ne_bytes());
+    }
+    send(channel.as_raw_fd(), &request, MsgFlags::empty()).ok()?;
+    let word = |bytes: &[u8], at: usize| Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+    let half = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+    let mut buffer = vec![0; 32 * 1024];
+    loop {
+        let count = recv(channel.as_raw_fd(), &mut buffer, MsgFlags::empty()).ok()?;
+        let mut messages = &buffer[..count];
+        while !messages.is_empty() {
+            let length = usize::try_from(word(messages, 0)?).ok()?;
+            match half(messages, 4)? {
+                DONE => return Some(false),
+                BY_FAMILY => {}
+                _ => return None,
+            }
+            let mut attributes = messages.get(HEADERS..length)?;
+            while let Some(length) = half(attributes, 0) {
+                // The kernel tells the lower half of a large number.
+                let inode = word(attributes, 4).map(u64::from);
+                if half(attributes, 2)? == FILE && inode == Some(file.st_ino & 0xffff_ffff) {
+                    return Some(true);
+                }
+                let length = usize::from(length).next_multiple_of(4).max(4);
+                attributes = attributes.get(length..).unwrap_or_default();
+            }
+            messages = messages
+                .get(length.next_multiple_of(4)..)
+                .unwrap_or_default();
+        }
     }
 }
 
@@ -252,6 +324,15 @@ mod tests {
         let listener = UnixListener::bind(home.socket("app")).unwrap();
         assert!(home.sockets.connect("app", Duration::from_secs(1)).is_ok());
         assert!(home.sockets.is_listening("app"));
+        let status = nix::sys::stat::lstat(&home.socket("app")).unwrap();
+        assert_ne!(is_listened_on(&status), Some(false));
+        if is_listened_on(&status).is_some() {
+            // Looking is not connecting.
+            listener.set_nonblocking(true).unwrap();
+            while listener.accept().is_ok() {}
+            assert!(home.sockets.is_listening("app"));
+            assert!(listener.accept().is_err());
+        }
         let listed = home.sockets.list().unwrap();
         assert_eq!(listed.len(), 1);
         assert_eq!(listed[0].port, Port(Name::Socket("app".to_owned())));

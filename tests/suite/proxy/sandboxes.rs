@@ -16,7 +16,7 @@ use crate::skip;
 
 const PYTHON: &str = "/usr/bin/python3";
 
-/// Says who it is, or echoes after an upgrade.
+/// Says who it is, or echoes after an upgrade; to a POST it never has anything to say.
 const PROGRAM: &str = r#"
 import os, socket, sys, threading
 
@@ -31,6 +31,9 @@ def serve(connection):
         connection.sendall(b"HTTP/1.1 101 Switching\r\nUpgrade: echo\r\nConnection: Upgrade\r\n\r\n")
         while piece := connection.recv(65536):
             connection.sendall(piece)
+    elif data.startswith(b"POST "):
+        while connection.recv(65536):
+            pass
     else:
         body = b"from " + os.environ["SBX_SANDBOX_ID"].encode() + b"\n" + data
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
