@@ -341,6 +341,8 @@ fn deleting_a_sandbox_ends_what_is_open_to_it() {
     assert!(rest.is_empty());
     let told: Value = serde_json::from_slice(&waiting.read_chunk().unwrap()).unwrap();
     assert_eq!(told["listening"], false);
-    assert_eq!(upload.read_reply().status, 502);
+    // Or the sandbox was gone before the request was passed on.
+    let reply = upload.read_reply();
+    assert!([502, 404].contains(&reply.status), "{}", reply.text());
     assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
 }
