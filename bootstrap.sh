@@ -110,6 +110,8 @@ if token:
 try:
     with urllib.request.urlopen(request, timeout=30) as answer, open(sys.argv[2], "wb") as file:
         shutil.copyfileobj(answer, file)
+        if answer.length:
+            sys.exit("broken off")
 except urllib.error.HTTPError as error:
     sys.exit("HTTP/1.1 %d" % error.code)
 except Exception as error:

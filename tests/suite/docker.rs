@@ -5,15 +5,20 @@
 //! holds busybox and the program, nothing else, and the server starts as it does in a job: by
 //! `exec` from a shell, without arguments.
 //!
+//! The tests of `bootstrap.sh` have further images: this machine's system directories on an empty root,
+//! and one with a shell and little else.
+//!
 //! `scripts/docker-test` starts the engines, makes the image and runs these tests; elsewhere they
 //! are ignored. They connect by entering the container's network namespace.
 
+use std::fs;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::fixture::{PATIENCE, Sandbox, Server, TempDir, wait_until};
+use crate::bootstrap::SCRIPT;
+use crate::fixture::{BINARY, Bucket, PATIENCE, Sandbox, Server, TempDir, sha256, wait_until};
 
 /// A container engine, by the address of its socket.
 struct Engine {
@@ -58,6 +63,18 @@ impl Engine {
 
     /// Starts a server with these options for the container and these variables.
     fn start(&self, options: &[&str], variables: &[(&str, &str)]) -> Container<'_> {
+        let options = [&["--network", "none"], options].concat();
+        self.start_in(IMAGE, "exec /sbx-server", &options, variables)
+    }
+
+    /// The same in any image and by any script.
+    fn start_in(
+        &self,
+        image: &str,
+        script: &str,
+        options: &[&str],
+        variables: &[(&str, &str)],
+    ) -> Container<'_> {
         // From here on, so that it is removed even if the server does not start.
         let place = Place {
             name: new_name(),
@@ -65,13 +82,12 @@ impl Engine {
         };
         let name = &place.name;
         let mut words = vec!["docker", "-H", &self.address, "run", "--name", name];
-        words.extend(["--network", "none"]);
         words.extend(self.options);
         words.extend(options);
         // Without a value: docker takes it from its own environment, which the builder sets.
         words.extend(["--env", "SBX_PORT", "--env", "SBX_TOKEN"]);
         words.extend(variables.iter().flat_map(|(name, _)| ["--env", name]));
-        words.extend([IMAGE, "/bin/sh", "-c", "exec /sbx-server"]);
+        words.extend([image, "/bin/sh", "-c", script]);
 
         let mut builder = Server::builder()
             .wrapped_in(&words)
@@ -198,6 +214,13 @@ in_both!(
     health_answers_inside_an_image_without_curl,
     a_host_holds_sandboxes_and_is_stopped_cleanly,
     a_host_where_landlock_is_hidden_is_refused_or_says_so,
+    bootstrap_works_in_an_image_of_busybox_alone,
+    bootstrap_works_in_debian,
+    bootstrap_works_with_python_alone,
+    bootstrap_works_from_a_mount_where_nothing_can_download,
+    bootstrap_says_that_nothing_can_download,
+    bootstrap_works_on_a_read_only_root_with_one_place,
+    bootstrap_names_the_places_of_a_read_only_root,
 );
 
 fn output_is_live_and_the_server_is_pid_1(engine: &Engine) {
@@ -618,4 +641,181 @@ fn a_host_where_landlock_is_hidden_is_refused_or_says_so(engine: &Engine) {
     );
     let sandbox = Sandbox::of(&container.server, &made["sandboxes"][0]);
     assert_eq!(sandbox.sh("id -u").trim(), sandbox.uid.to_string());
+}
+
+// ------------------------------------------------------------------------------------- bootstrap
+
+/// An image with nothing but a few directories; system directories are mounted into it.
+const EMPTY_IMAGE: &str = "sbx-test:empty";
+
+/// An image with dash, a few tools of the coreutils, and no downloader.
+const BARE_IMAGE: &str = "sbx-test:bare";
+
+/// Where a job downloads from: a bucket on the loopback of a network that containers share.
+struct Site<'engine> {
+    engine: &'engine Engine,
+    /// A container that does nothing but hold the network.
+    anchor: Place<'engine>,
+    bucket: Bucket,
+    digest: String,
+    url: String,
+}
+
+impl<'engine> Site<'engine> {
+    fn new(engine: &'engine Engine) -> Self {
+        let anchor = Place {
+            name: new_name(),
+            engine,
+        };
+        let name = &anchor.name;
+        let mut words = vec!["run", "--detach", "--name", name, "--network", "none"];
+        words.extend(engine.options);
+        words.extend([IMAGE, "/bin/sleep", "100000"]);
+        engine.ask(&words);
+        let pid = engine.ask(&["inspect", "--format", "{{.State.Pid}}", name]);
+        let network = format!("/proc/{pid}/ns/net");
+        let bucket = Bucket::start_in(network.as_ref());
+        let program = fs::read(BINARY).unwrap();
+        let digest = sha256(&program);
+        let path = format!("/sbx-server-{digest}");
+        bucket.put(&path, &program);
+        Self {
+            engine,
+            anchor,
+            url: bucket.url(&path),
+            bucket,
+            digest,
+        }
+    }
+
+    fn network(&self) -> String {
+        format!("container:{}", self.anchor.name)
+    }
+
+    /// Starts the server as a job does: the shell gets the whole script as an argument.
+    fn start(&self, image: &str, options: &[&str], more: &[(&str, &str)]) -> Container<'engine> {
+        let network = self.network();
+        let options = [&["--network", &network], options].concat();
+        let variables = [
+            &[
+                ("SBX_SERVER_URL", self.url.as_str()),
+                ("SBX_SERVER_SHA256", self.digest.as_str()),
+            ],
+            more,
+        ]
+        .concat();
+        let script = fs::read_to_string(SCRIPT).unwrap();
+        self.engine.start_in(image, &script, &options, &variables)
+    }
+
+    /// Runs the script where it must end without a server; what it says.
+    #[track_caller]
+    fn is_refused(&self, image: &str, options: &[&str]) -> String {
+        let network = self.network();
+        let url = format!("SBX_SERVER_URL={}", self.url);
+        let digest = format!("SBX_SERVER_SHA256={}", self.digest);
+        let script = fs::read_to_string(SCRIPT).unwrap();
+        let mut words = vec!["run", "--rm", "--network", &network];
+        words.extend(self.engine.options);
+        words.extend(options);
+        words.extend([
+            "--env", &url, "--env", &digest, image, "/bin/sh", "-c", &script,
+        ]);
+        let output = self.engine.docker(&words);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        said
+    }
+}
+
+/// The options that give a container this machine's system directories.
+fn system_directories() -> Vec<String> {
+    let mut options = vec!["-v".to_owned(), "/usr:/usr:ro".to_owned()];
+    for name in ["bin", "sbin", "lib", "lib32", "lib64"] {
+        // A link into /usr is in the image already.
+        if fs::symlink_metadata(format!("/{name}")).is_ok_and(|data| data.is_dir()) {
+            options.extend(["-v".to_owned(), format!("/{name}:/{name}:ro")]);
+        }
+    }
+    options
+}
+
+/// What every started server must show, whatever the image.
+fn is_what_a_job_gets(container: &Container) {
+    assert_eq!(container.shell("cat /proc/1/comm"), ".sbx-server\n");
+    let environment = container.shell("env");
+    assert!(!environment.contains("SBX_"), "{environment}");
+    let (duration, code) = container.stop();
+    assert_eq!(code, "0", "{}", container.server.log());
+    assert!(duration < PATIENCE, "{duration:?}");
+}
+
+fn bootstrap_works_in_an_image_of_busybox_alone(engine: &Engine) {
+    let site = Site::new(engine);
+    let container = site.start(IMAGE, &[], &[]);
+    assert_eq!(site.bucket.requests().len(), 1);
+    is_what_a_job_gets(&container);
+}
+
+fn bootstrap_works_in_debian(engine: &Engine) {
+    let site = Site::new(engine);
+    let system = system_directories();
+    let system: Vec<&str> = system.iter().map(String::as_str).collect();
+    let container = site.start(EMPTY_IMAGE, &system, &[]);
+    assert_eq!(site.bucket.requests().len(), 1);
+    is_what_a_job_gets(&container);
+}
+
+fn bootstrap_works_with_python_alone(engine: &Engine) {
+    let site = Site::new(engine);
+    let system = system_directories();
+    let mut options: Vec<&str> = system.iter().map(String::as_str).collect();
+    // A device that is not executable hides the program.
+    let hidden: Vec<String> = ["wget", "curl", "sha256sum", "openssl"]
+        .iter()
+        .filter(|name| fs::exists(format!("/usr/bin/{name}")).unwrap())
+        .map(|name| format!("/dev/null:/usr/bin/{name}:ro"))
+        .collect();
+    options.extend(hidden.iter().flat_map(|mount| ["-v", mount]));
+    let container = site.start(EMPTY_IMAGE, &options, &[]);
+    assert_eq!(site.bucket.requests().len(), 1);
+    is_what_a_job_gets(&container);
+}
+
+fn bootstrap_works_from_a_mount_where_nothing_can_download(engine: &Engine) {
+    let site = Site::new(engine);
+    let mount = format!("{BINARY}:/mount/sbx-server-{}:ro", site.digest);
+    let variables = [("SBX_SERVER_MOUNT", "/mount")];
+    let container = site.start(BARE_IMAGE, &["-v", &mount], &variables);
+    assert_eq!(site.bucket.requests().len(), 0);
+    assert_eq!(container.shell("cat /proc/1/comm"), ".sbx-server\n");
+}
+
+fn bootstrap_says_that_nothing_can_download(engine: &Engine) {
+    let said = Site::new(engine).is_refused(BARE_IMAGE, &[]);
+    assert!(said.contains("none of wget, curl and python3"), "{said}");
+}
+
+fn bootstrap_works_on_a_read_only_root_with_one_place(engine: &Engine) {
+    let site = Site::new(engine);
+    let options = ["--read-only", "--tmpfs", "/run:exec"];
+    let container = site.start(IMAGE, &options, &[]);
+    let said = container.server.log();
+    assert!(
+        said.contains("using /run; unusable: /tmp (read-only)"),
+        "{said}"
+    );
+    assert_eq!(container.shell("ls -A /run"), ".sbx-server\n");
+}
+
+fn bootstrap_names_the_places_of_a_read_only_root(engine: &Engine) {
+    let site = Site::new(engine);
+    let said = site.is_refused(IMAGE, &["--read-only"]);
+    assert!(said.contains("no place to run the server from"), "{said}");
+    assert!(said.contains("/tmp (read-only)"), "{said}");
+    assert!(said.contains("/dev/shm (noexec)"), "{said}");
+    // A temporary file system of the engine's own making cannot execute either.
+    let said = site.is_refused(IMAGE, &["--read-only", "--tmpfs", "/tmp"]);
+    assert!(said.contains("/tmp (noexec)"), "{said}");
 }

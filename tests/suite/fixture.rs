@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram};
 use std::os::unix::process::CommandExt;
@@ -19,6 +19,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 
 /// The token that [`Server::start`] gives its servers.
 pub const TOKEN: &str = "test-token-5e1f";
@@ -1446,5 +1447,183 @@ impl Stop {
             }
         }
         Guard(self)
+    }
+}
+
+/// The SHA-256 of `bytes`, in hex.
+pub fn sha256(bytes: &[u8]) -> String {
+    format!("{:x}", Sha256::digest(bytes))
+}
+
+/// What a [`Bucket`] was asked for.
+#[derive(Debug, Clone)]
+pub struct Asked {
+    pub path: String,
+    /// The `Authorization` that came with it.
+    pub token: Option<String>,
+}
+
+/// What a [`Bucket`] does when it is asked for a path.
+enum Answer {
+    File(Vec<u8>),
+    Refusal { status: u16, once: bool },
+    Redirect(String),
+    Stall,
+}
+
+#[derive(Default)]
+struct Shelves {
+    answers: BTreeMap<String, Vec<Answer>>,
+    asked: Vec<Asked>,
+    when_asked: Option<Arc<dyn Fn() + Send + Sync>>,
+    /// Connections of requests that are not answered.
+    stalled: Vec<TcpStream>,
+    /// How much of a file is sent before the connection breaks off.
+    cut: BTreeMap<String, usize>,
+}
+
+/// A small web server that holds files, as the place does that a server is downloaded from.
+pub struct Bucket {
+    address: SocketAddr,
+    shelves: Arc<Mutex<Shelves>>,
+}
+
+impl Bucket {
+    /// On a free port of this machine's loopback.
+    pub fn start() -> Self {
+        Self::serve(TcpListener::bind("127.0.0.1:0").unwrap())
+    }
+
+    /// The same in another network namespace.
+    pub fn start_in(network: &std::path::Path) -> Self {
+        Self::serve(in_network(network, || {
+            TcpListener::bind("127.0.0.1:0").unwrap()
+        }))
+    }
+
+    /// The thread lives as long as the tests: nobody waits for it.
+    fn serve(listener: TcpListener) -> Self {
+        let address = listener.local_addr().unwrap();
+        let shelves = Arc::new(Mutex::new(Shelves::default()));
+        let mine = Arc::clone(&shelves);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                // A client that went away is no concern of the bucket's.
+                let _ = Self::answer(stream.unwrap(), &mine);
+            }
+        });
+        Self { address, shelves }
+    }
+
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    pub fn put(&self, path: &str, bytes: &[u8]) {
+        self.set(path, Answer::File(bytes.to_vec()));
+    }
+
+    /// Answers with this status from now on.
+    pub fn refuse(&self, path: &str, status: u16) {
+        self.set(
+            path,
+            Answer::Refusal {
+                status,
+                once: false,
+            },
+        );
+    }
+
+    /// Answers with this status once, and then as before.
+    pub fn refuse_once(&self, path: &str, status: u16) {
+        self.set(path, Answer::Refusal { status, once: true });
+    }
+
+    pub fn redirect(&self, path: &str, url: &str) {
+        self.set(path, Answer::Redirect(url.to_owned()));
+    }
+
+    /// Never answers, and keeps the connection.
+    pub fn stall(&self, path: &str) {
+        self.set(path, Answer::Stall);
+    }
+
+    /// Announces the whole file and closes the connection after `length` bytes of it.
+    pub fn break_off(&self, path: &str, length: usize) {
+        self.shelves
+            .lock()
+            .unwrap()
+            .cut
+            .insert(path.to_owned(), length);
+    }
+
+    /// Does something whenever a request has come and before it is answered.
+    pub fn when_asked(&self, action: impl Fn() + Send + Sync + 'static) {
+        self.shelves.lock().unwrap().when_asked = Some(Arc::new(action));
+    }
+
+    /// The requests so far.
+    pub fn requests(&self) -> Vec<Asked> {
+        self.shelves.lock().unwrap().asked.clone()
+    }
+
+    fn set(&self, path: &str, answer: Answer) {
+        let mut shelves = self.shelves.lock().unwrap();
+        shelves
+            .answers
+            .entry(path.to_owned())
+            .or_default()
+            .push(answer);
+    }
+
+    fn answer(mut stream: TcpStream, shelves: &Mutex<Shelves>) -> std::io::Result<()> {
+        let mut lines = BufReader::new(stream.try_clone()?).lines();
+        let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
+        let target = first.split(' ').nth(1).unwrap_or_default();
+        let path = target.split('?').next().unwrap_or_default().to_owned();
+        let mut token = None;
+        for line in lines
+            .map_while(Result::ok)
+            .take_while(|line| !line.is_empty())
+        {
+            let (name, value) = line.split_once(": ").unwrap_or_default();
+            if name.eq_ignore_ascii_case("authorization") {
+                token = Some(value.to_owned());
+            }
+        }
+        let mut shelves = shelves.lock().unwrap();
+        let asked = Asked {
+            path: path.clone(),
+            token,
+        };
+        shelves.asked.push(asked);
+        if let Some(action) = &shelves.when_asked {
+            action();
+        }
+        let cut = shelves.cut.get(&path).copied();
+        let known = shelves.answers.entry(path).or_default();
+        let (head, body) = match known.last() {
+            Some(Answer::File(bytes)) => ("200 OK".to_owned(), bytes.clone()),
+            Some(Answer::Redirect(url)) => (format!("302 Found\r\nLocation: {url}"), Vec::new()),
+            Some(Answer::Refusal { status, once }) => {
+                let head = format!("{status} No");
+                if *once {
+                    known.pop();
+                }
+                (head, Vec::new())
+            }
+            Some(Answer::Stall) => {
+                shelves.stalled.push(stream);
+                return Ok(());
+            }
+            None => ("404 Not Found".to_owned(), b"not here".to_vec()),
+        };
+        drop(shelves);
+        write!(
+            stream,
+            "HTTP/1.1 {head}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+            body.len()
+        )?;
+        stream.write_all(&body[..cut.unwrap_or(body.len())])
     }
 }

@@ -8,6 +8,7 @@
 #![allow(unreachable_pub)]
 
 mod auth;
+mod bootstrap;
 mod client;
 mod config;
 mod docker;
@@ -23,4 +24,5 @@ mod programs;
 mod proxy;
 mod readme;
 mod regression;
+mod release;
 mod walls;
