@@ -6,6 +6,7 @@
 
 mod base64;
 mod commands;
+mod contract;
 mod events;
 mod files;
 mod metrics;
@@ -63,7 +64,7 @@ impl Api {
         path: &[u8],
         resource: Option<Resource<'_>>,
     ) -> Answer {
-        if resource != Some(Resource::Health) {
+        if !resource.is_some_and(Resource::is_public) {
             let access = resource.map_or(Access::Machine, |resource| {
                 resource.access(&request.head.method)
             });
@@ -99,6 +100,7 @@ impl Api {
         }
         match resource {
             Resource::Health => Ok(self.health()),
+            Resource::Contract => Ok(contract::answer()),
             Resource::Metrics => {
                 let query = Query::parse(request.head.query.as_deref())?;
                 metrics::answer(self, request, &query)
@@ -124,7 +126,7 @@ impl Api {
     /// Whether the machine has such things at all.
     fn check_mode(&self, resource: Resource<'_>) -> Result<(), Refusal> {
         match resource {
-            Resource::Health | Resource::Metrics => Ok(()),
+            Resource::Health | Resource::Contract | Resource::Metrics => Ok(()),
             Resource::In(Scope::Machine, _) => Ok(self.machine.check_dedicated()?),
             _ => Ok(self.machine.host().map(drop)?),
         }

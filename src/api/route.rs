@@ -10,6 +10,8 @@ use crate::machine::Scope;
 pub(super) enum Resource<'a> {
     /// The server itself.
     Health,
+    /// What it can be asked, for programs to read.
+    Contract,
     /// What the server does and takes.
     Metrics,
     /// All sandboxes.
@@ -63,6 +65,7 @@ impl<'a> Resource<'a> {
             .collect();
         match segments.as_slice() {
             ["health"] => Some(Self::Health),
+            ["openapi.json"] => Some(Self::Contract),
             ["v1", "metrics"] => Some(Self::Metrics),
             ["v1", "sandboxes"] => Some(Self::Sandboxes),
             ["v1", "sandboxes", ""] => None,
@@ -79,7 +82,7 @@ impl<'a> Resource<'a> {
     /// The methods it has (none: that is for somebody else to say), HEAD and OPTIONS aside.
     pub(super) fn methods(self) -> &'static [&'static str] {
         match self {
-            Self::Health | Self::Metrics | Self::SandboxToken(_) => &["GET"],
+            Self::Health | Self::Contract | Self::Metrics | Self::SandboxToken(_) => &["GET"],
             Self::Sandboxes => &["GET", "POST", "DELETE"],
             Self::Sandbox(_) => &["GET", "DELETE"],
             Self::In(_, resource) => resource.methods(),
@@ -87,8 +90,9 @@ impl<'a> Resource<'a> {
     }
 
     /// The names of all there are, for counting.
-    pub(super) const NAMES: [&'static str; 21] = [
+    pub(super) const NAMES: [&'static str; 22] = [
         "health",
+        "openapi",
         "metrics",
         "sandboxes",
         "sandbox",
@@ -115,6 +119,7 @@ impl<'a> Resource<'a> {
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Health => "health",
+            Self::Contract => "openapi",
             Self::Metrics => "metrics",
             Self::Sandboxes => "sandboxes",
             Self::Sandbox(_) => "sandbox",
@@ -138,6 +143,12 @@ impl<'a> Resource<'a> {
                 In::Ports | In::PortWait(_) => "ports",
             },
         }
+    }
+
+    /// Whether everybody may have it, token or not: a sign of life, and what every copy of this version
+    /// says alike.
+    pub(super) fn is_public(self) -> bool {
+        matches!(self, Self::Health | Self::Contract)
     }
 
     /// What a token must open for a request with this method.
