@@ -11,6 +11,7 @@ mod auth;
 mod bootstrap;
 mod client;
 mod config;
+mod contract;
 mod docker;
 mod exec;
 mod files;

@@ -1,0 +1,204 @@
+"""Holds a running server against the contract that it serves, by requests that schemathesis makes from it.
+
+    SBX_URL=... SBX_TOKEN=... contract.py
+
+The paths of the server's own mode are driven; in a sandbox made for it, where there are sandboxes. What
+commands run is not left to chance: `before_call` puts one of a few harmless ones in the place of every
+`cmd`. The file API gets whatever paths come, so a dedicated server has to be one whose machine was
+made for this (see tests/suite/contract.rs).
+
+This file is also the module of hooks that schemathesis loads.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+
+URL, TOKEN = os.environ["SBX_URL"], os.environ["SBX_TOKEN"]
+
+# Each ends within a second, whatever input it is given or denied.
+COMMANDS = [
+    ["true"],
+    "echo out; echo err >&2; exit 3",
+    "printf '\\377\\303\\251'",
+    ["sleep", "0.3"],
+    "(sleep 0.1; kill $$) & exec cat",
+    "kill -9 $$",
+]
+
+# Few, so that requests meet what others have left.
+FILES = ["a", "b", "a", "c/d", "a", "c", "a/e"]
+
+
+def closed(document, schema):
+    """The schema without room for what it does not name: whatever the server says, the contract has to
+    know. Clients keep that room, for servers to come."""
+    if isinstance(schema, list):
+        return [closed(document, item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema and "properties" in schema:
+        # Both together are one object, which is closed as a whole.
+        *_, name = schema["$ref"].split("/")
+        whole = dict(document["components"]["schemas"][name])
+        whole["required"] = whole.get("required", []) + schema.get("required", [])
+        whole["properties"] = {**whole["properties"], **schema["properties"]}
+        schema = whole
+    # What is sent to the server may have more than it knows.
+    schema = {
+        key: value if key == "requestBody" else closed(document, value)
+        for key, value in schema.items()
+    }
+    if schema.get("type") == "object" and "properties" in schema:
+        schema["additionalProperties"] = False
+    return schema
+
+
+def driven(document, of_host):
+    """The contract as it is for one mode: all paths in full, and without the second name of processes,
+    to which the router gives the same handlers."""
+    server = document["servers"][1 if of_host else 0]
+    inside = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in server.get("variables", {})
+    ]
+    components = dict(document["components"])
+    sent = ("Command", "SandboxRequest")
+    components["schemas"] = {
+        name: schema if name in sent else closed(document, schema)
+        for name, schema in components["schemas"].items()
+    }
+    components["responses"] = closed(document, components["responses"])
+    paths = {}
+    for path, item in document["paths"].items():
+        if "$ref" in item:
+            item = components["pathItems"][item["$ref"].split("/")[-1]]
+        item = dict(item)
+        is_inside = "servers" not in item
+        item.pop("servers", None)
+        if is_inside:
+            item["parameters"] = inside + item.get("parameters", [])
+            path = server["url"] + path
+        if "/procs" in path or path.startswith("/v1/sandboxes") and not of_host:
+            continue
+        paths[path] = closed(document, item)
+    del components["pathItems"]
+    return {**document, "servers": [{"url": "/"}], "paths": paths, "components": components}
+
+
+def request(method, path, body=None):
+    data = json.dumps(body).encode() if body is not None else None
+    headers = {"X-Sandbox-Token": TOKEN}
+    asked = urllib.request.Request(URL + path, data, headers, method=method)
+    try:
+        with urllib.request.urlopen(asked, timeout=30) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        if error.code in (404, 409):
+            return None
+        raise
+
+
+def main():
+    of_host = request("GET", "/health")["mode"] == "host"
+    document = driven(request("GET", "/openapi.json"), of_host)
+    with tempfile.TemporaryDirectory() as directory:
+        path = os.path.join(directory, "openapi.json")
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(document, file)
+        command = [sys.executable, "-m", "schemathesis.cli", "run", path]
+        command += ["--url", URL, "-H", "X-Sandbox-Token:" + TOKEN]
+        command += ["--checks", "all", "--continue-on-failure", "--request-timeout", "20"]
+        command += ["--seed", "1", "--no-shrink", "--warnings", "off"]
+        # The way to try more, or less: -n 1000, --phases stateful ...
+        command += os.environ.get("SBX_SCHEMATHESIS", "-n 5").split()
+        environment = {
+            **os.environ,
+            "SCHEMATHESIS_HOOKS": "contract",
+            "PYTHONPATH": os.path.dirname(os.path.abspath(__file__)),
+        }
+        return subprocess.run(command, env=environment, cwd=directory, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
+
+import schemathesis  # noqa: E402
+
+
+@schemathesis.deserializer("application/x-ndjson")
+def events(_context, response):
+    text = response.content.decode()
+    assert text.endswith("\n"), text
+    return [json.loads(line) for line in text[:-1].split("\n")]
+
+
+class State:
+    calls = 0
+    # The sandbox that everything happens in, so that there is something in it to find.
+    sandbox = None
+
+
+def plain(value):
+    """Numbers as a server takes them that tells 1 from 1.0, which JSON Schema does not."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    return value
+
+
+def provide(case, query):
+    """Makes what the request asks for."""
+    inside = case.path.replace("{sandbox_id}", State.sandbox or "")
+    if "{process_id}" in inside:
+        started = {"cmd": COMMANDS[State.calls % len(COMMANDS)]}
+        process = request("POST", inside.split("/{process_id}")[0], started)
+        case.path_parameters["process_id"] = process["id"]
+    for name in ("path", "from", "to"):
+        if name in query:
+            query[name] = FILES[(State.calls + len(name)) % len(FILES)]
+            if "mode" in query:
+                query["mode"] = "755"
+    if "/files/" in inside and State.calls % 2:
+        base = inside[: inside.rindex("/")]
+        request("POST", base + "/delete?recursive=1&path=./a")
+        request("PUT", base + "/write?path=a", {})
+
+
+@schemathesis.hook
+def before_call(_context, case, _kwargs):
+    """Puts something possible where chance would find none, and what the contract says only in words."""
+    State.calls += 1
+    if "{sandbox_id}/" in case.path and not case.path.endswith("/token"):
+        if State.sandbox is None:
+            State.sandbox = request("POST", "/v1/sandboxes", {})["sandboxes"][0]["id"]
+        case.path_parameters["sandbox_id"] = State.sandbox
+    elif case.method == "DELETE" and case.path == "/v1/sandboxes":
+        State.sandbox = None
+    elif case.method == "DELETE" and case.path == "/v1/sandboxes/{sandbox_id}":
+        if case.path_parameters.get("sandbox_id") == State.sandbox:
+            State.sandbox = None
+    if isinstance(case.body, dict):
+        case.body = plain(case.body)
+        if isinstance(case.body.get("cmd"), (str, list)):
+            command = COMMANDS[State.calls % len(COMMANDS)]
+            case.body["cmd"] = command
+            if isinstance(case.body.get("shell"), bool):
+                case.body["shell"] = isinstance(command, str)
+        if isinstance(case.body.get("cwd"), str):
+            case.body["cwd"] = "."
+    query = case.query if isinstance(case.query, dict) else {}
+    if State.calls % 3 and case.meta.generation.mode.is_positive:
+        provide(case, query)
+    if case.path.endswith(("/files/read", "/files/write")):
+        if "truncate_to" in query:
+            query.setdefault("offset", 0)
+        for name in ("offset", "truncate_to"):
+            if str(query.get(name)).isdecimal():
+                # File systems differ in how large a file can be.
+                query[name] = int(query[name]) % (1 << 20)
