@@ -95,7 +95,8 @@ fn file_body(
     is_whole: bool,
     promised: bool,
 ) -> std::io::Result<Body> {
-    if offset > 0 {
+    // Beyond where a file can end the kernel does not seek, and there is nothing to read.
+    if offset > 0 && length > 0 {
         file.seek(SeekFrom::Start(offset))?;
     }
     // A file of size 0 may be one of /proc's, which have no size and yet content.
