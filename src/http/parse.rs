@@ -5,6 +5,9 @@
 
 use super::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES};
 
+/// Most bytes of a request line: a target, and room for any method and version.
+const MAX_REQUEST_LINE_BYTES: usize = MAX_TARGET_BYTES + 64;
+
 /// How far the bytes go.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress<H> {
@@ -125,14 +128,22 @@ pub fn head(bytes: &[u8]) -> Result<Progress<Head>, ParseError> {
     // An empty line before a request is left over from a careless client (RFC 9112 section 2.2).
     let request_line = loop {
         match lines.next()? {
-            None => return partial(bytes, true),
+            // A carriage return may be there already.
+            None if bytes.len() - lines.at > MAX_REQUEST_LINE_BYTES + 1 => {
+                return Err(ParseError::TargetTooLong);
+            }
+            None => return partial(bytes),
             Some([]) => {}
             Some(line) => break line,
         }
     };
+    // The same whether it came at once or in pieces.
+    if request_line.len() > MAX_REQUEST_LINE_BYTES {
+        return Err(ParseError::TargetTooLong);
+    }
     let (method, target, minor_version) = request_line_parts(request_line)?;
     let Some(fields) = fields(&mut lines)? else {
-        return partial(bytes, false);
+        return partial(bytes);
     };
     let (path, query) = target_parts(target)?;
     let mut head = Head {
@@ -166,11 +177,11 @@ pub fn response_head(bytes: &[u8]) -> Result<Progress<ResponseHead>, ParseError>
         if bytes[..shown] != begins[..shown] {
             return Err(Malformed("it does not begin with HTTP/1."));
         }
-        return partial(bytes, false);
+        return partial(bytes);
     };
     let (minor_version, status, reason) = status_line_parts(status_line)?;
     let Some(fields) = fields(&mut lines)? else {
-        return partial(bytes, false);
+        return partial(bytes);
     };
     let head = ResponseHead {
         status,
@@ -200,10 +211,7 @@ fn fields(lines: &mut Lines<'_>) -> Result<Option<Fields>, ParseError> {
     Ok(None)
 }
 
-fn partial<H>(bytes: &[u8], in_request_line: bool) -> Result<Progress<H>, ParseError> {
-    if in_request_line && bytes.len() > MAX_TARGET_BYTES + 64 {
-        return Err(ParseError::TargetTooLong);
-    }
+fn partial<H>(bytes: &[u8]) -> Result<Progress<H>, ParseError> {
     if bytes.len() >= MAX_HEAD_BYTES {
         return Err(ParseError::HeadTooLarge);
     }
@@ -523,6 +531,29 @@ mod tests {
     #[test]
     fn forbids_chunked_in_http_1_0() {
         forbid("GET / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n");
+    }
+
+    #[test]
+    fn a_long_request_line_comes_to_the_same_however_it_arrives() {
+        let empty_lines = "\r\n".repeat(MAX_TARGET_BYTES);
+        let target = "a".repeat(MAX_TARGET_BYTES - 1);
+        for (text, is_right) in [
+            (format!("{empty_lines}GET / HTTP/1.1\r\n\r\n"), true),
+            (
+                format!("{} /{target} HTTP/1.1\r\n\r\n", "M".repeat(54)),
+                true,
+            ),
+            (
+                format!("{} /{target} HTTP/1.1\r\n\r\n", "M".repeat(55)),
+                false,
+            ),
+        ] {
+            assert_eq!(head(text.as_bytes()).is_ok(), is_right);
+            for end in (0..20).map(|back| text.len() - 1 - back) {
+                let part = head(&text.as_bytes()[..end]);
+                assert!(!is_right || part == Ok(Progress::Partial), "{part:?}");
+            }
+        }
     }
 
     #[test]
