@@ -130,6 +130,14 @@ fn walk(directory: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno
         let is_last = components.peek().is_none();
         match FileKind::of(&status) {
             FileKind::Link if is_last && !names_directory && flags.contains(careful) => {}
+            // Where it is not to be followed, it is only no directory.
+            FileKind::Link
+                if is_last
+                    && !path.ends_with(b"/")
+                    && flags.contains(OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW) =>
+            {
+                return Err(Errno::ENOTDIR);
+            }
             FileKind::Link => return Err(Errno::ELOOP),
             FileKind::Directory if !is_last => {
                 way.push(Identity::of(&status));
