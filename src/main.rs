@@ -12,6 +12,8 @@ mod config;
 mod confine;
 mod error;
 mod files;
+#[cfg(test)]
+mod fuzz;
 mod host;
 mod http;
 mod init;

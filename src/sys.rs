@@ -1148,3 +1148,62 @@ pub fn hide_system_call(number: libc::c_long, errno: Errno) -> Result<(), Errno>
     };
     Errno::result(result).map(drop)
 }
+
+/// The system's allocator, and how much each thread has asked it for.
+#[cfg(test)]
+struct CountingAllocator;
+
+#[cfg(test)]
+#[global_allocator]
+static ALLOCATOR: CountingAllocator = CountingAllocator;
+
+#[cfg(test)]
+thread_local! {
+    static ALLOCATED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Bytes that this thread has ever asked for; memory that is asked to grow counts in full again.
+#[cfg(test)]
+pub fn allocated_bytes() -> usize {
+    ALLOCATED.get()
+}
+
+// SAFETY: every call is passed on as it came; the counter needs no memory and has no destructor.
+#[cfg(test)]
+unsafe impl std::alloc::GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
+        ALLOCATED.set(ALLOCATED.get().wrapping_add(layout.size()));
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { std::alloc::System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: std::alloc::Layout) {
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { std::alloc::System.dealloc(memory, layout) }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: std::alloc::Layout, size: usize) -> *mut u8 {
+        ALLOCATED.set(ALLOCATED.get().wrapping_add(size));
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe { std::alloc::System.realloc(memory, layout, size) }
+    }
+}
+
+/// How often each place in the program was passed, as `-C instrument-coverage` counts.
+#[cfg(all(test, guided))]
+pub fn execution_counters() -> &'static [std::sync::atomic::AtomicU64] {
+    unsafe extern "C" {
+        // Of LLVM's profiling runtime (compiler-rt, InstrProfiling.h).
+        fn __llvm_profile_begin_counters() -> *mut u64;
+        fn __llvm_profile_end_counters() -> *mut u64;
+    }
+    // SAFETY: the two are the bounds of a section of the program that holds nothing but its counters,
+    // which are aligned, live as long as it does, and are only ever read and written as whole words.
+    unsafe {
+        let (begin, end) = (
+            __llvm_profile_begin_counters(),
+            __llvm_profile_end_counters(),
+        );
+        std::slice::from_raw_parts(begin.cast(), (end.addr() - begin.addr()) / size_of::<u64>())
+    }
+}

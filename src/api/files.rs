@@ -34,9 +34,9 @@ const PIPE_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The part of a file that is asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Span {
-    offset: u64,
-    length: u64,
+pub(super) struct Span {
+    pub(super) offset: u64,
+    pub(super) length: u64,
 }
 
 /// `GET files/read`.
@@ -156,7 +156,7 @@ impl<R: Read> Read for UntilDry<R> {
 
 /// What a Range header comes to.
 #[derive(Debug, PartialEq, Eq)]
-enum Range {
+pub(super) enum Range {
     /// Nothing that is understood: the whole file is the answer (RFC 9110 section 14.2).
     None,
     Satisfiable(Span),
@@ -171,7 +171,7 @@ fn range_header(request: &Request<'_>, size: u64) -> Option<Range> {
     (head.method == "GET" && head.header("if-range").is_none()).then(|| byte_range(header, size))
 }
 
-fn byte_range(header: &[u8], size: u64) -> Range {
+pub(super) fn byte_range(header: &[u8], size: u64) -> Range {
     let parse = || -> Option<Range> {
         let set = std::str::from_utf8(header).ok()?.strip_prefix("bytes=")?;
         let (first, last) = set.trim().split_once('-')?;

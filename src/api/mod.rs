@@ -9,6 +9,8 @@ mod commands;
 mod contract;
 mod events;
 mod files;
+#[cfg(test)]
+mod fuzz;
 mod metrics;
 mod ports;
 mod query;

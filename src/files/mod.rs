@@ -9,6 +9,8 @@
 //! No HTTP here: errors carry kinds, and their texts the path as the client wrote it.
 
 mod beneath;
+#[cfg(test)]
+mod fuzz;
 mod home;
 mod list;
 pub mod name;

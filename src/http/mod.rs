@@ -7,6 +7,8 @@
 pub mod chunked;
 pub mod connection;
 mod input;
+#[cfg(test)]
+mod fuzz;
 pub mod parse;
 pub mod request;
 pub mod response;

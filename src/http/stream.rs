@@ -50,6 +50,18 @@ impl<S: AsFd> StreamWriter<S> {
         }
     }
 
+    /// One that frames nothing and is never flushed, for tests that take what is pushed.
+    #[cfg(test)]
+    pub fn for_test(socket: TcpStream) -> Self {
+        Self::new(Arc::new(socket), Vec::new(), false)
+    }
+
+    /// What was pushed and not sent.
+    #[cfg(test)]
+    pub fn take_pending(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.pending)
+    }
+
     /// Adds one piece: what `write` appends to the buffer it is given.
     pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if !self.chunked {

@@ -9,6 +9,8 @@
 //! Nothing here knows HTTP or JSON: a client is an [`Audience`] with a descriptor to poll.
 
 mod follow;
+#[cfg(test)]
+mod fuzz;
 mod logs;
 mod oom;
 mod pump;

@@ -1,0 +1,403 @@
+//! What a request is, told a second time: over the whole of it, by strings and splitting, where the
+//! server goes through bytes as they come.
+
+use super::chunked::{Decoder, Step};
+use super::parse::{Framing, Head, Progress, head};
+use super::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES};
+use crate::fuzz::{Random, bounded, check};
+
+#[test]
+fn a_head_is_read_as_the_grammar_says_however_it_arrives() {
+    let tokens: &[&[u8]] = &[
+        b"\r\n",
+        b"\r\n\r\n",
+        b"\r",
+        b"\n",
+        b"\0",
+        b" ",
+        b"\t",
+        b":",
+        b": ",
+        b",",
+        b"?",
+        b"#",
+        b"*",
+        b"GET ",
+        b" HTTP/1.1\r\n",
+        b" HTTP/1.0\r\n",
+        b" HTTP/2.0\r\n",
+        b"http://a",
+        b"https://",
+        b"Content-Length: ",
+        b"Content-Length: 5\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"chunked",
+        b"Transfer-Encoding: gzip, chunked\r\n",
+        b"Connection: close\r\n",
+        b"keep-alive, close",
+        b"Expect: 100-continue\r\n",
+        b"Expect: x\r\n",
+        b"Host: b\r\n",
+        b"\x7f",
+        b"\x80",
+        b"\x0b",
+    ];
+    check("head", tokens, |input| {
+        let whole = bounded(input, 8, || head(input));
+        let mut random = Random::new(input.len() as u64);
+        let some = (0..64).map(|_| random.below(input.len() + 1));
+        let ends: Vec<_> = if input.len() <= 64 {
+            (0..input.len()).collect()
+        } else {
+            some.collect()
+        };
+        for end in ends {
+            let part = head(&input[..end]);
+            match (&part, &whole) {
+                (Ok(Progress::Partial), Ok(Progress::Complete(_, length))) => {
+                    assert!(*length > end, "not seen at {end}, where it ends");
+                }
+                (Ok(Progress::Complete(..)), whole) => assert_eq!(&part, whole, "at {end}"),
+                (Err(_), whole) => assert!(whole.is_err(), "{part:?} at {end}, then {whole:?}"),
+                (Ok(Progress::Partial), _) => {}
+            }
+        }
+        match expected_head(input) {
+            Some(Ok((expected, length))) => {
+                assert_eq!(whole, Ok(Progress::Complete(expected, length)));
+            }
+            Some(Err(why)) => assert!(whole.is_err(), "{why}: {whole:?}"),
+            None => {
+                let bare = |pair: &[u8]| pair[1] == b'\n' && pair[0] != b'\r' || pair[1] == 0;
+                let never = input.windows(2).any(bare);
+                assert!(
+                    whole.is_err() || !never && whole == Ok(Progress::Partial),
+                    "{whole:?}"
+                );
+            }
+        }
+    });
+}
+
+/// The head that `input` begins with; none while its end is not there.
+fn expected_head(input: &[u8]) -> Option<Result<(Head, usize), &'static str>> {
+    let mut start = 0;
+    while input[start..].starts_with(b"\r\n") {
+        start += 2;
+    }
+    let text: String = input[start..]
+        .iter()
+        .map(|byte| char::from(*byte))
+        .collect();
+    let block = &text[..text.find("\r\n\r\n")?];
+    // Characters are of one or two bytes in `text`, and of one in the input.
+    let length = start + block.chars().count() + 4;
+    Some(head_of_block(block, length).map(|head| (head, length)))
+}
+
+fn head_of_block(block: &str, length: usize) -> Result<Head, &'static str> {
+    if length > MAX_HEAD_BYTES {
+        return Err("too long");
+    }
+    let mut lines = block.split("\r\n");
+    let words: Vec<&str> = lines.next().unwrap_or_default().split(' ').collect();
+    let [method, target, version] = words[..] else {
+        return Err("not three words");
+    };
+    let minor_version = match version {
+        "HTTP/1.0" => 0,
+        "HTTP/1.1" => 1,
+        _ => return Err("version"),
+    };
+    if !is_token(method) {
+        return Err("method");
+    }
+    let latin = |text: &str| -> Vec<u8> { text.chars().map(|one| one as u8).collect() };
+    let target_length = target.chars().count();
+    if target_length > MAX_TARGET_BYTES
+        || target_length + method.len() + version.len() + 2 > MAX_TARGET_BYTES + 64
+    {
+        return Err("long target");
+    }
+    if target.is_empty() || target.contains(|one: char| one <= ' ' || one == '\x7f' || one == '#') {
+        return Err("target");
+    }
+    let authority = target
+        .strip_prefix("http://")
+        .or(target.strip_prefix("https://"));
+    let local = match authority.map(|rest| (rest, rest.find(['/', '?']))) {
+        None => target,
+        Some((_, None)) => "/",
+        Some((rest, Some(end))) => &rest[end..],
+    };
+    if local != "*" && !local.starts_with('/') {
+        return Err("no path");
+    }
+    let (path, query) = match local.split_once('?') {
+        Some((path, query)) => (path, Some(latin(query))),
+        None => (local, None),
+    };
+    let headers = lines
+        .map(|line| {
+            let (name, value) = line.split_once(':').filter(|(name, _)| is_token(name))?;
+            let is_plain = |one: char| one == '\t' || (one >= ' ' && one != '\x7f');
+            value.chars().all(is_plain).then(|| {
+                let value = value.trim_matches([' ', '\t']);
+                (name.to_ascii_lowercase(), latin(value))
+            })
+        })
+        .collect::<Option<Vec<_>>>()
+        .ok_or("header")?;
+    if headers.len() > MAX_HEADERS {
+        return Err("too many headers");
+    }
+    let values = |name: &str| -> Vec<String> {
+        let of_name = headers.iter().filter(|(key, _)| key == name);
+        of_name
+            .map(|(_, value)| value.iter().map(|byte| char::from(*byte)).collect())
+            .collect()
+    };
+    let framing = match (
+        &values("content-length")[..],
+        &values("transfer-encoding")[..],
+    ) {
+        ([], []) => Framing::None,
+        ([], [coding]) if minor_version == 1 && coding.eq_ignore_ascii_case("chunked") => {
+            Framing::Chunked
+        }
+        ([length, others @ ..], [])
+            if others.iter().all(|other| other == length)
+                && length.chars().all(|digit| digit.is_ascii_digit()) =>
+        {
+            Framing::Length(length.parse().map_err(|_| "length")?)
+        }
+        _ => return Err("framing"),
+    };
+    let mut options = values("connection").join(",").to_ascii_lowercase();
+    options.retain(|one| one != '\t');
+    let closes = options
+        .split(',')
+        .any(|option| option.trim_matches(' ') == "close");
+    let expectations = values("expect");
+    if !expectations
+        .iter()
+        .all(|value| value.eq_ignore_ascii_case("100-continue"))
+    {
+        return Err("expectation");
+    }
+    if values("host").len() > 1 {
+        return Err("hosts");
+    }
+    let has_body = !matches!(framing, Framing::None | Framing::Length(0));
+    Ok(Head {
+        method: method.to_owned(),
+        path: latin(path),
+        query,
+        minor_version,
+        headers,
+        framing,
+        keep_alive: minor_version == 1 && !closes,
+        expects_continue: minor_version == 1 && has_body && !expectations.is_empty(),
+    })
+}
+
+fn is_token(text: &str) -> bool {
+    let others = "!#$%&'*+-.^_`|~";
+    !text.is_empty()
+        && text
+            .chars()
+            .all(|one| one.is_ascii_alphanumeric() || others.contains(one))
+}
+
+/// What a chunked body comes to.
+#[derive(Debug, PartialEq, Eq)]
+struct Decoded {
+    body: Vec<u8>,
+    end: End,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum End {
+    /// With this many bytes taken.
+    At(usize),
+    Missing,
+    Broken,
+}
+
+#[test]
+fn a_chunked_body_is_the_same_however_it_arrives() {
+    let tokens: &[&[u8]] = &[
+        b"\r\n",
+        b"\r\n\r\n",
+        b"\r",
+        b"\n",
+        b"0\r\n",
+        b"0\r\n\r\n",
+        b"1\r\n",
+        b"a\r\n",
+        b"F",
+        b";",
+        b";a=b",
+        b";\"x\"",
+        b"A: b\r\n",
+        b": ",
+        b" ",
+        b"\0",
+        b"\t",
+        b"ffffffffffffffff\r\n",
+        b"0000000000000000",
+        b"10000\r\n",
+        b"\x7f",
+        b"\x80",
+    ];
+    check("chunked", tokens, |input| {
+        let expected = Expectation::of(input);
+        let mut random = Random::new(input.len() as u64);
+        assert_eq!(
+            bounded(input, 4, || decode(input, || usize::MAX)),
+            expected,
+            "at once"
+        );
+        assert_eq!(decode(input, || 1), expected, "byte by byte");
+        assert_eq!(decode(input, || 1 + random.below(9)), expected, "in pieces");
+
+        let mut coded = Vec::new();
+        let mut rest = input;
+        while !rest.is_empty() {
+            let (piece, after) = rest.split_at((1 + random.below(300)).min(rest.len()));
+            coded.extend_from_slice(format!("{:x};e\r\n", piece.len()).as_bytes());
+            coded.extend_from_slice(piece);
+            coded.extend_from_slice(b"\r\n");
+            rest = after;
+        }
+        coded.extend_from_slice(b"0\r\nT: v\r\n\r\n");
+        let decoded = decode(&[&coded, input].concat(), || 1 + random.below(5000));
+        assert_eq!(decoded.end, End::At(coded.len()));
+        assert_eq!(decoded.body, input);
+    });
+}
+
+/// Shows the input to a decoder in pieces of the lengths that `piece` says.
+fn decode(input: &[u8], mut piece: impl FnMut() -> usize) -> Decoded {
+    let mut decoder = Decoder::default();
+    let mut body = Vec::new();
+    let mut at = 0_usize;
+    loop {
+        let shown = &input[at..input.len().min(at.saturating_add(piece()))];
+        match decoder.step(shown) {
+            Ok(Step::Data { skip, length }) => {
+                assert!(length > 0, "no progress");
+                body.extend_from_slice(&shown[skip..skip + length]);
+                at += skip + length;
+            }
+            Ok(Step::More(count)) => {
+                assert_eq!(count, shown.len(), "all of it was framing");
+                at += count;
+                if at == input.len() {
+                    let end = End::Missing;
+                    return Decoded { body, end };
+                }
+            }
+            Ok(Step::End(count)) => {
+                let end = End::At(at + count);
+                return Decoded { body, end };
+            }
+            Err(_) => {
+                let end = End::Broken;
+                return Decoded { body, end };
+            }
+        }
+    }
+}
+
+/// The coding by recursive descent, over all of the input.
+struct Expectation<'a> {
+    input: &'a [u8],
+    at: usize,
+    body: Vec<u8>,
+    extensions: usize,
+}
+
+impl<'a> Expectation<'a> {
+    fn of(input: &'a [u8]) -> Decoded {
+        let mut expectation = Self {
+            input,
+            at: 0,
+            body: Vec::new(),
+            extensions: 0,
+        };
+        let end = match expectation.coding() {
+            Ok(()) => End::At(expectation.at),
+            Err(end) => end,
+        };
+        Decoded {
+            body: expectation.body,
+            end,
+        }
+    }
+
+    fn peek(&self) -> Result<u8, End> {
+        self.input.get(self.at).copied().ok_or(End::Missing)
+    }
+
+    fn expect(&mut self, wanted: &[u8]) -> Result<(), End> {
+        for byte in wanted {
+            if self.peek()? != *byte {
+                return Err(End::Broken);
+            }
+            self.at += 1;
+        }
+        Ok(())
+    }
+
+    /// Text up to the end of the line, of at most so many bytes.
+    fn text(&mut self, most: usize) -> Result<&'a [u8], End> {
+        let start = self.at;
+        loop {
+            match self.peek()? {
+                b'\r' => return Ok(&self.input[start..self.at]),
+                b'\t' | b' '..=b'~' | 0x80.. if self.at - start < most => self.at += 1,
+                _ => return Err(End::Broken),
+            }
+        }
+    }
+
+    fn coding(&mut self) -> Result<(), End> {
+        loop {
+            let start = self.at;
+            while self.peek()?.is_ascii_hexdigit() {
+                self.at += 1;
+                if self.at - start > 16 {
+                    return Err(End::Broken);
+                }
+            }
+            let digits = std::str::from_utf8(&self.input[start..self.at]).unwrap();
+            let size = u64::from_str_radix(digits, 16).map_err(|_| End::Broken)?;
+            if self.peek()? == b';' {
+                self.at += 1;
+                let room = (self.body.len() + 16 * 1024 - self.extensions).min(4096);
+                self.extensions += self.text(room)?.len();
+            }
+            self.expect(b"\r\n")?;
+            if size == 0 {
+                break;
+            }
+            let rest = &self.input[self.at..];
+            let here = usize::try_from(size).unwrap_or(usize::MAX).min(rest.len());
+            self.body.extend_from_slice(&rest[..here]);
+            self.at += here;
+            self.expect(b"\r\n")?;
+        }
+        let mut room = 4096;
+        while self.peek()? != b'\r' {
+            let line = self.text(room)?;
+            room -= line.len();
+            self.expect(b"\r\n")?;
+            let line: String = line.iter().map(|byte| char::from(*byte)).collect();
+            if !line.split_once(':').is_some_and(|(name, _)| is_token(name)) {
+                return Err(End::Broken);
+            }
+        }
+        self.expect(b"\r\n")
+    }
+}
