@@ -20,6 +20,7 @@ mod host;
 mod hostile;
 mod http;
 mod lifecycle;
+mod mutation;
 mod processes;
 mod programs;
 mod proxy;

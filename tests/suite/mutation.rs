@@ -1,0 +1,618 @@
+//! Requests as nobody would send them: a great many, made from a fixed seed out of one of every
+//! route, over many connections at once, and a server that answers all the while and is afterwards
+//! as it was.
+//!
+//! `MUTATED_REQUESTS` says how many; half of them go to a server of each mode.
+//!
+//! What a mutation turns a request into is not known, so it must be able to do no harm: the server
+//! has a root directory of its own with one program in it, `true`, and no shell (it is removed
+//! itself as soon as it runs); process ids, mounts and a network of its own, so that no process, file
+//! or port of the machine can be named; and files of at most a mebibyte. In dedicated mode it is
+//! nobody besides, and in host mode its commands and files are those of the sandboxes' users.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::os::unix::fs::{PermissionsExt, chown};
+use std::path::PathBuf;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
+use serde_json::{Value, json};
+
+use crate::fixture::{
+    Builder, PATIENCE, Server, Stop, TOKEN, TempDir, count_entries, descendants_of, in_network,
+    is_root, memory_of, parse_replies, wait_until,
+};
+use crate::skip;
+
+/// Connections at a time.
+const CLIENTS: u64 = 4;
+
+/// A client that hears nothing for so long has found a request that hangs.
+const SILENCE: Duration = Duration::from_secs(100);
+
+/// Memory that a server may keep after so many requests: what the allocator holds back, and the
+/// processes that it remembers.
+const MORE_MEMORY: u64 = 8 << 20;
+
+/// The directory that is a server's root, with nothing that could do anything.
+struct Cell {
+    root: TempDir,
+}
+
+impl Cell {
+    /// None where this machine cannot make one.
+    fn new() -> Option<Self> {
+        let busybox = ["/bin/busybox", "/usr/bin/busybox"]
+            .into_iter()
+            .find(|path| fs::metadata(path).is_ok())?;
+        let root = TempDir::new();
+        fs::set_permissions(root.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        for name in ["bin", "dev", "proc", "tmp", "w"] {
+            fs::create_dir(root.join(name)).unwrap();
+        }
+        chown(root.join("w"), Some(65534), Some(65534)).unwrap();
+        // By this name it is this program, whatever its arguments are.
+        fs::copy(busybox, root.join("bin/true")).unwrap();
+        for (name, minor) in [("null", 3), ("zero", 5), ("random", 8), ("urandom", 9)] {
+            let path = root.join(&format!("dev/{name}"));
+            mknod(
+                path.as_str(),
+                SFlag::S_IFCHR,
+                Mode::empty(),
+                makedev(1, minor),
+            )
+            .ok()?;
+            fs::set_permissions(path, PermissionsExt::from_mode(0o666)).unwrap();
+        }
+        Some(Self { root })
+    }
+
+    fn start(&self, builder: Builder, user: &str) -> Server {
+        let script = "
+            cp \"$2\" \"$0/sbx-server\" && mount -t proc proc \"$0/proc\" || exit
+            ip link set lo up 2>/dev/null || ifconfig lo up 2>/dev/null || busybox ip link set lo up || exit
+            exec prlimit --fsize=1048576 chroot --userspec=\"$1\" \"$0\" /sbx-server";
+        let root = self.root.path().to_str().unwrap();
+        let wrapper = [
+            "unshare",
+            "--mount",
+            "--pid",
+            "--net",
+            "--fork",
+            "--kill-child",
+            "/bin/sh",
+            "-c",
+        ];
+        let mut server = builder
+            .wrapped_in(&[&wrapper[..], &[script, root, user]].concat())
+            .start();
+        fs::remove_file(self.root.join("sbx-server")).unwrap();
+        server.network = Some(format!("/proc/{}/ns/net", proper(&server)).into());
+        server
+    }
+}
+
+/// The server itself, below those who set the scene for it and its init.
+fn proper(server: &Server) -> i32 {
+    let all = descendants_of(server.pid().cast_signed());
+    let is_parent = |pid: i32| all.iter().any(|process| process.parent == pid);
+    all.iter()
+        .find(|process| !is_parent(process.pid))
+        .expect("it runs")
+        .pid
+}
+
+/// The same numbers for the same seed (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
+    }
+
+    fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next()).unwrap() % limit.max(1)
+    }
+
+    fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    fn of<'a, T: ?Sized>(&mut self, all: &[&'a T]) -> &'a T {
+        all[self.below(all.len())]
+    }
+}
+
+/// A request that makes sense.
+struct Request {
+    method: &'static str,
+    target: String,
+    /// Bytes at the beginning of the target that are mostly left alone: whose it is.
+    scope: usize,
+    body: Vec<u8>,
+}
+
+/// One of every route, in a workspace whose routes begin with `prefix`.
+fn workspace_requests(prefix: &str) -> Vec<Request> {
+    let run = r#"{"cmd":["/bin/true"]}"#;
+    let all = [
+        ("POST", "exec", run),
+        (
+            "POST",
+            "exec",
+            r#"{"cmd":["/bin/true","a"],"encoding":"base64","timeout":5,"cwd":"/"}"#,
+        ),
+        ("POST", "processes", run),
+        (
+            "POST",
+            "procs",
+            r#"{"cmd":["/bin/true"],"id":"job","tag":"t","env":{"A":1}}"#,
+        ),
+        ("GET", "processes", ""),
+        ("GET", "processes/job", ""),
+        ("GET", "processes/job/logs?follow=1&stdout_offset=0", ""),
+        ("GET", "processes/job/wait?timeout=0.01", ""),
+        ("POST", "processes/job/wait?timeout=0", ""),
+        ("POST", "processes/job/kill", r#"{"signal":"TERM"}"#),
+        ("PUT", "processes/job/stdin?eof=1", "input"),
+        ("DELETE", "processes/p-4", ""),
+        ("GET", "files/read?path=w/a&offset=1&length=3", ""),
+        ("GET", "files/read?path=/w/b", ""),
+        ("PUT", "files/write?path=w/a&mode=644", "some content"),
+        (
+            "POST",
+            "files/write?path=w/b&offset=5&truncate_to=9&mkdir=1",
+            "more",
+        ),
+        ("PUT", "files/write?path=w/d/e/f", "deep"),
+        ("GET", "files/list?path=w&limit=5&after=a&detail=full", ""),
+        ("GET", "files/stat?path=w/a&detail=full", ""),
+        ("POST", "files/mkdir?path=w/d&mode=755", ""),
+        ("POST", "files/move?from=w/a&to=w/c", ""),
+        ("DELETE", "files/delete?path=w/c", ""),
+        ("POST", "files/delete?path=w/d&recursive=1", ""),
+        ("GET", "proxy/9/path?query=1", ""),
+        ("OPTIONS", "files/write", ""),
+    ];
+    all.map(|(method, route, body)| Request {
+        method,
+        target: format!("{prefix}/{route}"),
+        scope: prefix.len(),
+        body: body.into(),
+    })
+    .into()
+}
+
+/// One of every other route.
+fn other_requests(sandboxes: &[String]) -> Vec<Request> {
+    let mut all = vec![
+        ("GET", "/health".to_owned(), ""),
+        ("GET", "/v1/metrics".to_owned(), ""),
+        ("GET", "/nowhere".to_owned(), ""),
+        ("GET", "/v1/sandboxes".to_owned(), ""),
+        (
+            "POST",
+            "/v1/sandboxes".to_owned(),
+            r#"{"count":1,"env":{"A":"b"},"max_procs":9}"#,
+        ),
+        (
+            "POST",
+            "/v1/sandboxes".to_owned(),
+            r#"{"count":2,"idle_timeout_secs":60,"max_mem_mb":99}"#,
+        ),
+    ];
+    for id in sandboxes {
+        all.push(("GET", format!("/v1/sandboxes/{id}"), ""));
+        all.push(("GET", format!("/v1/sandboxes/{id}/token"), ""));
+        all.push(("DELETE", format!("/v1/sandboxes/{id}"), ""));
+    }
+    let request = |(method, target, body): (&'static str, String, &str)| Request {
+        method,
+        target,
+        scope: 0,
+        body: body.into(),
+    };
+    all.into_iter().map(request).collect()
+}
+
+/// Numbers at which something may change.
+const NUMBERS: [&str; 12] = [
+    "",
+    "0",
+    "-1",
+    "1",
+    "7",
+    "8",
+    "99",
+    "4096",
+    "65536",
+    "9223372036854775807",
+    "18446744073709551616",
+    "1e9",
+];
+
+/// What means something in a target.
+const TARGET_TOKENS: [&str; 26] = [
+    "/",
+    "//",
+    "/..",
+    "/.",
+    "%2f",
+    "%2e%2e",
+    "%00",
+    "%ff",
+    "%",
+    "&",
+    "=",
+    "?",
+    "+",
+    "path=",
+    "recursive=1",
+    "&detail=full",
+    "/v1",
+    "/processes",
+    "/files",
+    "job",
+    "p-2",
+    "%EE%BE%80",
+    "limit=1",
+    "offset=",
+    "w/a",
+    "true",
+];
+
+/// What means something anywhere.
+const TOKENS: [&str; 24] = [
+    "\r\n",
+    "\r\n\r\n",
+    "\r",
+    "\n",
+    "\0",
+    " ",
+    "\t",
+    ":",
+    "Content-Length: ",
+    "Content-Length: 5\r\n",
+    "Transfer-Encoding: chunked\r\n",
+    "Transfer-Encoding: x\r\n",
+    "0\r\n\r\n",
+    "5\r\n",
+    ";",
+    "Connection: close\r\n",
+    "Expect: 100-continue\r\n",
+    "Range: bytes=1-\r\n",
+    "HTTP/1.0",
+    "HTTP/1.1\r\n",
+    "GET ",
+    "null",
+    "\"",
+    "{",
+];
+
+/// Changes a part of a text for another, or puts one between.
+fn mutate(bytes: &mut Vec<u8>, tokens: &[&str], random: &mut Random) {
+    let start = random.below(bytes.len() + 1);
+    let end = (start + random.below(6)).min(bytes.len());
+    match random.below(6) {
+        0 => drop(bytes.drain(start..end)),
+        1 => drop(bytes.splice(start..start, random.of(tokens).bytes())),
+        2 => drop(bytes.splice(start..end, random.of(tokens).bytes())),
+        3 => {
+            let copy = bytes[start..end].repeat(1 + random.below(3));
+            bytes.splice(start..start, copy);
+        }
+        4 => {
+            let digit = bytes[start..].iter().position(u8::is_ascii_digit);
+            if let Some(at) = digit.map(|at| start + at) {
+                bytes.splice(at..=at, random.of(&NUMBERS).bytes());
+            }
+        }
+        _ => {
+            if let Some(byte) = bytes.get_mut(start) {
+                *byte = byte.wrapping_add(1 << random.below(7));
+            }
+        }
+    }
+}
+
+/// A request with something changed, well enough framed that one can follow it.
+fn orderly(base: &Request, random: &mut Random) -> Vec<u8> {
+    let mut target = base.target.clone().into_bytes();
+    let mut body = base.body.clone();
+    let mut method = base.method;
+    match random.below(8) {
+        0..=4 => {
+            // Mostly where the route is known already.
+            if !target.contains(&b'?') {
+                target.extend_from_slice(b"?path=w/b&limit=5");
+            }
+            let query = target.iter().position(|byte| *byte == b'?').unwrap_or(0);
+            let scope = [0, base.scope, query, query, query, query][random.below(6)];
+            let mut rest = target.split_off(scope);
+            for _ in 0..=random.below(3) {
+                mutate(&mut rest, &TARGET_TOKENS, random);
+            }
+            target.append(&mut rest);
+        }
+        5 => method = random.of(&["GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "get"]),
+        _ => {
+            for _ in 0..=random.below(3) {
+                mutate(&mut body, &TOKENS, random);
+            }
+        }
+    }
+    for byte in &mut target {
+        if *byte <= b' ' || *byte == 0x7f || *byte == b'#' {
+            *byte = b'_';
+        }
+    }
+    if !target.starts_with(b"/") {
+        target.insert(0, b'/');
+    }
+    let token = if random.one_in(50) { "wrong" } else { TOKEN };
+    let mut request = [
+        method.as_bytes(),
+        b" ",
+        &target,
+        b" HTTP/1.1\r\nX-Sandbox-Token: ",
+    ]
+    .concat();
+    write!(request, "{token}\r\n").unwrap();
+    if random.one_in(8) {
+        let extra = [
+            "Range: bytes=0-1",
+            "Accept: */*",
+            "Range: bytes=-9",
+            "Host: a",
+            "If-Range: x",
+            "X: \u{e9}",
+        ];
+        write!(request, "{}\r\n", random.of(&extra)).unwrap();
+    }
+    if random.one_in(4) {
+        request.extend_from_slice(b"Transfer-Encoding: chunked\r\n\r\n");
+        for piece in body.chunks(1 + random.below(20)) {
+            write!(request, "{:x}\r\n", piece.len()).unwrap();
+            request.extend_from_slice(piece);
+            request.extend_from_slice(b"\r\n");
+        }
+        request.extend_from_slice(b"0\r\n\r\n");
+    } else {
+        write!(request, "Content-Length: {}\r\n\r\n", body.len()).unwrap();
+        request.extend_from_slice(&body);
+    }
+    request
+}
+
+/// What became of the requests.
+#[derive(Default)]
+struct Tally {
+    sent: AtomicU64,
+    connections: AtomicU64,
+    cut: AtomicU64,
+    statuses: Mutex<BTreeMap<u16, u64>>,
+}
+
+impl Tally {
+    fn answered(&self) -> u64 {
+        self.statuses.lock().unwrap().values().sum()
+    }
+}
+
+/// One connection: requests one behind the other, of which the last may be anything at all.
+fn converse(address: SocketAddr, requests: &[Request], random: &mut Random, tally: &Tally) {
+    let count = 1 + random.below(64);
+    let mut bytes = Vec::new();
+    for _ in 1..count {
+        bytes.extend(orderly(&requests[random.below(requests.len())], random));
+    }
+    let mut last = orderly(&requests[random.below(requests.len())], random);
+    for _ in 0..=random.below(5) {
+        mutate(&mut last, &TOKENS, random);
+    }
+    bytes.extend(last);
+    tally.sent.fetch_add(count as u64, Ordering::Relaxed);
+    tally.connections.fetch_add(1, Ordering::Relaxed);
+
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.set_nodelay(true).unwrap();
+    stream.set_read_timeout(Some(SILENCE)).unwrap();
+    let pieces = if random.one_in(8) {
+        2 + random.below(20)
+    } else {
+        1
+    };
+    for piece in bytes.chunks(bytes.len().div_ceil(pieces)) {
+        // It may have closed already, for good reason; what it said comes below.
+        if stream.write_all(piece).is_err() {
+            break;
+        }
+    }
+    let _ = stream.shutdown(Shutdown::Write);
+    let mut received = Vec::new();
+    let end = stream.read_to_end(&mut received);
+    let sent = || String::from_utf8_lossy(&bytes).into_owned();
+    if let Err(error) = &end {
+        let hangs = matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut);
+        assert!(!hangs, "no answer and no end for {SILENCE:?}: {:?}", sent());
+    }
+    let replies = match parse_replies(&received) {
+        Ok(replies) => replies,
+        // A connection that is reset for what came behind may lose the end of what came before.
+        Err(_) if end.is_err() => {
+            tally.cut.fetch_add(1, Ordering::Relaxed);
+            return;
+        }
+        Err(why) => panic!(
+            "{why} in {:?} to {:?}",
+            String::from_utf8_lossy(&received),
+            sent()
+        ),
+    };
+    let mut statuses = tally.statuses.lock().unwrap();
+    for reply in replies.iter().filter(|reply| reply.status >= 200) {
+        *statuses.entry(reply.status).or_default() += 1;
+        let is_bad = reply.status >= 500 && ![501, 502, 507].contains(&reply.status);
+        assert!(!is_bad, "{} {} to {:?}", reply.status, reply.text(), sent());
+        if reply.status >= 400 {
+            assert!(reply.json()["error"].is_string(), "{}", reply.text());
+        }
+    }
+}
+
+/// What a server takes.
+fn taken(pid: i32) -> [u64; 3] {
+    let count = |what: &str| count_entries(&format!("/proc/{pid}/{what}")) as u64;
+    [memory_of(pid, "VmRSS"), count("task"), count("fd")]
+}
+
+/// Sends the requests and compares; `renew` makes the requests anew now and then.
+fn storm(server: &Server, name: &str, seed: u64, renew: &(dyn Fn() -> Vec<Request> + Sync)) {
+    let wanted = std::env::var("MUTATED_REQUESTS")
+        .map_or(1_000_000, |text| text.parse::<u64>().unwrap())
+        / 2;
+    let network: PathBuf = server.network.clone().unwrap();
+    let pid = proper(server);
+    let idle = taken(pid);
+    let tally = Tally::default();
+    let healthy = AtomicU64::new(0);
+    let slowest = Mutex::new(Duration::ZERO);
+    let send_until = |until: u64, seed: u64| {
+        let stop = Stop::default();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.is_set() {
+                    let asked = Instant::now();
+                    assert_eq!(server.get("/health").status, 200);
+                    let mut slowest = slowest.lock().unwrap();
+                    *slowest = slowest.max(asked.elapsed());
+                    healthy.fetch_add(1, Ordering::Relaxed);
+                    drop(slowest);
+                    thread::sleep(Duration::from_millis(50));
+                }
+            });
+            let _guard = stop.guard();
+            thread::scope(|scope| {
+                for client in 0..CLIENTS {
+                    let (tally, network) = (&tally, &network);
+                    scope.spawn(move || {
+                        in_network(network, || {
+                            let mut random = Random(seed * CLIENTS + client + 1);
+                            let mut requests = renew();
+                            let mut turn = 0;
+                            while tally.answered() < until {
+                                turn += 1;
+                                if turn % 16 == 0 {
+                                    requests = renew();
+                                }
+                                converse(server.address, &requests, &mut random, tally);
+                            }
+                        });
+                    });
+                }
+            });
+        });
+    };
+    // A server that has seen everything once has grown to its size.
+    send_until(wanted / 10, seed);
+    let is_quiet = || descendants_of(pid).is_empty();
+    wait_until("its commands have ended", PATIENCE, is_quiet);
+    wait_until("its connections have ended", PATIENCE, || {
+        taken(pid)[1] <= idle[1]
+    });
+    server.delete("/v1/sandboxes");
+    let before = taken(pid);
+    let started = Instant::now();
+    send_until(wanted, seed + 1);
+    let elapsed = started.elapsed();
+    server.delete("/v1/sandboxes");
+    wait_until("its commands have ended", PATIENCE, is_quiet);
+    wait_until(
+        "threads and descriptors are what they were",
+        PATIENCE,
+        || {
+            let now = taken(pid);
+            now[1] <= before[1] && now[2] <= before[2]
+        },
+    );
+    let after = taken(pid);
+    println!(
+        "{name}: {} requests on {} connections ({} reset), {} answered: {:?}\n\
+         /health {} times, {:?} at most; memory, threads, descriptors {before:?} {after:?}; {elapsed:?}",
+        tally.sent.load(Ordering::Relaxed),
+        tally.connections.load(Ordering::Relaxed),
+        tally.cut.load(Ordering::Relaxed),
+        tally.answered(),
+        tally.statuses.lock().unwrap(),
+        healthy.load(Ordering::Relaxed),
+        slowest.lock().unwrap(),
+    );
+    assert!(
+        after[0] <= before[0] + MORE_MEMORY,
+        "memory: {before:?} {after:?}"
+    );
+    let statuses = tally.statuses.lock().unwrap();
+    let is_answer = |status: &u16| statuses.contains_key(status);
+    assert!(
+        [200, 204, 400, 403, 404, 405, 409].iter().all(is_answer),
+        "{statuses:?}"
+    );
+    assert!(!server.log().contains("panicked"), "{}", server.log());
+}
+
+#[test]
+#[ignore = "sends a million requests, unless MUTATED_REQUESTS says otherwise"]
+fn a_dedicated_server_survives_mutated_requests_as_it_was() {
+    let Some(cell) = is_root().then(Cell::new).flatten() else {
+        skip!("a root and a network of its own need root and busybox");
+    };
+    let server = cell.start(Server::builder(), "65534:65534");
+    storm(&server, "dedicated", 11, &|| {
+        let mut all = workspace_requests("/v1");
+        all.extend(other_requests(&["0123456789abcdef01234567".to_owned()]));
+        all
+    });
+}
+
+#[test]
+#[ignore = "sends a million requests, unless MUTATED_REQUESTS says otherwise"]
+fn a_host_survives_mutated_requests_as_it_was() {
+    let Some(cell) = is_root().then(Cell::new).flatten() else {
+        skip!("a root and a network of its own need root and busybox");
+    };
+    let builder = Server::host()
+        .env("SBX_HOMES_DIR", "/homes")
+        .env("SBX_CAPACITY", 48);
+    let server = cell.start(builder, "0:0");
+    storm(&server, "host", 12, &|| {
+        let make = || server.post("/v1/sandboxes", &json!({ "count": 3 })).json();
+        let mut made = make();
+        if made["rejected"] != 0 {
+            server.delete("/v1/sandboxes");
+            made = make();
+        }
+        let none = Vec::new();
+        let id = |sandbox: &Value| sandbox["id"].as_str().unwrap().to_owned();
+        let ids: Vec<_> = made["sandboxes"]
+            .as_array()
+            .unwrap_or(&none)
+            .iter()
+            .map(id)
+            .collect();
+        // One that is ended, and others that mostly live.
+        let mut all = other_requests(&ids[..ids.len().min(1)]);
+        for id in ids.iter().skip(1) {
+            all.extend(workspace_requests(&format!("/v1/sandboxes/{id}")));
+        }
+        all
+    });
+}
