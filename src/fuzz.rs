@@ -173,9 +173,9 @@ impl Random {
         &all[self.below(all.len())]
     }
 
-    /// A part of something that is so long; short parts are likely.
+    /// A part of something that is so long; short ones and the beginning are likely.
     fn range(&mut self, length: usize) -> std::ops::Range<usize> {
-        let start = self.below(length + 1);
+        let start = self.below(length + 1) * usize::from(self.below(8) > 0);
         let longest = if self.below(2) == 0 { 8 } else { length };
         start..(start + self.below(longest + 1)).min(length)
     }
@@ -276,6 +276,7 @@ struct Novelty {
 }
 
 impl Novelty {
+    #[cfg_attr(not(guided), expect(clippy::unused_self, reason = "as when it counts"))]
     fn forget_before(&self) {
         #[cfg(guided)]
         for counter in sys::execution_counters() {

@@ -120,7 +120,8 @@ fn form(raw: &[u8]) -> Option<Vec<(Vec<u8>, Vec<u8>)>> {
 }
 
 fn percent_encoded(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("%{byte:02x}")).collect()
+    let escapes: Vec<_> = bytes.iter().map(|byte| format!("%{byte:02x}")).collect();
+    escapes.concat()
 }
 
 fn whole_number(text: &str) -> Option<u64> {

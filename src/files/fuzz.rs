@@ -307,12 +307,9 @@ fn expected(root: &Node, path: &[u8], flags: OFlag) -> Result<Identity, Errno> {
         }
     }
     let last = way[way.len() - 1];
-    match last {
-        Node::Directory(..) => {}
-        Node::Other(..) if ends_in_slash || flags.contains(OFlag::O_DIRECTORY) => {
-            return Err(Errno::ENOTDIR);
-        }
-        Node::Other(..) => {}
+    let is_directory = matches!(last, Node::Directory(..));
+    if !is_directory && (ends_in_slash || flags.contains(OFlag::O_DIRECTORY)) {
+        return Err(Errno::ENOTDIR);
     }
     Ok(last.identity())
 }
