@@ -2,7 +2,7 @@
 //! server goes through bytes as they come.
 
 use super::chunked::{Decoder, Step};
-use super::parse::{Framing, Head, Progress, head};
+use super::parse::{Framing, Head, ParseError, Progress, head, response_head};
 use super::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES};
 use crate::fuzz::{Random, bounded, check};
 
@@ -46,28 +46,13 @@ fn a_head_is_read_as_the_grammar_says_however_it_arrives() {
         b"\x0b",
     ];
     check("head", tokens, |input| {
-        let whole = bounded(input, 8, || head(input));
-        let mut random = Random::new(input.len() as u64);
-        let some = (0..64).map(|_| random.below(input.len() + 1));
-        let ends: Vec<_> = if input.len() <= 64 {
-            (0..input.len()).collect()
-        } else {
-            some.collect()
-        };
-        for end in ends {
-            let part = head(&input[..end]);
-            match (&part, &whole) {
-                (Ok(Progress::Partial), Ok(Progress::Complete(_, length))) => {
-                    assert!(*length > end, "not seen at {end}, where it ends");
-                }
-                (Ok(Progress::Complete(..)), whole) => assert_eq!(&part, whole, "at {end}"),
-                (Err(_), whole) => assert!(whole.is_err(), "{part:?} at {end}, then {whole:?}"),
-                (Ok(Progress::Partial), _) => {}
-            }
-        }
+        let whole = stable(input, head);
         match expected_head(input) {
             Some(Ok((expected, length))) => {
-                assert_eq!(whole, Ok(Progress::Complete(expected, length)));
+                let Ok(Progress::Complete(head, taken)) = whole else {
+                    panic!("{whole:?}, and not {expected:?}");
+                };
+                assert_eq!((Expected::from(head), taken), (expected, length));
             }
             Some(Err(why)) => assert!(whole.is_err(), "{why}: {whole:?}"),
             None => {
@@ -82,8 +67,106 @@ fn a_head_is_read_as_the_grammar_says_however_it_arrives() {
     });
 }
 
+#[test]
+fn a_response_head_is_the_same_however_it_arrives() {
+    let tokens: &[&[u8]] = &[
+        b"\r\n",
+        b"\r\n\r\n",
+        b"\r",
+        b"\n",
+        b"\0",
+        b" ",
+        b":",
+        b": ",
+        b"HTTP/1.1 200 OK\r\n",
+        b"HTTP/1.0 ",
+        b"HTTP/2 200\r\n",
+        b"099",
+        b"1000",
+        b"Content-Length: 5\r\n",
+        b"Transfer-Encoding: chunked\r\n",
+        b"\x7f",
+        b"\x80",
+        b"\t",
+    ];
+    check("response", tokens, |input| {
+        if let Ok(Progress::Complete(head, length)) = stable(input, response_head) {
+            assert!(input[..length].ends_with(b"\r\n\r\n"));
+            assert!((100..1000).contains(&head.status));
+            // Written and read again it is the same.
+            let mut written = format!("HTTP/1.1 {} ", head.status).into_bytes();
+            written.extend_from_slice(&head.reason);
+            for (name, value) in head.fields.iter() {
+                assert!(is_token(name));
+                written.extend([b"\r\n", name.as_bytes(), b":", value].concat());
+            }
+            written.extend_from_slice(b"\r\n\r\n");
+            let again = response_head(&written);
+            if input.starts_with(b"HTTP/1.1") {
+                assert_eq!(again, Ok(Progress::Complete(head, written.len())));
+            }
+        }
+    });
+}
+
+/// What a parser makes of all of the input, having seen that no part of it says otherwise.
+fn stable<H: std::fmt::Debug + PartialEq>(
+    input: &[u8],
+    parse: fn(&[u8]) -> Result<Progress<H>, ParseError>,
+) -> Result<Progress<H>, ParseError> {
+    let whole = bounded(input, 8, || parse(input));
+    let mut random = Random::new(input.len() as u64);
+    let some = (0..64).map(|_| random.below(input.len() + 1));
+    let ends: Vec<_> = if input.len() <= 64 {
+        (0..input.len()).collect()
+    } else {
+        some.collect()
+    };
+    for end in ends {
+        let part = parse(&input[..end]);
+        match (&part, &whole) {
+            (Ok(Progress::Partial), Ok(Progress::Complete(_, length))) => {
+                assert!(*length > end, "not seen at {end}, where it ends");
+            }
+            (Ok(Progress::Complete(..)), whole) => assert_eq!(&part, whole, "at {end}"),
+            (Err(_), whole) => assert!(whole.is_err(), "{part:?} at {end}, then {whole:?}"),
+            (Ok(Progress::Partial), _) => {}
+        }
+    }
+    whole
+}
+
+/// A head, its fields laid open.
+#[derive(Debug, PartialEq)]
+struct Expected {
+    method: String,
+    path: Vec<u8>,
+    query: Option<Vec<u8>>,
+    minor_version: u8,
+    fields: Vec<(String, Vec<u8>)>,
+    framing: Framing,
+    keep_alive: bool,
+    expects_continue: bool,
+}
+
+impl From<Head> for Expected {
+    fn from(head: Head) -> Self {
+        let field = |(name, value): (&str, &[u8])| (name.to_owned(), value.to_vec());
+        Self {
+            method: head.method,
+            path: head.path,
+            query: head.query,
+            minor_version: head.minor_version,
+            fields: head.fields.iter().map(field).collect(),
+            framing: head.framing,
+            keep_alive: head.keep_alive,
+            expects_continue: head.expects_continue,
+        }
+    }
+}
+
 /// The head that `input` begins with; none while its end is not there.
-fn expected_head(input: &[u8]) -> Option<Result<(Head, usize), &'static str>> {
+fn expected_head(input: &[u8]) -> Option<Result<(Expected, usize), &'static str>> {
     let mut start = 0;
     while input[start..].starts_with(b"\r\n") {
         start += 2;
@@ -98,7 +181,7 @@ fn expected_head(input: &[u8]) -> Option<Result<(Head, usize), &'static str>> {
     Some(head_of_block(block, length).map(|head| (head, length)))
 }
 
-fn head_of_block(block: &str, length: usize) -> Result<Head, &'static str> {
+fn head_of_block(block: &str, length: usize) -> Result<Expected, &'static str> {
     if length > MAX_HEAD_BYTES {
         return Err("too long");
     }
@@ -126,22 +209,24 @@ fn head_of_block(block: &str, length: usize) -> Result<Head, &'static str> {
         return Err("target");
     }
     let (path, query) = path_and_query(target).ok_or("no path")?;
-    let headers = lines
+    let fields = lines
         .map(|line| {
             let (name, value) = line.split_once(':').filter(|(name, _)| is_token(name))?;
             let is_plain = |one: char| one == '\t' || (one >= ' ' && one != '\x7f');
             value.chars().all(is_plain).then(|| {
                 let value = value.trim_matches([' ', '\t']);
-                (name.to_ascii_lowercase(), latin(value))
+                (name.to_owned(), latin(value))
             })
         })
         .collect::<Option<Vec<_>>>()
         .ok_or("header")?;
-    if headers.len() > MAX_HEADERS {
+    if fields.len() > MAX_HEADERS {
         return Err("too many headers");
     }
     let values = |name: &str| -> Vec<String> {
-        let of_name = headers.iter().filter(|(key, _)| key == name);
+        let of_name = fields
+            .iter()
+            .filter(|(key, _)| key.eq_ignore_ascii_case(name));
         of_name
             .map(|(_, value)| value.iter().map(|byte| char::from(*byte)).collect())
             .collect()
@@ -178,12 +263,12 @@ fn head_of_block(block: &str, length: usize) -> Result<Head, &'static str> {
         return Err("hosts");
     }
     let has_body = !matches!(framing, Framing::None | Framing::Length(0));
-    Ok(Head {
+    Ok(Expected {
         method: method.to_owned(),
         path: latin(path),
         query: query.map(latin),
         minor_version,
-        headers,
+        fields,
         framing,
         keep_alive: minor_version == 1 && !closes,
         expects_continue: minor_version == 1 && has_body && !expectations.is_empty(),

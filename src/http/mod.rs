@@ -6,9 +6,9 @@
 
 pub mod chunked;
 pub mod connection;
-mod input;
 #[cfg(test)]
 mod fuzz;
+mod input;
 pub mod parse;
 pub mod request;
 pub mod response;

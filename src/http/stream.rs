@@ -37,6 +37,19 @@ pub struct StreamWriter<S = Arc<TcpStream>> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Disconnected;
 
+#[cfg(test)]
+impl StreamWriter {
+    /// One that frames nothing and is never flushed, for tests that take what is pushed.
+    pub fn for_test(socket: TcpStream) -> Self {
+        Self::new(Arc::new(socket), Vec::new(), false)
+    }
+
+    /// What was pushed and not sent.
+    pub fn take_pending(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.pending)
+    }
+}
+
 impl<S: AsFd> StreamWriter<S> {
     /// Begins with what precedes the body.
     pub(super) fn new(socket: S, head: Vec<u8>, chunked: bool) -> Self {
@@ -48,18 +61,6 @@ impl<S: AsFd> StreamWriter<S> {
             half_closed: false,
             probed: false,
         }
-    }
-
-    /// One that frames nothing and is never flushed, for tests that take what is pushed.
-    #[cfg(test)]
-    pub fn for_test(socket: TcpStream) -> Self {
-        Self::new(Arc::new(socket), Vec::new(), false)
-    }
-
-    /// What was pushed and not sent.
-    #[cfg(test)]
-    pub fn take_pending(&mut self) -> Vec<u8> {
-        std::mem::take(&mut self.pending)
     }
 
     /// Adds one piece: what `write` appends to the buffer it is given.
