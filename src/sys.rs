@@ -184,6 +184,11 @@ fn clone(
     if pidfd < 0 {
         // A kernel that does not know CLONE_PIDFD (before Linux 5.2) ignores it.
         let _ = signal_process(result, libc::SIGKILL);
+        // SAFETY: plain integers and no place for the status. Until it has ended, its stack is the
+        // caller's.
+        while unsafe { libc::waitpid(result, ptr::null_mut(), 0) } < 0
+            && Errno::last() == Errno::EINTR
+        {}
         return Err(Errno::ENOSYS);
     }
     // SAFETY: CLONE_PIDFD put a new descriptor there that nobody else owns.
@@ -428,7 +433,7 @@ unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), Step> {
 /// sees to it that this function is not run twice at once with the same.
 ///
 /// # Errors
-/// No process to do it with.
+/// No process to do it with, or it came to nothing.
 pub fn signal_user(user: User, signal: c_int, guise: User) -> Result<(), Errno> {
     struct Order {
         user: User,
@@ -469,8 +474,9 @@ pub fn signal_user(user: User, signal: c_int, guise: User) -> Result<(), Errno> 
     }
     // Its memory is this function's: it has ended before they go.
     match wait(pidfd.as_fd(), true)? {
-        Some(Ending::Exited(1)) => Err(Errno::EAGAIN),
-        _ => Ok(()),
+        Some(Ending::Exited(0)) => Ok(()),
+        // It could not change its user, or was ended before it had done anything.
+        _ => Err(Errno::EAGAIN),
     }
 }
 

@@ -344,10 +344,10 @@ impl Confinement {
                     patience -= pause;
                 }
                 result => {
-                    return result.map_err(|error| {
-                        // What cannot be seen by the command's user is not told about.
-                        let _acting = self.act();
-                        start_error(error, spec, &programs, &directory)
+                    // What cannot be seen by the command's user is not told about.
+                    return result.map_err(|error| match self.act() {
+                        Ok(_acting) => start_error(error, spec, &programs, &directory),
+                        Err(error) => error,
                     });
                 }
             }
