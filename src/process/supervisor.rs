@@ -7,6 +7,7 @@
 //! It must never wait for anything else: it takes only short locks and reads only what is ready.
 
 use std::collections::{BTreeSet, HashMap};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -16,7 +17,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::pump::{Pump, READ_BYTES};
 use super::ring::Stream;
-use super::{Reason, kill_trees, lock, oom};
+use super::{Process, Reason, kill_trees, lock, oom};
 use crate::error::{Error, Result};
 use crate::logging;
 use crate::sys::{Events, PollEntry, poll};
@@ -59,11 +60,17 @@ impl Supervisor {
             .add(&supervisor.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))
             .map_err(failed)?;
         oom::begin();
+        let (killer, due) = mpsc::channel();
+        std::thread::Builder::new()
+            .name("timeouts".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || kill_all(&due))
+            .map_err(|error| Error::io("cannot start the supervisor", &error))?;
         let own = Arc::clone(&supervisor);
         std::thread::Builder::new()
             .name("supervisor".to_owned())
             .stack_size(256 * 1024)
-            .spawn(move || own.run())
+            .spawn(move || own.run(killer))
             .map_err(|error| Error::io("cannot start the supervisor", &error))?;
         Ok(supervisor)
     }
@@ -74,7 +81,7 @@ impl Supervisor {
         let _ = self.wake.write(1);
     }
 
-    fn run(&self) {
+    fn run(&self, killer: Sender<Vec<Arc<Process>>>) {
         let mut driven = Driven::default();
         let mut buffer = vec![0; READ_BYTES];
         let mut events = vec![EpollEvent::empty(); 256];
@@ -107,7 +114,7 @@ impl Supervisor {
                     self.step(&mut driven, event.data(), &mut buffer);
                 }
             }
-            driven.enforce_deadlines();
+            driven.enforce_deadlines(&killer);
         }
     }
 
@@ -205,6 +212,16 @@ impl Supervisor {
     }
 }
 
+/// Kills what is due, all that has become so meanwhile in one go: looking for what descends from it
+/// costs walks through /proc, as many as they make of it, and others' output must be moved on
+/// meanwhile. The thread is there from the start, for what it kills may have taken all others.
+fn kill_all(due: &Receiver<Vec<Arc<Process>>>) {
+    while let Ok(mut processes) = due.recv() {
+        processes.extend(due.try_iter().flatten());
+        kill_trees(&processes, Reason::Timeout);
+    }
+}
+
 /// What the thread has in hand.
 #[derive(Default)]
 struct Driven {
@@ -214,8 +231,8 @@ struct Driven {
 }
 
 impl Driven {
-    /// Kills what is due, all of it in one go: looking for descendants costs a walk through /proc.
-    fn enforce_deadlines(&mut self) {
+    /// Hands over what is due.
+    fn enforce_deadlines(&mut self, killer: &Sender<Vec<Arc<Process>>>) {
         let now = Instant::now();
         let mut due = Vec::new();
         while let Some((at, key)) = self.deadlines.first().copied()
@@ -231,18 +248,7 @@ impl Driven {
         if due.is_empty() {
             return;
         }
-        // Looking for all that descends from them takes as long as they make it take, and others'
-        // output must be moved on meanwhile.
-        let due = Arc::new(due);
-        let theirs = Arc::clone(&due);
-        let thread = std::thread::Builder::new()
-            .name("timeout".to_owned())
-            .stack_size(256 * 1024)
-            .spawn(move || {
-                kill_trees(&theirs, Reason::Timeout);
-            });
-        if thread.is_err() {
-            kill_trees(&due, Reason::Timeout);
-        }
+        // Nobody to hand them to: the thread ends with the server.
+        let _ = killer.send(due);
     }
 }
