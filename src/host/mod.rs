@@ -308,6 +308,13 @@ impl Host {
         all
     }
 
+    /// All of them, and after them those that could not be ended yet.
+    fn list_with_stuck(&self) -> Vec<Arc<Sandbox>> {
+        let mut all = self.list();
+        all.extend(self.table().stuck.values().cloned());
+        all
+    }
+
     /// One of them.
     ///
     /// # Errors
@@ -467,7 +474,7 @@ impl Host {
         self.end(&sandbox, "deleted").map(|()| true)
     }
 
-    /// Ends all there are now; how many this call ended.
+    /// Ends all there are now, those too that could not be ended before; how many this call ended.
     ///
     /// # Errors
     /// The first of what could not be ended; the others are.
@@ -475,14 +482,15 @@ impl Host {
         let mut count = 0;
         let mut failure = None;
         // They die while the first of them are being removed.
-        for sandbox in self.list() {
+        let all = self.list_with_stuck();
+        for sandbox in &all {
             sandbox.workspace.close();
             if sys::user_has_processes(sandbox.user) {
                 sandbox.workspace.processes.expect_kill(Reason::Deleted);
                 self.signal(sandbox.user, libc::SIGKILL);
             }
         }
-        for sandbox in self.list() {
+        for sandbox in &all {
             match self.delete(&sandbox.id) {
                 Ok(ended) => count += usize::from(ended),
                 Err(error) => failure = failure.or(Some(error)),
@@ -655,8 +663,7 @@ impl Host {
         self.table().closed = true;
         // What is being made is ended with the others; what is being ended needs no help.
         self.wait_while(GRACE, |table| table.reserved > 0);
-        let mut all = self.list();
-        all.extend(self.table().stuck.values().cloned());
+        let all = self.list_with_stuck();
         for sandbox in &all {
             sandbox.workspace.close();
         }

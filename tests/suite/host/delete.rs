@@ -340,7 +340,9 @@ fn a_sandbox_that_cannot_be_emptied_is_reported_and_keeps_its_user_until_it_is()
     assert_eq!(reply.status, 500, "{}", reply.text());
     assert!(reply.text().contains(&sandbox.id), "{}", reply.text());
     let report = format!("uid {} stays taken", sandbox.uid);
-    assert!(server.log().contains(&report), "{}", server.log());
+    wait_until("it is reported", PATIENCE, || {
+        server.log().contains(&report)
+    });
     assert_eq!(
         server.get(&target(&sandbox.id, "")).status,
         404,
