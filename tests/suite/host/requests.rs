@@ -347,3 +347,55 @@ fn others_are_made_and_used_while_one_is_hard_to_end() {
     });
     assert!(!hard.home.exists());
 }
+
+#[test]
+fn a_home_that_its_owner_has_closed_costs_only_its_own_figure() {
+    needs_root!();
+    let server = Server::host().start();
+    let (open, closed) = (server.sandbox(), server.sandbox());
+    closed.sh("chmod 000 ~");
+    let headers = [("Accept", "application/json")];
+    let mut connection = server.connect();
+    let reply = connection.request("GET", "/v1/metrics?disk=1", &headers, b"");
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let document = reply.json();
+    let figure = |id: &str| {
+        let all = document["per_sandbox"].as_array().unwrap();
+        all.iter().find(|one| one["id"] == id).unwrap()["disk_bytes"].clone()
+    };
+    assert!(figure(&open.id).is_u64());
+    assert_eq!(figure(&closed.id), Value::Null);
+}
+
+#[test]
+fn what_a_sandbox_may_not_see_is_as_good_as_nothing_for_its_commands() {
+    needs_root!();
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let secret = crate::fixture::TempDir::new();
+    std::fs::set_permissions(
+        secret.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o700),
+    )
+    .unwrap();
+    std::fs::write(secret.join("there"), "secret").unwrap();
+    sandbox.sh(&format!("ln -s {} link", secret.path().display()));
+    for directory in [secret.path().display().to_string(), "./link".to_owned()] {
+        let answers = ["there", "nowhere"].map(|name| {
+            let body = json!({ "cmd": [format!("{directory}/{name}")] });
+            let reply = sandbox.post("exec", &body);
+            (reply.status, reply.text().replace(name, "NAME"))
+        });
+        assert_eq!(answers[0], answers[1]);
+    }
+}
+
+#[test]
+fn an_environment_that_no_command_could_start_with_is_refused() {
+    needs_root!();
+    let server = Server::host().start();
+    let body = json!({ "count": 3, "env": { "A": "x".repeat(200_000) } });
+    let reply = server.post(super::SANDBOXES, &body);
+    assert_eq!(reply.status, 400, "{}", reply.text());
+    assert!(super::list(&server).is_empty());
+}

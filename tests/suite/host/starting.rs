@@ -134,6 +134,42 @@ fn homes_that_sandboxes_could_not_reach_are_refused() {
 }
 
 #[test]
+fn homes_that_others_may_change_or_every_sandbox_may_read_are_refused() {
+    needs_root!();
+    let dir = TempDir::new();
+    std::fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+    let homes = dir.join("homes");
+    let left = dir.join("homes/0123456789abcdef01234567");
+    std::fs::create_dir_all(&left).unwrap();
+    for (mode, owner) in [(0o1777, 0), (0o775, 0), (0o711, 65_534)] {
+        std::os::unix::fs::chown(&homes, Some(owner), Some(0)).unwrap();
+        std::fs::set_permissions(&homes, PermissionsExt::from_mode(mode)).unwrap();
+        let command = Server::host().env("SBX_HOMES_DIR", &homes).command();
+        let text = refused(command, 1);
+        says(&text, &["SBX_HOMES_DIR", &homes, "others may write"]);
+        assert!(std::fs::exists(&left).unwrap(), "nothing is swept there");
+    }
+    let below = TempDir::below("/usr/local").unwrap();
+    let homes = below.join("homes");
+    let command = Server::host().env("SBX_HOMES_DIR", &homes).command();
+    says(
+        &refused(command, 1),
+        &["SBX_HOMES_DIR", &homes, "every sandbox may read"],
+    );
+}
+
+#[test]
+fn a_host_handles_no_signal_itself() {
+    needs_root!();
+    // A handler would run in what is on its way to a program, where its own sandbox can signal it,
+    // on the server's memory.
+    let server = Server::host().start();
+    let status = std::fs::read_to_string(format!("/proc/{}/status", server.inner_pid())).unwrap();
+    let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+    assert_eq!(caught.unwrap().trim(), "0000000000000000");
+}
+
+#[test]
 fn homes_are_made_where_there_were_none() {
     needs_root!();
     let dir = TempDir::new();
