@@ -70,7 +70,7 @@ impl Supervisor {
         std::thread::Builder::new()
             .name("supervisor".to_owned())
             .stack_size(256 * 1024)
-            .spawn(move || own.run(killer))
+            .spawn(move || own.run(&killer))
             .map_err(|error| Error::io("cannot start the supervisor", &error))?;
         Ok(supervisor)
     }
@@ -81,7 +81,7 @@ impl Supervisor {
         let _ = self.wake.write(1);
     }
 
-    fn run(&self, killer: Sender<Vec<Arc<Process>>>) {
+    fn run(&self, killer: &Sender<Vec<Arc<Process>>>) {
         let mut driven = Driven::default();
         let mut buffer = vec![0; READ_BYTES];
         let mut events = vec![EpollEvent::empty(); 256];
@@ -114,7 +114,7 @@ impl Supervisor {
                     self.step(&mut driven, event.data(), &mut buffer);
                 }
             }
-            driven.enforce_deadlines(&killer);
+            driven.enforce_deadlines(killer);
         }
     }
 
