@@ -51,7 +51,7 @@ fn withstand<'a>(server: &'a Server, wish: &serde_json::Value, worst: impl FnOnc
     let mut before = (0, 0);
     wait_until("the server is at rest", PATIENCE, || {
         before = usage();
-        before.1 <= 4
+        before.1 <= 5
     });
     let sandbox = server.sandbox_with(wish);
     worst(&sandbox);
