@@ -80,6 +80,13 @@ impl Api {
         self.check_mode(resource)?;
         if let Resource::In(scope, In::Proxy { port, path }) = resource {
             // Whatever the method and the query are, they are for somebody else.
+            if !request.may_last {
+                return Err(Refusal::new(
+                    503,
+                    "no_threads",
+                    "the machine has no thread left for this; delete a sandbox, or try again later",
+                ));
+            }
             let lease = self.machine.lease(scope)?;
             return Ok(ports::forward(request, &lease, port, path)?.holding(lease));
         }
@@ -183,6 +190,13 @@ impl Api {
         is_get: bool,
         is_delete: bool,
     ) -> Answer {
+        if !request.may_last {
+            return Err(Refusal::new(
+                503,
+                "no_threads",
+                "the machine has no thread left for this; delete a sandbox, or try again later",
+            ));
+        }
         let lease = self.machine.lease(scope)?;
         let workspace: &Workspace = &lease;
         let query = Query::parse(request.head.query.as_deref())?;

@@ -60,7 +60,11 @@ pub(super) fn serve(socket: TcpStream, handler: &dyn Handler, keep: bool) {
         };
         let begun = Instant::now();
         let body = BodyReader::new(&mut input, &head);
-        let mut request = Request { head, body };
+        let mut request = Request {
+            head,
+            body,
+            may_last: keep,
+        };
         let answer = catch_unwind(AssertUnwindSafe(|| handler.handle(&mut request)));
         let panicked = answer.is_err();
         let response = answer.unwrap_or_else(|_| {
@@ -71,7 +75,7 @@ pub(super) fn serve(socket: TcpStream, handler: &dyn Handler, keep: bool) {
             )
             .into()
         });
-        let Request { head, mut body } = request;
+        let Request { head, mut body, .. } = request;
         logging::debug(format_args!(
             "{} {} {} in {} us",
             head.method,

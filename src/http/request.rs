@@ -25,6 +25,9 @@ pub struct Request<'c> {
     pub head: Head,
     /// The body.
     pub body: BodyReader<'c>,
+    /// Whether answering may take its time. It may not on the thread that is kept for when there is
+    /// no other.
+    pub may_last: bool,
 }
 
 impl Request<'_> {

@@ -84,7 +84,7 @@ pub fn exchange(
     socket: OwnedFd,
     forward: &Forward<'_>,
 ) -> Result<Response, RelayError> {
-    let Request { head, body } = request;
+    let Request { head, body, .. } = request;
     let upgrades = wants_upgrade(head);
     let http_1_1 = head.minor_version == 1;
     let to_head = head.method == "HEAD";
@@ -516,7 +516,12 @@ impl Tunnel {
             ];
             let more = (client_ready && up.is_open() && to_upstream.is_flushed())
                 || (upstream_ready && down.is_open() && to_client.is_flushed());
-            poll(&mut entries, more.then_some(Duration::ZERO));
+            // Silence may last; a client that takes nothing of what there is for it may not.
+            let patience = (!to_client.is_flushed()).then_some(SEND_LIMIT);
+            let limit = if more { Some(Duration::ZERO) } else { patience };
+            if !poll(&mut entries, limit) && !more && patience.is_some() {
+                return;
+            }
             let [client_found, upstream_found] = entries.map(|entry| entry.events());
             let ended = Events::READABLE.and_if(true, Events::BROKEN);
             client_ready |= client_found.has(ended);

@@ -86,7 +86,7 @@ fn a_host_does_what_the_contract_says() {
 fn furnish(root: &Path) -> Result<(), String> {
     let make = format!(
         "set -e; cd '{}'; chmod 755 .; mkdir bin dev proc work; chmod 777 work; : > dev/null; cp '{BINARY}' sbx-server; \
-         cp \"$(command -v busybox)\" bin/busybox; for name in $(bin/busybox --list); do ln -sf busybox bin/$name; done; \
+         cp \"$(command -v busybox)\" bin/busybox; for name in $(bin/busybox --list); do [ -e bin/$name ] || ln -s busybox bin/$name; done; \
          chroot . /bin/sh -c true",
         root.display()
     );
