@@ -14,7 +14,7 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 
 use crate::client::environment;
-use crate::fixture::{BINARY, Server, TempDir, is_root, spare_uid};
+use crate::fixture::{BINARY, Server, TempDir, has_namespaces, is_root, spare_uid};
 use crate::skip;
 
 /// What the suite was written against; another one may find more, and fail for it.
@@ -41,6 +41,9 @@ fn the_contract_is_for_everybody() {
 fn a_dedicated_server_does_what_the_contract_says() {
     if !is_root() {
         skip!("only root can give a server another root directory");
+    }
+    if !has_namespaces() {
+        skip!("a machine needs namespaces of its own, and unshare does not work here");
     }
     let machine = TempDir::new();
     if let Err(reason) = furnish(machine.path()) {

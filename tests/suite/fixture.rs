@@ -568,6 +568,18 @@ pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
+/// The words that make a program the first process of a process id namespace.
+pub const NAMESPACE: [&str; 5] = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
+
+pub fn has_namespaces() -> bool {
+    Command::new(NAMESPACE[0])
+        .args(&NAMESPACE[1..])
+        .arg("true")
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
 /// A response, its body decoded from whatever framing it came in.
 #[derive(Debug, Clone)]
 pub struct Reply {

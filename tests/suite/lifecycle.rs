@@ -7,7 +7,6 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,9 +16,9 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::fixture::{
-    BINARY, Builder, Connection, Gate, Mark, Outcome, PATIENCE, Server, Stop, TOKEN, TempDir,
-    all_processes, best_of, count_entries, descendants_of, numbered_text, reset, stat_of,
-    wait_until,
+    BINARY, Builder, Connection, Gate, Mark, NAMESPACE, Outcome, PATIENCE, Server, Stop, TOKEN,
+    TempDir, all_processes, best_of, count_entries, descendants_of, has_namespaces, numbered_text,
+    reset, stat_of, wait_until,
 };
 use crate::skip;
 
@@ -27,18 +26,6 @@ use crate::skip;
 const LAST_WORD: Duration = Duration::from_secs(6);
 
 // ------------------------------------------------------------------------------------- helpers
-
-/// The words that make a program the first process of a pid namespace.
-const NAMESPACE: [&str; 5] = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
-
-fn has_namespaces() -> bool {
-    Command::new(NAMESPACE[0])
-        .args(&NAMESPACE[1..])
-        .arg("true")
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
-}
 
 /// A server that is to be PID 1.
 fn as_pid_1() -> Builder {

@@ -17,18 +17,15 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::fixture::{
-    Builder, Connection, EventStream, Gate, Mark, Outcome, PATIENCE, Reply, Server, Stop, TOKEN,
-    TempDir, all_processes, best_of, count_entries, cpu_time_of, descendants_of, events_of,
-    memory_of, output_of, reset, stat_of, wait_until,
+    Builder, Connection, EventStream, Gate, Mark, NAMESPACE, Outcome, PATIENCE, Reply, Server,
+    Stop, TOKEN, TempDir, all_processes, best_of, count_entries, cpu_time_of, descendants_of,
+    events_of, has_namespaces, memory_of, output_of, reset, stat_of, wait_until,
 };
 use crate::skip;
 
 const MIB: usize = 1 << 20;
 
 // ------------------------------------------------------------------------------------- helpers
-
-/// The words that make a program the first process of a pid namespace.
-const NAMESPACE: [&str; 5] = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
 
 fn works(words: &[&str]) -> bool {
     Command::new(words[0])
@@ -37,10 +34,6 @@ fn works(words: &[&str]) -> bool {
         .stderr(Stdio::null())
         .status()
         .is_ok_and(|status| status.success())
-}
-
-fn has_namespaces() -> bool {
-    works(&[&NAMESPACE[..], &["true"]].concat())
 }
 
 fn has_python() -> bool {

@@ -199,15 +199,10 @@ fn the_aarch64_program_splits_when_it_is_the_first_process() {
     if find("qemu-aarch64").is_none() {
         skip!("qemu-aarch64 is missing (Debian: apt-get install qemu-user)");
     }
-    let namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
-    let possible = Command::new(namespace[0])
-        .args(&namespace[1..])
-        .arg("true")
-        .status();
-    if !possible.is_ok_and(|status| status.success()) {
+    if !crate::fixture::has_namespaces() {
         skip!("needs a pid namespace");
     }
-    let server = emulated(&namespace).start();
+    let server = emulated(&crate::fixture::NAMESPACE).start();
     assert_eq!(server.get("/health").status, 200);
     // unshare, init, server.
     let below = || crate::fixture::descendants_of(server.pid().cast_signed());
