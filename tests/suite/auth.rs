@@ -13,8 +13,8 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::fixture::{
-    Builder, Connection, PATIENCE, Reply, Server, TOKEN, TempDir, can_change_user, find,
-    parse_replies, public_copy, spare_uid, wait_until,
+    Connection, PATIENCE, Reply, Server, TOKEN, TempDir, can_change_user, find, parse_replies,
+    public_copy, secret_server, spare_uid, wait_until,
 };
 use crate::skip;
 
@@ -504,19 +504,6 @@ fn a_refused_request_is_answered_before_its_body_and_its_body_is_not_kept() {
 
 // ---------------------------------------------------------------------------------------------
 // Where the token must not be.
-
-/// A server whose token nothing else on this machine knows, not even a test beside this one.
-fn secret_server(builder: Builder) -> (Server, String) {
-    let mut random = [0u8; 8];
-    std::fs::File::open("/dev/urandom")
-        .unwrap()
-        .read_exact(&mut random)
-        .unwrap();
-    let secret = format!("s3cr3t-{:016x}", u64::from_ne_bytes(random));
-    let mut server = builder.no_token().env("SBX_TOKEN", &secret).start();
-    server.token = Some(secret.clone());
-    (server, secret)
-}
 
 #[test]
 fn no_variable_of_the_server_reaches_a_child() {

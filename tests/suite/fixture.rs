@@ -568,6 +568,19 @@ pub fn is_root() -> bool {
     nix::unistd::geteuid().is_root()
 }
 
+/// A server whose token nothing else on this machine knows, not even a test beside this one.
+pub fn secret_server(builder: Builder) -> (Server, String) {
+    let mut random = [0u8; 8];
+    std::fs::File::open("/dev/urandom")
+        .unwrap()
+        .read_exact(&mut random)
+        .unwrap();
+    let secret = format!("s3cr3t-{:016x}", u64::from_ne_bytes(random));
+    let mut server = builder.no_token().env("SBX_TOKEN", &secret).start();
+    server.token = Some(secret.clone());
+    (server, secret)
+}
+
 /// The words that make a program the first process of a process id namespace.
 pub const NAMESPACE: [&str; 5] = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"];
 

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::Neighbour;
 use super::probe::{Plan, Probe};
-use crate::fixture::{PATIENCE, Server, Stop, is_root, stat_of, wait_until};
+use crate::fixture::{PATIENCE, Server, Stop, is_root, secret_server, stat_of, wait_until};
 use crate::skip;
 
 /// What a process shows of itself in /proc to those who may trace it, and only to them.
@@ -224,9 +224,8 @@ fn no_token_is_anywhere_in_proc() {
     if !is_root() {
         skip!("needs root");
     }
-    let server = Server::host().start();
+    let (server, token) = secret_server(Server::host());
     let sandbox = server.sandbox();
-    let token = server.token.as_ref().unwrap();
     for pid in [server.inner_pid(), server.pid().cast_signed()] {
         for name in ["environ", "cmdline"] {
             // In a container not even root reads the environment of a process that is not dumpable.
