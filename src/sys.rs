@@ -7,6 +7,8 @@
 
 #![allow(unsafe_code, reason = "this is the module that holds it")]
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -15,6 +17,7 @@ use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
+use dlmalloc::GlobalDlmalloc;
 use nix::errno::Errno;
 
 /// A process number, as the kernel counts them.
@@ -95,7 +98,7 @@ pub struct ChildPlan<'a> {
     /// `argv`.
     pub arguments: &'a [CString],
     /// `envp`.
-    pub environment: &'a [CString],
+    pub environment: &'a [Cow<'a, CStr>],
     /// The working directory.
     pub directory: &'a CStr,
     /// What becomes descriptors 0, 1 and 2.
@@ -143,7 +146,7 @@ pub struct Spawned {
 struct ChildStack(Vec<MaybeUninit<u128>>);
 
 impl ChildStack {
-    const BYTES: usize = 64 * 1024;
+    const BYTES: usize = 32 * 1024;
 
     fn new() -> Self {
         Self(Vec::with_capacity(Self::BYTES / size_of::<u128>()))
@@ -216,13 +219,10 @@ struct RawPlan<'a> {
 /// # Errors
 /// The step that failed and its errno; no child is left then.
 pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
-    let pointers = |strings: &[CString]| {
-        strings
-            .iter()
-            .map(|string| string.as_ptr())
-            .chain([ptr::null()])
-            .collect::<Vec<_>>()
-    };
+    fn pointers(strings: &[impl AsRef<CStr>]) -> Vec<*const c_char> {
+        let pointers = strings.iter().map(|string| string.as_ref().as_ptr());
+        pointers.chain([ptr::null()]).collect()
+    }
     let raw = RawPlan {
         plan,
         argv: pointers(plan.arguments),
@@ -310,13 +310,13 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
         }
         // The kernel shall take the command before the server when memory runs out (proc(5)).
         // A machine without /proc has no such knob: not an error.
-        let knob = libc::open(
-            c"/proc/self/oom_score_adj".as_ptr(),
-            libc::O_WRONLY | libc::O_CLOEXEC,
-        );
+        let path = c"/proc/self/oom_score_adj".as_ptr();
+        let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+        // Not by way of a C library, which makes two calls of it. execve closes it.
+        let knob = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags);
         if knob >= 0 {
-            libc::write(knob, plan.oom_score.as_ptr().cast(), plan.oom_score.len());
-            libc::close(knob);
+            let score = plan.oom_score;
+            libc::syscall(libc::SYS_write, knob, score.as_ptr(), score.len());
         } else {
             raw.no_knob.store(1, Ordering::Release);
         }
@@ -1155,7 +1155,84 @@ pub fn hide_system_call(number: libc::c_long, errno: Errno) -> Result<(), Errno>
     Errno::result(result).map(drop)
 }
 
-/// The system's allocator, and how much each thread has asked it for.
+/// Where the program's memory comes from.
+///
+/// musl's allocator gives what is free back to the kernel at once and asks for it again with the next
+/// request: a mapping, a page fault and an interrupt to the other processors, several times a
+/// request. dlmalloc keeps small pieces, which are what requests are made of. Large ones are musl's,
+/// which maps each by itself: the memory of a log that is gone is the machine's again.
+struct Allocator;
+
+#[cfg(not(test))]
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+impl Allocator {
+    /// From so many bytes on, a piece is a large one.
+    const LARGE: usize = 64 * 1024;
+
+    const fn is_large(size: usize) -> bool {
+        size >= Self::LARGE
+    }
+}
+
+// SAFETY: every piece goes back to where it came from, for its size is the same then; and both
+// allocators keep the contract.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe {
+            if Self::is_large(layout.size()) {
+                System.alloc(layout)
+            } else {
+                GlobalDlmalloc.alloc(layout)
+            }
+        }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the contract, which is the same.
+        unsafe {
+            if Self::is_large(layout.size()) {
+                System.alloc_zeroed(layout)
+            } else {
+                GlobalDlmalloc.alloc_zeroed(layout)
+            }
+        }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps the contract, and the size says whose the memory is.
+        unsafe {
+            if Self::is_large(layout.size()) {
+                System.dealloc(memory, layout);
+            } else {
+                GlobalDlmalloc.dealloc(memory, layout);
+            }
+        }
+    }
+
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: the caller keeps the contract, which includes that `size` makes a valid layout with
+        // the same alignment. The two pieces are different ones, and both hold what is copied.
+        unsafe {
+            match (Self::is_large(layout.size()), Self::is_large(size)) {
+                (true, true) => System.realloc(memory, layout, size),
+                (false, false) => GlobalDlmalloc.realloc(memory, layout, size),
+                _ => {
+                    let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
+                    if !new.is_null() {
+                        ptr::copy_nonoverlapping(memory, new, layout.size().min(size));
+                        self.dealloc(memory, layout);
+                    }
+                    new
+                }
+            }
+        }
+    }
+}
+
+/// The allocator, and how much each thread has asked it for.
 #[cfg(test)]
 struct CountingAllocator;
 
@@ -1176,22 +1253,54 @@ pub fn allocated_bytes() -> usize {
 
 // SAFETY: every call is passed on as it came; the counter needs no memory and has no destructor.
 #[cfg(test)]
-unsafe impl std::alloc::GlobalAlloc for CountingAllocator {
-    unsafe fn alloc(&self, layout: std::alloc::Layout) -> *mut u8 {
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.set(ALLOCATED.get().wrapping_add(layout.size()));
         // SAFETY: the caller keeps the contract, which is the same.
-        unsafe { std::alloc::System.alloc(layout) }
+        unsafe { Allocator.alloc(layout) }
     }
 
-    unsafe fn dealloc(&self, memory: *mut u8, layout: std::alloc::Layout) {
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
         // SAFETY: the caller keeps the contract, which is the same.
-        unsafe { std::alloc::System.dealloc(memory, layout) }
+        unsafe { Allocator.dealloc(memory, layout) }
     }
 
-    unsafe fn realloc(&self, memory: *mut u8, layout: std::alloc::Layout, size: usize) -> *mut u8 {
+    unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         ALLOCATED.set(ALLOCATED.get().wrapping_add(size));
         // SAFETY: the caller keeps the contract, which is the same.
-        unsafe { std::alloc::System.realloc(memory, layout, size) }
+        unsafe { Allocator.realloc(memory, layout, size) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    /// Across the size from which on memory is somebody else's, in every direction.
+    #[test]
+    fn memory_that_grows_and_shrinks_keeps_what_it_holds() {
+        let sizes = [
+            1,
+            100,
+            65_535,
+            65_536,
+            70_000,
+            5 << 20,
+            65_536,
+            65_535,
+            17,
+            200_000,
+            3,
+        ];
+        let mut memory: Vec<u8> = Vec::new();
+        for size in sizes {
+            let kept = memory.len().min(size);
+            memory.truncate(kept);
+            memory.shrink_to(size);
+            memory.reserve_exact(size - kept);
+            memory.extend((kept..size).map(|index| u8::try_from(index % 251).unwrap()));
+            let expected = (0..size).map(|index| u8::try_from(index % 251).unwrap());
+            assert!(memory.iter().copied().eq(expected), "{size}");
+            assert!(vec![0u8; size].iter().all(|byte| *byte == 0), "{size}");
+        }
     }
 }
 

@@ -9,10 +9,11 @@
 mod filter;
 mod ruleset;
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -41,7 +42,8 @@ const BUSY_PATIENCE: Duration = Duration::from_millis(200);
 /// How the commands of one workspace are started.
 pub struct Confinement {
     common: Arc<Common>,
-    environment: BTreeMap<OsString, OsString>,
+    /// By name, as execve(2) takes them: `NAME=value`.
+    environment: BTreeMap<OsString, CString>,
     /// What was asked for when the sandbox was made, with others of its kind.
     asked: Arc<[EnvironmentChange]>,
     directory: PathBuf,
@@ -175,7 +177,7 @@ impl Policy {
             ("SBX_PROXY_DIR", below(".sbx/proxy")),
         ]
         .into_iter()
-        .map(|(name, value)| (name.into(), value))
+        .filter_map(|(name, value)| Some((name.into(), entry(OsStr::new(name), &value)?)))
         .collect();
         let mut limits = vec![
             limit(libc::RLIMIT_NPROC, sandbox.max_processes),
@@ -240,13 +242,9 @@ fn limit(resource: Resource, most: u64) -> (Resource, libc::rlimit) {
     (resource, limit)
 }
 
-fn change(environment: &mut BTreeMap<OsString, OsString>, changes: &[EnvironmentChange]) {
-    for (name, value) in changes {
-        match value {
-            Some(value) => environment.insert(name.into(), value.into()),
-            None => environment.remove(OsStr::new(name)),
-        };
-    }
+/// A variable as execve(2) takes it; none can hold a NUL.
+fn entry(name: &OsStr, value: &OsStr) -> Option<CString> {
+    CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
 }
 
 impl Confinement {
@@ -257,16 +255,18 @@ impl Confinement {
         environment: impl IntoIterator<Item = (OsString, OsString)>,
         directory: PathBuf,
     ) -> Self {
-        let mut environment: BTreeMap<_, _> = environment
+        let default = ("PATH".into(), DEFAULT_PATH.into());
+        let environment = [default]
             .into_iter()
+            .chain(environment)
             .filter(|(name, _)| !name.as_bytes().starts_with(b"SBX_"))
-            .collect();
-        environment
-            .entry("PATH".into())
-            .or_insert_with(|| DEFAULT_PATH.into());
+            .filter_map(|(name, value)| {
+                let entry = entry(&name, &value)?;
+                Some((name, entry))
+            });
         Self {
             common: Arc::new(Common::new()),
-            environment,
+            environment: environment.collect(),
             asked: Arc::default(),
             directory,
             limits: vec![open_files()],
@@ -286,6 +286,28 @@ impl Confinement {
             .map_err(|errno| Error::system("cannot act as the sandbox", errno))
     }
 
+    /// What a command finds that asks for these changes, by name. Most commands change little, and so
+    /// little is copied.
+    fn environment<'a>(
+        &'a self,
+        changes: &'a [EnvironmentChange],
+    ) -> BTreeMap<&'a OsStr, Cow<'a, CStr>> {
+        let mut environment: BTreeMap<_, _> = self
+            .environment
+            .iter()
+            .map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str())))
+            .collect();
+        for (name, value) in self.asked.iter().chain(changes) {
+            let name = OsStr::new(name);
+            let entry = value.as_ref().and_then(|value| entry(name, value.as_ref()));
+            match entry {
+                Some(entry) => environment.insert(name, Cow::Owned(entry)),
+                None => environment.remove(name),
+            };
+        }
+        environment
+    }
+
     /// Starts a command with these three standard streams. Its number is in `announcement` before it
     /// does anything.
     ///
@@ -297,26 +319,17 @@ impl Confinement {
         stdio: [BorrowedFd<'_>; 3],
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
-        let mut environment = self.environment.clone();
-        change(&mut environment, &self.asked);
-        change(&mut environment, spec.environment());
+        let environment = self.environment(spec.environment());
         let search = environment
             .get(OsStr::new("PATH"))
-            .map_or(OsStr::new(DEFAULT_PATH), OsString::as_os_str);
-        let programs = spec.programs(search.as_bytes());
+            .and_then(|path| path.to_bytes().strip_prefix(b"PATH="))
+            .unwrap_or(DEFAULT_PATH.as_bytes());
+        let programs = spec.programs(search);
         let directory = self.directory.join(spec.directory().unwrap_or_default());
         let plan = ChildPlan {
             programs: &programs,
             arguments: &spec.arguments(),
-            environment: &environment
-                .into_iter()
-                .filter_map(|(name, value)| {
-                    let mut entry = name.into_vec();
-                    entry.push(b'=');
-                    entry.extend_from_slice(value.as_bytes());
-                    CString::new(entry).ok()
-                })
-                .collect::<Vec<_>>(),
+            environment: &environment.into_values().collect::<Vec<_>>(),
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,
             changed_signals: &self.common.changed_signals,

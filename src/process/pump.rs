@@ -22,8 +22,18 @@ use super::ring::Stream;
 use super::{Audience, Exit, Gone, Process, Reason};
 use crate::sys::{self, Events, PollEntry, poll};
 
-/// One read: as much as a pipe holds.
-pub(super) const READ_BYTES: usize = 64 * 1024;
+/// Where output is read into. Most commands write little, and cost no more than that; one that
+/// writes much is soon read by as much as a pipe holds.
+pub(super) struct Buffer(Vec<u8>);
+
+impl Buffer {
+    const LEAST: usize = 4 * 1024;
+    const MOST: usize = 64 * 1024;
+
+    pub(super) fn new() -> Self {
+        Self(vec![0; Self::LEAST])
+    }
+}
 
 /// The pipes of one process, and what is still to be done about it.
 pub struct Pump {
@@ -144,7 +154,7 @@ impl Pump {
     pub(super) fn read(
         &mut self,
         stream: Stream,
-        buffer: &mut [u8],
+        buffer: &mut Buffer,
         deliver: &mut dyn FnMut(Stream, u64, &[u8]),
     ) {
         let Some(pipe) = &self.outputs[stream.index()] else {
@@ -152,7 +162,7 @@ impl Pump {
         };
         // The pipe is not blocking: a command can read from its own output too, and take away what
         // poll saw.
-        let count = match nix::unistd::read(pipe, buffer) {
+        let count = match nix::unistd::read(pipe, &mut buffer.0) {
             Err(Errno::EINTR) => return,
             Err(Errno::EAGAIN) => None,
             Ok(0) | Err(_) => {
@@ -160,9 +170,12 @@ impl Pump {
                 None
             }
             Ok(count) => {
-                let data = &buffer[..count];
+                let data = &buffer.0[..count];
                 let offset = self.process.append(stream, data);
                 deliver(stream, offset, data);
+                if count == buffer.0.len() && count < Buffer::MOST {
+                    buffer.0 = vec![0; Buffer::MOST];
+                }
                 Some(count)
             }
         };
@@ -217,7 +230,7 @@ impl Pump {
     }
 
     /// Deals with the end at once, for nobody who would have to be waited for.
-    pub(super) fn finish(&mut self, buffer: &mut [u8]) -> Option<Exit> {
+    pub(super) fn finish(&mut self, buffer: &mut Buffer) -> Option<Exit> {
         self.note_end();
         for stream in Stream::ALL {
             while self.left(stream) > 0 {
@@ -240,7 +253,7 @@ impl Pump {
     }
 
     fn attend_until_departure(&mut self, audience: &mut dyn Audience) -> Departure {
-        let mut buffer = vec![0; READ_BYTES];
+        let mut buffer = Buffer::new();
         let mut heard_at = Instant::now();
         loop {
             if audience.flush().is_err() {

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use super::pump::{Pump, READ_BYTES};
+use super::pump::{Buffer, Pump};
 use super::ring::Stream;
 use super::{Process, Reason, kill_trees, lock, oom};
 use crate::error::{Error, Result};
@@ -83,7 +83,7 @@ impl Supervisor {
 
     fn run(&self, killer: &Sender<Vec<Arc<Process>>>) {
         let mut driven = Driven::default();
-        let mut buffer = vec![0; READ_BYTES];
+        let mut buffer = Buffer::new();
         let mut events = vec![EpollEvent::empty(); 256];
         loop {
             let timeout = driven
@@ -118,7 +118,7 @@ impl Supervisor {
         }
     }
 
-    fn take_up(&self, driven: &mut Driven, mut pump: Pump, buffer: &mut [u8]) {
+    fn take_up(&self, driven: &mut Driven, mut pump: Pump, buffer: &mut Buffer) {
         // Its client may have gone away between the end and the last byte.
         pump.finish(buffer);
         let key = driven.next_key;
@@ -184,7 +184,7 @@ impl Supervisor {
 
     /// Does what one ready descriptor asks for. Pipes leave the epoll set by being closed; of the
     /// pidfd others may have a share, so it is taken out.
-    fn step(&self, driven: &mut Driven, data: u64, buffer: &mut [u8]) {
+    fn step(&self, driven: &mut Driven, data: u64, buffer: &mut Buffer) {
         let key = data >> 2;
         let Some(pump) = driven.pumps.get_mut(&key) else {
             return;
