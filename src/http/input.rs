@@ -196,13 +196,9 @@ impl<S: AsFd> Input<S> {
             self.buffer.drain(..self.used);
             self.used = 0;
         }
-        let before = self.buffer.len();
-        self.buffer.resize(before + most, 0);
         let mut buffer = std::mem::take(&mut self.buffer);
-        let result = self.receive_into(&mut buffer[before..]);
+        let result = self.receive_append(&mut buffer, most);
         self.buffer = buffer;
-        self.buffer
-            .truncate(before + *result.as_ref().unwrap_or(&0));
         result.map(drop)
     }
 

@@ -145,28 +145,35 @@ impl Pump {
         self.deadline
     }
 
-    /// Whether nothing is left to do.
-    pub(super) fn is_done(&self) -> bool {
-        matches!(self.phase, Phase::Over) && self.outputs.iter().all(Option::is_none)
+    /// Whether the end of the process is known; its pipes may live on.
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.phase, Phase::Over)
     }
 
-    /// Moves what one read gives; `deliver` sees it too. Call when the pipe is readable.
+    /// Whether nothing is left to do.
+    pub(super) fn is_done(&self) -> bool {
+        self.is_over() && self.outputs.iter().all(Option::is_none)
+    }
+
+    /// Moves what one read gives; `deliver` sees it too. Call when the pipe is readable. True at the
+    /// end of the stream, and then it is to be closed.
     pub(super) fn read(
         &mut self,
         stream: Stream,
         buffer: &mut Buffer,
         deliver: &mut dyn FnMut(Stream, u64, &[u8]),
-    ) {
+    ) -> bool {
         let Some(pipe) = &self.outputs[stream.index()] else {
-            return;
+            return false;
         };
+        let mut is_over = false;
         // The pipe is not blocking: a command can read from its own output too, and take away what
         // poll saw.
         let count = match nix::unistd::read(pipe, &mut buffer.0) {
-            Err(Errno::EINTR) => return,
+            Err(Errno::EINTR) => return false,
             Err(Errno::EAGAIN) => None,
             Ok(0) | Err(_) => {
-                self.outputs[stream.index()] = None;
+                is_over = true;
                 None
             }
             Ok(count) => {
@@ -183,20 +190,32 @@ impl Pump {
             let left = &mut left[stream.index()];
             *left = count.map_or(0, |count| left.saturating_sub(count));
         }
+        is_over
     }
 
-    /// Writes what the process takes of its input. Call when the pipe is writable, or broken.
-    pub(super) fn feed(&mut self) {
-        let Some(feed) = &mut self.input else { return };
+    /// Closes an output that was read to its end.
+    pub(super) fn close_output(&mut self, stream: Stream) {
+        self.outputs[stream.index()] = None;
+    }
+
+    /// Writes what the process takes of its input. Call when the pipe is writable, or broken. True
+    /// when it takes no more, and then it is to be closed.
+    pub(super) fn feed(&mut self) -> bool {
+        let Some(feed) = &mut self.input else {
+            return false;
+        };
         match nix::unistd::write(&feed.pipe, &feed.bytes[feed.written..]) {
             Ok(count) => feed.written += count,
-            Err(Errno::EINTR | Errno::EAGAIN) => return,
+            Err(Errno::EINTR | Errno::EAGAIN) => return false,
             // It does not read any more; that is its business.
             Err(_) => feed.written = feed.bytes.len(),
         }
-        if feed.written == feed.bytes.len() {
-            self.input = None;
-        }
+        feed.written == feed.bytes.len()
+    }
+
+    /// Ends the process's input.
+    pub(super) fn close_input(&mut self) {
+        self.input = None;
     }
 
     /// Takes the deadline away, if it has passed.
@@ -269,8 +288,8 @@ impl Pump {
             if audience.ready(ready.client).is_err() {
                 return Departure::ClientGone;
             }
-            if ready.input {
-                self.feed();
+            if ready.input && self.feed() {
+                self.close_input();
             }
             let mut heard = false;
             let mut deliver = |stream: Stream, offset: u64, data: &[u8]| {
@@ -281,15 +300,19 @@ impl Pump {
                 self.note_end();
             }
             for stream in Stream::ALL {
-                if ready.outputs[stream.index()] || (reading && self.left(stream) > 0) {
-                    self.read(stream, &mut buffer, &mut deliver);
+                if (ready.outputs[stream.index()] || (reading && self.left(stream) > 0))
+                    && self.read(stream, &mut buffer, &mut deliver)
+                {
+                    self.close_output(stream);
                 }
             }
             if let Some(exit) = self.settle() {
                 audience.exit(&exit);
                 // Usually nobody else had the pipes, and this reads their ends.
                 for stream in Stream::ALL {
-                    self.read(stream, &mut buffer, &mut |_, _, _| {});
+                    if self.read(stream, &mut buffer, &mut |_, _, _| {}) {
+                        self.close_output(stream);
+                    }
                 }
                 return Departure::Ended;
             }

@@ -7,6 +7,7 @@
 //! It must never wait for anything else: it takes only short locks and reads only what is ready.
 
 use std::collections::{BTreeSet, HashMap};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -121,6 +122,17 @@ impl Supervisor {
     fn take_up(&self, driven: &mut Driven, mut pump: Pump, buffer: &mut Buffer) {
         // Its client may have gone away between the end and the last byte.
         pump.finish(buffer);
+        if pump.is_over() {
+            // Its pipes were mostly held by other commands on their way to execve, and no longer are.
+            for stream in Stream::ALL {
+                if pump.read(stream, buffer, &mut |_, _, _| {}) {
+                    pump.close_output(stream);
+                }
+            }
+            if pump.is_done() {
+                return;
+            }
+        }
         let key = driven.next_key;
         driven.next_key += 1;
         if let Err(errno) = self.watch(&pump, key) {
@@ -154,6 +166,12 @@ impl Supervisor {
             .chain([pump.input(), pump.ending()])
             .flatten()
         {
+            self.stop_watching(Some(descriptor));
+        }
+    }
+
+    fn stop_watching(&self, descriptor: Option<BorrowedFd<'_>>) {
+        if let Some(descriptor) = descriptor {
             let _ = self.epoll.delete(descriptor);
         }
     }
@@ -182,8 +200,9 @@ impl Supervisor {
         Ok(())
     }
 
-    /// Does what one ready descriptor asks for. Pipes leave the epoll set by being closed; of the
-    /// pidfd others may have a share, so it is taken out.
+    /// Does what one ready descriptor asks for. What is about to be closed is taken out of the epoll set
+    /// first: closing alone does not (epoll(7)) while somebody else has a share of it, as every child
+    /// on its way to execve has, and then it would be ready again and again.
     fn step(&self, driven: &mut Driven, data: u64, buffer: &mut Buffer) {
         let key = data >> 2;
         let Some(pump) = driven.pumps.get_mut(&key) else {
@@ -191,15 +210,25 @@ impl Supervisor {
         };
         let discard = &mut |_, _, _: &[u8]| {};
         match data & 3 {
-            role if role == Role::Stdout as u64 => pump.read(Stream::Stdout, buffer, discard),
-            role if role == Role::Stderr as u64 => pump.read(Stream::Stderr, buffer, discard),
-            role if role == Role::Input as u64 => pump.feed(),
+            role if role == Role::Stdout as u64 || role == Role::Stderr as u64 => {
+                let stream = Stream::ALL[usize::from(role == Role::Stderr as u64)];
+                if pump.read(stream, buffer, discard) {
+                    self.stop_watching(pump.output(stream));
+                    pump.close_output(stream);
+                }
+            }
+            role if role == Role::Input as u64 => {
+                if pump.feed() {
+                    self.stop_watching(pump.input());
+                    pump.close_input();
+                }
+            }
             _ => {
+                // It has ended, reaped or not, and reads no more.
+                self.stop_watching(pump.input());
                 let (deadline, pidfd) = (pump.deadline(), pump.pidfd());
                 if pump.finish(buffer).is_some() {
-                    if let Some(pidfd) = pidfd {
-                        let _ = self.epoll.delete(&*pidfd);
-                    }
+                    self.stop_watching(pidfd.as_ref().map(|pidfd| pidfd.as_fd()));
                     if let Some(deadline) = deadline {
                         driven.deadlines.remove(&(deadline, key));
                     }

@@ -1390,7 +1390,23 @@ pub fn status_of(pid: u32, field: &str) -> u64 {
 
 /// The processor time that a process has used so far.
 pub fn cpu_time_of(pid: u32) -> Duration {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    cpu_time_in(&format!("/proc/{pid}"))
+}
+
+/// The same of its threads that have this name.
+pub fn cpu_time_of_threads(pid: u32, name: &str) -> Duration {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads
+        .map(|thread| thread.unwrap().path().display().to_string())
+        .filter(|thread| {
+            std::fs::read_to_string(format!("{thread}/comm")).is_ok_and(|comm| comm.trim() == name)
+        })
+        .map(|thread| cpu_time_in(&thread))
+        .sum()
+}
+
+fn cpu_time_in(directory: &str) -> Duration {
+    let stat = std::fs::read_to_string(format!("{directory}/stat")).unwrap();
     // The name in parentheses may hold anything; the fields are counted behind it.
     let fields: Vec<&str> = stat
         .rsplit_once(')')

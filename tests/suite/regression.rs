@@ -18,8 +18,8 @@ use serde_json::{Value, json};
 
 use crate::fixture::{
     Builder, Connection, EventStream, Gate, Mark, NAMESPACE, Outcome, PATIENCE, Reply, Server,
-    Stop, TOKEN, TempDir, all_processes, best_of, count_entries, cpu_time_of, descendants_of,
-    events_of, has_namespaces, memory_of, output_of, reset, stat_of, wait_until,
+    Stop, TOKEN, TempDir, all_processes, best_of, count_entries, cpu_time_of, cpu_time_of_threads,
+    descendants_of, events_of, has_namespaces, memory_of, output_of, reset, stat_of, wait_until,
 };
 use crate::skip;
 
@@ -1074,4 +1074,32 @@ fn two_tokens_that_differ_are_refused_in_either_order() {
         assert_eq!(reply.status, 403, "{first:?}, {second:?}");
     }
     assert!(!std::path::Path::new(&made).exists());
+}
+
+#[test]
+fn pipes_that_other_children_still_hold_keep_nobody_busy() {
+    // A child has a share of every pipe until its execve. A pipe that was closed meanwhile stayed in
+    // the epoll set and was ready all the time.
+    const COMMANDS: u32 = 800;
+    let server = Server::start();
+    let before = cpu_time_of_threads(server.pid(), "supervisor");
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let mut connection = server.connect();
+                for _ in 0..COMMANDS / 8 {
+                    connection.send_request(
+                        "POST",
+                        "/v1/exec",
+                        &[("Content-Length", "16")],
+                        br#"{"cmd":["true"]}"#,
+                    );
+                    assert_eq!(connection.read_reply().status, 200);
+                }
+            });
+        }
+    });
+    let spent = cpu_time_of_threads(server.pid(), "supervisor").saturating_sub(before);
+    // It was half a millisecond for each.
+    assert!(spent < COMMANDS * Duration::from_micros(200), "{spent:?}");
 }
