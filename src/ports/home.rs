@@ -6,7 +6,7 @@
 //! listens there must be the sandbox as well, for a socket's file can outlive who bound it, or be
 //! passed about.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,8 +36,8 @@ const SUFFIX: &str = ".sock";
 /// Most characters of a name.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Most sockets that are listed: a sandbox can make any number of them.
-const MAX_LISTED: usize = 1000;
+/// Most sockets that are listed: a sandbox can make any number of them. Few in unit tests.
+const MAX_LISTED: usize = if cfg!(test) { 8 } else { 1000 };
 
 /// The sockets of one home.
 pub struct Sockets {
@@ -164,21 +164,23 @@ impl Sockets {
             Err(Errno::ENOENT) => return Ok(Vec::new()),
             other => other.map_err(failed)?,
         };
+        // A second descriptor of it: the first belongs to whoever iterates.
+        let place = directory.try_clone().map_err(|_| failed(Errno::EMFILE))?;
+        let is_ours = |name: &String| {
+            let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
+            let status = fstatat(&place, format!("{name}{SUFFIX}").as_str(), flags);
+            status.is_ok_and(|status| self.objection(&status).is_none())
+        };
         let mut directory = Dir::from_fd(directory).map_err(failed)?;
         let mut names = Vec::new();
         for entry in directory.iter() {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name().to_bytes().strip_suffix(SUFFIX.as_bytes());
-            names.extend(name.and_then(parse));
+            names.extend(name.and_then(parse).filter(is_ours));
             if names.len() == MAX_LISTED {
                 break;
             }
         }
-        names.retain(|name| {
-            let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
-            let status = fstatat(directory.as_fd(), format!("{name}{SUFFIX}").as_str(), flags);
-            status.is_ok_and(|status| self.objection(&status).is_none())
-        });
         names.sort_unstable();
         let path = DIRECTORY.join("/");
         Ok(names
@@ -193,7 +195,8 @@ impl Sockets {
 }
 
 /// Whether some socket that listens is bound to a file; none where the kernel does not tell
-/// (`sock_diag(7)`).
+/// (`sock_diag(7)`): where it has no such interface, or names the file's number on another device,
+/// which may be another file, or the same where file systems lie on one another.
 fn is_listened_on(file: &FileStat) -> Option<bool> {
     const BY_FAMILY: u16 = 20;
     const REQUEST_DUMP: u16 = 0x301;
@@ -222,6 +225,8 @@ fn is_listened_on(file: &FileStat) -> Option<bool> {
     send(channel.as_raw_fd(), &request, MsgFlags::empty()).ok()?;
     let word = |bytes: &[u8], at: usize| Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
     let half = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
+    let device = libc::major(file.st_dev) << 20 | libc::minor(file.st_dev);
+    let mut is_certain = true;
     let mut buffer = vec![0; 32 * 1024];
     loop {
         let count = recv(channel.as_raw_fd(), &mut buffer, MsgFlags::empty()).ok()?;
@@ -229,16 +234,19 @@ fn is_listened_on(file: &FileStat) -> Option<bool> {
         while !messages.is_empty() {
             let length = usize::try_from(word(messages, 0)?).ok()?;
             match half(messages, 4)? {
-                DONE => return Some(false),
+                DONE => return is_certain.then_some(false),
                 BY_FAMILY => {}
                 _ => return None,
             }
             let mut attributes = messages.get(HEADERS..length)?;
             while let Some(length) = half(attributes, 0) {
-                // The kernel tells the lower half of a large number.
+                // The kernel tells the lower half of a large number, and the device in its own way.
                 let inode = word(attributes, 4).map(u64::from);
                 if half(attributes, 2)? == FILE && inode == Some(file.st_ino & 0xffff_ffff) {
-                    return Some(true);
+                    if word(attributes, 8)? == device {
+                        return Some(true);
+                    }
+                    is_certain = false;
                 }
                 let length = usize::from(length).next_multiple_of(4).max(4);
                 attributes = attributes.get(length..).unwrap_or_default();
@@ -356,6 +364,43 @@ mod tests {
         let _listener = UnixListener::bind(other.socket("app")).unwrap();
         other.refuse("app", "not to the sandbox");
         assert_eq!(other.sockets.list().unwrap().len(), 0);
+    }
+
+    #[test]
+    fn what_is_no_socket_does_not_crowd_sockets_out_of_the_list() {
+        let home = Home::of_mine("crowded");
+        let mut listeners = Vec::new();
+        for part in ["a", "b", "c"] {
+            listeners.push(UnixListener::bind(home.socket(part)).unwrap());
+            for number in 0..20 * MAX_LISTED {
+                fs::write(home.socket(&format!("{part}{number}")), "").unwrap();
+            }
+        }
+        let listed = home.sockets.list().unwrap();
+        let names: Vec<_> = listed.iter().map(|found| found.port.to_string()).collect();
+        assert_eq!(names, ["a", "b", "c"]);
+        for number in 0..2 * MAX_LISTED {
+            listeners.push(UnixListener::bind(home.socket(&format!("d{number}"))).unwrap());
+        }
+        assert_eq!(home.sockets.list().unwrap().len(), MAX_LISTED);
+    }
+
+    #[test]
+    fn a_file_of_the_same_number_on_another_device_is_another() {
+        let home = Home::of_mine("numbered");
+        let listener = UnixListener::bind(home.socket("app")).unwrap();
+        let mut status = nix::sys::stat::lstat(&home.socket("app")).unwrap();
+        if is_listened_on(&status) != Some(true) {
+            // The kernel does not tell here, or file systems lie on one another.
+            return;
+        }
+        status.st_dev += 1;
+        assert_eq!(is_listened_on(&status), None);
+        status.st_ino += 1 << 32;
+        status.st_dev -= 1;
+        assert_eq!(is_listened_on(&status), Some(true));
+        drop(listener);
+        assert_eq!(is_listened_on(&status), Some(false));
     }
 
     #[test]
