@@ -1,5 +1,5 @@
-//! The chunked transfer coding of a request body (RFC 9112 section 7.1), as a state machine over
-//! bytes: it says which of the bytes it is shown are data, and keeps none.
+//! The chunked transfer coding of a body, a request's or a response's (RFC 9112 section 7.1), as a
+//! state machine over bytes: it says which of the bytes it is shown are data, and keeps none.
 
 use super::parse::{ParseError, header_parts};
 

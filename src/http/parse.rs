@@ -1,7 +1,8 @@
 //! The head of a request, or of a response: pure functions of the bytes received so far.
 //!
-//! Both are read by the same rules and limits. Strict where leniency would let two parties disagree about where a request ends: bare CR or LF,
-//! NUL, folded lines, white space before a colon, any doubt about the length of the body.
+//! Both are read by the same rules and limits. Strict where leniency would let two parties disagree
+//! about where a message ends: bare CR or LF, NUL, folded lines, white space before a colon, any doubt
+//! about the length of the body.
 
 use super::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES};
 
@@ -89,7 +90,7 @@ pub enum Framing {
     Chunked,
 }
 
-/// Why bytes are no request.
+/// Why bytes are no message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParseError {
     /// The grammar is not kept; the text says where.
