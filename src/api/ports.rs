@@ -21,10 +21,11 @@ use crate::ports::Port;
 use crate::workspace::Workspace;
 
 /// Not passed on: secrets of the way here, what is written anew, and what was meant for a proxy.
-const WITHHELD: [&str; 7] = [
+const WITHHELD: [&str; 8] = [
     "x-sandbox-token",
     "authorization",
     "proxy-authorization",
+    "forwarded",
     "x-forwarded-for",
     "x-forwarded-proto",
     "x-forwarded-host",

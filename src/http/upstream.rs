@@ -54,7 +54,8 @@ pub struct Forward<'a> {
     pub target: Vec<u8>,
     /// The value of `Host`.
     pub host: &'a str,
-    /// Further fields that are not passed on, in any case.
+    /// Further fields that are not passed on, in any case, and with underscores as well as dashes: to
+    /// who gets them as CGI has them (RFC 3875 section 4.1.18) there is no difference.
     pub withheld: &'a [&'a str],
     /// Fields that are added. A value is one line.
     pub added: Vec<(&'a str, Vec<u8>)>,
@@ -239,7 +240,7 @@ fn request_head(head: &Head, expects: bool, forward: &Forward<'_>) -> Vec<u8> {
             && !forward
                 .withheld
                 .iter()
-                .any(|other| other.eq_ignore_ascii_case(name))
+                .any(|other| other.eq_ignore_ascii_case(&name.replace('_', "-")))
     });
     append_fields(&mut out, passed_on);
     let added = forward.added.iter();

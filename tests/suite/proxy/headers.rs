@@ -134,6 +134,12 @@ fn what_the_proxy_before_says_is_kept_and_added_to() {
         ("X-Forwarded-Host", "job--49983.example.org"),
         ("X-Forwarded-Prefix", "/outer/"),
         ("Connection", "X-Forwarded-For"),
+        // Said in words that nobody keeps up to date, or that another header can be taken for.
+        ("Forwarded", "for=192.0.2.1"),
+        ("X_Forwarded_For", "192.0.2.1"),
+        ("x_forwarded-HOST", "elsewhere"),
+        ("X_Sandbox_Token", "x"),
+        ("X_Other", "kept"),
     ];
     connection.request("GET", &backend.path(""), &headers, b"");
     let received = backend.next();
@@ -145,6 +151,15 @@ fn what_the_proxy_before_says_is_kept_and_added_to() {
     assert_eq!(received.value("x-forwarded-host"), "job--49983.example.org");
     let prefix = format!("/outer{}", backend.path(""));
     assert_eq!(received.value("x-forwarded-prefix"), prefix);
+    for name in [
+        "forwarded",
+        "x_forwarded_for",
+        "x_forwarded-host",
+        "x_sandbox_token",
+    ] {
+        assert!(received.values(name).is_empty(), "{name}: {received:?}");
+    }
+    assert_eq!(received.value("x_other"), "kept");
 }
 
 #[test]
