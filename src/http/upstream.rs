@@ -227,6 +227,14 @@ fn append_fields<'f>(out: &mut Vec<u8>, fields: impl Iterator<Item = (&'f str, &
     }
 }
 
+/// The protocols that one side would change to, or changes to. The field is about one connection, and
+/// therefore written for each.
+fn append_upgrade(out: &mut Vec<u8>, fields: &Fields) {
+    let protocols = fields.values("upgrade");
+    append_fields(out, protocols.map(|value| ("Upgrade", value)));
+    out.extend_from_slice(b"Connection: Upgrade\r\n");
+}
+
 /// The head that the upstream server sees.
 fn request_head(head: &Head, expects: bool, forward: &Forward<'_>) -> Vec<u8> {
     let mut out = Vec::with_capacity(1024);
@@ -256,12 +264,8 @@ fn request_head(head: &Head, expects: bool, forward: &Forward<'_>) -> Vec<u8> {
         out.extend_from_slice(b"Expect: 100-continue\r\n");
     }
     if wants_upgrade(head) {
-        let protocols = head
-            .fields
-            .values("upgrade")
-            .map(|value| ("Upgrade", value));
-        append_fields(&mut out, protocols);
-        out.extend_from_slice(b"Connection: Upgrade\r\n\r\n");
+        append_upgrade(&mut out, &head.fields);
+        out.extend_from_slice(b"\r\n");
     } else {
         out.extend_from_slice(b"Connection: close\r\n\r\n");
     }
@@ -364,6 +368,8 @@ impl Relay {
     fn new(upstream: Upstream, head: ResponseHead, to_head: bool) -> Self {
         let (left, framing) = match (head.status, head.framing) {
             (204, _) => (Remaining::Ended, Framing::None),
+            // Has no content either, but may have a length.
+            (205, _) => (Remaining::Ended, Framing::Length(0)),
             // A length says what another request would get.
             (_, framing) if to_head || head.status == 304 => match framing {
                 Framing::Length(_) => (Remaining::Ended, framing),
@@ -389,6 +395,10 @@ impl Relay {
     pub(super) fn append_head(&self, out: &mut Vec<u8>) {
         append_head(out, self.head.status, &self.head.reason);
         append_fields(out, end_to_end(&self.head.fields));
+        if self.head.status == 426 {
+            // It says what to change to (RFC 9110 section 15.5.22).
+            append_upgrade(out, &self.head.fields);
+        }
     }
 
     /// Passes the rest of the response on, and of the request meanwhile. An error means that one of
@@ -467,9 +477,7 @@ impl Tunnel {
     pub(super) fn append_head(&self, out: &mut Vec<u8>) {
         append_head(out, self.head.status, &self.head.reason);
         append_fields(out, end_to_end(&self.head.fields));
-        let protocols = self.head.fields.values("upgrade");
-        append_fields(out, protocols.map(|value| ("Upgrade", value)));
-        out.extend_from_slice(b"Connection: Upgrade\r\n");
+        append_upgrade(out, &self.head.fields);
     }
 
     /// Moves bytes until both directions have ended. Each ends by itself, and its end is passed on.

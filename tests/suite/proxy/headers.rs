@@ -173,3 +173,48 @@ fn options_is_the_servers_to_answer() {
     assert_eq!((reply.status, &*reply.code()), (501, "not_implemented"));
     backend.expect_nothing();
 }
+
+#[test]
+fn a_server_that_wants_an_upgrade_says_to_what() {
+    let server = Server::start();
+    let backend = Backend::answering(
+        "HTTP/1.1 426 Upgrade Required\r\nUpgrade: websocket\r\nUpgrade: echo\r\nConnection: Upgrade, X-Hop\r\n\
+         X-Hop: 1\r\nContent-Length: 2\r\n\r\nno",
+    );
+    let mut connection = server.connect();
+    for _ in 0..2 {
+        let reply = connection.request("GET", &backend.path("/"), &[], b"");
+        assert_eq!((reply.status, &*reply.text()), (426, "no"));
+        let values = |wanted: &str| -> Vec<_> {
+            let headers = reply.headers.iter();
+            headers
+                .filter(|(name, _)| name == wanted)
+                .map(|(_, value)| value.as_str())
+                .collect()
+        };
+        assert_eq!(values("upgrade"), ["websocket", "echo"]);
+        assert_eq!(values("connection"), ["Upgrade"]);
+        assert_eq!(values("x-hop"), [""; 0]);
+    }
+}
+
+#[test]
+fn a_response_that_resets_a_form_has_no_content() {
+    let server = Server::start();
+    for rest in [
+        "Content-Length: 0\r\n\r\n",
+        "Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        "\r\n",
+        "Content-Length: 5\r\n\r\nextra",
+    ] {
+        let backend = Backend::answering(format!("HTTP/1.1 205 Reset Content\r\n{rest}"));
+        let mut connection = server.connect();
+        for _ in 0..2 {
+            let reply = connection.request("POST", &backend.path("/"), &[], b"x");
+            assert_eq!((reply.status, &*reply.text()), (205, ""));
+            assert_eq!(reply.header("content-length"), Some("0"));
+            assert_eq!(reply.header("transfer-encoding"), None);
+        }
+        assert_eq!(connection.request("GET", "/health", &[], b"").status, 200);
+    }
+}
