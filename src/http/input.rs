@@ -143,6 +143,16 @@ impl<S: AsFd> Input<S> {
         }
     }
 
+    /// Whether it has memory that it does not need while nothing comes.
+    pub(super) fn can_rest(&self) -> bool {
+        self.buffer.is_empty() && self.buffer.capacity() > HEAD_RECEIVE_BYTES
+    }
+
+    /// Gives that memory back.
+    pub(super) fn rest(&mut self) {
+        self.buffer.shrink_to(HEAD_RECEIVE_BYTES);
+    }
+
     /// Waits for the next request and reads its head; `None` when no further one comes.
     pub(super) fn read_head(&mut self) -> Result<Option<Head>, ReceiveError> {
         let mut begun: Option<Instant> = None;

@@ -22,6 +22,9 @@ const SIZE_DIGITS: usize = 8;
 /// Memory that an empty buffer keeps: for one large read, and a little.
 const MAX_KEPT_BYTES: usize = 264 * 1024;
 
+/// And when nothing has been sent for a while.
+const RESTING_BYTES: usize = 8 * 1024;
+
 /// Where a streamed body goes.
 pub struct StreamWriter<S = Arc<TcpStream>> {
     socket: S,
@@ -137,6 +140,16 @@ impl<S: AsFd> StreamWriter<S> {
         // One large event must not cost its size for the rest of a long stream.
         self.pending.shrink_to(MAX_KEPT_BYTES);
         Ok(())
+    }
+
+    /// Whether it has memory that it does not need while nothing is sent.
+    pub(super) fn can_rest(&self) -> bool {
+        self.is_flushed() && self.pending.capacity() > RESTING_BYTES
+    }
+
+    /// Gives that memory back.
+    pub(super) fn rest(&mut self) {
+        self.pending.shrink_to(RESTING_BYTES);
     }
 
     /// Whether everything was sent.

@@ -34,6 +34,9 @@ const GO_AHEAD_LIMIT: Duration = Duration::from_secs(1);
 /// The least and the most that is read at once. A quiet connection costs the least.
 const READ_BYTES: (usize, usize) = (4 * 1024, 256 * 1024);
 
+/// Memory that was needed for what came is given back when nothing has come for so long.
+const REST_AFTER: Duration = Duration::from_secs(1);
+
 /// Fields that are about one connection (RFC 9110 section 7.6.1), and those that frame a body.
 /// `Trailer` is among them because trailers are not passed on.
 const HOP_BY_HOP: [&str; 9] = [
@@ -326,6 +329,10 @@ impl Upstream {
             self.output.discard();
             self.is_fed = true;
         }
+        if self.is_fed && self.output.is_flushed() {
+            // The memory: the response may be a long time coming.
+            self.output.discard();
+        }
     }
 
     fn read_head(&mut self) -> Result<Option<ResponseHead>, RelayError> {
@@ -446,11 +453,22 @@ impl Relay {
                 continue;
             }
 
-            let limit = (!client.is_flushed()).then_some(SEND_LIMIT);
+            let limit = if !client.is_flushed() {
+                Some(SEND_LIMIT)
+            } else if client.can_rest() || self.upstream.input.can_rest() {
+                Some(REST_AFTER)
+            } else {
+                None
+            };
             let [from_client, from_upstream] =
                 wait(client, feeding, &self.upstream, reading, limit);
             if limit.is_some() && !from_client.any() && !from_upstream.any() {
-                return Err(io::ErrorKind::TimedOut.into());
+                if !client.is_flushed() {
+                    return Err(io::ErrorKind::TimedOut.into());
+                }
+                client.rest();
+                self.upstream.input.rest();
+                size = ReadSize::default();
             }
             heard |= from_client.has(Events::READABLE);
             answered |= from_upstream.any();
@@ -526,12 +544,25 @@ impl Tunnel {
             let more = (client_ready && up.is_open() && to_upstream.is_flushed())
                 || (upstream_ready && down.is_open() && to_client.is_flushed());
             // Silence may last; a client that takes nothing of what there is for it may not.
-            let patience = (!to_client.is_flushed()).then_some(SEND_LIMIT);
-            let limit = if more { Some(Duration::ZERO) } else { patience };
-            if !poll(&mut entries, limit) && !more && patience.is_some() {
-                return;
-            }
+            let limit = if more {
+                Some(Duration::ZERO)
+            } else if !to_client.is_flushed() {
+                Some(SEND_LIMIT)
+            } else if to_client.can_rest() || to_upstream.can_rest() {
+                Some(REST_AFTER)
+            } else {
+                None
+            };
+            let found = poll(&mut entries, limit);
             let [client_found, upstream_found] = entries.map(|entry| entry.events());
+            if !found && !more {
+                if !to_client.is_flushed() {
+                    return;
+                }
+                to_client.rest();
+                to_upstream.rest();
+                (up.size, down.size) = (ReadSize::default(), ReadSize::default());
+            }
             let ended = Events::READABLE.and_if(true, Events::BROKEN);
             client_ready |= client_found.has(ended);
             upstream_ready |= upstream_found.has(ended);

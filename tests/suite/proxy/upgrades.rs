@@ -279,6 +279,47 @@ fn two_hundred_websockets_at_once() {
     });
 }
 
+/// What the burst needed is not kept for the quiet that follows.
+#[test]
+fn connections_that_are_quiet_after_a_burst_cost_little() {
+    const COUNT: usize = 40;
+    const BURST: usize = 4 << 20;
+    let server = Server::start();
+    let tunnel = upgrading(echo);
+    let stream = Backend::start(|mut connection| {
+        connection.read_request();
+        connection.send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n400000\r\n");
+        connection.send(vec![b'x'; BURST]);
+        connection.send("\r\n");
+        connection.read_to_end();
+    });
+    let mut quiet = Vec::new();
+    for _ in 0..COUNT {
+        let mut connection = upgraded(&server, &tunnel);
+        let mut writer = connection.stream.try_clone().unwrap();
+        let sender = thread::spawn(move || writer.write_all(&vec![b'x'; BURST]));
+        connection.read_exactly(BURST);
+        sender.join().unwrap().unwrap();
+        quiet.push(connection);
+        let mut connection = server.connect();
+        connection.send_request("GET", &stream.path("/"), &[], b"");
+        connection.read_head();
+        let mut left = BURST;
+        while left > 0 {
+            left -= connection.read_chunk().unwrap().len();
+        }
+        quiet.push(connection);
+    }
+    crate::fixture::wait_until("the memory is given back", PATIENCE, || {
+        status_of(server.pid(), "VmRSS") < 8 * 1024
+    });
+    // And they go on.
+    for connection in quiet.iter_mut().step_by(2) {
+        connection.send(b"still here");
+        assert_eq!(connection.read_exactly(10), b"still here");
+    }
+}
+
 /// Longer than every limit that other connections have between two bytes; takes more than two minutes.
 #[test]
 #[ignore = "takes minutes"]
