@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
 pub use super::input::ReceiveError;
@@ -74,12 +75,12 @@ impl ClientWatch {
                 return Ok(());
             }
             let line = b"HTTP/1.1 102 Processing\r\n\r\n";
-            send(
-                self.socket.as_raw_fd(),
-                line,
-                MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT,
-            )
-            .map_err(|_| Disconnected)?;
+            let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
+            match send(self.socket.as_raw_fd(), line, flags) {
+                // Where there is no room, what is there already does the same.
+                Ok(_) | Err(Errno::EAGAIN) => {}
+                Err(_) => return Err(Disconnected),
+            }
         }
         Ok(())
     }
