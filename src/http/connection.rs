@@ -22,8 +22,9 @@ use super::{Handler, MAX_DRAINED_BYTES};
 use crate::logging;
 use crate::sys::{Events, PollEntry, poll};
 
-/// A client that takes nothing for so long, with data waiting for it, is given up.
-pub(super) const SEND_LIMIT: Duration = Duration::from_secs(300);
+/// A client that takes nothing for so long, with data waiting for it, is given up. Shorter in unit
+/// tests, which wait for it.
+pub(super) const SEND_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 300 });
 
 /// One read and one write of a file that is sent.
 const FILE_BYTES: usize = 256 * 1024;

@@ -133,28 +133,35 @@ impl<'c> BodyReader<'c> {
         self.left.read(self.input, into)
     }
 
-    /// Appends what has come, at most about `most` bytes, without waiting for any.
+    /// Appends what has come, at most about `most` bytes, without waiting for any. The go-ahead is the
+    /// caller's to give.
     pub(super) fn append_available(
         &mut self,
         out: &mut Vec<u8>,
         most: usize,
     ) -> Result<(), ReceiveError> {
-        self.give_go_ahead()?;
         self.left.append_available(self.input, out, most)
     }
 
     /// Lets a client send the body that waits for `100 Continue`.
-    pub(super) fn give_go_ahead(&mut self) -> Result<(), ReceiveError> {
-        if self.awaits_continue {
-            self.awaits_continue = false;
-            let line = b"HTTP/1.1 100 Continue\r\n\r\n";
-            let socket = self.input.socket().as_raw_fd();
-            if send(socket, line, MsgFlags::MSG_NOSIGNAL) != Ok(line.len()) {
-                self.left = Remaining::Failed;
-                return Err(ReceiveError::Closed);
-            }
+    fn give_go_ahead(&mut self) -> Result<(), ReceiveError> {
+        let line = self.take_go_ahead();
+        let socket = self.input.socket().as_raw_fd();
+        if !line.is_empty() && send(socket, line, MsgFlags::MSG_NOSIGNAL) != Ok(line.len()) {
+            self.left = Remaining::Failed;
+            return Err(ReceiveError::Closed);
         }
         Ok(())
+    }
+
+    /// What lets a client send its body, for whoever sends that without waiting; nothing if the client
+    /// does not wait for it.
+    pub(super) fn take_go_ahead(&mut self) -> &'static [u8] {
+        if std::mem::take(&mut self.awaits_continue) {
+            b"HTTP/1.1 100 Continue\r\n\r\n"
+        } else {
+            b""
+        }
     }
 
     /// Whether the client waits for a go-ahead.

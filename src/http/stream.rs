@@ -122,6 +122,11 @@ impl<S: AsFd> StreamWriter<S> {
     /// # Errors
     /// The client is gone.
     pub fn flush(&mut self) -> Result<(), Disconnected> {
+        self.try_flush().map_err(|_| Disconnected)
+    }
+
+    /// The same, for whom it matters how the other side went.
+    pub(super) fn try_flush(&mut self) -> Result<(), Errno> {
         while self.sent < self.pending.len() {
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
             match send(
@@ -132,7 +137,7 @@ impl<S: AsFd> StreamWriter<S> {
                 Ok(count) => self.sent += count,
                 Err(Errno::EAGAIN) => return Ok(()),
                 Err(Errno::EINTR) => {}
-                Err(_) => return Err(Disconnected),
+                Err(errno) => return Err(errno),
             }
         }
         self.pending.clear();

@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
 
 use super::connection::{SEND_LIMIT, append_head};
@@ -115,7 +116,7 @@ pub fn exchange(
                     return Err(RelayError::Upstream(text.to_owned()));
                 }
                 Some(interim) if interim.status == 100 => {
-                    body.give_go_ahead().map_err(RelayError::Client)?;
+                    client.push_raw(body.take_go_ahead());
                 }
                 Some(interim) if http_1_1 => {
                     let mut bytes = Vec::new();
@@ -132,7 +133,10 @@ pub fn exchange(
         let waits_for_answer =
             body.awaits_go_ahead() && !body.has_more_at_hand() && begun.elapsed() < GO_AHEAD_LIMIT;
         let feeding = upstream.takes_more() && client.is_flushed() && !waits_for_answer;
-        if feeding && (heard || body.has_more_at_hand() || body.awaits_go_ahead()) {
+        if feeding && body.awaits_go_ahead() {
+            client.push_raw(body.take_go_ahead());
+            heard_at = Instant::now();
+        } else if feeding && (heard || body.has_more_at_hand()) {
             upstream.feed(body).map_err(RelayError::Client)?;
             heard = false;
             heard_at = Instant::now();
@@ -153,10 +157,16 @@ pub fn exchange(
         } else if feeding {
             Some(BODY_LIMIT.saturating_sub(heard_at.elapsed()))
         } else {
-            None
+            // A server may take its time, but not a client with what there is for it.
+            (!client.is_flushed()).then_some(SEND_LIMIT)
         };
         let reading = client.is_flushed();
         let [from_client, from_upstream] = wait(&client, feeding, &upstream, reading, limit);
+        if limit == Some(SEND_LIMIT) && !from_client.any() && !from_upstream.any() {
+            // It would not take the answer to that either.
+            let _ = shutdown(client.descriptor().as_raw_fd(), Shutdown::Both);
+            return Err(RelayError::Client(ReceiveError::Closed));
+        }
         heard |= from_client.has(Events::READABLE);
         answered |= from_upstream.any();
         let was_half_closed = client.is_half_closed();
@@ -283,6 +293,9 @@ struct Upstream {
     seen: usize,
     /// Whether the request has all been handed over, or is not taken any more.
     is_fed: bool,
+    /// Whether it was by a reset that it was not taken. The kernel tells that once, so that who reads
+    /// afterwards finds an end in order.
+    was_reset: bool,
     size: ReadSize,
 }
 
@@ -296,6 +309,7 @@ impl Upstream {
             output: StreamWriter::new(socket, head_bytes, chunked),
             seen: 0,
             is_fed: body.is_over(),
+            was_reset: false,
             size: ReadSize::default(),
         }
     }
@@ -325,7 +339,8 @@ impl Upstream {
     /// Sends what can be sent. A server may answer and hang up before it has read everything, so that
     /// it takes no more is no error.
     fn flush(&mut self) {
-        if self.output.flush().is_err() {
+        if let Err(errno) = self.output.try_flush() {
+            self.was_reset = errno == Errno::ECONNRESET;
             self.output.discard();
             self.is_fed = true;
         }
@@ -425,6 +440,7 @@ impl Relay {
         loop {
             if reading && answered && !is_over {
                 let (left, input) = (&mut self.left, &mut self.upstream.input);
+                let ends_by_close = matches!(left, Remaining::UntilClose);
                 let mut result = Ok(());
                 client.push(|out| {
                     result = size.append(out, |out, most| left.append_available(input, out, most));
@@ -432,6 +448,9 @@ impl Relay {
                 result.map_err(broken)?;
                 answered = !input.unused().is_empty() || self.left.has_failed();
                 if matches!(self.left, Remaining::Ended) {
+                    if ends_by_close && self.upstream.was_reset {
+                        return Err(io::ErrorKind::UnexpectedEof.into());
+                    }
                     client.finish();
                     is_over = true;
                 }
@@ -656,5 +675,147 @@ impl ReadSize {
             self.0 = (self.0 / 4).max(READ_BYTES.0);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use nix::sys::socket::{setsockopt, sockopt};
+
+    use super::super::parse::{self, Progress};
+    use super::*;
+
+    /// An exchange with the server that `upstream` leads to; the client is given too.
+    fn exchanged(
+        request: &str,
+        upstream: OwnedFd,
+        outcome: impl FnOnce(TcpStream, Result<Response, RelayError>, &mut BodyReader<'_>),
+    ) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        let Ok(Progress::Complete(head, _)) = parse::head(request.as_bytes()) else {
+            panic!("no request: {request}");
+        };
+        let mut input = Input::new(Arc::new(socket));
+        let body = BodyReader::new(&mut input, &head);
+        let mut request = Request {
+            head,
+            body,
+            may_last: true,
+        };
+        let forward = Forward {
+            target: b"/".to_vec(),
+            host: "localhost",
+            withheld: &[],
+            added: Vec::new(),
+        };
+        let response = exchange(&mut request, upstream, &forward);
+        outcome(client, response, &mut request.body);
+    }
+
+    /// The same with a client that reads nothing, and a server that sends `beginning`, and then `rest`
+    /// without end.
+    fn with_deaf_client(
+        request: &str,
+        beginning: &'static str,
+        rest: &'static str,
+        outcome: impl FnOnce(Result<Response, RelayError>, &mut BodyReader<'_>),
+    ) {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let server = thread::spawn(move || {
+            let rest = rest.repeat(1000);
+            let _ = far.write_all(beginning.as_bytes());
+            while far.write_all(rest.as_bytes()).is_ok() {}
+        });
+        exchanged(request, near.into(), |_client, response, body| {
+            outcome(response, body);
+        });
+        server.join().unwrap();
+    }
+
+    fn relay(response: Result<Response, RelayError>) -> Relay {
+        match response.unwrap().body {
+            Body::Relayed(relay) => relay,
+            _ => panic!("no response to be relayed"),
+        }
+    }
+
+    #[test]
+    fn a_client_that_takes_no_interim_responses_is_given_up() {
+        let interim = "HTTP/1.1 102 Processing\r\n\r\n";
+        with_deaf_client("GET / HTTP/1.1\r\n\r\n", "", interim, |response, _| {
+            let given_up = matches!(response, Err(RelayError::Client(ReceiveError::Closed)));
+            assert!(given_up);
+        });
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_of_a_response_is_given_up() {
+        let head = "HTTP/1.1 200 OK\r\n\r\n";
+        with_deaf_client("GET / HTTP/1.1\r\n\r\n", head, "x", |response, body| {
+            let mut client = body.client_writer();
+            let error = relay(response).run(&mut client, body).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_of_a_tunnel_is_given_up() {
+        let request = "GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n";
+        let head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n";
+        with_deaf_client(request, head, "x", |response, body| {
+            let Body::Tunnel(tunnel) = response.unwrap().body else {
+                panic!("no tunnel");
+            };
+            let mut client = body.client_writer();
+            tunnel.run(&mut client, body.connection());
+        });
+    }
+
+    /// The kernel tells of a reset once, and here it tells whoever passes the request on: what is read
+    /// afterwards ends as if in order.
+    #[test]
+    fn a_response_that_is_reset_while_the_request_goes_on_never_looks_whole() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        let (told, was_reset) = channel();
+        thread::spawn(move || {
+            let _ = far.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+            // Reads nothing, and writes until nobody takes any more.
+            let limit = Duration::from_millis(200);
+            far.set_write_timeout(Some(limit)).unwrap();
+            while far.write_all(&[b'x'; 4096]).is_ok() {}
+            let now = libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            };
+            setsockopt(&far, sockopt::Linger, &now).unwrap();
+            drop(far);
+            let _ = told.send(());
+        });
+        let request = "POST / HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n";
+        exchanged(request, near.into(), |mut client, response, body| {
+            let mut sending = client.try_clone().unwrap();
+            thread::spawn(move || while sending.write_all(&[b'y'; 4096]).is_ok() {});
+            let reading = thread::spawn(move || {
+                was_reset.recv().unwrap();
+                thread::sleep(Duration::from_millis(100));
+                let mut piece = vec![0; 65_536];
+                while let Ok(1..) = client.read(&mut piece) {}
+            });
+            let mut stream = body.client_writer();
+            let result = relay(response).run(&mut stream, body);
+            let _ = shutdown(stream.descriptor().as_raw_fd(), Shutdown::Both);
+            reading.join().unwrap();
+            assert!(result.is_err(), "half a response looks whole");
+        });
     }
 }
