@@ -767,17 +767,19 @@ fn open_homes(path: &Path) -> Result<(OwnedFd, Flock<File>)> {
         let text = format!("cannot use SBX_HOMES_DIR {shown}: {why}");
         Err(Error::new(Kind::System, text))
     };
+    // What is not there yet is no link.
+    let existing = path.ancestors().find(|above| above.exists());
+    if existing.is_some_and(is_among_programs) {
+        return refused(
+            "every sandbox may read what is there; choose a directory outside of the system's",
+        );
+    }
     // Everybody may pass through, to a home of one's own, and nobody look around.
     DirBuilder::new()
         .recursive(true)
         .mode(0o711)
         .create(path)
         .map_err(failed)?;
-    if is_among_programs(path) {
-        return refused(
-            "every sandbox may read what is there; choose a directory outside of the system's",
-        );
-    }
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let directory = open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
     let status = fstat(&directory).map_err(|errno| failed(errno.into()))?;

@@ -163,6 +163,8 @@ fn homes_that_every_sandbox_may_read_are_refused() {
         &refused(command, 1),
         &["SBX_HOMES_DIR", &homes, "every sandbox may read"],
     );
+    let made = std::fs::exists(&homes).unwrap();
+    assert!(!made, "what is refused is not made either");
 }
 
 #[test]
