@@ -45,6 +45,8 @@ pub enum Kind {
     ProgramForbidden,
     /// The machine has no process, memory or descriptor left for the command.
     NoResources,
+    /// Not done yet, because there is so much to do.
+    Unfinished,
     /// The disk or quota is full.
     NoSpace,
     /// Nobody is where a connection was to lead.

@@ -6,7 +6,7 @@ use super::route::Resource;
 use super::wire::{self, CreatedDocument, Isolation, SandboxDocument, SandboxRequest};
 use super::{Answer, MAX_JSON_BYTES, received};
 use crate::auth::Authenticator;
-use crate::host::{Host, Sandbox};
+use crate::host::{AllEnded, Host, Sandbox};
 use crate::http::{Request, Response};
 
 /// Answers what is about sandboxes as a whole; their insides are workspaces.
@@ -39,12 +39,20 @@ pub(super) fn answer(
             }))
         }
         (Resource::Sandboxes, "DELETE") => {
-            let count = host.delete_all()?;
-            Ok(Response::json(&json!({ "deleted": count })))
+            let AllEnded { count, removing } = host.delete_all()?;
+            let mut answer = json!({ "deleted": count });
+            if removing > 0 {
+                answer["removing"] = removing.into();
+            }
+            Ok(Response::json(&answer))
         }
         (Resource::Sandbox(id), "DELETE") => {
-            let deleted = host.delete(id)?;
-            Ok(Response::json(&json!({ "id": id, "deleted": deleted })))
+            let ended = host.delete(id)?;
+            let mut answer = json!({ "id": id, "deleted": ended.is_news });
+            if ended.is_removing {
+                answer["removing"] = true.into();
+            }
+            Ok(Response::json(&answer))
         }
         (Resource::Sandbox(id), _) => Ok(Response::json(&describe(&*host.find(id)?))),
         (Resource::SandboxToken(id), _) => {

@@ -59,6 +59,7 @@ impl From<Error> for Refusal {
             Kind::System => (500, "internal"),
             Kind::Unreachable => (502, "unreachable"),
             Kind::ShuttingDown => (503, "shutting_down"),
+            Kind::Unfinished => (503, "unfinished"),
             Kind::NoSpace => (507, "no_space"),
         };
         Self::new(status, code, error.to_string())

@@ -7,6 +7,7 @@
 //! is ever chmod'ed for it.
 
 use std::os::fd::OwnedFd;
+use std::time::Instant;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
@@ -38,7 +39,7 @@ pub fn make_home(homes: &OwnedFd, name: &[u8], owner: User) -> Result<OwnedFd> {
     mkdirat(homes, name, PRIVATE).map_err(failed)?;
     furnish(homes, name, owner).map_err(|errno| {
         // What went wrong is what is told.
-        let _ = remove_home(homes, name);
+        let _ = remove_home(homes, name, None);
         failed(errno)
     })
 }
@@ -57,15 +58,16 @@ fn furnish(homes: &OwnedFd, name: &[u8], owner: User) -> std::result::Result<Own
 }
 
 /// Removes the home `name` from `homes`; one that is not there is removed already. Links are removed
-/// and not followed, and memory is bounded whatever is in there.
+/// and not followed, and memory is bounded whatever is in there. False if it is not all gone when the
+/// `deadline` has come.
 ///
 /// To be called as root, when nothing of its owner runs any more.
 ///
 /// # Errors
 /// Something is mounted in it, or put into it again and again: what could be removed is gone.
-pub fn remove_home(homes: &OwnedFd, name: &[u8]) -> Result<()> {
+pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> Result<bool> {
     openat(homes, ".", DIRECTORY, Mode::empty())
-        .and_then(|homes| remove_tree(homes, name))
+        .and_then(|homes| remove_tree(homes, name, deadline))
         .map_err(|errno| {
             let (home, why) = (show(name), errno.desc().to_lowercase());
             // The kind is the server's own trouble, whatever the errno would mean to a client.

@@ -5,8 +5,12 @@
 //! a bounded number of names is held, and nothing is ever followed: each step goes down into a
 //! directory that was opened without following links, or up to one that is still the parent it came
 //! from.
+//!
+//! Whoever removes says until when: a client waits for its answer only so long. What is gone by then
+//! stays gone, and who begins again goes on where it ended.
 
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use nix::dir::Dir;
 use nix::errno::Errno;
@@ -24,8 +28,18 @@ impl Root {
     /// `recursive` a directory and everything in it.
     ///
     /// # Errors
-    /// Nothing is there, or a directory is not empty.
+    /// Nothing is there, or a directory is not empty; or there is so much in it that it is not all gone
+    /// after [`REMOVAL_LIMIT`].
     pub fn remove(&self, path: &FilePath, recursive: bool) -> Result<()> {
+        self.remove_until(path, recursive, Instant::now() + REMOVAL_LIMIT)
+    }
+
+    pub(super) fn remove_until(
+        &self,
+        path: &FilePath,
+        recursive: bool,
+        deadline: Instant,
+    ) -> Result<()> {
         let failed = |errno| Error::system(format_args!("cannot delete {path}"), errno);
         let place = self.place(path, Missing::Refuse)?;
         let status = place.status().map_err(failed)?;
@@ -35,7 +49,16 @@ impl Root {
         let empty = UnlinkatFlags::RemoveDir;
         match unlinkat(&place.directory, place.name.as_slice(), empty) {
             Err(Errno::ENOTEMPTY | Errno::EEXIST) if recursive => {
-                remove_tree(place.directory, &place.name).map_err(failed)
+                let is_gone = remove_tree(place.directory, &place.name, Some(deadline));
+                if is_gone.map_err(failed)? {
+                    return Ok(());
+                }
+                Err(Error::new(
+                    Kind::Unfinished,
+                    format!(
+                        "cannot delete {path} in one go: there is too much in it; a part is gone, ask again for the rest"
+                    ),
+                ))
             }
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(Error::new(
                 Kind::NotEmpty,
@@ -47,6 +70,9 @@ impl Root {
         }
     }
 }
+
+/// How long a client waits for a directory to be gone. It gives up after 60 s without an answer.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(45);
 
 /// Times a directory is gone through again because something was put into it meanwhile.
 const ROUNDS: usize = 8;
@@ -69,7 +95,7 @@ struct Level {
 
 /// Removes what `name` is in `parent`, and if that is a directory everything in it that is on its
 /// mount: what is mounted below is not part of it. What somebody else removes meanwhile is as good as
-/// removed.
+/// removed. False if it is not all gone when the `deadline` has come.
 ///
 /// A name stays pending until it is gone, so that it need not be kept for the way up; when there are
 /// too many, all are forgotten and read again by whoever needs them.
@@ -77,7 +103,11 @@ struct Level {
 /// # Errors
 /// `EBUSY` if something is mounted there or a directory is moved away meanwhile; `ENOTEMPTY` if
 /// something is put into one again and again; else as unlink(2), open(2) and readdir(3).
-pub(super) fn remove_tree(parent: OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
+pub(super) fn remove_tree(
+    parent: OwnedFd,
+    name: &[u8],
+    deadline: Option<Instant>,
+) -> std::result::Result<bool, Errno> {
     let mut current = parent;
     let mut levels = vec![Level {
         identity: Identity::of_open(&current)?,
@@ -87,6 +117,9 @@ pub(super) fn remove_tree(parent: OwnedFd, name: &[u8]) -> std::result::Result<(
     let mut pending = vec![name.to_vec()];
     let (mut device, mut left, mut refilled) = (None, None, 0);
     while let Some(level) = levels.last_mut() {
+        if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            return Ok(false);
+        }
         if let Some(name) = pending[level.first..].last() {
             let flags = DIRECTORY | OFlag::O_NOFOLLOW;
             let entered = if remove_simple(&current, name)? {
@@ -140,7 +173,7 @@ pub(super) fn remove_tree(parent: OwnedFd, name: &[u8]) -> std::result::Result<(
             }
         }
     }
-    Ok(())
+    Ok(true)
 }
 
 /// Removes anything but a directory that has entries; false if it is one.

@@ -451,6 +451,37 @@ fn a_path_goes_as_deep_as_it_can_with_few_descriptors() {
 }
 
 #[test]
+fn a_tree_that_takes_too_long_for_one_request_goes_in_several() {
+    if !is_root() {
+        return;
+    }
+    let world = World::furnished();
+    let root = world.root(RESOLVERS[0]);
+    let files = root.files().unwrap();
+    for (directory, file) in (0..20).flat_map(|number| (0..50).map(move |file| (number, file))) {
+        let path = path(&format!("large/{directory}/deep/er/{file}"));
+        files.upload(&path, None, true).unwrap().commit().unwrap();
+    }
+    let refused = files.remove_until(&path("large"), true, Instant::now());
+    assert_eq!(refused.unwrap_err().kind(), Kind::Unfinished);
+    assert!(world.home("large/7/deep/er/7").exists());
+    let mut rounds = 0;
+    while let Err(error) = {
+        let soon = Instant::now() + Duration::from_micros(500);
+        files.remove_until(&path("large"), true, soon)
+    } {
+        assert_eq!(error.kind(), Kind::Unfinished, "{error}");
+        rounds += 1;
+        assert!(rounds < 10_000, "it goes on where it ended");
+    }
+    assert!(!world.home("large").exists());
+    // A limit says nothing of what takes no time.
+    files.make_directory(&path("empty"), None).unwrap();
+    let past = Instant::now();
+    files.remove_until(&path("empty"), true, past).unwrap();
+}
+
+#[test]
 fn what_is_made_is_the_owners_with_the_mode_that_its_commands_would_give_it() {
     if !is_root() {
         return;
@@ -619,7 +650,7 @@ fn nothing_that_is_mounted_in_a_home_is_part_of_it() {
         let refused = files.remove(&path("mounted"), true);
         assert_eq!(letter(&refused), 'F', "{resolver:?}: {refused:?}");
     }
-    let refused = remove_home(&world.open(), b"home").unwrap_err();
+    let refused = remove_home(&world.open(), b"home", None).unwrap_err();
     assert!(refused.to_string().contains("EBUSY"), "{refused}");
     assert_eq!(world.outside()[1..], outside[1..]);
 }
@@ -920,7 +951,7 @@ fn a_home_goes_whatever_is_in_it_and_nothing_else_does() {
     fill(&world);
     let outside = world.outside();
     let before = [fs::metadata("/etc"), fs::metadata("/")].map(|status| status.unwrap().ctime());
-    remove_home(&world.open(), b"home").unwrap();
+    remove_home(&world.open(), b"home", None).unwrap();
     assert!(fs::symlink_metadata(world.base.join("home")).is_err());
     // A name less changes the times of a file that has hard links, and of the directory.
     let without_times = |seen: Vec<Seen>| -> Vec<Seen> {
@@ -933,7 +964,7 @@ fn a_home_goes_whatever_is_in_it_and_nothing_else_does() {
     let after = [fs::metadata("/etc"), fs::metadata("/")].map(|status| status.unwrap().ctime());
     assert_eq!(after, before);
     // Gone is gone.
-    remove_home(&world.open(), b"home").unwrap();
+    remove_home(&world.open(), b"home", None).unwrap();
 }
 
 #[test]
@@ -954,7 +985,7 @@ fn a_home_that_is_deep_and_wide_goes_though_not_all_its_names_are_held_at_once()
         }
         level = level.join("one/full");
     }
-    remove_home(&world.open(), b"home").unwrap();
+    remove_home(&world.open(), b"home", None).unwrap();
     assert!(fs::symlink_metadata(world.base.join("home")).is_err());
 }
 
@@ -966,7 +997,7 @@ fn what_is_where_a_home_should_be_goes_and_is_not_followed() {
     let world = World::empty();
     symlink("outside", world.base.join("link")).unwrap();
     let outside = world.outside();
-    remove_home(&world.open(), b"link").unwrap();
+    remove_home(&world.open(), b"link", None).unwrap();
     assert!(fs::symlink_metadata(world.base.join("link")).is_err());
     assert_eq!(world.outside()[1..], outside[1..]);
 }

@@ -52,6 +52,10 @@ const EMPTYING_LIMIT: Duration = Duration::from_secs(20);
 /// How long processes have to end by themselves when the server ends.
 const GRACE: Duration = Duration::from_secs(5);
 
+/// How long a client waits for sandboxes to be gone: it gives up after 60 s without an answer. What is
+/// left then is removed without it. In unit tests that is everything.
+const ANSWER_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 40 });
+
 /// How long removing homes may take when the server ends.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(3);
 
@@ -93,8 +97,9 @@ struct Table {
     /// Being made.
     reserved: usize,
     /// Being ended.
-    ending: Vec<String>,
-    /// Those that could not be ended yet: something of them was left.
+    ending: Vec<Ending>,
+    /// Those that are not gone yet, because something of them is left. They are no sandboxes any more,
+    /// and have their place and their user all the same.
     stuck: HashMap<String, Arc<Sandbox>>,
     /// The newest last.
     ended: VecDeque<String>,
@@ -106,24 +111,56 @@ struct Table {
     closed: bool,
 }
 
+/// A sandbox on its way out.
+struct Ending {
+    id: String,
+    /// Whether it was stuck before.
+    is_retry: bool,
+}
+
 impl Table {
+    /// Places that are taken.
     fn occupied(&self) -> usize {
         self.sandboxes.len() + self.reserved + self.ending.len() + self.stuck.len()
     }
 
+    fn is_ending(&self, id: &str) -> bool {
+        self.ending.iter().any(|ending| ending.id == id)
+    }
+
     /// Takes out a sandbox that is there, or partly there, to be ended.
     fn take(&mut self, id: &str) -> Option<Arc<Sandbox>> {
-        let sandbox = self
-            .sandboxes
-            .remove(id)
-            .or_else(|| self.stuck.remove(id))?;
-        self.ending.push(id.to_owned());
+        let found = self.sandboxes.remove(id);
+        let is_retry = found.is_none();
+        let sandbox = found.or_else(|| self.stuck.remove(id))?;
+        let id = id.to_owned();
+        self.ending.push(Ending { id, is_retry });
         Some(sandbox)
     }
 
-    /// The number of those that are there, or coming or going, has changed.
+    /// Whether its end was told of.
+    fn has_ended(&self, id: &str) -> bool {
+        self.ended.iter().any(|ended| ended == id)
+    }
+
+    /// Takes an ending sandbox for ended; whether that is news.
+    fn note_end(&mut self, id: &str, is_retry: bool) -> bool {
+        // Only who was stuck may have been told of before: there are many to look through.
+        if is_retry && self.has_ended(id) {
+            return false;
+        }
+        self.ended.push_back(id.to_owned());
+        if self.ended.len() > REMEMBERED {
+            self.ended.pop_front();
+        }
+        true
+    }
+
+    /// The number of those that are there, or coming or going, has changed. What could not be ended is
+    /// none of them: a host must not live on for it.
     fn note_occupation(&mut self) {
-        if self.occupied() > 0 {
+        let going = self.ending.iter().filter(|ending| !ending.is_retry).count();
+        if self.sandboxes.len() + self.reserved + going > 0 {
             self.empty_since = None;
         } else {
             self.empty_since.get_or_insert_with(Instant::now);
@@ -152,6 +189,24 @@ pub struct Wish {
     pub max_processes: Option<u64>,
     /// Most bytes of data of each process.
     pub max_memory: Option<u64>,
+}
+
+/// How the end of a sandbox came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Whether it was this call that ended it.
+    pub is_news: bool,
+    /// Whether its home is still being removed.
+    pub is_removing: bool,
+}
+
+/// How the end of all came out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllEnded {
+    /// How many this call ended.
+    pub count: usize,
+    /// How many homes are still being removed.
+    pub removing: usize,
 }
 
 /// One of them.
@@ -278,7 +333,7 @@ impl Host {
             name.as_bytes(),
             User { uid, gid: uid },
         )?);
-        self.remove_home(&name)
+        self.remove_home(&name, None).map(drop)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -343,7 +398,7 @@ impl Host {
             logging::info(format_args!("cannot make a sandbox: {error}"));
             // Those that were made are gone, and with them descriptors that removing may need.
             for place in &places {
-                let is_clean = self.remove_home(&place.id).is_ok();
+                let is_clean = self.remove_home(&place.id, None).is_ok();
                 let mut table = self.table();
                 table.reserved -= 1;
                 table.give_back(place.user, is_clean);
@@ -445,44 +500,61 @@ impl Host {
         })
     }
 
-    fn remove_home(&self, id: &str) -> Result<()> {
-        files::remove_home(&self.homes, id.as_bytes())
+    fn remove_home(&self, id: &str, deadline: Option<Instant>) -> Result<bool> {
+        files::remove_home(&self.homes, id.as_bytes(), deadline)
     }
 
-    /// Ends a sandbox: kills what runs in it, removes its home, frees its user and its place. True if
-    /// this call did it, false if it had ended before.
+    /// Ends a sandbox: kills what runs in it, removes its home, frees its user and its place. A home so
+    /// large that it is not gone in time is removed without the caller; its user and its place stay
+    /// taken until it is.
     ///
     /// # Errors
     /// There never was one of that id, or something of it cannot be ended; the sandbox is gone from
     /// the list all the same, but keeps its place and its user, and is tried again.
-    pub fn delete(&self, id: &str) -> Result<bool> {
+    pub fn delete(&self, id: &str) -> Result<Ended> {
+        let deadline = Instant::now() + ANSWER_LIMIT;
         let mut table = self.table();
-        while table.ending.iter().any(|ending| ending == id) {
-            table = self
-                .changed
-                .wait(table)
-                .unwrap_or_else(PoisonError::into_inner);
+        while !table.sandboxes.contains_key(id) {
+            let is_ending = table.is_ending(id);
+            if table.has_ended(id) {
+                return Ok(Ended {
+                    is_news: false,
+                    is_removing: is_ending || table.stuck.contains_key(id),
+                });
+            }
+            if !is_ending {
+                break;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(Ended {
+                    is_news: false,
+                    is_removing: true,
+                });
+            }
+            let waited = self.changed.wait_timeout(table, left);
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        let Some(sandbox) = table.take(id) else {
-            return if table.ended.iter().any(|ended| ended == id) {
-                Ok(false)
-            } else {
-                Err(unknown(id))
-            };
-        };
+        let sandbox = table.take(id).ok_or_else(|| unknown(id))?;
         drop(table);
-        self.end(&sandbox, "deleted").map(|()| true)
+        self.end(&sandbox, "deleted", Some(deadline))
     }
 
-    /// Ends all there are now, those too that could not be ended before; how many this call ended.
+    /// Ends all there are now, those too that could not be ended before.
     ///
     /// # Errors
     /// The first of what could not be ended; the others are.
-    pub fn delete_all(&self) -> Result<usize> {
-        let mut count = 0;
-        let mut failure = None;
-        // They die while the first of them are being removed.
-        let all = self.list_with_stuck();
+    pub fn delete_all(&self) -> Result<AllEnded> {
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        // Taken before anything is done to them: what others end in the meantime may have given its user
+        // to somebody else.
+        let mut table = self.table();
+        let ids = table.sandboxes.keys().chain(table.stuck.keys()).cloned();
+        let ids: Vec<_> = ids.collect();
+        let all: Vec<_> = ids.iter().filter_map(|id| table.take(id)).collect();
+        drop(table);
+        // They die while others are being waited for, and all before the first home is removed, which
+        // may take long.
         for sandbox in &all {
             sandbox.workspace.close();
             if sys::user_has_processes(sandbox.user) {
@@ -490,54 +562,78 @@ impl Host {
                 self.signal(sandbox.user, libc::SIGKILL);
             }
         }
+        let emptying_deadline = Instant::now() + EMPTYING_LIMIT;
         for sandbox in &all {
-            match self.delete(&sandbox.id) {
-                Ok(ended) => count += usize::from(ended),
+            // What cannot be emptied is told of when it is to be ended.
+            let _ = self.empty(sandbox, emptying_deadline);
+        }
+        let (mut count, mut failure) = (0, None);
+        for sandbox in &all {
+            match self.end(sandbox, "deleted", Some(deadline)) {
+                Ok(ended) => count += usize::from(ended.is_news),
                 Err(error) => failure = failure.or(Some(error)),
             }
         }
-        failure.map_or(Ok(count), Err)
+        // Others may have begun to end some before.
+        let left = deadline.saturating_duration_since(Instant::now());
+        let theirs = |table: &Table| table.ending.iter().any(|ending| !ending.is_retry);
+        self.wait_while(left, theirs);
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let table = self.table();
+        let removing = table.ending.len() + table.stuck.len();
+        Ok(AllEnded { count, removing })
     }
 
-    /// Ends a sandbox that was moved from the sandboxes to the ending ones.
-    fn end(&self, sandbox: &Arc<Sandbox>, how: &str) -> Result<()> {
+    /// Ends a sandbox that was moved from the sandboxes to the ending ones. What is left of its home at
+    /// the `deadline` is removed later.
+    fn end(&self, sandbox: &Arc<Sandbox>, how: &str, deadline: Option<Instant>) -> Result<Ended> {
         let begun = Instant::now();
         sandbox.workspace.close();
-        let emptied = self.empty(sandbox, EMPTYING_LIMIT);
-        let result = emptied.and_then(|()| self.remove_home(&sandbox.id));
+        let emptying = begun + EMPTYING_LIMIT;
+        let emptied = self.empty(
+            sandbox,
+            deadline.map_or(emptying, |limit| limit.min(emptying)),
+        );
+        let result = emptied.and_then(|()| self.remove_home(&sandbox.id, deadline));
+        let Sandbox { id, user, .. } = &**sandbox;
         match &result {
-            Ok(()) => logging::info(format_args!(
-                "sandbox {} {how}, uid {}, in {} us",
-                sandbox.id,
-                sandbox.user.uid,
+            Ok(true) => logging::info(format_args!(
+                "sandbox {id} {how}, uid {}, in {} us",
+                user.uid,
                 begun.elapsed().as_micros()
             )),
+            Ok(false) => logging::info(format_args!(
+                "sandbox {id} {how}, its home is large and still being removed, its uid {} stays taken",
+                user.uid
+            )),
             Err(error) => logging::info(format_args!(
-                "sandbox {} {how} but not gone, its uid {} stays taken: {error}",
-                sandbox.id, sandbox.user.uid
+                "sandbox {id} {how} but not gone, its uid {} stays taken: {error}",
+                user.uid
             )),
         }
         let mut table = self.table();
-        table.ending.retain(|ending| *ending != sandbox.id);
-        if result.is_ok() {
-            table.ended.push_back(sandbox.id.clone());
-            if table.ended.len() > REMEMBERED {
-                table.ended.pop_front();
-            }
-            table.give_back(sandbox.user, true);
+        let place = table.ending.iter().position(|ending| ending.id == *id);
+        let is_retry = place.is_some_and(|place| table.ending.swap_remove(place).is_retry);
+        let is_news = result.is_ok() && table.note_end(id, is_retry);
+        if let Ok(true) = result {
+            table.give_back(*user, true);
         } else {
-            let stuck = Arc::clone(sandbox);
-            table.stuck.insert(sandbox.id.clone(), stuck);
+            table.stuck.insert(id.clone(), Arc::clone(sandbox));
+            table.note_occupation();
         }
         drop(table);
         self.changed.notify_all();
-        result
+        result.map(|is_gone| Ended {
+            is_news,
+            is_removing: !is_gone,
+        })
     }
 
-    /// Kills whatever runs as a sandbox's user, until nothing does, but no longer than `limit`.
-    fn empty(&self, sandbox: &Sandbox, limit: Duration) -> Result<()> {
+    /// Kills whatever runs as a sandbox's user, until nothing does, but no longer than until `deadline`.
+    fn empty(&self, sandbox: &Sandbox, deadline: Instant) -> Result<()> {
         let processes = &sandbox.workspace.processes;
-        let deadline = Instant::now() + limit;
         let mut pause = Duration::from_micros(100);
         // In this order: what was being started at the first look may run at the second.
         while processes.is_starting() || sys::user_has_processes(sandbox.user) {
@@ -614,7 +710,7 @@ impl Host {
         let end_all = move |host: &Self, leaving: &[(Arc<Sandbox>, &str)]| {
             for (sandbox, how) in leaving {
                 // What cannot be ended is logged, and tried again.
-                let _ = host.end(sandbox, how);
+                let _ = host.end(sandbox, how, None);
             }
         };
         let thread = thread::Builder::new()
@@ -689,9 +785,8 @@ impl Host {
         }
         let removal_deadline = Instant::now() + REMOVAL_LIMIT;
         for sandbox in &all {
-            let left = removal_deadline.saturating_duration_since(Instant::now());
-            if !left.is_zero() && self.empty(sandbox, left).is_ok() {
-                let _ = self.remove_home(&sandbox.id);
+            if self.empty(sandbox, removal_deadline).is_ok() {
+                let _ = self.remove_home(&sandbox.id, Some(removal_deadline));
             }
         }
         let left = removal_deadline.saturating_duration_since(Instant::now());
@@ -860,9 +955,91 @@ fn sweep(homes: &OwnedFd, path: &Path) {
     };
     for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
         if is_id(&name)
-            && let Err(error) = files::remove_home(homes, name.as_bytes())
+            && let Err(error) = files::remove_home(homes, name.as_bytes(), None)
         {
             logging::info(format_args!("cannot remove the old home {name}: {error}"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host with a place for one sandbox, in a directory of its own.
+    struct Small {
+        host: Arc<Host>,
+        homes: PathBuf,
+    }
+
+    impl Small {
+        fn new(uid: u32) -> Self {
+            let homes = std::env::temp_dir().join(format!("sbx-host-{uid}-{}", std::process::id()));
+            let settings = HostSettings {
+                capacity: 1,
+                homes: homes.clone(),
+                users: uid..=uid,
+                min_landlock_abi: 0,
+                allow_unconfined: true,
+            };
+            let shared = Shared::new(4096, 4096).unwrap();
+            let host = Host::new(&settings, None, shared).unwrap();
+            Self { host, homes }
+        }
+
+        fn create(&self) -> Option<Arc<Sandbox>> {
+            self.host.create(1, &Wish::default()).unwrap().pop()
+        }
+    }
+
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.homes);
+        }
+    }
+
+    /// No client is kept waiting for it, and nobody is given what it still has.
+    #[test]
+    fn a_home_that_is_not_gone_in_time_keeps_its_place_and_its_user_until_it_is() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root");
+            return;
+        }
+        let small = Small::new(65_012);
+        let host = &small.host;
+        let sandbox = small.create().unwrap();
+        std::fs::write(sandbox.home().join("file"), "x").unwrap();
+        let id = sandbox.id().to_owned();
+        assert_eq!(host.empty_for(), None);
+        let ended = |is_news, is_removing| Ended {
+            is_news,
+            is_removing,
+        };
+        assert_eq!(host.delete(&id).unwrap(), ended(true, true));
+        assert!(sandbox.home().join("file").exists());
+        assert_eq!(host.find(&id).err().unwrap().kind(), Kind::NotFound);
+        assert_eq!(host.count(), 0);
+        for _ in 0..2 {
+            assert!(small.create().is_none(), "its place is taken");
+            assert_eq!(host.delete(&id).unwrap(), ended(false, true));
+            let all = AllEnded {
+                count: 0,
+                removing: 1,
+            };
+            assert_eq!(host.delete_all().unwrap(), all);
+        }
+        assert!(host.empty_for().is_some(), "a host does not live on for it");
+        // As the caretaker does.
+        let left = host.table().take(&id).unwrap();
+        assert!(host.empty_for().is_some());
+        assert_eq!(host.delete(&id).unwrap(), ended(false, true));
+        assert!(small.create().is_none(), "its place is taken");
+        assert!(host.empty_for().is_some());
+        host.end(&left, "tried again", None).unwrap();
+        assert!(!sandbox.home().exists());
+        assert_eq!(host.delete(&id).unwrap(), ended(false, false));
+        let next = small.create().unwrap();
+        assert_eq!(next.user(), sandbox.user());
+        assert_eq!(host.empty_for(), None);
     }
 }

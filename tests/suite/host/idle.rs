@@ -3,6 +3,8 @@
 //! Time is measured by witnesses: a sandbox with the same timeout in which nothing is going on. When
 //! it has been evicted, one that is still there is there because something is going on in it.
 
+use std::path::PathBuf;
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::{SANDBOXES, delete, is_error, needs_root, target, try_request};
 use crate::fixture::{Connection, Outcome, PATIENCE, Sandbox, Server, Stop, events_of, wait_until};
+use crate::skip;
 
 /// Makes a sandbox that may be idle for so many seconds.
 #[track_caller]
@@ -350,4 +353,41 @@ fn a_host_ends_after_its_last_sandbox_was_evicted() {
         server.log()
     );
     assert_eq!(super::homes_of(&server), Vec::<String>::new());
+}
+
+/// Takes a mount away when the test ends.
+struct Unmount(PathBuf);
+
+impl Drop for Unmount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// What is left of it is no sandbox.
+#[test]
+fn a_sandbox_that_cannot_be_ended_does_not_keep_a_host() {
+    needs_root!();
+    let mut server = Server::host().env("SBX_IDLE_TIMEOUT", 2).start();
+    let sandbox = server.sandbox();
+    let id = sandbox.id.clone();
+    // No removal takes this away.
+    let mounted = sandbox.home.join("mounted");
+    std::fs::create_dir(&mounted).unwrap();
+    let mut mount = Command::new("mount");
+    mount.args(["-t", "tmpfs", "-o", "size=1m", "none"]);
+    if !mount
+        .arg(&mounted)
+        .status()
+        .is_ok_and(|status| status.success())
+    {
+        skip!("cannot mount anything here");
+    }
+    let _unmount = Unmount(mounted);
+    drop(sandbox);
+    is_error(&server.delete(&target(&id, "")), 500, "internal");
+    assert_eq!(super::list(&server).len(), 0);
+    let status = server.wait_for_exit(PATIENCE);
+    assert_eq!(status.code(), Some(0), "{}", server.log());
+    assert!(server.log().contains("not gone"), "{}", server.log());
 }
