@@ -25,6 +25,8 @@ pub enum Kind {
     NotEmpty,
     /// A pipe, socket or device where a regular file is needed.
     NotRegular,
+    /// A program has the file to itself for now.
+    Leased,
     /// The object is there already.
     Exists,
     /// The object cannot be moved to another file system.

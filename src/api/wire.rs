@@ -51,6 +51,7 @@ impl From<Error> for Refusal {
             Kind::NotDirectory => (409, "not_directory"),
             Kind::NotEmpty => (409, "not_empty"),
             Kind::NotRegular => (409, "not_regular"),
+            Kind::Leased => (409, "leased"),
             Kind::Exists => (409, "exists"),
             Kind::CrossDevice => (409, "cross_device"),
             Kind::StdinClosed => (409, "stdin_closed"),

@@ -10,7 +10,7 @@ use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
 use super::name::FilePath;
-use super::root::{Identity, Missing, Place};
+use super::root::{Identity, Missing, Place, opening_error};
 use super::write::{Upload, temporary_name};
 use super::{FileKind, Root};
 use crate::error::{Error, Kind, Result};
@@ -80,7 +80,7 @@ fn two_names_of_one(
 
 /// Copies a regular file with its mode, owner and times.
 fn copy(old: &Place, new: Place, to: &FilePath) -> Result<()> {
-    let failed = |errno| Error::system(format_args!("cannot copy to {to}"), errno);
+    let failed = |errno| opening_error(format_args!("cannot copy to {to}"), errno);
     let mut source = old.open(OFlag::O_RDONLY).map_err(failed)?;
     let status = fstat(&source).map_err(failed)?;
     if FileKind::of(&status) != FileKind::Regular {

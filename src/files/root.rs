@@ -160,7 +160,7 @@ impl Root {
                 "it is a symbolic link, or goes through one, and links are not followed here"
             }
             (Resolution::Beneath { .. }, Errno::EXDEV) => "it is outside the sandbox",
-            _ => return Error::system(act, errno),
+            _ => return opening_error(act, errno),
         };
         Error::new(Kind::Forbidden, format!("{act}: {why} ({errno:?})"))
     }
@@ -347,6 +347,21 @@ impl Root {
             here = above;
         }
         Ok(true)
+    }
+}
+
+/// The error of an act for which a file had to be opened. Nothing is waited for when one is opened,
+/// and the one thing that a regular file can make wait for is who has a lease on it: opening it has
+/// told that program, and within 45 s the kernel takes the lease away (fcntl(2), `F_SETLEASE`).
+pub(super) fn opening_error(act: impl fmt::Display, errno: Errno) -> Error {
+    match errno {
+        Errno::EAGAIN => Error::new(
+            Kind::Leased,
+            format!(
+                "{act}: a program holds a lease on it, which it was told to give up; try again ({errno:?})"
+            ),
+        ),
+        errno => Error::system(act, errno),
     }
 }
 

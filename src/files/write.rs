@@ -26,7 +26,7 @@ use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
 use super::name::FilePath;
-use super::root::Place;
+use super::root::{Place, opening_error};
 use super::{FileKind, Root, size};
 use crate::error::{Error, Kind, Result};
 
@@ -166,7 +166,7 @@ impl Root {
             let file = match opened {
                 Ok(file) => file,
                 // Made, removed or protected by another range since it was looked at.
-                Err(errno @ (Errno::EEXIST | Errno::ENOENT | Errno::EAGAIN)) => {
+                Err(errno @ (Errno::EEXIST | Errno::ENOENT | Errno::ESTALE)) => {
                     last = errno;
                     continue;
                 }
@@ -190,7 +190,7 @@ impl Root {
                 files: PhantomData,
             });
         }
-        let last = if last == Errno::EAGAIN {
+        let last = if last == Errno::ESTALE {
             Errno::EACCES
         } else {
             last
@@ -269,7 +269,7 @@ impl Upload<'_> {
             Some(landing) => landing.land(&self.file, self.mode),
         };
         landed
-            .map_err(|errno| Error::system(format_args!("cannot write {}", self.shown), errno))?;
+            .map_err(|errno| opening_error(format_args!("cannot write {}", self.shown), errno))?;
         Ok(self.written)
     }
 }
@@ -431,11 +431,11 @@ fn open_existing(place: &Place, path: &FilePath) -> Result<File> {
             Kind::NotRegular,
             format!("cannot write {path}: it is a socket, or a pipe that nobody reads"),
         ),
-        errno => Error::system(format_args!("cannot write {path}"), errno),
+        errno => opening_error(format_args!("cannot write {path}"), errno),
     })
 }
 
-/// Opens a file of one's own whose mode forbids writing; `EAGAIN` if somebody else protects it again
+/// Opens a file of one's own whose mode forbids writing; `ESTALE` if somebody else protects it again
 /// at that moment. Its mode is as before at once: a range that breaks off must not change it.
 fn open_protected(place: &Place, status: &FileStat) -> std::result::Result<File, Errno> {
     let mode = status.st_mode & 0o7777;
@@ -445,7 +445,7 @@ fn open_protected(place: &Place, status: &FileStat) -> std::result::Result<File,
     let opened = place.open(OFlag::O_WRONLY);
     let _ = place.set_mode(mode);
     opened.map_err(|errno| match errno {
-        Errno::EACCES => Errno::EAGAIN,
+        Errno::EACCES => Errno::ESTALE,
         errno => errno,
     })
 }

@@ -8,11 +8,14 @@ use std::os::unix::net::UnixListener;
 use std::thread;
 
 use nix::sys::stat::{Mode, SFlag};
+use serde_json::json;
 
 use super::{
     MIB, expect_error, expect_refusal, expect_same, list, mkfifo, names, read, stat, target, write,
 };
-use crate::fixture::{PATIENCE, Server, TempDir, find, random_bytes, status_of, wait_until};
+use crate::fixture::{
+    PATIENCE, Reply, Server, TempDir, find, is_root, random_bytes, status_of, wait_until,
+};
 use crate::skip;
 
 #[test]
@@ -335,4 +338,74 @@ fn an_upload_ends_when_the_reader_of_its_pipe_leaves() {
     drop(reader);
     connection.send(&vec![0; 1000]);
     expect_error(&connection.read_reply(), 409, "not_regular");
+}
+
+/// Takes a lease on a file for as long as it runs, whoever asks for it back.
+const LEASE: &str = "
+import fcntl, os, signal, sys
+signal.signal(signal.SIGIO, signal.SIG_IGN)
+kind = {'read': fcntl.F_RDLCK, 'write': fcntl.F_WRLCK}[sys.argv[1]]
+fd = os.open(sys.argv[2], os.O_RDONLY if kind == fcntl.F_RDLCK else os.O_RDWR)
+fcntl.fcntl(fd, fcntl.F_SETLEASE, kind)
+print('held', flush=True)
+signal.pause()
+";
+
+#[test]
+fn a_file_that_a_program_has_a_lease_on_is_nobodys_to_open_for_now() {
+    fn each(get: impl Fn(&str) -> Reply, put: impl Fn(&str) -> Reply, kind: &str) {
+        let refused = |reply: Reply, act: &str| {
+            assert_eq!((reply.status, &*reply.code()), (409, "leased"), "{act}");
+            let text = reply.text();
+            assert!(text.contains(act) && text.contains("try again"), "{text}");
+        };
+        if kind == "write" {
+            refused(get("files/read?path=leased"), "cannot read");
+            refused(
+                get("files/read?path=leased&offset=0&length=1"),
+                "cannot read",
+            );
+        } else {
+            assert_eq!(get("files/read?path=leased").text(), "content");
+        }
+        refused(put("files/write?path=leased&offset=1"), "cannot write");
+        refused(
+            put("files/write?path=leased&offset=1&mode=600"),
+            "cannot write",
+        );
+        assert_eq!(get("files/stat?path=leased").status, 200);
+        // A whole file takes the other's place, and nobody has to open that.
+        assert_eq!(put("files/write?path=leased").status, 200);
+        assert_eq!(get("files/read?path=leased").text(), "new");
+    }
+    let server = Server::start();
+    let probe = json!({"cmd": ["python3", "-c", "import fcntl; fcntl.F_SETLEASE"]});
+    if server.post("/v1/exec", &probe).status != 200 || server.exec(&probe).code() != Some(0) {
+        skip!("needs python3, which can take leases");
+    }
+    let dir = TempDir::new();
+    let place = format!("{}/", dir.path().display());
+    for kind in ["read", "write"] {
+        fs::write(dir.join("leased"), "content").unwrap();
+        let holder = json!({"cmd": ["python3", "-c", LEASE, kind, dir.join("leased")]});
+        let mut holder = server.exec_stream(&holder);
+        let held = holder.find(|event| event["event"] == "stdout");
+        assert!(held.is_some(), "it holds the lease");
+        let at = |route: &str| format!("/v1/{}", route.replace("path=", &format!("path={place}")));
+        let get = |route: &str| server.get(&at(route));
+        each(get, |route| server.put(&at(route), b"new"), kind);
+    }
+    if is_root() {
+        let server = Server::host().start();
+        let sandbox = server.sandbox();
+        for kind in ["read", "write"] {
+            sandbox.sh("printf content > leased");
+            let holder = json!({"cmd": ["python3", "-c", LEASE, kind, "leased"]});
+            let mut holder = sandbox.exec_stream(&holder);
+            let held = holder.find(|event| event["event"] == "stdout");
+            assert!(held.is_some(), "it holds the lease");
+            let get = |route: &str| sandbox.get(route);
+            each(get, |route| sandbox.put(route, b"new"), kind);
+        }
+    }
 }
