@@ -4,38 +4,41 @@
 //! decided under one lock, before anything is made and after everything is gone, so the capacity is
 //! exact whatever arrives at once. A user is given again only after the kernel said that nothing
 //! runs as it.
+//!
+//! Here is the life of a sandbox, from its making to its end. What it is made of has files of its own:
+//! [`table`] counts, [`users`] are given, [`homes`] made, [`signals`] sent.
 
+mod homes;
+mod sandbox;
+mod signals;
+mod table;
 mod users;
 
-use std::collections::{HashMap, VecDeque};
-use std::fmt::Write;
-use std::fs::{DirBuilder, File};
 use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::DirBuilderExt;
-use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag, open};
-use nix::sys::stat::{Mode, fstat};
-use sha2::{Digest, Sha256};
 
-use crate::command::EnvironmentChange;
 use crate::config::HostSettings;
-use crate::confine::{Policy, SandboxSettings, is_among_programs};
+use crate::confine::{Policy, SandboxSettings};
 use crate::error::{Error, Kind, Result};
-use crate::files::{self, Disk, Root};
+use crate::files::{Disk, Root};
 use crate::logging;
 use crate::ports::Ports;
 use crate::proc;
 use crate::process::Reason;
 use crate::process::registry::Shared;
-use crate::sys::{self, ActingAs, User};
+use crate::sys::{self, User};
 use crate::workspace::{Lease, Workspace};
+use homes::Homes;
+pub use sandbox::{Sandbox, Wish};
+use signals::Signaller;
+use table::{Ids, Place, Table};
 use users::Users;
+pub use users::check_rights;
 
 /// Processes and threads that a sandbox may have at once unless its maker says otherwise, for each
 /// processor: programs start threads by their number, and how long everybody else waits for a turn
@@ -65,130 +68,17 @@ const ROUND: Duration = Duration::from_secs(1);
 /// After how many rounds those that could not be ended are tried again.
 const STUCK_ROUNDS: u64 = 10;
 
-/// Ended sandboxes whose ids are remembered, so that ending one again is no error.
-const REMEMBERED: usize = 4096;
-
-/// What an id has of randomness; two digits each.
-const ID_BYTES: usize = 12;
-
 /// The sandboxes of a machine.
 pub struct Host {
-    /// What ids are made from.
-    secret: [u8; 32],
     policy: Arc<Policy>,
     shared: Arc<Shared>,
-    capacity: usize,
-    homes_path: PathBuf,
-    homes: OwnedFd,
-    /// Held for as long as the server lives: homes are one server's.
-    _lock: Flock<File>,
+    homes: Homes,
+    signaller: Signaller,
     /// Guards who there is and who may be; never held while something is made or removed.
     table: Mutex<Table>,
     /// Tells those that wait for a sandbox to be gone, and whoever looks after idle ones.
     changed: Condvar,
-    /// Who signals sandboxes' processes, see [`sys::signal_user`]. Guards that only one does so at a
-    /// time.
-    guise: Mutex<User>,
     default_max_processes: u64,
-}
-
-struct Table {
-    sandboxes: HashMap<String, Arc<Sandbox>>,
-    /// Being made.
-    reserved: usize,
-    /// Being ended.
-    ending: Vec<Ending>,
-    /// Those that are not gone yet, because something of them is left. They are no sandboxes any more,
-    /// and have their place and their user all the same.
-    stuck: HashMap<String, Arc<Sandbox>>,
-    /// The newest last.
-    ended: VecDeque<String>,
-    users: Users,
-    made: u64,
-    /// Since when there has been no sandbox.
-    empty_since: Option<Instant>,
-    /// No more are made.
-    closed: bool,
-}
-
-/// A sandbox on its way out.
-struct Ending {
-    id: String,
-    /// Whether it was stuck before.
-    is_retry: bool,
-}
-
-impl Table {
-    /// Places that are taken.
-    fn occupied(&self) -> usize {
-        self.sandboxes.len() + self.reserved + self.ending.len() + self.stuck.len()
-    }
-
-    fn is_ending(&self, id: &str) -> bool {
-        self.ending.iter().any(|ending| ending.id == id)
-    }
-
-    /// Takes out a sandbox that is there, or partly there, to be ended.
-    fn take(&mut self, id: &str) -> Option<Arc<Sandbox>> {
-        let found = self.sandboxes.remove(id);
-        let is_retry = found.is_none();
-        let sandbox = found.or_else(|| self.stuck.remove(id))?;
-        let id = id.to_owned();
-        self.ending.push(Ending { id, is_retry });
-        Some(sandbox)
-    }
-
-    /// Whether its end was told of.
-    fn has_ended(&self, id: &str) -> bool {
-        self.ended.iter().any(|ended| ended == id)
-    }
-
-    /// Takes an ending sandbox for ended; whether that is news.
-    fn note_end(&mut self, id: &str, is_retry: bool) -> bool {
-        // Only who was stuck may have been told of before: there are many to look through.
-        if is_retry && self.has_ended(id) {
-            return false;
-        }
-        self.ended.push_back(id.to_owned());
-        if self.ended.len() > REMEMBERED {
-            self.ended.pop_front();
-        }
-        true
-    }
-
-    /// The number of those that are there, or coming or going, has changed. What could not be ended is
-    /// none of them: a host must not live on for it.
-    fn note_occupation(&mut self) {
-        let going = self.ending.iter().filter(|ending| !ending.is_retry).count();
-        if self.sandboxes.len() + self.reserved + going > 0 {
-            self.empty_since = None;
-        } else {
-            self.empty_since.get_or_insert_with(Instant::now);
-        }
-    }
-
-    /// Takes back a user, for good if something of it may be left.
-    fn give_back(&mut self, user: User, is_clean: bool) {
-        if is_clean {
-            self.users.free(user);
-        } else {
-            self.users.set_aside(user);
-        }
-        self.note_occupation();
-    }
-}
-
-/// What sandboxes are to be like.
-#[derive(Debug, Clone, Default)]
-pub struct Wish {
-    /// What their commands find in their environment besides.
-    pub environment: Arc<[EnvironmentChange]>,
-    /// How long one may be idle; none is for ever.
-    pub idle_timeout: Option<Duration>,
-    /// Most processes and threads at once.
-    pub max_processes: Option<u64>,
-    /// Most bytes of data of each process.
-    pub max_memory: Option<u64>,
 }
 
 /// How the end of a sandbox came out.
@@ -207,65 +97,6 @@ pub struct AllEnded {
     pub count: usize,
     /// How many homes are still being removed.
     pub removing: usize,
-}
-
-/// One of them.
-pub struct Sandbox {
-    id: String,
-    number: u64,
-    user: User,
-    home: PathBuf,
-    created_at_ms: u64,
-    idle_timeout: Option<Duration>,
-    max_processes: u64,
-    max_memory: Option<u64>,
-    workspace: Arc<Workspace>,
-}
-
-impl Sandbox {
-    /// The name under which it is known.
-    pub fn id(&self) -> &str {
-        &self.id
-    }
-
-    /// Who its commands are.
-    pub fn user(&self) -> User {
-        self.user
-    }
-
-    /// Where it lives.
-    pub fn home(&self) -> &Path {
-        &self.home
-    }
-
-    /// Milliseconds since 1970.
-    pub fn created_at_ms(&self) -> u64 {
-        self.created_at_ms
-    }
-
-    /// How long it may be idle.
-    pub fn idle_timeout(&self) -> Option<Duration> {
-        self.idle_timeout
-    }
-
-    /// Most processes and threads at once.
-    pub fn max_processes(&self) -> u64 {
-        self.max_processes
-    }
-
-    /// What its home takes on the disk, in bytes; none if it has too many files. Costs a walk through
-    /// it.
-    ///
-    /// # Errors
-    /// It cannot be walked through.
-    pub fn disk_bytes(&self) -> Result<Option<u64>> {
-        self.workspace.files()?.disk_bytes()
-    }
-
-    /// Most bytes of data of each process.
-    pub fn max_memory(&self) -> Option<u64> {
-        self.max_memory
-    }
 }
 
 impl Host {
@@ -292,48 +123,25 @@ impl Host {
                 ),
             ));
         }
-        let (homes, lock) = open_homes(&settings.homes)?;
-        let guise = explore(settings)?;
-        sweep(&homes, &settings.homes);
-        let secret = sys::random_bytes()
-            .map_err(|errno| Error::system("cannot make ids for sandboxes", errno))?;
-        let host = Arc::new(Self {
-            secret,
+        let homes = Homes::open(&settings.homes)?;
+        let uid = *settings.users.start();
+        let first = User { uid, gid: uid };
+        homes.check_way(first)?;
+        let signaller = Signaller::new(&settings.users)?;
+        homes.sweep();
+        let ids = Ids::new()?;
+        // Sandboxes are counted from 1.
+        homes.try_one(&ids.of(0), first)?;
+        let users = Users::new(settings.users.clone());
+        Ok(Arc::new(Self {
             policy,
             shared,
-            capacity: settings.capacity,
-            homes_path: settings.homes.clone(),
             homes,
-            _lock: lock,
-            table: Mutex::new(Table {
-                sandboxes: HashMap::new(),
-                reserved: 0,
-                ending: Vec::new(),
-                stuck: HashMap::new(),
-                ended: VecDeque::new(),
-                users: Users::new(settings.users.clone()),
-                made: 0,
-                empty_since: Some(Instant::now()),
-                closed: false,
-            }),
+            signaller,
+            table: Mutex::new(Table::new(settings.capacity, users, ids)),
             changed: Condvar::new(),
-            guise: Mutex::new(guise),
             default_max_processes: default_max_processes(),
-        });
-        host.try_home(*settings.users.start())?;
-        Ok(host)
-    }
-
-    /// Makes a home and removes it: what would be missing for that is better known now.
-    fn try_home(&self, uid: u32) -> Result<()> {
-        // Sandboxes are counted from 1.
-        let name = self.id(0);
-        drop(files::make_home(
-            &self.homes,
-            name.as_bytes(),
-            User { uid, gid: uid },
-        )?);
-        self.remove_home(&name, None).map(drop)
+        }))
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -392,13 +200,13 @@ impl Host {
     /// # Errors
     /// One cannot be made.
     pub fn create(&self, count: usize, wish: &Wish) -> Result<Vec<Arc<Sandbox>>> {
-        let places = self.reserve(count)?;
+        let places = self.table().reserve(count)?;
         let made: Result<Vec<_>> = places.iter().map(|place| self.make(place, wish)).collect();
         let made = made.inspect_err(|error| {
             logging::info(format_args!("cannot make a sandbox: {error}"));
             // Those that were made are gone, and with them descriptors that removing may need.
             for place in &places {
-                let is_clean = self.remove_home(&place.id, None).is_ok();
+                let is_clean = self.homes.remove(&place.id, None).is_ok();
                 let mut table = self.table();
                 table.reserved -= 1;
                 table.give_back(place.user, is_clean);
@@ -420,48 +228,8 @@ impl Host {
         Ok(made)
     }
 
-    /// Sets aside what sandboxes need that must not be promised twice.
-    fn reserve(&self, count: usize) -> Result<Vec<Place>> {
-        let mut table = self.table();
-        if table.closed {
-            return Err(Error::new(
-                Kind::ShuttingDown,
-                "cannot make a sandbox: the server is ending",
-            ));
-        }
-        let room = self.capacity.saturating_sub(table.occupied());
-        let mut places = Vec::new();
-        while places.len() < count.min(room)
-            && let Some(user) = table.users.take(sys::user_has_processes)
-        {
-            table.made += 1;
-            places.push(Place {
-                id: self.id(table.made),
-                number: table.made,
-                user,
-            });
-        }
-        table.reserved += places.len();
-        table.note_occupation();
-        Ok(places)
-    }
-
-    /// The id of the sandbox of this number: nobody can guess it, and no other has it.
-    fn id(&self, number: u64) -> String {
-        let mut digest = Sha256::new();
-        digest.update(self.secret);
-        digest.update(number.to_le_bytes());
-        let digest = digest.finalize();
-        let mut id = String::with_capacity(2 * ID_BYTES);
-        for byte in &digest[..ID_BYTES] {
-            // Writing to memory does not fail.
-            let _ = write!(id, "{byte:02x}");
-        }
-        id
-    }
-
     fn make(&self, place: &Place, wish: &Wish) -> Result<Arc<Sandbox>> {
-        let home = files::make_home(&self.homes, place.id.as_bytes(), place.user)?;
+        let home = self.homes.make(&place.id, place.user)?;
         if sys::is_getting_scarce(home.as_fd()) {
             let act = "cannot make a sandbox: the server needs its last descriptors for those there are; \
                        delete some, or raise the limit on open files";
@@ -471,7 +239,7 @@ impl Host {
     }
 
     fn furnish(&self, place: &Place, home: OwnedFd, wish: &Wish) -> Result<Sandbox> {
-        let path = self.homes_path.join(&place.id);
+        let path = self.homes.path_of(&place.id);
         let max_processes = wish.max_processes.unwrap_or(self.default_max_processes);
         let confinement = self.policy.confine(&SandboxSettings {
             id: &place.id,
@@ -498,10 +266,6 @@ impl Host {
             max_memory: wish.max_memory,
             workspace: Workspace::new(root, confinement, ports, Arc::clone(&self.shared)),
         })
-    }
-
-    fn remove_home(&self, id: &str, deadline: Option<Instant>) -> Result<bool> {
-        files::remove_home(&self.homes, id.as_bytes(), deadline)
     }
 
     /// Ends a sandbox: kills what runs in it, removes its home, frees its user and its place. A home so
@@ -559,13 +323,13 @@ impl Host {
             sandbox.workspace.close();
             if sys::user_has_processes(sandbox.user) {
                 sandbox.workspace.processes.expect_kill(Reason::Deleted);
-                self.signal(sandbox.user, libc::SIGKILL);
+                self.signaller.signal(sandbox.user, libc::SIGKILL);
             }
         }
         let emptying_deadline = Instant::now() + EMPTYING_LIMIT;
         for sandbox in &all {
             // What cannot be emptied is told of when it is to be ended.
-            let _ = self.empty(sandbox, emptying_deadline);
+            let _ = self.signaller.empty(sandbox, emptying_deadline);
         }
         let (mut count, mut failure) = (0, None);
         for sandbox in &all {
@@ -592,11 +356,11 @@ impl Host {
         let begun = Instant::now();
         sandbox.workspace.close();
         let emptying = begun + EMPTYING_LIMIT;
-        let emptied = self.empty(
+        let emptied = self.signaller.empty(
             sandbox,
             deadline.map_or(emptying, |limit| limit.min(emptying)),
         );
-        let result = emptied.and_then(|()| self.remove_home(&sandbox.id, deadline));
+        let result = emptied.and_then(|()| self.homes.remove(&sandbox.id, deadline));
         let Sandbox { id, user, .. } = &**sandbox;
         match &result {
             Ok(true) => logging::info(format_args!(
@@ -613,57 +377,12 @@ impl Host {
                 user.uid
             )),
         }
-        let mut table = self.table();
-        let place = table.ending.iter().position(|ending| ending.id == *id);
-        let is_retry = place.is_some_and(|place| table.ending.swap_remove(place).is_retry);
-        let is_news = result.is_ok() && table.note_end(id, is_retry);
-        if let Ok(true) = result {
-            table.give_back(*user, true);
-        } else {
-            table.stuck.insert(id.clone(), Arc::clone(sandbox));
-            table.note_occupation();
-        }
-        drop(table);
+        let is_news = self.table().settle(sandbox, &result);
         self.changed.notify_all();
         result.map(|is_gone| Ended {
             is_news,
             is_removing: !is_gone,
         })
-    }
-
-    /// Kills whatever runs as a sandbox's user, until nothing does, but no longer than until `deadline`.
-    fn empty(&self, sandbox: &Sandbox, deadline: Instant) -> Result<()> {
-        let processes = &sandbox.workspace.processes;
-        let mut pause = Duration::from_micros(100);
-        // In this order: what was being started at the first look may run at the second.
-        while processes.is_starting() || sys::user_has_processes(sandbox.user) {
-            if Instant::now() >= deadline {
-                return Err(Error::new(
-                    Kind::System,
-                    format!(
-                        "cannot end sandbox {}: something of it was killed and has not died",
-                        sandbox.id
-                    ),
-                ));
-            }
-            processes.expect_kill(Reason::Deleted);
-            self.signal(sandbox.user, libc::SIGKILL);
-            thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(20));
-        }
-        Ok(())
-    }
-
-    /// Signals whatever runs as a user.
-    fn signal(&self, user: User, signal: i32) {
-        let guise = self.guise.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_free = !sys::user_has_processes(*guise);
-        if !is_free || sys::signal_user(user, signal, *guise).is_err() {
-            drop(guise);
-            // Where no process is to be had, as when a sandbox has taken all that there may be: one
-            // after the other, until there is one.
-            signal_each(user, signal);
-        }
     }
 
     /// Looks after the sandboxes for as long as the server lives: ends those that were idle for too
@@ -730,7 +449,7 @@ impl Host {
 
     /// The space where homes are.
     pub fn disk(&self) -> Option<Disk> {
-        Disk::of(&self.homes)
+        self.homes.disk()
     }
 
     /// Whether anything is going on in any of them.
@@ -741,15 +460,13 @@ impl Host {
 
     /// How long there has been no sandbox; none while there is one.
     pub fn empty_for(&self) -> Option<Duration> {
-        self.table().empty_since.map(|since| since.elapsed())
+        self.table().empty_for()
     }
 
     /// Ends the host if there has been no sandbox for `limit`; none is made afterwards.
     pub fn close_if_empty(&self, limit: Duration) -> bool {
         let mut table = self.table();
-        table.closed |= table
-            .empty_since
-            .is_some_and(|since| since.elapsed() >= limit);
+        table.closed |= table.empty_for().is_some_and(|empty| empty >= limit);
         table.closed
     }
 
@@ -771,9 +488,9 @@ impl Host {
         };
         for sandbox in left() {
             sandbox.workspace.processes.expect_signal(libc::SIGTERM);
-            self.signal(sandbox.user, libc::SIGTERM);
+            self.signaller.signal(sandbox.user, libc::SIGTERM);
             // A stopped process takes the first signal only when it goes on.
-            self.signal(sandbox.user, libc::SIGCONT);
+            self.signaller.signal(sandbox.user, libc::SIGCONT);
         }
         let deadline = Instant::now() + GRACE;
         while !left().is_empty() && Instant::now() < deadline {
@@ -781,12 +498,12 @@ impl Host {
         }
         for sandbox in left() {
             sandbox.workspace.processes.expect_kill(Reason::Killed);
-            self.signal(sandbox.user, libc::SIGKILL);
+            self.signaller.signal(sandbox.user, libc::SIGKILL);
         }
         let removal_deadline = Instant::now() + REMOVAL_LIMIT;
         for sandbox in &all {
-            if self.empty(sandbox, removal_deadline).is_ok() {
-                let _ = self.remove_home(&sandbox.id, Some(removal_deadline));
+            if self.signaller.empty(sandbox, removal_deadline).is_ok() {
+                let _ = self.homes.remove(&sandbox.id, Some(removal_deadline));
             }
         }
         let left = removal_deadline.saturating_duration_since(Instant::now());
@@ -810,13 +527,6 @@ fn default_max_processes() -> u64 {
     proc::process_limit().map_or(usual, |most| usual.min(most / 4).max(1))
 }
 
-/// Where a sandbox will be.
-struct Place {
-    id: String,
-    number: u64,
-    user: User,
-}
-
 fn unknown(id: &str) -> Error {
     Error::new(
         Kind::NotFound,
@@ -824,146 +534,10 @@ fn unknown(id: &str) -> Error {
     )
 }
 
-fn is_id(name: &str) -> bool {
-    let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    name.len() == 2 * ID_BYTES && name.bytes().all(is_digit)
-}
-
-/// Whether this process can be what sandboxes need it to be.
-///
-/// # Errors
-/// What it cannot.
-pub fn check_rights(settings: &HostSettings) -> Result<()> {
-    let refuse = |why: String| {
-        Err(Error::new(
-            Kind::System,
-            format!("cannot hold sandboxes: {why}"),
-        ))
-    };
-    if !nix::unistd::geteuid().is_root() {
-        return refuse("the server must run as root to give each its own user".to_owned());
-    }
-    for uid in [*settings.users.start(), *settings.users.end()] {
-        if ActingAs::new(User { uid, gid: uid }).is_err() {
-            return refuse(format!(
-                "uid {uid} of SBX_UID_RANGE does not exist in this user namespace, or the server may not act as it"
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Opens where homes are made, making it if need be, and takes it for this server.
-fn open_homes(path: &Path) -> Result<(OwnedFd, Flock<File>)> {
-    let shown = path.display();
-    let failed =
-        |error: std::io::Error| Error::io(format_args!("cannot use SBX_HOMES_DIR {shown}"), &error);
-    let refused = |why: &str| {
-        let text = format!("cannot use SBX_HOMES_DIR {shown}: {why}");
-        Err(Error::new(Kind::System, text))
-    };
-    // What is not there yet is no link.
-    let existing = path.ancestors().find(|above| above.exists());
-    if existing.is_some_and(is_among_programs) {
-        return refused(
-            "every sandbox may read what is there; choose a directory outside of the system's",
-        );
-    }
-    // Everybody may pass through, to a home of one's own, and nobody look around.
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o711)
-        .create(path)
-        .map_err(failed)?;
-    let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-    let directory = open(path, flags, Mode::empty()).map_err(|errno| failed(errno.into()))?;
-    let status = fstat(&directory).map_err(|errno| failed(errno.into()))?;
-    if status.st_uid != 0 || status.st_mode & 0o022 != 0 {
-        return refused("others may write to it; it must be root's and nobody else's to change");
-    }
-    let file = File::from(directory.try_clone().map_err(failed)?);
-    match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-        Ok(lock) => Ok((directory, lock)),
-        Err(_) => refused("another server has its sandboxes there"),
-    }
-}
-
-/// Finds out what there is of users: whether sandboxes' can get to where homes are made, and one that
-/// is nobody's, to signal them as.
-fn explore(settings: &HostSettings) -> Result<User> {
-    let user = |uid| User { uid, gid: uid };
-    let look = || {
-        let _acting = ActingAs::new(user(*settings.users.start()))?;
-        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-        open(&settings.homes.join("."), flags, Mode::empty())
-    };
-    let accounts = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let has_account = |uid: &u32| {
-        let number = uid.to_string();
-        accounts
-            .lines()
-            .any(|line| line.split(':').nth(2) == Some(number.as_str()))
-    };
-    let find_nobody = || {
-        (1..=LAST_USER)
-            .rev()
-            .filter(|uid| !settings.users.contains(uid) && !has_account(uid))
-            .map(user)
-            .find(|user| !sys::user_has_processes(*user) && ActingAs::new(*user).is_ok())
-    };
-    look().map_err(|errno| {
-        let path = settings.homes.display();
-        Error::system(
-            format_args!(
-                "cannot use SBX_HOMES_DIR {path}: sandboxes could not enter it, or a directory above it"
-            ),
-            errno,
-        )
-    })?;
-    find_nobody().ok_or_else(|| {
-        Error::new(
-            Kind::System,
-            "cannot hold sandboxes: SBX_UID_RANGE leaves no uid that nobody has; the server needs one",
-        )
-    })
-}
-
-/// Where the search for a user that is nobody's begins, downwards: above it are numbers with a meaning,
-/// and a container has none beyond.
-const LAST_USER: u32 = 65_533;
-
-/// Signals the processes of a user one by one, each as the one it was when it was looked at.
-fn signal_each(user: User, signal: i32) {
-    for pid in proc::processes() {
-        if proc::real_user(pid) != Some(user.uid) {
-            continue;
-        }
-        let Ok(process) = sys::pidfd_open(pid) else {
-            continue;
-        };
-        // The number may have been given to another in between.
-        if proc::real_user(pid) == Some(user.uid) {
-            let _ = sys::pidfd_signal(process.as_fd(), signal);
-        }
-    }
-}
-
-/// Removes the homes that an earlier server left because it was killed.
-fn sweep(homes: &OwnedFd, path: &Path) {
-    let Ok(entries) = std::fs::read_dir(path) else {
-        return;
-    };
-    for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
-        if is_id(&name)
-            && let Err(error) = files::remove_home(homes, name.as_bytes(), None)
-        {
-            logging::info(format_args!("cannot remove the old home {name}: {error}"));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::PathBuf;
+
     use super::*;
 
     /// A host with a place for one sandbox, in a directory of its own.

@@ -1,9 +1,11 @@
-//! The users that sandboxes are given, one each.
+//! The users that sandboxes are given, one each, and what the server must be to give them.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
 
-use crate::sys::User;
+use crate::config::HostSettings;
+use crate::error::{Error, Kind, Result};
+use crate::sys::{ActingAs, User};
 
 /// Which users are free. A new one is preferred to one that was in use, and of those the one that
 /// has been free for longest: what a sandbox leaves where the server does not look is found as late
@@ -54,6 +56,30 @@ impl Users {
     pub(super) fn set_aside(&mut self, user: User) {
         self.aside.push(user.uid);
     }
+}
+
+/// Whether this process can be what sandboxes need it to be.
+///
+/// # Errors
+/// What it cannot.
+pub fn check_rights(settings: &HostSettings) -> Result<()> {
+    let refuse = |why: String| {
+        Err(Error::new(
+            Kind::System,
+            format!("cannot hold sandboxes: {why}"),
+        ))
+    };
+    if !nix::unistd::geteuid().is_root() {
+        return refuse("the server must run as root to give each its own user".to_owned());
+    }
+    for uid in [*settings.users.start(), *settings.users.end()] {
+        if ActingAs::new(User { uid, gid: uid }).is_err() {
+            return refuse(format!(
+                "uid {uid} of SBX_UID_RANGE does not exist in this user namespace, or the server may not act as it"
+            ));
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
