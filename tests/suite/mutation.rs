@@ -74,10 +74,12 @@ impl Cell {
     }
 
     fn start(&self, builder: Builder, user: &str) -> Server {
+        // Not exec: what has changed its user is not killed with its parent (prctl(2)), but dies with
+        // the first process of its namespace, which is the shell.
         let script = "
             cp \"$2\" \"$0/sbx-server\" && mount -t proc proc \"$0/proc\" || exit
             ip link set lo up 2>/dev/null || ifconfig lo up 2>/dev/null || busybox ip link set lo up || exit
-            exec prlimit --fsize=1048576 chroot --userspec=\"$1\" \"$0\" /sbx-server";
+            prlimit --fsize=1048576 chroot --userspec=\"$1\" \"$0\" /sbx-server --init; exit";
         let root = self.root.path().to_str().unwrap();
         let wrapper = [
             "unshare",
@@ -138,8 +140,14 @@ struct Request {
     target: String,
     /// Bytes at the beginning of the target that are mostly left alone: whose it is.
     scope: usize,
+    /// Bytes at the end of the target that are always left alone: the limit of a wait for something
+    /// that never comes.
+    limit: usize,
     body: Vec<u8>,
 }
+
+/// A wait for a port that nothing will listen at.
+const NEVER: &str = "ports/9/wait?timeout=0.01";
 
 /// One of every route, in a workspace whose routes begin with `prefix`.
 fn workspace_requests(prefix: &str) -> Vec<Request> {
@@ -182,13 +190,18 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("POST", "files/delete?path=w/d&recursive=1", ""),
         ("GET", "proxy/9/path?query=1", ""),
         ("GET", "ports", ""),
-        ("GET", "ports/9/wait?timeout=0.01", ""),
+        ("GET", NEVER, ""),
         ("OPTIONS", "files/write", ""),
     ];
     all.map(|(method, route, body)| Request {
         method,
         target: format!("{prefix}/{route}"),
         scope: prefix.len(),
+        limit: if route == NEVER {
+            "/wait?timeout=0.01".len()
+        } else {
+            0
+        },
         body: body.into(),
     })
     .into()
@@ -221,6 +234,7 @@ fn other_requests(sandboxes: &[String]) -> Vec<Request> {
         method,
         target,
         scope: 0,
+        limit: 0,
         body: body.into(),
     };
     all.into_iter().map(request).collect()
@@ -333,17 +347,22 @@ fn orderly(base: &Request, random: &mut Random) -> Vec<u8> {
     let mut method = base.method;
     match random.below(8) {
         0..=4 => {
+            let limit = target.split_off(target.len() - base.limit);
             // Mostly where the route is known already.
-            if !target.contains(&b'?') {
+            if limit.is_empty() && !target.contains(&b'?') {
                 target.extend_from_slice(b"?path=w/b&limit=5");
             }
-            let query = target.iter().position(|byte| *byte == b'?').unwrap_or(0);
+            let query = target
+                .iter()
+                .position(|byte| *byte == b'?')
+                .unwrap_or(base.scope);
             let scope = [0, base.scope, query, query, query, query][random.below(6)];
             let mut rest = target.split_off(scope);
             for _ in 0..=random.below(3) {
                 mutate(&mut rest, &TARGET_TOKENS, random);
             }
             target.append(&mut rest);
+            target.extend(limit);
         }
         5 => method = random.of(&["GET", "POST", "PUT", "DELETE", "OPTIONS", "PATCH", "get"]),
         _ => {
@@ -417,7 +436,13 @@ fn converse(address: SocketAddr, requests: &[Request], random: &mut Random, tall
     for _ in 1..count {
         bytes.extend(orderly(&requests[random.below(requests.len())], random));
     }
-    let mut last = orderly(&requests[random.below(requests.len())], random);
+    let base = loop {
+        let base = &requests[random.below(requests.len())];
+        if base.limit == 0 {
+            break base;
+        }
+    };
+    let mut last = orderly(base, random);
     for _ in 0..=random.below(5) {
         mutate(&mut last, &TOKENS, random);
     }
