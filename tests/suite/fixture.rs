@@ -1189,6 +1189,30 @@ pub fn random_bytes(size: usize, seed: u64) -> Vec<u8> {
     bytes
 }
 
+/// The same numbers for the same seed, which is not 0 (xorshift64*).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        usize::try_from(self.next()).unwrap() % limit.max(1)
+    }
+
+    pub fn one_in(&mut self, count: usize) -> bool {
+        self.below(count) == 0
+    }
+
+    pub fn of<'a, T: ?Sized>(&mut self, all: &[&'a T]) -> &'a T {
+        all[self.below(all.len())]
+    }
+}
+
 /// Decodes padded base64; anything else is a failure.
 #[track_caller]
 pub fn decode_base64(text: &str) -> Vec<u8> {

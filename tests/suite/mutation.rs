@@ -25,8 +25,8 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
 
 use crate::fixture::{
-    Builder, PATIENCE, Server, Stop, TOKEN, TempDir, count_entries, descendants_of, in_network,
-    is_root, memory_of, parse_replies, wait_until,
+    Builder, PATIENCE, Random, Server, Stop, TOKEN, TempDir, count_entries, descendants_of,
+    in_network, is_root, memory_of, parse_replies, wait_until,
 };
 use crate::skip;
 
@@ -108,30 +108,6 @@ fn proper(server: &Server) -> i32 {
         .find(|process| !is_parent(process.pid))
         .expect("it runs")
         .pid
-}
-
-/// The same numbers for the same seed (xorshift64*).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next()).unwrap() % limit.max(1)
-    }
-
-    fn one_in(&mut self, count: usize) -> bool {
-        self.below(count) == 0
-    }
-
-    fn of<'a, T: ?Sized>(&mut self, all: &[&'a T]) -> &'a T {
-        all[self.below(all.len())]
-    }
 }
 
 /// A request that makes sense.
