@@ -580,8 +580,8 @@ impl Client<'_> {
 
 /// Deletes a sandbox in which all kinds of things are there and go on.
 fn end(sandbox: Sandbox<'_>, place: &Place<'_>, random: &mut Random) {
-    let followed = place.spawn(&json!({ "cmd": "trap '' TERM; sleep 3600 & sleep 3600" }));
-    let mut follower = random.one_in(2).then(|| place.logs(&followed, "?follow=1"));
+    let stubborn = place.spawn(&json!({ "cmd": "trap '' TERM; sleep 3600 & sleep 3600" }));
+    let mut follower = random.one_in(2).then(|| place.logs(&stubborn, "?follow=1"));
     let mut stream = random.one_in(2).then(|| {
         let body = json!({ "cmd": "echo here; setsid sleep 3600 & sleep 3600" });
         let mut stream = place.exec_stream(&body);
@@ -735,7 +735,7 @@ fn run_with_output(place: &Place<'_>, random: &mut Random) {
 
 fn run_short_ones(place: &Place<'_>, random: &mut Random) {
     let mut connection = place.connect();
-    for number in 0..1 + random.below(8) {
+    for number in 0..=random.below(8) {
         let body = json!({ "cmd": ["echo", number.to_string()] }).to_string();
         let reply = connection.request("POST", &place.target("exec"), &[], body.as_bytes());
         let events = fixture::events_of(&reply.body);
@@ -983,7 +983,7 @@ fn leave_half_a_request(place: &Place<'_>, random: &mut Random) {
         body.len(),
     );
     let mut held = Vec::new();
-    for _ in 0..1 + random.below(8) {
+    for _ in 0..=random.below(8) {
         let mut connection = place.connect();
         connection.send(&whole.as_bytes()[..random.below(whole.len())]);
         if random.one_in(2) {
@@ -1014,7 +1014,7 @@ fn use_port(place: &Place<'_>, random: &mut Random) {
     let waited = place.expect("GET", &format!("ports/{name}/wait?timeout=20"), b"", 200);
     assert_eq!(waited.json()["listening"], true, "{}", waited.text());
     let at = |path: &str| format!("proxy/{name}{path}");
-    for _ in 0..1 + random.below(4) {
+    for _ in 0..=random.below(4) {
         let bytes = random_bytes(random.below(300_000), random.next());
         let reply = place.expect("POST", &at("/echo"), &bytes, 200);
         expect_same("an answer", &reply.body, &bytes);
@@ -1027,7 +1027,7 @@ fn use_port(place: &Place<'_>, random: &mut Random) {
         socket
     };
     let mut socket = upgrade();
-    for _ in 0..1 + random.below(5) {
+    for _ in 0..=random.below(5) {
         let message = random_bytes(1 + random.below(50_000), random.next());
         socket.send(&message);
         expect_same("an echo", &socket.read_exactly(message.len()), &message);
