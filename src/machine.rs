@@ -12,6 +12,7 @@ use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
 use crate::host::Host;
+use crate::memory;
 use crate::ports::Ports;
 use crate::process::registry::Shared;
 use crate::sys;
@@ -58,7 +59,11 @@ impl Machine {
     /// # Errors
     /// No thread, no descriptor, no working directory; or the machine cannot hold sandboxes.
     pub fn new(config: &Config, environment: Vec<(OsString, OsString)>) -> Result<Self> {
-        let shared = Shared::new(config.log_bytes, config.log_total_bytes)?;
+        // Where memory is limited, most of it is for work.
+        let most = memory::left().map_or(usize::MAX, |left| {
+            usize::try_from(left / 4).unwrap_or(usize::MAX)
+        });
+        let shared = Shared::new(config.log_bytes.min(most), config.log_total_bytes.min(most))?;
         let kind = if let Some(settings) = &config.host {
             let path = environment.iter().find(|(name, _)| name == "PATH");
             let search = path.map(|(_, value)| value.as_os_str());

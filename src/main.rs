@@ -19,6 +19,7 @@ mod http;
 mod init;
 mod logging;
 mod machine;
+mod memory;
 mod ports;
 mod proc;
 mod process;

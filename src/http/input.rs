@@ -54,6 +54,8 @@ pub enum ReceiveError {
     Parse(ParseError),
     /// A body is larger than the handler takes.
     TooLarge(u64),
+    /// There is no memory for a body.
+    NoMemory,
 }
 
 impl From<ReceiveError> for Refusal {
@@ -72,6 +74,11 @@ impl From<ReceiveError> for Refusal {
                 413,
                 "too_large",
                 format!("the body is larger than {limit} bytes; use files/write for large data"),
+            ),
+            ReceiveError::NoMemory => Self::new(
+                503,
+                "no_memory",
+                "the machine has no memory left for this body (ENOMEM); try again later, or use files/write for large data",
             ),
             ReceiveError::Parse(ParseError::Malformed(what)) => {
                 Self::new(400, "bad_request", format!("this is not HTTP/1.1: {what}"))

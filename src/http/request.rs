@@ -4,6 +4,7 @@
 //! `100 Continue` when the first byte is wanted, so a refused upload is refused before it is sent.
 
 use std::net::{IpAddr, TcpStream};
+use std::ops::Deref;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +16,18 @@ pub use super::input::ReceiveError;
 use super::input::{Input, Remaining};
 use super::parse::Head;
 use super::stream::{Disconnected, StreamWriter};
+use crate::memory::Room;
 use crate::sys::Events;
 
 /// For all of a body that nobody wants.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
+
+/// Memory that reading JSON may take at once, as a multiple of its length: itself, a string in it as it
+/// grows while its escapes are undone, and the copy that is kept.
+const USES_OF_BODY: usize = 4;
+
+/// As long as a body may become without more room than any connection has.
+const FREE_BODY_BYTES: usize = 64 * 1024;
 
 /// One request.
 pub struct Request<'c> {
@@ -83,6 +92,20 @@ impl ClientWatch {
             }
         }
         Ok(())
+    }
+}
+
+/// All of a body, with room for what is made of it.
+pub struct WholeBody {
+    bytes: Vec<u8>,
+    _room: Room,
+}
+
+impl Deref for WholeBody {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -192,23 +215,35 @@ impl<'c> BodyReader<'c> {
     /// Reads all of a body of at most `limit` bytes.
     ///
     /// # Errors
-    /// It is larger, or does not come to its end.
-    pub fn read_all(&mut self, limit: u64) -> Result<Vec<u8>, ReceiveError> {
+    /// It is larger, or does not come to its end; or there is no memory for it.
+    pub fn read_all(&mut self, limit: u64) -> Result<WholeBody, ReceiveError> {
         let announced = self.remaining().unwrap_or(0);
         if announced > limit {
             return Err(ReceiveError::TooLarge(limit));
         }
+        let room_for = |length: usize| {
+            Room::take(length.saturating_mul(USES_OF_BODY)).ok_or(ReceiveError::NoMemory)
+        };
+        let mut room = room_for(usize::try_from(announced).unwrap_or(usize::MAX))?;
         let mut body = Vec::new();
         let mut length = 0;
         loop {
             if body.len() == length {
                 // Memory follows what has come, not what was announced.
-                body.resize(length + length.clamp(4096, 1 << 20), 0);
+                let next = length + length.clamp(4096, 1 << 20);
+                if self.remaining().is_none() && next > FREE_BODY_BYTES {
+                    drop(room);
+                    room = room_for(next)?;
+                }
+                body.resize(next, 0);
             }
             let count = self.read(&mut body[length..])?;
             if count == 0 {
                 body.truncate(length);
-                return Ok(body);
+                return Ok(WholeBody {
+                    bytes: body,
+                    _room: room,
+                });
             }
             length += count;
             if length as u64 > limit {

@@ -13,12 +13,12 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 use nix::sys::socket::{setsockopt, sockopt};
 
 use super::Handler;
 use super::connection;
 use crate::logging;
+use crate::memory::Room;
 use crate::sys;
 
 /// Virtual; a thread touches a small part of it.
@@ -61,8 +61,6 @@ pub struct Server<H> {
     open: Connections,
     /// Those of them that come from this machine.
     open_here: Arc<AtomicUsize>,
-    /// Threads that have not begun to serve.
-    starting: Arc<AtomicUsize>,
     /// Takes a connection to the thread that is kept, if it has nothing to do.
     kept: Option<SyncSender<(TcpStream, Place)>>,
     /// Closed to make room for accepting, and refusing, a connection when descriptors have run out.
@@ -96,7 +94,6 @@ impl<H: Handler> Server<H> {
             limits,
             open,
             open_here: Arc::default(),
-            starting: Arc::default(),
             spare: spare(),
         })
     }
@@ -146,15 +143,14 @@ impl<H: Handler> Server<H> {
             );
             return;
         }
-        let starting = Place::take(&self.starting);
-        if !has_room(starting.number) {
+        let Some(room) = Room::take(ROOM_BYTES) else {
             refuse(
                 &socket,
                 "no_memory",
                 "the machine has no memory left for this connection; try again later",
             );
             return;
-        }
+        };
         // The socket stays here until the thread has it: a thread that does not start must not
         // close it before the client was told.
         let is_elsewhere = place_here.is_none();
@@ -165,7 +161,7 @@ impl<H: Handler> Server<H> {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 let _place_here = place_here;
-                drop(starting);
+                drop(room);
                 let taken = taken.lock().ok().and_then(|mut slot| slot.take());
                 if let Some((socket, _place)) = taken {
                     connection::serve(socket, &*handler, true);
@@ -217,26 +213,6 @@ fn keep_thread<H: Handler>(handler: &Arc<H>) -> io::Result<SyncSender<(TcpStream
             }
         })?;
     Ok(sender)
-}
-
-/// Whether so many threads can begin within the limit on the address space, if there is one. An
-/// allocation that fails inside a thread ends the whole server; refusing costs one client a 503. It
-/// is looked up and not tried out: what a trial takes, a thread may need at that moment.
-fn has_room(threads: usize) -> bool {
-    let Ok((limit, _)) = getrlimit(Resource::RLIMIT_AS) else {
-        return true;
-    };
-    if limit == RLIM_INFINITY {
-        return true;
-    }
-    let used = std::fs::read_to_string("/proc/self/status")
-        .ok()
-        .and_then(|text| {
-            let size = text.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
-            size.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-        })
-        .map_or(0, |kibibytes| kibibytes * 1024);
-    used + (ROOM_BYTES * threads) as u64 <= limit
 }
 
 /// Whether a connection comes from the machine it arrives at. Its sandboxes cannot choose the address

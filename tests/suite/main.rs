@@ -14,6 +14,7 @@ mod config;
 mod contract;
 mod docker;
 mod exec;
+mod faults;
 mod files;
 mod fixture;
 mod host;

@@ -129,7 +129,7 @@ fn expect_refusal(reply: &Reply) {
 
 /// Sends a request of which the server may want only a part: it answers and closes, and what is
 /// still on its way then is nobody's.
-fn send_what_is_wanted(server: &Server, method: &str, target: &str, body: &[u8]) -> Reply {
+pub fn send_what_is_wanted(server: &Server, method: &str, target: &str, body: &[u8]) -> Reply {
     let mut connection = begin(server, method, target, body.len());
     connection.stream.set_write_timeout(Some(PATIENCE)).unwrap();
     let _ = connection.stream.write_all(body);
