@@ -488,6 +488,10 @@ fn stage_elsewhere() -> std::result::Result<File, Errno> {
 /// A name that nobody else uses: hidden, and different each time.
 pub(super) fn temporary_name() -> Vec<u8> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "it only has to be another each time"
+    )]
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .map_or(0, |since| since.as_nanos());

@@ -229,6 +229,7 @@ impl Registry {
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(no_pipe)?;
         }
         let fingerprint = spec.id.is_some().then(|| spec.fingerprint());
+        #[expect(clippy::disallowed_methods, reason = "clients are told")]
         let started_at_ms = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or(Duration::ZERO)
