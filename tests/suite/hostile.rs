@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::fixture::{
     Connection, PATIENCE, Reply, Server, TOKEN, TempDir, can_change_user, cpu_time_of,
-    descriptors_of, parse_replies, public_copy, spare_uid, status_of, wait_until,
+    descriptors_of, output_of, parse_replies, public_copy, spare_uid, status_of, wait_until,
 };
 use crate::skip;
 
@@ -171,8 +171,20 @@ fn hundreds_of_idle_connections_cost_little_and_go_without_a_trace() {
 
 #[test]
 fn running_out_of_descriptors_neither_spins_nor_lasts() {
-    let words = ["sh", "-c", "ulimit -n 40 && exec \"$0\""];
-    let mut server = Server::builder().wrapped_in(&words).start();
+    run_out_of_descriptors(40, 80);
+}
+
+#[test]
+fn four_hundred_clients_of_a_server_with_256_descriptors_are_served_or_refused() {
+    run_out_of_descriptors(256, 400);
+}
+
+#[track_caller]
+fn run_out_of_descriptors(limit: usize, clients: usize) {
+    let limited = format!("ulimit -n {limit} && exec \"$0\"");
+    let mut server = Server::builder()
+        .wrapped_in(&["sh", "-c", &limited])
+        .start();
     let pid = server.pid();
     let dir = TempDir::new();
     std::fs::write(dir.join("file"), b"data").unwrap();
@@ -180,7 +192,8 @@ fn running_out_of_descriptors_neither_spins_nor_lasts() {
     // One client is there from the start.
     let mut early = server.connect();
     assert_eq!(early.request("GET", "/health", &[], b"").status, 200);
-    let mut probes: Vec<Probe> = (0..80).map(|_| Probe::new(&server)).collect();
+    let kept = server.spawn(&json!({"cmd": "echo kept; cat"}));
+    let mut probes: Vec<Probe> = (0..clients).map(|_| Probe::new(&server)).collect();
     // Those above the limit may be refused, or wait in the queue of the listening socket.
     let mut answered = 0;
     wait_until("the limit is reached", PATIENCE, || {
@@ -189,9 +202,9 @@ fn running_out_of_descriptors_neither_spins_nor_lasts() {
             .filter_map(Probe::status)
             .filter(|code| *code == 200)
             .count();
-        answered >= 15
+        answered >= limit / 3
     });
-    assert!(answered < 80, "the limit was not reached");
+    assert!(answered < clients, "the limit was not reached");
 
     let before = cpu_time_of(pid);
     let started = Instant::now();
@@ -232,6 +245,13 @@ fn running_out_of_descriptors_neither_spins_nor_lasts() {
     drop(probes);
     expect_recovery(&mut server);
     assert_eq!(early.request("GET", &target, &[], b"").body, b"data");
+    // Nothing is lost of what was there before.
+    let target = format!("/v1/processes/{}", kept["id"].as_str().unwrap());
+    let stdin = format!("{target}/stdin?eof=1");
+    assert_eq!(early.request("PUT", &stdin, &[], b"on\n").status, 200);
+    let logs = server.stream("GET", &format!("{target}/logs?follow=1"), b"");
+    let output = output_of(&logs.collect::<Vec<_>>(), "stdout", 0);
+    assert_eq!(output.data, b"kept\non\n");
     wait_until("descriptors are back", PATIENCE, || {
         descriptors_of(pid) < 15
     });
