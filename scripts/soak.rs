@@ -23,11 +23,13 @@ use std::os::unix::net::UnixListener;
 use std::os::unix::process::CommandExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use fixture::{
@@ -136,7 +138,10 @@ fn soak(length: Duration) -> i32 {
     0
 }
 
-/// Whether it is time to end: a signal has come, or too much is wrong.
+/// The servers that were started.
+static STARTED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+
+/// Whether it is time to end.
 struct Stop(&'static AtomicBool);
 
 impl Stop {
@@ -148,7 +153,11 @@ impl Stop {
         thread::spawn(move || {
             while signals.wait().is_ok() {
                 if TOLD.swap(true, Ordering::Relaxed) {
-                    // The servers are told by the kernel (setpriv --pdeathsig).
+                    // Told twice: at once, whatever is left then.
+                    for pid in STARTED.lock().unwrap().iter() {
+                        let pid = Pid::from_raw(pid.cast_signed());
+                        let _ = nix::sys::signal::kill(pid, Signal::SIGTERM);
+                    }
                     std::process::exit(INTERRUPTED);
                 }
             }
@@ -178,13 +187,12 @@ impl Site {
         let builder = builder
             .env("SBX_LOG_BYTES", LOG_BYTES)
             .env("SBX_LOG_TOTAL_BYTES", LOG_TOTAL_BYTES)
-            .env("SBX_PING_SECS", 2)
-            // It ends with this program, however that ends.
-            .wrapped_in(&["setpriv", "--pdeathsig", "TERM", "--"]);
+            .env("SBX_PING_SECS", 2);
         let mut command = builder.command();
         // A key that ends this program does so in order, and is not for the servers.
         command.arg("--init").process_group(0);
         let server = builder.start_as(command);
+        STARTED.lock().unwrap().push(server.pid());
         let inner = server.inner_pid();
         Self {
             name,
@@ -429,7 +437,7 @@ struct Count {
 /// What was done.
 #[derive(Default)]
 struct Tally {
-    counts: std::sync::Mutex<BTreeMap<&'static str, Count>>,
+    counts: Mutex<BTreeMap<&'static str, Count>>,
     errors: AtomicU64,
 }
 
