@@ -178,7 +178,8 @@ struct Site {
     server: Server,
     /// The server proper: what was started is its init.
     inner: i32,
-    /// Where the files of a dedicated server's clients are.
+    /// Where the clients of a dedicated server have a directory each. It stays as long as the server:
+    /// an upload that was broken off may be looked at later, and makes the directories above it.
     work: TempDir,
 }
 
@@ -194,11 +195,15 @@ impl Site {
         let server = builder.start_as(command);
         STARTED.lock().unwrap().push(server.pid());
         let inner = server.inner_pid();
+        let work = TempDir::new();
+        for client in 0..CLIENTS {
+            fs::create_dir(work.join(&client.to_string())).unwrap();
+        }
         Self {
             name,
             server,
             inner,
-            work: TempDir::new(),
+            work,
         }
     }
 
@@ -327,7 +332,7 @@ impl Remains {
                 ),
                 (
                     "files of clients",
-                    count_entries(site.work.path().to_str().unwrap()),
+                    files_below(site.work.path()) - usize::try_from(CLIENTS).unwrap(),
                 ),
                 ("files on their way", uploads_of(site)),
             ],
@@ -391,11 +396,23 @@ impl Remains {
     }
 }
 
+/// Everything in a directory, at any depth.
+fn files_below(directory: &Path) -> usize {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries
+        .filter_map(Result::ok)
+        .map(|entry| match entry.file_type() {
+            Ok(kind) if kind.is_dir() => 1 + files_below(&entry.path()),
+            _ => 1,
+        })
+        .sum()
+}
+
 /// Names of files that are not whole yet, wherever the server puts them.
 fn uploads_of(site: &Site) -> usize {
     let prefix = format!(".sbx-upload-{:x}-", site.inner);
-    let places = [Path::new("/tmp"), Path::new("/var/tmp"), site.work.path()];
-    places
+    // Those beside their target are among the clients' files.
+    ["/tmp", "/var/tmp"]
         .into_iter()
         .filter_map(|place| fs::read_dir(place).ok())
         .flat_map(|entries| entries.filter_map(Result::ok))
@@ -496,11 +513,12 @@ fn load(sites: &[Site], tally: &Tally, seed: u64, length: Duration, stop: &Stop)
         for site in sites {
             for client in 0..CLIENTS {
                 let goes_on = &goes_on;
-                let number = (seed * 2 + site.index() as u64) * CLIENTS + client + 1;
+                let seed = (seed * 2 + site.index() as u64) * CLIENTS + client + 1;
                 let client = Client {
                     site,
+                    number: client,
                     tally,
-                    random: Random(number.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+                    random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
                 };
                 scope.spawn(move || client.work(goes_on));
             }
@@ -523,6 +541,7 @@ fn load(sites: &[Site], tally: &Tally, seed: u64, length: Duration, stop: &Stop)
 
 struct Client<'a> {
     site: &'a Site,
+    number: u64,
     tally: &'a Tally,
     random: Random,
 }
@@ -533,12 +552,11 @@ impl Client<'_> {
             if self.site.is_host() {
                 self.live_in_a_sandbox(goes_on);
             } else {
-                let directory = TempDir::below(self.site.work.path()).unwrap();
                 let place = Place {
                     server: &self.site.server,
                     token: self.site.server.token.clone().unwrap(),
                     prefix: "/v1".to_owned(),
-                    directory: directory.join(""),
+                    directory: self.site.work.join(&format!("{}/", self.number)),
                 };
                 self.stay(&place, goes_on);
             }
