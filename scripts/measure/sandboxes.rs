@@ -19,7 +19,10 @@ use nix::sched::{CloneFlags, clone};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 
-use super::{Client, Plan, Program, Samples, Scratch, Table, free_port};
+use super::Plan;
+use super::client::Client;
+use super::program::{Program, Scratch, free_port, memory_of};
+use super::report::{Figure, Limit, Samples, Table};
 
 /// How many are alive when the machine is said to be full.
 const MANY: usize = 500;
@@ -51,9 +54,9 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     measure_bulk(&host, table);
     table.row(
         "memory of one idle sandbox, KiB",
-        format!("{each:.1}"),
-        "",
-        "",
+        Figure::one(each),
+        None,
+        Limit::Below(4.0),
         "",
     );
 }
@@ -89,18 +92,34 @@ fn measure_each(plan: &Plan, client: &mut Client, floor: &Floor, when: &str, tab
         let sleeper = floor.start(&[c"/bin/sleep", c"3600"]);
         delete_floor.time(|| floor.end(sleeper));
     }
-    let row = |what: &str, ours: &Samples, against: &Samples, note: &str, table: &mut Table| {
-        table.times(&format!("{what}{when}"), ours, against, note);
-    };
+    let row =
+        |what: &str, ours: &Samples, against: &Samples, limit, note: &str, table: &mut Table| {
+            table.times(&format!("{what}{when}"), ours, against, limit, note);
+        };
     let note = "the directories of a home, made and given away";
-    row("sandbox: create", &create_ours, &create_floor, note, table);
+    row(
+        "sandbox: create",
+        &create_ours,
+        &create_floor,
+        Limit::AtMost(2.5, 0.0),
+        note,
+        table,
+    );
     let note = "vfork, setuid, Landlock, exec and wait";
-    row("sandbox: /bin/true", &exec_ours, &exec_floor, note, table);
+    row(
+        "sandbox: /bin/true",
+        &exec_ours,
+        &exec_floor,
+        Limit::AtMost(1.3, 100.0),
+        note,
+        table,
+    );
     let note = "kill by user, wait, and the home's directories removed";
     row(
         "sandbox: delete with a command in it",
         &delete_ours,
         &delete_floor,
+        Limit::AtMost(2.5, 0.0),
         note,
         table,
     );
@@ -140,9 +159,9 @@ fn measure_bulk(host: &Host, table: &mut Table) {
     let together = begun.elapsed();
     table.row(
         &format!("sandbox: {MANY} x create, /bin/true, delete by {CLIENTS} clients, ms"),
-        together.as_millis(),
-        one_by_one.as_millis(),
-        format!("{:.2}", together.as_secs_f64() / one_by_one.as_secs_f64()),
+        Figure::one(together.as_secs_f64() * 1e3),
+        Some(Figure::one(one_by_one.as_secs_f64() * 1e3)),
+        Limit::AtMost(0.5, 0.0),
         "the same by one client",
     );
 }
@@ -270,8 +289,7 @@ impl Host {
 
     /// Resident, in KiB.
     fn memory(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.server()));
-        super::field(&status.unwrap(), "VmRSS:")
+        memory_of(self.server())
     }
 }
 

@@ -1,0 +1,121 @@
+//! Running programs: the server itself and whatever else listens on a port, their memory, and the
+//! directory in memory that they work in.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::client::{Client, TOKEN};
+
+/// The program that is measured.
+pub const SERVER: &str = env!("CARGO_BIN_EXE_sbx-server");
+
+/// A running server of whatever kind, killed with the value.
+pub struct Program {
+    pub child: Child,
+    pub port: u16,
+}
+
+impl Program {
+    pub fn server(port: u16) -> Self {
+        Self::start(port, &mut Self::server_command(port))
+    }
+
+    pub fn server_command(port: u16) -> Command {
+        let mut command = Command::new(SERVER);
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("SBX_") {
+                command.env_remove(name);
+            }
+        }
+        command
+            .env("SBX_PORT", port.to_string())
+            .env("SBX_TOKEN", TOKEN)
+            .env("SBX_BIND", "127.0.0.1");
+        command
+    }
+
+    pub fn start(port: u16, command: &mut Command) -> Self {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        Self {
+            child: child.unwrap(),
+            port,
+        }
+    }
+
+    /// A new connection, waiting for the program to listen.
+    pub fn connect(&self) -> Client {
+        let limit = Instant::now() + Duration::from_secs(20);
+        loop {
+            match TcpStream::connect((Ipv4Addr::LOCALHOST, self.port)) {
+                Ok(stream) => return Client::new(stream),
+                Err(error) => assert!(Instant::now() < limit, "nothing listens: {error}"),
+            }
+            thread::sleep(Duration::from_micros(50));
+        }
+    }
+
+    /// Resident, in KiB.
+    pub fn memory(&self) -> u64 {
+        memory_of(self.child.id())
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // nginx has workers to end, so ask first; the others need not be asked.
+        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
+        let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGTERM);
+        let _ = self.child.wait();
+    }
+}
+
+/// What a process has resident, in KiB.
+pub fn memory_of(pid: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.unwrap().trim().trim_end_matches(" kB");
+    number.parse().unwrap()
+}
+
+pub fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0))
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+/// A directory in memory, removed with the value.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        let memory = Path::new("/dev/shm");
+        let parent = if memory.is_dir() {
+            memory.to_owned()
+        } else {
+            std::env::temp_dir()
+        };
+        let path = parent.join(format!("sbx-bench-{}", std::process::id()));
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
