@@ -1,90 +1,106 @@
-//! What moved bytes must be.
+//! What moved bytes must be, and a look at every one of them.
 
 use std::io::Write;
+use std::sync::LazyLock;
 
-use super::client::{BLOCK, Client};
+use super::client::{BLOCK, Client, request};
 
-/// A stream that must repeat one unit, however it is cut into pieces.
-pub struct Expected {
-    /// The unit over and over, longer than a piece and a unit.
+/// Bytes that are repeated over and over.
+pub struct Unit {
+    /// Longer than a piece and a unit.
     repeated: Vec<u8>,
-    unit: usize,
-    pub seen: usize,
+    length: usize,
 }
 
-impl Expected {
+impl Unit {
     pub fn new(unit: &[u8]) -> Self {
-        let repeated = unit.repeat((BLOCK + BLOCK / 2) / unit.len() + 2);
         Self {
-            repeated,
-            unit: unit.len(),
-            seen: 0,
+            repeated: unit.repeat((BLOCK + BLOCK / 2) / unit.len() + 2),
+            length: unit.len(),
         }
     }
 
-    /// What the files hold.
-    pub fn pattern() -> Self {
-        Self::new(&pattern())
+    pub fn len(&self) -> usize {
+        self.length
+    }
+
+    /// Some bytes, as they stand at an offset of the endless repetition.
+    pub fn at(&self, offset: usize, most: usize) -> &[u8] {
+        let phase = offset % self.length;
+        &self.repeated[phase..self.repeated.len().min(phase + most)]
+    }
+
+    /// Writes `length` bytes, as they stand at an offset.
+    pub fn send(&self, to: &mut impl Write, offset: usize, length: usize) {
+        let mut sent = 0;
+        while sent < length {
+            let piece = self.at(offset + sent, (length - sent).min(BLOCK));
+            to.write_all(piece).unwrap();
+            sent += piece.len();
+        }
+    }
+}
+
+/// What files hold: bytes without structure. Their number is prime, so no block begins like another.
+pub static PATTERN: LazyLock<Unit> = LazyLock::new(|| {
+    let mut state = 1_u32;
+    let step = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        state.to_be_bytes()[0]
+    };
+    Unit::new(&(0..65_521).map(step).collect::<Vec<_>>())
+});
+
+/// A stream that must repeat a unit, however it is cut into pieces.
+pub struct Expected<'a> {
+    unit: &'a Unit,
+    /// Where the next piece begins.
+    pub offset: usize,
+}
+
+impl<'a> Expected<'a> {
+    pub fn new(unit: &'a Unit, offset: usize) -> Self {
+        Self { unit, offset }
     }
 
     #[track_caller]
     pub fn check(&mut self, mut piece: &[u8]) {
         while !piece.is_empty() {
-            let phase = self.seen % self.unit;
-            let length = piece.len().min(self.repeated.len() - phase);
-            let wanted = &self.repeated[phase..phase + length];
-            assert!(
-                same(&piece[..length], wanted),
-                "wrong bytes after {}",
-                self.seen
-            );
-            self.seen += length;
-            piece = &piece[length..];
+            let wanted = self.unit.at(self.offset, piece.len());
+            let (now, rest) = piece.split_at(wanted.len());
+            assert!(same(now, wanted), "wrong bytes after {}", self.offset);
+            self.offset += now.len();
+            piece = rest;
         }
     }
 }
 
 /// Whether two slices of one length are equal. The C library's own comparison goes byte by byte and
 /// would be what is measured; this loop the compiler turns into vectors.
-pub fn same(a: &[u8], b: &[u8]) -> bool {
+fn same(a: &[u8], b: &[u8]) -> bool {
     a.iter()
         .zip(b)
         .fold(0, |difference, (a, b)| difference | (a ^ b))
         == 0
 }
 
-/// Bytes without structure; their number is prime, so no block begins like another.
-pub fn pattern() -> Vec<u8> {
-    let mut state = 1_u32;
-    let step = |_| {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        state.to_be_bytes()[0]
-    };
-    (0..65_521).map(step).collect()
-}
-
-pub fn send_pattern(to: &mut impl Write, size: usize) {
-    let unit = pattern();
-    let block = unit.repeat(BLOCK / unit.len());
-    let mut left = size;
-    while left > 0 {
-        let length = left.min(block.len());
-        to.write_all(&block[..length]).unwrap();
-        left -= length;
-    }
-}
-
 impl Client {
-    pub fn download(&mut self, target: &str, size: usize) {
-        self.send("GET", target, 0, b"");
-        let mut expected = Expected::pattern();
+    /// Receives a range of what files hold.
+    pub fn expect(&mut self, offset: usize, length: usize) {
+        let mut expected = Expected::new(&PATTERN, offset);
         self.body(|piece| expected.check(piece));
-        assert_eq!(expected.seen, size);
+        assert_eq!(expected.offset, offset + length, "bytes are missing");
     }
 
-    pub fn upload(&mut self, target: &str, size: usize) {
-        self.send("PUT", target, size, b"");
-        send_pattern(&mut self.stream, size);
+    pub fn download(&mut self, target: &str, headers: &str, offset: usize, length: usize) {
+        let request = request("GET", target, headers, 0, b"");
+        self.stream.write_all(&request).unwrap();
+        self.expect(offset, length);
+    }
+
+    pub fn upload(&mut self, target: &str, offset: usize, length: usize) {
+        self.send("PUT", target, length, b"");
+        PATTERN.send(&mut self.stream, offset, length);
         self.body(|_| ());
     }
 }

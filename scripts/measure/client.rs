@@ -39,11 +39,7 @@ impl Client {
 
     /// Sends a request that announces `length` bytes of body and begins with `body`.
     pub fn send(&mut self, method: &str, target: &str, length: usize, body: &[u8]) {
-        let mut request = format!(
-            "{method} {target} HTTP/1.1\r\nHost: sandbox\r\nX-Sandbox-Token: {TOKEN}\r\nContent-Length: {length}\r\n\r\n"
-        )
-        .into_bytes();
-        request.extend_from_slice(body);
+        let request = request(method, target, "", length, body);
         self.stream.write_all(&request).unwrap();
     }
 
@@ -78,14 +74,24 @@ impl Client {
             }
             self.fill();
         };
-        let head = String::from_utf8_lossy(&self.rest()[..end]).to_ascii_lowercase();
+        let head = &self.buffer[self.used..self.used + end];
         self.used += end;
-        assert!(head.starts_with("http/1.1 2"), "{head}");
-        match head.split_once("content-length: ") {
-            Some((_, rest)) => Framing::Length(rest.split_once('\r').unwrap().0.parse().unwrap()),
-            None if head.starts_with("http/1.1 204") => Framing::Length(0),
+        let shown = || String::from_utf8_lossy(head);
+        assert!(head.starts_with(b"HTTP/1.1 2"), "{}", shown());
+        let header = |name: &[u8]| {
+            let lines = head.split(|byte| *byte == b'\n');
+            let named = |line: &&[u8]| {
+                let own = line.get(..name.len());
+                own.is_some_and(|own| own.eq_ignore_ascii_case(name))
+            };
+            Some(lines.into_iter().find(named)?[name.len()..].trim_ascii())
+        };
+        match header(b"content-length:") {
+            Some(length) => Framing::Length(std::str::from_utf8(length).unwrap().parse().unwrap()),
+            None if head.starts_with(b"HTTP/1.1 204") => Framing::Length(0),
             None => {
-                assert!(head.contains("transfer-encoding: chunked"), "{head}");
+                let coding = header(b"transfer-encoding:");
+                assert_eq!(coding, Some(&b"chunked"[..]), "{}", shown());
                 Framing::Chunked
             }
         }
@@ -135,18 +141,48 @@ impl Client {
         String::from_utf8(body).unwrap()
     }
 
+    /// The body of a short answer with a length, where it was received.
+    pub fn short_reply(&mut self) -> &[u8] {
+        let Framing::Length(length) = self.head() else {
+            panic!("a length was expected");
+        };
+        while self.rest().len() < length {
+            self.fill();
+        }
+        self.used += length;
+        &self.buffer[self.used - length..self.used]
+    }
+
     pub fn health(&mut self) {
         self.send("GET", "/health", 0, b"");
         let reply = self.reply();
         assert!(reply.contains(r#""status":"ok""#), "{reply}");
     }
 
+    /// Sends a small JSON document; the answer's body.
+    pub fn post(&mut self, target: &str, body: &str) -> String {
+        self.send("POST", target, body.len(), body.as_bytes());
+        self.reply()
+    }
+
     pub fn run_true(&mut self) {
-        let body = br#"{"cmd":["/bin/true"]}"#;
-        self.send("POST", "/v1/exec", body.len(), body);
-        let events = self.reply();
+        self.run_true_in("/v1");
+    }
+
+    /// `prefix` says in which sandbox.
+    pub fn run_true_in(&mut self, prefix: &str) {
+        let events = self.post(&format!("{prefix}/exec"), r#"{"cmd":["/bin/true"]}"#);
         assert!(events.contains(r#""exit_code":0"#), "{events}");
     }
+}
+
+/// The bytes of a request that announces `length` bytes of body and begins with `body`. `headers` are
+/// more of them, each with its line's end.
+pub fn request(method: &str, target: &str, headers: &str, length: usize, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "{method} {target} HTTP/1.1\r\nHost: sandbox\r\nX-Sandbox-Token: {TOKEN}\r\n{headers}Content-Length: {length}\r\n\r\n"
+    );
+    [head.as_bytes(), body].concat()
 }
 
 /// Position of `needle`, which is near the start if it is there at all.

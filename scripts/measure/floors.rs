@@ -2,7 +2,8 @@
 //!
 //! The servers among them are the bench again, started with a mode as its first argument.
 
-use std::fs::{self, File};
+use std::ffi::CStr;
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -12,42 +13,29 @@ use std::thread;
 use nix::spawn::{PosixSpawnAttr, PosixSpawnFileActions, posix_spawn};
 use nix::sys::wait::{WaitStatus, waitpid};
 
-use super::bytes::{Expected, send_pattern};
-use super::client::{BLOCK, Client, find};
+use super::bytes::PATTERN;
+use super::client::{BLOCK, find};
 use super::program::{Program, Scratch, free_port};
 
+/// `/bin/true`, as the C library starts it.
 pub fn spawn_true() {
     let words = [c"/bin/true"];
     let actions = PosixSpawnFileActions::init().unwrap();
     let attributes = PosixSpawnAttr::init().unwrap();
-    let pid = posix_spawn(
-        words[0],
-        &actions,
-        &attributes,
-        &words,
-        &[] as &[&std::ffi::CStr],
-    )
-    .unwrap();
+    let pid = posix_spawn(words[0], &actions, &attributes, &words, &[] as &[&CStr]).unwrap();
     assert_eq!(waitpid(pid, None).unwrap(), WaitStatus::Exited(pid, 0));
 }
 
 impl Program {
     pub fn responder(port: u16, reply: &Path) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        Self::start(
-            port,
-            command.arg("respond").arg(port.to_string()).arg(reply),
-        )
+        let reply = reply.to_str().unwrap();
+        Self::own(&["respond", &port.to_string(), reply], port)
     }
 
-    pub fn mover(port: u16) -> Self {
+    /// The bench itself, as a server: the mode, and what it takes.
+    pub fn own(words: &[&str], port: u16) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
-        Self::start(port, command.args(["move", &port.to_string()]))
-    }
-
-    pub fn bytes(port: u16) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
-        Self::start(port, command.args(["serve", &port.to_string()]))
+        Self::start(port, command.args(words))
     }
 
     /// Nothing where nginx is not installed.
@@ -97,24 +85,6 @@ impl Scratch {
     }
 }
 
-impl Client {
-    pub fn pull(&mut self, path: &Path, size: usize) {
-        self.stream
-            .write_all(format!("pull {}\n", path.display()).as_bytes())
-            .unwrap();
-        let mut expected = Expected::pattern();
-        self.take(size, |piece| expected.check(piece));
-    }
-
-    pub fn push(&mut self, path: &Path, size: usize) {
-        self.stream
-            .write_all(format!("push {size} {}\n", path.display()).as_bytes())
-            .unwrap();
-        send_pattern(&mut self.stream, size);
-        self.take(5, |_| ());
-    }
-}
-
 /// Answers whatever arrives with the same bytes, a thread a connection.
 pub fn respond(port: u16, reply: &[u8]) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
@@ -136,33 +106,6 @@ pub fn respond(port: u16, reply: &[u8]) {
                 .unwrap();
         }
     });
-}
-
-/// Moves files between the file system and connections. A request is a line: `pull <path>` is
-/// answered with the file, `push <size> <path>` is followed by it and answered with a line.
-pub fn move_files(port: u16) {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, port)).unwrap();
-    let mut block = vec![0; BLOCK];
-    for stream in listener.incoming() {
-        let mut stream = stream.unwrap();
-        let mut line = Vec::new();
-        let mut byte = [0];
-        while stream.read(&mut byte).is_ok_and(|length| length == 1) && byte != *b"\n" {
-            line.push(byte[0]);
-        }
-        let line = String::from_utf8(line).unwrap();
-        if let Some(path) = line.strip_prefix("pull ") {
-            let mut file = File::open(path).unwrap();
-            copy_to_end(&mut file, &mut stream, &mut block, usize::MAX);
-        } else if let Some((size, path)) = line
-            .strip_prefix("push ")
-            .and_then(|rest| rest.split_once(' '))
-        {
-            let mut file = File::create(path).unwrap();
-            copy_to_end(&mut stream, &mut file, &mut block, size.parse().unwrap());
-            stream.write_all(b"done\n").unwrap();
-        }
-    }
 }
 
 /// A server for the port proxy: `GET /<size>` is answered with so many bytes, and a body is read to its
@@ -189,25 +132,23 @@ pub fn serve_bytes(port: u16) {
         if words[0] == "GET" {
             let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {size}\r\n\r\n");
             stream.write_all(head.as_bytes()).unwrap();
-            send_pattern(&mut stream, size);
+            PATTERN.send(&mut stream, 0, size);
         } else {
             let left = size - (head.len() - end - 4);
-            copy_to_end(&mut stream, &mut std::io::sink(), &mut block, left);
+            receive(&mut stream, &mut block, left);
             let answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
             stream.write_all(answer).unwrap();
         }
     }
 }
 
-pub fn copy_to_end(from: &mut impl Read, to: &mut impl Write, block: &mut [u8], mut left: usize) {
+/// Receives so many bytes and forgets them.
+fn receive(from: &mut impl Read, block: &mut [u8], mut left: usize) {
     while left > 0 {
         let most = left.min(block.len());
         match from.read(&mut block[..most]).unwrap() {
             0 => break,
-            length => {
-                to.write_all(&block[..length]).unwrap();
-                left -= length;
-            }
+            length => left -= length,
         }
     }
 }

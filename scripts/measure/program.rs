@@ -61,11 +61,6 @@ impl Program {
             thread::sleep(Duration::from_micros(50));
         }
     }
-
-    /// Resident, in KiB.
-    pub fn memory(&self) -> u64 {
-        memory_of(self.child.id())
-    }
 }
 
 impl Drop for Program {

@@ -72,6 +72,16 @@ impl Figure {
         }
     }
 
+    /// The median and the highest of some times.
+    pub fn highest(times: &[f64]) -> Self {
+        let mut sorted = times.to_vec();
+        sorted.sort_unstable_by(f64::total_cmp);
+        Self {
+            median: sorted[sorted.len() / 2],
+            tail: sorted.last().copied(),
+        }
+    }
+
     /// The median and the lowest of some rates.
     pub fn lowest(rates: &[f64]) -> Self {
         let mut sorted = rates.to_vec();

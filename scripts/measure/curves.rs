@@ -1,0 +1,178 @@
+//! Whether costs grow with what is there already: medians for more and more sandboxes, logs and
+//! lifetimes, as a picture in docs/ and as a table.
+
+use std::fmt::Write;
+use std::fs;
+
+use super::client::Client;
+use super::host::{Host, LOG_BYTES, create, delete, prefix, spawn_sleep, spawn_with_log};
+use super::plot::{Panel, Series, svg};
+use super::program::{Program, Scratch, free_port};
+use super::report::{Samples, machine, rounded};
+use super::{MIB, Plan};
+
+const PICTURE: &str = "docs/curves.svg";
+const TABLE: &str = "docs/curves.md";
+
+pub fn measure(plan: &Plan) {
+    let scratch = Scratch::new();
+    let mut panels = vec![over_logs(plan)];
+    if super::is_root() {
+        panels.insert(0, over_sandboxes(plan, &scratch));
+        panels.push(over_lifetimes(plan, &scratch));
+    }
+    let table = table(&panels);
+    println!("{table}");
+    // Relative to the project: scripts/bench goes there first.
+    fs::write(PICTURE, svg(&panels)).unwrap();
+    fs::write(TABLE, table).unwrap();
+    eprintln!("{PICTURE} and {TABLE} are new");
+}
+
+/// So many samples of something, after a few that find cold caches. In microseconds.
+fn median(plan: &Plan, mut sample: impl FnMut(&mut Samples)) -> f64 {
+    for _ in 0..10 {
+        sample(&mut Samples::default());
+    }
+    let mut samples = Samples::default();
+    for _ in 0..plan.samples / 4 {
+        sample(&mut samples);
+    }
+    samples.times().median
+}
+
+fn over_sandboxes(plan: &Plan, scratch: &Scratch) -> Panel {
+    let host = Host::start(scratch, "curves", "20000-64999");
+    let mut client = host.program.connect();
+    let mut ids: Vec<String> = Vec::new();
+    let steps = [1, 10, 100, 1_000];
+    let [mut execs, mut creates, mut deletes, mut lists] = [(); 4].map(|()| Vec::new());
+    for count in steps {
+        for id in create(&mut client, count - ids.len()) {
+            spawn_sleep(&mut client, &prefix(&id));
+            ids.push(id);
+        }
+        let own = prefix(&ids[ids.len() / 2]);
+        execs.push(median(plan, |samples| {
+            samples.time(|| client.run_true_in(&own));
+        }));
+        let target = format!("{own}/processes");
+        lists.push(median(plan, |samples| {
+            let list = samples.time(|| {
+                client.send("GET", &target, 0, b"");
+                client.reply()
+            });
+            assert!(list.contains("/bin/sleep"), "{list}");
+        }));
+        let (create, delete) = create_and_delete(plan, &mut client);
+        creates.push(create);
+        deletes.push(delete);
+        eprintln!("{count} sandboxes are done");
+    }
+    let series = [
+        ("/bin/true in a sandbox", execs),
+        ("create one more", creates),
+        ("delete it", deletes),
+        ("list a sandbox's own processes", lists),
+    ];
+    Panel {
+        title: "More sandboxes, each with a process",
+        across: "sandboxes alive",
+        steps: steps.map(|count| count.to_string()).to_vec(),
+        upwards: "median, µs",
+        series: series
+            .into_iter()
+            .map(|(name, points)| Series { name, points })
+            .collect(),
+    }
+}
+
+/// Medians of making a sandbox and of deleting it.
+fn create_and_delete(plan: &Plan, client: &mut Client) -> (f64, f64) {
+    let mut deletes = Samples::default();
+    let create = median(plan, |samples| {
+        let id = samples.time(|| create(client, 1).remove(0));
+        assert!(deletes.time(|| delete(client, &id)));
+    });
+    (create, deletes.times().median)
+}
+
+fn over_logs(plan: &Plan) -> Panel {
+    let server = Program::server(free_port());
+    let mut client = server.connect();
+    let steps = [0, 64, 128, 256];
+    let mut held = 0;
+    let points = steps.map(|mib| {
+        while held < mib * MIB {
+            spawn_with_log(&mut client, "/v1");
+            held += LOG_BYTES;
+        }
+        median(plan, |samples| samples.time(|| client.run_true()))
+    });
+    Panel {
+        title: "More logs in memory",
+        across: "logs held, MiB",
+        steps: steps.map(|mib| mib.to_string()).to_vec(),
+        upwards: "median, µs",
+        series: vec![Series {
+            name: "/bin/true",
+            points: points.to_vec(),
+        }],
+    }
+}
+
+fn over_lifetimes(plan: &Plan, scratch: &Scratch) -> Panel {
+    let host = Host::start(scratch, "lifetimes", "20000-64999");
+    let mut client = host.program.connect();
+    let steps = [0, 1_000, 5_000, 10_000];
+    let [mut creates, mut deletes] = [(); 2].map(|()| Vec::new());
+    let mut lived = 0;
+    for lifetimes in steps {
+        while lived < lifetimes {
+            let id = create(&mut client, 1).remove(0);
+            assert!(delete(&mut client, &id));
+            lived += 1;
+        }
+        let (create, delete) = create_and_delete(plan, &mut client);
+        lived += plan.samples / 4 + 10;
+        creates.push(create);
+        deletes.push(delete);
+    }
+    Panel {
+        title: "More sandboxes that were deleted",
+        across: "sandboxes made and deleted before",
+        steps: steps.map(|count| count.to_string()).to_vec(),
+        upwards: "median, µs",
+        series: vec![
+            Series {
+                name: "create",
+                points: creates,
+            },
+            Series {
+                name: "delete",
+                points: deletes,
+            },
+        ],
+    }
+}
+
+fn table(panels: &[Panel]) -> String {
+    let mut out = format!(
+        "# How costs grow with what is there already\n\n{}\n![curves](curves.svg)\n",
+        machine()
+    );
+    for panel in panels {
+        let steps = panel.steps.join(" | ");
+        let lines = "---:|".repeat(panel.steps.len());
+        let _ = write!(
+            out,
+            "\n| {}: {} | {steps} |\n|---|{lines}\n",
+            panel.across, panel.upwards
+        );
+        for series in &panel.series {
+            let points: Vec<_> = series.points.iter().map(|value| rounded(*value)).collect();
+            let _ = writeln!(out, "| {} | {} |", series.name, points.join(" | "));
+        }
+    }
+    out
+}
