@@ -70,7 +70,7 @@ fn in_sandboxes(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     let mut client = full.program.connect();
     let ids = create(&mut client, SANDBOXES);
     fill(&mut client, |number| prefix(&ids[number % SANDBOXES]));
-    let row = "the same, 256 MiB of logs, 500 sandboxes and 300 processes";
+    let row = "/bin/true in a sandbox, 256 MiB of logs, 500 sandboxes and 300 processes";
     let full_prefix = prefix(&ids[SANDBOXES / 2]);
     let sides = [
         (&full.program, full_prefix.as_str()),

@@ -185,31 +185,56 @@ fn head_of(event: &[u8]) -> &[u8] {
     &event[..event.len().min(120)]
 }
 
-/// Decodes base64 that is whole, three bytes at a time.
-fn decode(text: &[u8], into: &mut Vec<u8>) {
-    const VALUES: [u8; 256] = {
-        let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        let mut values = [0xff; 256];
-        let mut at = 0_u8;
-        while at < 64 {
-            values[alphabet[at as usize] as usize] = at;
-            at += 1;
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// What a digit of base64 stands for at each of its four places; one bit more for what is no digit.
+const DIGITS: [[u32; 256]; 4] = {
+    let mut digits = [[NO_DIGIT; 256]; 4];
+    let mut place = 0;
+    while place < 4 {
+        let mut value = 0_u32;
+        while value < 64 {
+            digits[place][ALPHABET[value as usize] as usize] = value << (18 - 6 * place);
+            value += 1;
         }
-        values
-    };
-    let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
-    into.clear();
-    into.resize(text.len() / 4 * 3, 0);
-    let mut wrong = 0;
-    for (four, three) in text.chunks_exact(4).zip(into.chunks_exact_mut(3)) {
-        let [a, b, c, d] = [four[0], four[1], four[2], four[3]].map(|byte| VALUES[byte as usize]);
-        wrong |= (a | b) & 0x80;
-        three[0] = a << 2 | b >> 4;
-        three[1] = b << 4 | (c & 0x3f) >> 2;
-        three[2] = c << 6 | d & 0x3f;
+        place += 1;
     }
-    assert_eq!(wrong, 0, "not base64");
-    into.truncate(into.len() - padding);
+    digits
+};
+const NO_DIGIT: u32 = 1 << 24;
+
+/// Decodes base64 with its padding.
+fn decode(text: &[u8], into: &mut Vec<u8>) {
+    let padding = text.iter().rev().take_while(|byte| **byte == b'=').count();
+    let (fours, []) = text.as_chunks::<4>() else {
+        panic!("base64 comes in fours");
+    };
+    into.clear();
+    into.resize(fours.len() * 3, 0);
+    let mut all = 0;
+    let value = |[a, b, c, d]: [u8; 4]| {
+        DIGITS[0][a as usize]
+            | DIGITS[1][b as usize]
+            | DIGITS[2][c as usize]
+            | DIGITS[3][d as usize]
+    };
+    let whole = fours.len() - usize::from(padding > 0);
+    let (threes, _) = into.as_chunks_mut::<3>();
+    for (four, three) in fours[..whole].iter().zip(threes) {
+        let bits = value(*four);
+        all |= bits;
+        let [_, a, b, c] = bits.to_be_bytes();
+        *three = [a, b, c];
+    }
+    assert_eq!(all & NO_DIGIT, 0, "not base64");
+    if padding > 0 {
+        let mut four = fours[whole];
+        four[4 - padding..].fill(ALPHABET[0]);
+        let bits = value(four);
+        assert_eq!(bits & NO_DIGIT, 0, "not base64");
+        into[whole * 3..].copy_from_slice(&bits.to_be_bytes()[1..]);
+        into.truncate(into.len() - padding);
+    }
 }
 
 /// Prints that many bytes in large writes.
@@ -272,12 +297,11 @@ fn chunk(data: &[u8]) -> Vec<u8> {
 }
 
 fn encode(data: &[u8]) -> Vec<u8> {
-    let alphabet = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let mut text = Vec::new();
     for three in data.chunks(3) {
         let byte = |at: usize| u32::from(three.get(at).copied().unwrap_or(0));
         let bits = byte(0) << 16 | byte(1) << 8 | byte(2);
-        let digits = [18, 12, 6, 0].map(|shift| alphabet[(bits >> shift & 63) as usize]);
+        let digits = [18, 12, 6, 0].map(|shift| ALPHABET[(bits >> shift & 63) as usize]);
         text.extend_from_slice(&digits[..=three.len()]);
         text.resize(text.len() + 3 - three.len(), b'=');
     }

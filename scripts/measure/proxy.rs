@@ -43,7 +43,7 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
             floor.push(rate(&mut direct, plan.window));
         }
         let [ours, floor] = [rates, floor].map(|rates| Figure::lowest(&rates));
-        let row = format!("through the port proxy: small requests a second, {count} connections");
+        let row = format!("through the port proxy: small requests a second, {count} at once");
         table.row(&row, ours, Some(floor), Limit::None, "without it");
     }
 }

@@ -42,7 +42,7 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
         ("create", &ours.create, &alone.create),
         ("delete", &ours.delete, &alone.delete),
     ] {
-        let what = format!("sandbox: {what}{when}");
+        let what = format!("sandbox: {what}, full host against empty");
         let limit = Limit::AtMost(1.1, 0.0);
         table.times(&what, full, empty, limit, "an empty host, in turn with it");
     }
