@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::fs;
 
 use super::client::Client;
+use super::confined::Floor;
 use super::host::{Host, LOG_BYTES, create, delete, prefix, spawn_sleep, spawn_with_log};
 use super::plot::{Panel, Series, svg};
 use super::program::{Program, Scratch, free_port};
@@ -46,7 +47,8 @@ fn over_sandboxes(plan: &Plan, scratch: &Scratch) -> Panel {
     let mut client = host.program.connect();
     let mut ids: Vec<String> = Vec::new();
     let steps = [1, 10, 100, 1_000];
-    let [mut execs, mut creates, mut deletes, mut lists] = [(); 4].map(|()| Vec::new());
+    let ruleset = Floor::new(scratch).ruleset();
+    let [mut execs, mut floors, mut creates, mut deletes, mut lists] = [(); 5].map(|()| Vec::new());
     for count in steps {
         for id in create(&mut client, count - ids.len()) {
             spawn_sleep(&mut client, &prefix(&id));
@@ -55,6 +57,9 @@ fn over_sandboxes(plan: &Plan, scratch: &Scratch) -> Panel {
         let own = prefix(&ids[ids.len() / 2]);
         execs.push(median(plan, |samples| {
             samples.time(|| client.run_true_in(&own));
+        }));
+        floors.push(median(plan, |samples| {
+            samples.time(|| Floor::wait(Floor::start(&ruleset, &[c"/bin/true"])));
         }));
         let target = format!("{own}/processes");
         lists.push(median(plan, |samples| {
@@ -71,6 +76,7 @@ fn over_sandboxes(plan: &Plan, scratch: &Scratch) -> Panel {
     }
     let series = [
         ("/bin/true in a sandbox", execs),
+        ("the same without a server", floors),
         ("create one more", creates),
         ("delete it", deletes),
         ("list a sandbox's own processes", lists),

@@ -20,15 +20,15 @@ pub struct Series {
 }
 
 const WIDTH: f64 = 360.0;
-const HEIGHT: f64 = 340.0;
+const HEIGHT: f64 = 356.0;
 /// Around the drawing area of a panel.
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 34.0;
 /// Room for the steps, their label and the names of the series.
-const BOTTOM: f64 = 118.0;
+const BOTTOM: f64 = 134.0;
 /// Told apart also by those who do not see all colours.
-const COLOURS: [&str; 4] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7"];
+const COLOURS: [&str; 5] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"];
 
 pub fn svg(panels: &[Panel]) -> String {
     let width = WIDTH * panels.len() as f64;
