@@ -1,37 +1,40 @@
 """The part of the Hugging Face Hub that starts machines, on this machine.
 
 `huggingface_hub` is not patched: it is pointed here by `HF_ENDPOINT`, which is its own setting. It
-asks for a job as it would ask the Hub, and gets one: a process running `sbx-server` with exactly
-the environment and the secrets that the client chose. What differs from a real job does because
-several jobs share one machine here:
+asks for a job as it would ask the Hub, and gets one, of one of two kinds:
 
-- the server gets a free loopback port in place of 49983;
-- a host of a pool gets users and a directory for homes that no other server has;
-- the bootstrap script, which downloads the server, is skipped (the binary is at hand), and with it
-  the variables that the script unsets before it runs the server.
+- `MachineJob` is the whole path: the client's own command, which downloads the server from the
+  bucket (that is here too), in a machine of its own (machines.py), with exactly the environment and
+  the secrets that the client chose, behind the proxy that jobs have (front.py). Needs root and
+  namespaces. `use_machines` chooses it.
+- `ServerJob`, the default, is `sbx-server` alone, as a process of this machine, for what does not
+  need more: on a free port in place of 49983; as host of a pool with users and a directory for homes
+  that no other server has; and without the bootstrap script and the variables that it unsets. A
+  dedicated job is reached directly. Hosts of pools are behind the proxy, because clients refuse to
+  adopt one that is not.
 
 The client then talks to the job by the host name that it demands, `<job id>--49983.<domain>`. What
-a name server would do for that name, `resolve_job_hosts` does: it maps the names under `DOMAIN` to
-127.0.0.1. Everything from the URL on (connections, headers, bodies) is the client's own.
-
-Hosts of pools are behind a proxy that speaks TLS, as jobs are, because clients refuse to adopt one
-that is not; `TlsFront` is it. Dedicated jobs are reached directly.
+a name server would do for that name, a file of host names does, or `resolve_job_hosts` where no file
+can be mounted. Everything from the URL on (connections, headers, bodies) is the client's own.
 """
 
 import json
 import os
 import re
 import secrets
-import select
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
+import tempfile
 import threading
+from datetime import datetime, timezone
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
+
+from front import Front
+from machines import MS_BIND, Machine, leave_mounts, mount
 
 DOMAIN = "sandbox.test"
 
@@ -43,6 +46,11 @@ BOOTSTRAP_VARIABLES = {
     "SBX_ALLOW_UNVERIFIED_SERVER",
     "SBX_DL_TOKEN",
 }
+
+# What the owner of the jobs shows to the Hub, and to the proxy in front of them.
+TOKEN = "hf_thetokenofthetester"
+
+SERVER_PORT = 49983
 
 OWNER = {"id": "0" * 24, "name": "tester", "type": "user"}
 
@@ -84,111 +92,47 @@ class Users:
         self._claim.close()
 
 
-class TlsFront:
-    """The proxy in front of jobs: ends TLS, and passes the bytes on to the job that is asked for."""
-
-    def __init__(self, directory: Path) -> None:
-        self.certificate = directory / "certificate.pem"
-        key = directory / "key.pem"
-        words = f"-x509 -newkey rsa:2048 -nodes -days 2 -subj /CN={DOMAIN} -addext"
-        subprocess.run(
-            ["openssl", "req", *words.split(), f"subjectAltName=DNS:*.{DOMAIN}"]
-            + ["-keyout", key, "-out", self.certificate],
-            check=True,
-            capture_output=True,
-        )
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(self.certificate, key)
-        self._context.sni_callback = self._note_name
-        self._names: dict[int, str] = {}
-        self._ports: dict[str, int] = {}
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def lead(self, name: str, port: int) -> str:
-        """Leads the host name to this port of the machine; returns its URL."""
-        self._ports[name] = port
-        return f"https://{name}:{self.port}"
-
-    def _note_name(self, connection, name, _context) -> None:
-        self._names[id(connection)] = name
-
-    def _accept(self) -> None:
-        while True:
-            connection, _ = self._listener.accept()
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
-
-    def _serve(self, connection: socket.socket) -> None:
-        try:
-            front = self._context.wrap_socket(connection, server_side=True)
-            name = self._names.pop(id(front))
-            back = socket.create_connection(("127.0.0.1", self._ports[name]))
-        except (OSError, KeyError):
-            return connection.close()
-        try:
-            while True:
-                if front.pending() == 0:
-                    ready, _, _ = select.select([front, back], [], [])
-                if front.pending() or front in ready:
-                    data = front.recv(65536)
-                    back.sendall(data)
-                else:
-                    data = back.recv(65536)
-                    front.sendall(data)
-                if not data:
-                    break
-        except OSError:
-            pass
-        # Whoever has not gone yet is to notice that the other has.
-        back.close()
-        front.close()
-
-
 class Job:
-    """One job: the specification that the client sent, and the server process made from it."""
+    """One job: the specification that the client sent, and the process made from it."""
+
+    # Whether its end is to be that of a server that was asked to end.
+    ends_well = True
 
     def __init__(self, hub: "Hub", spec: dict) -> None:
         self.id = secrets.token_hex(12)
+        self.name = f"{self.id}--{SERVER_PORT}.{DOMAIN}"
         self.spec = spec
         self.cancelled = False
-        chosen = {**spec["environment"], **spec.get("secrets", {})}
-        environment = {
-            "PATH": os.environ["PATH"],
-            "HOME": os.environ.get("HOME", "/root"),
-            **{name: value for name, value in chosen.items() if name not in BOOTSTRAP_VARIABLES},
-            "SBX_PORT": "0",
-            "SBX_BIND": "127.0.0.1",
-        }
-        self.is_host = chosen.get("SBX_HOST_MODE") == "1"
-        if self.is_host:
-            self.users = Users()
-            self.homes = hub.directory / f"homes-{self.id}"
-            environment["SBX_UID_RANGE"] = self.users.range
-            environment["SBX_HOMES_DIR"] = str(self.homes)
-        self.process = subprocess.Popen(
-            [hub.server_binary],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-        )
         self.log: list[str] = []
-        port = None
-        while port is None:
-            line = self.process.stderr.readline()
-            if not line:
-                raise RuntimeError(
-                    f"the server did not start (status {self.process.wait()}): {self.log}"
-                )
-            self.log.append(line)
-            ready = re.search(r"listening on 127\.0\.0\.1:(\d+)", line)
-            port = int(ready.group(1)) if ready else None
-        name = f"{self.id}--49983.{DOMAIN}"
-        self.url = hub.front().lead(name, port) if self.is_host else f"http://{name}:{port}"
-        threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
+        self.chosen = {**spec["environment"], **spec.get("secrets", {})}
+        # Its end and status are the job's.
+        self.process, self.url = self.start(hub)
+
+    def start(self, hub: "Hub") -> tuple[subprocess.Popen, str]:
+        raise NotImplementedError
+
+    def signal(self, number: int) -> None:
+        """Sends a signal to the job's first process."""
+        raise NotImplementedError
+
+    def destroy(self) -> None:
+        """Ends it at once, and leaves nothing of it."""
+        raise NotImplementedError
+
+    def keep_log(self, stream) -> None:
+        """Goes on reading what the job says, to its end."""
+
+        def read() -> None:
+            for line in stream:
+                self.log.append(line)
+
+        self._reader = threading.Thread(target=read, daemon=True)
+        self._reader.start()
+
+    def whole_log(self) -> str:
+        """What a job has said that has ended."""
+        self._reader.join(timeout=20)
+        return "".join(self.log)
 
     def stage(self) -> str:
         status = self.process.poll()
@@ -199,10 +143,13 @@ class Job:
         return "COMPLETED" if status == 0 else "ERROR"
 
     def cancel(self) -> None:
-        """Ends the job as the scheduler does: SIGTERM to its first process."""
-        self.cancelled = True
+        """Ends the job as the scheduler does: SIGTERM to its first process, SIGKILL in the end."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.cancelled = True
+            self.signal(signal.SIGTERM)
+            last = threading.Timer(10, self.signal, [signal.SIGKILL])
+            last.daemon = True
+            last.start()
 
     def info(self) -> dict:
         """The job as the Hub describes it."""
@@ -221,12 +168,111 @@ class Job:
         }
 
 
+class ServerJob(Job):
+    """The server alone, a process of this machine."""
+
+    def start(self, hub: "Hub") -> tuple[subprocess.Popen, str]:
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": os.environ.get("HOME", "/root"),
+            **{name: text for name, text in self.chosen.items() if name not in BOOTSTRAP_VARIABLES},
+            "SBX_PORT": "0",
+            "SBX_BIND": "127.0.0.1",
+        }
+        self.is_host = self.chosen.get("SBX_HOST_MODE") == "1"
+        if self.is_host:
+            self.users = Users()
+            self.homes = hub.directory / f"homes-{self.id}"
+            environment["SBX_UID_RANGE"] = self.users.range
+            environment["SBX_HOMES_DIR"] = str(self.homes)
+        process = subprocess.Popen(
+            [hub.server_binary],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+        port = None
+        while port is None:
+            line = process.stderr.readline()
+            if not line:
+                raise RuntimeError(f"the server did not start (status {process.wait()}): {self.log}")
+            self.log.append(line)
+            ready = re.search(r"listening on 127\.0\.0\.1:(\d+)", line)
+            port = int(ready.group(1)) if ready else None
+        self.keep_log(process.stderr)
+        if self.is_host:
+            return process, hub.front().lead(self.name, socket.socket, port)
+        return process, f"http://{self.name}:{port}"
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def destroy(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.is_host:
+            shutil.rmtree(self.homes, ignore_errors=True)
+            self.users.release()
+
+
+class MachineJob(Job):
+    """The client's own command, in a machine of its own."""
+
+    def start(self, hub: "Hub") -> tuple[subprocess.Popen, str]:
+        environment = {name: str(value) for name, value in self.chosen.items()}
+        self.machine = Machine(self.spec["command"], environment, hub.directory)
+        # The machine's way out: the Hub, at the address that it has outside too.
+        self._way_out = self.machine.socket()
+        self._way_out.bind(hub.address)
+        self._way_out.listen()
+        hub.serve_also(self._way_out)
+        self.machine.start()
+        self.keep_log(line.decode(errors="replace") for line in self.machine.process.stdout)
+        with open("/etc/hosts", "a") as names:
+            names.write(f"127.0.0.1 {self.name}\n")
+        url = hub.front().lead(self.name, self.machine.socket, SERVER_PORT)
+        return self.machine.process, url
+
+    def signal(self, number: int) -> None:
+        self.machine.signal(number)
+
+    def destroy(self) -> None:
+        self.machine.destroy()
+        if self._way_out is not None:
+            # Closing alone does not wake the thread that waits for connections.
+            self._way_out.shutdown(socket.SHUT_RDWR)
+            self._way_out.close()
+            self._way_out = None
+
+
+def use_machines() -> None:
+    """Makes every job one of the whole path, and their names known to this process and its children.
+
+    To be called while the process has one thread. What is mounted is gone with the processes.
+    """
+    leave_mounts()
+    with tempfile.NamedTemporaryFile("w") as names:
+        names.write("127.0.0.1 localhost\n")
+        names.flush()
+        os.chmod(names.name, 0o644)
+        mount(names.name, "/etc/hosts", None, MS_BIND)
+    Hub.job_type = MachineJob
+
+
 class Hub:
     """A small HTTP server with the routes that a sandbox client uses to have a machine."""
+
+    job_type: type[Job] = ServerJob
 
     def __init__(self, server_binary: str, directory: Path) -> None:
         self.server_binary = server_binary
         self.directory = directory
+        # What the bucket has under the server's names.
+        self.program = Path(server_binary).read_bytes()
         self.jobs: dict[str, Job] = {}
         self._front = None
         self._lock = threading.Lock()
@@ -236,24 +282,32 @@ class Hub:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
-                if self.path == "/api/whoami-v2":
-                    return self.answer(200, {**OWNER, "fullname": "Tester", "orgs": []})
                 url = urlsplit(self.path)
+                if re.fullmatch(r"/buckets/[\w/-]+/resolve/sbx-server(-[0-9a-f]{64})?", url.path):
+                    return self.send("application/octet-stream", hub.program)
+                if not self.is_the_owner():
+                    return
+                if url.path == "/api/whoami-v2":
+                    return self.answer(200, {**OWNER, "fullname": "Tester", "orgs": []})
                 if url.path == "/api/jobs/tester":
                     return self.answer(200, hub.listing(parse_qsl(url.query)))
-                if match := re.fullmatch(r"/api/jobs/tester/(\w+)", self.path):
-                    job = hub.jobs.get(match.group(1))
-                    return (
-                        self.answer(200, job.info())
-                        if job
-                        else self.answer(404, {"error": "no such job"})
-                    )
-                self.answer(404, {"error": f"not simulated: GET {self.path}"})
+                match = re.fullmatch(r"/api/jobs/tester/(\w+)(/logs)?", url.path)
+                if not match:
+                    return self.answer(404, {"error": f"not simulated: GET {self.path}"})
+                job = hub.jobs.get(match.group(1))
+                if not job:
+                    return self.answer(404, {"error": "no such job"})
+                if match.group(2):
+                    # What there is; who follows asks again.
+                    return self.send("text/event-stream", hub.events(job))
+                self.answer(200, job.info())
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                if not self.is_the_owner():
+                    return
                 if self.path == "/api/jobs/tester":
-                    job = Job(hub, json.loads(body))
+                    job = hub.job_type(hub, json.loads(body))
                     hub.jobs[job.id] = job
                     return self.answer(200, job.info())
                 if match := re.fullmatch(r"/api/jobs/tester/(\w+)/cancel", self.path):
@@ -262,27 +316,49 @@ class Hub:
                     return self.answer(200, job.info())
                 self.answer(404, {"error": f"not simulated: POST {self.path}"})
 
-            def answer(self, status: int, body: dict) -> None:
-                data = json.dumps(body).encode()
+            def is_the_owner(self) -> bool:
+                if self.headers.get("Authorization") == f"Bearer {TOKEN}":
+                    return True
+                self.answer(401, {"error": "the token of the owner is needed"})
+                return False
+
+            def answer(self, status: int, body: dict | list) -> None:
+                self.send("application/json", json.dumps(body).encode(), status)
+
+            def send(self, kind: str, body: bytes, status: int = 200) -> None:
                 self.send_response(status)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(data)))
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(data)
+                self.wfile.write(body)
 
             def log_message(self, *args) -> None:
                 pass
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.address = self._server.server_address
+        self.endpoint = f"http://127.0.0.1:{self.address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
-    def front(self) -> TlsFront:
-        """What hosts of pools are reached through. Clients are to trust it before they look."""
+    def serve_also(self, listener: socket.socket) -> None:
+        """Answers on this socket too, until it is shut down."""
+
+        def accept() -> None:
+            while True:
+                try:
+                    connection, peer = listener.accept()
+                except OSError:
+                    return
+                self._server.process_request(connection, peer)
+
+        threading.Thread(target=accept, daemon=True).start()
+
+    def front(self) -> Front:
+        """What jobs are reached through. Clients are to trust it before they look."""
         with self._lock:
             if self._front is None:
-                self._front = TlsFront(self.directory)
+                self._front = Front(self.directory, DOMAIN, TOKEN)
                 os.environ["SSL_CERT_FILE"] = str(self._front.certificate)
             return self._front
 
@@ -298,15 +374,19 @@ class Hub:
             and all((info["labels"] or {}).get(name) == value for name, value in labels)
         ]
 
+    def events(self, job: Job) -> bytes:
+        """What a job has said, as the Hub tells it."""
+        if job.process.poll() is not None:
+            job.whole_log()
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        lines = ["===== Job started =====", *(line.rstrip("\n") for line in list(job.log))]
+        texts = (json.dumps({"data": line, "timestamp": now}) for line in lines)
+        return "".join(f"data: {text}\n\n" for text in texts).encode()
+
     def kill_jobs(self) -> None:
         """Ends whatever still runs."""
         for job in list(self.jobs.values()):
-            if job.process.poll() is None:
-                job.process.kill()
-                job.process.wait()
-            if job.is_host:
-                shutil.rmtree(job.homes, ignore_errors=True)
-                job.users.release()
+            job.destroy()
 
     def close(self) -> None:
         self.kill_jobs()
