@@ -20,6 +20,7 @@ mod fixture;
 mod host;
 mod hostile;
 mod http;
+mod jobs;
 mod lifecycle;
 mod mutation;
 mod processes;
