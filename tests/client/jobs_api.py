@@ -16,6 +16,13 @@ asks for a job as it would ask the Hub, and gets one, of one of two kinds:
 The client then talks to the job by the host name that it demands, `<job id>--49983.<domain>`. What
 a name server would do for that name, a file of host names does, or `resolve_job_hosts` where no file
 can be mounted. Everything from the URL on (connections, headers, bodies) is the client's own.
+
+As a program it is a Hub with machines in a process of its own:
+
+    python jobs_api.py <sbx-server binary> <directory>
+
+It prints a line of JSON, {"endpoint": ..., "certificate": ...}, and ends with its standard input. Who
+starts it has called `use_machines`.
 """
 
 import json
@@ -26,6 +33,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from datetime import datetime, timezone
@@ -47,7 +55,7 @@ BOOTSTRAP_VARIABLES = {
     "SBX_DL_TOKEN",
 }
 
-# What the owner of the jobs shows to the Hub, and to the proxy in front of them.
+# What the owner of the jobs shows to the proxy in front of them. The Hub knows other people too.
 TOKEN = "hf_thetokenofthetester"
 
 SERVER_PORT = 49983
@@ -224,7 +232,7 @@ class MachineJob(Job):
 
     def start(self, hub: "Hub") -> tuple[subprocess.Popen, str]:
         environment = {name: str(value) for name, value in self.chosen.items()}
-        self.machine = Machine(self.spec["command"], environment, hub.directory)
+        self.machine = Machine(self.spec["command"], environment, hub.directory / self.id)
         # The machine's way out: the Hub, at the address that it has outside too.
         self._way_out = self.machine.socket()
         self._way_out.bind(hub.address)
@@ -285,7 +293,7 @@ class Hub:
                 url = urlsplit(self.path)
                 if re.fullmatch(r"/buckets/[\w/-]+/resolve/sbx-server(-[0-9a-f]{64})?", url.path):
                     return self.send("application/octet-stream", hub.program)
-                if not self.is_the_owner():
+                if not self.is_somebody():
                     return
                 if url.path == "/api/whoami-v2":
                     return self.answer(200, {**OWNER, "fullname": "Tester", "orgs": []})
@@ -304,7 +312,7 @@ class Hub:
 
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                if not self.is_the_owner():
+                if not self.is_somebody():
                     return
                 if self.path == "/api/jobs/tester":
                     job = hub.job_type(hub, json.loads(body))
@@ -316,10 +324,10 @@ class Hub:
                     return self.answer(200, job.info())
                 self.answer(404, {"error": f"not simulated: POST {self.path}"})
 
-            def is_the_owner(self) -> bool:
-                if self.headers.get("Authorization") == f"Bearer {TOKEN}":
+            def is_somebody(self) -> bool:
+                if self.headers.get("Authorization", "").startswith("Bearer hf_"):
                     return True
-                self.answer(401, {"error": "the token of the owner is needed"})
+                self.answer(401, {"error": "a token is needed"})
                 return False
 
             def answer(self, status: int, body: dict | list) -> None:
@@ -335,8 +343,12 @@ class Hub:
             def log_message(self, *args) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
+        class Listener(ThreadingHTTPServer):
+            daemon_threads = True
+            # Many jobs are asked for at once.
+            request_queue_size = 256
+
+        self._server = Listener(("127.0.0.1", 0), Handler)
         self.address = self._server.server_address
         self.endpoint = f"http://127.0.0.1:{self.address[1]}"
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
@@ -391,3 +403,18 @@ class Hub:
     def close(self) -> None:
         self.kill_jobs()
         self._server.shutdown()
+
+
+def main() -> None:
+    Hub.job_type = MachineJob
+    hub = Hub(sys.argv[1], Path(sys.argv[2]))
+    certificate = str(hub.front().certificate)
+    print(json.dumps({"endpoint": hub.endpoint, "certificate": certificate}), flush=True)
+    try:
+        sys.stdin.read()
+    finally:
+        hub.close()
+
+
+if __name__ == "__main__":
+    main()

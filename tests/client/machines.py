@@ -1,14 +1,17 @@
 """Machines for jobs: namespaces of this machine, as a job finds them.
 
-Used in two ways. As a program it is the container runtime: it reads one JSON object from its
-standard input,
+Used in two ways. As a program it is the container runtime,
 
-    {"command": [...], "environment": {...}, "root": an empty directory, "first_id": n}
+    python machines.py <an empty directory> <descriptor to report to>
 
-and makes the machine; when another line comes, it starts the command there as process 1; and it ends
-with the command's status. On the descriptor that `--report-to` names it writes a line when the
-machine is made, and one with the pid of its process 1, as this machine sees it. When its standard
-input ends, so does the machine: whoever started it is gone.
+It reads one JSON object from its standard input,
+
+    {"command": [...], "environment": {...}, "first_id": n}
+
+and makes the machine, with that directory as its root; when another line comes, it starts the command there as process 1; and it ends
+with the command's status. It reports a line when the machine is made, and one with the pid of its
+process 1, as this machine sees it. When its standard input ends, so does the machine: whoever
+started it is gone.
 
 As a module it gives `Machine`, which runs that program and reaches into the machine's network.
 
@@ -152,9 +155,8 @@ def become(command: list[str], environment: dict[str, str], root: Path) -> None:
 
 
 def run() -> int:
-    report_to = int(sys.argv[sys.argv.index("--report-to") + 1])
+    root, report_to = Path(sys.argv[1]), int(sys.argv[2])
     plan = json.loads(sys.stdin.buffer.raw.readline())
-    root = Path(plan["root"])
     enter_namespaces(plan["first_id"])
     raise_loopback()
     furnish(root)
@@ -183,24 +185,37 @@ def run() -> int:
 # ---------------------------------------------------------------------------------- for the runner
 
 
+def socket_in(network: int) -> socket.socket:
+    """A TCP socket in the network namespace that this descriptor stands for."""
+    # A thread's network says where its new sockets are; those that exist stay where they are.
+    own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+    try:
+        _call("setns", network, CLONE_NEWNET)
+        try:
+            return socket.socket()
+        finally:
+            _call("setns", own, CLONE_NEWNET)
+    finally:
+        os.close(own)
+
+
 class Machine:
     """A machine, and a command that is to be its process 1."""
 
-    def __init__(self, command: list[str], environment: dict[str, str], directory: Path) -> None:
-        """Makes the machine; `start` starts the command."""
-        self._root = Path(tempfile.mkdtemp(prefix="root-", dir=directory))
+    def __init__(self, command: list[str], environment: dict[str, str], root: Path) -> None:
+        """Makes the machine, and its root directory; `start` starts the command."""
+        self._root = root
         # Who is root there comes by as nobody of this machine.
-        self._root.chmod(0o711)
+        root.mkdir(mode=0o711)
         plan = {
             "command": command,
             "environment": {"PATH": PATH, "HOME": "/root", **environment},
-            "root": str(self._root),
             # No other machine is likely to have them.
             "first_id": (1 + secrets.randbelow(65_000)) * USERS,
         }
         reader, writer = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-I", __file__, "--report-to", str(writer)],
+            [sys.executable, "-I", __file__, root, str(writer)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -230,16 +245,7 @@ class Machine:
 
     def socket(self) -> socket.socket:
         """A TCP socket in the machine's network."""
-        # A thread's network says where its new sockets are; those that exist stay where they are.
-        own = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
-        try:
-            _call("setns", self._network, CLONE_NEWNET)
-            try:
-                return socket.socket()
-            finally:
-                _call("setns", own, CLONE_NEWNET)
-        finally:
-            os.close(own)
+        return socket_in(self._network)
 
     def signal(self, number: int) -> None:
         """Sends a signal to process 1."""
@@ -272,7 +278,7 @@ def refusal() -> str | None:
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o711)
         try:
-            machine = Machine(["/bin/sh", "-c", ":"], {}, Path(directory))
+            machine = Machine(["/bin/sh", "-c", ":"], {}, Path(directory, "root"))
             machine.start()
         except (OSError, RuntimeError) as error:
             return str(error)
