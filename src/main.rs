@@ -59,6 +59,7 @@ enum Task {
 
 fn main() -> ExitCode {
     sys::occupy_standard_streams();
+    logging::describe_panics();
     sys::close_inherited_on_exec();
     let arguments: Vec<_> = std::env::args_os()
         .skip(1)

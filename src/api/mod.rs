@@ -237,9 +237,20 @@ impl Handler for Api {
     fn handle(&self, request: &mut Request<'_>) -> Response {
         let path = request.head.path.clone();
         let resource = Resource::find(&path);
-        let response = self
-            .answer(request, &path, resource)
-            .unwrap_or_else(Response::from);
+        let answer = self.answer(request, &path, resource);
+        if let Err(refusal) = &answer
+            && matches!(refusal.status, 500 | 507)
+        {
+            // The caller is told, but it is the machine's keeper who can do something about it.
+            logging::info(format_args!(
+                "failed {} {}: {} {}",
+                logging::quoted(request.head.method.as_bytes()),
+                logging::quoted(&path),
+                refusal.status,
+                logging::quoted(refusal.text.as_bytes())
+            ));
+        }
+        let response = answer.unwrap_or_else(Response::from);
         self.requests.count(resource, response.status);
         response
     }

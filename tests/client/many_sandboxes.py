@@ -45,6 +45,12 @@ def children(pid: int) -> list[int]:
     return [int(child) for task in tasks for child in task.read_text().split()]
 
 
+def below(pid: int) -> list[int]:
+    """All descendants. A server that is process 1 has another process that does the work."""
+    found = children(pid)
+    return found + [pid for child in found for pid in below(child)]
+
+
 def processor_seconds(pids: list[int]) -> float:
     """What these processes, and those of their children that have ended, have used so far."""
     ticks = 0
@@ -62,12 +68,10 @@ class Clock:
         self.rows = []
 
     def _used(self) -> tuple[float, float, float]:
-        runtimes = children(self._hub)
-        servers = [first for runtime in runtimes for first in children(runtime)]
         return (
             processor_seconds([os.getpid()]),
             processor_seconds([self._hub]),
-            processor_seconds(servers),
+            processor_seconds(below(self._hub)),
         )
 
     def measure(self, way: str, phase: str, act):

@@ -22,6 +22,7 @@ mod hostile;
 mod http;
 mod jobs;
 mod lifecycle;
+mod logging;
 mod mutation;
 mod processes;
 mod programs;
