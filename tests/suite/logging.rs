@@ -1,12 +1,13 @@
 //! The promise of the log: a line for each event, and every line is the server's own.
 //!
-//! That no secret is in it is `auth.rs`, that nobody waits for it `regression.rs` and `config.rs`.
+//! That no secret of a dedicated server is in it is `auth.rs`, that nobody waits for it
+//! `regression.rs` and `config.rs`.
 
 use std::os::unix::fs::symlink;
 
 use serde_json::json;
 
-use crate::fixture::{PATIENCE, Server, TempDir, is_root, wait_until};
+use crate::fixture::{PATIENCE, Server, TOKEN, TempDir, is_root, wait_until};
 use crate::skip;
 
 /// What would be a line of the log if it were let through, and clears a terminal.
@@ -150,6 +151,35 @@ fn what_happens_to_sandboxes_and_their_host_is_in_the_log() {
     });
     // One line each: nobody else's requests are told of.
     assert_eq!(server.log().lines().count(), expected.len());
+}
+
+#[test]
+fn no_secret_of_a_host_or_its_sandboxes_is_in_the_log() {
+    if !is_root() {
+        skip!("needs root: every sandbox has a user of its own");
+    }
+    let server = Server::host().env("SBX_LOG", "debug").start();
+    let sandbox = server.sandbox_with(&json!({ "env": { "A": "env-v4lue-of-sandbox" } }));
+    let body = json!({ "cmd": "cat; echo $B", "env": { "B": "env-v4lue-of-command" }, "stdin": "stdin-s3cret" });
+    assert_eq!(
+        sandbox.exec(&body).stdout,
+        "stdin-s3cretenv-v4lue-of-command\n"
+    );
+    let target = format!("/v1/sandboxes/{}", sandbox.id);
+    assert_eq!(server.get(&format!("{target}/token")).status, 200);
+    let bad = json!({ "env": { "A": ["env-v4lue-refused"] } });
+    assert_eq!(server.post("/v1/sandboxes", &bad).status, 400);
+    assert_eq!(sandbox.post("/exec", &bad).status, 400);
+    // A token that opens something, and not this.
+    let mut connection = server.connect();
+    connection.token = Some(sandbox.token.clone());
+    let reply = connection.request("GET", "/v1/sandboxes", &[], b"");
+    assert_eq!(reply.status, 403);
+    let log = whole_log(&server);
+    assert!(log.contains(&format!("POST {target}/exec 200")), "{log}");
+    for secret in [sandbox.token.as_str(), TOKEN, "v4lue", "s3cret"] {
+        assert!(!log.contains(secret), "{secret} in {log}");
+    }
 }
 
 #[test]
