@@ -2,32 +2,41 @@
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
+/// Bytes that are encoded at once, before the result grows by what they come to.
+const BLOCK_BYTES: usize = 3 * 1024;
+
 /// Appends the encoding of `data`.
 pub(super) fn append(out: &mut Vec<u8>, data: &[u8]) {
     out.reserve(data.len().div_ceil(3) * 4);
-    let digit = |bits: u32| ALPHABET[(bits & 63) as usize];
-    let chunks = data.chunks_exact(3);
-    let rest = chunks.remainder();
-    for chunk in chunks {
-        let bits = u32::from(chunk[0]) << 16 | u32::from(chunk[1]) << 8 | u32::from(chunk[2]);
-        out.extend_from_slice(&[
-            digit(bits >> 18),
-            digit(bits >> 12),
-            digit(bits >> 6),
-            digit(bits),
-        ]);
-    }
-    match *rest {
-        [first] => {
-            let bits = u32::from(first) << 16;
-            out.extend_from_slice(&[digit(bits >> 18), digit(bits >> 12), b'=', b'=']);
+    let mut encoded = [0; BLOCK_BYTES / 3 * 4];
+    let blocks = data.chunks(BLOCK_BYTES);
+    for block in blocks {
+        let triples = block.chunks_exact(3);
+        let rest = triples.remainder();
+        let length = (block.len() - rest.len()) / 3 * 4;
+        for (triple, quad) in triples.zip(encoded.chunks_exact_mut(4)) {
+            quad.copy_from_slice(&digits([triple[0], triple[1], triple[2]]));
         }
-        [first, second] => {
-            let bits = u32::from(first) << 16 | u32::from(second) << 8;
-            out.extend_from_slice(&[digit(bits >> 18), digit(bits >> 12), digit(bits >> 6), b'=']);
+        out.extend_from_slice(&encoded[..length]);
+        // Only the last block has a rest.
+        match *rest {
+            [first] => {
+                let [one, two, ..] = digits([first, 0, 0]);
+                out.extend_from_slice(&[one, two, b'=', b'=']);
+            }
+            [first, second] => {
+                let [one, two, three, _] = digits([first, second, 0]);
+                out.extend_from_slice(&[one, two, three, b'=']);
+            }
+            _ => {}
         }
-        _ => {}
     }
+}
+
+/// Three bytes as four digits.
+fn digits([first, second, third]: [u8; 3]) -> [u8; 4] {
+    let bits = u32::from_be_bytes([0, first, second, third]);
+    [18, 12, 6, 0].map(|shift| ALPHABET[(bits >> shift & 63) as usize])
 }
 
 /// The encoding of `data`.
@@ -56,5 +65,15 @@ mod tests {
             assert_eq!(encode(data.as_bytes()), encoded);
         }
         assert_eq!(encode(&[0xfb, 0xff, 0xfe]), "+//+");
+    }
+
+    /// Blocks are not to be seen.
+    #[test]
+    fn long_data_is_encoded_as_one() {
+        let data: Vec<u8> = (0..100_000u32).map(|number| (number % 251) as u8).collect();
+        for length in [3071, 3072, 3073, 6144, 6145, 99_998, 99_999, 100_000] {
+            let in_pieces: String = data[..length].chunks(3).map(encode).collect();
+            assert_eq!(encode(&data[..length]), in_pieces, "{length}");
+        }
     }
 }

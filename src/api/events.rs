@@ -10,8 +10,8 @@ use std::io::Write;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::base64;
 use super::wire::{Encoding, ExitEvent};
+use super::{base64, escape};
 use crate::http::stream::StreamWriter;
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Audience, Client, Exit, Gone, Process};
@@ -73,7 +73,7 @@ impl<'a> EventWriter<'a> {
             match encoding {
                 Encoding::Utf8 => {
                     out.extend_from_slice(b"\"data\":\"");
-                    append_text(out, data);
+                    escape::append(out, data);
                 }
                 Encoding::Base64 => {
                     out.extend_from_slice(b"\"data_b64\":\"");
@@ -260,156 +260,9 @@ fn cut_character(data: &[u8]) -> usize {
         .unwrap_or(0)
 }
 
-/// Appends bytes as the inside of a JSON string; each maximal part that is not UTF-8 becomes one
-/// U+FFFD, as Unicode recommends.
-fn append_text(out: &mut Vec<u8>, data: &[u8]) {
-    if std::str::from_utf8(data).is_ok() {
-        return append_escaped(out, data);
-    }
-    for chunk in data.utf8_chunks() {
-        append_escaped(out, chunk.valid().as_bytes());
-        if !chunk.invalid().is_empty() {
-            out.extend_from_slice("\u{FFFD}".as_bytes());
-        }
-    }
-}
-
-/// The bytes of a word that may need an escape have their highest bit set in the result: controls,
-/// quote, backslash, DEL, and the first bytes of U+0085 (C2 85) and of U+2028 and U+2029 (E2 80 A8,
-/// E2 80 A9). The lowest one found is right; above it there may be false ones, from its borrow.
-fn suspects(word: u64) -> u64 {
-    const EACH: u64 = 0x0101_0101_0101_0101;
-    let below = |limit: u64, word: u64| word.wrapping_sub(EACH * limit) & !word;
-    let equal = |byte: u8| below(1, word ^ (EACH * u64::from(byte)));
-    let found =
-        below(0x20, word) | equal(b'"') | equal(b'\\') | equal(0x7f) | equal(0xc2) | equal(0xe2);
-    found & (EACH << 7)
-}
-
-/// Appends valid UTF-8 with its escapes. Looks at eight bytes at a time and copies whole runs,
-/// because most text needs few.
-fn append_escaped(out: &mut Vec<u8>, text: &[u8]) {
-    let mut copied = 0;
-    let mut at = 0;
-    while at < text.len() {
-        let word = match text[at..].first_chunk() {
-            Some(word) => *word,
-            None => padded(&text[at..]),
-        };
-        let found = suspects(u64::from_le_bytes(word));
-        if found == 0 {
-            at += 8;
-            continue;
-        }
-        at += found.trailing_zeros() as usize / 8;
-        out.extend_from_slice(&text[copied..at]);
-        at += append_character(out, &text[at..]);
-        copied = at;
-    }
-    out.extend_from_slice(&text[copied..]);
-}
-
-/// The last bytes of a text as a word, filled up with what needs no escape.
-fn padded(rest: &[u8]) -> [u8; 8] {
-    let mut word = [b' '; 8];
-    word[..rest.len()].copy_from_slice(rest);
-    word
-}
-
-/// Appends the character that `text` begins with, or its first byte; how many bytes were taken.
-fn append_character(out: &mut Vec<u8>, text: &[u8]) -> usize {
-    let (escape, taken): (&[u8], usize) = match text {
-        [b'"', ..] => (b"\\\"", 1),
-        [b'\\', ..] => (b"\\\\", 1),
-        [b'\n', ..] => (b"\\n", 1),
-        [b'\r', ..] => (b"\\r", 1),
-        [b'\t', ..] => (b"\\t", 1),
-        [0xc2, 0x85, ..] => (b"\\u0085", 2),
-        [0xe2, 0x80, 0xa8, ..] => (b"\\u2028", 3),
-        [0xe2, 0x80, 0xa9, ..] => (b"\\u2029", 3),
-        [byte @ (0x00..=0x1f | 0x7f), ..] => {
-            let digits = b"0123456789abcdef";
-            out.extend_from_slice(b"\\u00");
-            out.extend_from_slice(&[
-                digits[usize::from(byte >> 4)],
-                digits[usize::from(byte & 15)],
-            ]);
-            (b"", 1)
-        }
-        [byte, ..] => (&[*byte], 1),
-        [] => (b"", 0),
-    };
-    out.extend_from_slice(escape);
-    taken
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn text(data: &[u8]) -> String {
-        let mut out = Vec::new();
-        append_text(&mut out, data);
-        String::from_utf8(out).unwrap()
-    }
-
-    #[test]
-    fn what_is_escaped_reads_back_as_it_was() {
-        let all: String = ('\0'..='\u{2100}')
-            .chain(['\u{FFFD}', '\u{1F600}', '\u{10FFFF}'])
-            .collect();
-        let escaped = text(all.as_bytes());
-        assert_eq!(
-            serde_json::from_str::<String>(&format!("\"{escaped}\"")).unwrap(),
-            all
-        );
-    }
-
-    /// Whatever stands before and behind an escape, at every place in a word.
-    #[test]
-    fn escapes_are_found_at_every_place() {
-        for special in [
-            "\n",
-            "\"",
-            "\u{85}",
-            "\u{2028}",
-            "\u{7f}",
-            "\u{ff}",
-            "\u{2029}\u{1}",
-            "\u{2027}",
-        ] {
-            for before in 0..20 {
-                for after in 0..20 {
-                    let all = ["x".repeat(before), special.to_owned(), "y".repeat(after)].concat();
-                    let escaped = text(all.as_bytes());
-                    let back: String = serde_json::from_str(&format!("\"{escaped}\"")).unwrap();
-                    assert_eq!(back, all);
-                    assert!(!escaped.contains('\u{2028}') && !escaped.contains('\u{85}'));
-                }
-            }
-        }
-    }
-
-    /// What Python's `str.splitlines` takes for the end of a line.
-    #[test]
-    fn nothing_that_ends_a_line_is_left() {
-        let breaks = "\n\r\u{b}\u{c}\u{1c}\u{1d}\u{1e}\u{85}\u{2028}\u{2029}";
-        assert!(!text(breaks.as_bytes()).contains(|character| breaks.contains(character)));
-    }
-
-    #[test]
-    fn only_what_is_not_utf8_is_replaced() {
-        for data in [
-            &b"a\xffb"[..],
-            b"\xe2\x98",
-            b"\xf0\x9f\x98\x80\x80",
-            b"\xc2",
-            b"\xed\xa0\x80",
-            b"\xe2\x80",
-        ] {
-            assert_eq!(text(data), String::from_utf8_lossy(data));
-        }
-    }
 
     #[test]
     fn a_cut_character_is_recognised() {

@@ -7,6 +7,7 @@
 mod base64;
 mod commands;
 mod contract;
+mod escape;
 mod events;
 mod files;
 #[cfg(test)]
