@@ -9,6 +9,7 @@ mod commands;
 mod contract;
 mod escape;
 mod events;
+mod fields;
 mod files;
 #[cfg(test)]
 mod fuzz;
