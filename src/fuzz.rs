@@ -287,6 +287,7 @@ impl Novelty {
     /// Never, where the program does not count.
     #[cfg_attr(not(guided), expect(clippy::unused_self, reason = "as when it counts"))]
     fn is_found(&mut self) -> bool {
+        #[cfg(not(guided))]
         let found = false;
         #[cfg(guided)]
         let found = {
