@@ -11,7 +11,7 @@ use super::{
     expect_same, his_directory, meanwhile, mkfifo, mode_of, moving, names, open_files,
     send_what_is_wanted, target, unprivileged, wait_for_release, wait_for_upload, write,
 };
-use crate::fixture::{PATIENCE, Server, TempDir, random_bytes, reset, wait_until};
+use crate::fixture::{Connection, PATIENCE, Server, TempDir, random_bytes, reset, wait_until};
 use crate::skip;
 
 #[test]
@@ -292,6 +292,47 @@ fn a_disk_without_inodes_is_507_too() {
         "no_space",
     );
     assert_eq!(names(dir.path()).len(), count);
+}
+
+#[test]
+fn where_every_file_has_a_name_a_write_is_whole_and_leaves_no_litter() {
+    let server = Server::start();
+    let (disk, mounted) = (TempDir::new(), TempDir::new());
+    let Some(_disk) = Mount::tmpfs(disk.path(), "size=4m,mode=755") else {
+        skip!("mounting a small tmpfs needs root");
+    };
+    let Some(_mount) = Mount::in_user_space(disk.path(), mounted.path()) else {
+        skip!("needs bindfs, and FUSE");
+    };
+    let path = mounted.join("file");
+    let (old, new) = (random_bytes(MIB, 1), random_bytes(MIB + 7, 2));
+    write(&server, &path, "&mode=640", &old);
+    assert_eq!(names(mounted.path()), ["file"]);
+    let watcher = Watcher::start(&path, vec![old.clone(), new.clone()]);
+    for end in [drop::<Connection>, reset] {
+        let mut connection = begin(&server, "PUT", &target("write", &path, ""), 2 * MIB);
+        connection.send(&new);
+        wait_for_upload(&server, mounted.path(), MIB as u64);
+        assert_eq!(names(mounted.path()).len(), 2, "it waits under a name");
+        end(connection);
+        wait_until("it is given up", PATIENCE, || {
+            names(mounted.path()) == ["file"]
+        });
+    }
+    let reply = send_what_is_wanted(
+        &server,
+        "PUT",
+        &target("write", &path, ""),
+        &random_bytes(6 * MIB, 3),
+    );
+    expect_error(&reply, 507, "no_space");
+    assert_eq!(names(mounted.path()), ["file"]);
+    expect_same("the content", &fs::read(&path).unwrap(), &old);
+    write(&server, &path, "", &new);
+    watcher.finish();
+    expect_same("the content", &fs::read(&path).unwrap(), &new);
+    assert_eq!(mode_of(&path), 0o640);
+    assert_eq!(names(mounted.path()), ["file"]);
 }
 
 #[test]
