@@ -8,6 +8,7 @@
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -255,6 +256,43 @@ fn run_out_of_descriptors(limit: usize, clients: usize) {
     wait_until("descriptors are back", PATIENCE, || {
         descriptors_of(pid) < 15
     });
+}
+
+#[test]
+fn descriptors_that_are_taken_away_meanwhile_are_503_and_come_back() {
+    let mut server = Server::start();
+    assert_eq!(server.exec(&json!({"cmd": "echo on"})).stdout, "on\n");
+    let pid = server.pid().to_string();
+    let limit_to = |limit: usize| {
+        std::process::Command::new("prlimit")
+            .args(["--pid", &pid, &format!("--nofile={limit}:")])
+            .status()
+            .is_ok_and(|status| status.success())
+    };
+    if !limit_to(1000) {
+        skip!("needs prlimit");
+    }
+    for _ in 0..3 {
+        // No number below the first that is free can be had.
+        let free = || (0..).find(|number| !Path::new(&format!("/proc/{pid}/fd/{number}")).exists());
+        let mut lowest = free();
+        wait_until("the server is at rest", PATIENCE, || {
+            std::mem::replace(&mut lowest, free()) == free()
+        });
+        assert!(limit_to(lowest.unwrap()));
+        let (refused, replies) = probe_all(&server, 5);
+        for reply in replies {
+            assert_eq!(reply.status, 503, "{}", reply.text());
+            assert_eq!(reply.code(), "no_descriptors");
+        }
+        let before = cpu_time_of(server.pid());
+        thread::sleep(Duration::from_millis(500));
+        let used = cpu_time_of(server.pid()).saturating_sub(before);
+        assert!(used < Duration::from_millis(200), "spinning: {used:?}");
+        drop(refused);
+        assert!(limit_to(1000));
+        expect_recovery(&mut server);
+    }
 }
 
 #[test]
