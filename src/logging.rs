@@ -5,8 +5,8 @@
 //! nothing in it begins another line. The log is worth less than the service: a line that cannot be
 //! written at once, because nobody reads the other end, is dropped.
 
-use std::fmt;
-use std::io::Write;
+use std::fmt::{self, Write as _};
+use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -54,10 +54,9 @@ pub fn whole_line(line: fmt::Arguments<'_>) {
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len() + 1);
     for character in text.chars() {
-        let breaks = character.is_control() || matches!(character, '\u{2028}' | '\u{2029}');
         let before = line.len();
-        if breaks {
-            line.extend(character.escape_default());
+        if character.is_control() || matches!(character, '\u{2028}' | '\u{2029}') {
+            let _ = write!(line, "{}", character.escape_default());
         } else {
             line.push(character);
         }

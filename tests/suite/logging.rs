@@ -169,7 +169,8 @@ fn no_secret_of_a_host_or_its_sandboxes_is_in_the_log() {
     assert_eq!(server.get(&format!("{target}/token")).status, 200);
     let bad = json!({ "env": { "A": ["env-v4lue-refused"] } });
     assert_eq!(server.post("/v1/sandboxes", &bad).status, 400);
-    assert_eq!(sandbox.post("/exec", &bad).status, 400);
+    let bad = json!({ "cmd": "true", "env": { "A": ["env-v4lue-refused"] } });
+    assert_eq!(sandbox.post("exec", &bad).status, 400);
     // A token that opens something, and not this.
     let mut connection = server.connect();
     connection.token = Some(sandbox.token.clone());
