@@ -42,7 +42,7 @@ from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
 from front import Front
-from machines import MS_BIND, Machine, leave_mounts, mount
+from machines import MS_BIND, Machine, leave_mounts, mount, refusal
 
 DOMAIN = "sandbox.test"
 
@@ -260,9 +260,17 @@ class MachineJob(Job):
 def use_machines() -> None:
     """Makes every job one of the whole path, and their names known to this process and its children.
 
-    To be called while the process has one thread. What is mounted is gone with the processes.
+    To be called while the process has one thread. What is mounted is gone with the processes. Where
+    there can be no machines, the process ends with status 77, and says why.
     """
-    leave_mounts()
+    reason = refusal()
+    try:
+        leave_mounts()
+    except OSError as error:
+        reason = reason or str(error)
+    if reason:
+        print(f"cannot run here: {reason}")
+        sys.exit(77)
     with tempfile.NamedTemporaryFile("w") as names:
         names.write("127.0.0.1 localhost\n")
         names.flush()

@@ -87,10 +87,13 @@ def enter_namespaces(first_id: int) -> None:
     mapper = os.fork()
     if mapper == 0:
         # Only who stands outside may give it more than one user.
-        there.recv(1)
-        for kind in ("uid_map", "gid_map"):
-            Path(f"/proc/{parent}/{kind}").write_text(f"0 {first_id} {USERS}")
-        os._exit(0)
+        try:
+            there.recv(1)
+            for kind in ("uid_map", "gid_map"):
+                Path(f"/proc/{parent}/{kind}").write_text(f"0 {first_id} {USERS}")
+            os._exit(0)
+        finally:
+            os._exit(1)
     every = CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWPID | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC
     _call("unshare", every)
     here.send(b"x")

@@ -103,13 +103,17 @@ class Clock:
 def with_the_client(clock: Clock, finish) -> None:
     """The three phases with `SandboxPool`, then `finish(pool)` with its hosts."""
     way = "SandboxPool"
-    pool = clock.measure(way, "hosts", lambda: SandboxPool(sandboxes_per_host=PER_HOST, warm_up=HOSTS))
+    pool = clock.measure(
+        way, "hosts", lambda: SandboxPool(sandboxes_per_host=PER_HOST, warm_up=HOSTS)
+    )
     with pool, ThreadPoolExecutor(THREADS) as threads:
 
         def each(act, things) -> list:
             return list(threads.map(act, things))
 
-        boxes = clock.measure(way, "create", lambda: each(lambda _: pool.create(), range(SANDBOXES)))
+        boxes = clock.measure(
+            way, "create", lambda: each(lambda _: pool.create(), range(SANDBOXES))
+        )
         assert pool.num_hosts == HOSTS and pool.num_sandboxes == SANDBOXES, pool.num_hosts
         said = clock.measure(
             way, "command", lambda: each(lambda sbx: sbx.run("echo $HOME").stdout, boxes)
@@ -174,13 +178,21 @@ def without_the_client(clock: Clock, hub: int, pool) -> None:
     # As many at once as with the client, and each host its share of them.
     each = max(1, THREADS // HOSTS)
     counts = [PER_HOST // each + (at < PER_HOST % each) for at in range(each)]
-    ways = {"requests, proxy": through_the_proxy, "requests, direct": lambda host: to_the_server(host, hub)}
+    ways = {
+        "requests, proxy": through_the_proxy,
+        "requests, direct": lambda host: to_the_server(host, hub),
+    }
     with ThreadPoolExecutor(each * HOSTS) as threads:
         for way, connect in ways.items():
-            clients = [Straight(host, connect(host), count) for host in pool._hosts for count in counts]
-            for phase in ("create", "command", "kill"):
-                act = lambda: list(threads.map(lambda client: getattr(client, phase)(), clients))  # noqa: B023, E731
-                clock.measure(way, phase, act)
+            clients = [
+                Straight(host, connect(host), count) for host in pool._hosts for count in counts
+            ]
+            for phase, act in (
+                ("create", Straight.create),
+                ("command", Straight.command),
+                ("kill", Straight.kill),
+            ):
+                clock.measure(way, phase, lambda: list(threads.map(act, clients)))  # noqa: B023
 
 
 def main() -> int:
@@ -192,18 +204,16 @@ def main() -> int:
     clock.show()
     ours = clock.together("SandboxPool")
     if (SANDBOXES, HOSTS) in PUBLISHED:
-        print(f"published for as many on real jobs: {PUBLISHED[SANDBOXES, HOSTS]} s; here: {ours:.2f} s")
+        published = PUBLISHED[SANDBOXES, HOSTS]
+        print(f"published for as many on real jobs: {published} s; here: {ours:.2f} s")
     for way in ("requests, proxy", "requests, direct"):
         share = 100 * (1 - clock.together(way) / ours)
         print(f"{share:.0f} % of that is not needed by the same {way}")
     return 0
 
 
-if reason := machines.refusal():
-    print(f"cannot run here: {reason}")
-    sys.exit(77)
-faulthandler.dump_traceback_later(PATIENCE, exit=True)
 use_machines()
+faulthandler.dump_traceback_later(PATIENCE, exit=True)
 SCRATCH = Path(tempfile.mkdtemp(prefix="sbx-many-"))
 SCRATCH.chmod(0o711)
 HUB = subprocess.Popen(
