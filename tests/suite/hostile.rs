@@ -274,7 +274,9 @@ fn descriptors_that_are_taken_away_meanwhile_are_503_and_come_back() {
     }
     for _ in 0..3 {
         // No number below the first that is free can be had.
-        let free = || (0..).find(|number| !Path::new(&format!("/proc/{pid}/fd/{number}")).exists());
+        let free = || {
+            (0..1_000_000).find(|number| !Path::new(&format!("/proc/{pid}/fd/{number}")).exists())
+        };
         let mut lowest = free();
         wait_until("the server is at rest", PATIENCE, || {
             std::mem::replace(&mut lowest, free()) == free()
