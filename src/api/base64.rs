@@ -15,7 +15,9 @@ pub(super) fn append(out: &mut Vec<u8>, data: &[u8]) {
         let rest = triples.remainder();
         let length = (block.len() - rest.len()) / 3 * 4;
         for (triple, quad) in triples.zip(encoded.chunks_exact_mut(4)) {
-            quad.copy_from_slice(&digits([triple[0], triple[1], triple[2]]));
+            if let ([first, second, third], Some(quad)) = (triple, quad.first_chunk_mut()) {
+                *quad = digits([*first, *second, *third]);
+            }
         }
         out.extend_from_slice(&encoded[..length]);
         // Only the last block has a rest.
@@ -36,7 +38,8 @@ pub(super) fn append(out: &mut Vec<u8>, data: &[u8]) {
 /// Three bytes as four digits.
 fn digits([first, second, third]: [u8; 3]) -> [u8; 4] {
     let bits = u32::from_be_bytes([0, first, second, third]);
-    [18, 12, 6, 0].map(|shift| ALPHABET[(bits >> shift & 63) as usize])
+    let digit = |shift: u32| ALPHABET[(bits >> shift & 63) as usize];
+    [digit(18), digit(12), digit(6), digit(0)]
 }
 
 /// The encoding of `data`.
