@@ -28,7 +28,7 @@ mod workspace;
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -43,7 +43,7 @@ use api::Api;
 use auth::Authenticator;
 use config::Config;
 use error::{Error, Kind, Result};
-use http::server::{Connections, Limits, Server};
+use http::server::{self, Connections, Limits, Server};
 use machine::Machine;
 use sys::{Events, PollEntry, poll};
 
@@ -61,6 +61,7 @@ fn main() -> ExitCode {
     sys::occupy_standard_streams();
     logging::describe_panics();
     sys::close_inherited_on_exec();
+    sys::reserve_child_descriptors();
     let arguments: Vec<_> = std::env::args_os()
         .skip(1)
         .map(|word| word.to_string_lossy().into_owned())
@@ -178,7 +179,7 @@ fn serve(config: Config, environment: Environment, as_init: bool) -> Result<()> 
         init.keep()?;
     }
     raise_descriptor_limit();
-    let listener = TcpListener::bind(config.listen)
+    let listener = server::listen(config.listen)
         .map_err(|error| Error::io(format_args!("cannot listen on {}", config.listen), &error))?;
     let address = listener
         .local_addr()

@@ -12,9 +12,10 @@ use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::{Mutex, OnceLock};
 use std::time::Duration;
 
 use dlmalloc::GlobalDlmalloc;
@@ -198,9 +199,112 @@ fn clone(
     Ok((result, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }
 
-/// The plan as the child reads it: raw pointers, and the place where it leaves its error.
+/// Numbers at which children find the descriptors that they need.
+///
+/// A child that has a copy of the server's table of descriptors costs more the more of them are
+/// open, for the copy and for closing it. So it shares the table and then takes a copy of no more
+/// than its beginning, where what it needs was put before: `CLOSE_RANGE_UNSHARE`, see
+/// `close_range(2)`.
+struct ChildDescriptors {
+    /// What is at those numbers meanwhile.
+    placeholder: OwnedFd,
+    /// The first number beyond all of them.
+    beyond: c_int,
+    /// Guards the places that no child is being started with.
+    free: Mutex<Vec<[RawFd; ChildDescriptors::WIDTH]>>,
+}
+
+static CHILD_DESCRIPTORS: OnceLock<ChildDescriptors> = OnceLock::new();
+
+impl ChildDescriptors {
+    /// Starts at once that need no copy of the whole table.
+    const PLACES: usize = 8;
+    /// The standard streams and the ruleset.
+    const WIDTH: usize = 4;
+
+    fn reserve() -> Option<Self> {
+        let placeholder = OwnedFd::from(std::fs::File::open("/dev/null").ok()?);
+        let mut free = Vec::new();
+        let mut beyond = 0;
+        for _ in 0..Self::PLACES {
+            let mut numbers = [0; Self::WIDTH];
+            for number in &mut numbers {
+                // They stay open as long as the process.
+                *number = placeholder.try_clone().ok()?.into_raw_fd();
+                beyond = beyond.max(*number + 1);
+            }
+            free.push(numbers);
+        }
+        Some(Self {
+            placeholder,
+            beyond,
+            free: Mutex::new(free),
+        })
+    }
+}
+
+/// Makes starting children independent of how many descriptors the server has open, where the kernel
+/// can and there are enough of them.
+///
+/// To be called before there is a second thread, and before much is open.
+pub fn reserve_child_descriptors() {
+    const ENOUGH: u64 = 1024;
+    let (last, unshare) = (libc::c_uint::MAX, libc::CLOSE_RANGE_UNSHARE);
+    // SAFETY: plain integers; there is no descriptor of that number, and with one thread no table that
+    // could be shared.
+    let is_possible = unsafe { libc::syscall(libc::SYS_close_range, last, last, unshare) } == 0;
+    if is_possible
+        && hard_limit(libc::RLIMIT_NOFILE) >= ENOUGH
+        && let Some(reserved) = ChildDescriptors::reserve()
+    {
+        let _ = CHILD_DESCRIPTORS.set(reserved);
+    }
+}
+
+/// The place of one child, given back when dropped.
+struct Place {
+    all: &'static ChildDescriptors,
+    numbers: [RawFd; ChildDescriptors::WIDTH],
+}
+
+impl Place {
+    /// One that is free, if there is any.
+    fn take() -> Option<Self> {
+        let all = CHILD_DESCRIPTORS.get()?;
+        let numbers = all.free.lock().ok()?.pop()?;
+        Some(Self { all, numbers })
+    }
+
+    /// Puts a descriptor there; its number.
+    fn put(&self, index: usize, source: BorrowedFd<'_>) -> Result<RawFd, Errno> {
+        // SAFETY: replaces a descriptor that is this place's.
+        Errno::result(unsafe {
+            libc::dup3(source.as_raw_fd(), self.numbers[index], libc::O_CLOEXEC)
+        })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for index in 0..self.numbers.len() {
+            // The end of a pipe must not stay open here. There is a descriptor at that number, so this
+            // needs no memory and does not fail.
+            let _ = self.put(index, self.all.placeholder.as_fd());
+        }
+        if let Ok(mut free) = self.all.free.lock() {
+            free.push(self.numbers);
+        }
+    }
+}
+
+/// The plan as the child reads it: raw pointers and numbers, and the place where it leaves its error.
 struct RawPlan<'a> {
     plan: &'a ChildPlan<'a>,
+    /// What becomes descriptors 0, 1 and 2.
+    stdio: [RawFd; 3],
+    ruleset: Option<RawFd>,
+    /// Where the table of descriptors is the server's own, the first number that is not needed.
+    beyond: Option<c_int>,
     argv: Vec<*const c_char>,
     envp: Vec<*const c_char>,
     step: AtomicI32,
@@ -223,8 +327,27 @@ pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
         let pointers = strings.iter().map(|string| string.as_ref().as_ptr());
         pointers.chain([ptr::null()]).collect()
     }
+    let unprepared = |errno| SpawnError {
+        step: Step::Descriptors,
+        errno,
+    };
+    let ruleset = plan.restriction.and_then(|restriction| restriction.ruleset);
+    let mut stdio = plan.stdio.map(|stream| stream.as_raw_fd());
+    let mut raw_ruleset = ruleset.map(|ruleset| ruleset.as_raw_fd());
+    let place = Place::take();
+    if let Some(place) = &place {
+        for (index, stream) in plan.stdio.into_iter().enumerate() {
+            stdio[index] = place.put(index, stream).map_err(unprepared)?;
+        }
+        if let Some(ruleset) = ruleset {
+            raw_ruleset = Some(place.put(stdio.len(), ruleset).map_err(unprepared)?);
+        }
+    }
     let raw = RawPlan {
         plan,
+        stdio,
+        ruleset: raw_ruleset,
+        beyond: place.as_ref().map(|place| place.all.beyond),
         argv: pointers(plan.arguments),
         envp: pointers(plan.environment),
         step: AtomicI32::new(0),
@@ -236,7 +359,10 @@ pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
         child,
         (&raw const raw).cast_mut().cast(),
         &mut stack,
-        libc::CLONE_VM | libc::CLONE_VFORK,
+        match place {
+            Some(_) => libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES,
+            None => libc::CLONE_VM | libc::CLONE_VFORK,
+        },
     )
     .map_err(|errno| SpawnError {
         step: Step::Clone,
@@ -281,17 +407,24 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
         if libc::setsid() < 0 {
             fail(Step::Session);
         }
-        // The server never has descriptors below 3 in use, so no dup2 overwrites a later source.
-        for (target, source) in [0, 1, 2].into_iter().zip(&plan.stdio) {
-            if libc::dup2(source.as_raw_fd(), target) < 0 {
+        // From here on the table is the child's own.
+        if let Some(beyond) = raw.beyond {
+            let unshare = libc::CLOSE_RANGE_UNSHARE;
+            if libc::syscall(libc::SYS_close_range, beyond, c_int::MAX, unshare) < 0 {
+                fail(Step::Descriptors);
+            }
+        }
+        // The server never has descriptors below 3 in use, so no dup2 overwrites a later source. The
+        // ruleset's number may be a stream's, which is in its place by then.
+        for (target, source) in [0, 1, 2].into_iter().zip(raw.stdio) {
+            if libc::dup2(source, target) < 0 {
                 fail(Step::Descriptors);
             }
         }
         // Everything is close-on-exec already, see `close_inherited_on_exec`; this makes sure.
-        let ruleset = plan.restriction.and_then(|restriction| restriction.ruleset);
         let mut first_to_close = 3;
-        if let Some(ruleset) = ruleset {
-            if libc::dup2(ruleset.as_raw_fd(), RULESET_DESCRIPTOR) < 0 {
+        if let Some(ruleset) = raw.ruleset {
+            if libc::dup2(ruleset, RULESET_DESCRIPTOR) < 0 {
                 fail(Step::Descriptors);
             }
             first_to_close = RULESET_DESCRIPTOR + 1;
@@ -461,12 +594,13 @@ pub fn signal_user(user: User, signal: c_int, guise: User) -> Result<(), Errno> 
         guise,
     };
     let mut stack = ChildStack::new();
-    // Not CLONE_VFORK: should the new process stand still, this one must be able to end it.
+    // Not CLONE_VFORK: should the new process stand still, this one must be able to end it. It uses no
+    // descriptor, and a copy of them all would cost.
     let (_, pidfd) = clone(
         signaller,
         (&raw const order).cast_mut().cast(),
         &mut stack,
-        libc::CLONE_VM,
+        libc::CLONE_VM | libc::CLONE_FILES,
     )?;
     let mut entries = [PollEntry::new(pidfd.as_fd(), Events::READABLE)];
     while !poll(&mut entries, Some(SIGNALLER_PATIENCE)) {

@@ -6,14 +6,17 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use nix::sys::socket::{setsockopt, sockopt};
+use nix::sys::socket::{
+    self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket,
+    sockopt,
+};
 
 use super::Handler;
 use super::connection;
@@ -40,6 +43,31 @@ pub struct Limits {
     /// Whether a thread is kept for when no further one is to be had, so that whoever may end what
     /// takes them all is heard. It serves one request of a connection, and none from this machine.
     pub keeps_thread: bool,
+}
+
+/// Listens at an address.
+///
+/// # Errors
+/// It is in use, or not this machine's, or not for this user.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let flags = SockFlag::SOCK_CLOEXEC;
+    let listener = socket(family, SockType::Stream, flags, None)?;
+    setsockopt(&listener, sockopt::ReuseAddr, &true)?;
+    // Accepted sockets inherit all of these, and so they are set before anybody can connect. A quiet
+    // client that is gone without a word, or that has closed after its last request, is found out
+    // within two minutes.
+    setsockopt(&listener, sockopt::TcpNoDelay, &true)?;
+    setsockopt(&listener, sockopt::KeepAlive, &true)?;
+    setsockopt(&listener, sockopt::TcpKeepIdle, &60)?;
+    setsockopt(&listener, sockopt::TcpKeepInterval, &15)?;
+    setsockopt(&listener, sockopt::TcpKeepCount, &4)?;
+    bind(listener.as_raw_fd(), &SockaddrStorage::from(address))?;
+    socket::listen(&listener, Backlog::MAXALLOWABLE)?;
+    Ok(listener.into())
 }
 
 /// How many connections are open.
@@ -79,13 +107,6 @@ impl<H: Handler> Server<H> {
         open: Connections,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        // Accepted sockets inherit all of these. A quiet client that is gone without a word, or that has
-        // closed after its last request, is found out within two minutes.
-        setsockopt(&listener, sockopt::TcpNoDelay, &true)?;
-        setsockopt(&listener, sockopt::KeepAlive, &true)?;
-        setsockopt(&listener, sockopt::TcpKeepIdle, &60)?;
-        setsockopt(&listener, sockopt::TcpKeepInterval, &15)?;
-        setsockopt(&listener, sockopt::TcpKeepCount, &4)?;
         let kept = limits.keeps_thread.then(|| keep_thread(&handler));
         Ok(Self {
             kept: kept.transpose()?,
