@@ -23,7 +23,7 @@ const HEAD_LIMIT: Duration = Duration::from_secs(10);
 pub(super) const BODY_LIMIT: Duration = Duration::from_secs(60);
 /// Receive timeouts in a row, without a byte of a request, after which a connection is closed: 120 s.
 const IDLE_TIMEOUTS: usize = 2;
-/// What is received at once while waiting for a head: an idle connection keeps this much memory.
+/// What is received at once while waiting for a head.
 const HEAD_RECEIVE_BYTES: usize = 4 * 1024;
 /// What is received at once of a chunked body, which must be looked through for its framing.
 const CHUNKED_RECEIVE_BYTES: usize = 64 * 1024;
@@ -182,13 +182,13 @@ impl<S: AsFd> Input<S> {
             }
             seen = self.unused().len();
             if seen == 0 {
-                // An idle connection keeps no more than it needs for the next head.
-                self.buffer.shrink_to(HEAD_RECEIVE_BYTES);
+                // An idle connection keeps nothing.
+                self.buffer = Vec::new();
             } else {
                 let begun = *begun.get_or_insert_with(Instant::now);
                 self.deadline = Some(begun + HEAD_LIMIT);
             }
-            let received = self.receive(HEAD_RECEIVE_BYTES);
+            let received = self.receive_head();
             let deadline = self.deadline.take();
             match received {
                 Ok(()) => {}
@@ -207,16 +207,28 @@ impl<S: AsFd> Input<S> {
         }
     }
 
-    /// Receives once, up to `most` bytes, to the end of the buffer.
-    fn receive(&mut self, most: usize) -> Result<(), ReceiveError> {
-        if self.used > 0 {
-            self.buffer.drain(..self.used);
-            self.used = 0;
-        }
+    /// Receives more of a head: by way of the stack, which has the room anyway, so that a connection
+    /// that waits keeps no memory for what may come.
+    fn receive_head(&mut self) -> Result<(), ReceiveError> {
+        self.forget_used();
+        let mut received = [0; HEAD_RECEIVE_BYTES];
+        let count = self.receive_into(&mut received)?;
+        self.buffer.extend_from_slice(&received[..count]);
+        Ok(())
+    }
+
+    /// Receives more of a chunked body, to the end of the buffer.
+    fn receive_chunks(&mut self) -> Result<(), ReceiveError> {
+        self.forget_used();
         let mut buffer = std::mem::take(&mut self.buffer);
-        let result = self.receive_append(&mut buffer, most);
+        let result = self.receive_append(&mut buffer, CHUNKED_RECEIVE_BYTES);
         self.buffer = buffer;
         result.map(drop)
+    }
+
+    fn forget_used(&mut self) {
+        self.buffer.drain(..self.used);
+        self.used = 0;
     }
 
     /// Reads the head of a response as far as it has come, without waiting; `None` if that is not all
@@ -238,7 +250,7 @@ impl<S: AsFd> Input<S> {
             }
             *seen = self.unused().len();
             self.waits = false;
-            let received = self.receive(HEAD_RECEIVE_BYTES);
+            let received = self.receive_head();
             self.waits = true;
             match received {
                 Ok(()) => {}
@@ -485,7 +497,7 @@ fn read_chunked<S: AsFd>(
 ) -> Result<usize, ReceiveError> {
     loop {
         if input.unused().is_empty() {
-            input.receive(CHUNKED_RECEIVE_BYTES)?;
+            input.receive_chunks()?;
         }
         let shown = input.unused();
         // Shown no more than fits, so that all data found can be taken at once; framing is small.
