@@ -270,7 +270,9 @@ fn a_body_that_there_is_no_memory_for_is_503_and_hurts_nobody() {
 
 /// Starts a server in a namespace where /proc is an empty directory.
 fn without_proc(builder: Builder) -> Server {
-    let script = "mount -t tmpfs -o ro none /proc && exec \"$0\"";
+    // Not exec: a host's init is not told of its parent's end, but ends with the namespace's first
+    // process, which is the shell.
+    let script = "mount -t tmpfs -o ro none /proc && \"$0\"; exit";
     let words = [
         "unshare",
         "--mount",
