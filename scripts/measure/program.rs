@@ -26,11 +26,10 @@ impl Program {
 
     pub fn server_command(port: u16) -> Command {
         let mut command = Command::new(SERVER);
-        for (name, _) in std::env::vars_os() {
-            if name.to_string_lossy().starts_with("SBX_") {
-                command.env_remove(name);
-            }
-        }
+        // Commands have the server's environment, and what cargo sets in it has every program look for
+        // its libraries in more places.
+        command.env_clear();
+        command.envs(std::env::vars_os().filter(|(name, _)| name == "PATH"));
         command
             .env("SBX_PORT", port.to_string())
             .env("SBX_TOKEN", TOKEN)
