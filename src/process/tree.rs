@@ -137,8 +137,11 @@ pub(super) fn kill_members(members: &HashSet<Member>) {
 fn kill_trees(look: impl Fn() -> (Vec<Member>, usize)) {
     let mut stopped: HashSet<Member> = HashSet::new();
     for _ in 0..ROUNDS {
+        let newest = proc::newest_number();
         let (found, settled) = look();
-        let mut found_new = false;
+        // A look goes through the numbers upwards. When they began anew meanwhile, a process may have
+        // left a child where the look had been, and ended before the look came to itself.
+        let mut found_new = proc::newest_number() < newest;
         for (index, member) in found.into_iter().enumerate() {
             if stopped.insert(member) {
                 member.signal(libc::SIGSTOP);

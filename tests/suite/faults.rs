@@ -371,12 +371,12 @@ fn without_proc_a_host_keeps_its_promises() {
 // ---------------------------------------------------------------- the clock
 
 /// The clock that can be set is nobody's here: `clippy.toml` keeps it out of every deadline. This is
-/// the other clock, as a machine has it that has been up for a moment, or for a thousand years.
+/// the other clock, as a machine has it that has been up for a moment, or for a hundred years.
 #[test]
 fn a_server_serves_at_any_time_of_its_machines_life() {
     let uptime = fs::read_to_string("/proc/uptime").unwrap();
     let uptime: u64 = uptime.split('.').next().unwrap().parse().unwrap();
-    for offset in [format!("-{uptime}"), "9000000000".to_owned()] {
+    for offset in [format!("-{uptime}"), "4000000000".to_owned()] {
         let words = [
             "unshare",
             "--time",

@@ -9,6 +9,7 @@ use serde_json::json;
 use super::{server_pid, write_file};
 use crate::fixture::{
     Connection, Mark, PATIENCE, Server, Stop, TempDir, numbered_text, processes_with, stat_of,
+    wait_until,
 };
 use crate::skip;
 
@@ -104,12 +105,15 @@ fn a_child_has_three_descriptors_and_no_more() {
             assert_eq!(outcome.stdout, "0\n1\n2\n3\n", "run {run}");
         }
         let background = server.spawn(&json!({"cmd": ["sleep", mark.to_string()]}));
-        let mut names: Vec<String> = std::fs::read_dir(format!("/proc/{}/fd", background["pid"]))
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        assert_eq!(names, ["0", "1", "2"]);
+        // It may still be opening its libraries.
+        wait_until("it has three descriptors and no more", PATIENCE, || {
+            let open = std::fs::read_dir(format!("/proc/{}/fd", background["pid"])).unwrap();
+            let mut names: Vec<String> = open
+                .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+                .collect();
+            names.sort();
+            names == ["0", "1", "2"]
+        });
         drop((idle, sleeper, stopping));
     });
 }
