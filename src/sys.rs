@@ -224,21 +224,17 @@ impl ChildDescriptors {
 
     fn reserve() -> Option<Self> {
         let placeholder = OwnedFd::from(std::fs::File::open("/dev/null").ok()?);
-        let mut free = Vec::new();
-        let mut beyond = 0;
-        for _ in 0..Self::PLACES {
-            let mut numbers = [0; Self::WIDTH];
-            for number in &mut numbers {
-                // They stay open as long as the process.
-                *number = placeholder.try_clone().ok()?.into_raw_fd();
-                beyond = beyond.max(*number + 1);
-            }
-            free.push(numbers);
-        }
+        let reserved: Vec<OwnedFd> = (0..Self::PLACES * Self::WIDTH)
+            .map(|_| placeholder.try_clone())
+            .collect::<Result<_, _>>()
+            .ok()?;
+        // They stay open as long as the process.
+        let numbers: Vec<RawFd> = reserved.into_iter().map(OwnedFd::into_raw_fd).collect();
+        let (free, _) = numbers.as_chunks();
         Some(Self {
             placeholder,
-            beyond,
-            free: Mutex::new(free),
+            beyond: numbers.iter().max()? + 1,
+            free: Mutex::new(free.to_vec()),
         })
     }
 }
@@ -254,7 +250,7 @@ pub fn reserve_child_descriptors() {
     // could be shared.
     let is_possible = unsafe { libc::syscall(libc::SYS_close_range, last, last, unshare) } == 0;
     if is_possible
-        && hard_limit(libc::RLIMIT_NOFILE) >= ENOUGH
+        && soft_limit(libc::RLIMIT_NOFILE) >= ENOUGH
         && let Some(reserved) = ChildDescriptors::reserve()
     {
         let _ = CHILD_DESCRIPTORS.set(reserved);
@@ -287,8 +283,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         for index in 0..self.numbers.len() {
-            // The end of a pipe must not stay open here. There is a descriptor at that number, so this
-            // needs no memory and does not fail.
+            // The end of a pipe must not stay open here.
             let _ = self.put(index, self.all.placeholder.as_fd());
         }
         if let Ok(mut free) = self.all.free.lock() {
@@ -1230,13 +1225,23 @@ pub fn has_filters() -> bool {
 
 /// The most that this process may set a limit of its children to.
 pub fn hard_limit(resource: Resource) -> u64 {
+    limits(resource).rlim_max
+}
+
+/// The most that this process may have itself.
+fn soft_limit(resource: Resource) -> u64 {
+    limits(resource).rlim_cur
+}
+
+/// Both limits of this process.
+fn limits(resource: Resource) -> libc::rlimit {
     let mut limit = libc::rlimit {
         rlim_cur: libc::RLIM_INFINITY,
         rlim_max: libc::RLIM_INFINITY,
     };
     // SAFETY: the kernel fills the structure.
     unsafe { libc::getrlimit(resource, &raw mut limit) };
-    limit.rlim_max
+    limit
 }
 
 /// Clock ticks in a second, as /proc counts processor time (sysconf(3)).
@@ -1294,7 +1299,7 @@ pub fn hide_system_call(number: libc::c_long, errno: Errno) -> Result<(), Errno>
 /// musl's allocator gives what is free back to the kernel at once and asks for it again with the next
 /// request: a mapping, a page fault and an interrupt to the other processors, several times a
 /// request. dlmalloc keeps small pieces, which are what requests are made of. Large ones are musl's,
-/// which maps each by itself: the memory of a log that is gone is the machine's again.
+/// which maps the largest each by itself: the memory of a log that is gone is the machine's again.
 struct Allocator;
 
 #[cfg(not(test))]

@@ -346,8 +346,8 @@ impl Confinement {
         let mut patience = BUSY_PATIENCE;
         loop {
             match sys::spawn(&plan) {
-                // A program that was written just now: another child, between clone and execve, still
-                // has the writer's descriptor. A real writer is one for longer.
+                // A program that was written just now: another child, between clone and execve, may still
+                // have the writer's descriptor. A real writer is one for longer.
                 Err(SpawnError {
                     errno: Errno::ETXTBSY,
                     ..

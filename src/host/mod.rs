@@ -65,6 +65,12 @@ const REMOVAL_LIMIT: Duration = Duration::from_secs(3);
 /// How often sandboxes are looked at for idleness, and for starts that stand still.
 const ROUND: Duration = Duration::from_secs(1);
 
+/// How long one sandbox may take of a thread that ends several.
+const PATIENCE_ASIDE: Duration = Duration::from_secs(10);
+
+/// The same where there is no such thread, and all others wait to be looked after.
+const PATIENCE_WITHIN: Duration = Duration::from_secs(1);
+
 /// After how many rounds those that could not be ended are tried again.
 const STUCK_ROUNDS: u64 = 10;
 
@@ -398,13 +404,13 @@ impl Host {
                     .unwrap_or_else(PoisonError::into_inner);
             }
             let all: Vec<_> = table.sandboxes.values().cloned().collect();
-            let mut leaving: Vec<(Arc<Sandbox>, &str)> = Vec::new();
+            let mut retried = Vec::new();
             if round % STUCK_ROUNDS == 0 {
                 let stuck: Vec<_> = table.stuck.keys().cloned().collect();
-                let retried = stuck.iter().filter_map(|id| table.take(id));
-                leaving.extend(retried.map(|sandbox| (sandbox, "tried again")));
+                retried.extend(stuck.iter().filter_map(|id| table.take(id)));
             }
             drop(table);
+            let mut evicted = Vec::new();
             for sandbox in &all {
                 sandbox.workspace.processes.kill_stopped_starts();
                 let is_idle = sandbox
@@ -412,33 +418,36 @@ impl Host {
                     .is_some_and(|limit| sandbox.workspace.close_if_idle(limit));
                 // Deleted in the meantime: then that is somebody else's work.
                 if is_idle && let Some(sandbox) = self.table().take(&sandbox.id) {
-                    leaving.push((sandbox, "evicted"));
+                    evicted.push(sandbox);
                 }
             }
             drop(all);
-            if !leaving.is_empty() {
-                self.end_aside(leaving);
-            }
+            // Apart, for what is tried again has taken long before.
+            self.end_aside(retried, "tried again");
+            self.end_aside(evicted, "evicted");
             thread::sleep(ROUND);
         }
     }
 
-    /// Ends sandboxes on a thread of its own: removing a large home takes a while.
-    fn end_aside(self: &Arc<Self>, leaving: Vec<(Arc<Sandbox>, &'static str)>) {
+    /// Ends sandboxes on a thread of its own: removing a large home takes a while. None of them keeps the
+    /// others waiting for long: what is not gone in time is tried again, as what could not be ended is.
+    fn end_aside(self: &Arc<Self>, leaving: Vec<Arc<Sandbox>>, how: &'static str) {
+        if leaving.is_empty() {
+            return;
+        }
         let leaving = Arc::new(leaving);
         let (host, theirs) = (Arc::clone(self), Arc::clone(&leaving));
-        let end_all = move |host: &Self, leaving: &[(Arc<Sandbox>, &str)]| {
-            for (sandbox, how) in leaving {
-                // What cannot be ended is logged, and tried again.
-                let _ = host.end(sandbox, how, None);
+        let end_all = move |host: &Self, leaving: &[Arc<Sandbox>], patience: Duration| {
+            for sandbox in leaving {
+                let _ = host.end(sandbox, how, Some(Instant::now() + patience));
             }
         };
         let thread = thread::Builder::new()
             .name("ending".to_owned())
             .stack_size(256 * 1024)
-            .spawn(move || end_all(&host, &theirs));
+            .spawn(move || end_all(&host, &theirs, PATIENCE_ASIDE));
         if thread.is_err() {
-            end_all(self, &leaving);
+            end_all(self, &leaving, PATIENCE_WITHIN);
         }
     }
 

@@ -224,14 +224,16 @@ impl<'c> BodyReader<'c> {
         let room_for = |length: usize| {
             Room::take(length.saturating_mul(USES_OF_BODY)).ok_or(ReceiveError::NoMemory)
         };
-        let mut room = room_for(usize::try_from(announced).unwrap_or(usize::MAX))?;
+        // What is announced and will not be had is refused before it is sent.
+        drop(room_for(usize::try_from(announced).unwrap_or(usize::MAX))?);
+        let mut room = room_for(0)?;
         let mut body = Vec::new();
         let mut length = 0;
         loop {
             if body.len() == length {
                 // Memory follows what has come, not what was announced.
                 let next = length + length.clamp(4096, 1 << 20);
-                if self.remaining().is_none() && next > FREE_BODY_BYTES {
+                if next > FREE_BODY_BYTES {
                     drop(room);
                     room = room_for(next)?;
                 }

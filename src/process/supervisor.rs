@@ -201,8 +201,8 @@ impl Supervisor {
     }
 
     /// Does what one ready descriptor asks for. What is about to be closed is taken out of the epoll set
-    /// first: closing alone does not (epoll(7)) while somebody else has a share of it, as every child
-    /// on its way to execve has, and then it would be ready again and again.
+    /// first: closing alone does not (epoll(7)) while somebody else has a share of it, as a child on
+    /// its way to execve may have, and then it would be ready again and again.
     fn step(&self, driven: &mut Driven, data: u64, buffer: &mut Buffer) {
         let key = data >> 2;
         let Some(pump) = driven.pumps.get_mut(&key) else {

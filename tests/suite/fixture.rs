@@ -652,9 +652,17 @@ impl Connection {
         }
     }
 
-    /// Sends bytes as they are.
+    /// Sends bytes as they are. A server that refuses a connection has answered and gone before anything
+    /// was sent: then the answer is what tells.
     pub fn send(&mut self, bytes: &[u8]) {
-        self.stream.write_all(bytes).unwrap();
+        match self.stream.write_all(bytes) {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset
+                ) => {}
+            sent => sent.unwrap(),
+        }
     }
 
     /// Sends a well-formed request, with the token and a Content-Length unless `headers` frame it.
