@@ -59,8 +59,14 @@ impl Crowd {
             .iter()
             .map(|hierarchy| Self(PathBuf::from(hierarchy).join(&name)))
             .find(|crowd| {
+                // What a cgroup has is there already; a plain directory in its place has nothing.
+                let limit = || {
+                    fs::File::options()
+                        .write(true)
+                        .open(crowd.0.join("pids.max"))
+                };
                 fs::create_dir(&crowd.0).is_ok()
-                    && fs::write(crowd.0.join("pids.max"), most.to_string()).is_ok()
+                    && limit().is_ok_and(|mut limit| write!(limit, "{most}").is_ok())
             })
     }
 
