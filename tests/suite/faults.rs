@@ -228,7 +228,7 @@ fn a_body_that_there_is_no_memory_for_is_503_and_hurts_nobody() {
         let limit = base + more * MIB;
         let option = format!("--as={limit}:{limit}");
         let mut server = Server::builder().wrapped_in(&["prlimit", &option]).start();
-        let kept = server.spawn(&json!({ "cmd": "echo kept; sleep 3600" }));
+        let kept = server.spawn(&json!({ "cmd": "echo kept; cat" }));
         for clients in [1, 4] {
             let replies: Vec<Reply> = thread::scope(|scope| {
                 let asking: Vec<_> = (0..clients)

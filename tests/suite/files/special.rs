@@ -348,6 +348,7 @@ kind = {'read': fcntl.F_RDLCK, 'write': fcntl.F_WRLCK}[sys.argv[1]]
 fd = os.open(sys.argv[2], os.O_RDONLY if kind == fcntl.F_RDLCK else os.O_RDWR)
 fcntl.fcntl(fd, fcntl.F_SETLEASE, kind)
 print('held', flush=True)
+signal.alarm(60)
 signal.pause()
 ";
 
