@@ -6,6 +6,7 @@ use std::io::Read;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::thread;
+use std::time::Duration;
 
 use nix::sys::stat::{Mode, SFlag};
 use serde_json::json;
@@ -336,7 +337,15 @@ fn an_upload_ends_when_the_reader_of_its_pipe_leaves() {
     connection.send_request("PUT", &target("write", &path, ""), &head, b"");
     assert_eq!(connection.read_head().status, 100);
     drop(reader);
-    connection.send(&vec![0; 1000]);
+    // Another test's child may have a share of the reading end until its execve.
+    let short = Some(Duration::from_millis(20));
+    let usual = connection.stream.read_timeout().unwrap();
+    connection.stream.set_read_timeout(short).unwrap();
+    wait_until("it is answered", PATIENCE, || {
+        connection.send(&[0; 100]);
+        connection.stream.peek(&mut [0]).is_ok()
+    });
+    connection.stream.set_read_timeout(usual).unwrap();
     expect_error(&connection.read_reply(), 409, "not_regular");
 }
 
