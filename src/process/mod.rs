@@ -217,6 +217,12 @@ impl Process {
         lock(&self.life).ending.is_none()
     }
 
+    /// Whether SIGKILL has ended it. A kill of the tree may meet an end that came before.
+    fn died_of_kill(&self) -> bool {
+        let ending = lock(&self.life).ending;
+        matches!(ending, Some((Ending::Signaled(libc::SIGKILL), _)))
+    }
+
     /// Its end, once all it wrote can be read.
     pub fn exit(&self) -> Option<Exit> {
         lock(&self.life).exit

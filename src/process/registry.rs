@@ -438,10 +438,7 @@ impl Registry {
             ));
         }
         self.forget(&process);
-        let reason = process.exit().map(|exit| exit.reason);
-        Ok(Some(
-            is_first && matches!(reason, None | Some(Reason::Deleted)),
-        ))
+        Ok(Some(is_first && process.died_of_kill()))
     }
 
     fn forget(&self, process: &Arc<Process>) {
@@ -586,5 +583,52 @@ impl Drop for Claim {
     fn drop(&mut self) {
         lock(&self.registry.table).starting.remove(&self.id);
         self.registry.started.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::command::CommandLine;
+
+    /// A process of this program, which nobody drives.
+    fn start(program: &[&str]) -> (Pump, Arc<Process>) {
+        let shared = Shared::new(4096, 4096).unwrap();
+        let registry = Registry::new(shared, Arc::new(Activity::new()));
+        let line = CommandLine::Program(program.iter().map(|&word| word.to_owned()).collect());
+        let spec = CommandSpec::new(line, Vec::new(), None).unwrap();
+        let confinement = Confinement::dedicated(std::env::vars_os(), "/".into());
+        let Started::New(pump) = registry.start(spec, &confinement).unwrap() else {
+            unreachable!("its id is new");
+        };
+        let process = registry.list().remove(0);
+        (pump, process)
+    }
+
+    fn reap(process: &Process) {
+        while !process.reap() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// The end is known when it is reaped, long before its output was read and clients are told.
+    #[test]
+    fn a_kill_that_came_too_late_has_killed_nothing() {
+        let (_pump, process) = start(&["true"]);
+        let pidfd = lock(&process.life).pidfd.clone().unwrap();
+        let mut entries = [sys::PollEntry::new(pidfd.as_fd(), sys::Events::READABLE)];
+        sys::poll(&mut entries, None);
+        assert!(
+            process.kill_tree(Reason::Deleted),
+            "nobody has seen its end"
+        );
+        reap(&process);
+        assert!(process.exit().is_none());
+        assert!(!process.died_of_kill());
+
+        let (_pump, process) = start(&["sleep", "1000"]);
+        assert!(process.kill_tree(Reason::Deleted));
+        reap(&process);
+        assert!(process.died_of_kill());
     }
 }

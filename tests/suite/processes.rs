@@ -1405,12 +1405,13 @@ fn a_foreground_command_can_be_deleted_and_its_client_is_told() {
 #[test]
 fn a_delete_that_meets_the_end_tells_the_truth() {
     // The race between an end by itself and a kill: whichever came first, the followed stream and
-    // the answer must tell the same story.
+    // the answer must tell the same story. Several at once, because a delete may also come when
+    // the process was reaped and what it wrote is still being read.
     let server = Server::start();
-    for round in 0..60 {
+    let meet = |round: u64| {
         let process = server.spawn(&json!({"cmd": ["sleep", format!("0.0{}", round % 10)]}));
         let stream = follow(&server, &process);
-        if round % 2 == 0 {
+        if round.is_multiple_of(2) {
             thread::sleep(Duration::from_millis(round % 20));
         }
         let killed = server.delete(&path(&process, "")).json()["killed"].clone();
@@ -1425,7 +1426,12 @@ fn a_delete_that_meets_the_end_tells_the_truth() {
             expected,
             "round {round}"
         );
-    }
+    };
+    thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| (0..25).for_each(meet));
+        }
+    });
 }
 
 // ------------------------------------------------------------------------------------------- stdin
