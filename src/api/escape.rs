@@ -1,37 +1,44 @@
 //! Text as the inside of a JSON string, for output that comes at the speed of a pipe.
 //!
 //! Besides what JSON demands, DEL and what Python's `str.splitlines` takes for the end of a line are
-//! escaped: U+0085, U+2028 and U+2029. Most text needs few escapes, so eight bytes are looked at
-//! together; and what is written goes through a block of fixed size, a word at a time, so that the
-//! growth of the result is no concern of the inner loop.
+//! escaped: U+0085, U+2028 and U+2029. Most text needs few escapes, so sixteen bytes are looked at
+//! together; and what is written goes through a block of fixed size, as many bytes at a time, so that
+//! the growth of the result is no concern of the inner loop.
+
+use wide::u8x16;
 
 /// Appends bytes as the inside of a JSON string; each maximal part that is not UTF-8 becomes one
 /// U+FFFD, as Unicode recommends.
 pub(super) fn append(out: &mut Vec<u8>, data: &[u8]) {
     let mut block = Block::new(out);
-    if std::str::from_utf8(data).is_ok() {
+    if simdutf8::basic::from_utf8(data).is_ok() {
         block.append(data);
     } else {
-        for chunk in data.utf8_chunks() {
-            block.append(chunk.valid().as_bytes());
-            if !chunk.invalid().is_empty() {
-                block.put(*b"\xef\xbf\xbd\0\0\0\0\0", 3);
-            }
-        }
+        block.append(String::from_utf8_lossy(data).as_bytes());
     }
     block.flush();
 }
 
-/// The bytes of a word that may need an escape have their highest bit set in the result: controls,
-/// quote, backslash, DEL, and the first bytes of U+0085 (C2 85) and of U+2028 and U+2029 (E2 80 A8,
-/// E2 80 A9). The lowest one found is right; above it there may be false ones, from its borrow.
-fn suspects(word: u64) -> u64 {
-    const EACH: u64 = 0x0101_0101_0101_0101;
-    let below = |limit: u64, word: u64| word.wrapping_sub(EACH * limit) & !word;
-    let equal = |byte: u8| below(1, word ^ (EACH * u64::from(byte)));
-    let found =
-        below(0x20, word) | equal(b'"') | equal(b'\\') | equal(0x7f) | equal(0xc2) | equal(0xe2);
-    found & (EACH << 7)
+/// Bytes that are looked at together.
+const LANES: usize = 16;
+
+/// Which of sixteen bytes may need an escape, bit n for byte n: controls, quote, backslash, DEL, and
+/// the first bytes of U+0085 (C2 85) and of U+2028 and U+2029 (E2 80 A8, E2 80 A9).
+#[inline]
+fn suspects(bytes: [u8; LANES]) -> u32 {
+    let bytes = u8x16::new(bytes);
+    let equal = |byte| bytes.simd_eq(u8x16::splat(byte));
+    let is_control = bytes.simd_eq(bytes.min(u8x16::splat(0x1f)));
+    let found = (is_control | equal(b'"') | equal(b'\\') | equal(0x7f)).to_bitmask();
+    // A bitmask is made of highest bits, and those of ASCII are zero.
+    if bytes.to_bitmask() == 0 {
+        return found;
+    }
+    // What follows the last byte is not seen here.
+    let followed = |first, second| {
+        equal(first).to_bitmask() & (equal(second).to_bitmask() >> 1 | 1 << (LANES - 1))
+    };
+    found | followed(0xc2, 0x85) | followed(0xe2, 0x80)
 }
 
 /// Up to eight bytes, and how many they are.
@@ -67,6 +74,9 @@ const fn escape(byte: u8) -> Word {
 /// What of the result is gathered before it is appended.
 const BLOCK_BYTES: usize = 4096;
 
+/// What sixteen bytes become at most, if each is escaped, and what is written beyond it.
+const MOST_ADDED: usize = 6 * LANES + LANES;
+
 /// What is on its way to `out`.
 struct Block<'a> {
     out: &'a mut Vec<u8>,
@@ -83,16 +93,14 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Adds the first `count` bytes of a word. All of them are written, which is one instruction; those
+    /// Adds the first `count` of these bytes. All of them are written, which is one instruction; those
     /// beyond are overwritten next.
-    fn put(&mut self, word: [u8; 8], count: usize) {
+    #[inline]
+    fn put<const N: usize>(&mut self, bytes: &[u8; N], count: usize) {
         if let Some(place) = self.bytes[self.length..].first_chunk_mut() {
-            *place = word;
+            *place = *bytes;
         }
         self.length += count;
-        if self.length > BLOCK_BYTES - 8 {
-            self.flush();
-        }
     }
 
     fn flush(&mut self) {
@@ -102,42 +110,62 @@ impl<'a> Block<'a> {
 
     /// Adds valid UTF-8 with its escapes.
     fn append(&mut self, mut text: &[u8]) {
+        let mut padded;
         while !text.is_empty() {
-            let (word, length) = match text.first_chunk() {
-                Some(word) => (*word, 8),
-                None => padded(text),
-            };
-            let found = suspects(u64::from_le_bytes(word));
-            if found == 0 {
-                self.put(word, length);
-                text = &text[length..];
-                continue;
+            if self.length > BLOCK_BYTES - MOST_ADDED {
+                self.flush();
             }
-            let plain = found.trailing_zeros() as usize / 8;
-            self.put(word, plain);
-            text = &text[plain..];
-            let ((word, count), taken) = match *text {
-                [0xc2, 0x85, ..] => ((*b"\\u0085\0\0", 6), 2),
-                [0xe2, 0x80, 0xa8, ..] => ((*b"\\u2028\0\0", 6), 3),
-                [0xe2, 0x80, 0xa9, ..] => ((*b"\\u2029\0\0", 6), 3),
-                [first @ 0xc2, second, ..] => (([first, second, 0, 0, 0, 0, 0, 0], 2), 2),
-                [first @ 0xe2, second, third, ..] => {
-                    (([first, second, third, 0, 0, 0, 0, 0], 3), 3)
-                }
-                [byte, ..] => (ESCAPES[usize::from(byte & 0x7f)], 1),
-                [] => return,
+            // Twice as much as is dealt with: sixteen bytes can be taken from any place in it.
+            let window: &[u8; 2 * LANES] = if let Some(window) = text.first_chunk() {
+                window
+            } else {
+                padded = [b' '; 2 * LANES];
+                padded[..text.len()].copy_from_slice(text);
+                &padded
             };
-            self.put(word, count);
+            let taken = self.append_lanes(text, window);
             text = &text[taken..];
         }
     }
-}
 
-/// The last bytes of a text as a word, filled up with what needs no escape.
-fn padded(rest: &[u8]) -> Word {
-    let mut word = [b' '; 8];
-    word[..rest.len()].copy_from_slice(rest);
-    (word, rest.len())
+    /// Adds the first sixteen bytes of a text, or what there is, and says how many bytes that were:
+    /// more if a character was escaped that goes on behind them, fewer if one was not. `window` is
+    /// the text with spaces behind it.
+    #[inline]
+    fn append_lanes(&mut self, text: &[u8], window: &[u8; 2 * LANES]) -> usize {
+        let from = |place: usize| {
+            window[place..]
+                .first_chunk::<LANES>()
+                .unwrap_or(&[0; LANES])
+        };
+        let length = text.len().min(LANES);
+        let mut found = suspects(*from(0));
+        let mut done = 0;
+        while found != 0 {
+            let place = found.trailing_zeros() as usize % LANES;
+            found &= found - 1;
+            self.put(from(done), place - done);
+            if let Some((escape, count)) = ESCAPES.get(usize::from(window[place])) {
+                self.put(escape, *count);
+                done = place + 1;
+                continue;
+            }
+            let (escape, taken) = match text[place..] {
+                [0xc2, 0x85, ..] => (b"\\u0085\0\0", 2),
+                [0xe2, 0x80, 0xa8, ..] => (b"\\u2028\0\0", 3),
+                [0xe2, 0x80, 0xa9, ..] => (b"\\u2029\0\0", 3),
+                [byte, ..] => {
+                    self.put(&[byte], 1);
+                    return place + 1;
+                }
+                [] => return place,
+            };
+            self.put(escape, 6);
+            return place + taken;
+        }
+        self.put(from(done), length - done);
+        length
+    }
 }
 
 #[cfg(test)]
@@ -175,7 +203,7 @@ mod tests {
             "\u{2029}\u{1}",
             "\u{2027}",
         ] {
-            for before in 0..20 {
+            for before in 0..40 {
                 for after in 0..20 {
                     let all = ["x".repeat(before), special.to_owned(), "y".repeat(after)].concat();
                     let escaped = text(all.as_bytes());
