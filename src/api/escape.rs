@@ -93,16 +93,6 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// Adds the first `count` of these bytes. All of them are written, which is one instruction; those
-    /// beyond are overwritten next.
-    #[inline]
-    fn put<const N: usize>(&mut self, bytes: &[u8; N], count: usize) {
-        if let Some(place) = self.bytes[self.length..].first_chunk_mut() {
-            *place = *bytes;
-        }
-        self.length += count;
-    }
-
     fn flush(&mut self) {
         self.out.extend_from_slice(&self.bytes[..self.length]);
         self.length = 0;
@@ -112,9 +102,10 @@ impl<'a> Block<'a> {
     fn append(&mut self, mut text: &[u8]) {
         let mut padded;
         while !text.is_empty() {
-            if self.length > BLOCK_BYTES - MOST_ADDED {
+            let Some(place) = self.bytes[self.length..].first_chunk_mut() else {
                 self.flush();
-            }
+                continue;
+            };
             // Twice as much as is dealt with: sixteen bytes can be taken from any place in it.
             let window: &[u8; 2 * LANES] = if let Some(window) = text.first_chunk() {
                 window
@@ -123,48 +114,60 @@ impl<'a> Block<'a> {
                 padded[..text.len()].copy_from_slice(text);
                 &padded
             };
-            let taken = self.append_lanes(text, window);
+            let (taken, added) = escape_lanes(text, window, place);
             text = &text[taken..];
+            self.length += added;
         }
     }
+}
 
-    /// Adds the first sixteen bytes of a text, or what there is, and says how many bytes that were:
-    /// more if a character was escaped that goes on behind them, fewer if one was not. `window` is
-    /// the text with spaces behind it.
-    #[inline]
-    fn append_lanes(&mut self, text: &[u8], window: &[u8; 2 * LANES]) -> usize {
-        let from = |place: usize| {
-            window[place..]
-                .first_chunk::<LANES>()
-                .unwrap_or(&[0; LANES])
-        };
-        let length = text.len().min(LANES);
-        let mut found = suspects(*from(0));
-        let mut done = 0;
-        while found != 0 {
-            let place = found.trailing_zeros() as usize % LANES;
-            found &= found - 1;
-            self.put(from(done), place - done);
-            if let Some((escape, count)) = ESCAPES.get(usize::from(window[place])) {
-                self.put(escape, *count);
-                done = place + 1;
-                continue;
-            }
-            let (escape, taken) = match text[place..] {
-                [0xc2, 0x85, ..] => (b"\\u0085\0\0", 2),
-                [0xe2, 0x80, 0xa8, ..] => (b"\\u2028\0\0", 3),
-                [0xe2, 0x80, 0xa9, ..] => (b"\\u2029\0\0", 3),
-                [byte, ..] => {
-                    self.put(&[byte], 1);
-                    return place + 1;
-                }
-                [] => return place,
-            };
-            self.put(escape, 6);
-            return place + taken;
+/// Puts the first sixteen bytes of a text, or what there is, into `out`, with their escapes. The
+/// result is how many bytes of the text that were (more if a character was escaped that goes on
+/// behind them, fewer if one was not), and how many they have become. `window` is the text with
+/// spaces behind it.
+#[inline]
+fn escape_lanes(
+    text: &[u8],
+    window: &[u8; 2 * LANES],
+    out: &mut [u8; MOST_ADDED],
+) -> (usize, usize) {
+    let from = |place: usize| *window[place..].first_chunk().unwrap_or(&[0; LANES]);
+    let length = text.len().min(LANES);
+    let mut found = suspects(from(0));
+    let (mut done, mut added) = (0, 0);
+    while found != 0 {
+        let place = found.trailing_zeros() as usize % LANES;
+        found &= found - 1;
+        put(out, added, from(done));
+        added += place - done;
+        if let Some((escape, count)) = ESCAPES.get(usize::from(window[place])) {
+            put(out, added, *escape);
+            added += count;
+            done = place + 1;
+            continue;
         }
-        self.put(from(done), length - done);
-        length
+        let (escape, taken) = match text[place..] {
+            [0xc2, 0x85, ..] => (*b"\\u0085\0\0", 2),
+            [0xe2, 0x80, 0xa8, ..] => (*b"\\u2028\0\0", 3),
+            [0xe2, 0x80, 0xa9, ..] => (*b"\\u2029\0\0", 3),
+            _ => {
+                put(out, added, [window[place]]);
+                return (place + 1, added + 1);
+            }
+        };
+        put(out, added, escape);
+        return (place + taken, added + 6);
+    }
+    put(out, added, from(done));
+    (length, added + length - done)
+}
+
+/// Writes all of a word, which is one instruction, however many of its bytes count: those beyond are
+/// overwritten next.
+#[inline]
+fn put<const N: usize>(out: &mut [u8; MOST_ADDED], place: usize, word: [u8; N]) {
+    if let Some(place) = out[place..].first_chunk_mut() {
+        *place = word;
     }
 }
 
