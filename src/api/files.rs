@@ -10,7 +10,7 @@ use super::wire::{EntryDocument, PageDocument};
 use super::{Answer, invalid, received, require_body};
 use crate::error::Error;
 use crate::files::name::FilePath;
-use crate::files::{FileKind, Opened, Upload};
+use crate::files::{Conduit, FileKind, Opened, Upload};
 use crate::http::request::{ClientWatch, ReceiveError};
 use crate::http::stream::Disconnected;
 use crate::http::{Body, Refusal, Request, Response};
@@ -28,6 +28,13 @@ const SMALL_FILE_BYTES: u64 = 64 * 1024;
 
 /// What is received at once of an upload.
 const UPLOAD_BYTES: usize = 256 * 1024;
+
+/// From here on the bytes of an upload are spliced into the file, which costs a pipe, rather than read
+/// and written.
+const SPLICED_BYTES: u64 = 256 * 1024;
+
+/// What is read at once of the bytes that came with the head.
+const FIRST_BYTES: usize = 4 * 1024;
 
 /// How long a pipe may take no data before its writer gives up.
 const PIPE_PATIENCE: Duration = Duration::from_secs(10);
@@ -231,14 +238,18 @@ pub(super) fn write(request: &mut Request<'_>, workspace: &Workspace, query: &Qu
         None => {
             let mut upload = files.upload(&path, mode, make_parents)?;
             let mut client = request.body.watch_client();
-            each_piece(request, |mut piece| {
-                while !piece.is_empty() {
-                    match upload.write(piece)? {
-                        0 => wait_for_room(&upload, &mut client)?,
-                        count => piece = &piece[count..],
+            let is_spliced = upload.lands();
+            each_piece(request, is_spliced, |piece| match piece {
+                Piece::Spliced(conduit, count) => Ok(upload.pour(conduit, count)?),
+                Piece::Read(mut bytes) => {
+                    while !bytes.is_empty() {
+                        match upload.write(bytes)? {
+                            0 => wait_for_room(&upload, &mut client)?,
+                            count => bytes = &bytes[count..],
+                        }
                     }
+                    Ok(())
                 }
-                Ok(())
             })?;
             upload.commit()?
         }
@@ -250,7 +261,10 @@ pub(super) fn write(request: &mut Request<'_>, workspace: &Workspace, query: &Qu
                 ));
             }
             let mut range = files.write_range(&path, offset, truncate_to, mode, make_parents)?;
-            each_piece(request, |piece| Ok(range.write(piece)?))?;
+            each_piece(request, true, |piece| match piece {
+                Piece::Spliced(conduit, count) => Ok(range.pour(conduit, count)?),
+                Piece::Read(bytes) => Ok(range.write(bytes)?),
+            })?;
             range.commit()?
         }
     };
@@ -274,20 +288,43 @@ fn wait_for_room(upload: &Upload<'_>, client: &mut ClientWatch) -> Result<(), Re
         .map_err(|Disconnected| received(ReceiveError::Closed))
 }
 
+/// A part of an upload that has come.
+enum Piece<'a> {
+    /// It was read.
+    Read(&'a [u8]),
+    /// So many bytes of it are in a conduit.
+    Spliced(&'a mut Conduit, usize),
+}
+
 fn each_piece(
     request: &mut Request<'_>,
-    mut take: impl FnMut(&[u8]) -> Result<(), Refusal>,
+    is_spliced: bool,
+    mut take: impl FnMut(Piece<'_>) -> Result<(), Refusal>,
 ) -> Result<(), Refusal> {
-    let expected = request
-        .body
+    let body = &mut request.body;
+    let mut conduit = body
         .remaining()
-        .and_then(|left| usize::try_from(left).ok())
-        .unwrap_or(UPLOAD_BYTES);
-    let mut buffer = vec![0; expected.clamp(1, UPLOAD_BYTES)];
+        .filter(|expected| is_spliced && *expected >= SPLICED_BYTES)
+        .and_then(|_| Conduit::new());
+    let mut buffer = Vec::new();
     loop {
-        match request.body.read(&mut buffer).map_err(received)? {
+        if let Some(conduit) = &mut conduit
+            && let Some(count) = body.splice(conduit.entrance()).map_err(received)?
+        {
+            take(Piece::Spliced(conduit, count))?;
+            continue;
+        }
+        if buffer.is_empty() {
+            let expected = body.remaining().and_then(|left| usize::try_from(left).ok());
+            let most = match conduit {
+                Some(_) => FIRST_BYTES,
+                None => UPLOAD_BYTES,
+            };
+            buffer = vec![0; expected.unwrap_or(most).clamp(1, most)];
+        }
+        match body.read(&mut buffer).map_err(received)? {
             0 => return Ok(()),
-            count => take(&buffer[..count])?,
+            count => take(Piece::Read(&buffer[..count]))?,
         }
     }
 }

@@ -9,6 +9,7 @@
 //! No HTTP here: errors carry kinds, and their texts the path as the client wrote it.
 
 mod beneath;
+mod conduit;
 #[cfg(test)]
 mod fuzz;
 mod home;
@@ -29,6 +30,7 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat};
 
 use crate::error::{Error, Kind, Result};
+pub use conduit::Conduit;
 pub use home::{make_home, remove_home};
 pub use list::Page;
 use name::FilePath;

@@ -25,6 +25,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
+use super::conduit::Conduit;
 use super::name::FilePath;
 use super::root::{Place, opening_error};
 use super::{FileKind, Root, size};
@@ -246,6 +247,23 @@ impl Upload<'_> {
         }
     }
 
+    /// Adds the `count` bytes that were put into a conduit. Only where it [lands](Self::lands).
+    ///
+    /// # Errors
+    /// The disk is full.
+    pub fn pour(&mut self, conduit: &mut Conduit, count: usize) -> Result<()> {
+        conduit
+            .pour(&self.file, None, count)
+            .map_err(|error| Error::io(format_args!("cannot write {}", self.shown), &error))?;
+        self.written += count as u64;
+        Ok(())
+    }
+
+    /// Whether it becomes a file, rather than being written to a device or pipe as it comes.
+    pub fn lands(&self) -> bool {
+        self.landing.is_some()
+    }
+
     /// What is written to, for waiting until it takes more.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
@@ -364,11 +382,25 @@ impl RangedWrite<'_> {
     /// # Errors
     /// The disk is full, or no file can be so large.
     pub fn write(&mut self, data: &[u8]) -> Result<()> {
-        self.file.write_all_at(data, self.offset).map_err(|error| {
+        let written = self.file.write_all_at(data, self.offset);
+        self.advance(written, data.len())
+    }
+
+    /// Writes the `count` bytes that were put into a conduit.
+    ///
+    /// # Errors
+    /// The disk is full, or no file can be so large.
+    pub fn pour(&mut self, conduit: &mut Conduit, count: usize) -> Result<()> {
+        let written = conduit.pour(&self.file, Some(self.offset), count);
+        self.advance(written, count)
+    }
+
+    fn advance(&mut self, written: std::io::Result<()>, count: usize) -> Result<()> {
+        written.map_err(|error| {
             self.give_up();
             Error::io(format_args!("cannot write {}", self.shown), &error)
         })?;
-        self.offset += data.len() as u64;
+        self.offset += count as u64;
         Ok(())
     }
 

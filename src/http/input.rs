@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::fcntl::{SpliceFFlags, splice};
 use nix::sys::socket::{MsgFlags, recv};
 
 use super::chunked::{Decoder, Step};
@@ -282,6 +283,15 @@ impl<S: AsFd> Input<S> {
         self.receive_by(|socket, _| recv(socket.as_raw_fd(), into, flags))
     }
 
+    /// The same, into a pipe that has room, without copying.
+    fn receive_spliced(
+        &mut self,
+        pipe: BorrowedFd<'_>,
+        most: usize,
+    ) -> Result<usize, ReceiveError> {
+        self.receive_by(|socket, _| splice(socket, None, pipe, None, most, SpliceFFlags::empty()))
+    }
+
     /// The same, to the end of `out`.
     fn receive_append(&mut self, out: &mut Vec<u8>, most: usize) -> Result<usize, ReceiveError> {
         self.receive_by(|socket, waits| sys::receive_append(socket, out, most, waits))
@@ -360,6 +370,29 @@ impl Remaining {
             *self = Self::Failed;
         }
         result
+    }
+
+    /// Moves what there is into a pipe that has room, at least one byte. `None` if it can only be read:
+    /// it has no length, some of it was received already, or nothing is left.
+    pub(super) fn splice<S: AsFd>(
+        &mut self,
+        input: &mut Input<S>,
+        pipe: BorrowedFd<'_>,
+    ) -> Result<Option<usize>, ReceiveError> {
+        let Self::Length(left) = self else {
+            return Ok(None);
+        };
+        if !input.unused().is_empty() {
+            return Ok(None);
+        }
+        let most = usize::try_from(*left).unwrap_or(usize::MAX);
+        let result = input.receive_spliced(pipe, most);
+        match &result {
+            Ok(count) if *count == most => *self = Self::Ended,
+            Ok(count) => *left -= *count as u64,
+            Err(_) => *self = Self::Failed,
+        }
+        result.map(Some)
     }
 
     /// Appends what has come, at most `most` bytes, without waiting for any.

@@ -156,6 +156,16 @@ impl<'c> BodyReader<'c> {
         self.left.read(self.input, into)
     }
 
+    /// Moves what there is into an empty pipe, at least one byte, without copying it. `None` if it can
+    /// only be [read](Self::read), or is over.
+    ///
+    /// # Errors
+    /// The body does not come to its end.
+    pub fn splice(&mut self, pipe: BorrowedFd<'_>) -> Result<Option<usize>, ReceiveError> {
+        self.give_go_ahead()?;
+        self.left.splice(self.input, pipe)
+    }
+
     /// Appends what has come, at most about `most` bytes, without waiting for any. The go-ahead is the
     /// caller's to give.
     pub(super) fn append_available(

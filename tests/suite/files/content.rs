@@ -11,7 +11,7 @@ use super::{
     MIB, begin, chmod, delete, expect_error, expect_ok, expect_same, is_root, list, mode_of,
     moving, names, read, stat, target, write,
 };
-use crate::fixture::{Server, TempDir, random_bytes, status_of};
+use crate::fixture::{Server, TOKEN, TempDir, random_bytes, status_of};
 
 #[test]
 fn a_file_is_read_back_as_it_was_written() {
@@ -72,6 +72,51 @@ fn a_chunked_upload_is_written_like_any_other() {
             .len(),
         content.len()
     );
+}
+
+/// However the bytes come, and whatever comes behind them. More at once than are moved in one way.
+#[test]
+fn an_upload_in_pieces_is_whole_and_takes_nothing_of_what_follows() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    let upload = |number: usize| {
+        let path = dir.join(&format!("file-{number}"));
+        let range = if number.is_multiple_of(2) {
+            ""
+        } else {
+            "&offset=0"
+        };
+        let content = random_bytes(300_000 + 7919 * number, number as u64);
+        let mut connection = server.connect();
+        let head = format!(
+            "PUT {} HTTP/1.1\r\nHost: x\r\nX-Sandbox-Token: {TOKEN}\r\nContent-Length: {}\r\n\r\n",
+            target("write", &path, range),
+            content.len()
+        );
+        let next = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
+        let all = [head.as_bytes(), &content, next].concat();
+        let mut rest = &all[..];
+        for size in [head.len() + number * 100, 1, 70_000, 1447, 131_072]
+            .into_iter()
+            .chain(std::iter::repeat(20_011))
+        {
+            let (piece, behind) = rest.split_at(size.min(rest.len()));
+            connection.send(piece);
+            rest = behind;
+            if rest.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(expect_ok(&connection.read_reply())["size"], content.len());
+        assert_eq!(expect_ok(&connection.read_reply())["status"], "ok");
+        expect_same("the content", &fs::read(&path).unwrap(), &content);
+    };
+    thread::scope(|scope| {
+        for number in 0..48 {
+            let upload = &upload;
+            scope.spawn(move || upload(number));
+        }
+    });
 }
 
 #[test]
