@@ -209,7 +209,9 @@ impl<S: AsFd> Input<S> {
     }
 
     /// Receives more of a head: by way of the stack, which has the room anyway, so that a connection
-    /// that waits keeps no memory for what may come.
+    /// that waits keeps no memory for what may come. Apart from what handles the request, so that
+    /// both use the same room.
+    #[inline(never)]
     fn receive_head(&mut self) -> Result<(), ReceiveError> {
         self.forget_used();
         let mut received = [0; HEAD_RECEIVE_BYTES];

@@ -274,7 +274,9 @@ impl<'c> BodyReader<'c> {
         }
     }
 
-    /// Reads what is left for nothing. False when there is too much of it.
+    /// Reads what is left for nothing. False when there is too much of it. Seldom needed, and its buffer
+    /// is no part of what every connection has on its stack.
+    #[inline(never)]
     pub(super) fn drain(&mut self) -> bool {
         if !self.is_drainable() {
             return false;
