@@ -347,13 +347,13 @@ impl Host {
         }
         // Others may have begun to end some before.
         let left = deadline.saturating_duration_since(Instant::now());
-        let theirs = |table: &Table| table.ending.iter().any(|ending| !ending.is_retry);
+        let theirs = |table: &Table| !table.ending.is_empty();
         self.wait_while(left, theirs);
         if let Some(error) = failure {
             return Err(error);
         }
         let table = self.table();
-        let removing = table.ending.len() + table.stuck.len();
+        let removing = table.ending.len() + table.retried.len() + table.stuck.len();
         Ok(AllEnded { count, removing })
     }
 
@@ -517,7 +517,9 @@ impl Host {
             }
         }
         let left = removal_deadline.saturating_duration_since(Instant::now());
-        self.wait_while(left, |table| !table.ending.is_empty());
+        self.wait_while(left, |table| {
+            !table.ending.is_empty() || !table.retried.is_empty()
+        });
     }
 
     /// Waits for others to change the table, at most for `limit`.

@@ -4,7 +4,7 @@
 //! id are set aside before, and given back after. What could not be ended is no sandbox any more, and
 //! keeps its room and its user.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -30,7 +30,9 @@ pub(super) struct Table {
     /// Being made.
     pub(super) reserved: usize,
     /// Being ended.
-    pub(super) ending: Vec<Ending>,
+    pub(super) ending: HashSet<String>,
+    /// Being ended once more, having been stuck.
+    pub(super) retried: HashSet<String>,
     /// Those that are not gone yet, because something of them is left. They are no sandboxes any more,
     /// and have their place and their user all the same.
     pub(super) stuck: HashMap<String, Arc<Sandbox>>,
@@ -44,13 +46,6 @@ pub(super) struct Table {
     pub(super) closed: bool,
 }
 
-/// A sandbox on its way out.
-pub(super) struct Ending {
-    id: String,
-    /// Whether it was stuck before.
-    pub(super) is_retry: bool,
-}
-
 impl Table {
     /// One without sandboxes, for at most `capacity` of them.
     pub(super) fn new(capacity: usize, users: Users, ids: Ids) -> Self {
@@ -59,7 +54,8 @@ impl Table {
             ids,
             sandboxes: HashMap::new(),
             reserved: 0,
-            ending: Vec::new(),
+            ending: HashSet::new(),
+            retried: HashSet::new(),
             stuck: HashMap::new(),
             ended: VecDeque::new(),
             users,
@@ -71,20 +67,25 @@ impl Table {
 
     /// Places that are taken.
     pub(super) fn occupied(&self) -> usize {
-        self.sandboxes.len() + self.reserved + self.ending.len() + self.stuck.len()
+        self.sandboxes.len()
+            + self.reserved
+            + self.ending.len()
+            + self.retried.len()
+            + self.stuck.len()
     }
 
     pub(super) fn is_ending(&self, id: &str) -> bool {
-        self.ending.iter().any(|ending| ending.id == id)
+        self.ending.contains(id) || self.retried.contains(id)
     }
 
     /// Takes out a sandbox that is there, or partly there, to be ended.
     pub(super) fn take(&mut self, id: &str) -> Option<Arc<Sandbox>> {
-        let found = self.sandboxes.remove(id);
-        let is_retry = found.is_none();
-        let sandbox = found.or_else(|| self.stuck.remove(id))?;
-        let id = id.to_owned();
-        self.ending.push(Ending { id, is_retry });
+        if let Some(sandbox) = self.sandboxes.remove(id) {
+            self.ending.insert(id.to_owned());
+            return Some(sandbox);
+        }
+        let sandbox = self.stuck.remove(id)?;
+        self.retried.insert(id.to_owned());
         Some(sandbox)
     }
 
@@ -109,8 +110,7 @@ impl Table {
     /// The number of those that are there, or coming or going, has changed. What could not be ended is
     /// none of them: a host must not live on for it.
     fn note_occupation(&mut self) {
-        let going = self.ending.iter().filter(|ending| !ending.is_retry).count();
-        if self.sandboxes.len() + self.reserved + going > 0 {
+        if self.sandboxes.len() + self.reserved + self.ending.len() > 0 {
             self.empty_since = None;
         } else {
             self.empty_since.get_or_insert_with(Instant::now);
@@ -160,8 +160,8 @@ impl Table {
     /// says: true if it is gone. Whether its end is news.
     pub(super) fn settle(&mut self, sandbox: &Arc<Sandbox>, result: &Result<bool>) -> bool {
         let id = &sandbox.id;
-        let place = self.ending.iter().position(|ending| ending.id == *id);
-        let is_retry = place.is_some_and(|place| self.ending.swap_remove(place).is_retry);
+        self.ending.remove(id);
+        let is_retry = self.retried.remove(id);
         let is_news = result.is_ok() && self.note_end(id, is_retry);
         if let Ok(true) = result {
             self.give_back(sandbox.user, true);
