@@ -611,7 +611,8 @@ mod tests {
         }
     }
 
-    /// The end is known when it is reaped, long before its output was read and clients are told.
+    /// What [`Registry::delete`] goes by: the end is known when it is reaped, which may be long before
+    /// its output was read and clients are told.
     #[test]
     fn a_kill_that_came_too_late_has_killed_nothing() {
         let (_pump, process) = start(&["true"]);

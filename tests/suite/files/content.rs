@@ -74,7 +74,8 @@ fn a_chunked_upload_is_written_like_any_other() {
     );
 }
 
-/// However the bytes come, and whatever comes behind them. More at once than are moved in one way.
+/// However the bytes come, and whatever comes behind them. More uploads at once than there are pipes to
+/// splice them through.
 #[test]
 fn an_upload_in_pieces_is_whole_and_takes_nothing_of_what_follows() {
     let server = Server::start();
