@@ -33,8 +33,8 @@ const UPLOAD_BYTES: usize = 256 * 1024;
 /// and written.
 const SPLICED_BYTES: u64 = 256 * 1024;
 
-/// What is read at once of the bytes that came with the head.
-const FIRST_BYTES: usize = 4 * 1024;
+/// What is read at once of an upload that is spliced otherwise: what came with the head.
+const FIRST_BYTES: usize = 64 * 1024;
 
 /// How long a pipe may take no data before its writer gives up.
 const PIPE_PATIENCE: Duration = Duration::from_secs(10);

@@ -29,6 +29,9 @@ const HEAD_RECEIVE_BYTES: usize = 4 * 1024;
 /// What is received at once of a chunked body, which must be looked through for its framing.
 const CHUNKED_RECEIVE_BYTES: usize = 64 * 1024;
 
+/// What is asked for at once of a body that is spliced; no pipe holds so much.
+const MAX_SPLICED_BYTES: usize = 1 << 30;
+
 /// The receiving half of a connection, with what was received and not used yet.
 pub(super) struct Input<S = Arc<TcpStream>> {
     socket: S,
@@ -285,13 +288,22 @@ impl<S: AsFd> Input<S> {
         self.receive_by(|socket, _| recv(socket.as_raw_fd(), into, flags))
     }
 
-    /// The same, into a pipe that has room, without copying.
+    /// The same, into a pipe that has room, without copying. `None` where the kernel does not do that.
     fn receive_spliced(
         &mut self,
         pipe: BorrowedFd<'_>,
         most: usize,
-    ) -> Result<usize, ReceiveError> {
-        self.receive_by(|socket, _| splice(socket, None, pipe, None, most, SpliceFFlags::empty()))
+    ) -> Result<Option<usize>, ReceiveError> {
+        let mut is_refused = false;
+        let received = self.receive_by(|socket, _| {
+            let result = splice(socket, None, pipe, None, most, SpliceFFlags::empty());
+            is_refused = matches!(result, Err(Errno::ENOSYS | Errno::EPERM | Errno::EINVAL));
+            result
+        });
+        if is_refused {
+            return Ok(None);
+        }
+        received.map(Some)
     }
 
     /// The same, to the end of `out`.
@@ -375,7 +387,7 @@ impl Remaining {
     }
 
     /// Moves what there is into a pipe that has room, at least one byte. `None` if it can only be read:
-    /// it has no length, some of it was received already, or nothing is left.
+    /// it has no length, some of it was received already, nothing is left, or the kernel refuses.
     pub(super) fn splice<S: AsFd>(
         &mut self,
         input: &mut Input<S>,
@@ -387,14 +399,17 @@ impl Remaining {
         if !input.unused().is_empty() {
             return Ok(None);
         }
-        let most = usize::try_from(*left).unwrap_or(usize::MAX);
+        let most =
+            usize::try_from(*left).map_or(MAX_SPLICED_BYTES, |left| left.min(MAX_SPLICED_BYTES));
         let result = input.receive_spliced(pipe, most);
         match &result {
-            Ok(count) if *count == most => *self = Self::Ended,
-            Ok(count) => *left -= *count as u64,
+            Ok(count) => *left -= count.unwrap_or(0) as u64,
             Err(_) => *self = Self::Failed,
         }
-        result.map(Some)
+        if matches!(self, Self::Length(0)) {
+            *self = Self::Ended;
+        }
+        result
     }
 
     /// Appends what has come, at most `most` bytes, without waiting for any.
