@@ -1007,6 +1007,24 @@ impl Mark {
         });
     }
 
+    /// A process that carries the mark, as soon as one can be seen: on its way to another program a
+    /// process has no command line for a moment.
+    #[track_caller]
+    pub fn any(&self) -> i32 {
+        self.find("a marked process runs", |_| true)
+    }
+
+    /// A process that carries the mark and is as `is_meant` says, as soon as there is one.
+    #[track_caller]
+    pub fn find(&self, what: &str, is_meant: impl Fn(i32) -> bool) -> i32 {
+        let mut found = None;
+        wait_until(what, PATIENCE, || {
+            found = self.pids().into_iter().find(|pid| is_meant(*pid));
+            found.is_some()
+        });
+        found.unwrap()
+    }
+
     /// Waits until no process carries the mark.
     #[track_caller]
     pub fn wait_gone(&self, limit: Duration) {

@@ -282,13 +282,10 @@ fn pid_1_reaps_every_orphan_and_loses_no_exit_code() {
     let outcome =
         server.exec(&json!({"cmd": format!("(setsid sleep {mark} &) >/dev/null 2>&1; echo ok")}));
     assert_eq!(outcome.stdout, "ok\n");
-    mark.wait_for(1);
-    wait_until("it was orphaned", PATIENCE, || {
-        mark.pids()
-            .iter()
-            .all(|pid| stat_of(*pid).is_some_and(|process| process.parent == init))
+    let orphan = mark.find("it is an orphan", |pid| {
+        stat_of(pid).is_some_and(|process| process.parent == init)
     });
-    send(mark.pids()[0], Signal::SIGKILL);
+    send(orphan, Signal::SIGKILL);
     wait_until("it is reaped", PATIENCE, || {
         descendants_of(init).len() <= own
     });
@@ -302,13 +299,10 @@ fn init_can_be_asked_for_outside_a_namespace() {
     let own = descendants_of(init).len();
     let script = format!("(setsid sleep {mark} &) >/dev/null 2>&1; (sleep 0.1 &); echo ok");
     assert_eq!(server.exec(&json!({"cmd": script})).stdout, "ok\n");
-    mark.wait_for(1);
-    wait_until("the orphan is the server's", PATIENCE, || {
-        let below: Vec<i32> = descendants_of(init)
+    mark.find("the orphan is the server's", |pid| {
+        descendants_of(init)
             .iter()
-            .map(|process| process.pid)
-            .collect();
-        mark.pids().iter().all(|pid| below.contains(pid))
+            .any(|process| process.pid == pid)
     });
     wait_until("the other orphan is reaped", PATIENCE, || {
         descendants_of(init).len() == own + 1

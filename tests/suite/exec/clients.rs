@@ -49,8 +49,7 @@ fn a_vanished_client_is_noticed_within_a_second() {
     let silent = "echo ready; setsid sleep MARK & sleep MARK";
     let flood = "echo ready; exec yes MARK";
     let blocked = |mark: &Mark| {
-        let pid = mark.pids()[0];
-        wait_until_blocked(pid);
+        wait_until_blocked(mark.any());
     };
     let cases: [(&str, &str, Vanish<'_>); 6] = [
         ("closed", silent, &|stream, _| drop(stream)),
