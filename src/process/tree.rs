@@ -63,13 +63,32 @@ pub(super) struct Snapshot(Vec<Status>);
 impl Snapshot {
     /// Reads /proc; empty where that does not tell of this process's own namespace. Then a group is
     /// all that can be reached.
+    ///
+    /// A list of numbers is older than what is then looked up by them: a process that has left a child
+    /// and ended in between would be seen neither by itself nor by that. So numbers that were given
+    /// out meanwhile are looked up too, until there are no more: a child has a higher one.
     pub(super) fn take() -> Self {
         let mut buffer = Vec::new();
-        let status = |pid| {
+        let mut status = |pid| {
             let stat = proc::stat(pid, &mut buffer)?;
             Some(Status { pid, stat })
         };
-        Self(proc::processes().filter_map(status).collect())
+        let mut newest = proc::newest_number();
+        let mut all: Vec<_> = proc::processes().filter_map(&mut status).collect();
+        if all.is_empty() {
+            return Self(all);
+        }
+        for _ in 0..ROUNDS {
+            let (Some(before), Some(now)) = (newest, proc::newest_number()) else {
+                break;
+            };
+            if now <= before {
+                break;
+            }
+            all.extend((before + 1..=now).filter_map(&mut status));
+            newest = Some(now);
+        }
+        Self(all)
     }
 
     /// The living of all trees whose roots satisfy `is_root`.

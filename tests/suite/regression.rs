@@ -12,7 +12,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
@@ -1102,4 +1103,37 @@ fn pipes_that_other_children_still_hold_keep_nobody_busy() {
     let spent = cpu_time_of_threads(server.pid(), "supervisor").saturating_sub(before);
     // It was half a millisecond for each.
     assert!(spent < COMMANDS * Duration::from_micros(200), "{spent:?}");
+}
+
+/// A process group, which is killed with the value.
+struct Group(Pid);
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        let _ = killpg(self.0, Signal::SIGKILL);
+    }
+}
+
+/// A link of the chain that was listed, has left the next one and ended before it was looked at: then
+/// the next one was not in the list.
+#[test]
+fn a_chain_is_found_although_its_links_end_while_they_are_looked_for() {
+    let server = Server::start();
+    thread::scope(|scope| {
+        for link in ["", "sleep 0.002;", "sleep 0.02;", "sleep 0.02;"] {
+            let server = &server;
+            scope.spawn(move || {
+                let script =
+                    format!("bash -c 'f() {{ {link} f & }}; set -m; f & echo $!; sleep 1000'");
+                for round in 0..5 {
+                    let outcome = server.exec(&json!({"cmd": script, "timeout": 0.2}));
+                    let group = Group(Pid::from_raw(outcome.stdout.trim().parse().unwrap()));
+                    let what = format!("the chain of {link:?} ends, round {round}");
+                    wait_until(&what, PATIENCE, || {
+                        killpg(group.0, None) == Err(Errno::ESRCH)
+                    });
+                }
+            });
+        }
+    });
 }

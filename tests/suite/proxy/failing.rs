@@ -4,19 +4,14 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::Backend;
+use super::{Backend, SilentPort};
 use crate::fixture::{PATIENCE, Server, TOKEN, wait_until};
-
-/// A port that nothing listens on.
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
 
 #[test]
 fn where_nothing_listens_the_answer_says_what_was_tried() {
     let server = Server::start();
-    let port = free_port();
+    let silent = SilentPort::new();
+    let port = silent.port;
     let mut connection = server.connect();
     for body in [&b""[..], b"a body that nobody wants"] {
         let begun = Instant::now();

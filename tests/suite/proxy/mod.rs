@@ -15,9 +15,12 @@ mod upgrades;
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
 use std::time::Duration;
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
 
 use crate::fixture::{PATIENCE, find};
 
@@ -154,6 +157,25 @@ impl Accepted {
     pub fn read_to_end(&mut self) -> Vec<u8> {
         while self.fill() {}
         std::mem::take(&mut self.buffer)
+    }
+}
+
+/// A port of 127.0.0.1 on which nobody listens, nor can meanwhile.
+pub struct SilentPort {
+    pub port: u16,
+    _socket: OwnedFd,
+}
+
+impl SilentPort {
+    pub fn new() -> Self {
+        let (family, kind) = (AddressFamily::Inet, SockType::Stream);
+        let socket = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        bind(socket.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, 0)).unwrap();
+        let address: SockaddrIn = getsockname(socket.as_raw_fd()).unwrap();
+        Self {
+            port: address.port(),
+            _socket: socket,
+        }
     }
 }
 

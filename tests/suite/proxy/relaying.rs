@@ -5,7 +5,7 @@ use std::io::Write;
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
 
-use super::Backend;
+use super::{Backend, SilentPort};
 use crate::fixture::{Connection, Server, TOKEN, parse_replies, random_bytes};
 
 /// A second request on the same connection must be the server's own again.
@@ -407,7 +407,9 @@ fn ipv6_is_tried_after_ipv4() {
     if std::net::TcpListener::bind("[::1]:0").is_err() {
         crate::skip!("there is no IPv6 here");
     }
-    let backend = Backend::on("[::1]:0", |mut connection| {
+    // Nobody else may listen on the same port of the other protocol meanwhile.
+    let held = SilentPort::new();
+    let backend = Backend::on(&format!("[::1]:{}", held.port), |mut connection| {
         if connection.read_request().is_some() {
             connection.send("HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nsix");
         }
