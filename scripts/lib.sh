@@ -1,20 +1,23 @@
 # shellcheck shell=sh
-# What the scripts beside this file share. Read by `.`, never run.
+# Functions and variables that the scripts beside this file share. Source it; do not run it.
 #
-# Everything that a script installs it installs with apt-get and only as root; for anybody else it
-# names the package and stops. Nothing here needs more than a POSIX shell.
+# The scripts install missing Debian packages with apt-get when they run as root, and name them
+# otherwise. They need nothing but a POSIX shell.
 
 top=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 cd "$top" || exit
 
-# The machine's own architecture, whatever .cargo/config.toml has as its default.
+# Build for this machine, whatever the default target in .cargo/config.toml is.
 target=$(uname -m)-unknown-linux-musl
 export CARGO_BUILD_TARGET="$target"
 
 case ${CARGO_TARGET_DIR:-target} in
-/*) built=$CARGO_TARGET_DIR/$target/release ;;
-*) built=$top/${CARGO_TARGET_DIR:-target}/$target/release ;;
+/*) builds=$CARGO_TARGET_DIR/$target ;;
+*) builds=$top/${CARGO_TARGET_DIR:-target}/$target ;;
 esac
+# Where cargo puts programs, by profile.
+# shellcheck disable=SC2034 # used by the scripts that source this file
+debug=$builds/debug built=$builds/release
 
 say() { printf '%s\n' "$*" >&2; }
 
@@ -25,7 +28,7 @@ die() {
 
 is_root() { [ "$(id -u)" = 0 ]; }
 
-# try_install PACKAGE...: installs Debian packages where that is possible here.
+# try_install PACKAGE...: installs Debian packages; fails unless root runs it on Debian or the like.
 try_install() {
     is_root && command -v apt-get >/dev/null 2>&1 || return 1
     say "installing $*"
@@ -36,7 +39,7 @@ try_install() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >&2
 }
 
-# need COMMAND PACKAGE...: the script cannot go on without COMMAND.
+# need COMMAND PACKAGE...: stops the script if COMMAND is missing and cannot be installed.
 need() {
     command=$1
     shift
@@ -44,18 +47,18 @@ need() {
     command -v "$command" >/dev/null 2>&1 || die "$command is missing (Debian: apt-get install $*)"
 }
 
-# want COMMAND PACKAGE...: without COMMAND something is left out, which is an error only in CI.
+# want COMMAND PACKAGE...: the same for an optional command. A missing one is an error only in CI.
 want() {
     command=$1
     shift
     command -v "$command" >/dev/null 2>&1 || try_install "$@" || true
     command -v "$command" >/dev/null 2>&1 && return
     [ -z "${CI:-}" ] || die "$command is missing (Debian: apt-get install $*)"
-    say "note: $command is missing (Debian: apt-get install $*): what needs it is skipped"
+    say "note: $command is missing (Debian: apt-get install $*): tests that need it are skipped"
 }
 
-# The Rust toolchain with the musl target, and a C compiler: the crates that write part of
-# themselves while they are built (build scripts, macros) are linked for the machine by `cc`.
+# Makes sure of the Rust toolchain, its musl target, and a C compiler. cargo uses `cc` to link build
+# scripts and procedural macros, which run on this machine while the program is built.
 need_rust() {
     case ":$PATH:" in
     *":$HOME/.cargo/bin:"*) ;;
@@ -71,5 +74,5 @@ need_rust() {
     need cc gcc libc6-dev
 }
 
-# A random token of 64 hex digits.
+# Prints a random token of 64 hexadecimal digits.
 new_token() { od -An -N32 -tx1 /dev/urandom | tr -d ' \n'; }

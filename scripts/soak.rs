@@ -1,17 +1,16 @@
-//! A long day of a server, in short: mixed real load on a dedicated server and on a host at once, every
-//! answer checked, and then everything that the servers take is compared with what they took before.
+//! A soak test: mixed load on a dedicated server and on a host at once. It checks every answer and
+//! afterwards compares the servers' use of resources with that before.
 //!
-//! Run it by `scripts/soak`. Some clients work at a time, each doing one of [`KINDS`] of things after the
-//! other, chosen at random. A check that fails is an error of its kind and the load goes on; a load
-//! that met none proves little unless nothing is left of it, which [`Remains`] tells. Both are needed
-//! for status 0.
+//! Run it with `scripts/soak`. Concurrent clients do tasks of random [`KINDS`], one after another. A check
+//! that fails counts as an error of its kind, and the load continues. [`Remains`] reports resources that
+//! are still in use at the end. The status is 0 if there were no errors and nothing remains.
 //!
-//! Servers and their clients are those of the suite ([`fixture`]). The servers behind ports are this
+//! The servers and clients are started with the suite's [`fixture`]. The servers behind ports are this
 //! program again, which is static and so runs in a sandbox too.
 
-// It holds what the suite needs, which is more than what is needed here.
-#[allow(dead_code, unused_macros)]
-#[path = "../tests/suite/fixture.rs"]
+// The fixture has more than this program uses.
+#[allow(dead_code, unused_imports, unused_macros)]
+#[path = "../tests/suite/fixture/mod.rs"]
 mod fixture;
 
 use std::collections::BTreeMap;
@@ -33,28 +32,28 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use fixture::{
-    Builder, Connection, EventStream, Mark, PATIENCE, Random, Reply, Sandbox, Server, TempDir,
-    count_entries, descendants_of, find, memory_of, numbered_text, output_of, random_bytes, reset,
-    wait_until,
+    Builder, Connection, EventStream, Mark, PATIENCE, Random, Reply, ReservedPort, Sandbox, Server,
+    TempDir, count_entries, descendants_of, find, memory_of, numbered_text, output_of,
+    random_bytes, reset, wait_until,
 };
 
-/// How many clients work at a time, on each server.
+/// Concurrent clients of each server.
 const CLIENTS: u64 = 4;
 
-/// How many things a client does in a sandbox before it goes on to a new one.
+/// Tasks that a client does in a sandbox before it makes a new one.
 const STAY: u64 = 25;
 
-/// Before the first comparison, so that what is made once and kept is there.
+/// Load before the first measurement, so that it includes what is allocated once and kept.
 const WARM_UP: Duration = Duration::from_secs(20);
 
-/// Resident memory that a server may have more than after the warm-up: what the allocator keeps of the
-/// busiest moment, and processes that are remembered.
+/// Resident memory in bytes that a server may gain after the warm-up: what the allocator keeps of its
+/// peak, and remembered processes.
 const MORE_MEMORY: u64 = 4 << 20;
 
-/// Errors after which there is no need to go on.
+/// Number of errors that ends the load early.
 const ENOUGH_ERRORS: u64 = 20;
 
-/// Kept output of one process, and of all. Little, so that logs come and go.
+/// Bytes of output kept per process, and for all. They are small, so that logs are dropped often.
 const LOG_BYTES: u64 = 1 << 20;
 const LOG_TOTAL_BYTES: u64 = 8 << 20;
 
@@ -64,7 +63,7 @@ const USAGE: &str = "usage: scripts/soak [MINUTES]";
 const INTERRUPTED: i32 = 130;
 
 fn main() {
-    // cargo bench says --bench to whatever it runs.
+    // cargo bench passes --bench to the programs that it runs.
     let words: Vec<String> = std::env::args()
         .skip(1)
         .filter(|word| word != "--bench")
@@ -86,7 +85,7 @@ fn main() {
     std::process::exit(soak(length));
 }
 
-/// Runs everything; the status to exit with.
+/// Runs everything and returns the exit status.
 fn soak(length: Duration) -> i32 {
     let stop = Stop::when_told();
     let seed = std::env::var("SOAK_SEED").map_or_else(
@@ -139,7 +138,7 @@ fn soak(length: Duration) -> i32 {
 }
 
 /// The servers that were started.
-static STARTED: Mutex<Vec<u32>> = Mutex::new(Vec::new());
+static STARTED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
 /// Whether it is time to end.
 struct Stop(&'static AtomicBool);
@@ -155,7 +154,7 @@ impl Stop {
                 if TOLD.swap(true, Ordering::Relaxed) {
                     // Told twice: at once, whatever is left then.
                     for pid in STARTED.lock().unwrap().iter() {
-                        let pid = Pid::from_raw(pid.cast_signed());
+                        let pid = Pid::from_raw(*pid);
                         let _ = nix::sys::signal::kill(pid, Signal::SIGTERM);
                     }
                     std::process::exit(INTERRUPTED);
@@ -218,7 +217,7 @@ impl Site {
 
     /// The pids of its init and of the server.
     fn pids(&self) -> [i32; 2] {
-        [self.server.pid().cast_signed(), self.inner]
+        [self.server.pid(), self.inner]
     }
 
     fn metrics(&self) -> Value {
@@ -311,7 +310,7 @@ impl Remains {
         let told = |name: &str| usize::try_from(metrics[name].as_u64().unwrap()).unwrap();
         let place = site.server.place.as_ref();
         // Not counted: itself and its init.
-        let processes = descendants_of(site.server.pid().cast_signed()).len() - 1;
+        let processes = descendants_of(site.server.pid()).len() - 1;
         Self {
             counts: vec![
                 ("processes", processes),
@@ -528,7 +527,7 @@ fn load(sites: &[Site], tally: &Tally, seed: u64, length: Duration, stop: &Stop)
                     site,
                     number: client,
                     tally,
-                    random: Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+                    random: Random(seed),
                 };
                 scope.spawn(move || client.work(goes_on));
             }
@@ -868,7 +867,7 @@ fn feed_and_kill(place: &Place<'_>, random: &mut Random) {
     let route = |rest: &str| format!("processes/{id}/{rest}");
     place.expect("PUT", &route("stdin"), &bytes, 200);
     let waited = place.expect("GET", &route("wait?timeout=0.01"), b"", 200);
-    assert_eq!(waited.json()["running"], true);
+    assert_eq!(waited.json()["running"], true, "{}", waited.text());
     match random.below(3) {
         0 => {
             place.expect("PUT", &route("stdin?eof=1"), b"", 200);
@@ -885,7 +884,10 @@ fn feed_and_kill(place: &Place<'_>, random: &mut Random) {
             let waited = place.expect("GET", &route("wait?timeout=60"), b"", 200);
             assert_eq!(waited.json()["signal"], 15, "{}", waited.text());
         }
-        _ => assert_eq!(place.delete(&process)["killed"], true),
+        _ => {
+            let state = place.expect("GET", &format!("processes/{id}"), b"", 200);
+            assert_eq!(place.delete(&process)["killed"], true, "{}", state.text());
+        }
     }
     assert_eq!(place.delete(&process)["killed"], false, "it is forgotten");
 }
@@ -981,9 +983,7 @@ fn ask_nonsense(place: &Place<'_>, random: &mut Random) {
         assert_eq!(reply.status, status, "{method} {route}: {}", reply.text());
         assert!(reply.json()["error"].is_string());
     };
-    // A sandbox's token opens nothing that is not its own, whether it is there or not.
-    let status = if place.is_sandbox() { 403 } else { 404 };
-    expect("GET", "nowhere", "", status);
+    expect("GET", "nowhere", "", 404);
     expect("PUT", "exec", "", 405);
     expect("POST", "exec", r#"{"cmd":7}"#, 400);
     expect("POST", "exec", r#"{"cmd":["/no/such/program"]}"#, 400);
@@ -1034,6 +1034,8 @@ fn leave_half_a_request(place: &Place<'_>, random: &mut Random) {
 /// A server is started behind a port, used, and dies in the middle of it.
 fn use_port(place: &Place<'_>, random: &mut Random) {
     let own = std::env::current_exe().unwrap();
+    // No other client's server gets the port, before or after this one's.
+    let reserved = ReservedPort::new();
     let (program, name) = if place.is_sandbox() {
         let stat = place.ask("GET", "files/stat?path=backend", b"");
         if stat.status == 404 {
@@ -1042,9 +1044,8 @@ fn use_port(place: &Place<'_>, random: &mut Random) {
         }
         ("./backend".to_owned(), format!("app-{}", random.next()))
     } else {
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        (own.to_str().unwrap().to_owned(), port.to_string())
+        let port = reserved.number().to_string();
+        (own.to_str().unwrap().to_owned(), port)
     };
     let process = place.spawn(&json!({ "cmd": [program, "serve", name] }));
     let waited = place.expect("GET", &format!("ports/{name}/wait?timeout=20"), b"", 200);

@@ -163,10 +163,7 @@ fn over_lifetimes(plan: &Plan, scratch: &Scratch) -> Panel {
 }
 
 fn table(panels: &[Panel]) -> String {
-    let mut out = format!(
-        "# How costs grow with what is there already\n\n{}\n![curves](curves.svg)\n",
-        machine()
-    );
+    let mut out = format!("# How costs grow\n\n{}\n![curves](curves.svg)\n", machine());
     for panel in panels {
         let steps = panel.steps.join(" | ");
         let lines = "---:|".repeat(panel.steps.len());
