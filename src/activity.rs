@@ -1,76 +1,75 @@
-//! Whether anything is going on: what idleness is measured by.
+//! The activity of a workspace, from which its idle time is measured.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// Counts what is going on in a workspace: leases and running processes.
-///
-/// The lock guards the count and the time, so that closing cannot overlook a beginning.
-pub struct Activity(Mutex<Count>);
+use crate::sync::lock;
 
-struct Count {
+/// Counts the leases and the running processes of a workspace.
+///
+/// One lock guards the count and the closing, so that no activity begins in a closed workspace.
+pub struct Activity(Mutex<State>);
+
+struct State {
     active: usize,
+    /// When the latest activity ended.
     last: Instant,
     closed: bool,
 }
 
 impl Activity {
-    /// Nothing, since now.
+    /// No activity. The idle time starts.
     pub fn new() -> Self {
-        Self(Mutex::new(Count {
+        Self(Mutex::new(State {
             active: 0,
             last: Instant::now(),
             closed: false,
         }))
     }
 
-    fn count(&self) -> MutexGuard<'_, Count> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Something begins (inside a lease, so the workspace cannot be closed).
+    /// Begins an activity. The caller holds a lease, so the workspace is open.
     pub fn begin(&self) {
-        self.count().active += 1;
+        lock(&self.0).active += 1;
     }
 
-    /// Something begins from outside; false if the workspace was closed before.
+    /// Begins an activity; false if the workspace is closed.
     pub fn begin_unless_closed(&self) -> bool {
-        let mut count = self.count();
-        if !count.closed {
-            count.active += 1;
+        let mut state = lock(&self.0);
+        if !state.closed {
+            state.active += 1;
         }
-        !count.closed
+        !state.closed
     }
 
-    /// It has ended.
+    /// Ends an activity.
     pub fn end(&self) {
-        let mut count = self.count();
-        count.active -= 1;
-        count.last = Instant::now();
+        let mut state = lock(&self.0);
+        state.active -= 1;
+        state.last = Instant::now();
     }
 
-    /// How long nothing has been going on; `None` while something is.
+    /// The idle time; `None` while there is activity.
     pub fn idle_for(&self) -> Option<Duration> {
-        let count = self.count();
-        (count.active == 0).then(|| count.last.elapsed())
+        let state = lock(&self.0);
+        (state.active == 0).then(|| state.last.elapsed())
     }
 
-    /// Whether nothing can begin any more.
+    /// Whether leases are refused.
     pub fn is_closed(&self) -> bool {
-        self.count().closed
+        lock(&self.0).closed
     }
 
-    /// Closes, whatever is going on; false if it was closed already.
-    pub fn close(&self) -> bool {
-        !std::mem::replace(&mut self.count().closed, true)
+    /// Closes the workspace, also during activity.
+    pub fn close(&self) {
+        lock(&self.0).closed = true;
     }
 
-    /// Closes if nothing has been going on for `limit`; whether it is closed.
+    /// Closes the workspace if it has been idle for `limit`; returns whether it is closed.
     pub fn close_if_idle(&self, limit: Duration) -> bool {
-        let mut count = self.count();
-        if count.active == 0 && count.last.elapsed() >= limit {
-            count.closed = true;
+        let mut state = lock(&self.0);
+        if state.active == 0 && state.last.elapsed() >= limit {
+            state.closed = true;
         }
-        count.closed
+        state.closed
     }
 }

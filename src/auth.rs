@@ -1,8 +1,8 @@
-//! Who may do what: the host token, and the tokens of sandboxes.
+//! Access control: what the host token and the tokens of sandboxes open.
 //!
-//! A sandbox's token is derived from the host token and the sandbox's id, so it need not be kept, and
-//! is still right after the sandbox has gone. Tokens are compared in constant time, so that their
-//! values cannot be learned by timing refusals.
+//! A sandbox's token is derived from the host token and the sandbox's id, so it need not be stored,
+//! and it stays valid after the sandbox has ended. Tokens are compared in constant time, so that
+//! refusals cannot be timed to learn them.
 
 use hmac::{Hmac, Mac};
 use sha2::Sha256;
@@ -12,42 +12,42 @@ use crate::config::Secret;
 use crate::error::{Error, Result};
 use crate::sys;
 
-/// Decides over requests by their tokens.
+/// Checks the tokens of requests.
 pub struct Authenticator {
     host_token: Option<Secret>,
-    /// What sandboxes' tokens are derived with.
+    /// The key that the tokens of sandboxes are derived with.
     key: Secret,
     strict_scopes: bool,
 }
 
-/// What a request is about, as far as its token is concerned.
+/// The access that a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access<'a> {
-    /// The machine, or the management of sandboxes: the host token's.
+    /// The machine, or the management of sandboxes: only the host token opens it.
     Machine,
-    /// The inside of a sandbox: its own token's, and the host token's unless scopes are strict.
+    /// The inside of a sandbox: its own token opens it, and the host token unless scopes are strict.
     Inside(&'a str),
-    /// The end of a sandbox: its own token's and the host token's.
-    End(&'a str),
+    /// A sandbox as a whole: its own token and the host token open it, even with strict scopes.
+    Sandbox(&'a str),
 }
 
-/// Why a token does not do.
+/// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
-    /// There is none.
+    /// It has no token.
     Missing,
-    /// It is not one that opens this.
+    /// Its token does not open this.
     Wrong,
-    /// It is the host token, and scopes are strict.
+    /// Its token is the host token, and scopes are strict.
     HostTokenInside,
 }
 
 impl Authenticator {
-    /// Without a token everybody is let in. With `strict_scopes` the host token does not open what is
-    /// inside a sandbox.
+    /// Without a host token every request is accepted. With `strict_scopes` the host token does not
+    /// open the inside of sandboxes.
     ///
     /// # Errors
-    /// The kernel has no random numbers.
+    /// The kernel gives no random bytes for the key.
     pub fn new(host_token: Option<Secret>, strict_scopes: bool) -> Result<Self> {
         let key = match &host_token {
             Some(token) => token.clone(),
@@ -63,10 +63,10 @@ impl Authenticator {
         })
     }
 
-    /// Whether a request with this token may have this.
+    /// Checks a request's token.
     ///
     /// # Errors
-    /// Why not.
+    /// Why the request is refused.
     pub fn check(
         &self,
         presented: Option<&[u8]>,
@@ -80,7 +80,7 @@ impl Authenticator {
         match access {
             Access::Inside(_) if is_host && self.strict_scopes => Err(Refused::HostTokenInside),
             _ if is_host => Ok(()),
-            Access::Inside(id) | Access::End(id)
+            Access::Inside(id) | Access::Sandbox(id)
                 if self.sandbox_token(id).as_bytes().ct_eq(presented).into() =>
             {
                 Ok(())
@@ -89,19 +89,13 @@ impl Authenticator {
         }
     }
 
-    /// The token of a sandbox: the HMAC-SHA256 of its id, in hexadecimal.
+    /// Derives the token of a sandbox: the HMAC-SHA256 of `sbx-sandbox:` and its id, in hexadecimal.
     pub fn sandbox_token(&self, id: &str) -> String {
-        use std::fmt::Write;
         let mut mac = Hmac::<Sha256>::new_from_slice(self.key.expose())
             .expect("HMAC takes keys of any length (RFC 2104)");
         mac.update(b"sbx-sandbox:");
         mac.update(id.as_bytes());
-        let mut token = String::with_capacity(64);
-        for byte in mac.finalize().into_bytes() {
-            // Writing to memory does not fail.
-            let _ = write!(token, "{byte:02x}");
-        }
-        token
+        format!("{:x}", mac.finalize().into_bytes())
     }
 }
 
@@ -135,7 +129,7 @@ mod tests {
     #[test]
     fn no_token_lets_everybody_in() {
         let authenticator = Authenticator::new(None, false).unwrap();
-        for access in [Access::Machine, Access::Inside("a"), Access::End("a")] {
+        for access in [Access::Machine, Access::Inside("a"), Access::Sandbox("a")] {
             assert_eq!(authenticator.check(None, access), Ok(()));
         }
     }
@@ -147,8 +141,8 @@ mod tests {
         assert_eq!(authenticator.sandbox_token("a"), TOKEN_OF_A);
         let token = Some(TOKEN_OF_A.as_bytes());
         assert_eq!(authenticator.check(token, Access::Inside("a")), Ok(()));
-        assert_eq!(authenticator.check(token, Access::End("a")), Ok(()));
-        for access in [Access::Machine, Access::Inside("b"), Access::End("b")] {
+        assert_eq!(authenticator.check(token, Access::Sandbox("a")), Ok(()));
+        for access in [Access::Machine, Access::Inside("b"), Access::Sandbox("b")] {
             assert_eq!(authenticator.check(token, access), Err(Refused::Wrong));
         }
     }
@@ -167,7 +161,7 @@ mod tests {
             strict.check(host, Access::Inside("a")),
             Err(Refused::HostTokenInside)
         );
-        assert_eq!(strict.check(host, Access::End("a")), Ok(()));
+        assert_eq!(strict.check(host, Access::Sandbox("a")), Ok(()));
         assert_eq!(strict.check(host, Access::Machine), Ok(()));
     }
 

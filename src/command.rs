@@ -1,7 +1,7 @@
-//! What a client wants to run, checked so that it can be started.
+//! The command that a client wants to run, checked on construction.
 //!
-//! A [`CommandSpec`] cannot be empty or hold a NUL: whoever has one needs no further checks. How it
-//! is started (with what identity, environment and limits) is `confine`'s.
+//! A [`CommandSpec`] is never empty and holds no NUL, so its users check nothing again. The identity,
+//! environment and limits that it starts with are in `confine`.
 
 use std::ffi::CString;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
-/// The command itself.
+/// What is executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandLine {
     /// Run by `/bin/sh -c`.
@@ -20,7 +20,7 @@ pub enum CommandLine {
 }
 
 impl CommandLine {
-    /// Bytes that it takes in memory, about.
+    /// Bytes in memory, approximately.
     pub fn size(&self) -> usize {
         match self {
             Self::Shell(script) => script.len(),
@@ -34,8 +34,8 @@ impl CommandLine {
 
 /// Where a command's input comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Input {
-    /// End of file at once.
+pub enum StdinSource {
+    /// End of file immediately.
     Empty,
     /// These bytes, then end of file.
     Given(Vec<u8>),
@@ -43,7 +43,7 @@ pub enum Input {
     Open,
 }
 
-/// One change to the environment; no value removes the variable.
+/// One change to the environment: a name, and a value or `None` to remove the variable.
 pub type EnvironmentChange = (String, Option<String>);
 
 /// A command that can be started.
@@ -52,26 +52,26 @@ pub struct CommandSpec {
     line: CommandLine,
     environment: Vec<EnvironmentChange>,
     directory: Option<String>,
-    /// Where its input comes from.
-    pub input: Input,
-    /// How long it may take.
+    /// The source of its input.
+    pub input: StdinSource,
+    /// How long it may run; `None` means no limit.
     pub timeout: Option<Duration>,
     /// The client's own label.
     pub tag: Option<String>,
-    /// The client's own name for it, which makes the start idempotent.
+    /// An id that the client chose, which makes the start idempotent.
     pub id: Option<ChosenId>,
-    /// Whether no client waits for it.
+    /// Whether it runs without a client.
     pub background: bool,
 }
 
-/// What tells two commands apart: a digest of all that decides what they do.
+/// A digest of everything that decides what a command does.
 pub type Fingerprint = [u8; 32];
 
 impl CommandSpec {
     /// A command with empty input and no limits.
     ///
     /// # Errors
-    /// Nothing to run, a NUL (which cannot be passed to a program), an impossible variable name.
+    /// `Invalid` if the command is empty, a text holds a NUL, or a variable's name is impossible.
     pub fn new(
         line: CommandLine,
         environment: Vec<EnvironmentChange>,
@@ -84,9 +84,8 @@ impl CommandSpec {
             CommandLine::Shell(script) => no_nul("cmd", script)?,
             CommandLine::Program(words) => {
                 if words.first().is_none_or(String::is_empty) {
-                    return Err(Error::invalid(
-                        "cmd must name a program: its first element is missing or empty",
-                    ));
+                    let text = "cmd must name a program: its first element is missing or empty";
+                    return Err(Error::invalid(text));
                 }
                 words.iter().try_for_each(|word| no_nul("cmd", word))?;
             }
@@ -97,7 +96,7 @@ impl CommandSpec {
             line,
             environment,
             directory: directory.filter(|directory| !directory.is_empty()),
-            input: Input::Empty,
+            input: StdinSource::Empty,
             timeout: None,
             tag: None,
             id: None,
@@ -105,17 +104,17 @@ impl CommandSpec {
         })
     }
 
-    /// What it runs.
+    /// What is executed.
     pub fn line(&self) -> &CommandLine {
         &self.line
     }
 
-    /// What it changes in the workspace's environment.
+    /// Changes to the workspace's environment.
     pub fn environment(&self) -> &[EnvironmentChange] {
         &self.environment
     }
 
-    /// Where it runs, if not where the workspace says.
+    /// Its working directory; `None` means the workspace's.
     pub fn directory(&self) -> Option<&str> {
         self.directory.as_deref()
     }
@@ -123,18 +122,12 @@ impl CommandSpec {
     /// `argv`.
     pub fn arguments(&self) -> Vec<CString> {
         match &self.line {
-            CommandLine::Shell(script) => vec![
-                c"/bin/sh".to_owned(),
-                c"-c".to_owned(),
-                c_string(script.as_bytes()),
-            ],
-            CommandLine::Program(words) => {
-                words.iter().map(|word| c_string(word.as_bytes())).collect()
-            }
+            CommandLine::Shell(script) => vec![c"/bin/sh".into(), c"-c".into(), c_string(script)],
+            CommandLine::Program(words) => words.iter().map(c_string).collect(),
         }
     }
 
-    /// The paths to try, as execvp(3) finds them in `search` (a PATH).
+    /// The paths to try in turn, as execvp(3) does; `search` is a PATH.
     pub fn programs(&self, search: &[u8]) -> Vec<CString> {
         let name = match &self.line {
             CommandLine::Shell(_) => return vec![c"/bin/sh".to_owned()],
@@ -145,21 +138,17 @@ impl CommandSpec {
         }
         search
             .split(|byte| *byte == b':')
-            .map(|directory| {
-                let directory = if directory.is_empty() {
-                    b"."
-                } else {
-                    directory
-                };
-                c_string(&[directory, b"/", name].concat())
+            .map(|directory| match directory {
+                b"" => c_string([b"./", name].concat()),
+                directory => c_string([directory, b"/", name].concat()),
             })
             .collect()
     }
 
-    /// What tells it apart from another command under the same id.
+    /// A digest that differs from that of any other command with the same id.
     pub fn fingerprint(&self) -> Fingerprint {
         let mut digest = Sha256::new();
-        // Every part is preceded by its length, so that no two lists of parts look alike.
+        // Each part is preceded by its length, so that different parts never give the same bytes.
         let mut part = |bytes: &[u8]| {
             digest.update((bytes.len() as u64).to_le_bytes());
             digest.update(bytes);
@@ -187,25 +176,24 @@ impl CommandSpec {
         part(b"cwd");
         part(self.directory.as_deref().unwrap_or_default().as_bytes());
         match &self.input {
-            // Which of the two it is without input was decided by the route, not by the client; and an
-            // empty text and no text are the same.
-            Input::Empty | Input::Open => part(b""),
-            Input::Given(bytes) => part(bytes),
+            // Without input the route decides which of the two it is, not the client. Empty input is
+            // the same as none.
+            StdinSource::Empty | StdinSource::Open => part(b""),
+            StdinSource::Given(bytes) => part(bytes),
         }
         digest.finalize().into()
     }
 }
 
-/// Whether a program can be given these variables.
+/// Checks that a program can be given these variables.
 ///
 /// # Errors
-/// An impossible name, or a NUL in a value.
+/// `Invalid` for an impossible name, or a NUL in a value.
 pub fn check_environment(changes: &[EnvironmentChange]) -> Result<()> {
     for (name, value) in changes {
         if name.is_empty() || name.contains(['=', '\0']) {
-            return Err(Error::invalid(format!(
-                "env has an impossible variable name {name:?}"
-            )));
+            let text = format!("env has an impossible variable name {name:?}");
+            return Err(Error::invalid(text));
         }
         no_nul(&format!("env.{name}"), value.as_deref().unwrap_or_default())?;
     }
@@ -214,19 +202,18 @@ pub fn check_environment(changes: &[EnvironmentChange]) -> Result<()> {
 
 fn no_nul(field: &str, text: &str) -> Result<()> {
     if text.contains('\0') {
-        return Err(Error::invalid(format!(
-            "{field} has a NUL character, which no program can be given"
-        )));
+        let text = format!("{field} has a NUL character, which no program can be given");
+        return Err(Error::invalid(text));
     }
     Ok(())
 }
 
-/// Of bytes that were checked to hold no NUL when the command was made.
-fn c_string(bytes: &[u8]) -> CString {
-    CString::new(bytes).unwrap_or_default()
+/// Converts bytes that hold no NUL, as [`CommandSpec::new`] has checked.
+fn c_string(bytes: impl AsRef<[u8]>) -> CString {
+    CString::new(bytes.as_ref()).unwrap_or_default()
 }
 
-/// A process id that a client chose.
+/// The id of a process that a client chose.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChosenId(String);
 
@@ -234,28 +221,21 @@ impl ChosenId {
     /// Most characters of an id.
     const MAX: usize = 64;
 
-    /// Checks an id; what the server itself gives out, or a pid, cannot be chosen.
+    /// Checks an id. Numbers and `p-1` are refused: they are pids and the server's own ids.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// `Invalid`, with the accepted form.
     pub fn new(id: String) -> Result<Self> {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        let digits =
-            |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-        if id.is_empty()
-            || id.len() > Self::MAX
-            || !id.bytes().all(plain)
-            || id == "."
-            || id == ".."
-        {
-            return Err(Error::invalid(
-                "id must be 1 to 64 of the characters A-Z a-z 0-9 . _ -",
-            ));
+        let length_is_right = (1..=Self::MAX).contains(&id.len());
+        if !length_is_right || !id.bytes().all(plain) || matches!(&*id, "." | "..") {
+            let text = "id must be 1 to 64 of the characters A-Z a-z 0-9 . _ -";
+            return Err(Error::invalid(text));
         }
-        if digits(&id) || id.strip_prefix("p-").is_some_and(digits) {
-            return Err(Error::invalid(
-                "id must not be a number or look like p-1: those are the server's own",
-            ));
+        let number = id.strip_prefix("p-").unwrap_or(&id);
+        if !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()) {
+            let text = "id must not be a number or look like p-1: those are the server's own";
+            return Err(Error::invalid(text));
         }
         Ok(Self(id))
     }

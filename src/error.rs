@@ -1,21 +1,21 @@
-//! What can go wrong in the mechanisms, as a kind that callers act on and a text that people read.
+//! The error of every mechanism: a kind that callers act on, and a text for people.
 //!
-//! Nothing here knows HTTP: `api::wire` holds the one table from [`Kind`] to a status. A text is
-//! lower case and says act, object and cause, with the path as the client wrote it.
+//! Nothing here knows HTTP: each door has one table from [`Kind`] to its status and code. A text is lower
+//! case and says act, object and cause, with the path as the client wrote it.
 
 use std::fmt;
 use std::io;
 
 use nix::errno::Errno;
 
-/// What kind of failure this is; decides the status and the code that a client sees.
+/// The kind of a failure; decides the status and the code that a client sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// The request asks for something that makes no sense.
+    /// The request is not valid.
     Invalid,
-    /// The object exists, and this caller may not do that to it.
+    /// The object exists, but this access to it is not allowed.
     Forbidden,
-    /// There is no such object.
+    /// The object does not exist.
     NotFound,
     /// A directory where something else is needed.
     IsDirectory,
@@ -25,37 +25,39 @@ pub enum Kind {
     NotEmpty,
     /// A pipe, socket or device where a regular file is needed.
     NotRegular,
-    /// A program has the file to itself for now.
+    /// Another process holds a lease on the file.
     Leased,
-    /// The object is there already.
+    /// The object exists already.
     Exists,
     /// The object cannot be moved to another file system.
     CrossDevice,
-    /// The process takes no (more) input.
+    /// The process's stdin is closed.
     StdinClosed,
-    /// Another request is writing to the process.
+    /// Another request is writing to the process's stdin.
     StdinBusy,
     /// The chosen id belongs to a different command.
     IdInUse,
     /// The program does not exist.
     ProgramNotFound,
-    /// The program exists and is no program.
+    /// The file exists but is not a program.
     ProgramNotExecutable,
     /// The working directory cannot be entered.
     BadDirectory,
     /// The program may not be executed.
     ProgramForbidden,
-    /// The machine has no process, memory or descriptor left for the command.
+    /// No process, memory or descriptor is left for the command.
     NoResources,
-    /// Not done yet, because there is so much to do.
+    /// A long operation has not finished in time; it can be repeated.
     Unfinished,
     /// The disk or quota is full.
     NoSpace,
-    /// Nobody is where a connection was to lead.
+    /// Nothing accepts connections at the port.
     Unreachable,
-    /// The server is ending.
+    /// No thread is left for a request that may block.
+    NoThreads,
+    /// The server or the sandbox is ending.
     ShuttingDown,
-    /// The kernel refused for a reason that is not the caller's.
+    /// A system call failed for a reason that the client did not cause.
     System,
 }
 
@@ -66,7 +68,7 @@ pub struct Error {
     text: String,
 }
 
-/// The result of every mechanism.
+/// The result of a mechanism.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
@@ -78,7 +80,7 @@ impl Error {
         }
     }
 
-    /// Input that makes no sense.
+    /// A request that is not valid.
     pub fn invalid(text: impl Into<String>) -> Self {
         Self::new(Kind::Invalid, text)
     }
@@ -108,7 +110,7 @@ impl Error {
         )
     }
 
-    /// As [`Error::system`], for an error that came through the standard library.
+    /// As [`Error::system`], for an error of the standard library.
     pub fn io(act: impl fmt::Display, error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(code) => Self::system(act, Errno::from_raw(code)),
@@ -116,7 +118,7 @@ impl Error {
         }
     }
 
-    /// What kind of failure this is.
+    /// The kind of the failure.
     pub fn kind(&self) -> Kind {
         self.kind
     }

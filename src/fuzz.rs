@@ -1,17 +1,16 @@
-//! Fuzzing: properties of what reads a client's bytes, tried on inputs nobody thought of.
+//! Fuzzing: tests properties of the code that reads a client's bytes, on mutated inputs.
 //!
-//! A target is a test that hands [`check`] a property: a function of bytes that panics where a
-//! promise is broken. The targets stand beside what they try (`http::fuzz`, `api::fuzz`,
-//! `files::fuzz`, `process::fuzz`), because most of it is private there; each compares with a model
-//! that was written on its own, in another style.
+//! A target is a test that hands [`check`] a property: a function of bytes that panics when a promise
+//! is broken. The targets stand beside the code that they test (`http::fuzz`, `api::rest::fuzz`,
+//! `files::fuzz`, `process::fuzz`), because most of that code is private. Each compares it with an
+//! independent model in another style.
 //!
-//! As a plain test a target runs over its corpus (`tests/corpus/<target>`) and a fixed number of
-//! mutations of it, the same ones every time. `scripts/fuzz` runs it for as long as it is told to,
-//! with `FUZZ_SECONDS`, `FUZZ_SEED` and `FUZZ_FINDS`; the program is then built with
-//! `-C instrument-coverage` and `--cfg guided`, and an input that reaches code no other has reached,
-//! or a loop's further turns, is kept in the directory of finds and mutated in its turn. An input
-//! that breaks a property is made smaller and kept there too, and belongs into the corpus once the
-//! defect is mended.
+//! As a plain test, a target runs over its corpus (`tests/corpus/<target>`) and a fixed number of
+//! mutations, which are the same every time. `scripts/fuzz` runs it for a given time, with
+//! `FUZZ_SECONDS`, `FUZZ_SEED` and `FUZZ_FINDS`, and builds the program with `-C instrument-coverage`
+//! and `--cfg guided`. An input that reaches new code, or runs a loop more often, is then stored in the
+//! directory of finds and mutated in turn. An input that breaks a property is minimized and stored
+//! there too; add it to the corpus when the defect is fixed.
 
 use std::cell::RefCell;
 use std::collections::hash_map::DefaultHasher;
@@ -24,14 +23,14 @@ use std::time::{Duration, Instant};
 
 use crate::sys;
 
-/// Mutations that a target is tried on as a plain test.
+/// Mutations per target when it runs as a plain test.
 const BRIEF: u64 = 2000;
 
-/// No mutation is longer.
+/// Longest mutation.
 const MAX_INPUT_BYTES: usize = 80 * 1024;
 
-/// Runs a property over the corpus of `target` and mutations of it; `tokens` are the words of the
-/// language it reads.
+/// Runs a property over the corpus of `target` and over mutations of it. `tokens` are words of the
+/// language that the target reads.
 #[track_caller]
 pub fn check(target: &str, tokens: &[&[u8]], property: fn(&[u8])) {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
@@ -79,7 +78,7 @@ pub fn check(target: &str, tokens: &[&[u8]], property: fn(&[u8])) {
     }
 }
 
-/// Panics with the smallest input found that breaks the property, if `input` does.
+/// If `input` breaks the property, minimizes it and panics with the result.
 #[track_caller]
 fn run(property: fn(&[u8]), input: &[u8], finds: Option<&Path>) {
     let Err(mut why) = quietly(property, input) else {
@@ -108,7 +107,7 @@ fn run(property: fn(&[u8]), input: &[u8], finds: Option<&Path>) {
     panic!("{why}\nfor b\"{}\"", smallest.escape_ascii());
 }
 
-/// What the property says, without a word on standard error.
+/// Runs the property and returns its panic message, which is not printed.
 fn quietly(property: fn(&[u8]), input: &[u8]) -> Result<(), String> {
     thread_local! {
         static WORDS: RefCell<Option<String>> = const { RefCell::new(None) };
@@ -134,7 +133,7 @@ fn read_inputs(directory: &Path) -> Vec<Vec<u8>> {
         return Vec::new();
     };
     let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
-    // The order decides which mutations there are.
+    // The mutations depend on the order.
     paths.sort();
     paths.iter().map(|path| fs::read(path).unwrap()).collect()
 }
@@ -145,7 +144,7 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// Numbers that look random and are the same for the same seed (xorshift64*).
+/// Pseudorandom numbers, the same for the same seed (xorshift64*).
 pub struct Random(u64);
 
 impl Random {
@@ -160,7 +159,7 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 16
     }
 
-    /// Less than `limit`; 0 if that is 0.
+    /// A number below `limit`, or 0 if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         usize::try_from(self.next()).unwrap() % limit.max(1)
     }
@@ -173,7 +172,7 @@ impl Random {
         &all[self.below(all.len())]
     }
 
-    /// A part of something that is so long; short ones and the beginning are likely.
+    /// A range within `length`. Short ranges, and those at the beginning, are likely.
     fn range(&mut self, length: usize) -> std::ops::Range<usize> {
         let start = self.below(length + 1) * usize::from(self.below(8) > 0);
         let longest = if self.below(2) == 0 { 8 } else { length };
@@ -181,7 +180,7 @@ impl Random {
     }
 }
 
-/// Numbers at which something may change.
+/// Numbers around common limits.
 const NUMBERS: [&str; 16] = [
     "",
     "0",
@@ -227,7 +226,7 @@ fn mutated(inputs: &[Vec<u8>], tokens: &[&[u8]], random: &mut Random) -> Vec<u8>
             }
             7 => input.truncate(part.end),
             8 => replace_number(&mut input, part.start, random),
-            // Limits are far away.
+            // Long inputs reach limits of size.
             9 if random.below(16) == 0 => {
                 let copy = input[part.clone()].to_vec();
                 let count = random.below(MAX_INPUT_BYTES) / copy.len().max(1);
@@ -255,7 +254,7 @@ fn flip(input: &mut [u8], random: &mut Random) {
     }
 }
 
-/// Puts another number in the place of the first at or behind `from`.
+/// Replaces the first number at or after `from`.
 fn replace_number(input: &mut Vec<u8>, from: usize, random: &mut Random) {
     if let Some(start) = input[from..].iter().position(u8::is_ascii_digit) {
         let start = from + start;
@@ -267,16 +266,19 @@ fn replace_number(input: &mut Vec<u8>, from: usize, random: &mut Random) {
     }
 }
 
-/// Whether an input did what none before it did, by how often each place in the program was passed.
+/// Recognizes inputs that do something new, by how often they execute each region of the program.
 #[derive(Default)]
 struct Novelty {
-    /// Per place, a bit for each order of magnitude.
+    /// Per region, a bit for each order of magnitude of the count.
     #[cfg(guided)]
     seen: Vec<u8>,
 }
 
 impl Novelty {
-    #[cfg_attr(not(guided), expect(clippy::unused_self, reason = "as when it counts"))]
+    #[cfg_attr(
+        not(guided),
+        expect(clippy::unused_self, reason = "used with --cfg guided")
+    )]
     fn forget_before(&self) {
         #[cfg(guided)]
         for counter in sys::execution_counters() {
@@ -284,8 +286,11 @@ impl Novelty {
         }
     }
 
-    /// Never, where the program does not count.
-    #[cfg_attr(not(guided), expect(clippy::unused_self, reason = "as when it counts"))]
+    /// Always false without coverage counters.
+    #[cfg_attr(
+        not(guided),
+        expect(clippy::unused_self, reason = "used with --cfg guided")
+    )]
     fn is_found(&mut self) -> bool {
         #[cfg(not(guided))]
         let found = false;
@@ -308,18 +313,18 @@ impl Novelty {
     }
 }
 
-/// Bytes that are taken as instructions, for properties of what has a history.
+/// Bytes read as instructions, for properties of code with state.
 pub struct Script<'a>(pub &'a [u8]);
 
 impl<'a> Script<'a> {
-    /// The next byte; 0 at the end.
+    /// The next byte, or 0 at the end.
     pub fn byte(&mut self) -> u8 {
         let (first, rest) = self.0.split_first().unwrap_or((&0, &[]));
         self.0 = rest;
         *first
     }
 
-    /// The next `count` bytes, as far as there are so many.
+    /// The next `count` bytes, or fewer at the end.
     pub fn take(&mut self, count: usize) -> &'a [u8] {
         let (taken, rest) = self.0.split_at(count.min(self.0.len()));
         self.0 = rest;
@@ -331,8 +336,8 @@ impl<'a> Script<'a> {
     }
 }
 
-/// What `action` comes to; it must not ask for more memory, all in all, than `factor` times the size
-/// of its input and a little.
+/// Runs `action` and returns its result. Panics if it allocates, in total, more than `factor` times
+/// the size of its input plus 4 KiB.
 #[track_caller]
 pub fn bounded<T>(input: &[u8], factor: usize, action: impl FnOnce() -> T) -> T {
     let before = sys::allocated_bytes();

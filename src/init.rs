@@ -1,9 +1,8 @@
-//! Being PID 1: reaping what nobody waits for, and ending everything when told to.
+//! PID 1: reaps orphans, and ends all processes on SIGTERM or SIGINT.
 //!
-//! The program splits in two before it has a second thread. The parent stays PID 1 (or the
-//! subreaper, with `--init`) and does nothing but reap; the child is the server. So orphans end up
-//! with a process that has no children of its own to confuse them with, and the server reaps
-//! exactly what it started.
+//! The program forks before it has a second thread. The parent stays PID 1 (or becomes the subreaper,
+//! with `--init`) and only reaps; the child is the server. So orphans go to a process without other
+//! children, and the server reaps exactly what it started.
 
 use std::collections::HashSet;
 use std::ffi::c_int;
@@ -16,55 +15,47 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::error::{Error, Result};
+use crate::proc;
 use crate::sys::{self, Ending, Events, Pid, PollEntry, poll};
 
-/// From SIGTERM to SIGKILL for what the server itself did not start.
+/// The time from SIGTERM to SIGKILL for orphans.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Splits. Returns in the server, with the number of its init; the init process never returns from
-/// here.
+/// Forks into init and the server. Returns in the server only.
 ///
 /// # Errors
-/// There is no process or descriptor to be had.
+/// No process is left, or init has died already.
 pub fn split() -> Result<Init> {
     let init = Init(std::process::id());
     let failed = |errno| Error::system("cannot become init", errno);
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD] {
-        signals.add(signal);
-    }
-    // Blocked before the split, so that none is lost; the server unblocks SIGCHLD for itself.
+    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD]);
+    // Blocked before the fork, so that none is lost. The server unblocks SIGCHLD for itself.
     signals.thread_block().map_err(failed)?;
     if std::process::id() != 1 {
         prctl::set_child_subreaper(true).map_err(failed)?;
     }
     let Some(server) = sys::fork().map_err(failed)? else {
-        let mut own = SigSet::empty();
-        own.add(Signal::SIGCHLD);
+        let own = SigSet::from(Signal::SIGCHLD);
         own.thread_unblock().map_err(failed)?;
         init.keep()?;
         return Ok(init);
     };
-    let status =
-        match SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK) {
-            Ok(arrivals) => supervise(server, &arrivals),
-            Err(_) => 1,
-        };
-    std::process::exit(status)
+    let signal_fd = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK);
+    std::process::exit(signal_fd.map_or(1, |signal_fd| supervise(server, &signal_fd)))
 }
 
-/// The process that was there before, and reaps.
+/// The init process, by its pid.
 #[derive(Debug, Clone, Copy)]
 pub struct Init(u32);
 
 impl Init {
-    /// An init that is killed takes the server along. To be called by the first thread, and again when
-    /// it has acted as another user: the kernel forgets it then (prctl(2), `PR_SET_PDEATHSIG`).
+    /// Makes the kernel kill the server when init dies (prctl(2), `PR_SET_PDEATHSIG`). The first thread
+    /// calls this, and again after it has acted as another user, which clears the setting.
     ///
     /// # Errors
-    /// It has been killed already.
+    /// Init has died already.
     pub fn keep(self) -> Result<()> {
-        let failed = |errno| Error::system("cannot stay with init", errno);
+        let failed = |errno| Error::system("cannot tie the server to init", errno);
         prctl::set_pdeathsig(Signal::SIGKILL).map_err(failed)?;
         if std::os::unix::process::parent_id() == self.0 {
             Ok(())
@@ -74,33 +65,28 @@ impl Init {
     }
 }
 
-/// Reaps until the server has ended, then ends the rest; the exit status.
-fn supervise(server: Pid, arrivals: &SignalFd) -> c_int {
-    let mut told_at = None;
-    let mut asked = HashSet::new();
+/// Reaps until the server has ended, then ends the orphans. Returns the exit status.
+fn supervise(server: Pid, signal_fd: &SignalFd) -> c_int {
+    let mut signaled_at = None;
+    let mut terminated = HashSet::new();
     let ending = loop {
         if let Some(ending) = reap_until(server) {
             break ending;
         }
-        poll(
-            &mut [PollEntry::new(arrivals.as_fd(), Events::READABLE)],
-            None,
-        );
-        while let Ok(Some(arrival)) = arrivals.read_signal() {
-            let signal = arrival.ssi_signo.cast_signed();
+        let mut entries = [PollEntry::new(signal_fd.as_fd(), Events::READABLE)];
+        poll(&mut entries, None);
+        while let Ok(Some(received)) = signal_fd.read_signal() {
+            let signal = received.ssi_signo.cast_signed();
             if signal != libc::SIGCHLD {
-                told_at.get_or_insert_with(Instant::now);
+                signaled_at.get_or_insert_with(Instant::now);
                 let _ = sys::signal_process(server, signal);
                 let orphans = children().into_iter().filter(|child| *child != server);
-                ask_to_end(orphans, &mut asked);
+                terminate(orphans, &mut terminated);
             }
         }
     };
-    end_orphans(
-        arrivals,
-        told_at.unwrap_or_else(Instant::now) + GRACE,
-        asked,
-    );
+    let deadline = signaled_at.unwrap_or_else(Instant::now) + GRACE;
+    end_orphans(signal_fd, deadline, terminated);
     match ending {
         Ending::Exited(status) => status,
         Ending::Signaled(signal) => 128 + signal,
@@ -109,7 +95,7 @@ fn supervise(server: Pid, arrivals: &SignalFd) -> c_int {
 }
 
 fn reap_until(server: Pid) -> Option<Ending> {
-    while let Ok(Some((pid, ending))) = sys::wait_any(false) {
+    while let Ok(Some((pid, ending))) = sys::wait_any() {
         if pid == server {
             return Some(ending);
         }
@@ -117,12 +103,12 @@ fn reap_until(server: Pid) -> Option<Ending> {
     None
 }
 
-/// Asks what is left to end, and kills it at `deadline`. Children of what is killed become children
-/// of this process in turn, so it goes on until there is none.
-fn end_orphans(arrivals: &SignalFd, deadline: Instant, mut asked: HashSet<Pid>) {
+/// Sends SIGTERM to all orphans, and SIGKILL after `deadline`. The children of an orphan that ends
+/// become orphans in turn, so this repeats until there are none.
+fn end_orphans(signal_fd: &SignalFd, deadline: Instant, mut terminated: HashSet<Pid>) {
     loop {
         loop {
-            match sys::wait_any(false) {
+            match sys::wait_any() {
                 Ok(Some(_)) => {}
                 Ok(None) => break,
                 Err(_) => return,
@@ -138,30 +124,30 @@ fn end_orphans(arrivals: &SignalFd, deadline: Instant, mut asked: HashSet<Pid>) 
                 let _ = sys::signal_process(orphan, libc::SIGKILL);
             }
         } else {
-            // A number that is no child's any more may be the next child's.
-            asked.retain(|asked| orphans.contains(asked));
-            ask_to_end(orphans.into_iter(), &mut asked);
+            // The kernel may reuse the pid of a reaped child for the next one.
+            terminated.retain(|pid| orphans.contains(pid));
+            terminate(orphans.into_iter(), &mut terminated);
         }
-        let mut entries = [PollEntry::new(arrivals.as_fd(), Events::READABLE)];
+        let mut entries = [PollEntry::new(signal_fd.as_fd(), Events::READABLE)];
         poll(&mut entries, Some(Duration::from_millis(20)));
-        while let Ok(Some(_)) = arrivals.read_signal() {}
+        while let Ok(Some(_)) = signal_fd.read_signal() {}
     }
 }
 
-/// Asks those that have not been asked before.
-fn ask_to_end(children: impl Iterator<Item = Pid>, asked: &mut HashSet<Pid>) {
-    for child in children.filter(|child| asked.insert(*child)) {
+/// Sends SIGTERM once to each of these children.
+fn terminate(children: impl Iterator<Item = Pid>, terminated: &mut HashSet<Pid>) {
+    for child in children.filter(|child| terminated.insert(*child)) {
         let _ = sys::signal_process(child, libc::SIGTERM);
-        // A stopped process takes it only when it goes on.
+        // A stopped process handles SIGTERM only after it continues.
         let _ = sys::signal_process(child, libc::SIGCONT);
     }
 }
 
-/// The children of this process; unreaped, so their numbers are their own. Where /proc does not tell,
-/// PID 1 can still speak to everybody at once.
+/// The children of this process. They are not reaped, so their pids are valid. If /proc does not list
+/// them, PID 1 can still signal all processes with one call.
 fn children() -> Vec<Pid> {
     let own = std::process::id();
-    let listed = sys::proc_shows_this_namespace()
+    let listed = proc::shows_this_namespace()
         .then(|| std::fs::read_to_string(format!("/proc/self/task/{own}/children")).ok())
         .flatten();
     match listed {
@@ -169,10 +155,10 @@ fn children() -> Vec<Pid> {
             .split_ascii_whitespace()
             .filter_map(|pid| pid.parse().ok())
             .collect(),
-        None if own == 1 => vec![EVERYBODY],
+        None if own == 1 => vec![ALL_PROCESSES],
         None => Vec::new(),
     }
 }
 
-/// To kill(2): every process that may be signalled, but for PID 1 and the caller.
-const EVERYBODY: Pid = -1;
+/// For kill(2): every process but PID 1 and the caller.
+const ALL_PROCESSES: Pid = -1;

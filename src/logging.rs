@@ -1,9 +1,8 @@
-//! The server's own log: one line an event on stderr, written whole.
+//! The server's log on stderr: one line per event, written by one system call.
 //!
-//! Never a token, a value of an environment or a body: callers pass ids, pids, statuses, causes.
-//! What a client wrote goes through [`quoted`], which also bounds it; and whatever a caller passes,
-//! nothing in it begins another line. The log is worth less than the service: a line that cannot be
-//! written at once, because nobody reads the other end, is dropped.
+//! Callers log ids, pids, statuses and causes, and never a token, a variable's value or a body.
+//! Text from a client passes through [`quoted`], which bounds it. No text can begin another line. A
+//! line that stderr does not take at once is dropped, so that a stuck reader cannot stall the server.
 
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
@@ -15,19 +14,19 @@ use crate::sys::{Events, PollEntry, poll};
 
 static DEBUG: AtomicBool = AtomicBool::new(false);
 
-/// A pipe that is ready takes so much without waiting (`PIPE_BUF`, pipe(7)).
+/// A writable pipe takes this many bytes without blocking (`PIPE_BUF`, pipe(7)).
 const MAX_LINE_BYTES: usize = 4096;
 
-/// Most characters of anything that a client wrote.
+/// Maximum length of quoted text, in characters.
 const MAX_QUOTED: usize = 200;
 
-/// Turns the lines of [`debug`] on.
+/// Enables [`debug`].
 pub fn enable_debug() {
     DEBUG.store(true, Ordering::Relaxed);
 }
 
-/// Has a panic say where it is in one line of this log. What it says is left out: it may quote the
-/// text that was worked on (as slicing a string does), which may be anybody's.
+/// Logs panics as one line with the source location. The panic's message is left out because it may
+/// quote data of a client, as that of a failed string slice does.
 pub fn describe_panics() {
     std::panic::set_hook(Box::new(|panic| match panic.location() {
         Some(place) => info(format_args!("panicked at {place}")),
@@ -40,7 +39,7 @@ pub fn info(line: fmt::Arguments<'_>) {
     whole_line(format_args!("sbx-server: {line}"));
 }
 
-/// Writes one line as it is, such as the one that says where the server listens.
+/// Writes one line without the prefix `sbx-server: `.
 pub fn whole_line(line: fmt::Arguments<'_>) {
     let line = one_line(&line.to_string());
     let mut stderr = std::io::stderr().lock();
@@ -50,7 +49,8 @@ pub fn whole_line(line: fmt::Arguments<'_>) {
     }
 }
 
-/// The text as one line of at most [`MAX_LINE_BYTES`]; what would break it is escaped.
+/// Escapes control characters and line separators, cuts the text so that the line has at most
+/// [`MAX_LINE_BYTES`], and ends it with a newline.
 fn one_line(text: &str) -> String {
     let mut line = String::with_capacity(text.len() + 1);
     for character in text.chars() {
@@ -69,14 +69,14 @@ fn one_line(text: &str) -> String {
     line
 }
 
-/// Writes one line if `SBX_LOG=debug`.
+/// Writes one line if [`enable_debug`] was called (`SBX_LOG=debug`).
 pub fn debug(line: fmt::Arguments<'_>) {
     if DEBUG.load(Ordering::Relaxed) {
         info(line);
     }
 }
 
-/// What a client wrote, so that it stays on its line and does nothing to a terminal.
+/// Escapes text from a client to printable ASCII and cuts it to [`MAX_QUOTED`] characters.
 pub fn quoted(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MAX_QUOTED)]);
     let mut quoted: String = text
@@ -111,7 +111,7 @@ mod tests {
             "a\\nb\\r\\u{1b}[2J\\u{85}\\u{2028}é\\t\n"
         );
         assert_eq!(one_line(""), "\n");
-        // At every place a character, or its escape, may reach over the end.
+        // A character or its escape can cross the limit at each of these lengths.
         for at in MAX_LINE_BYTES - 12..=MAX_LINE_BYTES {
             for end in ["é", "\n", "\u{2028}", "x"] {
                 let line = one_line(&("x".repeat(at) + end + "yyyy"));

@@ -1,8 +1,7 @@
-//! What the server serves: the machine as one sandbox, or as a host of many; how long it may be idle,
-//! and how it ends.
+//! The machine that the server serves, as one sandbox or as a host of many. It decides when the server
+//! has been idle for too long, and ends everything in the right order.
 
 use std::ffi::OsString;
-use std::path::Path;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,48 +17,49 @@ use crate::process::registry::Shared;
 use crate::sys;
 use crate::workspace::{Lease, Workspace};
 
-/// How long processes have to end by themselves when the server ends.
+/// Time between SIGTERM and SIGKILL for processes when the server ends.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// How often a busy server looks whether it has become idle: by so much it may end late.
+/// How often a busy server checks whether it is idle. It ends late by at most this much.
 const BUSY_CHECK: Duration = Duration::from_secs(2);
 
-/// Everything the server serves.
+/// The machine, in one of its two modes.
 pub struct Machine {
     kind: MachineKind,
     started: Instant,
     idle_timeout: Option<Duration>,
-    ping_interval: Duration,
-    landlock_abi: u32,
+    /// Silence on a stream after which a ping is due.
+    pub ping_interval: Duration,
+    /// The kernel's Landlock ABI, 0 without Landlock.
+    pub landlock_abi: u32,
     shared: Arc<Shared>,
 }
 
 enum MachineKind {
-    /// It is one sandbox.
+    /// The machine is one sandbox.
     Dedicated(Arc<Workspace>),
-    /// It has many.
+    /// The machine holds many sandboxes.
     Host(Arc<Host>),
 }
 
 use MachineKind::{Dedicated, Host as Many};
 
-/// Which workspace a request is about.
+/// The workspace that a request is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope<'a> {
-    /// The machine itself.
+    /// The machine itself, in dedicated mode.
     Machine,
     /// The sandbox of this id.
     Sandbox(&'a str),
 }
 
 impl Machine {
-    /// Sets up the workspace, or the place for many; commands of a dedicated machine will have
-    /// `environment`.
+    /// Sets up the workspace or the host. Commands of a dedicated machine get `environment`.
     ///
     /// # Errors
-    /// No thread, no descriptor, no working directory; or the machine cannot hold sandboxes.
+    /// No thread, descriptor or working directory; or the machine cannot hold sandboxes.
     pub fn new(config: &Config, environment: Vec<(OsString, OsString)>) -> Result<Self> {
-        // Where memory is limited, most of it is for work.
+        // Where memory is limited, logs take at most a quarter of it.
         let most = memory::left().map_or(usize::MAX, |left| {
             usize::try_from(left / 4).unwrap_or(usize::MAX)
         });
@@ -70,23 +70,18 @@ impl Machine {
             let host = Host::new(settings, search, Arc::clone(&shared))?;
             let own = Arc::clone(&host);
             thread::Builder::new()
-                .name("caretaker".to_owned())
+                .name("maintenance".to_owned())
                 .stack_size(256 * 1024)
-                .spawn(move || own.look_after())
-                .map_err(|error| Error::io("cannot look after sandboxes", &error))?;
+                .spawn(move || own.run_maintenance())
+                .map_err(|error| Error::io("cannot start the maintenance of sandboxes", &error))?;
             Many(host)
         } else {
             let directory = std::env::current_dir()
                 .map_err(|error| Error::io("cannot find the working directory", &error))?;
-            let confinement = Confinement::dedicated(environment, directory.clone());
-            let root = Root::machine(Path::new(&directory))?;
-            let ports = Ports::machine();
-            Dedicated(Workspace::new(
-                root,
-                confinement,
-                ports,
-                Arc::clone(&shared),
-            ))
+            let root = Root::machine(&directory)?;
+            let confinement = Confinement::dedicated(environment, directory);
+            let shared = Arc::clone(&shared);
+            Dedicated(Workspace::new(root, confinement, Ports::machine(), shared))
         };
         Ok(Self {
             kind,
@@ -98,42 +93,61 @@ impl Machine {
         })
     }
 
-    /// The right to work in a workspace.
+    /// Begins work in a workspace, which lasts as long as the lease.
     ///
     /// # Errors
-    /// There is none of that scope here, or it is ending.
+    /// `NotFound` if there is no such workspace, `ShuttingDown` if it is ending.
     pub fn lease(&self, scope: Scope<'_>) -> Result<Lease> {
         match (&self.kind, scope) {
             (Dedicated(workspace), Scope::Machine) => workspace.lease(),
             (Many(host), Scope::Sandbox(id)) => host.lease(id),
-            (Dedicated(_), Scope::Sandbox(_)) => Err(no_sandboxes()),
-            (Many(_), Scope::Machine) => Err(no_machine()),
+            _ => Err(self.wrong_mode()),
         }
     }
 
-    /// Whether it is one sandbox.
+    /// Checks that workspaces of this scope exist in the server's mode.
     ///
     /// # Errors
-    /// It has many.
-    pub fn check_dedicated(&self) -> Result<()> {
-        match &self.kind {
-            Dedicated(_) => Ok(()),
-            Many(_) => Err(no_machine()),
+    /// `NotFound`, with the routes of the mode.
+    pub fn check(&self, scope: Scope<'_>) -> Result<()> {
+        match (&self.kind, scope) {
+            (Dedicated(_), Scope::Machine) | (Many(_), Scope::Sandbox(_)) => Ok(()),
+            _ => Err(self.wrong_mode()),
         }
     }
 
-    /// Its sandboxes.
+    /// The host of sandboxes.
     ///
     /// # Errors
-    /// It is one.
+    /// `NotFound` if the machine is dedicated.
     pub fn host(&self) -> Result<&Host> {
+        self.as_host().ok_or_else(|| self.wrong_mode())
+    }
+
+    /// The host of sandboxes; `None` if the machine is dedicated.
+    fn as_host(&self) -> Option<&Host> {
         match &self.kind {
-            Dedicated(_) => Err(no_sandboxes()),
-            Many(host) => Ok(host),
+            Dedicated(_) => None,
+            Many(host) => Some(host),
         }
     }
 
-    /// The word for what it is.
+    /// The error for a scope that the mode does not have.
+    fn wrong_mode(&self) -> Error {
+        let text = match &self.kind {
+            Dedicated(_) => {
+                "there are no sandboxes here: this server is in dedicated mode, where the whole machine is one; use \
+                 /v1/exec, /v1/files and /v1/processes"
+            }
+            Many(_) => {
+                "the machine itself cannot be used here: this server is in host mode, where each sandbox has its own \
+                 /v1/sandboxes/{id}/exec, /files and /processes"
+            }
+        };
+        Error::new(Kind::NotFound, text)
+    }
+
+    /// The name of the mode.
     pub fn mode(&self) -> &'static str {
         match &self.kind {
             Dedicated(_) => "dedicated",
@@ -141,23 +155,17 @@ impl Machine {
         }
     }
 
-    /// What stands between its sandboxes and everything else.
+    /// The layers of confinement around each sandbox.
     pub fn layers(&self) -> Vec<&'static str> {
-        match &self.kind {
-            Dedicated(_) => Vec::new(),
-            Many(host) => host.layers(),
-        }
+        self.as_host().map_or_else(Vec::new, Host::layers)
     }
 
-    /// How many sandboxes it has.
+    /// The number of sandboxes.
     pub fn sandboxes(&self) -> usize {
-        match &self.kind {
-            Dedicated(_) => 0,
-            Many(host) => host.count(),
-        }
+        self.as_host().map_or(0, Host::count)
     }
 
-    /// How many commands run.
+    /// The number of running commands.
     pub fn processes_running(&self) -> usize {
         match &self.kind {
             Dedicated(workspace) => workspace.processes.count_running(),
@@ -165,12 +173,12 @@ impl Machine {
         }
     }
 
-    /// Bytes of output that are kept.
+    /// Bytes of output in the logs.
     pub fn log_bytes(&self) -> usize {
         self.shared.log_bytes_kept()
     }
 
-    /// The space where files are written.
+    /// The disk that files are written to; `None` if the kernel does not say.
     pub fn disk(&self) -> Option<Disk> {
         match &self.kind {
             Dedicated(workspace) => workspace.files().ok()?.disk(),
@@ -178,23 +186,12 @@ impl Machine {
         }
     }
 
-    /// Since the start.
+    /// Time since the start.
     pub fn uptime(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// The kernel's Landlock ABI, 0 without Landlock.
-    pub fn landlock_abi(&self) -> u32 {
-        self.landlock_abi
-    }
-
-    /// Silence on a stream after which a ping is due.
-    pub fn ping_interval(&self) -> Duration {
-        self.ping_interval
-    }
-
-    /// How long nothing has been going on; none while something is. For a host, that is having
-    /// sandboxes.
+    /// How long the machine has been idle; `None` while it is not. A host is idle without sandboxes.
     fn idle_for(&self) -> Option<Duration> {
         match &self.kind {
             Dedicated(workspace) => workspace.idle_for(),
@@ -202,17 +199,17 @@ impl Machine {
         }
     }
 
-    /// How long at most until [`Machine::has_idled_out`] can become true; `None` is for ever.
+    /// When to ask [`Machine::has_idled_out`] again; `None` means never.
     pub fn next_idle_check(&self) -> Option<Duration> {
         let limit = self.idle_timeout?;
-        // While something is going on the whole limit lies ahead, but from when on is not known yet.
+        // A busy machine may become idle at any time, so it is checked at intervals.
         Some(
             self.idle_for()
                 .map_or(limit.min(BUSY_CHECK), |idle| limit.saturating_sub(idle)),
         )
     }
 
-    /// Whether nothing has been going on for the idle timeout; then nothing can begin any more.
+    /// Whether the machine has been idle for the idle timeout. If so, it accepts no more work.
     pub fn has_idled_out(&self) -> bool {
         self.idle_timeout.is_some_and(|limit| match &self.kind {
             Dedicated(workspace) => workspace.close_if_idle(limit),
@@ -220,8 +217,7 @@ impl Machine {
         })
     }
 
-    /// Ends every process that is known, and what descends from it. What an ended command left behind
-    /// is init's to end, see `init`.
+    /// Ends all known processes and their descendants. `init` ends what finished commands left behind.
     pub fn shut_down(&self) {
         match &self.kind {
             Dedicated(workspace) => workspace.processes.shut_down(GRACE),
@@ -229,7 +225,7 @@ impl Machine {
         }
     }
 
-    /// Gives the streams that are still open a moment to deliver the ends of their commands.
+    /// Waits, at most for `limit`, until open streams have sent their last events.
     pub fn wait_for_streams(&self, limit: Duration) {
         let deadline = Instant::now() + limit;
         let busy = || match &self.kind {
@@ -240,20 +236,4 @@ impl Machine {
             thread::sleep(Duration::from_millis(5));
         }
     }
-}
-
-fn no_machine() -> Error {
-    Error::new(
-        Kind::NotFound,
-        "the machine itself cannot be used here: this server is in host mode, where each sandbox has its own \
-         /v1/sandboxes/{id}/exec, /files and /processes",
-    )
-}
-
-fn no_sandboxes() -> Error {
-    Error::new(
-        Kind::NotFound,
-        "there are no sandboxes here: this server is in dedicated mode, where the whole machine is one; use /v1/exec, \
-         /v1/files and /v1/processes",
-    )
 }

@@ -1,49 +1,46 @@
-//! Memory, where the machine limits how much address space the server has (setrlimit(2), `RLIMIT_AS`).
+//! Memory under a limit of the server's address space (setrlimit(2), `RLIMIT_AS`).
 //!
-//! An allocation that fails ends the whole server; refusing what would need it costs one client an
-//! error. So whatever is large and at a client's wish takes its [`Room`] first. It is looked up and not
-//! tried out: what a trial takes, another thread may need at that moment.
+//! A failed allocation ends the whole server, but a refusal costs one client an error. So everything
+//! large whose size a client decides reserves its [`Room`] first. The limit is computed and not probed by
+//! allocating, because another thread may need that memory at the same moment.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
-/// Bytes that are promised, and mostly not yet allocated.
-static PROMISED: AtomicU64 = AtomicU64::new(0);
+use crate::proc;
 
-/// A promise of memory, which ends with the value.
+/// Bytes that are reserved, and mostly not allocated yet.
+static RESERVED: AtomicU64 = AtomicU64::new(0);
+
+/// A reservation of memory, released on drop.
 #[must_use]
 pub struct Room(u64);
 
 impl Room {
-    /// A promise of so many bytes; none if the limit does not leave them.
+    /// Reserves memory; `None` if the limit leaves less.
     pub fn take(bytes: usize) -> Option<Self> {
         let bytes = bytes as u64;
-        let promised = PROMISED.fetch_add(bytes, Ordering::Relaxed) + bytes;
+        let reserved = RESERVED.fetch_add(bytes, Ordering::Relaxed) + bytes;
         let room = Self(bytes);
-        left().is_none_or(|left| promised <= left).then_some(room)
+        left().is_none_or(|left| reserved <= left).then_some(room)
     }
 }
 
 impl Drop for Room {
     fn drop(&mut self) {
-        PROMISED.fetch_sub(self.0, Ordering::Relaxed);
+        RESERVED.fetch_sub(self.0, Ordering::Relaxed);
     }
 }
 
-/// Bytes that the server may still allocate; none if there is no limit.
+/// Bytes that the server may still allocate; `None` means no limit.
 pub fn left() -> Option<u64> {
     let (limit, _) = getrlimit(Resource::RLIMIT_AS).ok()?;
     if limit == RLIM_INFINITY {
         return None;
     }
-    let used = std::fs::read_to_string("/proc/self/status")
-        .ok()
-        .and_then(|text| {
-            let size = text.lines().find_map(|line| line.strip_prefix("VmSize:"))?;
-            size.trim().strip_suffix(" kB")?.parse::<u64>().ok()
-        })
-        .map_or(0, |kibibytes| kibibytes * 1024);
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let used = proc::bytes_in(&status, "VmSize:").unwrap_or(0);
     Some(limit.saturating_sub(used))
 }
 
@@ -52,11 +49,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_promise_ends_with_its_value() {
+    fn a_reservation_ends_with_its_value() {
         const BYTES: usize = 1 << 40;
         let room = Room::take(BYTES).unwrap();
-        assert!(PROMISED.load(Ordering::Relaxed) >= BYTES as u64);
+        assert!(RESERVED.load(Ordering::Relaxed) >= BYTES as u64);
         drop(room);
-        assert!(PROMISED.load(Ordering::Relaxed) < BYTES as u64);
+        assert!(RESERVED.load(Ordering::Relaxed) < BYTES as u64);
     }
 }

@@ -1,7 +1,7 @@
-//! Reading /proc (proc(5)): what the kernel tells about processes and the machine.
+//! Reads /proc (proc(5)): processes, and the use of the machine.
 //!
-//! In a container /proc may be missing or show another pid namespace, and any process may be gone
-//! between two looks: everything here is optional.
+//! In a container /proc may be missing or show another pid namespace, and a process may end at any
+//! time, so every result is optional.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -9,86 +9,95 @@ use std::io::Read;
 
 use crate::sys::{self, Pid};
 
-/// Part of what `/proc/<pid>/stat` says.
+/// Some fields of `/proc/<pid>/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
-    /// It has ended and was not reaped.
+    /// The pid.
+    pub pid: Pid,
+    /// The process has ended and was not reaped.
     pub zombie: bool,
-    /// A signal or a tracer has stopped it.
+    /// A signal or a tracer has stopped the process.
     pub stopped: bool,
-    /// Its parent.
+    /// The pid of the parent.
     pub parent: Pid,
-    /// Its process group.
+    /// The process group.
     pub group: Pid,
-    /// Its session.
+    /// The session.
     pub session: Pid,
-    /// Processor time it has used, in clock ticks.
+    /// Processor time used, in clock ticks.
     pub ticks: u64,
-    /// When it was started, in clock ticks since boot: with its number, what tells it from all others.
+    /// When the process started, in clock ticks since boot. Together with the pid it is unique.
     pub start_time: u64,
-    /// Memory it has in RAM, in pages; what is shared counts for everybody who has it.
+    /// Resident memory in pages, shared pages included.
     pub resident_pages: u64,
 }
 
-/// What a process is doing; none if there is no such process.
+/// The state of a process; `None` if it does not exist.
 pub fn stat(pid: Pid, buffer: &mut Vec<u8>) -> Option<Stat> {
     buffer.clear();
-    File::open(format!("/proc/{pid}/stat"))
-        .ok()?
-        .read_to_end(buffer)
-        .ok()?;
-    parse(buffer)
+    let mut file = File::open(format!("/proc/{pid}/stat")).ok()?;
+    file.read_to_end(buffer).ok()?;
+    parse(pid, buffer)
 }
 
-/// The processes that /proc shows, if it shows those of this process's own namespace.
+/// The pids of all processes; none if /proc shows another pid namespace.
 pub fn processes() -> impl Iterator<Item = Pid> {
     let entries = std::fs::read_dir("/proc").ok();
     entries
-        .filter(|_| sys::proc_shows_this_namespace())
+        .filter(|_| shows_this_namespace())
         .into_iter()
         .flatten()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
-/// The number that was given to a process last: they go upwards, and begin anew at the end.
-pub fn newest_number() -> Option<Pid> {
+/// Whether /proc is mounted and shows this process's own pid namespace: in a container it may be missing
+/// or show another.
+pub fn shows_this_namespace() -> bool {
+    std::fs::read_link("/proc/self")
+        .is_ok_and(|own| own.as_os_str() == std::process::id().to_string().as_str())
+}
+
+/// The pid that the kernel allocated last. Pids grow, and start again at low numbers after the highest.
+pub fn newest_pid() -> Option<Pid> {
     let load = std::fs::read_to_string("/proc/loadavg").ok()?;
     load.split_whitespace().last()?.parse().ok()
 }
 
-/// The name in parentheses may hold anything, parentheses and spaces too: fields begin after the last.
-fn parse(stat: &[u8]) -> Option<Stat> {
+/// Parses `/proc/<pid>/stat`. The name in parentheses may contain spaces and parentheses, so the fields
+/// start after the last parenthesis.
+fn parse(pid: Pid, stat: &[u8]) -> Option<Stat> {
     let end = stat.iter().rposition(|byte| *byte == b')')?;
     let rest = std::str::from_utf8(stat.get(end + 1..)?).ok()?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
     let field = |index: usize| fields.get(index).copied();
     let number = |index| field(index)?.parse::<u64>().ok();
-    let pid = |index| field(index)?.parse::<Pid>().ok();
+    let related = |index| field(index)?.parse::<Pid>().ok();
     Some(Stat {
-        // A process whose first thread has exited looks like one, and lives on in its others.
+        pid,
+        // A process whose first thread has exited shows the same state. Its thread count is higher.
         zombie: matches!(field(0)?, "Z" | "X") && matches!(field(17)?, "0" | "1"),
         stopped: matches!(field(0)?, "T" | "t"),
-        parent: pid(1)?,
-        group: pid(2)?,
-        session: pid(3)?,
+        parent: related(1)?,
+        group: related(2)?,
+        session: related(3)?,
         ticks: number(11)? + number(12)?,
         start_time: number(19)?,
         resident_pages: number(21)?,
     })
 }
 
-/// What the processes of one user take at the moment.
+/// What the running processes of one user use.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct UserUse {
-    /// How many there are.
+    /// The number of processes.
     pub processes: u64,
-    /// Processor time that those have used, in seconds.
+    /// Processor time that they have used, in seconds.
     pub cpu_seconds: f64,
-    /// Their memory in RAM, in bytes; what several share counts for each.
+    /// Resident memory in bytes. Memory that several processes share is counted for each.
     pub memory_bytes: u64,
 }
 
-/// What the processes of every user take.
+/// What the running processes use, by real uid.
 pub fn use_by_user() -> HashMap<libc::uid_t, UserUse> {
     let (ticks_a_second, page_bytes) = (sys::clock_ticks(), sys::page_bytes());
     let mut users: HashMap<_, UserUse> = HashMap::new();
@@ -106,58 +115,62 @@ pub fn use_by_user() -> HashMap<libc::uid_t, UserUse> {
     users
 }
 
-/// Who a process really is. Not the owner of its directory in /proc: that is root for a process that
-/// is not dumpable.
+/// The real uid of a process. The owner of its directory in /proc does not tell: it is root if the
+/// process is not dumpable.
 pub fn real_user(pid: Pid) -> Option<libc::uid_t> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// Most processes and threads that the server's container may have at once, if that is limited
-/// (Documentation/admin-guide/cgroup-v2.rst, `pids.max`).
+/// The limit of processes and threads in the server's container (`pids.max`, see
+/// Documentation/admin-guide/cgroup-v2.rst); `None` means no limit.
 pub fn process_limit() -> Option<u64> {
     ["/sys/fs/cgroup/pids.max", "/sys/fs/cgroup/pids/pids.max"]
-        .iter()
-        .find_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok())
+        .into_iter()
+        .find_map(number_in)
 }
 
-/// Clock ticks have more than enough room in a float's 52 bits.
-#[allow(clippy::cast_precision_loss, reason = "of some hundred million years")]
+#[expect(clippy::cast_precision_loss, reason = "exact for a million years")]
 fn seconds(ticks: u64, a_second: u64) -> f64 {
     ticks as f64 / a_second.max(1) as f64
 }
 
-/// What the machine as a whole takes.
+/// The number that is all of a file.
+fn number_in(path: &str) -> Option<u64> {
+    std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// The size in a line such as `VmSize:    1024 kB`, in bytes.
+pub fn bytes_in(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+/// What the whole machine uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct MachineUse {
-    /// Processor time used since boot, in seconds, of all processors.
+    /// Processor time used since boot by all processors, in seconds.
     pub cpu_seconds: Option<f64>,
-    /// Memory that is in use, in bytes.
+    /// Memory in use, in bytes.
     pub memory_used_bytes: Option<u64>,
-    /// Memory that there is, in bytes.
+    /// Total memory, in bytes.
     pub memory_bytes: Option<u64>,
 }
 
-/// The machine's use: of the server's cgroup where that is counted (cgroup v2), as in a container,
-/// else of everything there is.
+/// The use of the server's cgroup, if cgroup v2 counts it (as in a container), else of the machine.
 pub fn machine_use() -> MachineUse {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let memory = read("/proc/meminfo").unwrap_or_default();
-    let kibibytes = |name: &str| -> Option<u64> {
-        let line = memory.lines().find_map(|line| line.strip_prefix(name))?;
-        let number = line.trim().strip_suffix("kB")?.trim();
-        Some(number.parse::<u64>().ok()? * 1024)
-    };
-    let (total, available) = (kibibytes("MemTotal:"), kibibytes("MemAvailable:"));
-    let group = |file: &str| read(&format!("/sys/fs/cgroup/{file}"));
-    let limit = group("memory.max").and_then(|text| text.trim().parse().ok());
-    let group_used = group("memory.current").and_then(|text| text.trim().parse().ok());
-    let group_cpu = group("cpu.stat").and_then(|text| {
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("usage_usec "))?;
-        line.trim().parse::<u64>().ok()
+    let total = bytes_in(&memory, "MemTotal:");
+    let available = bytes_in(&memory, "MemAvailable:");
+    let limit = number_in("/sys/fs/cgroup/memory.max");
+    let group_used = number_in("/sys/fs/cgroup/memory.current");
+    let group_cpu: Option<u64> = read("/sys/fs/cgroup/cpu.stat").and_then(|text| {
+        let mut lines = text.lines();
+        let usage = lines.find_map(|line| line.strip_prefix("usage_usec "))?;
+        usage.trim().parse().ok()
     });
     MachineUse {
         cpu_seconds: group_cpu
@@ -168,7 +181,7 @@ pub fn machine_use() -> MachineUse {
     }
 }
 
-/// All but idle and waiting, of the line for all processors.
+/// Parses the busy time of all processors from `/proc/stat`, in seconds.
 fn cpu_seconds(stat: &str) -> Option<f64> {
     let fields: Vec<u64> = stat
         .lines()
@@ -177,7 +190,7 @@ fn cpu_seconds(stat: &str) -> Option<f64> {
         .split_ascii_whitespace()
         .map_while(|field| field.parse().ok())
         .collect();
-    // user, nice, system; then idle and iowait; irq, softirq, steal. Guests' time is in user's.
+    // user nice system idle iowait irq softirq steal; the user field includes guests.
     let busy = fields.get(..3)?.iter().sum::<u64>() + fields.get(5..8)?.iter().sum::<u64>();
     Some(seconds(busy, sys::clock_ticks()))
 }
@@ -189,7 +202,7 @@ mod tests {
     #[test]
     fn a_hostile_name_does_not_shift_the_fields() {
         let stat = b"7 (a) S 1 1 1 (b) R 2 3 4 0 -1 0 0 0 0 0 5 6 0 0 20 0 1 0 99 0 8\n";
-        let stat = parse(stat).unwrap();
+        let stat = parse(42, stat).unwrap();
         assert_eq!((stat.parent, stat.group, stat.session), (2, 3, 4));
         assert_eq!((stat.ticks, stat.start_time), (11, 99));
         assert_eq!(stat.resident_pages, 8);

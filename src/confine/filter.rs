@@ -1,49 +1,43 @@
-//! The system calls that a command in a sandbox is refused: one table, and a small compiler that
-//! makes a seccomp filter of it (seccomp(2), Documentation/userspace-api/seccomp_filter.rst).
+//! The system calls that are denied to commands in a sandbox: one table, and a small compiler that makes
+//! a seccomp filter of it (seccomp(2), Documentation/userspace-api/seccomp_filter.rst).
 //!
-//! The file system and the network are Landlock's to guard, other users' processes the uid's. This
-//! list takes away what neither sees: calls that reach far into the kernel and that no ordinary
-//! program makes, calls that make objects which outlive the sandbox, and sockets that Landlock's
-//! rules do not cover. It is a list of what is refused, because programs must never meet it:
-//! everything that is not in it is allowed, also what future kernels add.
+//! Landlock guards the file system and the network, and the uid guards other users' processes. The table
+//! denies what neither covers: calls that reach deep into the kernel and that no ordinary program makes,
+//! calls that make objects which outlive the sandbox, and sockets that Landlock's rules do not see. It
+//! is a deny-list, because ordinary programs must never notice it: every other call is allowed, also
+//! those that future kernels add.
 //!
-//! The errno is the one that makes programs go on without: `EPERM` where only privileged ones were
-//! going to succeed, `ENOSYS` where programs know older kernels and have another way,
-//! `EAFNOSUPPORT` and `EPROTONOSUPPORT` as from a kernel that was built without.
+//! The errno is one that programs handle: `EPERM` where only privileged programs would succeed, `ENOSYS`
+//! where programs support older kernels and have a fallback, `EAFNOSUPPORT` and `EPROTONOSUPPORT` as
+//! from a kernel without the protocol.
 //!
-//! Left out on purpose:
+//! Allowed on purpose:
 //! - ptrace, `process_vm_*`, `process_madvise`, `pidfd_getfd`, kcmp, signals, scheduling and memory
-//!   policy: the kernel asks for the same uid, and debuggers work;
-//! - adjtimex, `clock_adjtime`: without a capability they only read, and a filter cannot see more than
-//!   the pointer;
+//!   policy: the kernel requires the same uid, and debuggers need them;
+//! - adjtimex, `clock_adjtime`: without a capability they only read;
 //! - personality, prctl, `arch_prctl`, seccomp, Landlock, `lsm_set_self_attr`, mseal, pkeys, shadow
-//!   stacks: they concern the caller alone, and sandboxes may nest;
-//! - `file_setattr`, xattrs, `name_to_handle_at`, inotify: ask for what the path allows already;
-//! - sysfs(2), ustat: a few harmless lines; `create_module` and its like: no kernel has had them for
-//!   long.
+//!   stacks: they affect only the caller, and sandboxes may nest;
+//! - `file_setattr`, xattrs, `name_to_handle_at`, inotify: they need access to the path;
+//! - sysfs(2), ustat: harmless; `create_module` and the like: no supported kernel has them.
 //!
-//! The program decides by the number alone wherever it can, and with comparisons only. Since Linux
-//! 5.11 the kernel runs such a program through for every number when it is attached, and never again
-//! for those that it allows (`seccomp_cache_prepare` in kernel/seccomp.c): ordinary calls cost next to
-//! nothing, and what a command pays is the attaching, which grows with what one run takes. So the
-//! numbers are merged to runs with one answer, and a binary search over their boundaries finds the run
-//! in seven comparisons or so; to compare with one after the other makes a program that takes ten times
-//! as long to attach. Only clone, unshare, socket, socketpair and ioctl have arguments looked at.
+//! The program decides by the call's number wherever it can, with comparisons only. Since Linux 5.11 the
+//! kernel evaluates such a program for every number when it is attached, and never again for the calls
+//! that it allows (`seccomp_cache_prepare` in kernel/seccomp.c). So ordinary calls cost next to nothing,
+//! and a command pays for the attaching. Numbers are merged into ranges with one answer, and a binary
+//! search over their boundaries takes about seven comparisons; a linear search makes a program that takes
+//! ten times as long to attach. Only clone, unshare, socket, socketpair, setsockopt, fcntl and ioctl have
+//! their arguments checked.
 //!
-//! This module makes the program; to attach it is the child's business, in `sys`.
+//! This module makes the program; the child attaches it, in `sys`.
+
+use std::ops::RangeInclusive;
 
 use libc::{
-    EAFNOSUPPORT, ENOSYS, EPERM, EPROTONOSUPPORT, ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW,
+    EAFNOSUPPORT, ENOPROTOOPT, ENOSYS, EPERM, EPROTONOSUPPORT, ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW,
     SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, c_int, sock_filter,
 };
 
-/// Some calls and what becomes of them.
-struct Rule {
-    calls: &'static [Call],
-    refusal: Refusal,
-}
-
-/// A system call, which is one thing with a number on each architecture that has it.
+/// A system call and its number on each architecture that has it.
 struct Call {
     name: &'static str,
     x86_64: Option<u32>,
@@ -66,26 +60,29 @@ const fn x86_64_only(name: &'static str, number: u32) -> Call {
     }
 }
 
-/// When a call is refused, and with what.
+/// When a call is denied, and with which errno.
 #[derive(Clone, Copy)]
-enum Refusal {
+enum Denial {
     /// Always, with this errno.
     Always(c_int),
-    /// `EPERM` when a child is to have a namespace of its own, see [`NEW_NAMESPACES`].
-    NewNamespaces,
+    /// `EPERM` if one of the [`DENIED_CLONE_FLAGS`] is set.
+    CloneFlags,
     /// `EPERM` for everything but [`UNSHARABLE`].
     Unsharing,
-    /// Sockets other than those that [`Assembler::socket_check`] knows.
+    /// All sockets but those that [`Assembler::socket_check`] allows.
     UnusualSockets,
-    /// `EPERM` where the second argument, an `int`, is one of these commands.
+    /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`.
+    PortRange,
+    /// `EPERM` if the second argument, an `int`, is one of these commands.
     Commands(&'static [c_int]),
 }
 
-/// The whole policy. Numbers from 424 on are the same everywhere.
-const TABLE: &[Rule] = &[
-    // What is mounted is the machine's.
-    Rule {
-        calls: &[
+/// The whole policy: how each list of calls is denied. Numbers from 424 on are the same everywhere.
+const TABLE: &[(Denial, &[Call])] = &[
+    // Mounts belong to the machine.
+    (
+        Denial::Always(EPERM),
+        &[
             call("mount", 165, 40),
             call("umount2", 166, 39),
             call("pivot_root", 155, 41),
@@ -99,63 +96,54 @@ const TABLE: &[Rule] = &[
             call("mount_setattr", 442, 442),
             call("open_tree_attr", 467, 467),
         ],
-        refusal: Refusal::Always(EPERM),
-    },
-    // Lists of mounts and namespaces: programs read them in /proc where these calls are missing.
-    Rule {
-        calls: &[
+    ),
+    // Lists of mounts and namespaces: programs fall back to /proc.
+    (
+        Denial::Always(ENOSYS),
+        &[
             call("statmount", 457, 457),
             call("listmount", 458, 458),
             call("listns", 470, 470),
         ],
-        refusal: Refusal::Always(ENOSYS),
-    },
-    // A user namespace gives its maker every capability inside, and with that most of the kernel's
-    // privileged code. clone3 has its flags in memory, which a filter cannot read: C libraries fall
-    // back to clone when there is none.
-    Rule {
-        calls: &[call("clone", 56, 220)],
-        refusal: Refusal::NewNamespaces,
-    },
-    Rule {
-        calls: &[call("unshare", 272, 97)],
-        refusal: Refusal::Unsharing,
-    },
-    Rule {
-        calls: &[call("clone3", 435, 435)],
-        refusal: Refusal::Always(ENOSYS),
-    },
-    Rule {
-        calls: &[call("setns", 308, 268)],
-        refusal: Refusal::Always(EPERM),
-    },
-    Rule {
-        calls: &[call("socket", 41, 198), call("socketpair", 53, 199)],
-        refusal: Refusal::UnusualSockets,
-    },
-    Rule {
-        calls: &[call("ioctl", 16, 29)],
-        refusal: Refusal::Commands(&TERMINAL_COMMANDS),
-    },
-    // A command's pipes are made by the server, and what they hold is charged to its user: larger
-    // ones would make those of other sandboxes smaller (pipe(7), `pipe-user-pages-soft`).
-    Rule {
-        calls: &[call("fcntl", 72, 25)],
-        refusal: Refusal::Commands(&[libc::F_SETPIPE_SZ]),
-    },
-    // Keyrings belong to uids, and would be found by the next owner of one.
-    Rule {
-        calls: &[
+    ),
+    // A user namespace gives its creator every capability in it, and with that access to most of the
+    // kernel's privileged code. clone3 has its flags in memory, which a filter cannot read; C libraries
+    // fall back to clone.
+    (Denial::CloneFlags, &[call("clone", 56, 220)]),
+    (Denial::Unsharing, &[call("unshare", 272, 97)]),
+    (Denial::Always(ENOSYS), &[call("clone3", 435, 435)]),
+    (Denial::Always(EPERM), &[call("setns", 308, 268)]),
+    (
+        Denial::UnusualSockets,
+        &[call("socket", 41, 198), call("socketpair", 53, 199)],
+    ),
+    // With a port range of its own, a socket that listens without bind gets the port of its choice, which
+    // Landlock's rules for bind do not see: also one that a server waits for on another address family.
+    (Denial::PortRange, &[call("setsockopt", 54, 208)]),
+    (
+        Denial::Commands(&TERMINAL_COMMANDS),
+        &[call("ioctl", 16, 29)],
+    ),
+    // The server makes a command's pipes, and their memory is charged to its user: larger ones would
+    // make those of other sandboxes smaller (pipe(7), `pipe-user-pages-soft`).
+    (
+        Denial::Commands(&[libc::F_SETPIPE_SZ]),
+        &[call("fcntl", 72, 25)],
+    ),
+    // Keyrings belong to uids: the next sandbox with the uid would get them.
+    (
+        Denial::Always(EPERM),
+        &[
             call("add_key", 248, 217),
             call("request_key", 249, 218),
             call("keyctl", 250, 219),
         ],
-        refusal: Refusal::Always(EPERM),
-    },
-    // So would these objects, which stay until they are removed or the machine ends. The calls on
-    // existing ones go too: their ids are small numbers.
-    Rule {
-        calls: &[
+    ),
+    // So do these objects, which exist until they are removed. The calls on existing ones are denied
+    // too: their ids are small numbers.
+    (
+        Denial::Always(ENOSYS),
+        &[
             call("shmget", 29, 194),
             call("shmat", 30, 196),
             call("shmctl", 31, 195),
@@ -171,39 +159,39 @@ const TABLE: &[Rule] = &[
             call("mq_open", 240, 180),
             call("mq_unlink", 241, 181),
         ],
-        refusal: Refusal::Always(ENOSYS),
-    },
-    // Large, young or seldom used parts of the kernel that attacks on it like to start from.
-    Rule {
-        calls: &[
+    ),
+    // Large, young or rarely used parts of the kernel that attacks often start from.
+    (
+        Denial::Always(EPERM),
+        &[
             call("bpf", 321, 280),
             call("perf_event_open", 298, 241),
             call("userfaultfd", 323, 282),
             call("fanotify_init", 300, 262),
         ],
-        refusal: Refusal::Always(EPERM),
-    },
-    // The rings' operations would pass by every other rule of this table. Secret memory is never
-    // swapped, and counted by no limit once it is unmapped with its descriptor still open.
-    // modify_ldt serves 16-bit programs.
-    Rule {
-        calls: &[
+    ),
+    // Operations of an io_uring bypass every other rule of this table. Secret memory is never swapped,
+    // and no limit counts it after it is unmapped while its descriptor is open. modify_ldt serves 16-bit
+    // programs.
+    (
+        Denial::Always(ENOSYS),
+        &[
             call("io_uring_setup", 425, 425),
             call("io_uring_enter", 426, 426),
             call("io_uring_register", 427, 427),
             call("memfd_secret", 447, 447),
             x86_64_only("modify_ldt", 154),
         ],
-        refusal: Refusal::Always(ENOSYS),
-    },
-    // Handles reach files without a path, and so around every directory's permissions.
-    Rule {
-        calls: &[call("open_by_handle_at", 304, 265)],
-        refusal: Refusal::Always(EPERM),
-    },
-    // The kernel itself: its code, its swap, its end, its log.
-    Rule {
-        calls: &[
+    ),
+    // Handles open files without a path and bypass the permissions of directories.
+    (
+        Denial::Always(EPERM),
+        &[call("open_by_handle_at", 304, 265)],
+    ),
+    // The kernel itself: modules, swap, reboot, log.
+    (
+        Denial::Always(EPERM),
+        &[
             call("init_module", 175, 105),
             call("finit_module", 313, 273),
             call("delete_module", 176, 106),
@@ -214,12 +202,12 @@ const TABLE: &[Rule] = &[
             call("swapoff", 168, 225),
             call("syslog", 103, 116),
         ],
-        refusal: Refusal::Always(EPERM),
-    },
-    // The machine's settings and hardware. Capabilities guard these as well, none of which a sandbox
-    // has: a second lock.
-    Rule {
-        calls: &[
+    ),
+    // Settings and hardware of the machine. They need capabilities too, and a sandbox has none: this is
+    // the second lock.
+    (
+        Denial::Always(EPERM),
+        &[
             call("settimeofday", 164, 170),
             call("clock_settime", 227, 112),
             call("sethostname", 170, 161),
@@ -231,22 +219,24 @@ const TABLE: &[Rule] = &[
             x86_64_only("iopl", 172),
             x86_64_only("ioperm", 173),
         ],
-        refusal: Refusal::Always(EPERM),
-    },
-    // What newer kernels do not have any more.
-    Rule {
-        calls: &[
+    ),
+    // Calls that newer kernels have removed.
+    (
+        Denial::Always(ENOSYS),
+        &[
             x86_64_only("_sysctl", 156),
             x86_64_only("uselib", 134),
             call("nfsservctl", 180, 42),
             call("lookup_dcookie", 212, 18),
         ],
-        refusal: Refusal::Always(ENOSYS),
-    },
+    ),
 ];
 
-/// clone(2)'s flags for namespaces. Not `CLONE_NEWTIME`: its bit is part of the exit signal there.
-const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
+/// The flags of clone(2) that are denied: those for namespaces, and `CLONE_PARENT`, which would make the
+/// new process a child of the server. `CLONE_NEWTIME` is not among them: its bit is part of the exit
+/// signal.
+const DENIED_CLONE_FLAGS: u32 = (libc::CLONE_PARENT
+    | libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
     | libc::CLONE_NEWIPC
@@ -255,9 +245,9 @@ const NEW_NAMESPACES: u32 = (libc::CLONE_NEWNS
     | libc::CLONE_NEWNET)
     .cast_unsigned();
 
-/// unshare(2)'s flags that make no namespace. Told the other way round than for clone, because there
-/// new ones take bits that mean something else to clone (`CLONE_NEWTIME`, and `UNSHARE_EMPTY_MNTNS`
-/// since Linux 7.1), and nothing ordinary asks for more.
+/// The flags of unshare(2) that make no namespace. An allow-list, unlike that of clone: new flags of
+/// unshare take bits that have another meaning in clone (`CLONE_NEWTIME`; `UNSHARE_EMPTY_MNTNS` since
+/// Linux 7.1), and ordinary programs use no others.
 const UNSHARABLE: u32 = (libc::CLONE_VM
     | libc::CLONE_FS
     | libc::CLONE_FILES
@@ -266,17 +256,20 @@ const UNSHARABLE: u32 = (libc::CLONE_VM
     | libc::CLONE_SYSVSEM)
     .cast_unsigned();
 
-/// ioctls that type into a terminal somebody else reads (`TIOCSTI`, `TIOCLINUX`), or put another line
-/// discipline on one (`TIOCSETD`): drivers of modems and buses that a pseudoterminal of one's own
-/// would be enough to get at. asm-generic/ioctls.h, which both architectures use.
+/// ioctls that type into a terminal (`TIOCSTI`, `TIOCLINUX`) or set a line discipline (`TIOCSETD`), which
+/// makes drivers of modems and buses reachable from any pseudoterminal. asm-generic/ioctls.h, which
+/// both architectures use.
 const TERMINAL_COMMANDS: [c_int; 3] = [0x5412, 0x541c, 0x5423];
+
+/// `IP_LOCAL_PORT_RANGE` of linux/in.h, since Linux 6.3. The kernel takes it for IPv6 sockets too.
+const PORT_RANGE: c_int = 51;
 
 /// `SOCK_TYPE_MASK` of linux/net.h: above it are `SOCK_NONBLOCK` and `SOCK_CLOEXEC`.
 const SOCKET_TYPE: u32 = 0xf;
 
-/// What internet sockets may speak: what their type says (`IPPROTO_IP`), by name, and echo requests.
-/// Others that streams can have (MPTCP, SMC, SCTP, DCCP) make connections which Landlock's rules for
-/// TCP do not see.
+/// The allowed protocols of internet sockets: the default of the type (`IPPROTO_IP`), TCP, UDP and echo
+/// requests. Landlock's rules for TCP do not cover connections of other protocols (MPTCP, SMC, SCTP,
+/// DCCP).
 const INTERNET_PROTOCOLS: [c_int; 5] = [
     libc::IPPROTO_IP,
     libc::IPPROTO_TCP,
@@ -290,8 +283,8 @@ pub fn program() -> Vec<sock_filter> {
     compile(Architecture::COMPILED_FOR)
 }
 
-/// A machine whose numbers the table has. Both are little-endian; big-endian ARM calls itself
-/// something else to a filter, and is killed.
+/// An architecture that the table has numbers for. Both are little-endian; big-endian ARM has another
+/// audit number and is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Architecture {
     X86_64,
@@ -307,7 +300,7 @@ impl Architecture {
         panic!("the table has no numbers for this architecture")
     };
 
-    /// What the kernel calls it, `AUDIT_ARCH_*` in linux/audit.h.
+    /// Its `AUDIT_ARCH_*` (linux/audit.h).
     fn audit_number(self) -> u32 {
         match self {
             Self::X86_64 => 0xc000_003e,
@@ -322,71 +315,57 @@ impl Architecture {
         }
     }
 
-    /// Other names of calls, by which the table could be passed by: x32 has the same audit number as
-    /// x86-64 and bit 30 set in the number, and kernels before 5.4 took its own calls (512 to 547)
-    /// without the bit as well. Refused with `ENOSYS`, which is what most kernels, being built without
-    /// x32, say themselves: a program that tries it out goes on. Nothing else is above the bit.
-    fn aliases(self) -> &'static [(u32, u32)] {
+    /// Further numbers of the same calls, which would bypass the table: x32 has the audit number of
+    /// x86-64 and bit 30 set in the call's number, and kernels before 5.4 also accept its own calls (512
+    /// to 547) without the bit. Denied with `ENOSYS`, as most kernels do, which are built without x32.
+    fn aliases(self) -> &'static [RangeInclusive<u32>] {
         match self {
-            Self::X86_64 => &[(512, 547), (0x4000_0000, u32::MAX)],
+            Self::X86_64 => &[512..=547, 0x4000_0000..=u32::MAX],
             Self::Aarch64 => &[],
         }
     }
 }
 
-/// Calls with consecutive numbers, and where the program goes on for them.
-struct Entry {
-    name: &'static str,
-    first: u32,
-    last: u32,
-    target: Label,
-}
+/// A name for messages, the numbers of the calls, and the code that answers them.
+type DeniedRange = (&'static str, RangeInclusive<u32>, Label);
 
 fn compile(architecture: Architecture) -> Vec<sock_filter> {
     let mut program = Assembler::default();
     let allow = program.answer(SECCOMP_RET_ALLOW);
     let kill = program.answer(SECCOMP_RET_KILL_PROCESS);
     let mut entries = Vec::new();
-    for rule in TABLE {
-        let target = program.refusal(rule.refusal, allow);
-        entries.extend(rule.calls.iter().filter_map(|call| {
+    for (denial, calls) in TABLE {
+        let target = program.denial(*denial, allow);
+        entries.extend(calls.iter().filter_map(|call| {
             let number = architecture.number_of(call)?;
-            Some(Entry {
-                name: call.name,
-                first: number,
-                last: number,
-                target,
-            })
+            Some((call.name, number..=number, target))
         }));
     }
-    let missing = program.refusal(Refusal::Always(ENOSYS), allow);
-    entries.extend(architecture.aliases().iter().map(|&(first, last)| Entry {
-        name: "x32",
-        first,
-        last,
-        target: missing,
-    }));
+    let missing = program.denial(Denial::Always(ENOSYS), allow);
+    let aliases = architecture.aliases().iter().cloned();
+    entries.extend(aliases.map(|numbers| ("x32", numbers, missing)));
     let by_number = program.search(&runs(entries, allow));
     let by_number = program.load(CALL_NUMBER, by_number);
-    // Numbers mean nothing before it is known whose they are. A program of another architecture
-    // (32-bit code on a 64-bit kernel) ends: with any answer it would only do something unforeseen.
+    // First the architecture, which gives the numbers their meaning. Code of another one (32-bit code on
+    // a 64-bit kernel) is killed: any errno could lead it astray.
     let start = program.branch(IF_EQUAL, architecture.audit_number(), by_number, kill);
     program.load(CALL_ARCHITECTURE, start);
     program.finish()
 }
 
-/// All numbers as runs with one target each: where a run begins, in ascending order, from 0.
-fn runs(mut entries: Vec<Entry>, otherwise: Label) -> Vec<(u32, Label)> {
-    entries.sort_by_key(|entry| entry.first);
+/// All numbers as ranges with one target each: the first number of each, ascending from 0.
+fn runs(mut entries: Vec<DeniedRange>, otherwise: Label) -> Vec<(u32, Label)> {
+    entries.sort_by_key(|(_, numbers, _)| *numbers.start());
     let mut runs = Vec::new();
     let mut next = 0;
-    for entry in entries {
-        debug_assert!(next <= entry.first, "the number of {} is taken", entry.name);
-        if next < entry.first {
+    for (name, numbers, target) in entries {
+        let first = *numbers.start();
+        debug_assert!(next <= first, "the number of {name} is taken");
+        if next < first {
             runs.push((next, otherwise));
         }
-        runs.push((entry.first, entry.target));
-        next = entry.last.saturating_add(1);
+        runs.push((first, target));
+        next = numbers.end().saturating_add(1);
     }
     if next < u32::MAX {
         runs.push((next, otherwise));
@@ -395,8 +374,8 @@ fn runs(mut entries: Vec<Entry>, otherwise: Label) -> Vec<(u32, Label)> {
     runs
 }
 
-// Classic BPF, as far as it is used: linux/filter.h, Documentation/networking/filter.rst. None but
-// these, with masks and jumps on constants, are understood by the kernel's run over all numbers.
+// Classic BPF: linux/filter.h, Documentation/networking/filter.rst. The kernel's evaluation of all
+// numbers (see above) understands no other instructions.
 const LOAD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
 const MASK: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
 const IF_EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
@@ -404,34 +383,33 @@ const IF_AT_LEAST: u32 = libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K;
 const IF_ANY_BIT: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
 const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
 
-// Where `struct seccomp_data` has its fields, in bytes.
+// Offsets in `struct seccomp_data`, in bytes.
 const CALL_NUMBER: u32 = 0;
 const CALL_ARCHITECTURE: u32 = 4;
 
-/// The lower half of an argument: all that the kernel takes of an `int`, whatever the caller has put
-/// above it.
+/// The offset of the lower half of an argument: all that the kernel reads of an `int`.
 const fn low_word(argument: u32) -> u32 {
     16 + 8 * argument
 }
 
-/// The upper half.
+/// The offset of the upper half.
 const fn high_word(argument: u32) -> u32 {
     low_word(argument) + 4
 }
 
-/// An instruction that can be gone to: how many there are from it to the end.
+/// A jump target: the number of instructions from it to the end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Label(usize);
 
-/// A program that is written from its end to its start: BPF only jumps forward, so everything that
-/// an instruction can go to is there before it.
+/// Writes a program from its end to its start: BPF jumps only forward, so every target exists before the
+/// jump to it.
 #[derive(Default)]
 struct Assembler {
     reversed: Vec<sock_filter>,
 }
 
 impl Assembler {
-    /// Ends with an answer to the kernel; each is there once.
+    /// Returns a value to the kernel. The program has one instruction for each value.
     fn answer(&mut self, value: u32) -> Label {
         let same = |instruction: &sock_filter| {
             u32::from(instruction.code) == RETURN && instruction.k == value
@@ -446,13 +424,13 @@ impl Assembler {
         self.answer(SECCOMP_RET_ERRNO | errno.cast_unsigned())
     }
 
-    /// Reads a word of the call's description, then goes on with `next`, which has just been written.
+    /// Loads a word of `struct seccomp_data` and continues with `next`, which was written last.
     fn load(&mut self, offset: u32, next: Label) -> Label {
         debug_assert_eq!(next.0, self.reversed.len());
         self.push(LOAD, offset, 0, 0)
     }
 
-    /// Keeps only these bits of the word, then goes on with `next`, which has just been written.
+    /// Masks the loaded word and continues with `next`, which was written last.
     fn mask(&mut self, bits: u32, next: Label) -> Label {
         debug_assert_eq!(next.0, self.reversed.len());
         self.push(MASK, bits, 0, 0)
@@ -467,14 +445,14 @@ impl Assembler {
         self.push(test, operand, yes, no)
     }
 
-    /// Whether the word is one of these.
+    /// Jumps by whether the loaded word is one of the values.
     fn any_of(&mut self, values: &[c_int], yes: Label, no: Label) -> Label {
         values.iter().rev().fold(no, |no, value| {
             self.branch(IF_EQUAL, value.cast_unsigned(), yes, no)
         })
     }
 
-    /// Finds the run that the word is in.
+    /// Jumps to the target of the range that contains the loaded word.
     fn search(&mut self, runs: &[(u32, Label)]) -> Label {
         if let [(_, target)] = runs {
             return *target;
@@ -485,27 +463,35 @@ impl Assembler {
         self.branch(IF_AT_LEAST, above[0].0, yes, no)
     }
 
-    fn refusal(&mut self, refusal: Refusal, allow: Label) -> Label {
-        match refusal {
-            Refusal::Always(errno) => self.errno(errno),
-            Refusal::NewNamespaces => {
-                // The kernel takes the lower half only. The upper one is not always empty: an `int`
-                // with its highest bit set (`CLONE_IO`) fills it with ones.
+    fn denial(&mut self, denial: Denial, allow: Label) -> Label {
+        match denial {
+            Denial::Always(errno) => self.errno(errno),
+            Denial::CloneFlags => {
+                // The kernel reads the lower half only. The upper one may not be zero: an `int` with its
+                // highest bit set (`CLONE_IO`) is sign-extended.
                 let refuse = self.errno(EPERM);
-                let flags = self.branch(IF_ANY_BIT, NEW_NAMESPACES, refuse, allow);
+                let flags = self.branch(IF_ANY_BIT, DENIED_CLONE_FLAGS, refuse, allow);
                 self.load(low_word(0), flags)
             }
-            Refusal::Unsharing => {
-                // The kernel takes all 64 bits, and knows none of the upper ones so far.
+            Denial::Unsharing => {
+                // The kernel reads all 64 bits and has no flags in the upper half.
                 let refuse = self.errno(EPERM);
                 let lower = self.branch(IF_ANY_BIT, !UNSHARABLE, refuse, allow);
                 let lower = self.load(low_word(0), lower);
                 let upper = self.branch(IF_EQUAL, 0, lower, refuse);
                 self.load(high_word(0), upper)
             }
-            Refusal::UnusualSockets => self.socket_check(allow),
-            Refusal::Commands(commands) => {
-                // The kernel takes an `unsigned int`.
+            Denial::UnusualSockets => self.socket_check(allow),
+            Denial::PortRange => {
+                // The kernel reads the level and the option as `int`.
+                let refuse = self.errno(ENOPROTOOPT);
+                let option = self.any_of(&[PORT_RANGE], refuse, allow);
+                let option = self.load(low_word(2), option);
+                let level = self.any_of(&[libc::IPPROTO_IP], option, allow);
+                self.load(low_word(1), level)
+            }
+            Denial::Commands(commands) => {
+                // The kernel reads an `unsigned int`.
                 let refuse = self.errno(EPERM);
                 let command = self.any_of(commands, refuse, allow);
                 self.load(low_word(1), command)
@@ -513,9 +499,9 @@ impl Assembler {
         }
     }
 
-    /// Unix sockets of every type; internet sockets that are streams or datagrams of the
-    /// [`INTERNET_PROTOCOLS`]; of netlink what C libraries list network interfaces with, which only
-    /// the kernel talks on. All three arguments are an `int`.
+    /// Allows Unix sockets of every type, internet streams and datagrams of the [`INTERNET_PROTOCOLS`],
+    /// and `NETLINK_ROUTE`, which C libraries use to list network interfaces. All three arguments are an
+    /// `int`.
     fn socket_check(&mut self, allow: Label) -> Label {
         let no_family = self.errno(EAFNOSUPPORT);
         let no_type = self.errno(ESOCKTNOSUPPORT);
@@ -646,7 +632,7 @@ mod tests {
     fn find(name: &str) -> &'static Call {
         TABLE
             .iter()
-            .flat_map(|rule| rule.calls)
+            .flat_map(|(_, calls)| *calls)
             .find(|call| call.name == name)
             .unwrap_or_else(|| panic!("{name} is not in the table"))
     }
@@ -671,7 +657,7 @@ mod tests {
     fn numbers(architecture: Architecture) -> Vec<u32> {
         TABLE
             .iter()
-            .flat_map(|rule| rule.calls)
+            .flat_map(|(_, calls)| *calls)
             .filter_map(|call| architecture.number_of(call))
             .collect()
     }
@@ -680,11 +666,11 @@ mod tests {
     fn every_call_of_the_table_is_refused_with_its_errno_and_its_neighbours_are_allowed() {
         for architecture in BOTH {
             let listed = numbers(architecture);
-            for rule in TABLE {
-                let Refusal::Always(errno) = rule.refusal else {
+            for (denial, calls) in TABLE {
+                let Denial::Always(errno) = *denial else {
                     continue;
                 };
-                for call in rule.calls {
+                for call in *calls {
                     let Some(number) = architecture.number_of(call) else {
                         continue;
                     };
@@ -767,6 +753,7 @@ mod tests {
         for (name, number) in [
             ("clone", libc::SYS_clone),
             ("unshare", libc::SYS_unshare),
+            ("setsockopt", libc::SYS_setsockopt),
             ("ioctl", libc::SYS_ioctl),
             ("fcntl", libc::SYS_fcntl),
         ] {
@@ -792,11 +779,11 @@ mod tests {
         (
             Architecture::X86_64,
             &[
-                16, 29, 30, 31, 41, 53, 56, 64, 65, 66, 67, 68, 69, 70, 71, 72, 103, 134, 153, 154,
-                155, 156, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173, 175, 176,
-                179, 180, 212, 220, 227, 240, 241, 246, 248, 249, 250, 272, 298, 300, 304, 308,
-                313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443,
-                447, 457, 458, 467, 470,
+                16, 29, 30, 31, 41, 53, 54, 56, 64, 65, 66, 67, 68, 69, 70, 71, 72, 103, 134, 153,
+                154, 155, 156, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173, 175,
+                176, 179, 180, 212, 220, 227, 240, 241, 246, 248, 249, 250, 272, 298, 300, 304,
+                308, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442,
+                443, 447, 457, 458, 467, 470,
             ],
         ),
         (
@@ -804,9 +791,9 @@ mod tests {
             &[
                 18, 25, 29, 39, 40, 41, 42, 51, 58, 60, 89, 97, 104, 105, 106, 112, 116, 142, 161,
                 162, 170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197,
-                198, 199, 217, 218, 219, 220, 224, 225, 241, 262, 265, 268, 273, 280, 282, 294,
-                425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443, 447, 457, 458, 467,
-                470,
+                198, 199, 208, 217, 218, 219, 220, 224, 225, 241, 262, 265, 268, 273, 280, 282,
+                294, 425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443, 447, 457, 458,
+                467, 470,
             ],
         ),
     ];
@@ -863,7 +850,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_gets_no_namespace_of_its_own() {
+    fn a_child_gets_no_namespace_of_its_own_and_no_other_parent() {
         let thread = libc::CLONE_VM
             | libc::CLONE_FS
             | libc::CLONE_FILES
@@ -875,11 +862,12 @@ mod tests {
             | libc::CLONE_CHILD_CLEARTID;
         let fork = libc::CLONE_CHILD_SETTID | libc::CLONE_CHILD_CLEARTID | libc::SIGCHLD;
         let spawn = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD;
-        let other = libc::CLONE_PTRACE | libc::CLONE_PARENT | libc::CLONE_IO | libc::CLONE_UNTRACED;
+        let other = libc::CLONE_PTRACE | libc::CLONE_IO | libc::CLONE_UNTRACED;
         for flags in [0, thread, fork, spawn, other, 0xff] {
             assert_eq!(verdict("clone", &[int(flags)]), Allowed, "{flags:#x}");
             assert_eq!(verdict("clone", &[HIGH_GARBAGE | int(flags)]), Allowed);
-            for namespace in [
+            for denied in [
+                libc::CLONE_PARENT,
                 libc::CLONE_NEWNS,
                 libc::CLONE_NEWCGROUP,
                 libc::CLONE_NEWUTS,
@@ -888,7 +876,7 @@ mod tests {
                 libc::CLONE_NEWPID,
                 libc::CLONE_NEWNET,
             ] {
-                let flags = int(flags | namespace);
+                let flags = int(flags | denied);
                 assert_eq!(verdict("clone", &[flags]), Refused(EPERM), "{flags:#x}");
                 assert_eq!(verdict("clone", &[HIGH_GARBAGE | flags]), Refused(EPERM));
             }
@@ -998,6 +986,18 @@ mod tests {
     }
 
     #[test]
+    fn a_socket_gets_no_port_range_of_its_own() {
+        for upper in [0, HIGH_GARBAGE] {
+            let option =
+                |level: u64, name: u64| verdict("setsockopt", &[3, upper | level, upper | name]);
+            assert_eq!(option(0, 51), Refused(ENOPROTOOPT));
+            for (level, name) in [(0, 50), (0, 52), (1, 51), (6, 51), (41, 51), (51, 0)] {
+                assert_eq!(option(level, name), Allowed, "{level} {name}");
+            }
+        }
+    }
+
+    #[test]
     fn nothing_is_typed_into_a_terminal_and_no_line_discipline_is_loaded() {
         for command in [0x5412, 0x541c, 0x5423] {
             for upper in [0, HIGH_GARBAGE, u64::MAX << 32] {
@@ -1051,7 +1051,7 @@ mod tests {
         call("recvmsg", 47, 212),
         call("bind", 49, 200),
         call("listen", 50, 201),
-        call("setsockopt", 54, 208),
+        call("getsockopt", 55, 209),
         x86_64_only("fork", 57),
         x86_64_only("vfork", 58),
         call("execve", 59, 221),

@@ -1,10 +1,9 @@
-//! What a command of a workspace runs as: its environment, where it starts, and the steps its
-//! process takes before execve.
+//! How the commands of a workspace start: environment, working directory, limits and identity.
 //!
-//! A workspace has one [`Confinement`], made once. Everything a child needs is prepared here, in
-//! the server; the steps themselves are `sys::spawn`'s ordered list. In dedicated mode the machine
-//! is the sandbox and the command has the server's identity. In host mode a [`Policy`] says what all
-//! sandboxes have in common, and each has a user, a Landlock ruleset and an environment of its own.
+//! A workspace has one [`Confinement`]. It prepares in the server everything that the child needs; the
+//! child's steps are the ordered list of `sys::spawn`. In dedicated mode the machine is the sandbox, and
+//! commands have the server's identity. In host mode a [`Policy`] holds what all sandboxes share, and each
+//! sandbox has its own user, Landlock ruleset and environment.
 
 mod filter;
 mod ruleset;
@@ -16,8 +15,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::AtomicI32;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -25,90 +24,77 @@ use nix::errno::Errno;
 use crate::command::{CommandLine, CommandSpec, EnvironmentChange};
 use crate::error::{Error, Kind, Result};
 use crate::sys::{
-    self, ActingAs, ChildPlan, Resource, Restriction, SpawnError, Spawned, Step, User,
+    self, ActingAs, ChildPlan, Resource, Restriction, SpawnError, SpawnStep, Spawned, User,
 };
 use ruleset::SystemRules;
 
-/// What programs are searched in when the machine does not say.
+/// PATH if the server's environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// More than the server has itself, so that the kernel takes a command first; well below the most
-/// (1000), so that a command that may write to /proc can still offer up its own children.
+/// Added to the server's `oom_score_adj` for commands, so that the kernel kills a command first. Well below
+/// the maximum of 1000, so that a command can still raise the score of its own children.
 const OOM_SCORE_STEP: i32 = 300;
 
-/// How long a program that is being written may keep a command from starting.
-const BUSY_PATIENCE: Duration = Duration::from_millis(200);
+/// How long a start is retried while the program is open for writing.
+const BUSY_LIMIT: Duration = Duration::from_millis(200);
 
 /// How the commands of one workspace are started.
 pub struct Confinement {
-    common: Arc<Common>,
-    /// By name, as execve(2) takes them: `NAME=value`.
+    /// `NAME=value`, by name.
     environment: BTreeMap<OsString, CString>,
-    /// What was asked for when the sandbox was made, with others of its kind.
-    asked: Arc<[EnvironmentChange]>,
+    /// Variables that the client chose for the sandbox; shared by sandboxes of one request.
+    chosen: Arc<[EnvironmentChange]>,
     directory: PathBuf,
     limits: Vec<(Resource, libc::rlimit)>,
-    /// What a sandbox's commands are without.
+    /// `None` for commands with the server's identity.
     wall: Option<Wall>,
 }
 
-/// What all commands of a server have in common.
-struct Common {
-    changed_signals: Vec<i32>,
-    oom_score: String,
-}
-
-/// What keeps a sandbox's commands in.
+/// The restrictions of a sandbox's commands.
 struct Wall {
     user: User,
     ruleset: Option<OwnedFd>,
     policy: Arc<Policy>,
 }
 
-impl Common {
-    fn new() -> Self {
-        let own_score = std::fs::read_to_string("/proc/self/oom_score_adj")
+/// The `oom_score_adj` of commands, derived from the server's own. Read with the first command, because
+/// /proc makes up a tenth of the server's start.
+fn oom_score() -> &'static str {
+    static SCORE: LazyLock<String> = LazyLock::new(|| {
+        let own = std::fs::read_to_string("/proc/self/oom_score_adj")
             .ok()
             .and_then(|text| text.trim().parse::<i32>().ok())
             .unwrap_or(0);
-        Self {
-            changed_signals: sys::changed_signals(),
-            oom_score: (own_score + OOM_SCORE_STEP).min(1000).to_string(),
-        }
-    }
+        (own + OOM_SCORE_STEP).min(1000).to_string()
+    });
+    &SCORE
 }
 
-/// The limit on open files that the server was started with, to be asked for before it raises its
-/// own.
+/// The limit on open files; call it before the server raises its own.
 fn open_files() -> (Resource, libc::rlimit) {
-    let (rlim_cur, rlim_max) =
-        nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_NOFILE)
-            .unwrap_or((1024, libc::RLIM_INFINITY));
-    let limit = libc::rlimit { rlim_cur, rlim_max };
-    (libc::RLIMIT_NOFILE, limit)
+    (libc::RLIMIT_NOFILE, sys::limits(libc::RLIMIT_NOFILE))
 }
 
-/// How all sandboxes of a host are kept in.
+/// The restrictions that all sandboxes of a host share.
 pub struct Policy {
-    common: Arc<Common>,
     rules: SystemRules,
     filter: Vec<libc::sock_filter>,
-    /// Where programs are searched after the sandbox's own.
+    /// PATH of commands after the sandbox's own directories.
     search: OsString,
     open_files: (Resource, libc::rlimit),
 }
 
-/// What is particular to one sandbox.
+/// The settings of one sandbox.
 pub struct SandboxSettings<'a> {
-    /// The name under which it is known.
+    /// The sandbox's id.
     pub id: &'a str,
-    /// Who its commands are.
+    /// The user of its commands.
     pub user: User,
-    /// Where it lives.
+    /// The path of its home.
     pub home: &'a Path,
-    /// The same, open.
+    /// The home, open.
     pub home_directory: BorrowedFd<'a>,
-    /// What its commands find in their environment besides.
+    /// Variables that are added to the environment of every command.
     pub environment: &'a Arc<[EnvironmentChange]>,
     /// Most processes and threads at once.
     pub max_processes: u64,
@@ -117,10 +103,10 @@ pub struct SandboxSettings<'a> {
 }
 
 impl Policy {
-    /// To be called before the server changes its own limits: commands get those it was started with.
+    /// Call it before the server changes its own limits: commands get the original ones.
     ///
     /// # Errors
-    /// The kernel has no system call filters, and `allow_unconfined` is not given.
+    /// `System` if the kernel has no seccomp filters, unless `allow_unconfined` is set.
     pub fn new(search: Option<&OsStr>, allow_unconfined: bool) -> Result<Arc<Self>> {
         let has_filters = sys::has_filters();
         if !has_filters && !allow_unconfined {
@@ -131,7 +117,6 @@ impl Policy {
             ));
         }
         Ok(Arc::new(Self {
-            common: Arc::new(Common::new()),
             rules: SystemRules::open(),
             filter: if has_filters {
                 filter::program()
@@ -143,8 +128,7 @@ impl Policy {
         }))
     }
 
-    /// What stands around each sandbox. Every one of these is a step that a command passes or does not
-    /// start.
+    /// The isolation layers. Each is a step of the child: a command whose step fails does not start.
     pub fn layers(&self) -> Vec<&'static str> {
         let mut layers = vec!["uid", "no_new_privs", "rlimits", "no_capabilities"];
         layers.extend((!self.filter.is_empty()).then_some("seccomp"));
@@ -152,15 +136,15 @@ impl Policy {
         layers
     }
 
-    /// The Landlock ABI that rulesets are made for, 0 without Landlock.
+    /// The Landlock ABI of the rulesets, 0 without Landlock.
     pub fn landlock_abi(&self) -> u32 {
-        self.rules.abi()
+        self.rules.abi
     }
 
-    /// How the commands of a sandbox are started.
+    /// Prepares the confinement of a sandbox.
     ///
     /// # Errors
-    /// The ruleset cannot be made.
+    /// `System` if the ruleset cannot be made.
     pub fn confine(self: &Arc<Self>, sandbox: &SandboxSettings<'_>) -> Result<Confinement> {
         let home = sandbox.home.as_os_str();
         let below = |name: &str| sandbox.home.join(name).into_os_string();
@@ -184,15 +168,11 @@ impl Policy {
             limit(libc::RLIMIT_CORE, 0),
             self.open_files,
         ];
-        limits.extend(
-            sandbox
-                .max_memory
-                .map(|bytes| limit(libc::RLIMIT_DATA, bytes)),
-        );
+        let max_memory = sandbox.max_memory;
+        limits.extend(max_memory.map(|bytes| limit(libc::RLIMIT_DATA, bytes)));
         Ok(Confinement {
-            common: Arc::clone(&self.common),
             environment,
-            asked: Arc::clone(sandbox.environment),
+            chosen: Arc::clone(sandbox.environment),
             directory: sandbox.home.to_owned(),
             limits,
             wall: Some(Wall {
@@ -204,18 +184,18 @@ impl Policy {
     }
 }
 
-/// What of a PATH is beneath directories of programs: elsewhere a sandbox may not look, and an entry
-/// such as /root/.local/bin would make a missing program look like a forbidden one.
+/// The entries of a PATH that sandboxes may read. With an entry such as /root/.local/bin a missing program
+/// would look like a forbidden one.
 fn searchable(path: &OsStr) -> OsString {
     let entries = std::env::split_paths(path).filter(|entry| is_among_programs(entry));
-    // What was split at colons has none. An empty list would be the working directory.
+    // An empty PATH would mean the working directory.
     match std::env::join_paths(entries) {
         Ok(path) if !path.is_empty() => path,
         _ => DEFAULT_PATH.into(),
     }
 }
 
-/// Whether a path is beneath a directory of programs, which every sandbox may read.
+/// Whether a path is beneath one of the directories of programs, which every sandbox may read.
 pub fn is_among_programs(path: &Path) -> bool {
     let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let path = resolved(path);
@@ -224,17 +204,15 @@ pub fn is_among_programs(path: &Path) -> bool {
         .any(|directory| path.starts_with(resolved(Path::new(directory))))
 }
 
-/// Sandboxes yield to the server: however many processes one of them has, it is heard, and can end
-/// them.
+/// The nice value of a sandbox's commands, so that the server gets the processor first.
 const NICE: i32 = 10;
 
-/// What a sandbox's user is called in its environment; the machine's own list of users does not know
-/// it.
+/// `USER` and `LOGNAME` in a sandbox. /etc/passwd has no entry for its uid.
 const USER_NAME: &str = "sandbox";
 
-/// A limit that cannot be raised again, and is not above what this process may set itself.
+/// A limit that the child cannot raise again, capped at the server's own hard limit.
 fn limit(resource: Resource, most: u64) -> (Resource, libc::rlimit) {
-    let most = most.min(sys::hard_limit(resource));
+    let most = most.min(sys::limits(resource).rlim_max);
     let limit = libc::rlimit {
         rlim_cur: most,
         rlim_max: most,
@@ -242,15 +220,15 @@ fn limit(resource: Resource, most: u64) -> (Resource, libc::rlimit) {
     (resource, limit)
 }
 
-/// A variable as execve(2) takes it; none can hold a NUL.
+/// `NAME=value`; `None` if one of the two has a NUL.
 fn entry(name: &OsStr, value: &OsStr) -> Option<CString> {
     CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
 }
 
 impl Confinement {
-    /// Commands with the server's own identity, as the machine's image set it up.
+    /// Commands with the server's identity and its environment without `SBX_*`.
     ///
-    /// To be called before the server changes its own limits: commands get those it was started with.
+    /// Call it before the server changes its own limits: commands get the original ones.
     pub fn dedicated(
         environment: impl IntoIterator<Item = (OsString, OsString)>,
         directory: PathBuf,
@@ -265,20 +243,19 @@ impl Confinement {
                 Some((name, entry))
             });
         Self {
-            common: Arc::new(Common::new()),
             environment: environment.collect(),
-            asked: Arc::default(),
+            chosen: Arc::default(),
             directory,
             limits: vec![open_files()],
             wall: None,
         }
     }
 
-    /// Makes the calling thread act on files as the commands would, while the result lives; nothing
-    /// where they have the server's own identity.
+    /// Makes the calling thread access files as the commands' user while the result lives; `None` if
+    /// that is the server's own.
     ///
     /// # Errors
-    /// The user does not exist in the server's user namespace.
+    /// `Forbidden` if the server may not act as the user.
     pub fn act(&self) -> Result<Option<ActingAs>> {
         let acting = self.wall.as_ref().map(|wall| ActingAs::new(wall.user));
         acting
@@ -286,8 +263,7 @@ impl Confinement {
             .map_err(|errno| Error::system("cannot act as the sandbox", errno))
     }
 
-    /// What a command finds that asks for these changes, by name. Most commands change little, and so
-    /// little is copied.
+    /// The environment of a command, by name. Borrows what the command does not change.
     fn environment<'a>(
         &'a self,
         changes: &'a [EnvironmentChange],
@@ -297,10 +273,9 @@ impl Confinement {
             .iter()
             .map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str())))
             .collect();
-        for (name, value) in self.asked.iter().chain(changes) {
+        for (name, value) in self.chosen.iter().chain(changes) {
             let name = OsStr::new(name);
-            let entry = value.as_ref().and_then(|value| entry(name, value.as_ref()));
-            match entry {
+            match value.as_ref().and_then(|value| entry(name, value.as_ref())) {
                 Some(entry) => environment.insert(name, Cow::Owned(entry)),
                 None => environment.remove(name),
             };
@@ -308,11 +283,12 @@ impl Confinement {
         environment
     }
 
-    /// Starts a command with these three standard streams. Its number is in `announcement` before it
-    /// does anything.
+    /// Starts a command with these descriptors as 0, 1 and 2. The child stores its pid in `announcement`
+    /// first.
     ///
     /// # Errors
-    /// One of the kinds that say why a command cannot start.
+    /// `ProgramNotFound`, `ProgramNotExecutable`, `ProgramForbidden`, `BadDirectory`, `NoResources`,
+    /// `Invalid`, `System`.
     pub fn spawn(
         &self,
         spec: &CommandSpec,
@@ -332,8 +308,7 @@ impl Confinement {
             environment: &environment.into_values().collect::<Vec<_>>(),
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,
-            changed_signals: &self.common.changed_signals,
-            oom_score: self.common.oom_score.as_bytes(),
+            oom_score: oom_score().as_bytes(),
             limits: &self.limits,
             nice: if self.wall.is_some() { NICE } else { 0 },
             restriction: self.wall.as_ref().map(|wall| Restriction {
@@ -343,21 +318,21 @@ impl Confinement {
             }),
             announcement,
         };
-        let mut patience = BUSY_PATIENCE;
+        let mut left = BUSY_LIMIT;
         loop {
             match sys::spawn(&plan) {
-                // A program that was written just now: another child, between clone and execve, may still
-                // have the writer's descriptor. A real writer is one for longer.
+                // A program that was just written: another child between clone and execve may still hold
+                // the writer's descriptor. A real writer holds it longer.
                 Err(SpawnError {
                     errno: Errno::ETXTBSY,
                     ..
-                }) if !patience.is_zero() => {
-                    let pause = Duration::from_millis(2).min(patience);
+                }) if !left.is_zero() => {
+                    let pause = Duration::from_millis(2).min(left);
                     std::thread::sleep(pause);
-                    patience -= pause;
+                    left -= pause;
                 }
                 result => {
-                    // What cannot be seen by the command's user is not told about.
+                    // As the command's user: the text must not reveal files that it may not see.
                     return result.map_err(|error| match self.act() {
                         Ok(_acting) => start_error(error, spec, &programs, &directory),
                         Err(error) => error,
@@ -380,64 +355,52 @@ fn start_error(
         CommandLine::Program(words) => words.first().map(String::as_str).unwrap_or_default(),
     };
     let cause = format!("{} ({errno:?})", errno.desc().to_lowercase());
-    let (kind, text) = match (step, errno) {
-        (_, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => (
-            Kind::NoResources,
-            format!("cannot start {program}: {cause}; try again when something has ended"),
-        ),
-        (Step::Directory, _) => (
-            Kind::BadDirectory,
-            format!("cannot enter cwd {}: {cause}", directory.display()),
-        ),
-        (Step::Execute, Errno::ENOENT | Errno::ENOTDIR) if program.contains('/') => (
-            Kind::ProgramNotFound,
-            format!(
-                "cannot start {program}: there is no such file, or the interpreter it names is missing"
-            ),
-        ),
-        (Step::Execute, Errno::ENOENT | Errno::ENOTDIR) => (
-            Kind::ProgramNotFound,
-            format!("cannot start {program}: there is no such program in PATH"),
-        ),
-        (Step::Execute, Errno::ENOEXEC) => (
-            Kind::ProgramNotExecutable,
-            format!(
-                "cannot start {program}: it is no program; a script needs a first line such as #!/bin/sh"
-            ),
-        ),
-        (Step::Execute, Errno::EACCES)
+    let (kind, why) = match (step, errno) {
+        (_, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
+            let why = format!("{cause}; try again when another command has ended");
+            (Kind::NoResources, why)
+        }
+        (SpawnStep::Directory, _) => {
+            let text = format!("cannot enter cwd {}: {cause}", directory.display());
+            return Error::new(Kind::BadDirectory, text);
+        }
+        (SpawnStep::Execute, Errno::ENOENT | Errno::ENOTDIR) => {
+            let why = if program.contains('/') {
+                "there is no such file, or the interpreter it names is missing"
+            } else {
+                "there is no such program in PATH"
+            };
+            (Kind::ProgramNotFound, why.to_owned())
+        }
+        (SpawnStep::Execute, Errno::ENOEXEC) => {
+            let why = "it is no program; a script needs a first line such as #!/bin/sh";
+            (Kind::ProgramNotExecutable, why.to_owned())
+        }
+        (SpawnStep::Execute, Errno::EACCES)
             if programs
                 .iter()
                 .any(|path| lacks_execute_permission(path, directory)) =>
         {
-            (
-                Kind::ProgramNotExecutable,
-                format!("cannot start {program}: it is a directory or has no execute permission"),
-            )
+            let why = "it is a directory or has no execute permission";
+            (Kind::ProgramNotExecutable, why.to_owned())
         }
-        (Step::Execute, Errno::E2BIG) => (
-            Kind::Invalid,
-            format!(
-                "cannot start {program}: the command or its environment is too long for the kernel ({cause}); pass large input by stdin or a file"
-            ),
-        ),
-        (Step::Execute, Errno::EACCES | Errno::EPERM) => (
-            Kind::ProgramForbidden,
-            format!("cannot start {program}: {cause}"),
-        ),
+        (SpawnStep::Execute, Errno::E2BIG) => {
+            let why = format!(
+                "the command or its environment is too long for the kernel ({cause}); pass large input by stdin or a file"
+            );
+            (Kind::Invalid, why)
+        }
+        (SpawnStep::Execute, Errno::EACCES | Errno::EPERM) => (Kind::ProgramForbidden, cause),
         (
-            Step::Execute,
+            SpawnStep::Execute,
             Errno::EISDIR | Errno::ELIBBAD | Errno::ETXTBSY | Errno::ELOOP | Errno::ENAMETOOLONG,
-        ) => (
-            Kind::ProgramNotExecutable,
-            format!("cannot start {program}: {cause}"),
-        ),
+        ) => (Kind::ProgramNotExecutable, cause),
         _ => (
             Kind::System,
-            format!("cannot start {program}: {cause} while preparing it ({step:?})"),
+            format!("{cause} while preparing it ({step:?})"),
         ),
     };
-    Error::new(kind, text)
+    Error::new(kind, format!("cannot start {program}: {why}"))
 }
 
 fn lacks_execute_permission(program: &CString, directory: &Path) -> bool {

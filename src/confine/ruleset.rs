@@ -1,9 +1,9 @@
-//! The Landlock ruleset of a sandbox: what of the machine's files its commands may use, and how.
+//! The Landlock ruleset of a sandbox: the files of the machine that its commands may use, and how.
 //!
-//! A ruleset is an allow-list. Its descriptors of system directories are opened once; each sandbox
-//! adds its home. The ruleset is made in the server, where errors can be reported, and applied in
-//! the child by its descriptor (Documentation/userspace-api/landlock). Every right over files that
-//! the running kernel knows is handled, so what is not listed here is refused.
+//! A ruleset is an allow-list. The system directories in it are opened once; each sandbox adds its home.
+//! The server makes the ruleset, where errors can be reported, and the child applies it by its
+//! descriptor (Documentation/userspace-api/landlock). The ruleset handles every file access right that
+//! the running kernel knows, so the kernel refuses what is not listed here.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -17,22 +17,22 @@ use nix::sys::stat::Mode;
 use crate::error::{Error, Kind, Result};
 use crate::sys;
 
-/// Programs and what they need. Not in the list, and so closed: /root, /home, /tmp, /var, /run, /mnt,
-/// /srv, whatever else an image or a job adds at the top, and the homes of other sandboxes.
+/// Directories of programs: read and execute. Everything else is closed: /root, /home, /tmp, /var, /run,
+/// /mnt, /srv, other directories that an image or a job adds, and the homes of other sandboxes.
 pub(super) const PROGRAMS: [&str; 10] = [
     "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/nix",
 ];
 
-/// What tells about the machine, and two things that distributions keep elsewhere and link to from
-/// /etc: without them there are no names of hosts, and no certificates.
-const TOLD: [&str; 4] = [
+/// Files that can be read: the kernel's, and the targets of two links in /etc, without which host names
+/// and TLS certificates do not work.
+const READABLE: [&str; 4] = [
     "/proc",
     "/sys",
     "/etc/resolv.conf",
     "/var/lib/ca-certificates",
 ];
 
-/// Devices that every program may expect; not all of /dev, where disks are.
+/// Devices that programs expect. Not all of /dev, which has disks.
 const DEVICES: [&str; 8] = [
     "/dev/null",
     "/dev/zero",
@@ -44,23 +44,24 @@ const DEVICES: [&str; 8] = [
     "/dev/pts",
 ];
 
-/// The newest set of rights that the library knows; it leaves out what the kernel does not.
+/// The newest access rights that the library knows; it drops those that the kernel lacks.
 const RIGHTS: ABI = ABI::V9;
 
-/// The rules that all sandboxes have.
+/// The rules that all sandboxes share.
 pub(super) struct SystemRules {
-    abi: u32,
+    /// The running kernel's ABI, 0 without Landlock.
+    pub(super) abi: u32,
     rules: Vec<(OwnedFd, BitFlags<AccessFs>)>,
 }
 
 impl SystemRules {
-    /// Opens what there is of the lists; an image need not have all of it.
+    /// Opens the listed files that the image has.
     pub(super) fn open() -> Self {
         let look = AccessFs::ReadFile | AccessFs::ReadDir;
         let device = look | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
         let lists: [(&[&str], BitFlags<AccessFs>); 3] = [
             (&PROGRAMS, look | AccessFs::Execute),
-            (&TOLD, look),
+            (&READABLE, look),
             (&DEVICES, device),
         ];
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
@@ -74,12 +75,7 @@ impl SystemRules {
         }
     }
 
-    /// The running kernel's ABI, 0 without Landlock.
-    pub(super) fn abi(&self) -> u32 {
-        self.abi
-    }
-
-    /// What a ruleset of this ABI does.
+    /// The layers that rulesets of this ABI enforce.
     pub(super) fn layers(&self) -> impl Iterator<Item = &'static str> {
         let since = [
             (1, "landlock_files"),
@@ -93,10 +89,10 @@ impl SystemRules {
             .map(|(_, layer)| layer)
     }
 
-    /// The ruleset of the sandbox that lives in `home`; none where the kernel has no Landlock.
+    /// Makes the ruleset of the sandbox with this home; `None` if the kernel has no Landlock.
     ///
     /// # Errors
-    /// It cannot be made although the kernel has Landlock.
+    /// `System` if the kernel has Landlock but refuses the ruleset.
     pub(super) fn with_home(&self, home: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
         if self.abi == 0 {
             return Ok(None);
@@ -116,19 +112,14 @@ impl SystemRules {
             .and_then(|ruleset| ruleset.add_rules(system))
             .map_err(|error| failed(&error))?;
         let descriptor: Option<OwnedFd> = ruleset.into();
-        match descriptor {
-            Some(descriptor) => Ok(Some(descriptor)),
-            None => Err(Error::new(
-                Kind::System,
-                format!("{FAILED}: the kernel took none"),
-            )),
-        }
+        let none = || Error::new(Kind::System, format!("{FAILED}: the kernel made none"));
+        descriptor.ok_or_else(none).map(Some)
     }
 }
 
 const FAILED: &str = "cannot make the sandbox's Landlock ruleset";
 
-/// With the name of the errno, if there is one behind it.
+/// The error with the errno that caused it, if there is one.
 fn failed(error: &RulesetError) -> Error {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = cause {

@@ -1,14 +1,13 @@
-//! Resolving paths that must not leave a directory, whatever its owner does to it meanwhile.
+//! Resolves paths that must not leave a directory, even while its owner changes what is in it.
 //!
-//! The kernel does it where it can (openat2(2), `RESOLVE_BENEATH`), as one atomic step. Where that
-//! call is missing, or hidden by a container's filter that is older than it, a walk gives the same
-//! answers: component by component, each opened without following a link and looked at before the
-//! next. It holds one descriptor however deep it goes, and of the directories above only what
-//! identifies them (16 bytes each, of at most `PATH_MAX` / 2): on `..` it goes up by the kernel's own
-//! `..` and checks that this is where it came from.
+//! The kernel does it in one atomic step where it can (openat2(2), `RESOLVE_BENEATH`). Where that call
+//! is missing, or hidden by a container's seccomp filter, a walk gives the same answers: it opens
+//! component by component, without following links, and checks each before the next. It holds one
+//! descriptor at a time, and 16 bytes for each directory above (at most `PATH_MAX` / 2 of them): on
+//! `..` it goes up by the kernel's own `..` and checks that it arrives where it came from.
 //!
-//! What both refuse is told by two errors: `ELOOP` for a link, wherever it is and wherever it leads,
-//! and `EXDEV` for what is outside: above the directory, or on another mount.
+//! Both refuse with the same two errors: `ELOOP` for a link, wherever it is and wherever it leads, and
+//! `EXDEV` for what is outside, above the directory or on another mount.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
@@ -17,22 +16,21 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, OpenHow, ResolveFlag, openat, openat2};
 use nix::sys::stat::{FileStat, Mode, fstat};
 
-use super::FileKind;
-use super::root::{DIRECTORY, Identity};
+use super::entry::{DIRECTORY, FileKind, Identity};
 use crate::sys;
 
-/// Nothing that leads out, and nothing that leads anywhere by a name's content.
+/// No way out, no links of any kind, no other mounts.
 const CONFINED: ResolveFlag = ResolveFlag::RESOLVE_BENEATH
     .union(ResolveFlag::RESOLVE_NO_SYMLINKS)
     .union(ResolveFlag::RESOLVE_NO_MAGICLINKS)
     .union(ResolveFlag::RESOLVE_NO_XDEV);
 
-/// Times the kernel is asked again: with `..` in a path it gives up when anything on the machine is
-/// renamed meanwhile, which neighbours can bring about for as long as they like. The walk, which
-/// looks only at its own path, has no such moment.
+/// Tries of openat2(2) before the walk takes over. With `..` in a path the call fails with `EAGAIN` when
+/// anything on the machine is renamed meanwhile, and other tenants can cause that as long as they
+/// like. The walk depends on its own path only.
 const ATTEMPTS: usize = 32;
 
-/// Who resolves.
+/// The way to resolve a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Resolver {
     /// openat2(2).
@@ -42,14 +40,14 @@ pub(super) enum Resolver {
 }
 
 impl Resolver {
-    /// The best that works on this machine, found out once.
+    /// The best one that works on this machine; tried once per process.
     pub(super) fn of_machine(directory: &OwnedFd) -> Self {
         static FOUND: OnceLock<Resolver> = OnceLock::new();
         *FOUND.get_or_init(|| Self::find(directory))
     }
 
-    /// Tries, with a directory that can be opened. Any failure means the walk: a filter may answer
-    /// with whatever it likes, and the walk is right everywhere.
+    /// Tries openat2(2) with a directory that can be opened. Any failure means the walk, which works
+    /// everywhere: a seccomp filter may fail the call with any errno.
     pub(super) fn find(directory: &OwnedFd) -> Self {
         match ask_kernel(directory, b".", DIRECTORY) {
             Ok(_) => Self::Kernel,
@@ -57,21 +55,20 @@ impl Resolver {
         }
     }
 
-    /// Opens what a path leads to; leading slashes mean the directory. No link is followed, at the
-    /// end of the path either: one can be opened with `O_PATH | O_NOFOLLOW` alone.
+    /// Opens the file at a path; leading slashes mean the directory. No link is followed, not even at
+    /// the end: `O_PATH | O_NOFOLLOW` opens the link itself.
     ///
     /// # Errors
-    /// As openat2(2) with [`CONFINED`]; `EBUSY` when a directory was moved while the way led through
-    /// it.
+    /// As openat2(2) with [`CONFINED`]; `EBUSY` if a directory was moved while the walk was in it.
     pub(super) fn open(
         self,
         directory: &OwnedFd,
         path: &[u8],
         flags: OFlag,
-    ) -> Result<OwnedFd, Errno> {
+    ) -> nix::Result<OwnedFd> {
         let start = path.iter().position(|byte| *byte != b'/');
         let path = start.map_or(&b"."[..], |start| &path[start..]);
-        // The walk has no need of a limit of its own, only the same answer.
+        // The walk needs no limit, but gives the kernel's answer.
         if path.len() >= usize::try_from(libc::PATH_MAX).unwrap_or(usize::MAX) {
             return Err(Errno::ENAMETOOLONG);
         }
@@ -88,15 +85,12 @@ impl Resolver {
     }
 }
 
-fn ask_kernel(directory: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno> {
-    openat2(
-        directory,
-        path,
-        OpenHow::new().flags(flags).resolve(CONFINED),
-    )
+fn ask_kernel(directory: &OwnedFd, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
+    let how = OpenHow::new().flags(flags).resolve(CONFINED);
+    openat2(directory, path, how)
 }
 
-fn walk(directory: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno> {
+fn walk(directory: &OwnedFd, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
     let mut current = openat(directory, ".", DIRECTORY, Mode::empty())?;
     let status = fstat(&current)?;
     let mount = Mount::of(&current, &status);
@@ -130,7 +124,7 @@ fn walk(directory: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno
         let is_last = components.peek().is_none();
         match FileKind::of(&status) {
             FileKind::Link if is_last && !names_directory && flags.contains(careful) => {}
-            // Where it is not to be followed, it is only no directory.
+            // With O_NOFOLLOW a link at the end is no directory, and nothing worse.
             FileKind::Link
                 if is_last
                     && !path.ends_with(b"/")
@@ -157,10 +151,10 @@ fn walk(directory: &OwnedFd, path: &[u8], flags: OFlag) -> Result<OwnedFd, Errno
     openat(&current, ".", flags, Mode::empty())
 }
 
-/// What an open file is mounted as, as far as it can be told.
+/// The mount of an open file, as far as the kernel tells it.
 struct Mount {
     id: Option<u64>,
-    /// Of directories only: a file may show the device of a layer below its own (overlayfs).
+    /// Only for directories: on overlayfs a file may show the device of a lower layer.
     device: Option<u64>,
 }
 
@@ -174,12 +168,9 @@ impl Mount {
     }
 
     fn is_another_than(&self, other: &Self) -> bool {
-        match (self.id, other.id) {
-            (Some(id), Some(other)) => id != other,
-            // Before Linux 5.8.
-            _ => self
-                .device
-                .is_some_and(|device| other.device.is_some_and(|other| device != other)),
-        }
+        let ids = self.id.zip(other.id);
+        // Devices before Linux 5.8.
+        ids.or(self.device.zip(other.device))
+            .is_some_and(|(own, other)| own != other)
     }
 }

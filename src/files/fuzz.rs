@@ -1,4 +1,5 @@
-//! Names, which must come back as they were shown, and paths, which must not lead out of a root.
+//! Fuzz tests of names, which must come back as they were shown, and of paths, which must not lead
+//! out of a root.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -10,10 +11,10 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{Mode, fstat, fstatat};
 
-use super::FileKind;
 use super::beneath::Resolver;
+use super::entry::DIRECTORY;
+use super::entry::FileKind;
 use super::name::{FilePath, show, split};
-use super::root::DIRECTORY;
 use crate::fuzz::{bounded, check};
 
 #[test]
@@ -37,7 +38,7 @@ fn a_name_comes_back_as_it_was_shown() {
         b"a",
     ];
     check("name", tokens, |input| {
-        // As text, and whatever it is.
+        // The text that the API shows for these bytes.
         let shown = bounded(input, 16, || show(input));
         assert_eq!(shown, shown_by_bytes(input));
         let path = bounded(input, 64, || FilePath::new(input));
@@ -79,7 +80,7 @@ fn a_name_comes_back_as_it_was_shown() {
     });
 }
 
-/// The length of the character that begins here; none where none does.
+/// The length of the character that begins here, if one does.
 fn character(bytes: &[u8]) -> Option<&str> {
     (1..=bytes.len().min(4)).find_map(|length| std::str::from_utf8(&bytes[..length]).ok())
 }
@@ -130,7 +131,7 @@ fn meant_by(mut bytes: &[u8]) -> Vec<u8> {
 /// Device and inode.
 type Identity = (u64, u64);
 
-/// What a name in the tree stands for.
+/// A node of the tree.
 enum Node {
     Directory(Identity, BTreeMap<Vec<u8>, Node>),
     Other(Identity, FileKind),
@@ -143,7 +144,7 @@ impl Node {
         }
     }
 
-    /// What is there now.
+    /// Reads the node at `path`, with everything below it.
     fn read(path: &Path) -> Self {
         let status = fstatat(nix::fcntl::AT_FDCWD, path, AtFlags::AT_SYMLINK_NOFOLLOW).unwrap();
         let identity = (status.st_dev, status.st_ino);
@@ -163,7 +164,7 @@ impl Node {
     }
 }
 
-/// A tree with a bit of everything, and something beside it; removed with the value.
+/// A tree with nodes of every kind, and a file outside it. Removed when dropped.
 struct Tree {
     base: PathBuf,
     directory: OwnedFd,
@@ -210,7 +211,7 @@ impl Drop for Tree {
     }
 }
 
-/// What is asked of a resolver, as the files API asks it.
+/// The flags that the file API opens paths with.
 const FLAGS: [OFlag; 7] = [
     OFlag::O_PATH,
     OFlag::O_PATH.union(OFlag::O_NOFOLLOW),
@@ -260,7 +261,7 @@ fn a_path_leads_where_its_names_say_and_never_out() {
         TREE.with(|tree| {
             let (flags, path) = input.split_first().unwrap_or((&0, &[]));
             let flags = FLAGS[usize::from(*flags) % FLAGS.len()];
-            // No path that comes so far has one.
+            // `FilePath` refuses paths with a NUL.
             if path.contains(&0) {
                 return;
             }
@@ -276,7 +277,7 @@ fn a_path_leads_where_its_names_say_and_never_out() {
     });
 }
 
-/// What a path names, by the names alone.
+/// What a path names, computed from the names alone.
 fn expected(root: &Node, path: &[u8], flags: OFlag) -> Result<Identity, Errno> {
     let inside = path.iter().skip_while(|byte| **byte == b'/').count();
     if inside >= 4096 {

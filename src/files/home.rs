@@ -1,76 +1,72 @@
-//! The homes of sandboxes: made for an owner, and removed whatever the owner has put there.
+//! Makes and removes the homes of sandboxes.
 //!
-//! Both work below a descriptor of the directory that holds the homes, which is the server's own and
-//! nobody else's to change. Making is on the way of every sandbox's start, so it is the fewest calls
-//! that leave no moment in which the home is somebody else's. Removing is done as root, which no mode
-//! keeps out (`CAP_DAC_OVERRIDE`, which a user namespace's root has over the users it maps): nothing
-//! is ever chmod'ed for it.
+//! Both work below a descriptor of the directory that holds the homes, which only the server may
+//! change. Every sandbox's start makes a home, so it takes as few system calls as possible, and the
+//! home is never accessible to other users. Root removes it, whatever modes its owner left
+//! (`CAP_DAC_OVERRIDE`, which root of a user namespace has over the users that it maps).
 
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{Gid, Uid, fchown};
 
+use super::entry::DIRECTORY;
 use super::name::show;
 use super::remove::remove_tree;
-use super::root::DIRECTORY;
 use crate::error::{Error, Kind, Result};
 use crate::sys::{ActingAs, User};
 
-/// Only the owner's.
+/// Mode 0700.
 const PRIVATE: Mode = Mode::S_IRWXU;
 
-/// What every home has from the start: where temporary files go, and where servers put the sockets
-/// that the port proxy looks for. Parents come before what is in them.
-const FURNITURE: [&str; 3] = [".tmp", ".sbx", ".sbx/proxy"];
+/// The directories of a new home: for temporary files (`TMPDIR`), and for the sockets that the port proxy
+/// connects to (`SBX_PROXY_DIR`). Parents come first.
+const INITIAL_DIRECTORIES: [&str; 3] = [".tmp", ".sbx", ".sbx/proxy"];
 
-/// Makes the home `name` in `homes` with all that belongs in it, and opens it.
+/// Makes the home `name` in `homes` with its initial directories, and opens it.
 ///
-/// To be called as root. `name` is one component, chosen by the server.
+/// Call it as root. `name` is one path component, chosen by the server.
 ///
 /// # Errors
-/// [`Kind::Exists`], and that home is left alone; or it cannot be made or given away, and nothing is
-/// left of it.
+/// `Exists` if there is such a home, which stays unchanged. After any other error nothing is left.
 pub fn make_home(homes: &OwnedFd, name: &[u8], owner: User) -> Result<OwnedFd> {
     let failed = |errno| Error::system(format_args!("cannot make the home {}", show(name)), errno);
     mkdirat(homes, name, PRIVATE).map_err(failed)?;
-    furnish(homes, name, owner).map_err(|errno| {
-        // What went wrong is what is told.
+    populate(homes, name, owner).map_err(|errno| {
+        // Report the first error, not that of cleaning up.
         let _ = remove_home(homes, name, None);
         failed(errno)
     })
 }
 
-fn furnish(homes: &OwnedFd, name: &[u8], owner: User) -> std::result::Result<OwnedFd, Errno> {
-    // For reading, not O_PATH: the owner is changed through it.
+fn populate(homes: &OwnedFd, name: &[u8], owner: User) -> nix::Result<OwnedFd> {
+    // Not O_PATH: fchown(2) needs a real descriptor.
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let home = openat(homes, name, flags, Mode::empty())?;
     let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
     fchown(&home, Some(uid), Some(gid))?;
     let _acting = ActingAs::new(owner)?;
-    for directory in FURNITURE {
+    for directory in INITIAL_DIRECTORIES {
         mkdirat(&home, directory, PRIVATE)?;
     }
     Ok(home)
 }
 
-/// Removes the home `name` from `homes`; one that is not there is removed already. Links are removed
-/// and not followed, and memory is bounded whatever is in there. False if it is not all gone when the
-/// `deadline` has come.
+/// Removes the home `name` from `homes`; a missing one is no error. Removes links and does not follow
+/// them, in bounded memory. Returns false if something is left at the `deadline`.
 ///
-/// To be called as root, when nothing of its owner runs any more.
+/// Call it as root, when no process of the owner runs any more.
 ///
 /// # Errors
-/// Something is mounted in it, or put into it again and again: what could be removed is gone.
+/// `System` if something is mounted in the home, or new files keep appearing: the rest is removed.
 pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> Result<bool> {
     openat(homes, ".", DIRECTORY, Mode::empty())
         .and_then(|homes| remove_tree(homes, name, deadline))
         .map_err(|errno| {
             let (home, why) = (show(name), errno.desc().to_lowercase());
-            // The kind is the server's own trouble, whatever the errno would mean to a client.
+            // An internal error, whatever the errno would mean for a client's path.
             Error::new(
                 Kind::System,
                 format!("cannot remove the home {home}: {why} ({errno:?})"),

@@ -1,8 +1,8 @@
-//! Listing a directory in pages, sorted by the bytes of the names.
+//! Lists a directory in pages, sorted by the bytes of the names.
 //!
-//! A page begins after a name, not at a number, so entries that come and go between two pages
-//! neither shift nor repeat the others. Only its names are held: what is known about each is found
-//! out when it is its turn, so that a wide directory costs its names and a slow client no more.
+//! A page begins after a name, not at a number, so entries that come and go between two pages neither
+//! shift nor repeat the others. A page holds names only. The attributes of an entry are read when the
+//! entry is sent, so a slow client does not cost more memory than the names.
 
 use std::collections::BinaryHeap;
 
@@ -11,36 +11,36 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstatat;
 
+use super::entry::{Entry, FileKind, link_target, size};
 use super::name::FilePath;
-use super::root::link_target;
-use super::{Entry, FileKind, Root, size};
+use super::root::Root;
 use crate::error::Result;
 
-/// Part of a directory: its entries in order.
+/// A part of a directory: entries in the order of their names.
 pub struct Page {
     directory: Dir,
     names: std::vec::IntoIter<(Vec<u8>, FileKind)>,
     sizes_links_by_target: bool,
-    /// Whether who listed the directory may also look at what is in it. A page is read when nobody
-    /// acts for a sandbox any more, and then the server may.
+    /// Whether the owner may search the directory. Entries are read when the thread no longer acts as
+    /// the owner, and the server itself may search everything.
     is_searchable: bool,
-    /// The name to go on after, if there is more.
+    /// The cursor of the next page; `None` on the last one.
     pub after: Option<Vec<u8>>,
 }
 
 impl Root {
-    /// The first `limit` entries whose names come after `after`.
+    /// The first `limit` entries whose names are greater than `after`.
     ///
     /// # Errors
-    /// It is no directory, or cannot be read.
+    /// `NotFound`, `NotDirectory`, `Forbidden`.
     pub fn list(&self, path: &FilePath, after: Option<&[u8]>, limit: usize) -> Result<Page> {
         let failed = |errno| self.error(format_args!("cannot list {path}"), errno);
         let mut directory = self
             .resolve(path.bytes(), OFlag::O_RDONLY | OFlag::O_DIRECTORY)
             .and_then(Dir::from_fd)
             .map_err(failed)?;
-        // The largest on top: it goes when a smaller one is found. One more than the page holds
-        // tells whether there is another page.
+        // A max-heap of limit + 1 names: a smaller name replaces the largest one, and a name beyond the
+        // limit means that there is another page.
         let mut names = BinaryHeap::new();
         for found in directory.iter() {
             let found = found.map_err(failed)?;
@@ -49,10 +49,8 @@ impl Root {
                 continue;
             }
             if names.len() > limit {
-                if names
-                    .peek()
-                    .is_some_and(|(last, _): &(Vec<u8>, _)| name > last.as_slice())
-                {
+                let largest = names.peek();
+                if largest.is_some_and(|(largest, _): &(Vec<u8>, _)| name > largest.as_slice()) {
                     continue;
                 }
                 names.pop();
@@ -85,10 +83,9 @@ impl Iterator for Page {
             let status = |flags| fstatat(&self.directory, name.as_slice(), flags);
             let found = match status(AtFlags::AT_SYMLINK_NOFOLLOW) {
                 Ok(found) => found,
-                // Gone since it was read.
+                // Removed since it was read.
                 Err(Errno::ENOENT) => continue,
-                // A dead mount, or a directory whose names only may be read: the others are listed
-                // all the same.
+                // A dead mount, or a directory that may not be searched. The others are listed.
                 Err(_) => return Some(Entry::unknown(name, kind)),
             };
             let (mut shown_size, mut target) = (size(&found), None);
@@ -109,7 +106,7 @@ impl Iterator for Page {
     }
 }
 
-/// What the directory itself says of an entry.
+/// The kind that readdir(3) reports. Some file systems report none.
 fn kind(of: Option<Type>) -> FileKind {
     match of {
         Some(Type::Directory) => FileKind::Directory,

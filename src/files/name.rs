@@ -1,17 +1,16 @@
 //! Paths as clients write them, and names as clients are shown them.
 //!
 //! A file name is any bytes; JSON has only text. Bytes that are not part of valid UTF-8 are shown as
-//! characters of a private range, U+EF80 to U+EFFF for the bytes 0x80 to 0xFF, and such characters
-//! in a path that comes back mean those bytes. A name that truly has characters of that range is
-//! shown byte for byte in the same way, so that showing and reading are each other's inverse for
-//! every name there can be.
+//! characters of a private range, U+EF80 to U+EFFF for the bytes 0x80 to 0xFF, and such characters in a
+//! client's path mean those bytes. Characters of that range in a real name are shown byte by byte in
+//! the same way, so the mapping is reversible for every name.
 
 use crate::error::{Error, Result};
 
 /// U+EF80 stands for byte 0x80.
 const RANGE_START: u32 = 0xEF00;
 
-/// A path that a client gave: not empty, and without NUL.
+/// A path from a client: not empty, without NUL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilePath {
     bytes: Vec<u8>,
@@ -19,10 +18,10 @@ pub struct FilePath {
 }
 
 impl FilePath {
-    /// Takes a path as it was decoded from a request.
+    /// Takes a path as decoded from a request.
     ///
     /// # Errors
-    /// It is empty, or has a NUL, and so names no file.
+    /// `Invalid` if it is empty or has a NUL.
     pub fn new(decoded: &[u8]) -> Result<Self> {
         let bytes = read(decoded);
         if bytes.is_empty() {
@@ -37,18 +36,18 @@ impl FilePath {
         Ok(Self { bytes, shown })
     }
 
-    /// As the kernel takes it.
+    /// The path as the kernel takes it.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The path of an entry below this one, both as shown.
+    /// The path of an entry of this directory, as clients are shown it.
     pub fn join(&self, shown_name: &str) -> String {
         let slash = if self.bytes.ends_with(b"/") { "" } else { "/" };
         format!("{}{slash}{shown_name}", self.shown)
     }
 
-    /// The last component as it was written, trailing slashes aside; the root's is `/`.
+    /// The last component without trailing slashes; `/` for the root.
     pub fn name(&self) -> &[u8] {
         let mut components = self.bytes.split(|byte| *byte == b'/').rev();
         components
@@ -63,8 +62,7 @@ impl std::fmt::Display for FilePath {
     }
 }
 
-/// The directory of a path and the last name in it; `None` if the path ends in no name of its own
-/// (the root, `.`, `..`).
+/// The directory of a path and the last name in it; `None` if the path ends in the root, `.` or `..`.
 pub(super) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = path.iter().rposition(|byte| *byte != b'/')? + 1;
     let start = path[..end]
@@ -78,7 +76,7 @@ pub(super) fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((if start == 0 { b"." } else { &path[..start] }, name))
 }
 
-/// A name as text.
+/// A name as clients are shown it.
 pub fn show(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
@@ -101,7 +99,7 @@ pub fn show(bytes: &[u8]) -> String {
     text
 }
 
-/// The bytes that a shown name, or any path a client wrote, stands for.
+/// The bytes that a name or path from a client stands for.
 fn read(shown: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(shown.len());
     for chunk in shown.utf8_chunks() {

@@ -1,13 +1,12 @@
-//! Removing files and whole trees.
+//! Removes files and whole trees.
 //!
-//! A tree may be thousands of levels deep, hold millions of names and change while it is removed, so
-//! there is no recursion, only one directory is open at a time (and read through another descriptor),
-//! a bounded number of names is held, and nothing is ever followed: each step goes down into a
-//! directory that was opened without following links, or up to one that is still the parent it came
-//! from.
+//! A tree may be thousands of levels deep, hold millions of names and change while it is removed. So
+//! there is no recursion, one directory is open at a time (and read through another descriptor), a
+//! bounded number of names is held, and no link is followed: each step goes down into a directory that
+//! was opened without following links, or up to a directory that is still the parent.
 //!
-//! Whoever removes says until when: a client waits for its answer only so long. What is gone by then
-//! stays gone, and who begins again goes on where it ended.
+//! Removal ends at a deadline, because a client waits for the answer. A second call continues where the
+//! first one stopped.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -18,18 +17,18 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
+use super::entry::{DIRECTORY, FileKind, Identity};
 use super::name::FilePath;
-use super::root::{DIRECTORY, Identity, Missing};
-use super::{FileKind, Root};
+use super::root::{Missing, Root};
 use crate::error::{Error, Kind, Result};
 
 impl Root {
-    /// Removes what a path names: a file, a link (not its target), an empty directory, or with
-    /// `recursive` a directory and everything in it.
+    /// Removes a file, a link (not its target) or an empty directory; with `recursive` a directory and
+    /// everything in it.
     ///
     /// # Errors
-    /// Nothing is there, or a directory is not empty; or there is so much in it that it is not all gone
-    /// after [`REMOVAL_LIMIT`].
+    /// `NotFound`; `NotEmpty` without `recursive`; `Unfinished` if something is left after
+    /// [`REMOVAL_LIMIT`].
     pub fn remove(&self, path: &FilePath, recursive: bool) -> Result<()> {
         self.remove_until(path, recursive, Instant::now() + REMOVAL_LIMIT)
     }
@@ -41,73 +40,68 @@ impl Root {
         deadline: Instant,
     ) -> Result<()> {
         let failed = |errno| Error::system(format_args!("cannot delete {path}"), errno);
-        let place = self.place(path, Missing::Refuse)?;
-        let status = place.status().map_err(failed)?;
+        let name_at = self.name_at(path, Missing::Refuse)?;
+        let status = name_at.status().map_err(failed)?;
         if FileKind::of(&status) != FileKind::Directory {
-            return place.unlink().map_err(failed);
+            return name_at.unlink().map_err(failed);
         }
         let empty = UnlinkatFlags::RemoveDir;
-        match unlinkat(&place.directory, place.name.as_slice(), empty) {
+        match unlinkat(&name_at.directory, name_at.name.as_slice(), empty) {
             Err(Errno::ENOTEMPTY | Errno::EEXIST) if recursive => {
-                let is_gone = remove_tree(place.directory, &place.name, Some(deadline));
+                let is_gone = remove_tree(name_at.directory, &name_at.name, Some(deadline));
                 if is_gone.map_err(failed)? {
                     return Ok(());
                 }
-                Err(Error::new(
-                    Kind::Unfinished,
-                    format!(
-                        "cannot delete {path} in one go: there is too much in it; a part is gone, ask again for the rest"
-                    ),
-                ))
+                let why = "some entries are deleted; repeat the request for the rest";
+                let text = format!("cannot delete all of {path} in one request: {why}");
+                Err(Error::new(Kind::Unfinished, text))
             }
-            Err(Errno::ENOTEMPTY | Errno::EEXIST) => Err(Error::new(
-                Kind::NotEmpty,
-                format!(
-                    "cannot delete {path}: the directory is not empty; recursive=1 deletes what is in it too"
-                ),
-            )),
+            Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
+                let why = "the directory is not empty; recursive=1 deletes its entries too";
+                let text = format!("cannot delete {path}: {why}");
+                Err(Error::new(Kind::NotEmpty, text))
+            }
             other => other.map_err(failed),
         }
     }
 }
 
-/// How long a client waits for a directory to be gone. It gives up after 60 s without an answer.
+/// How long a request may remove. Clients give up after 60 s without an answer.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(45);
 
-/// Times a directory is gone through again because something was put into it meanwhile.
+/// How often a directory is read again because new files appeared in it.
 const ROUNDS: usize = 8;
 
-/// Names read from a directory at once: one may have millions. Few in unit tests, which thereby see
-/// many batches.
+/// Names in one batch that is read from a directory. Few in unit tests, so that they see many batches.
 const BATCH_NAMES: usize = if cfg!(test) { 64 } else { 4096 };
 
-/// Names that are held at most before another batch is read, of all levels together.
+/// Most names in memory, of all levels together, before another batch is read.
 const MAX_PENDING_NAMES: usize = 4 * BATCH_NAMES;
 
-/// A directory on the way down: 32 bytes, whatever is in it and whatever it is called.
+/// A directory on the way down; 32 bytes.
 struct Level {
     identity: Identity,
-    /// Where its names begin among those that are pending.
+    /// The index of its first name in `pending`.
     first: usize,
-    /// Whether it may have names that are not pending.
+    /// Whether it may have names that are not in `pending`.
     is_partly_read: bool,
 }
 
-/// Removes what `name` is in `parent`, and if that is a directory everything in it that is on its
-/// mount: what is mounted below is not part of it. What somebody else removes meanwhile is as good as
-/// removed. False if it is not all gone when the `deadline` has come.
+/// Removes `name` from `parent`, and if it is a directory everything in it. Does not cross mounts. Files
+/// that another process removes meanwhile count as removed. Returns false if something is left at the
+/// `deadline`.
 ///
-/// A name stays pending until it is gone, so that it need not be kept for the way up; when there are
-/// too many, all are forgotten and read again by whoever needs them.
+/// A name stays in `pending` until it is gone, so the way up needs no names. When there are too many,
+/// all are dropped, and each level reads its names again.
 ///
 /// # Errors
-/// `EBUSY` if something is mounted there or a directory is moved away meanwhile; `ENOTEMPTY` if
-/// something is put into one again and again; else as unlink(2), open(2) and readdir(3).
+/// `EBUSY` if something is mounted there or a directory is moved away meanwhile; `ENOTEMPTY` if new files
+/// keep appearing; otherwise as unlink(2), open(2) and readdir(3).
 pub(super) fn remove_tree(
     parent: OwnedFd,
     name: &[u8],
     deadline: Option<Instant>,
-) -> std::result::Result<bool, Errno> {
+) -> nix::Result<bool> {
     let mut current = parent;
     let mut levels = vec![Level {
         identity: Identity::of_open(&current)?,
@@ -118,7 +112,7 @@ pub(super) fn remove_tree(
     let (mut device, mut left, mut refilled) = (None, None, 0);
     while let Some(level) = levels.last_mut() {
         if let Some(name) = pending[level.first..].last() {
-            // Asked only where something is left.
+            // Checked only while something is left.
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Ok(false);
             }
@@ -147,7 +141,7 @@ pub(super) fn remove_tree(
                 }
             }
             if pending.len() > MAX_PENDING_NAMES {
-                // The first stays: it is all that is asked of the parent, which is never read.
+                // Except the first one: the parent is never read.
                 pending.truncate(1);
                 for level in &mut levels[1..] {
                     level.first = 1;
@@ -169,7 +163,7 @@ pub(super) fn remove_tree(
             };
             current = openat(&current, "..", DIRECTORY, Mode::empty())?;
             if Identity::of_open(&current)? != level.identity {
-                // It was moved meanwhile: what is above now is not ours to touch.
+                // It was moved meanwhile: the directory above is not part of the tree.
                 return Err(Errno::EBUSY);
             }
         }
@@ -177,29 +171,29 @@ pub(super) fn remove_tree(
     Ok(true)
 }
 
-/// Removes anything but a directory that has entries; false if it is one.
-fn remove_simple(directory: &OwnedFd, name: &[u8]) -> std::result::Result<bool, Errno> {
+/// Removes anything but a directory with entries; false for such a directory.
+fn remove_simple(directory: &OwnedFd, name: &[u8]) -> nix::Result<bool> {
     match unlinkat(directory, name, UnlinkatFlags::NoRemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => return Ok(true),
-        // EISDIR is Linux's word for a directory; EPERM is what POSIX says.
+        // A directory is EISDIR on Linux, EPERM in POSIX.
         Err(Errno::EISDIR | Errno::EPERM) => {}
         Err(errno) => return Err(errno),
     }
-    // This says EBUSY of what something is mounted on, also if that is of the same device.
+    // EBUSY for a mount point, also of the same device.
     match unlinkat(directory, name, UnlinkatFlags::RemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => Ok(true),
         Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(false),
-        // It is no directory: then removing it as a file was truly not permitted.
+        // No directory after all: removing the file was not permitted.
         Err(Errno::ENOTDIR) => Err(Errno::EPERM),
         Err(errno) => Err(errno),
     }
 }
 
-/// Adds a batch of a directory's names; whether there are more.
-fn read_names(directory: &OwnedFd, into: &mut Vec<Vec<u8>>) -> std::result::Result<bool, Errno> {
+/// Appends a batch of a directory's names; returns whether there are more.
+fn read_names(directory: &OwnedFd, into: &mut Vec<Vec<u8>>) -> nix::Result<bool> {
     let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
     let mut directory = match Dir::openat(directory, ".", flags, Mode::empty()) {
-        // The directory itself is gone.
+        // The directory itself was removed.
         Err(Errno::ENOENT) => return Ok(false),
         opened => opened?,
     };

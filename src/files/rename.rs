@@ -1,5 +1,5 @@
-//! Giving files other names: by renaming, or where the kernel cannot, by a copy that takes the new
-//! name only when it is complete.
+//! Moves files: by rename(2), or across file systems by a copy that takes the new name when it is
+//! complete.
 
 use std::io::Read;
 
@@ -9,39 +9,36 @@ use nix::sys::stat::{FileStat, fstat, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
+use super::entry::{FileKind, Identity};
 use super::name::FilePath;
-use super::root::{Identity, Missing, Place, opening_error};
+use super::name_at::NameAt;
+use super::root::{Missing, Root, opening_error};
 use super::write::{Upload, temporary_name};
-use super::{FileKind, Root};
 use crate::error::{Error, Kind, Result};
 
 impl Root {
-    /// Gives a file or directory another name; what had that name is replaced, a link itself and
-    /// not its target. The directories above the new name are made.
+    /// Moves a file or directory. Replaces a file at the new name; a link there, not its target. Makes
+    /// the parents of the new name.
     ///
     /// # Errors
-    /// Nothing to move, something in the way, or what cannot be copied to another file system.
+    /// `NotFound`; `NotEmpty`, `IsDirectory` or `NotDirectory` if something is in the way; `CrossDevice` for
+    /// a directory or a special file on another file system.
     pub fn rename(&self, from: &FilePath, to: &FilePath) -> Result<()> {
         let failed = |errno| Error::system(format_args!("cannot move {from} to {to}"), errno);
-        let old = self.place(from, Missing::Refuse)?;
+        let old = self.name_at(from, Missing::Refuse)?;
         let status = old.status().map_err(failed)?;
         let missing = if FileKind::of(&status) == FileKind::Directory {
-            // Moved into itself it would be nowhere; the kernel refuses only after they are made.
+            // The kernel refuses to move a directory into itself, but only after parents were made.
             Missing::MakeOutside(Identity::of(&status))
         } else {
             Missing::Make
         };
-        let new = self.place(to, missing)?;
+        let new = self.name_at(to, missing)?;
         if two_names_of_one(&old, &new, &status).map_err(failed)? {
-            // To rename(2) that is nothing to do.
+            // rename(2) would do nothing.
             return old.unlink().map_err(failed);
         }
-        let renamed = renameat(
-            &old.directory,
-            old.name.as_slice(),
-            &new.directory,
-            new.name.as_slice(),
-        );
+        let renamed = renameat(&old.directory, &old.name[..], &new.directory, &new.name[..]);
         match (renamed, FileKind::of(&status)) {
             (Err(Errno::EXDEV), FileKind::Regular) => copy(&old, new, to)?,
             (Err(Errno::EXDEV), FileKind::Link) => {
@@ -61,12 +58,8 @@ impl Root {
     }
 }
 
-/// Whether two places hold hard links of the same file, and are not one place spelled twice.
-fn two_names_of_one(
-    old: &Place,
-    new: &Place,
-    status: &FileStat,
-) -> std::result::Result<bool, Errno> {
+/// Whether two names are hard links of the same file, and not one name written twice.
+fn two_names_of_one(old: &NameAt, new: &NameAt, status: &FileStat) -> nix::Result<bool> {
     if status.st_nlink < 2 || FileKind::of(status) == FileKind::Directory {
         return Ok(false);
     }
@@ -79,12 +72,12 @@ fn two_names_of_one(
 }
 
 /// Copies a regular file with its mode, owner and times.
-fn copy(old: &Place, new: Place, to: &FilePath) -> Result<()> {
+fn copy(old: &NameAt, new: NameAt, to: &FilePath) -> Result<()> {
     let failed = |errno| opening_error(format_args!("cannot copy to {to}"), errno);
     let mut source = old.open(OFlag::O_RDONLY).map_err(failed)?;
     let status = fstat(&source).map_err(failed)?;
     if FileKind::of(&status) != FileKind::Regular {
-        // It was replaced after it was looked at.
+        // The file was replaced after it was checked.
         return Err(failed(Errno::EBUSY));
     }
     let mut upload = Upload::replacing(new, to, &status)?;
@@ -107,9 +100,9 @@ fn copy(old: &Place, new: Place, to: &FilePath) -> Result<()> {
     upload.commit().map(drop)
 }
 
-/// Makes the same link elsewhere.
-fn copy_link(old: &Place, new: &Place, status: &FileStat) -> std::result::Result<(), Errno> {
-    let Place { directory, name } = new;
+/// Makes the same link at the new name.
+fn copy_link(old: &NameAt, new: &NameAt, status: &FileStat) -> nix::Result<()> {
+    let NameAt { directory, name } = new;
     let temporary = temporary_name();
     let temporary = temporary.as_slice();
     symlinkat(old.link_target()?.as_slice(), directory, temporary)?;

@@ -1,65 +1,54 @@
-//! Where the paths of a workspace begin, and the one place where they are resolved.
+//! Where the paths of a workspace begin, and the one place that resolves them.
 //!
-//! Nothing outside this file sees the descriptor that paths begin at. Whoever acts on a path asks
-//! for a descriptor of what it leads to, or for a [`Place`]: the directory, held open, and the last
-//! name in it. What a path may cross on its way is thereby the root's alone, and what was looked at
-//! is what is acted on, whatever happens to the names above it meanwhile.
-//!
-//! A [`Place`] is as safe as the resolving that led to it: its directory is beneath the root, its name
-//! has no slash and is neither `.` nor `..`, and no call that takes the two follows a link.
+//! Nothing outside this file sees the descriptor that paths begin at. An operation asks for a
+//! descriptor of the file, or for a [`NameAt`]: the directory, held open, and the last name in it. So
+//! the root alone decides what a path may cross, and renames above it do not matter any more.
 
 use std::fmt;
-use std::fs::File;
 use std::ops::Deref;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
+use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mkdirat};
-use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::beneath::Resolver;
+use super::entry::{DIRECTORY, Identity};
 use super::name::{FilePath, split};
+use super::name_at::NameAt;
 use crate::error::{Error, Kind, Result};
 use crate::sys::{ActingAs, User};
 
-/// Links followed at the end of one path before it is taken for a loop, as in the kernel.
+/// Links that are followed at the end of a path, as in the kernel (`path_resolution(7)`).
 const MAX_LINKS: usize = 40;
 
-/// Enough to find names in a directory, and to be one: reading it needs more.
-pub(super) const DIRECTORY: OFlag = OFlag::O_PATH
-    .union(OFlag::O_DIRECTORY)
-    .union(OFlag::O_CLOEXEC);
-
-/// Where the paths of a workspace begin.
+/// The directory that the paths of a workspace begin at.
 pub struct Root {
-    beginning: Arc<OwnedFd>,
+    directory: Arc<OwnedFd>,
     resolution: Resolution,
-    /// Whether what is written to a link goes to its target; else it is refused.
+    /// Whether a write to a link goes to its target; otherwise it is refused.
     follows_last_link: bool,
-    /// Whether a link is shown as large as its target, which is what whoever reads it gets.
+    /// Whether a link is shown with the size of its target, which is what a read returns.
     pub(super) sizes_links_by_target: bool,
 }
 
-/// What a path means to the kernel.
+/// How paths are resolved.
 enum Resolution {
-    /// What it means to any program on the machine: relative ones begin at the descriptor, and
-    /// links lead anywhere.
+    /// As for any program on the machine: relative paths begin at the directory, links lead anywhere.
     Machine,
-    /// What it means to somebody for whom the descriptor is all there is: a leading slash is the
-    /// descriptor, nothing leads out of it, and links lead nowhere.
+    /// As if the directory were the root: a leading slash means the directory, no path leads out of
+    /// it, and no link is followed.
     Beneath { resolver: Resolver, owner: User },
 }
 
-/// A root in use: while it lives, the calling thread is to files who the root's files belong to.
+/// A root in use: while the value lives, the calling thread accesses files as their owner.
 ///
-/// The kernel thereby stands twice between a client and what is not its own: paths do not lead out,
-/// and if one did, its owner might not open what is there. What is made belongs to the owner with
-/// no second step, and has the mode that a command's umask would give it, which is the server's.
-/// The server keeps its other privileges meanwhile, of which one shows: it may use the blocks that a
-/// file system reserves (`CAP_SYS_RESOURCE`).
+/// So the kernel protects other files twice: paths do not lead out, and if one did, the owner could
+/// not open what it leads to. New files belong to the owner from the start, with the mode that the
+/// server's umask gives them. The thread keeps its other privileges; one of them shows: it may use the
+/// blocks that a file system reserves (`CAP_SYS_RESOURCE`).
 pub struct Files<'root> {
     root: &'root Root,
     _acting: Option<ActingAs>,
@@ -73,47 +62,33 @@ impl Deref for Files<'_> {
     }
 }
 
-/// What is done about directories that are missing on a path.
+/// What to do about missing directories of a path.
 #[derive(Clone, Copy)]
 pub(super) enum Missing {
     Refuse,
     Make,
-    /// They are made, unless that would be inside this directory.
+    /// Makes them, unless that would be inside this directory.
     MakeOutside(Identity),
 }
 
-/// What tells one file from every other.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Identity(u64, u64);
-
-impl Identity {
-    pub(super) fn of(status: &FileStat) -> Self {
-        Self(status.st_dev, status.st_ino)
-    }
-
-    pub(super) fn of_open(file: impl AsFd) -> std::result::Result<Self, Errno> {
-        fstat(file).map(|status| Self::of(&status))
-    }
-}
-
 impl Root {
-    /// The whole machine, relative paths beginning at `directory`.
+    /// The whole machine; relative paths begin at `directory`.
     ///
     /// # Errors
     /// The directory cannot be opened.
     pub fn machine(directory: &Path) -> Result<Self> {
-        let beginning = nix::fcntl::open(directory, DIRECTORY, Mode::empty()).map_err(|errno| {
+        let directory_fd = open(directory, DIRECTORY, Mode::empty()).map_err(|errno| {
             Error::system(format_args!("cannot open {}", directory.display()), errno)
         })?;
         Ok(Self {
-            beginning: Arc::new(beginning),
+            directory: Arc::new(directory_fd),
             resolution: Resolution::Machine,
             follows_last_link: true,
             sizes_links_by_target: true,
         })
     }
 
-    /// Everything beneath `directory`, as its `owner`.
+    /// What is beneath `directory`, accessed as its `owner`.
     pub fn home(directory: impl Into<Arc<OwnedFd>>, owner: User) -> Self {
         let directory = directory.into();
         let resolver = Resolver::of_machine(&directory);
@@ -126,26 +101,23 @@ impl Root {
         resolver: Resolver,
     ) -> Self {
         Self {
-            beginning: directory.into(),
+            directory: directory.into(),
             resolution: Resolution::Beneath { resolver, owner },
             follows_last_link: false,
             sizes_links_by_target: false,
         }
     }
 
-    /// The right to use the root on this thread, until the value is dropped.
+    /// Makes the calling thread act as the owner until the value is dropped.
     ///
     /// # Errors
     /// The server may not act as the owner.
     pub fn files(&self) -> Result<Files<'_>> {
         let acting = match self.resolution {
             Resolution::Machine => None,
-            Resolution::Beneath { owner, .. } => {
-                let acting = ActingAs::new(owner).map_err(|errno| {
-                    Error::system(format_args!("cannot act as uid {}", owner.uid), errno)
-                })?;
-                Some(acting)
-            }
+            Resolution::Beneath { owner, .. } => Some(ActingAs::new(owner).map_err(|errno| {
+                Error::system(format_args!("cannot act as uid {}", owner.uid), errno)
+            })?),
         };
         Ok(Files {
             root: self,
@@ -153,7 +125,7 @@ impl Root {
         })
     }
 
-    /// The error of an act for which a path had to be resolved.
+    /// The error of an operation that resolved a path.
     pub(super) fn error(&self, act: impl fmt::Display, errno: Errno) -> Error {
         let why = match (&self.resolution, errno) {
             (Resolution::Beneath { .. }, Errno::ELOOP) => {
@@ -165,46 +137,34 @@ impl Root {
         Error::new(Kind::Forbidden, format!("{act}: {why} ({errno:?})"))
     }
 
-    /// Opens what a path leads to.
-    pub(super) fn resolve(&self, path: &[u8], flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
+    /// Opens the file at a path.
+    pub(super) fn resolve(&self, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
         match self.resolution {
-            Resolution::Machine => openat(
-                &self.beginning,
-                path,
-                flags | OFlag::O_CLOEXEC,
-                Mode::empty(),
-            ),
-            Resolution::Beneath { resolver, .. } => resolver.open(&self.beginning, path, flags),
+            Resolution::Machine => {
+                let flags = flags | OFlag::O_CLOEXEC;
+                openat(&self.directory, path, flags, Mode::empty())
+            }
+            Resolution::Beneath { resolver, .. } => resolver.open(&self.directory, path, flags),
         }
     }
 
-    /// The status of what `resolve` would open, in one call where the kernel has one.
-    pub(super) fn status(
-        &self,
-        path: &[u8],
-        flags: AtFlags,
-    ) -> std::result::Result<FileStat, Errno> {
+    /// The status of the file that `resolve` would open, in one system call where there is one.
+    pub(super) fn status(&self, path: &[u8], flags: AtFlags) -> nix::Result<FileStat> {
         match self.resolution {
-            Resolution::Machine => fstatat(&self.beginning, path, flags),
+            Resolution::Machine => fstatat(&self.directory, path, flags),
             Resolution::Beneath { .. } => {
-                let itself = if flags.contains(AtFlags::AT_SYMLINK_NOFOLLOW) {
-                    OFlag::O_NOFOLLOW
-                } else {
-                    OFlag::empty()
-                };
-                fstat(self.resolve(path, OFlag::O_PATH | itself)?)
+                let mut open_flags = OFlag::O_PATH;
+                let nofollow = flags.contains(AtFlags::AT_SYMLINK_NOFOLLOW);
+                open_flags.set(OFlag::O_NOFOLLOW, nofollow);
+                fstat(self.resolve(path, open_flags)?)
             }
         }
     }
 
     /// Opens a directory.
-    pub(super) fn directory(
-        &self,
-        path: &[u8],
-        missing: Missing,
-    ) -> std::result::Result<OwnedFd, Errno> {
-        // The first that exists is found by going up, and the others are made one below the other,
-        // without recursion: a path of thousands of components costs no stack.
+    pub(super) fn directory(&self, path: &[u8], missing: Missing) -> nix::Result<OwnedFd> {
+        // Goes up to the first directory that exists, then makes the others one by one, without
+        // recursion: a path of thousands of components costs no stack.
         let mut names = Vec::new();
         let mut above = path;
         let mut current = loop {
@@ -227,7 +187,7 @@ impl Root {
         }
         while let Some(name) = names.pop() {
             match mkdirat(&current, name, Mode::from_bits_truncate(0o777)) {
-                // Somebody else was faster: parallel uploads make the same parents.
+                // Parallel uploads make the same parents.
                 Ok(()) | Err(Errno::EEXIST) => {}
                 Err(errno) => return Err(errno),
             }
@@ -237,14 +197,30 @@ impl Root {
         Ok(current)
     }
 
-    /// The place that a path names: its directory is opened, its last name need not exist.
+    /// Makes a directory and its parents. An existing directory is no error, and gets the `mode` too.
     ///
     /// # Errors
-    /// The path ends in no name of its own, or its directory cannot be opened.
-    pub(super) fn place(&self, path: &FilePath, missing: Missing) -> Result<Place> {
+    /// `NotDirectory` or `Exists` if something else is in the way.
+    pub fn make_directory(&self, path: &FilePath, mode: Option<u32>) -> Result<()> {
+        let make = || {
+            let directory = self.directory(path.bytes(), Missing::Make)?;
+            let Some(mode) = mode.map(Mode::from_bits_truncate) else {
+                return Ok(());
+            };
+            fchmodat(&directory, ".", mode, FchmodatFlags::FollowSymlink)
+        };
+        make().map_err(|errno| self.error(format_args!("cannot make directory {path}"), errno))
+    }
+
+    /// Opens the directory of a path; the last name need not exist.
+    ///
+    /// # Errors
+    /// `Invalid` or `Forbidden` if the path ends in no name (`/`, `.`, `..`); or the directory cannot
+    /// be opened.
+    pub(super) fn name_at(&self, path: &FilePath, missing: Missing) -> Result<NameAt> {
         let Some((directory, name)) = split(path.bytes()) else {
             let is_root = path.bytes().iter().all(|byte| *byte == b'/');
-            // `.` and `a/..` may be the home, which is not its owner's to move or delete.
+            // `.` and `a/..` may be the home, which its owner may not move or delete.
             let kind = match self.resolution {
                 Resolution::Machine if !is_root => Kind::Invalid,
                 _ => Kind::Forbidden,
@@ -257,23 +233,23 @@ impl Root {
         let directory = self.directory(directory, missing).map_err(|errno| {
             self.error(format_args!("cannot open the directory of {path}"), errno)
         })?;
-        Ok(Place {
+        Ok(NameAt {
             directory,
             name: name.to_vec(),
         })
     }
 
-    /// The place whose content is written under a path, and what is there. Links at the end are
-    /// followed by hand, because what replaces a file must take the place of the link's target and
-    /// not of the link.
+    /// The name that a write to a path changes, and the status of the file there. Links at the end are
+    /// followed by hand: the new file must replace the target and not the link.
     ///
     /// # Errors
-    /// The path names a directory, or its directory cannot be opened.
+    /// `IsDirectory` if the path ends in a slash; `Forbidden` if a link may not be followed; or the
+    /// directory cannot be opened.
     pub(super) fn target(
         &self,
         path: &FilePath,
         make_parents: bool,
-    ) -> Result<(Place, Option<FileStat>)> {
+    ) -> Result<(NameAt, Option<FileStat>)> {
         let failed = |errno| self.error(format_args!("cannot write {path}"), errno);
         if path.bytes().ends_with(b"/") {
             return Err(Error::new(
@@ -286,22 +262,22 @@ impl Root {
         } else {
             Missing::Refuse
         };
-        let mut place = self.place(path, missing)?;
+        let mut name_at = self.name_at(path, missing)?;
         for _ in 0..MAX_LINKS {
-            let existing = place.existing().map_err(failed)?;
+            let existing = name_at.existing().map_err(failed)?;
             if existing.is_none_or(|existing| existing.st_mode & libc::S_IFMT != libc::S_IFLNK) {
                 if existing.is_some() && self.is_outside(path.bytes()) {
                     return Err(failed(Errno::EXDEV));
                 }
-                return Ok((place, existing));
+                return Ok((name_at, existing));
             }
             if !self.follows_last_link {
                 break;
             }
-            let target = place.link_target().map_err(failed)?;
+            let target = name_at.link_target().map_err(failed)?;
             let (parent, name) = split(&target).ok_or_else(|| failed(Errno::EISDIR))?;
-            place = Place {
-                directory: openat(&place.directory, parent, DIRECTORY, Mode::empty())
+            name_at = NameAt {
+                directory: openat(&name_at.directory, parent, DIRECTORY, Mode::empty())
                     .map_err(failed)?,
                 name: name.to_vec(),
             };
@@ -309,28 +285,19 @@ impl Root {
         Err(failed(Errno::ELOOP))
     }
 
-    /// Whether something is mounted over the last name of a path, which acting on a [`Place`] would
-    /// not notice.
+    /// Whether a mount covers the last name of a path. Acting on a [`NameAt`] would not notice it.
     fn is_outside(&self, path: &[u8]) -> bool {
-        match self.resolution {
-            Resolution::Machine => false,
-            Resolution::Beneath { .. } => {
-                let itself = OFlag::O_PATH | OFlag::O_NOFOLLOW;
-                matches!(self.resolve(path, itself), Err(Errno::EXDEV))
-            }
-        }
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+        matches!(self.resolution, Resolution::Beneath { .. })
+            && matches!(self.resolve(path, flags), Err(Errno::EXDEV))
     }
 
-    /// Whether a directory is another one, or below it.
-    fn lies_within(
-        &self,
-        directory: &OwnedFd,
-        other: Identity,
-    ) -> std::result::Result<bool, Errno> {
-        // Above a home there is nothing to compare with, and its owner may not go there.
+    /// Whether `directory` is `other` or below it.
+    fn lies_within(&self, directory: &OwnedFd, other: Identity) -> nix::Result<bool> {
+        // The way up ends at the home: its owner may not go further.
         let top = match self.resolution {
             Resolution::Machine => None,
-            Resolution::Beneath { .. } => Some(Identity::of_open(&self.beginning)?),
+            Resolution::Beneath { .. } => Some(Identity::of_open(&self.directory)?),
         };
         let mut current = openat(directory, ".", DIRECTORY, Mode::empty())?;
         let mut here = Identity::of_open(&current)?;
@@ -350,84 +317,15 @@ impl Root {
     }
 }
 
-/// The error of an act for which a file had to be opened. Nothing is waited for when one is opened,
-/// and the one thing that a regular file can make wait for is who has a lease on it: opening it has
-/// told that program, and within 45 s the kernel takes the lease away (fcntl(2), `F_SETLEASE`).
+/// The error of an operation that opened a file without blocking. `EAGAIN` means that a process holds
+/// a lease on it: opening notifies the holder, and the kernel breaks the lease within 45 s (fcntl(2),
+/// `F_SETLEASE`).
 pub(super) fn opening_error(act: impl fmt::Display, errno: Errno) -> Error {
     match errno {
-        Errno::EAGAIN => Error::new(
-            Kind::Leased,
-            format!(
-                "{act}: a program holds a lease on it, which it was told to give up; try again ({errno:?})"
-            ),
-        ),
+        Errno::EAGAIN => {
+            let why = "a program holds a lease on it, which it was told to give up; try again";
+            Error::new(Kind::Leased, format!("{act}: {why} ({errno:?})"))
+        }
         errno => Error::system(act, errno),
     }
-}
-
-/// A name in a directory that is held open. Nothing done here follows a link.
-pub(super) struct Place {
-    pub(super) directory: OwnedFd,
-    pub(super) name: Vec<u8>,
-}
-
-impl Place {
-    pub(super) fn status(&self) -> std::result::Result<FileStat, Errno> {
-        fstatat(
-            &self.directory,
-            self.name.as_slice(),
-            AtFlags::AT_SYMLINK_NOFOLLOW,
-        )
-    }
-
-    /// What is there, if anything is.
-    pub(super) fn existing(&self) -> std::result::Result<Option<FileStat>, Errno> {
-        match self.status() {
-            Err(Errno::ENOENT) => Ok(None),
-            status => status.map(Some),
-        }
-    }
-
-    /// Opens what is there, without waiting for whoever may be at its other end.
-    pub(super) fn open(&self, flags: OFlag) -> std::result::Result<File, Errno> {
-        let careful = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-        openat(
-            &self.directory,
-            self.name.as_slice(),
-            flags | careful,
-            Mode::from_bits_truncate(0o666),
-        )
-        .map(File::from)
-    }
-
-    pub(super) fn set_mode(&self, mode: u32) -> std::result::Result<(), Errno> {
-        fchmodat(
-            &self.directory,
-            self.name.as_slice(),
-            Mode::from_bits_truncate(mode),
-            FchmodatFlags::NoFollowSymlink,
-        )
-    }
-
-    pub(super) fn link_target(&self) -> std::result::Result<Vec<u8>, Errno> {
-        link_target(&self.directory, &self.name)
-    }
-
-    /// Removes anything but a directory.
-    pub(super) fn unlink(&self) -> std::result::Result<(), Errno> {
-        unlinkat(
-            &self.directory,
-            self.name.as_slice(),
-            UnlinkatFlags::NoRemoveDir,
-        )
-    }
-}
-
-/// Where the link `name` in `directory` points to; the link that is open itself if `name` is empty.
-pub(super) fn link_target(
-    directory: &impl AsFd,
-    name: &[u8],
-) -> std::result::Result<Vec<u8>, Errno> {
-    use std::os::unix::ffi::OsStringExt;
-    readlinkat(directory, name).map(OsStringExt::into_vec)
 }

@@ -1,8 +1,8 @@
 //! The promises of a root that is a home, over both resolvers: every act on every kind of path, with
 //! links, modes and mounts in the way and while names are swapped; and homes that resist removal.
 //!
-//! What is outside the home is deliberately everybody's to read and write: only the resolving stands
-//! in the way then, and not the identity that the thread has besides.
+//! Everything outside the home is readable and writable for all users, so that only the resolver, and
+//! not the identity of the thread, can refuse an access.
 
 use std::ffi::CString;
 use std::fs::{self, File, Permissions};
@@ -73,7 +73,7 @@ impl World {
     }
 
     /// With one of everything in the home.
-    fn furnished() -> Self {
+    fn populated() -> Self {
         let world = Self::empty();
         let owner = Some(OWNER);
         world.make_file("home/file", "content", 0o644, owner);
@@ -326,7 +326,7 @@ const TABLE: &[(&str, &str)] = &[
 /// What does not come to what the table says.
 fn wrong_outcomes(resolver: Resolver) -> Vec<String> {
     let mut wrong = Vec::new();
-    let mut world = World::furnished();
+    let mut world = World::populated();
     for (at, expected) in TABLE {
         for ((act, run), expected) in ACTS.iter().zip(expected.chars()) {
             let what = format!("{resolver:?}: {act} {at}");
@@ -343,7 +343,7 @@ fn wrong_outcomes(resolver: Resolver) -> Vec<String> {
                 .find(|name| name.as_bytes().starts_with(b".sbx-upload"));
             assert_eq!(litter, None, "{what}");
             if outcome.is_ok() && !["stat", "read", "list"].contains(act) {
-                world = World::furnished();
+                world = World::populated();
             }
         }
     }
@@ -384,7 +384,7 @@ fn a_refusal_says_whether_a_link_or_the_sandbox_is_the_reason() {
     if !is_root() {
         return;
     }
-    let world = World::furnished();
+    let world = World::populated();
     for resolver in RESOLVERS {
         let root = world.root(resolver);
         let files = root.files().unwrap();
@@ -406,7 +406,7 @@ fn a_path_that_is_too_long_is_invalid_to_both_resolvers() {
     if !is_root() {
         return;
     }
-    let world = World::furnished();
+    let world = World::populated();
     let longest = format!("{}file", "./".repeat(2045));
     assert_eq!(longest.len(), 4094);
     for resolver in RESOLVERS {
@@ -430,7 +430,7 @@ fn a_path_goes_as_deep_as_it_can_with_few_descriptors() {
         return;
     }
     for resolver in RESOLVERS {
-        let world = World::furnished();
+        let world = World::populated();
         let root = world.root(resolver);
         let files = root.files().unwrap();
         let deep = "d/".repeat(500);
@@ -455,7 +455,7 @@ fn a_tree_that_takes_too_long_for_one_request_goes_in_several() {
     if !is_root() {
         return;
     }
-    let world = World::furnished();
+    let world = World::populated();
     let root = world.root(RESOLVERS[0]);
     let files = root.files().unwrap();
     for (directory, file) in (0..20).flat_map(|number| (0..50).map(move |file| (number, file))) {
@@ -487,7 +487,7 @@ fn what_is_made_is_the_owners_with_the_mode_that_its_commands_would_give_it() {
         return;
     }
     for resolver in RESOLVERS {
-        let world = World::furnished();
+        let world = World::populated();
         {
             let root = world.root(resolver);
             let files = root.files().unwrap();
@@ -536,7 +536,7 @@ fn a_links_size_is_its_own_and_its_target_is_told() {
     if !is_root() {
         return;
     }
-    let world = World::furnished();
+    let world = World::populated();
     for resolver in RESOLVERS {
         let root = world.root(resolver);
         let files = root.files().unwrap();
@@ -555,7 +555,7 @@ fn what_may_be_listed_and_not_entered_shows_names_alone_when_its_page_is_read_la
     if !is_root() {
         return;
     }
-    let world = World::furnished();
+    let world = World::populated();
     world.chmod("home/dir", 0o400);
     for resolver in RESOLVERS {
         let page = {
@@ -576,7 +576,7 @@ fn a_directory_is_not_moved_into_itself_though_nobody_may_look_above_the_home() 
         return;
     }
     for resolver in RESOLVERS {
-        let world = World::furnished();
+        let world = World::populated();
         let root = world.root(resolver);
         world.chmod("", 0o700);
         let files = root.files().unwrap();
@@ -619,7 +619,7 @@ fn nothing_that_is_mounted_in_a_home_is_part_of_it() {
     if !is_root() {
         return;
     }
-    let world = World::furnished();
+    let world = World::populated();
     // Of the same device, which its number does not tell apart.
     world.make_directory("home/mounted", 0o755, Some(OWNER));
     world.make_file("home/mounted-file", "", 0o644, Some(OWNER));
@@ -660,7 +660,7 @@ fn another_device_is_noticed_where_the_kernel_does_not_tell_mounts_apart() {
     if !is_root() {
         return;
     }
-    let world = World::furnished();
+    let world = World::populated();
     world.make_directory("home/mounted", 0o755, Some(OWNER));
     let kind = ["-t", "tmpfs", "-o", "mode=777", "tmpfs"].map(Path::new);
     let Some(_mounted) = Mounted::new(&kind, &world.home("mounted")) else {
@@ -719,7 +719,7 @@ fn a_directory_that_becomes_a_link_in_the_middle_of_an_act_leads_nowhere() {
         return;
     }
     for resolver in RESOLVERS {
-        let world = World::furnished();
+        let world = World::populated();
         let owner = Some(OWNER);
         world.make_directory("home/a", 0o755, owner);
         world.make_file("home/a/secret", "own", 0o644, owner);
@@ -823,7 +823,7 @@ fn going_up_from_a_directory_that_was_moved_does_not_leave_the_home() {
         return;
     }
     for resolver in RESOLVERS {
-        let world = World::furnished();
+        let world = World::populated();
         world.make_directory("home/x", 0o755, Some(OWNER));
         world.make_directory("home/x/y", 0o755, Some(OWNER));
         let (down, up) = (world.home("x/y"), world.home("y"));
@@ -963,7 +963,7 @@ fn a_home_goes_whatever_is_in_it_and_nothing_else_does() {
     assert_eq!(without_times(world.outside()), without_times(outside));
     let after = [fs::metadata("/etc"), fs::metadata("/")].map(|status| status.unwrap().ctime());
     assert_eq!(after, before);
-    // Gone is gone.
+    // Removing a missing home is no error.
     remove_home(&world.open(), b"home", None).unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! How much space files take, and how much there is.
+//! Disk usage: of the files beneath a root, and of their file system.
 
 use std::collections::HashSet;
 use std::os::fd::AsFd;
@@ -8,7 +8,8 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstatat;
 use nix::sys::statvfs::fstatvfs;
 
-use super::{FileKind, Files};
+use super::entry::FileKind;
+use super::root::Files;
 use crate::error::{Error, Result};
 
 /// The space of a file system.
@@ -21,7 +22,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    /// The space of the file system that something is on (statvfs(3)).
+    /// The space of the file system that holds `file` (statvfs(3)); `None` if the kernel does not tell.
     pub fn of(file: impl AsFd) -> Option<Self> {
         let status = fstatvfs(file).ok()?;
         let block = status.fragment_size();
@@ -32,16 +33,16 @@ impl Disk {
     }
 }
 
-/// What `st_blocks` counts in (stat(2)).
+/// The unit of `st_blocks` (stat(2)).
 const BLOCK_BYTES: u64 = 512;
 
-/// More are not looked at: a sandbox decides how many it has, and whoever asks waits.
+/// Most files that one answer looks at: a sandbox decides how many it has, and a client waits.
 const MAX_FILES: usize = 20_000;
 
-/// And what their directories' paths may take in memory.
+/// Most bytes of paths of directories that wait to be read.
 const MAX_BYTES: usize = 4 << 20;
 
-/// A longer path cannot be opened in one piece (`PATH_MAX`); what is below it is not counted.
+/// Longest path that is opened; files below a longer one are not counted (`PATH_MAX`).
 const MAX_PATH_BYTES: usize = 4000;
 
 impl Files<'_> {
@@ -51,8 +52,9 @@ impl Files<'_> {
         Disk::of(root.ok()?)
     }
 
-    /// What everything below the root takes on the disk, in bytes; a file with several names once.
-    /// What its owner may not look into is left out. None if there are too many files to look at.
+    /// Bytes that the files below the root take on the disk; a file with several names counts once.
+    /// Directories that the owner may not read are left out. `None` if there are more than
+    /// [`MAX_FILES`].
     ///
     /// # Errors
     /// The root cannot be read.

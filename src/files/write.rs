@@ -1,15 +1,13 @@
-//! Writing files: whole ones so that a reader sees the old content or the new, ranges in place.
+//! Writes files: whole files atomically, ranges in place.
 //!
-//! A whole file is written to an inode without a name (`O_TMPFILE`), which takes its place under the
-//! name only when it is complete. Until then there is nothing to clean up: a client that goes away,
-//! a full disk or a killed server leaves the old file and no litter. Where the file system has no
-//! such inodes, a hidden file beside the target is used, and removed on failure; a server killed
-//! with one leaves it.
+//! A whole file is written to an inode without a name (`O_TMPFILE`), which replaces the old file when it
+//! is complete. Until then there is nothing to clean up: a client that goes away, a full disk or a
+//! killed server leaves the old file and no litter. Where the file system has no such inodes, a hidden
+//! file beside the target is used and removed on failure; only a killed server leaves it.
 //!
-//! A file that nothing can take the place of, because it is mounted there or nothing may be added to
-//! its directory, is overwritten with the complete upload: one that breaks off changes nothing there
-//! either, but who reads during the copying may see both contents. Only devices and pipes are written
-//! to as the bytes come.
+//! A file that cannot be replaced, because it is a mount point or its directory is not writable, is
+//! overwritten with the complete upload. An upload that breaks off changes nothing there either, but a
+//! reader during the copy may see both contents. Only devices and pipes are written as the bytes come.
 
 use std::fs::File;
 use std::io::{ErrorKind, Write};
@@ -20,77 +18,78 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, FallocateFlags, OFlag, fallocate, openat, renameat};
+use nix::fcntl::{AT_FDCWD, AtFlags, FallocateFlags, OFlag, fallocate, openat, renameat};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
-use super::conduit::Conduit;
+use super::entry::{FileKind, size};
 use super::name::FilePath;
-use super::root::{Place, opening_error};
-use super::{FileKind, Root, size};
+use super::name_at::NameAt;
+use super::root::{Root, opening_error};
+use super::splice_pipe::SplicePipe;
 use crate::error::{Error, Kind, Result};
 
-/// Tries to open a file that others make, replace or protect at the same time.
+/// Tries to open a file that other requests make, replace or protect at the same time.
 const ATTEMPTS: usize = 16;
 
-/// Where an upload waits whose own directory takes no more names, in order of preference; memory
+/// Directories for uploads that cannot be staged beside their target, in order of preference. Memory
 /// comes last.
-const WAITING_PLACES: [&str; 2] = ["/tmp", "/var/tmp"];
+const STAGING_DIRECTORIES: [&str; 2] = ["/tmp", "/var/tmp"];
 
-/// A whole file on its way.
+/// A whole file that is being received.
 pub struct Upload<'files> {
     shown: String,
     file: File,
     written: u64,
-    /// The mode that was asked for.
+    /// The requested mode.
     mode: Option<u32>,
-    /// Where it goes when it is complete; nowhere, if it is written to a device or pipe directly.
-    landing: Option<Landing>,
-    /// It ends as it began, as the owner of the files.
+    /// How the complete file replaces the target; `None` for a device or pipe, which is written directly.
+    commit: Option<Commit>,
+    /// Ends before [`Files`](super::Files), while the thread still acts as the owner.
     files: PhantomData<&'files Root>,
 }
 
-/// Where an upload ends up.
-struct Landing {
-    place: Place,
-    /// Whether there was something.
+/// The replacement of a file by a complete upload.
+struct Commit {
+    target: NameAt,
+    /// Whether the target exists.
     replaces: bool,
-    /// Mode, user and group that the file has unless others are asked for.
+    /// Mode, user and group of the file that is replaced.
     kept: Option<(u32, u32, u32)>,
     staging: Staging,
 }
 
-/// Where an upload waits.
+/// Where the bytes of an upload are until it is complete.
 enum Staging {
-    /// On the target's file system, without a name.
+    /// An inode without a name on the target's file system.
     Unnamed,
-    /// Beside the target.
+    /// A hidden file beside the target.
     Named(Vec<u8>),
-    /// Where it can only be copied from.
+    /// Another file system, or memory: it can only be copied.
     Elsewhere,
 }
 
-/// A range on its way into a file.
+/// A range that is being written into a file.
 pub struct RangedWrite<'files> {
     shown: String,
-    place: Place,
+    target: NameAt,
     file: File,
     offset: u64,
     truncate_to: Option<u64>,
     mode: Option<u32>,
-    /// Whether the file was made for this range.
+    /// Whether this request made the file.
     is_new: bool,
-    /// It ends as it began, as the owner of the files.
+    /// Ends before [`Files`](super::Files), while the thread still acts as the owner.
     files: PhantomData<&'files Root>,
 }
 
 impl Root {
-    /// Begins to write a whole file. A file that is replaced hands on its mode (unless `mode` is
-    /// given) and its owner. `make_parents` makes the directories above it.
+    /// Begins to write a whole file. The new file gets the owner of the old one, and its mode unless
+    /// `mode` is given.
     ///
     /// # Errors
-    /// The place cannot be written to.
+    /// `IsDirectory`, `NotRegular`, `Forbidden`, `NotFound` without `make_parents`, `NoSpace`.
     pub fn upload(
         &self,
         path: &FilePath,
@@ -98,49 +97,42 @@ impl Root {
         make_parents: bool,
     ) -> Result<Upload<'_>> {
         let failed = |errno| self.error(format_args!("cannot write {path}"), errno);
-        let (place, existing) = self.target(path, make_parents)?;
-        let upload = |file, landing| Upload {
-            shown: path.to_string(),
-            file,
-            written: 0,
-            mode,
-            landing,
-            files: PhantomData,
-        };
+        let (target, existing) = self.target(path, make_parents)?;
         let mut kept = None;
         if let Some(existing) = &existing {
             match FileKind::of(existing) {
                 FileKind::Directory => return Err(is_directory(path)),
                 FileKind::Regular => kept = Some(attributes(existing)),
-                _ => return Ok(upload(open_existing(&place, path)?, None)),
+                _ => {
+                    let file = open_existing(&target, path)?;
+                    return Ok(Upload::new(path, file, mode, None));
+                }
             }
         }
         let private = mode.is_some() || kept.is_some();
-        let (file, staging) = match stage(&place.directory, private) {
-            // Nothing may be added to the directory, but the file itself may be writable.
+        let (file, staging) = match stage(&target.directory, private) {
+            // The directory takes no new names, but the file itself may be writable.
             Err(Errno::EACCES | Errno::EPERM | Errno::EROFS) if kept.is_some() => {
-                open_existing(&place, path)?;
+                open_existing(&target, path)?;
                 (stage_elsewhere().map_err(failed)?, Staging::Elsewhere)
             }
             staged => staged.map_err(failed)?,
         };
-        Ok(upload(
-            file,
-            Some(Landing {
-                place,
-                replaces: kept.is_some(),
-                kept,
-                staging,
-            }),
-        ))
+        let commit = Commit {
+            target,
+            replaces: kept.is_some(),
+            kept,
+            staging,
+        };
+        Ok(Upload::new(path, file, mode, Some(commit)))
     }
 
-    /// Begins to write at an offset, into a file that is made if it is missing and never emptied.
-    /// With a `mode` a file of one's own is written although its mode forbids it: the mode comes
-    /// with every range, and the first to end must not lock the others out.
+    /// Begins to write at an offset of a file, which is made if it is missing and never truncated. With
+    /// a `mode`, an own file is written even if its mode forbids it: clients send the mode with every
+    /// range, and the first range that ends must not lock the others out.
     ///
     /// # Errors
-    /// The place cannot be written to, or has no offsets.
+    /// `IsDirectory`; `NotRegular` for a pipe or socket; `Forbidden`; `NotFound` without `make_parents`.
     pub fn write_range(
         &self,
         path: &FilePath,
@@ -149,86 +141,88 @@ impl Root {
         mode: Option<u32>,
         make_parents: bool,
     ) -> Result<RangedWrite<'_>> {
+        let failed = |errno| self.error(format_args!("cannot write {path}"), errno);
         let mut last = Errno::EBUSY;
         for _ in 0..ATTEMPTS {
-            let (place, existing) = self.target(path, make_parents)?;
+            let (target, existing) = self.target(path, make_parents)?;
             if let Some(existing) = &existing {
                 check_offsets(existing, path)?;
             }
-            // Not O_CREAT for a file that is there: in a sticky directory that is refused for
-            // somebody else's even where writing is allowed (proc(5), protected_regular).
+            // No O_CREAT for an existing file: in a sticky directory the kernel refuses it for another
+            // user's file, even if that is writable (proc(5), protected_regular).
             let opened = match existing {
-                None => place.open(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL),
-                Some(status) => match place.open(OFlag::O_WRONLY) {
-                    Err(Errno::EACCES) if mode.is_some() => open_protected(&place, &status),
+                None => target.open(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL),
+                Some(status) => match target.open(OFlag::O_WRONLY) {
+                    Err(Errno::EACCES) if mode.is_some() => open_protected(&target, &status),
                     opened => opened,
                 },
             };
             let file = match opened {
                 Ok(file) => file,
-                // Made, removed or protected by another range since it was looked at.
+                // Another range made, removed or protected it since it was checked.
                 Err(errno @ (Errno::EEXIST | Errno::ENOENT | Errno::ESTALE)) => {
                     last = errno;
                     continue;
                 }
-                Err(errno) => {
-                    last = errno;
-                    break;
-                }
+                Err(errno) => return Err(failed(errno)),
             };
-            let status = fstat(&file)
-                .map_err(|errno| self.error(format_args!("cannot write {path}"), errno))?;
+            let status = fstat(&file).map_err(failed)?;
             check_offsets(&status, path)?;
             return Ok(RangedWrite {
                 shown: path.to_string(),
-                place,
+                target,
                 file,
                 offset,
-                // A device has no size to set.
+                // A device has no size.
                 truncate_to: truncate_to.filter(|_| FileKind::of(&status) == FileKind::Regular),
                 mode,
                 is_new: existing.is_none(),
                 files: PhantomData,
             });
         }
-        let last = if last == Errno::ESTALE {
-            Errno::EACCES
-        } else {
-            last
-        };
-        Err(self.error(format_args!("cannot write {path}"), last))
+        Err(failed(match last {
+            Errno::ESTALE => Errno::EACCES,
+            last => last,
+        }))
     }
 }
 
 impl Upload<'_> {
-    /// Begins to replace whatever is at a place, which must not be a directory, with a file that has
-    /// the mode and owner of another.
-    pub(super) fn replacing(place: Place, path: &FilePath, like: &FileStat) -> Result<Self> {
-        let failed = |errno| Error::system(format_args!("cannot write {path}"), errno);
-        let existing = place.existing().map_err(failed)?;
-        if existing.is_some_and(|existing| FileKind::of(&existing) == FileKind::Directory) {
-            return Err(is_directory(path));
-        }
-        let (file, staging) = stage(&place.directory, true).map_err(failed)?;
-        Ok(Self {
+    fn new(path: &FilePath, file: File, mode: Option<u32>, commit: Option<Commit>) -> Self {
+        Self {
             shown: path.to_string(),
             file,
             written: 0,
-            mode: None,
-            landing: Some(Landing {
-                place,
-                replaces: existing.is_some(),
-                kept: Some(attributes(like)),
-                staging,
-            }),
+            mode,
+            commit,
             files: PhantomData,
-        })
+        }
     }
 
-    /// Adds as many of the bytes at the end as can be taken; 0 if a pipe is full.
+    /// Begins to replace `target` with a file that has the mode and owner of another.
     ///
     /// # Errors
-    /// The disk is full, or the pipe's reader has gone.
+    /// `IsDirectory` if the target is one; `Forbidden`, `NoSpace`.
+    pub(super) fn replacing(target: NameAt, path: &FilePath, like: &FileStat) -> Result<Self> {
+        let failed = |errno| Error::system(format_args!("cannot write {path}"), errno);
+        let existing = target.existing().map_err(failed)?;
+        if existing.is_some_and(|existing| FileKind::of(&existing) == FileKind::Directory) {
+            return Err(is_directory(path));
+        }
+        let (file, staging) = stage(&target.directory, true).map_err(failed)?;
+        let commit = Commit {
+            target,
+            replaces: existing.is_some(),
+            kept: Some(attributes(like)),
+            staging,
+        };
+        Ok(Self::new(path, file, None, Some(commit)))
+    }
+
+    /// Appends bytes; returns how many were taken, 0 if a pipe is full.
+    ///
+    /// # Errors
+    /// `NoSpace`; `NotRegular` if a pipe has no reader any more.
     pub fn write(&mut self, data: &[u8]) -> Result<usize> {
         loop {
             match self.file.write(data) {
@@ -247,57 +241,57 @@ impl Upload<'_> {
         }
     }
 
-    /// Adds the `count` bytes that were put into a conduit. Only where it [lands](Self::lands).
+    /// Appends the `count` bytes in a pipe. Only for a [staged](Self::is_staged) upload.
     ///
     /// # Errors
-    /// The disk is full.
-    pub fn pour(&mut self, conduit: &mut Conduit, count: usize) -> Result<()> {
-        conduit
-            .pour(&self.file, None, count)
+    /// `NoSpace`.
+    pub fn splice_from(&mut self, splice_pipe: &mut SplicePipe, count: usize) -> Result<()> {
+        splice_pipe
+            .splice_to(&self.file, None, count)
             .map_err(|error| Error::io(format_args!("cannot write {}", self.shown), &error))?;
         self.written += count as u64;
         Ok(())
     }
 
-    /// Whether it becomes a file, rather than being written to a device or pipe as it comes.
-    pub fn lands(&self) -> bool {
-        self.landing.is_some()
+    /// Whether the bytes wait for the commit; false for a device or pipe, which gets them directly.
+    pub fn is_staged(&self) -> bool {
+        self.commit.is_some()
     }
 
-    /// What is written to, for waiting until it takes more.
+    /// The file, device or pipe that is written, for polling.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// The error of a pipe that takes nothing.
+    /// The error of a pipe without a reader.
     pub fn unread(&self) -> Error {
         Error::new(
             Kind::NotRegular,
-            format!("cannot write {}: nobody reads the pipe", self.shown),
+            format!("cannot write {}: no process reads the pipe", self.shown),
         )
     }
 
-    /// Puts the complete file in its place; its size.
+    /// Replaces the target with the complete file; returns the size in bytes.
     ///
     /// # Errors
-    /// It cannot be put there; the old file is left.
+    /// The target cannot be replaced; the old file is unchanged.
     pub fn commit(mut self) -> Result<u64> {
-        let landed = match &mut self.landing {
+        let committed = match &mut self.commit {
             None => set_mode(&self.file, self.mode),
-            Some(landing) => landing.land(&self.file, self.mode),
+            Some(commit) => commit.run(&self.file, self.mode),
         };
-        landed
+        committed
             .map_err(|errno| opening_error(format_args!("cannot write {}", self.shown), errno))?;
         Ok(self.written)
     }
 }
 
-impl Landing {
-    fn land(&mut self, file: &File, mode: Option<u32>) -> std::result::Result<(), Errno> {
+impl Commit {
+    fn run(&mut self, file: &File, mode: Option<u32>) -> nix::Result<()> {
         if !matches!(self.staging, Staging::Elsewhere) {
             match self.replace(file, mode) {
-                // Something is mounted there, as container engines do with /etc/hosts; or the file
-                // may be written but neither given to its owner nor renamed over.
+                // A mount point, as container engines make of /etc/hosts; or a file that may be written
+                // but not given to its owner or renamed over.
                 Err(Errno::EBUSY | Errno::EPERM | Errno::EACCES) if self.replaces => {}
                 other => return other,
             }
@@ -305,17 +299,17 @@ impl Landing {
         self.copy_over(file, mode)
     }
 
-    /// Puts the staged file under the name.
-    fn replace(&mut self, file: &File, mode: Option<u32>) -> std::result::Result<(), Errno> {
+    /// Gives the staged file the target's name.
+    fn replace(&mut self, file: &File, mode: Option<u32>) -> nix::Result<()> {
         if let Some((_, uid, gid)) = self.kept {
             let status = fstat(file)?;
             if (status.st_uid, status.st_gid) != (uid, gid) {
                 fchown(file, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))?;
             }
         }
-        // After the owner: changing that takes set-user-ID bits away (chown(2)).
+        // After chown, which clears set-user-ID bits (chown(2)).
         set_mode(file, mode.or(self.kept.map(|(mode, ..)| mode)))?;
-        let Place { directory, name } = &self.place;
+        let NameAt { directory, name } = &self.target;
         if let Staging::Unnamed = self.staging {
             if !self.replaces {
                 match link_open_file(file, directory, name) {
@@ -323,7 +317,7 @@ impl Landing {
                     other => return other,
                 }
             }
-            // An existing name can only be replaced by renaming, so the file needs a name first.
+            // Only rename(2) replaces an existing name, so the file needs a name first.
             let temporary = temporary_name();
             link_open_file(file, directory, &temporary)?;
             self.staging = Staging::Named(temporary);
@@ -335,17 +329,17 @@ impl Landing {
         Ok(())
     }
 
-    /// Writes the complete upload over a file that cannot be replaced.
-    fn copy_over(&self, file: &File, mode: Option<u32>) -> std::result::Result<(), Errno> {
+    /// Copies the complete upload over a file that cannot be replaced.
+    fn copy_over(&self, file: &File, mode: Option<u32>) -> nix::Result<()> {
         let to_errno =
             |error: std::io::Error| error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-        let target = self.place.open(OFlag::O_WRONLY)?;
+        let target = self.target.open(OFlag::O_WRONLY)?;
         if FileKind::of(&fstat(&target)?) != FileKind::Regular {
-            // It was replaced after it was looked at.
+            // The file was replaced after it was checked.
             return Err(Errno::EBUSY);
         }
         let written = fstat(file)?.st_size;
-        // What finds no room changes nothing; not every file system can tell.
+        // Fails before anything is changed if the disk is full. Not every file system can tell.
         let room = fallocate(&target, FallocateFlags::FALLOC_FL_KEEP_SIZE, 0, written);
         if let Err(errno @ (Errno::ENOSPC | Errno::EDQUOT)) = room {
             return Err(errno);
@@ -367,10 +361,10 @@ impl Landing {
     }
 }
 
-impl Drop for Landing {
+impl Drop for Commit {
     fn drop(&mut self) {
         if let Staging::Named(temporary) = &self.staging {
-            let directory = &self.place.directory;
+            let directory = &self.target.directory;
             let _ = unlinkat(directory, temporary.as_slice(), UnlinkatFlags::NoRemoveDir);
         }
     }
@@ -380,18 +374,18 @@ impl RangedWrite<'_> {
     /// Writes the next bytes.
     ///
     /// # Errors
-    /// The disk is full, or no file can be so large.
+    /// `NoSpace`; `Invalid` if the file would be too large for the file system.
     pub fn write(&mut self, data: &[u8]) -> Result<()> {
         let written = self.file.write_all_at(data, self.offset);
         self.advance(written, data.len())
     }
 
-    /// Writes the `count` bytes that were put into a conduit.
+    /// Writes the `count` bytes in a pipe.
     ///
     /// # Errors
-    /// The disk is full, or no file can be so large.
-    pub fn pour(&mut self, conduit: &mut Conduit, count: usize) -> Result<()> {
-        let written = conduit.pour(&self.file, Some(self.offset), count);
+    /// As [`RangedWrite::write`].
+    pub fn splice_from(&mut self, splice_pipe: &mut SplicePipe, count: usize) -> Result<()> {
+        let written = splice_pipe.splice_to(&self.file, Some(self.offset), count);
         self.advance(written, count)
     }
 
@@ -404,10 +398,10 @@ impl RangedWrite<'_> {
         Ok(())
     }
 
-    /// Sets the final size and mode, if any were asked for; the file's size.
+    /// Sets the requested size and mode; returns the size of the file in bytes.
     ///
     /// # Errors
-    /// They cannot be set.
+    /// `Forbidden`, `Invalid`.
     pub fn commit(self) -> Result<u64> {
         let finish = || {
             if let Some(size) = self.truncate_to {
@@ -422,11 +416,10 @@ impl RangedWrite<'_> {
         })
     }
 
-    /// Removes a file that was made for a range that could not be written. Once another range has
-    /// put something into it, it stays.
+    /// Removes the file if this request made it and no other range has written to it.
     fn give_up(&self) {
         if self.is_new && fstat(&self.file).is_ok_and(|status| status.st_size == 0) {
-            let _ = self.place.unlink();
+            let _ = self.target.unlink();
         }
     }
 }
@@ -443,8 +436,8 @@ fn is_directory(path: &FilePath) -> Error {
     )
 }
 
-/// Refuses what cannot be written at an offset, if possible before it is opened: opening a pipe
-/// could wake whoever waits at its other end.
+/// Refuses files that have no offsets, before they are opened: opening a pipe can wake the process at
+/// its other end.
 fn check_offsets(status: &FileStat, path: &FilePath) -> Result<()> {
     match FileKind::of(status) {
         FileKind::Directory => Err(is_directory(path)),
@@ -456,47 +449,43 @@ fn check_offsets(status: &FileStat, path: &FilePath) -> Result<()> {
     }
 }
 
-/// Opens what cannot be replaced.
-fn open_existing(place: &Place, path: &FilePath) -> Result<File> {
-    place.open(OFlag::O_WRONLY).map_err(|errno| match errno {
+/// Opens a file that is written in place.
+fn open_existing(target: &NameAt, path: &FilePath) -> Result<File> {
+    target.open(OFlag::O_WRONLY).map_err(|errno| match errno {
         Errno::ENXIO => Error::new(
             Kind::NotRegular,
-            format!("cannot write {path}: it is a socket, or a pipe that nobody reads"),
+            format!("cannot write {path}: it is a socket, or a pipe that no process reads"),
         ),
         errno => opening_error(format_args!("cannot write {path}"), errno),
     })
 }
 
-/// Opens a file of one's own whose mode forbids writing; `ESTALE` if somebody else protects it again
-/// at that moment. Its mode is as before at once: a range that breaks off must not change it.
-fn open_protected(place: &Place, status: &FileStat) -> std::result::Result<File, Errno> {
+/// Opens an own file whose mode forbids writing; `ESTALE` if another request protects it again at that
+/// moment. Restores the mode immediately: a range that breaks off must not change it.
+fn open_protected(target: &NameAt, status: &FileStat) -> nix::Result<File> {
     let mode = status.st_mode & 0o7777;
-    if FileKind::of(status) != FileKind::Regular || place.set_mode(mode | 0o200).is_err() {
+    if FileKind::of(status) != FileKind::Regular || target.set_mode(mode | 0o200).is_err() {
         return Err(Errno::EACCES);
     }
-    let opened = place.open(OFlag::O_WRONLY);
-    let _ = place.set_mode(mode);
+    let opened = target.open(OFlag::O_WRONLY);
+    let _ = target.set_mode(mode);
     opened.map_err(|errno| match errno {
         Errno::EACCES => Errno::ESTALE,
         errno => errno,
     })
 }
 
-fn set_mode(file: &File, mode: Option<u32>) -> std::result::Result<(), Errno> {
-    match mode {
-        Some(mode) => fchmod(file, Mode::from_bits_truncate(mode)),
-        None => Ok(()),
-    }
+fn set_mode(file: &File, mode: Option<u32>) -> nix::Result<()> {
+    mode.map_or(Ok(()), |mode| fchmod(file, Mode::from_bits_truncate(mode)))
 }
 
-/// Makes the inode that an upload is written to; a `private` one is nobody else's to read until it
-/// has its final mode.
-fn stage(directory: &OwnedFd, private: bool) -> std::result::Result<(File, Staging), Errno> {
+/// Makes the inode for an upload. A `private` one is not readable by others until it has its final mode.
+fn stage(directory: &OwnedFd, private: bool) -> nix::Result<(File, Staging)> {
     let mode = Mode::from_bits_truncate(if private { 0o600 } else { 0o666 });
     let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
     match openat(directory, ".", flags | OFlag::O_TMPFILE, mode) {
         Ok(file) => return Ok((File::from(file), Staging::Unnamed)),
-        // What kernels and file systems without it say (open(2)).
+        // Kernels and file systems without O_TMPFILE (open(2)).
         Err(Errno::EOPNOTSUPP | Errno::EISDIR | Errno::EINVAL | Errno::ENOENT | Errno::ENOSYS) => {}
         Err(errno) => return Err(errno),
     }
@@ -506,43 +495,34 @@ fn stage(directory: &OwnedFd, private: bool) -> std::result::Result<(File, Stagi
     Ok((File::from(file), Staging::Named(name)))
 }
 
-/// Makes an inode for an upload that will be copied to where it belongs.
-fn stage_elsewhere() -> std::result::Result<File, Errno> {
+/// Makes an inode for an upload that will be copied to its target.
+fn stage_elsewhere() -> nix::Result<File> {
     let flags = OFlag::O_TMPFILE | OFlag::O_RDWR | OFlag::O_EXCL | OFlag::O_CLOEXEC;
     let mode = Mode::from_bits_truncate(0o600);
-    WAITING_PLACES
+    STAGING_DIRECTORIES
         .iter()
         .find_map(|directory| nix::fcntl::open(*directory, flags, mode).ok())
         .map_or_else(|| memfd_create("upload", MFdFlags::MFD_CLOEXEC), Ok)
         .map(File::from)
 }
 
-/// A name that nobody else uses: hidden, and different each time.
+/// A hidden name that no other upload uses.
 pub(super) fn temporary_name() -> Vec<u8> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "it only has to be another each time"
-    )]
-    let now = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |since| since.as_nanos());
+    #[expect(clippy::disallowed_methods, reason = "need only differ each time")]
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    let now = since_1970.unwrap_or_default().as_nanos();
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     format!(".sbx-upload-{:x}-{now:x}-{count:x}", std::process::id()).into_bytes()
 }
 
-/// Names an open file that has no name, or gives it another (open(2), `O_TMPFILE`).
-fn link_open_file(file: &File, directory: &OwnedFd, name: &[u8]) -> std::result::Result<(), Errno> {
+/// Gives an open file a name (open(2), `O_TMPFILE`).
+fn link_open_file(file: &File, directory: &OwnedFd, name: &[u8]) -> nix::Result<()> {
     use std::os::fd::AsRawFd;
     let by_proc = format!("/proc/self/fd/{}", file.as_raw_fd());
-    match linkat(
-        nix::fcntl::AT_FDCWD,
-        by_proc.as_str(),
-        directory,
-        name,
-        AtFlags::AT_SYMLINK_FOLLOW,
-    ) {
-        // No /proc here; this way wants CAP_DAC_READ_SEARCH, or a recent kernel.
+    let follow = AtFlags::AT_SYMLINK_FOLLOW;
+    match linkat(AT_FDCWD, &by_proc[..], directory, name, follow) {
+        // No /proc. AT_EMPTY_PATH needs CAP_DAC_READ_SEARCH or Linux 6.10.
         Err(Errno::ENOENT) => linkat(file, "", directory, name, AtFlags::AT_EMPTY_PATH),
         other => other,
     }

@@ -1,7 +1,7 @@
-//! The directory that homes are in: one server's, nobody else's to change, and cleared of what an
-//! earlier server left.
+//! The directory of homes (`SBX_HOMES_DIR`): locked by one server, writable only by root, and cleared of
+//! what an earlier server left.
 //!
-//! Homes are made and removed below its descriptor, by `files`; here is what makes it fit for that.
+//! `files` makes and removes single homes below the directory's descriptor.
 
 use std::fs::{DirBuilder, File};
 use std::os::fd::OwnedFd;
@@ -19,19 +19,19 @@ use crate::files::{self, Disk};
 use crate::logging;
 use crate::sys::{ActingAs, User};
 
-/// Where homes are made.
+/// The directory of homes, open.
 pub(super) struct Homes {
-    path: PathBuf,
+    pub(super) path: PathBuf,
     directory: OwnedFd,
-    /// Held for as long as the server lives: homes are one server's.
+    /// Held as long as the server lives: two servers must not share homes.
     _lock: Flock<File>,
 }
 
 impl Homes {
-    /// Opens where homes are made, making it if need be, and takes it for this server.
+    /// Opens the directory, makes it if it is missing, and locks it.
     ///
     /// # Errors
-    /// It is no place for homes: the text says why.
+    /// `System` if the directory is unsuitable: the text says why.
     pub(super) fn open(path: &Path) -> Result<Self> {
         let shown = path.display();
         let failed = |error: std::io::Error| {
@@ -41,14 +41,14 @@ impl Homes {
             let text = format!("cannot use SBX_HOMES_DIR {shown}: {why}");
             Err(Error::new(Kind::System, text))
         };
-        // What is not there yet is no link.
+        // Missing components are made, so they are no links.
         let existing = path.ancestors().find(|above| above.exists());
         if existing.is_some_and(is_among_programs) {
             return refused(
-                "every sandbox may read what is there; choose a directory outside of the system's",
+                "every sandbox may read this directory; choose one outside of the system directories",
             );
         }
-        // Everybody may pass through, to a home of one's own, and nobody look around.
+        // Mode 0711: users may pass through to their own home, but not list the directory.
         DirBuilder::new()
             .recursive(true)
             .mode(0o711)
@@ -59,7 +59,7 @@ impl Homes {
         let status = fstat(&directory).map_err(|errno| failed(errno.into()))?;
         if status.st_uid != 0 || status.st_mode & 0o022 != 0 {
             return refused(
-                "others may write to it; it must be root's and nobody else's to change",
+                "others may write to it; it must belong to root and be writable only by root",
             );
         }
         let file = File::from(directory.try_clone().map_err(failed)?);
@@ -73,17 +73,12 @@ impl Homes {
         }
     }
 
-    /// Where a home is.
-    pub(super) fn path_of(&self, name: &str) -> PathBuf {
-        self.path.join(name)
-    }
-
-    /// The space that there is for them.
+    /// The space of the file system.
     pub(super) fn disk(&self) -> Option<Disk> {
         Disk::of(&self.directory)
     }
 
-    /// Makes the home of this name.
+    /// Makes a home.
     ///
     /// # Errors
     /// As [`files::make_home`].
@@ -91,7 +86,7 @@ impl Homes {
         files::make_home(&self.directory, name.as_bytes(), owner)
     }
 
-    /// Removes it; false if it is not all gone when the `deadline` has come.
+    /// Removes a home; false if something is left at the `deadline`.
     ///
     /// # Errors
     /// As [`files::remove_home`].
@@ -99,37 +94,23 @@ impl Homes {
         files::remove_home(&self.directory, name.as_bytes(), deadline)
     }
 
-    /// Makes a home and removes it: what would be missing for that is better known now.
+    /// Checks that the user of a sandbox can reach the directory.
     ///
     /// # Errors
-    /// It cannot be made or removed.
-    pub(super) fn try_one(&self, name: &str, owner: User) -> Result<()> {
-        drop(self.make(name, owner)?);
-        self.remove(name, None).map(drop)
-    }
-
-    /// Whether sandboxes can get to where homes are made.
-    ///
-    /// # Errors
-    /// This one cannot.
-    pub(super) fn check_way(&self, user: User) -> Result<()> {
-        let look = || {
-            let _acting = ActingAs::new(user)?;
-            let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-            open(&self.path.join("."), flags, Mode::empty())
-        };
-        look().map(drop).map_err(|errno| {
+    /// `Forbidden` if it cannot.
+    pub(super) fn check_reachable(&self, user: User) -> Result<()> {
+        let (inside, flags) = (self.path.join("."), OFlag::O_PATH | OFlag::O_CLOEXEC);
+        let opened = ActingAs::new(user).and_then(|_acting| open(&inside, flags, Mode::empty()));
+        opened.map(drop).map_err(|errno| {
             let path = self.path.display();
-            Error::system(
-                format_args!(
-                    "cannot use SBX_HOMES_DIR {path}: sandboxes could not enter it, or a directory above it"
-                ),
-                errno,
-            )
+            let act = format!(
+                "cannot use SBX_HOMES_DIR {path}: sandboxes could not enter it, or a directory above it"
+            );
+            Error::system(act, errno)
         })
     }
 
-    /// Removes the homes that an earlier server left because it was killed.
+    /// Removes the homes that a killed server left.
     pub(super) fn sweep(&self) {
         let Ok(entries) = std::fs::read_dir(&self.path) else {
             return;

@@ -1,11 +1,10 @@
-//! Which sandboxes there are, are coming and are going, and who may be next.
+//! The table of sandboxes: those that exist, are being made and are being deleted, and the capacity.
 //!
-//! All of it is under one lock that is never held while something is made or removed: room, user and
-//! id are set aside before, and given back after. What could not be ended is no sandbox any more, and
-//! keeps its room and its user.
+//! One lock guards the table. It is never held while a sandbox is made or removed: slot, user and id are
+//! reserved before and given back after. A sandbox that could not be deleted completely is no longer
+//! listed, but keeps its slot and its user.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,38 +15,37 @@ use super::users::Users;
 use crate::error::{Error, Kind, Result};
 use crate::sys::{self, User};
 
-/// Ended sandboxes whose ids are remembered, so that ending one again is no error.
+/// Deleted sandboxes that are remembered, so that deleting one again is no error.
 const REMEMBERED: usize = 4096;
 
-/// What an id has of randomness; two digits each.
+/// Random bytes of an id, two digits each.
 const ID_BYTES: usize = 12;
 
-/// Which sandboxes there are, and who may be one.
-pub(super) struct Table {
+/// The sandboxes of a host in all states.
+pub(super) struct SandboxTable {
     capacity: usize,
     ids: Ids,
     pub(super) sandboxes: HashMap<String, Arc<Sandbox>>,
-    /// Being made.
+    /// Number of sandboxes that are being made.
     pub(super) reserved: usize,
-    /// Being ended.
+    /// Ids of sandboxes that are being deleted.
     pub(super) ending: HashSet<String>,
-    /// Being ended once more, having been stuck.
+    /// Ids of stuck sandboxes whose deletion is being retried.
     pub(super) retried: HashSet<String>,
-    /// Those that are not gone yet, because something of them is left. They are no sandboxes any more,
-    /// and have their place and their user all the same.
+    /// Deleted sandboxes of which something is left. They are not listed, but keep their slot and user.
     pub(super) stuck: HashMap<String, Arc<Sandbox>>,
-    /// The newest last.
+    /// Ids of deleted sandboxes, the newest last.
     ended: VecDeque<String>,
     users: Users,
     made: u64,
-    /// Since when there has been no sandbox.
+    /// When the last sandbox ended; `None` while there is one.
     empty_since: Option<Instant>,
-    /// No more are made.
+    /// Whether creation is refused.
     pub(super) closed: bool,
 }
 
-impl Table {
-    /// One without sandboxes, for at most `capacity` of them.
+impl SandboxTable {
+    /// An empty table for at most `capacity` sandboxes.
     pub(super) fn new(capacity: usize, users: Users, ids: Ids) -> Self {
         Self {
             capacity,
@@ -65,7 +63,7 @@ impl Table {
         }
     }
 
-    /// Places that are taken.
+    /// Number of slots in use.
     pub(super) fn occupied(&self) -> usize {
         self.sandboxes.len()
             + self.reserved
@@ -78,7 +76,7 @@ impl Table {
         self.ending.contains(id) || self.retried.contains(id)
     }
 
-    /// Takes out a sandbox that is there, or partly there, to be ended.
+    /// Takes a sandbox, or the rest of a stuck one, out of the table for deletion.
     pub(super) fn take(&mut self, id: &str) -> Option<Arc<Sandbox>> {
         if let Some(sandbox) = self.sandboxes.remove(id) {
             self.ending.insert(id.to_owned());
@@ -89,14 +87,14 @@ impl Table {
         Some(sandbox)
     }
 
-    /// Whether its end was told of.
+    /// Whether a deletion of this id was reported as done.
     pub(super) fn has_ended(&self, id: &str) -> bool {
         self.ended.iter().any(|ended| ended == id)
     }
 
-    /// Takes an ending sandbox for ended; whether that is news.
+    /// Records a deletion; returns whether it is the first report for this id.
     fn note_end(&mut self, id: &str, is_retry: bool) -> bool {
-        // Only who was stuck may have been told of before: there are many to look through.
+        // Only a stuck sandbox can have been reported before, and the search is linear.
         if is_retry && self.has_ended(id) {
             return false;
         }
@@ -107,8 +105,7 @@ impl Table {
         true
     }
 
-    /// The number of those that are there, or coming or going, has changed. What could not be ended is
-    /// none of them: a host must not live on for it.
+    /// Updates `empty_since`. Stuck sandboxes do not count: an idle host must not live on for them.
     fn note_occupation(&mut self) {
         if self.sandboxes.len() + self.reserved + self.ending.len() > 0 {
             self.empty_since = None;
@@ -117,7 +114,7 @@ impl Table {
         }
     }
 
-    /// Takes back a user, for good if something of it may be left.
+    /// Takes back a user; sets it aside if it may have files or processes left.
     pub(super) fn give_back(&mut self, user: User, is_clean: bool) {
         if is_clean {
             self.users.free(user);
@@ -127,94 +124,85 @@ impl Table {
         self.note_occupation();
     }
 
-    /// Sets aside what sandboxes need that must not be promised twice, for as many of `count` as there
-    /// is room for.
+    /// Reserves slots, users and ids for as many of `count` sandboxes as there is capacity for.
     ///
     /// # Errors
-    /// No more are made.
-    pub(super) fn reserve(&mut self, count: usize) -> Result<Vec<Place>> {
+    /// `ShuttingDown`.
+    pub(super) fn reserve(&mut self, count: usize) -> Result<Vec<Reservation>> {
         if self.closed {
-            return Err(Error::new(
-                Kind::ShuttingDown,
-                "cannot make a sandbox: the server is ending",
-            ));
+            let text = "cannot make a sandbox: the server is ending";
+            return Err(Error::new(Kind::ShuttingDown, text));
         }
         let room = self.capacity.saturating_sub(self.occupied());
-        let mut places = Vec::new();
-        while places.len() < count.min(room)
+        let mut reservations = Vec::new();
+        while reservations.len() < count.min(room)
             && let Some(user) = self.users.take(sys::user_has_processes)
         {
             self.made += 1;
-            places.push(Place {
+            reservations.push(Reservation {
                 id: self.ids.of(self.made),
                 number: self.made,
                 user,
             });
         }
-        self.reserved += places.len();
+        self.reserved += reservations.len();
         self.note_occupation();
-        Ok(places)
+        Ok(reservations)
     }
 
-    /// Moves a sandbox from those that are ending to where it belongs, having been ended as `result`
-    /// says: true if it is gone. Whether its end is news.
+    /// Ends a deletion with its result (true if nothing is left). Returns whether this is the first
+    /// report for this id.
     pub(super) fn settle(&mut self, sandbox: &Arc<Sandbox>, result: &Result<bool>) -> bool {
         let id = &sandbox.id;
         self.ending.remove(id);
         let is_retry = self.retried.remove(id);
-        let is_news = result.is_ok() && self.note_end(id, is_retry);
+        let is_first_report = result.is_ok() && self.note_end(id, is_retry);
         if let Ok(true) = result {
             self.give_back(sandbox.user, true);
         } else {
             self.stuck.insert(id.clone(), Arc::clone(sandbox));
             self.note_occupation();
         }
-        is_news
+        is_first_report
     }
 
-    /// How long there has been no sandbox; none while there is one.
+    /// How long there has been no sandbox; `None` while there is one.
     pub(super) fn empty_for(&self) -> Option<Duration> {
         self.empty_since.map(|since| since.elapsed())
     }
 }
 
-/// Where a sandbox will be.
-pub(super) struct Place {
+/// What a new sandbox gets.
+pub(super) struct Reservation {
     pub(super) id: String,
     pub(super) number: u64,
     pub(super) user: User,
 }
 
-/// What ids are made from.
-pub(super) struct Ids {
-    secret: [u8; 32],
-}
+/// Derives ids from a secret and a counter.
+pub(super) struct Ids([u8; 32]);
 
 impl Ids {
     /// # Errors
-    /// The kernel has no random bytes.
+    /// getrandom(2) fails.
     pub(super) fn new() -> Result<Self> {
         let secret = sys::random_bytes()
             .map_err(|errno| Error::system("cannot make ids for sandboxes", errno))?;
-        Ok(Self { secret })
+        Ok(Self(secret))
     }
 
-    /// The id of the sandbox of this number: nobody can guess it, and no other has it.
+    /// The id of the sandbox with this number: unique and not guessable.
     pub(super) fn of(&self, number: u64) -> String {
         let mut digest = Sha256::new();
-        digest.update(self.secret);
+        digest.update(self.0);
         digest.update(number.to_le_bytes());
-        let digest = digest.finalize();
-        let mut id = String::with_capacity(2 * ID_BYTES);
-        for byte in &digest[..ID_BYTES] {
-            // Writing to memory does not fail.
-            let _ = write!(id, "{byte:02x}");
-        }
+        let mut id = format!("{:x}", digest.finalize());
+        id.truncate(2 * ID_BYTES);
         id
     }
 }
 
-/// Whether a name could be an id.
+/// Whether a name has the form of an id.
 pub(super) fn is_id(name: &str) -> bool {
     let is_digit = |byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     name.len() == 2 * ID_BYTES && name.bytes().all(is_digit)

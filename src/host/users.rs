@@ -1,19 +1,21 @@
-//! The users that sandboxes are given, one each, and what the server must be to give them.
+//! The uids of sandboxes, one each, and the rights that the server needs to assign them.
 
 use std::collections::VecDeque;
 use std::ops::RangeInclusive;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 use crate::config::HostSettings;
+use crate::confine::is_among_programs;
 use crate::error::{Error, Kind, Result};
 use crate::sys::{ActingAs, User};
 
-/// Which users are free. A new one is preferred to one that was in use, and of those the one that
-/// has been free for longest: what a sandbox leaves where the server does not look is found as late
-/// as possible by another.
+/// The free uids. A fresh uid is taken before a used one, and of those the one that has been free for
+/// longest: files that a sandbox left outside its home stay out of reach of others as long as possible.
 pub(super) struct Users {
     fresh: RangeInclusive<u32>,
     freed: VecDeque<u32>,
-    /// Those that something still runs as, although no sandbox has them.
+    /// Uids that no sandbox has, but that still have processes or files.
     aside: Vec<u32>,
 }
 
@@ -26,12 +28,12 @@ impl Users {
         }
     }
 
-    /// A user that nothing runs as, by what `is_busy` says; none if there is none.
+    /// Takes a user for which `is_busy` is false; `None` if all are taken or busy.
     pub(super) fn take(&mut self, is_busy: impl Fn(User) -> bool) -> Option<User> {
         let mut reconsidered = false;
         loop {
             let Some(uid) = self.fresh.next().or_else(|| self.freed.pop_front()) else {
-                // The last resort: one that was busy once may be no longer.
+                // The last resort: a uid that was busy earlier may be free by now.
                 if reconsidered || self.aside.is_empty() {
                     return None;
                 }
@@ -47,39 +49,55 @@ impl Users {
         }
     }
 
-    /// Nothing runs as this user any more.
+    /// Gives back a user that has no process any more.
     pub(super) fn free(&mut self, user: User) {
         self.freed.push_back(user.uid);
     }
 
-    /// Something still runs as this user, or has left something behind.
+    /// Gives back a user that still has processes or files; it is taken last.
     pub(super) fn set_aside(&mut self, user: User) {
         self.aside.push(user.uid);
     }
 }
 
-/// Whether this process can be what sandboxes need it to be.
+/// Checks that the server may act as the users of the range.
 ///
 /// # Errors
-/// What it cannot.
+/// `System`; the text names the missing right.
 pub fn check_rights(settings: &HostSettings) -> Result<()> {
-    let refuse = |why: String| {
-        Err(Error::new(
-            Kind::System,
-            format!("cannot hold sandboxes: {why}"),
-        ))
-    };
     if !nix::unistd::geteuid().is_root() {
-        return refuse("the server must run as root to give each its own user".to_owned());
+        return refuse("the server must run as root to give each its own user");
     }
     for uid in [*settings.users.start(), *settings.users.end()] {
         if ActingAs::new(User { uid, gid: uid }).is_err() {
-            return refuse(format!(
+            return refuse(&format!(
                 "uid {uid} of SBX_UID_RANGE does not exist in this user namespace, or the server may not act as it"
             ));
         }
     }
     Ok(())
+}
+
+/// Checks that commands of sandboxes cannot read the file that holds the host's token.
+///
+/// # Errors
+/// `System` if all users may read it and it is in a directory that every sandbox may read.
+pub fn check_token_file(path: &Path) -> Result<()> {
+    let status = path.metadata();
+    let is_readable = status.is_ok_and(|status| status.permissions().mode() & 0o004 != 0);
+    if !is_readable || !is_among_programs(path) {
+        return Ok(());
+    }
+    let path = path.display();
+    refuse(&format!(
+        "each could read SBX_TOKEN_FILE {path}; take the permission from others (chmod o-r; defaultMode: 0400 of a \
+         Kubernetes secret)"
+    ))
+}
+
+fn refuse(why: &str) -> Result<()> {
+    let text = format!("cannot hold sandboxes: {why}");
+    Err(Error::new(Kind::System, text))
 }
 
 #[cfg(test)]

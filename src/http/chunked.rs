@@ -1,53 +1,54 @@
-//! The chunked transfer coding of a body, a request's or a response's (RFC 9112 section 7.1), as a
-//! state machine over bytes: it says which of the bytes it is shown are data, and keeps none.
+//! The chunked transfer coding (RFC 9112 section 7.1), as a state machine: it tells which of the bytes
+//! that it is shown are data, and keeps none of them.
 
-use super::parse::{ParseError, header_parts};
+use super::parse::{ParseError, at_most, header_parts, is_text};
 
 /// Most bytes of one chunk's extensions, and of all trailers together.
 const MAX_LINE_BYTES: usize = 4096;
 
-/// Bytes of extensions that a body may have beyond as many as it has data: nothing is understood of
-/// them, and they must not be a way to send without end.
+/// Bytes of extensions that a body may have beyond one for each byte of data. They are ignored: without
+/// a limit a client could send them endlessly.
 const SPARE_EXTENSION_BYTES: u64 = 16 * 1024;
 
-/// What the next bytes are.
+/// What the shown bytes are.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Step {
+pub enum ChunkStep {
     /// After `skip` bytes of framing come `length` bytes of data (at most what was shown).
     Data {
-        /// Bytes to pass over.
+        /// Bytes of framing.
         skip: usize,
         /// Bytes of the body.
         length: usize,
     },
-    /// All that was shown is framing (this many bytes), and more is needed.
+    /// All shown bytes (this many) are framing, and more are needed.
     More(usize),
     /// The body has ended, after this many bytes of framing.
     End(usize),
 }
 
-/// Where in the coding the next byte is.
+/// The position in the coding of one body.
 #[derive(Debug, Default)]
 pub struct Decoder {
     state: State,
-    /// The trailer line that is being received. Trailers mean nothing here, but what is no header
-    /// line is no trailer either, and may be somebody's next request.
+    /// Bytes of this chunk's extensions, or of the trailers.
+    line_bytes: usize,
+    /// The trailer line that is being received. Trailers are ignored, but must have the form of a header
+    /// line: anything else may be meant as the next request.
     trailer: Vec<u8>,
     data_bytes: u64,
     extension_bytes: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy)]
 enum State {
     /// In the digits of a size; `digits` of them so far.
     Size {
         size: u64,
         digits: u32,
     },
-    /// In an extension, of which nothing is understood.
+    /// In an extension, which is ignored.
     Extension {
         size: u64,
-        length: usize,
     },
     /// Before the line feed of a size line.
     SizeEnd {
@@ -57,23 +58,17 @@ enum State {
     Data {
         left: u64,
     },
-    /// After the data, before its carriage return.
+    /// After the data, before the carriage return.
     DataEnd,
-    /// After that, before the line feed.
+    /// Before the line feed after the data.
     DataEndLine,
     /// At the beginning of a trailer line.
-    TrailerStart {
-        length: usize,
-    },
-    /// In one.
-    Trailer {
-        length: usize,
-    },
-    /// Before its line feed.
-    TrailerEnd {
-        length: usize,
-    },
-    /// Before the very last line feed.
+    TrailerStart,
+    /// In a trailer line.
+    Trailer,
+    /// Before the line feed of a trailer line.
+    TrailerEnd,
+    /// Before the last line feed.
     LastLine,
     Done,
 }
@@ -85,84 +80,75 @@ impl Default for State {
 }
 
 impl Decoder {
-    /// Looks at received bytes, none of which was shown before.
+    /// Decodes received bytes. The caller shows each byte once: after this step, the next bytes are
+    /// those behind what the step counted.
     ///
     /// # Errors
-    /// They break the coding.
-    pub fn step(&mut self, bytes: &[u8]) -> Result<Step, ParseError> {
+    /// `Malformed`.
+    pub fn step(&mut self, bytes: &[u8]) -> Result<ChunkStep, ParseError> {
         let malformed = Err(ParseError::Malformed("the chunked body is malformed"));
         let mut at = 0;
         loop {
             if let State::Data { left } = &mut self.state {
-                let length = usize::try_from(*left)
-                    .unwrap_or(usize::MAX)
-                    .min(bytes.len() - at);
+                let length = at_most(*left, bytes.len() - at);
                 if length > 0 {
                     *left -= length as u64;
                     self.data_bytes += length as u64;
                     if *left == 0 {
                         self.state = State::DataEnd;
                     }
-                    return Ok(Step::Data { skip: at, length });
+                    return Ok(ChunkStep::Data { skip: at, length });
                 }
             }
             if matches!(self.state, State::Done) {
-                return Ok(Step::End(at));
+                return Ok(ChunkStep::End(at));
             }
             let Some(&byte) = bytes.get(at) else {
-                return Ok(Step::More(at));
+                return Ok(ChunkStep::More(at));
             };
             at += 1;
-            self.state = match (&self.state, byte) {
-                (State::Size { size, digits }, byte)
-                    if byte.is_ascii_hexdigit() && *digits < 16 =>
-                {
+            let fits = is_text(&[byte]) && self.line_bytes < MAX_LINE_BYTES;
+            self.state = match (self.state, byte) {
+                (State::Size { size, digits }, byte) if byte.is_ascii_hexdigit() && digits < 16 => {
                     let digit = char::from(byte).to_digit(16).unwrap_or_default();
                     State::Size {
                         size: size << 4 | u64::from(digit),
                         digits: digits + 1,
                     }
                 }
-                (State::Size { size, digits }, b'\r') if *digits > 0 => {
-                    State::SizeEnd { size: *size }
+                (State::Size { size, digits: 1.. }, b';') => {
+                    self.line_bytes = 0;
+                    State::Extension { size }
                 }
-                (State::Size { size, digits }, b';') if *digits > 0 => State::Extension {
-                    size: *size,
-                    length: 0,
-                },
-                (State::Extension { size, .. }, b'\r') => State::SizeEnd { size: *size },
-                (State::Extension { size, length }, byte)
-                    if (byte >= b' ' || byte == b'\t')
-                        && byte != 0x7f
-                        && *length < MAX_LINE_BYTES =>
-                {
+                (State::Size { size, digits: 1.. } | State::Extension { size }, b'\r') => {
+                    State::SizeEnd { size }
+                }
+                (State::Extension { size }, _) if fits => {
+                    self.line_bytes += 1;
                     self.extension_bytes += 1;
                     if self.extension_bytes > self.data_bytes + SPARE_EXTENSION_BYTES {
                         return malformed;
                     }
-                    State::Extension {
-                        size: *size,
-                        length: length + 1,
-                    }
+                    State::Extension { size }
                 }
-                (State::SizeEnd { size: 0 }, b'\n') => State::TrailerStart { length: 0 },
-                (State::SizeEnd { size }, b'\n') => State::Data { left: *size },
+                (State::SizeEnd { size: 0 }, b'\n') => {
+                    self.line_bytes = 0;
+                    State::TrailerStart
+                }
+                (State::SizeEnd { size }, b'\n') => State::Data { left: size },
                 (State::DataEnd, b'\r') => State::DataEndLine,
                 (State::DataEndLine, b'\n') => State::default(),
-                (State::TrailerStart { .. }, b'\r') => State::LastLine,
-                (State::TrailerStart { length } | State::Trailer { length }, byte)
-                    if (byte >= b' ' || byte == b'\t')
-                        && byte != 0x7f
-                        && *length < MAX_LINE_BYTES =>
-                {
+                (State::TrailerStart, b'\r') => State::LastLine,
+                (State::Trailer, b'\r') => State::TrailerEnd,
+                (State::TrailerStart | State::Trailer, _) if fits => {
+                    self.line_bytes += 1;
                     self.trailer.push(byte);
-                    State::Trailer { length: length + 1 }
+                    State::Trailer
                 }
-                (State::Trailer { length }, b'\r') => State::TrailerEnd { length: *length },
-                (State::TrailerEnd { length }, b'\n') => {
+                (State::TrailerEnd, b'\n') => {
                     header_parts(&self.trailer)?;
                     self.trailer.clear();
-                    State::TrailerStart { length: *length }
+                    State::TrailerStart
                 }
                 (State::LastLine, b'\n') => State::Done,
                 _ => return malformed,
@@ -183,12 +169,12 @@ mod tests {
         while at < bytes.len() {
             let shown = &bytes[at..bytes.len().min(at + piece)];
             match decoder.step(shown)? {
-                Step::Data { skip, length } => {
+                ChunkStep::Data { skip, length } => {
                     body.extend_from_slice(&shown[skip..skip + length]);
                     at += skip + length;
                 }
-                Step::More(count) => at += count,
-                Step::End(count) => return Ok(Some((body, at + count))),
+                ChunkStep::More(count) => at += count,
+                ChunkStep::End(count) => return Ok(Some((body, at + count))),
             }
         }
         Ok(None)

@@ -1,7 +1,7 @@
 //! One connection from accept to close, and the only code that frames a response.
 //!
-//! The rule that keeps a connection in step: a further request is read only if the last one's body
-//! was read to its end and its response was sent as promised. Anything else closes.
+//! One rule keeps a connection in step: it serves another request only if the last one's body was read
+//! to its end and its response was sent as announced. Everything else closes it.
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
@@ -13,115 +13,127 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::input::{BODY_LIMIT, Input};
-use super::parse::Framing;
-use super::request::{BodyReader, Request};
-use super::response::{Body, Refusal, Response, reason};
-use super::stream::{Disconnected, StreamWriter};
-use super::{Handler, MAX_DRAINED_BYTES};
+use super::parse::{Framing, Head, at_most};
+use super::reader::{BODY_LIMIT, SocketReader};
+use super::request::{BodyReader, ReceiveError, Request};
+use super::response::{Body, Refusal, Response, append_status_line, reason};
+use super::stream::{SEND_LIMIT, StreamWriter};
 use crate::logging;
 use crate::sys::{Events, PollEntry, poll};
 
-/// A client that takes nothing for so long, with data waiting for it, is given up. Shorter in unit
-/// tests, which wait for it.
-pub(super) const SEND_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 300 });
-
-/// One read and one write of a file that is sent.
+/// Size of one read and one write of a file.
 const FILE_BYTES: usize = 256 * 1024;
 
-/// Serves requests until the connection ends, one way or the other; without `keep`, one of them.
-pub(super) fn serve(socket: TcpStream, handler: &dyn Handler, keep: bool) {
-    // A socket that refuses these has been reset already.
+/// What a client may still send after the answer before it is cut off: libraries and proxies often read
+/// the answer to an upload only when they have sent all of it.
+const LINGER_BYTES: usize = 16 << 20;
+
+/// Time for that. A thread is held meanwhile.
+const LINGER_LIMIT: Duration = Duration::from_secs(2);
+
+/// What a server serves.
+pub trait Handler: Send + Sync + 'static {
+    /// Answers a request. The connection drops what is left unread of the body.
+    fn handle(&self, request: &mut Request<'_>) -> Response;
+
+    /// Takes note of a request that was answered with `status` because its head could not be parsed
+    /// or did not arrive in time. [`Handler::handle`] does not see such a request.
+    fn refused(&self, _status: u16) {}
+}
+
+/// Serves requests until the connection ends; only one if `keep` is false.
+pub fn serve(socket: TcpStream, handler: &dyn Handler, keep: bool) {
+    // Fails only on a socket that was reset already.
     if socket.set_read_timeout(Some(BODY_LIMIT)).is_err()
         || socket.set_write_timeout(Some(SEND_LIMIT)).is_err()
     {
         return;
     }
     let socket = Arc::new(socket);
-    let mut input = Input::new(Arc::clone(&socket));
-    loop {
-        let head = match input.read_head() {
-            Ok(Some(head)) => head,
-            Ok(None) => return,
+    let mut reader = SocketReader::new(Arc::clone(&socket));
+    while let Some(head) = reader.read_head().transpose() {
+        match serve_request(&socket, &mut reader, head, handler, keep) {
+            Ok(true) => {}
+            Ok(false) => return linger(&socket),
             Err(error) => {
-                let refusal = Refusal::from(error);
-                logging::debug(format_args!(
-                    "refused a request: {} {}",
-                    refusal.status, refusal.text
-                ));
-                let plan = Plan {
-                    is_head: false,
-                    http_1_1: true,
-                    keep_alive: false,
-                };
-                let _ = send_response(&socket, refusal.into(), plan, None);
-                linger(&socket);
+                logging::debug(format_args!("closed a connection: {error}"));
                 return;
             }
-        };
-        let begun = Instant::now();
-        let body = BodyReader::new(&mut input, &head);
-        let mut request = Request {
-            head,
-            body,
-            may_last: keep,
-        };
-        let answer = catch_unwind(AssertUnwindSafe(|| handler.handle(&mut request)));
-        let panicked = answer.is_err();
-        let response = answer.unwrap_or_else(|_| {
-            Refusal::new(
-                500,
-                "internal",
-                "the server failed to handle this request; its log says where",
-            )
-            .into()
-        });
-        let Request { head, mut body, .. } = request;
-        logging::debug(format_args!(
-            "{} {} {} in {} us",
-            head.method,
-            logging::quoted(&head.path),
-            response.status,
-            begun.elapsed().as_micros()
-        ));
-        let plan = Plan {
-            is_head: head.method == "HEAD",
-            http_1_1: head.minor_version == 1,
-            keep_alive: keep
-                && head.keep_alive
-                && body.is_drainable()
-                && !panicked
-                && !matches!(response.body, Body::Tunnel(_)),
-        };
-        if let Err(error) = send_response(&socket, response, plan, Some(&mut body)) {
-            logging::debug(format_args!("gave a connection up: {error}"));
-            return;
-        }
-        if !plan.keep_alive || !body.drain() {
-            linger(&socket);
-            return;
         }
     }
 }
 
-/// How a response is to be framed.
+/// Answers one request, or refuses what is not one. Returns whether another may follow; an error means
+/// that the client did not get the whole response.
+fn serve_request(
+    socket: &Arc<TcpStream>,
+    reader: &mut SocketReader,
+    head: Result<Head, ReceiveError>,
+    handler: &dyn Handler,
+    keep: bool,
+) -> io::Result<bool> {
+    let begun = Instant::now();
+    let mut plan = Plan {
+        is_head: false,
+        http_1_1: true,
+        keep_alive: false,
+    };
+    let (response, mut body) = match head {
+        Err(error) => {
+            let refusal = Refusal::from(error);
+            logging::debug(format_args!(
+                "refused a request: {} {}",
+                refusal.status, refusal.text
+            ));
+            handler.refused(refusal.status);
+            (refusal.into(), BodyReader::unreadable(reader))
+        }
+        Ok(head) => {
+            let body = BodyReader::new(reader, &head);
+            let mut request = Request {
+                head,
+                body,
+                may_block: keep,
+            };
+            let answer = catch_unwind(AssertUnwindSafe(|| handler.handle(&mut request)));
+            let Request { head, body, .. } = request;
+            plan.is_head = head.method == "HEAD";
+            plan.http_1_1 = head.minor_version == 1;
+            plan.keep_alive = keep && head.keep_alive && body.is_drainable() && answer.is_ok();
+            let text = "the server failed to handle this request; its log says where";
+            let response = answer.unwrap_or_else(|_| Refusal::new(500, "internal", text).into());
+            logging::debug(format_args!(
+                "{} {} {} in {} us",
+                head.method,
+                logging::quoted(&head.path),
+                response.status,
+                begun.elapsed().as_micros()
+            ));
+            (response, body)
+        }
+    };
+    plan.keep_alive &= response.status != 101;
+    send_response(socket, response, plan, &mut body)?;
+    Ok(plan.keep_alive && body.drain())
+}
+
+/// What the framing of a response depends on besides the response.
 #[derive(Clone, Copy)]
 struct Plan {
-    /// The request was HEAD: everything but the body.
+    /// The request was HEAD: no body is sent.
     is_head: bool,
     /// The client understands chunks.
     http_1_1: bool,
-    /// The connection goes on afterwards.
+    /// Another request may follow.
     keep_alive: bool,
 }
 
-/// Sends a response; an error means that the connection cannot go on. What is relayed goes on with
-/// the request's body meanwhile.
+/// Frames and sends a response.
 fn send_response(
     socket: &Arc<TcpStream>,
     response: Response,
     plan: Plan,
-    request_body: Option<&mut BodyReader<'_>>,
+    request: &mut BodyReader<'_>,
 ) -> io::Result<()> {
     let Response {
         status,
@@ -131,9 +143,8 @@ fn send_response(
     } = response;
     let mut head = Vec::with_capacity(256);
     match &body {
-        Body::Relayed(relay) => relay.append_head(&mut head),
-        Body::Tunnel(tunnel) => tunnel.append_head(&mut head),
-        _ => append_head(&mut head, status, reason(status).as_bytes()),
+        Body::Takeover(takeover) => takeover.append_head(&mut head),
+        _ => append_status_line(&mut head, status, reason(status).as_bytes()),
     }
     for (name, value) in headers {
         write!(head, "{name}: {value}\r\n")?;
@@ -144,11 +155,11 @@ fn send_response(
         Body::Bytes(bytes) => Framing::Length(bytes.len() as u64),
         Body::File { length, .. } => Framing::Length(*length),
         Body::Reader(_) | Body::Stream(_) => Framing::Chunked,
-        Body::Relayed(relay) => relay.framing(),
-        Body::Tunnel(_) => Framing::None,
+        Body::Takeover(takeover) => takeover.framing(),
     };
-    // A client of HTTP/1.0 learns the end from the close.
     let chunked = plan.http_1_1 && framing == Framing::Chunked;
+    // A body of unknown length ends for a client of HTTP/1.0 when the connection does.
+    let ends_by_close = framing == Framing::Chunked && !chunked;
     match framing {
         Framing::Length(length) => write!(head, "Content-Length: {length}\r\n")?,
         Framing::Chunked if chunked => {
@@ -156,63 +167,50 @@ fn send_response(
         }
         Framing::Chunked | Framing::None => {}
     }
-    if !plan.keep_alive && !matches!(body, Body::Tunnel(_)) {
+    if !plan.keep_alive && status != 101 {
         head.extend_from_slice(b"Connection: close\r\n");
     }
     head.extend_from_slice(b"\r\n");
-    match body {
-        Body::Relayed(relay) => {
-            let mut stream = StreamWriter::new(Arc::clone(socket), head, chunked);
-            let request_body = request_body.ok_or(io::ErrorKind::InvalidInput)?;
-            let result = relay.run(&mut stream, request_body);
-            if result.is_err() && framing == Framing::Chunked && !chunked {
-                // Where the close is the end, only a reset says that this is not it.
-                let now = nix::libc::linger {
-                    l_onoff: 1,
-                    l_linger: 0,
-                };
-                let _ = setsockopt(socket, sockopt::Linger, &now);
-            }
-            result?;
-        }
-        Body::Tunnel(tunnel) => {
-            let mut stream = StreamWriter::new(Arc::clone(socket), head, false);
-            let request_body = request_body.ok_or(io::ErrorKind::InvalidInput)?;
-            tunnel.run(&mut stream, request_body.connection());
-        }
-        _ if plan.is_head => send_both(socket, &head, &[])?,
-        Body::Empty => send_both(socket, &head, &[])?,
-        Body::Bytes(bytes) => send_both(socket, &head, &bytes)?,
+    let stream = |head| StreamWriter::new(Arc::clone(socket), head, chunked);
+    let result = match body {
+        Body::Takeover(takeover) => takeover.run(&mut stream(head), request),
+        _ if plan.is_head => send_slices(socket, [&head]),
+        Body::Empty => send_slices(socket, [&head]),
+        Body::Bytes(bytes) => send_slices(socket, [&head, &bytes]),
         Body::File {
             file,
             length,
             start,
-        } => send_file(socket, &head, file, length, &start)?,
-        Body::Reader(source) => send_reader(socket, head, source, chunked)?,
+        } => send_file(socket, &head, file, length, &start),
+        Body::Reader(source) => send_reader(stream(head), source),
         Body::Stream(write) => {
-            let mut stream = StreamWriter::new(Arc::clone(socket), head, chunked);
+            let mut stream = stream(head);
             write(&mut stream);
             stream.finish();
-            send_rest(&mut stream)?;
+            send_rest(&mut stream)
         }
+    };
+    if result.is_err() && ends_by_close {
+        reset_on_close(socket);
     }
     drop(held);
-    Ok(())
+    result
 }
 
-/// Begins a head: of a response, or of an interim one.
-pub(super) fn append_head(out: &mut Vec<u8>, status: u16, reason: &[u8]) {
-    out.extend_from_slice(format!("HTTP/1.1 {status} ").as_bytes());
-    out.extend_from_slice(reason);
-    out.extend_from_slice(b"\r\n");
+/// Makes the close a reset, so that a client that waits for the close does not take half a body for
+/// the whole.
+fn reset_on_close(socket: &TcpStream) {
+    let at_once = nix::libc::linger {
+        l_onoff: 1,
+        l_linger: 0,
+    };
+    let _ = setsockopt(socket, sockopt::Linger, &at_once);
 }
 
-/// One system call for the usual small answer.
-fn send_both(socket: &TcpStream, head: &[u8], body: &[u8]) -> io::Result<()> {
-    send_slices(socket, &mut [IoSlice::new(head), IoSlice::new(body)])
-}
-
-fn send_slices(mut socket: &TcpStream, mut slices: &mut [IoSlice<'_>]) -> io::Result<()> {
+/// Sends all parts, with one system call if they are small.
+fn send_slices<const N: usize>(mut socket: &TcpStream, parts: [&[u8]; N]) -> io::Result<()> {
+    let mut slices = &mut parts.map(IoSlice::new)[..];
+    // Drops empty parts.
     IoSlice::advance_slices(&mut slices, 0);
     while !slices.is_empty() {
         match socket.write_vectored(slices) {
@@ -225,8 +223,8 @@ fn send_slices(mut socket: &TcpStream, mut slices: &mut [IoSlice<'_>]) -> io::Re
     Ok(())
 }
 
-/// Sends the head and exactly `length` bytes. The head takes its place in the first block: clients
-/// read in blocks too, and would read twice as often if every one of theirs straddled two.
+/// Sends the head and exactly `length` bytes. The head counts for the first block, so that all blocks
+/// begin at multiples of their size: a client that reads in blocks then reads half as often.
 fn send_file(
     socket: &TcpStream,
     head: &[u8],
@@ -235,39 +233,30 @@ fn send_file(
     start: &[u8],
 ) -> io::Result<()> {
     let mut left = length - start.len() as u64;
-    let mut buffer = vec![0; FILE_BYTES.min(usize::try_from(left).unwrap_or(FILE_BYTES))];
+    let mut buffer = vec![0; at_most(left, FILE_BYTES)];
     let (mut head, mut start) = (head, start);
     loop {
         let room = FILE_BYTES.saturating_sub(head.len() + start.len());
-        let most = room
-            .min(buffer.len())
-            .min(usize::try_from(left).unwrap_or(usize::MAX));
+        let most = at_most(left, room.min(buffer.len()));
         let read = match file.read(&mut buffer[..most]) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             read => read,
         };
         let block = &buffer[..*read.as_ref().unwrap_or(&0)];
-        let mut slices = [head, start, block].map(IoSlice::new);
-        send_slices(socket, &mut slices)?;
+        send_slices(socket, [head, start, block])?;
         left -= block.len() as u64;
         if left == 0 {
             return Ok(());
         }
         if read? == 0 && most > 0 {
-            // Shorter than promised: only closing can tell the client.
+            // The file is shorter than announced. Only closing can tell the client.
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         (head, start) = (&[], &[]);
     }
 }
 
-fn send_reader(
-    socket: &Arc<TcpStream>,
-    head: Vec<u8>,
-    mut source: Box<dyn Read + Send>,
-    chunked: bool,
-) -> io::Result<()> {
-    let mut stream = StreamWriter::new(Arc::clone(socket), head, chunked);
+fn send_reader(mut stream: StreamWriter, mut source: Box<dyn Read + Send>) -> io::Result<()> {
     let mut buffer = vec![0; FILE_BYTES];
     loop {
         let count = match source.read(&mut buffer) {
@@ -283,45 +272,41 @@ fn send_reader(
     send_rest(&mut stream)
 }
 
-/// Sends what is buffered, at the client's pace.
+/// Sends what is buffered, as fast as the client takes it.
 fn send_rest(stream: &mut StreamWriter) -> io::Result<()> {
-    let gone = |Disconnected| io::Error::from(io::ErrorKind::ConnectionReset);
-    stream.flush().map_err(gone)?;
-    while !stream.is_flushed() {
-        if !poll(
-            &mut [PollEntry::new(stream.descriptor(), Events::WRITABLE)],
-            Some(SEND_LIMIT),
-        ) {
+    loop {
+        stream.try_flush()?;
+        if stream.is_flushed() {
+            return Ok(());
+        }
+        let mut writable = [PollEntry::new(stream.descriptor(), Events::WRITABLE)];
+        if !poll(&mut writable, Some(SEND_LIMIT)) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        stream.flush().map_err(gone)?;
     }
-    Ok(())
 }
 
-/// Closes so that the answer arrives although the client may still be sending: a plain close with
-/// unread bytes is a reset, which may overtake the answer (RFC 9112 section 9.6). A client that is
-/// done closes at once, and so costs nothing.
+/// Closes so that the answer reaches a client that is still sending. Closing immediately with unread bytes
+/// would send a reset, which can overtake the answer (RFC 9112 section 9.6). So the sending side is
+/// shut down first, and what still arrives is dropped, until the client closes or a limit is reached.
+/// Not inlined: its buffer would be on the stack of every idle connection.
+#[inline(never)]
 fn linger(mut socket: &TcpStream) {
     if socket.shutdown(Shutdown::Write).is_err() {
         return;
     }
-    let deadline = Instant::now() + Duration::from_secs(1);
-    let mut scratch = [0; 4096];
-    let mut drained = 0;
-    while drained <= MAX_DRAINED_BYTES {
+    let deadline = Instant::now() + LINGER_LIMIT;
+    let mut scratch = [0; 16 * 1024];
+    let mut dropped = 0;
+    while dropped < LINGER_BYTES {
         let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero()
-            || !poll(
-                &mut [PollEntry::new(socket.as_fd(), Events::READABLE)],
-                Some(left),
-            )
-        {
+        let mut readable = [PollEntry::new(socket.as_fd(), Events::READABLE)];
+        if left.is_zero() || !poll(&mut readable, Some(left)) {
             return;
         }
         match socket.read(&mut scratch) {
             Ok(0) | Err(_) => return,
-            Ok(count) => drained += count as u64,
+            Ok(count) => dropped += count,
         }
     }
 }
@@ -329,44 +314,70 @@ fn linger(mut socket: &TcpStream) {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::sync::Mutex;
     use std::thread;
 
     use super::*;
 
-    struct Fragile;
+    #[derive(Default)]
+    struct Fragile {
+        refused: Mutex<Vec<u16>>,
+    }
 
     impl Handler for Fragile {
         fn handle(&self, request: &mut Request<'_>) -> Response {
             assert_ne!(request.head.path, b"/panic", "as the test wants it");
             Response::json(&"fine")
         }
+
+        fn refused(&self, status: u16) {
+            self.refused.lock().unwrap().push(status);
+        }
     }
 
-    fn ask(listener: &TcpListener, requests: &str) -> String {
+    fn ask(requests: &str) -> (String, Vec<u16>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (socket, _) = listener.accept().unwrap();
-        let server = thread::spawn(move || serve(socket, &Fragile, true));
+        let server = thread::spawn(move || {
+            let handler = Fragile::default();
+            serve(socket, &handler, true);
+            handler.refused.into_inner().unwrap()
+        });
         client.write_all(requests.as_bytes()).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         let mut answer = String::new();
         client.read_to_string(&mut answer).unwrap();
-        server
+        let refused = server
             .join()
             .expect("the connection's thread outlives a panic");
-        answer
+        (answer, refused)
+    }
+
+    #[test]
+    fn the_handler_is_told_of_requests_that_cannot_be_parsed() {
+        let long_target = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(20_000));
+        let long_head = format!("GET / HTTP/1.1\r\nA: {}\r\n\r\n", "a".repeat(70_000));
+        for (request, status) in [
+            ("GET / HTTP/1.1\r\nA : b\r\n\r\n", 400),
+            (&long_target, 414),
+            ("PUT / HTTP/1.1\r\nExpect: x\r\n\r\n", 417),
+            (&long_head, 431),
+        ] {
+            let (answer, refused) = ask(&format!("GET / HTTP/1.1\r\n\r\n{request}"));
+            assert!(answer.contains(&format!("HTTP/1.1 {status} ")), "{answer}");
+            assert_eq!(refused, [status]);
+        }
     }
 
     #[test]
     fn a_panic_costs_one_request_and_its_connection() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let answer = ask(
-            &listener,
-            "GET /panic HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n",
-        );
+        let (answer, refused) = ask("GET /panic HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
+        assert!(refused.is_empty());
         assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
         assert!(answer.contains("Connection: close"), "{answer}");
         assert!(!answer.contains("fine"), "{answer}");
-        let answer = ask(&listener, "GET / HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
+        let (answer, _) = ask("GET / HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
         assert_eq!(answer.matches("\"fine\"").count(), 2, "{answer}");
     }
 }

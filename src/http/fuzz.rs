@@ -1,14 +1,16 @@
-//! What a request is, told a second time: over the whole of it, by strings and splitting, where the
-//! server goes through bytes as they come.
+//! Fuzz tests of the parsers against a second implementation, which splits strings of whole messages
+//! where the server decodes bytes as they arrive.
 
-use super::chunked::{Decoder, Step};
-use super::parse::{Framing, Head, ParseError, Progress, head, response_head};
-use super::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES};
+use super::chunked::{ChunkStep, Decoder};
+use super::parse::{
+    Framing, Head, MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, ParseError, Progress, head,
+    response_head,
+};
 use crate::fuzz::{Random, bounded, check};
 
 #[test]
 fn a_head_is_read_as_the_grammar_says_however_it_arrives() {
-    // More than a request line may have.
+    // More empty lines than a request may begin with.
     let empty_lines = b"\r\n".repeat(MAX_TARGET_BYTES);
     let tokens: &[&[u8]] = &[
         &empty_lines,
@@ -93,7 +95,7 @@ fn a_response_head_is_the_same_however_it_arrives() {
         if let Ok(Progress::Complete(head, length)) = stable(input, response_head) {
             assert!(input[..length].ends_with(b"\r\n\r\n"));
             assert!((100..1000).contains(&head.status));
-            // Written and read again it is the same.
+            // Writing the head and reading it again gives the same head.
             let mut written = format!("HTTP/1.1 {} ", head.status).into_bytes();
             written.extend_from_slice(&head.reason);
             for (name, value) in head.fields.iter() {
@@ -109,13 +111,13 @@ fn a_response_head_is_the_same_however_it_arrives() {
     });
 }
 
-/// What a parser makes of all of the input, having seen that no part of it says otherwise.
+/// What a parser makes of the whole input. Panics if it judges a prefix differently.
 fn stable<H: std::fmt::Debug + PartialEq>(
     input: &[u8],
     parse: fn(&[u8]) -> Result<Progress<H>, ParseError>,
 ) -> Result<Progress<H>, ParseError> {
-    // A field of four bytes is twelve times as large once it is known, and their list doubles when it
-    // is full, which counts as asking for all of it again.
+    // A field of four bytes takes twelve times as much when parsed. Their list doubles when it is
+    // full, and the count of allocated bytes then includes all of it again.
     let whole = bounded(input, 50, || parse(input));
     let mut random = Random::new(input.len() as u64);
     let some = (0..64).map(|_| random.below(input.len() + 1));
@@ -138,7 +140,7 @@ fn stable<H: std::fmt::Debug + PartialEq>(
     whole
 }
 
-/// A head, its fields laid open.
+/// A head with its fields exposed.
 #[derive(Debug, PartialEq)]
 struct Expected {
     method: String,
@@ -167,7 +169,7 @@ impl From<Head> for Expected {
     }
 }
 
-/// The head that `input` begins with; none while its end is not there.
+/// The head that `input` begins with; `None` while it is incomplete.
 fn expected_head(input: &[u8]) -> Option<Result<(Expected, usize), &'static str>> {
     let mut start = 0;
     while input[start..].starts_with(b"\r\n") {
@@ -178,7 +180,7 @@ fn expected_head(input: &[u8]) -> Option<Result<(Expected, usize), &'static str>
         .map(|byte| char::from(*byte))
         .collect();
     let block = &text[..text.find("\r\n\r\n")?];
-    // Characters are of one or two bytes in `text`, and of one in the input.
+    // A byte of the input is a character of one or two bytes in `text`.
     let length = start + block.chars().count() + 4;
     Some(head_of_block(block, length).map(|head| (head, length)))
 }
@@ -301,7 +303,7 @@ fn is_token(text: &str) -> bool {
             .all(|one| one.is_ascii_alphanumeric() || others.contains(one))
 }
 
-/// What a chunked body comes to.
+/// The result of a chunked body.
 #[derive(Debug, PartialEq, Eq)]
 struct Decoded {
     body: Vec<u8>,
@@ -310,7 +312,7 @@ struct Decoded {
 
 #[derive(Debug, PartialEq, Eq)]
 enum End {
-    /// With this many bytes taken.
+    /// Complete, after this many bytes of input.
     At(usize),
     Missing,
     Broken,
@@ -369,7 +371,7 @@ fn a_chunked_body_is_the_same_however_it_arrives() {
     });
 }
 
-/// Shows the input to a decoder in pieces of the lengths that `piece` says.
+/// Feeds the input to a decoder in pieces of the lengths that `piece` gives.
 fn decode(input: &[u8], mut piece: impl FnMut() -> usize) -> Decoded {
     let mut decoder = Decoder::default();
     let mut body = Vec::new();
@@ -377,12 +379,12 @@ fn decode(input: &[u8], mut piece: impl FnMut() -> usize) -> Decoded {
     loop {
         let shown = &input[at..input.len().min(at.saturating_add(piece()))];
         match decoder.step(shown) {
-            Ok(Step::Data { skip, length }) => {
+            Ok(ChunkStep::Data { skip, length }) => {
                 assert!(length > 0, "no progress");
                 body.extend_from_slice(&shown[skip..skip + length]);
                 at += skip + length;
             }
-            Ok(Step::More(count)) => {
+            Ok(ChunkStep::More(count)) => {
                 assert_eq!(count, shown.len(), "all of it was framing");
                 at += count;
                 if at == input.len() {
@@ -390,7 +392,7 @@ fn decode(input: &[u8], mut piece: impl FnMut() -> usize) -> Decoded {
                     return Decoded { body, end };
                 }
             }
-            Ok(Step::End(count)) => {
+            Ok(ChunkStep::End(count)) => {
                 let end = End::At(at + count);
                 return Decoded { body, end };
             }
@@ -402,7 +404,7 @@ fn decode(input: &[u8], mut piece: impl FnMut() -> usize) -> Decoded {
     }
 }
 
-/// The coding by recursive descent, over all of the input.
+/// Decodes the whole input by recursive descent.
 struct Expectation<'a> {
     input: &'a [u8],
     at: usize,
@@ -442,7 +444,7 @@ impl<'a> Expectation<'a> {
         Ok(())
     }
 
-    /// Text up to the end of the line, of at most so many bytes.
+    /// Text up to the end of the line, at most this many bytes.
     fn text(&mut self, most: usize) -> Result<&'a [u8], End> {
         let start = self.at;
         loop {

@@ -1,35 +1,23 @@
-//! HTTP/1.1 (RFC 9110, RFC 9112) by hand, blocking, one thread per connection.
+//! HTTP/1.1 (RFC 9110, RFC 9112), written by hand: blocking, one thread per connection.
 //!
-//! [`parse`] and [`chunked`] are pure functions of bytes; [`connection`] owns the socket and is the
-//! only code that frames a response, so no handler can put a connection out of step; [`server`]
-//! accepts. [`upstream`] is the other side, where this server is a client. What is served is behind [`Handler`]: nothing here knows what a sandbox is.
+//! This folder knows nothing about sandboxes: what is served stands behind [`Handler`]. Each file uses
+//! only those before it: [`parse`] and [`chunked`] are pure functions of bytes; [`reader`] receives,
+//! [`body`] finds the end of a body, and [`stream`] sends without blocking; [`request`] and
+//! [`response`] are what a handler sees; [`connection`] owns the socket and alone frames responses, so
+//! no handler can break the framing; [`server`] accepts.
 
+pub mod body;
 pub mod chunked;
 pub mod connection;
 #[cfg(test)]
 mod fuzz;
-mod input;
 pub mod parse;
+pub mod reader;
 pub mod request;
 pub mod response;
 pub mod server;
 pub mod stream;
-pub mod upstream;
 
+pub use connection::Handler;
 pub use request::Request;
 pub use response::{Body, Refusal, Response};
-
-/// What is served.
-pub trait Handler: Send + Sync + 'static {
-    /// Answers one request. A body that is not read is dealt with by the connection.
-    fn handle(&self, request: &mut Request<'_>) -> Response;
-}
-
-/// Most bytes of a request line and headers.
-pub const MAX_HEAD_BYTES: usize = 64 * 1024;
-/// Most bytes of a request target.
-pub const MAX_TARGET_BYTES: usize = 16 * 1024;
-/// Most header fields.
-pub const MAX_HEADERS: usize = 256;
-/// Most bytes of a body that is read for nothing, to keep the connection.
-pub const MAX_DRAINED_BYTES: u64 = 64 * 1024;

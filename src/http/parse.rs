@@ -1,33 +1,36 @@
-//! The head of a request, or of a response: pure functions of the bytes received so far.
+//! The heads of requests and responses, and their limits: pure functions of the bytes received so far.
 //!
-//! Both are read by the same rules and limits. Strict where leniency would let two parties disagree
-//! about where a message ends: bare CR or LF, NUL, folded lines, white space before a colon, any doubt
-//! about the length of the body.
+//! Requests and responses are read by the same rules. The parser refuses whatever two programs could
+//! read differently, so that both see the same end of a message: bare CR or LF, NUL, folded lines,
+//! white space before a colon, any doubt about the length of the body.
 
-use super::{MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES};
+/// Most bytes of a request line and header fields.
+pub const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Most bytes of a request target.
+pub const MAX_TARGET_BYTES: usize = 16 * 1024;
+/// Most header fields.
+pub const MAX_HEADERS: usize = 256;
 
 /// Most bytes of a request line: a target, and room for any method and version.
 const MAX_REQUEST_LINE_BYTES: usize = MAX_TARGET_BYTES + 64;
 
-/// How far the bytes go.
+/// What the bytes received so far are.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Progress<H> {
-    /// Nothing wrong yet, and not all there.
+    /// The beginning of a head.
     Partial,
-    /// A head, and how many bytes it took.
+    /// A head, and its length in bytes.
     Complete(H, usize),
 }
 
-/// The header fields of a message, in the order in which they came.
+/// The header fields of a message, in the order received.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Fields(Vec<(String, Vec<u8>)>);
 
 impl Fields {
-    /// Names as sent, and values without surrounding white space.
+    /// Names as sent, with values without surrounding white space.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.0
-            .iter()
-            .map(|(name, value)| (name.as_str(), value.as_slice()))
+        self.0.iter().map(|(name, value)| (&name[..], &value[..]))
     }
 
     /// The values of all fields of a name.
@@ -52,7 +55,7 @@ pub struct Head {
     pub method: String,
     /// The path, undecoded, always beginning with a slash (or `*`).
     pub path: Vec<u8>,
-    /// What follows the question mark, undecoded.
+    /// The query without its question mark, undecoded.
     pub query: Option<Vec<u8>>,
     /// 0 or 1, for HTTP/1.0 or HTTP/1.1.
     pub minor_version: u8,
@@ -62,7 +65,7 @@ pub struct Head {
     pub framing: Framing,
     /// Whether the connection may serve another request.
     pub keep_alive: bool,
-    /// Whether the client waits for a go-ahead before it sends the body.
+    /// Whether the client waits for `100 Continue` before it sends the body.
     pub expects_continue: bool,
 }
 
@@ -75,25 +78,25 @@ pub struct ResponseHead {
     pub reason: Vec<u8>,
     /// The header fields.
     pub fields: Fields,
-    /// The length that was given; where the body ends depends on the status and on the request too.
+    /// As announced; the status and the request decide as well where the body ends.
     pub framing: Framing,
 }
 
-/// How the end of the body is known (RFC 9112 section 6.3).
+/// How a message announces the end of its body (RFC 9112 section 6.3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Framing {
-    /// No length was given: there is no body.
+    /// Not at all: a request has no body then.
     None,
     /// This many bytes.
     Length(u64),
-    /// Chunks, the last of which is empty.
+    /// By an empty last chunk.
     Chunked,
 }
 
-/// Why bytes are no message.
+/// Why bytes cannot be a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParseError {
-    /// The grammar is not kept; the text says where.
+    /// The syntax is wrong; the text says where.
     Malformed(&'static str),
     /// The head is longer than [`MAX_HEAD_BYTES`] or has more than [`MAX_HEADERS`] fields.
     HeadTooLarge,
@@ -106,30 +109,27 @@ pub enum ParseError {
 use ParseError::Malformed;
 
 impl Head {
-    /// The value of a header field that occurs once; the first if it occurs more often.
-    pub fn header(&self, name: &str) -> Option<&[u8]> {
-        let mut fields = self.fields.iter();
-        fields
-            .find(|(key, _)| key.eq_ignore_ascii_case(name))
-            .map(|(_, value)| value)
+    /// The value of the first header field of a name.
+    pub fn header<'a>(&'a self, name: &'a str) -> Option<&'a [u8]> {
+        self.values(name).next()
     }
 
-    /// The values of all header fields of a name.
+    /// See [`Fields::values`].
     pub fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         self.fields.values(name)
     }
 }
 
-/// Reads the head of a request from the beginning of `bytes`.
+/// Parses the head of a request at the beginning of `bytes`.
 ///
 /// # Errors
-/// What no further bytes could make right.
+/// The bytes cannot become a head, whatever follows.
 pub fn head(bytes: &[u8]) -> Result<Progress<Head>, ParseError> {
     let mut lines = Lines { bytes, at: 0 };
-    // An empty line before a request is left over from a careless client (RFC 9112 section 2.2).
+    // Careless clients send empty lines before a request (RFC 9112 section 2.2).
     let request_line = loop {
         match lines.next()? {
-            // A carriage return may be there already.
+            // One more byte: the carriage return may have arrived already.
             None if bytes.len() - lines.at > MAX_REQUEST_LINE_BYTES + 1 => {
                 return Err(ParseError::TargetTooLong);
             }
@@ -138,7 +138,7 @@ pub fn head(bytes: &[u8]) -> Result<Progress<Head>, ParseError> {
             Some(line) => break line,
         }
     };
-    // The same whether it came at once or in pieces.
+    // Checked here too, so that the answer does not depend on how the bytes arrive.
     if request_line.len() > MAX_REQUEST_LINE_BYTES {
         return Err(ParseError::TargetTooLong);
     }
@@ -165,14 +165,14 @@ pub fn head(bytes: &[u8]) -> Result<Progress<Head>, ParseError> {
     Ok(Progress::Complete(head, lines.at))
 }
 
-/// Reads the head of a response from the beginning of `bytes`.
+/// Parses the head of a response at the beginning of `bytes`.
 ///
 /// # Errors
-/// What no further bytes could make right.
+/// The bytes cannot become a head, whatever follows.
 pub fn response_head(bytes: &[u8]) -> Result<Progress<ResponseHead>, ParseError> {
     let mut lines = Lines { bytes, at: 0 };
     let Some(status_line) = lines.next()? else {
-        // What speaks first and another protocol may never end a line.
+        // A server of another protocol may speak first and never end a line.
         let begins = b"HTTP/1.";
         let shown = bytes.len().min(begins.len());
         if bytes[..shown] != begins[..shown] {
@@ -193,7 +193,7 @@ pub fn response_head(bytes: &[u8]) -> Result<Progress<ResponseHead>, ParseError>
     Ok(Progress::Complete(head, lines.at))
 }
 
-/// The header lines up to the empty one; `None` when they are not all there.
+/// The header lines up to the empty one; `None` if some are missing.
 fn fields(lines: &mut Lines<'_>) -> Result<Option<Fields>, ParseError> {
     let mut fields = Vec::new();
     while let Some(line) = lines.next()? {
@@ -226,7 +226,7 @@ struct Lines<'a> {
 }
 
 impl<'a> Lines<'a> {
-    /// The next line without its end; `None` when it is not all there.
+    /// The next line without its end; `None` if the end is missing.
     fn next(&mut self) -> Result<Option<&'a [u8]>, ParseError> {
         let rest = &self.bytes[self.at..];
         let Some(end) = rest
@@ -289,10 +289,9 @@ fn status_line_parts(line: &[u8]) -> Result<(u8, u16, &[u8]), ParseError> {
     if !digits.iter().all(u8::is_ascii_digit) || digits[0] == b'0' {
         return Err(malformed);
     }
-    let status = digits
-        .iter()
-        .fold(0, |number, digit| number * 10 + u16::from(digit - b'0'));
-    // Some leave out the space with the reason.
+    let number = |number, digit: &u8| number * 10 + u16::from(digit - b'0');
+    let status = digits.iter().fold(0, number);
+    // Some servers leave out the reason and its space.
     let reason = match rest {
         [] => rest,
         [b' ', reason @ ..] => reason,
@@ -307,14 +306,13 @@ fn status_line_parts(line: &[u8]) -> Result<(u8, u16, &[u8]), ParseError> {
 /// The name and the value of a header line.
 ///
 /// # Errors
-/// It is none.
+/// `Malformed`.
 pub(super) fn header_parts(line: &[u8]) -> Result<(String, Vec<u8>), ParseError> {
     if line.starts_with(b" ") || line.starts_with(b"\t") {
         return Err(Malformed("a folded header line"));
     }
-    let Some(colon) = line.iter().position(|byte| *byte == b':') else {
-        return Err(Malformed("a header line without a colon"));
-    };
+    let colon = line.iter().position(|byte| *byte == b':');
+    let colon = colon.ok_or(Malformed("a header line without a colon"))?;
     let (name, value) = (&line[..colon], &line[colon + 1..]);
     if name.is_empty() || !name.iter().copied().all(is_token) {
         return Err(Malformed(
@@ -330,11 +328,16 @@ pub(super) fn header_parts(line: &[u8]) -> Result<(String, Vec<u8>), ParseError>
     ))
 }
 
-/// Whether there is no control character but tabs.
-fn is_text(bytes: &[u8]) -> bool {
+/// The length of what is `left`, or `most` if that is less.
+pub(super) fn at_most(left: u64, most: usize) -> usize {
+    usize::try_from(left).map_or(most, |left| left.min(most))
+}
+
+/// Whether `bytes` have no control character other than tabs.
+pub(super) fn is_text(bytes: &[u8]) -> bool {
     bytes
         .iter()
-        .all(|byte| (*byte >= b' ' && *byte != 0x7f) || *byte == b'\t')
+        .all(|byte| !byte.is_ascii_control() || *byte == b'\t')
 }
 
 /// `tchar` of RFC 9110 section 5.6.2.
@@ -343,11 +346,11 @@ fn is_token(byte: u8) -> bool {
 }
 
 fn target_parts(target: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>), ParseError> {
-    // A fragment is never sent (RFC 9112 section 3.2): whoever sends one means something else by it.
+    // Clients do not send fragments (RFC 9112 section 3.2): this # is part of an unescaped name.
     if target.contains(&b'#') {
         return Err(Malformed("the target has a #, which is sent as %23"));
     }
-    // A proxy may send the absolute form (RFC 9112 section 3.2.2); the authority says nothing here.
+    // A proxy may send the absolute form (RFC 9112 section 3.2.2). The authority is ignored.
     let origin = match target
         .strip_prefix(b"http://")
         .or(target.strip_prefix(b"https://"))
@@ -379,10 +382,8 @@ fn framing(fields: &Fields, minor_version: u8) -> Result<Framing, ParseError> {
         if length.is_some() {
             return Err(Malformed("both Content-Length and Transfer-Encoding"));
         }
-        if minor_version == 0
-            || codings.next().is_some()
-            || !coding.eq_ignore_ascii_case(b"chunked")
-        {
+        let is_chunked = coding.eq_ignore_ascii_case(b"chunked") && codings.next().is_none();
+        if minor_version == 0 || !is_chunked {
             return Err(Malformed(
                 "a transfer coding other than chunked, or in HTTP/1.0",
             ));
@@ -408,7 +409,7 @@ fn expects_continue(head: &Head) -> Result<bool, ParseError> {
         if !value.eq_ignore_ascii_case(b"100-continue") {
             return Err(ParseError::ExpectationUnknown);
         }
-        // An HTTP/1.0 client cannot mean it (RFC 9110 section 10.1.1).
+        // Ignored in HTTP/1.0 (RFC 9110 section 10.1.1).
         expected = head.minor_version == 1;
     }
     Ok(expected && head.framing != Framing::None && head.framing != Framing::Length(0))

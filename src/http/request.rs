@@ -1,101 +1,82 @@
 //! A request as a handler sees it: the head, and a body that is read on demand.
 //!
-//! The body reader knows where the body ends and nothing can be read beyond it. It sends
-//! `100 Continue` when the first byte is wanted, so a refused upload is refused before it is sent.
+//! [`BodyReader`] knows where the body ends, and nothing reads beyond it. It sends `100 Continue` when
+//! the first byte is wanted, so an upload can be refused before it is sent.
 
-use std::net::{IpAddr, TcpStream};
+use std::net::IpAddr;
 use std::ops::Deref;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
-pub use super::input::ReceiveError;
-use super::input::{Input, Remaining};
+use super::body::BodyDecoder;
 use super::parse::Head;
-use super::stream::{Disconnected, StreamWriter};
+pub use super::reader::ReceiveError;
+use super::reader::SocketReader;
+use super::stream::StreamWriter;
+use crate::client::{Disconnected, Peer};
 use crate::memory::Room;
 use crate::sys::Events;
 
-/// For all of a body that nobody wants.
+/// Most bytes of an unread body that are dropped to keep the connection open.
+const MAX_DRAINED_BYTES: u64 = 64 * 1024;
+
+/// Time for that.
 const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 
-/// Memory that reading JSON may take at once, as a multiple of its length: itself, a string in it as it
+/// The peak of memory that reading JSON takes, as a multiple of its length: the document, a string that
 /// grows while its escapes are undone, and the copy that is kept.
 const USES_OF_BODY: usize = 4;
 
-/// As long as a body may become without more room than any connection has.
+/// A body up to this length fits into the room that every connection has.
 const FREE_BODY_BYTES: usize = 64 * 1024;
 
 /// One request.
 pub struct Request<'c> {
-    /// Everything but the body.
+    /// The request line and the header fields.
     pub head: Head,
-    /// The body.
+    /// The body, unread.
     pub body: BodyReader<'c>,
-    /// Whether answering may take its time. It may not on the thread that is kept for when there is
-    /// no other.
-    pub may_last: bool,
+    /// Whether the answer may take long. It may not on the spare thread, which serves when no other
+    /// thread can be started.
+    pub may_block: bool,
 }
 
 impl Request<'_> {
-    /// Where the client is, as far as this machine can tell.
+    /// The address at the far end of the connection: the client's, or that of a proxy.
     pub fn client_address(&self) -> Option<IpAddr> {
-        let address = self.body.input.socket().peer_addr().ok()?;
+        let address = self.body.reader.socket().peer_addr().ok()?;
         Some(address.ip().to_canonical())
     }
 }
 
-/// Watches whether the client of a request is still there while it waits for its answer.
+/// The client of a request that has not been answered yet.
 ///
-/// A client that has closed its sending half may be gone or may be waiting. Only sending tells: an
-/// interim response, which any client of HTTP/1.1 passes over (RFC 9110 section 15.2), is answered
-/// by a reset if nobody is there.
-pub struct ClientWatch {
-    socket: Arc<TcpStream>,
-    half_closed: bool,
-    can_probe: bool,
-}
+/// A client that closed its sending half may be gone or may wait for the answer. Only sending tells,
+/// so it gets an interim response.
+pub struct WaitingClient(StreamWriter);
 
-impl ClientWatch {
-    /// The socket, for polling.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+impl Peer for WaitingClient {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.0.descriptor()
     }
 
-    /// What to poll the socket for.
-    pub fn interest(&self) -> Events {
-        Events::NONE.and_if(!self.half_closed, Events::PEER_CLOSED)
+    fn interest(&self) -> Events {
+        self.0.interest()
     }
 
-    /// Told what poll found.
-    ///
-    /// # Errors
-    /// The client is gone.
-    pub fn ready(&mut self, events: Events) -> Result<(), Disconnected> {
-        if events.has(Events::BROKEN) {
-            return Err(Disconnected);
+    fn ready(&mut self, events: Events) -> Result<(), Disconnected> {
+        self.0.ready(events)?;
+        if self.0.is_half_closed() {
+            self.0.probe();
         }
-        if events.has(Events::PEER_CLOSED) && !self.half_closed {
-            self.half_closed = true;
-            if !self.can_probe {
-                return Ok(());
-            }
-            let line = b"HTTP/1.1 102 Processing\r\n\r\n";
-            let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-            match send(self.socket.as_raw_fd(), line, flags) {
-                // Where there is no room, what is there already does the same.
-                Ok(_) | Err(Errno::EAGAIN) => {}
-                Err(_) => return Err(Disconnected),
-            }
-        }
-        Ok(())
+        self.0.flush()
     }
 }
 
-/// All of a body, with room for what is made of it.
+/// A whole body, and the memory promised for what is parsed from it.
 pub struct WholeBody {
     bytes: Vec<u8>,
     _room: Room,
@@ -109,87 +90,90 @@ impl Deref for WholeBody {
     }
 }
 
-/// The body of a request, up to its end.
+/// The body of a request.
 pub struct BodyReader<'c> {
-    input: &'c mut Input,
-    left: Remaining,
-    /// The client waits for a go-ahead that was not given yet.
+    reader: &'c mut SocketReader,
+    decoder: BodyDecoder,
+    /// The client waits for `100 Continue`.
     awaits_continue: bool,
-    /// The client understands interim responses.
     http_1_1: bool,
 }
 
 impl<'c> BodyReader<'c> {
-    pub(super) fn new(input: &'c mut Input, head: &Head) -> Self {
+    /// The body that follows `head`.
+    pub fn new(reader: &'c mut SocketReader, head: &Head) -> Self {
         Self {
-            input,
-            left: Remaining::new(head.framing),
+            reader,
+            decoder: BodyDecoder::new(head.framing),
             awaits_continue: head.expects_continue,
             http_1_1: head.minor_version == 1,
         }
     }
 
-    /// Bytes that are still to come, where the client said.
+    /// The body of a request whose head was refused: nothing of it can be read.
+    pub fn unreadable(reader: &'c mut SocketReader) -> Self {
+        Self {
+            reader,
+            decoder: BodyDecoder::Failed,
+            awaits_continue: false,
+            http_1_1: true,
+        }
+    }
+
+    /// Bytes still to come; `None` if the client did not announce a length.
     pub fn remaining(&self) -> Option<u64> {
-        match self.left {
-            Remaining::Length(left) => Some(left),
-            Remaining::Ended => Some(0),
-            Remaining::Chunked(_) | Remaining::UntilClose | Remaining::Failed => None,
+        match self.decoder {
+            BodyDecoder::Length(left) => Some(left),
+            BodyDecoder::Ended => Some(0),
+            BodyDecoder::Chunked(_) | BodyDecoder::UntilClose | BodyDecoder::Failed => None,
         }
     }
 
-    /// The client, to be watched while something else is waited for.
-    pub fn watch_client(&self) -> ClientWatch {
-        ClientWatch {
-            socket: Arc::clone(self.input.socket()),
-            half_closed: false,
-            can_probe: self.http_1_1,
-        }
+    /// The client, to poll while the request waits for something else.
+    pub fn watch_client(&self) -> WaitingClient {
+        WaitingClient(self.client_writer())
     }
 
-    /// Reads what there is, at least one byte; 0 at the end of the body.
+    /// Reads at least one byte; 0 at the end of the body.
     ///
     /// # Errors
-    /// The body does not come to its end.
+    /// The rest of the body cannot be received.
     pub fn read(&mut self, into: &mut [u8]) -> Result<usize, ReceiveError> {
-        self.give_go_ahead()?;
-        self.left.read(self.input, into)
+        self.send_go_ahead()?;
+        self.decoder.read(self.reader, into)
     }
 
-    /// Moves what there is into an empty pipe, at least one byte, without copying it. `None` if it can
-    /// only be [read](Self::read), or is over.
+    /// Moves at least one byte into an empty pipe without copying it. `None` if the body can only be
+    /// [read](Self::read), or has ended.
     ///
     /// # Errors
-    /// The body does not come to its end.
+    /// The rest of the body cannot be received.
     pub fn splice(&mut self, pipe: BorrowedFd<'_>) -> Result<Option<usize>, ReceiveError> {
-        self.give_go_ahead()?;
-        self.left.splice(self.input, pipe)
+        self.send_go_ahead()?;
+        self.decoder.splice(self.reader, pipe)
     }
 
-    /// Appends what has come, at most about `most` bytes, without waiting for any. The go-ahead is the
-    /// caller's to give.
-    pub(super) fn append_available(
-        &mut self,
-        out: &mut Vec<u8>,
-        most: usize,
-    ) -> Result<(), ReceiveError> {
-        self.left.append_available(self.input, out, most)
+    /// Appends what has arrived, at most `most` bytes, without blocking. The caller sends the
+    /// [go-ahead](Self::take_go_ahead).
+    ///
+    /// # Errors
+    /// The rest of the body cannot be received.
+    pub fn append_available(&mut self, out: &mut Vec<u8>, most: usize) -> Result<(), ReceiveError> {
+        self.decoder.append_available(self.reader, out, most)
     }
 
-    /// Lets a client send the body that waits for `100 Continue`.
-    fn give_go_ahead(&mut self) -> Result<(), ReceiveError> {
+    fn send_go_ahead(&mut self) -> Result<(), ReceiveError> {
         let line = self.take_go_ahead();
-        let socket = self.input.socket().as_raw_fd();
+        let socket = self.reader.socket().as_raw_fd();
         if !line.is_empty() && send(socket, line, MsgFlags::MSG_NOSIGNAL) != Ok(line.len()) {
-            self.left = Remaining::Failed;
+            self.decoder = BodyDecoder::Failed;
             return Err(ReceiveError::Closed);
         }
         Ok(())
     }
 
-    /// What lets a client send its body, for whoever sends that without waiting; nothing if the client
-    /// does not wait for it.
-    pub(super) fn take_go_ahead(&mut self) -> &'static [u8] {
+    /// The bytes that make a waiting client send its body; none if it does not wait.
+    pub fn take_go_ahead(&mut self) -> &'static [u8] {
         if std::mem::take(&mut self.awaits_continue) {
             b"HTTP/1.1 100 Continue\r\n\r\n"
         } else {
@@ -197,35 +181,36 @@ impl<'c> BodyReader<'c> {
         }
     }
 
-    /// Whether the client waits for a go-ahead.
-    pub(super) fn awaits_go_ahead(&self) -> bool {
+    /// Whether the client waits for the go-ahead.
+    pub fn awaits_go_ahead(&self) -> bool {
         self.awaits_continue
     }
 
     /// Whether the body was read to its end.
-    pub(super) fn is_over(&self) -> bool {
-        matches!(self.left, Remaining::Ended)
+    pub fn is_over(&self) -> bool {
+        matches!(self.decoder, BodyDecoder::Ended)
     }
 
-    /// Whether reading has something to tell without waiting.
-    pub(super) fn has_more_at_hand(&self) -> bool {
-        self.left.has_failed() || (!self.is_over() && !self.input.unused().is_empty())
+    /// Whether [`BodyReader::append_available`] has something to report without receiving: bytes, or
+    /// that reading failed before.
+    pub fn has_more_at_hand(&self) -> bool {
+        self.decoder.has_failed() || (!self.is_over() && !self.reader.unused().is_empty())
     }
 
-    /// What is sent to the client besides a response.
-    pub(super) fn client_writer(&self) -> StreamWriter {
-        StreamWriter::new(Arc::clone(self.input.socket()), Vec::new(), false)
+    /// A stream to the client beside the response, for interim responses.
+    pub fn client_writer(&self) -> StreamWriter {
+        StreamWriter::for_interim(Arc::clone(self.reader.socket()), self.http_1_1)
     }
 
-    /// What the client sends, beyond any request.
-    pub(super) fn connection(&mut self) -> &mut Input {
-        self.input
+    /// The connection itself, for a protocol other than HTTP.
+    pub fn connection(&mut self) -> &mut SocketReader {
+        self.reader
     }
 
-    /// Reads all of a body of at most `limit` bytes.
+    /// Reads a whole body of at most `limit` bytes.
     ///
     /// # Errors
-    /// It is larger, or does not come to its end; or there is no memory for it.
+    /// `TooLarge`; `NoMemory`; or the rest of the body cannot be received.
     pub fn read_all(&mut self, limit: u64) -> Result<WholeBody, ReceiveError> {
         let announced = self.remaining().unwrap_or(0);
         if announced > limit {
@@ -234,14 +219,14 @@ impl<'c> BodyReader<'c> {
         let room_for = |length: usize| {
             Room::take(length.saturating_mul(USES_OF_BODY)).ok_or(ReceiveError::NoMemory)
         };
-        // What is announced and will not be had is refused before it is sent.
+        // Refuses an announced body that does not fit before the client sends it.
         drop(room_for(usize::try_from(announced).unwrap_or(usize::MAX))?);
         let mut room = room_for(0)?;
         let mut body = Vec::new();
         let mut length = 0;
         loop {
             if body.len() == length {
-                // Memory follows what has come, not what was announced.
+                // Memory follows what has arrived, not what was announced.
                 let next = length + length.clamp(4096, 1 << 20);
                 if next > FREE_BODY_BYTES {
                     drop(room);
@@ -264,34 +249,34 @@ impl<'c> BodyReader<'c> {
         }
     }
 
-    /// Whether what is left can be read for nothing; if not, the connection has to be closed.
-    pub(super) fn is_drainable(&self) -> bool {
-        match self.left {
-            Remaining::Ended => true,
-            Remaining::Failed | Remaining::UntilClose => false,
-            Remaining::Length(left) => !self.awaits_continue && left <= super::MAX_DRAINED_BYTES,
-            Remaining::Chunked(_) => !self.awaits_continue,
+    /// Whether [`BodyReader::drain`] may succeed; if not, the response announces the close.
+    pub fn is_drainable(&self) -> bool {
+        match self.decoder {
+            BodyDecoder::Ended => true,
+            BodyDecoder::Failed | BodyDecoder::UntilClose => false,
+            BodyDecoder::Length(left) => !self.awaits_continue && left <= MAX_DRAINED_BYTES,
+            BodyDecoder::Chunked(_) => !self.awaits_continue,
         }
     }
 
-    /// Reads what is left for nothing. False when there is too much of it. Seldom needed, and its buffer
-    /// is no part of what every connection has on its stack.
+    /// Drops the rest of the body. False if it is too long or too slow, so that the connection must be
+    /// closed. Not inlined: its buffer would be on the stack of every idle connection.
     #[inline(never)]
-    pub(super) fn drain(&mut self) -> bool {
+    pub fn drain(&mut self) -> bool {
         if !self.is_drainable() {
             return false;
         }
-        let start = self.input.received();
-        self.input.set_deadline(Some(Instant::now() + DRAIN_LIMIT));
+        let start = self.reader.received();
+        self.reader.set_deadline(Some(Instant::now() + DRAIN_LIMIT));
         let mut scratch = [0; 4096];
         let drained = loop {
             match self.read(&mut scratch) {
                 Ok(0) => break true,
-                Ok(_) if self.input.received() - start <= super::MAX_DRAINED_BYTES => {}
+                Ok(_) if self.reader.received() - start <= MAX_DRAINED_BYTES => {}
                 _ => break false,
             }
         };
-        self.input.set_deadline(None);
+        self.reader.set_deadline(None);
         drained
     }
 }

@@ -1,55 +1,74 @@
-//! What a handler answers: a status, headers and where the body comes from.
+//! What a handler answers: a status, header fields and the source of the body.
 //!
-//! A handler never frames: [`Body`] says what there is to send, and the connection decides how.
+//! A handler never frames. [`Body`] says what to send, and `connection` decides how. A response that
+//! wants to send itself (the port proxy's) implements [`Takeover`].
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 
 use serde::Serialize;
 
+use super::parse::{Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, ParseError};
+use super::request::{BodyReader, ReceiveError};
 use super::stream::StreamWriter;
-use super::upstream::{Relay, Tunnel};
 
 /// An answer.
 pub struct Response {
-    /// The status code.
+    /// The status code; 101 turns the connection into something other than HTTP.
     pub status: u16,
-    /// Besides those of framing.
+    /// Header fields, without those of framing.
     pub headers: Vec<(&'static str, String)>,
-    /// What is sent.
+    /// Where the body comes from.
     pub body: Body,
-    /// Kept until the last byte is sent.
+    /// Dropped after the last byte was sent.
     pub held: Option<Box<dyn Send>>,
 }
 
-/// Where the bytes of a response come from.
+/// The source of a body.
 pub enum Body {
-    /// Nowhere: there is none.
+    /// No body.
     Empty,
     /// Memory.
     Bytes(Vec<u8>),
-    /// A file, of which exactly this many bytes are promised. If it turns out shorter, the
-    /// connection is closed.
+    /// A file. If it turns out shorter than `length`, the connection is closed.
     File {
         /// Read from its current position.
         file: File,
         /// Bytes to send.
         length: u64,
-        /// Bytes that were read already; they come first and are part of `length`.
+        /// Bytes that were read already; sent first, part of `length`.
         start: Vec<u8>,
     },
-    /// Something that ends when it ends.
+    /// Everything up to an end that is not known beforehand.
     Reader(Box<dyn Read + Send>),
-    /// Something that is written as it happens.
+    /// A function that writes the body in pieces.
     Stream(Box<dyn FnOnce(&mut StreamWriter) + Send>),
-    /// An upstream server, whose head stands in place of the response's own.
-    Relayed(Relay),
-    /// An upstream server that has taken the connection over for another protocol.
-    Tunnel(Tunnel),
+    /// A response that moves its own bytes, and those of the request, in both directions.
+    Takeover(Box<dyn Takeover>),
+}
+
+/// A response that is sent while the rest of the request is received.
+///
+/// The connection asks for the head, adds the framing, and then calls [`Takeover::run`] with a stream
+/// that begins with both. So the response never writes framing itself.
+pub trait Takeover: Send {
+    /// Appends the status line and the header fields, without those that frame the body.
+    fn append_head(&self, out: &mut Vec<u8>);
+    /// The framing of the body. `Chunked` stands for any body of unknown length.
+    fn framing(&self) -> Framing;
+    /// Sends the body. Also called for HEAD, because the request may have a body.
+    ///
+    /// # Errors
+    /// The request or the response could not be passed on to its end.
+    fn run(
+        self: Box<Self>,
+        client: &mut StreamWriter,
+        request: &mut BodyReader<'_>,
+    ) -> io::Result<()>;
 }
 
 impl Response {
-    /// An answer without headers of its own.
+    /// An answer without header fields.
     pub fn new(status: u16, body: Body) -> Self {
         Self {
             status,
@@ -59,25 +78,26 @@ impl Response {
         }
     }
 
-    /// 200 with a JSON document.
+    /// 200 with a JSON document and a line end.
     pub fn json(value: &impl Serialize) -> Self {
         Self::json_with_status(200, value)
     }
 
     fn json_with_status(status: u16, value: &impl Serialize) -> Self {
-        // Only maps with keys that are no strings cannot be written, and there are none.
-        let body = serde_json::to_vec(value).unwrap_or_default();
+        // Fails only for maps whose keys are not strings; no document has any.
+        let mut body = serde_json::to_vec(value).unwrap_or_default();
+        body.push(b'\n');
         Self::new(status, Body::Bytes(body)).with_header("Content-Type", "application/json")
     }
 
-    /// Adds a header.
+    /// Adds a header field.
     #[must_use]
     pub fn with_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
     }
 
-    /// Keeps something alive until the response is sent.
+    /// Keeps a value alive until the response was sent.
     #[must_use]
     pub fn holding(mut self, held: impl Send + 'static) -> Self {
         self.held = Some(Box::new(held));
@@ -85,21 +105,21 @@ impl Response {
     }
 }
 
-/// An error as clients see it: a status, a code for programs, a sentence for people.
+/// An error as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The status code.
     pub status: u16,
-    /// A stable word.
+    /// A stable word for programs.
     pub code: &'static str,
-    /// What is wrong and what to do about it.
+    /// A sentence for people: what is wrong, and what to do about it.
     pub text: String,
-    /// A header that goes with it.
+    /// The header field that the status requires (`Allow`, `Content-Range`).
     pub header: Option<(&'static str, String)>,
 }
 
 impl Refusal {
-    /// An error without a header.
+    /// An error without a header field.
     pub fn new(status: u16, code: &'static str, text: impl Into<String>) -> Self {
         Self {
             status,
@@ -109,11 +129,57 @@ impl Refusal {
         }
     }
 
-    /// Adds the header that the status demands (`Allow`, `Content-Range`).
+    /// Adds the header field that the status requires.
     #[must_use]
     pub fn with_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.header = Some((name, value.into()));
         self
+    }
+}
+
+impl From<ReceiveError> for Refusal {
+    fn from(error: ReceiveError) -> Self {
+        match error {
+            // The client is gone and does not read this.
+            ReceiveError::Closed | ReceiveError::Reset => {
+                Self::new(400, "disconnected", "the client closed the connection")
+            }
+            ReceiveError::TimedOut => Self::new(
+                408,
+                "timeout",
+                "the request took too long to arrive: a head has 10 s, and 60 s may pass between bytes of a body",
+            ),
+            ReceiveError::TooLarge(limit) => Self::new(
+                413,
+                "too_large",
+                format!("the body is larger than {limit} bytes; use files/write for large data"),
+            ),
+            ReceiveError::NoMemory => Self::new(
+                503,
+                "no_memory",
+                "the machine has no memory left for this body (ENOMEM); try again later, or use files/write for large data",
+            ),
+            ReceiveError::Parse(ParseError::Malformed(what)) => {
+                Self::new(400, "bad_request", format!("this is not HTTP/1.1: {what}"))
+            }
+            ReceiveError::Parse(ParseError::HeadTooLarge) => Self::new(
+                431,
+                "head_too_large",
+                format!(
+                    "the request's head is larger than {MAX_HEAD_BYTES} bytes or has more than {MAX_HEADERS} fields"
+                ),
+            ),
+            ReceiveError::Parse(ParseError::TargetTooLong) => Self::new(
+                414,
+                "uri_too_long",
+                format!("the request target is longer than {MAX_TARGET_BYTES} bytes"),
+            ),
+            ReceiveError::Parse(ParseError::ExpectationUnknown) => Self::new(
+                417,
+                "expectation_failed",
+                "the only expectation understood is 100-continue",
+            ),
+        }
     }
 }
 
@@ -135,6 +201,13 @@ impl From<Refusal> for Response {
         response.headers.extend(refusal.header);
         response
     }
+}
+
+/// Appends the status line of a response or an interim response.
+pub fn append_status_line(out: &mut Vec<u8>, status: u16, reason: &[u8]) {
+    out.extend_from_slice(format!("HTTP/1.1 {status} ").as_bytes());
+    out.extend_from_slice(reason);
+    out.extend_from_slice(b"\r\n");
 }
 
 /// The reason phrase of a status (RFC 9110 section 15).

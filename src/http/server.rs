@@ -1,8 +1,8 @@
-//! Accepting connections, each on a thread of its own.
+//! Accepts connections and serves each on a thread of its own.
 //!
-//! Accepting is cheap and never waits: clients open a connection per command. When there is no
-//! thread, no descriptor or no place left, the client is told so (503) instead of being left in the
-//! queue, and the loop neither spins nor stops.
+//! Accepting is cheap and never blocks, because clients open a connection per command. When no thread,
+//! descriptor or slot is left, the client gets 503 instead of waiting in the queue, and the loop
+//! neither spins nor stops.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,16 +18,16 @@ use nix::sys::socket::{
     sockopt,
 };
 
-use super::Handler;
-use super::connection;
+use super::connection::{self, Handler};
 use crate::logging;
 use crate::memory::Room;
+use crate::sync::{CountedPlace, lock};
 use crate::sys;
 
-/// Virtual; a thread touches a small part of it.
+/// Address space; a thread touches a small part of it.
 const STACK_BYTES: usize = 256 * 1024;
 
-/// What a connection may need at once, generously: its stack, and buffers.
+/// A generous estimate of what a connection needs: its stack and its buffers.
 const ROOM_BYTES: usize = STACK_BYTES + (2 << 20);
 
 const NO_DESCRIPTORS: &str =
@@ -36,19 +36,20 @@ const NO_DESCRIPTORS: &str =
 /// Most connections at once.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// In all.
+    /// From anywhere.
     pub all: usize,
-    /// From this machine itself. Where that is sandboxes', they must not keep everybody else out.
+    /// From this machine. On a host these are sandboxes, which must not keep other clients out.
     pub from_here: usize,
-    /// Whether a thread is kept for when no further one is to be had, so that whoever may end what
-    /// takes them all is heard. It serves one request of a connection, and none from this machine.
+    /// Whether to start a spare thread, which serves when no other thread can be started: a client that
+    /// can delete the sandbox that uses them all must be heard. The spare thread serves one request
+    /// of a connection, and no connection from this machine.
     pub keeps_thread: bool,
 }
 
-/// Listens at an address.
+/// Listens on an address.
 ///
 /// # Errors
-/// It is in use, or not this machine's, or not for this user.
+/// The error of socket(2), bind(2) or listen(2).
 pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let family = match address {
         SocketAddr::V4(_) => AddressFamily::Inet,
@@ -57,8 +58,7 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let flags = SockFlag::SOCK_CLOEXEC;
     let listener = socket(family, SockType::Stream, flags, None)?;
     setsockopt(&listener, sockopt::ReuseAddr, &true)?;
-    // Accepted sockets inherit all of these, and so they are set before anybody can connect. A quiet
-    // client that is gone without a word, or that has closed after its last request, is found out
+    // Accepted sockets inherit these options. Keep-alive probes find a quiet client that vanished
     // within two minutes.
     setsockopt(&listener, sockopt::TcpNoDelay, &true)?;
     setsockopt(&listener, sockopt::KeepAlive, &true)?;
@@ -70,36 +70,36 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     Ok(listener.into())
 }
 
-/// How many connections are open.
+/// The number of open connections.
 #[derive(Clone, Default)]
 pub struct Connections(Arc<AtomicUsize>);
 
 impl Connections {
-    /// The number now.
+    /// Reads the number.
     pub fn count(&self) -> usize {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// A listening socket and what serves its connections.
+/// A listening socket and the handler of its connections.
 pub struct Server<H> {
     listener: TcpListener,
     handler: Arc<H>,
     limits: Limits,
     open: Connections,
-    /// Those of them that come from this machine.
+    /// Those that come from this machine.
     open_here: Arc<AtomicUsize>,
-    /// Takes a connection to the thread that is kept, if it has nothing to do.
-    kept: Option<SyncSender<(TcpStream, Place)>>,
-    /// Closed to make room for accepting, and refusing, a connection when descriptors have run out.
-    spare: Option<std::fs::File>,
+    /// Takes a connection to the spare thread if it is idle.
+    spare_thread: Option<SyncSender<Counted>>,
+    /// Closed when descriptors have run out, so that a connection can be accepted and refused.
+    spare_descriptor: Option<std::fs::File>,
 }
 
 impl<H: Handler> Server<H> {
-    /// Serves connections within the limits, counting those that are `open`.
+    /// Serves connections within `limits` and counts them in `open`.
     ///
     /// # Errors
-    /// The socket cannot be set up.
+    /// The socket cannot be made non-blocking, or the spare thread cannot be started.
     pub fn new(
         listener: TcpListener,
         handler: Arc<H>,
@@ -107,33 +107,31 @@ impl<H: Handler> Server<H> {
         open: Connections,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let kept = limits.keeps_thread.then(|| keep_thread(&handler));
+        let spare_thread = limits.keeps_thread.then(|| start_spare_thread(&handler));
         Ok(Self {
-            kept: kept.transpose()?,
+            spare_thread: spare_thread.transpose()?,
             listener,
             handler,
             limits,
             open,
             open_here: Arc::default(),
-            spare: spare(),
+            spare_descriptor: spare_descriptor(),
         })
     }
 
-    /// What becomes readable when somebody connects.
+    /// Readable when a connection can be accepted.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.listener.as_fd()
     }
 
-    /// Accepts one connection, if there is one.
+    /// Accepts one connection if one waits.
     pub fn accept(&mut self) {
         match self.listener.accept() {
             Ok((socket, peer)) => self.serve(socket, peer),
             Err(error) => {
-                // Anything else: nobody there any more, or a connection that died in the queue (accept(2)).
-                let lacking = [libc::EMFILE, libc::ENFILE, libc::ENOBUFS, libc::ENOMEM];
-                if error
-                    .raw_os_error()
-                    .is_some_and(|errno| lacking.contains(&errno))
+                // Other errors belong to a connection that died in the queue (accept(2)).
+                if let Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) =
+                    error.raw_os_error()
                 {
                     self.refuse_for_lack(&error);
                 }
@@ -142,28 +140,26 @@ impl<H: Handler> Server<H> {
     }
 
     fn serve(&mut self, socket: TcpStream, peer: SocketAddr) {
-        if self.spare.is_none() {
-            self.spare = spare();
+        if self.spare_descriptor.is_none() {
+            self.spare_descriptor = spare_descriptor();
         }
         if sys::is_scarce(socket.as_fd()) {
             refuse(&socket, "no_descriptors", NO_DESCRIPTORS);
             return;
         }
-        let place = Place::take(&self.open.0);
-        let place_here = (self.limits.from_here < self.limits.all && is_here(&socket, peer))
-            .then(|| Place::take(&self.open_here));
-        if place.number > self.limits.all
-            || place_here
-                .as_ref()
-                .is_some_and(|place| place.number > self.limits.from_here)
-        {
+        let Limits { all, from_here, .. } = self.limits;
+        let place_here = (from_here < all && is_here(&socket, peer))
+            .then(|| CountedPlace::take(&self.open_here, from_here));
+        let place = CountedPlace::take(&self.open.0, all);
+        // A client elsewhere needs only the first one.
+        let (Some(place), None | Some(Some(_))) = (place, &place_here) else {
             refuse(
                 &socket,
                 "too_many_connections",
                 "all connections are in use; close idle ones or try again",
             );
             return;
-        }
+        };
         let Some(room) = Room::take(ROOM_BYTES) else {
             refuse(
                 &socket,
@@ -172,8 +168,8 @@ impl<H: Handler> Server<H> {
             );
             return;
         };
-        // The socket stays here until the thread has it: a thread that does not start must not
-        // close it before the client was told.
+        // The socket stays in the slot until the thread takes it: a thread that cannot be started
+        // must not close the socket before the client gets an answer.
         let is_elsewhere = place_here.is_none();
         let slot = Arc::new(Mutex::new(Some((socket, place))));
         let taken = Arc::clone(&slot);
@@ -183,17 +179,17 @@ impl<H: Handler> Server<H> {
             .spawn(move || {
                 let _place_here = place_here;
                 drop(room);
-                let taken = taken.lock().ok().and_then(|mut slot| slot.take());
+                let taken = lock(&taken).take();
                 if let Some((socket, _place)) = taken {
                     connection::serve(socket, &*handler, true);
                 }
             });
         let Err(error) = thread else { return };
-        let Some(left) = slot.lock().ok().and_then(|mut slot| slot.take()) else {
+        let Some(left) = lock(&slot).take() else {
             return;
         };
-        let refused = match &self.kept {
-            Some(kept) if is_elsewhere => kept.try_send(left),
+        let refused = match &self.spare_thread {
+            Some(thread) if is_elsewhere => thread.try_send(left),
             _ => Err(TrySendError::Full(left)),
         };
         if let Err(TrySendError::Full((socket, _)) | TrySendError::Disconnected((socket, _))) =
@@ -208,25 +204,24 @@ impl<H: Handler> Server<H> {
         }
     }
 
-    /// Out of descriptors: answers one connection with the one kept for this, then waits a little
-    /// for others to be given back.
+    /// Answers one connection with the spare descriptor, then waits 10 ms for others to be closed.
     fn refuse_for_lack(&mut self, error: &io::Error) {
         logging::info(format_args!("cannot accept: {error}"));
-        self.spare = None;
+        self.spare_descriptor = None;
         if let Ok((socket, _)) = self.listener.accept() {
             refuse(&socket, "no_descriptors", NO_DESCRIPTORS);
         }
-        self.spare = spare();
+        self.spare_descriptor = spare_descriptor();
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Starts the thread that is kept. It takes a connection only when it has none.
-fn keep_thread<H: Handler>(handler: &Arc<H>) -> io::Result<SyncSender<(TcpStream, Place)>> {
-    let (sender, connections) = mpsc::sync_channel::<(TcpStream, Place)>(0);
+/// Starts the spare thread. It takes a connection only while it has none.
+fn start_spare_thread<H: Handler>(handler: &Arc<H>) -> io::Result<SyncSender<Counted>> {
+    let (sender, connections) = mpsc::sync_channel::<Counted>(0);
     let handler = Arc::clone(handler);
     thread::Builder::new()
-        .name("kept".to_owned())
+        .name("spare".to_owned())
         .stack_size(STACK_BYTES)
         .spawn(move || {
             for (socket, _place) in connections {
@@ -236,43 +231,24 @@ fn keep_thread<H: Handler>(handler: &Arc<H>) -> io::Result<SyncSender<(TcpStream
     Ok(sender)
 }
 
-/// Whether a connection comes from the machine it arrives at. Its sandboxes cannot choose the address
-/// that they seem to come from: that takes bind(2).
+/// Whether a connection comes from this machine. Sandboxes cannot choose another source address,
+/// because Landlock denies them bind(2).
 fn is_here(socket: &TcpStream, peer: SocketAddr) -> bool {
     let own = socket.local_addr().map(|own| own.ip().to_canonical());
     let peer = peer.ip().to_canonical();
     peer.is_loopback() || own.is_ok_and(|own| own == peer)
 }
 
-/// One of the places for connections, given back when dropped.
-struct Place {
-    open: Arc<AtomicUsize>,
-    number: usize,
-}
+/// A connection and its place among the limited ones.
+type Counted = (TcpStream, CountedPlace);
 
-impl Place {
-    fn take(open: &Arc<AtomicUsize>) -> Self {
-        let number = open.fetch_add(1, Ordering::Relaxed) + 1;
-        Self {
-            open: Arc::clone(open),
-            number,
-        }
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        self.open.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-fn spare() -> Option<std::fs::File> {
+fn spare_descriptor() -> Option<std::fs::File> {
     std::fs::File::open("/dev/null").ok()
 }
 
-/// Tells a client why it is not served, without waiting for it: what it sends is not read.
+/// Answers 503 without waiting for the client.
 fn refuse(mut socket: &TcpStream, code: &str, text: &str) {
-    let body = format!("{{\"error\":\"{text}\",\"code\":\"{code}\"}}");
+    let body = format!("{{\"error\":\"{text}\",\"code\":\"{code}\"}}\n");
     let response = format!(
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\
          Retry-After: 1\r\nConnection: close\r\n\r\n{body}",
@@ -281,8 +257,8 @@ fn refuse(mut socket: &TcpStream, code: &str, text: &str) {
     if socket.set_nonblocking(true).is_ok() {
         let _ = socket.write_all(response.as_bytes());
         let _ = socket.shutdown(std::net::Shutdown::Write);
-        // Closing with unread bytes is a reset, which may overtake the answer: at least what has
-        // come already is taken.
+        // Closing with unread bytes sends a reset, which may overtake the answer. This reads at least
+        // what has arrived.
         let mut scratch = [0; 4096];
         let mut rounds = 0;
         while rounds < 64 && matches!(socket.read(&mut scratch), Ok(1..)) {

@@ -1,48 +1,51 @@
-//! A body that is written as things happen, to a client (or an upstream server) that must never be
-//! waited for.
+//! A body that is written in pieces, without blocking.
 //!
 //! Pieces go into a buffer, framed as chunks; [`StreamWriter::flush`] sends what the socket takes.
-//! Whoever writes keeps the buffer small by writing only when it is empty. The socket also tells
-//! whether the client is still there: a reset or a hang-up is the end, while an end of file may
-//! only mean that the client will send no more ([`StreamWriter::is_half_closed`]); a byte sent to a
-//! client that is truly gone is answered by a reset, which the next poll reports.
+//! Writers add pieces only when the buffer is empty, which bounds it. The socket also tells whether
+//! the far end is still there. A reset or a hang-up is the end; an end of file may only mean that the
+//! client sends no more ([`StreamWriter::is_half_closed`]). A byte sent to a client that is gone is
+//! answered by a reset, which the next poll reports.
 
 use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
+use crate::client::{Client, Disconnected, Peer};
 use crate::sys::Events;
 
-/// Digits of a chunk's size, fixed so that it can be filled in afterwards; leading zeros are allowed.
+/// A client that takes no data for this long while some is pending is disconnected. Shorter in unit
+/// tests, which wait for it.
+pub const SEND_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 300 });
+
+/// Digits of a chunk's size. Fixed, so that the size can be filled in afterwards; leading zeros are
+/// allowed.
 const SIZE_DIGITS: usize = 8;
 
-/// Memory that an empty buffer keeps: for one large read, and a little.
+/// Capacity that an empty buffer keeps: one large read and its framing. One large event thus does not
+/// cost its size for the rest of a long stream.
 const MAX_KEPT_BYTES: usize = 264 * 1024;
 
-/// And when nothing has been sent for a while.
-const RESTING_BYTES: usize = 8 * 1024;
+/// Capacity that [`StreamWriter::trim`] leaves.
+const TRIMMED_BYTES: usize = 8 * 1024;
 
-/// Where a streamed body goes.
+/// The sending half of a connection, and the framing of one body.
 pub struct StreamWriter<S = Arc<TcpStream>> {
     socket: S,
     pending: Vec<u8>,
     sent: usize,
     chunked: bool,
     half_closed: bool,
-    /// Whether a byte was sent only to learn whether somebody is there.
-    probed: bool,
+    /// What [`StreamWriter::probe`] adds.
+    probe: &'static [u8],
 }
-
-/// The client is gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Disconnected;
 
 #[cfg(test)]
 impl StreamWriter {
-    /// One that frames nothing and is never flushed, for tests that take what is pushed.
+    /// A stream without framing. Tests take what is pushed instead of flushing it.
     pub fn for_test(socket: TcpStream) -> Self {
         Self::new(Arc::new(socket), Vec::new(), false)
     }
@@ -54,19 +57,29 @@ impl StreamWriter {
 }
 
 impl<S: AsFd> StreamWriter<S> {
-    /// Begins with what precedes the body.
-    pub(super) fn new(socket: S, head: Vec<u8>, chunked: bool) -> Self {
+    /// A stream that begins with `head`; pieces are framed if it is `chunked`.
+    pub fn new(socket: S, head: Vec<u8>, chunked: bool) -> Self {
         Self {
             socket,
             pending: head,
             sent: 0,
             chunked,
             half_closed: false,
-            probed: false,
+            // A leading zero of the next chunk's size.
+            probe: if chunked { b"0" } else { b"" },
         }
     }
 
-    /// Adds one piece: what `write` appends to the buffer it is given.
+    /// A stream for what precedes a response: interim responses, if the client knows them.
+    pub fn for_interim(socket: S, http_1_1: bool) -> Self {
+        let probe = b"HTTP/1.1 102 Processing\r\n\r\n";
+        Self {
+            probe: if http_1_1 { probe } else { b"" },
+            ..Self::new(socket, Vec::new(), false)
+        }
+    }
+
+    /// Adds one piece of the body: what `write` appends to the buffer.
     pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if !self.chunked {
             write(&mut self.pending);
@@ -90,34 +103,32 @@ impl<S: AsFd> StreamWriter<S> {
         self.pending.extend_from_slice(b"\r\n");
     }
 
-    /// Adds bytes that are no part of the body.
-    pub(super) fn push_raw(&mut self, bytes: &[u8]) {
+    /// Adds bytes without framing.
+    pub fn push_raw(&mut self, bytes: &[u8]) {
         self.pending.extend_from_slice(bytes);
     }
 
-    /// Once in a body of chunks, sends a byte that means nothing: one more leading zero of the next
-    /// chunk's size. If nobody is there, a reset answers it.
-    pub(super) fn probe(&mut self) {
-        if self.chunked && !self.probed {
-            self.probed = true;
-            self.pending.push(b'0');
-        }
+    /// Adds bytes that have no meaning, once, if the format has such bytes: a client that is gone answers
+    /// them with a reset. All clients of HTTP/1.1 skip interim responses (RFC 9110 section 15.2).
+    pub fn probe(&mut self) {
+        self.pending
+            .extend_from_slice(std::mem::take(&mut self.probe));
     }
 
-    /// Gives up what is not sent.
-    pub(super) fn discard(&mut self) {
+    /// Drops what was not sent.
+    pub fn discard(&mut self) {
         self.pending = Vec::new();
         self.sent = 0;
     }
 
     /// Ends the body.
-    pub(super) fn finish(&mut self) {
+    pub fn finish(&mut self) {
         if self.chunked {
             self.pending.extend_from_slice(b"0\r\n\r\n");
         }
     }
 
-    /// Sends what the socket takes now.
+    /// Sends what the socket takes without blocking.
     ///
     /// # Errors
     /// The client is gone.
@@ -125,8 +136,11 @@ impl<S: AsFd> StreamWriter<S> {
         self.try_flush().map_err(|_| Disconnected)
     }
 
-    /// The same, for whom it matters how the other side went.
-    pub(super) fn try_flush(&mut self) -> Result<(), Errno> {
+    /// As [`StreamWriter::flush`], with the errno.
+    ///
+    /// # Errors
+    /// The far end takes no more: `ECONNRESET`, `EPIPE`.
+    pub fn try_flush(&mut self) -> Result<(), Errno> {
         while self.sent < self.pending.len() {
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
             match send(
@@ -142,19 +156,13 @@ impl<S: AsFd> StreamWriter<S> {
         }
         self.pending.clear();
         self.sent = 0;
-        // One large event must not cost its size for the rest of a long stream.
         self.pending.shrink_to(MAX_KEPT_BYTES);
         Ok(())
     }
 
-    /// Whether it has memory that it does not need while nothing is sent.
-    pub(super) fn can_rest(&self) -> bool {
-        self.is_flushed() && self.pending.capacity() > RESTING_BYTES
-    }
-
-    /// Gives that memory back.
-    pub(super) fn rest(&mut self) {
-        self.pending.shrink_to(RESTING_BYTES);
+    /// Gives buffer memory back that a quiet stream does not need.
+    pub fn trim(&mut self) {
+        self.pending.shrink_to(TRIMMED_BYTES);
     }
 
     /// Whether everything was sent.
@@ -162,24 +170,29 @@ impl<S: AsFd> StreamWriter<S> {
         self.pending.is_empty()
     }
 
-    /// How much is not sent yet.
-    pub(super) fn pending(&self) -> usize {
+    /// Bytes that were not sent yet.
+    pub fn pending(&self) -> usize {
         self.pending.len() - self.sent
     }
 
-    /// The socket, for polling.
+    /// The socket, to share.
+    pub fn socket(&self) -> &S {
+        &self.socket
+    }
+
+    /// The socket, to poll.
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 
-    /// What to poll the socket for.
+    /// The events to poll the socket for.
     pub fn interest(&self) -> Events {
         Events::NONE
             .and_if(!self.half_closed, Events::PEER_CLOSED)
             .and_if(!self.is_flushed(), Events::WRITABLE)
     }
 
-    /// Told what poll found.
+    /// Handles the events that poll reported.
     ///
     /// # Errors
     /// The client is gone.
@@ -191,8 +204,72 @@ impl<S: AsFd> StreamWriter<S> {
         Ok(())
     }
 
-    /// Whether the client will send no more; it may be gone, or only be waiting.
+    /// Whether the client closed its sending side. It may be gone, or wait for the rest.
     pub fn is_half_closed(&self) -> bool {
         self.half_closed
+    }
+}
+
+/// The client of a streamed response.
+pub struct StreamClient<'a> {
+    writer: &'a mut StreamWriter,
+    ping: &'static [u8],
+    ping_interval: Duration,
+}
+
+/// The longest time between pings of a client that closed its sending half. Only sending tells whether
+/// it is gone, and a client that is gone is noticed within a second.
+const HALF_CLOSED_PING: Duration = Duration::from_millis(500);
+
+impl<'a> StreamClient<'a> {
+    /// `ping` is the keep-alive of the stream's format.
+    pub fn new(writer: &'a mut StreamWriter, ping: &'static [u8], ping_interval: Duration) -> Self {
+        Self {
+            writer,
+            ping,
+            ping_interval,
+        }
+    }
+
+    /// Adds one piece, see [`StreamWriter::push`].
+    pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        self.writer.push(write);
+    }
+}
+
+impl Peer for StreamClient<'_> {
+    fn descriptor(&self) -> BorrowedFd<'_> {
+        self.writer.descriptor()
+    }
+
+    fn interest(&self) -> Events {
+        self.writer.interest()
+    }
+
+    fn ready(&mut self, events: Events) -> Result<(), Disconnected> {
+        self.writer.ready(events)
+    }
+}
+
+impl Client for StreamClient<'_> {
+    fn ping(&mut self) {
+        let ping = self.ping;
+        self.push(|out| out.extend_from_slice(ping));
+    }
+
+    fn ping_after(&self) -> Duration {
+        if self.writer.is_half_closed() {
+            self.ping_interval.min(HALF_CLOSED_PING)
+        } else {
+            self.ping_interval
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), Disconnected> {
+        self.writer.flush()
+    }
+
+    fn is_flushed(&self) -> bool {
+        self.writer.is_flushed()
     }
 }

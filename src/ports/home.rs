@@ -1,10 +1,9 @@
 //! Sockets in a home, by name.
 //!
-//! The name belongs to the sandbox, which may put anything there and change it at any moment. So what
-//! is connected to is the very file that was looked at: it is opened without following a link on the
-//! way, must be a socket of the sandbox's, and is reached through its descriptor; and whoever
-//! listens there must be the sandbox as well, for a socket's file can outlive who bound it, or be
-//! passed about.
+//! The sandbox owns the directory and may replace any name in it at any moment. So the file is opened
+//! without following links, checked to be a socket that the sandbox owns, and connected to through the
+//! same descriptor. The listener must run as the sandbox too, because a socket's file can outlive the
+//! process that bound it, and its descriptor can be passed to another process.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -20,23 +19,21 @@ use nix::sys::socket::{
 use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::sys::time::{TimeVal, TimeValLike};
 
-use super::{Listener, Name, Port, is_lack, unreachable};
+use super::port::{Listener, Port, is_exhaustion, unreachable};
 use crate::error::{Error, Result};
 use crate::sys::User;
 
 pub(super) const ACCEPTED: &str =
     "a name of 1 to 64 letters, digits, dots, dashes and underscores, other than . and ..";
 
-/// Where the sockets are, from the home on.
+/// The directory of the sockets, relative to the home.
 const DIRECTORY: [&str; 2] = [".sbx", "proxy"];
 
-/// What the file of a port ends in.
 const SUFFIX: &str = ".sock";
 
-/// Most characters of a name.
 const MAX_NAME_BYTES: usize = 64;
 
-/// Most sockets that are listed: a sandbox can make any number of them. Few in unit tests.
+/// How many sockets a list has at most, because a sandbox can make any number of them.
 const MAX_LISTED: usize = if cfg!(test) { 8 } else { 1000 };
 
 /// The sockets of one home.
@@ -45,16 +42,25 @@ pub struct Sockets {
     owner: User,
 }
 
-/// Reads a name.
+enum ConnectError {
+    /// The file, or the process that listens, is not the sandbox's.
+    Rejected(String),
+    System(Errno),
+}
+
+impl From<Errno> for ConnectError {
+    fn from(errno: Errno) -> Self {
+        Self::System(errno)
+    }
+}
+
+/// Parses the name of a socket.
 pub(super) fn parse(text: &[u8]) -> Option<String> {
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"._-".contains(byte);
-    let accepted = (1..=MAX_NAME_BYTES).contains(&text.len())
+    let is_name = (1..=MAX_NAME_BYTES).contains(&text.len())
         && text.iter().all(plain)
-        && text != b"."
-        && text != b"..";
-    accepted
-        .then(|| String::from_utf8(text.to_vec()).ok())
-        .flatten()
+        && ![&b"."[..], b".."].contains(&text);
+    String::from_utf8(text.to_vec()).ok().filter(|_| is_name)
 }
 
 impl Sockets {
@@ -62,41 +68,44 @@ impl Sockets {
         Self { home, owner }
     }
 
-    /// Opens the directory of the sockets, without following a link.
-    fn directory(&self, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
+    /// Opens the directory of the sockets without following links.
+    fn directory(&self, flags: OFlag) -> nix::Result<OwnedFd> {
         let flags = flags | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let parent = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let above = openat(&self.home, DIRECTORY[0], parent, Mode::empty())?;
         openat(&above, DIRECTORY[1], flags, Mode::empty())
     }
 
-    /// Why a file is no socket of the sandbox's.
+    /// Why a file cannot be a socket of the sandbox; `None` if it is one.
     fn objection(&self, status: &FileStat) -> Option<String> {
         match status.st_mode & libc::S_IFMT {
             libc::S_IFSOCK if status.st_uid == self.owner.uid => None,
-            libc::S_IFSOCK => Some(format!(
-                "it belongs to uid {}, not to the sandbox",
-                status.st_uid
-            )),
+            libc::S_IFSOCK => {
+                let uid = status.st_uid;
+                Some(format!("it belongs to uid {uid}, not to the sandbox"))
+            }
             libc::S_IFLNK => Some("it is a link, and links are not followed".to_owned()),
             _ => Some("it is not a socket".to_owned()),
         }
     }
 
-    /// Connects.
     pub(super) fn connect(&self, name: &str, limit: Duration) -> Result<OwnedFd> {
         let cause = match self.try_connect(name, limit) {
-            Ok(Ok(socket)) => return Ok(socket),
-            Ok(Err(objection)) => objection,
-            Err(Errno::ENOENT) => "there is no such socket; bind a server to it".to_owned(),
-            Err(Errno::ECONNREFUSED) => "nothing listens on it".to_owned(),
-            Err(Errno::EAGAIN) => "it does not accept connections".to_owned(),
-            Err(Errno::ENOTDIR | Errno::ELOOP) => "its directory is none, or a link".to_owned(),
-            Err(errno) if is_lack(errno) => {
-                let act = format!("cannot connect to port {name}");
-                return Err(Error::system(act, errno));
-            }
-            Err(errno) => format!("{} ({errno:?})", errno.desc().to_lowercase()),
+            Ok(socket) => return Ok(socket),
+            Err(ConnectError::Rejected(cause)) => cause,
+            Err(ConnectError::System(errno)) => match errno {
+                Errno::ENOENT => "there is no such socket; bind a server to it".to_owned(),
+                Errno::ECONNREFUSED => "nothing listens on it".to_owned(),
+                Errno::EAGAIN => "it does not accept connections".to_owned(),
+                Errno::ENOTDIR | Errno::ELOOP => {
+                    "a part of its path is no directory, or a link".to_owned()
+                }
+                errno if is_exhaustion(errno) => {
+                    let act = format!("cannot connect to port {name}");
+                    return Err(Error::system(act, errno));
+                }
+                errno => format!("{} ({errno:?})", errno.desc().to_lowercase()),
+            },
         };
         let tried = format!("$SBX_PROXY_DIR/{name}{SUFFIX}: {cause}");
         Err(unreachable(name, &tried))
@@ -106,37 +115,32 @@ impl Sockets {
         &self,
         name: &str,
         limit: Duration,
-    ) -> std::result::Result<std::result::Result<OwnedFd, String>, Errno> {
+    ) -> std::result::Result<OwnedFd, ConnectError> {
         let directory = self.directory(OFlag::O_PATH)?;
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let name = format!("{name}{SUFFIX}");
         let file = openat(&directory, name.as_str(), flags, Mode::empty())?;
         if let Some(objection) = self.objection(&fstat(&file)?) {
-            return Ok(Err(objection));
+            return Err(ConnectError::Rejected(objection));
         }
-        let socket = socket(
-            AddressFamily::Unix,
-            SockType::Stream,
-            SockFlag::SOCK_CLOEXEC,
-            None,
-        )?;
-        // Connecting waits while the queue is full, as long as sending would (unix(7)).
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+        // While the queue is full, connect waits as long as the send timeout (unix(7)).
         let limit = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
         setsockopt(&socket, sockopt::SendTimeout, &TimeVal::milliseconds(limit))?;
-        // Whatever the name means by now, the descriptor is what was looked at.
+        // The name may mean another file by now. The descriptor is the file that was checked.
         let address = UnixAddr::new(format!("/proc/self/fd/{}", file.as_raw_fd()).as_str())?;
         connect(socket.as_raw_fd(), &address)?;
-        let listener = getsockopt(&socket, sockopt::PeerCredentials)?;
-        Ok(if listener.uid() == self.owner.uid {
-            Ok(socket)
-        } else {
-            let uid = listener.uid();
-            Err(format!("uid {uid} listens on it, not the sandbox"))
-        })
+        let uid = getsockopt(&socket, sockopt::PeerCredentials)?.uid();
+        if uid != self.owner.uid {
+            let cause = format!("uid {uid} listens on it, not the sandbox");
+            return Err(ConnectError::Rejected(cause));
+        }
+        Ok(socket)
     }
 
-    /// Whether a connection would find somebody. The kernel is asked, which disturbs nobody; only where
-    /// it does not tell, it is tried.
+    /// Whether a server listens. Asks the kernel, which the server does not notice, and connects only
+    /// where the kernel does not tell.
     pub(super) fn is_listening(&self, name: &str) -> bool {
         let look = || {
             let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
@@ -150,25 +154,25 @@ impl Sockets {
         if let Some(answer) = is_listened_on(&status) {
             return answer;
         }
-        match self.try_connect(name, Duration::from_millis(1)) {
-            Ok(connected) => connected.is_ok(),
-            Err(errno) => errno == Errno::EAGAIN,
-        }
+        matches!(
+            self.try_connect(name, Duration::from_millis(1)),
+            Ok(_) | Err(ConnectError::System(Errno::EAGAIN))
+        )
     }
 
-    /// The sockets there are, whether or not somebody listens.
+    /// All sockets, with or without a server.
     pub(super) fn list(&self) -> Result<Vec<Listener>> {
         let failed = |errno| Error::system("cannot list $SBX_PROXY_DIR", errno);
         let directory = match self.directory(OFlag::O_RDONLY) {
-            // The sandbox may have removed it.
+            // The sandbox has removed it.
             Err(Errno::ENOENT) => return Ok(Vec::new()),
             other => other.map_err(failed)?,
         };
-        // A second descriptor of it: the first belongs to whoever iterates.
-        let place = directory.try_clone().map_err(|_| failed(Errno::EMFILE))?;
+        // `Dir` takes the first descriptor.
+        let parent = directory.try_clone().map_err(|_| failed(Errno::EMFILE))?;
         let is_ours = |name: &String| {
             let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
-            let status = fstatat(&place, format!("{name}{SUFFIX}").as_str(), flags);
+            let status = fstatat(&parent, format!("{name}{SUFFIX}").as_str(), flags);
             status.is_ok_and(|status| self.objection(&status).is_none())
         };
         let mut directory = Dir::from_fd(directory).map_err(failed)?;
@@ -187,24 +191,26 @@ impl Sockets {
             .into_iter()
             .map(|name| Listener {
                 address: format!("{path}/{name}{SUFFIX}"),
-                port: Port(Name::Socket(name)),
+                port: Port::Socket(name),
                 process: None,
             })
             .collect())
     }
 }
 
-/// Whether some socket that listens is bound to a file; none where the kernel does not tell
-/// (`sock_diag(7)`): where it has no such interface, or names the file's number on another device,
-/// which may be another file, or the same where file systems lie on one another.
+/// Whether a listening socket is bound to a file (`sock_diag(7)`). `None` where the kernel does not tell:
+/// it has no such interface, or it reports the inode on another device, which is another file or, under
+/// a stacked file system, the same.
 fn is_listened_on(file: &FileStat) -> Option<bool> {
+    // Smaller fields share a word of the request: both targets are little-endian.
     const BY_FAMILY: u16 = 20;
-    const REQUEST_DUMP: u16 = 0x301;
+    const REQUEST_DUMP: u32 = 0x301;
+    const UNIX: u32 = libc::AF_UNIX.cast_unsigned();
     const LISTEN: u32 = 1 << 10;
     const SHOW_FILE: u32 = 2;
     const FILE: u16 = 1;
     const DONE: u16 = 3;
-    /// Of a message, and of what precedes the attributes in it.
+    /// Bytes of a message before its attributes.
     const HEADERS: usize = 16 + 16;
     let channel = socket(
         AddressFamily::Netlink,
@@ -213,15 +219,10 @@ fn is_listened_on(file: &FileStat) -> Option<bool> {
         SockProtocol::NetlinkSockDiag,
     )
     .ok()?;
-    let mut request = Vec::with_capacity(40);
-    request.extend_from_slice(&40u32.to_ne_bytes());
-    request.extend_from_slice(&BY_FAMILY.to_ne_bytes());
-    request.extend_from_slice(&REQUEST_DUMP.to_ne_bytes());
-    request.extend_from_slice(&[0; 8]);
-    request.extend_from_slice(&[libc::AF_UNIX.to_ne_bytes()[0], 0, 0, 0]);
-    for word in [LISTEN, 0, SHOW_FILE, u32::MAX, u32::MAX] {
-        request.extend_from_slice(&word.to_ne_bytes());
-    }
+    let header = [40, REQUEST_DUMP << 16 | u32::from(BY_FAMILY), 0, 0];
+    let body = [UNIX, LISTEN, 0, SHOW_FILE, u32::MAX, u32::MAX];
+    let words = header.into_iter().chain(body);
+    let request: Vec<u8> = words.flat_map(u32::to_ne_bytes).collect();
     send(channel.as_raw_fd(), &request, MsgFlags::empty()).ok()?;
     let word = |bytes: &[u8], at: usize| Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
     let half = |bytes: &[u8], at: usize| Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?));
@@ -240,7 +241,7 @@ fn is_listened_on(file: &FileStat) -> Option<bool> {
             }
             let mut attributes = messages.get(HEADERS..length)?;
             while let Some(length) = half(attributes, 0) {
-                // The kernel tells the lower half of a large number, and the device in its own way.
+                // The kernel reports the lower half of the inode, and the device in its own encoding.
                 let inode = word(attributes, 4).map(u64::from);
                 if half(attributes, 2)? == FILE && inode == Some(file.st_ino & 0xffff_ffff) {
                     if word(attributes, 8)? == device {
@@ -251,9 +252,8 @@ fn is_listened_on(file: &FileStat) -> Option<bool> {
                 let length = usize::from(length).next_multiple_of(4).max(4);
                 attributes = attributes.get(length..).unwrap_or_default();
             }
-            messages = messages
-                .get(length.next_multiple_of(4)..)
-                .unwrap_or_default();
+            let rest = messages.get(length.next_multiple_of(4)..);
+            messages = rest.unwrap_or_default();
         }
     }
 }
@@ -343,7 +343,7 @@ mod tests {
         }
         let listed = home.sockets.list().unwrap();
         assert_eq!(listed.len(), 1);
-        assert_eq!(listed[0].port, Port(Name::Socket("app".to_owned())));
+        assert_eq!(listed[0].port, Port::Socket("app".to_owned()));
         drop(listener);
         home.refuse("app", "nothing listens on it");
     }

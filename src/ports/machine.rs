@@ -1,4 +1,4 @@
-//! TCP ports of the machine: what listens is read from `/proc/net`, as far as it is there.
+//! TCP ports of the machine. Which of them have a server is read from `/proc/net`, where it exists.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -8,20 +8,20 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
-use super::{Listener, Name, Owner, Port, is_lack, unreachable};
+use super::port::{Listener, Owner, Port, is_exhaustion, unreachable};
 use crate::error::{Error, Kind, Result};
 use crate::proc;
 use crate::sys::Pid;
 
 pub(super) const ACCEPTED: &str = "a TCP port from 1 to 65535, in digits";
 
-/// Most bytes of a command line that is shown.
+/// Longer command lines are cut.
 const MAX_COMMAND_BYTES: u64 = 1024;
 
 /// `TCP_LISTEN`, as /proc/net/tcp writes it.
 const LISTEN: &str = "0A";
 
-/// Reads a port number; there is one way to write each.
+/// Parses a port number, which has exactly one spelling.
 pub(super) fn parse(text: &[u8]) -> Option<u16> {
     let text = std::str::from_utf8(text).ok()?;
     text.parse()
@@ -29,17 +29,17 @@ pub(super) fn parse(text: &[u8]) -> Option<u16> {
         .filter(|port: &u16| *port != 0 && port.to_string() == text)
 }
 
-/// Connects, by IPv4 before IPv6.
+/// Connects by IPv4, then by IPv6.
 pub(super) fn connect(port: u16, limit: Duration) -> Result<OwnedFd> {
     let mut tried = Vec::new();
     for address in [
-        IpAddr::V4(Ipv4Addr::LOCALHOST),
-        IpAddr::V6(Ipv6Addr::LOCALHOST),
+        IpAddr::from(Ipv4Addr::LOCALHOST),
+        Ipv6Addr::LOCALHOST.into(),
     ] {
         let address = SocketAddr::new(address, port);
         let connected = TcpStream::connect_timeout(&address, limit).and_then(|socket| {
-            // Where nothing listens, a connection may get the very port it asks for as its own, and
-            // so meet itself.
+            // Without a server the kernel may choose the same port for the client's end. The connection
+            // then leads to itself.
             if socket.local_addr()? == address {
                 return Err(ErrorKind::ConnectionRefused.into());
             }
@@ -50,7 +50,7 @@ pub(super) fn connect(port: u16, limit: Duration) -> Result<OwnedFd> {
             Ok(socket) => return Ok(socket.into()),
             Err(error) => {
                 let errno = error.raw_os_error().map(Errno::from_raw);
-                if let Some(errno) = errno.filter(|errno| is_lack(*errno)) {
+                if let Some(errno) = errno.filter(|errno| is_exhaustion(*errno)) {
                     let act = format!("cannot connect to port {port}");
                     return Err(Error::system(act, errno));
                 }
@@ -58,11 +58,8 @@ pub(super) fn connect(port: u16, limit: Duration) -> Result<OwnedFd> {
             }
         }
     }
-    let tried = tried.join(", ");
-    Err(unreachable(
-        port,
-        &format!("{tried}; start a server that listens there"),
-    ))
+    let tried = tried.join(", ") + "; start a server that listens there";
+    Err(unreachable(port, &tried))
 }
 
 fn cause(error: &std::io::Error) -> String {
@@ -73,11 +70,11 @@ fn cause(error: &std::io::Error) -> String {
     }
 }
 
-/// Whether a connection to the port would find somebody. Looking it up disturbs nobody; only where it
-/// cannot be looked up, it is tried.
+/// Whether a server listens on the port of the loopback interface. Reads `/proc/net`, which the server
+/// does not notice, and connects only where that is missing.
 pub(super) fn is_listening(port: u16) -> bool {
     let mut found = false;
-    let looked_up = listening(&mut |socket| {
+    let looked_up = for_each_listening(&mut |socket| {
         let reachable = match socket.address {
             IpAddr::V4(address) => address.is_unspecified() || address == Ipv4Addr::LOCALHOST,
             IpAddr::V6(address) => address.is_unspecified() || address == Ipv6Addr::LOCALHOST,
@@ -90,26 +87,24 @@ pub(super) fn is_listening(port: u16) -> bool {
     }
 }
 
-/// Everything that listens.
+/// All listening sockets with their processes.
 pub(super) fn list() -> Result<Vec<Listener>> {
     let mut sockets = Vec::new();
-    listening(&mut |socket| sockets.push((socket, None))).map_err(|error| {
-        Error::new(
-            Kind::System,
-            format!("cannot tell which ports listen: /proc/net/tcp: {error}"),
-        )
+    for_each_listening(&mut |socket| sockets.push((socket, None))).map_err(|error| {
+        let text = format!("cannot list ports: /proc/net/tcp: {error}");
+        Error::new(Kind::System, text)
     })?;
     sockets.sort_unstable_by_key(|(socket, _)| (socket.port, socket.address));
     find_owners(&mut sockets);
     let show = |(socket, process): (Socket, _)| Listener {
-        port: Port(Name::Number(socket.port)),
+        port: Port::Number(socket.port),
         address: socket.address.to_string(),
         process,
     };
     Ok(sockets.into_iter().map(show).collect())
 }
 
-/// A socket that listens.
+/// A listening socket.
 #[derive(Debug, PartialEq, Eq)]
 struct Socket {
     address: IpAddr,
@@ -117,11 +112,11 @@ struct Socket {
     inode: u64,
 }
 
-/// Tells of every listening socket.
+/// Calls `found` for every listening socket.
 ///
 /// # Errors
-/// There is no `/proc/net/tcp`.
-fn listening(found: &mut dyn FnMut(Socket)) -> std::io::Result<()> {
+/// `/proc/net/tcp` cannot be read.
+fn for_each_listening(found: &mut dyn FnMut(Socket)) -> std::io::Result<()> {
     for (table, optional) in [("/proc/net/tcp", false), ("/proc/net/tcp6", true)] {
         let file = match File::open(table) {
             Ok(file) => file,
@@ -129,8 +124,8 @@ fn listening(found: &mut dyn FnMut(Socket)) -> std::io::Result<()> {
             Err(_) if optional => continue,
             Err(error) => return Err(error),
         };
-        // The kernel lists those that listen before all connections, of which there may be very many:
-        // the rest is not even made.
+        // The kernel lists listening sockets before connections, of which there may be very many. It
+        // does not generate what is not read.
         for line in BufReader::with_capacity(4096, file).lines().skip(1) {
             match parse_line(&line?) {
                 Line::Listening(socket) => found(socket),
@@ -149,7 +144,7 @@ enum Line {
     Unknown,
 }
 
-/// One line: `sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...` (proc(5)).
+/// Parses one line: `sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode ...` (proc(5)).
 fn parse_line(line: &str) -> Line {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
     match fields.get(3) {
@@ -168,7 +163,7 @@ fn parse_line(line: &str) -> Line {
     socket().map_or(Line::Unknown, Line::Listening)
 }
 
-/// An address as words of 32 bits in the machine's own byte order.
+/// Parses an address: words of 32 bits in the machine's byte order.
 fn parse_address(text: &str) -> Option<IpAddr> {
     let word = |at: usize| {
         let word = u32::from_str_radix(text.get(at..at + 8)?, 16).ok()?;
@@ -177,23 +172,20 @@ fn parse_address(text: &str) -> Option<IpAddr> {
     match text.len() {
         8 => Some(IpAddr::from(word(0)?)),
         32 => {
-            let mut bytes = [0; 16];
-            for (index, part) in bytes.chunks_exact_mut(4).enumerate() {
-                part.copy_from_slice(&word(index * 8)?);
-            }
-            Some(IpAddr::from(bytes))
+            let words = [word(0)?, word(8)?, word(16)?, word(24)?].concat();
+            Some(IpAddr::from(<[u8; 16]>::try_from(words).ok()?))
         }
         _ => None,
     }
 }
 
-/// Finds for each socket the process with the lowest number that holds it.
+/// Finds for each socket the process with the lowest pid that holds it.
 fn find_owners(sockets: &mut [(Socket, Option<Owner>)]) {
     let mut left = sockets.len();
     let mut pids: Vec<Pid> = proc::processes().collect();
     pids.sort_unstable();
     for pid in pids {
-        // Other users' processes are not shown to everybody.
+        // The kernel hides the descriptors of other users' processes.
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {
             continue;
         };
@@ -218,7 +210,7 @@ fn find_owners(sockets: &mut [(Socket, Option<Owner>)]) {
     }
 }
 
-/// A command line as it would be typed, more or less.
+/// The command line of a process, its words separated by spaces.
 fn command(pid: Pid) -> String {
     let mut bytes = Vec::new();
     if let Ok(file) = File::open(format!("/proc/{pid}/cmdline")) {
@@ -306,13 +298,16 @@ mod tests {
             let all = list().unwrap();
             let found = all
                 .iter()
-                .find(|found| found.port == Port(Name::Number(port)))
+                .find(|found| found.port == Port::Number(port))
                 .unwrap();
             let owner = found.process.as_ref().unwrap();
             // This process, or one that it has just forked.
             assert!(owner.command.contains("sbx"), "{owner:?}");
             drop(listener);
-            assert!(!is_listening(port));
+            // A child of another test may hold it until its execve.
+            while is_listening(port) {
+                std::thread::yield_now();
+            }
             let tried = connect(port, Duration::from_secs(1))
                 .unwrap_err()
                 .to_string();

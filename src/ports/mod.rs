@@ -1,178 +1,129 @@
-//! The servers inside a workspace: which there are, and how to get a connection to one.
+//! The servers inside a workspace: listing them, waiting for them, and connecting to them.
 //!
-//! What a port leads to is the workspace's alone: on the machine a TCP port of the loopback
-//! interface, in a home a socket in the directory for them. Whoever has a [`Port`] neither knows nor
-//! asks. Nothing here knows what is spoken on a connection.
+//! A port leads to a TCP port of the loopback interface (the machine) or to a socket in a directory of
+//! the home (a sandbox). Callers hold a [`Port`] and do not know which. Nothing here knows the protocol
+//! that is spoken on a connection.
 
 mod home;
 mod machine;
+mod port;
 
-use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use nix::errno::Errno;
+use crate::client::{Client, Disconnected, KeepAlive};
+use crate::error::{Error, Result};
+use crate::sys::User;
+use port::unreachable;
 
-use crate::error::{Error, Kind, Result};
-use crate::process::{Audience, Gone};
-use crate::sys::{Pid, PollEntry, User, poll};
+pub use port::{Listener, Port};
 
-/// How long connecting may take. What listens here answers at once, unless its queue is full.
+/// How long connecting may take. A local server answers immediately, unless its queue is full.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
-/// How often it is looked whether something listens: more often at first, because most servers that
-/// are waited for are about to be there.
-const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+/// The first and the longest pause between two looks for a server. Most servers that a client waits for
+/// are about to listen.
+const LOOK_PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
 
 /// The ports of a workspace.
 pub struct Ports {
-    place: Place,
+    backend: Backend,
     is_closed: AtomicBool,
 }
 
-/// What a port leads to.
-enum Place {
-    /// A TCP port of the loopback interface, IPv4 before IPv6.
+enum Backend {
+    /// TCP ports of the loopback interface, IPv4 before IPv6.
     Machine,
-    /// A socket in a home.
+    /// Sockets in a home.
     Home(home::Sockets),
-}
-
-/// The name of a port that can be one in its workspace.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Port(Name);
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Name {
-    Number(u16),
-    Socket(String),
-}
-
-impl fmt::Display for Port {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Name::Number(number) => number.fmt(formatter),
-            Name::Socket(name) => name.fmt(formatter),
-        }
-    }
-}
-
-impl Port {
-    /// The number of one that is no socket.
-    pub fn number(&self) -> Option<u16> {
-        match self.0 {
-            Name::Number(number) => Some(number),
-            Name::Socket(_) => None,
-        }
-    }
-}
-
-/// Something that listens.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listener {
-    /// Where it is reached.
-    pub port: Port,
-    /// Where it listens: an IP address, or a path from the home on.
-    pub address: String,
-    /// Whose it is, where that can be told.
-    pub process: Option<Owner>,
-}
-
-/// A process that holds a socket.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
-    /// Its number.
-    pub pid: Pid,
-    /// Its command line, shortened if it is long.
-    pub command: String,
 }
 
 impl Ports {
     /// The TCP ports of the machine.
     pub fn machine() -> Arc<Self> {
-        Self::of(Place::Machine)
+        Self::of(Backend::Machine)
     }
 
-    /// The sockets of the home that `directory` is, and that belongs to `owner`.
+    /// The sockets in the home `directory`, which belongs to `owner`.
     pub fn home(directory: Arc<OwnedFd>, owner: User) -> Arc<Self> {
-        Self::of(Place::Home(home::Sockets::new(directory, owner)))
+        Self::of(Backend::Home(home::Sockets::new(directory, owner)))
     }
 
-    fn of(place: Place) -> Arc<Self> {
+    fn of(backend: Backend) -> Arc<Self> {
         Arc::new(Self {
-            place,
+            backend,
             is_closed: AtomicBool::new(false),
         })
     }
 
-    /// Ends all waiting: the workspace ends.
+    /// Ends all waits, because the workspace ends.
     pub fn close(&self) {
         self.is_closed.store(true, Ordering::Relaxed);
     }
 
-    /// Reads a port as it stands in a URL.
+    /// Parses the port of a URL.
     ///
     /// # Errors
-    /// It can be none here.
+    /// `Invalid` if this workspace has no such ports.
     pub fn parse(&self, text: &[u8]) -> Result<Port> {
-        let (name, accepted) = match &self.place {
-            Place::Machine => (machine::parse(text).map(Name::Number), machine::ACCEPTED),
-            Place::Home(_) => (home::parse(text).map(Name::Socket), home::ACCEPTED),
+        let (port, accepted) = match &self.backend {
+            Backend::Machine => (machine::parse(text).map(Port::Number), machine::ACCEPTED),
+            Backend::Home(_) => (home::parse(text).map(Port::Socket), home::ACCEPTED),
         };
-        name.map(Port).ok_or_else(|| {
+        port.ok_or_else(|| {
             let text = String::from_utf8_lossy(text);
             Error::invalid(format!("port {text}: not accepted; it takes {accepted}"))
         })
     }
 
-    /// Connects to whatever listens on a port; a stream socket.
+    /// Connects a stream socket to the server that listens on a port.
     ///
     /// # Errors
-    /// [`Kind::Unreachable`], with what was tried and why it failed; or the server has no descriptor
-    /// or memory left.
+    /// `Unreachable` with what was tried and why it failed; `System` if the server has no descriptor or
+    /// memory left.
     pub fn connect(&self, port: &Port) -> Result<OwnedFd> {
-        match (&self.place, &port.0) {
-            (Place::Machine, Name::Number(number)) => machine::connect(*number, CONNECT_LIMIT),
-            (Place::Home(sockets), Name::Socket(name)) => sockets.connect(name, CONNECT_LIMIT),
-            _ => Err(unreachable(port, "it is another workspace's")),
+        match (&self.backend, port) {
+            (Backend::Machine, Port::Number(number)) => machine::connect(*number, CONNECT_LIMIT),
+            (Backend::Home(sockets), Port::Socket(name)) => sockets.connect(name, CONNECT_LIMIT),
+            _ => Err(unreachable(port, "it belongs to another workspace")),
         }
     }
 
-    /// Everything that listens, in the order of its ports.
+    /// All ports with a server, in order.
     ///
     /// # Errors
-    /// The kernel does not tell.
+    /// `/proc/net/tcp` or the directory of the sockets cannot be read.
     pub fn list(&self) -> Result<Vec<Listener>> {
-        match &self.place {
-            Place::Machine => machine::list(),
-            Place::Home(sockets) => sockets.list(),
+        match &self.backend {
+            Backend::Machine => machine::list(),
+            Backend::Home(sockets) => sockets.list(),
         }
     }
 
     fn is_listening(&self, port: &Port) -> bool {
-        match (&self.place, &port.0) {
-            (Place::Machine, Name::Number(number)) => machine::is_listening(*number),
-            (Place::Home(sockets), Name::Socket(name)) => sockets.is_listening(name),
+        match (&self.backend, port) {
+            (Backend::Machine, Port::Number(number)) => machine::is_listening(*number),
+            (Backend::Home(sockets), Port::Socket(name)) => sockets.is_listening(name),
             _ => false,
         }
     }
 
-    /// Waits until something listens on a port, at most for `limit` (`None` is for ever), keeping
-    /// `audience` company; whether something does.
+    /// Waits until a server listens on a port. Returns false after `limit` (`None` means no limit), or
+    /// when the workspace ends. Pings the client meanwhile.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client disconnected.
     pub fn wait(
         &self,
         port: &Port,
         limit: Option<Duration>,
-        audience: &mut dyn Audience,
-    ) -> std::result::Result<bool, Gone> {
+        client: &mut dyn Client,
+    ) -> std::result::Result<bool, Disconnected> {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-        let mut heard_at = Instant::now();
-        let mut pause = LOOK_AGAIN.0;
+        let mut keep_alive = KeepAlive::new();
+        let mut pause = LOOK_PAUSE.0;
         loop {
             if self.is_listening(port) {
                 return Ok(true);
@@ -182,34 +133,10 @@ impl Ports {
             if is_late || self.is_closed.load(Ordering::Relaxed) {
                 return Ok(false);
             }
-            if now >= heard_at + audience.patience() {
-                if audience.is_flushed() {
-                    audience.ping();
-                }
-                heard_at = now;
-            }
-            audience.flush()?;
-            let left = deadline.map_or(pause, |deadline| deadline.saturating_duration_since(now));
-            let events = {
-                let mut entries = [PollEntry::new(audience.descriptor(), audience.interest())];
-                poll(&mut entries, Some(pause.min(left)));
-                entries[0].events()
-            };
-            audience.ready(events)?;
-            pause = (pause * 2).min(LOOK_AGAIN.1);
+            let again = now + pause;
+            let until = deadline.map_or(again, |deadline| deadline.min(again));
+            keep_alive.wait(client, None, Some(until))?;
+            pause = (pause * 2).min(LOOK_PAUSE.1);
         }
     }
-}
-
-fn unreachable(port: impl fmt::Display, tried: &str) -> Error {
-    Error::new(
-        Kind::Unreachable,
-        format!("cannot reach port {port}: {tried}"),
-    )
-}
-
-/// Whether it is the server that lacks something, which says nothing about the port.
-fn is_lack(errno: Errno) -> bool {
-    let lacks = [Errno::EMFILE, Errno::ENFILE, Errno::ENOMEM, Errno::ENOBUFS];
-    lacks.contains(&errno)
 }

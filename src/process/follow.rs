@@ -1,117 +1,159 @@
-//! Watching a process that somebody else drives: its log from the ring, or just its end.
+//! Following a process that another thread drives: its log, or only its end.
 //!
-//! The follower has its own cursor and its own eventfd; the driver of the process does not know
-//! how far it is, and never waits for it.
+//! A follower has its own cursor and its own eventfd. The driver of the process does not know how far
+//! a follower is, and never waits for it.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::pump::deliver_rest;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::process::{Process, Subscriber};
 use super::ring::{Cursor, Piece};
-use super::{Audience, Gone, Process, Watch};
+use crate::client::{Client, Disconnected, KeepAlive, send_all};
+use crate::sync::lock;
 use crate::sys::{Events, PollEntry, poll};
 
-/// See [`Process::follow`].
-pub(super) fn follow(
-    process: &Arc<Process>,
-    mut cursor: Cursor,
-    live: bool,
-    audience: &mut dyn Audience,
-) -> Result<(), Gone> {
-    let mut silence = Silence::new(process);
-    let mut buffer = Vec::new();
-    loop {
-        // Asked first: what was written before the end is in the ring when the end is known. And no
-        // further than there: something that it left behind may go on writing for ever.
-        let exit = process.exit();
-        let end = process.position();
-        while cursor.position() < end
-            && let Some(piece) = process.read(&mut cursor, &mut buffer)
-        {
-            match piece {
-                Piece::Data { stream, offset } => audience.output(stream, offset, &buffer),
-                Piece::Dropped {
-                    stream,
-                    offset,
-                    bytes,
-                } => audience.dropped(stream, offset, bytes),
+/// How often a follower without an eventfd looks at a process.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+impl Process {
+    /// Sends a subscriber the output from `cursor` on: until the process has ended if `live`, else up to
+    /// the end of the log.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    pub fn follow(
+        self: &Arc<Self>,
+        mut cursor: Cursor,
+        live: bool,
+        subscriber: &mut dyn Subscriber,
+    ) -> Result<(), Disconnected> {
+        let wakeup = Wakeup::new(self);
+        let mut keep_alive = KeepAlive::new();
+        let mut buffer = Vec::new();
+        loop {
+            // Read in this order: once the exit is known, all output of the process is in the log. The
+            // loop goes no further than `end`, because a descendant may write without end.
+            let exit = self.exit();
+            let end = self.log.position();
+            while cursor.position() < end
+                && let Some(piece) = self.log.read(&mut cursor, &mut buffer)
+            {
+                match piece {
+                    Piece::Data { stream, offset } => subscriber.output(stream, offset, &buffer),
+                    Piece::Dropped {
+                        stream,
+                        offset,
+                        bytes,
+                    } => subscriber.dropped(stream, offset, bytes),
+                }
+                send_all(subscriber.client())?;
+                keep_alive.reset();
             }
-            deliver_rest(audience)?;
-            silence.broken();
+            if let Some(exit) = exit {
+                subscriber.exit(&exit);
+                return Ok(());
+            }
+            if !live {
+                subscriber.caught_up(&cursor);
+                return Ok(());
+            }
+            wakeup.wait(&mut keep_alive, subscriber.client(), None)?;
         }
-        if let Some(exit) = exit {
-            audience.exit(&exit);
-            return Ok(());
+    }
+
+    /// Waits until the process has ended and its log is complete, or until `limit` has passed. Pings
+    /// the client meanwhile.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    pub fn wait_with(
+        self: &Arc<Self>,
+        client: &mut dyn Client,
+        limit: Option<Duration>,
+    ) -> Result<(), Disconnected> {
+        let wakeup = Wakeup::new(self);
+        let mut keep_alive = KeepAlive::new();
+        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        while self.exit().is_none() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
+            wakeup.wait(&mut keep_alive, client, deadline)?;
         }
-        if !live {
-            audience.caught_up(&cursor);
-            return Ok(());
+        Ok(())
+    }
+
+    /// Waits until the process has ended and its log is complete, at most `limit`; returns whether it
+    /// has.
+    pub(super) fn wait_ended(self: &Arc<Self>, limit: Duration) -> bool {
+        let wakeup = Wakeup::new(self);
+        let deadline = Instant::now() + limit;
+        while self.exit().is_none() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let pause = left.min(wakeup.interval().unwrap_or(left));
+            let mut entries = [PollEntry::new(wakeup.descriptor(), Events::READABLE)];
+            poll(&mut entries, Some(pause));
+            wakeup.clear();
         }
-        silence.wait(audience, None)?;
+        true
     }
 }
 
-/// See [`Process::wait_with`].
-pub(super) fn wait(
-    process: &Arc<Process>,
-    audience: &mut dyn Audience,
-    limit: Option<Duration>,
-) -> Result<(), Gone> {
-    let mut silence = Silence::new(process);
-    let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
-    while process.exit().is_none() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
-        silence.wait(audience, deadline)?;
-    }
-    Ok(())
+/// Becomes readable when the process has more output or has ended.
+struct Wakeup {
+    process: Arc<Process>,
+    /// `None` if the server has no descriptor left.
+    event: Option<Arc<EventFd>>,
 }
 
-/// Waiting for news of a process, with signs of life for the client meanwhile.
-struct Silence {
-    /// Nothing when there was no descriptor left: then it looks again every so often.
-    watch: Option<Watch>,
-    since: Instant,
-}
-
-impl Silence {
+impl Wakeup {
     fn new(process: &Arc<Process>) -> Self {
+        let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let event = event.ok().map(Arc::new);
+        lock(&process.wakeups).extend(event.clone());
         Self {
-            watch: process.watch().ok(),
-            since: Instant::now(),
+            process: Arc::clone(process),
+            event,
         }
     }
 
-    fn broken(&mut self) {
-        self.since = Instant::now();
+    /// Returns after a wakeup, at `until`, or after a ping.
+    fn wait(
+        &self,
+        keep_alive: &mut KeepAlive,
+        client: &mut dyn Client,
+        until: Option<Instant>,
+    ) -> Result<(), Disconnected> {
+        let next = self.interval().map(|interval| Instant::now() + interval);
+        let until = until.into_iter().chain(next).min();
+        let result = keep_alive.wait(client, self.descriptor(), until);
+        self.clear();
+        result
     }
 
-    /// Returns when there may be news, at `until`, or after a ping.
-    fn wait(&mut self, audience: &mut dyn Audience, until: Option<Instant>) -> Result<(), Gone> {
-        let now = Instant::now();
-        let ping_at = self.since + audience.patience();
-        let mut wake_at = until.map_or(ping_at, |until| until.min(ping_at));
-        if self.watch.is_none() {
-            wake_at = wake_at.min(now + Duration::from_millis(100));
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.event.as_ref().map(|event| event.as_fd())
+    }
+
+    /// How long to sleep at most before the process is looked at; `None` means no limit.
+    fn interval(&self) -> Option<Duration> {
+        self.event.is_none().then_some(POLL_INTERVAL)
+    }
+
+    fn clear(&self) {
+        if let Some(event) = &self.event {
+            let _ = event.read();
         }
-        let events = {
-            let mut entries = [
-                PollEntry::new(audience.descriptor(), audience.interest()),
-                PollEntry::new(
-                    self.watch.as_ref().map(|watch| watch.event.as_fd()),
-                    Events::READABLE,
-                ),
-            ];
-            poll(&mut entries, Some(wake_at.saturating_duration_since(now)));
-            entries[0].events()
-        };
-        if let Some(watch) = &self.watch {
-            watch.clear();
+    }
+}
+
+impl Drop for Wakeup {
+    fn drop(&mut self) {
+        if let Some(own) = &self.event {
+            lock(&self.process.wakeups).retain(|event| !Arc::ptr_eq(event, own));
         }
-        audience.ready(events)?;
-        if self.since.elapsed() >= audience.patience() {
-            audience.ping();
-            self.broken();
-        }
-        deliver_rest(audience)
     }
 }

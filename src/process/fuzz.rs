@@ -1,24 +1,24 @@
-//! The log ring against a list of every byte there ever was.
+//! Compares the log ring with a model that keeps every byte.
 
 use super::ring::{Cursor, Piece, Ring, Stream};
 use crate::fuzz::{Script, check};
 
-/// What a reader has, and what it was told is gone.
+/// A reader, and how far it should be.
 #[derive(Default)]
 struct Reader {
     cursor: Cursor,
-    /// Per stream, the offset that comes next.
+    /// The next offset of each stream.
     next: [usize; 2],
 }
 
-/// Every byte, and how many of the first of them the ring has dropped.
+/// Every byte, and how many of the oldest the ring has dropped.
 #[derive(Default)]
 struct Model {
     all: Vec<(Stream, u8)>,
-    /// The same, stream by stream.
+    /// The bytes of each stream.
     own: [Vec<u8>; 2],
     dropped: usize,
-    /// Per stream, how many bytes are among those that were dropped.
+    /// How many bytes of each stream were dropped.
     held_from: [usize; 2],
 }
 
@@ -28,7 +28,7 @@ impl Model {
         self.own[stream.index()].extend_from_slice(data);
     }
 
-    /// Drops until so many were dropped, if fewer were, and there are so many.
+    /// Drops until at least `dropped` bytes were dropped, or all.
     fn drop_until(&mut self, dropped: usize) {
         while self.dropped < dropped.min(self.all.len()) {
             self.held_from[self.all[self.dropped].0.index()] += 1;
@@ -36,7 +36,7 @@ impl Model {
         }
     }
 
-    /// How often the stream changes in what would be held if `dropped` bytes were dropped.
+    /// The number of chunks that the bytes after the first `dropped` need.
     fn runs(&self, dropped: usize) -> usize {
         let held = &self.all[dropped..];
         held.chunk_by(|(one, _), (other, _)| one == other).count()
@@ -57,7 +57,7 @@ fn a_ring_has_the_newest_bytes_in_order_whatever_is_done_to_it() {
             match action % 8 {
                 0..=3 => {
                     let stream = Stream::ALL[usize::from(action % 2)];
-                    // Now and then more than a chunk holds.
+                    // Sometimes more than a chunk holds.
                     let times = if action >= 250 { 600 } else { 1 };
                     let data = script.take(argument).repeat(times);
                     ring.append(stream, &data);
@@ -90,7 +90,7 @@ fn a_ring_has_the_newest_bytes_in_order_whatever_is_done_to_it() {
                 }
             }
             assert_eq!(ring.position(), model.all.len() as u64);
-            // Chunks grow by doubling; two are not full.
+            // Chunks grow by doubling, and two are not full.
             let most = 2 * limit + (limit / 64 + 2) * 128 + 3 * 64 * 1024;
             assert!(
                 ring.footprint() <= most,
@@ -111,8 +111,8 @@ fn a_ring_has_the_newest_bytes_in_order_whatever_is_done_to_it() {
     });
 }
 
-/// A ring may drop more than its limit demands only where streams alternate too often to be kept
-/// apart; the model then takes over how much it was.
+/// A ring may drop more than its limit demands only if the streams alternate too often for its number
+/// of chunks. The model then drops as much.
 fn settle(ring: &Ring, model: &mut Model, limit: usize) {
     let mut cursor = Cursor::default();
     let mut buffer = Vec::new();
@@ -136,7 +136,7 @@ fn settle(ring: &Ring, model: &mut Model, limit: usize) {
     assert_eq!(held_from, model.held_from, "the oldest bytes go first");
 }
 
-/// Reads one piece; whether there was one.
+/// Reads one piece, and returns whether there was one.
 fn read(ring: &Ring, model: &Model, reader: &mut Reader) -> bool {
     let mut buffer = vec![0xEE; 3];
     match ring.read(&mut reader.cursor, &mut buffer) {
@@ -169,7 +169,7 @@ fn read(ring: &Ring, model: &Model, reader: &mut Reader) -> bool {
     true
 }
 
-/// A reader from the beginning gets all that is held, interleaved as it was written.
+/// Checks that a new reader gets everything that is held, interleaved as it was written.
 fn whole(ring: &Ring, model: &Model) {
     let mut cursor = Cursor::default();
     let mut buffer = Vec::new();

@@ -1,47 +1,49 @@
-//! Whether the kernel killed something for lack of memory.
+//! Whether the kernel killed a process because memory ran out.
 //!
-//! The kernel does not say so in the exit status. It counts: `oom_kill` in the `memory.events` of
+//! The exit status does not tell. The kernel counts such kills: `oom_kill` in the `memory.events` of
 //! the server's cgroup (v2), in its `memory.oom_control` (v1), else in `/proc/vmstat` for the whole
-//! machine. A process that SIGKILL ended, without anybody here having sent it, is put down to a
-//! kill that was counted since the last look.
+//! machine. A SIGKILL that the server did not send is attributed to a kill that was counted since the
+//! last read.
 
-use std::sync::Mutex;
+use std::sync::{LazyLock, Mutex};
+
+use crate::sync::lock;
 
 struct Kills {
-    /// The file that counts, once it was looked for.
+    /// The file with the count; `None` if no file has one.
     counter: Option<String>,
-    /// The count at the last look.
+    /// The count at the last read.
     seen: u64,
-    /// Counted kills that no process was put down to yet.
+    /// Counted kills that are not attributed to a process.
     unexplained: u64,
 }
 
 /// Guards the bookkeeping; the counter is read while it is not held.
-static KILLS: Mutex<Kills> = Mutex::new(Kills {
-    counter: None,
-    seen: 0,
-    unexplained: 0,
+static KILLS: LazyLock<Mutex<Kills>> = LazyLock::new(|| {
+    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let found = counters(&groups)
+        .into_iter()
+        .find_map(|path| Some((count(&path)?, path)));
+    let (seen, counter) = found.unzip();
+    Mutex::new(Kills {
+        counter,
+        seen: seen.unwrap_or(0),
+        unexplained: 0,
+    })
 });
 
-/// Takes the first look, so that older kills do not count.
+/// Reads the count before the first command starts, so that older kills do not count.
 pub(super) fn begin() {
-    let groups = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    let counter = counters(&groups)
-        .into_iter()
-        .find(|path| count(path).is_some());
-    let seen = counter.as_deref().and_then(count).unwrap_or(0);
-    let mut kills = super::lock(&KILLS);
-    kills.counter = counter;
-    kills.seen = seen;
+    LazyLock::force(&KILLS);
 }
 
-/// Whether one more kill was counted that explains a death.
+/// Whether a kill was counted that explains one more death.
 pub(super) fn killed_one() -> bool {
-    let Some(counter) = super::lock(&KILLS).counter.clone() else {
+    let Some(counter) = lock(&KILLS).counter.clone() else {
         return false;
     };
     let count = count(&counter).unwrap_or(0);
-    let mut kills = super::lock(&KILLS);
+    let mut kills = lock(&KILLS);
     kills.unexplained += count.saturating_sub(kills.seen);
     kills.seen = kills.seen.max(count);
     let explained = kills.unexplained > 0;
@@ -49,9 +51,9 @@ pub(super) fn killed_one() -> bool {
     explained
 }
 
-/// Where the count may be, the nearest first, given `/proc/self/cgroup` (cgroups(7)): the server's
-/// own group where its path can be seen, else the root of what is mounted, which in a container is
-/// the container's group.
+/// Files that may have the count, given `/proc/self/cgroup` (cgroups(7)): the server's own group if its
+/// path is visible, else the root of the mounted hierarchy, which in a container is the container's
+/// group.
 fn counters(groups: &str) -> Vec<String> {
     let mut counters = Vec::new();
     for line in groups.lines() {

@@ -1,66 +1,67 @@
-//! Every process of one workspace: started, found, listed, remembered for a while.
+//! Every process of one workspace: starting, finding and listing them, and keeping ended ones for a
+//! while.
 //!
-//! Ids the server gives out (`p-1`, `p-2`, ...) are never used again. An id that a client chose makes
-//! a start idempotent: while one request is starting it, others with the same id wait, and then
-//! find the process. Of the processes that have ended the last [`HISTORY`] are kept.
+//! Ids that the server gives out (`p-1`, `p-2`, ...) are never reused. An id that a client chose makes
+//! a start idempotent: while one request starts it, others with the same id wait and then get the
+//! process. The last [`HISTORY`] ended processes are kept.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::fs::File;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-
-use super::logs::LogStore;
-use super::ring::Ring;
+use super::logs::{Log, LogStore};
+use super::oom;
+use super::process::{Process, Reason, StdinSlot, kill_trees};
+use super::pump::{GivenInput, Pump, PumpOwner};
+use super::stdio::Stdio;
 use super::supervisor::Supervisor;
-use super::tree::{self, Member, Snapshot, Status};
-use super::{Life, Process, Pump, Reason, Stdin, kill_trees, lock};
+use super::tree::{self, Member, Snapshot};
 use crate::activity::Activity;
-use crate::command::{ChosenId, CommandSpec, Input};
+use crate::command::{ChosenId, CommandSpec, StdinSource};
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::logging;
+use crate::proc::Stat;
+use crate::sync::{lock, wait_while};
 use crate::sys::{self, Pid};
 
-/// Ended processes that a workspace remembers.
+/// How many ended processes a workspace keeps.
 pub const HISTORY: usize = 256;
 
-/// Bytes of their command lines that it remembers with them: a command may have megabytes.
+/// Most bytes of their command lines: one command line may have megabytes.
 const HISTORY_COMMAND_BYTES: usize = 4 << 20;
 
-/// How long a start may stand still before it is looked at.
-const START_PATIENCE: Duration = Duration::from_secs(1);
+/// A start that takes longer than this may have been stopped, and is checked.
+const START_CHECK_AFTER: Duration = Duration::from_secs(1);
 
 /// What all registries of a server share.
 pub struct Shared {
     supervisor: Arc<Supervisor>,
     logs: Arc<LogStore>,
     log_bytes: usize,
-    /// What a command without input reads from.
-    null: File,
+    /// `/dev/null`, the input of a command without input.
+    null: Arc<OwnedFd>,
 }
 
 impl Shared {
-    /// `log_bytes` for each process, `log_total_bytes` for all of them.
+    /// Keeps `log_bytes` of output for each process and `log_total_bytes` for all of them.
     ///
     /// # Errors
-    /// No thread or descriptor for the supervisor.
+    /// No thread or descriptor is left for the supervisor.
     pub fn new(log_bytes: usize, log_total_bytes: usize) -> Result<Arc<Self>> {
+        let null =
+            File::open("/dev/null").map_err(|error| Error::io("cannot open /dev/null", &error))?;
         Ok(Arc::new(Self {
             supervisor: Supervisor::start()?,
             logs: Arc::new(LogStore::new(log_total_bytes)),
             log_bytes,
-            null: File::open("/dev/null")
-                .map_err(|error| Error::io("cannot open /dev/null", &error))?,
+            null: Arc::new(null.into()),
         }))
     }
-}
 
-impl Shared {
     /// Bytes of output that are kept for all processes.
     pub fn log_bytes_kept(&self) -> usize {
         self.logs.total()
@@ -72,255 +73,194 @@ pub struct Registry {
     shared: Arc<Shared>,
     activity: Arc<Activity>,
     next: AtomicU64,
-    /// Guards who is known; never held while something is started.
-    table: Mutex<Table>,
-    /// Tells those that wait for an id that a start has ended, one way or the other.
-    started: Condvar,
+    /// Never held while a command is being started.
+    table: Mutex<ProcessTable>,
+    /// Notified when a start has ended, successful or not.
+    start_ended: Condvar,
 }
 
 #[derive(Default)]
-struct Table {
-    /// By the order of starting.
+struct ProcessTable {
+    /// By number, that is in the order of their starts.
     processes: BTreeMap<u64, Arc<Process>>,
     by_id: HashMap<String, u64>,
-    /// Chosen ids that are being started.
-    starting: HashSet<String>,
-    /// Those that are being started.
     starts: Vec<Arc<Start>>,
-    /// Those that have ended, the longest ago first.
+    /// Numbers of ended processes, the oldest end first.
     ended: VecDeque<u64>,
-    /// Bytes of the command lines of those.
+    /// Bytes of their command lines.
     ended_command_bytes: usize,
-    /// Chosen ids that were deleted, so that deleting again is no error; the newest last.
-    deleted: VecDeque<String>,
+    /// Chosen ids and pids of processes that were removed: deleting them again is no error.
+    removed_ids: VecDeque<String>,
+    removed_pids: VecDeque<Pid>,
     /// No more starts.
     closed: bool,
 }
 
-impl Table {
-    /// Under which number a process is known. Its id alone does not tell: a chosen one may be
-    /// somebody else's by now.
-    fn number_of(&self, process: &Arc<Process>) -> Option<u64> {
-        let number = *self.by_id.get(&process.id)?;
-        let known = self.processes.get(&number)?;
-        Arc::ptr_eq(known, process).then_some(number)
-    }
-}
-
-impl Table {
-    /// Remembers a chosen id, so that deleting it again is no error. Those the server gave out are
-    /// known by their number.
-    fn remember_deleted(&mut self, process: &Process) {
-        if given_number(&process.id).is_none() {
-            self.deleted.push_back(process.id.clone());
-            if self.deleted.len() > HISTORY {
-                self.deleted.pop_front();
-            }
-        }
-    }
-}
-
-/// A process that is being started.
+/// A command that is being started.
 struct Start {
+    id: Option<ChosenId>,
     since: Instant,
-    /// Its number, once it has one.
+    /// 0 until the child exists.
     pid: AtomicI32,
 }
 
-/// What a start led to.
-pub enum Started {
-    /// A new process, to be driven by whoever asked.
-    New(Pump),
-    /// The process that is already there under the chosen id.
-    Existing(Arc<Process>),
+/// The result of [`Registry::start`].
+pub enum StartOutcome {
+    /// A new process. The caller drives it.
+    Started(Pump),
+    /// The chosen id belongs to this process, which runs the same command.
+    AlreadyExists(Arc<Process>),
+}
+
+/// Lists a [`Start`]; shutdown and other starts with its id wait until it is dropped.
+struct StartGuard<'a> {
+    registry: &'a Registry,
+    start: Arc<Start>,
+}
+
+impl Drop for StartGuard<'_> {
+    fn drop(&mut self) {
+        let starts = &mut lock(&self.registry.table).starts;
+        starts.retain(|start| !Arc::ptr_eq(start, &self.start));
+        self.registry.start_ended.notify_all();
+    }
+}
+
+impl ProcessTable {
+    /// The number of a process that is listed. A removed process's id may belong to another one.
+    fn number_of(&self, process: &Arc<Process>) -> Option<u64> {
+        let number = *self.by_id.get(&process.id)?;
+        let listed = self.processes.get(&number)?;
+        Arc::ptr_eq(listed, process).then_some(number)
+    }
+
+    fn get(&self, id: &str) -> Option<&Arc<Process>> {
+        self.processes.get(self.by_id.get(id)?)
+    }
+
+    /// Removes a process, wherever it is in the order of ends.
+    fn remove(&mut self, number: u64) {
+        let Some(process) = self.processes.remove(&number) else {
+            return;
+        };
+        self.by_id.remove(&process.id);
+        if let Some(at) = self.ended.iter().position(|ended| *ended == number) {
+            self.ended.remove(at);
+            self.ended_command_bytes -= process.command.size();
+        }
+        // A given id is recognized by its number.
+        if given_number(&process.id).is_none() {
+            push_bounded(&mut self.removed_ids, process.id.clone());
+        }
+        push_bounded(&mut self.removed_pids, process.pid);
+    }
 }
 
 impl Registry {
-    /// An empty registry; its running processes count as activity.
+    /// An empty registry. Its running processes count as activity.
     pub fn new(shared: Arc<Shared>, activity: Arc<Activity>) -> Arc<Self> {
         Arc::new(Self {
             shared,
             activity,
             next: AtomicU64::new(1),
             table: Mutex::default(),
-            started: Condvar::new(),
+            start_ended: Condvar::new(),
         })
     }
 
-    pub(super) fn supervisor(&self) -> &Supervisor {
-        &self.shared.supervisor
-    }
-
-    /// Starts a command, or finds the one that its chosen id already stands for.
+    /// Starts a command, or finds the process that has its chosen id.
     ///
     /// # Errors
-    /// It cannot be started, or the id stands for a different command.
+    /// The command cannot be started; `IdInUse` if a different command has the id; `ShuttingDown`.
     pub fn start(
         self: &Arc<Self>,
         spec: CommandSpec,
         confinement: &Confinement,
-    ) -> Result<Started> {
-        let _claim = match &spec.id {
-            None => None,
-            Some(id) => match self.claim(id, &spec)? {
-                Ok(claim) => Some(claim),
-                Err(existing) => return Ok(Started::Existing(existing)),
-            },
-        };
-        self.start_new(spec, confinement).map(Started::New)
-    }
-
-    /// Reserves a chosen id, or finds the process that has it.
-    fn claim(
-        self: &Arc<Self>,
-        id: &ChosenId,
-        spec: &CommandSpec,
-    ) -> Result<std::result::Result<Claim, Arc<Process>>> {
-        let id = id.as_str();
+    ) -> Result<StartOutcome> {
         let mut table = lock(&self.table);
-        while table.starting.contains(id) {
-            table = self
-                .started
-                .wait(table)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        let Some(existing) = table
-            .by_id
-            .get(id)
-            .and_then(|number| table.processes.get(number))
-        else {
-            table.starting.insert(id.to_owned());
-            return Ok(Ok(Claim {
-                registry: Arc::clone(self),
-                id: id.to_owned(),
-            }));
-        };
-        if existing.fingerprint != Some(spec.fingerprint()) {
-            return Err(Error::new(
-                Kind::IdInUse,
-                format!(
+        if let Some(id) = &spec.id {
+            table = wait_while(&self.start_ended, table, |table| {
+                let mut starts = table.starts.iter();
+                starts.any(|start| start.id.as_ref() == Some(id))
+            });
+            let id = id.as_str();
+            if let Some(existing) = table.get(id) {
+                if existing.is_same_command(&spec) {
+                    return Ok(StartOutcome::AlreadyExists(Arc::clone(existing)));
+                }
+                let text = format!(
                     "cannot start {id}: the id belongs to a different command; choose another, or delete that one"
-                ),
-            ));
+                );
+                return Err(Error::new(Kind::IdInUse, text));
+            }
         }
-        Ok(Err(Arc::clone(existing)))
+        if table.closed {
+            let text = "cannot start a command: the sandbox is ending";
+            return Err(Error::new(Kind::ShuttingDown, text));
+        }
+        let start = Arc::new(Start {
+            id: spec.id.clone(),
+            since: Instant::now(),
+            pid: AtomicI32::new(0),
+        });
+        table.starts.push(Arc::clone(&start));
+        drop(table);
+        let registry = self;
+        let guard = StartGuard { registry, start };
+        let pump = self.start_new(spec, confinement, &guard.start)?;
+        Ok(StartOutcome::Started(pump))
     }
 
     fn start_new(
         self: &Arc<Self>,
-        mut spec: CommandSpec,
+        spec: CommandSpec,
         confinement: &Confinement,
+        start: &Start,
     ) -> Result<Pump> {
-        let starting = self.begin_start()?;
-        // The pipes are the command's, so that it may open them again, as /dev/stderr.
-        let acting = confinement.act()?;
-        let (stdout, stdout_write) = pipe()?;
-        let (stderr, stderr_write) = pipe()?;
-        let stdin = match &spec.input {
-            Input::Empty => None,
-            Input::Given(_) | Input::Open => Some(pipe()?),
+        let stdio = {
+            let _acting = confinement.act()?;
+            Stdio::pipes(spec.input != StdinSource::Empty, &self.shared.null)?
         };
-        drop(acting);
-        // The server's ends never block it, whatever a command does with its own.
-        let own_ends = [&stdout, &stderr]
-            .into_iter()
-            .chain(stdin.iter().map(|(_, write)| write));
-        for end in own_ends {
-            fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(no_pipe)?;
-        }
-        let fingerprint = spec.id.is_some().then(|| spec.fingerprint());
-        #[expect(clippy::disallowed_methods, reason = "clients are told")]
-        let started_at_ms = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .unwrap_or(Duration::ZERO)
-            .as_millis();
-        let started = Instant::now();
-        let spawned = {
-            let read = stdin
-                .as_ref()
-                .map_or(self.shared.null.as_fd(), |(read, _)| read.as_fd());
-            let streams = [read, stdout_write.as_fd(), stderr_write.as_fd()];
-            confinement.spawn(&spec, streams, &starting.start.pid)?
-        };
-        drop((stdout_write, stderr_write));
-        let stdin = stdin.map(|(_, write)| write);
+        oom::begin();
+        let started = (Instant::now(), milliseconds_since_1970());
+        let spawned = confinement.spawn(&spec, stdio.child(), &start.pid)?;
+        drop(stdio.child);
+
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let id = spec
             .id
             .as_ref()
             .map_or_else(|| format!("p-{number}"), |id| id.as_str().to_owned());
-        let (feed, slot) = match (stdin, std::mem::replace(&mut spec.input, Input::Empty)) {
-            (Some(pipe), Input::Given(bytes)) if !bytes.is_empty() => {
-                (Some((pipe, bytes)), Stdin::Closed)
-            }
-            (Some(pipe), Input::Open) => (None, Stdin::Open(pipe)),
-            _ => (None, Stdin::Closed),
-        };
-        let process = Arc::new(Process {
-            id,
-            pid: spawned.pid,
-            command: spec.line().clone(),
-            fingerprint,
-            tag: spec.tag.clone(),
-            started_at_ms: u64::try_from(started_at_ms).unwrap_or(u64::MAX),
-            started,
-            logs: Arc::clone(&self.shared.logs),
-            life: Mutex::new(Life {
-                background: spec.background,
-                clients: usize::from(!spec.background),
-                pidfd: Some(Arc::new(spawned.pidfd)),
-                killers: 0,
-                cause: None,
-                asked: 0,
-                ending: None,
-                exit: None,
+        let log = Log::new(&self.shared.logs, self.shared.log_bytes);
+        let process = Process::new(id, &spec, spawned, started, log);
+        let given = match (stdio.input, spec.input) {
+            (Some(pipe), StdinSource::Given(bytes)) if !bytes.is_empty() => Some(GivenInput {
+                pipe,
+                bytes,
+                written: 0,
             }),
-            ring: Mutex::new(Ring::new(self.shared.log_bytes)),
-            stdin: Mutex::new(slot),
-            watchers: Mutex::default(),
-        });
+            (Some(pipe), StdinSource::Open) => {
+                *lock(&process.stdin) = StdinSlot::Open(pipe);
+                None
+            }
+            _ => None,
+        };
+        let process = Arc::new(process);
         self.activity.begin();
-        self.shared.logs.register(&process);
-        {
-            let mut table = lock(&self.table);
-            table.by_id.insert(process.id.clone(), number);
-            table.processes.insert(number, Arc::clone(&process));
-        }
-        logging::debug(format_args!(
-            "process {} started, pid {}",
-            process.id, process.pid
-        ));
+        self.list_process(number, &process);
         let deadline = spec
             .timeout
-            .and_then(|timeout| started.checked_add(timeout));
-        let outputs: [OwnedFd; 2] = [stdout, stderr];
-        Ok(Pump::new(
-            process,
-            Arc::clone(self),
-            outputs,
-            feed,
-            deadline,
-        ))
+            .and_then(|timeout| started.0.checked_add(timeout));
+        let owner = Arc::clone(self);
+        Ok(Pump::new(process, owner, stdio.outputs, given, deadline))
     }
 
-    /// Announces a start, so that closing waits until it is in the table.
-    fn begin_start(&self) -> Result<Starting<'_>> {
+    fn list_process(&self, number: u64, process: &Arc<Process>) {
+        let (id, pid) = (&process.id, process.pid);
+        logging::debug(format_args!("process {id} started, pid {pid}"));
         let mut table = lock(&self.table);
-        if table.closed {
-            return Err(Error::new(
-                Kind::ShuttingDown,
-                "cannot start a command: the sandbox is ending",
-            ));
-        }
-        let start = Arc::new(Start {
-            since: Instant::now(),
-            pid: AtomicI32::new(0),
-        });
-        table.starts.push(Arc::clone(&start));
-        Ok(Starting {
-            registry: self,
-            start,
-        })
+        table.by_id.insert(process.id.clone(), number);
+        table.processes.insert(number, Arc::clone(process));
     }
 
     /// Refuses further starts.
@@ -328,37 +268,37 @@ impl Registry {
         lock(&self.table).closed = true;
     }
 
-    /// Whether something is being started: with that, the number of processes can still grow after
-    /// closing.
+    /// Whether a command is being started, so that the number of processes can grow after
+    /// [`Registry::close`].
     pub fn is_starting(&self) -> bool {
         !lock(&self.table).starts.is_empty()
     }
 
-    /// Says why those that run are about to be killed, by somebody who does so by their user.
-    pub fn expect_kill(&self, cause: Reason) {
+    /// Announces that the caller kills all running processes by their user.
+    pub fn expect_kill(&self, reason: Reason) {
         for process in self.running() {
-            lock(&process.life).cause.get_or_insert(cause);
+            process.expect_kill(reason);
         }
     }
 
-    /// Says that those that run are about to be sent a signal, by somebody who does so by their user.
+    /// Announces that the caller signals all running processes by their user.
     pub fn expect_signal(&self, signal: i32) {
         for process in self.running() {
             process.expect_signal(signal);
         }
     }
 
-    /// Kills what was stopped on its way to execve: what runs as the same user can do that, and the
-    /// server's thread would wait for it for ever.
+    /// Kills children that were stopped before they called execve. Any process of the same user can stop
+    /// them, and the server's thread would wait for them without end.
     pub fn kill_stopped_starts(&self) {
-        let suspects: Vec<_> = lock(&self.table).starts.clone();
-        for start in suspects {
+        let starts: Vec<_> = lock(&self.table).starts.clone();
+        for start in starts {
             let pid = start.pid.load(Ordering::Acquire);
-            if pid == 0 || start.since.elapsed() < START_PATIENCE || !tree::is_stopped(pid) {
+            if pid == 0 || start.since.elapsed() < START_CHECK_AFTER || !tree::is_stopped(pid) {
                 continue;
             }
             let table = lock(&self.table);
-            // While it is in the list and announced the process is not reaped, and the number its own.
+            // While the start is listed and has this pid, the child is not reaped.
             if table.starts.iter().any(|other| Arc::ptr_eq(other, &start))
                 && start.pid.load(Ordering::Acquire) == pid
             {
@@ -367,164 +307,108 @@ impl Registry {
         }
     }
 
-    /// A process has ended and its output is complete.
-    pub(super) fn ended(&self, process: &Arc<Process>) {
-        self.activity.end();
-        if let Some(exit) = process.exit() {
-            logging::debug(format_args!(
-                "process {} ended: {:?}, {:?}",
-                process.id, exit.ending, exit.reason
-            ));
-        }
-        let mut table = lock(&self.table);
-        // A deleted one is not remembered.
-        let Some(number) = table.number_of(process) else {
-            return;
-        };
-        table.ended.push_back(number);
-        table.ended_command_bytes += process.command.size();
-        while table.ended.len() > HISTORY
-            || (table.ended_command_bytes > HISTORY_COMMAND_BYTES && table.ended.len() > 1)
-        {
-            let Some(oldest) = table.ended.pop_front() else {
-                return;
-            };
-            if let Some(process) = table.processes.remove(&oldest) {
-                table.ended_command_bytes -= process.command.size();
-                table.by_id.remove(&process.id);
-                table.remember_deleted(&process);
-            }
-        }
-    }
-
-    /// All that are known, in the order they were started.
+    /// All running processes and those of the history, in the order of their starts.
     pub fn list(&self) -> Vec<Arc<Process>> {
         lock(&self.table).processes.values().cloned().collect()
     }
 
-    /// The process that `name` stands for: its id, or the pid of the latest process that had it.
+    /// The process with this id, or the latest one with this pid. A running process is always the
+    /// latest one with its pid.
     pub fn find(&self, name: &str) -> Option<Arc<Process>> {
         let table = lock(&self.table);
-        if let Some(number) = table.by_id.get(name) {
-            return table.processes.get(number).cloned();
+        if let Some(process) = table.get(name) {
+            return Some(Arc::clone(process));
         }
-        let pid: Pid = Some(name)
-            .filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()))?
-            .parse()
-            .ok()?;
-        table
-            .processes
-            .values()
-            .rev()
-            .find(|process| process.pid == pid)
-            .cloned()
+        let pid = parse_pid(name)?;
+        let mut latest_first = table.processes.values().rev();
+        latest_first.find(|process| process.pid == pid).cloned()
     }
 
-    /// Kills a process with all its descendants and forgets it; `None` if there never was one of
-    /// that name. True when this call is what stopped it.
+    /// Kills a process with all its descendants and removes it. Returns whether this call killed it;
+    /// `None` if no process ever had this id, and none of the latest had this pid.
     ///
     /// # Errors
-    /// The kernel does not let it die yet; it is not forgotten then.
+    /// The process does not die in time. It is not removed then.
     pub fn delete(&self, name: &str) -> Result<Option<bool>> {
         let Some(process) = self.find(name) else {
-            return Ok(self.was_known(name).then_some(false));
+            return Ok(self.was_removed(name).then_some(false));
         };
         let is_first = process.kill_tree(Reason::Deleted);
-        // SIGKILL is not refused, but a process in the kernel's hands may take its time to die.
+        // A process that is blocked in the kernel dies of SIGKILL only when it returns from there.
         if process.is_running() && !process.wait_ended(Duration::from_secs(10)) {
             return Err(Error::new(
                 Kind::System,
                 format!("cannot delete {name}: it was killed and has not died yet; try again"),
             ));
         }
-        self.forget(&process);
+        let mut table = lock(&self.table);
+        if let Some(number) = table.number_of(&process) {
+            table.remove(number);
+        }
         Ok(Some(is_first && process.died_of_kill()))
     }
 
-    fn forget(&self, process: &Arc<Process>) {
-        let mut table = lock(&self.table);
-        let Some(number) = table.number_of(process) else {
-            return;
-        };
-        table.by_id.remove(&process.id);
-        table.processes.remove(&number);
-        if let Some(at) = table.ended.iter().position(|ended| *ended == number) {
-            table.ended.remove(at);
-            table.ended_command_bytes -= process.command.size();
+    fn was_removed(&self, name: &str) -> bool {
+        if let Some(number) = given_number(name) {
+            return (1..self.next.load(Ordering::Relaxed)).contains(&number);
         }
-        table.remember_deleted(process);
+        let table = lock(&self.table);
+        table.removed_ids.iter().any(|id| id == name)
+            || parse_pid(name).is_some_and(|pid| table.removed_pids.contains(&pid))
     }
 
-    /// Whether the name was once a process's.
-    fn was_known(&self, name: &str) -> bool {
-        match given_number(name) {
-            Some(number) => (1..self.next.load(Ordering::Relaxed)).contains(&number),
-            None => lock(&self.table)
-                .deleted
-                .iter()
-                .any(|deleted| deleted == name),
-        }
-    }
-
-    /// Refuses further starts and asks every process to end, with all that descends from it;
-    /// what has not ended after `grace` is killed.
+    /// Refuses further starts, sends SIGTERM to all processes and their descendants, and kills what is
+    /// left after `grace`.
     pub fn shut_down(&self, grace: Duration) {
         let mut table = lock(&self.table);
         table.closed = true;
-        while !table.starts.is_empty() {
-            table = self
-                .started
-                .wait(table)
-                .unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(table);
+        let starting = |table: &mut ProcessTable| !table.starts.is_empty();
+        drop(wait_while(&self.start_ended, table, starting));
         let deadline = Instant::now() + grace;
-        let mut asked: HashSet<Member> = HashSet::new();
+        let mut terminated: HashSet<Member> = HashSet::new();
         loop {
             let snapshot = Snapshot::take();
-            // Looked at after the snapshot: what had not been reaped then still has its number.
+            // After the snapshot, so that the pid of a process that is not reaped was its own there.
             let running = self.running();
             let leaders: HashSet<Pid> = running.iter().map(|process| process.pid).collect();
-            let is_root =
-                |status: &Status| status.belongs_to(&leaders) || asked.contains(&status.member());
-            let living: HashSet<Member> = snapshot
-                .trees(is_root)
-                .into_iter()
-                .map(Status::member)
-                .collect();
+            let is_root = |process: &Stat| {
+                process.belongs_to(&leaders) || terminated.contains(&process.member())
+            };
+            let living: HashSet<Member> =
+                snapshot.trees(is_root).iter().map(Stat::member).collect();
             if running.is_empty() && living.is_empty() {
                 return;
             }
             if Instant::now() >= deadline {
                 break;
             }
-            if asked.is_empty() {
+            if terminated.is_empty() {
                 for process in &running {
                     process.expect_signal(libc::SIGTERM);
                 }
             }
-            for member in living.difference(&asked) {
+            for member in living.difference(&terminated) {
                 member.signal(libc::SIGTERM);
-                // A stopped process takes the first signal only when it goes on.
+                // A stopped process handles SIGTERM only after it continues.
                 member.signal(libc::SIGCONT);
             }
-            asked.extend(living);
+            terminated.extend(living);
             if let Some(process) = running.first() {
                 process.wait_ended(Duration::from_millis(20));
             } else {
-                // What is not a child of this process cannot be waited for, only looked at.
+                // The rest are not children of the server, which cannot wait for them.
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
         let left = self.running();
         kill_trees(&left, Reason::Killed);
-        tree::kill_members(&asked);
+        tree::kill_members(&terminated);
         for process in left {
             process.wait_ended(Duration::from_millis(500));
         }
     }
 
-    /// How many have not ended.
+    /// How many processes have not ended.
     pub fn count_running(&self) -> usize {
         let table = lock(&self.table);
         table.processes.len() - table.ended.len()
@@ -537,68 +421,74 @@ impl Registry {
     }
 }
 
-/// Announces a [`Start`]; shutting down waits until it is dropped.
-struct Starting<'a> {
-    registry: &'a Registry,
-    start: Arc<Start>,
-}
+impl PumpOwner for Registry {
+    fn adopt(&self, pump: Pump) {
+        self.shared.supervisor.adopt(pump);
+    }
 
-impl Drop for Starting<'_> {
-    fn drop(&mut self) {
-        let starts = &mut lock(&self.registry.table).starts;
-        starts.retain(|start| !Arc::ptr_eq(start, &self.start));
-        self.registry.started.notify_all();
+    fn ended(&self, process: &Arc<Process>) {
+        self.activity.end();
+        if let Some(exit) = process.exit() {
+            let (id, ending, reason) = (&process.id, exit.ending, exit.reason);
+            logging::debug(format_args!("process {id} ended: {ending:?}, {reason:?}"));
+        }
+        let mut table = lock(&self.table);
+        // A deleted process is not kept.
+        let Some(number) = table.number_of(process) else {
+            return;
+        };
+        table.ended.push_back(number);
+        table.ended_command_bytes += process.command.size();
+        while table.ended.len() > HISTORY
+            || (table.ended_command_bytes > HISTORY_COMMAND_BYTES && table.ended.len() > 1)
+        {
+            let oldest = table.ended[0];
+            table.remove(oldest);
+        }
     }
 }
 
-fn pipe() -> Result<(OwnedFd, OwnedFd)> {
-    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(no_pipe)?;
-    if sys::is_scarce(write.as_fd()) {
-        return Err(no_pipe(Errno::EMFILE));
-    }
-    Ok((read, write))
+fn milliseconds_since_1970() -> u64 {
+    #[expect(clippy::disallowed_methods, reason = "clients see it")]
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    u64::try_from(since_1970.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
 }
 
-fn no_pipe(errno: Errno) -> Error {
-    Error::system("cannot make a pipe for the command", errno)
+/// Adds to a queue that keeps the latest [`HISTORY`] values.
+fn push_bounded<T>(queue: &mut VecDeque<T>, value: T) {
+    queue.push_back(value);
+    if queue.len() > HISTORY {
+        queue.pop_front();
+    }
+}
+
+/// The pid that a name stands for where it is no id.
+fn parse_pid(name: &str) -> Option<Pid> {
+    let is_decimal = name.bytes().all(|byte| byte.is_ascii_digit());
+    is_decimal.then(|| name.parse().ok()).flatten()
 }
 
 /// N of `p-N`.
 fn given_number(id: &str) -> Option<u64> {
-    id.strip_prefix("p-")
-        .filter(|digits| {
-            digits.bytes().all(|byte| byte.is_ascii_digit()) && !digits.starts_with('0')
-        })?
-        .parse()
-        .ok()
-}
-
-/// A chosen id that is being started; others wait until it is dropped.
-struct Claim {
-    registry: Arc<Registry>,
-    id: String,
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        lock(&self.registry.table).starting.remove(&self.id);
-        self.registry.started.notify_all();
-    }
+    let number = id.strip_prefix("p-")?.parse().ok()?;
+    (id == format!("p-{number}")).then_some(number)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use crate::command::CommandLine;
 
-    /// A process of this program, which nobody drives.
+    /// A process that nobody drives.
     fn start(program: &[&str]) -> (Pump, Arc<Process>) {
         let shared = Shared::new(4096, 4096).unwrap();
         let registry = Registry::new(shared, Arc::new(Activity::new()));
         let line = CommandLine::Program(program.iter().map(|&word| word.to_owned()).collect());
         let spec = CommandSpec::new(line, Vec::new(), None).unwrap();
         let confinement = Confinement::dedicated(std::env::vars_os(), "/".into());
-        let Started::New(pump) = registry.start(spec, &confinement).unwrap() else {
+        let StartOutcome::Started(pump) = registry.start(spec, &confinement).unwrap() else {
             unreachable!("its id is new");
         };
         let process = registry.list().remove(0);
@@ -611,12 +501,12 @@ mod tests {
         }
     }
 
-    /// What [`Registry::delete`] goes by: the end is known when it is reaped, which may be long before
-    /// its output was read and clients are told.
+    /// [`Registry::delete`] relies on it: a process is reaped before its output was read and its end
+    /// is published.
     #[test]
     fn a_kill_that_came_too_late_has_killed_nothing() {
         let (_pump, process) = start(&["true"]);
-        let pidfd = lock(&process.life).pidfd.clone().unwrap();
+        let pidfd = process.pidfd().unwrap();
         let mut entries = [sys::PollEntry::new(pidfd.as_fd(), sys::Events::READABLE)];
         sys::poll(&mut entries, None);
         assert!(
@@ -631,5 +521,31 @@ mod tests {
         assert!(process.kill_tree(Reason::Deleted));
         reap(&process);
         assert!(process.died_of_kill());
+    }
+
+    #[test]
+    fn a_pid_stands_for_the_latest_process_that_had_it() {
+        let shared = Shared::new(4096, 4096).unwrap();
+        let registry = Registry::new(Arc::clone(&shared), Arc::new(Activity::new()));
+        let line = CommandLine::Shell("true".to_owned());
+        let spec = CommandSpec::new(line, Vec::new(), None).unwrap();
+        for number in 1..=2 {
+            let spawned = sys::Spawned {
+                pid: 77,
+                pidfd: File::open("/dev/null").unwrap().into(),
+            };
+            let log = Log::new(&shared.logs, 4096);
+            let started = (Instant::now(), 0);
+            let process = Process::new(format!("p-{number}"), &spec, spawned, started, log);
+            registry.list_process(number, &Arc::new(process));
+        }
+        for id in ["p-2", "p-1"] {
+            assert_eq!(registry.find("77").unwrap().id, id);
+            let number = given_number(id).unwrap();
+            lock(&registry.table).remove(number);
+        }
+        assert!(registry.find("77").is_none());
+        assert!(registry.was_removed("77"));
+        assert!(!registry.was_removed("78"));
     }
 }

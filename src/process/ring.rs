@@ -1,17 +1,17 @@
-//! The output of one process: a ring that keeps the newest bytes of both its streams.
+//! A ring that keeps the newest output of one process.
 //!
-//! Bytes are addressed by absolute offsets that never wrap: the n-th byte a stream ever carried has
-//! offset n, kept or not. A reader brings its own [`Cursor`], so readers do not know of each other
-//! and a slow one costs nothing; what it missed is told to it as [`Piece::Dropped`].
+//! The n-th byte that a stream ever carried has offset n, whether it is kept or not. A reader brings
+//! its own [`Cursor`], so readers are independent and a slow one costs nothing. What a reader missed is
+//! reported as [`Piece::Dropped`].
 //!
-//! Both streams share one queue of chunks, in the order in which they were read from the pipes, so
-//! a replay interleaves them as they happened. A chunk belongs to one stream. The ring holds at
-//! most its limit in data and one chunk per 64 bytes of limit, which bounds the bookkeeping when a
-//! program alternates between its streams byte by byte. No locks and no I/O in here.
+//! Both streams share one queue of chunks in the order in which they were read from the pipes, so a
+//! replay interleaves them in that order. A chunk belongs to one stream. The ring holds at most its
+//! limit in data and one chunk per 64 bytes of limit, which bounds the bookkeeping when a program
+//! alternates between its streams byte by byte. This file uses no locks and no I/O.
 
 use std::collections::VecDeque;
 
-/// Which of its two streams a process wrote to.
+/// A stream of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
     /// File descriptor 1.
@@ -24,7 +24,7 @@ impl Stream {
     /// Both, in the order of their descriptors.
     pub const ALL: [Self; 2] = [Self::Stdout, Self::Stderr];
 
-    /// The name that clients see.
+    /// The name for clients.
     pub fn name(self) -> &'static str {
         match self {
             Self::Stdout => "stdout",
@@ -32,19 +32,16 @@ impl Stream {
         }
     }
 
-    /// 0 or 1, for arrays that hold one value a stream.
+    /// The index in arrays with one value per stream.
     pub fn index(self) -> usize {
-        match self {
-            Self::Stdout => 0,
-            Self::Stderr => 1,
-        }
+        self as usize
     }
 }
 
-/// A chunk grows to this size before the next one is begun.
+/// The size to which a chunk grows.
 const CHUNK_BYTES: usize = 64 * 1024;
 
-/// What a chunk costs besides its data: its place in the queue and the allocator's header.
+/// What a chunk costs besides its data: its entry in the queue and the allocator's header.
 const CHUNK_OVERHEAD: usize = size_of::<Chunk>() + 32;
 
 struct Chunk {
@@ -54,7 +51,7 @@ struct Chunk {
     /// Position in the ring of `data[0]`: the bytes of both streams before it.
     position: u64,
     data: Vec<u8>,
-    /// Bytes at the front of `data` that were dropped already.
+    /// Bytes at the front of `data` that were dropped.
     dropped: usize,
 }
 
@@ -75,32 +72,31 @@ impl Chunk {
 /// The newest output of a process.
 pub struct Ring {
     chunks: VecDeque<Chunk>,
-    /// The memory of a whole chunk that was dropped, for the next one: a full ring that goes on
-    /// receiving asks for no memory.
+    /// The memory of a dropped chunk, for the next one: appending to a full ring allocates nothing.
     spare: Option<Vec<u8>>,
     limit: usize,
-    /// Data bytes held.
+    /// Bytes of data held.
     held: usize,
-    /// Memory held, see [`Ring::footprint`].
+    /// See [`Ring::footprint`]; without `spare`.
     footprint: usize,
-    /// Bytes that both streams ever carried.
+    /// Bytes that both streams have carried.
     position: u64,
-    /// Bytes that each stream ever carried.
+    /// Bytes that each stream has carried.
     written: [u64; 2],
-    /// Per stream, the offset from which on everything is held.
+    /// The first offset of each stream that is held.
     held_from: [u64; 2],
 }
 
-/// How far one reader has come.
+/// The position of one reader.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Cursor {
     position: u64,
-    /// The offset per stream that the reader expects next.
+    /// The next offset of each stream.
     next: [u64; 2],
 }
 
 impl Cursor {
-    /// A reader that already has the first `stdout` and `stderr` bytes of the streams.
+    /// A reader that starts at these offsets of the two streams.
     pub fn at(stdout: u64, stderr: u64) -> Self {
         Self {
             position: 0,
@@ -108,12 +104,12 @@ impl Cursor {
         }
     }
 
-    /// The offset in a stream of the first byte that was not read.
+    /// The offset of the next byte of a stream.
     pub fn next(&self, stream: Stream) -> u64 {
         self.next[stream.index()]
     }
 
-    /// How far it has come in the ring.
+    /// The position in the ring: the bytes of both streams before it.
     pub fn position(&self) -> u64 {
         self.position
     }
@@ -122,20 +118,20 @@ impl Cursor {
 /// What a reader gets next.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Piece {
-    /// Bytes were put into the reader's buffer.
+    /// Bytes, which are in the reader's buffer.
     Data {
-        /// The stream they belong to.
+        /// Their stream.
         stream: Stream,
-        /// Offset in the stream of the first.
+        /// The offset of the first one.
         offset: u64,
     },
     /// Bytes that the ring no longer holds.
     Dropped {
-        /// The stream they belonged to.
+        /// Their stream.
         stream: Stream,
-        /// Offset in the stream of the first.
+        /// The offset of the first one.
         offset: u64,
-        /// How many.
+        /// Their number.
         bytes: u64,
     },
 }
@@ -155,7 +151,7 @@ impl Ring {
         }
     }
 
-    /// Adds what was read from a stream; drops the oldest bytes beyond the limit.
+    /// Adds output of a stream, and drops the oldest bytes beyond the limit.
     pub fn append(&mut self, stream: Stream, mut data: &[u8]) {
         while !data.is_empty() {
             let room = match self.chunks.back() {
@@ -200,7 +196,7 @@ impl Ring {
         }
     }
 
-    /// Drops at least `bytes` of the oldest data (all of it if there is less).
+    /// Drops `bytes` of the oldest data, or all if there is less.
     pub fn drop_oldest(&mut self, mut bytes: usize) {
         while bytes > 0
             && let Some(first) = self.chunks.front_mut()
@@ -222,30 +218,30 @@ impl Ring {
         }
     }
 
-    /// Drops everything, and gives the memory back.
+    /// Drops everything and frees the memory.
     pub fn clear(&mut self) {
         self.drop_oldest(self.held);
         self.chunks = VecDeque::new();
         self.spare = None;
     }
 
-    /// Memory this ring takes, in bytes, its bookkeeping included.
+    /// Memory that the ring takes, in bytes, with its bookkeeping.
     pub fn footprint(&self) -> usize {
         self.footprint + self.spare.as_ref().map_or(0, Vec::capacity)
     }
 
-    /// Bytes that both streams ever carried.
+    /// Bytes that both streams have carried.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Bytes that a stream ever carried: the offset of its next byte.
+    /// Bytes that a stream has carried: the offset of its next byte.
     pub fn written(&self, stream: Stream) -> u64 {
         self.written[stream.index()]
     }
 
-    /// Puts the next bytes for this reader into `buffer` (emptied first) and moves the cursor on.
-    /// `None` when the reader has everything there is.
+    /// Replaces the content of `buffer` by the next bytes for this reader and advances the cursor; `None`
+    /// if there are no more.
     pub fn read(&self, cursor: &mut Cursor, buffer: &mut Vec<u8>) -> Option<Piece> {
         buffer.clear();
         for stream in Stream::ALL {
@@ -266,7 +262,7 @@ impl Ring {
             .partition_point(|chunk| chunk.end() <= cursor.position);
         while let Some(chunk) = self.chunks.get(index) {
             let next = &mut cursor.next[chunk.stream.index()];
-            // What the reader has of this chunk already: by its position, or by the offset it began with.
+            // The part of this chunk that the reader has, by its position or by the offset it started at.
             let by_position = cursor.position.saturating_sub(chunk.position);
             let by_offset = next.saturating_sub(chunk.offset);
             let skip = by_position.max(by_offset).max(chunk.dropped as u64);
@@ -294,7 +290,7 @@ impl Ring {
 mod tests {
     use super::*;
 
-    /// Everything a reader gets from here on, each stream as (offset, bytes) runs.
+    /// Everything that a reader still gets: the pieces, and the bytes of each stream.
     fn replay(ring: &Ring, cursor: &mut Cursor) -> (Vec<Piece>, [Vec<u8>; 2]) {
         let mut buffer = Vec::new();
         let mut pieces = Vec::new();
@@ -388,8 +384,8 @@ mod tests {
         assert!(ring.footprint() < 4 * 64 * 1024, "{}", ring.footprint());
     }
 
-    /// Against a model that keeps everything: for any history and any cursor, what is replayed plus
-    /// what is said to be dropped is exactly what was written.
+    /// For any history and any cursor, what is replayed and what is reported as dropped are together
+    /// exactly what was written, according to a model that keeps everything.
     #[test]
     fn agrees_with_a_model_that_forgets_nothing() {
         let mut seed = 0x9e37_79b9_7f4a_7c15_u64;

@@ -1,10 +1,11 @@
-//! The one thread that drives every process no client waits for.
+//! The thread that drives every process no client waits for.
 //!
-//! It sleeps in epoll over their pipes and pidfds, and until the nearest deadline: no thread per
-//! process, none per timeout. Besides background processes it gets foreground commands whose client
-//! went away, and the pipes that a grandchild keeps open after its command has ended.
+//! It sleeps in epoll over their pipes and pidfds until the next deadline, so neither a process nor a
+//! timeout costs a thread. Besides background processes it drives foreground commands whose client
+//! disconnected, and the pipes that a descendant keeps open after its command has ended.
 //!
-//! It must never wait for anything else: it takes only short locks and reads only what is ready.
+//! It takes only short locks and never blocks elsewhere: a second thread kills what has run out of
+//! time, because that searches /proc.
 
 use std::collections::{BTreeSet, HashMap};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,70 +17,58 @@ use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::process::{Process, Reason, kill_trees};
 use super::pump::{Buffer, Pump};
 use super::ring::Stream;
-use super::{Process, Reason, kill_trees, lock, oom};
 use crate::error::{Error, Result};
 use crate::logging;
+use crate::sync::lock;
 use crate::sys::{Events, PollEntry, poll};
 
-/// Where pumps are left to be driven.
-pub struct Supervisor {
+/// Takes over pumps from other threads.
+pub(super) struct Supervisor {
     epoll: Epoll,
-    wake: EventFd,
-    /// Guards the pumps that were handed over and not yet taken up.
+    wakeup: EventFd,
+    /// Pumps that the thread has not taken up yet.
     inbox: Mutex<Vec<Pump>>,
 }
 
-/// What a descriptor in the epoll set belongs to; the two low bits of its data.
-#[derive(Clone, Copy)]
-enum Role {
-    Stdout = 0,
-    Stderr = 1,
-    Input = 2,
-    Ending = 3,
-}
+// The data of an epoll event is the key of its pump times four, plus what its descriptor is for.
+const STDOUT: u64 = 0;
+const STDERR: u64 = 1;
+const INPUT: u64 = 2;
+const PIDFD: u64 = 3;
 
-/// The data of the eventfd; no pump has this key.
-const WAKE: u64 = u64::MAX;
+/// The data of the inbox's event; no pump has this key.
+const WAKEUP: u64 = u64::MAX;
 
 impl Supervisor {
-    /// Starts the thread.
+    /// Starts the threads.
     ///
     /// # Errors
-    /// No thread, no descriptor.
-    pub fn start() -> Result<Arc<Self>> {
+    /// No thread or descriptor is left.
+    pub(super) fn start() -> Result<Arc<Self>> {
         let failed = |errno| Error::system("cannot start the supervisor", errno);
+        let wakeup = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let supervisor = Arc::new(Self {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?,
-            wake: EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-                .map_err(failed)?,
+            wakeup: wakeup.map_err(failed)?,
             inbox: Mutex::default(),
         });
-        supervisor
-            .epoll
-            .add(&supervisor.wake, EpollEvent::new(EpollFlags::EPOLLIN, WAKE))
-            .map_err(failed)?;
-        oom::begin();
+        let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKEUP);
+        let added = supervisor.epoll.add(&supervisor.wakeup, event);
+        added.map_err(failed)?;
         let (killer, due) = mpsc::channel();
-        std::thread::Builder::new()
-            .name("timeouts".to_owned())
-            .stack_size(256 * 1024)
-            .spawn(move || kill_all(&due))
-            .map_err(|error| Error::io("cannot start the supervisor", &error))?;
+        spawn_thread("timeouts", move || kill_due(&due))?;
         let own = Arc::clone(&supervisor);
-        std::thread::Builder::new()
-            .name("supervisor".to_owned())
-            .stack_size(256 * 1024)
-            .spawn(move || own.run(&killer))
-            .map_err(|error| Error::io("cannot start the supervisor", &error))?;
+        spawn_thread("supervisor", move || own.run(&killer))?;
         Ok(supervisor)
     }
 
     /// Takes over a pump.
     pub(super) fn adopt(&self, pump: Pump) {
         lock(&self.inbox).push(pump);
-        let _ = self.wake.write(1);
+        let _ = self.wakeup.write(1);
     }
 
     fn run(&self, killer: &Sender<Vec<Arc<Process>>>) {
@@ -87,16 +76,7 @@ impl Supervisor {
         let mut buffer = Buffer::new();
         let mut events = vec![EpollEvent::empty(); 256];
         loop {
-            let timeout = driven
-                .deadlines
-                .first()
-                .map_or(EpollTimeout::NONE, |(at, _)| {
-                    // Rounded up, so that a deadline has passed when it is looked at.
-                    let left =
-                        at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-                    EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
-                });
-            let count = match self.epoll.wait(&mut events, timeout) {
+            let count = match self.epoll.wait(&mut events, driven.timeout()) {
                 Ok(count) => count,
                 Err(Errno::EINTR) => 0,
                 Err(errno) => {
@@ -105,14 +85,14 @@ impl Supervisor {
                 }
             };
             for event in &events[..count] {
-                if event.data() == WAKE {
-                    let _ = self.wake.read();
+                if event.data() == WAKEUP {
+                    let _ = self.wakeup.read();
                     let arrived = std::mem::take(&mut *lock(&self.inbox));
                     for pump in arrived {
                         self.take_up(&mut driven, pump, &mut buffer);
                     }
                 } else {
-                    self.step(&mut driven, event.data(), &mut buffer);
+                    self.handle(&mut driven, event.data(), &mut buffer);
                 }
             }
             driven.enforce_deadlines(killer);
@@ -120,14 +100,13 @@ impl Supervisor {
     }
 
     fn take_up(&self, driven: &mut Driven, mut pump: Pump, buffer: &mut Buffer) {
-        // Its client may have gone away between the end and the last byte.
+        // The process may have ended before its client disconnected, and no event would follow.
         pump.finish(buffer);
         if pump.is_over() {
-            // Its pipes were mostly held by other commands on their way to execve, and no longer are.
+            // Most such pipes were open in other children that had not called execve yet, and are at their
+            // end.
             for stream in Stream::ALL {
-                if pump.read(stream, buffer, &mut |_, _, _| {}) {
-                    pump.close_output(stream);
-                }
+                pump.read_or_close(stream, buffer);
             }
             if pump.is_done() {
                 return;
@@ -136,99 +115,76 @@ impl Supervisor {
         let key = driven.next_key;
         driven.next_key += 1;
         if let Err(errno) = self.watch(&pump, key) {
-            // The kernel has no memory for a watch. A process nobody drives would never end for its
-            // clients, so it is ended now; nobody listens to what it leaves behind.
+            // The kernel has no memory for the watch. A process without a driver would never end for
+            // its clients, so it is killed; what its descendants write is lost.
             logging::info(format_args!(
                 "process {}: cannot be watched ({errno:?}), killed",
-                pump.process().id()
+                pump.process().id
             ));
-            self.forget(&pump);
+            for (descriptor, ..) in watched(&pump) {
+                self.unwatch(descriptor);
+            }
             pump.process().kill_tree(Reason::Killed);
-            if let Some(ending) = pump.ending() {
-                let mut entries = [PollEntry::new(ending, Events::READABLE)];
+            if let Some(pidfd) = pump.pidfd() {
+                let mut entries = [PollEntry::new(pidfd.as_fd(), Events::READABLE)];
                 poll(&mut entries, Some(Duration::from_secs(1)));
             }
             pump.finish(buffer);
-            pump.abandon_outputs();
+            // Descendants that write to them get SIGPIPE.
+            pump.outputs = [None, None];
             return;
         }
-        if let Some(deadline) = pump.deadline() {
+        if let Some(deadline) = pump.deadline {
             driven.deadlines.insert((deadline, key));
         }
         driven.pumps.insert(key, pump);
     }
 
-    /// Takes a pump's descriptors out of the set, as far as they are in it.
-    fn forget(&self, pump: &Pump) {
-        let outputs = Stream::ALL.map(|stream| pump.output(stream));
-        for descriptor in outputs
-            .into_iter()
-            .chain([pump.input(), pump.ending()])
-            .flatten()
-        {
-            self.stop_watching(Some(descriptor));
-        }
-    }
-
-    fn stop_watching(&self, descriptor: Option<BorrowedFd<'_>>) {
-        if let Some(descriptor) = descriptor {
-            let _ = self.epoll.delete(descriptor);
-        }
-    }
-
-    fn watch(&self, pump: &Pump, key: u64) -> std::result::Result<(), Errno> {
-        let watched = [
-            (
-                pump.output(Stream::Stdout),
-                Role::Stdout,
-                EpollFlags::EPOLLIN,
-            ),
-            (
-                pump.output(Stream::Stderr),
-                Role::Stderr,
-                EpollFlags::EPOLLIN,
-            ),
-            (pump.input(), Role::Input, EpollFlags::EPOLLOUT),
-            (pump.ending(), Role::Ending, EpollFlags::EPOLLIN),
-        ];
-        for (descriptor, role, flags) in watched {
+    fn watch(&self, pump: &Pump, key: u64) -> nix::Result<()> {
+        for (descriptor, purpose, flags) in watched(pump) {
             if let Some(descriptor) = descriptor {
-                self.epoll
-                    .add(descriptor, EpollEvent::new(flags, key << 2 | role as u64))?;
+                let event = EpollEvent::new(flags, key << 2 | purpose);
+                self.epoll.add(descriptor, event)?;
             }
         }
         Ok(())
     }
 
-    /// Does what one ready descriptor asks for. What is about to be closed is taken out of the epoll set
-    /// first: closing alone does not (epoll(7)) while somebody else has a share of it, as a child on
-    /// its way to execve may have, and then it would be ready again and again.
-    fn step(&self, driven: &mut Driven, data: u64, buffer: &mut Buffer) {
+    /// Removes a descriptor that is about to be closed. Closing alone does not remove it (epoll(7))
+    /// while a child that has not called execve has a copy, and the kernel would go on reporting it.
+    fn unwatch(&self, descriptor: Option<BorrowedFd<'_>>) {
+        if let Some(descriptor) = descriptor {
+            let _ = self.epoll.delete(descriptor);
+        }
+    }
+
+    /// Handles one event.
+    fn handle(&self, driven: &mut Driven, data: u64, buffer: &mut Buffer) {
         let key = data >> 2;
         let Some(pump) = driven.pumps.get_mut(&key) else {
             return;
         };
-        let discard = &mut |_, _, _: &[u8]| {};
-        match data & 3 {
-            role if role == Role::Stdout as u64 || role == Role::Stderr as u64 => {
-                let stream = Stream::ALL[usize::from(role == Role::Stderr as u64)];
-                if pump.read(stream, buffer, discard) {
-                    self.stop_watching(pump.output(stream));
-                    pump.close_output(stream);
+        let purpose = data & 3;
+        match purpose {
+            STDOUT | STDERR => {
+                let stream = Stream::ALL[usize::from(purpose == STDERR)];
+                if pump.read(stream, buffer, &mut |_, _, _| {}) {
+                    self.unwatch(pump.output(stream));
+                    pump.outputs[stream.index()] = None;
                 }
             }
-            role if role == Role::Input as u64 => {
+            INPUT => {
                 if pump.feed() {
-                    self.stop_watching(pump.input());
-                    pump.close_input();
+                    self.unwatch(pump.input());
+                    pump.input = None;
                 }
             }
             _ => {
-                // It has ended, reaped or not, and reads no more.
-                self.stop_watching(pump.input());
-                let (deadline, pidfd) = (pump.deadline(), pump.pidfd());
-                if pump.finish(buffer).is_some() {
-                    self.stop_watching(pidfd.as_ref().map(|pidfd| pidfd.as_fd()));
+                // The process reads no more input, reaped or not.
+                self.unwatch(pump.input());
+                let (deadline, pidfd) = (pump.deadline, pump.pidfd().cloned());
+                if pump.finish(buffer) {
+                    self.unwatch(pidfd.as_ref().map(|pidfd| pidfd.as_fd()));
                     if let Some(deadline) = deadline {
                         driven.deadlines.remove(&(deadline, key));
                     }
@@ -241,17 +197,36 @@ impl Supervisor {
     }
 }
 
-/// Kills what is due, all that has become so meanwhile in one go: looking for what descends from it
-/// costs walks through /proc, as many as they make of it, and others' output must be moved on
-/// meanwhile. The thread is there from the start, for what it kills may have taken all others.
-fn kill_all(due: &Receiver<Vec<Arc<Process>>>) {
+fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    std::thread::Builder::new()
+        .name(name.to_owned())
+        .stack_size(256 * 1024)
+        .spawn(body)
+        .map_err(|error| Error::io("cannot start the supervisor", &error))?;
+    Ok(())
+}
+
+/// The descriptors of a pump, each with its purpose and the events to watch for.
+fn watched(pump: &Pump) -> [(Option<BorrowedFd<'_>>, u64, EpollFlags); 4] {
+    let pidfd = pump.pidfd().map(|pidfd| pidfd.as_fd());
+    [
+        (pump.output(Stream::Stdout), STDOUT, EpollFlags::EPOLLIN),
+        (pump.output(Stream::Stderr), STDERR, EpollFlags::EPOLLIN),
+        (pump.input(), INPUT, EpollFlags::EPOLLOUT),
+        (pidfd, PIDFD, EpollFlags::EPOLLIN),
+    ]
+}
+
+/// Kills processes whose time is up, all that are due in one search of /proc. The thread exists from
+/// the start, because the processes it kills may leave no room for another one.
+fn kill_due(due: &Receiver<Vec<Arc<Process>>>) {
     while let Ok(mut processes) = due.recv() {
         processes.extend(due.try_iter().flatten());
         kill_trees(&processes, Reason::Timeout);
     }
 }
 
-/// What the thread has in hand.
+/// The pumps that the thread drives.
 #[derive(Default)]
 struct Driven {
     pumps: HashMap<u64, Pump>,
@@ -260,7 +235,17 @@ struct Driven {
 }
 
 impl Driven {
-    /// Hands over what is due.
+    /// The time until the next deadline, rounded up, so that it has passed afterwards.
+    fn timeout(&self) -> EpollTimeout {
+        self.deadlines
+            .first()
+            .map_or(EpollTimeout::NONE, |(at, _)| {
+                let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+                EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
+            })
+    }
+
+    /// Hands the processes whose deadline has passed to the thread that kills them.
     fn enforce_deadlines(&mut self, killer: &Sender<Vec<Arc<Process>>>) {
         let now = Instant::now();
         let mut due = Vec::new();
@@ -269,15 +254,14 @@ impl Driven {
         {
             self.deadlines.pop_first();
             if let Some(pump) = self.pumps.get_mut(&key)
-                && pump.is_due(now)
+                && pump.take_due(now)
             {
                 due.push(Arc::clone(pump.process()));
             }
         }
-        if due.is_empty() {
-            return;
+        if !due.is_empty() {
+            // Fails only when the server ends.
+            let _ = killer.send(due);
         }
-        // Nobody to hand them to: the thread ends with the server.
-        let _ = killer.send(due);
     }
 }

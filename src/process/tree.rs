@@ -1,14 +1,14 @@
-//! Finding everything that descends from a process, and killing it.
+//! Finds everything that descends from a process and kills it.
 //!
-//! There are no cgroups to write in the machines this runs on, so the tree is read from /proc: what
-//! is in the leader's group, what is in its session (job control makes new groups there), and
-//! whatever has one of those for an ancestor (a child that called setsid). Everything found is
-//! stopped before anything is killed: a process that is killed leaves its children to init, where
-//! they can no longer be found. Stopping repeats until a look finds nobody new. (A server that is
-//! itself killed in between leaves them stopped.)
+//! The machines this runs on offer no writable cgroups, so the tree is read from /proc: the members
+//! of the leader's process group, the members of its session (job control makes new groups there),
+//! and every descendant of these (a child that called setsid). All of them are stopped before any is
+//! killed: the children of a killed process move to init, where they can no longer be found. The
+//! search repeats until it finds no new process. If the server itself is killed in between, the
+//! stopped processes stay stopped.
 //!
-//! A number from /proc may be somebody else's by the time it is used, so each process is signalled
-//! through a pidfd that was checked, after it was opened, against the start time that was read.
+//! A pid read from /proc may belong to another process by the time it is used. Each process is
+//! therefore signalled through a pidfd, after its start time was compared with the one that was read.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
@@ -18,17 +18,10 @@ use nix::errno::Errno;
 use crate::proc::{self, Stat};
 use crate::sys::{self, Pid};
 
-/// A fork storm gets this many rounds of looking before what was found is killed all the same.
+/// How often a fork storm is searched before the processes found so far are killed.
 const ROUNDS: usize = 64;
 
-/// A process at the moment it was looked at.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Status {
-    pid: Pid,
-    stat: Stat,
-}
-
-/// A process that was found, whatever becomes of its number.
+/// The identity of a process. It stays unique after the kernel reuses the pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Member {
     pid: Pid,
@@ -36,72 +29,73 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Sends a signal, if it still is that process.
+    /// Sends a signal, unless the process has ended.
     pub(super) fn signal(&self, signal: i32) {
         let pidfd = sys::pidfd_open(self.pid);
         if !self.is_alive() {
             return;
         }
         let sent = pidfd.and_then(|pidfd| sys::pidfd_signal(pidfd.as_fd(), signal));
-        // A system call filter older than these calls, or no descriptor left: the number was right a
-        // moment ago, and that is better than a process left behind.
+        // An old seccomp filter may refuse these calls, or no descriptor is free. The pid was right a
+        // moment ago, and the small risk of a reused pid is better than a process left behind.
         if sent.is_err_and(|errno| errno != Errno::ESRCH) {
             let _ = sys::signal_process(self.pid, signal);
         }
     }
 
-    /// Whether it has not ended.
-    pub(super) fn is_alive(&self) -> bool {
+    fn is_alive(&self) -> bool {
         proc::stat(self.pid, &mut Vec::new())
             .is_some_and(|stat| stat.start_time == self.start_time && !stat.zombie)
     }
 }
 
-/// All processes of the machine at one moment.
-pub(super) struct Snapshot(Vec<Status>);
+/// All processes of the machine.
+pub(super) struct Snapshot {
+    processes: Vec<Stat>,
+    /// The kernel started again at low pids while /proc was read, so processes may be missing.
+    pid_wrapped: bool,
+}
 
 impl Snapshot {
-    /// Reads /proc; empty where that does not tell of this process's own namespace. Then a group is
-    /// all that can be reached.
+    /// Reads /proc. The snapshot is empty if /proc does not show the server's own pid namespace; only
+    /// process groups can be reached then.
     ///
-    /// A list of numbers is older than what is then looked up by them: a process that has left a child
-    /// and ended in between would be seen neither by itself nor by that. So numbers that were given
-    /// out meanwhile are looked up too, until there are no more: a child has a higher one.
+    /// The list of pids is older than the look at each of them: a process that forks and ends in
+    /// between would be missed together with its child. So the pids allocated meanwhile are looked up
+    /// too, until there are no more. They are higher than those of the list, unless the kernel reached
+    /// its highest pid and started again.
     pub(super) fn take() -> Self {
         let mut buffer = Vec::new();
-        let mut status = |pid| {
-            let stat = proc::stat(pid, &mut buffer)?;
-            Some(Status { pid, stat })
+        let mut stat = |pid| proc::stat(pid, &mut buffer);
+        let mut newest = proc::newest_pid();
+        let mut snapshot = Self {
+            processes: proc::processes().filter_map(&mut stat).collect(),
+            pid_wrapped: false,
         };
-        let mut newest = proc::newest_number();
-        let mut all: Vec<_> = proc::processes().filter_map(&mut status).collect();
-        if all.is_empty() {
-            return Self(all);
-        }
         for _ in 0..ROUNDS {
-            let (Some(before), Some(now)) = (newest, proc::newest_number()) else {
+            let (Some(before), Some(now)) = (newest, proc::newest_pid()) else {
                 break;
             };
-            if now <= before {
+            snapshot.pid_wrapped = now < before;
+            if now <= before || snapshot.processes.is_empty() {
                 break;
             }
-            all.extend((before + 1..=now).filter_map(&mut status));
+            let allocated = (before + 1..=now).filter_map(&mut stat);
+            snapshot.processes.extend(allocated);
             newest = Some(now);
         }
-        Self(all)
+        snapshot
     }
 
-    /// The living of all trees whose roots satisfy `is_root`.
-    pub(super) fn trees(&self, is_root: impl Fn(&Status) -> bool) -> Vec<Status> {
-        let mut children: HashMap<Pid, Vec<&Status>> = HashMap::new();
-        for process in &self.0 {
-            children
-                .entry(process.stat.parent)
-                .or_default()
-                .push(process);
+    /// The living processes of all trees whose roots satisfy `is_root`.
+    pub(super) fn trees(&self, is_root: impl Fn(&Stat) -> bool) -> Vec<Stat> {
+        let mut children: HashMap<Pid, Vec<&Stat>> = HashMap::new();
+        for process in &self.processes {
+            children.entry(process.parent).or_default().push(process);
         }
         let mut seen = HashSet::new();
-        let mut pending: Vec<&Status> = self.0.iter().filter(|status| is_root(status)).collect();
+        let roots = self.processes.iter().filter(|stat| is_root(stat));
+        let mut pending: Vec<&Stat> = roots.collect();
         let mut found = Vec::new();
         while let Some(process) = pending.pop() {
             if seen.insert(process.pid) {
@@ -109,65 +103,57 @@ impl Snapshot {
                 pending.extend(children.get(&process.pid).into_iter().flatten());
             }
         }
-        found.retain(|process| !process.stat.zombie);
+        found.retain(|process| !process.zombie);
         found
     }
 }
 
-impl Status {
-    /// Whether it is a leader, or in the group or session of one.
+impl Stat {
+    /// Whether the process is one of `leaders`, or in the process group or session of one.
     pub(super) fn belongs_to(&self, leaders: &HashSet<Pid>) -> bool {
-        [self.pid, self.stat.group, self.stat.session]
+        [self.pid, self.group, self.session]
             .iter()
-            .any(|number| leaders.contains(number))
+            .any(|pid| leaders.contains(pid))
     }
 
-    /// The process, to be remembered.
-    pub(super) fn member(self) -> Member {
+    /// The identity of the process.
+    pub(super) fn member(&self) -> Member {
         Member {
             pid: self.pid,
-            start_time: self.stat.start_time,
+            start_time: self.start_time,
         }
     }
 }
 
-/// Kills leaders, whose groups were stopped and which are not reaped before this returns, and
-/// everything that descends from them.
+/// Kills `leaders` and everything that descends from them. The caller has stopped their process
+/// groups and does not reap them before this returns.
 pub(super) fn kill(leaders: &HashSet<Pid>) {
-    kill_trees(|| {
-        let mut found = Snapshot::take().trees(|status| status.belongs_to(leaders));
-        // Those of the groups were stopped before the look: they need no further one.
-        found.sort_by_key(|status| !leaders.contains(&status.stat.group));
-        let settled = found.partition_point(|status| leaders.contains(&status.stat.group));
-        (found.into_iter().map(Status::member).collect(), settled)
-    });
+    stop_and_kill(
+        |stat| stat.belongs_to(leaders),
+        |stat| leaders.contains(&stat.group),
+    );
 }
 
 /// Kills these processes and everything that descends from them.
 pub(super) fn kill_members(members: &HashSet<Member>) {
-    kill_trees(|| {
-        let found = Snapshot::take().trees(|status| members.contains(&status.member()));
-        (found.into_iter().map(Status::member).collect(), 0)
-    });
+    stop_and_kill(|stat| members.contains(&stat.member()), |_| false);
 }
 
-/// Stops what `look` finds until it finds nobody new, then kills all of it. Of what is found, the
-/// first so many are known to have been stopped already.
-fn kill_trees(look: impl Fn() -> (Vec<Member>, usize)) {
+/// Stops the trees below all roots until a search finds no new process, then kills them. A process
+/// that was stopped before the search had no chance to fork, so it needs no further search.
+fn stop_and_kill(is_root: impl Fn(&Stat) -> bool, was_stopped: impl Fn(&Stat) -> bool) {
     let mut stopped: HashSet<Member> = HashSet::new();
     for _ in 0..ROUNDS {
-        let newest = proc::newest_number();
-        let (found, settled) = look();
-        // A look goes through the numbers upwards. When they began anew meanwhile, a process may have
-        // left a child where the look had been, and ended before the look came to itself.
-        let mut found_new = proc::newest_number() < newest;
-        for (index, member) in found.into_iter().enumerate() {
+        let snapshot = Snapshot::take();
+        let mut search_again = snapshot.pid_wrapped;
+        for stat in snapshot.trees(&is_root) {
+            let member = stat.member();
             if stopped.insert(member) {
                 member.signal(libc::SIGSTOP);
-                found_new |= index >= settled;
+                search_again |= !was_stopped(&stat);
             }
         }
-        if !found_new {
+        if !search_again {
             break;
         }
     }
@@ -176,44 +162,68 @@ fn kill_trees(look: impl Fn() -> (Vec<Member>, usize)) {
     }
 }
 
-/// Whether a process is stopped, by a signal or a tracer.
+/// Whether a signal or a tracer has stopped the process.
 pub(super) fn is_stopped(pid: Pid) -> bool {
     proc::stat(pid, &mut Vec::new()).is_some_and(|stat| stat.stopped)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     #[test]
-    fn finds_group_session_and_descendants_of_both() {
-        let process = |pid, parent, group, session| Status {
+    fn a_number_that_another_process_has_by_now_is_not_signalled() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("3600")
+            .spawn()
+            .unwrap();
+        let pid = child.id().cast_signed();
+        let start_time = proc::stat(pid, &mut Vec::new()).unwrap().start_time;
+        let earlier = Member {
             pid,
-            stat: Stat {
-                zombie: false,
-                stopped: false,
-                parent,
-                group,
-                session,
-                ticks: 0,
-                start_time: 1,
-                resident_pages: 0,
-            },
+            start_time: start_time - 1,
+        };
+        let was_alive = earlier.is_alive();
+        earlier.signal(libc::SIGKILL);
+        // Of two signals that end a process, it is ended by the first.
+        Member { pid, start_time }.signal(libc::SIGTERM);
+        let ended_by = child.wait().unwrap().signal();
+        assert!(!was_alive);
+        assert_eq!(ended_by, Some(libc::SIGTERM));
+    }
+
+    #[test]
+    fn finds_group_session_and_descendants_of_both() {
+        let process = |pid, parent, group, session| Stat {
+            pid,
+            zombie: false,
+            stopped: false,
+            parent,
+            group,
+            session,
+            ticks: 0,
+            start_time: 1,
+            resident_pages: 0,
         };
         let all = [
             process(1, 0, 1, 1),
             process(10, 1, 10, 10),  // the leader
             process(11, 10, 10, 10), // in its group
-            process(12, 1, 12, 10),  // a job whose parent has gone
+            process(12, 1, 12, 10),  // a job whose parent has ended
             process(13, 12, 13, 13), // a daemon below that job
             process(14, 13, 13, 13),
-            process(20, 1, 20, 20), // somebody else
+            process(20, 1, 20, 20), // unrelated
         ];
-        let all = Snapshot(all.to_vec());
+        let all = Snapshot {
+            processes: all.to_vec(),
+            pid_wrapped: false,
+        };
         let mut found: Vec<Pid> = all
-            .trees(|status| status.belongs_to(&HashSet::from([10])))
+            .trees(|stat| stat.belongs_to(&HashSet::from([10])))
             .iter()
-            .map(|status| status.pid)
+            .map(|stat| stat.pid)
             .collect();
         found.sort_unstable();
         assert_eq!(found, [10, 11, 12, 13, 14]);

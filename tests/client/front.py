@@ -43,6 +43,10 @@ class Front:
         )
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(self.certificate, key)
+        # No session tickets. They arrive after the handshake, and OpenSSL handles them in the read
+        # that finds them. If another thread of the client writes meanwhile, as one of
+        # `websockets.sync` does, OpenSSL can drop what it writes, and the client waits for ever.
+        self._context.num_tickets = 0
         self._bearer = f"Bearer {token}"
         self._jobs: dict[str, tuple[Callable[[], socket.socket], int]] = {}
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)

@@ -80,7 +80,7 @@ def resolve_job_hosts() -> None:
 class Users:
     """A range of users that no other server of any test running at the same time has.
 
-    The same ranges, and the same name to claim one by, as those of tests/suite/fixture.rs.
+    The same ranges, and the same name to claim one by, as those of tests/suite/fixture/host.rs.
     """
 
     COUNT, RANGES = 64, 300

@@ -14,6 +14,7 @@ import base64
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -255,7 +256,7 @@ def check_an_idle_sandbox_ends_by_itself(at: Place):
 
 # ---------------------------------------------------------------------------------- the port proxy
 
-# Speaks just enough of RFC 6455 to be one side of a conversation: short frames of text.
+# Speaks just enough of RFC 6455 to be one side of a conversation: whole messages of one frame each.
 ECHO = r"""
 import base64, hashlib, os, socket, sys
 where = sys.argv[1]
@@ -282,11 +283,13 @@ while True:
     accept = base64.b64encode(hashlib.sha1(key.encode()).digest())
     connection.sendall(b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\n"
                        b"Connection: Upgrade\r\nSec-WebSocket-Accept: " + accept + b"\r\n\r\n")
-    while (head := reader.read(2)) and head[0] == 0x81:
+    while (head := reader.read(2)) and head[0] == 0x82:
         size = head[1] & 0x7f
-        mask, data = reader.read(4), reader.read(size)
-        text = bytes(byte ^ mask[at % 4] for at, byte in enumerate(data))
-        connection.sendall(bytes([0x81, size + 6]) + b"echo: " + text)
+        if size > 125:
+            size = int.from_bytes(reader.read(2 if size == 126 else 8), "big")
+        # The mask is zero.
+        data = b"echo: " + reader.read(4 + size)[4:]
+        connection.sendall(b"\x82\x7f" + len(data).to_bytes(8, "big") + data)
     connection.close()
 """
 
@@ -312,12 +315,14 @@ class WebSocket:
         while self._reader.readline() != b"\r\n":
             pass
 
-    def ask(self, text: str) -> str:
-        mask = b"\1\2\3\4"
-        data = bytes(byte ^ mask[at % 4] for at, byte in enumerate(text.encode()))
-        self._connection.sendall(bytes([0x81, 0x80 | len(data)]) + mask + data)
-        head = self._reader.read(2)
-        return self._reader.read(head[1]).decode()
+    def send(self, data: bytes) -> None:
+        # In the longest form, with a mask that changes nothing.
+        self._connection.sendall(b"\x82\xff" + len(data).to_bytes(8, "big") + bytes(4) + data)
+
+    def receive(self) -> bytes:
+        head = self._reader.read(10)
+        assert head[:2] == b"\x82\x7f", head
+        return self._reader.read(int.from_bytes(head[2:], "big"))
 
     def close(self) -> None:
         self._connection.close()
@@ -341,8 +346,10 @@ def talk_to_a_server_inside(sbx: Sandbox, where: str) -> None:
     assert "'GET /a%2Fb?c=d HTTP/1.1'" in told, told
     assert "authorization" not in told and "x-sandbox-token" not in told, told
     talk = WebSocket(sbx.proxy_url_for(port, "/ws", scheme="wss://"), sbx.proxy_headers)
-    for text in ("one", "two", "x" * 100):
-        assert talk.ask(text) == f"echo: {text}"
+    small = [b"%d" % number for number in range(50)]
+    for data in [b"one", b"two", noise(MIB), noise(3 * MIB), *small]:
+        talk.send(data)
+        assert talk.receive() == b"echo: " + data, len(data)
     talk.close()
     server.kill()
 
@@ -355,6 +362,36 @@ def check_a_server_in_a_dedicated_sandbox_is_reached(at: Place):
 @check
 def check_a_server_in_a_pooled_sandbox_is_reached(at: Place):
     talk_to_a_server_inside(at.pool().create(), "8000.sock")
+
+
+@check
+def check_a_client_that_writes_while_it_reads_is_answered(at: Place):
+    sbx = at.sandbox()
+    address = urlsplit(sbx._server.base_url)
+    context = ssl.create_default_context()
+    lines = ["GET /health HTTP/1.1", f"Host: {address.netloc}", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in sbx.proxy_headers.items()]
+    request = "\r\n".join([*lines, "", ""]).encode()
+
+    def is_answered(_) -> bool:
+        plain = socket.create_connection((address.hostname, address.port), timeout=30)
+        with context.wrap_socket(plain, server_hostname=address.hostname) as connection:
+            connection.settimeout(None)
+            answer = []
+            reader = threading.Thread(target=lambda: answer.append(connection.recv(65536)))
+            reader.start()
+            # A session ticket would end this; the reader would handle it during the write.
+            select.select([connection], [], [], 0.02)
+            connection.sendall(request)
+            reader.join(timeout=20)
+            if reader.is_alive():
+                connection.shutdown(socket.SHUT_RDWR)
+                reader.join()
+            return bool(answer) and answer[0].startswith(b"HTTP/1.1 200 ")
+
+    with ThreadPoolExecutor(12) as threads:
+        answered = list(threads.map(is_answered, range(400)))
+    assert all(answered), f"{answered.count(False)} of {len(answered)} requests were lost"
 
 
 # ---------------------------------------------------------------------------------- pools

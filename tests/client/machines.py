@@ -109,7 +109,7 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, SIOCSIFFLAGS, struct.pack("16sh22x", b"lo", IFF_UP))
 
 
-def furnish(root: Path) -> None:
+def populate(root: Path) -> None:
     """Makes the machine's file system at `root`, all but /proc."""
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NODEV, "mode=755")
@@ -162,7 +162,7 @@ def run() -> int:
     plan = json.loads(sys.stdin.buffer.raw.readline())
     enter_namespaces(plan["first_id"])
     raise_loopback()
-    furnish(root)
+    populate(root)
     os.write(report_to, b"made\n")
     if not sys.stdin.buffer.raw.readline():
         return 1

@@ -1,37 +1,45 @@
-//! Configuration: total, validated once, never a silent default.
+//! Settings and the command line, tested by starting the real program.
 //!
-//! Every variable of the table is given values that it cannot have: the server must end with status
-//! 2 and a sentence that names the variable and the value. What the command line offers is here too,
-//! and who may listen where.
+//! Each variable gets values that it does not accept: the server must exit with status 2 and one
+//! line that names the variable and the value. Further tests cover where the token comes from, warnings
+//! for unknown variables, `health`, and which addresses the server listens on.
 
 use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpListener};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::fixture::{BINARY, PATIENCE, Server, TOKEN};
+use crate::fixture::{BINARY, Builder, PATIENCE, Server, TOKEN, TempDir, is_root};
+use crate::skip;
 
-/// The variables of the table, with their defaults as `--help` shows them.
+/// All variables, with a part of the default that `--help` shows.
 const VARIABLES: &[(&str, &str)] = &[
     ("SBX_PORT", "49983"),
     ("SBX_BIND", "127.0.0.1"),
-    ("SBX_TOKEN", ""),
-    ("SBX_IDLE_TIMEOUT", ""),
+    ("SBX_TOKEN", "unset"),
+    ("SBX_TOKEN_FILE", "unset"),
+    ("SBX_ALLOWED_ORIGINS", "unset"),
+    ("SBX_INSECURE", "0"),
+    ("SBX_IDLE_TIMEOUT", "never"),
     ("SBX_HOST_MODE", "0"),
     ("SBX_CAPACITY", "unlimited"),
     ("SBX_HOMES_DIR", "/sbx/homes"),
     ("SBX_UID_RANGE", "20000-64999"),
     ("SBX_MIN_LANDLOCK_ABI", "6"),
     ("SBX_ALLOW_UNCONFINED", "0"),
+    ("SBX_STRICT_SCOPES", "0"),
     ("SBX_LOG_BYTES", "4194304"),
     ("SBX_LOG_TOTAL_BYTES", "268435456"),
     ("SBX_PING_SECS", "15"),
     ("SBX_MAX_CONNECTIONS", "4096"),
+    ("SBX_LOG", "info"),
 ];
 
 struct Finished {
@@ -49,7 +57,7 @@ fn collect(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     })
 }
 
-/// Runs the program to its end; one that goes on is killed and fails the test.
+/// Runs the program until it exits. Kills it and fails the test if it does not.
 #[track_caller]
 fn run(command: &mut Command) -> Finished {
     let mut child = command
@@ -85,14 +93,14 @@ fn run(command: &mut Command) -> Finished {
     }
 }
 
-/// The program without arguments, with nothing set but what the test sets.
+/// The program without arguments, and without any variable of the server.
 fn bare() -> Command {
     let mut command = Server::builder().no_token().command();
     command.env_remove("SBX_PORT").env_remove("SBX_BIND");
     command
 }
 
-/// A command that would start a server, for one more variable to spoil.
+/// A command that starts a server, unless the test adds a bad value.
 fn startable() -> Command {
     Server::builder().command()
 }
@@ -115,7 +123,7 @@ fn expect_refusal(name: &str, value: &OsStr) {
             "the value is named: {shown}"
         );
     }
-    // Variable and value alone would not say what to do.
+    // Besides variable and value, the line says what the variable accepts.
     assert!(
         line.len() > name.len() + value.len() + 15,
         "what is accepted is said: {shown}"
@@ -130,7 +138,7 @@ fn expect_refusal(name: &str, value: &OsStr) {
 
 #[test]
 fn every_bad_value_is_named_and_ends_the_start_with_status_2() {
-    // What no number is.
+    // Not numbers.
     let no_number = [
         "", " ", "abc", "-1", "1 2", "10s", "0x10", "1e3", "1,000", "\u{663}", "5\n",
     ];
@@ -191,7 +199,18 @@ fn every_bad_value_is_named_and_ends_the_start_with_status_2() {
     ] {
         expect_refusal("SBX_UID_RANGE", OsStr::new(value));
     }
-    expect_refusal("SBX_HOMES_DIR", OsStr::new(""));
+    for name in ["SBX_HOMES_DIR", "SBX_TOKEN_FILE"] {
+        expect_refusal(name, OsStr::new(""));
+    }
+    for value in [
+        "",
+        "*",
+        "https://a.example/",
+        "app.example.com",
+        "https://a,https://B",
+    ] {
+        expect_refusal("SBX_ALLOWED_ORIGINS", OsStr::new(value));
+    }
     for value in ["", "nonsense"] {
         expect_refusal("SBX_LOG", OsStr::new(value));
     }
@@ -200,7 +219,8 @@ fn every_bad_value_is_named_and_ends_the_start_with_status_2() {
 #[test]
 fn a_value_that_is_not_utf_8_is_a_bad_value_and_no_panic() {
     for (name, _) in VARIABLES {
-        if matches!(*name, "SBX_TOKEN" | "SBX_HOMES_DIR") {
+        // A path may hold any bytes, and a token is not shown.
+        if matches!(*name, "SBX_TOKEN" | "SBX_TOKEN_FILE" | "SBX_HOMES_DIR") {
             continue;
         }
         expect_refusal(name, OsStr::from_bytes(b"\xff\xfe"));
@@ -212,7 +232,7 @@ fn an_empty_token_is_an_error_and_not_no_token() {
     let finished = run(startable().env("SBX_TOKEN", ""));
     assert_eq!(finished.status.code(), Some(2), "{}", finished.stderr);
     assert!(finished.stderr.contains("SBX_TOKEN"), "{}", finished.stderr);
-    // Also where no token at all would do.
+    // Also where the server could start without a token.
     let finished = run(bare()
         .env("SBX_PORT", "0")
         .env("SBX_TOKEN", "")
@@ -222,7 +242,7 @@ fn an_empty_token_is_an_error_and_not_no_token() {
 
 #[test]
 fn a_token_that_no_header_can_carry_is_refused_and_not_shown() {
-    // A server that started with it could never be used.
+    // No request could be authorized by such a token.
     for token in [
         &b"hidden-a\nb"[..],
         b"hidden-a\rb",
@@ -260,8 +280,344 @@ fn variables_of_others_and_lawful_values_are_accepted() {
         .env("SBX_PING_SECS", 1)
         .env("SBX_MAX_CONNECTIONS", 10)
         .env("SBX_LOG", "debug")
+        .env(
+            "SBX_ALLOWED_ORIGINS",
+            "https://a.example,http://localhost:5173",
+        )
         .start();
     assert_eq!(server.get("/health").status, 200);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Unknown variables.
+
+#[test]
+fn an_unknown_variable_is_one_warning_that_names_the_nearest_one() {
+    let server = Server::builder()
+        .env("SBX_PROT", "hidden-1")
+        .env("SBX_WHATEVER", "hidden-2")
+        .env("SBX_FORGED\nsbx-server: forged\u{1b}[2J", "hidden-3")
+        .env("OTHER", "hidden-4")
+        .start();
+    let log = server.log();
+    let warnings: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("not known"))
+        .collect();
+    assert_eq!(warnings.len(), 3, "{log}");
+    for warning in [
+        "sbx-server: SBX_PROT is not known; did you mean SBX_PORT?",
+        "sbx-server: SBX_WHATEVER is not known; it is ignored",
+        "sbx-server: SBX_FORGED\\nsbx-server: forged\\u{1b}[2J is not known; it is ignored",
+    ] {
+        assert!(warnings.contains(&warning), "no {warning}: {log}");
+    }
+    assert!(!log.contains("hidden"), "{log}");
+
+    // The warning also helps when another setting ends the start.
+    let finished = run(startable().env("SBX_PROT", "1").env("SBX_LOG", "loud"));
+    assert_eq!(finished.status.code(), Some(2));
+    assert!(finished.stderr.contains("SBX_PORT?"), "{}", finished.stderr);
+}
+
+#[test]
+fn variables_of_clients_and_start_scripts_are_no_warnings() {
+    let mut builder = Server::builder();
+    for name in [
+        "SBX_MAX_HOSTS",
+        "SBX_DL_TOKEN",
+        "SBX_COMPAT_HOST_TOKEN",
+        "SBX_SERVER_URL",
+        "SBX_SERVER_MOUNT",
+        "SBX_SERVER_SHA256",
+        "SBX_ALLOW_UNVERIFIED_SERVER",
+    ] {
+        builder = builder.env(name, "x");
+    }
+    let log = builder.start().log();
+    assert_eq!(log.lines().count(), 1, "{log}");
+}
+
+// ---------------------------------------------------------------------------------------------
+// The token's origin.
+
+/// Starts a server that makes its token, and takes the token from its log.
+#[track_caller]
+fn start_with_made_token(builder: Builder) -> (Server, String) {
+    let mut server = builder.no_token().env("SBX_TOKEN", "auto").start();
+    let log = server.log();
+    let lines: Vec<&str> = log.lines().collect();
+    let (token, ready) = match lines.as_slice() {
+        [token, ready] => (token.strip_prefix("SBX_TOKEN=").expect(token), ready),
+        _ => panic!("a line with the token and the ready line: {log}"),
+    };
+    assert!(ready.contains("listening on"), "{log}");
+    assert_eq!(token.len(), 64, "{log}");
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    assert!(token.bytes().all(is_digit), "{log}");
+    server.token = Some(token.to_owned());
+    let token = token.to_owned();
+    (server, token)
+}
+
+/// Starts a server that reads its token from a file.
+fn start_with_file(file: &str, token: &str) -> Server {
+    let mut server = Server::builder()
+        .no_token()
+        .env("SBX_TOKEN_FILE", file)
+        .start();
+    server.token = Some(token.to_owned());
+    server
+}
+
+/// Checks that the server accepts its token and no other, and that neither the log nor a command's
+/// environment shows the token.
+#[track_caller]
+fn expect_guarded(server: &mut Server, token: &str) {
+    let printed = server.log().matches(token).count();
+    let outcome =
+        server.exec(&json!({"cmd": "env | grep SBX_; cat /proc/$PPID/environ; echo done"}));
+    assert!(outcome.stdout.ends_with("done\n"), "{}", outcome.stdout);
+    assert!(!outcome.stdout.contains(token), "{}", outcome.stdout);
+    assert!(!outcome.stdout.starts_with("SBX_"), "{}", outcome.stdout);
+    for wrong in [None, Some("auto".to_owned()), Some(token[1..].to_owned())] {
+        server.token = wrong;
+        assert_eq!(server.get("/v1/processes").status, 403);
+    }
+    assert_eq!(server.log().matches(token).count(), printed);
+}
+
+#[test]
+fn auto_makes_a_token_that_is_printed_once() {
+    let (mut server, token) = start_with_made_token(Server::builder().env("SBX_LOG", "debug"));
+    expect_guarded(&mut server, &token);
+    let (_other, other_token) = start_with_made_token(Server::builder());
+    assert_ne!(token, other_token);
+}
+
+#[test]
+fn a_made_token_is_written_to_a_file_for_its_owner_alone() {
+    let directory = TempDir::new();
+    let (file, target) = (directory.join("token"), directory.join("target"));
+    // What is there before: nothing, a file that everybody can read, and links to another file.
+    let plant: [&dyn Fn(); 4] = [
+        &|| (),
+        &|| fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap(),
+        &|| {
+            fs::write(&target, "target").unwrap();
+            fs::remove_file(&file).unwrap();
+            symlink(&target, &file).unwrap();
+        },
+        &|| {
+            fs::remove_file(&file).unwrap();
+            fs::hard_link(&target, &file).unwrap();
+        },
+    ];
+    for plant in plant {
+        plant();
+        // The umask takes nothing away.
+        let builder = Server::builder()
+            .wrapped_in(&["sh", "-c", r#"umask 0; exec "$0""#])
+            .env("SBX_TOKEN_FILE", &file);
+        let (mut server, token) = start_with_made_token(builder);
+        assert_eq!(fs::read_to_string(&file).unwrap(), token.clone() + "\n");
+        let metadata = fs::symlink_metadata(&file).unwrap();
+        assert!(metadata.is_file());
+        assert_eq!(metadata.mode() & 0o7777, 0o600);
+        expect_guarded(&mut server, &token);
+        // The file can start the next server.
+        let mut next = start_with_file(&file, &token);
+        expect_guarded(&mut next, &token);
+    }
+    assert_eq!(fs::read_to_string(&target).unwrap(), "target");
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
+}
+
+#[test]
+fn a_server_that_cannot_start_leaves_the_token_file_of_the_first() {
+    let directory = TempDir::new();
+    let file = directory.join("token");
+    let (server, token) = start_with_made_token(Server::builder().env("SBX_TOKEN_FILE", &file));
+    let port = server.address.port().to_string();
+    for (name, value) in [("SBX_PORT", port.as_str()), ("SBX_LOG", "loud")] {
+        let finished = run(startable()
+            .env("SBX_TOKEN", "auto")
+            .env("SBX_TOKEN_FILE", &file)
+            .env(name, value));
+        assert!(!finished.status.success(), "{}", finished.stderr);
+        assert!(
+            !finished.stderr.contains("SBX_TOKEN="),
+            "{}",
+            finished.stderr
+        );
+        assert_eq!(fs::read_to_string(&file).unwrap(), token.clone() + "\n");
+    }
+}
+
+#[test]
+fn a_token_file_that_cannot_be_written_ends_the_start() {
+    let directory = TempDir::new();
+    for file in [directory.join("missing/token"), directory.join("")] {
+        let finished = run(startable()
+            .env("SBX_TOKEN", "auto")
+            .env("SBX_TOKEN_FILE", &file));
+        assert_eq!(finished.status.code(), Some(1), "{}", finished.stderr);
+        let expected = format!("cannot write SBX_TOKEN_FILE {file}");
+        assert!(finished.stderr.contains(&expected), "{}", finished.stderr);
+        assert_eq!(finished.stderr.lines().count(), 1, "{}", finished.stderr);
+    }
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_token_is_read_from_a_file() {
+    let directory = TempDir::new();
+    let file = directory.join("token");
+    for end in ["", "\n", "\r\n"] {
+        fs::write(&file, format!("s3cr3t-from-a-file{end}")).unwrap();
+        let mut server = start_with_file(&file, "s3cr3t-from-a-file");
+        assert_eq!(server.log().lines().count(), 1, "{}", server.log());
+        expect_guarded(&mut server, "s3cr3t-from-a-file");
+    }
+    // Like any token, it opens all interfaces.
+    let mut command = bare();
+    command.env("SBX_PORT", "0").env("SBX_TOKEN_FILE", &file);
+    expect_address(command, "0.0.0.0");
+}
+
+#[test]
+fn a_token_file_without_a_token_is_named_and_not_shown() {
+    let directory = TempDir::new();
+    let file = directory.join("token");
+    let refuse = |file: &str| {
+        let finished = run(bare().env("SBX_PORT", "0").env("SBX_TOKEN_FILE", file));
+        assert_eq!(finished.status.code(), Some(2), "{}", finished.stderr);
+        assert!(
+            finished
+                .stderr
+                .contains(&format!("SBX_TOKEN_FILE={file}: ")),
+            "{}",
+            finished.stderr
+        );
+        assert!(!finished.stderr.contains("hidden"), "{}", finished.stderr);
+        assert_eq!(finished.stderr.lines().count(), 1, "{}", finished.stderr);
+    };
+    refuse(&file);
+    refuse(directory.path().to_str().unwrap());
+    let long = "hidden".repeat(100_000);
+    for content in [
+        "",
+        "\n",
+        "hidden hidden",
+        "hidden\n\n",
+        "hidden\u{e9}",
+        "hidden\0",
+        &long,
+    ] {
+        fs::write(&file, content).unwrap();
+        refuse(&file);
+    }
+    refuse("/dev/zero");
+}
+
+#[test]
+fn a_token_and_a_token_file_are_not_both_accepted() {
+    let directory = TempDir::new();
+    let file = directory.join("token");
+    fs::write(&file, "hidden").unwrap();
+    let finished = run(startable().env("SBX_TOKEN_FILE", &file));
+    assert_eq!(finished.status.code(), Some(2), "{}", finished.stderr);
+    assert!(
+        finished.stderr.contains("SBX_TOKEN_FILE"),
+        "{}",
+        finished.stderr
+    );
+    for secret in ["hidden", TOKEN] {
+        assert!(!finished.stderr.contains(secret), "{}", finished.stderr);
+    }
+    // An empty token remains an error of its own.
+    let finished = run(startable()
+        .env("SBX_TOKEN", "")
+        .env("SBX_TOKEN_FILE", &file));
+    assert_eq!(finished.status.code(), Some(2), "{}", finished.stderr);
+}
+
+#[test]
+fn no_sandbox_reads_the_token_file() {
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    // In a directory that sandboxes can list and whose files they can read.
+    let Ok(directory) = TempDir::below("/etc") else {
+        skip!("/etc cannot be written to");
+    };
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let (file, open) = (directory.join("token"), directory.join("open"));
+    fs::write(&open, "readable").unwrap();
+    let (server, token) = start_with_made_token(Server::host().env("SBX_TOKEN_FILE", &file));
+    let sandbox = server.sandbox();
+    let seen = sandbox.sh(&format!("cat {open}; cat {file} 2>&1; env; true"));
+    assert!(seen.contains("readable"), "the control: {seen}");
+    assert!(seen.contains("denied"), "{seen}");
+    assert!(
+        !seen.contains(&token) && !seen.contains("SBX_TOKEN"),
+        "{seen}"
+    );
+}
+
+#[test]
+fn a_token_file_that_sandboxes_could_read_is_refused() {
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    let Ok(directory) = TempDir::below("/etc") else {
+        skip!("/etc cannot be written to");
+    };
+    fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o755)).unwrap();
+    let file = directory.join("token");
+    fs::write(&file, "a-token-of-a-test").unwrap();
+    for (mode, is_accepted) in [(0o644, false), (0o604, false), (0o640, true), (0o400, true)] {
+        fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+        // Loopback and a free port, so that an accepted one starts; it is told to end at once.
+        let builder = Server::host().no_token().env("SBX_TOKEN_FILE", &file);
+        if is_accepted {
+            drop(builder.start());
+            continue;
+        }
+        let finished = run(&mut builder.command());
+        assert_eq!(
+            finished.status.code(),
+            Some(1),
+            "{mode:o}: {}",
+            finished.stderr
+        );
+        assert!(finished.stderr.contains("chmod o-r"), "{}", finished.stderr);
+        assert!(
+            !finished.stderr.contains("a-token-of"),
+            "{}",
+            finished.stderr
+        );
+    }
+}
+
+#[test]
+fn a_made_token_replaces_no_device_and_no_pipe() {
+    let directory = TempDir::new();
+    let pipe = directory.join("pipe");
+    nix::unistd::mkfifo(pipe.as_str(), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    for file in ["/dev/null", &pipe] {
+        let finished = run(bare()
+            .env("SBX_PORT", "0")
+            .env("SBX_TOKEN", "auto")
+            .env("SBX_TOKEN_FILE", file));
+        assert_eq!(finished.status.code(), Some(1), "{}", finished.stderr);
+        assert!(
+            finished.stderr.contains("not a regular file"),
+            "{}",
+            finished.stderr
+        );
+        assert!(!fs::metadata(file).unwrap().is_file(), "{file}");
+    }
 }
 
 #[test]
@@ -287,18 +643,13 @@ fn help_shows_every_variable_with_its_default() {
     let finished = run(bare().arg("--help"));
     assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);
     for (name, default) in VARIABLES {
-        let at = finished
+        let entry = format!("\n  {name} [");
+        let (_, rest) = finished
             .stdout
-            .find(name)
+            .split_once(&entry)
             .unwrap_or_else(|| panic!("no {name}: {}", finished.stdout));
-        // The default stands before the next variable begins.
-        let rest = &finished.stdout[at + name.len()..];
-        let entry = &rest[..rest.find("SBX_").unwrap_or(rest.len())];
-        let whole_line = rest.lines().next().unwrap_or_default();
-        assert!(
-            entry.contains(default) || whole_line.contains(default),
-            "{name} without its default {default}: {entry}"
-        );
+        let shown = rest.split(']').next().unwrap();
+        assert!(shown.contains(default), "{name} [{shown}]");
     }
     for word in ["health", "--version", "SBX_INSECURE"] {
         assert!(
@@ -308,7 +659,7 @@ fn help_shows_every_variable_with_its_default() {
         );
     }
     assert_eq!(finished.stderr, "");
-    // Help is what one needs when the configuration is wrong.
+    // Bad settings do not prevent help.
     let finished = run(bare()
         .arg("--help")
         .env("SBX_PORT", "abc")
@@ -370,7 +721,7 @@ fn health_tells_by_its_status_whether_the_local_server_answers() {
     assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);
     let open = Server::builder().no_token().start();
     assert_eq!(health(open.address.port()).status.code(), Some(0));
-    // What a container's health check has around it is the server's own environment.
+    // A container's health check runs with the server's environment.
     let port = server.address.port().to_string();
     let finished = run(startable().arg("health").env("SBX_PORT", &port));
     assert_eq!(finished.status.code(), Some(0), "{}", finished.stderr);
@@ -398,7 +749,7 @@ fn health_is_not_fooled_by_another_server_and_does_not_wait_for_ever() {
         "SSH-2.0-OpenSSH_9.9\r\n",
         "\0\0\0\0",
     ];
-    // Its patience is waited for, so all at once.
+    // Each waits for the timeout of `health`, so they run in parallel.
     let asking = answers.map(|answer| {
         thread::spawn(move || {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -406,7 +757,7 @@ fn health_is_not_fooled_by_another_server_and_does_not_wait_for_ever() {
             let other = thread::spawn(move || {
                 let (mut stream, _) = listener.accept().unwrap();
                 stream.write_all(answer.as_bytes()).unwrap();
-                // Neither more nor an end: only the other side's patience ends this.
+                // Sends nothing more and keeps the connection open until the client gives up.
                 let mut rest = Vec::new();
                 let _ = stream.read_to_end(&mut rest);
             });
@@ -420,7 +771,7 @@ fn health_is_not_fooled_by_another_server_and_does_not_wait_for_ever() {
             other.join().unwrap();
         })
     });
-    // A queue that nobody accepts from.
+    // A listener that never accepts.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     assert_eq!(
         health(listener.local_addr().unwrap().port()).status.code(),
@@ -441,7 +792,7 @@ fn variables_of_other_programs_may_hold_anything() {
         .arg("health")
         .env("SBX_PORT", address.port().to_string())
         .env("ODD", odd));
-    // It goes through to the commands as it is.
+    // Commands inherit it unchanged.
     let mut connection = crate::fixture::Connection::open(address, Some(TOKEN.to_owned()));
     let body = json!({"cmd": "printenv ODD", "encoding": "base64"}).to_string();
     let reply = connection.request("POST", "/v1/exec", &[], body.as_bytes());
@@ -481,7 +832,7 @@ fn port_0_is_any_free_port_and_another_is_that_one() {
     let (first, second) = (Server::start(), Server::start());
     assert_ne!(first.address, second.address);
     drop(first);
-    // A port that was free a moment ago; whoever took it since is seen by the failure of `start`.
+    // If another process takes the port in between, `start` fails.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     drop(listener);
@@ -489,7 +840,7 @@ fn port_0_is_any_free_port_and_another_is_that_one() {
     assert_eq!(server.address.port(), port);
     assert_eq!(server.get("/health").status, 200);
 
-    // Taken: an error that names the address and what is wrong, and no second server.
+    // A port in use is an error that names the address and the cause.
     let finished = run(startable().env("SBX_PORT", port.to_string()));
     assert!(
         !finished.status.success() && finished.status.code().is_some(),
@@ -510,7 +861,7 @@ fn port_0_is_any_free_port_and_another_is_that_one() {
 
 #[test]
 fn a_port_is_free_again_at_once_after_a_restart() {
-    // Connections that the server closed linger in the kernel; a restart must not wait for them.
+    // Connections that the server closed stay in TIME_WAIT; a restart must not wait for them.
     let mut server = Server::start();
     let port = server.address.port();
     for _ in 0..20 {
@@ -524,7 +875,7 @@ fn a_port_is_free_again_at_once_after_a_restart() {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// Starts what `command` describes (the caller ends it) and returns the address of its ready line.
+/// Runs `command` until its ready line, and returns the child and the address. The caller ends it.
 #[allow(clippy::zombie_processes)]
 fn ready_address(mut command: Command) -> (std::process::Child, std::net::SocketAddr) {
     use std::io::BufRead;
@@ -548,7 +899,7 @@ fn ready_address(mut command: Command) -> (std::process::Child, std::net::Socket
             .and_then(|(_, rest)| rest.split_whitespace().next())
             .and_then(|text| text.parse().ok());
         if let Some(address) = address {
-            // Keeps the pipe open, so that later lines do not fail.
+            // Keeps the pipe open for later lines.
             thread::spawn(move || std::io::copy(&mut lines, &mut std::io::sink()));
             return (child, address);
         }
@@ -572,7 +923,7 @@ fn a_server_with_a_token_listens_everywhere_and_one_without_only_here() {
     let mut without = bare();
     without.env("SBX_PORT", "0");
     expect_address(without, "127.0.0.1");
-    // Permission to listen elsewhere is not a wish to.
+    // SBX_INSECURE permits other addresses and does not change the default.
     let mut insecure = bare();
     insecure.env("SBX_PORT", "0").env("SBX_INSECURE", "1");
     expect_address(insecure, "127.0.0.1");
@@ -617,7 +968,7 @@ fn without_a_token_no_other_address_than_loopback_is_bound() {
 #[test]
 fn ipv6_addresses_work_where_there_are_any() {
     if TcpListener::bind("[::1]:0").is_err() {
-        crate::skip!("no IPv6 on this machine");
+        skip!("no IPv6 on this machine");
     }
     let server = Server::builder().no_token().env("SBX_BIND", "::1").start();
     assert_eq!(server.get("/health").status, 200);
@@ -639,7 +990,7 @@ fn an_address_that_is_not_of_this_machine_is_an_error_not_a_panic() {
 
 #[test]
 fn the_server_starts_in_an_empty_environment_with_closed_streams() {
-    // As PID 1 of a bare image, or under a supervisor that gives it nothing.
+    // As PID 1 of a minimal image, or under a supervisor that passes nothing on.
     let mut command = Command::new("/bin/sh");
     command
         .args(["-c", "exec \"$0\" <&- >&-", BINARY])
@@ -659,7 +1010,7 @@ fn the_server_starts_in_an_empty_environment_with_closed_streams() {
 
 #[test]
 fn a_log_that_nobody_reads_any_more_does_not_end_the_server() {
-    // stderr is a pipe whose reader goes away after the ready line: a write to it fails.
+    // The reader of stderr, a pipe, exits after the ready line, so writes fail.
     use std::io::BufRead;
     let mut child = startable()
         .env("SBX_LOG", "debug")

@@ -46,7 +46,7 @@ fn a_dedicated_server_does_what_the_contract_says() {
         skip!("a machine needs namespaces of its own, and unshare does not work here");
     }
     let machine = TempDir::new();
-    if let Err(reason) = furnish(machine.path()) {
+    if let Err(reason) = populate(machine.path()) {
         skip!("no machine for the server: {reason}");
     }
     // Not exec: what has changed its user is not killed with its parent (prctl(2)), but dies with the
@@ -86,7 +86,7 @@ fn a_host_does_what_the_contract_says() {
 
 /// Makes a directory into a machine: the program, a shell with its usual commands, and somewhere to
 /// work that everybody may write to.
-fn furnish(root: &Path) -> Result<(), String> {
+fn populate(root: &Path) -> Result<(), String> {
     let make = format!(
         "set -e; cd '{}'; chmod 755 .; mkdir bin dev proc work; chmod 777 work; : > dev/null; cp '{BINARY}' sbx-server; \
          cp \"$(command -v busybox)\" bin/busybox; for name in $(bin/busybox --list); do [ -e bin/$name ] || ln -s busybox bin/$name; done; \

@@ -1,6 +1,5 @@
-//! A machine that fails the server: no process more, no memory more, no /proc, a clock like no other's.
-//! What cannot be done is said, with its reason; what was there is not lost; and all is well when the
-//! fault has passed.
+//! Faults of the machine: no further process, no memory, no /proc, a clock that jumps. A request that
+//! fails names the reason, existing data is not lost, and service recovers when the fault ends.
 //!
 //! Elsewhere: full disks and disks without inodes (`files::atomic`, `host::capacity`,
 //! `walls::exhaustion`); descriptors, threads and address space that connections use up (`hostile`);

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::fixture::{
-    Connection, PATIENCE, Reply, Server, TOKEN, TempDir, can_change_user, cpu_time_of,
-    descriptors_of, output_of, parse_replies, public_copy, spare_uid, status_of, wait_until,
+    Connection, PATIENCE, Random, Reply, Server, TOKEN, TempDir, can_change_user, cpu_time_of,
+    descriptors_of, output_of, parse_replies, public_copy, reset, spare_uid, status_of, wait_until,
 };
 use crate::skip;
 
@@ -138,6 +138,7 @@ fn connections_above_the_cap_get_503_and_the_cap_counts_only_open_ones() {
             assert_eq!(replies[0].code(), "too_many_connections");
             assert_eq!(replies[0].header("connection"), Some("close"));
             assert_eq!(replies[0].header("content-type"), Some("application/json"));
+            assert!(replies[0].body.ends_with(b"}\n"));
         }
         // Those that were there first are not disturbed.
         for probe in &mut held {
@@ -440,7 +441,7 @@ fn a_client_that_never_reads_costs_a_bounded_buffer() {
 fn things_that_are_not_http_hurt_nobody() {
     let mut server = Server::start();
     let random: Vec<u8> = {
-        let mut random = Random::new(7);
+        let mut random = Random(7);
         (0..1_000_000).map(|_| random.byte()).collect()
     };
     let mut nonsense: Vec<Vec<u8>> = vec![
@@ -508,7 +509,7 @@ fn connections_that_are_reset_at_any_moment_leave_nothing_behind() {
             // Reset while it is sending.
             assert!(connection.fill());
         }
-        reset(&connection.stream);
+        reset(connection);
     }
     expect_idle(&server, threads, descriptors);
     assert!(server.is_running());
@@ -575,46 +576,8 @@ fn expect_idle(server: &Server, threads: u64, descriptors: usize) {
     );
 }
 
-/// Makes the close of a connection a reset instead of an orderly end.
-fn reset(stream: &TcpStream) {
-    let linger = libc::linger {
-        l_onoff: 1,
-        l_linger: 0,
-    };
-    nix::sys::socket::setsockopt(stream, nix::sys::socket::sockopt::Linger, &linger).unwrap();
-}
-
 // ---------------------------------------------------------------------------------------------
 // Random mutations.
-
-/// A small generator (splitmix64), so that a seed means the same everywhere.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn below(&mut self, limit: usize) -> usize {
-        usize::try_from(self.next() % limit as u64).expect("less than a usize")
-    }
-
-    fn byte(&mut self) -> u8 {
-        self.next().to_le_bytes()[0]
-    }
-
-    fn pick<'a, T: ?Sized>(&mut self, choices: &[&'a T]) -> &'a T {
-        choices[self.below(choices.len())]
-    }
-}
 
 /// Valid requests to start from. Nothing here kills, deletes or names a path outside the working
 /// directory of the server, and the server has no privileges, whatever a mutation makes of it.
@@ -740,7 +703,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
                 bytes.splice(at..at, long);
             }
             _ => {
-                let fragment = random.pick(FRAGMENTS).to_vec();
+                let fragment = random.of(FRAGMENTS).to_vec();
                 bytes.splice(at..at, fragment);
             }
         }
@@ -819,7 +782,7 @@ fn tens_of_thousands_of_mutated_requests_do_no_harm() {
                 while sent.load(Ordering::Relaxed) < count {
                     let case = seed ^ (worker << 56) ^ (round << 8);
                     round += 1;
-                    let mut random = Random::new(case);
+                    let mut random = Random(case);
                     let requests = 1 + random.below(4);
                     let mut bytes = Vec::new();
                     for _ in 0..requests {

@@ -17,8 +17,8 @@ use serde_json::json;
 
 use crate::fixture::{
     BINARY, Builder, Connection, Gate, Mark, NAMESPACE, Outcome, PATIENCE, Server, Stop, TOKEN,
-    TempDir, all_processes, best_of, count_entries, descendants_of, has_namespaces, numbered_text,
-    reset, stat_of, wait_until,
+    TempDir, best_of, count_entries, descendants_of, has_namespaces, init_of, numbered_text, reset,
+    stat_of, wait_until,
 };
 use crate::skip;
 
@@ -35,19 +35,6 @@ fn as_pid_1() -> Builder {
 /// A server that is told to be an init although it is not PID 1.
 fn with_init_flag() -> Builder {
     Server::builder().wrapped_in(&["sh", "-c", "exec \"$0\" --init"])
-}
-
-/// The first process of the server's namespace, as it is known out here.
-fn init_of(server: &Server) -> i32 {
-    let outer = server.pid().cast_signed();
-    let mut found = None;
-    wait_until("the namespace has a first process", PATIENCE, || {
-        found = all_processes()
-            .into_iter()
-            .find(|process| process.parent == outer);
-        found.is_some()
-    });
-    found.unwrap().pid
 }
 
 fn send(pid: i32, signal: Signal) {
@@ -194,7 +181,7 @@ fn run_all_kinds(server: &Server, mark: &Mark, count: usize) {
 fn a_thousand_commands_of_all_kinds_leave_no_zombie_thread_or_descriptor() {
     let server = Server::start();
     let mark = Mark::new();
-    let pid = server.pid().cast_signed();
+    let pid = server.pid();
     let held = || {
         (
             count_entries(&format!("/proc/{pid}/task")),
@@ -294,7 +281,7 @@ fn pid_1_reaps_every_orphan_and_loses_no_exit_code() {
 #[test]
 fn init_can_be_asked_for_outside_a_namespace() {
     let mut server = with_init_flag().start();
-    let init = server.pid().cast_signed();
+    let init = server.pid();
     let mark = Mark::new();
     let own = descendants_of(init).len();
     let script = format!("(setsid sleep {mark} &) >/dev/null 2>&1; (sleep 0.1 &); echo ok");
@@ -411,7 +398,7 @@ fn as_pid_1_nothing_depends_on_a_proc_of_its_own() {
 fn outside_a_namespace_a_signal_ends_every_process_and_then_the_server() {
     let mut server = Server::start();
     let mark = Mark::new();
-    let pid = server.pid().cast_signed();
+    let pid = server.pid();
     for script in [
         format!("trap '' TERM; sleep {mark}; sleep {mark}"),
         format!("setsid sleep {mark} & sleep {mark}"),
@@ -446,7 +433,7 @@ fn a_process_is_asked_before_it_is_killed() {
             server.stream("GET", &path, b"").next_output().unwrap()["data"],
             "ready\n"
         );
-        let pid = server.pid().cast_signed();
+        let pid = server.pid();
         let taken = end_with(&mut server, pid, signal);
         assert_eq!(
             std::fs::read_to_string(&saved).unwrap(),
@@ -471,7 +458,7 @@ fn a_stream_that_is_cut_by_the_servers_end_tells_no_lie() {
         })
         .collect();
     mark.wait_for(20);
-    let pid = server.pid().cast_signed();
+    let pid = server.pid();
     let taken = end_with(&mut server, pid, Signal::SIGTERM);
     assert!(taken < LAST_WORD, "{taken:?}");
     for connection in &mut connections {
@@ -507,7 +494,7 @@ fn a_second_signal_does_not_change_the_end() {
         server.stream("GET", &path, b"").next_output().unwrap()["data"],
         "ready\n"
     );
-    let pid = server.pid().cast_signed();
+    let pid = server.pid();
     let begin = Instant::now();
     for signal in [Signal::SIGTERM, Signal::SIGTERM, Signal::SIGINT] {
         send(pid, signal);

@@ -7,12 +7,15 @@
 // Nothing here is a library; `pub` says which helpers are for the other files.
 #![allow(unreachable_pub)]
 
+mod api;
 mod auth;
 mod bootstrap;
 mod client;
 mod config;
 mod contract;
 mod docker;
+mod docs;
+mod examples;
 mod exec;
 mod faults;
 mod files;
@@ -27,7 +30,6 @@ mod mutation;
 mod processes;
 mod programs;
 mod proxy;
-mod readme;
 mod regression;
 mod release;
 mod walls;

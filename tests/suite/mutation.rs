@@ -1,14 +1,13 @@
-//! Requests as nobody would send them: a great many, made from a fixed seed out of one of every
-//! route, over many connections at once, and a server that answers all the while and is afterwards
-//! as it was.
+//! Invalid requests in great number: mutations, from a fixed seed, of one request per route, over many
+//! connections at once. The server must answer throughout and return to its initial state.
 //!
-//! `MUTATED_REQUESTS` says how many; half of them go to a server of each mode.
+//! `MUTATED_REQUESTS` is their number; half of them go to a server of each mode.
 //!
-//! What a mutation turns a request into is not known, so it must be able to do no harm: the server
-//! has a root directory of its own with one program in it, `true`, and no shell (it is removed
-//! itself as soon as it runs); process ids, mounts and a network of its own, so that no process, file
-//! or port of the machine can be named; and files of at most a mebibyte. In dedicated mode it is
-//! nobody besides, and in host mode its commands and files are those of the sandboxes' users.
+//! A mutation may turn a request into any other, so the server must not be able to do harm. Its root
+//! directory has one program, `true`, and no shell, and the server's own file is removed once it runs.
+//! It has its own process ids, mounts and network, so that no process, file or port of the machine can
+//! be named, and its files have at most 1 MiB. In dedicated mode it also runs as nobody; in host mode
+//! its commands and files belong to the sandboxes' users.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,28 +24,28 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
 
 use crate::fixture::{
-    Builder, PATIENCE, Random, Server, Stop, TOKEN, TempDir, count_entries, descendants_of,
-    in_network, is_root, memory_of, parse_replies, wait_until,
+    Builder, PATIENCE, Random, Server, Stop, TOKEN, TempDir, copy_program, count_entries,
+    descendants_of, in_network, is_root, memory_of, parse_replies, wait_until,
 };
 use crate::skip;
 
-/// Connections at a time.
+/// Concurrent connections.
 const CLIENTS: u64 = 4;
 
-/// A client that hears nothing for so long has found a request that hangs.
+/// After this time without an answer, a client reports a request that hangs.
 const SILENCE: Duration = Duration::from_secs(100);
 
-/// Memory that a server may keep after so many requests: what the allocator holds back, and the
-/// processes that it remembers.
+/// Memory in bytes that a server may keep after the load: freed memory that the allocator holds, and
+/// remembered processes.
 const MORE_MEMORY: u64 = 8 << 20;
 
-/// The directory that is a server's root, with nothing that could do anything.
+/// The root directory of a server.
 struct Cell {
     root: TempDir,
 }
 
 impl Cell {
-    /// None where this machine cannot make one.
+    /// `None` if this machine cannot make one.
     fn new() -> Option<Self> {
         let busybox = ["/bin/busybox", "/usr/bin/busybox"]
             .into_iter()
@@ -58,7 +57,7 @@ impl Cell {
         }
         chown(root.join("w"), Some(65534), Some(65534)).unwrap();
         // By this name it is this program, whatever its arguments are.
-        fs::copy(busybox, root.join("bin/true")).unwrap();
+        copy_program(busybox, root.join("bin/true"));
         for (name, minor) in [("null", 3), ("zero", 5), ("random", 8), ("urandom", 9)] {
             let path = root.join(&format!("dev/{name}"));
             mknod(
@@ -102,7 +101,7 @@ impl Cell {
 
 /// The server itself, below those who set the scene for it and its init.
 fn proper(server: &Server) -> i32 {
-    let all = descendants_of(server.pid().cast_signed());
+    let all = descendants_of(server.pid());
     let is_parent = |pid: i32| all.iter().any(|process| process.parent == pid);
     all.iter()
         .find(|process| !is_parent(process.pid))
@@ -125,7 +124,7 @@ struct Request {
 /// A wait for a port that nothing will listen at.
 const NEVER: &str = "ports/9/wait?timeout=0.01";
 
-/// One of every route, in a workspace whose routes begin with `prefix`.
+/// One request for each route, in a workspace whose routes begin with `prefix`.
 fn workspace_requests(prefix: &str) -> Vec<Request> {
     let run = r#"{"cmd":["/bin/true"]}"#;
     let all = [
@@ -183,7 +182,7 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
     .into()
 }
 
-/// One of every other route.
+/// One request for each of the other routes.
 fn other_requests(sandboxes: &[String]) -> Vec<Request> {
     let mut all = vec![
         ("GET", "/health".to_owned(), ""),

@@ -19,8 +19,8 @@ use serde_json::{Value, json};
 
 use crate::fixture::{
     Builder, Connection, EventStream, Gate, Mark, NAMESPACE, Outcome, PATIENCE, Reply, Server,
-    Stop, TOKEN, TempDir, all_processes, best_of, count_entries, cpu_time_of, cpu_time_of_threads,
-    descendants_of, events_of, has_namespaces, memory_of, output_of, reset, stat_of, wait_until,
+    Stop, TOKEN, TempDir, best_of, cpu_time_of, cpu_time_of_threads, descendants_of, events_of,
+    has_namespaces, init_of, memory_of, output_of, pid_of, reset, stat_of, status_of, wait_until,
 };
 use crate::skip;
 
@@ -46,16 +46,8 @@ fn after(preparation: &str) -> Builder {
     Server::builder().wrapped_in(&["sh", "-c", &format!("{preparation}; exec \"$0\"")])
 }
 
-fn server_pid(server: &Server) -> i32 {
-    server.pid().cast_signed()
-}
-
 fn id_of(process: &Value) -> &str {
     process["id"].as_str().unwrap()
-}
-
-fn pid_of(process: &Value) -> i32 {
-    i32::try_from(process["pid"].as_i64().unwrap()).unwrap()
 }
 
 /// Sends TERM to `pid` and returns how long the server then took to end, with 0.
@@ -67,20 +59,6 @@ fn end_with_term(server: &mut Server, pid: i32) -> Duration {
     let taken = begin.elapsed();
     assert_eq!(status.code(), Some(0), "{status}\n{}", server.log());
     taken
-}
-
-/// The first process of the server's namespace, as it is known out here.
-fn init_of(server: &Server) -> i32 {
-    let outer = server_pid(server);
-    let child = || {
-        let all = all_processes().into_iter();
-        all.map(|process| (process.parent, process.pid))
-            .find(|(parent, _)| *parent == outer)
-    };
-    wait_until("the namespace has a first process", PATIENCE, || {
-        child().is_some()
-    });
-    child().unwrap().1
 }
 
 /// One request with the token after another on one connection, until that ends or `stop` is set.
@@ -217,7 +195,7 @@ fn a_signal_while_clients_start_commands_leaves_no_process_behind() {
     for round in 0..3 {
         let mut server = Server::start();
         let mark = Mark::new();
-        let pid = server_pid(&server);
+        let pid = server.pid();
         let body = json!({"cmd": ["sleep", mark.to_string()]}).to_string();
         let stop = Stop::default();
         thread::scope(|scope| {
@@ -403,7 +381,7 @@ fn a_run_that_two_clients_share_ends_with_the_last_of_them() {
     // The end of the first connection then killed the run under the second; and the second, which had
     // only joined, never killed anything.
     let server = Server::start();
-    let threads = || count_entries(&format!("/proc/{}/task", server.pid()));
+    let threads = || status_of(server.pid(), "Threads");
     let mut gate = Gate::new();
     let mark = Mark::new();
     let body = json!({"cmd": format!(": < {}; echo done; : {mark}", gate.path()), "id": "shared"});
@@ -475,7 +453,7 @@ fn an_end_does_not_put_large_pipes_into_memory_for_a_client_that_does_not_read()
                   for f in (1, 2):\n    fcntl.fcntl(f, 1031, 1 << 20)\n\
                   for f in (1, 2):\n    os.write(f, b'\\x01' * (1 << 20))\n";
     let body = json!({"cmd": ["python3", "-c", script]});
-    let before = memory_of(server_pid(&server), "VmRSS");
+    let before = memory_of(server.pid(), "VmRSS");
     let mut runs: Vec<(EventStream, Value)> = (0..CLIENTS)
         .map(|_| {
             let stream = server.exec_stream(&body);
@@ -499,7 +477,7 @@ fn an_end_does_not_put_large_pipes_into_memory_for_a_client_that_does_not_read()
         }
         assert_eq!(events.last().unwrap()["event"], "exit");
     }
-    let peak = memory_of(server_pid(&server), "VmHWM");
+    let peak = memory_of(server.pid(), "VmHWM");
     let each = usize::try_from(peak.saturating_sub(before)).unwrap() / CLIENTS;
     assert!(each < 3 * MIB, "{each} bytes for each client");
 }
@@ -787,7 +765,7 @@ fn a_long_head_that_comes_byte_by_byte_costs_little() {
     // processor busy, without a token.
     const PACKETS: u32 = 9000;
     let server = Server::start();
-    let mut head = b"GET / HTTP/1.1\r\n".to_vec();
+    let mut head = b"GET /v1/processes HTTP/1.1\r\n".to_vec();
     for _ in 0..250 {
         head.extend_from_slice(b"A: ");
         head.extend_from_slice(&[b'b'; 225]);
@@ -1049,15 +1027,15 @@ fn millions_of_tiny_json_values_are_refused_cheaply() {
     ];
     for body in bodies {
         let server = Server::start();
-        let before = memory_of(server_pid(&server), "VmRSS");
+        let before = memory_of(server.pid(), "VmRSS");
         let reply = server.request("POST", "/v1/exec", &body);
         let text = String::from_utf8_lossy(&body[..30]).into_owned();
         assert_eq!(reply.status, 400, "{text}: {}", reply.text());
-        let peak = memory_of(server_pid(&server), "VmHWM");
+        let peak = memory_of(server.pid(), "VmHWM");
         let cost = usize::try_from(peak - before).unwrap();
         // The body itself, twice while its buffer grows, and something for the values.
         assert!(cost < 64 * MIB, "{text}: {cost} bytes");
-        assert_eq!(descendants_of(server_pid(&server)).len(), 0);
+        assert_eq!(descendants_of(server.pid()).len(), 0);
     }
 }
 
@@ -1136,4 +1114,20 @@ fn a_chain_is_found_although_its_links_end_while_they_are_looked_for() {
             });
         }
     });
+}
+
+/// A process that execve has given new memory but no command line yet was missing from the list, and
+/// assertions about a command that had just been started failed.
+#[test]
+fn a_process_in_execve_is_found_by_its_mark() {
+    for _ in 0..30 {
+        let mark = Mark::new();
+        let mut command = Command::new("sleep");
+        // Returns as soon as the new memory is installed, as the server's own start does.
+        let mut child = command.arg(mark.to_string()).spawn().unwrap();
+        let found = mark.pids();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(found, [child.id().cast_signed()]);
+    }
 }

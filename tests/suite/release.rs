@@ -205,11 +205,9 @@ fn the_aarch64_program_splits_when_it_is_the_first_process() {
     let server = emulated(&crate::fixture::NAMESPACE).start();
     assert_eq!(server.get("/health").status, 200);
     // unshare, init, server.
-    let below = || crate::fixture::descendants_of(server.pid().cast_signed());
+    let below = || crate::fixture::descendants_of(server.pid());
     assert_eq!(below().len(), 2, "{:?}", below());
-    let init = below()
-        .into_iter()
-        .find(|each| each.parent == server.pid().cast_signed());
+    let init = below().into_iter().find(|each| each.parent == server.pid());
     let init = nix::unistd::Pid::from_raw(init.unwrap().pid);
     nix::sys::signal::kill(init, nix::sys::signal::Signal::SIGTERM).unwrap();
     wait_until("both have ended", PATIENCE, || {

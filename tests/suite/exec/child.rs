@@ -6,7 +6,7 @@ use std::thread;
 
 use serde_json::json;
 
-use super::{server_pid, write_file};
+use super::write_file;
 use crate::fixture::{
     Connection, Mark, PATIENCE, Server, Stop, TempDir, numbered_text, processes_with, stat_of,
     wait_until,
@@ -136,7 +136,7 @@ fn a_child_leads_a_session_of_its_own_without_a_terminal() {
         "group and session"
     );
     assert_eq!(fields[4], "0", "no terminal");
-    let own = stat_of(server_pid(&server)).unwrap();
+    let own = stat_of(server.pid()).unwrap();
     assert_ne!(own.session.to_string(), pid);
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
     let umask = text

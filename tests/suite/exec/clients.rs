@@ -7,13 +7,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{
-    assert_same, entry, half_close, read_until, server_pid, stream_pid, wait_until_blocked,
-    write_file, written_by,
-};
+use super::{half_close, read_until, stream_pid, wait_until_blocked, write_file, written_by};
 use crate::fixture::{
-    EventStream, Gate, Mark, Outcome, PATIENCE, Server, TempDir, best_of, memory_of, numbered_text,
-    output_of, reset, stat_of, wait_until,
+    EventStream, Gate, Mark, Outcome, PATIENCE, Server, TempDir, best_of, expect_same, memory_of,
+    numbered_text, output_of, reset, stat_of, wait_until,
 };
 
 /// A second, within which a client that went away must be noticed, and what measuring it costs.
@@ -136,15 +133,16 @@ fn a_kept_command_goes_on_without_its_client_and_can_be_taken_up_again() {
         let had = output_of(&events, "stdout", 0);
         // It is not held up by the reader it has lost.
         wait_until("the output is complete", PATIENCE, || {
-            entry(&server, &json!(id))["stdout_bytes"] == text.len()
+            server.entry(&json!(id))["stdout_bytes"] == text.len()
         });
-        assert_eq!(entry(&server, &json!(id))["running"], true, "{how}");
+        assert_eq!(server.entry(&json!(id))["running"], true, "{how}");
         gate.open();
         let target = format!("/v1/processes/{id}/logs?follow=1&stdout_offset={}", had.end);
         let events: Vec<Value> = server.stream("GET", &target, b"").collect();
         let rest = output_of(&events, "stdout", had.end);
         assert_eq!(rest.dropped, 0);
-        assert_same(
+        expect_same(
+            "the output",
             &[had.data, rest.data].concat(),
             format!("{text}end\n").as_bytes(),
         );
@@ -167,7 +165,7 @@ fn a_kept_command_still_gets_all_of_its_input_and_its_timeout() {
     let id = stream.next().unwrap()["id"].clone();
     drop(stream);
     wait_until("it is on its own", PATIENCE, || {
-        entry(&server, &id)["background"] == true
+        server.entry(&id)["background"] == true
     });
     gate.open();
     let target = format!("/v1/processes/{}/logs?follow=1", id.as_str().unwrap());
@@ -213,7 +211,7 @@ fn a_connection_that_dies_right_after_exit_kills_nothing() {
         } else {
             drop(stream);
         }
-        assert_eq!(entry(&server, &id)["reason"], "exited");
+        assert_eq!(server.entry(&id)["reason"], "exited");
     }
     thread::sleep(Duration::from_millis(1300));
     assert_eq!(mark.pids().len(), 20);
@@ -225,7 +223,7 @@ fn a_slow_reader_slows_its_command_and_not_the_memory() {
     let text = numbered_text(48 << 20);
     let file = write_file(&directory, "text", &text);
     let server = Server::start();
-    let before = memory_of(server_pid(&server), "VmHWM");
+    let before = memory_of(server.pid(), "VmHWM");
     let mut stream = server.exec_stream(&json!({"cmd": ["cat", file]}));
     let start = stream.next().unwrap();
     let pid = i32::try_from(start["pid"].as_i64().unwrap()).unwrap();
@@ -239,8 +237,8 @@ fn a_slow_reader_slows_its_command_and_not_the_memory() {
     let events: Vec<Value> = stream.collect();
     let output = output_of(&events, "stdout", 0);
     assert_eq!(output.dropped, 0);
-    assert_same(&output.data, text.as_bytes());
-    let grown = memory_of(server_pid(&server), "VmHWM") - before;
+    expect_same("the output", &output.data, text.as_bytes());
+    let grown = memory_of(server.pid(), "VmHWM") - before;
     assert!(grown < 16 << 20, "the server grew by {grown} bytes");
 }
 
@@ -285,7 +283,7 @@ fn waiting_costs_no_processor_time() {
         b"",
     );
 
-    let used = || stat_of(server_pid(&server)).unwrap().cpu;
+    let used = || stat_of(server.pid()).unwrap().cpu;
     let before = used();
     thread::sleep(Duration::from_secs(2));
     let spent = used().saturating_sub(before);

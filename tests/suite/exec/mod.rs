@@ -8,6 +8,7 @@
 
 mod child;
 mod clients;
+mod complete;
 mod ending;
 mod output;
 mod refusals;
@@ -51,29 +52,6 @@ fn text_of(body: &[u8]) -> (String, String, Value) {
         }
     }
     (stdout, stderr, exit.expect("a stream has an exit"))
-}
-
-/// Equality of long texts, without printing them when they differ.
-#[track_caller]
-fn assert_same(actual: &[u8], expected: &[u8]) {
-    if actual != expected {
-        let at = actual
-            .iter()
-            .zip(expected)
-            .take_while(|(a, b)| a == b)
-            .count();
-        let around = |bytes: &[u8]| {
-            let end = bytes.len().min(at + 20);
-            String::from_utf8_lossy(&bytes[at.saturating_sub(20).min(end)..end]).into_owned()
-        };
-        panic!(
-            "{} bytes where {} were expected; the first difference is at {at}: {:?} for {:?}",
-            actual.len(),
-            expected.len(),
-            around(actual),
-            around(expected)
-        );
-    }
 }
 
 /// A file in `directory`, and its path.
@@ -126,18 +104,8 @@ fn wait_until_blocked(pid: i32) -> u64 {
     last.0
 }
 
-fn entry(server: &Server, id: &Value) -> Value {
-    let reply = server.get(&format!("/v1/processes/{}", id.as_str().unwrap()));
-    assert_eq!(reply.status, 200, "{}", reply.text());
-    reply.json()
-}
-
-fn server_pid(server: &Server) -> i32 {
-    server.pid().cast_signed()
-}
-
 fn stream_pid(server: &Server, id: &str) -> i32 {
-    i32::try_from(entry(server, &json!(id))["pid"].as_i64().unwrap()).unwrap()
+    i32::try_from(server.entry(&json!(id))["pid"].as_i64().unwrap()).unwrap()
 }
 
 fn half_close(stream: &EventStream) {

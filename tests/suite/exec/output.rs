@@ -7,10 +7,10 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use super::{assert_same, entry, server_pid, text_of, write_file};
+use super::{text_of, write_file};
 use crate::fixture::{
-    Gate, Mark, Outcome, Server, TempDir, events_of, memory_of, numbered_text, output_of,
-    random_bytes,
+    Gate, Mark, Outcome, Server, TempDir, events_of, expect_same, memory_of, numbered_text,
+    output_of, random_bytes,
 };
 
 #[test]
@@ -102,12 +102,12 @@ fn sixty_four_mebibytes_stream_without_a_gap_and_without_being_collected() {
     let expected = numbered_text(64 << 20);
     let file = write_file(&directory, "text", &expected);
     let server = Server::start();
-    let before = memory_of(server_pid(&server), "VmHWM");
+    let before = memory_of(server.pid(), "VmHWM");
     let events: Vec<Value> = server.exec_stream(&json!({"cmd": ["cat", file]})).collect();
     let output = output_of(&events, "stdout", 0);
     assert_eq!(output.dropped, 0);
-    assert_same(&output.data, expected.as_bytes());
-    let grown = memory_of(server_pid(&server), "VmHWM") - before;
+    expect_same("the output", &output.data, expected.as_bytes());
+    let grown = memory_of(server.pid(), "VmHWM") - before;
     assert!(grown < 16 << 20, "the server grew by {grown} bytes");
 }
 
@@ -119,8 +119,16 @@ fn both_streams_at_full_speed_lose_nothing() {
     let server = Server::start();
     let script = format!("cat {file} & cat {file} >&2; wait");
     let events: Vec<Value> = server.exec_stream(&json!({"cmd": script})).collect();
-    assert_same(&output_of(&events, "stdout", 0).data, expected.as_bytes());
-    assert_same(&output_of(&events, "stderr", 0).data, expected.as_bytes());
+    expect_same(
+        "the output",
+        &output_of(&events, "stdout", 0).data,
+        expected.as_bytes(),
+    );
+    expect_same(
+        "the output",
+        &output_of(&events, "stderr", 0).data,
+        expected.as_bytes(),
+    );
     assert_eq!(events.last().unwrap()["exit_code"], 0);
 }
 
@@ -136,8 +144,8 @@ fn offsets_and_bytes_of_events_count_raw_bytes_of_their_own_stream() {
     let outcome = Outcome::of(events);
     assert_eq!(outcome.stdout, "aé€😀\u{fffd}".repeat(40));
     assert_eq!(outcome.stderr, "e\n".repeat(40));
-    assert_eq!(entry(&server, &outcome.start["id"])["stdout_bytes"], 440);
-    assert_eq!(entry(&server, &outcome.start["id"])["stderr_bytes"], 80);
+    assert_eq!(server.entry(&outcome.start["id"])["stdout_bytes"], 440);
+    assert_eq!(server.entry(&outcome.start["id"])["stderr_bytes"], 80);
 }
 
 #[test]
@@ -190,9 +198,9 @@ fn text_in_many_scripts_comes_back_byte_for_byte() {
         format!("dd if={file} ibs=1 obs=11 2>/dev/null"),
     ] {
         let outcome = server.exec(&json!({"cmd": cmd}));
-        assert_same(outcome.stdout.as_bytes(), text.as_bytes());
+        expect_same("the output", outcome.stdout.as_bytes(), text.as_bytes());
         let outcome = server.exec(&json!({"cmd": format!("{{ {cmd}; }} >&2")}));
-        assert_same(outcome.stderr.as_bytes(), text.as_bytes());
+        expect_same("the output", outcome.stderr.as_bytes(), text.as_bytes());
     }
 }
 
@@ -234,7 +242,7 @@ fn characters_on_the_edge_of_any_read_arrive_whole() {
             let text = "-".repeat(shift) + &character.repeat((1 << 20) / character.len());
             let file = write_file(&directory, "text", &text);
             let outcome = server.exec(&json!({"cmd": ["cat", file]}));
-            assert_same(outcome.stdout.as_bytes(), text.as_bytes());
+            expect_same("the output", outcome.stdout.as_bytes(), text.as_bytes());
         }
     }
 }
@@ -275,7 +283,7 @@ fn only_bytes_that_are_not_utf8_become_replacement_characters() {
         format!("dd if={file} bs=5 2>/dev/null"),
     ] {
         let outcome = server.exec(&json!({"cmd": cmd}));
-        assert_same(outcome.stdout.as_bytes(), expected.as_bytes());
+        expect_same("the output", outcome.stdout.as_bytes(), expected.as_bytes());
         assert_eq!(
             output_of(&outcome.events, "stdout", 0).end,
             bytes.len() as u64,
@@ -302,8 +310,8 @@ fn no_event_holds_what_some_clients_split_lines_at() {
         json!({"cmd": format!("cat {file}; dd if={file} bs=1 >&2 2>/dev/null; cat {file} >&2")});
     let reply = server.post("/v1/exec", &body);
     let (stdout, stderr, exit) = text_of(&reply.body);
-    assert_same(stdout.as_bytes(), text.as_bytes());
-    assert_same(stderr.as_bytes(), text.repeat(2).as_bytes());
+    expect_same("the output", stdout.as_bytes(), text.as_bytes());
+    expect_same("the output", stderr.as_bytes(), text.repeat(2).as_bytes());
     assert_eq!(exit["exit_code"], 0);
     let id = events_of(&reply.body)[0]["id"].as_str().unwrap().to_owned();
     let logs = server.get(&format!("/v1/processes/{id}/logs"));
@@ -333,8 +341,12 @@ fn base64_is_exact_for_any_bytes() {
         .exec_stream(&json!({"cmd": script, "encoding": "base64"}))
         .collect();
     let expected = [small, bytes.clone()].concat();
-    assert_same(&output_of(&events, "stdout", 0).data, &expected);
-    assert_same(&output_of(&events, "stderr", 0).data, &bytes);
+    expect_same(
+        "the output",
+        &output_of(&events, "stdout", 0).data,
+        &expected,
+    );
+    expect_same("the output", &output_of(&events, "stderr", 0).data, &bytes);
     for event in events
         .iter()
         .filter(|event| event["event"] == "stdout" || event["event"] == "stderr")

@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use serde_json::{Value, json};
 
-use super::{server_pid, text_of, write_file, write_program};
+use super::{text_of, write_file, write_program};
 use crate::fixture::{
     Connection, Mark, Outcome, PATIENCE, Server, TempDir, descendants_of, events_of, wait_until,
 };
@@ -332,7 +332,7 @@ fn a_command_that_cannot_start_is_a_400_with_a_code() {
         "none of them is in the registry"
     );
     assert_eq!(
-        descendants_of(server_pid(&server))
+        descendants_of(server.pid())
             .iter()
             .filter(|process| process.state == 'Z')
             .count(),

@@ -8,8 +8,10 @@ use std::thread;
 
 use serde_json::{Value, json};
 
-use super::{assert_same, entry, read_until, write_file, write_program};
-use crate::fixture::{Gate, Mark, Outcome, PATIENCE, Server, TempDir, numbered_text, output_of};
+use super::{read_until, write_file, write_program};
+use crate::fixture::{
+    Gate, Mark, Outcome, PATIENCE, Server, TempDir, expect_same, numbered_text, output_of,
+};
 
 /// The environment of a command, as the command itself sees it.
 fn environment(server: &Server, body: Value) -> BTreeMap<String, String> {
@@ -247,14 +249,14 @@ fn a_command_that_ran_is_in_the_registry_as_it_was_sent() {
     );
     gate.open();
     Outcome::of(std::iter::once(start.clone()).chain(stream).collect());
-    let record = entry(&server, &start["id"]);
+    let record = server.entry(&start["id"]);
     assert_eq!(
         (&record["running"], &record["exit_code"], &record["reason"]),
         (&json!(false), &json!(0), &json!("exited"))
     );
     let list = server.exec(&json!({"cmd": ["true", "x y"]}));
     assert_eq!(
-        entry(&server, &list.start["id"])["cmd"],
+        server.entry(&list.start["id"])["cmd"],
         json!(["true", "x y"])
     );
 }
@@ -266,7 +268,11 @@ fn fifteen_mebibytes_of_stdin_come_back_through_cat() {
     let events: Vec<Value> = server
         .exec_stream(&json!({"cmd": ["cat"], "stdin": text}))
         .collect();
-    assert_same(&output_of(&events, "stdout", 0).data, text.as_bytes());
+    expect_same(
+        "the output",
+        &output_of(&events, "stdout", 0).data,
+        text.as_bytes(),
+    );
     assert_eq!(Outcome::of(events).code(), Some(0));
 }
 
@@ -279,8 +285,12 @@ fn stdin_is_fed_while_output_is_read() {
     // It fills its output before it takes any input: whoever feeds first and reads then hangs.
     let outcome =
         server.exec(&json!({"cmd": format!("cat {file}; cat; cat {file} >&2"), "stdin": text}));
-    assert_same(outcome.stdout.as_bytes(), text.repeat(2).as_bytes());
-    assert_same(outcome.stderr.as_bytes(), text.as_bytes());
+    expect_same(
+        "the output",
+        outcome.stdout.as_bytes(),
+        text.repeat(2).as_bytes(),
+    );
+    expect_same("the output", outcome.stderr.as_bytes(), text.as_bytes());
 }
 
 #[test]

@@ -8,10 +8,12 @@ use std::thread;
 
 use super::{
     MIB, Mount, Watcher, begin, chmod, delete, expect_error, expect_ok, expect_refusal,
-    expect_same, his_directory, meanwhile, mkfifo, mode_of, moving, names, open_files,
-    send_what_is_wanted, target, unprivileged, wait_for_release, wait_for_upload, write,
+    his_directory, meanwhile, mkfifo, mode_of, moving, open_files, send_what_is_wanted, target,
+    unprivileged, wait_for_release, wait_for_upload, write,
 };
-use crate::fixture::{Connection, PATIENCE, Server, TempDir, random_bytes, reset, wait_until};
+use crate::fixture::{
+    Connection, PATIENCE, Server, TempDir, expect_same, names_in, random_bytes, reset, wait_until,
+};
 use crate::skip;
 
 #[test]
@@ -47,7 +49,7 @@ fn readers_see_the_old_or_the_new_content_and_nothing_between() {
     for watcher in watchers {
         assert!(watcher.finish() > 1);
     }
-    assert_eq!(names(dir.path()), ["file"]);
+    assert_eq!(names_in(dir.path()), ["file"]);
 }
 
 #[test]
@@ -76,7 +78,7 @@ fn of_many_writers_at_once_one_wins_entirely() {
         }
     });
     watcher.finish();
-    assert_eq!(names(dir.path()), ["file"], "no litter");
+    assert_eq!(names_in(dir.path()), ["file"], "no litter");
 }
 
 #[test]
@@ -133,7 +135,7 @@ fn a_killed_server_leaves_the_old_file_and_no_litter() {
         }
         server.signal(libc::SIGKILL);
         server.wait_for_exit(PATIENCE);
-        assert_eq!(names(dir.path()), ["file"], "after {sent} bytes");
+        assert_eq!(names_in(dir.path()), ["file"], "after {sent} bytes");
         expect_same(
             &format!("after {sent} bytes"),
             &fs::read(&path).unwrap(),
@@ -181,7 +183,7 @@ fn a_client_that_vanishes_leaves_the_old_file_and_no_litter() {
                 drop(connection);
             }
             wait_for_release(&server, dir.path());
-            assert_eq!(names(dir.path()), ["file"], "{framing:?} {target}");
+            assert_eq!(names_in(dir.path()), ["file"], "{framing:?} {target}");
         }
     }
     // A body whose framing turns out to be broken is no whole file either.
@@ -195,7 +197,7 @@ fn a_client_that_vanishes_leaves_the_old_file_and_no_litter() {
     connection.send(b"5\r\nhello\r\nzz\r\nmore\r\n0\r\n\r\n");
     expect_error(&connection.read_reply(), 400, "bad_request");
     connection.expect_close();
-    assert_eq!(names(dir.path()), ["file"]);
+    assert_eq!(names_in(dir.path()), ["file"]);
     watcher.finish();
     expect_same("the content", &fs::read(&path).unwrap(), &old);
 }
@@ -221,7 +223,7 @@ fn an_upload_into_a_directory_that_goes_away_fails_cleanly() {
         fs::remove_dir_all(dir.join("sub")).unwrap();
         connection.send(&random_bytes(MIB, 2));
         expect_refusal(&connection.read_reply());
-        assert_eq!(names(dir.path()), Vec::<String>::new());
+        assert_eq!(names_in(dir.path()), Vec::<String>::new());
         assert_eq!(connection.request("GET", "/health", &[], b"").status, 200);
     }
 }
@@ -247,7 +249,7 @@ fn a_full_disk_is_507_and_leaves_the_old_file() {
             );
             expect_error(&reply, 507, "no_space");
             let _ = fs::remove_dir(dir.join("sub"));
-            assert_eq!(names(dir.path()), ["file"], "{name}, {length} bytes");
+            assert_eq!(names_in(dir.path()), ["file"], "{name}, {length} bytes");
         }
         expect_same("the content", &fs::read(&path).unwrap(), &old);
     }
@@ -262,7 +264,7 @@ fn a_full_disk_is_507_and_leaves_the_old_file() {
     // Nothing of the failures has stayed on the disk: what fits goes in.
     watcher.finish();
     write(&server, &path, "", &random_bytes(2 * MIB, 4));
-    assert_eq!(names(dir.path()), ["file"]);
+    assert_eq!(names_in(dir.path()), ["file"]);
 }
 
 #[test]
@@ -291,7 +293,7 @@ fn a_disk_without_inodes_is_507_too() {
         507,
         "no_space",
     );
-    assert_eq!(names(dir.path()).len(), count);
+    assert_eq!(names_in(dir.path()).len(), count);
 }
 
 #[test]
@@ -307,16 +309,20 @@ fn where_every_file_has_a_name_a_write_is_whole_and_leaves_no_litter() {
     let path = mounted.join("file");
     let (old, new) = (random_bytes(MIB, 1), random_bytes(MIB + 7, 2));
     write(&server, &path, "&mode=640", &old);
-    assert_eq!(names(mounted.path()), ["file"]);
+    assert_eq!(names_in(mounted.path()), ["file"]);
     let watcher = Watcher::start(&path, vec![old.clone(), new.clone()]);
     for end in [drop::<Connection>, reset] {
         let mut connection = begin(&server, "PUT", &target("write", &path, ""), 2 * MIB);
         connection.send(&new);
         wait_for_upload(&server, mounted.path(), MIB as u64);
-        assert_eq!(names(mounted.path()).len(), 2, "it waits under a name");
+        let names = names_in(mounted.path());
+        assert_eq!(names.len(), 2, "it waits under a name");
+        let staged = names.iter().find(|name| *name != "file").unwrap();
+        // The file that it replaces may be read by fewer than a new one.
+        assert_eq!(mode_of(mounted.join(staged)), 0o600, "{staged}");
         end(connection);
         wait_until("it is given up", PATIENCE, || {
-            names(mounted.path()) == ["file"]
+            names_in(mounted.path()) == ["file"]
         });
     }
     let reply = send_what_is_wanted(
@@ -326,13 +332,13 @@ fn where_every_file_has_a_name_a_write_is_whole_and_leaves_no_litter() {
         &random_bytes(6 * MIB, 3),
     );
     expect_error(&reply, 507, "no_space");
-    assert_eq!(names(mounted.path()), ["file"]);
+    assert_eq!(names_in(mounted.path()), ["file"]);
     expect_same("the content", &fs::read(&path).unwrap(), &old);
     write(&server, &path, "", &new);
     watcher.finish();
     expect_same("the content", &fs::read(&path).unwrap(), &new);
     assert_eq!(mode_of(&path), 0o640);
-    assert_eq!(names(mounted.path()), ["file"]);
+    assert_eq!(names_in(mounted.path()), ["file"]);
 }
 
 #[test]
@@ -365,7 +371,38 @@ fn a_file_that_is_a_mount_point_is_written_all_the_same() {
     assert_eq!(mode_of(dir.join("source")), 0o600);
     write(&server, dir.join("etc/resolv.conf"), "", b"");
     assert_eq!(fs::read(dir.join("source")).unwrap(), b"");
-    assert_eq!(names(Path::new(&dir.join("etc"))), ["resolv.conf"]);
+    assert_eq!(names_in(dir.join("etc")), ["resolv.conf"]);
+}
+
+#[test]
+fn a_mount_point_on_a_full_disk_keeps_its_old_content() {
+    let server = Server::start();
+    let (dir, disk) = (TempDir::new(), TempDir::new());
+    let Some(_disk) = Mount::tmpfs(disk.path(), "size=4m,mode=755") else {
+        skip!("mounting a small tmpfs needs root");
+    };
+    let old = random_bytes(MIB, 1);
+    let path = dir.join("file");
+    fs::write(disk.join("file"), &old).unwrap();
+    fs::write(disk.join("other"), random_bytes(2 * MIB, 2)).unwrap();
+    fs::write(&path, "beneath").unwrap();
+    let Some(_mount) = Mount::bind(Path::new(&disk.join("file")), Path::new(&path)) else {
+        skip!("a bind mount needs root");
+    };
+    // The upload has room beside the mount point, but not on the disk that it has to be copied to.
+    let reply = send_what_is_wanted(
+        &server,
+        "PUT",
+        &target("write", &path, ""),
+        &random_bytes(3 * MIB, 3),
+    );
+    expect_error(&reply, 507, "no_space");
+    expect_same("the content", &fs::read(&path).unwrap(), &old);
+    // What fits is written.
+    let new = random_bytes(MIB + MIB / 2, 4);
+    write(&server, &path, "", &new);
+    expect_same("the content", &fs::read(&path).unwrap(), &new);
+    assert_eq!(names_in(dir.path()), ["file"]);
 }
 
 #[test]
@@ -420,12 +457,9 @@ fn a_user_without_privileges_gets_403_and_writes_what_is_his() {
         assert_eq!(fs::read(dir.join(name)).unwrap(), b"new", "{name}");
         assert_eq!((meta.uid(), meta.mode() & 0o7777), (0, 0o666), "{name}");
     }
-    assert_eq!(
-        names(Path::new(&dir.join("closed"))),
-        ["his", "secret", "shared"]
-    );
-    assert_eq!(names(Path::new(&dir.join("open"))), ["secret", "shared"]);
-    assert_eq!(names(Path::new(&dir.join("sticky"))), ["shared"]);
+    assert_eq!(names_in(dir.join("closed")), ["his", "secret", "shared"]);
+    assert_eq!(names_in(dir.join("open")), ["secret", "shared"]);
+    assert_eq!(names_in(dir.join("sticky")), ["shared"]);
     assert_eq!(fs::read(dir.join("open/secret")).unwrap(), b"old");
     assert_eq!(fs::read(dir.join("secret")).unwrap(), b"old");
 }
@@ -496,5 +530,5 @@ fn a_pipe_that_takes_a_files_place_during_an_upload_holds_nobody() {
     chmod(&his, 0o555);
     connection.send(&random_bytes(4 * MIB, 1));
     expect_refusal(&connection.read_reply());
-    assert_eq!(names(Path::new(&his)), ["file"]);
+    assert_eq!(names_in(&his), ["file"]);
 }

@@ -8,10 +8,12 @@ use std::path::Path;
 use std::thread;
 
 use super::{
-    MIB, begin, chmod, delete, expect_error, expect_ok, expect_same, is_root, list, mode_of,
-    moving, names, read, stat, target, write,
+    MIB, begin, chmod, delete, expect_error, expect_ok, list, mode_of, moving, read, stat, target,
+    write,
 };
-use crate::fixture::{Server, TOKEN, TempDir, random_bytes, status_of};
+use crate::fixture::{
+    Server, TOKEN, TempDir, expect_same, is_root, names_in, random_bytes, status_of,
+};
 
 #[test]
 fn a_file_is_read_back_as_it_was_written() {
@@ -172,7 +174,7 @@ fn writing_makes_parents_unless_told_not_to() {
         400,
         "bad_request",
     );
-    assert_eq!(names(dir.path()), ["a", "x"]);
+    assert_eq!(names_in(dir.path()), ["a", "x"]);
 }
 
 #[test]
@@ -193,7 +195,7 @@ fn relative_paths_start_in_the_servers_working_directory() {
         }
     }
     expect_ok(&moving(&server, "sub/file", "moved"));
-    assert_eq!(names(dir.path()), ["moved", "sub"]);
+    assert_eq!(names_in(dir.path()), ["moved", "sub"]);
 }
 
 #[test]
@@ -290,7 +292,7 @@ fn a_mode_is_octal_digits_and_nothing_else() {
             b"",
         );
         expect_error(&reply, 400, "bad_request");
-        assert_eq!(names(dir.path()), ["file"], "{text}");
+        assert_eq!(names_in(dir.path()), ["file"], "{text}");
     }
 }
 

@@ -4,15 +4,14 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 
 use serde_json::Value;
 
 use super::{
-    MIB, begin, chmod, expect_error, expect_refusal, list, mode_of, names, open_files, read, stat,
-    target, wait_for_release, wait_for_upload, write,
+    MIB, begin, chmod, expect_error, expect_refusal, list, mode_of, open_files, read, stat, target,
+    wait_for_release, wait_for_upload, write,
 };
-use crate::fixture::{Server, TempDir, random_bytes};
+use crate::fixture::{Server, TempDir, names_in, random_bytes};
 use crate::skip;
 
 #[test]
@@ -78,7 +77,7 @@ fn the_size_of_a_link_is_that_of_its_target() {
         expect_refusal(&reply);
     }
     assert_eq!(
-        names(dir.path()),
+        names_in(dir.path()),
         [
             "chain", "dangling", "link", "loop-a", "loop-b", "sub", "to-dir"
         ]
@@ -123,9 +122,9 @@ fn writing_through_a_link_writes_its_target() {
             "{name}"
         );
     }
-    assert_eq!(names(Path::new(&dir.join("sub"))), ["target"]);
+    assert_eq!(names_in(dir.join("sub")), ["target"]);
     assert_eq!(
-        names(Path::new(&dir.join("links"))),
+        names_in(dir.join("links")),
         ["absolute", "chain", "dangling", "relative"]
     );
     // A link onto a directory is not replaced by a file either.
@@ -158,6 +157,6 @@ fn an_upload_through_a_link_is_as_atomic_as_any() {
     drop(connection);
     wait_for_release(&server, dir.path());
     assert_eq!(fs::read(dir.join("link")).unwrap(), b"old");
-    assert_eq!(names(dir.path()), ["link", "sub"]);
-    assert_eq!(names(Path::new(&dir.join("sub"))), ["target"]);
+    assert_eq!(names_in(dir.path()), ["link", "sub"]);
+    assert_eq!(names_in(dir.join("sub")), ["target"]);
 }

@@ -157,42 +157,12 @@ fn words<const N: usize>(row: &str) -> [&str; N] {
         .unwrap_or_else(|words| panic!("not {N} words: {words:?}"))
 }
 
-/// The names in a directory, sorted.
-fn names(directory: &Path) -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
-}
-
-/// Asserts that two contents are equal, without printing them when they are not.
-#[track_caller]
-fn expect_same(what: &str, content: &[u8], expected: &[u8]) {
-    if content != expected {
-        let differs = content
-            .iter()
-            .zip(expected)
-            .position(|(left, right)| left != right);
-        panic!(
-            "{what}: {} bytes, not {}, and the first that differs is {differs:?}",
-            content.len(),
-            expected.len()
-        );
-    }
-}
-
 fn mode_of(path: impl AsRef<Path>) -> u32 {
     fs::metadata(path).unwrap().permissions().mode() & 0o7777
 }
 
 fn chmod(path: impl AsRef<Path>, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-}
-
-fn is_root() -> bool {
-    nix::unistd::geteuid().is_root()
 }
 
 fn mkfifo(path: impl AsRef<Path>) {

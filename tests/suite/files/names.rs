@@ -15,10 +15,10 @@ use nix::sys::time::TimeSpec;
 use serde_json::{Value, json};
 
 use super::{
-    PATH_ROUTES, chmod, delete, encode, expect_error, expect_ok, is_root, list, meanwhile, mkfifo,
-    moving, names, read, stat, target, unprivileged, write,
+    PATH_ROUTES, chmod, delete, encode, expect_error, expect_ok, list, meanwhile, mkfifo, moving,
+    read, stat, target, unprivileged, write,
 };
-use crate::fixture::{Server, TempDir, decode_base64, memory_of};
+use crate::fixture::{Server, TempDir, decode_base64, is_root, memory_of, names_in};
 use crate::skip;
 
 #[test]
@@ -296,7 +296,7 @@ fn odd_names_can_be_used_as_they_are_listed() {
         }
         delete(&server, path, "");
     }
-    assert_eq!(names(dir.path()), Vec::<String>::new());
+    assert_eq!(names_in(dir.path()), Vec::<String>::new());
 }
 
 #[test]
@@ -479,7 +479,7 @@ fn a_query_is_decoded_as_forms_are() {
             "{spelled}"
         );
         let reply = server.get(&format!(
-            "/v1/files/read?ignored=x&path={}{spelled}&also=%20",
+            "/v1/files/read?offset=0&path={}{spelled}&length=%35",
             encode(&base)
         ));
         assert_eq!(reply.status, 200, "{spelled}");
@@ -528,7 +528,7 @@ fn a_query_is_decoded_as_forms_are() {
         );
     }
     assert_eq!(fs::read(dir.join("a b+\u{e9}&?#%.txt")).unwrap(), b"found");
-    assert_eq!(names(dir.path()).len(), 1);
+    assert_eq!(names_in(dir.path()).len(), 1);
 }
 
 #[test]
@@ -545,7 +545,7 @@ fn a_list_costs_the_server_its_names_and_no_more() {
     );
     let detour = "./".repeat(1900);
     let path = format!("{}/{detour}{}", parent.display(), name.display());
-    let pid = i32::try_from(server.pid()).unwrap();
+    let pid = server.pid();
     assert_eq!(server.get("/health").status, 200);
     let before = memory_of(pid, "VmHWM");
     let slow: Vec<_> = (0..4)

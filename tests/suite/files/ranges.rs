@@ -6,10 +6,9 @@ use std::os::unix::fs::MetadataExt;
 use std::thread;
 
 use super::{
-    MIB, chmod, expect_error, expect_ok, expect_same, his_directory, mode_of, names, read, target,
-    unprivileged, write,
+    MIB, chmod, expect_error, expect_ok, his_directory, mode_of, read, target, unprivileged, write,
 };
-use crate::fixture::{Server, TempDir, random_bytes};
+use crate::fixture::{Server, TempDir, expect_same, names_in, random_bytes};
 use crate::skip;
 
 #[test]
@@ -303,7 +302,7 @@ fn numbers_that_make_no_sense_are_refused_before_anything_happens() {
         );
         reply.code();
     }
-    assert_eq!(names(dir.path()), ["file"]);
+    assert_eq!(names_in(dir.path()), ["file"]);
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
 }
 
@@ -367,7 +366,7 @@ fn a_range_beyond_every_file_makes_none() {
         connection.send_request("PUT", &target, &chunked, b"");
         connection.send(b"3\r\nabc\r\n0\r\n\r\n");
         expect_error(&connection.read_reply(), 400, "bad_request");
-        assert_eq!(names(dir.path()), Vec::<String>::new(), "{offset}");
+        assert_eq!(names_in(dir.path()), Vec::<String>::new(), "{offset}");
     }
     // Beyond what this file system can hold, which only it knows.
     let far = target("write", dir.join("file"), "&offset=9000000000000000000");
@@ -376,7 +375,7 @@ fn a_range_beyond_every_file_makes_none() {
         skip!("this file system holds everything");
     }
     expect_error(&reply, 400, "bad_request");
-    assert_eq!(names(dir.path()), Vec::<String>::new());
+    assert_eq!(names_in(dir.path()), Vec::<String>::new());
 }
 
 #[test]

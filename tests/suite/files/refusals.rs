@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::io::Write;
 
-use super::{PATH_ROUTES, begin, encode, expect_error, expect_refusal, names, target, words};
-use crate::fixture::{Connection, PATIENCE, Server, TOKEN, TempDir};
+use super::{PATH_ROUTES, begin, encode, expect_error, expect_refusal, target, words};
+use crate::fixture::{Connection, PATIENCE, Server, TOKEN, TempDir, names_in};
 
 #[test]
 fn every_refusal_has_its_status_and_code() {
@@ -55,7 +55,7 @@ fn every_refusal_has_its_status_and_code() {
     // `exists()` of a client is a stat that is not found, also below a file.
     let reply = server.get(&target("stat", dir.join("file/below"), ""));
     assert!([404, 409].contains(&reply.status), "{}", reply.text());
-    assert_eq!(names(dir.path()), ["dir", "file"]);
+    assert_eq!(names_in(dir.path()), ["dir", "file"]);
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
 }
 
@@ -154,7 +154,7 @@ fn nothing_happens_without_the_token() {
         );
         assert_eq!(connection.request("POST", &moved, &[], b"").status, 403);
     }
-    assert_eq!(names(dir.path()), ["dir", "file"]);
+    assert_eq!(names_in(dir.path()), ["dir", "file"]);
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
 }
 
@@ -171,7 +171,7 @@ fn an_upload_says_its_length() {
         connection.send(head.as_bytes());
         expect_error(&connection.read_reply(), 411, "length_required");
     }
-    assert_eq!(names(dir.path()), Vec::<String>::new());
+    assert_eq!(names_in(dir.path()), Vec::<String>::new());
 }
 
 #[test]
@@ -203,5 +203,5 @@ fn a_refused_upload_leaves_the_connection_in_step_or_closed() {
     let _ = connection.stream.write_all(&body);
     expect_error(&connection.read_reply(), 409, "is_directory");
     connection.expect_close();
-    assert_eq!(names(dir.path()), ["dir"]);
+    assert_eq!(names_in(dir.path()), ["dir"]);
 }

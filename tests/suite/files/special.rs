@@ -11,11 +11,10 @@ use std::time::Duration;
 use nix::sys::stat::{Mode, SFlag};
 use serde_json::json;
 
-use super::{
-    MIB, expect_error, expect_refusal, expect_same, list, mkfifo, names, read, stat, target, write,
-};
+use super::{MIB, expect_error, expect_refusal, list, mkfifo, read, stat, target, write};
 use crate::fixture::{
-    PATIENCE, Reply, Server, TempDir, find, is_root, random_bytes, status_of, wait_until,
+    PATIENCE, Reply, Server, TempDir, expect_same, find, is_root, names_in, random_bytes,
+    status_of, wait_until,
 };
 use crate::skip;
 
@@ -99,7 +98,7 @@ fn pipes_and_sockets_hold_nobody() {
         "a pipe stays a pipe"
     );
     assert_eq!(
-        names(dir.path()),
+        names_in(dir.path()),
         ["file", "held", "idle", "link", "socket"]
     );
 }
@@ -127,7 +126,7 @@ fn what_is_written_to_a_pipe_comes_out_of_it() {
         expect_same("the content", &reading.join().unwrap(), &content);
     }
     assert!(fs::symlink_metadata(&path).unwrap().file_type().is_fifo());
-    assert_eq!(names(dir.path()), ["pipe"]);
+    assert_eq!(names_in(dir.path()), ["pipe"]);
 }
 
 #[test]
@@ -199,7 +198,7 @@ fn devices_are_read_and_written_where_they_are() {
             "{name}"
         );
     }
-    assert_eq!(names(dir.path()), ["full", "null", "random", "zero"]);
+    assert_eq!(names_in(dir.path()), ["full", "null", "random", "zero"]);
     // An endless read ends with its client.
     let quiet = status_of(server.pid(), "Threads");
     let mut endless = Vec::new();

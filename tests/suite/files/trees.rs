@@ -15,11 +15,13 @@ use nix::fcntl::OFlag;
 use nix::sys::stat::{Mode, SFlag};
 
 use super::{
-    DeepTree, MIB, Mount, Watcher, chmod, delete, expect_error, expect_ok, expect_same,
-    his_directory, is_root, list, meanwhile, mkfifo, mode_of, moving, names, read, stat, target,
-    unprivileged, write,
+    DeepTree, MIB, Mount, Watcher, chmod, delete, expect_error, expect_ok, his_directory, list,
+    meanwhile, mkfifo, mode_of, moving, read, stat, target, unprivileged, write,
 };
-use crate::fixture::{BINARY, Reply, Server, TempDir, exchange, random_bytes};
+use crate::fixture::{
+    BINARY, Reply, Server, TempDir, copy_program, exchange, expect_same, is_root, names_in,
+    random_bytes,
+};
 use crate::skip;
 
 #[test]
@@ -37,7 +39,7 @@ fn a_move_renames_and_makes_the_way() {
     ));
     let meta = fs::metadata(dir.join("new/deep/file")).unwrap();
     assert_eq!((meta.ino(), meta.mode() & 0o7777), (inode, 0o640));
-    assert_eq!(names(dir.path()), ["new"]);
+    assert_eq!(names_in(dir.path()), ["new"]);
     // Onto a file: it is replaced. Onto itself: nothing happens.
     fs::write(dir.join("other"), "other").unwrap();
     expect_ok(&moving(
@@ -71,7 +73,7 @@ fn a_move_renames_and_makes_the_way() {
     assert!(fs::symlink_metadata(dir.join("link")).unwrap().is_file());
     assert_eq!(fs::read(dir.join("other")).unwrap(), b"content");
     assert_eq!(
-        names(dir.path()),
+        names_in(dir.path()),
         ["link", "moved", "other", "still-dangling"]
     );
 }
@@ -120,14 +122,14 @@ fn a_move_that_cannot_be_leaves_both_ends_as_they_were() {
         );
         reply.code();
     }
-    assert_eq!(names(dir.path()), ["dir", "file", "full"]);
-    assert_eq!(names(Path::new(&dir.join("dir"))), ["sub"]);
-    assert_eq!(names(Path::new(&dir.join("full"))), ["sub"]);
+    assert_eq!(names_in(dir.path()), ["dir", "file", "full"]);
+    assert_eq!(names_in(dir.join("dir")), ["sub"]);
+    assert_eq!(names_in(dir.join("full")), ["sub"]);
     assert_eq!(fs::read(dir.join("file")).unwrap(), b"content");
     // An empty directory gives way, as rename has it.
     fs::create_dir(dir.join("empty")).unwrap();
     expect_ok(&moving(&server, dir.join("dir"), dir.join("empty")));
-    assert_eq!(names(Path::new(&dir.join("empty"))), ["sub"]);
+    assert_eq!(names_in(dir.join("empty")), ["sub"]);
 }
 
 #[test]
@@ -150,7 +152,7 @@ fn a_file_moves_to_another_file_system_whole_or_not_at_all() {
             (meta.mode() & 0o7777, meta.uid(), meta.gid()),
             (0o4711, 1234, 4321)
         );
-        assert_eq!(names(dir.path()), Vec::<String>::new());
+        assert_eq!(names_in(dir.path()), Vec::<String>::new());
         expect_ok(&moving(&server, other.join(to), dir.join("file")));
         expect_same(
             "the content",
@@ -159,7 +161,7 @@ fn a_file_moves_to_another_file_system_whole_or_not_at_all() {
         );
     }
     fs::remove_dir_all(other.join("new")).unwrap();
-    assert_eq!(names(other.path()), Vec::<String>::new());
+    assert_eq!(names_in(other.path()), Vec::<String>::new());
 
     // Replacing is atomic there too, and what does not fit changes nothing.
     fs::write(other.join("file"), "old").unwrap();
@@ -178,8 +180,8 @@ fn a_file_moves_to_another_file_system_whole_or_not_at_all() {
         &fs::read(dir.join("large")).unwrap(),
         &random_bytes(8 * MIB, 2),
     );
-    assert_eq!(names(other.path()), ["file"]);
-    assert_eq!(names(dir.path()), ["large"]);
+    assert_eq!(names_in(other.path()), ["file"]);
+    assert_eq!(names_in(dir.path()), ["large"]);
 
     // Directories stay, and say why.
     fs::create_dir_all(dir.join("tree/sub")).unwrap();
@@ -188,8 +190,8 @@ fn a_file_moves_to_another_file_system_whole_or_not_at_all() {
         409,
         "cross_device",
     );
-    assert_eq!(names(Path::new(&dir.join("tree"))), ["sub"]);
-    assert_eq!(names(other.path()), ["file"]);
+    assert_eq!(names_in(dir.join("tree")), ["sub"]);
+    assert_eq!(names_in(other.path()), ["file"]);
     // Onto a directory or a missing source: the same refusals as on one file system.
     fs::create_dir(other.join("dir")).unwrap();
     expect_error(
@@ -274,7 +276,7 @@ fn a_tree_is_deleted_and_nothing_that_it_links_to() {
         true
     );
     assert!(!Path::new(&dir.join("tree")).exists());
-    assert_eq!(names(Path::new(&dir.join("outside"))), ["file", "sub"]);
+    assert_eq!(names_in(dir.join("outside")), ["file", "sub"]);
     assert_eq!(fs::read(dir.join("outside/file")).unwrap(), b"stays");
     assert_eq!(fs::read(dir.join("outside/sub/file")).unwrap(), b"stays");
 }
@@ -292,7 +294,7 @@ fn a_delete_takes_the_name_it_was_given_and_no_more() {
     fs::create_dir(dir.join("empty")).unwrap();
     // A link is deleted, not what it leads to, recursive or not, with a slash or without.
     let _ = server.delete(&target("delete", dir.join("link/"), "&recursive=1"));
-    assert_eq!(names(Path::new(&dir.join("target"))), ["file", "sub"]);
+    assert_eq!(names_in(dir.join("target")), ["file", "sub"]);
     let _ = fs::remove_file(dir.join("link"));
     symlink("target", dir.join("link")).unwrap();
     for (name, rest) in [
@@ -314,7 +316,7 @@ fn a_delete_takes_the_name_it_was_given_and_no_more() {
             "not_found",
         );
     }
-    assert_eq!(names(Path::new(&dir.join("target"))), ["file", "sub"]);
+    assert_eq!(names_in(dir.join("target")), ["file", "sub"]);
     // POST is the same, for clients that cannot send DELETE.
     expect_ok(&server.request("POST", &target("delete", dir.join("target/file"), ""), b""));
     expect_error(
@@ -328,7 +330,7 @@ fn a_delete_takes_the_name_it_was_given_and_no_more() {
         409,
         "not_directory",
     );
-    assert_eq!(names(dir.path()), ["file", "target"]);
+    assert_eq!(names_in(dir.path()), ["file", "target"]);
 }
 
 #[test]
@@ -411,7 +413,7 @@ fn the_root_and_the_dots_cannot_be_deleted() {
     let dir = TempDir::new();
     let binary = dir.path().join(BINARY.trim_start_matches('/'));
     fs::create_dir_all(binary.parent().unwrap()).unwrap();
-    fs::copy(BINARY, &binary).unwrap();
+    copy_program(BINARY, &binary);
     fs::create_dir_all(dir.join("a/b")).unwrap();
     fs::write(dir.join("a/b/file"), "stays").unwrap();
     // What every image has.
@@ -477,7 +479,7 @@ fn the_root_and_the_dots_cannot_be_deleted() {
     }
     delete(&server, "/a/b/other", "");
     delete(&server, "/a/../a/b/./file", "");
-    assert_eq!(names(Path::new(&dir.join("a/b"))), Vec::<String>::new());
+    assert_eq!(names_in(dir.join("a/b")), Vec::<String>::new());
 }
 
 #[test]
@@ -561,7 +563,7 @@ fn directories_are_made_with_their_parents() {
             scope.spawn(move || expect_ok(&mkdir(&format!("p/q/r/s/{number}"), "")));
         }
     });
-    assert_eq!(names(Path::new(&dir.join("p/q/r/s"))).len(), 16);
+    assert_eq!(names_in(dir.join("p/q/r/s")).len(), 16);
 }
 
 #[test]
@@ -597,8 +599,8 @@ fn a_move_to_another_file_system_is_a_move() {
         assert_eq!(target, Path::new("anywhere"));
         expect_ok(&moving(&server, other.join(name), dir.join("link")));
     }
-    assert_eq!(names(dir.path()), ["link"]);
-    assert_eq!(names(other.path()), ["link", "new", "pipe", "target"]);
+    assert_eq!(names_in(dir.path()), ["link"]);
+    assert_eq!(names_in(other.path()), ["link", "new", "pipe", "target"]);
 }
 
 #[test]
@@ -610,9 +612,9 @@ fn of_two_names_of_one_file_a_move_leaves_the_new_one() {
     symlink(".", dir.join("here")).unwrap();
     // One name, spelled in two ways.
     expect_ok(&moving(&server, dir.join("a"), dir.join("here/a")));
-    assert_eq!(names(dir.path()), ["a", "b", "here"]);
+    assert_eq!(names_in(dir.path()), ["a", "b", "here"]);
     expect_ok(&moving(&server, dir.join("a"), dir.join("b")));
-    assert_eq!(names(dir.path()), ["b", "here"]);
+    assert_eq!(names_in(dir.path()), ["b", "here"]);
     assert_eq!(fs::read(dir.join("b")).unwrap(), b"content");
 }
 

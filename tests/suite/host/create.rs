@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use serde_json::{Value, json};
 
-use super::{SANDBOXES, create, homes_of, is_error, list, needs_root, target};
-use crate::fixture::{Outcome, PATIENCE, Sandbox, Server, TOKEN, wait_until};
+use super::{SANDBOXES, create, homes_of, list, needs_root, target};
+use crate::fixture::{Outcome, PATIENCE, Sandbox, Server, TOKEN, assert_error, wait_until};
 
 #[test]
 fn a_sandbox_is_usable_by_the_very_next_request() {
@@ -257,7 +257,7 @@ fn a_body_that_is_no_object_is_refused_and_nothing_is_made() {
     let head = [("Content-Length", "16777217")];
     let mut connection = server.connect();
     connection.send_request("POST", SANDBOXES, &head, b"");
-    is_error(&connection.read_reply(), 413, "too_large");
+    assert_error(&connection.read_reply(), 413, "too_large");
     assert_eq!(list(&server), Vec::<Value>::new());
     assert_eq!(homes_of(&server), Vec::<String>::new());
 }
@@ -344,7 +344,7 @@ fn what_was_never_made_is_not_found() {
             ("GET", "/processes"),
         ] {
             let reply = server.request(method, &target(id, rest), b"");
-            is_error(&reply, 404, "not_found");
+            assert_error(&reply, 404, "not_found");
         }
     }
     let reply = server.get(&target(unknown, ""));

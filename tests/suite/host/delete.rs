@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::{
-    SANDBOXES, create, create_for_trouble, delete, homes_of, is_error, list, needs_root, target,
+use super::{SANDBOXES, create, create_for_trouble, delete, homes_of, list, needs_root, target};
+use crate::fixture::{
+    PATIENCE, Sandbox, Server, Stop, assert_error, is_alive, stat_of, wait_until,
 };
-use crate::fixture::{PATIENCE, Sandbox, Server, Stop, stat_of, wait_until};
 use crate::skip;
 
 /// What a sandbox may be full of when it ends, as shell commands that go on for ever.
@@ -216,11 +216,11 @@ fn after_it_every_route_is_gone_and_another_delete_is_no_error() {
             let body = json!({"cmd": "true"}).to_string();
             let reply =
                 connection.request(method, &target(&sandbox.id, &route), &[], body.as_bytes());
-            is_error(&reply, 404, "not_found");
+            assert_error(&reply, 404, "not_found");
         }
     }
     for route in ["", "/token"] {
-        is_error(&server.get(&target(&sandbox.id, route)), 404, "not_found");
+        assert_error(&server.get(&target(&sandbox.id, route)), 404, "not_found");
     }
     assert_eq!(list(&server).len(), 0);
     for _ in 0..2 {
@@ -294,7 +294,7 @@ fn ending_one_leaves_the_others_alone() {
         assert!(delete(&server, &sandbox.id));
     }
     for (index, (sandbox, pid)) in made.iter().zip(pids).enumerate() {
-        let lives = stat_of(pid).is_some_and(|process| process.state != 'Z');
+        let lives = is_alive(pid);
         assert_eq!(lives, index % 2 == 1);
         assert_eq!(sandbox.home.join("mine").exists(), index % 2 == 1);
     }

@@ -8,7 +8,9 @@ use nix::unistd::Pid;
 use serde_json::json;
 
 use super::{SANDBOXES, create, create_for_trouble, homes_of, needs_root, target, try_request};
-use crate::fixture::{Builder, HostPlace, PATIENCE, Server, all_processes, stat_of, wait_until};
+use crate::fixture::{
+    Builder, HostPlace, PATIENCE, Server, all_processes, assert_error, is_alive, wait_until,
+};
 
 /// What every process gets after the TERM, and time for the rest of the work on a busy machine.
 const LAST_WORD: Duration = Duration::from_secs(12);
@@ -19,10 +21,6 @@ fn in_place_of(place: &HostPlace) -> Builder {
         .env("SBX_HOST_MODE", 1)
         .env("SBX_HOMES_DIR", place.homes().display())
         .env("SBX_UID_RANGE", place.range())
-}
-
-fn lives(pid: i32) -> bool {
-    stat_of(pid).is_some_and(|process| process.state != 'Z')
 }
 
 #[test]
@@ -112,7 +110,7 @@ fn a_host_that_is_ending_makes_no_more() {
         }
     }
     let reply = connection.request("POST", super::SANDBOXES, &[], b"{}");
-    super::is_error(&reply, 503, "shutting_down");
+    assert_error(&reply, 503, "shutting_down");
     drop((stream, sandbox));
     assert_eq!(server.wait_for_exit(LAST_WORD).code(), Some(0));
     assert_eq!(homes_of(&server), Vec::<String>::new());
@@ -240,7 +238,7 @@ fn after_the_server_was_killed_its_processes_end_and_the_next_removes_its_homes(
     let pids = die(&mut server, inner);
     // The init that it had ends what it left.
     wait_until("its processes end", LAST_WORD, || {
-        pids.iter().all(|pid| !lives(*pid))
+        pids.iter().all(|pid| !is_alive(*pid))
     });
     let place = server.place.take().unwrap();
     wait_until("and what they started", PATIENCE, || {
@@ -253,9 +251,11 @@ fn after_the_server_was_killed_its_processes_end_and_the_next_removes_its_homes(
 fn after_its_init_was_killed_the_server_is_gone_and_the_next_removes_its_homes() {
     needs_root!();
     let mut server = Server::host().start();
-    let (init, inner) = (server.pid().cast_signed(), server.inner_pid());
+    let (init, inner) = (server.pid(), server.inner_pid());
     die(&mut server, init);
-    wait_until("the server ends with its init", PATIENCE, || !lives(inner));
+    wait_until("the server ends with its init", PATIENCE, || {
+        !is_alive(inner)
+    });
     let place = server.place.take().unwrap();
     starts_again(&place);
 }
@@ -311,7 +311,7 @@ fn what_a_sandbox_left_is_init_s_to_reap_at_once() {
     let server = Server::host().start();
     let sandbox = server.sandbox();
     sandbox.sh("for i in 1 2 3 4 5 6 7 8 9; do (setsid sleep 0.1 &) ; done");
-    let init = server.pid().cast_signed();
+    let init = server.pid();
     wait_until("no zombie is left", PATIENCE, || {
         let children = all_processes();
         let mut children = children.iter().filter(|process| process.parent == init);

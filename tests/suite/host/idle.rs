@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{SANDBOXES, delete, is_error, needs_root, target, try_request};
-use crate::fixture::{Connection, Outcome, PATIENCE, Sandbox, Server, Stop, events_of, wait_until};
+use super::{SANDBOXES, delete, needs_root, target, try_request};
+use crate::fixture::{
+    Connection, Outcome, PATIENCE, Sandbox, Server, Stop, assert_error, events_of, wait_until,
+};
 use crate::skip;
 
 /// Makes a sandbox that may be idle for so many seconds.
@@ -59,14 +61,14 @@ fn an_idle_sandbox_is_evicted_and_not_before_its_time() {
         "early is not fine"
     );
     for route in ["processes", "files/list?path=/"] {
-        is_error(&sandbox.get(route), 404, "not_found");
+        assert_error(&sandbox.get(route), 404, "not_found");
     }
-    is_error(
+    assert_error(
         &sandbox.post("exec", &json!({"cmd": "true"})),
         404,
         "not_found",
     );
-    is_error(
+    assert_error(
         &server.get(&target(&sandbox.id, "/token")),
         404,
         "not_found",
@@ -249,7 +251,7 @@ fn a_command_that_meets_the_eviction_runs_to_its_end_or_not_at_all() {
                     let home = format!("{}\n", sandbox.home.display());
                     assert_eq!((outcome.code(), outcome.stdout), (Some(0), home));
                 } else {
-                    is_error(&reply, 404, "not_found");
+                    assert_error(&reply, 404, "not_found");
                 }
             });
         }
@@ -385,9 +387,9 @@ fn a_sandbox_that_cannot_be_ended_does_not_keep_a_host() {
     }
     let _unmount = Unmount(mounted);
     drop(sandbox);
-    is_error(&server.delete(&target(&id, "")), 500, "internal");
+    assert_error(&server.delete(&target(&id, "")), 500, "internal");
     assert_eq!(super::list(&server).len(), 0);
     let status = server.wait_for_exit(PATIENCE);
     assert_eq!(status.code(), Some(0), "{}", server.log());
-    assert!(server.log().contains("not gone"), "{}", server.log());
+    assert!(server.log().contains("is left"), "{}", server.log());
 }

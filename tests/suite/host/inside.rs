@@ -5,22 +5,14 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{is_error, needs_root};
+use super::needs_root;
 use crate::fixture::{
-    Mark, PATIENCE, Sandbox, Server, events_of, numbered_text, output_of, reset, stat_of,
-    wait_until,
+    Mark, PATIENCE, Sandbox, Server, assert_error, events_of, is_alive, numbered_text, output_of,
+    pid_of, reset, wait_until,
 };
 
 fn route(process: &Value, rest: &str) -> String {
     format!("processes/{}{rest}", process["id"].as_str().unwrap())
-}
-
-fn pid_of(process: &Value) -> i32 {
-    i32::try_from(process["pid"].as_i64().unwrap()).unwrap()
-}
-
-fn lives(pid: i32) -> bool {
-    stat_of(pid).is_some_and(|process| process.state != 'Z')
 }
 
 #[track_caller]
@@ -88,7 +80,7 @@ fn a_command_starts_in_the_home_or_below() {
         (json!({"cmd": ["no-such-program"]}), "not_found"),
         (json!({"cmd": ["./a"]}), "not_executable"),
     ] {
-        is_error(&sandbox.post("exec", &body), 400, code);
+        assert_error(&sandbox.post("exec", &body), 400, code);
     }
     // A directory that its owner alone may enter is entered as the sandbox, not as root.
     let other = server.sandbox();
@@ -96,7 +88,7 @@ fn a_command_starts_in_the_home_or_below() {
         "exec",
         &json!({"cmd": "pwd", "cwd": other.home.to_str().unwrap()}),
     );
-    is_error(&reply, 400, "bad_cwd");
+    assert_error(&reply, 400, "bad_cwd");
 }
 
 #[test]
@@ -210,7 +202,7 @@ fn background_processes_are_listed_read_fed_and_ended() {
         sandbox.request("DELETE", &route(&long, ""), b"").json()["killed"],
         true
     );
-    assert!(!lives(pid_of(&long)));
+    assert!(!is_alive(pid_of(&long)));
 }
 
 #[test]
@@ -222,7 +214,7 @@ fn an_id_starts_a_command_once_and_is_each_sandbox_s_own() {
     for _ in 0..3 {
         assert_eq!(a.exec(&body).stdout, "x\n");
     }
-    is_error(
+    assert_error(
         &a.post("exec", &json!({"cmd": "echo other", "id": "job"})),
         409,
         "id_in_use",
@@ -261,16 +253,16 @@ fn processes_of_one_are_nothing_to_another() {
             ] {
                 for word in ["processes", "procs"] {
                     let reply = b.request(method, &format!("{word}/{name}{rest}"), body.as_bytes());
-                    is_error(&reply, 404, "not_found");
+                    assert_error(&reply, 404, "not_found");
                 }
             }
         }
-        assert!(lives(pid));
+        assert!(is_alive(pid));
     }
     // Nor is a process that no sandbox has.
-    for pid in [server.pid(), std::process::id(), 1] {
+    for pid in [server.pid(), std::process::id().cast_signed(), 1] {
         for (method, rest) in [("GET", ""), ("POST", "/kill"), ("DELETE", "")] {
-            is_error(
+            assert_error(
                 &b.request(method, &format!("processes/{pid}{rest}"), b""),
                 404,
                 "not_found",
@@ -281,7 +273,7 @@ fn processes_of_one_are_nothing_to_another() {
         b.request("DELETE", &route(&namesake, ""), b"").json()["killed"],
         true
     );
-    assert!(lives(pid_of(&process)) && lives(pid_of(&anonymous)));
+    assert!(is_alive(pid_of(&process)) && is_alive(pid_of(&anonymous)));
     for name in ["mine".to_owned(), pid_of(&anonymous).to_string()] {
         let reply = a.request("DELETE", &format!("processes/{name}"), b"");
         assert_eq!(reply.json()["killed"], true, "{}", reply.text());
@@ -298,7 +290,7 @@ fn what_a_finished_process_wrote_is_forgotten_with_its_sandbox() {
     let second = server.sandbox();
     assert_eq!(second.get("processes").json(), json!([]));
     for name in ["job", "p-1"] {
-        is_error(
+        assert_error(
             &second.get(&format!("processes/{name}/logs")),
             404,
             "not_found",

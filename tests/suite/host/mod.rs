@@ -17,11 +17,10 @@ mod tokens;
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{Builder, Reply, Sandbox, Server, TOKEN};
+use crate::fixture::{Builder, Sandbox, Server, TOKEN, names_in};
 
 /// Leaves a test that cannot run as anybody but root.
 macro_rules! needs_root {
@@ -91,23 +90,6 @@ fn delete(server: &Server, id: &str) -> bool {
     let reply = server.delete(&target(id, ""));
     assert_eq!(reply.status, 200, "{}", reply.text());
     reply.json()["deleted"].as_bool().unwrap()
-}
-
-#[track_caller]
-fn is_error(reply: &Reply, status: u16, code: &str) {
-    assert_eq!(reply.status, status, "{}", reply.text());
-    assert_eq!(reply.code(), code, "{}", reply.text());
-}
-
-/// The names in a directory.
-#[track_caller]
-fn names_in(directory: impl AsRef<Path>) -> Vec<String> {
-    let mut names: Vec<_> = std::fs::read_dir(directory)
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    names
 }
 
 /// The homes that a server has.

@@ -252,8 +252,8 @@ fn a_kernel_with_too_little_is_refused_unless_one_insists() {
     }
 }
 
-/// Makes Landlock's system calls unknown to a program, as an older kernel does, or a filter of whom
-/// the machine is.
+/// Makes Landlock's system calls fail with `ENOSYS`, as on an older kernel or under the filter of a
+/// container.
 #[allow(unsafe_code)]
 fn without_landlock(builder: Builder) -> (Builder, Command) {
     let mut command = builder.command();

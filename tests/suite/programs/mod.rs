@@ -1,8 +1,8 @@
-//! People's programs work inside a sandbox, and what the wall refuses is refused as the README says.
+//! People's programs work inside a sandbox, and what the wall refuses is refused as docs/host-mode.md says.
 //!
 //! Each test is what somebody would do: a script that runs in a sandbox, and its output. In
-//! [`refused`] stands what programs may expect and do not get, with what to do instead; the
-//! README's table of what does not work has a row for each of its tests.
+//! [`refused`] stands what programs may expect and do not get, with what to do instead; that page's
+//! table of what does not work has a row for each of its tests.
 
 mod node;
 mod python;

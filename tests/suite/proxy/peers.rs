@@ -1,17 +1,15 @@
 //! Real servers and clients find nothing in between: uvicorn, Python's `http.server`, the
 //! `websockets` client and curl.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use sha2::{Digest, Sha256};
 
 use crate::client::environment;
-use crate::fixture::{PATIENCE, Server, TOKEN, TempDir, random_bytes};
+use crate::fixture::{PATIENCE, ReservedPort, Server, TOKEN, TempDir, random_bytes, sha256};
 use crate::skip;
 
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/client");
@@ -26,11 +24,6 @@ impl Drop for Running {
     }
 }
 
-fn free_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
-}
-
 /// An interpreter that has the packages; they are installed once.
 fn python() -> Result<PathBuf, String> {
     static PYTHON: OnceLock<Result<PathBuf, String>> = OnceLock::new();
@@ -40,10 +33,12 @@ fn python() -> Result<PathBuf, String> {
         .clone()
 }
 
-/// Starts the application in uvicorn and waits, through the proxy, until it listens.
+/// Starts the application in uvicorn and waits, through the proxy, until it listens. The port is the
+/// application's for as long as the returned reservation lives.
 #[track_caller]
-fn uvicorn(server: &Server, python: &Path) -> (Running, u16) {
-    let port = free_port();
+fn uvicorn(server: &Server, python: &Path) -> (Running, ReservedPort) {
+    let reserved = ReservedPort::new();
+    let port = reserved.number();
     let child = Command::new(python)
         .args([
             "-B",
@@ -60,7 +55,7 @@ fn uvicorn(server: &Server, python: &Path) -> (Running, u16) {
     let running = Running(child);
     let reply = server.get(&format!("/v1/ports/{port}/wait?timeout=60"));
     assert_eq!(reply.json()["listening"], true);
-    (running, port)
+    (running, reserved)
 }
 
 #[test]
@@ -70,7 +65,8 @@ fn uvicorn_serves_plain_requests() {
         Err(reason) => skip!("uvicorn: {reason}"),
     };
     let server = Server::start();
-    let (_running, port) = uvicorn(&server, &python);
+    let (_running, reserved) = uvicorn(&server, &python);
+    let port = reserved.number();
     let mut connection = server.connect();
     let body = random_bytes(5_000_000, 1);
     let target = format!("/v1/proxy/{port}/a%2Fb//c?x=%20&y");
@@ -80,11 +76,7 @@ fn uvicorn_serves_plain_requests() {
     assert_eq!(seen["raw_path"], "/a%2Fb//c");
     assert_eq!(seen["query"], "x=%20&y");
     assert_eq!(seen["size"], body.len());
-    let digest = Sha256::digest(&body);
-    let digest = digest
-        .iter()
-        .fold(String::new(), |text, byte| format!("{text}{byte:02x}"));
-    assert_eq!(seen["sha256"], digest);
+    assert_eq!(seen["sha256"], sha256(&body));
     let headers = seen["headers"].as_array().unwrap();
     let header = |name: &str| -> Option<&Value> {
         headers
@@ -108,7 +100,8 @@ fn uvicorn_sends_events_one_by_one() {
         Err(reason) => skip!("uvicorn: {reason}"),
     };
     let server = Server::start();
-    let (_running, port) = uvicorn(&server, &python);
+    let (_running, reserved) = uvicorn(&server, &python);
+    let port = reserved.number();
     let mut connection = server.connect();
     connection.send_request("GET", &format!("/v1/proxy/{port}/events"), &[], b"");
     assert_eq!(connection.read_head().status, 200);
@@ -131,7 +124,8 @@ fn the_websockets_client_talks_to_uvicorn() {
         Err(reason) => skip!("websockets: {reason}"),
     };
     let server = Server::start();
-    let (_running, port) = uvicorn(&server, &python);
+    let (_running, reserved) = uvicorn(&server, &python);
+    let port = reserved.number();
     let output = Command::new(&python)
         .args(["-B", &format!("{SCRIPTS}/proxied_websockets.py")])
         .arg(format!("ws://{}/v1/proxy/{port}", server.address))
@@ -173,7 +167,8 @@ fn curl_talks_to_pythons_http_server() {
     let content = random_bytes(3_000_000, 4);
     std::fs::write(directory.join("data.bin"), &content).unwrap();
     for protocol in ["HTTP/1.0", "HTTP/1.1"] {
-        let port = free_port();
+        let reserved = ReservedPort::new();
+        let port = reserved.number();
         let options = ["--protocol", protocol];
         // Its default is HTTP/1.0; before Python 3.11 it has no such option.
         let options = if protocol == "HTTP/1.1" {

@@ -1,6 +1,6 @@
 //! Which ports listen, and waiting for one.
 
-use std::net::{Shutdown, TcpListener};
+use std::net::{Shutdown, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -9,46 +9,62 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::Backend;
-use crate::fixture::{Mark, Server, TempDir, cpu_time_of, reset, status_of, wait_until};
+use crate::fixture::{
+    Mark, ReservedPort, Server, TempDir, cpu_time_of, reset, status_of, wait_until,
+};
 
-fn listed(server: &Server, port: u16) -> Option<Value> {
+/// What the server lists at `address`. Tests beside this one listen on ports of their own, and the same number may be
+/// theirs on another address.
+fn listed(server: &Server, address: SocketAddr) -> Option<Value> {
     let all = server.get("/v1/ports").json();
     let all = all.as_array().expect("an array").clone();
-    all.into_iter().find(|entry| entry["port"] == port)
+    all.into_iter().find(|entry| {
+        entry["port"] == address.port() && entry["address"] == address.ip().to_string()
+    })
 }
 
 #[test]
 fn what_listens_is_listed_with_its_process() {
     let server = Server::start();
+    let limit = Duration::from_secs(10);
     for address in ["127.0.0.1:0", "0.0.0.0:0", "[::1]:0"] {
         let Ok(listener) = TcpListener::bind(address) else {
             continue;
         };
-        let port = listener.local_addr().unwrap().port();
-        let entry = listed(&server, port).expect("it is listed");
-        let host = listener.local_addr().unwrap().ip().to_string();
-        assert_eq!(entry["address"], host);
+        let address = listener.local_addr().unwrap();
+        // The kernel's table may skip a socket while others in it go away.
+        let mut entry = None;
+        wait_until("it is listed", limit, || {
+            entry = listed(&server, address);
+            entry.is_some()
+        });
+        let entry = entry.unwrap();
         assert_eq!(entry["pid"], std::process::id());
         assert!(
             entry["command"].as_str().unwrap().contains("suite"),
             "{entry}"
         );
         drop(listener);
-        assert_eq!(listed(&server, port), None);
+        // A child of a test beside this one may hold it until its execve.
+        wait_until("it is listed no more", limit, || {
+            listed(&server, address).is_none()
+        });
     }
-    let own = listed(&server, server.address.port()).expect("the server itself");
-    assert_eq!(own["pid"], server.pid());
+    wait_until("the server itself is listed", limit, || {
+        listed(&server, server.address).is_some_and(|own| own["pid"] == server.pid())
+    });
     // A connection is nothing that listens.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    assert_eq!(listed(&server, client.local_addr().unwrap().port()), None);
+    assert_eq!(listed(&server, client.local_addr().unwrap()), None);
 }
 
 #[test]
 fn waiting_ends_when_something_listens() {
     let server = Server::start();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let reserved = ReservedPort::new();
+    let port = reserved.number();
+    let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let path = format!("/v1/ports/{port}/wait?timeout=20");
     assert_eq!(
         server.get(&path).json(),
@@ -73,9 +89,8 @@ fn waiting_ends_when_something_listens() {
 #[test]
 fn waiting_ends_in_time() {
     let server = Server::start();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    let reserved = ReservedPort::new();
+    let port = reserved.number();
     let begun = Instant::now();
     let reply = server.get(&format!("/v1/ports/{port}/wait?timeout=0.3"));
     assert!(begun.elapsed() >= Duration::from_millis(300));
@@ -122,9 +137,8 @@ fn what_makes_no_sense_is_refused() {
 #[test]
 fn waiting_keeps_its_client_company_and_ends_with_it() {
     let server = Server::builder().env("SBX_PING_SECS", 1).start();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let path = format!("/v1/ports/{}/wait", listener.local_addr().unwrap().port());
-    drop(listener);
+    let reserved = ReservedPort::new();
+    let path = format!("/v1/ports/{}/wait", reserved.number());
     server.get("/health");
     let threads = status_of(server.pid(), "Threads");
     let mut waiting = server.connect();
@@ -159,9 +173,8 @@ fn a_server_is_started_waited_for_and_used() {
     let directory = TempDir::new();
     let mark = Mark::new();
     std::fs::write(directory.join("page"), "it works").unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    let reserved = ReservedPort::new();
+    let port = reserved.number();
     server.spawn(&json!({
         "cmd": ["python3", "-m", "http.server", port.to_string(), "--bind", "127.0.0.1", "--directory",
                 directory.path().to_str().unwrap()],
@@ -188,9 +201,8 @@ fn a_server_is_started_waited_for_and_used() {
 #[test]
 fn a_crowd_waits_for_one_server() {
     let server = Arc::new(Server::start());
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    let reserved = ReservedPort::new();
+    let port = reserved.number();
     let count = Arc::new(AtomicUsize::new(0));
     let clients: Vec<_> = (0..30)
         .map(|_| {

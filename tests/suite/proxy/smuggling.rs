@@ -192,12 +192,34 @@ fn a_chunked_body_that_is_none_ends_the_connection() {
         let mut connection = server.connect();
         connection.send_request("GET", &backend.path("/"), &[], b"");
         let bytes = connection.read_to_close();
-        assert!(
-            find(&bytes, b"abc").is_some() || bytes.is_empty(),
-            "{rest:?}"
-        );
-        let replies = parse_replies(&bytes);
-        assert!(replies.is_err() || bytes.is_empty(), "{rest:?} looks whole");
+        assert!(find(&bytes, b"abc").is_some(), "{rest:?}");
+        assert!(parse_replies(&bytes).is_err(), "{rest:?} looks whole");
+    }
+}
+
+/// The server answers as soon as the head has come, which must not hide that the request is malformed.
+#[test]
+fn a_request_with_a_malformed_chunk_is_400_even_if_the_server_answers_early() {
+    let server = Server::start();
+    let backend = Backend::start(|mut connection| {
+        if connection.read_head().is_some() {
+            connection.send("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi");
+            connection.read_to_end();
+        }
+    });
+    for round in 0..40 {
+        for body in ["zz\r\n", "5\r\nhelloX", "5\r\nhello\r\n-1\r\n"] {
+            let mut connection = server.connect();
+            let head = format!(
+                "POST {} HTTP/1.1\r\nX-Sandbox-Token: {TOKEN}\r\nTransfer-Encoding: chunked\r\n\r\n{body}",
+                backend.path("/")
+            );
+            connection.send(head.as_bytes());
+            let replies = parse_replies(&connection.read_to_close()).unwrap();
+            assert_eq!(replies.len(), 1, "round {round}, {body:?}");
+            assert_eq!(replies[0].status, 400, "round {round}, {body:?}");
+            assert_eq!(replies[0].code(), "bad_request", "round {round}, {body:?}");
+        }
     }
 }
 

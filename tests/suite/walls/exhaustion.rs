@@ -14,7 +14,7 @@ use crate::fixture::{
 };
 use crate::skip;
 
-/// What the server and a neighbour promise while a sandbox does its worst.
+/// What the server and a neighbour promise while a sandbox attacks.
 const PROMPT: Duration = Duration::from_secs(1);
 
 /// Asserts that the promise is kept. Measured several times, because a machine has more to do than
@@ -47,7 +47,7 @@ fn withstand<'a>(server: &'a Server, wish: &serde_json::Value, worst: impl FnOnc
     // Whatever is made once and then kept.
     server.sandbox().delete();
     assert_eq!(neighbour.sh("echo here"), "here\n");
-    let pid = server.inner_pid().cast_unsigned();
+    let pid = server.inner_pid();
     let usage = || (descriptors_of(pid), status_of(pid, "Threads"));
     let mut before = (0, 0);
     wait_until("the server is at rest", PATIENCE, || {

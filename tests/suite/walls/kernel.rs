@@ -82,7 +82,15 @@ fn no_call_of_the_table_is_left_out_of_this_test() {
     assert!(names.len() > 70, "the table is not read right: {names:?}");
     let known = refused();
     for name in names {
-        let by_arguments = ["clone", "unshare", "socket", "socketpair", "ioctl", "fcntl"];
+        let by_arguments = [
+            "clone",
+            "unshare",
+            "socket",
+            "socketpair",
+            "setsockopt",
+            "ioctl",
+            "fcntl",
+        ];
         let elsewhere = cfg!(not(target_arch = "x86_64"))
             && ["iopl", "ioperm", "modify_ldt", "_sysctl", "uselib"].contains(&name);
         assert!(
@@ -136,6 +144,50 @@ fn no_namespace_can_be_made_or_entered() {
     let files = libc::CLONE_FILES.to_string();
     plan.add(&["syscall", &unshare, &files], "ok|EPERM");
     plan.add(&["syscall", &clone, &libc::SIGCHLD.to_string()], "ok");
+    Probe::new(&sandbox).check(&plan);
+}
+
+/// A child that `CLONE_PARENT` gives to the server is nobody's to reap, and its zombie keeps the uid busy.
+#[test]
+fn no_process_becomes_a_child_of_the_server() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let clone = libc::SYS_clone.to_string();
+    let mut plan = Plan::default();
+    for flags in [libc::CLONE_PARENT, libc::CLONE_PARENT | libc::SIGCHLD] {
+        plan.add(&["syscall", &clone, &flags.to_string()], "EPERM");
+    }
+    Probe::new(&sandbox).check(&plan);
+    let reply = server.delete(&format!("/v1/sandboxes/{}", sandbox.id));
+    assert_eq!(reply.status, 200, "{reply:?}");
+}
+
+/// With a port range, `listen` without `bind` takes the port that the sandbox chooses.
+#[test]
+fn no_socket_gets_a_port_range_of_its_own() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let setsockopt = libc::SYS_setsockopt.to_string();
+    let mut plan = Plan::default();
+    for level in ["0", "0xdeadbeef00000000"] {
+        plan.add(
+            &["syscall", &setsockopt, "0", level, "51", "buffer", "4"],
+            "ENOPROTOOPT",
+        );
+    }
+    // Other options reach the kernel, which finds that stdin is no socket.
+    for (level, option) in [("0", "50"), ("1", "51")] {
+        plan.add(
+            &["syscall", &setsockopt, "0", level, option, "buffer", "4"],
+            "ENOTSOCK",
+        );
+    }
     Probe::new(&sandbox).check(&plan);
 }
 

@@ -1,11 +1,11 @@
-//! The wall of a sandbox, proved from inside: a program in sandbox A reads back what it is, and does
-//! its worst to sandbox B, to the server and to root's files.
+//! The isolation of sandboxes, tested from inside: a program in sandbox A reports its own identity,
+//! and attacks sandbox B, the server and root's files.
 //!
-//! One file per promise. What runs inside is [`probe`]; most tests are tables of acts and of the
-//! errno that each must end with. The denied act itself is the oracle wherever there is one, and
-//! what an act would have changed is looked at afterwards from outside.
+//! One file per promise. [`probe`] runs inside; most tests are tables of acts, each with the errno that
+//! it must end with. Wherever possible the denied act itself is the oracle, and a check from outside
+//! then confirms that the act changed nothing.
 //!
-//! All of it needs root, as host mode does, and runs in a container as well.
+//! These tests need root, as host mode does. They also run in containers.
 
 mod exhaustion;
 mod files;
@@ -31,7 +31,7 @@ fn race_length() -> Duration {
     Duration::from_secs(seconds.unwrap_or(2))
 }
 
-/// What must not be read, and must still be there afterwards.
+/// A text that no act may read or change.
 struct Marker {
     text: String,
 }
@@ -48,21 +48,21 @@ impl Marker {
     }
 }
 
-/// A directory full of things that are not a sandbox's, all of them as open as the file system can
-/// make them: only the wall keeps anybody out. It remembers what it was like.
+/// A directory of the machine with files that every user may read and write, so that only the
+/// isolation of sandboxes keeps them out. `check` compares it with its initial state.
 struct Vault {
     directory: TempDir,
     marker: Marker,
 }
 
 impl Vault {
-    /// In a directory of the machine; none where nothing can be made.
+    /// A vault in a directory of the machine; `None` if the directory takes no new entries.
     fn below(parent: &str) -> Option<Self> {
         let vault = Self {
             directory: TempDir::below(parent).ok()?,
             marker: Marker::new(),
         };
-        furnish(vault.directory.path(), &vault.marker, None);
+        populate(vault.directory.path(), &vault.marker, None);
         Some(vault)
     }
 
@@ -74,15 +74,15 @@ impl Vault {
         self.directory.join(name)
     }
 
-    /// Asserts that everything is as it was.
+    /// Asserts that nothing was changed.
     #[track_caller]
     fn check(&self) {
-        check_furniture(self.directory.path(), &self.marker);
+        check_contents(self.directory.path(), &self.marker);
     }
 }
 
-/// Fills a directory with a file, a directory with a file, and makes everything everybody's.
-fn furnish(directory: &Path, marker: &Marker, owner: Option<u32>) {
+/// Puts a file, and a directory with a file, into a directory, and lets every user read and write them.
+fn populate(directory: &Path, marker: &Marker, owner: Option<u32>) {
     let open = |path: &Path, mode: u32| {
         std::os::unix::fs::chown(path, owner, owner).unwrap();
         fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
@@ -97,7 +97,7 @@ fn furnish(directory: &Path, marker: &Marker, owner: Option<u32>) {
 }
 
 #[track_caller]
-fn check_furniture(directory: &Path, marker: &Marker) {
+fn check_contents(directory: &Path, marker: &Marker) {
     let mode = |path: &Path| fs::symlink_metadata(path).unwrap().permissions().mode() & 0o7777;
     let inner = directory.join(&marker.text);
     assert_eq!(
@@ -125,7 +125,7 @@ fn check_furniture(directory: &Path, marker: &Marker) {
     assert_eq!(names(&inner), ["inner"]);
 }
 
-/// Sandbox B: its home is as open as it can make it, with the same in it as a [`Vault`].
+/// Sandbox B. Its home is open to every user and has the contents of a [`Vault`].
 struct Neighbour<'a> {
     sandbox: Sandbox<'a>,
     marker: Marker,
@@ -135,7 +135,7 @@ impl<'a> Neighbour<'a> {
     fn new(server: &'a Server) -> Self {
         let sandbox = server.sandbox();
         let marker = Marker::new();
-        furnish(&sandbox.home, &marker, Some(sandbox.uid));
+        populate(&sandbox.home, &marker, Some(sandbox.uid));
         Self { sandbox, marker }
     }
 
@@ -145,6 +145,6 @@ impl<'a> Neighbour<'a> {
 
     #[track_caller]
     fn check(&self) {
-        check_furniture(&self.sandbox.home, &self.marker);
+        check_contents(&self.sandbox.home, &self.marker);
     }
 }

@@ -52,7 +52,6 @@ const HOST_ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "/v1/files/list?path=/root", ""),
     ("GET", "/v1/proxy/22/", ""),
     ("GET", "/v1", ""),
-    ("GET", "/", ""),
 ];
 
 #[test]

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 use super::probe::{ARGUMENTS, Plan, Probe, outcomes, set_file_capabilities};
-use crate::fixture::{Outcome, Sandbox, Server, TempDir, events_of, is_root};
+use crate::fixture::{Outcome, Sandbox, Server, TempDir, copy_program, events_of, is_root};
 use crate::skip;
 
 #[test]
@@ -157,7 +157,7 @@ fn privileges_in(status: &str) -> bool {
 /// sandbox. Whether it does outside.
 fn try_inside(sandbox: &Sandbox<'_>, place: &Path, change: impl FnOnce(&Path)) -> bool {
     let program = place.join("program");
-    fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    copy_program(std::env::current_exe().unwrap(), &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     change(&program);
     let words: Vec<&str> = [program.to_str().unwrap()]

@@ -27,7 +27,9 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use serde_json::{Value, json};
 
-use crate::fixture::{Connection, PATIENCE, Sandbox, exchange, stat_of, uid_of, wait_until};
+use crate::fixture::{
+    Connection, PATIENCE, Sandbox, copy_program, exchange, stat_of, uid_of, wait_until,
+};
 
 /// Acts, each a name and its operands, and what is to come of them: `ok`, the name of an errno, or
 /// several of these with `|` between them.
@@ -62,7 +64,7 @@ impl<'a> Probe<'a> {
     pub fn new(sandbox: &'a Sandbox<'a>) -> Self {
         let path = sandbox.home.join("probe");
         if !path.exists() {
-            fs::copy(std::env::current_exe().unwrap(), &path).unwrap();
+            copy_program(std::env::current_exe().unwrap(), &path);
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
             std::os::unix::fs::chown(&path, Some(sandbox.uid), Some(sandbox.uid)).unwrap();
         }

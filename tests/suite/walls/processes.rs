@@ -117,7 +117,7 @@ fn the_server_and_its_init_can_neither_be_looked_into_nor_touched() {
     let mut plan = Plan::default();
     for pid in [
         server.inner_pid(),
-        server.pid().cast_signed(),
+        server.pid(),
         std::process::id().cast_signed(),
         1,
     ] {
@@ -171,7 +171,7 @@ fn a_signal_to_everybody_ends_a_sandbox_and_nothing_else() {
     let mut plan = Plan::default();
     plan.add(&["kill", "-1", "9"], "ok");
     // Their groups, which have their numbers.
-    for group in [pid(&theirs), server.pid().cast_signed(), server.inner_pid()] {
+    for group in [pid(&theirs), server.pid(), server.inner_pid()] {
         plan.add(&["kill", &format!("-{group}"), "9"], "EPERM|ESRCH");
     }
     probe.check(&plan);
@@ -226,7 +226,7 @@ fn no_token_is_anywhere_in_proc() {
     }
     let (server, token) = secret_server(Server::host());
     let sandbox = server.sandbox();
-    for pid in [server.inner_pid(), server.pid().cast_signed()] {
+    for pid in [server.inner_pid(), server.pid()] {
         for name in ["environ", "cmdline"] {
             // In a container not even root reads the environment of a process that is not dumpable.
             let text = fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();

@@ -1,0 +1,60 @@
+//! How many requests there were, by route and status.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use crate::sync::lock;
+
+/// The statuses that are counted one by one. All others are counted together, because a server
+/// behind a port may answer with any number, and each would be a time series in the metrics.
+const STATUSES: [u16; 21] = [
+    200, 204, 206, 400, 403, 404, 405, 408, 409, 411, 413, 414, 416, 417, 431, 500, 501, 502, 503,
+    504, 507,
+];
+
+/// Counters of requests.
+#[derive(Default)]
+pub(super) struct RequestCounts(Mutex<BTreeMap<Key, u64>>);
+
+/// A route's name, and the status unless it is a rare one.
+type Key = (&'static str, Option<u16>);
+
+impl RequestCounts {
+    /// Counts one request.
+    pub(super) fn count(&self, route: &'static str, status: u16) {
+        let status = STATUSES.contains(&status).then_some(status);
+        *lock(&self.0).entry((route, status)).or_default() += 1;
+    }
+
+    /// All counts so far.
+    pub(super) fn all(&self) -> BTreeMap<Key, u64> {
+        lock(&self.0).clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_counted_by_route_and_status() {
+        let counts = RequestCounts::default();
+        for (route, status) in [
+            ("health", 200),
+            ("health", 200),
+            ("health", 418),
+            ("none", 404),
+        ] {
+            counts.count(route, status);
+        }
+        let all: Vec<_> = counts.all().into_iter().collect();
+        assert_eq!(
+            all,
+            [
+                (("health", None), 1),
+                (("health", Some(200)), 2),
+                (("none", Some(404)), 1)
+            ]
+        );
+    }
+}

@@ -1,0 +1,64 @@
+//! Which web pages may use the server from a browser: cross-origin resource sharing (the Fetch
+//! standard, section 3.2).
+//!
+//! Only origins that the operator named get CORS headers. A preflight carries no token and needs none;
+//! the request that follows needs its token.
+
+use crate::http::{Body, Request, Response};
+
+/// Headers that a page may send, besides the safelisted ones.
+const REQUEST_HEADERS: &str = "X-Sandbox-Token, Authorization, Content-Type, Range, Mcp-Method, Mcp-Name, MCP-Protocol-Version";
+
+/// Headers that a page may read, besides the safelisted ones.
+const RESPONSE_HEADERS: &str = "Content-Range, Accept-Ranges";
+
+/// Seconds for which a browser may remember the answer to a preflight.
+const MAX_AGE: &str = "600";
+
+/// The allowed origins.
+pub(super) struct Origins(pub(super) Vec<String>);
+
+impl Origins {
+    /// The origin of the page that sent a request, if it is allowed.
+    pub(super) fn of(&self, request: &Request<'_>) -> Option<String> {
+        let origin = request.head.header("origin")?;
+        let mut allowed = self.0.iter();
+        allowed
+            .find(|allowed| allowed.as_bytes() == origin)
+            .cloned()
+    }
+
+    /// Lets the page of `origin` read an answer. A shared cache must not serve any answer to pages of
+    /// other origins, so `Vary` is on all of them.
+    pub(super) fn label(&self, response: Response, origin: Option<String>) -> Response {
+        if self.0.is_empty() {
+            return response;
+        }
+        let response = response.with_header("Vary", "Origin");
+        let Some(origin) = origin else {
+            return response;
+        };
+        response
+            .with_header("Access-Control-Allow-Origin", origin)
+            .with_header("Access-Control-Expose-Headers", RESPONSE_HEADERS)
+    }
+}
+
+/// Whether a request is a preflight.
+pub(super) fn is_preflight(request: &Request<'_>) -> bool {
+    request.head.method == "OPTIONS"
+        && request
+            .head
+            .header("access-control-request-method")
+            .is_some()
+}
+
+/// Answers a preflight for a route with these methods.
+pub(super) fn preflight(origin: &str, methods: String) -> Response {
+    Response::new(204, Body::Empty)
+        .with_header("Access-Control-Allow-Origin", origin)
+        .with_header("Access-Control-Allow-Methods", methods)
+        .with_header("Access-Control-Allow-Headers", REQUEST_HEADERS)
+        .with_header("Access-Control-Max-Age", MAX_AGE)
+        .with_header("Vary", "Origin")
+}

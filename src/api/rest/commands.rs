@@ -1,0 +1,118 @@
+//! Commands and processes: JSON to command specifications, processes to documents and events.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::call::{Answer, Call, json_later};
+use super::documents::{ProcessDocument, WaitDocument};
+use super::events::EventWriter;
+use super::requests::{ENCODINGS, Encoding, command_request, signal_request};
+use crate::http::stream::StreamWriter;
+use crate::http::{Body, Response};
+use crate::process::ring::Cursor;
+use crate::workspace::{Run, Workspace};
+
+/// `POST exec`.
+pub(super) fn exec(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    run(call, workspace, false)
+}
+
+/// `POST processes`: `exec` in the background.
+pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    run(call, workspace, true)
+}
+
+fn run(call: &mut Call<'_, '_>, workspace: &Workspace, background: bool) -> Answer {
+    call.require_body()?;
+    let mut request = command_request(&call.json_body()?)?;
+    request.spec.background |= background;
+    match workspace.run(request.spec)? {
+        Run::Background(process) => Ok(Response::json(&ProcessDocument::of(&process))),
+        Run::Foreground(run) => {
+            let respond = move |mut events: EventWriter<'_>| {
+                events.start(run.process(), run.is_attached());
+                run.follow(&mut events, request.on_disconnect);
+            };
+            Ok(event_stream(
+                request.encoding,
+                call.ping_interval(),
+                respond,
+            ))
+        }
+    }
+}
+
+/// `GET processes`.
+pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let processes = workspace.processes.list();
+    let documents = processes.iter().map(|process| ProcessDocument::of(process));
+    Ok(Response::json(&documents.collect::<Vec<_>>()))
+}
+
+/// `GET processes/{id}`.
+pub(super) fn describe(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let process = workspace.process(id)?;
+    Ok(Response::json(&ProcessDocument::of(&process)))
+}
+
+/// `DELETE processes/{id}`.
+pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let killed = workspace.delete_process(id)?;
+    Ok(Response::json(&json!({ "id": id, "killed": killed })))
+}
+
+/// `GET processes/{id}/logs`.
+pub(super) fn logs(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let query = &call.query;
+    let live = query.flag("follow")?;
+    let stdout = query.number("stdout_offset")?.unwrap_or(0);
+    let stderr = query.number("stderr_offset")?.unwrap_or(0);
+    let encoding = query.choice("encoding", &ENCODINGS)?.unwrap_or_default();
+    let process = workspace.process(id)?;
+    let respond = move |mut events: EventWriter<'_>| {
+        let _ = process.follow(Cursor::at(stdout, stderr), live, &mut events);
+    };
+    Ok(event_stream(encoding, call.ping_interval(), respond))
+}
+
+/// `GET processes/{id}/wait`.
+pub(super) fn wait(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let limit = call.query.seconds("timeout")?;
+    let process = workspace.process(id)?;
+    Ok(json_later(call.ping_interval(), move |client| {
+        process.wait_with(client, limit).ok()?;
+        serde_json::to_vec(&WaitDocument::of(&process)).ok()
+    }))
+}
+
+/// `POST processes/{id}/kill`.
+pub(super) fn kill(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let signal = signal_request(&call.json_body()?)?;
+    let (process, signaled) = workspace.signal(id, signal)?;
+    Ok(Response::json(
+        &json!({ "id": process.id, "signal": signal, "signaled": signaled }),
+    ))
+}
+
+/// `PUT processes/{id}/stdin`.
+pub(super) fn stdin(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    call.require_body()?;
+    let eof = call.query.flag("eof")?;
+    let written = workspace.write_stdin(id, &mut call.request.body, eof)?;
+    Ok(Response::json(&json!({ "written": written, "eof": eof })))
+}
+
+fn event_stream(
+    encoding: Encoding,
+    ping_interval: Duration,
+    respond: impl FnOnce(EventWriter<'_>) + Send + 'static,
+) -> Response {
+    let write = move |stream: &mut StreamWriter| {
+        respond(EventWriter::new(stream, encoding, ping_interval));
+    };
+    Response::new(200, Body::Stream(Box::new(write)))
+        .with_header("Content-Type", "application/x-ndjson")
+        .with_header("X-Accel-Buffering", "no")
+        .with_header("Cache-Control", "no-store")
+}

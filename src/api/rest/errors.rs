@@ -1,0 +1,36 @@
+//! The one table from a kind of error to the status and the code that clients of this door see.
+
+use crate::error::{Error, Kind};
+use crate::http::Refusal;
+
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        let (status, code) = match error.kind() {
+            Kind::Invalid => (400, "bad_request"),
+            Kind::ProgramNotFound => (400, "not_found"),
+            Kind::ProgramNotExecutable => (400, "not_executable"),
+            Kind::BadDirectory => (400, "bad_cwd"),
+            Kind::ProgramForbidden => (400, "permission"),
+            Kind::NoResources => (400, "no_resources"),
+            Kind::Forbidden => (403, "forbidden"),
+            Kind::NotFound => (404, "not_found"),
+            Kind::IsDirectory => (409, "is_directory"),
+            Kind::NotDirectory => (409, "not_directory"),
+            Kind::NotEmpty => (409, "not_empty"),
+            Kind::NotRegular => (409, "not_regular"),
+            Kind::Leased => (409, "leased"),
+            Kind::Exists => (409, "exists"),
+            Kind::CrossDevice => (409, "cross_device"),
+            Kind::StdinClosed => (409, "stdin_closed"),
+            Kind::StdinBusy => (409, "stdin_busy"),
+            Kind::IdInUse => (409, "id_in_use"),
+            Kind::System => (500, "internal"),
+            Kind::Unreachable => (502, "unreachable"),
+            Kind::NoThreads => (503, "no_threads"),
+            Kind::ShuttingDown => (503, "shutting_down"),
+            Kind::Unfinished => (503, "unfinished"),
+            Kind::NoSpace => (507, "no_space"),
+        };
+        Self::new(status, code, error.to_string())
+    }
+}

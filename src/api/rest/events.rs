@@ -1,0 +1,201 @@
+//! The event stream of a command: NDJSON, one event per line.
+//!
+//! Clients split lines as Python's `str.splitlines` does, so the events escape U+0085, U+2028 and
+//! U+2029 besides the characters that JSON requires. Where a read cuts a character in two, its first bytes wait for the
+//! rest. Every output event has the offset of its first byte in its stream (`offset`) and its number
+//! of raw bytes (`bytes`), so a client that loses its connection knows where to resume.
+
+use std::io::Write;
+use std::time::Duration;
+
+use super::documents::ExitEvent;
+use super::requests::Encoding;
+use crate::client::Client;
+use crate::codec::{base64, escape};
+use crate::http::stream::{StreamClient, StreamWriter};
+use crate::process::ring::{Cursor, Stream};
+use crate::process::{Exit, Process, Subscriber};
+
+/// Writes what happens to a process as events.
+pub(super) struct EventWriter<'a> {
+    client: StreamClient<'a>,
+    encoding: Encoding,
+    /// Per stream, the first bytes of a character that was read in part, and their offset.
+    carried: [(u64, Vec<u8>); 2],
+    /// Per stream, whether the last event was a gap, which may have cut a character in two.
+    torn: [bool; 2],
+}
+
+impl<'a> EventWriter<'a> {
+    pub(super) fn new(
+        stream: &'a mut StreamWriter,
+        encoding: Encoding,
+        ping_interval: Duration,
+    ) -> Self {
+        Self {
+            client: StreamClient::new(stream, b"{\"event\":\"ping\"}\n", ping_interval),
+            encoding,
+            carried: [(0, Vec::new()), (0, Vec::new())],
+            torn: [false; 2],
+        }
+    }
+
+    /// Writes the first event. `attached` means that the process was already there.
+    pub(super) fn start(&mut self, process: &Process, attached: bool) {
+        let attached = if attached { ",\"attached\":true" } else { "" };
+        // An id has no characters that JSON escapes.
+        let (pid, id) = (process.pid, &process.id);
+        self.line(|out| {
+            write!(
+                out,
+                "{{\"event\":\"start\",\"pid\":{pid},\"id\":\"{id}\"{attached}}}"
+            )
+        });
+    }
+
+    fn line(&mut self, write: impl FnOnce(&mut Vec<u8>) -> std::io::Result<()>) {
+        self.client.push(|out| {
+            // Writing to memory does not fail.
+            let _ = write(out);
+            out.push(b'\n');
+        });
+    }
+
+    fn event(&mut self, stream: Stream, offset: u64, data: &[u8]) {
+        let encoding = self.encoding;
+        let (name, bytes) = (stream.name(), data.len());
+        self.line(|out| {
+            out.reserve(data.len() + data.len() / 2 + 80);
+            write!(
+                out,
+                "{{\"event\":\"{name}\",\"offset\":{offset},\"bytes\":{bytes},"
+            )?;
+            match encoding {
+                Encoding::Utf8 => {
+                    out.extend_from_slice(b"\"data\":\"");
+                    escape::append(out, data);
+                }
+                Encoding::Base64 => {
+                    out.extend_from_slice(b"\"data_b64\":\"");
+                    base64::append(out, data);
+                }
+            }
+            out.write_all(b"\"}")
+        });
+    }
+
+    fn gap(&mut self, stream: Stream, offset: u64, bytes: u64) {
+        let name = stream.name();
+        self.line(|out| {
+            write!(out, "{{\"event\":\"dropped\",\"stream\":\"{name}\",\"offset\":{offset},\"bytes\":{bytes}}}")
+        });
+    }
+
+    /// Sends the first bytes of a character without waiting for the rest.
+    fn release(&mut self, stream: Stream) {
+        let (offset, carried) = std::mem::take(&mut self.carried[stream.index()]);
+        if !carried.is_empty() {
+            self.event(stream, offset, &carried);
+        }
+    }
+}
+
+impl Subscriber for EventWriter<'_> {
+    fn client(&mut self) -> &mut dyn Client {
+        &mut self.client
+    }
+
+    fn output(&mut self, stream: Stream, mut offset: u64, mut data: &[u8]) {
+        if self.encoding == Encoding::Base64 {
+            return self.event(stream, offset, data);
+        }
+        if std::mem::take(&mut self.torn[stream.index()]) {
+            // The rest of a character whose first bytes were dropped counts as dropped.
+            let rest = data
+                .iter()
+                .take(3)
+                .take_while(|byte| **byte & 0xc0 == 0x80)
+                .count();
+            if rest > 0 {
+                self.gap(stream, offset, rest as u64);
+                offset += rest as u64;
+                data = &data[rest..];
+            }
+        }
+        let (carried_offset, carried) = std::mem::take(&mut self.carried[stream.index()]);
+        let joined;
+        let (offset, data) = if carried.is_empty() {
+            (offset, data)
+        } else {
+            joined = [&carried, data].concat();
+            (carried_offset, &joined[..])
+        };
+        let (whole, cut) = data.split_at(data.len() - cut_character(data));
+        if !whole.is_empty() {
+            self.event(stream, offset, whole);
+        }
+        self.carried[stream.index()] = (offset + whole.len() as u64, cut.to_vec());
+    }
+
+    fn dropped(&mut self, stream: Stream, offset: u64, bytes: u64) {
+        self.release(stream);
+        self.torn[stream.index()] = self.encoding == Encoding::Utf8;
+        self.gap(stream, offset, bytes);
+    }
+
+    fn exit(&mut self, exit: &Exit) {
+        for stream in Stream::ALL {
+            self.release(stream);
+        }
+        let event = ExitEvent::of(exit);
+        self.line(|out| Ok(serde_json::to_writer(out, &event)?));
+    }
+
+    fn caught_up(&mut self, cursor: &Cursor) {
+        // A client that resumes reads a half character again, whole.
+        let [stdout, stderr] = Stream::ALL.map(|stream| match &self.carried[stream.index()] {
+            (offset, carried) if !carried.is_empty() => *offset,
+            _ => cursor.next(stream),
+        });
+        self.line(|out| {
+            write!(
+                out,
+                "{{\"event\":\"end\",\"running\":true,\"stdout_offset\":{stdout},\"stderr_offset\":{stderr}}}"
+            )
+        });
+    }
+}
+
+/// How many bytes at the end are the first bytes of an incomplete character.
+fn cut_character(data: &[u8]) -> usize {
+    (1..=data.len().min(3))
+        .find(|length| data[data.len() - length] >= 0xc0)
+        .filter(|length| {
+            let end = std::str::from_utf8(&data[data.len() - length..]);
+            end.is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+        })
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cut_character_is_recognised() {
+        for (data, cut) in [
+            (&b""[..], 0),
+            (b"a", 0),
+            (b"\xc3", 1),
+            (b"a\xe2\x98", 2),
+            (b"\xf0\x9f\x98", 3),
+            (b"\xf0\x9f\x98\x80", 0),
+            (b"\x98\x98\x98", 0),
+            (b"\xff", 0),
+            (b"\xe0\x80", 0),
+            (b"\xed\xa0", 0),
+        ] {
+            assert_eq!(cut_character(data), cut, "{data:x?}");
+        }
+    }
+}

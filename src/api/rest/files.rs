@@ -1,0 +1,246 @@
+//! Files: queries to typed operations, contents to bodies, entries to documents.
+
+use std::os::fd::BorrowedFd;
+
+use serde_json::json;
+
+use super::call::{Answer, Call};
+use super::documents::{EntryDocument, PageDocument};
+use crate::client::Peer;
+use crate::codec::query::Query;
+use crate::error::{Error, Result};
+use crate::files::name::FilePath;
+use crate::http::parse::Head;
+use crate::http::request::BodyReader;
+use crate::http::{Body, Refusal, Response};
+use crate::workspace::{Content, FilePart, Span, UploadSource, Workspace};
+
+/// `GET files/read`.
+pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let path = path(&call.query, "path")?;
+    let (offset, length) = (call.query.number("offset")?, call.query.number("length")?);
+    let readable = workspace.open_file(path, length.is_some())?;
+    let mut response =
+        Response::new(200, Body::Empty).with_header("Content-Type", "application/octet-stream");
+    let mut range = Range::None;
+    if let Some(size) = readable.size() {
+        response = response.with_header("Accept-Ranges", "bytes");
+        if offset.is_none() && length.is_none() {
+            range = range_header(&call.request.head, size);
+        }
+    }
+    let size = readable.size().unwrap_or(0);
+    let content = match range {
+        Range::None => readable.part(offset, length)?,
+        Range::Satisfiable(span) => {
+            let last = span.offset + span.length - 1;
+            let range = format!("bytes {}-{last}/{size}", span.offset);
+            response = response.with_header("Content-Range", range);
+            response.status = 206;
+            readable.exactly(span)?
+        }
+        Range::Unsatisfiable => {
+            let path = readable.path();
+            let text = format!("cannot read {path}: the range begins after its end ({size} bytes)");
+            let refusal = Refusal::new(416, "range", text);
+            return Err(refusal.with_header("Content-Range", format!("bytes */{size}")));
+        }
+    };
+    response.body = match content {
+        Content::Bytes(bytes) => Body::Bytes(bytes),
+        Content::Reader(reader) => Body::Reader(reader),
+        Content::File {
+            file,
+            length,
+            start,
+        } => Body::File {
+            file,
+            length,
+            start,
+        },
+    };
+    Ok(response)
+}
+
+/// What a Range header asks for.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Range {
+    /// Nothing that this server understands: it sends the whole file (RFC 9110 section 14.2).
+    None,
+    Satisfiable(Span),
+    Unsatisfiable,
+}
+
+/// The range in a request's header. Only GET has ranges. If-Range never matches, because files have
+/// no version tags here (RFC 9110 sections 13.1.5, 14.2).
+fn range_header(head: &Head, size: u64) -> Range {
+    match head.header("range") {
+        Some(header) if head.method == "GET" && head.header("if-range").is_none() => {
+            byte_range(header, size)
+        }
+        _ => Range::None,
+    }
+}
+
+pub(super) fn byte_range(header: &[u8], size: u64) -> Range {
+    let parse = || -> Option<Range> {
+        let set = std::str::from_utf8(header).ok()?.strip_prefix("bytes=")?;
+        let (first, last) = set.trim().split_once('-')?;
+        let number = |text: &str| -> Option<u64> {
+            let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+            // A number beyond any file size means the end of the file.
+            is_number.then(|| text.parse().unwrap_or(u64::MAX))
+        };
+        let (offset, end) = match (first, last) {
+            ("", length) => (size.saturating_sub(number(length)?), size),
+            (first, "") => (number(first)?, size),
+            (first, last) => {
+                let (first, last) = (number(first)?, number(last)?);
+                if last < first {
+                    return None;
+                }
+                (first, last.saturating_add(1).min(size))
+            }
+        };
+        Some(if offset < end {
+            let length = end - offset;
+            Range::Satisfiable(Span { offset, length })
+        } else {
+            Range::Unsatisfiable
+        })
+    };
+    parse().unwrap_or(Range::None)
+}
+
+/// `PUT files/write`.
+pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    call.require_body()?;
+    let query = &call.query;
+    let path = path(query, "path")?;
+    let part = match (query.number("offset")?, query.number("truncate_to")?) {
+        (None, None) => FilePart::Whole,
+        (None, Some(_)) => {
+            let text = "truncate_to goes with offset: without one the body is the whole file";
+            return Err(Error::invalid(text).into());
+        }
+        (Some(offset), truncate_to) => FilePart::Range {
+            offset,
+            truncate_to,
+        },
+    };
+    let mode = query.mode("mode")?;
+    let make_parents = query.optional_flag("mkdir")?.unwrap_or(true);
+    let source = &mut call.request.body;
+    let size = workspace.write_file(&path, part, mode, make_parents, source)?;
+    Ok(Response::json(
+        &json!({ "path": path.to_string(), "size": size }),
+    ))
+}
+
+impl UploadSource for BodyReader<'_> {
+    type Error = Refusal;
+
+    fn remaining(&self) -> Option<u64> {
+        Self::remaining(self)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> std::result::Result<usize, Refusal> {
+        Ok(Self::read(self, buffer)?)
+    }
+
+    fn splice(&mut self, pipe: BorrowedFd<'_>) -> std::result::Result<Option<usize>, Refusal> {
+        Ok(Self::splice(self, pipe)?)
+    }
+
+    fn client(&self) -> Box<dyn Peer> {
+        Box::new(self.watch_client())
+    }
+}
+
+/// `GET files/list`.
+pub(super) fn list(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let query = &call.query;
+    let path = path(query, "path")?;
+    let limit = query.number("limit")?;
+    let detail = detail(query)?;
+    // A cursor is a name as it was shown, so it is read as paths are.
+    let after = query
+        .value("after")?
+        .filter(|after| !after.is_empty())
+        .map(FilePath::new)
+        .transpose()?;
+    let page = workspace.list_files(&path, after.as_ref(), limit)?;
+    let body = Body::Reader(Box::new(PageDocument::new(page, path, detail)));
+    Ok(Response::new(200, body).with_header("Content-Type", "application/json"))
+}
+
+/// `GET files/stat`.
+pub(super) fn stat(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let (path, detail) = (path(&call.query, "path")?, detail(&call.query)?);
+    let entry = workspace.stat_file(&path)?;
+    let document = EntryDocument::of(&entry, path.to_string(), detail);
+    Ok(Response::json(&document))
+}
+
+/// `DELETE files/delete`.
+pub(super) fn delete(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let recursive = call.query.flag("recursive")?;
+    workspace.delete_file(&path(&call.query, "path")?, recursive)?;
+    Ok(Response::json(&json!({ "deleted": true })))
+}
+
+/// `POST files/mkdir`.
+pub(super) fn make_directory(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let mode = call.query.mode("mode")?;
+    let path = path(&call.query, "path")?;
+    workspace.make_directory(&path, mode)?;
+    Ok(Response::json(&json!({ "path": path.to_string() })))
+}
+
+/// `POST files/move`.
+pub(super) fn rename(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let (from, to) = (path(&call.query, "from")?, path(&call.query, "to")?);
+    workspace.move_file(&from, &to)?;
+    Ok(Response::json(&json!({ "path": to.to_string() })))
+}
+
+fn path(query: &Query, name: &str) -> Result<FilePath> {
+    let missing = || Error::invalid(format!("the parameter {name} is missing"));
+    FilePath::new(query.value(name)?.ok_or_else(missing)?)
+}
+
+fn detail(query: &Query) -> Result<bool> {
+    Ok(query.choice("detail", &[("full", true)])?.unwrap_or(false))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_as_the_standard_has_them() {
+        let part = |offset, length| Range::Satisfiable(Span { offset, length });
+        for (header, expected) in [
+            ("bytes=0-0", part(0, 1)),
+            ("bytes=2-5", part(2, 4)),
+            ("bytes=2-", part(2, 8)),
+            ("bytes=-3", part(7, 3)),
+            ("bytes=-30", part(0, 10)),
+            ("bytes=5-99999999999999999999999", part(5, 5)),
+            ("bytes=9-9", part(9, 1)),
+            ("bytes=10-", Range::Unsatisfiable),
+            ("bytes=99999999999999999999-", Range::Unsatisfiable),
+            ("bytes=-0", Range::Unsatisfiable),
+            ("bytes=5-2", Range::None),
+            ("bytes=0-1,3-4", Range::None),
+            ("bytes=a-b", Range::None),
+            ("bytes=-", Range::None),
+            ("bytes=+1-2", Range::None),
+            ("lines=1-2", Range::None),
+            ("", Range::None),
+        ] {
+            assert_eq!(byte_range(header.as_bytes(), 10), expected, "{header}");
+        }
+        assert_eq!(byte_range(b"bytes=0-", 0), Range::Unsatisfiable);
+    }
+}

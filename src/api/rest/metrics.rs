@@ -1,0 +1,225 @@
+//! `GET /v1/metrics`: the work of the server, and the resources that it and its sandboxes use.
+//!
+//! The figures are gathered into one document, which is sent as JSON if `Accept` names it and in
+//! Prometheus' text format (version 0.0.4) otherwise. They are gathered only on request, by a walk
+//! through /proc and, with `disk=1`, through every home.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+use super::call::{Answer, Call};
+use crate::api::context::Context;
+use crate::http::{Body, Request, Response};
+use crate::proc;
+
+/// Most time for walking through homes for one answer. Homes that were not reached have no figure.
+const DISK_LIMIT: Duration = Duration::from_secs(10);
+
+#[derive(Serialize)]
+struct RequestCount {
+    route: &'static str,
+    /// `None` for statuses that are counted together.
+    status: Option<u16>,
+    count: u64,
+}
+
+#[derive(Serialize)]
+struct Document {
+    version: &'static str,
+    mode: &'static str,
+    uptime_seconds: f64,
+    connections: usize,
+    processes_running: usize,
+    log_bytes: usize,
+    sandboxes: usize,
+    requests: Vec<RequestCount>,
+    machine: MachineDocument,
+    per_sandbox: Vec<SandboxUse>,
+}
+
+#[derive(Serialize)]
+struct MachineDocument {
+    cpu_seconds: Option<f64>,
+    memory_used_bytes: Option<u64>,
+    memory_bytes: Option<u64>,
+    disk_used_bytes: Option<u64>,
+    disk_bytes: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct SandboxUse {
+    id: String,
+    processes: u64,
+    cpu_seconds: f64,
+    memory_bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disk_bytes: Option<u64>,
+}
+
+/// Answers with the present figures.
+pub(super) fn answer(call: &Call<'_, '_>) -> Answer {
+    let with_disk = call.query.flag("disk")?;
+    let document = gather(call.context, with_disk);
+    if wants_json(call.request) {
+        return Ok(Response::json(&document));
+    }
+    let body = Body::Bytes(text(&document).into_bytes());
+    Ok(Response::new(200, body).with_header("Content-Type", "text/plain; version=0.0.4"))
+}
+
+fn wants_json(request: &Request<'_>) -> bool {
+    request.head.values("accept").any(|accepted| {
+        accepted
+            .to_ascii_lowercase()
+            .windows(16)
+            .any(|window| window == b"application/json")
+    })
+}
+
+fn gather(context: &Context, with_disk: bool) -> Document {
+    let machine = &context.machine;
+    let disk = machine.disk();
+    let use_of_all = proc::machine_use();
+    let users = proc::use_by_user();
+    let enough = Instant::now() + DISK_LIMIT;
+    let mut per_sandbox = Vec::new();
+    if let Ok(host) = machine.host() {
+        for sandbox in host.list() {
+            let taken = users.get(&sandbox.user.uid).copied().unwrap_or_default();
+            per_sandbox.push(SandboxUse {
+                id: sandbox.id.clone(),
+                processes: taken.processes,
+                cpu_seconds: taken.cpu_seconds,
+                memory_bytes: taken.memory_bytes,
+                // A home that was deleted meanwhile, or that its owner made unreadable, has no figure.
+                disk_bytes: (with_disk && Instant::now() < enough)
+                    .then(|| sandbox.disk_bytes().ok())
+                    .flatten()
+                    .flatten(),
+            });
+        }
+    }
+    let requests = context.requests.all().into_iter();
+    let requests = requests.map(|((route, status), count)| RequestCount {
+        route,
+        status,
+        count,
+    });
+    Document {
+        version: env!("CARGO_PKG_VERSION"),
+        mode: machine.mode(),
+        uptime_seconds: machine.uptime().as_secs_f64(),
+        connections: context.connections.count(),
+        processes_running: machine.processes_running(),
+        log_bytes: machine.log_bytes(),
+        sandboxes: machine.sandboxes(),
+        requests: requests.collect(),
+        machine: MachineDocument {
+            cpu_seconds: use_of_all.cpu_seconds,
+            memory_used_bytes: use_of_all.memory_used_bytes,
+            memory_bytes: use_of_all.memory_bytes,
+            disk_used_bytes: disk.map(|disk| disk.used_bytes),
+            disk_bytes: disk.map(|disk| disk.bytes),
+        },
+        per_sandbox,
+    }
+}
+
+/// Prometheus' text format: each figure's help and type, then its values.
+#[rustfmt::skip]
+fn text(document: &Document) -> String {
+    let mut text = Text(String::new());
+    let machine = &document.machine;
+    let count = |value: usize| Some(value as u64);
+    text.gauge("uptime_seconds", "Seconds since the start.", Some(document.uptime_seconds));
+    text.whole("connections", "Open connections.", count(document.connections));
+    text.whole("processes_running", "Running commands, in the foreground or background.", count(document.processes_running));
+    text.whole("log_bytes", "Bytes of output that are kept.", count(document.log_bytes));
+    text.whole("sandboxes", "Sandboxes.", count(document.sandboxes));
+    text.whole("machine_memory_used_bytes", "Memory in use, of the container or the machine.", machine.memory_used_bytes);
+    text.whole("machine_memory_bytes", "Memory in all.", machine.memory_bytes);
+    text.whole("machine_disk_used_bytes", "Disk space in use where files are written.", machine.disk_used_bytes);
+    text.whole("machine_disk_bytes", "Disk space in all.", machine.disk_bytes);
+    let cpu = [(String::new(), machine.cpu_seconds)];
+    text.figure("machine_cpu_seconds_total", "counter", "Processor time used, of the container or the machine.", cpu);
+    let requests = document.requests.iter().map(|request| {
+        let status = request.status.map_or_else(|| "other".to_owned(), |status| status.to_string());
+        let labels = format!("route=\"{}\",status=\"{status}\"", request.route);
+        (labels, Some(float(request.count)))
+    });
+    text.figure("requests_total", "counter", "Requests by route and status.", requests);
+    let of_sandboxes = |value: fn(&SandboxUse) -> Option<f64>| {
+        let all = document.per_sandbox.iter();
+        all.map(move |sandbox| (format!("sandbox=\"{}\"", sandbox.id), value(sandbox)))
+    };
+    let processes = of_sandboxes(|sandbox| Some(float(sandbox.processes)));
+    text.figure("sandbox_processes", "gauge", "Processes of a sandbox.", processes);
+    let cpu = of_sandboxes(|sandbox| Some(sandbox.cpu_seconds));
+    text.figure("sandbox_cpu_seconds", "gauge", "Processor time used by the present processes of a sandbox.", cpu);
+    let memory = of_sandboxes(|sandbox| Some(float(sandbox.memory_bytes)));
+    text.figure("sandbox_memory_bytes", "gauge", "Memory of the processes of a sandbox; shared memory counts for each.", memory);
+    let disk = of_sandboxes(|sandbox| sandbox.disk_bytes.map(float));
+    text.figure("sandbox_disk_bytes", "gauge", "Disk space of a sandbox's home.", disk);
+    text.0
+}
+
+/// Converts a count: Prometheus has only floating-point numbers.
+#[allow(clippy::cast_precision_loss, reason = "counts stay below 2^52")]
+fn float(whole: u64) -> f64 {
+    whole as f64
+}
+
+struct Text(String);
+
+impl Text {
+    fn whole(&mut self, name: &str, help: &str, value: Option<u64>) {
+        self.gauge(name, help, value.map(float));
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, value: Option<f64>) {
+        self.figure(name, "gauge", help, [(String::new(), value)]);
+    }
+
+    /// Writes a figure. Values that are not known are left out.
+    fn figure(
+        &mut self,
+        name: &str,
+        kind: &str,
+        help: &str,
+        values: impl IntoIterator<Item = (String, Option<f64>)>,
+    ) {
+        let mut begun = false;
+        for (labels, value) in values {
+            let Some(value) = value else { continue };
+            // Writing to memory does not fail.
+            if !begun {
+                let _ = writeln!(self.0, "# HELP sbx_{name} {help}");
+                let _ = writeln!(self.0, "# TYPE sbx_{name} {kind}");
+                begun = true;
+            }
+            let _ = if labels.is_empty() {
+                writeln!(self.0, "sbx_{name} {value}")
+            } else {
+                writeln!(self.0, "sbx_{name}{{{labels}}} {value}")
+            };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_figure_that_is_not_known_is_left_out() {
+        let mut text = Text(String::new());
+        text.figure("a", "gauge", "A.", [(String::new(), None)]);
+        text.figure("b", "gauge", "B.", [("x=\"1\"".to_owned(), Some(1.5))]);
+        assert_eq!(
+            text.0,
+            "# HELP sbx_b B.\n# TYPE sbx_b gauge\nsbx_b{x=\"1\"} 1.5\n"
+        );
+    }
+}

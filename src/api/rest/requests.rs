@@ -1,0 +1,329 @@
+//! JSON bodies, parsed by [`Fields`] into typed requests.
+
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+
+use crate::codec::fields::{Elements, Fields, JsonType, Members, decoded, wrong_type};
+use crate::command::{
+    ChosenId, CommandLine, CommandSpec, EnvironmentChange, StdinSource, check_environment,
+};
+use crate::error::{Error, Result};
+use crate::host::SandboxSpec;
+use crate::process::OnDisconnect;
+
+/// Most bytes of a tag: it is kept, and sent in every list.
+const MAX_TAG_BYTES: usize = 1024;
+
+/// How events carry the output of a command.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum Encoding {
+    /// As text. Bytes that are not UTF-8 become U+FFFD.
+    #[default]
+    Utf8,
+    /// Byte for byte.
+    Base64,
+}
+
+/// The values of an `encoding` parameter or field.
+pub(super) const ENCODINGS: [(&str, Encoding); 2] =
+    [("utf-8", Encoding::Utf8), ("base64", Encoding::Base64)];
+
+/// A request to run a command.
+pub(super) struct CommandRequest {
+    /// The command.
+    pub(super) spec: CommandSpec,
+    /// The encoding of its output.
+    pub(super) encoding: Encoding,
+    /// What happens to the command if the client goes away.
+    pub(super) on_disconnect: OnDisconnect,
+}
+
+/// Reads the body of `exec` and `processes`.
+///
+/// # Errors
+/// `Invalid` if the body is no JSON object, or a field has a wrong type or value.
+pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
+    let mut fields = Fields::parse(body)?;
+    let shell = fields.boolean("shell")?;
+    let accepted = "a string or an array of strings";
+    let missing = || Error::invalid(format!("cmd is missing; it takes {accepted}"));
+    let cmd = fields.take("cmd").ok_or_else(missing)?;
+    let line = match (JsonType::of(cmd), shell) {
+        (JsonType::String, Some(false)) => {
+            let text =
+                "cmd is a string but shell is false; send an array to run a program directly";
+            return Err(Error::invalid(text));
+        }
+        (JsonType::Array, Some(true)) => {
+            let text = "cmd is an array but shell is true; send a string to run it by /bin/sh";
+            return Err(Error::invalid(text));
+        }
+        (JsonType::String, _) => CommandLine::Shell(decoded("cmd", cmd)?),
+        (JsonType::Array, _) => {
+            let words = decoded::<Elements<'_>>("cmd", cmd)?.0.into_iter();
+            let decode = |word| match JsonType::of(word) {
+                JsonType::String => decoded("cmd", word),
+                _ => Err(wrong_type("cmd", accepted, word)),
+            };
+            CommandLine::Program(words.map(decode).collect::<Result<_>>()?)
+        }
+        _ => return Err(wrong_type("cmd", accepted, cmd)),
+    };
+    let environment = environment(&mut fields)?;
+    let directory = fields.string("cwd")?;
+    let mut spec = CommandSpec::new(line, environment, directory)?;
+    spec.timeout = fields.seconds("timeout")?;
+    spec.background = fields.boolean("background")?.unwrap_or(false);
+    spec.tag = fields.string("tag")?;
+    if spec.tag.as_ref().map_or(0, String::len) > MAX_TAG_BYTES {
+        return Err(Error::invalid(format!(
+            "tag is longer than {MAX_TAG_BYTES} bytes; keep what belongs to it on your side"
+        )));
+    }
+    spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
+    if let Some(text) = fields.string("stdin")? {
+        spec.input = StdinSource::Given(text.into_bytes());
+    }
+    let encoding = fields.choice("encoding", &ENCODINGS)?;
+    let actions = [("kill", OnDisconnect::Kill), ("keep", OnDisconnect::Keep)];
+    let on_disconnect = fields.choice("on_disconnect", &actions)?;
+    Ok(CommandRequest {
+        spec,
+        encoding: encoding.unwrap_or_default(),
+        on_disconnect: on_disconnect.unwrap_or(OnDisconnect::Kill),
+    })
+}
+
+fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChange>> {
+    let Some(variables) = fields.take("env") else {
+        return Ok(Vec::new());
+    };
+    if JsonType::of(variables) != JsonType::Object {
+        return Err(wrong_type("env", "an object", variables));
+    }
+    decoded::<Members<'_>>("env", variables)?
+        .0
+        .into_iter()
+        .map(|(name, value)| {
+            let value = match JsonType::of(value) {
+                JsonType::Null => None,
+                JsonType::String => Some(decoded("env", value)?),
+                // As the client wrote it: 0.10 stays 0.10.
+                JsonType::Number | JsonType::Boolean => Some(value.get().to_owned()),
+                JsonType::Array | JsonType::Object => {
+                    let accepted = "a string, number, boolean or null";
+                    return Err(wrong_type(&format!("env.{name}"), accepted, value));
+                }
+            };
+            Ok((name, value))
+        })
+        .collect()
+}
+
+/// Most sandboxes of one request.
+const MAX_SANDBOXES: u64 = 10_000;
+
+/// Most bytes of a sandbox's environment: as much as the kernel takes in a single variable
+/// (`MAX_ARG_STRLEN`, execve(2)).
+const MAX_ENVIRONMENT_BYTES: usize = 128 * 1024;
+
+/// Largest `max_procs`.
+const MAX_PROCESSES: u64 = 1 << 20;
+
+/// Largest `max_mem_mb`, in MiB.
+const MAX_MEMORY_MB: u64 = 1 << 30;
+
+/// Reads the body of a request for sandboxes: their number and settings. An empty body asks for one
+/// sandbox with the defaults.
+///
+/// # Errors
+/// `Invalid` if the body is no JSON object, or a field has a wrong type or value.
+pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
+    let mut fields = optional_fields(body)?;
+    let environment = environment(&mut fields)?;
+    // The same rules hold for the variables of a command.
+    check_environment(&environment)?;
+    let size =
+        |(name, value): &EnvironmentChange| name.len() + value.as_ref().map_or(0, String::len);
+    if environment.iter().map(size).sum::<usize>() > MAX_ENVIRONMENT_BYTES {
+        return Err(Error::invalid(format!(
+            "env is larger than {MAX_ENVIRONMENT_BYTES} bytes; every command would carry it: put large values into files"
+        )));
+    }
+    let count = fields.whole("count", 1..=MAX_SANDBOXES)?.unwrap_or(1);
+    let idle = fields.whole("idle_timeout_secs", 0..=u32::MAX.into())?;
+    let memory = fields.whole("max_mem_mb", 1..=MAX_MEMORY_MB)?;
+    let spec = SandboxSpec {
+        environment: environment.into(),
+        // 0 means never, as in SBX_IDLE_TIMEOUT.
+        idle_timeout: idle.filter(|seconds| *seconds > 0).map(Duration::from_secs),
+        max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
+        max_memory: memory.map(|megabytes| megabytes << 20),
+    };
+    Ok((usize::try_from(count).unwrap_or(usize::MAX), spec))
+}
+
+/// Reads the body of `kill`. An empty body means SIGKILL.
+///
+/// # Errors
+/// `Invalid` if the signal is not known.
+pub(super) fn signal_request(body: &[u8]) -> Result<i32> {
+    let accepted = "a name such as TERM or SIGTERM, or a number from 1 to 64";
+    let Some(signal) = optional_fields(body)?.take("signal") else {
+        return Ok(libc::SIGKILL);
+    };
+    let known = match JsonType::of(signal) {
+        JsonType::Number => {
+            let number = signal.get().parse().ok();
+            number.filter(|number| (1..=64).contains(number))
+        }
+        JsonType::String => {
+            let upper = decoded::<String>("signal", signal)?.to_ascii_uppercase();
+            let full = if upper.starts_with("SIG") {
+                upper
+            } else {
+                format!("SIG{upper}")
+            };
+            let known: Option<Signal> = full.parse().ok();
+            known.map(|signal| signal as i32)
+        }
+        _ => return Err(wrong_type("signal", accepted, signal)),
+    };
+    known
+        .ok_or_else(|| Error::invalid(format!("signal {signal} is not known; it takes {accepted}")))
+}
+
+/// The fields of a body that may be left out.
+fn optional_fields(body: &[u8]) -> Result<Fields<'_>> {
+    let is_empty = body.trim_ascii().is_empty();
+    Fields::parse(if is_empty { b"{}" } else { body })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::fields::MAX_VALUES;
+
+    fn refused(body: &str) -> String {
+        match command_request(body.as_bytes()) {
+            Ok(_) => panic!("{body} was accepted"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn a_wrong_type_names_its_field() {
+        for (field, value) in [
+            ("cmd", "1"),
+            ("cmd", "[1]"),
+            ("cmd", "{}"),
+            ("shell", "\"yes\""),
+            ("env", "[]"),
+            ("env", "{\"A\":[]}"),
+            ("cwd", "1"),
+            ("timeout", "\"1\""),
+            ("timeout", "true"),
+            ("timeout", "0"),
+            ("timeout", "-1"),
+            ("timeout", "1e400"),
+            ("stdin", "1"),
+            ("background", "1"),
+            ("tag", "1"),
+            ("encoding", "\"latin1\""),
+            ("on_disconnect", "\"ignore\""),
+            ("id", "7"),
+        ] {
+            let rest = if field == "cmd" {
+                ""
+            } else {
+                ",\"cmd\":\"true\""
+            };
+            let text = refused(&format!("{{\"{field}\":{value}{rest}}}"));
+            assert!(text.contains(field), "{field}={value}: {text}");
+        }
+    }
+
+    #[test]
+    fn numbers_in_the_environment_keep_their_digits() {
+        let request = command_request(
+            br#"{"cmd":"x","env":{"A":1,"B":0.10,"C":true,"D":null,"E":"s","F":123456789012345678901234567890}}"#,
+        )
+        .unwrap();
+        let environment: Vec<_> = request
+            .spec
+            .environment()
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_deref()))
+            .collect();
+        assert_eq!(
+            environment,
+            [
+                ("A", Some("1")),
+                ("B", Some("0.10")),
+                ("C", Some("true")),
+                ("D", None),
+                ("E", Some("s")),
+                ("F", Some("123456789012345678901234567890"))
+            ]
+        );
+    }
+
+    #[test]
+    fn null_is_absent_and_unknown_fields_are_ignored() {
+        let request = command_request(
+            br#"{"cmd":["a"],"cwd":null,"timeout":null,"id":null,"future":{"x":1}}"#,
+        )
+        .unwrap();
+        assert_eq!(
+            request.spec.line(),
+            &CommandLine::Program(vec!["a".to_owned()])
+        );
+        assert_eq!(request.spec.timeout, None);
+    }
+
+    #[test]
+    fn more_values_than_any_command_has_are_refused() {
+        let words = |count: usize| format!("{{\"cmd\":[{}\"\"]}}", "\"a\",".repeat(count - 1));
+        assert!(command_request(words(MAX_VALUES).as_bytes()).is_ok());
+        assert!(refused(&words(MAX_VALUES + 1)).contains("cmd"));
+        let numbers: Vec<String> = (0..=MAX_VALUES).map(|number| number.to_string()).collect();
+        let members = format!("\"{}\":0,", numbers.join("\":0,\""));
+        assert!(refused(&format!("{{{members}\"cmd\":\"x\"}}")).contains("the body"));
+        assert!(
+            refused(&format!("{{\"env\":{{{members}\"x\":0}},\"cmd\":\"x\"}}")).contains("env")
+        );
+    }
+
+    #[test]
+    fn the_kind_of_command_and_shell_must_agree() {
+        refused(r#"{"cmd":"x","shell":false}"#);
+        refused(r#"{"cmd":["x"],"shell":true}"#);
+        assert!(command_request(br#"{"cmd":"x","shell":true}"#).is_ok());
+        assert!(command_request(br#"{"cmd":["x"],"shell":false}"#).is_ok());
+    }
+
+    #[test]
+    fn signals_by_name_and_number() {
+        for body in [
+            "",
+            "{}",
+            "{\"signal\":null}",
+            "{\"signal\":9}",
+            "{\"signal\":\"KILL\"}",
+            "{\"signal\":\"sigkill\"}",
+        ] {
+            assert_eq!(signal_request(body.as_bytes()).unwrap(), 9, "{body}");
+        }
+        for body in [
+            "{\"signal\":0}",
+            "{\"signal\":65}",
+            "{\"signal\":\"9\"}",
+            "{\"signal\":\"NOPE\"}",
+            "{\"signal\":1.5}",
+            "[]",
+        ] {
+            assert!(signal_request(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+}

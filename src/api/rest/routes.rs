@@ -1,0 +1,472 @@
+//! The table of all routes. A route is defined here and nowhere else.
+//!
+//! Routing, `Allow`, the required token, the accepted query parameters, the names in the metrics and
+//! the check against `openapi.json` all use [`ROUTES`]. The path of a request selects the rows of one
+//! pattern, and its method then selects a row.
+
+use super::call::{Answer, Call};
+use super::{commands, contract, files, metrics, ports, sandboxes, server};
+use crate::auth::Access;
+use crate::codec::query::Query;
+use crate::error::Result;
+use crate::host::Host;
+use crate::machine::Scope;
+use crate::ports::Port;
+use crate::workspace::Workspace;
+
+/// One operation.
+pub(super) struct Route {
+    /// Its methods, besides HEAD (where GET is) and OPTIONS. None means any.
+    pub(super) methods: &'static [&'static str],
+    /// Its path. One without a leading slash is below the prefix of a workspace: `/v1` on a dedicated
+    /// machine, `/v1/sandboxes/{id}` on a host.
+    pub(super) pattern: &'static str,
+    /// Its name in the metrics.
+    name: &'static str,
+    /// Its query parameters.
+    pub(super) parameters: &'static [&'static str],
+    pub(super) operation: Operation,
+}
+
+/// The handler, by the token that it requires and the parts of the path that it takes.
+#[derive(Clone, Copy)]
+pub(super) enum Operation {
+    /// About the server. No token is needed, and the query is ignored.
+    Public(fn(&Call<'_, '_>) -> Answer),
+    /// About the server, with the host token.
+    Server(fn(&Call<'_, '_>) -> Answer),
+    /// About all sandboxes, with the host token.
+    Sandboxes(fn(&mut Call<'_, '_>, &Host) -> Answer),
+    /// About one sandbox, with the host token.
+    Sandbox(fn(&Call<'_, '_>, &Host, &str) -> Answer),
+    /// About one sandbox, with its own or the host token.
+    OwnSandbox(fn(&Call<'_, '_>, &Host, &str) -> Answer),
+    /// In a workspace, with the token that opens it.
+    Inside(InWorkspace),
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum InWorkspace {
+    /// About the workspace itself, or what the query and the body name.
+    Plain(fn(&mut Call<'_, '_>, &Workspace) -> Answer),
+    /// About one process, by its id or pid.
+    Process(fn(&mut Call<'_, '_>, &Workspace, &str) -> Answer),
+    /// About one port.
+    Port(fn(&Call<'_, '_>, &Workspace, Port) -> Answer),
+    /// Forwarded to the server behind a port, with any method, path and query.
+    Proxy,
+}
+
+use InWorkspace::{Plain, Port as OfPort, Process, Proxy};
+use Operation::{Inside as In, OwnSandbox, Public, Sandbox, Sandboxes, Server};
+
+const GET: &[&str] = &["GET"];
+const POST: &[&str] = &["POST"];
+const DELETE: &[&str] = &["DELETE"];
+const GET_POST: &[&str] = &["GET", "POST"];
+const PUT_POST: &[&str] = &["PUT", "POST"];
+const DELETE_POST: &[&str] = &["DELETE", "POST"];
+const ANY: &[&str] = &[];
+
+/// Rows of one pattern are adjacent.
+#[rustfmt::skip]
+pub(super) const ROUTES: &[Route] = &[
+    row(GET, "/", "root", &[], Public(server::welcome)),
+    row(GET, "/health", "health", &[], Public(server::health)),
+    row(GET, "/openapi.json", "openapi", &[], Public(contract::answer)),
+    row(GET, "/v1/metrics", "metrics", &["disk"], Server(metrics::answer)),
+
+    row(GET, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::list)),
+    row(POST, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::create)),
+    row(DELETE, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::delete_all)),
+    row(GET, "/v1/sandboxes/{sandbox}", "sandbox", &[], Sandbox(sandboxes::describe)),
+    row(DELETE, "/v1/sandboxes/{sandbox}", "sandbox", &[], OwnSandbox(sandboxes::delete)),
+    row(GET, "/v1/sandboxes/{sandbox}/token", "token", &[], Sandbox(sandboxes::token)),
+
+    row(POST, "exec", "exec", &[], In(Plain(commands::exec))),
+    row(GET, "processes", "processes", &[], In(Plain(commands::list))),
+    row(POST, "processes", "processes", &[], In(Plain(commands::start))),
+    row(GET, "processes/{process}", "process", &[], In(Process(commands::describe))),
+    row(DELETE, "processes/{process}", "process", &[], In(Process(commands::delete))),
+    row(GET, "processes/{process}/logs", "logs", &["follow", "stdout_offset", "stderr_offset", "encoding"], In(Process(commands::logs))),
+    row(GET_POST, "processes/{process}/wait", "wait", &["timeout"], In(Process(commands::wait))),
+    row(POST, "processes/{process}/kill", "kill", &[], In(Process(commands::kill))),
+    row(PUT_POST, "processes/{process}/stdin", "stdin", &["eof"], In(Process(commands::stdin))),
+
+    row(GET, "files/read", "read", &["path", "offset", "length"], In(Plain(files::read))),
+    row(PUT_POST, "files/write", "write", &["path", "offset", "truncate_to", "mode", "mkdir"], In(Plain(files::write))),
+    row(GET, "files/list", "list", &["path", "after", "limit", "detail"], In(Plain(files::list))),
+    row(GET, "files/stat", "stat", &["path", "detail"], In(Plain(files::stat))),
+    row(DELETE_POST, "files/delete", "delete", &["path", "recursive"], In(Plain(files::delete))),
+    row(POST, "files/mkdir", "mkdir", &["path", "mode"], In(Plain(files::make_directory))),
+    row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
+
+    row(GET, "ports", "ports", &[], In(Plain(ports::list))),
+    row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),
+    row(ANY, "proxy/{port}/{path}", "proxy", &[], In(Proxy)),
+];
+
+/// Aliases of words in the paths of a workspace.
+pub(super) const ALIASES: &[(&str, &str)] = &[("procs", "processes")];
+
+const fn row(
+    methods: &'static [&'static str],
+    pattern: &'static str,
+    name: &'static str,
+    parameters: &'static [&'static str],
+    operation: Operation,
+) -> Route {
+    Route {
+        methods,
+        pattern,
+        name,
+        parameters,
+        operation,
+    }
+}
+
+impl Route {
+    /// Reads the query of a request; that of public and proxied routes is ignored here.
+    ///
+    /// # Errors
+    /// `Invalid` if it is not form-encoded, or has a parameter that this route does not take.
+    pub(super) fn query(&self, raw: Option<&[u8]>) -> Result<Query> {
+        if matches!(self.operation, Public(_) | In(Proxy)) {
+            return Query::parse(None);
+        }
+        let query = Query::parse(raw)?;
+        query.check_names(self.parameters, self.pattern)?;
+        Ok(query)
+    }
+}
+
+/// The target of a path: the rows of one pattern, and the values of the pattern's parameters.
+#[derive(Clone, Copy)]
+pub(in crate::api) struct Target<'a> {
+    /// Empty if there is no such route.
+    pub(super) routes: &'static [Route],
+    /// The workspace that the path is below.
+    pub(super) scope: Scope<'a>,
+    pub(super) captures: Captures<'a>,
+}
+
+/// The values of `{sandbox}`, `{process}`, `{port}` and `{path}` in a path.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Captures<'a> {
+    pub(super) sandbox: &'a str,
+    pub(super) process: &'a str,
+    pub(super) port: &'a [u8],
+    /// Empty, or it begins with a slash.
+    pub(super) path: &'a [u8],
+}
+
+impl<'a> Target<'a> {
+    /// Finds the target of an undecoded path.
+    pub(in crate::api) fn find(path: &'a [u8]) -> Self {
+        let (scope, inside) = workspace(path);
+        ROUTES
+            .chunk_by(|one, other| one.pattern == other.pattern)
+            .find_map(|routes| {
+                let pattern = routes[0].pattern;
+                let captures = match pattern.strip_prefix('/') {
+                    Some(pattern) => capture(pattern, path.strip_prefix(b"/")?),
+                    None => capture(pattern, inside?),
+                };
+                captures.map(|captures| Self {
+                    routes,
+                    scope,
+                    captures,
+                })
+            })
+            .unwrap_or(Self {
+                routes: &[],
+                scope,
+                captures: Captures::default(),
+            })
+    }
+
+    /// The name in the metrics.
+    pub(in crate::api) fn name(&self) -> &'static str {
+        self.routes.first().map_or("none", |route| route.name)
+    }
+
+    /// The access that a request with this method needs; `None` if it needs no token.
+    pub(in crate::api) fn access(&self, method: &str) -> Option<Access<'a>> {
+        let route = self.route(method).or(self.routes.first());
+        match (route.map(|route| route.operation), self.scope) {
+            (Some(Public(_)), _) => None,
+            (Some(OwnSandbox(_)), _) => Some(Access::Sandbox(self.captures.sandbox)),
+            (Some(In(_)), Scope::Sandbox(id)) => Some(Access::Inside(id)),
+            // No such route: both tokens of the sandbox get 404.
+            (None, Scope::Sandbox(id)) => Some(Access::Sandbox(id)),
+            _ => Some(Access::Machine),
+        }
+    }
+
+    /// Whether the route is the port proxy.
+    pub(in crate::api) fn is_proxied(&self) -> bool {
+        matches!(self.routes, [route] if matches!(route.operation, In(Proxy)))
+    }
+
+    /// The row for a method.
+    pub(super) fn route(&self, method: &str) -> Option<&'static Route> {
+        let method = if method == "HEAD" { "GET" } else { method };
+        self.routes
+            .iter()
+            .find(|route| route.methods.is_empty() || route.methods.contains(&method))
+    }
+
+    /// Its methods, as in `Allow`. A target that takes any method lists the usual ones.
+    pub(in crate::api) fn allow(&self) -> String {
+        let mut methods: Vec<&str> = self
+            .routes
+            .iter()
+            .flat_map(|route| route.methods)
+            .copied()
+            .collect();
+        if methods.is_empty() {
+            methods = vec!["GET", "POST", "PUT", "PATCH", "DELETE"];
+        }
+        if methods.contains(&"GET") {
+            methods.push("HEAD");
+        }
+        methods.push("OPTIONS");
+        methods.join(", ")
+    }
+}
+
+/// The workspace that a path is below, and the rest of the path.
+fn workspace(path: &[u8]) -> (Scope<'_>, Option<&[u8]>) {
+    let sandbox = || {
+        let (id, rest) = cut(path.strip_prefix(b"/v1/sandboxes/")?);
+        let id = std::str::from_utf8(id).ok().filter(|id| !id.is_empty())?;
+        Some((Scope::Sandbox(id), Some(rest.strip_prefix(b"/")?)))
+    };
+    sandbox().unwrap_or_else(|| (Scope::Machine, path.strip_prefix(b"/v1/")))
+}
+
+/// Compares a path with a pattern, segment by segment. Only the values of `{port}` and `{path}` may be
+/// any bytes, because the rest of a proxied path belongs to another server.
+fn capture<'a>(pattern: &'static str, path: &'a [u8]) -> Option<Captures<'a>> {
+    let mut captures = Captures::default();
+    let mut rest = Some(path);
+    for expected in pattern.split('/') {
+        if expected == "{path}" {
+            // With the slash before it, so that an empty path differs from none.
+            captures.path = rest.map_or(&[], |rest| &path[path.len() - rest.len() - 1..]);
+            return Some(captures);
+        }
+        let (segment, after) = cut(rest?);
+        rest = after.strip_prefix(b"/");
+        let text = || std::str::from_utf8(segment).ok();
+        match expected {
+            "{port}" => captures.port = segment,
+            "{sandbox}" => captures.sandbox = text().filter(|id| !id.is_empty())?,
+            "{process}" => captures.process = text().filter(|id| !id.is_empty())?,
+            word => {
+                let alias = ALIASES.iter().find(|(_, stands_for)| *stands_for == word);
+                let is_alias = alias.is_some_and(|(alias, _)| alias.as_bytes() == segment);
+                if word.as_bytes() != segment && !is_alias {
+                    return None;
+                }
+            }
+        }
+    }
+    rest.is_none().then_some(captures)
+}
+
+/// Splits before the first slash.
+fn cut(path: &[u8]) -> (&[u8], &[u8]) {
+    let end = path.iter().position(|byte| *byte == b'/');
+    path.split_at(end.unwrap_or(path.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(path: &(impl AsRef<[u8]> + ?Sized)) -> Target<'_> {
+        Target::find(path.as_ref())
+    }
+
+    #[test]
+    fn finds_what_a_path_names() {
+        let none = Captures::default();
+        let machine = Scope::Machine;
+        for (path, pattern, scope, captures) in [
+            ("/", "/", machine, none),
+            ("/health", "/health", machine, none),
+            ("/v1/exec", "exec", machine, none),
+            ("/v1/procs", "processes", machine, none),
+            (
+                "/v1/procs/p-1/logs",
+                "processes/{process}/logs",
+                machine,
+                Captures {
+                    process: "p-1",
+                    ..none
+                },
+            ),
+            ("/v1/files/read", "files/read", machine, none),
+            ("/v1/sandboxes", "/v1/sandboxes", machine, none),
+            (
+                "/v1/sandboxes/a/token",
+                "/v1/sandboxes/{sandbox}/token",
+                Scope::Sandbox("a"),
+                Captures {
+                    sandbox: "a",
+                    ..none
+                },
+            ),
+            ("/v1/sandboxes/a/exec", "exec", Scope::Sandbox("a"), none),
+            (
+                "/v1/sandboxes/exec/procs/7",
+                "processes/{process}",
+                Scope::Sandbox("exec"),
+                Captures {
+                    process: "7",
+                    ..none
+                },
+            ),
+        ] {
+            let target = found(path);
+            assert_eq!(
+                target.routes.first().map(|route| route.pattern),
+                Some(pattern),
+                "{path}"
+            );
+            assert_eq!((target.scope, target.captures), (scope, captures), "{path}");
+        }
+    }
+
+    #[test]
+    fn what_follows_a_port_is_left_as_it_is() {
+        for (path, port, rest) in [
+            (&b"/v1/proxy/8000"[..], &b"8000"[..], &b""[..]),
+            (b"/v1/proxy/8000/", b"8000", b"/"),
+            (
+                b"/v1/proxy/8000//a%2Fb/../\xff",
+                b"8000",
+                b"//a%2Fb/../\xff",
+            ),
+            (b"/v1/proxy/\xff/a", b"\xff", b"/a"),
+            (b"/v1/proxy//a", b"", b"/a"),
+        ] {
+            for (path, scope) in [
+                (path.to_vec(), Scope::Machine),
+                (
+                    [b"/v1/sandboxes/s-1", &path[3..]].concat(),
+                    Scope::Sandbox("s-1"),
+                ),
+            ] {
+                let target = found(&path);
+                assert!(target.is_proxied());
+                assert_eq!((target.captures.port, target.captures.path), (port, rest));
+                assert_eq!(target.scope, scope);
+            }
+        }
+        for path in [
+            "/v1/proxy",
+            "/v1/sandboxes/s-1/proxy",
+            "/v1/sandboxes/a/b/proxy/80/",
+        ] {
+            assert!(found(path).routes.is_empty(), "{path}");
+        }
+    }
+
+    #[test]
+    fn nothing_else_is_a_path() {
+        for path in [
+            "",
+            "*",
+            "//",
+            "/health/",
+            "//health",
+            "/Health",
+            "/v1",
+            "/v1/",
+            "/v1/exec/",
+            "/v1/processes/",
+            "/v1/processes/p-1/",
+            "/v1/processes//logs",
+            "/v1/processes/p-1/logs/x",
+            "/v1/files",
+            "/v1/sandboxes/",
+            "/v1/sandboxes/a/",
+            "/v1/sandboxes//exec",
+            "/v1/sandboxes/a/health",
+            "/v1/sandboxes/a/sandboxes",
+            "/v1/sandboxes/a/sandboxes/b/exec",
+            "/v1/sandboxes/a/token/",
+            "/v2/exec",
+            "/v1/../health",
+            "/v1/%65xec",
+        ] {
+            assert!(found(path).routes.is_empty(), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_sandbox_token_is_asked_for_inside_and_at_the_end() {
+        for (path, method, expected) in [
+            ("/", "GET", None),
+            ("/health", "POST", None),
+            ("/v1/sandboxes/a/exec", "POST", Some(Access::Inside("a"))),
+            ("/v1/sandboxes/a/exec", "GET", Some(Access::Inside("a"))),
+            ("/v1/sandboxes/a", "DELETE", Some(Access::Sandbox("a"))),
+            ("/v1/sandboxes/a", "GET", Some(Access::Machine)),
+            ("/v1/sandboxes/a", "PUT", Some(Access::Machine)),
+            ("/v1/sandboxes/a/token", "GET", Some(Access::Machine)),
+            ("/v1/sandboxes", "DELETE", Some(Access::Machine)),
+            ("/v1/exec", "POST", Some(Access::Machine)),
+            ("/v1/nope", "GET", Some(Access::Machine)),
+            ("/v1/sandboxes/a/nope", "GET", Some(Access::Sandbox("a"))),
+        ] {
+            assert_eq!(found(path).access(method), expected, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn head_goes_with_get() {
+        assert_eq!(found("/health").allow(), "GET, HEAD, OPTIONS");
+        assert_eq!(found("/v1/exec").allow(), "POST, OPTIONS");
+        assert_eq!(
+            found("/v1/sandboxes").allow(),
+            "GET, POST, DELETE, HEAD, OPTIONS"
+        );
+        assert!(found("/v1/files/read").route("HEAD").is_some());
+        assert!(found("/v1/exec").route("HEAD").is_none());
+    }
+
+    #[test]
+    fn the_table_is_in_order() {
+        let mut patterns: Vec<_> = ROUTES.iter().map(|route| route.pattern).collect();
+        patterns.dedup();
+        let count = patterns.len();
+        patterns.sort_unstable();
+        patterns.dedup();
+        assert_eq!(
+            patterns.len(),
+            count,
+            "the rows of a pattern stand together"
+        );
+        for Route {
+            pattern, operation, ..
+        } in ROUTES
+        {
+            let parameter = match operation {
+                Sandbox(_) | OwnSandbox(_) => "{sandbox}",
+                In(Process(_)) => "{process}",
+                In(OfPort(_) | Proxy) => "{port}",
+                Public(_) | Server(_) | Sandboxes(_) | In(Plain(_)) => "",
+            };
+            assert!(pattern.contains(parameter), "{pattern}");
+            assert!(!parameter.is_empty() || !pattern.contains('{'), "{pattern}");
+            assert_eq!(
+                matches!(operation, In(_)),
+                !pattern.starts_with('/'),
+                "{pattern}"
+            );
+        }
+    }
+}

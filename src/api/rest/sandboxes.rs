@@ -1,0 +1,70 @@
+//! Creates, describes and deletes sandboxes. Operations inside a sandbox act on its workspace.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::call::{Answer, Call};
+use super::documents::{CreatedDocument, Isolation, SandboxDocument};
+use super::requests::sandbox_request;
+use crate::host::{AllEnded, Host, Sandbox};
+use crate::http::Response;
+
+/// `GET /v1/sandboxes`.
+pub(super) fn list(call: &mut Call<'_, '_>, host: &Host) -> Answer {
+    let sandboxes = host.list();
+    let documents = sandboxes
+        .iter()
+        .map(|sandbox| document(call, sandbox, None));
+    Ok(Response::json(&documents.collect::<Vec<_>>()))
+}
+
+/// `POST /v1/sandboxes`.
+pub(super) fn create(call: &mut Call<'_, '_>, host: &Host) -> Answer {
+    let (count, spec) = sandbox_request(&call.json_body()?)?;
+    let made = host.create(count, &spec)?;
+    let with_token = |sandbox: &Arc<Sandbox>| {
+        let token = call.context.authenticator.sandbox_token(&sandbox.id);
+        document(call, sandbox, Some(token))
+    };
+    Ok(Response::json(&CreatedDocument {
+        rejected: count - made.len(),
+        sandboxes: made.iter().map(with_token).collect(),
+    }))
+}
+
+/// `DELETE /v1/sandboxes`.
+pub(super) fn delete_all(_: &mut Call<'_, '_>, host: &Host) -> Answer {
+    let AllEnded { count, removing } = host.delete_all()?;
+    let mut answer = json!({ "deleted": count });
+    if removing > 0 {
+        answer["removing"] = removing.into();
+    }
+    Ok(Response::json(&answer))
+}
+
+/// `GET /v1/sandboxes/{id}`.
+pub(super) fn describe(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
+    Ok(Response::json(&document(call, &*host.find(id)?, None)))
+}
+
+/// `DELETE /v1/sandboxes/{id}`.
+pub(super) fn delete(_: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
+    let ended = host.delete(id)?;
+    let mut answer = json!({ "id": id, "deleted": ended.is_first_report });
+    if ended.is_removing {
+        answer["removing"] = true.into();
+    }
+    Ok(Response::json(&answer))
+}
+
+/// `GET /v1/sandboxes/{id}/token`.
+pub(super) fn token(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
+    let sandbox = host.find(id)?;
+    let token = call.context.authenticator.sandbox_token(&sandbox.id);
+    Ok(Response::json(&json!({ "id": id, "token": token })))
+}
+
+fn document(call: &Call<'_, '_>, sandbox: &Sandbox, token: Option<String>) -> SandboxDocument {
+    SandboxDocument::of(sandbox, Isolation::of(&call.context.machine), token)
+}

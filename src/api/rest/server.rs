@@ -1,0 +1,34 @@
+//! The routes without a token that describe the server.
+
+use super::call::{Answer, Call};
+use super::documents::{Health, Isolation, PROTOCOL};
+use crate::http::{Body, Response};
+
+/// `GET /`: a text for people who find the server and do not know it.
+pub(super) fn welcome(call: &Call<'_, '_>) -> Answer {
+    let text = format!(
+        "sbx-server {}, {} mode\n\n\
+         GET /openapi.json describes every request; GET /health tells whether the server is well.\n\
+         All other requests need a token:\n\n    \
+         X-Sandbox-Token: <token>\n\nor, without that header:\n\n    \
+         Authorization: Bearer <token>\n",
+        env!("CARGO_PKG_VERSION"),
+        call.context.machine.mode()
+    );
+    Ok(Response::new(200, Body::Bytes(text.into_bytes()))
+        .with_header("Content-Type", "text/plain; charset=utf-8"))
+}
+
+/// `GET /health`.
+pub(super) fn health(call: &Call<'_, '_>) -> Answer {
+    let machine = &call.context.machine;
+    Ok(Response::json(&Health {
+        status: "ok",
+        version: env!("CARGO_PKG_VERSION"),
+        protocol: PROTOCOL,
+        uptime_ms: machine.uptime().as_millis(),
+        mode: machine.mode(),
+        sandboxes: machine.sandboxes(),
+        isolation: Isolation::of(machine),
+    }))
+}

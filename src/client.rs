@@ -1,0 +1,129 @@
+//! A client's connection to poll, ping and flush.
+//!
+//! Mechanisms that wait (for a command's output, for a port to open) poll the client beside their own
+//! descriptors, so that a disconnect ends the wait. They use these traits and know no protocol: `http`
+//! implements them. Only [`KeepAlive`] decides when to ping.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use crate::sys::{Events, PollEntry, poll};
+
+/// The client closed its connection, or the connection broke.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Disconnected;
+
+/// The far end of a connection, which may disconnect at any time.
+pub trait Peer {
+    /// The socket to poll.
+    fn descriptor(&self) -> BorrowedFd<'_>;
+    /// The events to poll the socket for.
+    fn interest(&self) -> Events;
+    /// Handles the events that poll reported.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    fn ready(&mut self, events: Events) -> Result<(), Disconnected>;
+}
+
+/// A client that receives a stream.
+///
+/// Data goes into the client's buffer, and [`Client::flush`] sends from there. Add data only when
+/// [`Client::is_flushed`]: this bounds the buffer, and a slow client slows down its producer.
+pub trait Client: Peer {
+    /// Adds a ping to the buffer.
+    fn ping(&mut self);
+    /// The time without data after which a ping is due.
+    fn ping_after(&self) -> Duration;
+    /// Sends what the socket takes without blocking.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    fn flush(&mut self) -> Result<(), Disconnected>;
+    /// Whether the buffer is empty.
+    fn is_flushed(&self) -> bool;
+}
+
+/// Sends the client's whole buffer and blocks while the client is slow.
+///
+/// # Errors
+/// The client disconnected.
+pub fn send_all(client: &mut dyn Client) -> Result<(), Disconnected> {
+    loop {
+        client.flush()?;
+        if client.is_flushed() {
+            return Ok(());
+        }
+        wait_for(client, None, None)?;
+    }
+}
+
+/// Sleeps until the client is ready, `wake` is readable or `limit` has passed.
+fn wait_for(
+    client: &mut dyn Client,
+    wake: Option<BorrowedFd<'_>>,
+    limit: Option<Duration>,
+) -> Result<(), Disconnected> {
+    let mut entries = [
+        PollEntry::new(client.descriptor(), client.interest()),
+        PollEntry::new(wake, Events::READABLE),
+    ];
+    poll(&mut entries, limit);
+    let events = entries[0].events();
+    client.ready(events)
+}
+
+/// Pings a client that was sent nothing for [`Client::ping_after`].
+pub struct KeepAlive {
+    last_sent: Instant,
+}
+
+impl KeepAlive {
+    /// Starts the time to the first ping.
+    pub fn new() -> Self {
+        Self {
+            last_sent: Instant::now(),
+        }
+    }
+
+    /// Restarts the time to the next ping, because data was sent.
+    pub fn reset(&mut self) {
+        self.last_sent = Instant::now();
+    }
+
+    /// When the next ping is due.
+    pub fn due_at(&self, client: &dyn Client) -> Instant {
+        self.last_sent + client.ping_after()
+    }
+
+    /// Adds a ping to the client's buffer if one is due and the buffer is empty. Behind unsent data a
+    /// ping would be useless.
+    pub fn ping_if_due(&mut self, client: &mut dyn Client) {
+        if Instant::now() < self.due_at(client) {
+            return;
+        }
+        if client.is_flushed() {
+            client.ping();
+        }
+        self.reset();
+    }
+
+    /// Sleeps until the client is ready, `wake` is readable, `until` has passed or a ping is due. Does not
+    /// wait for a client that takes nothing.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    pub fn wait(
+        &mut self,
+        client: &mut dyn Client,
+        wake: Option<BorrowedFd<'_>>,
+        until: Option<Instant>,
+    ) -> Result<(), Disconnected> {
+        let due_at = self.due_at(client);
+        let wake_at = until.map_or(due_at, |until| until.min(due_at));
+        let left = wake_at.saturating_duration_since(Instant::now());
+        wait_for(client, wake, Some(left))?;
+        self.ping_if_due(client);
+        client.flush()
+    }
+}

@@ -1,0 +1,81 @@
+//! Base64 with padding (RFC 4648 section 4), for output that clients get byte for byte.
+
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+
+/// Input bytes per block. A block is encoded into an array, so the result grows once per block.
+const BLOCK_BYTES: usize = 3 * 1024;
+
+/// Appends the encoding of `data`.
+pub fn append(out: &mut Vec<u8>, data: &[u8]) {
+    out.reserve(data.len().div_ceil(3) * 4);
+    let mut encoded = [0; BLOCK_BYTES / 3 * 4];
+    for block in data.chunks(BLOCK_BYTES) {
+        let triples = block.chunks_exact(3);
+        let rest = triples.remainder();
+        let length = (block.len() - rest.len()) / 3 * 4;
+        for (triple, quad) in triples.zip(encoded.chunks_exact_mut(4)) {
+            if let ([first, second, third], Some(quad)) = (triple, quad.first_chunk_mut()) {
+                *quad = digits([*first, *second, *third]);
+            }
+        }
+        out.extend_from_slice(&encoded[..length]);
+        // Only the last block has a rest.
+        match *rest {
+            [first] => {
+                let [one, two, ..] = digits([first, 0, 0]);
+                out.extend_from_slice(&[one, two, b'=', b'=']);
+            }
+            [first, second] => {
+                let [one, two, three, _] = digits([first, second, 0]);
+                out.extend_from_slice(&[one, two, three, b'=']);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Encodes three bytes as four digits.
+fn digits([first, second, third]: [u8; 3]) -> [u8; 4] {
+    let bits = u32::from_be_bytes([0, first, second, third]);
+    let digit = |shift: u32| ALPHABET[(bits >> shift & 63) as usize];
+    [digit(18), digit(12), digit(6), digit(0)]
+}
+
+/// Returns the encoding of `data`.
+pub fn encode(data: &[u8]) -> String {
+    let mut out = Vec::new();
+    append(&mut out, data);
+    String::from_utf8(out).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors of RFC 4648 section 10.
+    #[test]
+    fn encodes_the_vectors_of_the_standard() {
+        for (data, encoded) in [
+            ("", ""),
+            ("f", "Zg=="),
+            ("fo", "Zm8="),
+            ("foo", "Zm9v"),
+            ("foob", "Zm9vYg=="),
+            ("fooba", "Zm9vYmE="),
+            ("foobar", "Zm9vYmFy"),
+        ] {
+            assert_eq!(encode(data.as_bytes()), encoded);
+        }
+        assert_eq!(encode(&[0xfb, 0xff, 0xfe]), "+//+");
+    }
+
+    /// The blocks leave no trace in the result.
+    #[test]
+    fn long_data_is_encoded_as_one() {
+        let data: Vec<u8> = (0..100_000u32).map(|number| (number % 251) as u8).collect();
+        for length in [3071, 3072, 3073, 6144, 6145, 99_998, 99_999, 100_000] {
+            let in_pieces: String = data[..length].chunks(3).map(encode).collect();
+            assert_eq!(encode(&data[..length]), in_pieces, "{length}");
+        }
+    }
+}

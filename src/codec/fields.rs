@@ -1,0 +1,204 @@
+//! JSON objects, parsed field by field, so that an error names the field, its type and the accepted
+//! values.
+//!
+//! A field stays raw text until it is asked for, so unknown fields cost nothing, however deeply they
+//! are nested.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use super::{accepted_words, choose};
+use crate::error::{Error, Result};
+
+/// The fields of a JSON object. Null is the same as absent, and unknown fields are ignored.
+pub struct Fields<'a>(BTreeMap<String, &'a RawValue>);
+
+impl<'a> Fields<'a> {
+    pub fn parse(body: &'a [u8]) -> Result<Self> {
+        let broken = |error| Error::invalid(format!("the body is not JSON: {error}"));
+        let document: &RawValue = serde_json::from_slice(body).map_err(broken)?;
+        if JsonType::of(document) != JsonType::Object {
+            return Err(wrong_type("the body", "a JSON object", document));
+        }
+        Ok(Self(decoded::<Members<'_>>("the body", document)?.0))
+    }
+
+    pub fn take(&mut self, name: &str) -> Option<&'a RawValue> {
+        self.0
+            .remove(name)
+            .filter(|value| JsonType::of(value) != JsonType::Null)
+    }
+
+    /// A field of one type; `None` if it is absent.
+    fn typed(
+        &mut self,
+        name: &str,
+        expected: JsonType,
+        accepted: &str,
+    ) -> Result<Option<&'a RawValue>> {
+        match self.take(name) {
+            Some(value) if JsonType::of(value) != expected => {
+                Err(wrong_type(name, accepted, value))
+            }
+            other => Ok(other),
+        }
+    }
+
+    pub fn string(&mut self, name: &str) -> Result<Option<String>> {
+        self.typed(name, JsonType::String, "a string")?
+            .map(|value| decoded(name, value))
+            .transpose()
+    }
+
+    pub fn boolean(&mut self, name: &str) -> Result<Option<bool>> {
+        let value = self.typed(name, JsonType::Boolean, "true or false")?;
+        Ok(value.map(|value| value.get() == "true"))
+    }
+
+    fn number<T>(
+        &mut self,
+        name: &str,
+        accepted: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>> {
+        let Some(number) = self.typed(name, JsonType::Number, accepted)? else {
+            return Ok(None);
+        };
+        parse(number.get())
+            .map(Some)
+            .ok_or_else(|| Error::invalid(format!("{name} is {number}; it takes {accepted}")))
+    }
+
+    pub fn seconds(&mut self, name: &str) -> Result<Option<Duration>> {
+        self.number(name, "a number of seconds above 0", |text| {
+            let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0)?;
+            Duration::try_from_secs_f64(seconds).ok()
+        })
+    }
+
+    pub fn whole(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>> {
+        let accepted = format!("a whole number from {} to {}", range.start(), range.end());
+        self.number(name, &accepted, |text| {
+            text.parse().ok().filter(|whole| range.contains(whole))
+        })
+    }
+
+    pub fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Result<Option<T>> {
+        let Some(text) = self.string(name)? else {
+            return Ok(None);
+        };
+        choose(choices, &text).map(Some).ok_or_else(|| {
+            let accepted = accepted_words(choices);
+            Error::invalid(format!("{name} is {text:?}; it takes {accepted}"))
+        })
+    }
+}
+
+/// Most elements of an array, or members of an object. The kernel takes a command of a few megabytes
+/// at most; many more tiny values would cost the server many times their size.
+pub const MAX_VALUES: usize = 65_536;
+
+/// The elements of an array, each as raw JSON.
+pub struct Elements<'a>(pub Vec<&'a RawValue>);
+
+/// The members of an object, each as raw JSON. Of several with one name the last counts.
+pub struct Members<'a>(pub BTreeMap<String, &'a RawValue>);
+
+impl<'a> Deserialize<'a> for Elements<'a> {
+    fn deserialize<D: Deserializer<'a>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_seq(Self(Vec::new()))
+    }
+}
+
+impl<'a> Deserialize<'a> for Members<'a> {
+    fn deserialize<D: Deserializer<'a>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        deserializer.deserialize_map(Self(BTreeMap::new()))
+    }
+}
+
+impl<'a> Visitor<'a> for Elements<'a> {
+    type Value = Self;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an array")
+    }
+
+    fn visit_seq<A: SeqAccess<'a>>(mut self, mut values: A) -> std::result::Result<Self, A::Error> {
+        while let Some(element) = values.next_element()? {
+            if self.0.len() == MAX_VALUES {
+                return Err(too_many());
+            }
+            self.0.push(element);
+        }
+        Ok(self)
+    }
+}
+
+impl<'a> Visitor<'a> for Members<'a> {
+    type Value = Self;
+
+    fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(mut self, mut values: A) -> std::result::Result<Self, A::Error> {
+        while let Some((name, value)) = values.next_entry()? {
+            self.0.insert(name, value);
+            if self.0.len() > MAX_VALUES {
+                return Err(too_many());
+            }
+        }
+        Ok(self)
+    }
+}
+
+fn too_many<E: serde::de::Error>() -> E {
+    E::custom(format_args!("it has more than {MAX_VALUES} values"))
+}
+
+/// The type of a JSON value, known by its first character.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum JsonType {
+    Null,
+    Boolean,
+    Number,
+    String,
+    Array,
+    Object,
+}
+
+impl JsonType {
+    pub fn of(value: &RawValue) -> Self {
+        match value.get().as_bytes().first() {
+            Some(b'n') => Self::Null,
+            Some(b't' | b'f') => Self::Boolean,
+            Some(b'"') => Self::String,
+            Some(b'[') => Self::Array,
+            Some(b'{') => Self::Object,
+            _ => Self::Number,
+        }
+    }
+}
+
+pub fn decoded<'a, T: Deserialize<'a>>(field: &str, value: &'a RawValue) -> Result<T> {
+    serde_json::from_str(value.get())
+        .map_err(|error| Error::invalid(format!("{field} cannot be read: {error}")))
+}
+
+pub fn wrong_type(field: &str, accepted: &str, found: &RawValue) -> Error {
+    let found = match JsonType::of(found) {
+        JsonType::Null => "null",
+        JsonType::Boolean => "a boolean",
+        JsonType::Number => "a number",
+        JsonType::String => "a string",
+        JsonType::Array => "an array",
+        JsonType::Object => "an object",
+    };
+    Error::invalid(format!("{field} is {found}; it takes {accepted}"))
+}

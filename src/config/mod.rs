@@ -1,0 +1,437 @@
+//! The environment, read once and turned into a valid [`Config`].
+//!
+//! The server checks every variable at start, also those of the other mode, so that a typing error
+//! is found by the person who made it. No other module reads settings from the environment. `table`
+//! lists the variables, `token` makes and reads tokens, `origins` parses web origins.
+
+mod origins;
+mod table;
+mod token;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::logging;
+use table::{Variable, decimal};
+pub use token::{MadeToken, Secret};
+
+/// The server's settings.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The address to listen on; port 0 stands for any free one.
+    pub listen: SocketAddr,
+    /// The token that opens the API; without one the API is open.
+    pub token: Option<Secret>,
+    /// The same token if the server made it, for the operator to be told.
+    pub made_token: Option<MadeToken>,
+    /// The file that the token was read from.
+    pub token_file: Option<PathBuf>,
+    /// Origins whose browser pages may call the API, as browsers send them in `Origin`.
+    pub allowed_origins: Vec<String>,
+    /// Time without work until the server exits; `None` means never.
+    pub idle_timeout: Option<Duration>,
+    /// Bytes of output kept per process.
+    pub log_bytes: usize,
+    /// Bytes of output kept for all processes.
+    pub log_total_bytes: usize,
+    /// Silence on a stream before a `ping`.
+    pub ping_interval: Duration,
+    /// Maximum number of connections.
+    pub max_connections: usize,
+    /// Logs one line per request.
+    pub log_requests: bool,
+    /// Settings of host mode; `None` selects dedicated mode.
+    pub host: Option<HostSettings>,
+    /// Refuses the host token on a sandbox's own routes.
+    pub strict_scopes: bool,
+}
+
+/// Settings of host mode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostSettings {
+    /// Maximum number of sandboxes.
+    pub capacity: usize,
+    /// Directory of the homes, an absolute path.
+    pub homes: PathBuf,
+    /// User ids of the sandboxes, which are their group ids too.
+    pub users: RangeInclusive<u32>,
+    /// Lowest Landlock ABI of the kernel to start with.
+    pub min_landlock_abi: u32,
+    /// Starts without some isolation layers.
+    pub allow_unconfined: bool,
+}
+
+/// Why the settings cannot be used: the variable, its value, and what it accepts.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ConfigError(String);
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl Config {
+    /// Reads and checks every variable, and the file of `SBX_TOKEN_FILE`.
+    ///
+    /// # Errors
+    /// A value that is not accepted, or an unsafe combination.
+    pub fn from_variables(variables: &Variables) -> Result<Self, ConfigError> {
+        let is_host = variables.flag(&table::HOST_MODE)?;
+        let host = variables.host_settings()?;
+        let insecure = variables.flag(&table::INSECURE)?;
+        let bind = variables.read_if_set(&table::BIND, |text| text.parse().ok())?;
+        let (token, made_token) = variables.token()?;
+        let token_file = variables
+            .get(&table::TOKEN_FILE)
+            .filter(|_| made_token.is_none())
+            .map(PathBuf::from);
+        let address = bind.unwrap_or(IpAddr::V4(match token {
+            Some(_) => Ipv4Addr::UNSPECIFIED,
+            None => Ipv4Addr::LOCALHOST,
+        }));
+        let origins = variables.read_if_set(&table::ALLOWED_ORIGINS, origins::parse)?;
+        let idle_timeout = variables.number_if_set(&table::IDLE_TIMEOUT)?;
+        let config = Self {
+            listen: SocketAddr::new(address, port(variables)?),
+            token,
+            made_token,
+            token_file,
+            allowed_origins: origins.unwrap_or_default(),
+            idle_timeout: idle_timeout
+                .filter(|seconds| *seconds > 0)
+                .map(Duration::from_secs),
+            log_bytes: variables.number(&table::LOG_BYTES)?,
+            log_total_bytes: variables.number(&table::LOG_TOTAL_BYTES)?,
+            ping_interval: Duration::from_secs(variables.number(&table::PING_SECS)?),
+            max_connections: variables.number(&table::MAX_CONNECTIONS)?,
+            log_requests: variables.read(&table::LOG, |text| match text {
+                "info" => Some(false),
+                "debug" => Some(true),
+                _ => None,
+            })?,
+            host: is_host.then_some(host),
+            strict_scopes: variables.flag(&table::STRICT_SCOPES)?,
+        };
+        if config.token.is_none() && !insecure {
+            let hint = "set SBX_TOKEN, or SBX_INSECURE=1 to allow it";
+            if !address.is_loopback() {
+                return Err(ConfigError(format!(
+                    "SBX_BIND={address}: anyone who reaches this address could run commands; {hint}"
+                )));
+            }
+            if is_host {
+                return Err(ConfigError(format!(
+                    "SBX_HOST_MODE=1: every sandbox could manage all others; {hint}"
+                )));
+            }
+        }
+        Ok(config)
+    }
+}
+
+/// The port of the server, which `sbx-server health` asks.
+///
+/// # Errors
+/// `SBX_PORT` is not accepted.
+pub fn port(variables: &Variables) -> Result<u16, ConfigError> {
+    variables.number(&table::PORT)
+}
+
+/// The text of `--help`.
+pub fn help() -> String {
+    format!(
+        "\
+sbx-server: turns the machine it starts on into a sandbox, driven over HTTP
+
+usage: sbx-server            serve until idle or told to stop
+       sbx-server --init     the same, and reap orphans even when not PID 1
+       sbx-server health     exit 0 if the server on this machine answers
+       sbx-server --help | --version
+
+environment [default]:
+{}
+",
+        table::help()
+    )
+}
+
+/// The variables of the environment that begin with `SBX_`.
+pub struct Variables(Vec<(String, String)>);
+
+impl Variables {
+    /// Selects from `environment`. Other variables may hold any bytes; in these, bytes that are not
+    /// UTF-8 become U+FFFD, which only paths accept.
+    pub fn new(environment: &[(OsString, OsString)]) -> Self {
+        let text = |bytes: &OsString| bytes.to_string_lossy().into_owned();
+        let all = environment.iter();
+        let own = all.filter(|(name, _)| name.as_encoded_bytes().starts_with(b"SBX_"));
+        Self(own.map(|(name, value)| (text(name), text(value))).collect())
+    }
+
+    /// A warning for each variable that has no effect. Values are left out: they may be secrets.
+    pub fn warnings(&self) -> impl Iterator<Item = String> {
+        let unknown = self.0.iter().filter(|(name, _)| !table::is_known(name));
+        unknown.map(|(name, _)| {
+            let shown = logging::quoted(name.as_bytes());
+            match table::nearest(name) {
+                Some(near) => format!("{shown} is not known; did you mean {near}?"),
+                None => format!("{shown} is not known; it is ignored"),
+            }
+        })
+    }
+
+    fn get(&self, variable: &Variable) -> Option<&str> {
+        let mut all = self.0.iter();
+        all.find(|(name, _)| name == variable.name)
+            .map(|(_, value)| value.as_str())
+    }
+
+    /// Parses the value, or the default if the variable is not set.
+    fn read<T>(
+        &self,
+        variable: &Variable,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<T, ConfigError> {
+        let text = self.get(variable).unwrap_or(variable.default);
+        parse(text).ok_or_else(|| variable.refuse(text))
+    }
+
+    /// Parses the value; `None` if the variable is not set.
+    fn read_if_set<T>(
+        &self,
+        variable: &Variable,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, ConfigError> {
+        self.get(variable)
+            .map(|_| self.read(variable, parse))
+            .transpose()
+    }
+
+    fn number<T: TryFrom<u64>>(&self, variable: &Variable) -> Result<T, ConfigError> {
+        self.read(variable, |text| variable.number(text))
+    }
+
+    fn number_if_set<T: TryFrom<u64>>(
+        &self,
+        variable: &Variable,
+    ) -> Result<Option<T>, ConfigError> {
+        self.read_if_set(variable, |text| variable.number(text))
+    }
+
+    fn flag(&self, variable: &Variable) -> Result<bool, ConfigError> {
+        self.read(variable, |text| match text {
+            "0" => Some(false),
+            "1" => Some(true),
+            _ => None,
+        })
+    }
+
+    /// The host's token, and the same again if the server made it.
+    fn token(&self) -> Result<(Option<Secret>, Option<MadeToken>), ConfigError> {
+        let file = self.read_if_set(&table::TOKEN_FILE, |path| {
+            (!path.is_empty()).then(|| PathBuf::from(path))
+        })?;
+        let token = match (self.get(&table::TOKEN), file) {
+            (None, None) => return Ok((None, None)),
+            (None, Some(file)) => token::read(&file)?,
+            (Some("auto"), file) => {
+                let made = MadeToken::new(file)?;
+                return Ok((Some(made.token.clone()), Some(made)));
+            }
+            (Some(""), _) => return Err(table::TOKEN.refuse("")),
+            // The value may be most of a secret, so the error does not show it.
+            (Some(text), _) if !token::is_token(text.as_bytes()) => {
+                return Err(table::TOKEN.refuse("(secret)"));
+            }
+            (Some(_), Some(_)) => {
+                let text = "SBX_TOKEN_FILE: not accepted together with a token in SBX_TOKEN; \
+                            unset one of them, or set SBX_TOKEN=auto to write the file";
+                return Err(ConfigError(text.to_owned()));
+            }
+            (Some(text), None) => Secret::new(text),
+        };
+        Ok((Some(token), None))
+    }
+
+    fn host_settings(&self) -> Result<HostSettings, ConfigError> {
+        Ok(HostSettings {
+            capacity: self.number_if_set(&table::CAPACITY)?.unwrap_or(usize::MAX),
+            // PATH contains the homes, and a colon ends a directory there.
+            homes: self.read(&table::HOMES_DIR, |path| {
+                (path.starts_with('/') && !path.contains(':')).then(|| path.into())
+            })?,
+            users: self.read(&table::UID_RANGE, users)?,
+            min_landlock_abi: self.number(&table::MIN_LANDLOCK_ABI)?,
+            allow_unconfined: self.flag(&table::ALLOW_UNCONFINED)?,
+        })
+    }
+}
+
+impl Variable {
+    fn refuse(&self, value: &str) -> ConfigError {
+        let Self { name, accepts, .. } = self;
+        ConfigError(format!(
+            "{name}={}: not accepted; it takes {accepts}",
+            value.escape_debug()
+        ))
+    }
+}
+
+/// Parses `FIRST-LAST`.
+fn users(text: &str) -> Option<RangeInclusive<u32>> {
+    let (first, last) = text.split_once('-')?;
+    let [first, last] = [decimal::<u16>(first)?, decimal::<u16>(last)?];
+    (0 < first && first <= last).then(|| first.into()..=last.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(pairs: &[(&str, &str)]) -> Result<Config, ConfigError> {
+        Config::from_variables(&variables(pairs))
+    }
+
+    fn variables(pairs: &[(&str, &str)]) -> Variables {
+        let environment: Vec<_> = pairs
+            .iter()
+            .map(|(name, value)| (name.into(), value.into()))
+            .collect();
+        Variables::new(&environment)
+    }
+
+    #[test]
+    fn nothing_set_listens_on_loopback() {
+        let config = read(&[]).unwrap();
+        assert_eq!(config.listen, "127.0.0.1:49983".parse().unwrap());
+        assert!(config.token.is_none());
+        assert_eq!(config.log_bytes, 4 << 20);
+    }
+
+    #[test]
+    fn a_token_opens_all_interfaces() {
+        assert_eq!(
+            read(&[("SBX_TOKEN", "t")]).unwrap().listen,
+            "0.0.0.0:49983".parse().unwrap()
+        );
+    }
+
+    #[test]
+    fn beyond_loopback_needs_a_token_or_a_decision() {
+        assert!(read(&[("SBX_BIND", "0.0.0.0")]).is_err());
+        assert!(read(&[("SBX_BIND", "0.0.0.0"), ("SBX_INSECURE", "1")]).is_ok());
+        assert!(read(&[("SBX_BIND", "127.0.0.2")]).is_ok());
+    }
+
+    #[test]
+    fn every_bad_value_names_its_variable() {
+        for (name, value) in [
+            ("SBX_PORT", "65536"),
+            ("SBX_PORT", ""),
+            ("SBX_PORT", "+1"),
+            ("SBX_BIND", "localhost"),
+            ("SBX_TOKEN", ""),
+            ("SBX_IDLE_TIMEOUT", "1.5"),
+            ("SBX_IDLE_TIMEOUT", "-1"),
+            ("SBX_HOST_MODE", "yes"),
+            ("SBX_CAPACITY", "0"),
+            ("SBX_HOMES_DIR", "homes"),
+            ("SBX_UID_RANGE", "3-2"),
+            ("SBX_UID_RANGE", "1-65536"),
+            ("SBX_LOG_BYTES", "4k"),
+            ("SBX_PING_SECS", "0"),
+            ("SBX_MAX_CONNECTIONS", "0"),
+            ("SBX_LOG", "loud"),
+        ] {
+            let ConfigError(text) = read(&[(name, value)]).unwrap_err();
+            assert!(text.starts_with(&format!("{name}={value}")), "{text}");
+        }
+    }
+
+    #[test]
+    fn every_variable_is_read() {
+        // No variable accepts the empty value, so one that accepts it has no effect.
+        for variable in table::ALL {
+            let ConfigError(text) = read(&[(variable.name, "")]).unwrap_err();
+            let expected = format!(
+                "{}=: not accepted; it takes {}",
+                variable.name, variable.accepts
+            );
+            assert_eq!(text, expected);
+        }
+    }
+
+    #[test]
+    fn help_shows_the_whole_table() {
+        let help = help();
+        for variable in table::ALL {
+            for text in [variable.name, variable.default, variable.meaning] {
+                assert!(help.contains(text), "{text}");
+            }
+            assert!(
+                help.contains(&variable.accepts.to_string()),
+                "{}",
+                variable.name
+            );
+        }
+    }
+
+    #[test]
+    fn a_made_token_is_random_and_not_shown() {
+        let [first, second] = [(); 2].map(|()| read(&[("SBX_TOKEN", "auto")]).unwrap());
+        let token = first.token.as_ref().unwrap().expose();
+        assert_eq!(token.len(), 64);
+        assert!(token.iter().all(u8::is_ascii_hexdigit));
+        assert_ne!(token, second.token.unwrap().expose());
+        assert_eq!(first.listen.ip(), Ipv4Addr::UNSPECIFIED);
+        let shown = format!("{first:?}");
+        assert!(
+            !shown.contains(std::str::from_utf8(token).unwrap()),
+            "{shown}"
+        );
+    }
+
+    #[test]
+    fn a_token_and_a_file_of_one_contradict_each_other() {
+        let ConfigError(text) =
+            read(&[("SBX_TOKEN", "hidden"), ("SBX_TOKEN_FILE", "/no/such")]).unwrap_err();
+        assert!(
+            text.contains("SBX_TOKEN_FILE") && !text.contains("hidden"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn an_unknown_variable_is_a_warning_without_its_value() {
+        let warnings =
+            |name| -> Vec<String> { variables(&[(name, "hidden")]).warnings().collect() };
+        assert_eq!(
+            warnings("SBX_PROT"),
+            ["SBX_PROT is not known; did you mean SBX_PORT?"]
+        );
+        assert_eq!(
+            warnings("SBX_WHATEVER"),
+            ["SBX_WHATEVER is not known; it is ignored"]
+        );
+        assert_eq!(
+            warnings("SBX_A\nB"),
+            ["SBX_A\\nB is not known; it is ignored"]
+        );
+        let long = "SBX_".to_owned() + &"A".repeat(9999);
+        assert!(warnings(&long)[0].len() < 300);
+        for known in [
+            "SBX_PORT",
+            "SBX_MAX_HOSTS",
+            "SBX_DL_TOKEN",
+            "SBX_SERVER_URL",
+            "OTHER",
+        ] {
+            assert!(warnings(known).is_empty(), "{known}");
+        }
+    }
+}

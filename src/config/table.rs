@@ -1,0 +1,257 @@
+//! The variables that configure the server: their names, defaults, accepted values and meanings.
+//!
+//! Each fact is written here once. [`super::Config`] parses values and defaults with this table,
+//! `--help` prints it, error messages quote it, and a test compares `docs/configuration.md` with
+//! it. A variable is read by its constant, so a name that is not in the table does not compile.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+/// A variable of the server's environment.
+pub struct Variable {
+    pub name: &'static str,
+    /// The value of an unset variable, in the syntax of the environment. For a variable that
+    /// [`super::Variables::read_if_set`] reads, it only describes what the server does then.
+    pub default: &'static str,
+    pub accepts: Accepts,
+    pub meaning: &'static str,
+}
+
+/// The values that a variable accepts. Its `Display` completes the sentence "it takes ...".
+pub enum Accepts {
+    /// 0 or 1.
+    Flag,
+    /// A decimal number without a sign. A range up to `u64::MAX` has no upper limit.
+    Number(RangeInclusive<u64>),
+    /// Described by the text; the reader of the variable has the parser.
+    Text(&'static str),
+}
+
+use Accepts::{Flag, Number, Text};
+
+macro_rules! variables {
+    ($($name:ident = $default:literal, $accepts:expr, $meaning:literal;)*) => {
+        $(pub const $name: Variable = Variable {
+            name: concat!("SBX_", stringify!($name)),
+            default: $default,
+            accepts: $accepts,
+            meaning: $meaning,
+        };)*
+
+        /// All variables, in the order of `--help`.
+        pub const ALL: &[Variable] = &[$($name),*];
+    };
+}
+
+const SECONDS: u64 = u32::MAX as u64;
+
+variables! {
+    PORT = "49983", Number(0..=65535),
+        "Port to listen on. 0 picks a free port, which the ready line names.";
+    BIND = "0.0.0.0 with a token, else 127.0.0.1", Text("an IPv4 or IPv6 address"),
+        "Address to listen on. An address other than loopback needs a token or SBX_INSECURE=1.";
+    TOKEN = "unset", Text("printable ASCII characters without spaces, or auto"),
+        "Token that clients must send. auto makes a random one.";
+    TOKEN_FILE = "unset", Text("the path of a file"),
+        "File with the token. With SBX_TOKEN=auto the server writes it, otherwise it reads it.";
+    ALLOWED_ORIGINS = "unset",
+        Text("origins such as https://app.example.com or http://localhost:5173, \
+            separated by commas: \
+            lower case, no path, no trailing slash, no default port, no *"),
+        "Origins whose browser pages may call the API (CORS).";
+    INSECURE = "0", Flag,
+        "1 allows an address other than loopback, or host mode, without a token.";
+    IDLE_TIMEOUT = "never", Number(0..=SECONDS),
+        "Seconds without work (host mode: without a sandbox) until the server exits. 0 is never.";
+    HOST_MODE = "0", Flag,
+        "1 selects host mode: many isolated sandboxes on this machine.";
+    CAPACITY = "unlimited", Number(1..=u64::MAX),
+        "Maximum number of sandboxes (host mode).";
+    HOMES_DIR = "/sbx/homes", Text("an absolute path without colons"),
+        "Directory of the sandboxes' homes (host mode).";
+    UID_RANGE = "20000-64999", Text("FIRST-LAST, uids from 1 to 65535"),
+        "User and group ids of the sandboxes (host mode).";
+    MIN_LANDLOCK_ABI = "6", Number(0..=255),
+        "Lowest Landlock ABI of the kernel that host mode accepts.";
+    ALLOW_UNCONFINED = "0", Flag,
+        "1 starts host mode on a kernel without some isolation layers.";
+    STRICT_SCOPES = "0", Flag,
+        "1 refuses the host's token on a sandbox's own routes (host mode).";
+    LOG_BYTES = "4194304", Number(4096..=u64::MAX),
+        "Bytes of output kept per process.";
+    LOG_TOTAL_BYTES = "268435456", Number(4096..=u64::MAX),
+        "Bytes of output kept for all processes.";
+    PING_SECS = "15", Number(1..=SECONDS),
+        "Seconds of silence on a stream before the server sends a ping.";
+    MAX_CONNECTIONS = "4096", Number(1..=u64::MAX),
+        "Maximum number of connections. Further ones get 503.";
+    LOG = "info", Text("info or debug"),
+        "debug also logs one line per request.";
+}
+
+/// Variables with the server's prefix that other programs read: the clients, and the scripts that
+/// download and start the server.
+const FOREIGN: &[&str] = &[
+    "SBX_MAX_HOSTS",
+    "SBX_COMPAT_HOST_TOKEN",
+    "SBX_DL_TOKEN",
+    "SBX_SERVER_URL",
+    "SBX_SERVER_URL_AARCH64",
+    "SBX_SERVER_SHA256",
+    "SBX_SERVER_SHA256_AARCH64",
+    "SBX_SERVER_MOUNT",
+    "SBX_ALLOW_UNVERIFIED_SERVER",
+];
+
+impl Variable {
+    /// Parses a value of [`Accepts::Number`]; `None` if it is not in the range or not a `T`.
+    pub fn number<T: TryFrom<u64>>(&self, text: &str) -> Option<T> {
+        let Number(range) = &self.accepts else {
+            return None;
+        };
+        let number = decimal(text).filter(|number| range.contains(number))?;
+        T::try_from(number).ok()
+    }
+}
+
+/// Parses a number that consists of digits; `str::parse` would also accept a plus sign.
+pub fn decimal<T: FromStr>(text: &str) -> Option<T> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    text.parse().ok().filter(|_| is_plain)
+}
+
+impl fmt::Display for Accepts {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Flag => formatter.write_str("0 or 1"),
+            Number(range) if *range.end() == u64::MAX => {
+                write!(formatter, "a whole number from {} up", range.start())
+            }
+            Number(range) => {
+                let (least, most) = (range.start(), range.end());
+                write!(formatter, "a whole number from {least} to {most}")
+            }
+            Text(text) => formatter.write_str(text),
+        }
+    }
+}
+
+/// The entries of `--help`.
+pub fn help() -> String {
+    let entry = |variable: &Variable| {
+        let (name, default) = (variable.name, variable.default);
+        let (meaning, accepts) = (variable.meaning, &variable.accepts);
+        format!("  {name} [{default}]\n      {meaning}\n      Takes {accepts}.")
+    };
+    ALL.iter().map(entry).collect::<Vec<_>>().join("\n")
+}
+
+/// Whether the server, or a program around it, knows a variable of this name.
+pub fn is_known(name: &str) -> bool {
+    FOREIGN.contains(&name) || ALL.iter().any(|variable| variable.name == name)
+}
+
+/// The variable that `name` begins, or from whose name it differs by a few typing errors.
+pub fn nearest(name: &str) -> Option<&'static str> {
+    let names = ALL.iter().map(|variable| variable.name);
+    let mut begun = names.clone().filter(|known| known.starts_with(name));
+    if let Some(known) = begun.next().filter(|_| name.len() > "SBX_".len()) {
+        return Some(known);
+    }
+    let (edits, nearest) = names.map(|known| (distance(name, known), known)).min()?;
+    let most = name.len().saturating_sub("SBX_".len()) / 3;
+    (edits <= most).then_some(nearest)
+}
+
+/// The number of typing errors between two names: bytes inserted, deleted, replaced, or swapped
+/// with their neighbour (optimal string alignment).
+fn distance(from: &str, to: &str) -> usize {
+    let (from, to) = (from.as_bytes(), to.as_bytes());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=to.len()).collect()];
+    for i in 1..=from.len() {
+        let mut row = vec![i];
+        for j in 1..=to.len() {
+            let replaced = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
+            let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && from[i - 2..i] == [to[j - 1], to[j - 2]] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[from.len()][to.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documented_table_is_this_one() {
+        let documented: Vec<String> = include_str!("../../docs/configuration.md")
+            .lines()
+            .skip_while(|line| !line.starts_with("| `SBX_"))
+            .take_while(|line| !line.is_empty())
+            .map(|line| line.replace('`', ""))
+            .collect();
+        let expected: Vec<String> = ALL
+            .iter()
+            .map(|variable| {
+                let Variable {
+                    name,
+                    default,
+                    accepts,
+                    meaning,
+                } = variable;
+                format!("| {name} | {default} | {accepts} | {meaning} |")
+            })
+            .collect();
+        assert_eq!(documented, expected, "expected:\n{}", expected.join("\n"));
+    }
+
+    #[test]
+    fn a_typing_error_finds_the_variable_that_was_meant() {
+        for (typed, meant) in [
+            ("SBX_PROT", Some("SBX_PORT")),
+            ("SBX_TOKENFILE", Some("SBX_TOKEN_FILE")),
+            ("SBX_TOKENS", Some("SBX_TOKEN")),
+            ("SBX_IDLE_TIMEOUT_SECS", Some("SBX_IDLE_TIMEOUT")),
+            ("SBX_HOST", Some("SBX_HOST_MODE")),
+            ("SBX_", None),
+            ("SBX_", None),
+            ("SBX_WHATEVER", None),
+            ("SBX_É", None),
+        ] {
+            assert_eq!(nearest(typed), meant, "{typed}");
+        }
+        for (from, to, edits) in [
+            ("", "abc", 3),
+            ("abc", "", 3),
+            ("kitten", "sitting", 3),
+            ("ab", "ba", 1),
+        ] {
+            assert_eq!(distance(from, to), edits, "{from} {to}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_plain_and_in_their_range() {
+        for text in [
+            "",
+            "+1",
+            "-1",
+            " 1",
+            "1 ",
+            "0x1",
+            "65536",
+            "99999999999999999999999",
+        ] {
+            assert_eq!(PORT.number::<u16>(text), None, "{text:?}");
+        }
+        assert_eq!(PORT.number("65535"), Some(65535u16));
+        assert_eq!(LOG_BYTES.number::<usize>("4095"), None);
+        assert_eq!(LOG_BYTES.number::<usize>("4096"), Some(4096));
+    }
+}

@@ -1,0 +1,127 @@
+//! What the kernel tells about a file: its kind, its attributes, its identity.
+
+use std::os::fd::AsFd;
+
+use nix::fcntl::{OFlag, readlinkat};
+use nix::sys::stat::{FileStat, fstat};
+
+/// Flags that open a directory to resolve names in it. Reading its entries needs another descriptor.
+pub(super) const DIRECTORY: OFlag = OFlag::O_PATH
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_CLOEXEC);
+
+/// The type of a file.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum FileKind {
+    /// A regular file.
+    #[default]
+    Regular,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Link,
+    /// A named pipe.
+    Pipe,
+    /// A socket.
+    Socket,
+    /// A character device.
+    CharacterDevice,
+    /// A block device.
+    BlockDevice,
+}
+
+impl FileKind {
+    pub(super) fn of(status: &FileStat) -> Self {
+        match status.st_mode & libc::S_IFMT {
+            libc::S_IFDIR => Self::Directory,
+            libc::S_IFLNK => Self::Link,
+            libc::S_IFIFO => Self::Pipe,
+            libc::S_IFSOCK => Self::Socket,
+            libc::S_IFCHR => Self::CharacterDevice,
+            libc::S_IFBLK => Self::BlockDevice,
+            _ => Self::Regular,
+        }
+    }
+}
+
+/// A directory entry with its attributes.
+#[derive(Debug, Clone, Default)]
+pub struct Entry {
+    /// The last component of the path.
+    pub name: Vec<u8>,
+    /// The type; links are not followed.
+    pub kind: FileKind,
+    /// Bytes.
+    pub size: u64,
+    /// Milliseconds since 1970; `None` if the attributes could not be read.
+    pub modified_ms: Option<i64>,
+    /// The permission bits, at most `0o7777`.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Inode number.
+    pub inode: u64,
+    /// Number of hard links.
+    pub links: u64,
+    /// The content of a symbolic link.
+    pub target: Option<Vec<u8>>,
+}
+
+impl Entry {
+    pub(super) fn new(name: Vec<u8>, status: &FileStat) -> Self {
+        let milliseconds = status
+            .st_mtime
+            .saturating_mul(1000)
+            .saturating_add(status.st_mtime_nsec / 1_000_000);
+        Self {
+            name,
+            kind: FileKind::of(status),
+            size: size(status),
+            modified_ms: Some(milliseconds),
+            mode: status.st_mode & 0o7777,
+            uid: status.st_uid,
+            gid: status.st_gid,
+            inode: status.st_ino,
+            #[allow(clippy::useless_conversion, reason = "32 bits wide on aarch64")]
+            links: u64::from(status.st_nlink),
+            target: None,
+        }
+    }
+
+    /// An entry whose attributes cannot be read.
+    pub(super) fn unknown(name: Vec<u8>, kind: FileKind) -> Self {
+        Self {
+            name,
+            kind,
+            ..Self::default()
+        }
+    }
+}
+
+/// The size in bytes.
+pub(super) fn size(status: &FileStat) -> u64 {
+    u64::try_from(status.st_size).unwrap_or(0)
+}
+
+/// Device and inode number: equal for two descriptors of the same file only.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Identity(u64, u64);
+
+impl Identity {
+    pub(super) fn of(status: &FileStat) -> Self {
+        Self(status.st_dev, status.st_ino)
+    }
+
+    pub(super) fn of_open(file: impl AsFd) -> nix::Result<Self> {
+        fstat(file).map(|status| Self::of(&status))
+    }
+}
+
+/// The content of the symbolic link `name` in `directory`; of the link that is open itself if `name`
+/// is empty.
+pub(super) fn link_target(directory: &impl AsFd, name: &[u8]) -> nix::Result<Vec<u8>> {
+    use std::os::unix::ffi::OsStringExt;
+    readlinkat(directory, name).map(OsStringExt::into_vec)
+}

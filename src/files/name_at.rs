@@ -1,0 +1,65 @@
+//! A name in a directory that is held open: the pair that the `*at` system calls take.
+//!
+//! A [`NameAt`] is as safe as the resolving that led to it: [`Root`](super::Root) opened its directory
+//! beneath the root, its name has no slash and is neither `.` nor `..`, and no call here follows a
+//! link.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstatat};
+use nix::unistd::{UnlinkatFlags, unlinkat};
+
+use super::entry::link_target;
+
+/// A directory and one name in it, which need not exist.
+pub(super) struct NameAt {
+    pub(super) directory: OwnedFd,
+    pub(super) name: Vec<u8>,
+}
+
+impl NameAt {
+    pub(super) fn status(&self) -> nix::Result<FileStat> {
+        fstatat(
+            &self.directory,
+            &self.name[..],
+            AtFlags::AT_SYMLINK_NOFOLLOW,
+        )
+    }
+
+    /// The status of the file, `None` if there is none.
+    pub(super) fn existing(&self) -> nix::Result<Option<FileStat>> {
+        match self.status() {
+            Err(Errno::ENOENT) => Ok(None),
+            status => status.map(Some),
+        }
+    }
+
+    /// Opens the file without blocking: opening a pipe could wait for its other end.
+    pub(super) fn open(&self, flags: OFlag) -> nix::Result<File> {
+        let careful = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+        let mode = Mode::from_bits_truncate(0o666);
+        openat(&self.directory, &self.name[..], flags | careful, mode).map(File::from)
+    }
+
+    pub(super) fn set_mode(&self, mode: u32) -> nix::Result<()> {
+        let mode = Mode::from_bits_truncate(mode);
+        fchmodat(
+            &self.directory,
+            &self.name[..],
+            mode,
+            FchmodatFlags::NoFollowSymlink,
+        )
+    }
+
+    pub(super) fn link_target(&self) -> nix::Result<Vec<u8>> {
+        link_target(&self.directory, &self.name)
+    }
+
+    /// Removes anything but a directory.
+    pub(super) fn unlink(&self) -> nix::Result<()> {
+        unlinkat(&self.directory, &self.name[..], UnlinkatFlags::NoRemoveDir)
+    }
+}

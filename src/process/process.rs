@@ -1,0 +1,357 @@
+//! One process: its identity, its life and its log, shared by its driver, its clients and the registry.
+//!
+//! Exactly one driver reaps a process. Signals are sent under the lock that reaping takes, so a pid
+//! that the kernel has given to another process is never signalled.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::EventFd;
+
+use super::logs::Log;
+use super::ring::{Cursor, Stream};
+use super::{oom, tree};
+use crate::client::Client;
+use crate::command::{CommandLine, CommandSpec, Fingerprint};
+use crate::error::{Error, Result};
+use crate::sync::lock;
+use crate::sys::{self, Ending, Pid, Spawned};
+
+/// Why a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// It exited.
+    Exited,
+    /// A signal that this server did not send.
+    Signaled,
+    /// Its timeout passed.
+    Timeout,
+    /// The kernel's OOM killer.
+    OutOfMemory,
+    /// A signal that a client asked for, or the server's own end.
+    Killed,
+    /// A client deleted it, or its sandbox.
+    Deleted,
+    /// Its client disconnected.
+    Disconnected,
+}
+
+/// How a process ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exit {
+    /// The exit status or the signal.
+    pub ending: Ending,
+    /// What caused it.
+    pub reason: Reason,
+    /// From the start to the end.
+    pub duration: Duration,
+}
+
+/// What happens to a process whose client disconnects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnDisconnect {
+    /// Its whole tree is killed.
+    Kill,
+    /// It continues as a background process.
+    Keep,
+}
+
+/// A client that receives the events of a process.
+///
+/// Events go into the buffer of the subscriber's [`Client`]. The driver of a subscriber adds more only
+/// when that buffer is empty, which passes a slow client's pace down to the command's pipe.
+pub trait Subscriber {
+    /// The connection that the events go to.
+    fn client(&mut self) -> &mut dyn Client;
+    /// Adds output; `offset` is that of its first byte in the stream.
+    fn output(&mut self, stream: Stream, offset: u64, data: &[u8]);
+    /// Adds a gap: bytes that the ring has dropped.
+    fn dropped(&mut self, stream: Stream, offset: u64, bytes: u64);
+    /// Adds the last event.
+    fn exit(&mut self, exit: &Exit);
+    /// Adds the last event of a subscription that does not wait for the end; `cursor` is where to
+    /// continue.
+    fn caught_up(&mut self, cursor: &Cursor);
+}
+
+/// A command that was started, running or ended.
+pub struct Process {
+    /// Unique in the workspace: `p-N`, or the client's choice.
+    pub id: String,
+    /// The pid, which the kernel may reuse once the process was reaped.
+    pub pid: Pid,
+    /// The command as the client sent it.
+    pub command: CommandLine,
+    /// `None` if the server chose the id: such a start is never compared.
+    fingerprint: Option<Fingerprint>,
+    /// The client's label.
+    pub tag: Option<String>,
+    /// Milliseconds since 1970.
+    pub started_at_ms: u64,
+    started: Instant,
+    pub(super) log: Arc<Log>,
+    /// Held while signalling and while reaping.
+    life: Mutex<Life>,
+    /// Guards who owns the writing end, not the writing.
+    pub(super) stdin: Mutex<StdinSlot>,
+    /// Written to when there is output or the process has ended.
+    pub(super) wakeups: Mutex<Vec<Arc<EventFd>>>,
+}
+
+struct Life {
+    /// It continues without clients.
+    background: bool,
+    /// Clients that started it, or attached by its id, and are still connected.
+    clients: usize,
+    /// `None` once it was reaped.
+    pidfd: Option<Arc<OwnedFd>>,
+    /// Threads that are killing the tree. They find it by the pid, so the process is not reaped
+    /// meanwhile.
+    killers: usize,
+    /// Why the whole tree is killed.
+    kill_reason: Option<Reason>,
+    /// Signals that clients asked for: bit n is signal n.
+    requested_signals: u64,
+    /// Set when it was reaped.
+    ending: Option<(Ending, Instant)>,
+    /// Set when, in addition, all its output is in the log. Only then are clients told.
+    exit: Option<Exit>,
+}
+
+/// The writing end of a process's stdin.
+pub(super) enum StdinSlot {
+    /// The input was given at the start, a client has ended it, or the process has ended.
+    Closed,
+    Open(OwnedFd),
+    /// A [`super::StdinWriter`] owns it.
+    Busy,
+}
+
+/// Kills processes with all their descendants; returns how many of `processes` this call is the first
+/// to kill.
+pub(super) fn kill_trees(processes: &[Arc<Process>], reason: Reason) -> usize {
+    let mut first = 0;
+    let mut leaders = Vec::new();
+    for process in processes {
+        if let Some(is_first) = process.begin_kill(reason) {
+            first += usize::from(is_first);
+            leaders.push(process);
+        }
+    }
+    if !leaders.is_empty() {
+        tree::kill(&leaders.iter().map(|process| process.pid).collect());
+    }
+    for process in leaders {
+        process.end_kill();
+    }
+    first
+}
+
+impl Process {
+    /// A process that was just started for `spec`.
+    pub(super) fn new(
+        id: String,
+        spec: &CommandSpec,
+        spawned: Spawned,
+        (started, started_at_ms): (Instant, u64),
+        log: Arc<Log>,
+    ) -> Self {
+        Self {
+            id,
+            pid: spawned.pid,
+            command: spec.line().clone(),
+            fingerprint: spec.id.is_some().then(|| spec.fingerprint()),
+            tag: spec.tag.clone(),
+            started_at_ms,
+            started,
+            log,
+            life: Mutex::new(Life {
+                background: spec.background,
+                clients: usize::from(!spec.background),
+                pidfd: Some(Arc::new(spawned.pidfd)),
+                killers: 0,
+                kill_reason: None,
+                requested_signals: 0,
+                ending: None,
+                exit: None,
+            }),
+            stdin: Mutex::new(StdinSlot::Closed),
+            wakeups: Mutex::default(),
+        }
+    }
+
+    /// Whether a start with the same chosen id asks for the same command.
+    pub(super) fn is_same_command(&self, spec: &CommandSpec) -> bool {
+        self.fingerprint == Some(spec.fingerprint())
+    }
+
+    /// Whether it continues without clients.
+    pub fn is_background(&self) -> bool {
+        lock(&self.life).background
+    }
+
+    /// Whether it was not reaped yet.
+    pub(super) fn is_running(&self) -> bool {
+        lock(&self.life).ending.is_none()
+    }
+
+    /// Whether SIGKILL ended it. It may have ended otherwise before a kill reached it.
+    pub(super) fn died_of_kill(&self) -> bool {
+        let ending = lock(&self.life).ending;
+        matches!(ending, Some((Ending::Signaled(libc::SIGKILL), _)))
+    }
+
+    /// Readable when the process has ended; `None` once it was reaped.
+    pub(super) fn pidfd(&self) -> Option<Arc<OwnedFd>> {
+        lock(&self.life).pidfd.clone()
+    }
+
+    /// How it ended, once all its output is in the log.
+    pub fn exit(&self) -> Option<Exit> {
+        lock(&self.life).exit
+    }
+
+    /// Bytes that a stream has carried so far.
+    pub fn written(&self, stream: Stream) -> u64 {
+        self.log.written(stream)
+    }
+
+    /// Sends a signal to its process group; false if the process has ended.
+    ///
+    /// # Errors
+    /// The kernel refuses the signal.
+    pub fn signal(&self, signal: i32) -> Result<bool> {
+        let mut life = lock(&self.life);
+        if life.ending.is_some() {
+            return Ok(false);
+        }
+        life.requested_signals |= bit(signal);
+        sys::signal_group(self.pid, signal).map_err(|errno| {
+            Error::system(format_args!("cannot signal process {}", self.id), errno)
+        })?;
+        Ok(true)
+    }
+
+    /// Announces a signal that the caller sends by other means.
+    pub(super) fn expect_signal(&self, signal: i32) {
+        lock(&self.life).requested_signals |= bit(signal);
+    }
+
+    /// Announces a kill that the caller does by other means.
+    pub(super) fn expect_kill(&self, reason: Reason) {
+        lock(&self.life).kill_reason.get_or_insert(reason);
+    }
+
+    /// Kills it with all its descendants. False if it has ended, or if another thread is killing it
+    /// already: exactly one caller gets true.
+    pub fn kill_tree(self: &Arc<Self>, reason: Reason) -> bool {
+        kill_trees(std::slice::from_ref(self), reason) > 0
+    }
+
+    /// Stops its process group, which then forks no more while its descendants are searched, and holds
+    /// off reaping. Returns whether this is the first kill; `None` if it has ended.
+    fn begin_kill(&self, reason: Reason) -> Option<bool> {
+        let mut life = lock(&self.life);
+        if life.ending.is_some() {
+            return None;
+        }
+        life.killers += 1;
+        let _ = sys::signal_group(self.pid, libc::SIGSTOP);
+        let is_first = life.kill_reason.is_none();
+        life.kill_reason.get_or_insert(reason);
+        Some(is_first)
+    }
+
+    fn end_kill(&self) {
+        let mut life = lock(&self.life);
+        let _ = sys::signal_group(self.pid, libc::SIGKILL);
+        life.killers -= 1;
+    }
+
+    /// Counts one more client, as if it had started the process.
+    pub fn join(&self) {
+        lock(&self.life).clients += 1;
+    }
+
+    /// Counts one client less. The tree is killed when the last one leaves and none wanted to keep it.
+    pub fn leave(self: &Arc<Self>, on_disconnect: OnDisconnect) {
+        let is_unwanted = {
+            let mut life = lock(&self.life);
+            life.clients -= 1;
+            life.background |= on_disconnect == OnDisconnect::Keep;
+            life.clients == 0 && !life.background
+        };
+        if is_unwanted {
+            self.kill_tree(Reason::Disconnected);
+        }
+    }
+
+    /// Adds what was read from a stream to the log and wakes its followers; returns the offset of the
+    /// first byte.
+    pub(super) fn append(&self, stream: Stream, data: &[u8]) -> u64 {
+        let offset = self.log.append(stream, data);
+        self.wake_followers();
+        offset
+    }
+
+    /// Reaps it if it has ended, and returns whether it has. Only its driver calls this.
+    pub(super) fn reap(&self) -> bool {
+        let mut life = lock(&self.life);
+        if life.killers > 0 {
+            return false;
+        }
+        if let Some(pidfd) = &life.pidfd {
+            // An error means that it was reaped elsewhere. Waiting on would never end.
+            let ending = sys::wait(pidfd.as_fd(), false).unwrap_or(Some(Ending::Unknown));
+            if let Some(ending) = ending {
+                let now = Instant::now();
+                life.ending = Some((ending, now));
+                life.pidfd = None;
+                self.log.set_ended(now);
+            }
+        }
+        life.ending.is_some()
+    }
+
+    /// Makes the end known. The process was reaped and all its output is in the log.
+    pub(super) fn publish(&self) -> Option<Exit> {
+        let (ending, kill_reason, requested_signals) = {
+            let life = lock(&self.life);
+            (life.ending, life.kill_reason, life.requested_signals)
+        };
+        let (ending, ended) = ending?;
+        if ending == Ending::Exited(128 + libc::SIGKILL) {
+            // A shell reports a child that SIGKILL ended. If the OOM killer did it, this is its kill.
+            oom::killed_one();
+        }
+        let reason = match (ending, kill_reason) {
+            (Ending::Exited(_), _) => Reason::Exited,
+            (Ending::Signaled(libc::SIGKILL), Some(reason)) => reason,
+            (Ending::Signaled(signal), _) if requested_signals & bit(signal) != 0 => Reason::Killed,
+            (Ending::Signaled(libc::SIGKILL), None) if oom::killed_one() => Reason::OutOfMemory,
+            (Ending::Signaled(_) | Ending::Unknown, _) => Reason::Signaled,
+        };
+        let exit = Exit {
+            ending,
+            reason,
+            duration: ended - self.started,
+        };
+        lock(&self.life).exit = Some(exit);
+        *lock(&self.stdin) = StdinSlot::Closed;
+        self.wake_followers();
+        Some(exit)
+    }
+
+    fn wake_followers(&self) {
+        for wakeup in lock(&self.wakeups).iter() {
+            // Fails only if the counter is full; the follower is awake then.
+            let _ = wakeup.write(1);
+        }
+    }
+}
+
+/// The bit of a signal in a mask of signals.
+fn bit(signal: i32) -> u64 {
+    1 << (signal & 63)
+}

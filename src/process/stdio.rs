@@ -1,0 +1,72 @@
+//! The standard streams of a command: what becomes 0, 1 and 2 in the child, and what the server keeps.
+//!
+//! [`Stdio::pipes`] is the way to make them. Starting and driving a command uses only the two halves
+//! of the result and does not know how they are connected: one descriptor may appear three times in
+//! the child's half, and an output that does not exist is `None` in the server's.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+
+use crate::error::{Error, Result};
+use crate::sys;
+
+/// Both halves of a command's standard streams.
+pub(super) struct Stdio {
+    /// What becomes 0, 1 and 2. The server closes these after the start, because an output ends only
+    /// when no process has it open for writing.
+    pub(super) child: [Arc<OwnedFd>; 3],
+    /// Where the server reads the output of each stream, without blocking.
+    pub(super) outputs: [Option<OwnedFd>; 2],
+    /// Where the server writes the input, without blocking; `None` if the command gets none.
+    pub(super) input: Option<OwnedFd>,
+}
+
+impl Stdio {
+    /// Two pipes for the output and, if `with_input`, one for the input; else the command reads `null`.
+    ///
+    /// The caller acts as the command's user: pipes belong to the user that makes them, and a command
+    /// may open its own again by name, as `/dev/stderr`.
+    ///
+    /// # Errors
+    /// No descriptor is left.
+    pub(super) fn pipes(with_input: bool, null: &Arc<OwnedFd>) -> Result<Self> {
+        let (stdout, stdout_write) = pipe()?;
+        let (stderr, stderr_write) = pipe()?;
+        let (stdin, input) = if with_input {
+            let (read, write) = pipe()?;
+            (Arc::new(read), Some(write))
+        } else {
+            (Arc::clone(null), None)
+        };
+        // Applies to the server's ends only: the command may use its own as it likes.
+        for end in [&stdout, &stderr].into_iter().chain(&input) {
+            fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(failed)?;
+        }
+        Ok(Self {
+            child: [stdin, Arc::new(stdout_write), Arc::new(stderr_write)],
+            outputs: [Some(stdout), Some(stderr)],
+            input,
+        })
+    }
+
+    /// The child's half, in the order of its descriptors.
+    pub(super) fn child(&self) -> [BorrowedFd<'_>; 3] {
+        self.child.each_ref().map(|descriptor| descriptor.as_fd())
+    }
+}
+
+/// The reading and the writing end of a new pipe.
+fn pipe() -> Result<(OwnedFd, OwnedFd)> {
+    let (read, write) = nix::unistd::pipe2(OFlag::O_CLOEXEC).map_err(failed)?;
+    if sys::is_scarce(write.as_fd()) {
+        return Err(failed(Errno::EMFILE));
+    }
+    Ok((read, write))
+}
+
+fn failed(errno: Errno) -> Error {
+    Error::system("cannot make a pipe for the command", errno)
+}

@@ -1,0 +1,520 @@
+//! The port proxy's relay, where this server is the client of an upstream server.
+//!
+//! The upstream server gets exactly one request: its head is written here and its body is framed anew,
+//! and its connection is used for nothing else. No byte of the answer reaches the client unparsed: the
+//! head is parsed by the rules for requests and written by `connection`, the body is taken out of its
+//! framing and put into another. So neither side can put the other out of step.
+//!
+//! [`exchange`] runs until the head of the response has arrived; then the connection runs `Relay`,
+//! or a `Tunnel` for another protocol. All of it runs on the client's thread. `Exchange` is the poll
+//! loop of the first two: the request continues while the response arrives, and the end of the response
+//! ends both. A tunnel has a separate loop, because there each direction ends independently and passes
+//! its end on. Either side is read only when what it sent before was sent on, which bounds the
+//! buffers and slows down the faster side.
+
+mod tunnel;
+mod upstream;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{Shutdown, shutdown};
+
+use crate::http::body::BodyDecoder;
+use crate::http::parse::{Framing, ResponseHead};
+use crate::http::reader::{BODY_LIMIT, ReceiveError};
+use crate::http::request::{BodyReader, Request};
+use crate::http::response::{Body, Response, Takeover, append_status_line};
+use crate::http::stream::{SEND_LIMIT, StreamWriter};
+use crate::sys::Events;
+use tunnel::Tunnel;
+pub use upstream::{Forward, RelayError};
+use upstream::{
+    ReadSize, Upstream, append_fields, append_upgrade, end_to_end, poll_both, wants_upgrade,
+};
+
+/// A client that waits for `100 Continue` gets it after this long if the upstream server has not
+/// answered: many servers do not know the expectation (RFC 9110 section 10.1.1).
+const GO_AHEAD_LIMIT: Duration = Duration::from_secs(1);
+
+/// Forwards a request over `socket` until the head of the response has arrived. Interim responses go
+/// to the client.
+///
+/// # Errors
+/// `Client` if the request cannot be received or the client is gone; `Upstream` if the server closes,
+/// or answers something other than HTTP/1.1.
+pub fn exchange(
+    request: &mut Request<'_>,
+    socket: OwnedFd,
+    forward: &Forward<'_>,
+) -> Result<Response, RelayError> {
+    let Request { head, body, .. } = request;
+    let upgrades = wants_upgrade(head);
+    let http_1_1 = head.minor_version == 1;
+    let to_head = head.method == "HEAD";
+    let mut exchange = Exchange {
+        upstream: Upstream::new(socket, head, body, forward),
+        request_ready: false,
+        response_ready: false,
+    };
+    let mut client = body.client_writer();
+    let begun = Instant::now();
+    // When the client last sent a part of the body, or did not have to.
+    let mut heard_at = begun;
+    loop {
+        if exchange.request_ready || !exchange.takes_request(body) {
+            heard_at = Instant::now();
+        }
+        // First, so that a malformed body is refused even if the server has answered early.
+        exchange
+            .advance_request(&mut client, body)
+            .inspect_err(|_| {
+                if !client.is_flushed() {
+                    // The client has a part of an interim response: an answer behind it would look like
+                    // the rest of that.
+                    let _ = shutdown(client.descriptor().as_raw_fd(), Shutdown::Both);
+                }
+            })?;
+        if exchange.response_ready && client.is_flushed() {
+            match exchange.upstream.try_read_head()? {
+                None => exchange.response_ready = false,
+                Some(response) if response.status >= 200 => {
+                    let relay = Relay::new(exchange, response, to_head);
+                    let status = relay.head.status;
+                    return Ok(Response::new(status, Body::Takeover(Box::new(relay))));
+                }
+                Some(response) if response.status == 101 && upgrades => {
+                    let upstream = exchange.upstream;
+                    let tunnel = Tunnel {
+                        upstream,
+                        head: response,
+                    };
+                    return Ok(Response::new(101, Body::Takeover(Box::new(tunnel))));
+                }
+                Some(response) if response.status == 101 => {
+                    let text = "it switched to a protocol that the client did not ask for";
+                    return Err(RelayError::Upstream(text.to_owned()));
+                }
+                Some(interim) if interim.status == 100 => {
+                    client.push_raw(body.take_go_ahead());
+                }
+                Some(interim) if http_1_1 => {
+                    client.push(|out| {
+                        append_status_line(out, interim.status, &interim.reason);
+                        append_fields(out, end_to_end(&interim.fields));
+                        out.extend_from_slice(b"\r\n");
+                    });
+                }
+                // HTTP/1.0 has no interim responses.
+                Some(_) => {}
+            }
+        }
+        // A client that sends its body without waiting gets the go-ahead immediately.
+        let go_ahead_in = GO_AHEAD_LIMIT.saturating_sub(begun.elapsed());
+        let mut holds_body = body.awaits_go_ahead() && exchange.upstream.takes_more();
+        if holds_body && (body.has_more_at_hand() || go_ahead_in.is_zero()) {
+            client.push_raw(body.take_go_ahead());
+            holds_body = false;
+        }
+        client.flush()?;
+
+        // Without a body to receive, the server may take its time.
+        let takes_body = exchange.takes_request(body);
+        let body_limit = takes_body.then(|| BODY_LIMIT.saturating_sub(heard_at.elapsed()));
+        let limit = holds_body.then_some(go_ahead_in).or(body_limit);
+        exchange.wait(&mut client, body, true, limit)?;
+        if takes_body && !exchange.request_ready && heard_at.elapsed() >= BODY_LIMIT {
+            return Err(RelayError::Client(ReceiveError::TimedOut));
+        }
+    }
+}
+
+/// The exchange of one request and its response, between two polls.
+struct Exchange {
+    upstream: Upstream,
+    /// Poll found bytes, or the end, of the request's body.
+    request_ready: bool,
+    /// Poll found bytes, or the end, of the response.
+    response_ready: bool,
+}
+
+impl Exchange {
+    /// Whether more of the request's body can be received and handed over.
+    fn takes_request(&self, body: &BodyReader<'_>) -> bool {
+        self.upstream.takes_more() && !body.awaits_go_ahead()
+    }
+
+    /// Hands over what has arrived of the request, and sends what is buffered for either side.
+    fn advance_request(
+        &mut self,
+        client: &mut StreamWriter,
+        body: &mut BodyReader<'_>,
+    ) -> Result<(), RelayError> {
+        let mut fed = Ok(());
+        if self.takes_request(body) && (self.request_ready || body.has_more_at_hand()) {
+            fed = self.upstream.feed(body);
+            self.request_ready = false;
+        }
+        // Before the error, so that the client gets the part of the response that has arrived.
+        client.flush()?;
+        fed.map_err(RelayError::Client)?;
+        self.upstream.flush();
+        Ok(())
+    }
+
+    /// Waits until either side can go on, at most for `limit`. Polls for the response if the caller `wants_response` and the client has taken what came before.
+    fn wait(
+        &mut self,
+        client: &mut StreamWriter,
+        body: &BodyReader<'_>,
+        wants_response: bool,
+        limit: Option<Duration>,
+    ) -> Result<(), RelayError> {
+        let reads_request = self.takes_request(body);
+        let reads_response = wants_response && client.is_flushed();
+        let has_more =
+            (reads_response && self.response_ready) || (reads_request && body.has_more_at_hand());
+        let limit = if has_more {
+            // Polls nevertheless, to notice a client that is gone.
+            Some(Duration::ZERO)
+        } else if !client.is_flushed() {
+            Some(SEND_LIMIT)
+        } else {
+            limit
+        };
+        let client_socket = Arc::clone(client.socket());
+        let upstream_socket = Arc::clone(self.upstream.reader.socket());
+        let client_events = client.interest().and_if(reads_request, Events::READABLE);
+        let upstream_events = Events::NONE
+            .and_if(reads_response, Events::READABLE)
+            .and_if(!self.upstream.writer.is_flushed(), Events::WRITABLE);
+        let [from_client, from_upstream] = poll_both(
+            [
+                Some(client_socket.as_fd()),
+                // A closed connection is always ready, so it is polled only for a reason.
+                upstream_events.any().then(|| upstream_socket.as_fd()),
+            ],
+            [client_events, upstream_events],
+            limit,
+            || {
+                client.trim();
+                self.upstream.writer.trim();
+                self.upstream.reader.trim();
+            },
+        );
+        if limit == Some(SEND_LIMIT) && !from_client.any() && !from_upstream.any() {
+            // The client would not take an error either.
+            let _ = shutdown(client_socket.as_raw_fd(), Shutdown::Both);
+            return Err(RelayError::Client(ReceiveError::TimedOut));
+        }
+        self.request_ready |= from_client.has(Events::READABLE);
+        self.response_ready |= from_upstream.any();
+        client.ready(from_client)?;
+        if client.is_half_closed() && client.is_flushed() {
+            client.probe();
+        }
+        Ok(())
+    }
+}
+
+/// A response whose head has arrived, and the rest of its exchange.
+struct Relay {
+    exchange: Exchange,
+    head: ResponseHead,
+    /// Of the response's body.
+    decoder: BodyDecoder,
+    /// The framing that the client gets.
+    framing: Framing,
+}
+
+impl Relay {
+    /// Determines where the body ends (RFC 9112 section 6.3).
+    fn new(exchange: Exchange, head: ResponseHead, to_head: bool) -> Self {
+        let (decoder, framing) = match (head.status, head.framing) {
+            (204, _) => (BodyDecoder::Ended, Framing::None),
+            // Has no content either, but may have a length.
+            (205, _) => (BodyDecoder::Ended, Framing::Length(0)),
+            // A length is that of the response to another request.
+            (_, framing) if to_head || head.status == 304 => match framing {
+                Framing::Length(_) => (BodyDecoder::Ended, framing),
+                Framing::None | Framing::Chunked => (BodyDecoder::Ended, Framing::None),
+            },
+            (_, Framing::None) => (BodyDecoder::UntilClose, Framing::Chunked),
+            (_, framing) => (BodyDecoder::new(framing), framing),
+        };
+        Self {
+            exchange,
+            head,
+            decoder,
+            framing,
+        }
+    }
+
+    /// Reads what has arrived of the body. Returns how the body ended, or `None` before its end.
+    fn read(&mut self, client: &mut StreamWriter, size: &mut ReadSize) -> Option<io::Result<()>> {
+        let (decoder, upstream) = (&mut self.decoder, &mut self.exchange.upstream);
+        let ends_by_close = matches!(decoder, BodyDecoder::UntilClose);
+        let result = size.append(client, |out, most| {
+            decoder.append_available(&mut upstream.reader, out, most)
+        });
+        self.exchange.response_ready = !upstream.reader.unused().is_empty();
+        let is_cut = result.is_err()
+            || (ends_by_close && upstream.was_reset && matches!(decoder, BodyDecoder::Ended));
+        if is_cut {
+            return Some(Err(io::ErrorKind::UnexpectedEof.into()));
+        }
+        matches!(decoder, BodyDecoder::Ended).then(|| {
+            client.finish();
+            Ok(())
+        })
+    }
+}
+
+impl Takeover for Relay {
+    fn append_head(&self, out: &mut Vec<u8>) {
+        append_status_line(out, self.head.status, &self.head.reason);
+        append_fields(out, end_to_end(&self.head.fields));
+        if self.head.status == 426 {
+            // Names the protocols to change to (RFC 9110 section 15.5.22).
+            append_upgrade(out, &self.head.fields);
+        }
+    }
+
+    fn framing(&self) -> Framing {
+        self.framing
+    }
+
+    fn run(
+        mut self: Box<Self>,
+        client: &mut StreamWriter,
+        body: &mut BodyReader<'_>,
+    ) -> io::Result<()> {
+        let mut size = ReadSize::default();
+        // How the response ended; reported when the client has taken all of it.
+        let mut outcome = None;
+        // The first read adds to the head in the buffer: a small response is sent at once.
+        let mut reads = true;
+        self.exchange.response_ready = true;
+        loop {
+            if reads && self.exchange.response_ready {
+                outcome = self.read(client, &mut size);
+            }
+            self.exchange.advance_request(client, body)?;
+            reads = outcome.is_none() && client.is_flushed();
+            if client.is_flushed()
+                && let Some(outcome) = outcome.take()
+            {
+                return outcome;
+            }
+            self.exchange.wait(client, body, outcome.is_none(), None)?;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::UnixStream;
+    use std::sync::mpsc::channel;
+    use std::thread;
+
+    use nix::sys::socket::{setsockopt, sockopt};
+
+    use super::*;
+    use crate::http::parse::{self, Progress};
+    use crate::http::reader::SocketReader;
+
+    /// Sends `request` to the server behind `upstream`. `outcome` gets the client's socket, the response
+    /// and the body.
+    fn exchanged(
+        request: &str,
+        upstream: OwnedFd,
+        outcome: impl FnOnce(TcpStream, Result<Response, RelayError>, &mut BodyReader<'_>),
+    ) {
+        exchanged_while(request, upstream, |_, _| {}, outcome);
+    }
+
+    /// The same; `begin` gets both ends of the client's connection before.
+    fn exchanged_while(
+        request: &str,
+        upstream: OwnedFd,
+        begin: impl FnOnce(&TcpStream, &TcpStream),
+        outcome: impl FnOnce(TcpStream, Result<Response, RelayError>, &mut BodyReader<'_>),
+    ) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        begin(&client, &socket);
+        let Ok(Progress::Complete(head, _)) = parse::head(request.as_bytes()) else {
+            panic!("no request: {request}");
+        };
+        let mut reader = SocketReader::new(Arc::new(socket));
+        let body = BodyReader::new(&mut reader, &head);
+        let mut request = Request {
+            head,
+            body,
+            may_block: true,
+        };
+        let forward = Forward {
+            target: b"/".to_vec(),
+            host: "localhost",
+            withheld: &[],
+            added: Vec::new(),
+        };
+        let response = exchange(&mut request, upstream, &forward);
+        outcome(client, response, &mut request.body);
+    }
+
+    /// The same with a client that reads nothing and a server that sends `beginning`, then `rest` for
+    /// ever.
+    fn with_deaf_client(
+        request: &str,
+        beginning: &'static str,
+        rest: &'static str,
+        outcome: impl FnOnce(Result<Response, RelayError>, &mut BodyReader<'_>),
+    ) {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let server = thread::spawn(move || {
+            let rest = rest.repeat(1000);
+            let _ = far.write_all(beginning.as_bytes());
+            while far.write_all(rest.as_bytes()).is_ok() {}
+        });
+        exchanged(request, near.into(), |_client, response, body| {
+            outcome(response, body);
+        });
+        server.join().unwrap();
+    }
+
+    fn takeover(response: Result<Response, RelayError>) -> Box<dyn Takeover> {
+        match response.unwrap().body {
+            Body::Takeover(takeover) => takeover,
+            _ => panic!("no response to be relayed"),
+        }
+    }
+
+    #[test]
+    fn a_client_that_takes_no_interim_responses_is_given_up() {
+        let interim = "HTTP/1.1 102 Processing\r\n\r\n";
+        with_deaf_client("GET / HTTP/1.1\r\n\r\n", "", interim, |response, _| {
+            let error = RelayError::Client(ReceiveError::TimedOut);
+            assert_eq!(response.err(), Some(error));
+        });
+    }
+
+    /// The client would take the answer for the rest of the interim response.
+    #[test]
+    fn no_answer_follows_half_an_interim_response() {
+        let link = "a".repeat(20_011);
+        let interim = format!("HTTP/1.1 103 Early Hints\r\nLink: {link}\r\n\r\n");
+        let head_bytes = interim.len();
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let (told, is_full) = channel();
+        thread::spawn(move || {
+            let limit = Some(Duration::from_millis(200));
+            far.set_write_timeout(limit).unwrap();
+            while far.write_all(interim.as_bytes()).is_ok() {}
+            // The connection stays open until the exchange has failed.
+            let _ = told.send(far);
+        });
+        let send_later = |client: &TcpStream, socket: &TcpStream| {
+            // Heads do not fill these evenly: the last one is sent in part.
+            setsockopt(socket, sockopt::SndBuf, &100_000).unwrap();
+            setsockopt(client, sockopt::RcvBuf, &4096).unwrap();
+            let mut client = client.try_clone().unwrap();
+            thread::spawn(move || {
+                let mut far = is_full.recv().unwrap();
+                client.write_all(b"zz\r\n").unwrap();
+                let _ = far.read(&mut [0; 4096]);
+            });
+        };
+        let request = "POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n";
+        exchanged_while(
+            request,
+            near.into(),
+            send_later,
+            |mut client, response, body| {
+                assert!(matches!(response, Err(RelayError::Client(_))));
+                let reading = thread::spawn(move || {
+                    let mut received = Vec::new();
+                    let _ = client.read_to_end(&mut received);
+                    received
+                });
+                let mut answer = body.client_writer();
+                answer.push_raw(b"HTTP/1.1 400 ");
+                while answer.flush().is_ok() && !answer.is_flushed() {
+                    thread::yield_now();
+                }
+                let _ = shutdown(answer.descriptor().as_raw_fd(), Shutdown::Write);
+                let received = reading.join().unwrap();
+                if let Some(interim) = received.strip_suffix(b"HTTP/1.1 400 ") {
+                    assert_eq!(interim.len() % head_bytes, 0, "behind a part of a head");
+                }
+            },
+        );
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_of_a_response_is_given_up() {
+        let head = "HTTP/1.1 200 OK\r\n\r\n";
+        with_deaf_client("GET / HTTP/1.1\r\n\r\n", head, "x", |response, body| {
+            let mut client = body.client_writer();
+            let error = takeover(response).run(&mut client, body).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    #[test]
+    fn a_client_that_takes_nothing_of_a_tunnel_is_given_up() {
+        let request = "GET / HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n";
+        let head = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n";
+        with_deaf_client(request, head, "x", |response, body| {
+            assert_eq!(response.as_ref().unwrap().status, 101);
+            let mut client = body.client_writer();
+            let error = takeover(response).run(&mut client, body).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+        });
+    }
+
+    /// The kernel reports a reset once. Here it reports it to the side that sends the request: the
+    /// response that is read afterwards seems to end in order.
+    #[test]
+    fn a_response_that_is_reset_while_the_request_goes_on_never_looks_whole() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (mut far, _) = listener.accept().unwrap();
+        let (told, was_reset) = channel();
+        thread::spawn(move || {
+            let _ = far.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+            // Reads nothing, and writes until nobody takes any more.
+            let limit = Duration::from_millis(200);
+            far.set_write_timeout(Some(limit)).unwrap();
+            while far.write_all(&[b'x'; 4096]).is_ok() {}
+            let now = libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            };
+            setsockopt(&far, sockopt::Linger, &now).unwrap();
+            drop(far);
+            let _ = told.send(());
+        });
+        let request = "POST / HTTP/1.1\r\nContent-Length: 1000000000\r\n\r\n";
+        exchanged(request, near.into(), |mut client, response, body| {
+            let mut sending = client.try_clone().unwrap();
+            thread::spawn(move || while sending.write_all(&[b'y'; 4096]).is_ok() {});
+            let reading = thread::spawn(move || {
+                was_reset.recv().unwrap();
+                thread::sleep(Duration::from_millis(100));
+                let mut piece = vec![0; 65_536];
+                while let Ok(1..) = client.read(&mut piece) {}
+            });
+            let mut stream = body.client_writer();
+            let result = takeover(response).run(&mut stream, body);
+            let _ = shutdown(stream.descriptor().as_raw_fd(), Shutdown::Both);
+            reading.join().unwrap();
+            assert!(result.is_err(), "half a response looks whole");
+        });
+    }
+}

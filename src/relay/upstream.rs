@@ -1,0 +1,287 @@
+//! The connection to an upstream server: one request is written to it, and the head of one response
+//! is read from it.
+//!
+//! It also holds what `mod` and `tunnel` share: which header fields pass, the size of a read, and the one
+//! place that polls both sockets.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::errno::Errno;
+
+use crate::client::Disconnected;
+use crate::http::parse::{
+    Fields, Framing, Head, MAX_HEAD_BYTES, MAX_HEADERS, ParseError, ResponseHead,
+};
+use crate::http::reader::{ReceiveError, SocketReader};
+use crate::http::request::BodyReader;
+use crate::http::stream::StreamWriter;
+use crate::sys::{Events, PollEntry, poll};
+
+/// The smallest size of a read, which is what a quiet connection costs.
+const MIN_READ_BYTES: usize = 4 * 1024;
+
+/// The largest size of a read.
+const MAX_READ_BYTES: usize = 256 * 1024;
+
+/// After this long without an event, [`poll_both`] has the buffers trimmed.
+const TRIM_AFTER: Duration = Duration::from_secs(1);
+
+/// Fields of one connection (RFC 9110 section 7.6.1), and those that frame a body. `Trailer` is among
+/// them because trailers are not forwarded.
+const HOP_BY_HOP: [&str; 9] = [
+    "connection",
+    "content-length",
+    "expect",
+    "keep-alive",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// How to forward a request.
+pub struct Forward<'a> {
+    /// The path, which begins with a slash, and the query.
+    pub target: Vec<u8>,
+    /// The value of `Host`.
+    pub host: &'a str,
+    /// Names of fields that are not forwarded, in lower case and with dashes. Names with underscores
+    /// instead are not forwarded either: CGI programs see no difference (RFC 3875 section 4.1.18).
+    pub withheld: &'a [&'a str],
+    /// Fields to add. A value is one line.
+    pub added: Vec<(&'a str, Vec<u8>)>,
+}
+
+/// Why a request has no response.
+#[derive(Debug, PartialEq, Eq)]
+pub enum RelayError {
+    /// The request cannot be received, or the client takes nothing.
+    Client(ReceiveError),
+    /// The upstream server does not answer in HTTP; the text says what it did.
+    Upstream(String),
+}
+
+impl From<Disconnected> for RelayError {
+    fn from(_: Disconnected) -> Self {
+        Self::Client(ReceiveError::Closed)
+    }
+}
+
+impl From<RelayError> for io::Error {
+    fn from(error: RelayError) -> Self {
+        match error {
+            RelayError::Client(ReceiveError::TimedOut) => io::ErrorKind::TimedOut.into(),
+            RelayError::Client(error) => Self::other(format!("client: {error:?}")),
+            RelayError::Upstream(text) => Self::other(text),
+        }
+    }
+}
+
+/// The connection to an upstream server.
+pub(super) struct Upstream {
+    pub(super) reader: SocketReader<Arc<OwnedFd>>,
+    pub(super) writer: StreamWriter<Arc<OwnedFd>>,
+    /// Whether the whole request was handed over, or the server takes no more of it.
+    is_fed: bool,
+    /// Whether sending failed with a reset. The kernel reports a reset once: reading afterwards finds
+    /// an orderly end.
+    pub(super) was_reset: bool,
+    size: ReadSize,
+}
+
+impl Upstream {
+    pub(super) fn new(
+        socket: OwnedFd,
+        head: &Head,
+        body: &BodyReader<'_>,
+        forward: &Forward<'_>,
+    ) -> Self {
+        let socket = Arc::new(socket);
+        let head_bytes = request_head(head, body.awaits_go_ahead(), forward);
+        let chunked = head.framing == Framing::Chunked;
+        Self {
+            reader: SocketReader::new(Arc::clone(&socket)),
+            writer: StreamWriter::new(socket, head_bytes, chunked),
+            is_fed: body.is_over(),
+            was_reset: false,
+            size: ReadSize::default(),
+        }
+    }
+
+    /// Whether more of the request can be handed over.
+    pub(super) fn takes_more(&self) -> bool {
+        !self.is_fed && self.writer.pending() < MIN_READ_BYTES
+    }
+
+    /// Hands over what has arrived of the request's body.
+    pub(super) fn feed(&mut self, body: &mut BodyReader<'_>) -> Result<(), ReceiveError> {
+        let (writer, size) = (&mut self.writer, &mut self.size);
+        size.append(writer, |out, most| body.append_available(out, most))?;
+        if body.is_over() {
+            writer.finish();
+            self.is_fed = true;
+        }
+        Ok(())
+    }
+
+    /// Sends what the server takes. A server may answer and close before it has read everything, so it
+    /// is not an error if it takes no more.
+    pub(super) fn flush(&mut self) {
+        if let Err(errno) = self.writer.try_flush() {
+            self.was_reset = errno == Errno::ECONNRESET;
+            self.writer.discard();
+            self.is_fed = true;
+        }
+    }
+
+    /// The head of the next response, interim ones included; `None` until it has arrived.
+    pub(super) fn try_read_head(&mut self) -> Result<Option<ResponseHead>, RelayError> {
+        self.reader.try_read_response_head().map_err(|error| {
+            let begun = if self.reader.unused().is_empty() {
+                "before it answered"
+            } else {
+                "in the middle of a response's head"
+            };
+            RelayError::Upstream(match error {
+                ReceiveError::Parse(ParseError::Malformed(what)) => {
+                    format!("its answer is not HTTP/1.1: {what}")
+                }
+                ReceiveError::Parse(_) => format!(
+                    "its response's head is larger than {MAX_HEAD_BYTES} bytes or has more than {MAX_HEADERS} fields"
+                ),
+                ReceiveError::Reset => format!("it reset the connection {begun}"),
+                _ => format!("it closed the connection {begun}"),
+            })
+        })
+    }
+}
+
+/// The head of the request as the upstream server gets it.
+fn request_head(head: &Head, expects: bool, forward: &Forward<'_>) -> Vec<u8> {
+    let mut out = [head.method.as_bytes(), &forward.target].join(&b' ');
+    out.extend_from_slice(b" HTTP/1.1\r\n");
+    append_fields(&mut out, [("Host", forward.host.as_bytes())].into_iter());
+    let passed_on = end_to_end(&head.fields).filter(|(name, _)| {
+        !name.eq_ignore_ascii_case("host")
+            && !forward
+                .withheld
+                .iter()
+                .any(|other| other.eq_ignore_ascii_case(&name.replace('_', "-")))
+    });
+    append_fields(&mut out, passed_on);
+    let added = forward.added.iter();
+    append_fields(&mut out, added.map(|(name, value)| (*name, &value[..])));
+    match head.framing {
+        Framing::None => {}
+        Framing::Length(length) => {
+            out.extend_from_slice(format!("Content-Length: {length}\r\n").as_bytes());
+        }
+        Framing::Chunked => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
+    }
+    if expects {
+        out.extend_from_slice(b"Expect: 100-continue\r\n");
+    }
+    if wants_upgrade(head) {
+        append_upgrade(&mut out, &head.fields);
+        out.extend_from_slice(b"\r\n");
+    } else {
+        out.extend_from_slice(b"Connection: close\r\n\r\n");
+    }
+    out
+}
+
+/// Whether the client asks for another protocol on this connection. A request with a body is forwarded
+/// as a plain one, which RFC 9110 section 7.8 allows.
+pub(super) fn wants_upgrade(head: &Head) -> bool {
+    head.minor_version == 1
+        && matches!(head.framing, Framing::None | Framing::Length(0))
+        && head.fields.values("upgrade").next().is_some()
+        && head
+            .fields
+            .connection_options()
+            .any(|option| option == "upgrade")
+}
+
+/// The fields that are not about the connection on which they came.
+pub(super) fn end_to_end(fields: &Fields) -> impl Iterator<Item = (&str, &[u8])> {
+    let named: Vec<String> = fields.connection_options().collect();
+    fields.iter().filter(move |(name, _)| {
+        !HOP_BY_HOP
+            .iter()
+            .copied()
+            .chain(named.iter().map(String::as_str))
+            .any(|other| other.eq_ignore_ascii_case(name))
+    })
+}
+
+pub(super) fn append_fields<'f>(
+    out: &mut Vec<u8>,
+    fields: impl Iterator<Item = (&'f str, &'f [u8])>,
+) {
+    for (name, value) in fields {
+        for part in [name.as_bytes(), b": ", value, b"\r\n"] {
+            out.extend_from_slice(part);
+        }
+    }
+}
+
+/// Appends the protocols of `Upgrade`. The field is about one connection, so it is written for each.
+pub(super) fn append_upgrade(out: &mut Vec<u8>, fields: &Fields) {
+    let protocols = fields.values("upgrade");
+    append_fields(out, protocols.map(|value| ("Upgrade", value)));
+    out.extend_from_slice(b"Connection: Upgrade\r\n");
+}
+
+/// Polls two sockets, each unless it is `None`, and returns their events: none of either after `limit`.
+///
+/// Calls `trim` after a second without an event. A connection that has moved much holds up to 528 KiB
+/// of buffers; a thousand quiet tunnels would hold half a gigabyte.
+pub(super) fn poll_both(
+    sockets: [Option<BorrowedFd<'_>>; 2],
+    events: [Events; 2],
+    limit: Option<Duration>,
+    trim: impl FnOnce(),
+) -> [Events; 2] {
+    let mut entries = [
+        PollEntry::new(sockets[0], events[0]),
+        PollEntry::new(sockets[1], events[1]),
+    ];
+    let first = limit.map_or(TRIM_AFTER, |limit| limit.min(TRIM_AFTER));
+    let rest = limit.map(|limit| limit.saturating_sub(first));
+    if !poll(&mut entries, Some(first)) && rest != Some(Duration::ZERO) {
+        trim();
+        poll(&mut entries, rest);
+    }
+    entries.map(|entry| entry.events())
+}
+
+/// The size of a read. It follows the amount of data that arrives.
+#[derive(Default)]
+pub(super) struct ReadSize(usize);
+
+impl ReadSize {
+    /// Adds to `to` what `read` appends; its second argument is the most that it may append.
+    pub(super) fn append<S: AsFd>(
+        &mut self,
+        to: &mut StreamWriter<S>,
+        read: impl FnOnce(&mut Vec<u8>, usize) -> Result<(), ReceiveError>,
+    ) -> Result<(), ReceiveError> {
+        let most = self.0.clamp(MIN_READ_BYTES, MAX_READ_BYTES);
+        let mut result = Ok(());
+        to.push(|out| {
+            let before = out.len();
+            result = read(out, most);
+            let count = out.len() - before;
+            if count >= most {
+                self.0 = most * 4;
+            } else if count < most / 8 {
+                self.0 = most / 4;
+            }
+        });
+        result
+    }
+}

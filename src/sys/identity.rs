@@ -1,0 +1,153 @@
+//! Users and capabilities: of the server's threads, and of what it starts.
+//!
+//! Raw calls wherever one thread changes: a C library's functions would change all of them.
+
+use std::marker::PhantomData;
+use std::ptr;
+
+use nix::errno::Errno;
+
+/// A user and its group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct User {
+    /// The user's number.
+    pub uid: libc::uid_t,
+    /// The group's number.
+    pub gid: libc::gid_t,
+}
+
+/// While this value lives, the calling thread opens, creates and removes files as another user:
+/// what that user may not do is refused, and what it creates is that user's (setfsuid(2),
+/// credentials(7)). Leaving uid 0 also takes away the capabilities over files, and coming back
+/// returns them (capabilities(7)). Other threads are not affected, nor is anything but access to files.
+pub struct ActingAs {
+    before: User,
+    /// Not Send: the same thread must change back.
+    thread_bound: PhantomData<*const ()>,
+}
+
+impl ActingAs {
+    /// Begins to act as `user`.
+    ///
+    /// # Errors
+    /// `EPERM` if this process may not, or its user namespace has no such user.
+    pub fn new(user: User) -> Result<Self, Errno> {
+        let acting = Self {
+            before: set_file_user(user),
+            thread_bound: PhantomData,
+        };
+        // The calls report only what was before, so a second pair tells whether the first had an effect.
+        if set_file_user(user) == user {
+            Ok(acting)
+        } else {
+            Err(Errno::EPERM)
+        }
+    }
+}
+
+impl Drop for ActingAs {
+    fn drop(&mut self) {
+        set_file_user(self.before);
+        if set_file_user(self.before) != self.before {
+            // Going on with another user's identity would be worse than ending.
+            std::process::abort();
+        }
+    }
+}
+
+/// Sets this thread's user for access to files, and returns the one before.
+fn set_file_user(user: User) -> User {
+    // SAFETY: plain integers. The group goes first: leaving root, the user's call takes the right to
+    // change groups away; coming back, CAP_SETGID is not among what was lost.
+    let (gid, uid) = unsafe {
+        (
+            libc::syscall(libc::SYS_setfsgid, user.gid),
+            libc::syscall(libc::SYS_setfsuid, user.uid),
+        )
+    };
+    User {
+        uid: libc::uid_t::try_from(uid).unwrap_or(libc::uid_t::MAX),
+        gid: libc::gid_t::try_from(gid).unwrap_or(libc::gid_t::MAX),
+    }
+}
+
+/// Whether any process has this user as its real uid, zombies included (getpriority(2)).
+pub fn user_has_processes(user: User) -> bool {
+    // -1 is also a priority, so errno decides.
+    Errno::clear();
+    // SAFETY: plain integers.
+    let priority = unsafe { libc::getpriority(libc::PRIO_USER, user.uid) };
+    !(priority == -1 && Errno::last() == Errno::ESRCH)
+}
+
+/// Turns the calling process into `user` for good, without supplementary groups and capabilities, by
+/// system calls only. Groups come first: the change of user takes away the right to set them.
+pub(super) fn become_user(User { uid, gid }: User) -> Result<(), Errno> {
+    let no_groups = ptr::null::<libc::gid_t>();
+    // SAFETY: plain integers and an empty list.
+    unsafe {
+        Errno::result(libc::syscall(libc::SYS_setgroups, 0, no_groups))?;
+        Errno::result(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
+        Errno::result(libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
+    }
+    set_capabilities([CapabilitySets::default(); 2])
+}
+
+/// The first argument of capget(2) and capset(2): the interface's version 3 (`linux/capability.h`), and
+/// 0 for the calling thread.
+static THIS_THREAD: [u32; 2] = [0x2008_0522, 0];
+
+/// One half of the second argument: 32 capabilities of each set.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct CapabilitySets {
+    effective: u32,
+    permitted: u32,
+    inheritable: u32,
+}
+
+fn set_capabilities(sets: [CapabilitySets; 2]) -> Result<(), Errno> {
+    // SAFETY: version 3 has one header and two sets.
+    let result = unsafe { libc::syscall(libc::SYS_capset, &raw const THIS_THREAD, sets.as_ptr()) };
+    Errno::result(result).map(drop)
+}
+
+/// `linux/capability.h`.
+const CAP_SYS_PTRACE: u32 = 19;
+
+/// Takes all capabilities from the programs that this process starts; its own stay. Without the
+/// right to it nothing happens, and programs of users other than root have none anyway.
+///
+/// Call it before there is a second thread.
+pub fn withhold_capabilities_from_children() {
+    withhold_from_children(0..64);
+}
+
+/// Takes `CAP_SYS_PTRACE` from the programs that this process starts; its own stays. Without it not even
+/// root reads a process that is not dumpable (ptrace(2)).
+///
+/// Call it before there is a second thread.
+pub fn withhold_ptrace_from_children() {
+    withhold_from_children(CAP_SYS_PTRACE..CAP_SYS_PTRACE + 1);
+}
+
+/// Removes capabilities from the bounding and the inheritable set, which are where a program of root
+/// gets its own from (capabilities(7)).
+fn withhold_from_children(capabilities: std::ops::Range<u32>) {
+    let mut sets = [CapabilitySets::default(); 2];
+    // SAFETY: version 3 has one header and two sets.
+    let result =
+        unsafe { libc::syscall(libc::SYS_capget, &raw const THIS_THREAD, sets.as_mut_ptr()) };
+    for capability in capabilities {
+        // SAFETY: plain integers.
+        let dropped = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) };
+        if dropped < 0 && Errno::last() == Errno::EINVAL {
+            // The kernel has no more capabilities.
+            break;
+        }
+        sets[(capability / 32) as usize].inheritable &= !(1 << (capability % 32));
+    }
+    if result == 0 {
+        let _ = set_capabilities(sets);
+    }
+}

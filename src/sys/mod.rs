@@ -1,0 +1,46 @@
+//! Thin wrappers around the system calls that nix and std do not wrap.
+//!
+//! This folder is the only one with `unsafe`; each block states why it is sound. A function here does
+//! one thing that the kernel offers and returns its errno. Policy stays with the callers: nothing
+//! here calls another module of the program.
+//!
+//! [`spawn()`] is the largest: between clone and execve its child shares the server's memory, so it is
+//! one ordered list of raw system calls that may not allocate, lock or unwind (signal-safety(7),
+//! vfork(2)).
+
+#![allow(unsafe_code, reason = "this is the folder that holds it")]
+
+mod alloc;
+mod clone;
+mod descriptors;
+mod identity;
+mod poll;
+mod process;
+mod signals;
+mod spawn;
+mod system;
+#[cfg(test)]
+mod testing;
+
+#[cfg(test)]
+pub use alloc::allocated_bytes;
+pub use descriptors::{is_getting_scarce, is_scarce, prepare_descriptors};
+pub use identity::{
+    ActingAs, User, user_has_processes, withhold_capabilities_from_children,
+    withhold_ptrace_from_children,
+};
+pub use poll::{Events, PollEntry, poll, readable_bytes, receive_append};
+pub use process::{
+    Ending, Pid, fork, pidfd_open, pidfd_signal, signal_group, signal_process, signal_user, wait,
+    wait_any,
+};
+pub use signals::{ignore, restore_default};
+pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};
+pub use system::{
+    Resource, clock_ticks, has_filters, landlock_abi, limits, mount_id, page_bytes, random_bytes,
+    scrub_environment,
+};
+#[cfg(all(test, guided))]
+pub use testing::execution_counters;
+#[cfg(test)]
+pub use testing::{exchange_names, hide_system_call};

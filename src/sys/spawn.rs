@@ -1,0 +1,329 @@
+//! Starting a program: the plan, the server's half and the child's half.
+//!
+//! The child shares the server's memory until execve. It makes raw system calls only, in an order that
+//! matters, on memory that was prepared before it exists.
+
+use std::borrow::Cow;
+use std::cell::Cell;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::ptr;
+use std::sync::atomic::{AtomicI32, Ordering};
+
+use nix::errno::Errno;
+
+use super::clone::{ChildStack, clone};
+use super::descriptors::ReservedSlot;
+use super::identity::{User, become_user};
+use super::process::{Pid, wait};
+use super::signals::{changed_signals, set_default};
+use super::system::Resource;
+
+/// The child's steps, in order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpawnStep {
+    /// clone(2).
+    Clone,
+    /// setsid(2).
+    Session,
+    /// Put the standard streams in place and close everything else.
+    Descriptors,
+    /// Set `PR_SET_NO_NEW_PRIVS`: set-user-ID programs give nothing.
+    NoNewPrivileges,
+    /// Set resource limits.
+    Limits,
+    /// Enforce the Landlock ruleset.
+    Ruleset,
+    /// Set groups, group and user, and drop capabilities.
+    Identity,
+    /// Install the system call filter.
+    Filter,
+    /// Enter the working directory.
+    Directory,
+    /// Try execve(2) on every candidate.
+    Execute,
+}
+
+/// Why a program did not start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SpawnError {
+    /// The step that failed.
+    pub step: SpawnStep,
+    /// The error of its system call.
+    pub errno: Errno,
+}
+
+/// What the child needs, prepared before it exists.
+pub struct ChildPlan<'a> {
+    /// Paths to execute, tried in order as execvp(3) tries the directories of PATH.
+    pub programs: &'a [CString],
+    /// `argv`.
+    pub arguments: &'a [CString],
+    /// `envp`.
+    pub environment: &'a [Cow<'a, CStr>],
+    /// The working directory.
+    pub directory: &'a CStr,
+    /// Become descriptors 0, 1 and 2.
+    pub stdio: [BorrowedFd<'a>; 3],
+    /// Written to `/proc/self/oom_score_adj`.
+    pub oom_score: &'a [u8],
+    /// Resource limits to set.
+    pub limits: &'a [(Resource, libc::rlimit)],
+    /// The nice value if above 0 (setpriority(2)).
+    pub nice: c_int,
+    /// `None` for a command with the server's own identity.
+    pub restriction: Option<Restriction<'a>>,
+    /// The child stores its process number here first, for other threads: the caller waits for the
+    /// child meanwhile. 0 after an error.
+    pub announcement: &'a AtomicI32,
+}
+
+/// What a sandbox's command gives up.
+#[derive(Clone, Copy)]
+pub struct Restriction<'a> {
+    /// The user it runs as, without supplementary groups and capabilities.
+    pub user: User,
+    /// The Landlock ruleset; `None` if the kernel has no Landlock and the operator accepted that.
+    pub ruleset: Option<BorrowedFd<'a>>,
+    /// The seccomp filter; empty if the kernel has none and the operator accepted that.
+    pub filter: &'a [libc::sock_filter],
+}
+
+/// A child that runs its program.
+pub struct Spawned {
+    /// Its process number, which is also its process group and session.
+    pub pid: Pid,
+    /// Its pidfd.
+    pub pidfd: OwnedFd,
+}
+
+/// The plan in the form that the child reads, and what it reports back. The server does not run this
+/// thread until the child has called execve or exited, so cells are enough.
+struct RawPlan<'a> {
+    plan: &'a ChildPlan<'a>,
+    /// Become descriptors 0, 1 and 2.
+    stdio: [RawFd; 3],
+    ruleset: Option<RawFd>,
+    /// With a shared table: the number from which on the child needs none.
+    shared_end: Option<c_int>,
+    /// Signals that the server ignores or handles and the child must not.
+    changed_signals: &'static [c_int],
+    argv: Vec<*const c_char>,
+    envp: Vec<*const c_char>,
+    failure: Cell<Option<SpawnError>>,
+    /// Whether the child wrote its own `oom_score_adj`.
+    has_oom_score: Cell<bool>,
+}
+
+/// Starts a program without copying the server's page tables or its table of descriptors.
+///
+/// `CLONE_VM | CLONE_VFORK` suspends the calling thread until the child calls execve or exits. Its
+/// cost does not grow with the server's memory as fork's does, and the child reports errors in shared
+/// memory.
+///
+/// # Errors
+/// The step that failed and its errno. The child has been reaped.
+pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
+    fn pointers(strings: &[impl AsRef<CStr>]) -> Vec<*const c_char> {
+        let pointers = strings.iter().map(|string| string.as_ref().as_ptr());
+        pointers.chain([ptr::null()]).collect()
+    }
+    let failed = |step| move |errno| SpawnError { step, errno };
+    let restriction = plan.restriction;
+    let mut stdio = plan.stdio.map(|stream| stream.as_raw_fd());
+    let mut ruleset = restriction.and_then(|restriction| Some(restriction.ruleset?.as_raw_fd()));
+    let slot = ReservedSlot::take();
+    if let Some(slot) = &slot {
+        for (index, source) in stdio.iter_mut().chain(&mut ruleset).enumerate() {
+            *source = slot
+                .put(index, *source)
+                .map_err(failed(SpawnStep::Descriptors))?;
+        }
+    }
+    let raw = RawPlan {
+        plan,
+        stdio,
+        ruleset,
+        shared_end: slot.as_ref().map(ReservedSlot::end),
+        changed_signals: changed_signals(),
+        argv: pointers(plan.arguments),
+        envp: pointers(plan.environment),
+        failure: Cell::new(None),
+        has_oom_score: Cell::new(false),
+    };
+    let sharing = slot.as_ref().map_or(0, |_| libc::CLONE_FILES);
+    let (argument, flags) = (
+        (&raw const raw).cast_mut().cast(),
+        libc::CLONE_VFORK | sharing,
+    );
+    let cloned = clone(child, argument, &mut ChildStack::new(), flags);
+    let (pid, pidfd) = cloned.map_err(failed(SpawnStep::Clone))?;
+    if let Some(failure) = raw.failure.get() {
+        // Cleared before the child is reaped: then another process may get its number.
+        plan.announcement.store(0, Ordering::Release);
+        let _ = wait(pidfd.as_fd(), true);
+        return Err(failure);
+    }
+    if !raw.has_oom_score.get() {
+        // The server's memory is not dumpable, so until execve the child's files in /proc belong to
+        // root. Then they belong to its user.
+        let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), plan.oom_score);
+    }
+    Ok(Spawned { pid, pidfd })
+}
+
+/// The child's half of [`spawn`].
+extern "C" fn child(argument: *mut c_void) -> c_int {
+    // SAFETY: `spawn` passes a RawPlan that outlives this function, and reads it after this process
+    // has called execve or exited.
+    let raw = unsafe { &*argument.cast_const().cast::<RawPlan<'_>>() };
+    // SAFETY: this is the child that `run` needs.
+    let step = unsafe { run(raw) };
+    raw.failure.set(Some(SpawnError {
+        step,
+        errno: Errno::last(),
+    }));
+    // SAFETY: ends the child without touching anything it shares with the server.
+    unsafe { libc::_exit(127) }
+}
+
+/// Where the child has its ruleset: right above the standard streams.
+const RULESET_DESCRIPTOR: RawFd = 3;
+
+/// Prepares the child and executes its program. Returns only the step that failed, with its errno set.
+///
+/// # Safety
+/// Only in the child of a `CLONE_VM | CLONE_VFORK` clone with all signals blocked.
+unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
+    let plan = raw.plan;
+    // SAFETY: plain system calls on integers and on memory that `raw` keeps alive. None allocates or
+    // locks.
+    unsafe {
+        plan.announcement.store(libc::getpid(), Ordering::Release);
+        // The command's processes are found again by their group and session.
+        if libc::setsid() < 0 {
+            return SpawnStep::Session;
+        }
+        if place_descriptors(raw) < 0 {
+            return SpawnStep::Descriptors;
+        }
+        for signal in raw.changed_signals {
+            set_default(*signal);
+        }
+        // When memory runs out the kernel shall kill the command before the server (proc(5)). A
+        // machine without /proc has no such setting: not an error.
+        let path = c"/proc/self/oom_score_adj".as_ptr();
+        let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+        // A raw call: musl's open makes two. execve closes the file.
+        let file = libc::syscall(libc::SYS_openat, libc::AT_FDCWD, path, flags);
+        if file >= 0 {
+            let score = plan.oom_score;
+            libc::syscall(libc::SYS_write, file, score.as_ptr(), score.len());
+            raw.has_oom_score.set(true);
+        }
+        if plan.restriction.is_some() && libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0 {
+            return SpawnStep::NoNewPrivileges;
+        }
+        for (resource, limit) in plan.limits {
+            if libc::setrlimit(*resource, limit) < 0 {
+                return SpawnStep::Limits;
+            }
+        }
+        if let Some(restriction) = &plan.restriction
+            && let Err(step) = restrict(restriction)
+        {
+            return step;
+        }
+        if libc::chdir(plan.directory.as_ptr()) < 0 {
+            return SpawnStep::Directory;
+        }
+        // Late, because the server waits for this process. An unprivileged server may not undo it.
+        if plan.nice > 0 {
+            libc::setpriority(libc::PRIO_PROCESS, 0, plan.nice);
+        }
+        let (none, before) = (0u64, ptr::null::<c_void>());
+        let how = libc::SIG_SETMASK;
+        libc::syscall(
+            libc::SYS_rt_sigprocmask,
+            how,
+            &raw const none,
+            before,
+            size_of::<u64>(),
+        );
+        let mut is_forbidden = false;
+        for program in plan.programs {
+            libc::execve(program.as_ptr(), raw.argv.as_ptr(), raw.envp.as_ptr());
+            match Errno::last_raw() {
+                libc::ENOENT | libc::ENOTDIR => {}
+                libc::EACCES => is_forbidden = true,
+                _ => return SpawnStep::Execute,
+            }
+        }
+        if is_forbidden {
+            Errno::EACCES.set();
+        }
+        SpawnStep::Execute
+    }
+}
+
+/// Leaves the child the standard streams and its ruleset, and nothing else. Negative on failure.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn place_descriptors(raw: &RawPlan<'_>) -> c_int {
+    // SAFETY: plain integers. Once the table is the child's own, it concerns nothing of the server.
+    unsafe {
+        if let Some(end) = raw.shared_end {
+            let unshare = libc::CLOSE_RANGE_UNSHARE;
+            if libc::syscall(libc::SYS_close_range, end, c_int::MAX, unshare) < 0 {
+                return -1;
+            }
+        }
+        // The server uses no descriptor below 3, so no dup2 overwrites a later source. The ruleset
+        // may overwrite the source of a stream that is in place by then.
+        let targets = [0, 1, 2, RULESET_DESCRIPTOR].into_iter();
+        let mut end = 0;
+        for (target, source) in targets.zip(raw.stdio.into_iter().chain(raw.ruleset)) {
+            if libc::dup2(source, target) < 0 {
+                return -1;
+            }
+            end = target + 1;
+        }
+        // Everything else is close-on-exec already; this closes it also if that was missed.
+        libc::syscall(libc::SYS_close_range, end, c_int::MAX, 0);
+        0
+    }
+}
+
+/// Gives up what a sandbox's command must not have. The order matters: the ruleset needs
+/// `PR_SET_NO_NEW_PRIVS`, setting groups needs capabilities that the user then gives up, and the filter
+/// forbids some of these calls.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), SpawnStep> {
+    let filter = restriction.filter;
+    let program = libc::sock_fprog {
+        // The kernel takes at most 4096 instructions, and refuses an empty program.
+        len: u16::try_from(filter.len()).unwrap_or(0),
+        filter: filter.as_ptr().cast_mut(),
+    };
+    // SAFETY: plain system calls on integers and on memory that outlives them.
+    unsafe {
+        if restriction.ruleset.is_some() {
+            if libc::syscall(libc::SYS_landlock_restrict_self, RULESET_DESCRIPTOR, 0) < 0 {
+                return Err(SpawnStep::Ruleset);
+            }
+            libc::close(RULESET_DESCRIPTOR);
+        }
+        become_user(restriction.user).map_err(|_| SpawnStep::Identity)?;
+        // Until execve this is the server's memory, run by the sandbox's user. A change of user makes
+        // it as dumpable as `fs.suid_dumpable` says (proc(5)).
+        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        let mode = libc::SECCOMP_SET_MODE_FILTER;
+        if !filter.is_empty() && libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program) < 0 {
+            return Err(SpawnStep::Filter);
+        }
+    }
+    Ok(())
+}

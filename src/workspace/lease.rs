@@ -1,0 +1,109 @@
+//! A workspace, and the lease that keeps it from ending during a request, a stream or a transfer.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::activity::Activity;
+use crate::confine::Confinement;
+use crate::error::{Error, Kind, Result};
+use crate::files::{Files, Root};
+use crate::ports::Ports;
+use crate::process::registry::{Registry, Shared};
+
+/// One place where commands run and files live.
+pub struct Workspace {
+    root: Root,
+    /// How its commands are started.
+    pub(super) confinement: Confinement,
+    /// Its processes.
+    pub processes: Arc<Registry>,
+    /// Its servers.
+    pub ports: Arc<Ports>,
+    activity: Arc<Activity>,
+}
+
+impl Workspace {
+    /// A workspace with no processes.
+    pub fn new(
+        root: Root,
+        confinement: Confinement,
+        ports: Arc<Ports>,
+        shared: Arc<Shared>,
+    ) -> Arc<Self> {
+        let activity = Arc::new(Activity::new());
+        let processes = Registry::new(shared, Arc::clone(&activity));
+        Arc::new(Self {
+            root,
+            confinement,
+            processes,
+            ports,
+            activity,
+        })
+    }
+
+    /// Begins a piece of work, which lasts as long as the lease.
+    ///
+    /// # Errors
+    /// `ShuttingDown` if the workspace is ending.
+    pub fn lease(self: &Arc<Self>) -> Result<Lease> {
+        if !self.activity.begin_unless_closed() {
+            return Err(Error::new(Kind::ShuttingDown, "the sandbox is ending"));
+        }
+        Ok(Lease(Arc::clone(self)))
+    }
+
+    /// Its files. Until the value is dropped, this thread acts on files as their owner.
+    ///
+    /// # Errors
+    /// The kernel does not let the server act as the owner.
+    pub fn files(&self) -> Result<Files<'_>> {
+        self.root.files()
+    }
+
+    /// How long there has been no lease and no running process; `None` while there is one.
+    pub fn idle_for(&self) -> Option<Duration> {
+        self.activity.idle_for()
+    }
+
+    /// Checks, after files were changed, that the change is still there.
+    ///
+    /// # Errors
+    /// `NotFound` if the workspace has ended meanwhile, and its files with it.
+    pub(super) fn check_open(&self) -> Result<()> {
+        if self.activity.is_closed() {
+            let text = "the sandbox was deleted before this was done";
+            return Err(Error::new(Kind::NotFound, text));
+        }
+        Ok(())
+    }
+
+    /// Ends the workspace: it gives no lease and starts nothing from here on.
+    pub fn close(&self) {
+        self.activity.close();
+        self.processes.close();
+        self.ports.close();
+    }
+
+    /// Ends the workspace if it has been idle for `limit`. True if it has ended.
+    pub fn close_if_idle(&self, limit: Duration) -> bool {
+        self.activity.close_if_idle(limit)
+    }
+}
+
+/// A workspace in use.
+pub struct Lease(Arc<Workspace>);
+
+impl Deref for Lease {
+    type Target = Workspace;
+
+    fn deref(&self) -> &Workspace {
+        &self.0
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.0.activity.end();
+    }
+}

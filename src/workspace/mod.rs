@@ -1,0 +1,17 @@
+//! The objects that a request acts on: files under a root, commands under a confinement, processes
+//! in a registry, servers behind ports.
+//!
+//! A door takes a [`Lease`] and calls the [operations]; it need not know what kind of workspace it
+//! has, because kinds differ only in root, confinement and ports. A lease counts as activity while it
+//! lives, so no workspace is ended for idleness during a request, a stream or a transfer. May use the
+//! mechanisms; must not use HTTP, JSON or the doors.
+
+mod content;
+mod lease;
+mod operations;
+mod upload;
+
+pub use content::{Content, Span};
+pub use lease::{Lease, Workspace};
+pub use operations::{FilePart, Run};
+pub use upload::UploadSource;

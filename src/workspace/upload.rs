@@ -1,0 +1,136 @@
+//! Moves the bytes that a client sends into a file.
+//!
+//! [`UploadSource`] hides where the bytes come from, so nothing here knows a protocol. Large uploads
+//! are spliced through a pipe, without copies.
+
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
+
+use crate::client::Peer;
+use crate::error::{Error, Result};
+use crate::files::{RangedWrite, SplicePipe, Upload};
+use crate::sys::{Events, PollEntry, poll};
+
+/// Bytes that are received at a time.
+const READ_BYTES: usize = 256 * 1024;
+
+/// Uploads from this size on are spliced, which costs a pipe; smaller ones are read and written.
+const SPLICE_FROM_BYTES: u64 = 256 * 1024;
+
+/// Size of a read before splicing: bytes that arrived in one packet with the head cannot be spliced.
+const FIRST_BYTES: usize = 64 * 1024;
+
+/// How long a named pipe may take no data before the upload is given up.
+const PIPE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Where the bytes of an upload come from.
+pub trait UploadSource {
+    /// Why the bytes break off. Errors of the destination are turned into one, too.
+    type Error: From<Error>;
+    /// Bytes still to come, if the client announced them.
+    fn remaining(&self) -> Option<u64>;
+    /// Reads at least one byte; 0 at the end.
+    ///
+    /// # Errors
+    /// The bytes break off.
+    fn read(&mut self, buffer: &mut [u8]) -> std::result::Result<usize, Self::Error>;
+    /// Moves at least one byte into an empty pipe without copying. `None` if the next bytes can only
+    /// be [read](Self::read), or at the end.
+    ///
+    /// # Errors
+    /// The bytes break off.
+    fn splice(&mut self, pipe: BorrowedFd<'_>) -> std::result::Result<Option<usize>, Self::Error>;
+    /// The sender, to be polled while the destination takes nothing.
+    fn client(&self) -> Box<dyn Peer>;
+}
+
+/// A part of an upload.
+enum Part<'a> {
+    /// It is in memory.
+    Read(&'a [u8]),
+    /// This many bytes of it are in a pipe.
+    Spliced(&'a mut SplicePipe, usize),
+}
+
+/// Receives a whole file and puts it in place. Returns its size.
+pub(super) fn receive_whole<S: UploadSource>(
+    source: &mut S,
+    mut upload: Upload<'_>,
+) -> std::result::Result<u64, S::Error> {
+    let mut client = source.client();
+    let is_spliced = upload.is_staged();
+    each_part(source, is_spliced, |part| match part {
+        Part::Spliced(pipe, count) => upload.splice_from(pipe, count),
+        Part::Read(mut bytes) => {
+            while !bytes.is_empty() {
+                match upload.write(bytes)? {
+                    0 => wait_for_room(&upload, &mut *client)?,
+                    count => bytes = &bytes[count..],
+                }
+            }
+            Ok(())
+        }
+    })?;
+    Ok(upload.commit()?)
+}
+
+/// Receives a range of a file. Returns the file's size.
+pub(super) fn receive_range<S: UploadSource>(
+    source: &mut S,
+    mut range: RangedWrite<'_>,
+) -> std::result::Result<u64, S::Error> {
+    each_part(source, true, |part| match part {
+        Part::Spliced(pipe, count) => range.splice_from(pipe, count),
+        Part::Read(bytes) => range.write(bytes),
+    })?;
+    Ok(range.commit()?)
+}
+
+fn each_part<S: UploadSource>(
+    source: &mut S,
+    is_spliced: bool,
+    mut take: impl FnMut(Part<'_>) -> Result<()>,
+) -> std::result::Result<(), S::Error> {
+    let mut pipe = source
+        .remaining()
+        .filter(|expected| is_spliced && *expected >= SPLICE_FROM_BYTES)
+        .and_then(|_| SplicePipe::new());
+    let mut buffer = Vec::new();
+    loop {
+        if let Some(pipe) = &mut pipe
+            && let Some(count) = source.splice(pipe.write_end())?
+        {
+            take(Part::Spliced(pipe, count))?;
+            continue;
+        }
+        if buffer.is_empty() {
+            let expected = source
+                .remaining()
+                .and_then(|left| usize::try_from(left).ok());
+            let most = if pipe.is_some() {
+                FIRST_BYTES
+            } else {
+                READ_BYTES
+            };
+            buffer = vec![0; expected.unwrap_or(most).clamp(1, most)];
+        }
+        match source.read(&mut buffer)? {
+            0 => return Ok(()),
+            count => take(Part::Read(&buffer[..count]))?,
+        }
+    }
+}
+
+/// Waits until a named pipe takes more, as long as the client is there.
+fn wait_for_room(upload: &Upload<'_>, client: &mut dyn Peer) -> Result<()> {
+    let mut entries = [
+        PollEntry::new(upload.descriptor(), Events::WRITABLE),
+        PollEntry::new(client.descriptor(), client.interest()),
+    ];
+    let is_ready = poll(&mut entries, Some(PIPE_TIMEOUT));
+    let found = entries[1].events();
+    if is_ready && client.ready(found).is_ok() {
+        return Ok(());
+    }
+    Err(upload.unread())
+}

@@ -1,0 +1,115 @@
+//! JSON answers end with a newline, the end of a wait is an exit event, and what the HTTP parser
+//! refuses is counted.
+
+use serde_json::json;
+
+use crate::fixture::{PATIENCE, Server, TempDir, wait_until};
+
+#[test]
+fn json_answers_end_with_a_newline() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    let path = dir.path().display();
+    let process = server.spawn(&json!({"cmd": "true"}));
+    let one = format!("/v1/processes/{}", process["id"].as_str().unwrap());
+    for (method, target, body) in [
+        ("GET", "/health", ""),
+        ("GET", "/openapi.json", ""),
+        ("GET", "/v1/processes", ""),
+        ("GET", &one, ""),
+        ("GET", &format!("{one}/wait"), ""),
+        ("GET", &format!("{one}/logs"), ""),
+        ("POST", "/v1/exec", r#"{"cmd":"echo hi"}"#),
+        ("POST", "/v1/processes", r#"{"cmd":"true"}"#),
+        ("GET", &format!("/v1/files/list?path={path}"), ""),
+        ("GET", &format!("/v1/files/stat?path={path}"), ""),
+        ("GET", "/v1/ports", ""),
+        (
+            "GET",
+            &format!("/v1/ports/{}/wait?timeout=0", server.address.port()),
+            "",
+        ),
+        ("GET", "/v1/nope", ""),
+        ("GET", "/v1/exec", ""),
+    ] {
+        let reply = server.request(method, target, body.as_bytes());
+        let text = reply.text();
+        assert!(
+            text.ends_with('\n') && !text.ends_with("\n\n"),
+            "{target}: {text:?}"
+        );
+        let kind = reply.header("content-type").unwrap();
+        if kind == "application/json" {
+            reply.json();
+            assert_eq!(
+                text.lines().count() == 1,
+                target != "/openapi.json",
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_wait_ends_with_an_exit_event_that_is_also_the_process() {
+    let server = Server::builder().env("SBX_PING_SECS", 1).start();
+    let process = server.spawn(&json!({"cmd": "sleep 1.5; exit 3", "tag": "mine"}));
+    let wait = format!("/v1/processes/{}/wait", process["id"].as_str().unwrap());
+    let running = server.get(&format!("{wait}?timeout=0")).json();
+    assert_eq!(running["event"], "running");
+    assert_eq!(running["running"], true);
+    assert!(running["timed_out"].is_null() && running["duration_ms"].is_null());
+    let reply = server.get(&wait);
+    assert!(reply.body.starts_with(b" "), "a ping came before the end");
+    let ended = reply.json();
+    for (field, value) in [
+        ("event", json!("exit")),
+        ("id", process["id"].clone()),
+        ("pid", process["pid"].clone()),
+        ("tag", json!("mine")),
+        ("running", json!(false)),
+        ("exit_code", json!(3)),
+        ("signal", json!(null)),
+        ("reason", json!("exited")),
+        ("timed_out", json!(false)),
+    ] {
+        assert_eq!(ended[field], value, "{field}");
+    }
+    assert!(ended["duration_ms"].as_u64().unwrap() >= 1500, "{ended}");
+    assert!(ended["stdout_bytes"].is_u64());
+}
+
+#[test]
+fn a_wait_tells_a_timeout_of_the_command() {
+    let server = Server::start();
+    for family in ["processes", "procs"] {
+        let process = server.spawn(&json!({"cmd": "sleep 1000", "timeout": 0.2}));
+        let wait = format!("/v1/{family}/{}/wait", process["id"].as_str().unwrap());
+        let ended = server.request("POST", &wait, b"").json();
+        assert_eq!(ended["event"], "exit");
+        assert_eq!(ended["timed_out"], true);
+        assert_eq!(ended["reason"], "timeout");
+    }
+}
+
+#[test]
+fn requests_that_the_parser_refuses_are_counted() {
+    let server = Server::start();
+    let long = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(17_000));
+    for (request, status) in [
+        ("nonsense\r\n\r\n", 400),
+        (long.as_str(), 414),
+        (
+            "PUT / HTTP/1.1\r\nContent-Length: 1\r\nExpect: x\r\n\r\n",
+            417,
+        ),
+    ] {
+        let mut connection = server.connect();
+        connection.send(request.as_bytes());
+        assert_eq!(connection.read_reply().status, status);
+        let line = format!("sbx_requests_total{{route=\"none\",status=\"{status}\"}} 1");
+        wait_until(&line, PATIENCE, || {
+            server.get("/v1/metrics").text().contains(&line)
+        });
+    }
+}
