@@ -183,7 +183,7 @@ fn a_server_is_started_waited_for_and_used() {
     }));
     let reply = server.get(&format!("/v1/ports/{port}/wait?timeout=20"));
     assert_eq!(reply.json()["listening"], true);
-    let entry = listed(&server, port).unwrap();
+    let entry = listed(&server, SocketAddr::from(([127, 0, 0, 1], port))).unwrap();
     assert!(
         entry["command"]
             .as_str()
