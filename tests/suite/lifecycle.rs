@@ -670,11 +670,12 @@ fn a_command_that_was_kept_without_its_client_is_work() {
 
 #[test]
 fn a_stream_that_its_client_does_not_read_is_work() {
-    let mut server = idle_after(1).start();
     let text = numbered_text(16 << 20);
     let directory = TempDir::new();
     std::fs::write(directory.path().join("text"), &text).unwrap();
     let mut gate = Gate::new();
+    // Last: its second runs from the start.
+    let mut server = idle_after(1).start();
     let script = format!("cat {}; : < {}", directory.join("text"), gate.path());
     let process = server.spawn(&json!({"cmd": script, "stdin": ""}));
     let path = format!("/v1/processes/{}", process["id"].as_str().unwrap());
@@ -713,10 +714,11 @@ fn an_upload_is_work_from_its_start_to_its_end() {
 
 #[test]
 fn a_download_is_work_from_its_start_to_its_end() {
-    let mut server = idle_after(1).start();
     let directory = TempDir::new();
     let text = numbered_text(32 << 20);
     std::fs::write(directory.path().join("large"), &text).unwrap();
+    // Last: its second runs from the start.
+    let mut server = idle_after(1).start();
     let mut connection = server.connect();
     connection.send_request(
         "GET",
