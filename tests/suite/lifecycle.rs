@@ -22,8 +22,9 @@ use crate::fixture::{
 };
 use crate::skip;
 
-/// What every process gets after the TERM, and a second for the rest of the work.
-const LAST_WORD: Duration = Duration::from_secs(6);
+/// What every process gets after the TERM, and four seconds for the rest of the work on a busy machine: a
+/// grace that began anew would take twice five.
+const LAST_WORD: Duration = Duration::from_secs(9);
 
 // ------------------------------------------------------------------------------------- helpers
 

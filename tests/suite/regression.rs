@@ -210,7 +210,7 @@ fn a_signal_while_clients_start_commands_leaves_no_process_behind() {
             }
             mark.wait_for(20);
             let taken = end_with_term(&mut server, pid);
-            assert!(taken < Duration::from_secs(6), "round {round}: {taken:?}");
+            assert!(taken < Duration::from_secs(9), "round {round}: {taken:?}");
         });
         // A killed process may still be on its way out; one that is stopped or runs never goes.
         mark.wait_gone(Duration::from_secs(2));
@@ -272,7 +272,7 @@ fn orphans_are_asked_to_end_even_if_a_process_uses_up_the_time() {
         taken > Duration::from_secs(4),
         "it had its time, so the orphan could have been late: {taken:?}"
     );
-    assert!(taken < Duration::from_millis(6500), "{taken:?}");
+    assert!(taken < Duration::from_secs(9), "{taken:?}");
     assert_eq!(
         std::fs::read_to_string(&saved).unwrap_or_default(),
         "saved\n"

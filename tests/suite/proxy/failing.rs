@@ -18,7 +18,7 @@ fn where_nothing_listens_the_answer_says_what_was_tried() {
         let target = format!("/v1/proxy/{port}/");
         let reply = connection.request("POST", &target, &[], body);
         assert_eq!((reply.status, &*reply.code()), (502, "unreachable"));
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < Duration::from_secs(4));
         let text = reply.json()["error"].as_str().unwrap().to_owned();
         for part in [
             format!("port {port}"),

@@ -78,7 +78,7 @@ fn waiting_ends_when_something_listens() {
     let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let begun = Instant::now();
     let chunk = waiting.read_chunk().unwrap();
-    assert!(begun.elapsed() < Duration::from_secs(1));
+    assert!(begun.elapsed() < Duration::from_secs(4));
     let document: Value = serde_json::from_slice(&chunk).unwrap();
     assert_eq!(document["listening"], true);
     // Looking did not disturb it.

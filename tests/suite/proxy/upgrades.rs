@@ -178,13 +178,13 @@ fn a_side_that_is_gone_ends_the_other() {
             drop(connection);
         }
         ended.recv_timeout(PATIENCE).unwrap();
-        assert!(begun.elapsed() < Duration::from_secs(1));
+        assert!(begun.elapsed() < Duration::from_secs(4));
     }
     let backend = upgrading(drop);
     let mut connection = upgraded(&server, &backend);
     let begun = Instant::now();
     connection.expect_close();
-    assert!(begun.elapsed() < Duration::from_secs(1));
+    assert!(begun.elapsed() < Duration::from_secs(4));
 }
 
 /// A client that is gone is noticed even while the server takes nothing of what it has sent.
