@@ -1,4 +1,5 @@
-//! TCP ports of the machine. Which of them have a server is read from `/proc/net`, where it exists.
+//! TCP ports of the machine. The kernel tells whether one of them has a server; all that have one are listed in
+//! `/proc/net`, where it exists.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
@@ -11,7 +12,7 @@ use nix::errno::Errno;
 use super::port::{Listener, Owner, Port, is_exhaustion, unreachable};
 use crate::error::{Error, Kind, Result};
 use crate::proc;
-use crate::sys::Pid;
+use crate::sys::{self, Pid};
 
 pub(super) const ACCEPTED: &str = "a TCP port from 1 to 65535, in digits";
 
@@ -20,6 +21,12 @@ const MAX_COMMAND_BYTES: u64 = 1024;
 
 /// `TCP_LISTEN`, as /proc/net/tcp writes it.
 const LISTEN: &str = "0A";
+
+/// Where servers are reached, in the order of attempts.
+const LOOPBACK: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
 
 /// Parses a port number, which has exactly one spelling.
 pub(super) fn parse(text: &[u8]) -> Option<u16> {
@@ -32,10 +39,7 @@ pub(super) fn parse(text: &[u8]) -> Option<u16> {
 /// Connects by IPv4, then by IPv6.
 pub(super) fn connect(port: u16, limit: Duration) -> Result<OwnedFd> {
     let mut tried = Vec::new();
-    for address in [
-        IpAddr::from(Ipv4Addr::LOCALHOST),
-        Ipv6Addr::LOCALHOST.into(),
-    ] {
+    for address in LOOPBACK {
         let address = SocketAddr::new(address, port);
         let connected = TcpStream::connect_timeout(&address, limit).and_then(|socket| {
             // Without a server the kernel may choose the same port for the client's end. The connection
@@ -70,21 +74,29 @@ fn cause(error: &std::io::Error) -> String {
     }
 }
 
-/// Whether a server listens on the port of the loopback interface. Reads `/proc/net`, which the server
-/// does not notice, and connects only where that is missing.
+/// Whether a server listens on the port of the loopback interface. Asks the kernel, which the server does not
+/// notice, and connects only where the kernel does not tell.
 pub(super) fn is_listening(port: u16) -> bool {
-    let mut found = false;
-    let looked_up = for_each_listening(&mut |socket| {
-        let reachable = match socket.address {
-            IpAddr::V4(address) => address.is_unspecified() || address == Ipv4Addr::LOCALHOST,
-            IpAddr::V6(address) => address.is_unspecified() || address == Ipv6Addr::LOCALHOST,
-        };
-        found |= socket.port == port && reachable;
-    });
-    match looked_up {
-        Ok(()) => found,
-        Err(_) => connect(port, Duration::from_millis(100)).is_ok(),
+    let mut found = Ok(false);
+    for address in LOOPBACK {
+        found = sys::is_tcp_listening(SocketAddr::new(address, port));
+        if found != Ok(false) {
+            break;
+        }
     }
+    found
+        .or_else(|_| is_in_table(port))
+        .unwrap_or_else(|_| connect(port, Duration::from_millis(100)).is_ok())
+}
+
+/// Whether `/proc/net` has a server that listens on the port of the loopback interface.
+fn is_in_table(port: u16) -> std::io::Result<bool> {
+    let mut found = false;
+    for_each_listening(&mut |socket| {
+        let is_reachable = socket.address.is_unspecified() || LOOPBACK.contains(&socket.address);
+        found |= socket.port == port && is_reachable;
+    })?;
+    Ok(found)
 }
 
 /// All listening sockets with their processes.
@@ -294,6 +306,10 @@ mod tests {
             };
             let port = listener.local_addr().unwrap().port();
             assert!(is_listening(port));
+            // The table may skip a socket while others in it go away.
+            while !is_in_table(port).unwrap() {
+                std::thread::yield_now();
+            }
             assert!(connect(port, Duration::from_secs(1)).is_ok());
             let all = list().unwrap();
             let found = all

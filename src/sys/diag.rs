@@ -1,0 +1,309 @@
+//! What the kernel knows about sockets of this network namespace (`sock_diag(7)`): single TCP sockets,
+//! looked up by their addresses. A look-up costs the same however many sockets there are.
+//!
+//! Needs no privileges. A kernel without `inet_diag`, and some filters, do not answer.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket,
+};
+
+/// `SOCK_DIAG_BY_FAMILY` (`linux/sock_diag.h`).
+const BY_FAMILY: u16 = 20;
+
+/// `NLMSG_ERROR` and `NLMSG_DONE` (`linux/netlink.h`).
+const ERROR: u16 = 2;
+const DONE: u16 = 3;
+
+/// `NLM_F_REQUEST`, alone and with `NLM_F_DUMP`.
+const ONE: u16 = 1;
+const ALL: u16 = 0x301;
+
+/// States of a TCP socket (`net/tcp_states.h`).
+const SYN_RECEIVED: u8 = 3;
+const TIME_WAIT: u8 = 6;
+const CLOSED: u8 = 7;
+const LISTEN: u8 = 10;
+const NEW_SYN_RECEIVED: u8 = 12;
+
+/// The index of the loopback interface, which is the first one of every network namespace. With it a look-up
+/// finds the sockets that are bound to no interface or to this one.
+const LOOPBACK: u32 = 1;
+
+/// The user that made the socket at the other end of a connection within this machine: `local` is this
+/// end, `peer` the other one. `None` if there is no such socket here or the kernel does not tell, and
+/// for a socket that no process holds any more, because the kernel then reports uid 0.
+///
+/// A user that this process's user namespace does not map is the overflow uid.
+#[allow(dead_code, reason = "limits per user are to use it")]
+pub fn tcp_peer_uid(local: SocketAddr, peer: SocketAddr) -> Option<libc::uid_t> {
+    let socket = look_up(peer, local).ok()??;
+    let ends = [socket.local, socket.remote];
+    let is_meant = ends == [peer, local].map(|end| (end.ip().to_canonical(), end.port()));
+    let states_without_process = [SYN_RECEIVED, TIME_WAIT, CLOSED, LISTEN, NEW_SYN_RECEIVED];
+    let is_held = socket.inode != 0 && !states_without_process.contains(&socket.state);
+    (is_meant && is_held).then_some(socket.uid)
+}
+
+/// Whether a listening TCP socket would get a connection to an address of this machine.
+///
+/// # Errors
+/// `ENOENT` if the kernel has no `inet_diag` for TCP; others if it has no such sockets, or forbids them.
+pub fn is_tcp_listening(address: SocketAddr) -> Result<bool, Errno> {
+    check_support()?;
+    let unspecified = match address {
+        SocketAddr::V4(_) => IpAddr::from([0; 4]),
+        SocketAddr::V6(_) => IpAddr::from([0; 16]),
+    };
+    // The kernel prefers a connection, and no connection has this other end.
+    let found = look_up(address, SocketAddr::new(unspecified, 0))?;
+    Ok(found.is_some_and(|socket| socket.state == LISTEN))
+}
+
+/// Asks for nothing. To a look-up, a kernel that knows no TCP sockets gives the same answer as one that
+/// has no such socket.
+fn check_support() -> Result<(), Errno> {
+    static SUPPORT: OnceLock<Result<(), Errno>> = OnceLock::new();
+    *SUPPORT.get_or_init(|| match exchange(ALL, libc::AF_INET, &[0; SOCKET_BYTES])? {
+        (DONE, _) => Ok(()),
+        _ => Err(Errno::ENOENT),
+    })
+}
+
+/// What the kernel tells about a socket.
+struct Found {
+    state: u8,
+    local: (IpAddr, u16),
+    remote: (IpAddr, u16),
+    uid: libc::uid_t,
+    /// 0 if no process holds the socket.
+    inode: u32,
+}
+
+/// The size of `struct inet_diag_sockid` (`linux/inet_diag.h`).
+const SOCKET_BYTES: usize = 48;
+
+/// Finds the socket whose ends these are, else one that listens at `local`.
+fn look_up(local: SocketAddr, remote: SocketAddr) -> Result<Option<Found>, Errno> {
+    let ends = [local, remote].map(|end| end.ip().to_canonical());
+    let (family, addresses) = match ends {
+        [IpAddr::V4(local), IpAddr::V4(remote)] => {
+            let padded = |address: [u8; 4]| {
+                let [a, b, c, d] = address;
+                [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+            };
+            let addresses = [padded(local.octets()), padded(remote.octets())];
+            (libc::AF_INET, addresses)
+        }
+        [IpAddr::V6(local), IpAddr::V6(remote)] => {
+            (libc::AF_INET6, [local.octets(), remote.octets()])
+        }
+        _ => return Ok(None),
+    };
+    let interface = match local {
+        // A link-local address belongs to an interface.
+        SocketAddr::V6(address) if address.scope_id() != 0 => address.scope_id(),
+        _ => LOOPBACK,
+    };
+    // struct inet_diag_sockid: ports and addresses in network order, the interface, and a cookie of
+    // which all ones means any.
+    let mut id = [0; SOCKET_BYTES];
+    id[..2].copy_from_slice(&local.port().to_be_bytes());
+    id[2..4].copy_from_slice(&remote.port().to_be_bytes());
+    id[4..20].copy_from_slice(&addresses[0]);
+    id[20..36].copy_from_slice(&addresses[1]);
+    id[36..40].copy_from_slice(&interface.to_ne_bytes());
+    id[40..].fill(0xff);
+    match exchange(ONE, family, &id)? {
+        (BY_FAMILY, body) => Ok(parse(&body)),
+        (ERROR, body) => match word(&body, 0).map(|code| Errno::from_raw(-code.cast_signed())) {
+            // EINVAL: a kernel without IPv6.
+            Some(Errno::ENOENT | Errno::EINVAL) => Ok(None),
+            errno => Err(errno.unwrap_or(Errno::EBADMSG)),
+        },
+        _ => Err(Errno::EBADMSG),
+    }
+}
+
+/// Sends a request about TCP sockets. Returns the type and the body of the first message of the answer, which
+/// the kernel has written when send(2) returns.
+fn exchange(
+    flags: u16,
+    family: libc::c_int,
+    id: &[u8; SOCKET_BYTES],
+) -> Result<(u16, Vec<u8>), Errno> {
+    const HEADER: usize = 16;
+    let channel = socket(
+        AddressFamily::Netlink,
+        SockType::Raw,
+        SockFlag::SOCK_CLOEXEC,
+        SockProtocol::NetlinkSockDiag,
+    )?;
+    // struct nlmsghdr: length, type, flags, sequence, sender.
+    let mut request = Vec::with_capacity(72);
+    request.extend(72_u32.to_ne_bytes());
+    request.extend(BY_FAMILY.to_ne_bytes());
+    request.extend(flags.to_ne_bytes());
+    request.extend([0; 8]);
+    // struct inet_diag_req_v2: family, protocol, extensions, padding, states, socket.
+    let protocol = libc::IPPROTO_TCP;
+    request.extend([family, protocol, 0, 0].map(|byte| u8::try_from(byte).unwrap_or_default()));
+    // A dump without states is empty; a look-up ignores them.
+    request.extend([0; 4]);
+    request.extend(id);
+    send(channel.as_raw_fd(), &request, MsgFlags::empty())?;
+    let mut answer = vec![0; 4096];
+    let count = recv(channel.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
+    answer.truncate(count);
+    let (kind, body) = (half(&answer, 4), answer.get(HEADER..));
+    let (Some(kind), Some(body)) = (kind, body) else {
+        return Err(Errno::EBADMSG);
+    };
+    Ok((kind, body.to_vec()))
+}
+
+/// Parses a `struct inet_diag_msg`: family, state, timer, retransmissions, socket, expiry, two queues, uid,
+/// inode.
+fn parse(body: &[u8]) -> Option<Found> {
+    let family = libc::c_int::from(*body.first()?);
+    let end = |port: usize, address: usize| {
+        let port = u16::from_be_bytes(*body.get(port..)?.first_chunk()?);
+        let address = body.get(address..)?;
+        let address = match family {
+            libc::AF_INET => IpAddr::from(*address.first_chunk::<4>()?),
+            _ => Ipv6Addr::from(*address.first_chunk::<16>()?).to_canonical(),
+        };
+        Some((address, port))
+    };
+    Some(Found {
+        state: *body.get(1)?,
+        local: end(4, 8)?,
+        remote: end(6, 24)?,
+        uid: word(body, 64)?,
+        inode: word(body, 68)?,
+    })
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    /// The listening addresses of the tests, each with one that leads to it.
+    const ADDRESSES: [(&str, &str); 5] = [
+        ("127.0.0.1:0", "127.0.0.1"),
+        ("0.0.0.0:0", "127.0.0.1"),
+        ("[::1]:0", "::1"),
+        ("[::]:0", "::1"),
+        ("[::]:0", "127.0.0.1"),
+    ];
+
+    /// Listens, and gives the address to connect to; `None` without IPv6.
+    fn listen((at, reached_by): (&str, &str)) -> Option<(TcpListener, SocketAddr)> {
+        let Ok(listener) = TcpListener::bind(at) else {
+            assert!(at.starts_with('['), "{at}");
+            return None;
+        };
+        let port = listener.local_addr().unwrap().port();
+        Some((listener, SocketAddr::new(reached_by.parse().unwrap(), port)))
+    }
+
+    fn is_supported() -> bool {
+        let supported = check_support();
+        if let Err(errno) = supported {
+            eprintln!("SKIPPED: the kernel has no sock_diag for TCP: {errno}");
+        }
+        supported.is_ok()
+    }
+
+    #[test]
+    fn a_listener_is_found_by_every_address_that_leads_to_it() {
+        if !is_supported() {
+            return;
+        }
+        for addresses in ADDRESSES {
+            let Some((listener, address)) = listen(addresses) else {
+                continue;
+            };
+            assert_eq!(is_tcp_listening(address), Ok(true), "{addresses:?}");
+            let client = TcpStream::connect(address).unwrap();
+            let end = client.local_addr().unwrap();
+            assert_eq!(is_tcp_listening(end), Ok(false), "a connection");
+            drop(listener);
+            // A child of another test may hold it until its execve.
+            while is_tcp_listening(address) == Ok(true) {
+                std::thread::yield_now();
+            }
+        }
+        let elsewhere = TcpListener::bind("127.0.0.2:0").unwrap();
+        let port = elsewhere.local_addr().unwrap().port();
+        let here = SocketAddr::from(([127, 0, 0, 1], port));
+        assert_eq!(is_tcp_listening(here), Ok(false));
+    }
+
+    #[test]
+    fn the_user_at_the_other_end_is_known_while_the_socket_is_held() {
+        if !is_supported() {
+            return;
+        }
+        for addresses in ADDRESSES {
+            let Some((listener, address)) = listen(addresses) else {
+                continue;
+            };
+            let client = TcpStream::connect(address).unwrap();
+            let (socket, peer) = listener.accept().unwrap();
+            let local = socket.local_addr().unwrap();
+            let uid = nix::unistd::geteuid().as_raw();
+            assert_eq!(tcp_peer_uid(local, peer), Some(uid), "{addresses:?}");
+            // The kernel would answer with the listener.
+            let mut other = peer;
+            other.set_port(1);
+            assert_eq!(tcp_peer_uid(other, local), None);
+            drop(client);
+            while tcp_peer_uid(local, peer).is_some() {
+                std::thread::yield_now();
+            }
+            drop(socket);
+            assert_eq!(tcp_peer_uid(local, peer), None);
+        }
+    }
+
+    #[test]
+    fn a_socket_that_is_not_accepted_yet_has_no_user() {
+        if !is_supported() {
+            return;
+        }
+        let (_listener, address) = listen(ADDRESSES[0]).unwrap();
+        let client = TcpStream::connect(address).unwrap();
+        let end = client.local_addr().unwrap();
+        assert_eq!(tcp_peer_uid(end, address), None);
+        let nowhere = SocketAddr::from(([192, 0, 2, 1], 80));
+        assert_eq!(tcp_peer_uid(address, nowhere), None);
+    }
+
+    #[test]
+    fn a_socket_bound_to_the_loopback_interface_is_found() {
+        use nix::sys::socket::{setsockopt, sockopt::BindToDevice};
+        let Some((listener, address)) = is_supported().then(|| listen(ADDRESSES[0])).flatten()
+        else {
+            return;
+        };
+        let interface = std::ffi::OsString::from("lo");
+        if setsockopt(&listener, BindToDevice, &interface).is_ok() {
+            assert_eq!(is_tcp_listening(address), Ok(true));
+        }
+    }
+}
