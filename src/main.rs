@@ -48,7 +48,8 @@ use api::Api;
 use auth::Authenticator;
 use config::{Config, ConfigError, Variables};
 use error::Error;
-use http::server::{self, Connections, Limits, Server};
+use http::listen::listen;
+use http::server::{Connections, Limits, Server};
 use machine::Machine;
 use sys::{Events, PollEntry, poll};
 
@@ -166,7 +167,7 @@ fn serve(as_init: bool) -> Result<(), Failure> {
 
     let cannot_listen =
         |error: io::Error| Error::io(format_args!("cannot listen on {}", config.listen), &error);
-    let listener = server::listen(config.listen).map_err(cannot_listen)?;
+    let listener = listen(config.listen).map_err(cannot_listen)?;
     let address = listener.local_addr().map_err(cannot_listen)?;
     let limits = Limits {
         all: config.max_connections,

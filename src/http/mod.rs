@@ -4,13 +4,14 @@
 //! only those before it: [`parse`] and [`chunked`] are pure functions of bytes; [`reader`] receives,
 //! [`body`] finds the end of a body, and [`stream`] sends without blocking; [`request`] and
 //! [`response`] are what a handler sees; [`connection`] owns the socket and alone frames responses, so
-//! no handler can break the framing; [`server`] accepts.
+//! no handler can break the framing; [`listen`] makes the listening socket, and [`server`] accepts.
 
 pub mod body;
 pub mod chunked;
 pub mod connection;
 #[cfg(test)]
 mod fuzz;
+pub mod listen;
 pub mod parse;
 pub mod reader;
 pub mod request;

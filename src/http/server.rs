@@ -6,17 +6,12 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
-
-use nix::sys::socket::{
-    self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket,
-    sockopt,
-};
 
 use super::connection::{self, Handler};
 use crate::logging;
@@ -44,30 +39,6 @@ pub struct Limits {
     /// can delete the sandbox that uses them all must be heard. The spare thread serves one request
     /// of a connection, and no connection from this machine.
     pub keeps_thread: bool,
-}
-
-/// Listens on an address.
-///
-/// # Errors
-/// The error of socket(2), bind(2) or listen(2).
-pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::Inet,
-        SocketAddr::V6(_) => AddressFamily::Inet6,
-    };
-    let flags = SockFlag::SOCK_CLOEXEC;
-    let listener = socket(family, SockType::Stream, flags, None)?;
-    setsockopt(&listener, sockopt::ReuseAddr, &true)?;
-    // Accepted sockets inherit these options. Keep-alive probes find a quiet client that vanished
-    // within two minutes.
-    setsockopt(&listener, sockopt::TcpNoDelay, &true)?;
-    setsockopt(&listener, sockopt::KeepAlive, &true)?;
-    setsockopt(&listener, sockopt::TcpKeepIdle, &60)?;
-    setsockopt(&listener, sockopt::TcpKeepInterval, &15)?;
-    setsockopt(&listener, sockopt::TcpKeepCount, &4)?;
-    bind(listener.as_raw_fd(), &SockaddrStorage::from(address))?;
-    socket::listen(&listener, Backlog::MAXALLOWABLE)?;
-    Ok(listener.into())
 }
 
 /// The number of open connections.
