@@ -48,7 +48,7 @@ use api::Api;
 use auth::Authenticator;
 use config::{Config, ConfigError, Variables};
 use error::Error;
-use http::listen::listen;
+use http::listen::{self, HeldPort};
 use http::server::{Connections, Limits, Server};
 use machine::Machine;
 use sys::{Events, PollEntry, poll};
@@ -158,6 +158,10 @@ fn serve(as_init: bool) -> Result<(), Failure> {
     let is_split = as_init || config.host.is_some();
     let init = is_split.then(init::split).transpose()?;
     let signals = watch_for_end()?;
+    // Before the first sandbox, which could get the port at another address.
+    let is_host = config.host.is_some();
+    let held_port = is_host.then(|| hold_port(config.listen.port()));
+    let held_port = held_port.transpose()?;
     let machine = Machine::new(&config, environment)?;
     if let Some(init) = init {
         init.keep()?;
@@ -167,7 +171,11 @@ fn serve(as_init: bool) -> Result<(), Failure> {
 
     let cannot_listen =
         |error: io::Error| Error::io(format_args!("cannot listen on {}", config.listen), &error);
-    let listener = listen(config.listen).map_err(cannot_listen)?;
+    let listener = match &held_port {
+        Some(port) => port.listen(config.listen),
+        None => listen::listen(config.listen),
+    }
+    .map_err(cannot_listen)?;
     let address = listener.local_addr().map_err(cannot_listen)?;
     let limits = Limits {
         all: config.max_connections,
@@ -230,6 +238,16 @@ fn prepare_for_sandboxes() -> Result<(), Error> {
     // Files that sandboxes make get the usual modes, whatever umask the server inherited.
     nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(0o022));
     Ok(())
+}
+
+/// Takes the port of the server on every address, so that no sandbox receives what clients send to it.
+fn hold_port(port: u16) -> Result<HeldPort, Error> {
+    let act = format_args!("cannot hold sandboxes: cannot take port {port} on every address");
+    let held = HeldPort::take(port).map_err(|error| Error::io(act, &error))?;
+    if port != 0 {
+        listen::reserve(port);
+    }
+    Ok(held)
 }
 
 /// Blocks the signals that end the server and returns a descriptor that receives them. This must

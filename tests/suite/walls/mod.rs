@@ -11,6 +11,7 @@ mod exhaustion;
 mod files;
 mod kernel;
 mod port;
+mod port_held;
 mod privileges;
 mod probe;
 mod processes;

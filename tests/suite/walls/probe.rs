@@ -307,6 +307,9 @@ fn perform(words: &[&str]) -> io::Result<String> {
         }
         ["tcp-bind", address] => done(TcpListener::bind(address)),
         ["tcp-connect", address] => done(TcpStream::connect(address)),
+        ["listen-without-bind", family, ref options @ ..] => listen_without_bind(family, options),
+        ["take-ports", family] => done(listen_without_bind(family, &[])),
+        ["connect-and-listen", address] => connect_and_listen(address.parse().unwrap()),
         ["udp-bind", address] => done(UdpSocket::bind(address)),
         ["udp-echo"] => {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
@@ -540,6 +543,84 @@ fn fork_storm(in_sessions: bool) -> io::Result<String> {
             }
         }
     }
+}
+
+/// Sockets that listen at any port, until there is none left; they stay. Tells the ports and why there are no more.
+fn listen_without_bind(family: &str, options: &[&str]) -> io::Result<String> {
+    let (family, only_v6) = match family {
+        "v4" => (libc::AF_INET, None),
+        "v6" => (libc::AF_INET6, Some(1)),
+        "both" => (libc::AF_INET6, Some(0)),
+        _ => panic!("no family: {family}"),
+    };
+    let set = |socket: i32, level, option, value: i32| {
+        let length = u32::try_from(size_of::<i32>()).unwrap();
+        // SAFETY: an integer that outlives the call.
+        status(unsafe {
+            libc::setsockopt(socket, level, option, (&raw const value).cast(), length).into()
+        })
+    };
+    let mut ports = Vec::new();
+    loop {
+        // SAFETY: plain integers.
+        let socket = unsafe { libc::socket(family, libc::SOCK_STREAM, 0) };
+        status(socket.into())?;
+        if let Some(value) = only_v6 {
+            set(socket, libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, value)?;
+        }
+        for option in options {
+            let (level, option) = match *option {
+                "reuse-address" => (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+                "reuse-port" => (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+                "repair" => (libc::IPPROTO_TCP, libc::TCP_REPAIR),
+                "port-range" => (libc::IPPROTO_IP, 51),
+                _ => panic!("no option: {option}"),
+            };
+            set(socket, level, option, 1)?;
+        }
+        // SAFETY: plain integers.
+        if unsafe { libc::listen(socket, 1) } != 0 {
+            let error = io::Error::last_os_error();
+            return Ok(told(ports, &error));
+        }
+        ports.push(port_of(socket));
+    }
+}
+
+/// Gets ports by connecting, and listens on the same sockets when they are connected no more; as above.
+fn connect_and_listen(address: SocketAddr) -> io::Result<String> {
+    let mut ports = Vec::new();
+    loop {
+        let stream = match TcpStream::connect(address) {
+            Ok(stream) => stream,
+            Err(error) => return Ok(told(ports, &error)),
+        };
+        ports.push(stream.local_addr()?.port());
+        let socket = stream.into_raw_fd();
+        // SAFETY: zeroes are an address without a family, which dissolves a connection (connect(2)).
+        unsafe {
+            let nobody: libc::sockaddr = std::mem::zeroed();
+            let length = u32::try_from(size_of::<libc::sockaddr>()).unwrap();
+            status(libc::connect(socket, &raw const nobody, length).into())?;
+            status(libc::listen(socket, 1).into())?;
+        }
+        ports.push(port_of(socket));
+    }
+}
+
+fn told(mut ports: Vec<u16>, error: &io::Error) -> String {
+    ports.sort_unstable();
+    ports.dedup();
+    let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
+    format!("{} {}", ports.join(" "), name_of(error))
+}
+
+/// The port that a socket is bound to.
+fn port_of(socket: i32) -> u16 {
+    // SAFETY: the descriptor is open, and stays so.
+    let socket = unsafe { std::os::fd::BorrowedFd::borrow_raw(socket) };
+    let listener = TcpListener::from(socket.try_clone_to_owned().unwrap());
+    listener.local_addr().unwrap().port()
 }
 
 /// For a while stops every other process of its own user, and looks into those that stand still: how
