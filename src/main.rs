@@ -32,17 +32,19 @@ mod sys;
 mod workspace;
 
 use std::ffi::OsString;
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
+use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
 
 use api::Api;
 use auth::Authenticator;
@@ -316,10 +318,35 @@ fn check_health() -> Result<(), Failure> {
 }
 
 fn request_health(address: SocketAddr) -> io::Result<Vec<u8>> {
-    let mut socket = TcpStream::connect_timeout(&address, HEALTH_TIMEOUT)?;
+    let mut socket = match TcpStream::connect_timeout(&address, HEALTH_TIMEOUT) {
+        // Sandboxes can use up the ports that the kernel chooses from.
+        Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+            connect_from_privileged_port(address)?
+        }
+        other => other?,
+    };
     socket.set_read_timeout(Some(HEALTH_TIMEOUT))?;
     socket.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut answer = Vec::new();
     socket.read_to_end(&mut answer)?;
     Ok(answer)
+}
+
+/// Connects from one of the ports that the kernel gives only to root, and only by number.
+fn connect_from_privileged_port(address: SocketAddr) -> io::Result<TcpStream> {
+    for port in (512..1024).rev() {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let socket = socket(AddressFamily::Inet, SockType::Stream, flags, None)?;
+        let from = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+        match bind(socket.as_raw_fd(), &SockaddrStorage::from(from)) {
+            Err(Errno::EADDRINUSE) => continue,
+            bound => bound?,
+        }
+        // It also limits connect (socket(7)).
+        let socket = TcpStream::from(socket);
+        socket.set_write_timeout(Some(HEALTH_TIMEOUT))?;
+        connect(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
+        return Ok(socket);
+    }
+    Err(ErrorKind::AddrNotAvailable.into())
 }

@@ -6,11 +6,12 @@
 
 use std::fs;
 use std::io::ErrorKind;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 
 use super::probe::Probe;
 use crate::fixture::{
-    Builder, Connection, Network, PATIENCE, Server, connect_from_chosen_port, is_root,
+    BINARY, Builder, Connection, Network, PATIENCE, Server, connect_from_chosen_port, is_root,
 };
 use crate::skip;
 
@@ -154,4 +155,26 @@ fn the_port_is_taken_out_of_those_that_the_kernel_chooses_from() {
         drop(network.start(host("127.0.0.1", PORT)));
         assert_eq!(reserved(), format!("100,200-205,{PORT}\n"));
     }
+}
+
+/// `sbx-server health` is what decides whether the machine lives on.
+#[test]
+fn a_sandbox_that_takes_all_ports_keeps_nobody_from_asking_the_server() {
+    let network = network!();
+    let server = network.start(host("0.0.0.0", PORT));
+    let sandbox = server.sandbox();
+    Probe::new(&sandbox).hold(&[&["take-ports", "both"]]);
+    let address = server.address;
+    let error = network
+        .run(|| TcpStream::connect(("127.0.0.1", PORT)))
+        .unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AddrNotAvailable, "{address}");
+    let words = network.words();
+    let health = Command::new(&words[0])
+        .args([&words[1], BINARY, "health"])
+        .env("SBX_PORT", PORT.to_string())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&health.stderr);
+    assert!(health.status.success(), "{text}");
 }
