@@ -15,8 +15,8 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use crate::error::{Error, Result};
-use crate::proc;
 use crate::sys::{self, Ending, Events, Pid, PollEntry, poll};
+use crate::{priority, proc};
 
 /// The time from SIGTERM to SIGKILL for orphans.
 const GRACE: Duration = Duration::from_secs(5);
@@ -38,6 +38,8 @@ pub fn split() -> Result<Init> {
         let own = SigSet::from(Signal::SIGCHLD);
         own.thread_unblock().map_err(failed)?;
         init.keep()?;
+        // Its own session has its own autogroup. A terminal's signals reach init, which forwards them.
+        nix::unistd::setsid().map_err(failed)?;
         return Ok(init);
     };
     let signal_fd = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK);
@@ -67,6 +69,7 @@ impl Init {
 
 /// Reaps until the server has ended, then ends the orphans. Returns the exit status.
 fn supervise(server: Pid, signal_fd: &SignalFd) -> c_int {
+    priority::raise();
     let mut signaled_at = None;
     let mut terminated = HashSet::new();
     let ending = loop {

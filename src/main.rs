@@ -24,6 +24,7 @@ mod logging;
 mod machine;
 mod memory;
 mod ports;
+mod priority;
 mod proc;
 mod process;
 mod relay;
@@ -159,6 +160,7 @@ fn serve(as_init: bool) -> Result<(), Failure> {
     // Init reaps the orphans of a sandbox: until then its user cannot be given to another one.
     let is_split = as_init || config.host.is_some();
     let init = is_split.then(init::split).transpose()?;
+    priority::raise();
     let signals = watch_for_end()?;
     // Before the first sandbox, which could get the port at another address.
     let is_host = config.host.is_some();

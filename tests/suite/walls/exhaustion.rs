@@ -10,7 +10,7 @@ use super::probe::Probe;
 use super::race_length;
 use crate::fixture::{
     Outcome, PATIENCE, Sandbox, Server, TempDir, best_of, descriptors_of, events_of, is_root,
-    status_of, wait_until,
+    may_lower_nice, status_of, wait_until,
 };
 use crate::skip;
 
@@ -105,6 +105,31 @@ fn processes_that_become_as_many_as_they_can() {
             assert!(sandbox.processes().len() <= most + 1);
         });
     }
+}
+
+/// The kernel divides the processor between sessions (autogroups) first.
+#[test]
+fn a_timeout_beside_a_sandbox_that_asks_for_the_processor_in_many_sessions() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    if !may_lower_nice() {
+        skip!("needs CAP_SYS_NICE");
+    }
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = Server::host().start();
+    let neighbour = server.sandbox();
+    let sandbox = server.sandbox_with(&json!({ "max_procs": 512 }));
+    let probe = Probe::new(&sandbox);
+    sandbox.spawn(&probe.command(&[&["fork-storm", "in-sessions"]]));
+    wait_until("the storm blows", PATIENCE, || {
+        sandbox.processes().len() > 300
+    });
+    let outcome = neighbour.exec(&json!({ "cmd": ["sleep", "1000"], "timeout": 0.5 }));
+    let took = outcome.exit["duration_ms"].as_u64().unwrap();
+    assert_eq!(outcome.exit["reason"], "timeout");
+    assert!(took < 3000, "a timeout of 0.5 s ended after {took} ms");
+    sandbox.delete();
 }
 
 #[test]

@@ -8,7 +8,7 @@ use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use serde_json::json;
 
 use super::probe::Probe;
-use crate::fixture::{Server, is_root};
+use crate::fixture::{Server, is_root, may_lower_nice};
 use crate::skip;
 
 /// What the kernel says about a process that only reads it.
@@ -20,6 +20,28 @@ fn status(text: &str) -> BTreeMap<String, String> {
             (name.to_owned(), words.join(" "))
         })
         .collect()
+}
+
+/// Sessions share the processor before processes do (sched(7)).
+#[test]
+fn the_servers_session_comes_before_those_of_commands() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let has_autogroups =
+        fs::read_to_string("/proc/sys/kernel/sched_autogroup_enabled").is_ok_and(|on| on == "1\n");
+    if !has_autogroups || !may_lower_nice() {
+        skip!("needs CAP_SYS_NICE and a kernel with autogroups");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let pid = server.inner_pid();
+    let autogroup = fs::read_to_string(format!("/proc/{pid}/autogroup")).unwrap();
+    assert!(autogroup.ends_with(" nice -20\n"), "{autogroup}");
+    let session = fs::read_to_string("/proc/self/autogroup").unwrap();
+    assert!(!session.ends_with(" nice -20\n"), "not that of the tests");
+    let inside = sandbox.sh("cat /proc/self/autogroup; echo -20 > /proc/self/autogroup || true");
+    assert!(inside.ends_with(" nice 0\n"), "{inside}");
 }
 
 #[test]
