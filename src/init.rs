@@ -2,7 +2,7 @@
 //!
 //! The program forks before it has a second thread. The parent stays PID 1 (or becomes the subreaper,
 //! with `--init`) and only reaps; the child is the server. So orphans go to a process without other
-//! children, and the server reaps exactly what it started.
+//! children.
 
 use std::collections::HashSet;
 use std::ffi::c_int;
@@ -29,14 +29,12 @@ pub fn split() -> Result<Init> {
     let init = Init(std::process::id());
     let failed = |errno| Error::system("cannot become init", errno);
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD]);
-    // Blocked before the fork, so that none is lost. The server unblocks SIGCHLD for itself.
+    // Blocked before the fork, so that none is lost.
     signals.thread_block().map_err(failed)?;
     if std::process::id() != 1 {
         prctl::set_child_subreaper(true).map_err(failed)?;
     }
     let Some(server) = sys::fork().map_err(failed)? else {
-        let own = SigSet::from(Signal::SIGCHLD);
-        own.thread_unblock().map_err(failed)?;
         init.keep()?;
         // Its own session has its own autogroup. A terminal's signals reach init, which forwards them.
         nix::unistd::setsid().map_err(failed)?;

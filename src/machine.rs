@@ -13,7 +13,7 @@ use crate::files::{Disk, Root};
 use crate::host::Host;
 use crate::memory;
 use crate::ports::Ports;
-use crate::process::registry::Shared;
+use crate::process::{self, registry::Shared};
 use crate::sys;
 use crate::workspace::{Lease, Workspace};
 
@@ -171,6 +171,12 @@ impl Machine {
             Dedicated(workspace) => workspace.processes.count_running(),
             Many(host) => host.processes_running(),
         }
+    }
+
+    /// The number of living processes that commands left behind when they ended; `None` if they cannot be
+    /// told from others.
+    pub fn processes_left_behind(&self) -> Option<usize> {
+        process::count_left_behind()
     }
 
     /// Bytes of output in the logs.

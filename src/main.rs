@@ -161,6 +161,11 @@ fn serve(as_init: bool) -> Result<(), Failure> {
     let is_split = as_init || config.host.is_some();
     let init = is_split.then(init::split).transpose()?;
     priority::raise();
+    if init.is_none() {
+        // The orphans of commands come to the server, which finds and ends them. Without this, they are
+        // lost to it.
+        let _ = prctl::set_child_subreaper(true);
+    }
     let signals = watch_for_end()?;
     // Before the first sandbox, which could get the port at another address.
     let is_host = config.host.is_some();
@@ -256,12 +261,17 @@ fn hold_port(port: u16) -> Result<HeldPort, Error> {
 
 /// Blocks the signals that end the server and returns a descriptor that receives them. This must
 /// precede the second thread: threads inherit the mask, and commands get theirs reset.
+/// Blocks the signals that end the server and returns a descriptor that receives them. Blocks SIGCHLD
+/// too, for the supervisor. This must precede the second thread: threads inherit the mask, and commands
+/// get theirs reset.
 fn watch_for_end() -> Result<SignalFd, Error> {
     let failed = |errno| Error::system("cannot watch for signals", errno);
     let mut ending = SigSet::empty();
     ending.add(Signal::SIGTERM);
     ending.add(Signal::SIGINT);
-    ending.thread_set_mask().map_err(failed)?;
+    let mut blocked = ending;
+    blocked.add(Signal::SIGCHLD);
+    blocked.thread_set_mask().map_err(failed)?;
     SignalFd::with_flags(&ending, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)
 }
 

@@ -3,9 +3,12 @@
 //! In a container /proc may be missing or show another pid namespace, and a process may end at any
 //! time, so every result is optional.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Read;
+use std::path::Path;
+use std::str::FromStr;
+use std::sync::LazyLock;
 
 use crate::sys::{self, Pid};
 
@@ -26,6 +29,8 @@ pub struct Stat {
     pub session: Pid,
     /// Processor time used, in clock ticks.
     pub ticks: u64,
+    /// The number of threads.
+    pub threads: u64,
     /// When the process started, in clock ticks since boot. Together with the pid it is unique.
     pub start_time: u64,
     /// Resident memory in pages, shared pages included.
@@ -38,6 +43,63 @@ pub fn stat(pid: Pid, buffer: &mut Vec<u8>) -> Option<Stat> {
     let mut file = File::open(format!("/proc/{pid}/stat")).ok()?;
     file.read_to_end(buffer).ok()?;
     parse(pid, buffer)
+}
+
+/// Whether a signal or a tracer has stopped a process.
+pub fn is_stopped(pid: Pid) -> bool {
+    stat(pid, &mut Vec::new()).is_some_and(|stat| stat.stopped)
+}
+
+/// The children of a thread (`CONFIG_PROC_CHILDREN`); none if it has ended. A process that a terminating
+/// sibling precedes in the list may be missing while the list changes.
+pub fn children_of_thread(pid: Pid, thread: Pid) -> Vec<Pid> {
+    let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/children"));
+    let listed = listed.unwrap_or_default();
+    let pids = listed.split_ascii_whitespace();
+    pids.filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// The children of a process.
+pub fn children(process: &Stat) -> Vec<Pid> {
+    let pid = process.pid;
+    if process.threads <= 1 {
+        return children_of_thread(pid, pid);
+    }
+    let threads = threads(pid);
+    threads
+        .flat_map(|tid| children_of_thread(pid, tid))
+        .collect()
+}
+
+/// Whether /proc lists the children of threads, and shows this process's own pid namespace.
+pub fn lists_children() -> bool {
+    static LISTED: LazyLock<bool> = LazyLock::new(|| {
+        let own = std::process::id();
+        Path::new(&format!("/proc/self/task/{own}/children")).exists()
+    });
+    shows_this_namespace() && *LISTED
+}
+
+fn threads(pid: Pid) -> impl Iterator<Item = Pid> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok();
+    let names = entries.into_iter().flatten();
+    names.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+}
+
+/// Those that trace the process or one of its first `most` threads (ptrace(2)).
+pub fn tracers(pid: Pid, most: usize) -> HashSet<Pid> {
+    let status = |tid| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok();
+    let tracer = |tid| number_of(&status(tid)?, "TracerPid:");
+    let mut tracers: HashSet<Pid> = threads(pid).take(most).filter_map(tracer).collect();
+    tracers.remove(&0);
+    tracers
+}
+
+/// A hard limit of a process, by its name in `/proc/<pid>/limits`; `None` if it is unlimited.
+pub fn hard_limit(pid: Pid, name: &str) -> Option<u64> {
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
+    let values = limits.lines().find_map(|line| line.strip_prefix(name))?;
+    values.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
 /// The pids of all processes; none if /proc shows another pid namespace.
@@ -81,6 +143,7 @@ fn parse(pid: Pid, stat: &[u8]) -> Option<Stat> {
         group: related(2)?,
         session: related(3)?,
         ticks: number(11)? + number(12)?,
+        threads: number(17)?,
         start_time: number(19)?,
         resident_pages: number(21)?,
     })
@@ -119,7 +182,12 @@ pub fn use_by_user() -> HashMap<libc::uid_t, UserUse> {
 /// process is not dumpable.
 pub fn real_user(pid: Pid) -> Option<libc::uid_t> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
+    number_of(&status, "Uid:")
+}
+
+/// The first number of a line of `/proc/<pid>/status`.
+fn number_of<Number: FromStr>(status: &str, name: &str) -> Option<Number> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 

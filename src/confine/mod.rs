@@ -6,6 +6,7 @@
 //! sandbox has its own user, Landlock ruleset and environment.
 
 mod filter;
+mod mark;
 mod ruleset;
 
 use std::borrow::Cow;
@@ -26,6 +27,7 @@ use crate::error::{Error, Kind, Result};
 use crate::sys::{
     self, ActingAs, ChildPlan, Resource, Restriction, SpawnError, SpawnStep, Spawned, User,
 };
+pub use mark::Mark;
 use ruleset::SystemRules;
 
 /// PATH if the server's environment has none.
@@ -283,8 +285,13 @@ impl Confinement {
         environment
     }
 
-    /// Starts a command with these descriptors as 0, 1 and 2. The child stores its pid in `announcement`
-    /// first.
+    /// The user of the commands; `None` for the server's own.
+    pub fn user(&self) -> Option<User> {
+        self.wall.as_ref().map(|wall| wall.user)
+    }
+
+    /// Starts a command with these descriptors as 0, 1 and 2, and a mark for its descendants. The child
+    /// stores its pid in `announcement` first.
     ///
     /// # Errors
     /// `ProgramNotFound`, `ProgramNotExecutable`, `ProgramForbidden`, `BadDirectory`, `NoResources`,
@@ -293,6 +300,7 @@ impl Confinement {
         &self,
         spec: &CommandSpec,
         stdio: [BorrowedFd<'_>; 3],
+        mark: Option<Mark>,
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
         let environment = self.environment(spec.environment());
@@ -302,6 +310,8 @@ impl Confinement {
             .unwrap_or(DEFAULT_PATH.as_bytes());
         let programs = spec.programs(search);
         let directory = self.directory.join(spec.directory().unwrap_or_default());
+        let mark = mark.map(Mark::limit);
+        let limits: Vec<_> = self.limits.iter().copied().chain(mark).collect();
         let plan = ChildPlan {
             programs: &programs,
             arguments: &spec.arguments(),
@@ -309,7 +319,7 @@ impl Confinement {
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,
             oom_score: oom_score().as_bytes(),
-            limits: &self.limits,
+            limits: &limits,
             nice: if self.wall.is_some() { NICE } else { 0 },
             restriction: self.wall.as_ref().map(|wall| Restriction {
                 user: wall.user,

@@ -1,12 +1,13 @@
 //! Commands: starting them, moving their output, ending them, and keeping their logs.
 //!
-//! From the bottom up: [`ring`], `logs`, `tree` and `oom` know no process. `process` is what all others
-//! share: identity, life and log. `stdin` and `follow` serve a client of a process that another
+//! From the bottom up: [`ring`], `logs`, `start`, `children`, `tree` and `oom` know no process. `process`
+//! is what all others share: identity, life and log. `stdin` and `follow` serve a client of a process that another
 //! thread drives. `stdio` makes the descriptors of a command, a pump moves its bytes, the
 //! supervisor drives the pumps that no client drives, and the [`registry`] starts, finds and lists.
 //!
 //! Nothing here knows HTTP or JSON: a client is a [`Subscriber`] with a connection to poll.
 
+mod children;
 mod follow;
 #[cfg(test)]
 mod fuzz;
@@ -17,9 +18,11 @@ mod process;
 mod pump;
 pub mod registry;
 pub mod ring;
+mod start;
 mod stdin;
 mod stdio;
 mod supervisor;
 mod tree;
 
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
+pub use tree::count_left_behind;

@@ -11,12 +11,14 @@ use nix::sys::eventfd::EventFd;
 
 use super::logs::Log;
 use super::ring::{Cursor, Stream};
-use super::{oom, tree};
+use super::tree::{self, Hunt, Orphans, Roots};
+use super::{children, oom};
 use crate::client::Client;
 use crate::command::{CommandLine, CommandSpec, Fingerprint};
+use crate::confine::Mark;
 use crate::error::{Error, Result};
 use crate::sync::lock;
-use crate::sys::{self, Ending, Pid, Spawned};
+use crate::sys::{self, Ending, Pid, Spawned, User};
 
 /// Why a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -90,6 +92,8 @@ pub struct Process {
     /// Milliseconds since 1970.
     pub started_at_ms: u64,
     started: Instant,
+    /// What its descendants are known by.
+    origin: Origin,
     pub(super) log: Arc<Log>,
     /// Held while signalling and while reaping.
     life: Mutex<Life>,
@@ -119,6 +123,17 @@ struct Life {
     exit: Option<Exit>,
 }
 
+/// What the descendants of a command are known by when they have lost their parents.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Origin {
+    /// `None` if the server gives no marks.
+    pub(super) mark: Option<Mark>,
+    /// The command's user; `None` for the server's own.
+    pub(super) user: Option<User>,
+    /// The server's thread that has started it.
+    pub(super) starter: Pid,
+}
+
 /// The writing end of a process's stdin.
 pub(super) enum StdinSlot {
     /// The input was given at the start, a client has ended it, or the process has ended.
@@ -128,9 +143,12 @@ pub(super) enum StdinSlot {
     Busy,
 }
 
-/// Kills processes with all their descendants; returns how many of `processes` this call is the first
-/// to kill.
-pub(super) fn kill_trees(processes: &[Arc<Process>], reason: Reason) -> usize {
+/// How long a client waits until nothing of a tree moves any more. Only a fork storm takes long.
+const HUNT_LIMIT: Duration = Duration::from_secs(10);
+
+/// Kills processes with all their descendants. Returns how many of `processes` this call is the first
+/// to kill, and the hunt for what was started meanwhile; `None` if all have ended already.
+pub(super) fn strike_trees(processes: &[Arc<Process>], reason: Reason) -> (usize, Option<Hunt>) {
     let mut first = 0;
     let mut leaders = Vec::new();
     for process in processes {
@@ -139,13 +157,47 @@ pub(super) fn kill_trees(processes: &[Arc<Process>], reason: Reason) -> usize {
             leaders.push(process);
         }
     }
-    if !leaders.is_empty() {
-        tree::kill(&leaders.iter().map(|process| process.pid).collect());
+    if leaders.is_empty() {
+        return (0, None);
     }
+    let mut roots = roots(leaders.iter().copied());
+    roots.leaders = leaders.iter().map(|process| process.pid).collect();
+    let mut hunt = Hunt::new(roots);
+    hunt.strike();
     for process in leaders {
         process.end_kill();
     }
+    hunt.forget_leaders();
+    (first, Some(hunt))
+}
+
+/// Kills processes with all their descendants, until nothing of the trees is left; returns how many of
+/// `processes` this call is the first to kill.
+pub(super) fn kill_trees(processes: &[Arc<Process>], reason: Reason) -> usize {
+    let (first, hunt) = strike_trees(processes, reason);
+    if let Some(hunt) = hunt {
+        finish(hunt);
+    }
     first
+}
+
+/// Goes on until nothing new is found.
+pub(super) fn finish(mut hunt: Hunt) {
+    let deadline = Instant::now() + HUNT_LIMIT;
+    while hunt.strike() && Instant::now() < deadline {}
+}
+
+/// Where the orphans of these processes are found.
+fn roots<'a>(processes: impl Iterator<Item = &'a Arc<Process>> + Clone) -> Roots {
+    let origins = processes.map(|process| process.origin);
+    let marks = origins
+        .clone()
+        .filter_map(|origin| Some((origin.mark?, origin.user)));
+    Roots {
+        orphans: Orphans::Marked(marks.collect()),
+        starters: origins.map(|origin| origin.starter).collect(),
+        ..Roots::default()
+    }
 }
 
 impl Process {
@@ -155,6 +207,7 @@ impl Process {
         spec: &CommandSpec,
         spawned: Spawned,
         (started, started_at_ms): (Instant, u64),
+        origin: Origin,
         log: Arc<Log>,
     ) -> Self {
         Self {
@@ -165,6 +218,7 @@ impl Process {
             tag: spec.tag.clone(),
             started_at_ms,
             started,
+            origin,
             log,
             life: Mutex::new(Life {
                 background: spec.background,
@@ -217,11 +271,17 @@ impl Process {
         self.log.written(stream)
     }
 
-    /// Sends a signal to its process group; false if the process has ended.
+    /// Sends a signal to its process group, or kills the whole tree if it is SIGKILL; false if the process
+    /// has ended.
     ///
     /// # Errors
     /// The kernel refuses the signal.
-    pub fn signal(&self, signal: i32) -> Result<bool> {
+    pub fn signal(self: &Arc<Self>, signal: i32) -> Result<bool> {
+        if signal == libc::SIGKILL {
+            let is_running = self.is_running();
+            self.kill_tree(Reason::Killed);
+            return Ok(is_running);
+        }
         let mut life = lock(&self.life);
         if life.ending.is_some() {
             return Ok(false);
@@ -247,6 +307,31 @@ impl Process {
     /// already: exactly one caller gets true.
     pub fn kill_tree(self: &Arc<Self>, reason: Reason) -> bool {
         kill_trees(std::slice::from_ref(self), reason) > 0
+    }
+
+    /// Kills what it left behind when it ended.
+    pub(super) fn kill_left_behind(self: &Arc<Self>) {
+        if self.origin.mark.is_some() {
+            finish(Hunt::new(roots([self].into_iter())));
+        }
+    }
+
+    /// Kills tracers that hold up its end. A command that was killed ends whoever traces it; else only its
+    /// own processes are meant.
+    pub(super) fn kill_tracers(&self) {
+        let was_killed = {
+            let mut life = lock(&self.life);
+            if life.ending.is_some() {
+                return;
+            }
+            life.killers += 1;
+            life.kill_reason.is_some()
+        };
+        let mark = self.origin.mark;
+        tree::kill_tracers(self.pid, |tracer| {
+            was_killed || (mark.is_some() && Mark::of(tracer) == mark)
+        });
+        lock(&self.life).killers -= 1;
     }
 
     /// Stops its process group, which then forks no more while its descendants are searched, and holds
@@ -302,9 +387,7 @@ impl Process {
             return false;
         }
         if let Some(pidfd) = &life.pidfd {
-            // An error means that it was reaped elsewhere. Waiting on would never end.
-            let ending = sys::wait(pidfd.as_fd(), false).unwrap_or(Some(Ending::Unknown));
-            if let Some(ending) = ending {
+            if let Some(ending) = children::reap(self.pid, pidfd.as_fd()) {
                 let now = Instant::now();
                 life.ending = Some((ending, now));
                 life.pidfd = None;

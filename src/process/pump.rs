@@ -13,7 +13,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
@@ -53,6 +53,10 @@ pub struct Pump {
     pub(super) input: Option<GivenInput>,
     /// When the process is killed.
     pub(super) deadline: Option<Instant>,
+    /// Set while the process should be reaped and cannot be.
+    recheck: Option<Recheck>,
+    /// Whether the process has ended and could not be reaped, so that its pidfd tells no more.
+    is_held: bool,
     phase: Phase,
 }
 
@@ -63,6 +67,28 @@ enum Phase {
     Draining([usize; 2]),
     /// The end was published.
     Over,
+}
+
+/// When to look again at a process that does not end though it should: at growing intervals.
+///
+/// A process that has ended is reaped by its tracer first (ptrace(2)). If the tracer does not wait for it,
+/// the pidfd is readable and there is nothing to reap. If it traces another thread, not even that.
+#[derive(Clone, Copy)]
+struct Recheck {
+    at: Instant,
+    interval: Duration,
+}
+
+impl Recheck {
+    const FIRST: Duration = Duration::from_millis(1);
+    /// Also how long tracers are left alone.
+    const LAST: Duration = Duration::from_millis(128);
+
+    fn after(interval: Duration) -> Self {
+        let interval = interval.min(Self::LAST);
+        let at = Instant::now() + interval;
+        Self { at, interval }
+    }
 }
 
 /// Input that was given with the command and is not written yet.
@@ -90,6 +116,8 @@ impl Pump {
             outputs,
             input,
             deadline,
+            recheck: None,
+            is_held: false,
             phase,
         }
     }
@@ -115,6 +143,12 @@ impl Pump {
             Phase::Running(pidfd) => Some(pidfd),
             Phase::Draining(_) | Phase::Over => None,
         }
+    }
+
+    /// The pidfd while it is worth waiting for.
+    pub(super) fn awaited_pidfd(&self) -> Option<BorrowedFd<'_>> {
+        let pidfd = self.pidfd().filter(|_| !self.is_held);
+        pidfd.map(|pidfd| pidfd.as_fd())
     }
 
     /// Bytes that the ended process wrote to a stream and that were not read yet.
@@ -192,12 +226,45 @@ impl Pump {
 
     /// Whether the deadline has passed; true only once.
     pub(super) fn take_due(&mut self, now: Instant) -> bool {
-        self.deadline.take_if(|deadline| *deadline <= now).is_some()
+        let is_due = self.deadline.take_if(|deadline| *deadline <= now).is_some();
+        if is_due {
+            self.recheck = Some(Recheck::after(Recheck::LAST));
+        }
+        is_due
+    }
+
+    /// Whether it is time to look again at a process that should have ended, and for how long that has
+    /// been so.
+    pub(super) fn take_recheck(&mut self, now: Instant) -> Option<Duration> {
+        let Recheck { interval, .. } = self.recheck.filter(|recheck| recheck.at <= now)?;
+        self.recheck = Some(Recheck::after(interval * 2));
+        Some(interval)
+    }
+
+    /// Whether its tracers have had enough time, if this long has passed since the process should have
+    /// ended.
+    pub(super) fn is_overdue(&self, interval: Duration) -> bool {
+        self.pidfd().is_some() && interval >= Recheck::LAST
+    }
+
+    /// When to look at the deadline and at a process that should have ended.
+    pub(super) fn timer(&self) -> Option<Instant> {
+        let recheck = self.recheck.map(|recheck| recheck.at);
+        recheck.into_iter().chain(self.deadline).min()
     }
 
     /// Reaps the process if it has ended, and notes how much of its output is still in the pipes.
     fn reap(&mut self) {
-        if matches!(self.phase, Phase::Running(_)) && self.process.reap() {
+        let Phase::Running(pidfd) = &self.phase else {
+            return;
+        };
+        if !self.process.reap() {
+            let mut entries = [PollEntry::new(pidfd.as_fd(), Events::READABLE)];
+            if !self.is_held && poll(&mut entries, Some(Duration::ZERO)) {
+                self.is_held = true;
+                self.recheck = Some(Recheck::after(Recheck::FIRST));
+            }
+        } else {
             let left = Stream::ALL.map(|stream| {
                 let pipe = self.output(stream);
                 pipe.and_then(|pipe| sys::readable_bytes(pipe).ok())
@@ -205,6 +272,7 @@ impl Pump {
             });
             self.phase = Phase::Draining(left);
             self.deadline = None;
+            self.recheck = None;
             self.input = None;
         }
     }
@@ -250,15 +318,20 @@ impl Pump {
             let ping_at = keep_alive.due_at(subscriber.client());
             let [client, ended, input, outputs @ ..] =
                 self.poll(subscriber.client(), reading, ping_at);
-            if self.take_due(Instant::now()) {
+            let now = Instant::now();
+            if self.take_due(now) {
                 self.process.kill_tree(Reason::Timeout);
             }
+            let recheck = self.take_recheck(now);
             subscriber.client().ready(client)?;
             if input.any() && self.feed() {
                 self.input = None;
             }
-            if ended.any() {
+            if ended.any() || recheck.is_some() {
                 self.reap();
+            }
+            if recheck.is_some_and(|interval| self.is_overdue(interval)) {
+                self.process.kill_tracers();
             }
             let mut deliver = |stream: Stream, offset: u64, data: &[u8]| {
                 subscriber.output(stream, offset, data);
@@ -290,12 +363,12 @@ impl Pump {
             |stream| PollEntry::new(self.output(stream).filter(|_| reading), Events::READABLE);
         let mut entries = [
             PollEntry::new(client.descriptor(), client.interest()),
-            PollEntry::new(self.pidfd().map(|pidfd| pidfd.as_fd()), Events::READABLE),
+            PollEntry::new(self.awaited_pidfd(), Events::READABLE),
             PollEntry::new(self.input(), Events::WRITABLE),
             output(Stream::Stdout),
             output(Stream::Stderr),
         ];
-        let until = self.deadline.into_iter().chain([ping_at]).min();
+        let until = self.timer().into_iter().chain([ping_at]).min();
         let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
         poll(&mut entries, limit);
         entries.map(|entry| entry.events())
@@ -315,6 +388,8 @@ impl Drop for Pump {
             outputs: std::mem::take(&mut self.outputs),
             input: self.input.take(),
             deadline: self.deadline.take(),
+            recheck: self.recheck.take(),
+            is_held: self.is_held,
             phase: std::mem::replace(&mut self.phase, Phase::Over),
         });
     }

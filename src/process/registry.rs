@@ -5,26 +5,26 @@
 //! a start idempotent: while one request starts it, others with the same id wait and then get the
 //! process. The last [`HISTORY`] ended processes are kept.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::logs::{Log, LogStore};
-use super::oom;
-use super::process::{Process, Reason, StdinSlot, kill_trees};
+use super::process::{Origin, Process, Reason, StdinSlot, finish, kill_trees};
 use super::pump::{GivenInput, Pump, PumpOwner};
+use super::start::Start;
 use super::stdio::Stdio;
 use super::supervisor::Supervisor;
-use super::tree::{self, Member, Snapshot};
+use super::tree::{Hunt, Orphans, Roots};
+use super::{children, oom};
 use crate::activity::Activity;
-use crate::command::{ChosenId, CommandSpec, StdinSource};
-use crate::confine::Confinement;
+use crate::command::{CommandSpec, StdinSource};
+use crate::confine::{Confinement, Mark};
 use crate::error::{Error, Kind, Result};
 use crate::logging;
-use crate::proc::Stat;
 use crate::sync::{lock, wait_while};
 use crate::sys::{self, Pid};
 
@@ -96,14 +96,6 @@ struct ProcessTable {
     closed: bool,
 }
 
-/// A command that is being started.
-struct Start {
-    id: Option<ChosenId>,
-    since: Instant,
-    /// 0 until the child exists.
-    pid: AtomicI32,
-}
-
 /// The result of [`Registry::start`].
 pub enum StartOutcome {
     /// A new process. The caller drives it.
@@ -112,7 +104,7 @@ pub enum StartOutcome {
     AlreadyExists(Arc<Process>),
 }
 
-/// Lists a [`Start`]; shutdown and other starts with its id wait until it is dropped.
+/// Lists a [`Start`] until it is dropped; shutdown and other starts with its id wait for that.
 struct StartGuard<'a> {
     registry: &'a Registry,
     start: Arc<Start>,
@@ -120,6 +112,8 @@ struct StartGuard<'a> {
 
 impl Drop for StartGuard<'_> {
     fn drop(&mut self) {
+        self.registry.shared.supervisor.unwatch_start(&self.start);
+        children::end_start(&self.start, None);
         let starts = &mut lock(&self.registry.table).starts;
         starts.retain(|start| !Arc::ptr_eq(start, &self.start));
         self.registry.start_ended.notify_all();
@@ -198,16 +192,22 @@ impl Registry {
             let text = "cannot start a command: the sandbox is ending";
             return Err(Error::new(Kind::ShuttingDown, text));
         }
-        let start = Arc::new(Start {
-            id: spec.id.clone(),
-            since: Instant::now(),
-            pid: AtomicI32::new(0),
-        });
+        let now = Instant::now();
+        let deadline = spec.timeout.and_then(|timeout| now.checked_add(timeout));
+        let start = Arc::new(Start::new(spec.id.clone(), now, deadline));
         table.starts.push(Arc::clone(&start));
         drop(table);
-        let registry = self;
-        let guard = StartGuard { registry, start };
-        let pump = self.start_new(spec, confinement, &guard.start)?;
+        let guard = StartGuard {
+            registry: self,
+            start: Arc::clone(&start),
+        };
+        children::list_start(&start);
+        self.shared.supervisor.watch_start(&start);
+        let pump = self.start_new(spec, confinement, &start)?;
+        drop(guard);
+        if start.has_timed_out() {
+            pump.process().kill_tree(Reason::Timeout);
+        }
         Ok(StartOutcome::Started(pump))
     }
 
@@ -215,15 +215,21 @@ impl Registry {
         self: &Arc<Self>,
         spec: CommandSpec,
         confinement: &Confinement,
-        start: &Start,
+        start: &Arc<Start>,
     ) -> Result<Pump> {
         let stdio = {
             let _acting = confinement.act()?;
             Stdio::pipes(spec.input != StdinSource::Empty, &self.shared.null)?
         };
         oom::begin();
-        let started = (Instant::now(), milliseconds_since_1970());
-        let spawned = confinement.spawn(&spec, stdio.child(), &start.pid)?;
+        let started = (start.since, milliseconds_since_1970());
+        let origin = Origin {
+            mark: Mark::next(),
+            user: confinement.user(),
+            starter: sys::thread_id(),
+        };
+        let spawned = confinement.spawn(&spec, stdio.child(), origin.mark, &start.pid)?;
+        children::end_start(start, Some((spawned.pid, origin.mark)));
         drop(stdio.child);
 
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -232,7 +238,7 @@ impl Registry {
             .as_ref()
             .map_or_else(|| format!("p-{number}"), |id| id.as_str().to_owned());
         let log = Log::new(&self.shared.logs, self.shared.log_bytes);
-        let process = Process::new(id, &spec, spawned, started, log);
+        let process = Process::new(id, &spec, spawned, started, origin, log);
         let given = match (stdio.input, spec.input) {
             (Some(pipe), StdinSource::Given(bytes)) if !bytes.is_empty() => Some(GivenInput {
                 pipe,
@@ -248,10 +254,8 @@ impl Registry {
         let process = Arc::new(process);
         self.activity.begin();
         self.list_process(number, &process);
-        let deadline = spec
-            .timeout
-            .and_then(|timeout| started.0.checked_add(timeout));
         let owner = Arc::clone(self);
+        let deadline = start.deadline;
         Ok(Pump::new(process, owner, stdio.outputs, given, deadline))
     }
 
@@ -293,16 +297,11 @@ impl Registry {
     pub fn kill_stopped_starts(&self) {
         let starts: Vec<_> = lock(&self.table).starts.clone();
         for start in starts {
-            let pid = start.pid.load(Ordering::Acquire);
-            if pid == 0 || start.since.elapsed() < START_CHECK_AFTER || !tree::is_stopped(pid) {
-                continue;
-            }
-            let table = lock(&self.table);
-            // While the start is listed and has this pid, the child is not reaped.
-            if table.starts.iter().any(|other| Arc::ptr_eq(other, &start))
-                && start.pid.load(Ordering::Acquire) == pid
-            {
-                let _ = sys::signal_process(pid, libc::SIGKILL);
+            if start.since.elapsed() >= START_CHECK_AFTER && start.is_stopped() {
+                let table = lock(&self.table);
+                if table.starts.iter().any(|other| Arc::ptr_eq(other, &start)) {
+                    start.kill();
+                }
             }
         }
     }
@@ -334,6 +333,9 @@ impl Registry {
             return Ok(self.was_removed(name).then_some(false));
         };
         let is_first = process.kill_tree(Reason::Deleted);
+        if !is_first {
+            process.kill_left_behind();
+        }
         // A process that is blocked in the kernel dies of SIGKILL only when it returns from there.
         if process.is_running() && !process.wait_ended(Duration::from_secs(10)) {
             return Err(Error::new(
@@ -360,51 +362,62 @@ impl Registry {
     /// Refuses further starts, sends SIGTERM to all processes and their descendants, and kills what is
     /// left after `grace`.
     pub fn shut_down(&self, grace: Duration) {
-        let mut table = lock(&self.table);
-        table.closed = true;
-        let starting = |table: &mut ProcessTable| !table.starts.is_empty();
-        drop(wait_while(&self.start_ended, table, starting));
+        self.close();
+        self.end_starts();
         let deadline = Instant::now() + grace;
-        let mut terminated: HashSet<Member> = HashSet::new();
+        let mut roots = Roots {
+            orphans: Orphans::Own,
+            ..Roots::default()
+        };
         loop {
-            let snapshot = Snapshot::take();
-            // After the snapshot, so that the pid of a process that is not reaped was its own there.
             let running = self.running();
-            let leaders: HashSet<Pid> = running.iter().map(|process| process.pid).collect();
-            let is_root = |process: &Stat| {
-                process.belongs_to(&leaders) || terminated.contains(&process.member())
-            };
-            let living: HashSet<Member> =
-                snapshot.trees(is_root).iter().map(Stat::member).collect();
+            roots.leaders = running.iter().map(|process| process.pid).collect();
+            let living = roots.living();
             if running.is_empty() && living.is_empty() {
                 return;
             }
             if Instant::now() >= deadline {
                 break;
             }
-            if terminated.is_empty() {
+            if roots.members.is_empty() {
                 for process in &running {
                     process.expect_signal(libc::SIGTERM);
                 }
             }
-            for member in living.difference(&terminated) {
+            for member in living.difference(&roots.members) {
                 member.signal(libc::SIGTERM);
                 // A stopped process handles SIGTERM only after it continues.
                 member.signal(libc::SIGCONT);
             }
-            terminated.extend(living);
+            roots.members.extend(living);
             if let Some(process) = running.first() {
                 process.wait_ended(Duration::from_millis(20));
             } else {
-                // The rest are not children of the server, which cannot wait for them.
+                // The server does not wait for the rest by pidfds.
                 std::thread::sleep(Duration::from_millis(5));
             }
         }
         let left = self.running();
         kill_trees(&left, Reason::Killed);
-        tree::kill_members(&terminated);
+        roots.leaders.clear();
+        finish(Hunt::new(roots));
         for process in left {
             process.wait_ended(Duration::from_millis(500));
+        }
+    }
+
+    /// Waits until no command is being started. Kills those that take long, because something may hold
+    /// them up: a signal that has stopped them, or a lease on their program.
+    fn end_starts(&self) {
+        let mut table = lock(&self.table);
+        for _ in 0..2 {
+            let waited = self
+                .start_ended
+                .wait_timeout_while(table, START_CHECK_AFTER, |table| !table.starts.is_empty());
+            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+            for start in &table.starts {
+                start.kill();
+            }
         }
     }
 
@@ -536,7 +549,12 @@ mod tests {
             };
             let log = Log::new(&shared.logs, 4096);
             let started = (Instant::now(), 0);
-            let process = Process::new(format!("p-{number}"), &spec, spawned, started, log);
+            let origin = Origin {
+                mark: None,
+                user: None,
+                starter: 0,
+            };
+            let process = Process::new(format!("p-{number}"), &spec, spawned, started, origin, log);
             registry.list_process(number, &Arc::new(process));
         }
         for id in ["p-2", "p-1"] {

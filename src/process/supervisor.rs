@@ -5,21 +5,29 @@
 //! disconnected, and the pipes that a descendant keeps open after its command has ended.
 //!
 //! It takes only short locks and never blocks elsewhere: a second thread kills what has run out of
-//! time, because that searches /proc.
+//! time, because that searches /proc. Commands that are being started have no driver yet; their deadlines
+//! are enforced here too.
+//!
+//! It also reaps the children of the server that are no commands.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use super::process::{Process, Reason, kill_trees};
+use super::children;
+use super::process::{Process, Reason, strike_trees};
 use super::pump::{Buffer, Pump};
 use super::ring::Stream;
+use super::start::Start;
+use super::tree::Hunt;
 use crate::error::{Error, Result};
 use crate::logging;
 use crate::sync::lock;
@@ -29,8 +37,19 @@ use crate::sys::{Events, PollEntry, poll};
 pub(super) struct Supervisor {
     epoll: Epoll,
     wakeup: EventFd,
+    /// Tells that a child has ended. The server blocks SIGCHLD.
+    child_ended: SignalFd,
     /// Pumps that the thread has not taken up yet.
     inbox: Mutex<Vec<Pump>>,
+    starts: Mutex<Starts>,
+}
+
+/// The commands with a deadline that are being started.
+#[derive(Default)]
+struct Starts {
+    listed: Vec<Arc<Start>>,
+    /// When the thread wakes up by itself; `None` means never.
+    next_wakeup: Option<Instant>,
 }
 
 // The data of an epoll event is the key of its pump times four, plus what its descriptor is for.
@@ -39,8 +58,22 @@ const STDERR: u64 = 1;
 const INPUT: u64 = 2;
 const PIDFD: u64 = 3;
 
-/// The data of the inbox's event; no pump has this key.
+// The data of the other events; no pump has these keys.
 const WAKEUP: u64 = u64::MAX;
+const CHILD_ENDED: u64 = u64::MAX - 1;
+
+/// Time between the end of a child and the look for children that are no commands: most are commands,
+/// and reaped by their drivers.
+const REAPING_DELAY: Duration = Duration::from_millis(100);
+
+/// How often the child of an overdue start is killed, until the start has ended.
+const START_KILL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Pause between two strikes against processes that start others faster than they are found.
+const HUNT_PAUSE: Duration = Duration::from_millis(10);
+
+/// How long such processes are hunted.
+const HUNT_LIMIT: Duration = Duration::from_secs(60);
 
 impl Supervisor {
     /// Starts the threads.
@@ -50,16 +83,22 @@ impl Supervisor {
     pub(super) fn start() -> Result<Arc<Self>> {
         let failed = |errno| Error::system("cannot start the supervisor", errno);
         let wakeup = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let signals = SigSet::from(Signal::SIGCHLD);
+        let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let supervisor = Arc::new(Self {
             epoll: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed)?,
             wakeup: wakeup.map_err(failed)?,
+            child_ended: SignalFd::with_flags(&signals, flags).map_err(failed)?,
             inbox: Mutex::default(),
+            starts: Mutex::default(),
         });
         let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKEUP);
         let added = supervisor.epoll.add(&supervisor.wakeup, event);
         added.map_err(failed)?;
-        let (killer, due) = mpsc::channel();
-        spawn_thread("timeouts", move || kill_due(&due))?;
+        let added = supervisor.epoll.add(&supervisor.child_ended, child_event());
+        added.map_err(failed)?;
+        let (killer, orders) = mpsc::channel();
+        spawn_thread("timeouts", move || carry_out(&orders))?;
         let own = Arc::clone(&supervisor);
         spawn_thread("supervisor", move || own.run(&killer))?;
         Ok(supervisor)
@@ -71,12 +110,33 @@ impl Supervisor {
         let _ = self.wakeup.write(1);
     }
 
-    fn run(&self, killer: &Sender<Vec<Arc<Process>>>) {
+    /// Enforces the deadline of a start until it is unwatched.
+    pub(super) fn watch_start(&self, start: &Arc<Start>) {
+        let Some(deadline) = start.deadline else {
+            return;
+        };
+        let mut starts = lock(&self.starts);
+        starts.listed.push(Arc::clone(start));
+        if starts.next_wakeup.is_none_or(|next| deadline < next) {
+            starts.next_wakeup = Some(deadline);
+            let _ = self.wakeup.write(1);
+        }
+    }
+
+    /// The start has ended: its child is not killed from here on.
+    pub(super) fn unwatch_start(&self, start: &Arc<Start>) {
+        if start.deadline.is_some() {
+            let listed = &mut lock(&self.starts).listed;
+            listed.retain(|other| !Arc::ptr_eq(other, start));
+        }
+    }
+
+    fn run(&self, killer: &Sender<Order>) {
         let mut driven = Driven::default();
         let mut buffer = Buffer::new();
         let mut events = vec![EpollEvent::empty(); 256];
         loop {
-            let count = match self.epoll.wait(&mut events, driven.timeout()) {
+            let count = match self.epoll.wait(&mut events, self.timeout(&driven)) {
                 Ok(count) => count,
                 Err(Errno::EINTR) => 0,
                 Err(errno) => {
@@ -85,18 +145,86 @@ impl Supervisor {
                 }
             };
             for event in &events[..count] {
-                if event.data() == WAKEUP {
-                    let _ = self.wakeup.read();
-                    let arrived = std::mem::take(&mut *lock(&self.inbox));
-                    for pump in arrived {
-                        self.take_up(&mut driven, pump, &mut buffer);
+                match event.data() {
+                    WAKEUP => {
+                        let _ = self.wakeup.read();
+                        let arrived = std::mem::take(&mut *lock(&self.inbox));
+                        for pump in arrived {
+                            self.take_up(&mut driven, pump, &mut buffer);
+                        }
                     }
-                } else {
-                    self.handle(&mut driven, event.data(), &mut buffer);
+                    CHILD_ENDED => driven.reap_at = Some(Instant::now() + REAPING_DELAY),
+                    data => self.handle(&mut driven, data, &mut buffer),
                 }
             }
-            driven.enforce_deadlines(killer);
+            self.check_timers(&mut driven, &mut buffer, killer);
         }
+    }
+
+    /// The time until the next timer, rounded up, so that it has passed afterwards.
+    fn timeout(&self, driven: &Driven) -> EpollTimeout {
+        let now = Instant::now();
+        let timer = driven.timers.first().map(|(at, _)| *at);
+        let mut starts = lock(&self.starts);
+        let deadlines = starts.listed.iter().filter_map(|start| {
+            let deadline = start.deadline?;
+            Some(if deadline <= now {
+                now + START_KILL_INTERVAL
+            } else {
+                deadline
+            })
+        });
+        let next = deadlines.chain(timer).chain(driven.reap_at).min();
+        starts.next_wakeup = next;
+        next.map_or(EpollTimeout::NONE, |at| {
+            let left = at.saturating_duration_since(now) + Duration::from_millis(1);
+            EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
+        })
+    }
+
+    fn check_timers(&self, driven: &mut Driven, buffer: &mut Buffer, killer: &Sender<Order>) {
+        let now = Instant::now();
+        for start in &lock(&self.starts).listed {
+            start.enforce_deadline(now);
+        }
+        let mut due = Vec::new();
+        while let Some((at, key)) = driven.timers.first().copied()
+            && at <= now
+        {
+            driven.timers.pop_first();
+            let Some(pump) = driven.pumps.get_mut(&key) else {
+                continue;
+            };
+            if pump.take_due(now) {
+                due.push(Arc::clone(pump.process()));
+            }
+            if let Some(interval) = pump.take_recheck(now) {
+                pump.finish(buffer);
+                if pump.is_overdue(interval) {
+                    let _ = killer.send(Order::KillTracers(Arc::clone(pump.process())));
+                }
+            }
+            driven.timers.extend(pump.timer().map(|at| (at, key)));
+            driven.remove_if_done(key);
+        }
+        if !due.is_empty() {
+            // Fails only when the server ends.
+            let _ = killer.send(Order::KillTrees(due));
+        }
+        if driven.reap_at.is_some_and(|at| at <= now) {
+            self.reap_others(driven, now);
+        }
+    }
+
+    /// Reaps the children that are no commands, and waits for the end of the next child.
+    fn reap_others(&self, driven: &mut Driven, now: Instant) {
+        while let Ok(Some(_)) = self.child_ended.read_signal() {}
+        driven.reap_at = if children::reap_others() {
+            let _ = self.epoll.modify(&self.child_ended, &mut child_event());
+            None
+        } else {
+            Some(now + REAPING_DELAY)
+        };
     }
 
     fn take_up(&self, driven: &mut Driven, mut pump: Pump, buffer: &mut Buffer) {
@@ -134,9 +262,7 @@ impl Supervisor {
             pump.outputs = [None, None];
             return;
         }
-        if let Some(deadline) = pump.deadline {
-            driven.deadlines.insert((deadline, key));
-        }
+        driven.timers.extend(pump.timer().map(|at| (at, key)));
         driven.pumps.insert(key, pump);
     }
 
@@ -164,7 +290,7 @@ impl Supervisor {
         let Some(pump) = driven.pumps.get_mut(&key) else {
             return;
         };
-        let purpose = data & 3;
+        let (purpose, timer) = (data & 3, pump.timer());
         match purpose {
             STDOUT | STDERR => {
                 let stream = Stream::ALL[usize::from(purpose == STDERR)];
@@ -182,19 +308,26 @@ impl Supervisor {
             _ => {
                 // The process reads no more input, reaped or not.
                 self.unwatch(pump.input());
-                let (deadline, pidfd) = (pump.deadline, pump.pidfd().cloned());
-                if pump.finish(buffer) {
+                let pidfd = pump.pidfd().cloned();
+                pump.finish(buffer);
+                if pump.awaited_pidfd().is_none() {
                     self.unwatch(pidfd.as_ref().map(|pidfd| pidfd.as_fd()));
-                    if let Some(deadline) = deadline {
-                        driven.deadlines.remove(&(deadline, key));
+                }
+                if pump.timer() != timer {
+                    if let Some(at) = timer {
+                        driven.timers.remove(&(at, key));
                     }
+                    driven.timers.extend(pump.timer().map(|at| (at, key)));
                 }
             }
         }
-        if pump.is_done() {
-            driven.pumps.remove(&key);
-        }
+        driven.remove_if_done(key);
     }
+}
+
+/// Reported once, until it is asked for again.
+fn child_event() -> EpollEvent {
+    EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, CHILD_ENDED)
 }
 
 fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
@@ -208,60 +341,71 @@ fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> 
 
 /// The descriptors of a pump, each with its purpose and the events to watch for.
 fn watched(pump: &Pump) -> [(Option<BorrowedFd<'_>>, u64, EpollFlags); 4] {
-    let pidfd = pump.pidfd().map(|pidfd| pidfd.as_fd());
     [
         (pump.output(Stream::Stdout), STDOUT, EpollFlags::EPOLLIN),
         (pump.output(Stream::Stderr), STDERR, EpollFlags::EPOLLIN),
         (pump.input(), INPUT, EpollFlags::EPOLLOUT),
-        (pidfd, PIDFD, EpollFlags::EPOLLIN),
+        (pump.awaited_pidfd(), PIDFD, EpollFlags::EPOLLIN),
     ]
 }
 
-/// Kills processes whose time is up, all that are due in one search of /proc. The thread exists from
-/// the start, because the processes it kills may leave no room for another one.
-fn kill_due(due: &Receiver<Vec<Arc<Process>>>) {
-    while let Ok(mut processes) = due.recv() {
-        processes.extend(due.try_iter().flatten());
-        kill_trees(&processes, Reason::Timeout);
+/// What the supervisor leaves to the other thread.
+enum Order {
+    /// The time of these processes is up.
+    KillTrees(Vec<Arc<Process>>),
+    /// This process should have ended, and a tracer may hold it up.
+    KillTracers(Arc<Process>),
+}
+
+/// Kills processes whose time is up, all that are due in one search. The thread exists from the start,
+/// because the processes it kills may leave no room for another one.
+///
+/// Processes that start others faster than they are found are hunted between the orders, so that nobody
+/// else's deadline waits for them.
+fn carry_out(orders: &Receiver<Order>) {
+    let mut hunts: VecDeque<(Instant, Hunt)> = VecDeque::new();
+    loop {
+        let first = if hunts.is_empty() {
+            orders.recv().map_err(RecvTimeoutError::from)
+        } else {
+            orders.recv_timeout(HUNT_PAUSE)
+        };
+        if matches!(first, Err(RecvTimeoutError::Disconnected)) {
+            return;
+        }
+        let mut due = Vec::new();
+        for order in first.into_iter().chain(orders.try_iter()) {
+            match order {
+                Order::KillTrees(processes) => due.extend(processes),
+                Order::KillTracers(process) => process.kill_tracers(),
+            }
+        }
+        let (_, hunt) = strike_trees(&due, Reason::Timeout);
+        hunts.extend(hunt.map(|hunt| (Instant::now(), hunt)));
+        if let Some((since, mut hunt)) = hunts.pop_front()
+            && hunt.strike()
+            && since.elapsed() < HUNT_LIMIT
+        {
+            hunts.push_back((since, hunt));
+        }
     }
 }
 
-/// The pumps that the thread drives.
+/// The pumps that the thread drives, and its timers.
 #[derive(Default)]
 struct Driven {
     pumps: HashMap<u64, Pump>,
-    deadlines: BTreeSet<(Instant, u64)>,
+    /// When to look at which pump.
+    timers: BTreeSet<(Instant, u64)>,
+    /// When to reap children that are no commands.
+    reap_at: Option<Instant>,
     next_key: u64,
 }
 
 impl Driven {
-    /// The time until the next deadline, rounded up, so that it has passed afterwards.
-    fn timeout(&self) -> EpollTimeout {
-        self.deadlines
-            .first()
-            .map_or(EpollTimeout::NONE, |(at, _)| {
-                let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-                EpollTimeout::try_from(left).unwrap_or(EpollTimeout::MAX)
-            })
-    }
-
-    /// Hands the processes whose deadline has passed to the thread that kills them.
-    fn enforce_deadlines(&mut self, killer: &Sender<Vec<Arc<Process>>>) {
-        let now = Instant::now();
-        let mut due = Vec::new();
-        while let Some((at, key)) = self.deadlines.first().copied()
-            && at <= now
-        {
-            self.deadlines.pop_first();
-            if let Some(pump) = self.pumps.get_mut(&key)
-                && pump.take_due(now)
-            {
-                due.push(Arc::clone(pump.process()));
-            }
-        }
-        if !due.is_empty() {
-            // Fails only when the server ends.
-            let _ = killer.send(due);
+    fn remove_if_done(&mut self, key: u64) {
+        if self.pumps.get(&key).is_some_and(Pump::is_done) {
+            self.pumps.remove(&key);
         }
     }
 }

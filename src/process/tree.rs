@@ -1,25 +1,46 @@
-//! Finds everything that descends from a process and kills it.
+//! Finds everything that a command has started and kills it.
 //!
-//! The machines this runs on offer no writable cgroups, so the tree is read from /proc: the members
-//! of the leader's process group, the members of its session (job control makes new groups there),
-//! and every descendant of these (a child that called setsid). All of them are stopped before any is
-//! killed: the children of a killed process move to init, where they can no longer be found. The
-//! search repeats until it finds no new process. If the server itself is killed in between, the
-//! stopped processes stay stopped.
+//! The machines this runs on offer no writable cgroups, so processes are found through /proc. A command's
+//! are its leader, everything below it, and those that have lost their parents: orphans become children
+//! of the server or of init, and are known there by the [`Mark`] that they inherited. So a search looks
+//! at the command's own tree and at the orphans, whatever else runs on the machine.
+//!
+//! Without marks, or if the kernel does not list children (`CONFIG_PROC_CHILDREN`), the search reads all
+//! of /proc: the members of the leader's process group and session, and what descends from them.
+//!
+//! All processes are stopped before any is killed, so that they cannot start more meanwhile. The search
+//! repeats until it finds no new process, also after the kill: a fork that was in progress when its
+//! process was stopped may have ended in between. If the server itself is killed in between, the stopped
+//! processes stay stopped.
 //!
 //! A pid read from /proc may belong to another process by the time it is used. Each process is
-//! therefore signalled through a pidfd, after its start time was compared with the one that was read.
+//! therefore signalled through a pidfd, after its start time was compared with the one that was read
+//! before everything else about it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sys::prctl;
 
+use super::children;
+use crate::confine::Mark;
 use crate::proc::{self, Stat};
-use crate::sys::{self, Pid};
+use crate::sys::{self, Pid, User};
 
 /// How often a fork storm is searched before the processes found so far are killed.
 const ROUNDS: usize = 64;
+
+/// How long, so that one storm holds up no other deadline.
+const STRIKE_LIMIT: Duration = Duration::from_millis(100);
+
+/// How often in a row it is searched for a process that ended while it was looked for: it may have
+/// belonged to others.
+const FRUITLESS_ROUNDS: usize = 3;
+
+/// Threads of a process whose tracers are looked up: the search takes microseconds for each.
+const TRACED_THREADS: usize = 256;
 
 /// The identity of a process. It stays unique after the kernel reuses the pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -50,7 +71,7 @@ impl Member {
 }
 
 /// All processes of the machine.
-pub(super) struct Snapshot {
+struct Snapshot {
     processes: Vec<Stat>,
     /// The kernel started again at low pids while /proc was read, so processes may be missing.
     pid_wrapped: bool,
@@ -64,7 +85,7 @@ impl Snapshot {
     /// between would be missed together with its child. So the pids allocated meanwhile are looked up
     /// too, until there are no more. They are higher than those of the list, unless the kernel reached
     /// its highest pid and started again.
-    pub(super) fn take() -> Self {
+    fn take() -> Self {
         let mut buffer = Vec::new();
         let mut stat = |pid| proc::stat(pid, &mut buffer);
         let mut newest = proc::newest_pid();
@@ -87,8 +108,8 @@ impl Snapshot {
         snapshot
     }
 
-    /// The living processes of all trees whose roots satisfy `is_root`.
-    pub(super) fn trees(&self, is_root: impl Fn(&Stat) -> bool) -> Vec<Stat> {
+    /// The processes of all trees whose roots satisfy `is_root`.
+    fn trees(&self, is_root: impl Fn(&Stat) -> bool) -> Vec<Stat> {
         let mut children: HashMap<Pid, Vec<&Stat>> = HashMap::new();
         for process in &self.processes {
             children.entry(process.parent).or_default().push(process);
@@ -103,14 +124,13 @@ impl Snapshot {
                 pending.extend(children.get(&process.pid).into_iter().flatten());
             }
         }
-        found.retain(|process| !process.zombie);
         found
     }
 }
 
 impl Stat {
     /// Whether the process is one of `leaders`, or in the process group or session of one.
-    pub(super) fn belongs_to(&self, leaders: &HashSet<Pid>) -> bool {
+    fn belongs_to(&self, leaders: &HashSet<Pid>) -> bool {
         [self.pid, self.group, self.session]
             .iter()
             .any(|pid| leaders.contains(pid))
@@ -125,46 +145,243 @@ impl Stat {
     }
 }
 
-/// Kills `leaders` and everything that descends from them. The caller has stopped their process
-/// groups and does not reap them before this returns.
-pub(super) fn kill(leaders: &HashSet<Pid>) {
-    stop_and_kill(
-        |stat| stat.belongs_to(leaders),
-        |stat| leaders.contains(&stat.group),
-    );
+/// Where a search begins.
+#[derive(Default)]
+pub(super) struct Roots {
+    /// Leaders of commands.
+    pub(super) leaders: HashSet<Pid>,
+    /// Processes that were found by other searches.
+    pub(super) members: HashSet<Member>,
+    /// Which orphans count.
+    pub(super) orphans: Orphans,
+    /// The threads of the server that have started the commands. Children that a command makes with
+    /// `CLONE_PARENT` are theirs.
+    pub(super) starters: HashSet<Pid>,
 }
 
-/// Kills these processes and everything that descends from them.
-pub(super) fn kill_members(members: &HashSet<Member>) {
-    stop_and_kill(|stat| members.contains(&stat.member()), |_| false);
+/// Which of the children that the server and its init have adopted a search looks for.
+pub(super) enum Orphans {
+    /// Those with these marks. Where commands have users of their own, orphans must have the same one:
+    /// a process can take any lower mark than its own.
+    Marked(BTreeMap<Mark, Option<User>>),
+    /// Those whose command has ended.
+    LeftBehind,
+    /// All of the server's own. Init ends its children itself.
+    Own,
 }
 
-/// Stops the trees below all roots until a search finds no new process, then kills them. A process
-/// that was stopped before the search had no chance to fork, so it needs no further search.
-fn stop_and_kill(is_root: impl Fn(&Stat) -> bool, was_stopped: impl Fn(&Stat) -> bool) {
-    let mut stopped: HashSet<Member> = HashSet::new();
-    for _ in 0..ROUNDS {
-        let snapshot = Snapshot::take();
-        let mut search_again = snapshot.pid_wrapped;
-        for stat in snapshot.trees(&is_root) {
-            let member = stat.member();
-            if stopped.insert(member) {
-                member.signal(libc::SIGSTOP);
-                search_again |= !was_stopped(&stat);
+impl Default for Orphans {
+    fn default() -> Self {
+        Self::Marked(BTreeMap::new())
+    }
+}
+
+impl Orphans {
+    /// The condition that an orphan fulfils.
+    fn condition(&self) -> Box<dyn Fn(Pid) -> bool + '_> {
+        match self {
+            Self::Marked(marks) => Box::new(|pid| {
+                let user = Mark::of(pid).and_then(|mark| marks.get(&mark));
+                user.is_some_and(|user| {
+                    user.is_none_or(|user| proc::real_user(pid) == Some(user.uid))
+                })
+            }),
+            Self::LeftBehind => {
+                let running = children::marks();
+                Box::new(move |pid| Mark::of(pid).is_some_and(|mark| !running.contains(&mark)))
+            }
+            Self::Own => Box::new(|_| true),
+        }
+    }
+
+    /// The processes that adopt orphans. A server that is no subreaper has an init for a parent.
+    fn adopters(&self) -> Vec<Pid> {
+        let own = std::process::id().cast_signed();
+        let parent = std::os::unix::process::parent_id().cast_signed();
+        let has_init = !prctl::get_child_subreaper().unwrap_or(false);
+        let is_init_meant = has_init && !matches!(self, Self::Own);
+        [own]
+            .into_iter()
+            .chain(is_init_meant.then_some(parent))
+            .collect()
+    }
+}
+
+impl Roots {
+    /// All processes of the trees, zombies included, and whether processes may be missing.
+    fn search(&self) -> (Vec<Stat>, bool) {
+        if Mark::are_available() && proc::lists_children() {
+            self.search_lists()
+        } else {
+            self.search_all()
+        }
+    }
+
+    /// The living processes of the trees.
+    pub(super) fn living(&self) -> HashSet<Member> {
+        let mut found = self.search().0;
+        found.retain(|process| !process.zombie);
+        found.iter().map(Stat::member).collect()
+    }
+
+    /// Follows the lists of children: the trees first, then the orphans. A process whose parent ends
+    /// meanwhile is in the one or in the other.
+    fn search_lists(&self) -> (Vec<Stat>, bool) {
+        let mut search = Search::default();
+        let own = std::process::id().cast_signed();
+        for leader in &self.leaders {
+            search.add(*leader, |process| process.parent == own);
+        }
+        for member in &self.members {
+            // Its number may belong to another process by now.
+            search.add(member.pid, |process| process.member() == *member);
+        }
+        search.has_lost = false;
+        let commands = children::commands();
+        let is_orphan = self.orphans.condition();
+        let starters = self.starters.iter().map(|thread| (own, *thread));
+        let adopters = self.orphans.adopters().into_iter().map(|pid| (pid, pid));
+        for (adopter, thread) in starters.chain(adopters) {
+            let mut orphans = proc::children_of_thread(adopter, thread);
+            orphans.retain(|pid| *pid != own && !commands.contains(pid));
+            for orphan in orphans {
+                search.add(orphan, |process| is_orphan(process.pid));
             }
         }
-        if !search_again {
-            break;
-        }
+        (search.found, search.has_lost)
     }
-    for member in stopped {
-        member.signal(libc::SIGKILL);
+
+    fn search_all(&self) -> (Vec<Stat>, bool) {
+        let snapshot = Snapshot::take();
+        let commands = children::commands();
+        let adopters = self.orphans.adopters();
+        let is_orphan = self.orphans.condition();
+        let found = snapshot.trees(|process| {
+            process.belongs_to(&self.leaders)
+                || self.members.contains(&process.member())
+                || (adopters.contains(&process.parent)
+                    && !commands.contains(&process.pid)
+                    && !adopters.contains(&process.pid)
+                    && is_orphan(process.pid))
+        });
+        (found, snapshot.pid_wrapped)
     }
 }
 
-/// Whether a signal or a tracer has stopped the process.
-pub(super) fn is_stopped(pid: Pid) -> bool {
-    proc::stat(pid, &mut Vec::new()).is_some_and(|stat| stat.stopped)
+/// A search through the lists of children.
+#[derive(Default)]
+struct Search {
+    seen: HashSet<Pid>,
+    found: Vec<Stat>,
+    /// Whether a listed process had ended before it was looked at. Its children may be orphans by then.
+    has_lost: bool,
+    buffer: Vec<u8>,
+}
+
+impl Search {
+    /// Adds the tree below a process that fulfils a condition, which is asked after its start time was
+    /// read.
+    fn add(&mut self, root: Pid, condition: impl Fn(&Stat) -> bool) {
+        let mut pending = vec![root];
+        while let Some(pid) = pending.pop() {
+            if self.seen.contains(&pid) {
+                continue;
+            }
+            let Some(process) = proc::stat(pid, &mut self.buffer) else {
+                self.has_lost = true;
+                continue;
+            };
+            if pid != root || condition(&process) {
+                self.seen.insert(pid);
+                pending.extend(proc::children(&process));
+                self.found.push(process);
+            }
+        }
+    }
+}
+
+/// Counts the living processes that commands have left behind when they ended; `None` if they are not
+/// known.
+pub fn count_left_behind() -> Option<usize> {
+    let roots = Roots {
+        orphans: Orphans::LeftBehind,
+        ..Roots::default()
+    };
+    Mark::are_available().then(|| roots.living().len())
+}
+
+/// The killing of trees, which takes several strikes if they grow meanwhile.
+pub(super) struct Hunt {
+    roots: Roots,
+    /// Processes that were found and are being killed.
+    known: HashSet<Member>,
+}
+
+impl Hunt {
+    /// The caller has stopped the process groups of the leaders, and reaps none before it has called
+    /// [`Hunt::forget_leaders`].
+    pub(super) fn new(roots: Roots) -> Self {
+        Self {
+            roots,
+            known: HashSet::new(),
+        }
+    }
+
+    /// Stops all processes until a search finds no new one, then kills them. Returns whether there were
+    /// new ones. In the process group of a leader a stopped process had no chance to fork, because a signal
+    /// to a group also reaches a child that is being made, so they need no further search.
+    pub(super) fn strike(&mut self) -> bool {
+        let mut fresh = Vec::new();
+        let mut fruitless = 0;
+        let deadline = Instant::now() + STRIKE_LIMIT;
+        for _ in 0..ROUNDS {
+            let (found, is_incomplete) = self.roots.search();
+            let mut search_again = is_incomplete && fruitless < FRUITLESS_ROUNDS;
+            fruitless += 1;
+            for process in found {
+                let member = process.member();
+                if self.known.insert(member) {
+                    let was_stopped = self.roots.leaders.contains(&process.group);
+                    search_again |= !was_stopped;
+                    fruitless = 0;
+                    if !process.zombie {
+                        if !was_stopped {
+                            member.signal(libc::SIGSTOP);
+                        }
+                        fresh.push(member);
+                    }
+                }
+            }
+            // What a process has started before it stopped is found below it.
+            self.roots.members.extend(&fresh);
+            if !search_again || Instant::now() >= deadline {
+                break;
+            }
+        }
+        for member in &fresh {
+            member.signal(libc::SIGKILL);
+        }
+        !fresh.is_empty()
+    }
+
+    /// From here on the leaders may be reaped.
+    pub(super) fn forget_leaders(&mut self) {
+        self.roots.leaders.clear();
+    }
+}
+
+/// Kills the tracers of a process that hold up its end: a traced process is reaped by its tracer first.
+/// `is_meant` chooses among them. The caller holds off reaping.
+pub(super) fn kill_tracers(pid: Pid, is_meant: impl Fn(Pid) -> bool) {
+    let own = std::process::id().cast_signed();
+    for tracer in proc::tracers(pid, TRACED_THREADS) {
+        if tracer != own
+            && let Some(stat) = proc::stat(tracer, &mut Vec::new())
+            && is_meant(tracer)
+        {
+            stat.member().signal(libc::SIGKILL);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -204,6 +421,7 @@ mod tests {
             group,
             session,
             ticks: 0,
+            threads: 1,
             start_time: 1,
             resident_pages: 0,
         };

@@ -28,6 +28,9 @@ impl ChildStack {
 /// Starts a process that shares this one's memory and runs `entry` with every signal blocked: the
 /// server's handlers must not run in it.
 ///
+/// It has no exit signal, so only [`super::wait`] finds it, until it calls execve: [`super::ended_child`]
+/// does not.
+///
 /// The caller keeps `stack` and what `argument` points to alive until the process ends or calls
 /// execve.
 pub(super) fn clone(
@@ -44,7 +47,7 @@ pub(super) fn clone(
         let mut before = MaybeUninit::<libc::sigset_t>::uninit();
         libc::sigfillset(all.as_mut_ptr());
         libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        let flags = flags | libc::CLONE_VM | libc::CLONE_PIDFD | libc::SIGCHLD;
+        let flags = flags | libc::CLONE_VM | libc::CLONE_PIDFD;
         let result = libc::clone(entry, stack.top(), flags, argument, &raw mut pidfd);
         let errno = Errno::last();
         libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
@@ -58,7 +61,9 @@ pub(super) fn clone(
         // SAFETY: plain integers and a null pointer.
         unsafe {
             libc::kill(result, libc::SIGKILL);
-            while libc::waitpid(result, ptr::null_mut(), 0) < 0 && Errno::last() == Errno::EINTR {}
+            while libc::waitpid(result, ptr::null_mut(), libc::__WALL) < 0
+                && Errno::last() == Errno::EINTR
+            {}
         }
         return Err(Errno::ENOSYS);
     }

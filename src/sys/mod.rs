@@ -35,8 +35,8 @@ pub use identity::{
 };
 pub use poll::{Events, PollEntry, poll, readable_bytes, receive_append};
 pub use process::{
-    Ending, Pid, fork, pidfd_open, pidfd_signal, signal_group, signal_process, signal_user, wait,
-    wait_any,
+    Ending, Pid, ended_child, fork, pidfd_open, pidfd_signal, reap, signal_group, signal_process,
+    signal_user, thread_id, wait, wait_any,
 };
 pub use signals::{ignore, restore_default};
 pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};

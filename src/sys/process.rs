@@ -15,6 +15,12 @@ use super::poll::{Events, PollEntry, poll};
 /// A process number.
 pub type Pid = libc::pid_t;
 
+/// The number of the calling thread.
+pub fn thread_id() -> Pid {
+    // SAFETY: no arguments.
+    unsafe { libc::gettid() }
+}
+
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
@@ -31,7 +37,8 @@ pub enum Ending {
 /// # Errors
 /// `ECHILD` if it was reaped already.
 pub fn wait(pidfd: BorrowedFd<'_>, block: bool) -> Result<Option<Ending>, Errno> {
-    let flags = libc::WEXITED | if block { 0 } else { libc::WNOHANG };
+    // `__WALL`: before its execve a child has no exit signal.
+    let flags = libc::WEXITED | libc::__WALL | if block { 0 } else { libc::WNOHANG };
     loop {
         let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
         // SAFETY: waitid fills `info`, and all zeroes (no child) are a value of it.
@@ -70,6 +77,27 @@ pub fn wait_any() -> Result<Option<(Pid, Ending)>, Errno> {
         pid if libc::WIFSIGNALED(status) => Some((pid, Ending::Signaled(libc::WTERMSIG(status)))),
         pid => Some((pid, Ending::Exited(libc::WEXITSTATUS(status)))),
     })
+}
+
+/// A child that has ended and was not reaped; `None` if there is none. Leaves it as it is, and does not
+/// find children that [`super::spawn()`] and [`signal_user`] started and that have not called execve.
+///
+/// # Errors
+/// `ECHILD` if there is no child.
+pub fn ended_child() -> Result<Option<Pid>, Errno> {
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: waitid fills `info`, all zeroes (no child) are a value of it, and it sets the pid.
+    unsafe {
+        Errno::result(libc::waitid(libc::P_ALL, 0, info.as_mut_ptr(), flags))?;
+        Ok(Some(info.assume_init().si_pid()).filter(|pid| *pid != 0))
+    }
+}
+
+/// Reaps a child that [`ended_child`] has found.
+pub fn reap(pid: Pid) {
+    // SAFETY: plain integers and a null pointer.
+    unsafe { libc::waitpid(pid, ptr::null_mut(), libc::WNOHANG) };
 }
 
 /// A descriptor that refers to this process only, even when its number is reused (`pidfd_open(2)`).

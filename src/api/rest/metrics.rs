@@ -32,6 +32,7 @@ struct Document {
     uptime_seconds: f64,
     connections: usize,
     processes_running: usize,
+    processes_left_behind: Option<usize>,
     log_bytes: usize,
     sandboxes: usize,
     requests: Vec<RequestCount>,
@@ -113,6 +114,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         uptime_seconds: machine.uptime().as_secs_f64(),
         connections: context.connections.count(),
         processes_running: machine.processes_running(),
+        processes_left_behind: machine.processes_left_behind(),
         log_bytes: machine.log_bytes(),
         sandboxes: machine.sandboxes(),
         requests: requests.collect(),
@@ -136,6 +138,7 @@ fn text(document: &Document) -> String {
     text.gauge("uptime_seconds", "Seconds since the start.", Some(document.uptime_seconds));
     text.whole("connections", "Open connections.", count(document.connections));
     text.whole("processes_running", "Running commands, in the foreground or background.", count(document.processes_running));
+    text.whole("processes_left_behind", "Processes that live on after their command has ended.", document.processes_left_behind.map(|count| count as u64));
     text.whole("log_bytes", "Bytes of output that are kept.", count(document.log_bytes));
     text.whole("sandboxes", "Sandboxes.", count(document.sandboxes));
     text.whole("machine_memory_used_bytes", "Memory in use, of the container or the machine.", machine.memory_used_bytes);

@@ -5,6 +5,7 @@
 //! write however much; readers that cost nobody else anything; standard input of any size; kill,
 //! wait and delete that mean what they say, by id or by pid.
 
+mod daemons;
 mod delete;
 mod logs;
 mod memory;

@@ -13,7 +13,7 @@ mod kernel;
 mod port;
 mod port_held;
 mod privileges;
-mod probe;
+pub mod probe;
 mod processes;
 mod races;
 mod sockets;

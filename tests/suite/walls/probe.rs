@@ -376,6 +376,42 @@ fn perform(words: &[&str]) -> io::Result<String> {
             // SAFETY: plain integers. All but itself.
             unsafe { libc::syscall(libc::SYS_kill, -1, number(signal)) };
         },
+        // Takes a lower mark than its own, so that it is not known for what it is.
+        ["lower-mark", to] => {
+            let to = number(to).cast_unsigned();
+            let limit = libc::rlimit {
+                rlim_cur: to,
+                rlim_max: to,
+            };
+            // SAFETY: a structure that outlives the call.
+            status(unsafe { libc::setrlimit(libc::RLIMIT_RTTIME, &raw const limit) }.into())
+        }
+        // Leaves a process behind that has neither its parent nor its session.
+        ["daemon"] => {
+            // SAFETY: plain system calls; the copies return from none of these.
+            unsafe {
+                if libc::fork() == 0 {
+                    libc::setsid();
+                    if libc::fork() != 0 {
+                        libc::_exit(0);
+                    }
+                    loop {
+                        libc::pause();
+                    }
+                }
+                status(libc::wait(std::ptr::null_mut()).into())
+            }
+        }
+        // For ever becomes another process in another session, each the child of one that has ended.
+        ["hop"] => loop {
+            // SAFETY: plain system calls.
+            unsafe {
+                if libc::fork() != 0 {
+                    libc::_exit(0);
+                }
+                libc::setsid();
+            }
+        },
         // Whoever opens the file waits until the kernel has lost its patience, see fcntl(2).
         ["lease", path] => {
             let file = File::open(path)?;

@@ -1,0 +1,92 @@
+//! The server's children: which of them are commands, and an end for the others.
+//!
+//! Orphans become children of the server unless it has an init, and a command without a filter can make
+//! more by clone(2) with `CLONE_PARENT`. When they end, they must be reaped: a zombie keeps its pid and
+//! its user for ever.
+//!
+//! A command must never be reaped here, because its driver waits for it. Three facts keep them apart:
+//!
+//! - A child between clone and execve has no exit signal, so waiting for any child does not find it
+//!   (wait(2), `__WALL`). execve gives it the usual one.
+//! - It stores its pid in its [`Start`] before it calls execve, and the start stays listed until the
+//!   command is. So every command that can be found is known.
+//! - Looking for a child, comparing it with those that are known, and reaping it happen under one lock.
+//!   Drivers take the same lock to reap a command and to forget its pid, so a known pid is never that of
+//!   another child.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex};
+
+use nix::errno::Errno;
+
+use super::start::Start;
+use crate::confine::Mark;
+use crate::sync::lock;
+use crate::sys::{self, Ending, Pid};
+
+#[derive(Default)]
+struct Commands {
+    starts: Vec<Arc<Start>>,
+    /// By pid, until they are reaped.
+    running: BTreeMap<Pid, Option<Mark>>,
+}
+
+impl Commands {
+    fn is_known(&self, pid: Pid) -> bool {
+        self.running.contains_key(&pid) || self.starts.iter().any(|start| start.pid() == Some(pid))
+    }
+}
+
+static COMMANDS: Mutex<Commands> = Mutex::new(Commands {
+    starts: Vec::new(),
+    running: BTreeMap::new(),
+});
+
+/// Lists a start. Every start is listed before its child exists.
+pub(super) fn list_start(start: &Arc<Start>) {
+    lock(&COMMANDS).starts.push(Arc::clone(start));
+}
+
+/// Ends a start, with the command if it was started.
+pub(super) fn end_start(start: &Arc<Start>, started: Option<(Pid, Option<Mark>)>) {
+    let mut commands = lock(&COMMANDS);
+    commands.running.extend(started);
+    commands.starts.retain(|other| !Arc::ptr_eq(other, start));
+}
+
+/// Reaps a command that has ended; `None` if it cannot be reaped yet.
+pub(super) fn reap(pid: Pid, pidfd: BorrowedFd<'_>) -> Option<Ending> {
+    let mut commands = lock(&COMMANDS);
+    // An error means that it was reaped elsewhere. Waiting on would never end.
+    let ending = sys::wait(pidfd, false).unwrap_or(Some(Ending::Unknown))?;
+    commands.running.remove(&pid);
+    Some(ending)
+}
+
+/// Reaps the children that are no commands and have ended. False if a command that has ended hides
+/// others: call it again when that was reaped.
+pub(super) fn reap_others() -> bool {
+    let commands = lock(&COMMANDS);
+    loop {
+        match sys::ended_child() {
+            Ok(Some(pid)) if commands.is_known(pid) => return false,
+            Ok(Some(pid)) => sys::reap(pid),
+            Err(Errno::EINTR) => {}
+            Ok(None) | Err(_) => return true,
+        }
+    }
+}
+
+/// The pids of commands, being started or not reaped yet.
+pub(super) fn commands() -> BTreeSet<Pid> {
+    let commands = lock(&COMMANDS);
+    let starting = commands.starts.iter().filter_map(|start| start.pid());
+    starting.chain(commands.running.keys().copied()).collect()
+}
+
+/// The marks of the commands that were not reaped yet.
+pub(super) fn marks() -> BTreeSet<Mark> {
+    let commands = lock(&COMMANDS);
+    commands.running.values().copied().flatten().collect()
+}

@@ -1,0 +1,62 @@
+//! A command that is being started. The thread that starts it is suspended until the child has called
+//! execve or has ended, so other threads enforce its deadline and its end.
+
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::time::Instant;
+
+use crate::command::ChosenId;
+use crate::proc;
+use crate::sys::{self, Pid};
+
+/// A command that is being started.
+pub(super) struct Start {
+    pub(super) id: Option<ChosenId>,
+    pub(super) since: Instant,
+    /// When the command is killed.
+    pub(super) deadline: Option<Instant>,
+    /// Stored by the child itself before anything else; 0 until it exists, and when it has failed.
+    pub(super) pid: AtomicI32,
+    timed_out: AtomicBool,
+}
+
+impl Start {
+    pub(super) fn new(id: Option<ChosenId>, since: Instant, deadline: Option<Instant>) -> Self {
+        Self {
+            id,
+            since,
+            deadline,
+            pid: AtomicI32::new(0),
+            timed_out: AtomicBool::new(false),
+        }
+    }
+
+    /// The child's pid, once it exists.
+    pub(super) fn pid(&self) -> Option<Pid> {
+        Some(self.pid.load(Ordering::Acquire)).filter(|pid| *pid != 0)
+    }
+
+    /// Whether the child was killed at its deadline.
+    pub(super) fn has_timed_out(&self) -> bool {
+        self.timed_out.load(Ordering::Acquire)
+    }
+
+    /// Kills the child if its deadline has passed. The caller knows that the start is still listed.
+    pub(super) fn enforce_deadline(&self, now: Instant) {
+        if self.deadline.is_some_and(|deadline| deadline <= now) && self.pid().is_some() {
+            self.timed_out.store(true, Ordering::Release);
+            self.kill();
+        }
+    }
+
+    /// Kills the child. The caller knows that the start is still listed, so the child was not reaped.
+    pub(super) fn kill(&self) {
+        if let Some(pid) = self.pid() {
+            let _ = sys::signal_process(pid, libc::SIGKILL);
+        }
+    }
+
+    /// Whether a signal or a tracer has stopped the child.
+    pub(super) fn is_stopped(&self) -> bool {
+        self.pid().is_some_and(proc::is_stopped)
+    }
+}
