@@ -102,6 +102,19 @@ pub fn hard_limit(pid: Pid, name: &str) -> Option<u64> {
     values.split_ascii_whitespace().nth(1)?.parse().ok()
 }
 
+/// Whether a process has this real uid and has not ended; `None` if /proc does not tell.
+pub fn user_has_living(uid: libc::uid_t) -> Option<bool> {
+    let is_living = |pid: Pid| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+        let is_zombie = number_of(&status, "Threads:") <= Some(1_u32)
+            && status
+                .lines()
+                .any(|line| line.starts_with("State:\tZ") || line.starts_with("State:\tX"));
+        number_of(&status, "Uid:") == Some(uid) && !is_zombie
+    };
+    shows_this_namespace().then(|| processes().any(is_living))
+}
+
 /// The pids of all processes; none if /proc shows another pid namespace.
 pub fn processes() -> impl Iterator<Item = Pid> {
     let entries = std::fs::read_dir("/proc").ok();

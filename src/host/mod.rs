@@ -57,7 +57,10 @@ const GRACE: Duration = Duration::from_secs(5);
 /// background, in unit tests everything.
 const ANSWER_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 40 });
 
-/// How long the removal of homes may take when the server ends.
+/// How long to wait for killed processes when the server ends.
+const FINAL_EMPTYING_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long that and the removal of homes may take when the server ends.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(3);
 
 /// Interval of the maintenance: idle sandboxes, starts that hang.
@@ -300,26 +303,11 @@ impl Host {
         let ids: Vec<_> = ids.collect();
         let all: Vec<_> = ids.iter().filter_map(|id| table.take(id)).collect();
         drop(table);
-        // Kill all first: they end in parallel, and removing a home may take long.
-        for sandbox in &all {
-            sandbox.workspace.close();
-            if sys::user_has_processes(sandbox.user) {
-                sandbox.workspace.processes.expect_kill(Reason::Deleted);
-                self.signaller.signal(sandbox.user, libc::SIGKILL);
-            }
-        }
-        let emptying_deadline = Instant::now() + EMPTYING_LIMIT;
-        for sandbox in &all {
-            // `end` reports what cannot be emptied.
-            let _ = self.signaller.empty(sandbox, emptying_deadline);
-        }
         let (mut count, mut failure) = (0, None);
-        for sandbox in &all {
-            match self.end(sandbox, "deleted", deadline) {
-                Ok(ended) => count += usize::from(ended.is_first_report),
-                Err(error) => failure = failure.or(Some(error)),
-            }
-        }
+        self.end_all(&all, "deleted", deadline, |result| match result {
+            Ok(ended) => count += usize::from(ended.is_first_report),
+            Err(error) => failure = failure.take().or(Some(error)),
+        });
         // Other requests may be deleting some.
         let left = deadline.saturating_duration_since(Instant::now());
         self.wait_while(left, |table| !table.ending.is_empty());
@@ -334,14 +322,58 @@ impl Host {
     /// Deletes a sandbox that was taken out of the table. What is left of its home at the `deadline` is
     /// removed later.
     fn end(&self, sandbox: &Arc<Sandbox>, how: &str, deadline: Instant) -> Result<Ended> {
+        let mut ended = Err(unknown(&sandbox.id));
+        let report = |result| ended = result;
+        self.end_all(std::slice::from_ref(sandbox), how, deadline, report);
+        ended
+    }
+
+    /// Deletes sandboxes that were taken out of the table, each as soon as it is empty: what cannot be
+    /// emptied holds up no other. Reports each result.
+    fn end_all(
+        &self,
+        all: &[Arc<Sandbox>],
+        how: &str,
+        deadline: Instant,
+        mut report: impl FnMut(Result<Ended>),
+    ) {
         let begun = Instant::now();
-        sandbox.workspace.close();
-        let Sandbox { id, user, .. } = &**sandbox;
+        // Kill all first: they end in parallel, and removing a home may take long.
+        for sandbox in all {
+            sandbox.workspace.close();
+            if sys::user_has_processes(sandbox.user) {
+                sandbox.workspace.processes.expect_kill(Reason::Deleted);
+                self.signaller.signal(sandbox.user, libc::SIGKILL);
+            }
+        }
+        let mut shares = Shares::new(all.len(), deadline);
         let emptying_deadline = deadline.min(begun + EMPTYING_LIMIT);
-        let emptied = self.signaller.empty(sandbox, emptying_deadline);
-        let result = emptied.and_then(|()| self.homes.remove(id, Some(deadline)));
+        let done = |sandbox: &Arc<Sandbox>, is_empty| {
+            let result = if is_empty {
+                self.homes.remove(&sandbox.id, Some(shares.next()))
+            } else {
+                let id = &sandbox.id;
+                let text =
+                    format!("cannot end sandbox {id}: a process was killed but has not ended");
+                Err(Error::new(Kind::System, text))
+            };
+            report(self.settle(sandbox, result, how, begun.elapsed()));
+        };
+        self.signaller
+            .empty(all, Reason::Deleted, emptying_deadline, done);
+    }
+
+    /// Records the result of a deletion: true if nothing is left, false if a part of the home is.
+    fn settle(
+        &self,
+        sandbox: &Arc<Sandbox>,
+        result: Result<bool>,
+        how: &str,
+        taken: Duration,
+    ) -> Result<Ended> {
+        let Sandbox { id, user, .. } = &**sandbox;
         let outcome = match &result {
-            Ok(true) => format!(", in {} us", begun.elapsed().as_micros()),
+            Ok(true) => format!(", in {} us", taken.as_micros()),
             Ok(false) => " stays taken: its home is large and still being removed".to_owned(),
             Err(error) => format!(" stays taken: something is left: {error}"),
         };
@@ -397,9 +429,8 @@ impl Host {
         let leaving = Arc::new(leaving);
         let (host, theirs) = (Arc::clone(self), Arc::clone(&leaving));
         let end_all = move |host: &Self, leaving: &[Arc<Sandbox>], limit: Duration| {
-            for sandbox in leaving {
-                let _ = host.end(sandbox, how, Instant::now() + limit);
-            }
+            let count = u32::try_from(leaving.len()).unwrap_or(u32::MAX);
+            host.end_all(leaving, how, Instant::now() + limit * count, |_| {});
         };
         let thread = thread::Builder::new()
             .name("ending".to_owned())
@@ -450,9 +481,7 @@ impl Host {
             sandbox.workspace.close();
         }
         let left = || -> Vec<&Arc<Sandbox>> {
-            let runs = |sandbox: &&Arc<Sandbox>| {
-                sandbox.workspace.processes.is_starting() || sys::user_has_processes(sandbox.user)
-            };
+            let runs = |sandbox: &&Arc<Sandbox>| signals::is_active(sandbox, false);
             all.iter().filter(runs).collect()
         };
         for sandbox in left() {
@@ -465,15 +494,23 @@ impl Host {
         while !left().is_empty() && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(10));
         }
-        for sandbox in left() {
-            sandbox.workspace.processes.expect_kill(Reason::Killed);
-            self.signaller.signal(sandbox.user, libc::SIGKILL);
-        }
+        let emptying_deadline = Instant::now() + FINAL_EMPTYING_LIMIT;
         let removal_deadline = Instant::now() + REMOVAL_LIMIT;
-        for sandbox in &all {
-            if self.signaller.empty(sandbox, removal_deadline).is_ok() {
-                let _ = self.homes.remove(&sandbox.id, Some(removal_deadline));
+        let mut shares = Shares::new(all.len(), removal_deadline);
+        let mut unfinished = Vec::new();
+        // The home of one that is not empty goes too: whatever runs there ends with the server.
+        let done = |sandbox: &Arc<Sandbox>, _is_empty| {
+            if !matches!(
+                self.homes.remove(&sandbox.id, Some(shares.next())),
+                Ok(true)
+            ) {
+                unfinished.push(Arc::clone(sandbox));
             }
+        };
+        self.signaller
+            .empty(&all, Reason::Killed, emptying_deadline, done);
+        for sandbox in unfinished {
+            let _ = self.homes.remove(&sandbox.id, Some(removal_deadline));
         }
         let left = removal_deadline.saturating_duration_since(Instant::now());
         self.wait_while(left, |table| {
@@ -487,6 +524,27 @@ impl Host {
             .changed
             .wait_timeout_while(self.table(), limit, |table| condition(table));
         drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// Divides the time up to a deadline fairly: what one does not use goes to those after it.
+struct Shares {
+    left: usize,
+    deadline: Instant,
+}
+
+impl Shares {
+    fn new(count: usize, deadline: Instant) -> Self {
+        let left = count;
+        Self { left, deadline }
+    }
+
+    /// The end of the next share.
+    fn next(&mut self) -> Instant {
+        let now = Instant::now();
+        let count = u32::try_from(self.left.max(1)).unwrap_or(u32::MAX);
+        self.left = self.left.saturating_sub(1);
+        now + self.deadline.saturating_duration_since(now) / count
     }
 }
 

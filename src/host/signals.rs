@@ -6,7 +6,7 @@
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,15 @@ use crate::sys::{self, ActingAs, User};
 /// Where the search for an unused uid begins, downwards: 65534 and 65535 have a meaning, and a container's
 /// user namespace often ends there.
 const LAST_USER: u32 = 65_533;
+
+/// The longest pause between two checks.
+const MAX_PAUSE: Duration = Duration::from_millis(20);
+
+/// After this time, killed processes that seem to live may be zombies. Init reaps its own sooner.
+const ZOMBIES_AFTER: Duration = Duration::from_millis(500);
+
+/// The pause between two checks then, which read /proc.
+const ZOMBIE_PAUSE: Duration = Duration::from_millis(200);
 
 /// Sends signals to the processes of sandboxes.
 pub(super) struct Signaller {
@@ -49,27 +58,44 @@ impl Signaller {
         Ok(Self { sender_uid })
     }
 
-    /// Kills the processes of a sandbox's user until none is left, or until `deadline`.
-    ///
-    /// # Errors
-    /// `System` if a process is left at the deadline.
-    pub(super) fn empty(&self, sandbox: &Sandbox, deadline: Instant) -> Result<()> {
-        let processes = &sandbox.workspace.processes;
+    /// Kills the processes of sandboxes until none is left, or until `deadline`. Passes each sandbox that
+    /// is empty to `done`, so that none waits for another, and at the deadline the others, with false.
+    pub(super) fn empty<'a>(
+        &self,
+        sandboxes: impl IntoIterator<Item = &'a Arc<Sandbox>>,
+        reason: Reason,
+        deadline: Instant,
+        mut done: impl FnMut(&'a Arc<Sandbox>, bool),
+    ) {
+        let mut left: Vec<_> = sandboxes.into_iter().collect();
+        let begun = Instant::now();
         let mut pause = Duration::from_micros(100);
-        // In this order: a command that was starting at the first check may run at the second.
-        while processes.is_starting() || sys::user_has_processes(sandbox.user) {
-            if Instant::now() >= deadline {
-                let id = &sandbox.id;
-                let text =
-                    format!("cannot end sandbox {id}: a process was killed but has not ended");
-                return Err(Error::new(Kind::System, text));
+        loop {
+            let with_zombies_apart = begun.elapsed() >= ZOMBIES_AFTER;
+            left.retain(|sandbox| {
+                let is_active = is_active(sandbox, with_zombies_apart);
+                if !is_active {
+                    done(sandbox, true);
+                }
+                is_active
+            });
+            if left.is_empty() || Instant::now() >= deadline {
+                break;
             }
-            processes.expect_kill(Reason::Deleted);
-            self.signal(sandbox.user, libc::SIGKILL);
+            for sandbox in &left {
+                sandbox.workspace.processes.expect_kill(reason);
+                self.signal(sandbox.user, libc::SIGKILL);
+            }
             thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_millis(20));
+            pause = (pause * 2).min(if with_zombies_apart {
+                ZOMBIE_PAUSE
+            } else {
+                MAX_PAUSE
+            });
         }
-        Ok(())
+        for sandbox in left {
+            done(sandbox, false);
+        }
     }
 
     /// Signals all processes of a user.
@@ -82,6 +108,18 @@ impl Signaller {
             signal_each(user, signal);
         }
     }
+}
+
+/// Whether a process of a sandbox can still act, or a command is being started.
+///
+/// The kernel also counts zombies as processes of their user, and one that a stranger does not reap stays.
+/// `with_zombies_apart` looks at /proc to tell. The answer is right only if all processes of the user
+/// were sent SIGKILL before: then none can fork while /proc is read.
+pub(super) fn is_active(sandbox: &Sandbox, with_zombies_apart: bool) -> bool {
+    // In this order: a command that was starting at the first check may run at the second.
+    sandbox.workspace.processes.is_starting()
+        || (sys::user_has_processes(sandbox.user)
+            && !(with_zombies_apart && proc::user_has_living(sandbox.user.uid) == Some(false)))
 }
 
 /// Signals the processes of a user one by one, through pidfds.

@@ -10,7 +10,8 @@ use serde_json::json;
 
 use super::{SANDBOXES, create, create_for_trouble, delete, homes_of, list, needs_root, target};
 use crate::fixture::{
-    PATIENCE, Sandbox, Server, Stop, assert_error, is_alive, stat_of, wait_until,
+    PATIENCE, Sandbox, Server, Stop, assert_error, descendants_of, has_namespaces, is_alive,
+    stat_of, uid_of, wait_until,
 };
 use crate::skip;
 
@@ -313,32 +314,82 @@ fn stranger(sandbox: &Sandbox<'_>) -> Child {
 }
 
 #[test]
-fn what_came_from_elsewhere_as_its_user_is_killed_and_waited_for() {
+fn what_came_from_elsewhere_as_its_user_is_killed_and_keeps_only_that_from_others() {
     needs_root!();
     let server = super::with_users(1).start();
     let sandbox = server.sandbox();
     let mut stranger = stranger(&sandbox);
-    thread::scope(|scope| {
-        let ender = scope.spawn(|| delete(&server, &sandbox.id));
-        // It is a zombie now, as which it still has the user; nobody gets that in the meantime.
-        wait_until("it is killed", PATIENCE, || {
-            stat_of(stranger.id().cast_signed()).is_some_and(|process| process.state == 'Z')
-        });
-        assert_eq!(create(&server, 1).1, 1);
-        assert!(!ender.is_finished());
-        stranger.wait().unwrap();
-        assert!(ender.join().unwrap());
-    });
+    // It stays a zombie, as which it still has the user and can do nothing.
+    assert!(delete(&server, &sandbox.id));
+    assert_eq!(
+        stat_of(stranger.id().cast_signed()).unwrap().state,
+        'Z',
+        "it was killed"
+    );
+    assert_eq!(homes_of(&server), Vec::<String>::new());
+    assert_eq!(create(&server, 1).1, 1, "nobody else gets the user");
+    stranger.wait().unwrap();
     assert_eq!(create(&server, 1).0[0].uid, sandbox.uid);
+}
+
+/// A process of a sandbox that SIGKILL does not end: the first of a pid namespace, which waits there for
+/// another one that its own parent, this process, does not reap.
+struct Unkillable {
+    first: Child,
+    other: Child,
+}
+
+impl Unkillable {
+    fn new(sandbox: &Sandbox<'_>) -> Self {
+        let mut sleeper = Command::new("unshare");
+        let uid = sandbox.uid.to_string();
+        sleeper.args([
+            "--pid", "--fork", "setpriv", "--reuid", &uid, "--regid", &uid,
+        ]);
+        sleeper.args(["--clear-groups", "sleep", "3600"]);
+        let first = sleeper
+            .current_dir("/")
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut inner = 0;
+        wait_until("it runs in its namespace", PATIENCE, || {
+            let below = descendants_of(first.id().cast_signed());
+            inner = below.first().map_or(0, |process| process.pid);
+            uid_of(inner) == Some(sandbox.uid)
+        });
+        let namespace = std::fs::File::open(format!("/proc/{inner}/ns/pid")).unwrap();
+        let enter = || {
+            nix::sched::setns(&namespace, nix::sched::CloneFlags::CLONE_NEWPID).unwrap();
+            stranger(sandbox)
+        };
+        let other = thread::scope(|scope| scope.spawn(enter).join().unwrap());
+        Self { first, other }
+    }
+
+    /// Lets it end after it was killed.
+    fn release(&mut self) {
+        self.other.wait().unwrap();
+        self.first.wait().unwrap();
+    }
+}
+
+impl Drop for Unkillable {
+    fn drop(&mut self) {
+        let _ = (self.other.kill(), self.other.wait());
+        let _ = (self.first.kill(), self.first.wait());
+    }
 }
 
 #[test]
 fn a_sandbox_that_cannot_be_emptied_is_reported_and_keeps_its_user_until_it_is() {
     needs_root!();
+    if !has_namespaces() {
+        skip!("needs namespaces");
+    }
     let server = super::with_users(2).env("SBX_CAPACITY", 2).start();
     let sandbox = server.sandbox();
-    let mut stranger = stranger(&sandbox);
-    // Nobody reaps it until the server has given up.
+    let mut unkillable = Unkillable::new(&sandbox);
     let reply = server.delete(&target(&sandbox.id, ""));
     assert_eq!(reply.status, 500, "{}", reply.text());
     assert!(reply.text().contains(&sandbox.id), "{}", reply.text());
@@ -354,7 +405,7 @@ fn a_sandbox_that_cannot_be_emptied_is_reported_and_keeps_its_user_until_it_is()
     let (made, rejected) = create(&server, 2);
     assert_eq!((made.len(), rejected), (1, 1));
     assert_ne!(made[0].uid, sandbox.uid);
-    stranger.wait().unwrap();
+    unkillable.release();
     // It is tried again in any case; whoever asks need not wait for that. What was tried just now may
     // be done already, or not be yet.
     let reply = server.delete(&target(&sandbox.id, ""));
@@ -362,4 +413,38 @@ fn a_sandbox_that_cannot_be_emptied_is_reported_and_keeps_its_user_until_it_is()
     let (made, _) = create(&server, 1);
     assert_eq!(made[0].uid, sandbox.uid, "empty at last, it is given again");
     assert_eq!(made[0].sh("echo on"), "on\n");
+}
+
+#[test]
+fn one_that_cannot_be_emptied_holds_up_no_other() {
+    needs_root!();
+    if !has_namespaces() {
+        skip!("needs namespaces");
+    }
+    let mut server = Server::host().start();
+    let sandboxes: Vec<_> = (0..8).map(|_| server.sandbox()).collect();
+    for sandbox in &sandboxes {
+        sandbox.spawn(&json!({"cmd": "sleep 3600"}));
+    }
+    let _unkillable = Unkillable::new(&sandboxes[3]);
+    let homes: Vec<_> = sandboxes
+        .iter()
+        .map(|sandbox| sandbox.home.clone())
+        .collect();
+    let id = sandboxes[3].id.clone();
+    thread::scope(|scope| {
+        let all = scope.spawn(|| server.delete(SANDBOXES));
+        wait_until("all others are gone", Duration::from_secs(10), || {
+            homes.iter().filter(|home| home.exists()).count() == 1
+        });
+        assert!(!all.is_finished(), "it still tries");
+        let reply = all.join().unwrap();
+        assert_eq!(reply.status, 500, "{}", reply.text());
+        assert!(reply.text().contains(&id), "{}", reply.text());
+    });
+    let later = server.sandbox().home;
+    assert!(homes[3].exists() && later.exists());
+    server.signal(nix::libc::SIGTERM);
+    server.wait_for_exit(Duration::from_secs(20));
+    assert_eq!(homes_of(&server), Vec::<String>::new(), "no home is left");
 }
