@@ -26,6 +26,7 @@ impl From<Error> for Refusal {
             Kind::IdInUse => (409, "id_in_use"),
             Kind::System => (500, "internal"),
             Kind::Unreachable => (502, "unreachable"),
+            Kind::OverLimit => (503, "over_limit"),
             Kind::NoThreads => (503, "no_threads"),
             Kind::ShuttingDown => (503, "shutting_down"),
             Kind::Unfinished => (503, "unfinished"),
