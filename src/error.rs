@@ -54,7 +54,6 @@ pub enum Kind {
     /// Nothing accepts connections at the port.
     Unreachable,
     /// This workspace or client holds as much of something as one may; the text names it.
-    #[allow(dead_code, reason = "for what is limited per workspace")]
     OverLimit,
     /// No thread is left for a request that may block.
     NoThreads,

@@ -259,8 +259,6 @@ fn hold_port(port: u16) -> Result<HeldPort, Error> {
     Ok(held)
 }
 
-/// Blocks the signals that end the server and returns a descriptor that receives them. This must
-/// precede the second thread: threads inherit the mask, and commands get theirs reset.
 /// Blocks the signals that end the server and returns a descriptor that receives them. Blocks SIGCHLD
 /// too, for the supervisor. This must precede the second thread: threads inherit the mask, and commands
 /// get theirs reset.

@@ -10,11 +10,12 @@ mod port;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::client::{Client, Disconnected, KeepAlive};
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
+use crate::sync::CountedPlace;
 use crate::sys::User;
 use port::unreachable;
 
@@ -25,12 +26,19 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// The first and the longest pause between two looks for a server. Most servers that a client waits for
 /// are about to listen.
-const LOOK_PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(50));
+const LOOK_PAUSE: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(250));
+
+/// Pauses become longer with the time that was waited, to this part of it: a server is noticed so much late.
+const LATENESS: u32 = 16;
+
+/// Most clients that wait for ports of one workspace at once. Each has a thread, which looks a few times a second.
+const MAX_WAITS: usize = 64;
 
 /// The ports of a workspace.
 pub struct Ports {
     backend: Backend,
     is_closed: AtomicBool,
+    waits: Arc<AtomicUsize>,
 }
 
 enum Backend {
@@ -55,6 +63,7 @@ impl Ports {
         Arc::new(Self {
             backend,
             is_closed: AtomicBool::new(false),
+            waits: Arc::default(),
         })
     }
 
@@ -110,33 +119,63 @@ impl Ports {
         }
     }
 
-    /// Waits until a server listens on a port. Returns false after `limit` (`None` means no limit), or
-    /// when the workspace ends. Pings the client meanwhile.
+    /// Prepares to wait for a port.
+    ///
+    /// # Errors
+    /// `OverLimit` if as many clients wait for ports of this workspace as may.
+    pub fn wait(self: &Arc<Self>, port: Port) -> Result<Wait> {
+        let Some(place) = CountedPlace::take(&self.waits, MAX_WAITS) else {
+            let text = format!(
+                "cannot wait for port {port}: {MAX_WAITS} requests wait for ports of this sandbox, and no more may"
+            );
+            return Err(Error::new(Kind::OverLimit, text));
+        };
+        Ok(Wait {
+            ports: Arc::clone(self),
+            port,
+            _place: place,
+        })
+    }
+}
+
+/// One client's wait for a port.
+pub struct Wait {
+    ports: Arc<Ports>,
+    port: Port,
+    _place: CountedPlace,
+}
+
+impl Wait {
+    /// The port that is waited for.
+    pub fn port(&self) -> &Port {
+        &self.port
+    }
+
+    /// Waits until a server listens on the port. Returns false after `limit` (`None` means no limit), or when
+    /// the workspace ends. Pings the client meanwhile.
     ///
     /// # Errors
     /// The client disconnected.
-    pub fn wait(
+    pub fn run(
         &self,
-        port: &Port,
         limit: Option<Duration>,
         client: &mut dyn Client,
     ) -> std::result::Result<bool, Disconnected> {
-        let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
+        let begun = Instant::now();
+        let deadline = limit.and_then(|limit| begun.checked_add(limit));
         let mut keep_alive = KeepAlive::new();
-        let mut pause = LOOK_PAUSE.0;
         loop {
-            if self.is_listening(port) {
+            if self.ports.is_listening(&self.port) {
                 return Ok(true);
             }
             let now = Instant::now();
             let is_late = deadline.is_some_and(|deadline| now >= deadline);
-            if is_late || self.is_closed.load(Ordering::Relaxed) {
+            if is_late || self.ports.is_closed.load(Ordering::Relaxed) {
                 return Ok(false);
             }
-            let again = now + pause;
+            let again = now + ((now - begun) / LATENESS).clamp(LOOK_PAUSE.0, LOOK_PAUSE.1);
             let until = deadline.map_or(again, |deadline| deadline.min(again));
             keep_alive.wait(client, None, Some(until))?;
-            pause = (pause * 2).min(LOOK_PAUSE.1);
         }
     }
 }

@@ -6,8 +6,6 @@
 //! because development servers refuse names that they do not know; the name that the client used is
 //! in `X-Forwarded-Host`.
 
-use std::sync::Arc;
-
 use super::call::{Answer, Call, json_later};
 use super::documents::{ListenerDocument, PortDocument};
 use crate::http::parse::Head;
@@ -121,10 +119,10 @@ pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 /// `GET ports/{port}/wait`.
 pub(super) fn wait(call: &Call<'_, '_>, workspace: &Workspace, port: Port) -> Answer {
     let limit = call.query.seconds("timeout")?;
-    let ports = Arc::clone(&workspace.ports);
+    let wait = workspace.ports.wait(port)?;
     Ok(json_later(call.ping_interval(), move |client| {
-        let listening = ports.wait(&port, limit, client).ok()?;
-        serde_json::to_vec(&PortDocument::of(&port, listening)).ok()
+        let listening = wait.run(limit, client).ok()?;
+        serde_json::to_vec(&PortDocument::of(wait.port(), listening)).ok()
     }))
 }
 

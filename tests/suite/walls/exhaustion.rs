@@ -9,8 +9,8 @@ use serde_json::json;
 use super::probe::Probe;
 use super::race_length;
 use crate::fixture::{
-    Outcome, PATIENCE, Sandbox, Server, TempDir, best_of, descriptors_of, events_of, is_root,
-    may_lower_nice, status_of, wait_until,
+    Connection, Outcome, PATIENCE, Sandbox, Server, TempDir, assert_error, best_of, cpu_time_of,
+    descriptors_of, events_of, is_root, may_lower_nice, status_of, wait_until,
 };
 use crate::skip;
 
@@ -315,5 +315,65 @@ fn files_that_their_owner_lets_nobody_open() {
         wait_until("it is on its way", PATIENCE, || {
             sandbox.processes().len() == 2
         });
+    });
+}
+
+/// Begins to wait for a port of a sandbox on which nothing will listen.
+fn wait_for_nothing(sandbox: &Sandbox<'_>, name: &str) -> Connection {
+    let mut waiting = sandbox.connect();
+    let target = sandbox.target(&format!("ports/{name}/wait"));
+    waiting.send_request("GET", &target, &[], b"");
+    assert_eq!(waiting.read_head().status, 200);
+    waiting
+}
+
+#[test]
+fn waits_for_ports_beside_thousands_of_sockets() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().env("SBX_PING_SECS", 1).start();
+    let sandbox = server.sandbox();
+    let probe = Probe::new(&sandbox);
+    for part in 0..10 {
+        probe.hold(&[&["unix-listen-many", &part.to_string(), "500"]]);
+    }
+    // Bound, so that there is something to look at, but not listened on.
+    sandbox.sh("mkdir -p .sbx/proxy");
+    probe.hold(&[&["unix-bind", ".sbx/proxy/bound.sock"]]);
+    let mut waiting: Vec<Connection> = (0..40)
+        .map(|number| wait_for_nothing(&sandbox, if number % 2 == 0 { "bound" } else { "none" }))
+        .collect();
+    // The waits last longer than the first looks, which come fast.
+    let last = waiting.last_mut().unwrap();
+    last.read_chunk().unwrap();
+    let before = cpu_time_of(server.inner_pid());
+    for _ in 0..3 {
+        last.read_chunk().unwrap();
+    }
+    let used = cpu_time_of(server.inner_pid()).saturating_sub(before);
+    assert!(used < Duration::from_millis(600), "{used:?}");
+}
+
+#[test]
+fn a_sandbox_waits_for_its_ports_within_its_share() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let mut waiting: Vec<Connection> = (0..64)
+        .map(|_| wait_for_nothing(&sandbox, "none"))
+        .collect();
+    let refused = sandbox.get("ports/none/wait?timeout=0");
+    assert_error(&refused, 503, "over_limit");
+    // Nobody else is refused anything.
+    assert_eq!(sandbox.sh("echo here"), "here\n");
+    let neighbour = server.sandbox();
+    let reply = neighbour.get("ports/none/wait?timeout=0");
+    assert_eq!(reply.json()["listening"], false);
+    waiting.pop();
+    wait_until("there is a place again", PATIENCE, || {
+        sandbox.get("ports/none/wait?timeout=0").status == 200
     });
 }

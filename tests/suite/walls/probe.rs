@@ -292,6 +292,12 @@ fn perform(words: &[&str]) -> io::Result<String> {
         ["unix-connect", path] => done(UnixStream::connect(path)),
         ["unix-send", path] => done(UnixDatagram::unbound()?.send_to(b"x", path)),
         ["unix-listen", path] => UnixListener::bind(path).map(keep),
+        ["unix-listen-many", prefix, count] => {
+            for index in 0..number(count) {
+                keep(UnixListener::bind(format!("{prefix}-{index}"))?);
+            }
+            Ok("ok".to_owned())
+        }
         ["unix-bind", path] => UnixDatagram::bind(path).map(keep),
         ["abstract-connect", name] => done(UnixStream::connect_addr(
             &UnixAddress::from_abstract_name(name)?,
