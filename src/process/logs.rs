@@ -1,9 +1,9 @@
 //! The output of processes, kept within a bound for all of them together.
 //!
-//! Each ring has its own limit; the [`LogStore`] adds them up. When the sum is too large, it drops
-//! whole logs of ended processes first, the one that ended longest ago before the others. When only
-//! running processes are left, the largest ring loses its oldest part, so that a quiet process does
-//! not lose its log to a chatty one.
+//! Each ring has its own limit; the [`LogStore`] adds them up. When the sum is too large, the workspace
+//! whose logs take most gives way: whole logs of its ended processes first, the one that ended longest
+//! ago before the others, and then the oldest part of the largest ring of its running ones. So nobody
+//! loses a log to a workspace that prints more, nor a quiet process to a chatty one beside it.
 
 use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
@@ -15,6 +15,7 @@ use crate::sync::lock;
 /// The output of one process.
 pub(super) struct Log {
     store: Arc<LogStore>,
+    tenant: Arc<LogTenant>,
     /// Held for the length of a copy.
     ring: Mutex<Ring>,
     ended: OnceLock<Instant>,
@@ -22,9 +23,10 @@ pub(super) struct Log {
 
 impl Log {
     /// An empty log of at most `limit` bytes.
-    pub(super) fn new(store: &Arc<LogStore>, limit: usize) -> Arc<Self> {
+    pub(super) fn new(store: &Arc<LogStore>, tenant: &Arc<LogTenant>, limit: usize) -> Arc<Self> {
         let log = Arc::new(Self {
             store: Arc::clone(store),
+            tenant: Arc::clone(tenant),
             ring: Mutex::new(Ring::new(limit)),
             ended: OnceLock::new(),
         });
@@ -52,7 +54,7 @@ impl Log {
         let result = change(&mut ring);
         let after = ring.footprint();
         drop(ring);
-        self.store.account(before, after);
+        self.store.account(&self.tenant, before, after);
         result
     }
 
@@ -90,19 +92,27 @@ impl Log {
     fn footprint(&self) -> usize {
         lock(&self.ring).footprint()
     }
+
+    fn has_ended(&self) -> bool {
+        self.ended.get().is_some()
+    }
 }
 
 impl Drop for Log {
     fn drop(&mut self) {
-        self.store.account(self.footprint(), 0);
+        self.store.account(&self.tenant, self.footprint(), 0);
     }
 }
+
+/// Bytes that the logs of one workspace take. Signed: a ring may shrink before its growth was added.
+#[derive(Default)]
+pub(super) struct LogTenant(AtomicIsize);
 
 /// The logs of all processes of the server.
 pub(super) struct LogStore {
     limit: usize,
-    /// Bytes that all rings take. Signed: a ring may shrink before its growth was added.
-    total: AtomicIsize,
+    /// Bytes that all rings take.
+    total: LogTenant,
     logs: Mutex<Vec<Weak<Log>>>,
     /// Held by the one thread that reclaims memory.
     reclaiming: Mutex<()>,
@@ -113,16 +123,18 @@ impl LogStore {
     pub(super) fn new(limit: usize) -> Self {
         Self {
             limit,
-            total: AtomicIsize::new(0),
+            total: LogTenant::default(),
             logs: Mutex::default(),
             reclaiming: Mutex::default(),
         }
     }
 
     /// Records that a ring's footprint changed. The caller holds no lock of a log.
-    fn account(&self, before: usize, after: usize) {
+    fn account(&self, tenant: &LogTenant, before: usize, after: usize) {
         let change = after.cast_signed() - before.cast_signed();
-        self.total.fetch_add(change, Ordering::Relaxed);
+        for sum in [tenant, &self.total] {
+            sum.0.fetch_add(change, Ordering::Relaxed);
+        }
         if change > 0 && self.excess() > 0 {
             self.reclaim();
         }
@@ -133,19 +145,26 @@ impl LogStore {
             return;
         };
         let logs: Vec<Arc<Log>> = lock(&self.logs).iter().filter_map(Weak::upgrade).collect();
-        let mut ended: Vec<&Arc<Log>> = logs
-            .iter()
-            .filter(|log| log.ended.get().is_some())
-            .collect();
-        ended.sort_by_key(|log| log.ended.get());
-        for log in ended {
-            if self.excess() == 0 {
-                return;
-            }
-            log.shrink(usize::MAX);
-        }
         while self.excess() > 0 {
-            let Some(largest) = logs.iter().max_by_key(|log| log.footprint()) else {
+            let Some(most) = logs.iter().max_by_key(|log| log.tenant.bytes()) else {
+                return;
+            };
+            let tenant = &most.tenant;
+            let own = || logs.iter().filter(|log| Arc::ptr_eq(&log.tenant, tenant));
+            let mut ended: Vec<_> = own().filter(|log| log.has_ended()).collect();
+            ended.sort_by_key(|log| log.ended.get());
+            let share = tenant.bytes();
+            for log in ended {
+                if self.excess() == 0 {
+                    return;
+                }
+                log.shrink(usize::MAX);
+            }
+            if tenant.bytes() < share {
+                // Another may have most.
+                continue;
+            }
+            let Some(largest) = own().max_by_key(|log| log.footprint()) else {
                 return;
             };
             let footprint = largest.footprint();
@@ -159,10 +178,72 @@ impl LogStore {
 
     /// Bytes that all rings take.
     pub(super) fn total(&self) -> usize {
-        usize::try_from(self.total.load(Ordering::Relaxed)).unwrap_or(0)
+        self.total.bytes()
     }
 
     fn excess(&self) -> usize {
         self.total().saturating_sub(self.limit)
+    }
+}
+
+impl LogTenant {
+    fn bytes(&self) -> usize {
+        usize::try_from(self.0.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes of the stream that a log still has.
+    fn kept(log: &Log) -> usize {
+        let (mut cursor, mut kept, mut buffer) = (Cursor::default(), 0, Vec::new());
+        while let Some(piece) = log.read(&mut cursor, &mut buffer) {
+            if matches!(piece, Piece::Data { .. }) {
+                kept += buffer.len();
+            }
+            buffer.clear();
+        }
+        kept
+    }
+
+    #[test]
+    fn the_workspace_with_the_largest_logs_gives_way() {
+        const KIB: usize = 1024;
+        let store = Arc::new(LogStore::new(256 * KIB));
+        let [quiet, loud] = [(); 2].map(|()| Arc::new(LogTenant::default()));
+        let log = |tenant, bytes, ended: bool| {
+            let log = Log::new(&store, tenant, 1 << 20);
+            log.append(Stream::Stdout, &vec![b'x'; bytes]);
+            if ended {
+                log.set_ended(Instant::now());
+            }
+            log
+        };
+        // The first to end, and would be the first to go.
+        let finished = log(&quiet, 32 * KIB, true);
+        let early = log(&loud, 16 * KIB, true);
+        let late = log(&loud, 16 * KIB, true);
+        let running = log(&loud, 160 * KIB, false);
+        assert!(store.excess() == 0 && kept(&early) > 0);
+
+        while kept(&early) > 0 {
+            running.append(Stream::Stdout, &[b'x'; 4 * KIB]);
+        }
+        assert_eq!(kept(&late), 16 * KIB, "the one that ended first goes first");
+        for _ in 0..200 {
+            running.append(Stream::Stdout, &[b'x'; 4 * KIB]);
+        }
+        assert_eq!(kept(&late), 0, "before anything of a running process");
+        assert!(kept(&running) > 100 * KIB);
+        assert_eq!(kept(&finished), 32 * KIB, "the other workspace keeps all");
+        assert_eq!(store.excess(), 0);
+
+        // Now the other one has most.
+        drop((early, late, running));
+        let more = log(&quiet, 240 * KIB, false);
+        assert_eq!(kept(&finished), 0);
+        assert!(kept(&more) > 100 * KIB);
     }
 }

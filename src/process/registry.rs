@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::logs::{Log, LogStore};
+use super::logs::{Log, LogStore, LogTenant};
 use super::process::{Origin, Process, Reason, StdinSlot, finish, kill_trees};
 use super::pump::{GivenInput, Pump, PumpOwner};
 use super::start::Start;
@@ -71,6 +71,7 @@ impl Shared {
 /// The processes of one workspace.
 pub struct Registry {
     shared: Arc<Shared>,
+    logs: Arc<LogTenant>,
     activity: Arc<Activity>,
     next: AtomicU64,
     /// Never held while a command is being started.
@@ -155,6 +156,7 @@ impl Registry {
     pub fn new(shared: Arc<Shared>, activity: Arc<Activity>) -> Arc<Self> {
         Arc::new(Self {
             shared,
+            logs: Arc::default(),
             activity,
             next: AtomicU64::new(1),
             table: Mutex::default(),
@@ -237,7 +239,7 @@ impl Registry {
             .id
             .as_ref()
             .map_or_else(|| format!("p-{number}"), |id| id.as_str().to_owned());
-        let log = Log::new(&self.shared.logs, self.shared.log_bytes);
+        let log = Log::new(&self.shared.logs, &self.logs, self.shared.log_bytes);
         let process = Process::new(id, &spec, spawned, started, origin, log);
         let given = match (stdio.input, spec.input) {
             (Some(pipe), StdinSource::Given(bytes)) if !bytes.is_empty() => Some(GivenInput {
@@ -547,7 +549,7 @@ mod tests {
                 pid: 77,
                 pidfd: File::open("/dev/null").unwrap().into(),
             };
-            let log = Log::new(&shared.logs, 4096);
+            let log = Log::new(&shared.logs, &registry.logs, 4096);
             let started = (Instant::now(), 0);
             let origin = Origin {
                 mark: None,

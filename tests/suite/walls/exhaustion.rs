@@ -10,7 +10,7 @@ use super::probe::Probe;
 use super::race_length;
 use crate::fixture::{
     Connection, Outcome, PATIENCE, Sandbox, Server, TempDir, assert_error, best_of, cpu_time_of,
-    descriptors_of, events_of, is_root, may_lower_nice, status_of, wait_until,
+    descriptors_of, events_of, is_root, may_lower_nice, output_of, status_of, wait_until,
 };
 use crate::skip;
 
@@ -376,4 +376,43 @@ fn a_sandbox_waits_for_its_ports_within_its_share() {
     wait_until("there is a place again", PATIENCE, || {
         sandbox.get("ports/none/wait?timeout=0").status == 200
     });
+}
+
+#[test]
+fn a_sandbox_that_prints_more_than_all_logs_may_take_costs_a_neighbour_no_log() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host()
+        .env("SBX_LOG_BYTES", 1 << 20)
+        .env("SBX_LOG_TOTAL_BYTES", 4 << 20)
+        .start();
+    let neighbour = server.sandbox();
+    let sandbox = server.sandbox();
+    let run = |sandbox: &Sandbox<'_>, command: &str| {
+        let process = sandbox.spawn(&json!({ "cmd": command }));
+        let route = format!("processes/{}/wait", process["id"].as_str().unwrap());
+        assert_eq!(sandbox.get(&route).json()["exit_code"], 0);
+        process["id"].as_str().unwrap().to_owned()
+    };
+    let finished: Vec<String> = (0..3)
+        .map(|_| run(&neighbour, "head -c 200000 /dev/zero | tr '\\0' x"))
+        .collect();
+    // Some finish, and some still run.
+    for _ in 0..8 {
+        run(&sandbox, "head -c 2000000 /dev/zero");
+        sandbox.spawn(&json!({ "cmd": "head -c 2000000 /dev/zero; echo; echo done; sleep 1000" }));
+    }
+    wait_until("all of it was printed", PATIENCE, || {
+        let printed = sandbox.get("processes").json();
+        let running = printed.as_array().unwrap().iter();
+        running
+            .filter(|process| process["running"] == true)
+            .all(|process| process["stdout_bytes"].as_u64() > Some(2_000_000))
+    });
+    for id in finished {
+        let reply = neighbour.get(&format!("processes/{id}/logs"));
+        let output = output_of(&events_of(&reply.body), "stdout", 0);
+        assert_eq!((output.dropped, output.data.len()), (0, 200_000));
+    }
 }
