@@ -67,11 +67,14 @@ pub fn is_tcp_listening(address: SocketAddr) -> Result<bool, Errno> {
 /// Asks for nothing. To a look-up, a kernel that knows no TCP sockets gives the same answer as one that
 /// has no such socket.
 fn check_support() -> Result<(), Errno> {
-    static SUPPORT: OnceLock<Result<(), Errno>> = OnceLock::new();
-    *SUPPORT.get_or_init(|| match exchange(ALL, libc::AF_INET, &[0; SOCKET_BYTES])? {
-        (DONE, _) => Ok(()),
-        _ => Err(Errno::ENOENT),
-    })
+    static IS_SUPPORTED: OnceLock<bool> = OnceLock::new();
+    let is_supported = if let Some(known) = IS_SUPPORTED.get() {
+        *known
+    } else {
+        let (answer, _) = exchange(ALL, libc::AF_INET, &[0; SOCKET_BYTES])?;
+        *IS_SUPPORTED.get_or_init(|| answer == DONE)
+    };
+    is_supported.then_some(()).ok_or(Errno::ENOENT)
 }
 
 /// What the kernel tells about a socket.
