@@ -62,6 +62,7 @@ fn no_sandbox_listens_on_the_servers_port() {
                 &["reuse-address"],
                 &["reuse-port"],
                 &["reuse-address", "reuse-port"],
+                &["loopback-only"],
             ] {
                 let act = [&["listen-without-bind", family], options].concat();
                 assert_eq!(

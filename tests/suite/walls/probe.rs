@@ -597,7 +597,7 @@ fn listen_without_bind(family: &str, options: &[&str]) -> io::Result<String> {
     };
     let set = |socket: i32, level, option, value: i32| {
         let length = u32::try_from(size_of::<i32>()).unwrap();
-        // SAFETY: an integer that outlives the call.
+        // SAFETY: an integer that outlives the call, or the name of an interface and a NUL.
         status(unsafe {
             libc::setsockopt(socket, level, option, (&raw const value).cast(), length).into()
         })
@@ -616,9 +616,16 @@ fn listen_without_bind(family: &str, options: &[&str]) -> io::Result<String> {
                 "reuse-port" => (libc::SOL_SOCKET, libc::SO_REUSEPORT),
                 "repair" => (libc::IPPROTO_TCP, libc::TCP_REPAIR),
                 "port-range" => (libc::IPPROTO_IP, 51),
+                "loopback-only" => (libc::SOL_SOCKET, libc::SO_BINDTODEVICE),
                 _ => panic!("no option: {option}"),
             };
-            set(socket, level, option, 1)?;
+            let is_name = option == libc::SO_BINDTODEVICE;
+            let value = if is_name {
+                i32::from_ne_bytes(*b"lo\0\0")
+            } else {
+                1
+            };
+            set(socket, level, option, value)?;
         }
         // SAFETY: plain integers.
         if unsafe { libc::listen(socket, 1) } != 0 {
