@@ -1,120 +1,12 @@
 //! Daemons: what a command has started and let go of ends when the command is ended by force, and not
 //! before; whatever it has done to lose its parents, its session and its output.
 
-use std::io::Read;
-use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-use std::path::PathBuf;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::fixture::{
-    Mark, PATIENCE, Server, TempDir, copy_program, is_alive, pid_of, stat_of, wait_until,
-};
-use crate::walls::probe::ARGUMENTS;
-
-/// Where commands run: the machine, or a sandbox with a neighbour.
-struct Place<'a> {
-    server: &'a Server,
-    prefix: String,
-    directory: PathBuf,
-}
-
-/// A FIFO that everything that descends from a command has open for writing.
-struct Lifeline(std::fs::File);
-
-impl Place<'_> {
-    fn post(&self, route: &str, body: &Value) -> Value {
-        let reply = self.server.post(&format!("{}{route}", self.prefix), body);
-        assert_eq!(reply.status, 200, "{}", reply.text());
-        reply.json()
-    }
-
-    fn delete(&self, process: &Value) {
-        let id = process["id"].as_str().unwrap();
-        let target = format!("{}processes/{id}", self.prefix);
-        let reply = self.server.delete(&target);
-        assert_eq!(reply.status, 200, "{}", reply.text());
-    }
-
-    fn lifeline(&self, name: &str) -> (Lifeline, String) {
-        let path = self.directory.join(name);
-        nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
-        let file = std::fs::OpenOptions::new()
-            .read(true)
-            .custom_flags(nix::libc::O_NONBLOCK)
-            .open(&path)
-            .unwrap();
-        (Lifeline(file), path.display().to_string())
-    }
-
-    /// A shell command that does acts of the hostile program, marked.
-    fn probe(&self, acts: &Value, mark: &Mark) -> String {
-        let path = self.directory.join("probe");
-        if !path.exists() {
-            copy_program(std::env::current_exe().unwrap(), &path);
-            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        let (path, arguments) = (path.display(), ARGUMENTS.join(" "));
-        format!("echo '{acts}' | {path} {arguments} {mark} >/dev/null")
-    }
-
-    /// Waits until a process of this mark is an orphan, which the server or its init has adopted.
-    fn orphan(&self, mark: &Mark, leader: i32) -> i32 {
-        mark.find("a daemon has lost its parents", |pid| {
-            pid != leader && stat_of(pid).is_some_and(|stat| stat.parent == self.server.pid())
-        })
-    }
-
-    fn left_behind(&self) -> Value {
-        let mut connection = self.server.connect();
-        let accept = [("Accept", "application/json")];
-        let reply = connection.request("GET", "/v1/metrics", &accept, b"");
-        reply.json()["processes_left_behind"].clone()
-    }
-}
-
-impl Lifeline {
-    /// Waits until nothing is left that could write to it.
-    #[track_caller]
-    fn wait_cut(&mut self, what: &str) {
-        wait_until(what, PATIENCE, || {
-            matches!(self.0.read(&mut [0; 64]), Ok(0))
-        });
-    }
-}
-
-/// Runs checks on a dedicated machine and in a sandbox.
-macro_rules! in_both_modes {
-    ($($check:ident),* $(,)?) => {
-        mod dedicated {
-            $(#[test] fn $check() {
-                let server = super::Server::start();
-                let directory = super::TempDir::new();
-                super::$check(&super::Place {
-                    server: &server,
-                    prefix: "/v1/".to_owned(),
-                    directory: directory.path().to_owned(),
-                });
-            })*
-        }
-        mod host {
-            $(#[test] fn $check() {
-                if !crate::fixture::is_root() {
-                    crate::skip!("needs root: every sandbox has a user of its own");
-                }
-                let server = super::Server::host().start();
-                let sandbox = server.sandbox();
-                super::$check(&super::Place {
-                    server: &server,
-                    prefix: sandbox.target(""),
-                    directory: sandbox.home.clone(),
-                });
-            })*
-        }
-    };
-}
+use super::place::{Place, in_both_modes};
+use crate::fixture::{Mark, PATIENCE, Server, is_alive, pid_of, wait_until};
 
 in_both_modes!(
     a_daemon_ends_with_its_command_however_that_is_ended,
@@ -186,10 +78,7 @@ fn a_daemon_that_outruns_every_look_is_caught(place: &Place<'_>) {
         let mark = Mark::new();
         let (mut lifeline, fifo) = place.lifeline(ending);
         let hop = place.probe(&json!([["hop"]]), &mark);
-        let script = format!(
-            "exec 9>{fifo}; (setsid sh -c \"{}\" &); sleep 3600",
-            hop.replace('"', "\\\"")
-        );
+        let script = format!("exec 9>{fifo}; (setsid sh -c '{hop}' &); sleep 3600");
         let mut body = json!({"cmd": script});
         if ending == "timeout" {
             body["timeout"] = json!(2);

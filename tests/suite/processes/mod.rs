@@ -7,8 +7,11 @@
 
 mod daemons;
 mod delete;
+mod holdups;
 mod logs;
 mod memory;
+mod place;
+mod reaping;
 mod registry;
 mod signals;
 mod stdin;

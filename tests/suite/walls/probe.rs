@@ -408,6 +408,52 @@ fn perform(words: &[&str]) -> io::Result<String> {
                 status(libc::wait(std::ptr::null_mut()).into())
             }
         }
+        // Leaves everything behind and goes on as the child of nobody here.
+        ["daemonize"] => {
+            // SAFETY: plain system calls.
+            unsafe {
+                for _ in 0..2 {
+                    if libc::fork() != 0 {
+                        libc::_exit(0);
+                    }
+                    libc::setsid();
+                }
+            }
+            Ok("ok".to_owned())
+        }
+        // Makes a process that is not its own child but its parent's, in another session; it stays.
+        ["sibling"] => {
+            let flags = libc::CLONE_PARENT | libc::SIGCHLD;
+            // SAFETY: as fork does it; the copy makes system calls only.
+            unsafe {
+                let pid = libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0);
+                if pid == 0 {
+                    libc::setsid();
+                    loop {
+                        libc::pause();
+                    }
+                }
+                status(pid)
+            }
+        }
+        // The same for many that end at once.
+        ["siblings", count] => {
+            let flags = libc::CLONE_PARENT | libc::SIGCHLD;
+            for _ in 0..number(count) {
+                // SAFETY: as fork does it; the copy makes one system call.
+                unsafe {
+                    if libc::syscall(libc::SYS_clone, flags, 0, 0, 0, 0) == 0 {
+                        libc::_exit(0);
+                    }
+                }
+            }
+            Ok("ok".to_owned())
+        }
+        // Becomes the tracer of a process, and never asks what it does.
+        ["seize", pid] => {
+            // SAFETY: plain integers.
+            status(unsafe { libc::ptrace(libc::PTRACE_SEIZE, number(pid), 0, 0) })
+        }
         // For ever becomes another process in another session, each the child of one that has ended.
         ["hop"] => loop {
             // SAFETY: plain system calls.
