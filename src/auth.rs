@@ -31,6 +31,15 @@ pub enum Access<'a> {
     Sandbox(&'a str),
 }
 
+/// Whose token a request has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Holder<'a> {
+    /// The host's, or no token is needed.
+    Operator,
+    /// That of the sandbox with this id.
+    Sandbox(&'a str),
+}
+
 /// Why a request is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refused {
@@ -63,27 +72,27 @@ impl Authenticator {
         })
     }
 
-    /// Checks a request's token.
+    /// Checks a request's token. Returns whose it is.
     ///
     /// # Errors
     /// Why the request is refused.
-    pub fn check(
+    pub fn check<'a>(
         &self,
         presented: Option<&[u8]>,
-        access: Access<'_>,
-    ) -> std::result::Result<(), Refused> {
+        access: Access<'a>,
+    ) -> std::result::Result<Holder<'a>, Refused> {
         let Some(host_token) = &self.host_token else {
-            return Ok(());
+            return Ok(Holder::Operator);
         };
         let presented = presented.ok_or(Refused::Missing)?;
         let is_host: bool = host_token.expose().ct_eq(presented).into();
         match access {
             Access::Inside(_) if is_host && self.strict_scopes => Err(Refused::HostTokenInside),
-            _ if is_host => Ok(()),
+            _ if is_host => Ok(Holder::Operator),
             Access::Inside(id) | Access::Sandbox(id)
                 if self.sandbox_token(id).as_bytes().ct_eq(presented).into() =>
             {
-                Ok(())
+                Ok(Holder::Sandbox(id))
             }
             _ => Err(Refused::Wrong),
         }
@@ -112,7 +121,7 @@ mod tests {
         let authenticator = authenticator(false);
         assert_eq!(
             authenticator.check(Some(b"secret"), Access::Machine),
-            Ok(())
+            Ok(Holder::Operator)
         );
         assert_eq!(
             authenticator.check(None, Access::Machine),
@@ -130,7 +139,7 @@ mod tests {
     fn no_token_lets_everybody_in() {
         let authenticator = Authenticator::new(None, false).unwrap();
         for access in [Access::Machine, Access::Inside("a"), Access::Sandbox("a")] {
-            assert_eq!(authenticator.check(None, access), Ok(()));
+            assert_eq!(authenticator.check(None, access), Ok(Holder::Operator));
         }
     }
 
@@ -140,8 +149,14 @@ mod tests {
         // Computed with: printf 'sbx-sandbox:a' | openssl dgst -sha256 -hmac secret
         assert_eq!(authenticator.sandbox_token("a"), TOKEN_OF_A);
         let token = Some(TOKEN_OF_A.as_bytes());
-        assert_eq!(authenticator.check(token, Access::Inside("a")), Ok(()));
-        assert_eq!(authenticator.check(token, Access::Sandbox("a")), Ok(()));
+        assert_eq!(
+            authenticator.check(token, Access::Inside("a")),
+            Ok(Holder::Sandbox("a"))
+        );
+        assert_eq!(
+            authenticator.check(token, Access::Sandbox("a")),
+            Ok(Holder::Sandbox("a"))
+        );
         for access in [Access::Machine, Access::Inside("b"), Access::Sandbox("b")] {
             assert_eq!(authenticator.check(token, access), Err(Refused::Wrong));
         }
@@ -154,15 +169,18 @@ mod tests {
         let host = Some(&b"secret"[..]);
         assert_eq!(
             authenticator(false).check(host, Access::Inside("a")),
-            Ok(())
+            Ok(Holder::Operator)
         );
         let strict = authenticator(true);
         assert_eq!(
             strict.check(host, Access::Inside("a")),
             Err(Refused::HostTokenInside)
         );
-        assert_eq!(strict.check(host, Access::Sandbox("a")), Ok(()));
-        assert_eq!(strict.check(host, Access::Machine), Ok(()));
+        assert_eq!(
+            strict.check(host, Access::Sandbox("a")),
+            Ok(Holder::Operator)
+        );
+        assert_eq!(strict.check(host, Access::Machine), Ok(Holder::Operator));
     }
 
     #[test]

@@ -10,6 +10,12 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 
+/// What a text takes besides its bytes: a string and the allocator's smallest block.
+const TEXT_BYTES: usize = size_of::<String>() + 40;
+
+/// What a process takes besides the texts of its command, approximately.
+const PROCESS_BYTES: usize = 2048;
+
 /// What is executed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CommandLine {
@@ -23,11 +29,8 @@ impl CommandLine {
     /// Bytes in memory, approximately.
     pub fn size(&self) -> usize {
         match self {
-            Self::Shell(script) => script.len(),
-            Self::Program(words) => words
-                .iter()
-                .map(|word| word.len() + size_of::<String>())
-                .sum(),
+            Self::Shell(script) => script.len() + TEXT_BYTES,
+            Self::Program(words) => words.iter().map(|word| word.len() + TEXT_BYTES).sum(),
         }
     }
 }
@@ -117,6 +120,19 @@ impl CommandSpec {
     /// Its working directory; `None` means the workspace's.
     pub fn directory(&self) -> Option<&str> {
         self.directory.as_deref()
+    }
+
+    /// Bytes in memory while it is started, approximately: the texts, and the copies that the kernel gets.
+    pub fn start_bytes(&self) -> usize {
+        let changes = self.environment.iter().map(|(name, value)| {
+            name.len() + value.as_ref().map_or(0, String::len) + 2 * TEXT_BYTES
+        });
+        2 * (self.line.size() + changes.sum::<usize>()) + PROCESS_BYTES
+    }
+
+    /// Bytes in memory as long as the process is remembered, approximately.
+    pub fn kept_bytes(&self) -> usize {
+        self.line.size() + self.tag.as_ref().map_or(0, String::len) + PROCESS_BYTES
     }
 
     /// `argv`.

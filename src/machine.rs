@@ -11,6 +11,7 @@ use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
 use crate::host::Host;
+use crate::ledger::{Budget, Ledger};
 use crate::memory;
 use crate::ports::Ports;
 use crate::process::{self, registry::Shared};
@@ -23,6 +24,9 @@ const GRACE: Duration = Duration::from_secs(5);
 /// How often a busy server checks whether it is idle. It ends late by at most this much.
 const BUSY_CHECK: Duration = Duration::from_secs(2);
 
+/// What a quiet connection takes, in the kernel too: a thread, the used part of its stack, a socket.
+const CONNECTION_BYTES: u64 = 32 * 1024;
+
 /// The machine, in one of its two modes.
 pub struct Machine {
     kind: MachineKind,
@@ -33,6 +37,12 @@ pub struct Machine {
     /// The kernel's Landlock ABI, 0 without Landlock.
     pub landlock_abi: u32,
     shared: Arc<Shared>,
+    /// The memory that requests may hold.
+    pub budget: Arc<Budget>,
+    /// What requests about no workspace are charged to.
+    pub operator: Arc<Ledger>,
+    /// Most connections that there is memory for.
+    pub max_connections: usize,
 }
 
 enum MachineKind {
@@ -59,15 +69,16 @@ impl Machine {
     /// # Errors
     /// No thread, descriptor or working directory; or the machine cannot hold sandboxes.
     pub fn new(config: &Config, environment: Vec<(OsString, OsString)>) -> Result<Self> {
-        // Where memory is limited, logs take at most a quarter of it.
-        let most = memory::left().map_or(usize::MAX, |left| {
-            usize::try_from(left / 4).unwrap_or(usize::MAX)
-        });
+        // Of the memory that there is, requests hold at most a half, logs a quarter, and connections an
+        // eighth.
+        let memory = memory::limit();
+        let budget = Budget::new(memory / 2);
+        let most = usize::try_from(memory / 4).unwrap_or(usize::MAX);
         let shared = Shared::new(config.log_bytes.min(most), config.log_total_bytes.min(most))?;
         let kind = if let Some(settings) = &config.host {
             let path = environment.iter().find(|(name, _)| name == "PATH");
             let search = path.map(|(_, value)| value.as_os_str());
-            let host = Host::new(settings, search, Arc::clone(&shared))?;
+            let host = Host::new(settings, search, Arc::clone(&shared), Arc::clone(&budget))?;
             let own = Arc::clone(&host);
             thread::Builder::new()
                 .name("maintenance".to_owned())
@@ -81,7 +92,9 @@ impl Machine {
             let root = Root::machine(&directory)?;
             let confinement = Confinement::dedicated(environment, directory);
             let shared = Arc::clone(&shared);
-            Dedicated(Workspace::new(root, confinement, Ports::machine(), shared))
+            let ports = Ports::machine();
+            let ledger = budget.whole();
+            Dedicated(Workspace::new(root, confinement, ports, shared, ledger))
         };
         Ok(Self {
             kind,
@@ -90,6 +103,9 @@ impl Machine {
             ping_interval: config.ping_interval,
             landlock_abi: sys::landlock_abi(),
             shared,
+            operator: budget.whole(),
+            max_connections: usize::try_from(memory / 8 / CONNECTION_BYTES).unwrap_or(usize::MAX),
+            budget,
         })
     }
 
@@ -103,6 +119,11 @@ impl Machine {
             (Many(host), Scope::Sandbox(id)) => host.lease(id),
             _ => Err(self.wrong_mode()),
         }
+    }
+
+    /// The ledger of a sandbox; `None` if there is no such sandbox.
+    pub fn ledger_of(&self, sandbox: &str) -> Option<Arc<Ledger>> {
+        self.as_host()?.ledger_of(sandbox)
     }
 
     /// Checks that workspaces of this scope exist in the server's mode.

@@ -20,6 +20,7 @@ mod fuzz;
 mod host;
 mod http;
 mod init;
+mod ledger;
 mod logging;
 mod machine;
 mod memory;
@@ -52,7 +53,8 @@ use auth::Authenticator;
 use config::{Config, ConfigError, Variables};
 use error::Error;
 use http::listen::{self, HeldPort};
-use http::server::{Connections, Limits, Server};
+use http::seats::Seats;
+use http::server::Server;
 use machine::Machine;
 use sys::{Events, PollEntry, poll};
 
@@ -186,25 +188,19 @@ fn serve(as_init: bool) -> Result<(), Failure> {
     }
     .map_err(cannot_listen)?;
     let address = listener.local_addr().map_err(cannot_listen)?;
-    let limits = Limits {
-        all: config.max_connections,
-        // A host's clients are on other machines; processes of its sandboxes are not trusted.
-        from_here: match config.host {
-            Some(_) => config.max_connections.div_ceil(4),
-            None => config.max_connections,
-        },
-        keeps_thread: config.host.is_some(),
-    };
-    let connections = Connections::default();
+    let seats = Seats::new(
+        config.max_connections.min(machine.max_connections),
+        Arc::clone(&machine.budget),
+    );
     let authenticator = Authenticator::new(config.token, config.strict_scopes)?;
     let api = Arc::new(Api::new(
         machine,
         authenticator,
-        connections.clone(),
+        seats.clone(),
         config.allowed_origins,
     ));
-    let server =
-        Server::new(listener, Arc::clone(&api), limits, connections).map_err(cannot_listen)?;
+    let is_host = config.host.is_some();
+    let server = Server::new(listener, Arc::clone(&api), seats, is_host).map_err(cannot_listen)?;
     if let Some(made) = config.made_token {
         made.publish()?;
     }

@@ -218,7 +218,7 @@ fn seconds(ticks: u64, a_second: u64) -> f64 {
 }
 
 /// The number that is all of a file.
-fn number_in(path: &str) -> Option<u64> {
+pub fn number_in(path: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 

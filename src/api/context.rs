@@ -1,10 +1,12 @@
 //! The state that the hall shares with the doors: the machine, the tokens, and the figures for metrics.
 
+use std::sync::Arc;
+
 use super::counts::RequestCounts;
 use crate::auth::Authenticator;
 use crate::error::{Error, Kind, Result};
 use crate::http::Request;
-use crate::http::server::Connections;
+use crate::http::seats::Seats;
 use crate::machine::{Machine, Scope};
 use crate::workspace::Lease;
 
@@ -12,21 +14,24 @@ use crate::workspace::Lease;
 pub(super) struct Context {
     pub(super) machine: Machine,
     pub(super) authenticator: Authenticator,
-    pub(super) connections: Connections,
+    pub(super) connections: Seats,
     pub(super) requests: RequestCounts,
 }
 
 impl Context {
-    /// Begins work in a workspace, which lasts as long as the lease.
+    /// Begins work in a workspace, which lasts as long as the lease. What the request holds is charged to
+    /// the workspace, whoever asks.
     ///
     /// # Errors
     /// `NoThreads`, `NotFound`, `ShuttingDown`.
-    pub(super) fn enter(&self, request: &Request<'_>, scope: Scope<'_>) -> Result<Lease> {
+    pub(super) fn enter(&self, request: &mut Request<'_>, scope: Scope<'_>) -> Result<Lease> {
         if !request.may_block {
             let text =
                 "the machine has no thread left for this; delete a sandbox, or try again later";
             return Err(Error::new(Kind::NoThreads, text));
         }
-        self.machine.lease(scope)
+        let lease = self.machine.lease(scope)?;
+        request.ledger = Arc::clone(&lease.ledger);
+        Ok(lease)
     }
 }

@@ -9,8 +9,10 @@ mod counts;
 mod origins;
 mod rest;
 
-use crate::auth::{Access, Authenticator, Refused};
-use crate::http::server::Connections;
+use std::sync::Arc;
+
+use crate::auth::{Access, Authenticator, Holder, Refused};
+use crate::http::seats::Seats;
 use crate::http::{Body, Handler, Refusal, Request, Response};
 use crate::logging;
 use crate::machine::Machine;
@@ -30,7 +32,7 @@ impl Api {
     pub fn new(
         machine: Machine,
         authenticator: Authenticator,
-        connections: Connections,
+        connections: Seats,
         allowed_origins: Vec<String>,
     ) -> Self {
         Self {
@@ -53,7 +55,8 @@ impl Api {
         // MCP clients and browsers read these paths before they have a token.
         let is_public = path.starts_with(b"/.well-known/");
         if let Some(access) = target.access(&request.head.method).filter(|_| !is_public) {
-            self.authenticate(request, access)?;
+            let holder = self.authenticate(request, access)?;
+            self.seat(request, holder)?;
         }
         if request.head.method == "OPTIONS" && path == b"*" {
             return Ok(Response::new(204, Body::Empty)
@@ -62,7 +65,27 @@ impl Api {
         rest::answer(&self.context, request, path, target)
     }
 
-    fn authenticate(&self, request: &Request<'_>, access: Access<'_>) -> Result<(), Refusal> {
+    /// Gives the connection to the holder of the token. If the holder has too many, it ends.
+    fn seat(&self, request: &mut Request<'_>, holder: Holder<'_>) -> Result<(), Refusal> {
+        let machine = &self.context.machine;
+        let seat = &mut request.seat;
+        let given = match holder {
+            Holder::Operator => seat.give_to_operator(&machine.operator),
+            // A token is valid longer than its sandbox.
+            Holder::Sandbox(id) => machine
+                .ledger_of(id)
+                .map_or(Ok(()), |ledger| seat.give_to_tenant(&ledger)),
+        };
+        request.closes = given.is_err();
+        request.ledger = Arc::clone(request.seat.ledger());
+        Ok(given?)
+    }
+
+    fn authenticate<'a>(
+        &self,
+        request: &Request<'_>,
+        access: Access<'a>,
+    ) -> Result<Holder<'a>, Refusal> {
         let refused = |text: &str| {
             logging::info(format_args!(
                 "refused {} {}: {text}",
@@ -80,7 +103,7 @@ impl Api {
             None => ("Authorization", bearer(request)),
         };
         match self.context.authenticator.check(presented, access) {
-            Ok(()) => Ok(()),
+            Ok(holder) => Ok(holder),
             Err(Refused::Missing) => refused(
                 "the X-Sandbox-Token header is missing; without it, Authorization: Bearer <token> is accepted",
             ),

@@ -15,11 +15,20 @@ use super::entry::{Entry, FileKind, link_target, size};
 use super::name::FilePath;
 use super::root::Root;
 use crate::error::Result;
+use crate::ledger::Charge;
+
+/// What a name takes besides its bytes: its place in the heap, which doubles, and the allocator's header.
+const NAME_BYTES: usize = 2 * size_of::<(Vec<u8>, FileKind)>() + 16;
+
+/// Names are charged in steps of this many bytes.
+const CHARGED_BYTES: usize = 32 * 1024;
 
 /// A part of a directory: entries in the order of their names.
 pub struct Page {
     directory: Dir,
     names: std::vec::IntoIter<(Vec<u8>, FileKind)>,
+    /// For the names.
+    _charge: Charge,
     sizes_links_by_target: bool,
     /// Whether the owner may search the directory. Entries are read when the thread no longer acts as
     /// the owner, and the server itself may search everything.
@@ -29,11 +38,17 @@ pub struct Page {
 }
 
 impl Root {
-    /// The first `limit` entries whose names are greater than `after`.
+    /// The first `limit` entries whose names are greater than `after`. Their memory is added to `charge`.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, `Forbidden`.
-    pub fn list(&self, path: &FilePath, after: Option<&[u8]>, limit: usize) -> Result<Page> {
+    /// `NotFound`, `NotDirectory`, `Forbidden`, `OverLimit`.
+    pub fn list(
+        &self,
+        path: &FilePath,
+        after: Option<&[u8]>,
+        limit: usize,
+        mut charge: Charge,
+    ) -> Result<Page> {
         let failed = |errno| self.error(format_args!("cannot list {path}"), errno);
         let mut directory = self
             .resolve(path.bytes(), OFlag::O_RDONLY | OFlag::O_DIRECTORY)
@@ -42,6 +57,7 @@ impl Root {
         // A max-heap of limit + 1 names: a smaller name replaces the largest one, and a name beyond the
         // limit means that there is another page.
         let mut names = BinaryHeap::new();
+        let mut bytes = 0;
         for found in directory.iter() {
             let found = found.map_err(failed)?;
             let name = found.file_name().to_bytes();
@@ -53,7 +69,11 @@ impl Root {
                 if largest.is_some_and(|(largest, _): &(Vec<u8>, _)| name > largest.as_slice()) {
                     continue;
                 }
-                names.pop();
+                bytes -= names.pop().map_or(0, |(name, _)| name.len() + NAME_BYTES);
+            }
+            bytes += name.len() + NAME_BYTES;
+            if bytes > charge.bytes() {
+                charge.set(bytes + CHARGED_BYTES)?;
             }
             names.push((name.to_vec(), kind(found.file_type())));
         }
@@ -65,6 +85,7 @@ impl Root {
             directory,
             after: names.last().filter(|_| more).map(|(name, _)| name.clone()),
             names: names.into_iter(),
+            _charge: charge,
             sizes_links_by_target: self.sizes_links_by_target,
             is_searchable,
         })

@@ -220,7 +220,7 @@ const ACTS: [(&str, Act); 9] = [
         range.commit().map(drop)
     }),
     ("list", |files, at| {
-        let page = files.list(&path(at), None, 100)?;
+        let page = files.list(&path(at), None, 100, uncharged())?;
         assert!(page.count() != 1 || at != "out-dir", "list of {at}");
         Ok(())
     }),
@@ -540,7 +540,7 @@ fn a_links_size_is_its_own_and_its_target_is_told() {
     for resolver in RESOLVERS {
         let root = world.root(resolver);
         let files = root.files().unwrap();
-        let listed = files.list(&path("/"), None, 100).unwrap();
+        let listed = files.list(&path("/"), None, 100, uncharged()).unwrap();
         let listed = listed.into_iter().find(|entry| entry.name == b"out-file");
         for entry in [files.stat(&path("out-file")).unwrap(), listed.unwrap()] {
             assert_eq!(entry.kind, FileKind::Link);
@@ -561,7 +561,7 @@ fn what_may_be_listed_and_not_entered_shows_names_alone_when_its_page_is_read_la
         let page = {
             let root = world.root(resolver);
             let files = root.files().unwrap();
-            files.list(&path("dir"), None, 100).unwrap()
+            files.list(&path("dir"), None, 100, uncharged()).unwrap()
         };
         let entries: Vec<_> = page.collect();
         assert_eq!(entries.len(), 1);
@@ -807,7 +807,7 @@ fn act_in_a_race(files: &Files<'_>, turn: usize, seen: &mut [[u64; 3]; ACTS.len(
         }
     }
     if act == "list"
-        && let Ok(page) = files.list(&path(at), None, 100)
+        && let Ok(page) = files.list(&path(at), None, 100, uncharged())
     {
         let inode = |entry: super::Entry| (entry.name == b"secret").then_some(entry.uid);
         let owners: Vec<u32> = page.filter_map(inode).collect();
@@ -1000,4 +1000,10 @@ fn what_is_where_a_home_should_be_goes_and_is_not_followed() {
     remove_home(&world.open(), b"link", None).unwrap();
     assert!(fs::symlink_metadata(world.base.join("link")).is_err());
     assert_eq!(world.outside()[1..], outside[1..]);
+}
+
+/// For the names of a page.
+fn uncharged() -> crate::ledger::Charge {
+    let ledger = crate::ledger::Budget::new(1 << 30).whole();
+    ledger.charge(crate::ledger::Item::Responses, 0).unwrap()
 }

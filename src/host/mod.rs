@@ -25,6 +25,7 @@ use crate::config::HostSettings;
 use crate::confine::{Policy, SandboxSettings};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
+use crate::ledger::{Budget, Ledger};
 use crate::logging;
 use crate::ports::Ports;
 use crate::proc;
@@ -79,6 +80,7 @@ const STUCK_ROUNDS: u64 = 10;
 pub struct Host {
     policy: Arc<Policy>,
     shared: Arc<Shared>,
+    budget: Arc<Budget>,
     homes: Homes,
     signaller: Signaller,
     /// Guards which sandboxes exist and the free slots; never held while a sandbox is made or removed.
@@ -117,6 +119,7 @@ impl Host {
         settings: &HostSettings,
         search: Option<&std::ffi::OsStr>,
         shared: Arc<Shared>,
+        budget: Arc<Budget>,
     ) -> Result<Arc<Self>> {
         let policy = Policy::new(search, settings.allow_unconfined)?;
         let (abi, least) = (policy.landlock_abi(), settings.min_landlock_abi);
@@ -142,6 +145,7 @@ impl Host {
         Ok(Arc::new(Self {
             policy,
             shared,
+            budget,
             homes,
             signaller,
             table: Mutex::new(SandboxTable::new(settings.capacity, users, ids)),
@@ -178,6 +182,13 @@ impl Host {
     pub fn find(&self, id: &str) -> Result<Arc<Sandbox>> {
         let found = self.table().sandboxes.get(id).cloned();
         found.ok_or_else(|| unknown(id))
+    }
+
+    /// What a sandbox holds; `None` if there is no such sandbox.
+    pub fn ledger_of(&self, id: &str) -> Option<Arc<Ledger>> {
+        let table = self.table();
+        let sandbox = table.sandboxes.get(id)?;
+        Some(Arc::clone(&sandbox.workspace.ledger))
     }
 
     /// A lease on a sandbox's workspace.
@@ -245,6 +256,7 @@ impl Host {
         let home = Arc::new(home);
         let ports = Ports::home(Arc::clone(&home), reservation.user);
         let root = Root::home(home, reservation.user);
+        let (shared, ledger) = (Arc::clone(&self.shared), self.budget.ledger());
         #[expect(clippy::disallowed_methods, reason = "clients are told")]
         let created = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Arc::new(Sandbox {
@@ -257,7 +269,7 @@ impl Host {
             idle_timeout: spec.idle_timeout,
             max_processes,
             max_memory: spec.max_memory,
-            workspace: Workspace::new(root, confinement, ports, Arc::clone(&self.shared)),
+            workspace: Workspace::new(root, confinement, ports, shared, ledger),
         }))
     }
 
@@ -586,7 +598,7 @@ mod tests {
                 allow_unconfined: true,
             };
             let shared = Shared::new(4096, 4096).unwrap();
-            let host = Host::new(&settings, None, shared).unwrap();
+            let host = Host::new(&settings, None, shared, Budget::new(1 << 20)).unwrap();
             Self { host, homes }
         }
 

@@ -17,12 +17,20 @@ use super::parse::{Framing, Head, at_most};
 use super::reader::{BODY_LIMIT, SocketReader};
 use super::request::{BodyReader, ReceiveError, Request};
 use super::response::{Body, Refusal, Response, append_status_line, reason};
+use super::seats::Seat;
 use super::stream::{SEND_LIMIT, StreamWriter};
+use crate::ledger::{Item, Ledger};
 use crate::logging;
 use crate::sys::{Events, PollEntry, poll};
 
 /// Size of one read and one write of a file.
 const FILE_BYTES: usize = 256 * 1024;
+
+/// The same for a tenant that holds its share of the server's memory.
+const LEAST_FILE_BYTES: usize = 8 * 1024;
+
+/// Size of one read of a body of unknown length.
+const READER_BYTES: usize = 64 * 1024;
 
 /// What a client may still send after the answer before it is cut off: libraries and proxies often read
 /// the answer to an upload only when they have sent all of it.
@@ -42,17 +50,16 @@ pub trait Handler: Send + Sync + 'static {
 }
 
 /// Serves requests until the connection ends; only one if `keep` is false.
-pub fn serve(socket: TcpStream, handler: &dyn Handler, keep: bool) {
+pub fn serve(socket: Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler, keep: bool) {
     // Fails only on a socket that was reset already.
     if socket.set_read_timeout(Some(BODY_LIMIT)).is_err()
         || socket.set_write_timeout(Some(SEND_LIMIT)).is_err()
     {
         return;
     }
-    let socket = Arc::new(socket);
     let mut reader = SocketReader::new(Arc::clone(&socket));
-    while let Some(head) = reader.read_head().transpose() {
-        match serve_request(&socket, &mut reader, head, handler, keep) {
+    while let Some(head) = reader.read_head(seat.ledger()).transpose() {
+        match serve_request(&mut reader, &mut seat, head, handler, keep) {
             Ok(true) => {}
             Ok(false) => return linger(&socket),
             Err(error) => {
@@ -66,18 +73,20 @@ pub fn serve(socket: TcpStream, handler: &dyn Handler, keep: bool) {
 /// Answers one request, or refuses what is not one. Returns whether another may follow; an error means
 /// that the client did not get the whole response.
 fn serve_request(
-    socket: &Arc<TcpStream>,
     reader: &mut SocketReader,
+    seat: &mut Seat,
     head: Result<Head, ReceiveError>,
     handler: &dyn Handler,
     keep: bool,
 ) -> io::Result<bool> {
     let begun = Instant::now();
+    let socket = &Arc::clone(reader.socket());
     let mut plan = Plan {
         is_head: false,
         http_1_1: true,
         keep_alive: false,
     };
+    let mut ledger = Arc::clone(seat.ledger());
     let (response, mut body) = match head {
         Err(error) => {
             let refusal = Refusal::from(error);
@@ -94,12 +103,19 @@ fn serve_request(
                 head,
                 body,
                 may_block: keep,
+                seat,
+                ledger: Arc::clone(&ledger),
+                closes: false,
             };
             let answer = catch_unwind(AssertUnwindSafe(|| handler.handle(&mut request)));
-            let Request { head, body, .. } = request;
+            let Request {
+                head, body, closes, ..
+            } = request;
+            ledger = request.ledger;
             plan.is_head = head.method == "HEAD";
             plan.http_1_1 = head.minor_version == 1;
-            plan.keep_alive = keep && head.keep_alive && body.is_drainable() && answer.is_ok();
+            plan.keep_alive =
+                keep && !closes && head.keep_alive && body.is_drainable() && answer.is_ok();
             let text = "the server failed to handle this request; its log says where";
             let response = answer.unwrap_or_else(|_| Refusal::new(500, "internal", text).into());
             logging::debug(format_args!(
@@ -113,7 +129,7 @@ fn serve_request(
         }
     };
     plan.keep_alive &= response.status != 101;
-    send_response(socket, response, plan, &mut body)?;
+    send_response(socket, response, plan, &mut body, &ledger)?;
     Ok(plan.keep_alive && body.drain())
 }
 
@@ -134,6 +150,7 @@ fn send_response(
     response: Response,
     plan: Plan,
     request: &mut BodyReader<'_>,
+    ledger: &Arc<Ledger>,
 ) -> io::Result<()> {
     let Response {
         status,
@@ -181,8 +198,8 @@ fn send_response(
             file,
             length,
             start,
-        } => send_file(socket, &head, file, length, &start),
-        Body::Reader(source) => send_reader(stream(head), source),
+        } => send_file(socket, &head, file, length, &start, ledger),
+        Body::Reader(source) => send_reader(stream(head), source, ledger),
         Body::Stream(write) => {
             let mut stream = stream(head);
             write(&mut stream);
@@ -231,12 +248,20 @@ fn send_file(
     mut file: File,
     length: u64,
     start: &[u8],
+    ledger: &Arc<Ledger>,
 ) -> io::Result<()> {
     let mut left = length - start.len() as u64;
-    let mut buffer = vec![0; at_most(left, FILE_BYTES)];
+    let wanted = at_most(left, FILE_BYTES);
+    let charge = ledger.charge_up_to(Item::Responses, wanted, wanted.min(LEAST_FILE_BYTES));
+    let mut buffer = vec![0; charge.bytes()];
+    let block = if buffer.len() == wanted {
+        FILE_BYTES
+    } else {
+        buffer.len()
+    };
     let (mut head, mut start) = (head, start);
     loop {
-        let room = FILE_BYTES.saturating_sub(head.len() + start.len());
+        let room = block - (head.len() + start.len()) % block;
         let most = at_most(left, room.min(buffer.len()));
         let read = match file.read(&mut buffer[..most]) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -256,8 +281,14 @@ fn send_file(
     }
 }
 
-fn send_reader(mut stream: StreamWriter, mut source: Box<dyn Read + Send>) -> io::Result<()> {
-    let mut buffer = vec![0; FILE_BYTES];
+fn send_reader(
+    mut stream: StreamWriter,
+    mut source: Box<dyn Read + Send>,
+    ledger: &Arc<Ledger>,
+) -> io::Result<()> {
+    // Once read, and once framed.
+    let charge = ledger.charge_up_to(Item::Responses, 2 * READER_BYTES, LEAST_FILE_BYTES);
+    let mut buffer = vec![0; charge.bytes() / 2];
     loop {
         let count = match source.read(&mut buffer) {
             Ok(0) => break,
@@ -341,7 +372,9 @@ mod tests {
         let (socket, _) = listener.accept().unwrap();
         let server = thread::spawn(move || {
             let handler = Fragile::default();
-            serve(socket, &handler, true);
+            let socket = Arc::new(socket);
+            let seat = Seat::for_test(&socket);
+            serve(socket, seat, &handler, true);
             handler.refused.into_inner().unwrap()
         });
         client.write_all(requests.as_bytes()).unwrap();

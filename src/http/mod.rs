@@ -4,7 +4,8 @@
 //! only those before it: [`parse`] and [`chunked`] are pure functions of bytes; [`reader`] receives,
 //! [`body`] finds the end of a body, and [`stream`] sends without blocking; [`request`] and
 //! [`response`] are what a handler sees; [`connection`] owns the socket and alone frames responses, so
-//! no handler can break the framing; [`listen`] makes the listening socket, and [`server`] accepts.
+//! no handler can break the framing; [`listen`] makes the listening socket, [`seats`] counts who holds how
+//! many connections, and [`server`] accepts.
 
 pub mod body;
 pub mod chunked;
@@ -16,6 +17,7 @@ pub mod parse;
 pub mod reader;
 pub mod request;
 pub mod response;
+pub mod seats;
 pub mod server;
 pub mod stream;
 

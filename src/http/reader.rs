@@ -16,6 +16,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use super::parse::{
     self, Head, MAX_HEAD_BYTES, MAX_TARGET_BYTES, ParseError, Progress, ResponseHead,
 };
+use crate::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::sys::{self, Events, PollEntry, poll};
 
 /// From the first byte of a head to its last.
@@ -26,6 +27,10 @@ pub const BODY_LIMIT: Duration = Duration::from_secs(60);
 const IDLE_TIMEOUTS: usize = 2;
 /// Size of one receive while a head is read.
 const HEAD_RECEIVE_BYTES: usize = 4 * 1024;
+/// A head up to this length is not charged.
+const FREE_HEAD_BYTES: usize = 2 * HEAD_RECEIVE_BYTES;
+/// What a head takes as a multiple of its length: a buffer that grows, and the parsed fields.
+const USES_OF_HEAD: usize = 3;
 /// Size of one receive of a chunked body, which is searched for its framing.
 const CHUNKED_RECEIVE_BYTES: usize = 64 * 1024;
 
@@ -43,6 +48,11 @@ pub struct SocketReader<S = Arc<TcpStream>> {
     blocks: bool,
     /// Ends a wait in addition to [`BODY_LIMIT`].
     deadline: Option<Instant>,
+    /// For the head of a request, until the next one.
+    head_charge: Option<Charge>,
+    /// What the buffer of a chunked body is charged to.
+    ledger: Option<Arc<Ledger>>,
+    chunk_charge: Option<Charge>,
 }
 
 /// Why a message, or its rest, cannot be received.
@@ -60,6 +70,14 @@ pub enum ReceiveError {
     TooLarge(u64),
     /// The server has no memory for the body.
     NoMemory,
+    /// The tenant holds its share of the server's memory.
+    OverLimit(OverLimit),
+}
+
+impl From<OverLimit> for ReceiveError {
+    fn from(error: OverLimit) -> Self {
+        Self::OverLimit(error)
+    }
 }
 
 impl From<ParseError> for ReceiveError {
@@ -78,7 +96,15 @@ impl<S: AsFd> SocketReader<S> {
             received: 0,
             blocks: true,
             deadline: None,
+            head_charge: None,
+            ledger: None,
+            chunk_charge: None,
         }
+    }
+
+    /// Charges the buffer of a chunked body to `ledger`.
+    pub fn charge_to(&mut self, ledger: &Arc<Ledger>) {
+        self.ledger = Some(Arc::clone(ledger));
     }
 
     /// The socket, for polling and sending.
@@ -124,8 +150,11 @@ impl<S: AsFd> SocketReader<S> {
     }
 
     /// Waits for the next request and reads its head. `None` if the client closes instead, in the
-    /// middle of a head too, or stays idle for 120 s.
-    pub fn read_head(&mut self) -> Result<Option<Head>, ReceiveError> {
+    /// middle of a head too, or stays idle for 120 s. A large head is charged to `ledger`.
+    pub fn read_head(&mut self, ledger: &Arc<Ledger>) -> Result<Option<Head>, ReceiveError> {
+        self.head_charge = None;
+        self.chunk_charge = None;
+        self.ledger = Some(Arc::clone(ledger));
         let mut begun: Option<Instant> = None;
         let mut timeouts = 0;
         loop {
@@ -137,9 +166,14 @@ impl<S: AsFd> SocketReader<S> {
             if let Some(head) = self.take_head(parse::head)? {
                 return Ok(Some(head));
             }
-            if self.unused().is_empty() {
+            let length = self.unused().len();
+            if length == 0 {
                 self.buffer = Vec::new();
             } else {
+                if length > FREE_HEAD_BYTES {
+                    let charge = ledger.charge(Item::Heads, length * USES_OF_HEAD)?;
+                    self.head_charge = Some(charge);
+                }
                 let begun = *begun.get_or_insert_with(Instant::now);
                 self.deadline = Some(begun + HEAD_LIMIT);
             }
@@ -202,8 +236,15 @@ impl<S: AsFd> SocketReader<S> {
     /// Receives more of a chunked body, behind the unused bytes.
     pub fn receive_chunks(&mut self) -> Result<(), ReceiveError> {
         self.discard_consumed();
+        let mut most = CHUNKED_RECEIVE_BYTES;
+        if let Some(ledger) = &self.ledger {
+            let charge = self
+                .chunk_charge
+                .get_or_insert_with(|| ledger.charge_up_to(Item::Bodies, most, HEAD_RECEIVE_BYTES));
+            most = charge.bytes();
+        }
         let mut buffer = std::mem::take(&mut self.buffer);
-        let result = self.receive_append(&mut buffer, CHUNKED_RECEIVE_BYTES);
+        let result = self.receive_append(&mut buffer, most);
         self.buffer = buffer;
         result.map(drop)
     }

@@ -15,8 +15,10 @@ use super::body::BodyDecoder;
 use super::parse::Head;
 pub use super::reader::ReceiveError;
 use super::reader::SocketReader;
+use super::seats::Seat;
 use super::stream::StreamWriter;
 use crate::client::{Disconnected, Peer};
+use crate::ledger::{Charge, Item, Ledger};
 use crate::memory::Room;
 use crate::sys::Events;
 
@@ -30,8 +32,8 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(10);
 /// grows while its escapes are undone, and the copy that is kept.
 const USES_OF_BODY: usize = 4;
 
-/// A body up to this length fits into the room that every connection has.
-const FREE_BODY_BYTES: usize = 64 * 1024;
+/// A body up to this length is not charged: a tenant beyond its share can still end its processes.
+const FREE_BODY_BYTES: usize = 8 * 1024;
 
 /// One request.
 pub struct Request<'c> {
@@ -42,6 +44,12 @@ pub struct Request<'c> {
     /// Whether the answer may take long. It may not on the spare thread, which serves when no other
     /// thread can be started.
     pub may_block: bool,
+    /// The place of the connection among all, which the handler gives to whoever shows a token.
+    pub seat: &'c mut Seat,
+    /// What the request and its response hold is charged to it: at first to the owner of the seat.
+    pub ledger: Arc<Ledger>,
+    /// Whether the connection ends with the answer.
+    pub closes: bool,
 }
 
 impl Request<'_> {
@@ -79,7 +87,7 @@ impl Peer for WaitingClient {
 /// A whole body, and the memory promised for what is parsed from it.
 pub struct WholeBody {
     bytes: Vec<u8>,
-    _room: Room,
+    _held: Option<(Charge, Room)>,
 }
 
 impl Deref for WholeBody {
@@ -210,18 +218,30 @@ impl<'c> BodyReader<'c> {
     /// Reads a whole body of at most `limit` bytes.
     ///
     /// # Errors
-    /// `TooLarge`; `NoMemory`; or the rest of the body cannot be received.
-    pub fn read_all(&mut self, limit: u64) -> Result<WholeBody, ReceiveError> {
+    /// `TooLarge`; `NoMemory`; `OverLimit`; or the rest of the body cannot be received.
+    pub fn read_all(
+        &mut self,
+        limit: u64,
+        ledger: &Arc<Ledger>,
+    ) -> Result<WholeBody, ReceiveError> {
         let announced = self.remaining().unwrap_or(0);
         if announced > limit {
             return Err(ReceiveError::TooLarge(limit));
         }
-        let room_for = |length: usize| {
-            Room::take(length.saturating_mul(USES_OF_BODY)).ok_or(ReceiveError::NoMemory)
+        let room_for = |length: usize| -> Result<_, ReceiveError> {
+            let is_free = length <= FREE_BODY_BYTES;
+            let uses = if is_free {
+                0
+            } else {
+                length.saturating_mul(USES_OF_BODY)
+            };
+            let charge = ledger.charge(Item::Bodies, uses)?;
+            let room = Room::take(uses).ok_or(ReceiveError::NoMemory)?;
+            Ok((charge, room))
         };
         // Refuses an announced body that does not fit before the client sends it.
         drop(room_for(usize::try_from(announced).unwrap_or(usize::MAX))?);
-        let mut room = room_for(0)?;
+        let mut held = None;
         let mut body = Vec::new();
         let mut length = 0;
         loop {
@@ -229,8 +249,8 @@ impl<'c> BodyReader<'c> {
                 // Memory follows what has arrived, not what was announced.
                 let next = length + length.clamp(4096, 1 << 20);
                 if next > FREE_BODY_BYTES {
-                    drop(room);
-                    room = room_for(next)?;
+                    drop(held.take());
+                    held = Some(room_for(next)?);
                 }
                 body.resize(next, 0);
             }
@@ -239,7 +259,7 @@ impl<'c> BodyReader<'c> {
                 body.truncate(length);
                 return Ok(WholeBody {
                     bytes: body,
-                    _room: room,
+                    _held: held,
                 });
             }
             length += count;

@@ -97,10 +97,10 @@ impl Response {
         self
     }
 
-    /// Keeps a value alive until the response was sent.
+    /// Keeps a value alive until the response was sent, besides those before.
     #[must_use]
     pub fn holding(mut self, held: impl Send + 'static) -> Self {
-        self.held = Some(Box::new(held));
+        self.held = Some(Box::new((self.held, held)));
         self
     }
 }
@@ -159,6 +159,7 @@ impl From<ReceiveError> for Refusal {
                 "no_memory",
                 "the machine has no memory left for this body (ENOMEM); try again later, or use files/write for large data",
             ),
+            ReceiveError::OverLimit(limit) => Self::new(503, "over_limit", limit.to_string()),
             ReceiveError::Parse(ParseError::Malformed(what)) => {
                 Self::new(400, "bad_request", format!("this is not HTTP/1.1: {what}"))
             }

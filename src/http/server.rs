@@ -7,16 +7,16 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use super::connection::{self, Handler};
+use super::seats::{Peer, Seat, Seats};
 use crate::logging;
 use crate::memory::Room;
-use crate::sync::{CountedPlace, lock};
+use crate::sync::lock;
 use crate::sys;
 
 /// Address space; a thread touches a small part of it.
@@ -28,64 +28,39 @@ const ROOM_BYTES: usize = STACK_BYTES + (2 << 20);
 const NO_DESCRIPTORS: &str =
     "the server has no descriptor left for this connection; try again later";
 
-/// Most connections at once.
-#[derive(Debug, Clone, Copy)]
-pub struct Limits {
-    /// From anywhere.
-    pub all: usize,
-    /// From this machine. On a host these are sandboxes, which must not keep other clients out.
-    pub from_here: usize,
-    /// Whether to start a spare thread, which serves when no other thread can be started: a client that
-    /// can delete the sandbox that uses them all must be heard. The spare thread serves one request
-    /// of a connection, and no connection from this machine.
-    pub keeps_thread: bool,
-}
-
-/// The number of open connections.
-#[derive(Clone, Default)]
-pub struct Connections(Arc<AtomicUsize>);
-
-impl Connections {
-    /// Reads the number.
-    pub fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// A listening socket and the handler of its connections.
 pub struct Server<H> {
     listener: TcpListener,
     handler: Arc<H>,
-    limits: Limits,
-    open: Connections,
-    /// Those that come from this machine.
-    open_here: Arc<AtomicUsize>,
+    seats: Seats,
     /// Takes a connection to the spare thread if it is idle.
-    spare_thread: Option<SyncSender<Counted>>,
+    spare_thread: Option<SyncSender<Seated>>,
     /// Closed when descriptors have run out, so that a connection can be accepted and refused.
     spare_descriptor: Option<std::fs::File>,
 }
 
 impl<H: Handler> Server<H> {
-    /// Serves connections within `limits` and counts them in `open`.
+    /// Serves connections that get one of `seats`.
+    ///
+    /// With `is_host` the users of this machine are told apart, and there is a spare thread, which serves
+    /// when no other thread can be started: a client that can delete the sandbox that uses them all must be
+    /// heard. It serves one request of a connection, and no connection from this machine.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking, or the spare thread cannot be started.
     pub fn new(
         listener: TcpListener,
         handler: Arc<H>,
-        limits: Limits,
-        open: Connections,
+        seats: Seats,
+        is_host: bool,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let spare_thread = limits.keeps_thread.then(|| start_spare_thread(&handler));
+        let spare_thread = is_host.then(|| start_spare_thread(&handler));
         Ok(Self {
             spare_thread: spare_thread.transpose()?,
             listener,
             handler,
-            limits,
-            open,
-            open_here: Arc::default(),
+            seats,
             spare_descriptor: spare_descriptor(),
         })
     }
@@ -98,7 +73,7 @@ impl<H: Handler> Server<H> {
     /// Accepts one connection if one waits.
     pub fn accept(&mut self) {
         match self.listener.accept() {
-            Ok((socket, peer)) => self.serve(socket, peer),
+            Ok((socket, address)) => self.serve(socket, address),
             Err(error) => {
                 // Other errors belong to a connection that died in the queue (accept(2)).
                 if let Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) =
@@ -110,7 +85,7 @@ impl<H: Handler> Server<H> {
         }
     }
 
-    fn serve(&mut self, socket: TcpStream, peer: SocketAddr) {
+    fn serve(&mut self, socket: TcpStream, address: SocketAddr) {
         if self.spare_descriptor.is_none() {
             self.spare_descriptor = spare_descriptor();
         }
@@ -118,12 +93,15 @@ impl<H: Handler> Server<H> {
             refuse(&socket, "no_descriptors", NO_DESCRIPTORS);
             return;
         }
-        let Limits { all, from_here, .. } = self.limits;
-        let place_here = (from_here < all && is_here(&socket, peer))
-            .then(|| CountedPlace::take(&self.open_here, from_here));
-        let place = CountedPlace::take(&self.open.0, all);
-        // A client elsewhere needs only the first one.
-        let (Some(place), None | Some(Some(_))) = (place, &place_here) else {
+        let own = socket.local_addr().unwrap_or(address);
+        let is_elsewhere = !is_here(own, address);
+        let peer = if is_elsewhere || self.spare_thread.is_none() {
+            Peer::at(address.ip())
+        } else {
+            Peer::User(sys::tcp_peer_uid(own, address))
+        };
+        let socket = Arc::new(socket);
+        let Some(seat) = self.seats.take(peer, &socket) else {
             refuse(
                 &socket,
                 "too_many_connections",
@@ -141,18 +119,16 @@ impl<H: Handler> Server<H> {
         };
         // The socket stays in the slot until the thread takes it: a thread that cannot be started
         // must not close the socket before the client gets an answer.
-        let is_elsewhere = place_here.is_none();
-        let slot = Arc::new(Mutex::new(Some((socket, place))));
+        let slot = Arc::new(Mutex::new(Some((socket, seat))));
         let taken = Arc::clone(&slot);
         let handler = Arc::clone(&self.handler);
         let thread = thread::Builder::new()
             .stack_size(STACK_BYTES)
             .spawn(move || {
-                let _place_here = place_here;
                 drop(room);
                 let taken = lock(&taken).take();
-                if let Some((socket, _place)) = taken {
-                    connection::serve(socket, &*handler, true);
+                if let Some((socket, seat)) = taken {
+                    connection::serve(socket, seat, &*handler, true);
                 }
             });
         let Err(error) = thread else { return };
@@ -188,30 +164,29 @@ impl<H: Handler> Server<H> {
 }
 
 /// Starts the spare thread. It takes a connection only while it has none.
-fn start_spare_thread<H: Handler>(handler: &Arc<H>) -> io::Result<SyncSender<Counted>> {
-    let (sender, connections) = mpsc::sync_channel::<Counted>(0);
+fn start_spare_thread<H: Handler>(handler: &Arc<H>) -> io::Result<SyncSender<Seated>> {
+    let (sender, connections) = mpsc::sync_channel::<Seated>(0);
     let handler = Arc::clone(handler);
     thread::Builder::new()
         .name("spare".to_owned())
         .stack_size(STACK_BYTES)
         .spawn(move || {
-            for (socket, _place) in connections {
-                connection::serve(socket, &*handler, false);
+            for (socket, seat) in connections {
+                connection::serve(socket, seat, &*handler, false);
             }
         })?;
     Ok(sender)
 }
 
-/// Whether a connection comes from this machine. Sandboxes cannot choose another source address,
-/// because Landlock denies them bind(2).
-fn is_here(socket: &TcpStream, peer: SocketAddr) -> bool {
-    let own = socket.local_addr().map(|own| own.ip().to_canonical());
+/// Whether a connection comes from this machine. Sandboxes cannot choose another source address, because
+/// Landlock denies them bind(2).
+fn is_here(own: SocketAddr, peer: SocketAddr) -> bool {
     let peer = peer.ip().to_canonical();
-    peer.is_loopback() || own.is_ok_and(|own| own == peer)
+    peer.is_loopback() || peer == own.ip().to_canonical()
 }
 
-/// A connection and its place among the limited ones.
-type Counted = (TcpStream, CountedPlace);
+/// A connection and its seat.
+type Seated = (Arc<TcpStream>, Seat);
 
 fn spare_descriptor() -> Option<std::fs::File> {
     std::fs::File::open("/dev/null").ok()

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use super::portion::Portion;
 use super::process::{Process, Subscriber};
 use super::ring::{Cursor, Piece};
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
@@ -33,13 +34,14 @@ impl Process {
         let wakeup = Wakeup::new(self);
         let mut keep_alive = KeepAlive::new();
         let mut buffer = Vec::new();
+        let mut portion = Portion::new(self.ledger());
         loop {
             // Read in this order: once the exit is known, all output of the process is in the log. The
             // loop goes no further than `end`, because a descendant may write without end.
             let exit = self.exit();
             let end = self.log.position();
             while cursor.position() < end
-                && let Some(piece) = self.log.read(&mut cursor, &mut buffer)
+                && let Some(piece) = self.log.read(&mut cursor, &mut buffer, portion.bytes())
             {
                 match piece {
                     Piece::Data { stream, offset } => subscriber.output(stream, offset, &buffer),
@@ -50,6 +52,7 @@ impl Process {
                     } => subscriber.dropped(stream, offset, bytes),
                 }
                 send_all(subscriber.client())?;
+                portion.note(buffer.len());
                 keep_alive.reset();
             }
             if let Some(exit) = exit {

@@ -117,7 +117,9 @@ fn settle(ring: &Ring, model: &mut Model, limit: usize) {
     let mut cursor = Cursor::default();
     let mut buffer = Vec::new();
     let mut held_from = [0; 2];
-    while let Some(Piece::Dropped { stream, bytes, .. }) = ring.read(&mut cursor, &mut buffer) {
+    while let Some(Piece::Dropped { stream, bytes, .. }) =
+        ring.read(&mut cursor, &mut buffer, usize::MAX)
+    {
         held_from[stream.index()] = usize::try_from(bytes).unwrap();
     }
     let dropped = held_from[0] + held_from[1];
@@ -139,7 +141,7 @@ fn settle(ring: &Ring, model: &mut Model, limit: usize) {
 /// Reads one piece, and returns whether there was one.
 fn read(ring: &Ring, model: &Model, reader: &mut Reader) -> bool {
     let mut buffer = vec![0xEE; 3];
-    match ring.read(&mut reader.cursor, &mut buffer) {
+    match ring.read(&mut reader.cursor, &mut buffer, usize::MAX) {
         None => return false,
         Some(Piece::Dropped {
             stream,
@@ -174,7 +176,7 @@ fn whole(ring: &Ring, model: &Model) {
     let mut cursor = Cursor::default();
     let mut buffer = Vec::new();
     let mut all = Vec::new();
-    while let Some(piece) = ring.read(&mut cursor, &mut buffer) {
+    while let Some(piece) = ring.read(&mut cursor, &mut buffer, usize::MAX) {
         if let Piece::Data { stream, .. } = piece {
             all.extend(buffer.iter().map(|byte| (stream, *byte)));
         }

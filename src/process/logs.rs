@@ -69,8 +69,13 @@ impl Log {
     }
 
     /// See [`Ring::read`].
-    pub(super) fn read(&self, cursor: &mut Cursor, buffer: &mut Vec<u8>) -> Option<Piece> {
-        lock(&self.ring).read(cursor, buffer)
+    pub(super) fn read(
+        &self,
+        cursor: &mut Cursor,
+        buffer: &mut Vec<u8>,
+        most: usize,
+    ) -> Option<Piece> {
+        lock(&self.ring).read(cursor, buffer, most)
     }
 
     /// Records when the process ended: a log that ended early is dropped early.
@@ -199,7 +204,7 @@ mod tests {
     /// Bytes of the stream that a log still has.
     fn kept(log: &Log) -> usize {
         let (mut cursor, mut kept, mut buffer) = (Cursor::default(), 0, Vec::new());
-        while let Some(piece) = log.read(&mut cursor, &mut buffer) {
+        while let Some(piece) = log.read(&mut cursor, &mut buffer, usize::MAX) {
             if matches!(piece, Piece::Data { .. }) {
                 kept += buffer.len();
             }

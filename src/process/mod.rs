@@ -13,6 +13,7 @@ mod follow;
 mod fuzz;
 mod logs;
 mod oom;
+mod portion;
 #[expect(clippy::module_inception, reason = "it defines `Process`")]
 mod process;
 mod pump;

@@ -17,6 +17,7 @@ use crate::client::Client;
 use crate::command::{CommandLine, CommandSpec, Fingerprint};
 use crate::confine::Mark;
 use crate::error::{Error, Result};
+use crate::ledger::{Charge, Ledger};
 use crate::sync::lock;
 use crate::sys::{self, Ending, Pid, Spawned, User};
 
@@ -101,6 +102,8 @@ pub struct Process {
     pub(super) stdin: Mutex<StdinSlot>,
     /// Written to when there is output or the process has ended.
     pub(super) wakeups: Mutex<Vec<Arc<EventFd>>>,
+    /// For the texts.
+    charge: Charge,
 }
 
 struct Life {
@@ -209,6 +212,7 @@ impl Process {
         (started, started_at_ms): (Instant, u64),
         origin: Origin,
         log: Arc<Log>,
+        charge: Charge,
     ) -> Self {
         Self {
             id,
@@ -232,6 +236,7 @@ impl Process {
             }),
             stdin: Mutex::new(StdinSlot::Closed),
             wakeups: Mutex::default(),
+            charge,
         }
     }
 
@@ -264,6 +269,11 @@ impl Process {
     /// How it ended, once all its output is in the log.
     pub fn exit(&self) -> Option<Exit> {
         lock(&self.life).exit
+    }
+
+    /// What is held for its clients is charged to this ledger.
+    pub(super) fn ledger(&self) -> &Arc<Ledger> {
+        self.charge.ledger()
     }
 
     /// Bytes that a stream has carried so far.

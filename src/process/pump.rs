@@ -17,9 +17,11 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use super::portion::Portion;
 use super::process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 use super::ring::Stream;
 use crate::client::{Client, Disconnected, KeepAlive};
+use crate::ledger::Charge;
 use crate::sys::{self, Events, PollEntry, poll};
 
 /// What a pump reports to.
@@ -30,16 +32,16 @@ pub(super) trait PumpOwner: Send + Sync {
     fn ended(&self, process: &Arc<Process>);
 }
 
-/// What output is read into. It grows to the capacity of a pipe for a command that writes much: 1,000
-/// quiet commands hold 4 MB of buffers and not 64 MB.
-pub(super) struct Buffer(Vec<u8>);
+/// What output is read into.
+pub(super) struct Buffer {
+    bytes: Vec<u8>,
+    portion: Portion,
+}
 
 impl Buffer {
-    const MIN: usize = 4 * 1024;
-    const MAX: usize = 64 * 1024;
-
-    pub(super) fn new() -> Self {
-        Self(vec![0; Self::MIN])
+    pub(super) fn new(portion: Portion) -> Self {
+        let bytes = vec![0; portion.bytes()];
+        Self { bytes, portion }
     }
 }
 
@@ -96,6 +98,7 @@ pub(super) struct GivenInput {
     pub(super) pipe: OwnedFd,
     pub(super) bytes: Vec<u8>,
     pub(super) written: usize,
+    pub(super) _charge: Charge,
 }
 
 impl Pump {
@@ -180,7 +183,7 @@ impl Pump {
         let Some(pipe) = &self.outputs[stream.index()] else {
             return false;
         };
-        let (count, is_end) = match nix::unistd::read(pipe, &mut buffer.0) {
+        let (count, is_end) = match nix::unistd::read(pipe, &mut buffer.bytes) {
             Err(Errno::EINTR) => return false,
             // The pipe was readable, but a command can open its own output and read it too.
             Err(Errno::EAGAIN) => (None, false),
@@ -188,11 +191,11 @@ impl Pump {
             Ok(count) => (Some(count), false),
         };
         if let Some(count) = count {
-            let data = &buffer.0[..count];
+            let data = &buffer.bytes[..count];
             let offset = self.process.append(stream, data);
             deliver(stream, offset, data);
-            if count == buffer.0.len() && count < Buffer::MAX {
-                buffer.0 = vec![0; Buffer::MAX];
+            if buffer.portion.note(count) {
+                buffer.bytes = vec![0; buffer.portion.bytes()];
             }
         }
         if let Phase::Draining(left) = &mut self.phase {
@@ -309,7 +312,7 @@ impl Pump {
     }
 
     fn run_until_exit(&mut self, subscriber: &mut dyn Subscriber) -> Result<(), Disconnected> {
-        let mut buffer = Buffer::new();
+        let mut buffer = Buffer::new(Portion::new(self.process.ledger()));
         let mut keep_alive = KeepAlive::new();
         loop {
             subscriber.client().flush()?;

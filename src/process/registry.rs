@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -24,6 +25,7 @@ use crate::activity::Activity;
 use crate::command::{CommandSpec, StdinSource};
 use crate::confine::{Confinement, Mark};
 use crate::error::{Error, Kind, Result};
+use crate::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::logging;
 use crate::sync::{lock, wait_while};
 use crate::sys::{self, Pid};
@@ -73,6 +75,7 @@ pub struct Registry {
     shared: Arc<Shared>,
     logs: Arc<LogTenant>,
     activity: Arc<Activity>,
+    ledger: Arc<Ledger>,
     next: AtomicU64,
     /// Never held while a command is being started.
     table: Mutex<ProcessTable>,
@@ -153,11 +156,12 @@ impl ProcessTable {
 
 impl Registry {
     /// An empty registry. Its running processes count as activity.
-    pub fn new(shared: Arc<Shared>, activity: Arc<Activity>) -> Arc<Self> {
+    pub fn new(shared: Arc<Shared>, activity: Arc<Activity>, ledger: Arc<Ledger>) -> Arc<Self> {
         Arc::new(Self {
             shared,
             logs: Arc::default(),
             activity,
+            ledger,
             next: AtomicU64::new(1),
             table: Mutex::default(),
             start_ended: Condvar::new(),
@@ -219,6 +223,12 @@ impl Registry {
         confinement: &Confinement,
         start: &Arc<Start>,
     ) -> Result<Pump> {
+        let mut texts = self.charge_texts(spec.start_bytes())?;
+        let held_stdin = match &spec.input {
+            StdinSource::Given(bytes) => bytes.len(),
+            StdinSource::Empty | StdinSource::Open => 0,
+        };
+        let held_stdin = self.ledger.charge(Item::Stdin, held_stdin)?;
         let stdio = {
             let _acting = confinement.act()?;
             Stdio::pipes(spec.input != StdinSource::Empty, &self.shared.null)?
@@ -240,12 +250,14 @@ impl Registry {
             .as_ref()
             .map_or_else(|| format!("p-{number}"), |id| id.as_str().to_owned());
         let log = Log::new(&self.shared.logs, &self.logs, self.shared.log_bytes);
-        let process = Process::new(id, &spec, spawned, started, origin, log);
+        texts.set(spec.kept_bytes())?;
+        let process = Process::new(id, &spec, spawned, started, origin, log, texts);
         let given = match (stdio.input, spec.input) {
             (Some(pipe), StdinSource::Given(bytes)) if !bytes.is_empty() => Some(GivenInput {
                 pipe,
                 bytes,
                 written: 0,
+                _charge: held_stdin,
             }),
             (Some(pipe), StdinSource::Open) => {
                 *lock(&process.stdin) = StdinSlot::Open(pipe);
@@ -259,6 +271,20 @@ impl Registry {
         let owner = Arc::clone(self);
         let deadline = start.deadline;
         Ok(Pump::new(process, owner, stdio.outputs, given, deadline))
+    }
+
+    /// Charges the texts of a command; forgets the ended ones if there is no room.
+    fn charge_texts(&self, bytes: usize) -> std::result::Result<Charge, OverLimit> {
+        let charge = || self.ledger.charge(Item::Commands, bytes);
+        charge().or_else(|_| {
+            let mut table = lock(&self.table);
+            while let Some(oldest) = table.ended.front() {
+                let oldest = *oldest;
+                table.remove(oldest);
+            }
+            drop(table);
+            charge()
+        })
     }
 
     fn list_process(&self, number: u64, process: &Arc<Process>) {
@@ -306,6 +332,20 @@ impl Registry {
                 }
             }
         }
+    }
+
+    /// The number that the next process gets. Numbers are given in the order of the starts.
+    pub fn next_number(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// The first running or remembered process with one of these numbers, and its number.
+    pub fn first_in(&self, numbers: Range<u64>) -> Option<(u64, Arc<Process>)> {
+        let table = lock(&self.table);
+        let mut found = table.processes.range(numbers);
+        found
+            .next()
+            .map(|(number, process)| (*number, Arc::clone(process)))
     }
 
     /// All running processes and those of the history, in the order of their starts.
@@ -495,11 +535,17 @@ mod tests {
 
     use super::*;
     use crate::command::CommandLine;
+    use crate::ledger::Budget;
+
+    fn registry_in(shared: Arc<Shared>) -> Arc<Registry> {
+        let ledger = Budget::new(1 << 20).whole();
+        Registry::new(shared, Arc::new(Activity::new()), ledger)
+    }
 
     /// A process that nobody drives.
     fn start(program: &[&str]) -> (Pump, Arc<Process>) {
         let shared = Shared::new(4096, 4096).unwrap();
-        let registry = Registry::new(shared, Arc::new(Activity::new()));
+        let registry = registry_in(shared);
         let line = CommandLine::Program(program.iter().map(|&word| word.to_owned()).collect());
         let spec = CommandSpec::new(line, Vec::new(), None).unwrap();
         let confinement = Confinement::dedicated(std::env::vars_os(), "/".into());
@@ -541,7 +587,7 @@ mod tests {
     #[test]
     fn a_pid_stands_for_the_latest_process_that_had_it() {
         let shared = Shared::new(4096, 4096).unwrap();
-        let registry = Registry::new(Arc::clone(&shared), Arc::new(Activity::new()));
+        let registry = registry_in(Arc::clone(&shared));
         let line = CommandLine::Shell("true".to_owned());
         let spec = CommandSpec::new(line, Vec::new(), None).unwrap();
         for number in 1..=2 {
@@ -556,7 +602,9 @@ mod tests {
                 user: None,
                 starter: 0,
             };
-            let process = Process::new(format!("p-{number}"), &spec, spawned, started, origin, log);
+            let texts = registry.charge_texts(0).unwrap();
+            let id = format!("p-{number}");
+            let process = Process::new(id, &spec, spawned, started, origin, log, texts);
             registry.list_process(number, &Arc::new(process));
         }
         for id in ["p-2", "p-1"] {

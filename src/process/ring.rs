@@ -240,9 +240,9 @@ impl Ring {
         self.written[stream.index()]
     }
 
-    /// Replaces the content of `buffer` by the next bytes for this reader and advances the cursor; `None`
-    /// if there are no more.
-    pub fn read(&self, cursor: &mut Cursor, buffer: &mut Vec<u8>) -> Option<Piece> {
+    /// Replaces the content of `buffer` by the next bytes for this reader, at most `most`, and advances
+    /// the cursor; `None` if there are no more.
+    pub fn read(&self, cursor: &mut Cursor, buffer: &mut Vec<u8>, most: usize) -> Option<Piece> {
         buffer.clear();
         for stream in Stream::ALL {
             let next = &mut cursor.next[stream.index()];
@@ -272,7 +272,9 @@ impl Ring {
                     clippy::cast_possible_truncation,
                     reason = "smaller than a chunk's length"
                 )]
-                buffer.extend_from_slice(&chunk.data[skip as usize..]);
+                let data = &chunk.data[skip as usize..];
+                buffer.extend_from_slice(&data[..data.len().min(most)]);
+                cursor.position = chunk.position + skip + buffer.len() as u64;
                 let offset = chunk.offset + skip;
                 *next = offset + buffer.len() as u64;
                 return Some(Piece::Data {
@@ -295,7 +297,7 @@ mod tests {
         let mut buffer = Vec::new();
         let mut pieces = Vec::new();
         let mut streams = [Vec::new(), Vec::new()];
-        while let Some(piece) = ring.read(cursor, &mut buffer) {
+        while let Some(piece) = ring.read(cursor, &mut buffer, usize::MAX) {
             if let Piece::Data { stream, .. } = piece {
                 streams[stream.index()].extend_from_slice(&buffer);
             }
@@ -337,7 +339,10 @@ mod tests {
         let mut cursor = Cursor::default();
         ring.append(Stream::Stdout, b"abc");
         assert_eq!(replay(&ring, &mut cursor).1[0], b"abc");
-        assert!(ring.read(&mut cursor, &mut Vec::new()).is_none());
+        assert!(
+            ring.read(&mut cursor, &mut Vec::new(), usize::MAX)
+                .is_none()
+        );
         ring.append(Stream::Stdout, b"def");
         assert_eq!(replay(&ring, &mut cursor).1[0], b"def");
     }
@@ -422,7 +427,7 @@ mod tests {
                         continue;
                     }
                     let mut buffer = Vec::new();
-                    while let Some(piece) = ring.read(cursor, &mut buffer) {
+                    while let Some(piece) = ring.read(cursor, &mut buffer, usize::MAX) {
                         match piece {
                             Piece::Dropped {
                                 stream,

@@ -23,6 +23,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::children;
+use super::portion::Portion;
 use super::process::{Process, Reason, strike_trees};
 use super::pump::{Buffer, Pump};
 use super::ring::Stream;
@@ -133,7 +134,7 @@ impl Supervisor {
 
     fn run(&self, killer: &Sender<Order>) {
         let mut driven = Driven::default();
-        let mut buffer = Buffer::new();
+        let mut buffer = Buffer::new(Portion::uncharged());
         let mut events = vec![EpollEvent::empty(); 256];
         loop {
             let count = match self.epoll.wait(&mut events, self.timeout(&driven)) {

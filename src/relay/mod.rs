@@ -28,6 +28,7 @@ use crate::http::reader::{BODY_LIMIT, ReceiveError};
 use crate::http::request::{BodyReader, Request};
 use crate::http::response::{Body, Response, Takeover, append_status_line};
 use crate::http::stream::{SEND_LIMIT, StreamWriter};
+use crate::ledger::Ledger;
 use crate::sys::Events;
 use tunnel::Tunnel;
 pub use upstream::{Forward, RelayError};
@@ -50,12 +51,14 @@ pub fn exchange(
     socket: OwnedFd,
     forward: &Forward<'_>,
 ) -> Result<Response, RelayError> {
-    let Request { head, body, .. } = request;
+    let Request {
+        head, body, ledger, ..
+    } = request;
     let upgrades = wants_upgrade(head);
     let http_1_1 = head.minor_version == 1;
     let to_head = head.method == "HEAD";
     let mut exchange = Exchange {
-        upstream: Upstream::new(socket, head, body, forward),
+        upstream: Upstream::new(socket, head, body, forward, ledger),
         request_ready: false,
         response_ready: false,
     };
@@ -81,7 +84,7 @@ pub fn exchange(
             match exchange.upstream.try_read_head()? {
                 None => exchange.response_ready = false,
                 Some(response) if response.status >= 200 => {
-                    let relay = Relay::new(exchange, response, to_head);
+                    let relay = Relay::new(exchange, response, to_head, Arc::clone(ledger));
                     let status = relay.head.status;
                     return Ok(Response::new(status, Body::Takeover(Box::new(relay))));
                 }
@@ -90,6 +93,7 @@ pub fn exchange(
                     let tunnel = Tunnel {
                         upstream,
                         head: response,
+                        ledger: Arc::clone(ledger),
                     };
                     return Ok(Response::new(101, Body::Takeover(Box::new(tunnel))));
                 }
@@ -227,11 +231,12 @@ struct Relay {
     decoder: BodyDecoder,
     /// The framing that the client gets.
     framing: Framing,
+    ledger: Arc<Ledger>,
 }
 
 impl Relay {
     /// Determines where the body ends (RFC 9112 section 6.3).
-    fn new(exchange: Exchange, head: ResponseHead, to_head: bool) -> Self {
+    fn new(exchange: Exchange, head: ResponseHead, to_head: bool, ledger: Arc<Ledger>) -> Self {
         let (decoder, framing) = match (head.status, head.framing) {
             (204, _) => (BodyDecoder::Ended, Framing::None),
             // Has no content either, but may have a length.
@@ -249,6 +254,7 @@ impl Relay {
             head,
             decoder,
             framing,
+            ledger,
         }
     }
 
@@ -291,7 +297,7 @@ impl Takeover for Relay {
         client: &mut StreamWriter,
         body: &mut BodyReader<'_>,
     ) -> io::Result<()> {
-        let mut size = ReadSize::default();
+        let mut size = ReadSize::new(&self.ledger);
         // How the response ended; reported when the client has taken all of it.
         let mut outcome = None;
         // The first read adds to the head in the buffer: a small response is sent at once.
@@ -326,6 +332,7 @@ mod tests {
     use super::*;
     use crate::http::parse::{self, Progress};
     use crate::http::reader::SocketReader;
+    use crate::http::seats::Seat;
 
     /// Sends `request` to the server behind `upstream`. `outcome` gets the client's socket, the response
     /// and the body.
@@ -351,12 +358,18 @@ mod tests {
         let Ok(Progress::Complete(head, _)) = parse::head(request.as_bytes()) else {
             panic!("no request: {request}");
         };
-        let mut reader = SocketReader::new(Arc::new(socket));
+        let socket = Arc::new(socket);
+        let mut seat = Seat::for_test(&socket);
+        let ledger = Arc::clone(seat.ledger());
+        let mut reader = SocketReader::new(socket);
         let body = BodyReader::new(&mut reader, &head);
         let mut request = Request {
             head,
             body,
             may_block: true,
+            seat: &mut seat,
+            ledger,
+            closes: false,
         };
         let forward = Forward {
             target: b"/".to_vec(),

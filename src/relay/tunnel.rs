@@ -22,12 +22,14 @@ use crate::http::reader::SocketReader;
 use crate::http::request::BodyReader;
 use crate::http::response::{Takeover, append_status_line};
 use crate::http::stream::{SEND_LIMIT, StreamWriter};
+use crate::ledger::Ledger;
 use crate::sys::Events;
 
 /// The connection of a client to an upstream server that has agreed to change the protocol.
 pub(super) struct Tunnel {
     pub(super) upstream: Upstream,
     pub(super) head: ResponseHead,
+    pub(super) ledger: Arc<Ledger>,
 }
 
 impl Takeover for Tunnel {
@@ -55,7 +57,7 @@ impl Takeover for Tunnel {
         let from_client = request.connection();
         let client = Arc::clone(to_client.socket());
         let upstream = Arc::clone(to_upstream.socket());
-        let (mut up, mut down) = (Flow::new(), Flow::new());
+        let (mut up, mut down) = (Flow::new(&self.ledger), Flow::new(&self.ledger));
         let mut upstream_is_gone = false;
         loop {
             up.advance(from_client, &mut to_upstream);
@@ -127,11 +129,11 @@ struct Flow {
 }
 
 impl Flow {
-    fn new() -> Self {
+    fn new(ledger: &Arc<Ledger>) -> Self {
         Self {
             source: BodyDecoder::UntilClose,
             source_ready: true,
-            size: ReadSize::default(),
+            size: ReadSize::new(ledger),
             is_shut: false,
             target_is_lost: false,
         }

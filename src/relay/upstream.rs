@@ -18,6 +18,7 @@ use crate::http::parse::{
 use crate::http::reader::{ReceiveError, SocketReader};
 use crate::http::request::BodyReader;
 use crate::http::stream::StreamWriter;
+use crate::ledger::{Charge, Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
 
 /// The smallest size of a read, which is what a quiet connection costs.
@@ -25,6 +26,9 @@ const MIN_READ_BYTES: usize = 4 * 1024;
 
 /// The largest size of a read.
 const MAX_READ_BYTES: usize = 256 * 1024;
+
+/// What a read takes as a multiple of its size: a buffer that doubles.
+const USES_OF_READ: usize = 2;
 
 /// After this long without an event, [`poll_both`] has the buffers trimmed.
 const TRIM_AFTER: Duration = Duration::from_secs(1);
@@ -99,16 +103,19 @@ impl Upstream {
         head: &Head,
         body: &BodyReader<'_>,
         forward: &Forward<'_>,
+        ledger: &Arc<Ledger>,
     ) -> Self {
         let socket = Arc::new(socket);
         let head_bytes = request_head(head, body.awaits_go_ahead(), forward);
         let chunked = head.framing == Framing::Chunked;
+        let mut reader = SocketReader::new(Arc::clone(&socket));
+        reader.charge_to(ledger);
         Self {
-            reader: SocketReader::new(Arc::clone(&socket)),
+            reader,
             writer: StreamWriter::new(socket, head_bytes, chunked),
             is_fed: body.is_over(),
             was_reset: false,
-            size: ReadSize::default(),
+            size: ReadSize::new(ledger),
         }
     }
 
@@ -259,29 +266,54 @@ pub(super) fn poll_both(
     entries.map(|entry| entry.events())
 }
 
-/// The size of a read. It follows the amount of data that arrives.
-#[derive(Default)]
-pub(super) struct ReadSize(usize);
+/// The size of a read. It follows the amount of data that arrives, as far as the tenant's share allows.
+pub(super) struct ReadSize {
+    bytes: usize,
+    ledger: Arc<Ledger>,
+    /// For the buffers of the largest size so far.
+    charge: Option<Charge>,
+}
 
 impl ReadSize {
+    pub(super) fn new(ledger: &Arc<Ledger>) -> Self {
+        Self {
+            bytes: MIN_READ_BYTES,
+            ledger: Arc::clone(ledger),
+            charge: None,
+        }
+    }
+
     /// Adds to `to` what `read` appends; its second argument is the most that it may append.
     pub(super) fn append<S: AsFd>(
         &mut self,
         to: &mut StreamWriter<S>,
         read: impl FnOnce(&mut Vec<u8>, usize) -> Result<(), ReceiveError>,
     ) -> Result<(), ReceiveError> {
-        let most = self.0.clamp(MIN_READ_BYTES, MAX_READ_BYTES);
+        let most = self.bytes;
         let mut result = Ok(());
         to.push(|out| {
             let before = out.len();
             result = read(out, most);
             let count = out.len() - before;
             if count >= most {
-                self.0 = most * 4;
+                self.grow(most * 4);
             } else if count < most / 8 {
-                self.0 = most / 4;
+                self.bytes = (most / 4).max(MIN_READ_BYTES);
             }
         });
         result
+    }
+
+    fn grow(&mut self, wanted: usize) {
+        let wanted = wanted.min(MAX_READ_BYTES);
+        let charged = self.charge.as_ref().map_or(0, Charge::bytes);
+        if wanted * USES_OF_READ > charged {
+            self.charge = None;
+            let charge = self.ledger.charge(Item::Responses, wanted * USES_OF_READ);
+            self.charge = charge.ok();
+        }
+        if self.charge.is_some() {
+            self.bytes = wanted;
+        }
     }
 }

@@ -39,7 +39,6 @@ const LOOPBACK: u32 = 1;
 /// for a socket that no process holds any more, because the kernel then reports uid 0.
 ///
 /// A user that this process's user namespace does not map is the overflow uid.
-#[allow(dead_code, reason = "limits per user are to use it")]
 pub fn tcp_peer_uid(local: SocketAddr, peer: SocketAddr) -> Option<libc::uid_t> {
     let socket = look_up(peer, local).ok()??;
     let ends = [socket.local, socket.remote];

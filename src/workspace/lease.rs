@@ -8,6 +8,7 @@ use crate::activity::Activity;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::files::{Files, Root};
+use crate::ledger::Ledger;
 use crate::ports::Ports;
 use crate::process::registry::{Registry, Shared};
 
@@ -20,6 +21,8 @@ pub struct Workspace {
     pub processes: Arc<Registry>,
     /// Its servers.
     pub ports: Arc<Ports>,
+    /// What is held for its clients and its processes.
+    pub ledger: Arc<Ledger>,
     activity: Arc<Activity>,
 }
 
@@ -30,14 +33,16 @@ impl Workspace {
         confinement: Confinement,
         ports: Arc<Ports>,
         shared: Arc<Shared>,
+        ledger: Arc<Ledger>,
     ) -> Arc<Self> {
         let activity = Arc::new(Activity::new());
-        let processes = Registry::new(shared, Arc::clone(&activity));
+        let processes = Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger));
         Arc::new(Self {
             root,
             confinement,
             processes,
             ports,
+            ledger,
             activity,
         })
     }

@@ -13,6 +13,7 @@ use crate::command::{CommandSpec, StdinSource};
 use crate::error::{Error, Kind, Result};
 use crate::files::name::FilePath;
 use crate::files::{Entry, Page};
+use crate::ledger::Item;
 use crate::process::registry::StartOutcome;
 use crate::process::ring::Cursor;
 use crate::process::{OnDisconnect, Process, Subscriber};
@@ -24,6 +25,9 @@ const MAX_PAGE_ENTRIES: u64 = 100_000;
 
 /// Bytes of input that one step passes to a process.
 const STDIN_BYTES: usize = 64 * 1024;
+
+/// The same in a workspace that holds its share of the server's memory.
+const LEAST_STDIN_BYTES: usize = 4 * 1024;
 
 /// The result of a request to run a command.
 pub enum Run {
@@ -131,7 +135,10 @@ impl Workspace {
     ) -> std::result::Result<u64, S::Error> {
         let mut writer = self.process(process)?.stdin()?;
         let mut client = source.client();
-        let mut buffer = vec![0; STDIN_BYTES];
+        let charge = self
+            .ledger
+            .charge_up_to(Item::Bodies, STDIN_BYTES, LEAST_STDIN_BYTES);
+        let mut buffer = vec![0; charge.bytes()];
         let mut written = 0;
         loop {
             let count = source.read(&mut buffer)?;
@@ -182,7 +189,10 @@ impl Workspace {
     ) -> std::result::Result<u64, S::Error> {
         let files = self.files()?;
         let size = match part {
-            FilePart::Whole => receive_whole(source, files.upload(path, mode, make_parents)?)?,
+            FilePart::Whole => {
+                let upload = files.upload(path, mode, make_parents)?;
+                receive_whole(source, upload, &self.ledger)?
+            }
             FilePart::Range {
                 offset,
                 truncate_to,
@@ -193,7 +203,7 @@ impl Workspace {
                     return Err(Error::invalid(text).into());
                 }
                 let range = files.write_range(path, offset, truncate_to, mode, make_parents)?;
-                receive_range(source, range)?
+                receive_range(source, range, &self.ledger)?
             }
         };
         self.check_open()?;
@@ -217,7 +227,9 @@ impl Workspace {
             )));
         }
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        self.files()?.list(path, after.map(FilePath::bytes), limit)
+        let names = self.ledger.charge(Item::Responses, 0)?;
+        self.files()?
+            .list(path, after.map(FilePath::bytes), limit, names)
     }
 
     /// Describes a file; a link is not followed.

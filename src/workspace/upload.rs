@@ -4,11 +4,13 @@
 //! are spliced through a pipe, without copies.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::Peer;
 use crate::error::{Error, Result};
 use crate::files::{RangedWrite, SplicePipe, Upload};
+use crate::ledger::{Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
 
 /// Bytes that are received at a time.
@@ -16,6 +18,9 @@ const READ_BYTES: usize = 256 * 1024;
 
 /// Uploads from this size on are spliced, which costs a pipe; smaller ones are read and written.
 const SPLICE_FROM_BYTES: u64 = 256 * 1024;
+
+/// Size of a read for a tenant that holds its share of the server's memory.
+const LEAST_READ_BYTES: usize = 8 * 1024;
 
 /// Size of a read before splicing: bytes that arrived in one packet with the head cannot be spliced.
 const FIRST_BYTES: usize = 64 * 1024;
@@ -56,10 +61,11 @@ enum Part<'a> {
 pub(super) fn receive_whole<S: UploadSource>(
     source: &mut S,
     mut upload: Upload<'_>,
+    ledger: &Arc<Ledger>,
 ) -> std::result::Result<u64, S::Error> {
     let mut client = source.client();
     let is_spliced = upload.is_staged();
-    each_part(source, is_spliced, |part| match part {
+    each_part(source, is_spliced, ledger, |part| match part {
         Part::Spliced(pipe, count) => upload.splice_from(pipe, count),
         Part::Read(mut bytes) => {
             while !bytes.is_empty() {
@@ -78,8 +84,9 @@ pub(super) fn receive_whole<S: UploadSource>(
 pub(super) fn receive_range<S: UploadSource>(
     source: &mut S,
     mut range: RangedWrite<'_>,
+    ledger: &Arc<Ledger>,
 ) -> std::result::Result<u64, S::Error> {
-    each_part(source, true, |part| match part {
+    each_part(source, true, ledger, |part| match part {
         Part::Spliced(pipe, count) => range.splice_from(pipe, count),
         Part::Read(bytes) => range.write(bytes),
     })?;
@@ -89,6 +96,7 @@ pub(super) fn receive_range<S: UploadSource>(
 fn each_part<S: UploadSource>(
     source: &mut S,
     is_spliced: bool,
+    ledger: &Arc<Ledger>,
     mut take: impl FnMut(Part<'_>) -> Result<()>,
 ) -> std::result::Result<(), S::Error> {
     let mut pipe = source
@@ -96,6 +104,7 @@ fn each_part<S: UploadSource>(
         .filter(|expected| is_spliced && *expected >= SPLICE_FROM_BYTES)
         .and_then(|_| SplicePipe::new());
     let mut buffer = Vec::new();
+    let mut charge = None;
     loop {
         if let Some(pipe) = &mut pipe
             && let Some(count) = source.splice(pipe.write_end())?
@@ -112,7 +121,10 @@ fn each_part<S: UploadSource>(
             } else {
                 READ_BYTES
             };
-            buffer = vec![0; expected.unwrap_or(most).clamp(1, most)];
+            let wanted = expected.unwrap_or(most).clamp(1, most);
+            let least = wanted.min(LEAST_READ_BYTES);
+            let charge = charge.insert(ledger.charge_up_to(Item::Bodies, wanted, least));
+            buffer = vec![0; charge.bytes()];
         }
         match source.read(&mut buffer)? {
             0 => return Ok(()),

@@ -21,7 +21,7 @@ use crate::fixture::{
 };
 use crate::skip;
 
-/// One GET /health on a fresh connection, which stays open. `None` while nothing is answered.
+/// One request with a token on a fresh connection, which stays open. `None` while nothing is answered.
 struct Probe {
     stream: TcpStream,
     received: Vec<u8>,
@@ -31,7 +31,10 @@ struct Probe {
 impl Probe {
     fn new(server: &Server) -> Self {
         let mut stream = TcpStream::connect(server.address).expect("the server is there");
-        let _ = stream.write_all(b"GET /health HTTP/1.1\r\nHost: sandbox\r\n\r\n");
+        let request = format!(
+            "GET /v1/processes HTTP/1.1\r\nHost: sandbox\r\nX-Sandbox-Token: {TOKEN}\r\n\r\n"
+        );
+        let _ = stream.write_all(request.as_bytes());
         stream.set_nonblocking(true).unwrap();
         Self {
             stream,

@@ -32,4 +32,5 @@ mod programs;
 mod proxy;
 mod regression;
 mod release;
+mod tenants;
 mod walls;

@@ -28,7 +28,8 @@ impl Call<'_, '_> {
     }
 
     pub(super) fn json_body(&mut self) -> Result<WholeBody, Refusal> {
-        Ok(self.request.body.read_all(MAX_JSON_BYTES)?)
+        let ledger = &self.request.ledger;
+        Ok(self.request.body.read_all(MAX_JSON_BYTES, ledger)?)
     }
 
     /// Refuses a request without a body where one is needed: a forgotten body is no empty one.

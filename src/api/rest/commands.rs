@@ -1,17 +1,23 @@
 //! Commands and processes: JSON to command specifications, processes to documents and events.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::call::{Answer, Call, json_later};
-use super::documents::{ProcessDocument, WaitDocument};
+use super::documents::{ListDocument, ProcessDocument, WaitDocument};
 use super::events::EventWriter;
 use super::requests::{ENCODINGS, Encoding, command_request, signal_request};
 use crate::http::stream::StreamWriter;
 use crate::http::{Body, Response};
+use crate::ledger::{Charge, Item};
+use crate::process::Process;
 use crate::process::ring::Cursor;
 use crate::workspace::{Run, Workspace};
+
+/// What a command takes in a response, as a multiple of its size: JSON writes some characters as six.
+const USES_OF_COMMAND: usize = 6;
 
 /// `POST exec`.
 pub(super) fn exec(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
@@ -28,7 +34,7 @@ fn run(call: &mut Call<'_, '_>, workspace: &Workspace, background: bool) -> Answ
     let mut request = command_request(&call.json_body()?)?;
     request.spec.background |= background;
     match workspace.run(request.spec)? {
-        Run::Background(process) => Ok(Response::json(&ProcessDocument::of(&process))),
+        Run::Background(process) => Ok(document(call, &process)),
         Run::Foreground(run) => {
             let respond = move |mut events: EventWriter<'_>| {
                 events.start(run.process(), run.is_attached());
@@ -45,15 +51,34 @@ fn run(call: &mut Call<'_, '_>, workspace: &Workspace, background: bool) -> Answ
 
 /// `GET processes`.
 pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let processes = workspace.processes.list();
-    let documents = processes.iter().map(|process| ProcessDocument::of(process));
-    Ok(Response::json(&documents.collect::<Vec<_>>()))
+    let processes = Arc::clone(&workspace.processes);
+    let mut listed = 0..processes.next_number();
+    let append_next = move |out: &mut Vec<u8>| {
+        let Some((number, process)) = processes.first_in(listed.clone()) else {
+            return Ok(false);
+        };
+        listed.start = number + 1;
+        serde_json::to_writer(out, &ProcessDocument::of(&process, false)).map(|()| true)
+    };
+    Ok(ListDocument::array(append_next).respond())
 }
 
 /// `GET processes/{id}`.
-pub(super) fn describe(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+pub(super) fn describe(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     let process = workspace.process(id)?;
-    Ok(Response::json(&ProcessDocument::of(&process)))
+    Ok(document(call, &process))
+}
+
+/// The document of a process: with the whole command if there is room for it.
+fn document(call: &Call<'_, '_>, process: &Process) -> Response {
+    let room = room_for_command(call, process);
+    Response::json(&ProcessDocument::of(process, room.is_some())).holding(room)
+}
+
+/// Room for the command of a process in a response that the client may not read.
+fn room_for_command(call: &Call<'_, '_>, process: &Process) -> Option<Charge> {
+    let bytes = process.command.size() * USES_OF_COMMAND;
+    call.request.ledger.charge(Item::Responses, bytes).ok()
 }
 
 /// `DELETE processes/{id}`.
@@ -80,10 +105,13 @@ pub(super) fn logs(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
 pub(super) fn wait(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     let limit = call.query.seconds("timeout")?;
     let process = workspace.process(id)?;
-    Ok(json_later(call.ping_interval(), move |client| {
+    let room = room_for_command(call, &process);
+    let is_whole = room.is_some();
+    let response = json_later(call.ping_interval(), move |client| {
         process.wait_with(client, limit).ok()?;
-        serde_json::to_vec(&WaitDocument::of(&process)).ok()
-    }))
+        serde_json::to_vec(&WaitDocument::of(&process, is_whole)).ok()
+    });
+    Ok(response.holding(room))
 }
 
 /// `POST processes/{id}/kill`.

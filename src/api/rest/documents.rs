@@ -1,5 +1,6 @@
 //! Every JSON document that this door answers with, key by key.
 
+use std::borrow::Cow;
 use std::io::{Cursor, Read};
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use crate::command::CommandLine;
 use crate::files::name::{FilePath, show};
 use crate::files::{Entry, FileKind, Page};
 use crate::host::Sandbox;
+use crate::http::{Body, Response};
 use crate::machine::Machine;
 use crate::ports::{Listener, Port};
 use crate::process::ring::Stream;
@@ -32,7 +34,7 @@ pub(super) struct Health {
 }
 
 /// The isolation layers that are enforced.
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 pub(super) struct Isolation {
     landlock_abi: u32,
     layers: Vec<&'static str>,
@@ -88,13 +90,64 @@ impl SandboxDocument {
     }
 }
 
+/// A command as the client sent it, or its beginning.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum CommandText<'a> {
+    Script(Cow<'a, str>),
+    Program(Vec<Cow<'a, str>>),
+}
+
+/// Most bytes of a command in a list. The rest is in the document of the process.
+const LISTED_COMMAND_BYTES: usize = 1024;
+
+/// The end of a text that was cut.
+const CUT: &str = "\u{2026}";
+
+/// Takes texts while there is room for them.
+struct Texts {
+    left: usize,
+    is_cut: bool,
+}
+
+impl Texts {
+    /// The text, or its beginning with a mark.
+    fn take<'a>(&mut self, text: &'a str) -> Cow<'a, str> {
+        if text.len() <= self.left {
+            self.left -= text.len();
+            return text.into();
+        }
+        let kept = &text[..text.floor_char_boundary(self.left)];
+        self.left = 0;
+        self.is_cut = true;
+        format!("{kept}{CUT}").into()
+    }
+
+    /// The texts that there is room for. Each counts one byte more, because many may be empty.
+    fn take_all<'a>(&mut self, texts: &'a [String]) -> Vec<Cow<'a, str>> {
+        let mut taken = Vec::new();
+        for text in texts {
+            if self.left == 0 {
+                self.is_cut = true;
+                break;
+            }
+            taken.push(self.take(text));
+            self.left = self.left.saturating_sub(1);
+        }
+        taken
+    }
+}
+
 /// A process.
 #[derive(Serialize)]
-pub(super) struct ProcessDocument {
-    id: String,
+pub(super) struct ProcessDocument<'a> {
+    id: &'a str,
     pid: i32,
-    cmd: Value,
-    tag: Option<String>,
+    cmd: CommandText<'a>,
+    /// Absent if the command is whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cmd_truncated: Option<bool>,
+    tag: Option<&'a str>,
     started_at_ms: u64,
     running: bool,
     exit_code: Option<i32>,
@@ -106,19 +159,29 @@ pub(super) struct ProcessDocument {
     stderr_bytes: u64,
 }
 
-impl ProcessDocument {
-    /// Describes the present state of a process.
-    pub(super) fn of(process: &Process) -> Self {
+impl<'a> ProcessDocument<'a> {
+    /// Describes the present state of a process, with its whole command or only the beginning.
+    pub(super) fn of(process: &'a Process, is_whole: bool) -> Self {
         let exit = process.exit();
         let (exit_code, signal) = exit.as_ref().map_or((None, None), codes);
-        Self {
-            id: process.id.clone(),
-            pid: process.pid,
-            cmd: match &process.command {
-                CommandLine::Shell(script) => json!(script),
-                CommandLine::Program(words) => json!(words),
+        let mut texts = Texts {
+            left: if is_whole {
+                usize::MAX
+            } else {
+                LISTED_COMMAND_BYTES
             },
-            tag: process.tag.clone(),
+            is_cut: false,
+        };
+        let cmd = match &process.command {
+            CommandLine::Shell(script) => CommandText::Script(texts.take(script)),
+            CommandLine::Program(words) => CommandText::Program(texts.take_all(words)),
+        };
+        Self {
+            id: &process.id,
+            pid: process.pid,
+            cmd,
+            cmd_truncated: texts.is_cut.then_some(true),
+            tag: process.tag.as_deref(),
             started_at_ms: process.started_at_ms,
             running: exit.is_none(),
             exit_code,
@@ -134,17 +197,17 @@ impl ProcessDocument {
 
 /// A process at the end of a wait, which is its exit event too: a client may read it as either.
 #[derive(Serialize)]
-pub(super) struct WaitDocument {
+pub(super) struct WaitDocument<'a> {
     event: &'static str,
     timed_out: Option<bool>,
     #[serde(flatten)]
-    process: ProcessDocument,
+    process: ProcessDocument<'a>,
 }
 
-impl WaitDocument {
+impl<'a> WaitDocument<'a> {
     /// Describes a process that has ended, or still runs when the wait's timeout has passed.
-    pub(super) fn of(process: &Process) -> Self {
-        let process = ProcessDocument::of(process);
+    pub(super) fn of(process: &'a Process, is_whole: bool) -> Self {
+        let process = ProcessDocument::of(process, is_whole);
         Self {
             event: if process.running { "running" } else { "exit" },
             timed_out: process.reason.map(|reason| reason == TIMEOUT),
@@ -267,63 +330,99 @@ impl EntryDocument {
     }
 }
 
-/// Bytes of a page that are written before they are sent.
-const PAGE_PIECE_BYTES: usize = 64 * 1024;
+/// Bytes of a list that are written before they are sent.
+const PIECE_BYTES: usize = 32 * 1024;
 
-/// One page of a directory: `{"entries": [...], "next": ...}`, written piece by piece as it is read, so
-/// that it takes no more memory than the names.
-pub(super) struct PageDocument {
-    page: Page,
-    path: FilePath,
-    detail: bool,
-    piece: Cursor<Vec<u8>>,
+/// A document with a list, written piece by piece as the client takes it, so that it takes no more memory
+/// than its items.
+pub(super) struct ListDocument<F> {
+    /// Appends the next item; false if there is none.
+    append_next: F,
+    tail: Vec<u8>,
+    is_empty: bool,
     has_ended: bool,
+    piece: Cursor<Vec<u8>>,
 }
 
-impl PageDocument {
-    /// Describes a page of the directory `path`.
-    pub(super) fn new(page: Page, path: FilePath, detail: bool) -> Self {
+impl<F> ListDocument<F>
+where
+    F: FnMut(&mut Vec<u8>) -> serde_json::Result<bool> + Send + 'static,
+{
+    /// A JSON array.
+    pub(super) fn array(append_next: F) -> Self {
+        Self::new(b"[", append_next, b"]\n".to_vec())
+    }
+
+    /// A list between the other parts of a document.
+    fn new(head: &[u8], append_next: F, tail: Vec<u8>) -> Self {
         Self {
-            page,
-            path,
-            detail,
-            piece: Cursor::new(b"{\"entries\":[".to_vec()),
+            append_next,
+            tail,
+            is_empty: true,
             has_ended: false,
+            piece: Cursor::new(head.to_vec()),
         }
     }
 
-    fn next_piece(&mut self) -> std::io::Result<()> {
-        let is_first = self.piece.get_ref().ends_with(b"[");
-        let mut separator = if is_first { "" } else { "," };
-        let mut piece = std::mem::take(self.piece.get_mut());
-        piece.clear();
-        while piece.len() < PAGE_PIECE_BYTES {
-            let Some(entry) = self.page.next() else {
-                piece.extend_from_slice(b"],\"next\":");
-                serde_json::to_writer(&mut piece, &self.page.after.as_deref().map(show))?;
-                piece.extend_from_slice(b"}\n");
+    /// The answer with this document: at once if it is small.
+    pub(super) fn respond(mut self) -> Response {
+        // Writing to memory does not fail, and neither does serializing a document.
+        let _ = self.append_piece();
+        let body = if self.has_ended {
+            Body::Bytes(self.piece.into_inner())
+        } else {
+            Body::Reader(Box::new(self))
+        };
+        Response::new(200, body).with_header("Content-Type", "application/json")
+    }
+
+    fn append_piece(&mut self) -> std::io::Result<()> {
+        let piece = self.piece.get_mut();
+        while piece.len() < PIECE_BYTES {
+            let start = piece.len();
+            if !self.is_empty {
+                piece.push(b',');
+            }
+            if !(self.append_next)(piece)? {
+                piece.truncate(start);
+                piece.append(&mut self.tail);
                 self.has_ended = true;
                 break;
-            };
-            piece.extend_from_slice(separator.as_bytes());
-            separator = ",";
-            let path = self.path.join(&show(&entry.name));
-            serde_json::to_writer(&mut piece, &EntryDocument::of(&entry, path, self.detail))?;
+            }
+            self.is_empty = false;
         }
-        self.piece = Cursor::new(piece);
         Ok(())
     }
 }
 
-impl Read for PageDocument {
+impl<F> Read for ListDocument<F>
+where
+    F: FnMut(&mut Vec<u8>) -> serde_json::Result<bool> + Send + 'static,
+{
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let read = self.piece.read(buffer)?;
         if read > 0 || self.has_ended {
             return Ok(read);
         }
-        self.next_piece()?;
+        self.piece.get_mut().clear();
+        self.piece.set_position(0);
+        self.append_piece()?;
         self.piece.read(buffer)
     }
+}
+
+/// One page of the directory `path`: `{"entries": [...], "next": ...}`.
+pub(super) fn page_response(mut page: Page, path: FilePath, detail: bool) -> Response {
+    let next = page.after.as_deref().map(show);
+    let tail = format!("],\"next\":{}}}\n", json!(next)).into_bytes();
+    let append_next = move |out: &mut Vec<u8>| {
+        let Some(entry) = page.next() else {
+            return Ok(false);
+        };
+        let path = path.join(&show(&entry.name));
+        serde_json::to_writer(out, &EntryDocument::of(&entry, path, detail)).map(|()| true)
+    };
+    ListDocument::new(b"{\"entries\":[", append_next, tail).respond()
 }
 
 /// A port as in a URL: a number, or the name of a socket.
@@ -369,6 +468,30 @@ impl PortDocument {
         Self {
             port: port_value(port),
             listening,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_cut_between_characters_and_marked() {
+        let texts = |left| Texts {
+            left,
+            is_cut: false,
+        };
+        let words = ["echo", "\u{e9}\u{e9}\u{e9}", "", "x"].map(str::to_owned);
+        for (left, expected, is_cut) in [
+            (100, &["echo", "\u{e9}\u{e9}\u{e9}", "", "x"][..], false),
+            (8, &["echo", "\u{e9}\u{2026}"], true),
+            (5, &["echo"], true),
+            (2, &["ec\u{2026}"], true),
+        ] {
+            let mut texts = texts(left);
+            assert_eq!(texts.take_all(&words), expected, "{left}");
+            assert_eq!(texts.is_cut, is_cut, "{left}");
         }
     }
 }

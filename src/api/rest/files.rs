@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use serde_json::json;
 
 use super::call::{Answer, Call};
-use super::documents::{EntryDocument, PageDocument};
+use super::documents::{EntryDocument, page_response};
 use crate::client::Peer;
 use crate::codec::query::Query;
 use crate::error::{Error, Result};
@@ -170,8 +170,7 @@ pub(super) fn list(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         .map(FilePath::new)
         .transpose()?;
     let page = workspace.list_files(&path, after.as_ref(), limit)?;
-    let body = Body::Reader(Box::new(PageDocument::new(page, path, detail)));
-    Ok(Response::new(200, body).with_header("Content-Type", "application/json"))
+    Ok(page_response(page, path, detail))
 }
 
 /// `GET files/stat`.

@@ -5,18 +5,23 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::call::{Answer, Call};
-use super::documents::{CreatedDocument, Isolation, SandboxDocument};
+use super::documents::{CreatedDocument, Isolation, ListDocument, SandboxDocument};
 use super::requests::sandbox_request;
 use crate::host::{AllEnded, Host, Sandbox};
 use crate::http::Response;
 
 /// `GET /v1/sandboxes`.
 pub(super) fn list(call: &mut Call<'_, '_>, host: &Host) -> Answer {
-    let sandboxes = host.list();
-    let documents = sandboxes
-        .iter()
-        .map(|sandbox| document(call, sandbox, None));
-    Ok(Response::json(&documents.collect::<Vec<_>>()))
+    let mut sandboxes = host.list().into_iter();
+    let isolation = Isolation::of(&call.context.machine);
+    let append_next = move |out: &mut Vec<u8>| {
+        let Some(sandbox) = sandboxes.next() else {
+            return Ok(false);
+        };
+        let document = SandboxDocument::of(&sandbox, isolation.clone(), None);
+        serde_json::to_writer(out, &document).map(|()| true)
+    };
+    Ok(ListDocument::array(append_next).respond())
 }
 
 /// `POST /v1/sandboxes`.

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 
 use super::{read_until, write_file};
 use crate::fixture::{
-    EventStream, Mark, Outcome, PATIENCE, Server, TempDir, best_of, events_of, output_of, stat_of,
-    wait_until,
+    EventStream, Mark, MemoryGroup, Outcome, PATIENCE, Server, TempDir, best_of, events_of,
+    output_of, stat_of, wait_until,
 };
 use crate::skip;
 
@@ -230,55 +230,12 @@ fn the_reason_says_who_ended_it() {
     );
 }
 
-/// A memory cgroup with a limit, removed with the value.
-struct MemoryGroup(std::path::PathBuf);
-
-impl MemoryGroup {
-    fn new(limit: u64) -> Option<Self> {
-        let name = format!("sbx-test-{}", std::process::id());
-        let candidates = [
-            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
-            ("/sys/fs/cgroup", "memory.max"),
-        ];
-        for (root, file) in candidates {
-            let path = std::path::Path::new(root).join(&name);
-            if std::fs::create_dir(&path).is_err() {
-                continue;
-            }
-            let group = Self(path);
-            // In a file system that is none of the kernel's groups, a file could be made as well.
-            if group.0.join(file).exists()
-                && std::fs::write(group.0.join(file), limit.to_string()).is_ok()
-            {
-                return Some(group);
-            }
-        }
-        None
-    }
-}
-
-impl Drop for MemoryGroup {
-    fn drop(&mut self) {
-        for _ in 0..1000 {
-            // Removing a group works as soon as the last process in it has been reaped.
-            if std::fs::remove_dir(&self.0).is_ok() {
-                return;
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-}
-
 #[test]
 fn the_kernel_kills_the_hog_and_not_the_server_and_the_reason_says_oom() {
     let Some(group) = MemoryGroup::new(96 << 20) else {
         skip!("no memory cgroup can be made here");
     };
-    let enter = format!(
-        "echo $$ > {}/cgroup.procs && exec \"$0\"",
-        group.0.display()
-    );
-    let server = Server::builder().wrapped_in(&["sh", "-c", &enter]).start();
+    let server = group.holding(Server::builder());
     // tail keeps what has no line end until it has seen the end, which never comes.
     let outcome = server.exec(&json!({"cmd": ["tail", "/dev/zero"], "timeout": 60}));
     assert_eq!(outcome.exit["signal"], 9);

@@ -1,0 +1,407 @@
+//! The open connections: how many there are, and who holds them.
+//!
+//! A connection belongs to its peer until a request on it has shown a token: to its address, or on a host
+//! to the user of this machine behind it. Then it belongs to the operator or to a tenant. Peers, whom nobody
+//! knows, never keep others out: a peer beyond its share loses its oldest connection to its newest, and when
+//! all seats are taken the oldest connection of all peers makes room. A tenant beyond its share is refused.
+//!
+//! Every step takes logarithmic time at most, because clients open a connection per command.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use crate::error::{Error, Kind};
+use crate::ledger::{Budget, Ledger};
+use crate::sync::lock;
+
+/// The least that a user of a host may hold without a token.
+const LEAST_LOCAL: usize = 16;
+
+/// The least number of seats that tenants cannot take.
+const LEAST_RESERVED: usize = 8;
+
+/// Where a connection comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Peer {
+    /// A user of this machine, if the kernel tells which.
+    User(Option<u32>),
+    /// An address. All clients behind one proxy have the same.
+    Address(IpAddr),
+}
+
+impl Peer {
+    /// The peer at an address. Whoever has an IPv6 address has 2^64 of them.
+    pub fn at(address: IpAddr) -> Self {
+        Self::Address(match address.to_canonical() {
+            IpAddr::V6(address) => {
+                let network = address.to_bits() >> 64 << 64;
+                IpAddr::V6(Ipv6Addr::from_bits(network))
+            }
+            address @ IpAddr::V4(_) => address,
+        })
+    }
+}
+
+/// Whom a connection belongs to.
+enum Owner {
+    Peer,
+    Operator,
+    Tenant(Arc<Ledger>),
+}
+
+/// All seats. Clones share them.
+#[derive(Clone)]
+pub struct Seats(Arc<Inner>);
+
+struct Inner {
+    /// Most connections.
+    all: usize,
+    budget: Arc<Budget>,
+    taken: AtomicUsize,
+    next: AtomicUsize,
+    table: Mutex<Table>,
+}
+
+/// The connections on which a token was shown.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    operator: usize,
+    /// Those of all tenants.
+    tenants: usize,
+}
+
+#[derive(Default)]
+struct Table {
+    held: Held,
+    /// Those of peers, the oldest first.
+    waiting: BTreeMap<usize, (Peer, Arc<TcpStream>)>,
+    peers: HashMap<Peer, Holding>,
+}
+
+/// What one peer holds.
+struct Holding {
+    seats: BTreeSet<usize>,
+    ledger: Arc<Ledger>,
+}
+
+impl Table {
+    fn taken(&self) -> usize {
+        self.held.operator + self.held.tenants + self.waiting.len()
+    }
+
+    /// Removes a connection of a peer; `None` if it is not one, or no more.
+    fn leave(&mut self, number: usize) -> Option<Arc<TcpStream>> {
+        let (peer, socket) = self.waiting.remove(&number)?;
+        if let Some(holding) = self.peers.get_mut(&peer) {
+            holding.seats.remove(&number);
+            if holding.seats.is_empty() {
+                self.peers.remove(&peer);
+            }
+        }
+        Some(socket)
+    }
+
+    fn evict(&mut self, number: usize) {
+        if let Some(socket) = self.leave(number) {
+            // Its thread finds the end of the connection.
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+impl Seats {
+    /// At most `all` connections. What peers hold is charged to ledgers of `budget`.
+    pub fn new(all: usize, budget: Arc<Budget>) -> Self {
+        Self(Arc::new(Inner {
+            all,
+            budget,
+            taken: AtomicUsize::new(0),
+            next: AtomicUsize::new(0),
+            table: Mutex::default(),
+        }))
+    }
+
+    /// The number of open connections.
+    pub fn count(&self) -> usize {
+        self.0.taken.load(Ordering::Relaxed)
+    }
+
+    /// Seats a new connection; `None` if every seat has an owner that has shown a token.
+    pub fn take(&self, peer: Peer, socket: &Arc<TcpStream>) -> Option<Seat> {
+        let inner = &self.0;
+        let share = match peer {
+            // Root of a host is no sandbox.
+            Peer::Address(_) | Peer::User(Some(0)) => inner.all / 2,
+            Peer::User(_) => (inner.all / 16).max(LEAST_LOCAL),
+        };
+        let number = inner.next.fetch_add(1, Ordering::Relaxed);
+        let mut table = lock(&inner.table);
+        let own = table.peers.get(&peer).map(|holding| &holding.seats);
+        let own_oldest = own
+            .filter(|seats| seats.len() >= share.max(1))
+            .and_then(BTreeSet::first);
+        if let Some(&oldest) = own_oldest {
+            table.evict(oldest);
+        } else if table.taken() >= inner.all {
+            let (&oldest, _) = table.waiting.first_key_value()?;
+            table.evict(oldest);
+        }
+        table.waiting.insert(number, (peer, Arc::clone(socket)));
+        let holding = table.peers.entry(peer).or_insert_with(|| Holding {
+            seats: BTreeSet::new(),
+            ledger: inner.budget.ledger(),
+        });
+        holding.seats.insert(number);
+        let ledger = Arc::clone(&holding.ledger);
+        inner.note(&table);
+        Some(Seat {
+            seats: self.clone(),
+            number,
+            owner: Owner::Peer,
+            ledger,
+        })
+    }
+}
+
+impl Inner {
+    /// Seats that tenants cannot take.
+    fn reserved(&self) -> usize {
+        (self.all / 16).max(LEAST_RESERVED).min(self.all / 4)
+    }
+
+    fn note(&self, table: &Table) {
+        self.taken.store(table.taken(), Ordering::Relaxed);
+    }
+}
+
+/// The seat of one connection, given back on drop.
+pub struct Seat {
+    seats: Seats,
+    number: usize,
+    owner: Owner,
+    ledger: Arc<Ledger>,
+}
+
+impl Seat {
+    /// What the connection holds outside a request is charged to it.
+    pub fn ledger(&self) -> &Arc<Ledger> {
+        &self.ledger
+    }
+
+    /// Gives the connection to the operator, whose ledger this is.
+    ///
+    /// # Errors
+    /// `OverLimit`; the connection stays with its owner.
+    pub fn give_to_operator(&mut self, ledger: &Arc<Ledger>) -> Result<(), Error> {
+        if matches!(self.owner, Owner::Operator) {
+            return Ok(());
+        }
+        self.give_to(Owner::Operator, ledger, |inner, others| {
+            // Some seats stay free for those who have not shown a token yet.
+            others.operator + others.tenants < inner.all - inner.reserved() / 2
+        })
+    }
+
+    /// Gives the connection to the tenant that has this ledger.
+    ///
+    /// # Errors
+    /// `OverLimit`; the connection stays with its owner.
+    pub fn give_to_tenant(&mut self, ledger: &Arc<Ledger>) -> Result<(), Error> {
+        if matches!(&self.owner, Owner::Tenant(own) if Arc::ptr_eq(own, ledger)) {
+            return Ok(());
+        }
+        self.give_to(
+            Owner::Tenant(Arc::clone(ledger)),
+            ledger,
+            |inner, others| {
+                let own = ledger.connections.load(Ordering::Relaxed);
+                own < inner.all.div_ceil(4) && others.tenants < inner.all - inner.reserved()
+            },
+        )
+    }
+
+    fn give_to(
+        &mut self,
+        owner: Owner,
+        ledger: &Arc<Ledger>,
+        has_room: impl FnOnce(&Inner, &Held) -> bool,
+    ) -> Result<(), Error> {
+        let inner = &self.seats.0;
+        let mut table = lock(&inner.table);
+        let mut others = table.held;
+        match &self.owner {
+            Owner::Peer => {}
+            Owner::Operator => others.operator -= 1,
+            Owner::Tenant(_) => others.tenants -= 1,
+        }
+        if !has_room(inner, &others) {
+            return Err(Error::new(
+                Kind::OverLimit,
+                "there is no room for more connections of this tenant; close idle ones, or try again later",
+            ));
+        }
+        if !self.leave(&mut table) {
+            let text = "the connection was closed, because newer ones needed its place";
+            return Err(Error::new(Kind::OverLimit, text));
+        }
+        match &owner {
+            Owner::Peer => {}
+            Owner::Operator => table.held.operator += 1,
+            Owner::Tenant(ledger) => {
+                table.held.tenants += 1;
+                ledger.connections.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        inner.note(&table);
+        drop(table);
+        self.owner = owner;
+        self.ledger = Arc::clone(ledger);
+        Ok(())
+    }
+
+    /// Takes the connection out of the table; false if it is not there any more.
+    fn leave(&self, table: &mut Table) -> bool {
+        match &self.owner {
+            Owner::Peer => return table.leave(self.number).is_some(),
+            Owner::Operator => table.held.operator -= 1,
+            Owner::Tenant(ledger) => {
+                table.held.tenants -= 1;
+                ledger.connections.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+        true
+    }
+}
+
+#[cfg(test)]
+impl Seat {
+    /// The only seat of a table.
+    pub fn for_test(socket: &Arc<TcpStream>) -> Self {
+        let seats = Seats::new(1, Budget::new(1 << 30));
+        seats.take(Peer::User(None), socket).unwrap()
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let inner = &self.seats.0;
+        let mut table = lock(&inner.table);
+        self.leave(&mut table);
+        inner.note(&table);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    const REMOTE: Peer = Peer::Address(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)));
+
+    fn seats(all: usize) -> Seats {
+        Seats::new(all, Budget::new(1 << 20))
+    }
+
+    fn socket() -> Arc<TcpStream> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap())
+    }
+
+    fn take(seats: &Seats, peer: Peer, count: usize) -> Vec<Seat> {
+        let socket = socket();
+        let take = |_| seats.take(peer, &socket).unwrap();
+        (0..count).map(take).collect()
+    }
+
+    fn is_waiting(seats: &Seats, seat: &Seat) -> bool {
+        lock(&seats.0.table).waiting.contains_key(&seat.number)
+    }
+
+    #[test]
+    fn a_local_user_beyond_its_share_loses_its_oldest() {
+        let seats = seats(256);
+        let other = take(&seats, Peer::User(Some(1)), 1);
+        let held = take(&seats, Peer::User(Some(7)), 20);
+        assert_eq!(seats.count(), 17);
+        assert!(held[..4].iter().all(|seat| !is_waiting(&seats, seat)));
+        assert!(held[4..].iter().all(|seat| is_waiting(&seats, seat)));
+        assert!(is_waiting(&seats, &other[0]));
+        drop(held);
+        assert_eq!(seats.count(), 1);
+        assert_eq!(lock(&seats.0.table).peers.len(), 1);
+    }
+
+    #[test]
+    fn the_oldest_of_all_peers_makes_room_when_all_seats_are_taken() {
+        let seats = seats(8);
+        let first = take(&seats, REMOTE, 1);
+        let rest = take(&seats, Peer::User(None), 7);
+        assert_eq!(seats.count(), 8);
+        let newest = take(&seats, Peer::User(Some(3)), 1);
+        assert_eq!(seats.count(), 8);
+        assert!(!is_waiting(&seats, &first[0]));
+        assert!(
+            rest.iter()
+                .chain(&newest)
+                .all(|seat| is_waiting(&seats, seat))
+        );
+        let mut first = first;
+        let operator = seats.0.budget.whole();
+        assert!(
+            first[0].give_to_operator(&operator).is_err(),
+            "it is closed"
+        );
+    }
+
+    #[test]
+    fn tenants_have_shares_and_leave_some_to_the_operator() {
+        let seats = seats(160);
+        let ledgers: Vec<_> = (0..5).map(|_| seats.0.budget.ledger()).collect();
+        let mut held = Vec::new();
+        let counts: Vec<usize> = ledgers
+            .iter()
+            .map(|ledger| {
+                let mut count = 0;
+                loop {
+                    let mut seat = take(&seats, REMOTE, 1).remove(0);
+                    if seat.give_to_tenant(ledger).is_err() {
+                        return count;
+                    }
+                    count += 1;
+                    held.push(seat);
+                }
+            })
+            .collect();
+        assert_eq!(counts, [40, 40, 40, 30, 0]);
+        let mut operator = take(&seats, REMOTE, 10);
+        let ledger = seats.0.budget.whole();
+        let given: Vec<bool> = operator
+            .iter_mut()
+            .map(|seat| seat.give_to_operator(&ledger).is_ok())
+            .collect();
+        assert_eq!(given, [[true; 5], [false; 5]].concat());
+        assert_eq!(seats.count(), 160);
+        assert!(seats.take(Peer::User(Some(0)), &socket()).is_some());
+        // A connection that served several goes to whom it served last.
+        held[0].give_to_tenant(&ledgers[3]).unwrap();
+        assert_eq!(ledgers[0].connections.load(Ordering::Relaxed), 39);
+        drop((held, operator));
+        assert_eq!(seats.count(), 0);
+        assert!(
+            ledgers
+                .iter()
+                .all(|ledger| ledger.connections.load(Ordering::Relaxed) == 0)
+        );
+    }
+
+    #[test]
+    fn one_network_is_one_peer() {
+        let peer = |text: &str| Peer::at(text.parse().unwrap());
+        assert_eq!(peer("2001:db8::1"), peer("2001:db8::2"));
+        assert_ne!(peer("2001:db8::1"), peer("2001:db8:0:1::1"));
+        assert_eq!(peer("::ffff:192.0.2.1"), REMOTE);
+    }
+}

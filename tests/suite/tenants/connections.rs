@@ -1,0 +1,177 @@
+//! Connections: a tenant that opens as many as it can does not keep the operator, `sbx-server health` and the
+//! other tenants out.
+
+use std::io::Write;
+use std::net::{Ipv4Addr, TcpStream};
+use std::process::Command;
+
+use super::{expect_service, head};
+use crate::fixture::{
+    BINARY, Connection, PATIENCE, Sandbox, Server, is_root, parse_replies, wait_until,
+};
+use crate::skip;
+use crate::walls::probe::Probe;
+
+/// Most connections of the servers here.
+const ALL: usize = 128;
+
+fn host() -> Server {
+    Server::host().env("SBX_MAX_CONNECTIONS", ALL).start()
+}
+
+/// The operator, another tenant and `sbx-server health` are served, again and again.
+#[track_caller]
+fn expect_room(server: &Server, neighbour: &Sandbox<'_>) {
+    for _ in 0..5 {
+        expect_service(server, neighbour);
+        let finished = Command::new(BINARY)
+            .arg("health")
+            .env("SBX_PORT", server.address.port().to_string())
+            .output()
+            .unwrap();
+        assert!(finished.status.success(), "{finished:?}");
+    }
+}
+
+/// An idle connection on which a request with this token was answered; `None` if it was refused.
+fn hold(connection: Connection, target: &str) -> Option<Connection> {
+    let mut connection = connection;
+    let reply = connection.request("GET", target, &[], b"");
+    if reply.status == 200 {
+        return Some(connection);
+    }
+    assert_eq!((reply.status, &*reply.code()), (503, "over_limit"));
+    assert!(reply.text().contains("connections"), "{}", reply.text());
+    assert_eq!(reply.header("connection"), Some("close"));
+    connection.expect_close();
+    None
+}
+
+#[test]
+fn sandboxes_that_show_no_token() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = host();
+    let neighbour = server.sandbox();
+    let mut operator = hold(server.connect(), "/v1/sandboxes").unwrap();
+    let address = server.address.to_string();
+    let attackers: Vec<_> = (0..12).map(|_| server.sandbox()).collect();
+    for attacker in &attackers {
+        // More than one user may have, and together more than there are.
+        Probe::new(attacker).hold(&[&["half-open", &address, "60"]]);
+    }
+    expect_room(&server, &neighbour);
+    // Who was there before with a token stays.
+    let reply = operator.request("GET", "/v1/sandboxes", &[], b"");
+    assert_eq!(reply.status, 200);
+}
+
+#[test]
+fn a_sandbox_that_shows_its_token() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = host();
+    let (attacker, neighbour) = (server.sandbox(), server.sandbox());
+    let target = attacker.target("processes");
+    let held: Vec<_> = (0..ALL)
+        .filter_map(|_| hold(attacker.connect(), &target))
+        .collect();
+    assert_eq!(held.len(), ALL / 4, "a quarter");
+    expect_room(&server, &neighbour);
+    // Streams and waits are connections too.
+    assert!(hold(attacker.connect(), &target).is_none());
+    drop(held);
+    wait_until("it is served again", PATIENCE, || {
+        hold(attacker.connect(), &target).is_some()
+    });
+}
+
+#[test]
+fn sandboxes_that_take_all_seats_together() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = host();
+    let neighbour = server.sandbox();
+    let attackers: Vec<_> = (0..6).map(|_| server.sandbox()).collect();
+    let held: Vec<Vec<Connection>> = attackers
+        .iter()
+        .map(|attacker| {
+            let target = attacker.target("processes");
+            (0..ALL / 4)
+                .map_while(|_| hold(attacker.connect(), &target))
+                .collect()
+        })
+        .collect();
+    assert_eq!(
+        held.iter().map(Vec::len).sum::<usize>(),
+        ALL - 8,
+        "a reserve is left"
+    );
+    let health = Command::new(BINARY)
+        .arg("health")
+        .env("SBX_PORT", server.address.port().to_string())
+        .status();
+    assert!(health.unwrap().success());
+    assert_eq!(server.get("/health").status, 200);
+    // The operator can act with its own token, also in a sandbox.
+    let reply = server.post(
+        &neighbour.target("exec"),
+        &serde_json::json!({ "cmd": "echo here" }),
+    );
+    assert!(reply.text().contains("here"), "{}", reply.text());
+    let delete = format!("/v1/sandboxes/{}", attackers[0].id);
+    assert_eq!(server.delete(&delete).status, 200);
+}
+
+#[test]
+fn the_oldest_connection_without_a_token_makes_room() {
+    let server = Server::builder().env("SBX_MAX_CONNECTIONS", 8).start();
+    let port = server.address.port();
+    let connect = || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap();
+    let mut held: Vec<TcpStream> = (0..8).map(|_| connect()).collect();
+    held[7].write_all(b"GET /health HTTP/1.1\r\n").unwrap();
+    for _ in 0..3 {
+        assert_eq!(server.get("/health").status, 200);
+    }
+    // Those of the tests have closed again, so one or more of the oldest made room and the newest did not.
+    wait_until("the oldest was closed", PATIENCE, || is_closed(&held[0]));
+    held[7]
+        .write_all(b"Host: x\r\nConnection: close\r\n\r\n")
+        .unwrap();
+    let mut newest = Connection::open(server.address, None);
+    newest.stream = held.pop().unwrap();
+    let replies = parse_replies(&newest.read_to_close()).unwrap();
+    assert_eq!(replies[0].status, 200);
+}
+
+/// Whether the server has closed a connection that it has sent nothing on.
+fn is_closed(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let mut byte = [0];
+    let result = stream.peek(&mut byte);
+    stream.set_nonblocking(false).unwrap();
+    !matches!(result, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock)
+}
+
+/// The refusal of a tenant that has too many reaches a client that is still sending.
+#[test]
+fn a_refusal_reaches_a_client_that_is_still_sending() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = host();
+    let attacker = server.sandbox();
+    let target = attacker.target("processes");
+    let _held: Vec<_> = (0..ALL)
+        .map_while(|_| hold(attacker.connect(), &target))
+        .collect();
+    let mut connection = attacker.connect();
+    let length = format!("Content-Length: {}\r\n", 4 << 20);
+    let request = head(&attacker, "PUT", "files/write?path=file", &length);
+    connection.send(&[request, vec![b'x'; 4 << 20]].concat());
+    let reply = connection.read_reply();
+    assert_eq!((reply.status, &*reply.code()), (503, "over_limit"));
+}

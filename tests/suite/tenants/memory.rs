@@ -1,0 +1,265 @@
+//! Memory: with the server in a container of 256 MiB no tenant has it killed, whatever it makes the server
+//! hold. Each attack here needs more than that, unless the server refuses or takes it slowly.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::thread;
+
+use serde_json::json;
+
+use super::{expect_service, head, send_and_hold};
+use crate::fixture::{
+    MemoryGroup, PATIENCE, Sandbox, Server, TOKEN, is_root, memory_of, wait_until,
+};
+use crate::skip;
+
+const MIB: usize = 1 << 20;
+
+/// Memory of the container.
+const LIMIT: u64 = 256 << 20;
+
+/// Lets `attack` do its worst to a host in a small container. It returns what it holds.
+#[track_caller]
+fn withstand<T>(attack: impl FnOnce(&Server, &Sandbox<'_>) -> T) {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let Some(group) = MemoryGroup::new(LIMIT) else {
+        skip!("no memory cgroup can be made here");
+    };
+    let mut server = group.holding(Server::host());
+    {
+        let (attacker, neighbour) = (server.sandbox(), server.sandbox());
+        let held = attack(&server, &attacker);
+        expect_service(&server, &neighbour);
+        assert_eq!(
+            group.kills(),
+            0,
+            "the kernel killed something: {}",
+            server.log()
+        );
+        drop(held);
+        // What was held is given back.
+        wait_until("the attacker is served again", PATIENCE, || {
+            let body = vec![b' '; 4 * MIB];
+            let reply = attacker.request(
+                "POST",
+                "exec",
+                &[&body, &b"{\"cmd\":\"true\"}"[..]].concat(),
+            );
+            [200, 400].contains(&reply.status)
+        });
+        eprintln!("peak: {:?} MiB", group.peak().map(|bytes| bytes >> 20));
+    }
+    assert!(server.is_running());
+}
+
+/// Answers with 503 `over_limit`.
+#[track_caller]
+fn expect_refused(sandbox: &Sandbox<'_>, method: &str, route: &str, body: &[u8], what: &str) {
+    let reply = sandbox.request(method, route, body);
+    assert_eq!((reply.status, &*reply.code()), (503, "over_limit"));
+    assert!(reply.text().contains(what), "{}", reply.text());
+}
+
+/// Whether the server lives. An attack goes on as long as it does.
+fn is_alive(server: &Server) -> bool {
+    TcpStream::connect(server.address).is_ok()
+}
+
+#[test]
+fn lists_of_long_commands_that_nobody_reads() {
+    withstand(|server, attacker| {
+        let script = format!("sleep 1000; : {}", "x".repeat(100_000));
+        for _ in 0..60 {
+            attacker.spawn(&json!({ "cmd": script }));
+        }
+        let list = head(attacker, "GET", "processes", "");
+        (0..150)
+            .take_while(|_| is_alive(server))
+            .map(|_| send_and_hold(server, &list))
+            .collect::<Vec<_>>()
+    });
+}
+
+#[test]
+fn the_documents_of_a_long_command_that_nobody_reads() {
+    withstand(|server, attacker| {
+        // A control character is six bytes of JSON.
+        let words = vec!["\u{1}".repeat(100_000); 15];
+        let cmd = [vec!["sleep".to_owned(), "1000".to_owned()], words].concat();
+        // Sleep refuses the words, but the process is remembered.
+        let process = attacker.spawn(&json!({ "cmd": cmd }));
+        let route = format!("processes/{}", process["id"].as_str().unwrap());
+        let describe = head(attacker, "GET", &route, "");
+        let held: Vec<_> = (0..150)
+            .take_while(|_| is_alive(server))
+            .map(|_| send_and_hold(server, &describe))
+            .collect();
+        // It gets the beginning then.
+        let document = attacker.get(&route).json();
+        assert_eq!(document["cmd_truncated"], true);
+        assert_eq!(document["cmd"][0], "sleep");
+        held
+    });
+}
+
+#[test]
+fn stdin_that_commands_do_not_read() {
+    withstand(|server, attacker| {
+        let body = json!({ "cmd": ["sleep", "1000"], "stdin": "x".repeat(6 * MIB) }).to_string();
+        let mut statuses = Vec::new();
+        for _ in 0..80 {
+            if !is_alive(server) {
+                break;
+            }
+            statuses.push(
+                attacker
+                    .request("POST", "processes", body.as_bytes())
+                    .status,
+            );
+        }
+        assert!(statuses.contains(&503), "{statuses:?}");
+        let small = json!({ "cmd": ["sleep", "1000"], "stdin": "x".repeat(2 * MIB) }).to_string();
+        for _ in 0..40 {
+            let _ = attacker.request("POST", "processes", small.as_bytes());
+        }
+        expect_refused(attacker, "POST", "processes", small.as_bytes(), "stdin");
+        // It can help itself.
+        let list = attacker.get("processes").json();
+        for process in list.as_array().unwrap() {
+            let route = format!("processes/{}", process["id"].as_str().unwrap());
+            assert_eq!(attacker.request("DELETE", &route, b"").status, 200);
+        }
+        assert_eq!(
+            attacker
+                .request("POST", "processes", small.as_bytes())
+                .status,
+            200
+        );
+    });
+}
+
+#[test]
+fn bodies_that_are_sent_in_part() {
+    withstand(|server, attacker| {
+        let length = format!("Content-Length: {}\r\n", 6 * MIB);
+        let mut request = head(attacker, "POST", "exec", &length);
+        request.extend(vec![b' '; 5 * MIB]);
+        let held: Vec<_> = (0..120)
+            .take_while(|_| is_alive(server))
+            .map(|_| send_and_hold(server, &request))
+            .collect();
+        let body = vec![b' '; 6 * MIB];
+        expect_refused(attacker, "POST", "exec", &body, "bodies of requests");
+        // Small ones are still read: it may end what it has started.
+        assert_eq!(attacker.sh("echo on"), "on\n");
+        held
+    });
+}
+
+#[test]
+fn files_that_nobody_reads() {
+    withstand(|server, attacker| {
+        let file = vec![b'x'; 8 * MIB];
+        assert_eq!(attacker.put("files/write?path=file", &file).status, 200);
+        let read = head(attacker, "GET", "files/read?path=file", "");
+        (0..1000)
+            .take_while(|_| is_alive(server))
+            .map(|_| send_and_hold(server, &read))
+            .collect::<Vec<_>>()
+    });
+}
+
+#[test]
+fn logs_that_nobody_reads() {
+    withstand(|server, attacker| {
+        let script = "head -c 4000000 /dev/zero; sleep 1000";
+        let process = attacker.spawn(&json!({ "cmd": script }));
+        let route = format!("processes/{}", process["id"].as_str().unwrap());
+        wait_until("the log is there", PATIENCE, || {
+            attacker.get(&route).json()["stdout_bytes"] == 4_000_000
+        });
+        let follow = head(attacker, "GET", &format!("{route}/logs?follow=1"), "");
+        (0..1000)
+            .take_while(|_| is_alive(server))
+            .map(|_| send_and_hold(server, &follow))
+            .collect::<Vec<_>>()
+    });
+}
+
+#[test]
+fn pages_of_a_large_directory_that_nobody_reads() {
+    withstand(|server, attacker| {
+        let directory = attacker.home.join("many");
+        std::fs::create_dir(&directory).unwrap();
+        std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777)).unwrap();
+        // Made in the container of the tests, which has more memory.
+        let name = "n".repeat(220);
+        for index in 0..60_000 {
+            std::fs::File::create(directory.join(format!("{name}{index}"))).unwrap();
+        }
+        let list = head(attacker, "GET", "files/list?path=many&limit=100000", "");
+        let held: Vec<_> = (0..60)
+            .take_while(|_| is_alive(server))
+            .map(|_| send_and_hold(server, &list))
+            .collect();
+        let route = "files/list?path=many&limit=100000";
+        expect_refused(attacker, "GET", route, b"", "responses");
+        held
+    });
+}
+
+#[test]
+fn heads_that_are_sent_in_part() {
+    withstand(|server, _| {
+        let head = format!("GET /health HTTP/1.1\r\nX: {}", "y".repeat(60_000));
+        (0..4000)
+            .take_while(|_| is_alive(server))
+            .map(|_| send_and_hold(server, head.as_bytes()))
+            .collect::<Vec<_>>()
+    });
+}
+
+/// A server behind a port that sends without end, to as many as ask.
+fn endless_server() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        for socket in listener.incoming().map_while(Result::ok) {
+            let serve = move || {
+                let mut socket = socket;
+                let _ = socket.read(&mut [0; 4096]);
+                let _ = socket.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
+                while socket.write_all(&[b'x'; 65_536]).is_ok() {}
+            };
+            let thread = thread::Builder::new().stack_size(256 * 1024);
+            let _ = thread.spawn(serve);
+        }
+    });
+    port
+}
+
+#[test]
+fn proxied_responses_that_nobody_reads() {
+    let Some(group) = MemoryGroup::new(LIMIT) else {
+        skip!("no memory cgroup can be made here");
+    };
+    let mut server = group.holding(Server::builder());
+    let request = format!(
+        "GET /v1/proxy/{}/ HTTP/1.1\r\nX-Sandbox-Token: {TOKEN}\r\n\r\n",
+        endless_server()
+    );
+    let held: Vec<_> = (0..600)
+        .take_while(|_| is_alive(&server))
+        .map(|_| send_and_hold(&server, request.as_bytes()))
+        .collect();
+    assert_eq!(server.get("/health").status, 200);
+    assert_eq!(server.exec(&json!({ "cmd": "echo on" })).stdout, "on\n");
+    assert_eq!(group.kills(), 0, "{}", server.log());
+    let memory = memory_of(server.pid(), "VmHWM") >> 20;
+    assert!(memory < 160, "{memory} MiB");
+    drop(held);
+    assert!(server.is_running());
+}
