@@ -60,6 +60,8 @@ struct Inner {
     all: usize,
     budget: Arc<Budget>,
     taken: AtomicUsize,
+    /// How many of them belong to peers.
+    waiting: AtomicUsize,
     next: AtomicUsize,
     table: Mutex<Table>,
 }
@@ -118,6 +120,7 @@ impl Seats {
             all,
             budget,
             taken: AtomicUsize::new(0),
+            waiting: AtomicUsize::new(0),
             next: AtomicUsize::new(0),
             table: Mutex::default(),
         }))
@@ -126,6 +129,11 @@ impl Seats {
     /// The number of open connections.
     pub fn count(&self) -> usize {
         self.0.taken.load(Ordering::Relaxed)
+    }
+
+    /// Whether so few connections belong to peers that it does not matter whom the next one comes from.
+    pub fn is_quiet(&self) -> bool {
+        self.0.waiting.load(Ordering::Relaxed) < LEAST_LOCAL
     }
 
     /// Seats a new connection; `None` if every seat has an owner that has shown a token.
@@ -173,6 +181,7 @@ impl Inner {
 
     fn note(&self, table: &Table) {
         self.taken.store(table.taken(), Ordering::Relaxed);
+        self.waiting.store(table.waiting.len(), Ordering::Relaxed);
     }
 }
 

@@ -97,6 +97,9 @@ impl<H: Handler> Server<H> {
         let is_elsewhere = !is_here(own, address);
         let peer = if is_elsewhere || self.spare_thread.is_none() {
             Peer::at(address.ip())
+        } else if self.seats.is_quiet() {
+            // Asking the kernel takes longer than the rest of accepting.
+            Peer::User(None)
         } else {
             Peer::User(sys::tcp_peer_uid(own, address))
         };
@@ -128,7 +131,7 @@ impl<H: Handler> Server<H> {
                 drop(room);
                 let taken = lock(&taken).take();
                 if let Some((socket, seat)) = taken {
-                    connection::serve(socket, seat, &*handler, true);
+                    connection::serve(&socket, seat, &*handler, true);
                 }
             });
         let Err(error) = thread else { return };
@@ -172,7 +175,7 @@ fn start_spare_thread<H: Handler>(handler: &Arc<H>) -> io::Result<SyncSender<Sea
         .stack_size(STACK_BYTES)
         .spawn(move || {
             for (socket, seat) in connections {
-                connection::serve(socket, seat, &*handler, false);
+                connection::serve(&socket, seat, &*handler, false);
             }
         })?;
     Ok(sender)
