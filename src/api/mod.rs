@@ -68,7 +68,7 @@ impl Api {
     /// Gives the connection to the holder of the token. If the holder has too many, it ends.
     fn seat(&self, request: &mut Request<'_>, holder: Holder<'_>) -> Result<(), Refusal> {
         let machine = &self.context.machine;
-        let seat = &mut request.seat;
+        let seat = &mut *request.seat;
         let given = match holder {
             Holder::Operator => seat.give_to_operator(&machine.operator),
             // A token is valid longer than its sandbox.

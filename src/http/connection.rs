@@ -50,18 +50,18 @@ pub trait Handler: Send + Sync + 'static {
 }
 
 /// Serves requests until the connection ends; only one if `keep` is false.
-pub fn serve(socket: Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler, keep: bool) {
+pub fn serve(socket: &Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler, keep: bool) {
     // Fails only on a socket that was reset already.
     if socket.set_read_timeout(Some(BODY_LIMIT)).is_err()
         || socket.set_write_timeout(Some(SEND_LIMIT)).is_err()
     {
         return;
     }
-    let mut reader = SocketReader::new(Arc::clone(&socket));
+    let mut reader = SocketReader::new(Arc::clone(socket));
     while let Some(head) = reader.read_head(seat.ledger()).transpose() {
         match serve_request(&mut reader, &mut seat, head, handler, keep) {
             Ok(true) => {}
-            Ok(false) => return linger(&socket),
+            Ok(false) => return linger(socket),
             Err(error) => {
                 logging::debug(format_args!("closed a connection: {error}"));
                 return;
@@ -374,7 +374,7 @@ mod tests {
             let handler = Fragile::default();
             let socket = Arc::new(socket);
             let seat = Seat::for_test(&socket);
-            serve(socket, seat, &handler, true);
+            serve(&socket, seat, &handler, true);
             handler.refused.into_inner().unwrap()
         });
         client.write_all(requests.as_bytes()).unwrap();

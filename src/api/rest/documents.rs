@@ -117,7 +117,9 @@ impl Texts {
             self.left -= text.len();
             return text.into();
         }
-        let kept = &text[..text.floor_char_boundary(self.left)];
+        let mut ends = (0..=self.left).rev();
+        let end = ends.find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        let kept = &text[..end];
         self.left = 0;
         self.is_cut = true;
         format!("{kept}{CUT}").into()
