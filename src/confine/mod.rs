@@ -83,7 +83,10 @@ pub struct Policy {
     filter: Vec<libc::sock_filter>,
     /// PATH of commands after the sandbox's own directories.
     search: OsString,
+    /// As the server was started with.
     open_files: (Resource, libc::rlimit),
+    /// The files that all processes of the machine together can have open (proc(5)).
+    machine_files: u64,
 }
 
 /// The settings of one sandbox.
@@ -127,6 +130,10 @@ impl Policy {
             },
             search: searchable(search.unwrap_or(OsStr::new(DEFAULT_PATH))),
             open_files: open_files(),
+            machine_files: std::fs::read_to_string("/proc/sys/fs/file-max")
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(u64::MAX),
         }))
     }
 
@@ -141,6 +148,19 @@ impl Policy {
     /// The Landlock ABI of the rulesets, 0 without Landlock.
     pub fn landlock_abi(&self) -> u32 {
         self.rules.abi
+    }
+
+    /// The limit on open files of one of so many processes. Together they get a quarter of the machine's
+    /// files, but each at least [`ENOUGH_FILES`].
+    fn open_files(&self, max_processes: u64) -> (Resource, libc::rlimit) {
+        let share = self.machine_files / 4 / max_processes.max(1);
+        let most = share.max(ENOUGH_FILES);
+        let (resource, given) = self.open_files;
+        let limit = libc::rlimit {
+            rlim_cur: given.rlim_cur.min(most),
+            rlim_max: given.rlim_max.min(most),
+        };
+        (resource, limit)
     }
 
     /// Prepares the confinement of a sandbox.
@@ -168,7 +188,7 @@ impl Policy {
         let mut limits = vec![
             limit(libc::RLIMIT_NPROC, sandbox.max_processes),
             limit(libc::RLIMIT_CORE, 0),
-            self.open_files,
+            self.open_files(sandbox.max_processes),
         ];
         let max_memory = sandbox.max_memory;
         limits.extend(max_memory.map(|bytes| limit(libc::RLIMIT_DATA, bytes)));
@@ -205,6 +225,9 @@ pub fn is_among_programs(path: &Path) -> bool {
         .iter()
         .any(|directory| path.starts_with(resolved(Path::new(directory))))
 }
+
+/// Open files that every process of a sandbox may have: the usual soft limit, which programs expect.
+const ENOUGH_FILES: u64 = 1024;
 
 /// The nice value of a sandbox's commands, so that the server gets the processor first.
 const NICE: i32 = 10;
