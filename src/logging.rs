@@ -3,13 +3,18 @@
 //! Callers log ids, pids, statuses and causes, and never a token, a variable's value or a body.
 //! Text from a client passes through [`quoted`], which bounds it. No text can begin another line. A
 //! line that stderr does not take at once is dropped, so that a stuck reader cannot stall the server.
+//!
+//! Lines that a tenant can cause at will go through [`about`], which limits their number.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::os::fd::AsFd;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::sync::lock;
 use crate::sys::{Events, PollEntry, poll};
 
 static DEBUG: AtomicBool = AtomicBool::new(false);
@@ -19,6 +24,20 @@ const MAX_LINE_BYTES: usize = 4096;
 
 /// Maximum length of quoted text, in characters.
 const MAX_QUOTED: usize = 200;
+
+/// The lines about one tenant and about all tenants are counted for this long.
+const WINDOW: Duration = Duration::from_secs(5);
+
+/// Most lines about one tenant in a window.
+const TENANT_LINES: u32 = 20;
+
+/// Most lines about all tenants in a window.
+const ALL_LINES: u32 = 200;
+
+/// Tenants that are counted one by one in a window. The rest count as [`OTHERS`].
+const MAX_TENANTS: usize = 64;
+
+const OTHERS: &str = "others";
 
 /// Enables [`debug`].
 pub fn enable_debug() {
@@ -37,6 +56,62 @@ pub fn describe_panics() {
 /// Writes one line.
 pub fn info(line: fmt::Arguments<'_>) {
     whole_line(format_args!("sbx-server: {line}"));
+}
+
+/// Writes one line about a tenant, such as `sandbox 4f2a` or `client 10.0.0.1`, unless too many were
+/// written about it or about all tenants. How many were left out follows with the next line about
+/// any tenant, once the window has passed.
+pub fn about(tenant: &str, line: fmt::Arguments<'_>) {
+    static WRITTEN: Mutex<LineCounts> = Mutex::new(LineCounts::new());
+    let (left_out, is_written) = lock(&WRITTEN).add(tenant, Instant::now());
+    for (tenant, lines) in left_out {
+        info(format_args!("left out {lines} lines about {tenant}"));
+    }
+    if is_written {
+        info(line);
+    }
+}
+
+/// The lines about tenants in the current window.
+struct LineCounts {
+    began: Option<Instant>,
+    all: u32,
+    /// By tenant, how many were written and how many left out.
+    tenants: BTreeMap<String, (u32, u64)>,
+}
+
+impl LineCounts {
+    const fn new() -> Self {
+        Self {
+            began: None,
+            all: 0,
+            tenants: BTreeMap::new(),
+        }
+    }
+
+    /// Counts a line. Returns the lines left out in a window that has passed, by tenant, and whether to
+    /// write this one.
+    fn add(&mut self, tenant: &str, now: Instant) -> (Vec<(String, u64)>, bool) {
+        let mut left_out = Vec::new();
+        if self.began.is_none_or(|began| now - began >= WINDOW) {
+            let passed = std::mem::replace(self, Self::new());
+            let tenants = passed.tenants.into_iter();
+            left_out.extend(tenants.map(|(tenant, (_, lines))| (tenant, lines)));
+            left_out.retain(|(_, lines)| *lines > 0);
+            self.began = Some(now);
+        }
+        let is_counted = self.tenants.len() < MAX_TENANTS || self.tenants.contains_key(tenant);
+        let name = if is_counted { tenant } else { OTHERS };
+        let (written, omitted) = self.tenants.entry(name.to_owned()).or_default();
+        let is_written = *written < TENANT_LINES && self.all < ALL_LINES;
+        if is_written {
+            *written += 1;
+            self.all += 1;
+        } else {
+            *omitted += 1;
+        }
+        (left_out, is_written)
+    }
 }
 
 /// Writes one line without the prefix `sbx-server: `.
@@ -102,6 +177,36 @@ mod tests {
             "{quoted}"
         );
         assert_eq!(super::quoted(&[b'x'; 5000]).len(), MAX_QUOTED + 3);
+    }
+
+    #[test]
+    fn lines_about_a_tenant_and_about_all_are_limited_and_the_rest_is_counted() {
+        let mut counts = LineCounts::new();
+        let begun = Instant::now();
+        let mut written = |tenant: &str, lines: u32, now: Instant| {
+            let added: Vec<_> = (0..lines).map(|_| counts.add(tenant, now)).collect();
+            let left_out: Vec<_> = added
+                .iter()
+                .flat_map(|(left_out, _)| left_out)
+                .cloned()
+                .collect();
+            (
+                added.iter().filter(|(_, is_written)| *is_written).count(),
+                left_out,
+            )
+        };
+        assert_eq!(written("a", 900, begun), (20, vec![]));
+        assert_eq!(written("b", 3, begun), (3, vec![]));
+        let later = begun + WINDOW;
+        assert_eq!(written("b", 1, later), (1, vec![("a".to_owned(), 880)]));
+        assert_eq!(written("a", 1, later), (1, vec![]));
+        // Many together have a limit too, and no more names are kept than that of the others.
+        let many = (0..1000).map(|number| written(&number.to_string(), 1, later).0);
+        assert_eq!(many.sum::<usize>(), 62 + 20);
+        let (_, left_out) = written("a", 1, later + WINDOW);
+        assert_eq!(left_out, [(OTHERS.to_owned(), 1000 - 62 - 20)]);
+        let several = (0..60).map(|number| written(&number.to_string(), 20, later + WINDOW).0);
+        assert_eq!(several.sum::<usize>(), 199);
     }
 
     #[test]

@@ -87,11 +87,14 @@ impl Api {
         access: Access<'a>,
     ) -> Result<Holder<'a>, Refusal> {
         let refused = |text: &str| {
-            logging::info(format_args!(
+            let client = request.client_address().map(|address| address.to_string());
+            let client = format!("client {}", client.as_deref().unwrap_or("unknown"));
+            let line = format_args!(
                 "refused {} {}: {text}",
                 logging::quoted(request.head.method.as_bytes()),
                 logging::quoted(&request.head.path)
-            ));
+            );
+            logging::about(&client, line);
             Err(Refusal::new(403, "forbidden", text))
         };
         let Ok(own) = only_value(request, "x-sandbox-token") else {
@@ -134,13 +137,18 @@ impl Handler for Api {
             && matches!(refusal.status, 500 | 507)
         {
             // The client gets the error, but only the operator can repair it.
-            logging::info(format_args!(
+            let tenant = match target.access(&request.head.method) {
+                Some(Access::Inside(id) | Access::Sandbox(id)) => format!("sandbox {id}"),
+                _ => "the machine".to_owned(),
+            };
+            let line = format_args!(
                 "failed {} {}: {} {}",
                 logging::quoted(request.head.method.as_bytes()),
                 logging::quoted(&path),
                 refusal.status,
                 logging::quoted(refusal.text.as_bytes())
-            ));
+            );
+            logging::about(&tenant, line);
         }
         // A server behind a port decides which origins it allows.
         let is_relayed = target.is_proxied() && answer.is_ok();

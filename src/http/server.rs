@@ -145,7 +145,10 @@ impl<H: Handler> Server<H> {
         if let Err(TrySendError::Full((socket, _)) | TrySendError::Disconnected((socket, _))) =
             refused
         {
-            logging::info(format_args!("no thread for a connection: {error}"));
+            logging::about(
+                "connections",
+                format_args!("no thread for a connection: {error}"),
+            );
             refuse(
                 &socket,
                 "no_threads",
@@ -156,7 +159,7 @@ impl<H: Handler> Server<H> {
 
     /// Answers one connection with the spare descriptor, then waits 10 ms for others to be closed.
     fn refuse_for_lack(&mut self, error: &io::Error) {
-        logging::info(format_args!("cannot accept: {error}"));
+        logging::about("connections", format_args!("cannot accept: {error}"));
         self.spare_descriptor = None;
         if let Ok((socket, _)) = self.listener.accept() {
             refuse(&socket, "no_descriptors", NO_DESCRIPTORS);

@@ -246,10 +246,11 @@ impl Supervisor {
         if let Err(errno) = self.watch(&pump, key) {
             // The kernel has no memory for the watch. A process without a driver would never end for
             // its clients, so it is killed; what its descendants write is lost.
-            logging::info(format_args!(
+            let line = format_args!(
                 "process {}: cannot be watched ({errno:?}), killed",
                 pump.process().id
-            ));
+            );
+            logging::about("processes", line);
             for (descriptor, ..) in watched(&pump) {
                 self.unwatch(descriptor);
             }

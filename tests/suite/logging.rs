@@ -4,6 +4,7 @@
 //! `regression.rs` and `config.rs`.
 
 use std::os::unix::fs::symlink;
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -151,6 +152,38 @@ fn what_happens_to_sandboxes_and_their_host_is_in_the_log() {
     });
     // One line each: nobody else's requests are told of.
     assert_eq!(server.log().lines().count(), expected.len());
+}
+
+#[test]
+fn a_flood_of_refused_requests_hides_no_other_line() {
+    let server = Server::start();
+    let mut stranger = server.connect();
+    stranger.token = Some("wrong".to_owned());
+    let mut refuse = || {
+        assert_eq!(
+            stranger.request("GET", "/v1/processes", &[], b"").status,
+            403
+        );
+    };
+    for _ in 0..500 {
+        refuse();
+    }
+    let refused = |log: &str| log.matches("refused GET /v1/processes").count();
+    // About someone else.
+    assert_eq!(
+        server.put("/v1/files/write?path=/dev/full", b"x").status,
+        507
+    );
+    wait_until("the failure is logged", PATIENCE, || {
+        server.log().contains("failed PUT /v1/files/write: 507 ")
+    });
+    let written = refused(&server.log());
+    assert!(written < 400, "{written} of 500 lines");
+    wait_until("what was left out is told", PATIENCE, || {
+        refuse();
+        std::thread::sleep(Duration::from_millis(50));
+        server.log().contains(" lines about client 127.0.0.1")
+    });
 }
 
 #[test]
