@@ -5,6 +5,9 @@
 //! that fails counts as an error of its kind, and the load continues. [`Remains`] reports resources that
 //! are still in use at the end. The status is 0 if there were no errors and nothing remains.
 //!
+//! `scripts/soak hostile` is another test: one sandbox does one of [`ATTACKS`] after another, each beside a
+//! sandbox whose commands, files and logs must stay right and in time.
+//!
 //! The servers and clients are started with the suite's [`fixture`]. The servers behind ports are this
 //! program again, which is static and so runs in a sandbox too.
 
@@ -57,7 +60,7 @@ const ENOUGH_ERRORS: u64 = 20;
 const LOG_BYTES: u64 = 1 << 20;
 const LOG_TOTAL_BYTES: u64 = 8 << 20;
 
-const USAGE: &str = "usage: scripts/soak [MINUTES]";
+const USAGE: &str = "usage: scripts/soak [MINUTES] | scripts/soak hostile [ATTACK...]";
 
 /// Status of a run that was ended by a signal.
 const INTERRUPTED: i32 = 130;
@@ -71,6 +74,7 @@ fn main() {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let minutes = match words[..] {
         ["serve", name] => return serve(name),
+        ["hostile", ref names @ ..] => std::process::exit(withstand(names)),
         [] => 1.0,
         [minutes] => minutes.parse().unwrap_or(0.0),
         _ => 0.0,
@@ -1099,6 +1103,157 @@ fn use_port(place: &Place<'_>, random: &mut Random) {
         let socket = format!("files/delete?path=.sbx/proxy/{name}.sock");
         place.expect("DELETE", &socket, b"", 200);
     }
+}
+
+// ---------------------------------------------------------------- a hostile tenant
+
+/// What a sandbox does to the others. It goes on until the sandbox is deleted and what is returned is
+/// dropped.
+type Attack = fn(&Sandbox<'_>) -> Vec<Connection>;
+
+const ATTACKS: [(&str, Attack); 8] = [
+    ("sessions", |sandbox| {
+        let burn = "setsid sh -c 'while :; do :; done' &";
+        let all = format!("for i in $(seq 100); do {burn} done; wait");
+        sandbox.spawn(&json!({ "cmd": all }));
+        Vec::new()
+    }),
+    ("forks", |sandbox| {
+        let all = "for i in $(seq 20); do (while :; do setsid /bin/true; done) & done; wait";
+        sandbox.spawn(&json!({ "cmd": all }));
+        Vec::new()
+    }),
+    ("daemons", |sandbox| {
+        for _ in 0..20 {
+            sandbox.sh("(setsid sleep 3600 > /dev/null 2>&1 &) &");
+        }
+        Vec::new()
+    }),
+    ("log", |sandbox| {
+        for _ in 0..4 {
+            sandbox.spawn(&json!({ "cmd": "yes", "tag": "loud" }));
+        }
+        Vec::new()
+    }),
+    ("unread-output", |sandbox| {
+        let body = json!({ "cmd": "yes" }).to_string();
+        hold(sandbox, 40, |connection| {
+            connection.send_request("POST", &sandbox.target("exec"), &[], body.as_bytes());
+        })
+    }),
+    ("unread-lists", |sandbox| {
+        sandbox.sh("for i in $(seq 2000); do : > a-file-with-quite-a-long-name-$i; done");
+        hold(sandbox, 40, |connection| {
+            for _ in 0..20 {
+                connection.send_request("GET", &sandbox.target("files/list?path=/"), &[], b"");
+            }
+        })
+    }),
+    ("large-stdin", |sandbox| {
+        let body = json!({ "cmd": "sleep 3600", "stdin": "x".repeat(4 << 20) }).to_string();
+        hold(sandbox, 10, |connection| {
+            connection.send_request("POST", &sandbox.target("exec"), &[], body.as_bytes());
+        })
+    }),
+    ("half-bodies", |sandbox| {
+        let headers = [("Content-Length", "8000000")];
+        hold(sandbox, 40, |connection| {
+            let half = vec![b' '; 1 << 20];
+            connection.send_request("POST", &sandbox.target("exec"), &headers, &half);
+        })
+    }),
+];
+
+/// Connections on which something was sent, and of which nothing is read.
+fn hold(sandbox: &Sandbox<'_>, count: usize, send: impl Fn(&mut Connection)) -> Vec<Connection> {
+    let mut held: Vec<Connection> = (0..count).map(|_| sandbox.connect()).collect();
+    held.iter_mut().for_each(send);
+    held
+}
+
+/// How long each attack lasts.
+const ATTACK_SECS: Duration = Duration::from_secs(5);
+
+/// What honest clients are promised meanwhile, on two busy cores: the slowest `/health`, the slowest
+/// short command, and the latest end of a command with a timeout of half a second.
+const BOUNDS: [Duration; 3] = [
+    Duration::from_secs(2),
+    Duration::from_secs(10),
+    Duration::from_secs(5),
+];
+
+/// Has one sandbox attack while another works, by each of the named attacks or by all. Returns the
+/// exit status.
+fn withstand(names: &[&str]) -> i32 {
+    let known = |name: &&str| ATTACKS.iter().any(|(attack, _)| attack == name);
+    if !names.iter().all(known) {
+        eprintln!(
+            "{USAGE}; attacks: {}",
+            ATTACKS.map(|(name, _)| name).join(" ")
+        );
+        return 2;
+    }
+    let server = Server::host()
+        .env("SBX_LOG_BYTES", LOG_BYTES)
+        .env("SBX_LOG_TOTAL_BYTES", LOG_TOTAL_BYTES)
+        .start();
+    println!("| attack | /health, ms | echo | timeout of 500 | |\n|---|---:|---:|---:|---|");
+    let mut status = 0;
+    for (name, attack) in ATTACKS {
+        if !names.is_empty() && !names.contains(&name) {
+            continue;
+        }
+        let mut worst = [Duration::ZERO; 3];
+        let attacked = AssertUnwindSafe(|| work_beside(&server, attack, &mut worst));
+        let verdict = match catch_unwind(attacked) {
+            Ok(()) if worst.iter().zip(BOUNDS).all(|(took, bound)| *took <= bound) => "",
+            Ok(()) => "WRONG: too late",
+            Err(_) => "WRONG: see above",
+        };
+        if !verdict.is_empty() {
+            status = 1;
+        }
+        let [health, echo, timeout] = worst.map(|took| took.as_millis());
+        println!("| {name} | {health} | {echo} | {timeout} | {verdict} |");
+    }
+    status
+}
+
+/// What an honest client does beside an attack. Nothing of it may fail or be lost.
+fn work_beside(server: &Server, attack: Attack, worst: &mut [Duration; 3]) {
+    let honest = server.sandbox();
+    let text = numbered_text(100_000);
+    let text = text.as_bytes();
+    assert_eq!(honest.put("files/write?path=text", text).status, 200);
+    let finished = honest.spawn(&json!({ "cmd": "cat text" }));
+    let finished = finished["id"].as_str().unwrap();
+    let route = format!("processes/{finished}/wait");
+    assert_eq!(honest.get(&route).json()["exit_code"], 0);
+
+    let attacker = server.sandbox_with(&json!({ "max_procs": 128 }));
+    let held = attack(&attacker);
+    let end = Instant::now() + ATTACK_SECS;
+    while Instant::now() < end {
+        let mut measure = |which: usize, act: &dyn Fn()| {
+            let begun = Instant::now();
+            act();
+            worst[which] = worst[which].max(begun.elapsed());
+        };
+        measure(0, &|| assert_eq!(server.get("/health").status, 200));
+        measure(1, &|| assert_eq!(honest.sh("echo here"), "here\n"));
+        measure(2, &|| {
+            let body = json!({ "cmd": "sleep 3600", "timeout": 0.5 });
+            assert_eq!(honest.exec(&body).exit["reason"], "timeout");
+        });
+    }
+    let logs = honest.get(&format!("processes/{finished}/logs"));
+    let output = output_of(&fixture::events_of(&logs.body), "stdout", 0);
+    expect_same("a log that was finished before", &output.data, text);
+    let read = honest.get("files/read?path=text");
+    expect_same("a file", &read.body, text);
+    attacker.delete();
+    drop(held);
+    honest.delete();
 }
 
 // ---------------------------------------------------------------- the server behind a port
