@@ -14,7 +14,7 @@ use crate::host::Host;
 use crate::ledger::{Budget, Ledger};
 use crate::memory;
 use crate::ports::Ports;
-use crate::process::{self, registry::Shared};
+use crate::process::registry::Shared;
 use crate::sys;
 use crate::workspace::{Lease, Workspace};
 
@@ -192,12 +192,6 @@ impl Machine {
             Dedicated(workspace) => workspace.processes.count_running(),
             Many(host) => host.processes_running(),
         }
-    }
-
-    /// The number of living processes that commands left behind when they ended; `None` if they cannot be
-    /// told from others.
-    pub fn processes_left_behind(&self) -> Option<usize> {
-        process::count_left_behind()
     }
 
     /// Bytes of output in the logs.

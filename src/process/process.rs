@@ -396,13 +396,13 @@ impl Process {
         if life.killers > 0 {
             return false;
         }
-        if let Some(pidfd) = &life.pidfd {
-            if let Some(ending) = children::reap(self.pid, pidfd.as_fd()) {
-                let now = Instant::now();
-                life.ending = Some((ending, now));
-                life.pidfd = None;
-                self.log.set_ended(now);
-            }
+        if let Some(pidfd) = &life.pidfd
+            && let Some(ending) = children::reap(self.pid, pidfd.as_fd())
+        {
+            let now = Instant::now();
+            life.ending = Some((ending, now));
+            life.pidfd = None;
+            self.log.set_ended(now);
         }
         life.ending.is_some()
     }

@@ -261,13 +261,7 @@ impl Pump {
         let Phase::Running(pidfd) = &self.phase else {
             return;
         };
-        if !self.process.reap() {
-            let mut entries = [PollEntry::new(pidfd.as_fd(), Events::READABLE)];
-            if !self.is_held && poll(&mut entries, Some(Duration::ZERO)) {
-                self.is_held = true;
-                self.recheck = Some(Recheck::after(Recheck::FIRST));
-            }
-        } else {
+        if self.process.reap() {
             let left = Stream::ALL.map(|stream| {
                 let pipe = self.output(stream);
                 pipe.and_then(|pipe| sys::readable_bytes(pipe).ok())
@@ -277,6 +271,12 @@ impl Pump {
             self.deadline = None;
             self.recheck = None;
             self.input = None;
+        } else {
+            let mut entries = [PollEntry::new(pidfd.as_fd(), Events::READABLE)];
+            if !self.is_held && poll(&mut entries, Some(Duration::ZERO)) {
+                self.is_held = true;
+                self.recheck = Some(Recheck::after(Recheck::FIRST));
+            }
         }
     }
 

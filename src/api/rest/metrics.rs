@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::call::{Answer, Call};
 use crate::api::context::Context;
 use crate::http::{Body, Request, Response};
-use crate::proc;
+use crate::{proc, process};
 
 /// Most time for walking through homes for one answer. Homes that were not reached have no figure.
 const DISK_LIMIT: Duration = Duration::from_secs(10);
@@ -114,7 +114,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         uptime_seconds: machine.uptime().as_secs_f64(),
         connections: context.connections.count(),
         processes_running: machine.processes_running(),
-        processes_left_behind: machine.processes_left_behind(),
+        processes_left_behind: process::count_left_behind(),
         log_bytes: machine.log_bytes(),
         sandboxes: machine.sandboxes(),
         requests: requests.collect(),
