@@ -232,7 +232,7 @@ fn endless_server() -> u16 {
                 let mut socket = socket;
                 let _ = socket.read(&mut [0; 4096]);
                 let _ = socket.write_all(b"HTTP/1.1 200 OK\r\n\r\n");
-                while socket.write_all(&[b'x'; 65_536]).is_ok() {}
+                while socket.write_all(&[b'x'; 16_384]).is_ok() {}
             };
             let thread = thread::Builder::new().stack_size(256 * 1024);
             let _ = thread.spawn(serve);
