@@ -35,6 +35,10 @@ const ROUNDS: usize = 64;
 /// How long, so that one storm holds up no other deadline.
 const STRIKE_LIMIT: Duration = Duration::from_millis(100);
 
+/// After this many, what is found new outruns the search: each process ends before it is stopped, and
+/// has started the next one.
+const ROUNDS_OF_SINGLES: usize = 4;
+
 /// How often in a row it is searched for a process that ended while it was looked for: it may have
 /// belonged to others.
 const FRUITLESS_ROUNDS: usize = 3;
@@ -208,26 +212,31 @@ impl Orphans {
 }
 
 impl Roots {
-    /// All processes of the trees, zombies included, and whether processes may be missing.
-    fn search(&self) -> (Vec<Stat>, bool) {
+    /// Passes all processes of the trees to `found`, zombies included, each as early as possible. Returns
+    /// whether processes may be missing.
+    fn search(&self, found: &mut dyn FnMut(&Stat)) -> bool {
         if Mark::are_available() && proc::lists_children() {
-            self.search_lists()
+            self.search_lists(found)
         } else {
-            self.search_all()
+            self.search_all(found)
         }
     }
 
     /// The living processes of the trees.
     pub(super) fn living(&self) -> HashSet<Member> {
-        let mut found = self.search().0;
-        found.retain(|process| !process.zombie);
-        found.iter().map(Stat::member).collect()
+        let mut living = HashSet::new();
+        self.search(&mut |process| {
+            if !process.zombie {
+                living.insert(process.member());
+            }
+        });
+        living
     }
 
     /// Follows the lists of children: the trees first, then the orphans. A process whose parent ends
     /// meanwhile is in the one or in the other.
-    fn search_lists(&self) -> (Vec<Stat>, bool) {
-        let mut search = Search::default();
+    fn search_lists(&self, found: &mut dyn FnMut(&Stat)) -> bool {
+        let mut search = Search::new(found);
         let own = std::process::id().cast_signed();
         for leader in &self.leaders {
             search.add(*leader, |process| process.parent == own);
@@ -248,15 +257,15 @@ impl Roots {
                 search.add(orphan, |process| is_orphan(process.pid));
             }
         }
-        (search.found, search.has_lost)
+        search.has_lost
     }
 
-    fn search_all(&self) -> (Vec<Stat>, bool) {
+    fn search_all(&self, found: &mut dyn FnMut(&Stat)) -> bool {
         let snapshot = Snapshot::take();
         let commands = children::commands();
         let adopters = self.orphans.adopters();
         let is_orphan = self.orphans.condition();
-        let found = snapshot.trees(|process| {
+        let trees = snapshot.trees(|process| {
             process.belongs_to(&self.leaders)
                 || self.members.contains(&process.member())
                 || (adopters.contains(&process.parent)
@@ -264,21 +273,30 @@ impl Roots {
                     && !adopters.contains(&process.pid)
                     && is_orphan(process.pid))
         });
-        (found, snapshot.pid_wrapped)
+        trees.iter().for_each(found);
+        snapshot.pid_wrapped
     }
 }
 
 /// A search through the lists of children.
-#[derive(Default)]
-struct Search {
+struct Search<'a> {
     seen: HashSet<Pid>,
-    found: Vec<Stat>,
+    found: &'a mut dyn FnMut(&Stat),
     /// Whether a listed process had ended before it was looked at. Its children may be orphans by then.
     has_lost: bool,
     buffer: Vec<u8>,
 }
 
-impl Search {
+impl<'a> Search<'a> {
+    fn new(found: &'a mut dyn FnMut(&Stat)) -> Self {
+        Self {
+            seen: HashSet::new(),
+            found,
+            has_lost: false,
+            buffer: Vec::new(),
+        }
+    }
+
     /// Adds the tree below a process that fulfils a condition, which is asked after its start time was
     /// read.
     fn add(&mut self, root: Pid, condition: impl Fn(&Stat) -> bool) {
@@ -293,8 +311,9 @@ impl Search {
             };
             if pid != root || condition(&process) {
                 self.seen.insert(pid);
+                // Whoever stops the process does so before its children are listed.
+                (self.found)(&process);
                 pending.extend(proc::children(&process));
-                self.found.push(process);
             }
         }
     }
@@ -334,24 +353,29 @@ impl Hunt {
         let mut fresh = Vec::new();
         let mut fruitless = 0;
         let deadline = Instant::now() + STRIKE_LIMIT;
-        for _ in 0..ROUNDS {
-            let (found, is_incomplete) = self.roots.search();
-            let mut search_again = is_incomplete && fruitless < FRUITLESS_ROUNDS;
-            fruitless += 1;
-            for process in found {
+        for round in 0..ROUNDS {
+            let (roots, known) = (&self.roots, &mut self.known);
+            let (mut search_again, mut is_fruitful) = (false, false);
+            let is_incomplete = roots.search(&mut |process| {
                 let member = process.member();
-                if self.known.insert(member) {
-                    let was_stopped = self.roots.leaders.contains(&process.group);
-                    search_again |= !was_stopped;
-                    fruitless = 0;
-                    if !process.zombie {
-                        if !was_stopped {
-                            member.signal(libc::SIGSTOP);
-                        }
-                        fresh.push(member);
-                    }
+                if !known.insert(member) {
+                    return;
                 }
-            }
+                is_fruitful = true;
+                let was_stopped = roots.leaders.contains(&process.group);
+                search_again |= !was_stopped;
+                if !was_stopped && round >= ROUNDS_OF_SINGLES {
+                    stop_group(process);
+                }
+                if !process.zombie {
+                    if !was_stopped {
+                        member.signal(libc::SIGSTOP);
+                    }
+                    fresh.push(member);
+                }
+            });
+            fruitless = if is_fruitful { 0 } else { fruitless + 1 };
+            search_again |= is_incomplete && fruitless < FRUITLESS_ROUNDS;
             // What a process has started before it stopped is found below it.
             self.roots.members.extend(&fresh);
             if !search_again || Instant::now() >= deadline {
@@ -367,6 +391,15 @@ impl Hunt {
     /// From here on the leaders may be reaped.
     pub(super) fn forget_leaders(&mut self) {
         self.roots.leaders.clear();
+    }
+}
+
+/// Stops the process group of a process that was just looked at. The process may have ended, but while its
+/// group has others, the number is the group's. A session of a command has no others.
+fn stop_group(process: &Stat) {
+    let own = nix::unistd::getsid(None).map_or(0, Pid::from);
+    if process.session != own && process.group > 1 {
+        let _ = sys::signal_group(process.group, libc::SIGSTOP);
     }
 }
 
