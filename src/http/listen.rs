@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use nix::errno::Errno;
@@ -12,8 +12,14 @@ use nix::sys::socket::{
     bind, getsockname, setsockopt, socket, sockopt,
 };
 
+use crate::sys;
+
 /// The list of ports that the kernel does not choose by itself (Documentation/networking/ip-sysctl.rst).
 const RESERVED_PORTS: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
+
+/// What the kernel buffers for a client that does not read. It counts as memory of the server's cgroup, and would
+/// grow to megabytes for each connection.
+const UNSENT_BYTES: u32 = 256 * 1024;
 
 /// Listens on an address.
 ///
@@ -28,6 +34,7 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     setsockopt(&listener, sockopt::TcpKeepIdle, &60)?;
     setsockopt(&listener, sockopt::TcpKeepInterval, &15)?;
     setsockopt(&listener, sockopt::TcpKeepCount, &4)?;
+    sys::limit_unsent(listener.as_fd(), UNSENT_BYTES)?;
     bind(listener.as_raw_fd(), &SockaddrStorage::from(address))?;
     socket::listen(&listener, Backlog::MAXALLOWABLE)?;
     Ok(listener.into())

@@ -33,7 +33,7 @@ pub use identity::{
     ActingAs, User, user_has_processes, withhold_capabilities_from_children,
     withhold_ptrace_from_children,
 };
-pub use poll::{Events, PollEntry, poll, readable_bytes, receive_append};
+pub use poll::{Events, PollEntry, limit_unsent, poll, readable_bytes, receive_append};
 pub use process::{
     Ending, Pid, ended_child, fork, pidfd_open, pidfd_signal, reap, signal_group, signal_process,
     signal_user, thread_id, wait, wait_any,

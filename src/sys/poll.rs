@@ -95,6 +95,23 @@ pub fn readable_bytes(pipe: BorrowedFd<'_>) -> Result<usize, Errno> {
     Ok(usize::try_from(count).unwrap_or_default())
 }
 
+/// Bounds the data that a TCP socket buffers before it sends it (tcp(7), `TCP_NOTSENT_LOWAT`), and that of the
+/// connections that a listening socket accepts. What is sent already and not taken is in the client's
+/// buffer.
+///
+/// # Errors
+/// The error of setsockopt(2).
+pub fn limit_unsent(socket: BorrowedFd<'_>, bytes: u32) -> Result<(), Errno> {
+    let (value, size) = (
+        (&raw const bytes).cast(),
+        size_of::<u32>() as libc::socklen_t,
+    );
+    let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
+    // SAFETY: the kernel reads `size` bytes of a value that outlives the call.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, size) };
+    Errno::result(result).map(drop)
+}
+
 /// Appends at most `most` bytes to `out` by one recv(2), without clearing its spare capacity first.
 /// Returns 0 at the end of the stream.
 ///

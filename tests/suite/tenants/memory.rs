@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{expect_service, head, send_and_hold};
 use crate::fixture::{
-    MemoryGroup, PATIENCE, Sandbox, Server, TOKEN, is_root, memory_of, wait_until,
+    MemoryGroup, PATIENCE, Sandbox, Server, TOKEN, TempDir, is_root, memory_of, wait_until,
 };
 use crate::skip;
 
@@ -262,4 +262,37 @@ fn proxied_responses_that_nobody_reads() {
     assert!(memory < 160, "{memory} MiB");
     drop(held);
     assert!(server.is_running());
+}
+
+/// What waits in the kernel for a client that does not read is memory of the server's container too.
+#[test]
+fn an_unread_response_holds_little_of_the_kernels_memory() {
+    let server = Server::start();
+    let directory = TempDir::new();
+    let large = std::fs::File::create(directory.path().join("large")).unwrap();
+    large.set_len(256 << 20).unwrap();
+    let mut client = server.connect();
+    let target = format!("/v1/files/read?path={}", directory.join("large"));
+    client.send_request("GET", &target, &[], b"");
+    let ends = [
+        client.stream.peer_addr().unwrap().port(),
+        client.stream.local_addr().unwrap().port(),
+    ]
+    .map(|port| format!(":{port:04X}"));
+    let queued = || {
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        // sl local remote state tx:rx ...
+        table.lines().skip(1).find_map(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let is_meant = fields[1].ends_with(&ends[0]) && fields[2].ends_with(&ends[1]);
+            is_meant.then(|| usize::from_str_radix(&fields[4][..8], 16).unwrap())
+        })
+    };
+    let mut before = None;
+    wait_until("the server waits for the client", PATIENCE, || {
+        thread::sleep(std::time::Duration::from_millis(100));
+        let now = queued().filter(|bytes| *bytes > 0);
+        std::mem::replace(&mut before, now) == now && now.is_some()
+    });
+    assert!(before < Some(MIB), "{before:?}");
 }
