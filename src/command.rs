@@ -127,10 +127,11 @@ impl CommandSpec {
         let changes = self.environment.iter().map(|(name, value)| {
             name.len() + value.as_ref().map_or(0, String::len) + 2 * TEXT_BYTES
         });
-        2 * (self.line.size() + changes.sum::<usize>()) + PROCESS_BYTES
+        self.line.size() + 2 * changes.sum::<usize>() + self.kept_bytes()
     }
 
-    /// Bytes in memory as long as the process is remembered, approximately.
+    /// Bytes in memory as long as the process is remembered, approximately; never more than
+    /// [`CommandSpec::start_bytes`].
     pub fn kept_bytes(&self) -> usize {
         self.line.size() + self.tag.as_ref().map_or(0, String::len) + PROCESS_BYTES
     }
@@ -284,6 +285,13 @@ mod tests {
             let change = vec![(name.to_owned(), Some(String::new()))];
             assert!(CommandSpec::new(CommandLine::Shell("x".into()), change, None).is_err());
         }
+    }
+
+    #[test]
+    fn a_process_that_runs_never_takes_more_than_its_start() {
+        let mut spec = program(&["true"]).unwrap();
+        spec.tag = Some("x".repeat(1024));
+        assert!(spec.kept_bytes() <= spec.start_bytes());
     }
 
     #[test]

@@ -4,18 +4,22 @@
 //! tenant before the memory is taken: a sandbox, the machine in dedicated mode, the operator, or the
 //! address that connections without a token come from. All ledgers share one [`Budget`].
 //!
-//! A tenant may hold as much as all of them together leave free: that is its share. So one alone gets at
-//! most half of the budget, `n` of them get an `n + 1`th each, and there is always as much left for the
-//! next one, without a number of tenants or a fixed share. In the same way an [`Item`] may hold as much as
-//! the tenant leaves of its share, so that unread responses do not keep it from starting a command. What is
-//! beyond a share is refused ([`OverLimit`]), and to nobody else. Where a refusal is impossible, such as in
-//! the middle of a response, the tenant gets small buffers.
+//! A tenant may hold as much as all of them together leave free of seven eighths of the budget: that is its
+//! share. So one alone gets at most half of that, and `n` that grow together get an `n + 1`th each, without
+//! a number of tenants or a fixed share. In the same way an [`Item`] may hold as much as the tenant leaves of
+//! its share, so that unread responses do not keep it from starting a command. The last eighth is for those
+//! who come late: half of it for what every tenant may hold in any case ([`Budget::floor`]), and half for
+//! the operator. What is beyond a share is refused ([`OverLimit`]), and to nobody else. Where a refusal is
+//! impossible, such as in the middle of a response, the tenant gets small buffers.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use crate::error::{Error, Kind};
+use crate::sync::lock;
 
 /// What memory is held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,12 +89,18 @@ impl Budget {
         Arc::new(Self { bytes, held })
     }
 
+    /// What every tenant may hold while there is any room: enough for small commands and requests.
+    fn floor(&self) -> u64 {
+        (self.bytes / 1024).min(1 << 20)
+    }
+
     /// A ledger for one of many tenants.
     pub fn ledger(self: &Arc<Self>) -> Arc<Ledger> {
         self.open(false)
     }
 
-    /// A ledger that may hold all that is free: for the operator, and for a machine that is one sandbox.
+    /// A ledger of which each item may hold as much as is free: for the operator, and for a machine that is one
+    /// sandbox.
     pub fn whole(self: &Arc<Self>) -> Arc<Ledger> {
         self.open(true)
     }
@@ -101,7 +111,7 @@ impl Budget {
             is_whole,
             held: AtomicU64::new(0),
             items: Default::default(),
-            connections: AtomicUsize::new(0),
+            connections: Connections::default(),
         })
     }
 }
@@ -113,8 +123,36 @@ pub struct Ledger {
     held: AtomicU64,
     /// The same by item.
     items: [AtomicU64; Item::COUNT],
-    /// Its connections, which `http` counts.
-    pub connections: AtomicUsize,
+    /// Its connections, which `http` adds and removes.
+    pub connections: Connections,
+}
+
+/// The open connections of a tenant, by number.
+#[derive(Default)]
+pub struct Connections(Mutex<HashMap<usize, Arc<TcpStream>>>);
+
+impl Connections {
+    /// The number of connections.
+    pub fn count(&self) -> usize {
+        lock(&self.0).len()
+    }
+
+    /// Adds a connection.
+    pub fn add(&self, number: usize, socket: &Arc<TcpStream>) {
+        lock(&self.0).insert(number, Arc::clone(socket));
+    }
+
+    /// Removes a connection.
+    pub fn remove(&self, number: usize) {
+        lock(&self.0).remove(&number);
+    }
+
+    /// Ends all connections. Their threads find out.
+    pub fn shut_down(&self) {
+        for socket in lock(&self.0).values() {
+            let _ = socket.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 impl Ledger {
@@ -147,33 +185,59 @@ impl Ledger {
             item,
             bytes: least as u64,
         };
-        self.take(item, charge.bytes);
+        self.take_anyway(item, charge.bytes);
         charge
     }
 
-    /// Returns whether item and tenant are within their shares with these bytes.
+    /// Takes the bytes if item and tenant are within their shares with them. A refusal changes nothing that
+    /// another tenant sees.
     fn take(&self, item: Item, bytes: u64) -> bool {
-        let [of_item, own, all] = self
+        let [of_item, own] = self
             .counters(item)
             .map(|counter| counter.fetch_add(bytes, Ordering::Relaxed) + bytes);
-        let free = self.budget.bytes.checked_sub(all);
-        let left = if self.is_whole {
-            free
-        } else {
-            free.and_then(|free| free.checked_sub(own))
+        let is_granted = |all: u64| {
+            let Budget { bytes, .. } = *self.budget;
+            let (most, own) = match self {
+                ledger if ledger.is_whole => (bytes, 0),
+                ledger if own <= ledger.budget.floor() => return all <= bytes - bytes / 16,
+                _ => (bytes - bytes / 8, own),
+            };
+            let left = most.checked_sub(all).and_then(|free| free.checked_sub(own));
+            left.is_some_and(|left| of_item <= left)
         };
-        left.is_some_and(|left| of_item <= left)
+        let more = |all: u64| Some(all + bytes).filter(|all| is_granted(*all));
+        let all = &self.budget.held;
+        let is_taken = all
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .is_ok();
+        if !is_taken {
+            self.give_back_own(item, bytes);
+        }
+        is_taken
+    }
+
+    /// Takes the bytes whatever the shares are.
+    fn take_anyway(&self, item: Item, bytes: u64) {
+        for counter in self.counters(item) {
+            counter.fetch_add(bytes, Ordering::Relaxed);
+        }
+        self.budget.held.fetch_add(bytes, Ordering::Relaxed);
     }
 
     fn give_back(&self, item: Item, bytes: u64) {
+        self.give_back_own(item, bytes);
+        self.budget.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
+    fn give_back_own(&self, item: Item, bytes: u64) {
         for counter in self.counters(item) {
             counter.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 
-    /// What the item, the tenant and all tenants hold.
-    fn counters(&self, item: Item) -> [&AtomicU64; 3] {
-        [&self.items[item as usize], &self.held, &self.budget.held]
+    /// What the item and the tenant hold.
+    fn counters(&self, item: Item) -> [&AtomicU64; 2] {
+        [&self.items[item as usize], &self.held]
     }
 }
 
@@ -204,7 +268,6 @@ impl Charge {
         let bytes = bytes as u64;
         let more = bytes.saturating_sub(self.bytes);
         if more > 0 && !self.ledger.take(self.item, more) {
-            self.ledger.give_back(self.item, more);
             return Err(OverLimit {
                 item: self.item,
                 bytes,
@@ -234,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_tenant_and_an_item_leave_as_much_as_they_hold() {
-        let budget = Budget::new(900);
+        let budget = Budget::new(1028);
         let tenants: Vec<_> = (0..3).map(|_| budget.ledger()).collect();
         let first = take_all(&tenants[0], Item::Bodies);
         assert_eq!(first.len(), 300);
@@ -247,10 +310,35 @@ mod tests {
         assert!(tenants[0].charge(Item::Bodies, 1).is_err());
         // The operator may have what is free.
         let operator = budget.whole();
-        assert!(operator.charge(Item::Bodies, 201).is_err());
-        assert!(operator.charge(Item::Bodies, 200).is_ok());
+        assert!(operator.charge(Item::Bodies, 265).is_err());
+        assert!(operator.charge(Item::Bodies, 264).is_ok());
         drop((first, second));
         assert_eq!(budget.held.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn tenants_that_hold_what_they_can_leave_a_little_for_each_and_for_the_operator() {
+        let budget = Budget::new(256 << 10);
+        let greedy: Vec<_> = (0..40)
+            .map(|_| {
+                let ledger = budget.ledger();
+                [Item::Stdin, Item::Commands, Item::Responses].map(|item| {
+                    let mut bytes = 64 << 10;
+                    while bytes > 0 && ledger.charge(item, bytes).is_err() {
+                        bytes -= 1;
+                    }
+                    ledger.charge(item, bytes).unwrap()
+                })
+            })
+            .collect();
+        let late = budget.ledger();
+        assert!(late.charge(Item::Bodies, 64 << 10).is_err());
+        assert!(late.charge(Item::Bodies, 256).is_ok());
+        let operator = budget.whole();
+        assert!(operator.charge(Item::Bodies, (256 << 10) / 64).is_ok());
+        drop(greedy);
+        assert_eq!(budget.held.load(Ordering::Relaxed), 0);
+        assert!(late.charge(Item::Bodies, 64 << 10).is_ok());
     }
 
     #[test]

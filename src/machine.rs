@@ -69,11 +69,11 @@ impl Machine {
     /// # Errors
     /// No thread, descriptor or working directory; or the machine cannot hold sandboxes.
     pub fn new(config: &Config, environment: Vec<(OsString, OsString)>) -> Result<Self> {
-        // Of the memory that there is, requests hold at most a half, logs a quarter, and connections an
-        // eighth.
+        // Of the memory that there is, requests hold at most a half, logs and connections an eighth each. The
+        // rest is for the kernel's buffers and for what is freed and not given back.
         let memory = memory::limit();
         let budget = Budget::new(memory / 2);
-        let most = usize::try_from(memory / 4).unwrap_or(usize::MAX);
+        let most = usize::try_from(memory / 8).unwrap_or(usize::MAX);
         let shared = Shared::new(config.log_bytes.min(most), config.log_total_bytes.min(most))?;
         let kind = if let Some(settings) = &config.host {
             let path = environment.iter().find(|(name, _)| name == "PATH");

@@ -33,9 +33,11 @@ use ruleset::SystemRules;
 /// PATH if the server's environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Added to the server's `oom_score_adj` for commands, so that the kernel kills a command first. Well below
-/// the maximum of 1000, so that a command can still raise the score of its own children.
-const OOM_SCORE_STEP: i32 = 300;
+/// Added to the server's `oom_score_adj` for commands, so that the kernel kills a command first, in thousandths of
+/// the memory: as long as the server holds less than this part. Memory that belongs to no process, such as
+/// a file in memory, counts for none. Below the maximum of 1000, so that a command can still raise the score
+/// of its own children.
+const OOM_SCORE_STEP: i32 = 900;
 
 /// How long a start is retried while the program is open for writing.
 const BUSY_LIMIT: Duration = Duration::from_millis(200);

@@ -64,7 +64,10 @@ const FINAL_EMPTYING_LIMIT: Duration = Duration::from_secs(1);
 /// How long that and the removal of homes may take when the server ends.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(3);
 
-/// Interval of the maintenance: idle sandboxes, starts that hang.
+/// How long the clients of a deleted sandbox may take to read their last answers.
+const PARTING_LIMIT: Duration = Duration::from_secs(3);
+
+/// Interval of the maintenance: idle sandboxes, starts that hang, clients of deleted sandboxes.
 const ROUND: Duration = Duration::from_secs(1);
 
 /// Most time for one sandbox on a thread that deletes several.
@@ -405,7 +408,13 @@ impl Host {
     /// hang.
     pub fn run_maintenance(self: &Arc<Self>) {
         for round in 0_u64.. {
-            let mut table = wait_while(&self.changed, self.table(), |table| table.occupied() == 0);
+            let mut table = wait_while(&self.changed, self.table(), |table| {
+                table.occupied() == 0 && table.parting.is_empty()
+            });
+            let has_time = |(since, _): &(Instant, _)| since.elapsed() < PARTING_LIMIT;
+            let parting = std::mem::take(&mut table.parting);
+            let (parting, late): (Vec<_>, Vec<_>) = parting.into_iter().partition(has_time);
+            table.parting = parting;
             let all: Vec<_> = table.sandboxes.values().cloned().collect();
             let mut retried = Vec::new();
             if round % STUCK_ROUNDS == 0 {
@@ -413,6 +422,9 @@ impl Host {
                 retried.extend(stuck.iter().filter_map(|id| table.take(id)));
             }
             drop(table);
+            for (_, ledger) in late {
+                ledger.connections.shut_down();
+            }
             let mut evicted = Vec::new();
             for sandbox in &all {
                 sandbox.workspace.processes.kill_stopped_starts();

@@ -13,6 +13,7 @@ use sha2::{Digest, Sha256};
 use super::sandbox::Sandbox;
 use super::users::Users;
 use crate::error::{Error, Kind, Result};
+use crate::ledger::Ledger;
 use crate::sys::{self, User};
 
 /// Deleted sandboxes that are remembered, so that deleting one again is no error.
@@ -34,6 +35,8 @@ pub(super) struct SandboxTable {
     pub(super) retried: HashSet<String>,
     /// Deleted sandboxes of which something is left. They are not listed, but keep their slot and user.
     pub(super) stuck: HashMap<String, Arc<Sandbox>>,
+    /// Deleted sandboxes to which clients were connected, and when they ended.
+    pub(super) parting: Vec<(Instant, Arc<Ledger>)>,
     /// Ids of deleted sandboxes, the newest last.
     ended: VecDeque<String>,
     users: Users,
@@ -55,6 +58,7 @@ impl SandboxTable {
             ending: HashSet::new(),
             retried: HashSet::new(),
             stuck: HashMap::new(),
+            parting: Vec::new(),
             ended: VecDeque::new(),
             users,
             made: 0,
@@ -155,6 +159,10 @@ impl SandboxTable {
     pub(super) fn settle(&mut self, sandbox: &Arc<Sandbox>, result: &Result<bool>) -> bool {
         let id = &sandbox.id;
         self.ending.remove(id);
+        if sandbox.workspace.ledger.connections.count() > 0 {
+            let ledger = Arc::clone(&sandbox.workspace.ledger);
+            self.parting.push((Instant::now(), ledger));
+        }
         let is_retry = self.retried.remove(id);
         let is_first_report = result.is_ok() && self.note_end(id, is_retry);
         if let Ok(true) = result {

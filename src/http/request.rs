@@ -245,16 +245,22 @@ impl<'c> BodyReader<'c> {
         let mut body = Vec::new();
         let mut length = 0;
         loop {
-            if body.len() == length {
-                // Memory follows what has arrived, not what was announced.
+            if body.len() == length && !self.is_over() {
+                // Memory follows what has arrived, and not what was announced.
                 let next = length + length.clamp(4096, 1 << 20);
+                let end = usize::try_from(announced).unwrap_or(usize::MAX);
+                let next = if end > length { next.min(end) } else { next };
                 if next > FREE_BODY_BYTES {
                     drop(held.take());
                     held = Some(room_for(next)?);
                 }
                 body.resize(next, 0);
             }
-            let count = self.read(&mut body[length..])?;
+            let count = if self.is_over() {
+                0
+            } else {
+                self.read(&mut body[length..])?
+            };
             if count == 0 {
                 body.truncate(length);
                 return Ok(WholeBody {

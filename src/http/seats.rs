@@ -3,7 +3,8 @@
 //! A connection belongs to its peer until a request on it has shown a token: to its address, or on a host
 //! to the user of this machine behind it. Then it belongs to the operator or to a tenant. Peers, whom nobody
 //! knows, never keep others out: a peer beyond its share loses its oldest connection to its newest, and when
-//! all seats are taken the oldest connection of all peers makes room. A tenant beyond its share is refused.
+//! all seats are taken the oldest connection of all peers makes room. A tenant may have a quarter of the seats,
+//! and no more than it leaves free of those for tenants; beyond that it is refused.
 //!
 //! Every step takes logarithmic time at most, because clients open a connection per command.
 
@@ -18,6 +19,9 @@ use crate::sync::lock;
 
 /// The least that a user of a host may hold without a token.
 const LEAST_LOCAL: usize = 16;
+
+/// The least that a tenant may hold while there is any seat for tenants.
+const LEAST_TENANT: usize = 4;
 
 /// The least number of seats that tenants cannot take.
 const LEAST_RESERVED: usize = 8;
@@ -167,6 +171,7 @@ impl Seats {
         Some(Seat {
             seats: self.clone(),
             number,
+            socket: Arc::clone(socket),
             owner: Owner::Peer,
             ledger,
         })
@@ -189,6 +194,7 @@ impl Inner {
 pub struct Seat {
     seats: Seats,
     number: usize,
+    socket: Arc<TcpStream>,
     owner: Owner,
     ledger: Arc<Ledger>,
 }
@@ -225,8 +231,10 @@ impl Seat {
             Owner::Tenant(Arc::clone(ledger)),
             ledger,
             |inner, others| {
-                let own = ledger.connections.load(Ordering::Relaxed);
-                own < inner.all.div_ceil(4) && others.tenants < inner.all - inner.reserved()
+                let own = ledger.connections.count();
+                let free = (inner.all - inner.reserved()).saturating_sub(others.tenants);
+                let share = free.max(LEAST_TENANT).min(inner.all.div_ceil(4));
+                free > 0 && own < share
             },
         )
     }
@@ -260,7 +268,7 @@ impl Seat {
             Owner::Operator => table.held.operator += 1,
             Owner::Tenant(ledger) => {
                 table.held.tenants += 1;
-                ledger.connections.fetch_add(1, Ordering::Relaxed);
+                ledger.connections.add(self.number, &self.socket);
             }
         }
         inner.note(&table);
@@ -277,7 +285,7 @@ impl Seat {
             Owner::Operator => table.held.operator -= 1,
             Owner::Tenant(ledger) => {
                 table.held.tenants -= 1;
-                ledger.connections.fetch_sub(1, Ordering::Relaxed);
+                ledger.connections.remove(self.number);
             }
         }
         true
@@ -368,7 +376,7 @@ mod tests {
     #[test]
     fn tenants_have_shares_and_leave_some_to_the_operator() {
         let seats = seats(160);
-        let ledgers: Vec<_> = (0..5).map(|_| seats.0.budget.ledger()).collect();
+        let ledgers: Vec<_> = (0..8).map(|_| seats.0.budget.ledger()).collect();
         let mut held = Vec::new();
         let counts: Vec<usize> = ledgers
             .iter()
@@ -384,7 +392,7 @@ mod tests {
                 }
             })
             .collect();
-        assert_eq!(counts, [40, 40, 40, 30, 0]);
+        assert_eq!(counts, [40, 40, 35, 18, 9, 4, 4, 0]);
         let mut operator = take(&seats, REMOTE, 10);
         let ledger = seats.0.budget.whole();
         let given: Vec<bool> = operator
@@ -395,15 +403,11 @@ mod tests {
         assert_eq!(seats.count(), 160);
         assert!(seats.take(Peer::User(Some(0)), &socket()).is_some());
         // A connection that served several goes to whom it served last.
-        held[0].give_to_tenant(&ledgers[3]).unwrap();
-        assert_eq!(ledgers[0].connections.load(Ordering::Relaxed), 39);
+        held[0].give_to_tenant(&ledgers[7]).unwrap();
+        assert_eq!(ledgers[0].connections.count(), 39);
         drop((held, operator));
         assert_eq!(seats.count(), 0);
-        assert!(
-            ledgers
-                .iter()
-                .all(|ledger| ledger.connections.load(Ordering::Relaxed) == 0)
-        );
+        assert!(ledgers.iter().all(|ledger| ledger.connections.count() == 0));
     }
 
     #[test]

@@ -250,7 +250,9 @@ impl Registry {
             .as_ref()
             .map_or_else(|| format!("p-{number}"), |id| id.as_str().to_owned());
         let log = Log::new(&self.shared.logs, &self.logs, self.shared.log_bytes);
-        texts.set(spec.kept_bytes())?;
+        // Cannot fail, because it is less than before. From the spawn on nothing may: the process would have no
+        // driver.
+        let _ = texts.set(spec.kept_bytes());
         let process = Process::new(id, &spec, spawned, started, origin, log, texts);
         let given = match (stdio.input, spec.input) {
             (Some(pipe), StdinSource::Given(bytes)) if !bytes.is_empty() => Some(GivenInput {
@@ -273,18 +275,20 @@ impl Registry {
         Ok(Pump::new(process, owner, stdio.outputs, given, deadline))
     }
 
-    /// Charges the texts of a command; forgets the ended ones if there is no room.
+    /// Charges the texts of a command. Forgets as many ended processes as it needs room for, the oldest end
+    /// first.
     fn charge_texts(&self, bytes: usize) -> std::result::Result<Charge, OverLimit> {
-        let charge = || self.ledger.charge(Item::Commands, bytes);
-        charge().or_else(|_| {
+        loop {
+            let charged = self.ledger.charge(Item::Commands, bytes);
             let mut table = lock(&self.table);
-            while let Some(oldest) = table.ended.front() {
-                let oldest = *oldest;
-                table.remove(oldest);
+            let Some(oldest) = table.ended.front().copied() else {
+                return charged;
+            };
+            if charged.is_ok() {
+                return charged;
             }
-            drop(table);
-            charge()
-        })
+            table.remove(oldest);
+        }
     }
 
     fn list_process(&self, number: u64, process: &Arc<Process>) {

@@ -218,6 +218,12 @@ impl Ring {
         }
     }
 
+    /// Drops `bytes` of the oldest data, or all if there is less, and frees the memory.
+    pub fn free_oldest(&mut self, bytes: usize) {
+        self.drop_oldest(bytes);
+        self.spare = None;
+    }
+
     /// Drops everything and frees the memory.
     pub fn clear(&mut self) {
         self.drop_oldest(self.held);

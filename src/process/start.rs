@@ -1,6 +1,7 @@
 //! A command that is being started. The thread that starts it is suspended until the child has called
 //! execve or has ended, so other threads enforce its deadline and its end.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Instant;
 
@@ -48,10 +49,14 @@ impl Start {
         }
     }
 
-    /// Kills the child. The caller knows that the start is still listed, so the child was not reaped.
+    /// Kills the child. A child that cannot execute its program is reaped while the start is still listed, and
+    /// its pid is cleared before.
     pub(super) fn kill(&self) {
-        if let Some(pid) = self.pid() {
-            let _ = sys::signal_process(pid, libc::SIGKILL);
+        if let Some(pid) = self.pid()
+            && let Ok(child) = sys::pidfd_open(pid)
+            && self.pid() == Some(pid)
+        {
+            let _ = sys::pidfd_signal(child.as_fd(), libc::SIGKILL);
         }
     }
 

@@ -300,8 +300,8 @@ impl<'a> Search<'a> {
     /// Adds the tree below a process that fulfils a condition, which is asked after its start time was
     /// read.
     fn add(&mut self, root: Pid, condition: impl Fn(&Stat) -> bool) {
-        let mut pending = vec![root];
-        while let Some(pid) = pending.pop() {
+        let mut pending = vec![(root, None)];
+        while let Some((pid, parent)) = pending.pop() {
             if self.seen.contains(&pid) {
                 continue;
             }
@@ -309,11 +309,27 @@ impl<'a> Search<'a> {
                 self.has_lost = true;
                 continue;
             };
-            if pid != root || condition(&process) {
+            let is_meant = match parent {
+                None => condition(&process),
+                // The child may have ended since it was listed, and its number belong to another.
+                Some(parent) => parent == process.parent,
+            };
+            if is_meant {
                 self.seen.insert(pid);
                 // Whoever stops the process does so before its children are listed.
                 (self.found)(&process);
-                pending.extend(proc::children(&process));
+                let children = proc::children(&process);
+                if children.is_empty() {
+                    continue;
+                }
+                let now = proc::stat(pid, &mut self.buffer);
+                if now.is_some_and(|now| now.member() == process.member()) {
+                    pending.extend(children.into_iter().map(|child| (child, Some(pid))));
+                } else {
+                    self.has_lost = true;
+                }
+            } else {
+                self.has_lost |= parent.is_some();
             }
         }
     }
@@ -350,6 +366,7 @@ impl Hunt {
     /// new ones. In the process group of a leader a stopped process had no chance to fork, because a signal
     /// to a group also reaches a child that is being made, so they need no further search.
     pub(super) fn strike(&mut self) -> bool {
+        self.roots.members.retain(Member::is_alive);
         let mut fresh = Vec::new();
         let mut fruitless = 0;
         let deadline = Instant::now() + STRIKE_LIMIT;

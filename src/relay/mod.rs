@@ -36,6 +36,9 @@ use upstream::{
     ReadSize, Upstream, append_fields, append_upgrade, end_to_end, poll_both, wants_upgrade,
 };
 
+/// Interim responses of which the client sees nothing, so that its pace does not limit them.
+const MAX_UNSEEN_RESPONSES: usize = 100;
+
 /// A client that waits for `100 Continue` gets it after this long if the upstream server has not
 /// answered: many servers do not know the expectation (RFC 9110 section 10.1.1).
 const GO_AHEAD_LIMIT: Duration = Duration::from_secs(1);
@@ -66,6 +69,7 @@ pub fn exchange(
     let begun = Instant::now();
     // When the client last sent a part of the body, or did not have to.
     let mut heard_at = begun;
+    let mut unseen = 0;
     loop {
         if exchange.request_ready || !exchange.takes_request(body) {
             heard_at = Instant::now();
@@ -101,7 +105,12 @@ pub fn exchange(
                     let text = "it switched to a protocol that the client did not ask for";
                     return Err(RelayError::Upstream(text.to_owned()));
                 }
+                Some(_) if unseen == MAX_UNSEEN_RESPONSES => {
+                    let text = "it sent too many interim responses";
+                    return Err(RelayError::Upstream(text.to_owned()));
+                }
                 Some(interim) if interim.status == 100 => {
+                    unseen += 1;
                     client.push_raw(body.take_go_ahead());
                 }
                 Some(interim) if http_1_1 => {
@@ -112,7 +121,7 @@ pub fn exchange(
                     });
                 }
                 // HTTP/1.0 has no interim responses.
-                Some(_) => {}
+                Some(_) => unseen += 1,
             }
         }
         // A client that sends its body without waiting gets the go-ahead immediately.

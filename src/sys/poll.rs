@@ -102,10 +102,7 @@ pub fn readable_bytes(pipe: BorrowedFd<'_>) -> Result<usize, Errno> {
 /// # Errors
 /// The error of setsockopt(2).
 pub fn limit_unsent(socket: BorrowedFd<'_>, bytes: u32) -> Result<(), Errno> {
-    let (value, size) = (
-        (&raw const bytes).cast(),
-        size_of::<u32>() as libc::socklen_t,
-    );
+    let (value, size) = ((&raw const bytes).cast(), libc::socklen_t::BITS / 8);
     let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
     // SAFETY: the kernel reads `size` bytes of a value that outlives the call.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, size) };

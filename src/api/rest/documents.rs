@@ -99,7 +99,7 @@ enum CommandText<'a> {
 }
 
 /// Most bytes of a command in a list. The rest is in the document of the process.
-const LISTED_COMMAND_BYTES: usize = 1024;
+const LISTED_COMMAND_BYTES: usize = 16 * 1024;
 
 /// The end of a text that was cut.
 const CUT: &str = "\u{2026}";

@@ -142,6 +142,18 @@ fn the_head_of_a_response_has_limits() {
     assert_eq!((reply.status, &*reply.code()), (502, "bad_response"));
 }
 
+/// The client sees none of these, so nothing but their number can limit them.
+#[test]
+fn a_server_that_never_stops_saying_continue_is_given_up() {
+    let server = Server::start();
+    let backend = Backend::start(|mut connection| {
+        connection.read_request();
+        while connection.send("HTTP/1.1 100 Continue\r\n\r\n".repeat(100)) {}
+    });
+    let reply = server.get(&backend.path("/"));
+    assert_eq!((reply.status, &*reply.code()), (502, "bad_response"));
+}
+
 #[test]
 fn a_server_that_never_stops_saying_wait_ends_with_its_client() {
     let server = Server::start();
@@ -153,6 +165,7 @@ fn a_server_that_never_stops_saying_wait_ends_with_its_client() {
         told.lock().unwrap().send(()).unwrap();
     });
     for version in ["1.0", "1.1"] {
+        // A client of HTTP/1.0 sees none of them, and the server is given up.
         let mut connection = server.connect();
         let path = backend.path("/");
         connection.send(
