@@ -39,9 +39,8 @@ const STRIKE_LIMIT: Duration = Duration::from_millis(100);
 /// has started the next one.
 const ROUNDS_OF_SINGLES: usize = 4;
 
-/// How often in a row it is searched for a process that ended while it was looked for: it may have
-/// belonged to others.
-const FRUITLESS_ROUNDS: usize = 3;
+/// How often in a row a search may find nothing new while processes end or start: they may belong to others.
+const FRUITLESS_ROUNDS: usize = 8;
 
 /// Threads of a process whose tracers are looked up: the search takes microseconds for each.
 const TRACED_THREADS: usize = 256;
@@ -350,6 +349,10 @@ pub(super) struct Hunt {
     roots: Roots,
     /// Processes that were found and are being killed.
     known: HashSet<Member>,
+    /// All searches so far.
+    rounds: usize,
+    /// Those in a row that found nothing new.
+    fruitless: usize,
 }
 
 impl Hunt {
@@ -359,20 +362,26 @@ impl Hunt {
         Self {
             roots,
             known: HashSet::new(),
+            rounds: 0,
+            fruitless: 0,
         }
     }
 
-    /// Stops all processes until a search finds no new one, then kills them. Returns whether there were
-    /// new ones. In the process group of a leader a stopped process had no chance to fork, because a signal
+    /// Stops all processes until a search finds no new one, then kills them. Returns whether there
+    /// may be more. In the process group of a leader a stopped process had no chance to fork, because a signal
     /// to a group also reaches a child that is being made, so they need no further search.
     pub(super) fn strike(&mut self) -> bool {
         self.roots.members.retain(Member::is_alive);
         let mut fresh = Vec::new();
-        let mut fruitless = 0;
+        let mut search_again = false;
         let deadline = Instant::now() + STRIKE_LIMIT;
-        for round in 0..ROUNDS {
+        for _ in 0..ROUNDS {
             let (roots, known) = (&self.roots, &mut self.known);
-            let (mut search_again, mut is_fruitful) = (false, false);
+            let is_outrun = self.rounds >= ROUNDS_OF_SINGLES;
+            self.rounds += 1;
+            let mut is_fruitful = false;
+            search_again = false;
+            let newest = proc::newest_pid();
             let is_incomplete = roots.search(&mut |process| {
                 let member = process.member();
                 if !known.insert(member) {
@@ -381,7 +390,7 @@ impl Hunt {
                 is_fruitful = true;
                 let was_stopped = roots.leaders.contains(&process.group);
                 search_again |= !was_stopped;
-                if !was_stopped && round >= ROUNDS_OF_SINGLES {
+                if !was_stopped && is_outrun {
                     stop_group(process);
                 }
                 if !process.zombie {
@@ -391,8 +400,11 @@ impl Hunt {
                     fresh.push(member);
                 }
             });
-            fruitless = if is_fruitful { 0 } else { fruitless + 1 };
-            search_again |= is_incomplete && fruitless < FRUITLESS_ROUNDS;
+            self.fruitless = if is_fruitful { 0 } else { self.fruitless + 1 };
+            // The kernel's lists may leave out a process while others in them end, so a link of a chain of
+            // processes may be missed. Its next link has a new pid.
+            let is_changing = is_incomplete || proc::newest_pid() != newest;
+            search_again |= is_changing && self.fruitless < FRUITLESS_ROUNDS;
             // What a process has started before it stopped is found below it.
             self.roots.members.extend(&fresh);
             if !search_again || Instant::now() >= deadline {
@@ -402,7 +414,7 @@ impl Hunt {
         for member in &fresh {
             member.signal(libc::SIGKILL);
         }
-        !fresh.is_empty()
+        search_again || !fresh.is_empty()
     }
 
     /// From here on the leaders may be reaped.
