@@ -244,8 +244,8 @@ impl<'c> BodyReader<'c> {
         let mut held = None;
         let mut body = Vec::new();
         let mut length = 0;
-        loop {
-            if body.len() == length && !self.is_over() {
+        while !self.is_over() {
+            if body.len() == length {
                 // Memory follows what has arrived, and not what was announced.
                 let next = length + length.clamp(4096, 1 << 20);
                 let end = usize::try_from(announced).unwrap_or(usize::MAX);
@@ -256,23 +256,20 @@ impl<'c> BodyReader<'c> {
                 }
                 body.resize(next, 0);
             }
-            let count = if self.is_over() {
-                0
-            } else {
-                self.read(&mut body[length..])?
-            };
+            let count = self.read(&mut body[length..])?;
             if count == 0 {
-                body.truncate(length);
-                return Ok(WholeBody {
-                    bytes: body,
-                    _held: held,
-                });
+                break;
             }
             length += count;
             if length as u64 > limit {
                 return Err(ReceiveError::TooLarge(limit));
             }
         }
+        body.truncate(length);
+        Ok(WholeBody {
+            bytes: body,
+            _held: held,
+        })
     }
 
     /// Whether [`BodyReader::drain`] may succeed; if not, the response announces the close.
