@@ -175,11 +175,7 @@ fn a_start_that_hangs_does_not_hold_up_the_end_of_the_server() {
     }
     let mut server = Server::start();
     let directory = TempDir::new();
-    let place = Place {
-        server: &server,
-        prefix: "/v1/".to_owned(),
-        directory: directory.path().to_owned(),
-    };
+    let place = Place::machine(&server, &directory);
     let mark = Mark::new();
     let program = leased(&place, &mark);
     let mut connection = server.connect();

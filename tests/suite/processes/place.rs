@@ -20,7 +20,16 @@ pub struct Place<'a> {
 /// A FIFO that everything that descends from a command has open for writing.
 pub struct Lifeline(std::fs::File);
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    /// The machine of a dedicated server.
+    pub fn machine(server: &'a Server, directory: &crate::fixture::TempDir) -> Self {
+        Self {
+            server,
+            prefix: "/v1/".to_owned(),
+            directory: directory.path().to_owned(),
+        }
+    }
+
     pub fn post(&self, route: &str, body: &Value) -> Value {
         let reply = self.server.post(&format!("{}{route}", self.prefix), body);
         assert_eq!(reply.status, 200, "{}", reply.text());
@@ -91,11 +100,7 @@ macro_rules! in_both_modes {
             $(#[test] fn $check() {
                 let server = $crate::fixture::Server::start();
                 let directory = $crate::fixture::TempDir::new();
-                super::$check(&$crate::processes::place::Place {
-                    server: &server,
-                    prefix: "/v1/".to_owned(),
-                    directory: directory.path().to_owned(),
-                });
+                super::$check(&$crate::processes::place::Place::machine(&server, &directory));
             })*
         }
         mod host {

@@ -19,11 +19,7 @@ fn zombies_of(server: &Server) -> usize {
 fn children_that_commands_give_the_server_leave_no_zombies_and_cost_no_exit_code() {
     let server = Server::start();
     let directory = TempDir::new();
-    let place = Place {
-        server: &server,
-        prefix: "/v1/".to_owned(),
-        directory: directory.path().to_owned(),
-    };
+    let place = Place::machine(&server, &directory);
     let mark = Mark::new();
     let storm = place.probe(&json!([["siblings", "2000"]]), &mark);
     let orphans = "for i in 1 2 3 4 5 6 7 8; do (true & true &); done";
@@ -49,11 +45,7 @@ fn children_that_commands_give_the_server_leave_no_zombies_and_cost_no_exit_code
 fn a_sibling_in_a_session_of_its_own_ends_with_its_command() {
     let server = Server::start();
     let directory = TempDir::new();
-    let place = Place {
-        server: &server,
-        prefix: "/v1/".to_owned(),
-        directory: directory.path().to_owned(),
-    };
+    let place = Place::machine(&server, &directory);
     let mark = Mark::new();
     let script = format!(
         "exec {}",
