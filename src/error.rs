@@ -63,11 +63,26 @@ pub enum Kind {
     System,
 }
 
+/// A value that programs may need of a failure, besides its kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Detail {
+    /// A count, an offset or the number of a line.
+    Number(u64),
+    /// A name, or a line of a file.
+    Text(String),
+    /// Several numbers.
+    Numbers(Vec<u64>),
+}
+
+/// The details of a failure, by name.
+pub type Details = Vec<(&'static str, Detail)>;
+
 /// A failure with its context.
 #[derive(Debug, Clone)]
 pub struct Error {
     kind: Kind,
     text: String,
+    details: Details,
 }
 
 /// The result of a mechanism.
@@ -79,7 +94,20 @@ impl Error {
         Self {
             kind,
             text: text.into(),
+            details: Details::new(),
         }
+    }
+
+    /// Adds a detail.
+    #[must_use]
+    pub fn with(mut self, name: &'static str, detail: Detail) -> Self {
+        self.details.push((name, detail));
+        self
+    }
+
+    /// The details, which are removed.
+    pub fn take_details(&mut self) -> Details {
+        std::mem::take(&mut self.details)
     }
 
     /// A request that is not valid.

@@ -45,6 +45,12 @@ impl Query {
         Ok(value)
     }
 
+    /// All values of a parameter that may be repeated, in their order.
+    pub fn values<'q>(&'q self, name: &'q str) -> impl Iterator<Item = &'q [u8]> {
+        let pairs = self.0.iter().filter(move |(key, _)| key == name.as_bytes());
+        pairs.map(|(_, value)| value.as_slice())
+    }
+
     /// Checks that every parameter is one of `known`, which `route` takes.
     ///
     /// # Errors

@@ -6,11 +6,13 @@
 use std::fs::File;
 use std::io::{self, Read};
 
-use serde::Serialize;
+use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
 use super::parse::{Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, ParseError};
 use super::request::{BodyReader, ReceiveError};
 use super::stream::StreamWriter;
+use crate::error::{Detail, Details};
 
 /// An answer.
 pub struct Response {
@@ -116,6 +118,8 @@ pub struct Refusal {
     pub text: String,
     /// The header field that the status requires (`Allow`, `Content-Range`).
     pub header: Option<(&'static str, String)>,
+    /// More members of the document.
+    pub details: Details,
 }
 
 impl Refusal {
@@ -126,7 +130,15 @@ impl Refusal {
             code,
             text: text.into(),
             header: None,
+            details: Details::new(),
         }
+    }
+
+    /// Adds members to the document.
+    #[must_use]
+    pub fn with_details(mut self, details: Details) -> Self {
+        self.details.extend(details);
+        self
     }
 
     /// Adds the header field that the status requires.
@@ -184,21 +196,25 @@ impl From<ReceiveError> for Refusal {
     }
 }
 
-#[derive(Serialize)]
-struct ErrorDocument<'a> {
-    error: &'a str,
-    code: &'a str,
+impl Serialize for Refusal {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut document = serializer.serialize_map(None)?;
+        document.serialize_entry("error", &self.text)?;
+        document.serialize_entry("code", self.code)?;
+        for (name, detail) in &self.details {
+            match detail {
+                Detail::Number(number) => document.serialize_entry(name, number)?,
+                Detail::Text(text) => document.serialize_entry(name, text)?,
+                Detail::Numbers(numbers) => document.serialize_entry(name, numbers)?,
+            }
+        }
+        document.end()
+    }
 }
 
 impl From<Refusal> for Response {
     fn from(refusal: Refusal) -> Self {
-        let mut response = Self::json_with_status(
-            refusal.status,
-            &ErrorDocument {
-                error: &refusal.text,
-                code: refusal.code,
-            },
-        );
+        let mut response = Self::json_with_status(refusal.status, &refusal);
         response.headers.extend(refusal.header);
         response
     }

@@ -4,7 +4,7 @@ use crate::error::{Error, Kind};
 use crate::http::Refusal;
 
 impl From<Error> for Refusal {
-    fn from(error: Error) -> Self {
+    fn from(mut error: Error) -> Self {
         let (status, code) = match error.kind() {
             Kind::Invalid => (400, "bad_request"),
             Kind::ProgramNotFound => (400, "not_found"),
@@ -32,6 +32,7 @@ impl From<Error> for Refusal {
             Kind::Unfinished => (503, "unfinished"),
             Kind::NoSpace => (507, "no_space"),
         };
-        Self::new(status, code, error.to_string())
+        let details = error.take_details();
+        Self::new(status, code, error.to_string()).with_details(details)
     }
 }

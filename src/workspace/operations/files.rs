@@ -1,0 +1,132 @@
+//! Reading, writing and listing files.
+
+use crate::error::{Error, Result};
+use crate::files::name::FilePath;
+use crate::files::{Entry, Page};
+use crate::ledger::Item;
+use crate::workspace::content::Readable;
+use crate::workspace::lease::Workspace;
+use crate::workspace::upload::{UploadSource, receive_range, receive_whole};
+
+/// Entries of a page unless the client sets a limit. Clients that do not page get whole directories
+/// of ordinary size.
+const PAGE_ENTRIES: u64 = 10_000;
+const MAX_PAGE_ENTRIES: u64 = 100_000;
+
+/// The part of a file that a write replaces.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FilePart {
+    /// All of it, in one step: readers see the old or the new content.
+    Whole,
+    /// A range, in place.
+    Range {
+        /// The first byte.
+        offset: u64,
+        /// The final size of the file; `None` keeps the bytes beyond the range.
+        truncate_to: Option<u64>,
+    },
+}
+
+impl Workspace {
+    /// Opens a file for reading; a device only `with_devices`, since it may have no end.
+    ///
+    /// # Errors
+    /// `NotFound`, `IsDirectory`, or `NotRegular` where reading could block without end.
+    pub fn open_file(&self, path: FilePath, with_devices: bool) -> Result<Readable> {
+        let opened = self.files()?.open(&path, with_devices)?;
+        Ok(Readable::new(path, opened))
+    }
+
+    /// Writes what `source` sends to a part of a file, which is created if it is missing. Returns the
+    /// size of the file. `mode` has permission bits; `None` keeps those of an existing file.
+    ///
+    /// # Errors
+    /// The place cannot be written to, the disk is full, the source breaks off, or the workspace
+    /// ended meanwhile. A file that was to be replaced as a whole is then unchanged.
+    pub fn write_file<S: UploadSource>(
+        &self,
+        path: &FilePath,
+        part: FilePart,
+        mode: Option<u32>,
+        make_parents: bool,
+        source: &mut S,
+    ) -> std::result::Result<u64, S::Error> {
+        let files = self.files()?;
+        let size = match part {
+            FilePart::Whole => {
+                let upload = files.upload(path, mode, make_parents)?;
+                receive_whole(source, upload, &self.ledger)?
+            }
+            FilePart::Range {
+                offset,
+                truncate_to,
+            } => {
+                let end = offset.checked_add(source.remaining().unwrap_or(0));
+                if end.is_none_or(|end| i64::try_from(end).is_err()) {
+                    let text = "offset and the body's length together are larger than any file";
+                    return Err(Error::invalid(text).into());
+                }
+                let range = files.write_range(path, offset, truncate_to, mode, make_parents)?;
+                receive_range(source, range, &self.ledger)?
+            }
+        };
+        self.check_open()?;
+        Ok(size)
+    }
+
+    /// One page of a directory: the entries after the name `after`, at most `limit`.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`, or a limit that is not accepted.
+    pub fn list_files(
+        &self,
+        path: &FilePath,
+        after: Option<&FilePath>,
+        limit: Option<u64>,
+    ) -> Result<Page> {
+        let limit = limit.unwrap_or(PAGE_ENTRIES);
+        if !(1..=MAX_PAGE_ENTRIES).contains(&limit) {
+            return Err(Error::invalid(format!(
+                "limit={limit}: not accepted; it takes 1 to {MAX_PAGE_ENTRIES}"
+            )));
+        }
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let names = self.ledger.charge(Item::Responses, 0)?;
+        self.files()?
+            .list(path, after.map(FilePath::bytes), limit, names)
+    }
+
+    /// Describes a file; a link is not followed.
+    ///
+    /// # Errors
+    /// `NotFound`, or the path may not be searched.
+    pub fn stat_file(&self, path: &FilePath) -> Result<Entry> {
+        self.files()?.stat(path)
+    }
+
+    /// Deletes a file, or with `recursive` a directory and everything in it.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotEmpty`, or `Unfinished` if there is too much for one request.
+    pub fn delete_file(&self, path: &FilePath, recursive: bool) -> Result<()> {
+        self.files()?.remove(path, recursive)
+    }
+
+    /// Makes a directory and its parents. An existing directory is no error and takes the `mode`.
+    ///
+    /// # Errors
+    /// Something that is no directory is in the way, or the workspace ended meanwhile.
+    pub fn make_directory(&self, path: &FilePath, mode: Option<u32>) -> Result<()> {
+        self.files()?.make_directory(path, mode)?;
+        self.check_open()
+    }
+
+    /// Renames a file or directory; makes parents and replaces a file.
+    ///
+    /// # Errors
+    /// `NotFound`, `CrossDevice`, the target cannot be replaced, or the workspace ended meanwhile.
+    pub fn move_file(&self, from: &FilePath, to: &FilePath) -> Result<()> {
+        self.files()?.rename(from, to)?;
+        self.check_open()
+    }
+}
