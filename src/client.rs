@@ -44,6 +44,40 @@ pub trait Client: Peer {
     fn is_flushed(&self) -> bool;
 }
 
+/// How often work that does not wait for its client looks whether the client is still there.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Notices that a client disconnects while work goes on that never waits for it.
+pub struct Lookout {
+    due_at: Instant,
+}
+
+impl Lookout {
+    /// Looks for the first time after a moment.
+    pub fn new() -> Self {
+        Self {
+            due_at: Instant::now() + LOOK_EVERY,
+        }
+    }
+
+    /// Looks if it is time to. Call it at least every few milliseconds. Returns whether it looked.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    pub fn look(&mut self, client: &mut dyn Peer) -> Result<bool, Disconnected> {
+        let now = Instant::now();
+        if now < self.due_at {
+            return Ok(false);
+        }
+        self.due_at = now + LOOK_EVERY;
+        let mut entries = [PollEntry::new(client.descriptor(), client.interest())];
+        poll(&mut entries, Some(Duration::ZERO));
+        let events = entries[0].events();
+        client.ready(events)?;
+        Ok(true)
+    }
+}
+
 /// Sends the client's whole buffer and blocks while the client is slow.
 ///
 /// # Errors
@@ -125,5 +159,47 @@ impl KeepAlive {
         wait_for(client, wake, Some(left))?;
         self.ping_if_due(client);
         client.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A peer whose hang-up is reported by poll.
+    struct Far(std::os::unix::net::UnixStream);
+
+    impl Peer for Far {
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            std::os::fd::AsFd::as_fd(&self.0)
+        }
+
+        fn interest(&self) -> Events {
+            Events::PEER_CLOSED
+        }
+
+        fn ready(&mut self, events: Events) -> Result<(), Disconnected> {
+            if events.has(Events::PEER_CLOSED) {
+                return Err(Disconnected);
+            }
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_lookout_notices_that_the_client_is_gone() {
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let mut client = Far(near);
+        let mut lookout = Lookout::new();
+        let until_it_looks = |lookout: &mut Lookout, client: &mut Far| {
+            let started = Instant::now();
+            while !lookout.look(client)? {
+                assert!(started.elapsed() < Duration::from_secs(20));
+            }
+            Ok::<_, Disconnected>(())
+        };
+        assert_eq!(until_it_looks(&mut lookout, &mut client), Ok(()));
+        drop(far);
+        assert_eq!(until_it_looks(&mut lookout, &mut client), Err(Disconnected));
     }
 }

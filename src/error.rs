@@ -8,6 +8,8 @@ use std::io;
 
 use nix::errno::Errno;
 
+use crate::client::Disconnected;
+
 /// The kind of a failure; decides the status and the code that a client sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -47,6 +49,18 @@ pub enum Kind {
     ProgramForbidden,
     /// No process, memory or descriptor is left for the command.
     NoResources,
+    /// The file is not what the request expects, or was changed by somebody else meanwhile.
+    Changed,
+    /// The text to change is not in the file.
+    NoMatch,
+    /// The text to change is in the file another number of times.
+    Ambiguous,
+    /// The file is no text.
+    Binary,
+    /// The file is larger than the operation takes.
+    TooLarge,
+    /// The client went away before the operation was done.
+    Disconnected,
     /// A long operation has not finished in time; it can be repeated.
     Unfinished,
     /// The disk or quota is full.
@@ -151,6 +165,12 @@ impl Error {
     /// The kind of the failure.
     pub fn kind(&self) -> Kind {
         self.kind
+    }
+}
+
+impl From<Disconnected> for Error {
+    fn from(Disconnected: Disconnected) -> Self {
+        Self::new(Kind::Disconnected, "the client closed the connection")
     }
 }
 

@@ -123,6 +123,33 @@ pub(super) fn size(status: &FileStat) -> u64 {
     u64::try_from(status.st_size).unwrap_or(0)
 }
 
+/// What changes when the content of a file is changed or the file is replaced.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct FileVersion {
+    identity: Identity,
+    /// Bytes.
+    pub size: u64,
+    modified: (i64, i64),
+}
+
+impl FileVersion {
+    pub(super) fn of_status(status: &FileStat) -> Self {
+        Self {
+            identity: Identity::of(status),
+            size: size(status),
+            modified: (status.st_mtime, status.st_mtime_nsec),
+        }
+    }
+
+    /// The version of an open file.
+    ///
+    /// # Errors
+    /// As fstat(2).
+    pub fn of(file: impl AsFd) -> nix::Result<Self> {
+        fstat(file).map(|status| Self::of_status(&status))
+    }
+}
+
 /// Device and inode number: equal for two descriptors of the same file only.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) struct Identity(u64, u64);

@@ -23,10 +23,11 @@ pub mod search;
 mod splice_pipe;
 #[cfg(test)]
 mod tests;
+pub mod text;
 mod usage;
 mod write;
 
-pub use entry::{Entry, FileKind};
+pub use entry::{Entry, FileKind, FileVersion};
 pub use home::{make_home, remove_home};
 pub use list::Page;
 pub use read::Opened;

@@ -47,6 +47,15 @@ impl FilePath {
         format!("{}{slash}{shown_name}", self.shown)
     }
 
+    /// The path of something below this directory, as clients are shown it; below `.` without that.
+    pub fn below(&self, shown: &str) -> String {
+        if self.bytes == b"." {
+            shown.to_owned()
+        } else {
+            self.join(shown)
+        }
+    }
+
     /// The last component without trailing slashes; `/` for the root.
     pub fn name(&self) -> &[u8] {
         let mut components = self.bytes.split(|byte| *byte == b'/').rev();

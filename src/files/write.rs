@@ -23,7 +23,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
-use super::entry::{FileKind, size};
+use super::entry::{FileKind, FileVersion, size};
 use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Root, opening_error};
@@ -125,6 +125,20 @@ impl Root {
             staging,
         };
         Ok(Upload::new(path, file, mode, Some(commit)))
+    }
+
+    /// What is the same for two paths exactly if they name the same place for a file. Of a path that leads
+    /// nowhere, the path.
+    pub fn key(&self, path: &FilePath) -> Vec<u8> {
+        let found = || {
+            let (target, _) = self.target(path, false).ok()?;
+            let status = fstat(&target.directory).ok()?;
+            let directory = [status.st_dev, status.st_ino]
+                .map(u64::to_ne_bytes)
+                .concat();
+            Some([directory, target.name].concat())
+        };
+        found().unwrap_or_else(|| path.bytes().to_vec())
     }
 
     /// Begins to write at an offset of a file, which is made if it is missing and never truncated. With
@@ -269,6 +283,22 @@ impl Upload<'_> {
             Kind::NotRegular,
             format!("cannot write {}: no process reads the pipe", self.shown),
         )
+    }
+
+    /// As [`Upload::commit`], if the target is still this version, or still missing. Returns whether it was.
+    ///
+    /// # Errors
+    /// The target cannot be replaced; the old file is unchanged.
+    pub fn commit_over(self, expected: Option<&FileVersion>) -> Result<bool> {
+        if let Some(commit) = &self.commit {
+            let existing = commit.target.existing().map_err(|errno| {
+                opening_error(format_args!("cannot write {}", self.shown), errno)
+            })?;
+            if existing.as_ref().map(FileVersion::of_status).as_ref() != expected {
+                return Ok(false);
+            }
+        }
+        self.commit().map(|_| true)
     }
 
     /// Replaces the target with the complete file; returns the size in bytes.

@@ -11,6 +11,7 @@ use crate::files::{Files, Root};
 use crate::ledger::Ledger;
 use crate::ports::Ports;
 use crate::process::registry::{Registry, Shared};
+use crate::workspace::claims::Claims;
 
 /// One place where commands run and files live.
 pub struct Workspace {
@@ -24,6 +25,8 @@ pub struct Workspace {
     /// What is held for its clients and its processes.
     pub ledger: Arc<Ledger>,
     activity: Arc<Activity>,
+    /// Files that are being changed by what was read of them.
+    pub(super) claims: Claims,
 }
 
 impl Workspace {
@@ -44,6 +47,7 @@ impl Workspace {
             ports,
             ledger,
             activity,
+            claims: Claims::default(),
         })
     }
 

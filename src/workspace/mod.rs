@@ -6,6 +6,7 @@
 //! lives, so no workspace is ended for idleness during a request, a stream or a transfer. May use the
 //! mechanisms; must not use HTTP, JSON or the doors.
 
+mod claims;
 mod content;
 mod lease;
 mod operations;
@@ -13,5 +14,5 @@ mod upload;
 
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
-pub use operations::{FilePart, Run};
+pub use operations::{EditRequest, Edited, FilePart, Glob, Globbed, Kinds, Moment, Order, Run};
 pub use upload::UploadSource;

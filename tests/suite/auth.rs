@@ -97,6 +97,13 @@ impl Estate {
                 format!("/v1/files/move?from={dir}/kept&to={dir}/gone"),
                 Vec::new(),
             ),
+            ("GET", format!("/v1/files/glob?path={dir}"), Vec::new()),
+            (
+                "POST",
+                "/v1/files/edit".to_owned(),
+                format!(r#"{{"path":"{dir}/kept","edits":[{{"lines":"1","new":"gone"}}]}}"#)
+                    .into_bytes(),
+            ),
             ("OPTIONS", "/v1/exec".to_owned(), Vec::new()),
             ("OPTIONS", "/v1/nope".to_owned(), Vec::new()),
             ("BREW", "/v1/exec".to_owned(), Vec::new()),

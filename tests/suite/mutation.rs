@@ -161,6 +161,16 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("GET", "files/stat?path=w/a&detail=full", ""),
         ("POST", "files/mkdir?path=w/d&mode=755", ""),
         ("POST", "files/move?from=w/a&to=w/c", ""),
+        (
+            "GET",
+            "files/glob?path=w&pattern=**/*&pattern=!b&type=file&all=1&limit=5&after=a&sort=name",
+            "",
+        ),
+        (
+            "POST",
+            "files/edit",
+            r#"{"path":"w/b","edits":[{"old":"some","new":"any","count":"all"},{"lines":"1-2","new":""}],"dry_run":true}"#,
+        ),
         ("DELETE", "files/delete?path=w/c", ""),
         ("POST", "files/delete?path=w/d&recursive=1", ""),
         ("GET", "proxy/9/path?query=1", ""),

@@ -17,6 +17,7 @@ use crate::ports::{Listener, Port};
 use crate::process::ring::Stream;
 use crate::process::{Exit, Process, Reason};
 use crate::sys::Ending;
+use crate::workspace::Globbed;
 
 /// The version of the contract with clients.
 pub(super) const PROTOCOL: u32 = 3;
@@ -425,6 +426,33 @@ pub(super) fn page_response(mut page: Page, path: FilePath, detail: bool) -> Res
         serde_json::to_writer(out, &EntryDocument::of(&entry, path, detail)).map(|()| true)
     };
     ListDocument::new(b"{\"entries\":[", append_next, tail).respond()
+}
+
+/// What a search by names found: `{"entries": [...], "next": ...}`.
+pub(super) fn glob_response(found: Globbed, path: FilePath, is_by_name: bool) -> Response {
+    let next = found.entries.last().filter(|_| found.has_more).map(|last| {
+        let shown = show(&last.moment.path);
+        if is_by_name {
+            shown
+        } else {
+            format!("{}:{shown}", last.moment.modified)
+        }
+    });
+    let tail = format!("],\"next\":{}}}\n", json!(next)).into_bytes();
+    let Globbed {
+        entries, charge, ..
+    } = found;
+    let mut entries = entries.into_iter();
+    let append_next = move |out: &mut Vec<u8>| {
+        let Some(found) = entries.next() else {
+            return Ok(false);
+        };
+        let path = path.below(&show(&found.moment.path));
+        serde_json::to_writer(out, &EntryDocument::of(&found.entry, path, false)).map(|()| true)
+    };
+    ListDocument::new(b"{\"entries\":[", append_next, tail)
+        .respond()
+        .holding(charge)
 }
 
 /// A port as in a URL: a number, or the name of a socket.

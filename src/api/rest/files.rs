@@ -208,6 +208,11 @@ fn path(query: &Query, name: &str) -> Result<FilePath> {
     FilePath::new(query.value(name)?.ok_or_else(missing)?)
 }
 
+/// A path that may be left out: then it is the directory that relative paths begin at.
+pub(super) fn optional_path(decoded: Option<&[u8]>) -> Result<FilePath> {
+    FilePath::new(decoded.unwrap_or(b"."))
+}
+
 fn detail(query: &Query) -> Result<bool> {
     Ok(query.choice("detail", &[("full", true)])?.unwrap_or(false))
 }

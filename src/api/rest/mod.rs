@@ -12,6 +12,7 @@ mod call;
 mod commands;
 mod contract;
 mod documents;
+mod edit;
 mod errors;
 mod events;
 mod files;
@@ -22,6 +23,7 @@ mod ports;
 mod requests;
 mod routes;
 mod sandboxes;
+mod search;
 mod server;
 
 use super::context::Context;

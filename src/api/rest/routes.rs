@@ -5,7 +5,7 @@
 //! pattern, and its method then selects a row.
 
 use super::call::{Answer, Call};
-use super::{commands, contract, files, metrics, ports, sandboxes, server};
+use super::{commands, contract, edit, files, metrics, ports, sandboxes, search, server};
 use crate::auth::Access;
 use crate::codec::query::Query;
 use crate::error::Result;
@@ -100,6 +100,8 @@ pub(super) const ROUTES: &[Route] = &[
     row(DELETE_POST, "files/delete", "delete", &["path", "recursive"], In(Plain(files::delete))),
     row(POST, "files/mkdir", "mkdir", &["path", "mode"], In(Plain(files::make_directory))),
     row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
+    row(GET, "files/glob", "glob", &["path", "pattern", "type", "all", "limit", "after", "sort"], In(Plain(search::glob))),
+    row(POST, "files/edit", "edit", &[], In(Plain(edit::edit))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),

@@ -4,8 +4,12 @@
 //! wire into these types and the results back. May use the mechanisms (`process`, `files`, `ports`);
 //! must not use HTTP or JSON, so errors carry kinds and no statuses.
 
+mod edit;
 mod files;
 mod processes;
+mod search;
 
+pub use edit::{EditRequest, Edited};
 pub use files::FilePart;
 pub use processes::Run;
+pub use search::{Glob, Globbed, Kinds, Moment, Order};

@@ -23,6 +23,12 @@ fn json_answers_end_with_a_newline() {
         ("POST", "/v1/processes", r#"{"cmd":"true"}"#),
         ("GET", &format!("/v1/files/list?path={path}"), ""),
         ("GET", &format!("/v1/files/stat?path={path}"), ""),
+        ("GET", &format!("/v1/files/glob?path={path}"), ""),
+        (
+            "POST",
+            "/v1/files/edit",
+            &format!(r#"{{"path":"{path}/new","edits":[{{"old":"","new":"x"}}]}}"#),
+        ),
         ("GET", "/v1/ports", ""),
         (
             "GET",

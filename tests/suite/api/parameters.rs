@@ -59,6 +59,8 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
                 "POST",
                 format!("files/move?from={path}/kept&to={path}/gone&overwrite=1"),
             ),
+            ("GET", format!("files/glob?path={path}&recursive=1")),
+            ("POST", format!("files/edit?path={path}/kept")),
             ("GET", "ports/80/wait?timeout=0&%70=1".to_owned()),
         ] {
             let target = format!("/v1/{target}");

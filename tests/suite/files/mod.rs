@@ -7,6 +7,8 @@
 
 mod atomic;
 mod content;
+mod editing;
+mod globbing;
 mod links;
 mod names;
 mod ranges;
@@ -27,8 +29,9 @@ use nix::sys::stat::Mode;
 use serde_json::Value;
 
 use crate::fixture::{
-    Connection, PATIENCE, Reply, Server, TempDir, can_change_user, public_copy, wait_until,
+    Connection, PATIENCE, Reply, Server, TempDir, can_change_user, is_root, public_copy, wait_until,
 };
+use crate::skip;
 
 const MIB: usize = 1024 * 1024;
 
@@ -41,6 +44,66 @@ const PATH_ROUTES: [(&str, &str); 6] = [
     ("DELETE", "delete"),
     ("POST", "mkdir"),
 ];
+
+/// A directory of a workspace, in either mode.
+struct Site<'a> {
+    server: &'a Server,
+    prefix: String,
+    /// Its path for requests, without a slash at the end.
+    base: String,
+    /// Where it is on this machine.
+    root: PathBuf,
+}
+
+/// Runs a test in a directory of a machine and, where this machine can have one, in the home of a sandbox.
+fn in_both_modes(test: impl Fn(&Site<'_>)) {
+    let server = Server::start();
+    let dir = TempDir::new();
+    test(&Site {
+        server: &server,
+        prefix: "/v1".to_owned(),
+        base: dir.path().display().to_string(),
+        root: dir.path().to_owned(),
+    });
+    if !is_root() {
+        skip!("only root can be a host; the machine was tested");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    test(&Site {
+        server: &server,
+        prefix: format!("/v1/sandboxes/{}", sandbox.id),
+        base: String::new(),
+        root: sandbox.home.clone(),
+    });
+}
+
+impl Site<'_> {
+    /// The path of a file in it, for requests.
+    fn path(&self, name: &str) -> String {
+        format!("{}/{name}", self.base)
+    }
+
+    fn request(&self, method: &str, route: &str, body: &[u8]) -> Reply {
+        let target = format!("{}/files/{route}", self.prefix);
+        self.server.request(method, &target, body)
+    }
+
+    fn post(&self, route: &str, body: &Value) -> Reply {
+        self.request("POST", route, body.to_string().as_bytes())
+    }
+
+    /// Writes a file by a request, so that it belongs to the workspace.
+    #[track_caller]
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let route = format!("write?path={}", encode(self.path(name)));
+        expect_ok(&self.request("PUT", &route, content.as_ref()));
+    }
+
+    fn content(&self, name: &str) -> String {
+        String::from_utf8(fs::read(self.root.join(name)).unwrap()).unwrap()
+    }
+}
 
 /// Percent-encodes everything but the few characters that never mean anything.
 fn encode(bytes: impl AsRef<[u8]>) -> String {

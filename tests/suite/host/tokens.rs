@@ -83,6 +83,12 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
             format!("{prefix}/files/move?from=kept&to=gone"),
             &Value::Null,
         ),
+        Ask::new("GET", format!("{prefix}/files/glob"), &Value::Null),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/edit"),
+            &json!({"path": "kept", "edits": [{"lines": "1", "new": "gone"}]}),
+        ),
         Ask::new(
             "DELETE",
             format!("{prefix}/files/delete?path=kept"),

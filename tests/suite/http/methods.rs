@@ -211,6 +211,8 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/delete", &["DELETE", "POST"]),
     ("/v1/files/mkdir", &["POST"]),
     ("/v1/files/move", &["POST"]),
+    ("/v1/files/glob", &["GET"]),
+    ("/v1/files/edit", &["POST"]),
 ];
 
 fn allowed(reply: &Reply) -> BTreeSet<String> {

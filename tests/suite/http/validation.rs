@@ -135,6 +135,9 @@ fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
         ("POST", format!("/v1/files/mkdir?path={path}/new&mode=9")),
         ("POST", format!("/v1/files/move?from={path}/old")),
         ("POST", format!("/v1/files/move?to={path}/new")),
+        ("GET", format!("/v1/files/glob?path={path}&limit=0")),
+        ("GET", format!("/v1/files/glob?path={path}&pattern=%5B")),
+        ("POST", "/v1/files/edit".to_owned()),
         (
             "POST",
             format!("/v1/files/move?from={path}/old&to={path}/new%00"),

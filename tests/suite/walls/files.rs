@@ -444,6 +444,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
             ("GET", "files/read?path="),
             ("GET", "files/stat?path="),
             ("GET", "files/list?path="),
+            ("GET", "files/glob?path="),
             ("DELETE", "files/delete?recursive=1&path="),
             ("POST", "files/move?to=taken&from="),
         ] {
@@ -520,6 +521,7 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
                 ("PUT", "files/write?offset=2&path="),
                 ("PUT", "files/write?offset=0&truncate_to=0&path="),
                 ("GET", "files/list?path="),
+                ("GET", "files/glob?path="),
                 ("POST", "files/mkdir?path="),
                 ("POST", "files/move?from=own&to="),
             ] {

@@ -29,6 +29,12 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("DELETE", "files/delete?path=marker", ""),
     ("POST", "files/mkdir?path=harm", ""),
     ("POST", "files/move?from=marker&to=harm", ""),
+    ("GET", "files/glob", ""),
+    (
+        "POST",
+        "files/edit",
+        r#"{"path":"marker","edits":[{"lines":"1","new":"harm"}]}"#,
+    ),
     ("GET", "token", ""),
     ("OPTIONS", "exec", ""),
     ("HEAD", "files/stat?path=marker", ""),

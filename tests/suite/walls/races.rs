@@ -31,6 +31,8 @@ const REQUESTS: &[(&str, &str)] = &[
     ("PUT", "files/write?offset=3&mode=644&path={}/marker"),
     ("GET", "files/list?path={}"),
     ("GET", "files/list?detail=full&path={}"),
+    ("GET", "files/glob?all=1&path={}"),
+    ("GET", "files/glob?all=1&sort=mtime&path=."),
     ("GET", "files/stat?detail=full&path={}"),
     ("GET", "files/stat?path={}/marker"),
     ("POST", "files/mkdir?path={}/made"),
@@ -45,6 +47,14 @@ const REQUESTS: &[(&str, &str)] = &[
     ("POST", "files/move?from=gift&to={}/new"),
     ("POST", "files/move?from={}&to=taken"),
     ("POST", "files/move?from=taken&to={}"),
+    (
+        "POST",
+        "files/edit {\"path\":\"{}\",\"edits\":[{\"lines\":\"1\",\"new\":\"harm\"}]}",
+    ),
+    (
+        "POST",
+        "files/edit {\"path\":\"{}/marker\",\"edits\":[{\"lines\":\"1\",\"new\":\"harm\"}]}",
+    ),
 ];
 
 /// Asks for everything under every name for as long as a race lasts; what each request came to.
@@ -76,8 +86,9 @@ fn hammer(
                         let name = names[usize::from(*choice) / REQUESTS.len() % names.len()];
                         let marker = markers[usize::from(*choice) % markers.len()];
                         let route = route.replace("{}", name).replace("MARKER", marker);
-                        let target = sandbox.target(&route);
-                        let reply = connection.request(method, &target, &[], b"harm");
+                        let (path, body) = route.split_once(' ').unwrap_or((&route, "harm"));
+                        let target = sandbox.target(path);
+                        let reply = connection.request(method, &target, &[], body.as_bytes());
                         let text = reply.text();
                         assert!(
                             reply.status != 500 && reply.status < 600,

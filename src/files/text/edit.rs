@@ -1,0 +1,443 @@
+//! Edits of a text: what they replace, or why they cannot.
+//!
+//! Every edit is compared with the text as it was before any of them, so their order does not matter and
+//! they must not overlap. In a text whose lines all end with CR LF, an edit that has LF alone means CR
+//! LF; in any other text the bytes are taken as they are.
+
+use memchr::memmem::Finder;
+
+use super::diff::Splice;
+
+/// Most line numbers of an ambiguous text that are told.
+const MAX_LINES_TOLD: usize = 100;
+
+/// One edit.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Edit {
+    /// What is replaced.
+    pub place: Place,
+    /// What comes in its place.
+    pub new: Vec<u8>,
+}
+
+impl Edit {
+    /// Whether it takes an empty or missing file only.
+    pub fn is_for_empty(&self) -> bool {
+        matches!(&self.place, Place::Text { old, .. } if old.is_empty())
+    }
+}
+
+/// What an edit replaces.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Place {
+    /// This text, wherever it is.
+    Text {
+        /// Empty stands for an empty file.
+        old: Vec<u8>,
+        /// How often it must be there.
+        count: Count,
+    },
+    /// These lines, from 1, both included. The end of the last one stays as it is.
+    Lines {
+        /// The first one.
+        first: u64,
+        /// The last one, not before the first.
+        last: u64,
+    },
+}
+
+/// How often a text must be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Count {
+    /// So often.
+    Exactly(u64),
+    /// At least once.
+    All,
+}
+
+/// Why edits cannot be made. Edits are numbered from 0.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Unfit {
+    /// The text of an edit is not there.
+    NoMatch {
+        /// The edit.
+        edit: usize,
+        /// Where the text differs only in white space: the line, from 1, and what is there.
+        nearest: Option<(u64, Vec<u8>)>,
+    },
+    /// The text is there another number of times.
+    Ambiguous {
+        /// The edit.
+        edit: usize,
+        /// How often it is there; parts that overlap count.
+        found: u64,
+        /// The lines that it begins in, from 1; the first hundred.
+        lines: Vec<u64>,
+    },
+    /// There are no such lines.
+    NoLines {
+        /// The edit.
+        edit: usize,
+        /// How many lines the text has.
+        lines: u64,
+    },
+    /// Two edits replace the same bytes, or both insert at the same place.
+    Overlap {
+        /// The edits.
+        edits: [usize; 2],
+        /// The line, from 1.
+        line: u64,
+    },
+}
+
+/// What the edits replace: in the order of the text, without overlaps.
+///
+/// # Errors
+/// The first edit that does not fit.
+pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, Unfit> {
+    let has_crlf = ends_lines_with_crlf(text);
+    let mut splices = Vec::new();
+    for (number, edit) in edits.iter().enumerate() {
+        match &edit.place {
+            Place::Text { old, count } => {
+                let is_plain = |text: &[u8]| memchr::memchr(b'\r', text).is_none();
+                let adapts = has_crlf && is_plain(old) && is_plain(&edit.new);
+                let [old, new] = [old, &edit.new].map(|text| {
+                    if adapts {
+                        with_crlf(text)
+                    } else {
+                        text.clone()
+                    }
+                });
+                let found = occurrences(text, &old, *count, number)?;
+                splices.extend(found.into_iter().map(|start| {
+                    (
+                        number,
+                        Splice {
+                            range: start..start + old.len(),
+                            text: new.clone(),
+                        },
+                    )
+                }));
+            }
+            Place::Lines { first, last } => {
+                splices.push((
+                    number,
+                    lines(text, *first, *last, &edit.new, has_crlf, number)?,
+                ));
+            }
+        }
+    }
+    splices.sort_by_key(|(_, splice)| (splice.range.start, splice.range.end));
+    for pair in splices.windows(2) {
+        let [(one, first), (other, second)] = pair else {
+            continue;
+        };
+        if second.range.start < first.range.end || second.range.start == first.range.start {
+            return Err(Unfit::Overlap {
+                edits: [*one.min(other), *one.max(other)],
+                line: line_of(text, second.range.start),
+            });
+        }
+    }
+    Ok(splices.into_iter().map(|(_, splice)| splice).collect())
+}
+
+/// Where a text begins. It may be there as often as `count` says, and not overlap itself.
+fn occurrences(text: &[u8], old: &[u8], count: Count, edit: usize) -> Result<Vec<usize>, Unfit> {
+    if old.is_empty() {
+        return if text.is_empty() && count != Count::Exactly(0) {
+            Ok(vec![0])
+        } else {
+            Err(Unfit::NoMatch {
+                edit,
+                nearest: None,
+            })
+        };
+    }
+    let finder = Finder::new(old);
+    let found: Vec<usize> = finder.find_iter(text).collect();
+    if found.is_empty() {
+        let nearest = nearest(text, old);
+        return Err(Unfit::NoMatch { edit, nearest });
+    }
+    let Count::Exactly(count) = count else {
+        return Ok(found);
+    };
+    // Whether another one begins within one of these.
+    let overlapping = found.iter().filter_map(|start| {
+        let end = (start + 2 * old.len() - 1).min(text.len());
+        let inside = finder.find(&text[start + 1..end])?;
+        Some(start + 1 + inside)
+    });
+    let mut all: Vec<usize> = overlapping.chain(found.iter().copied()).collect();
+    all.sort_unstable();
+    all.dedup();
+    if all.len() as u64 == count && all == found {
+        return Ok(found);
+    }
+    let mut lines = Vec::new();
+    let (mut line, mut counted) = (1, 0);
+    for start in all.iter().take(MAX_LINES_TOLD) {
+        line += memchr::memchr_iter(b'\n', &text[counted..*start]).count() as u64;
+        counted = *start;
+        lines.push(line);
+    }
+    let found = all.len() as u64;
+    Err(Unfit::Ambiguous { edit, found, lines })
+}
+
+/// The first place where the text is `old` but for white space.
+fn nearest(text: &[u8], old: &[u8]) -> Option<(u64, Vec<u8>)> {
+    let is_black = |byte: &u8| !byte.is_ascii_whitespace();
+    let black = |text: &[u8]| text.iter().copied().filter(is_black).collect::<Vec<_>>();
+    let old = black(old);
+    if old.is_empty() {
+        return None;
+    }
+    let start = Finder::new(&old).find(&black(text))?;
+    let mut places = text.iter().enumerate().filter(|(_, byte)| is_black(byte));
+    let (first, _) = places.nth(start)?;
+    let last = match old.len() {
+        1 => first,
+        length => places.nth(length - 2)?.0,
+    };
+    Some((line_of(text, first), text[first..=last].to_vec()))
+}
+
+fn lines(
+    text: &[u8],
+    first: u64,
+    last: u64,
+    new: &[u8],
+    has_crlf: bool,
+    edit: usize,
+) -> Result<Splice, Unfit> {
+    let count = memchr::memchr_iter(b'\n', text).count() as u64;
+    let count = count + u64::from(!text.is_empty() && !text.ends_with(b"\n"));
+    if first == 0 || last > count {
+        return Err(Unfit::NoLines { edit, lines: count });
+    }
+    // A line begins after the end of the one before it.
+    let after = |lines: u64| {
+        let before = usize::try_from(lines)
+            .ok()
+            .and_then(|lines| lines.checked_sub(1));
+        before.map_or(Some(0), |skipped| {
+            memchr::memchr_iter(b'\n', text)
+                .nth(skipped)
+                .map(|end| end + 1)
+        })
+    };
+    let start = after(first - 1).unwrap_or(text.len());
+    let end = after(last).unwrap_or(text.len());
+    let mut new = if has_crlf && memchr::memchr(b'\r', new).is_none() {
+        with_crlf(new)
+    } else {
+        new.to_vec()
+    };
+    if !new.is_empty() {
+        let own_end = line_end(&text[start..end]);
+        new.truncate(new.len() - line_end(&new).len());
+        new.extend_from_slice(own_end);
+    }
+    Ok(Splice {
+        range: start..end,
+        text: new,
+    })
+}
+
+/// The bytes that end the last line.
+fn line_end(text: &[u8]) -> &[u8] {
+    let length = match text {
+        [.., b'\r', b'\n'] => 2,
+        [.., b'\n'] => 1,
+        _ => 0,
+    };
+    &text[text.len() - length..]
+}
+
+/// The number of the line that has a byte, from 1.
+fn line_of(text: &[u8], at: usize) -> u64 {
+    1 + memchr::memchr_iter(b'\n', &text[..at]).count() as u64
+}
+
+fn ends_lines_with_crlf(text: &[u8]) -> bool {
+    let mut ends = memchr::memchr_iter(b'\n', text).peekable();
+    ends.peek().is_some() && ends.all(|end| text[..end].ends_with(b"\r"))
+}
+
+fn with_crlf(text: &[u8]) -> Vec<u8> {
+    let mut lines = text.split(|byte| *byte == b'\n');
+    let mut out = lines.next().unwrap_or_default().to_vec();
+    for line in lines {
+        out.extend_from_slice(b"\r\n");
+        out.extend_from_slice(line);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::diff::spliced;
+    use super::*;
+
+    fn replace(old: &str, new: &str, count: Count) -> Edit {
+        let place = Place::Text {
+            old: old.into(),
+            count,
+        };
+        Edit {
+            place,
+            new: new.into(),
+        }
+    }
+
+    fn once(old: &str, new: &str) -> Edit {
+        replace(old, new, Count::Exactly(1))
+    }
+
+    fn at(first: u64, last: u64, new: &str) -> Edit {
+        Edit {
+            place: Place::Lines { first, last },
+            new: new.into(),
+        }
+    }
+
+    fn edited(text: &str, edits: &[Edit]) -> Result<String, Unfit> {
+        let splices = plan(text.as_bytes(), edits)?;
+        Ok(String::from_utf8(spliced(text.as_bytes(), &splices)).unwrap())
+    }
+
+    #[test]
+    fn edits_replace_what_they_say() {
+        let text = "one\ntwo\nthree\ntwo\n";
+        for (edits, expected) in [
+            (vec![once("one", "1")], "1\ntwo\nthree\ntwo\n"),
+            (vec![replace("two", "2", Count::All)], "one\n2\nthree\n2\n"),
+            (
+                vec![replace("two", "2", Count::Exactly(2))],
+                "one\n2\nthree\n2\n",
+            ),
+            (vec![once("three\n", ""), once("one", "1")], "1\ntwo\ntwo\n"),
+            (vec![at(2, 3, "x")], "one\nx\ntwo\n"),
+            (vec![at(2, 3, "x\ny\n")], "one\nx\ny\ntwo\n"),
+            (vec![at(2, 2, ""), at(4, 4, "\n")], "one\nthree\n\n"),
+            (vec![at(1, 1, "1"), once("three", "3")], "1\ntwo\n3\ntwo\n"),
+        ] {
+            assert_eq!(edited(text, &edits).as_deref(), Ok(expected), "{edits:?}");
+        }
+        assert_eq!(edited("", &[once("", "new")]).as_deref(), Ok("new"));
+        assert_eq!(
+            edited("a\nb", &[at(2, 2, "c\n")]).as_deref(),
+            Ok("a\nc"),
+            "no last line end"
+        );
+    }
+
+    #[test]
+    fn line_ends_stay_what_they_are() {
+        let text = "one\r\ntwo\r\nthree\r\n";
+        for (edit, expected) in [
+            (once("one\ntwo", "1\n2"), "1\r\n2\r\nthree\r\n"),
+            (once("two", "a\nb"), "one\r\na\r\nb\r\nthree\r\n"),
+            (once("one\r\ntwo", "1"), "1\r\nthree\r\n"),
+            (at(2, 3, "x\ny"), "one\r\nx\r\ny\r\n"),
+        ] {
+            assert_eq!(
+                edited(text, &[edit.clone()]).as_deref(),
+                Ok(expected),
+                "{edit:?}"
+            );
+        }
+        // With mixed ends the bytes are what they are.
+        assert!(edited("a\r\nb\nc", &[once("a\nb", "x")]).is_err());
+    }
+
+    #[test]
+    fn what_does_not_fit_is_told() {
+        let text = "fn a() {\n    x();\n}\nfn b() {\n    x();\n}\n";
+        let refused = |edits: &[Edit]| edited(text, edits).unwrap_err();
+        assert_eq!(
+            refused(&[once("fn a", "f"), once("x();", "y")]),
+            Unfit::Ambiguous {
+                edit: 1,
+                found: 2,
+                lines: vec![2, 5]
+            }
+        );
+        assert_eq!(
+            refused(&[replace("x();", "y", Count::Exactly(3))]),
+            Unfit::Ambiguous {
+                edit: 0,
+                found: 2,
+                lines: vec![2, 5]
+            }
+        );
+        assert_eq!(
+            refused(&[once("fn b() {\n\tx();", "")]),
+            Unfit::NoMatch {
+                edit: 0,
+                nearest: Some((4, b"fn b() {\n    x();".to_vec()))
+            }
+        );
+        assert_eq!(
+            refused(&[once("nope", "")]),
+            Unfit::NoMatch {
+                edit: 0,
+                nearest: None
+            }
+        );
+        assert_eq!(
+            refused(&[once("", "x")]),
+            Unfit::NoMatch {
+                edit: 0,
+                nearest: None
+            }
+        );
+        assert_eq!(
+            refused(&[at(6, 7, "")]),
+            Unfit::NoLines { edit: 0, lines: 6 }
+        );
+        assert_eq!(
+            refused(&[once("fn a() {\n", ""), at(1, 1, "x")]),
+            Unfit::Overlap {
+                edits: [0, 1],
+                line: 1
+            }
+        );
+        assert_eq!(
+            edited("aaa", &[once("aa", "b")]).unwrap_err(),
+            Unfit::Ambiguous {
+                edit: 0,
+                found: 2,
+                lines: vec![1, 1]
+            },
+            "which of two that overlap is meant is not clear"
+        );
+        assert_eq!(
+            edited("", &[once("", "a"), once("", "b")]).unwrap_err(),
+            Unfit::Overlap {
+                edits: [0, 1],
+                line: 1
+            }
+        );
+    }
+
+    #[test]
+    fn repetitive_text_takes_linear_time() {
+        let text = "a".repeat(4 << 20);
+        let started = std::time::Instant::now();
+        let long = "a".repeat(1 << 20) + "b";
+        assert!(matches!(
+            edited(&text, &[once(&long, "")]),
+            Err(Unfit::NoMatch { .. })
+        ));
+        let long = "a".repeat(1 << 20);
+        assert!(matches!(
+            edited(&text, &[once(&long, "")]),
+            Err(Unfit::Ambiguous { .. })
+        ));
+        assert!(started.elapsed() < std::time::Duration::from_secs(10));
+    }
+}

@@ -1,0 +1,145 @@
+//! A fuzz test of edits: they change what a naive reading says, and their diff leads to the same text.
+
+use super::diff::{Splice, spliced, unified};
+use super::edit::{Count, Edit, Place, Unfit, plan};
+use crate::fuzz::check;
+
+#[test]
+fn edits_change_what_they_say_and_their_diff_tells_it() {
+    let tokens: &[&[u8]] = &[
+        b"\n", b"\r\n", b"\0", b"a", b"b", b"ab", b" ", b"\t", b"\x01", b"\x02", b"\xff",
+    ];
+    check("edit", tokens, |input| {
+        let mut parts = input.split(|byte| *byte == 0);
+        let text = parts.next().unwrap_or_default();
+        let edits: Vec<Edit> = std::iter::from_fn(|| {
+            let (place, new) = (parts.next()?, parts.next()?.to_vec());
+            let place = match place {
+                [1, first, last, ..] => Place::Lines {
+                    first: u64::from(*first % 8),
+                    last: u64::from(*first % 8 + *last % 4),
+                },
+                [2, old @ ..] => Place::Text {
+                    old: old.to_vec(),
+                    count: Count::All,
+                },
+                old => Place::Text {
+                    old: old.to_vec(),
+                    count: Count::Exactly(1),
+                },
+            };
+            Some(Edit { place, new })
+        })
+        .take(8)
+        .collect();
+        match plan(text, &edits) {
+            Ok(splices) => {
+                let new = spliced(text, &splices);
+                let (diff, is_cut) = unified("x", text, &splices, usize::MAX);
+                assert!(!is_cut);
+                assert_eq!(applied(text, &diff), new, "the diff leads elsewhere");
+                if let (
+                    [
+                        Edit {
+                            place: Place::Text { old, count },
+                            new: wanted,
+                        },
+                    ],
+                    false,
+                ) = (&edits[..], text.contains(&b'\r'))
+                {
+                    assert_eq!(new, replaced(text, old, wanted), "{count:?}");
+                }
+            }
+            Err(Unfit::NoMatch { edit, .. }) => {
+                let Place::Text { old, .. } = &edits[edit].place else {
+                    panic!("lines")
+                };
+                if !old.is_empty() && !text.contains(&b'\r') {
+                    assert!(!text.windows(old.len()).any(|part| part == old.as_slice()));
+                }
+            }
+            Err(Unfit::Ambiguous { edit, found, lines }) => {
+                assert!(edit < edits.len() && found > 1 && !lines.is_empty());
+            }
+            Err(Unfit::NoLines { edit, lines }) => {
+                let Place::Lines { first, last } = edits[edit].place else {
+                    panic!("text")
+                };
+                assert!(first == 0 || last > lines);
+            }
+            Err(Unfit::Overlap {
+                edits: [one, other],
+                ..
+            }) => assert!(one <= other && other < edits.len()),
+        }
+        let whole = Splice {
+            range: 0..text.len(),
+            text: input.to_vec(),
+        };
+        let (diff, _) = unified("x", text, std::slice::from_ref(&whole), usize::MAX);
+        assert_eq!(applied(text, &diff), input);
+    });
+}
+
+/// Replaces every occurrence, from the left.
+fn replaced(mut text: &[u8], old: &[u8], new: &[u8]) -> Vec<u8> {
+    let mut out = Vec::new();
+    if old.is_empty() {
+        return new.to_vec();
+    }
+    while !text.is_empty() {
+        if let Some(rest) = text.strip_prefix(old) {
+            out.extend_from_slice(new);
+            text = rest;
+        } else {
+            out.push(text[0]);
+            text = &text[1..];
+        }
+    }
+    out
+}
+
+/// Applies a diff of this program, trusting nothing but its lines.
+fn applied(old: &[u8], diff: &[u8]) -> Vec<u8> {
+    let lines: Vec<_> = old.split_inclusive(|byte| *byte == b'\n').collect();
+    let (mut at, mut new) = (0, Vec::new());
+    let mut rest = diff
+        .split_inclusive(|byte| *byte == b'\n')
+        .skip(2)
+        .peekable();
+    while let Some(line) = rest.next() {
+        let (mark, mut content) = (line[0], line[1..].to_vec());
+        if rest.peek().is_some_and(|next| next.starts_with(b"\\")) {
+            content.pop();
+        }
+        match mark {
+            b'@' => {
+                let text = std::str::from_utf8(line).unwrap();
+                let range = text.split(' ').nth(1).unwrap().trim_start_matches('-');
+                let (start, length) = range.split_once(',').unwrap_or((range, "1"));
+                let start: usize = start.parse().unwrap();
+                let start = if length == "0" { start } else { start - 1 };
+                for line in &lines[at..start] {
+                    new.extend_from_slice(line);
+                }
+                at = start;
+            }
+            b' ' => {
+                assert_eq!(lines[at], content);
+                new.extend_from_slice(&content);
+                at += 1;
+            }
+            b'-' => {
+                assert_eq!(lines[at], content);
+                at += 1;
+            }
+            b'+' => new.extend_from_slice(&content),
+            _ => {}
+        }
+    }
+    for line in &lines[at..] {
+        new.extend_from_slice(line);
+    }
+    new
+}

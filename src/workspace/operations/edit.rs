@@ -1,0 +1,210 @@
+//! Changing text files: all or nothing, and only what was read.
+
+use std::fs::File;
+use std::io::Read;
+
+use sha2::{Digest, Sha256};
+
+use crate::error::{Detail, Error, Kind, Result};
+use crate::files::FileVersion;
+use crate::files::name::FilePath;
+use crate::files::text::{Edit, Splice, Unfit, is_binary, plan, spliced, unified};
+use crate::ledger::{Charge, Item};
+use crate::workspace::lease::Workspace;
+
+/// Largest file that is edited: it is in memory twice.
+const MAX_EDITED_BYTES: u64 = 64 << 20;
+
+/// Longest diff in an answer.
+const MAX_DIFF_BYTES: usize = 256 * 1024;
+
+/// Most characters that an error quotes of a file.
+const MAX_QUOTED: usize = 2000;
+
+/// A change of one file.
+pub struct EditRequest {
+    /// The file.
+    pub path: FilePath,
+    /// What to change. At least one.
+    pub edits: Vec<Edit>,
+    /// What the file must be before.
+    pub expected_sha256: Option<[u8; 32]>,
+    /// Whether to tell what would happen, and change nothing.
+    pub is_dry_run: bool,
+}
+
+/// What was changed.
+pub struct Edited {
+    /// How many places.
+    pub replaced: usize,
+    /// Bytes of the file.
+    pub size: u64,
+    /// The digest of the file.
+    pub sha256: [u8; 32],
+    /// The unified diff.
+    pub diff: Vec<u8>,
+    /// Whether the diff ends before the last change, because it is too long.
+    pub diff_is_cut: bool,
+}
+
+impl Workspace {
+    /// Changes a file in one step: readers see the old or the new content.
+    ///
+    /// # Errors
+    /// `NotFound`, `IsDirectory`, `NotRegular`; `TooLarge`; `Binary`; `NoMatch` or `Ambiguous` with the
+    /// number of the edit; `Changed` if the file is not what was expected, or was changed by somebody else
+    /// meanwhile. The file is then as it was.
+    pub fn edit_file(&self, request: &EditRequest) -> Result<Edited> {
+        let path = &request.path;
+        let files = self.files()?;
+        let _claim = self.claims.claim(vec![files.key(path)])?;
+        let (old, version, charge) = match files.open(path, false) {
+            Ok(opened) => self.read_text(path, opened.file)?,
+            Err(error)
+                if error.kind() == Kind::NotFound
+                    && request.edits.iter().all(Edit::is_for_empty) =>
+            {
+                let charge = self.ledger.charge(Item::Bodies, 0)?;
+                (Vec::new(), None, charge)
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(expected) = &request.expected_sha256
+            && sha256(&old) != *expected
+        {
+            return Err(changed(path, "its sha256 is not if_sha256; read it again"));
+        }
+        let splices = plan(&old, &request.edits).map_err(|unfit| refusal(path, unfit))?;
+        let new = self.apply(&old, &splices, charge)?;
+        let (diff, diff_is_cut) = unified(&path.to_string(), &old, &splices, MAX_DIFF_BYTES);
+        let edited = Edited {
+            replaced: splices.len(),
+            size: new.0.len() as u64,
+            sha256: sha256(&new.0),
+            diff,
+            diff_is_cut,
+        };
+        drop(old);
+        if !request.is_dry_run {
+            let mut upload = files.upload(path, None, version.is_none())?;
+            let mut data = &new.0[..];
+            while !data.is_empty() {
+                data = &data[upload.write(data)?..];
+            }
+            if !upload.commit_over(version.as_ref())? {
+                return Err(changed(
+                    path,
+                    "another program changed it meanwhile; read it again",
+                ));
+            }
+            self.check_open()?;
+        }
+        Ok(edited)
+    }
+
+    /// Reads a text file to change it.
+    fn read_text(
+        &self,
+        path: &FilePath,
+        file: File,
+    ) -> Result<(Vec<u8>, Option<FileVersion>, Charge)> {
+        let failed = |error| Error::io(format_args!("cannot read {path}"), &error);
+        let version = FileVersion::of(&file).map_err(|errno| failed(errno.into()))?;
+        let too_large = || {
+            let why = format!("cannot edit {path}: it is larger than {MAX_EDITED_BYTES} bytes");
+            Error::new(Kind::TooLarge, why)
+        };
+        if version.size > MAX_EDITED_BYTES {
+            return Err(too_large());
+        }
+        // It may grow while it is read.
+        let size = usize::try_from(version.size).unwrap_or(usize::MAX) + 64 * 1024;
+        let charge = self.ledger.charge(Item::Bodies, size)?;
+        let mut text = Vec::with_capacity(size);
+        file.take(size as u64)
+            .read_to_end(&mut text)
+            .map_err(failed)?;
+        if text.len() as u64 > MAX_EDITED_BYTES || text.len() == size {
+            return Err(too_large());
+        }
+        if is_binary(&text) {
+            let why = format!("cannot edit {path}: it has a NUL character, so it is no text");
+            return Err(Error::new(Kind::Binary, why));
+        }
+        Ok((text, Some(version), charge))
+    }
+
+    /// The text after the changes, with room for it and for the old one.
+    fn apply(
+        &self,
+        old: &[u8],
+        splices: &[Splice],
+        mut charge: Charge,
+    ) -> Result<(Vec<u8>, Charge)> {
+        let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
+        charge.set(charge.bytes() + old.len() + 2 * added + MAX_DIFF_BYTES)?;
+        Ok((spliced(old, splices), charge))
+    }
+}
+
+/// The digest of some bytes.
+pub fn sha256(bytes: &[u8]) -> [u8; 32] {
+    Sha256::digest(bytes).into()
+}
+
+fn changed(path: &FilePath, why: &str) -> Error {
+    Error::new(Kind::Changed, format!("cannot edit {path}: {why}"))
+}
+
+fn refusal(path: &FilePath, unfit: Unfit) -> Error {
+    let number = |number: usize| Detail::Number(number as u64);
+    match unfit {
+        Unfit::NoMatch {
+            edit,
+            nearest: None,
+        } => {
+            let why = format!("cannot edit {path}: the text of edits[{edit}] is not in it");
+            Error::new(Kind::NoMatch, why).with("edit", number(edit))
+        }
+        Unfit::NoMatch {
+            edit,
+            nearest: Some((line, text)),
+        } => {
+            let why = format!(
+                "cannot edit {path}: the text of edits[{edit}] is not in it; line {line} differs only in white space"
+            );
+            let quoted = String::from_utf8_lossy(&text)
+                .chars()
+                .take(MAX_QUOTED)
+                .collect();
+            Error::new(Kind::NoMatch, why)
+                .with("edit", number(edit))
+                .with("line", Detail::Number(line))
+                .with("text", Detail::Text(quoted))
+        }
+        Unfit::Ambiguous { edit, found, lines } => {
+            let why = format!(
+                "cannot edit {path}: the text of edits[{edit}] is in it {found} times, not as often as count says; \
+                 give more of the text around it, or count"
+            );
+            Error::new(Kind::Ambiguous, why)
+                .with("edit", number(edit))
+                .with("found", Detail::Number(found))
+                .with("lines", Detail::Numbers(lines))
+        }
+        Unfit::NoLines { edit, lines } => {
+            let why = format!(
+                "cannot edit {path}: edits[{edit}] names lines beyond the last one, which is {lines}"
+            );
+            Error::new(Kind::NoMatch, why)
+                .with("edit", number(edit))
+                .with("line", Detail::Number(lines))
+        }
+        Unfit::Overlap {
+            edits: [one, other],
+            line,
+        } => Error::invalid(format!(
+            "cannot edit {path}: edits[{one}] and edits[{other}] overlap in line {line}; join them"
+        )),
+    }
+}

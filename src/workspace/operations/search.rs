@@ -1,0 +1,267 @@
+//! Finding files by their names.
+
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+
+use crate::client::{Lookout, Peer};
+use crate::error::{Error, Result};
+use crate::files::name::FilePath;
+use crate::files::search::{Filter, Found, Matcher, Verdict, Visit};
+use crate::files::{Entry, FileKind};
+use crate::ledger::{Charge, Item};
+use crate::workspace::lease::Workspace;
+
+/// Entries that one request finds, unless the client sets a limit.
+const GLOB_ENTRIES: u64 = 1000;
+const MAX_GLOB_ENTRIES: u64 = 100_000;
+
+/// Memory is charged in steps of this many bytes.
+const CHARGED_BYTES: usize = 32 * 1024;
+
+/// What to find.
+pub struct Glob {
+    /// The directory to look in.
+    pub path: FilePath,
+    /// What to pick: of the patterns that match a path the last one decides. One with `!` takes out, a
+    /// directory with all that is in it.
+    pub patterns: Matcher,
+    /// What kinds to pick.
+    pub kinds: Kinds,
+    /// Whether to look also at hidden names and at what ignore files exclude.
+    pub all: bool,
+    /// Most entries.
+    pub limit: Option<u64>,
+    /// The order of the entries, and where to continue.
+    pub order: Order,
+}
+
+/// Kinds of files.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Kinds {
+    /// All.
+    #[default]
+    Any,
+    /// Neither directories nor links.
+    Files,
+    /// Directories.
+    Directories,
+    /// Symbolic links.
+    Links,
+}
+
+impl Kinds {
+    fn have(self, kind: FileKind) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Files => !matches!(kind, FileKind::Directory | FileKind::Link),
+            Self::Directories => kind == FileKind::Directory,
+            Self::Links => kind == FileKind::Link,
+        }
+    }
+}
+
+/// The order of what is found.
+pub enum Order {
+    /// By name, directories before what is in them, after this path.
+    Name(Option<Vec<u8>>),
+    /// The newest first, and by path where the times are equal, after this one.
+    Modified(Option<Moment>),
+}
+
+/// The place of a file in the order of modification.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moment {
+    /// Nanoseconds since 1970.
+    pub modified: i128,
+    /// Relative to the directory that is searched.
+    pub path: Vec<u8>,
+}
+
+impl Ord for Moment {
+    fn cmp(&self, other: &Self) -> Ordering {
+        let by_time = other.modified.cmp(&self.modified);
+        by_time.then_with(|| self.path.cmp(&other.path))
+    }
+}
+
+impl PartialOrd for Moment {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+/// A file that was found.
+pub struct GlobEntry {
+    /// Its place in the order; sorted by name, only the path counts.
+    pub moment: Moment,
+    /// Its attributes.
+    pub entry: Entry,
+}
+
+/// What was found.
+pub struct Globbed {
+    /// In the order that was asked for.
+    pub entries: Vec<GlobEntry>,
+    /// Whether there is more after the last entry.
+    pub has_more: bool,
+    /// For the entries.
+    pub charge: Charge,
+}
+
+impl Workspace {
+    /// Finds files by patterns. Links are found and not followed.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`, a limit that is not accepted, `OverLimit`, `Disconnected`.
+    pub fn glob(&self, glob: Glob, client: &mut dyn Peer) -> Result<Globbed> {
+        let limit = glob.limit.unwrap_or(GLOB_ENTRIES);
+        if !(1..=MAX_GLOB_ENTRIES).contains(&limit) {
+            return Err(Error::invalid(format!(
+                "limit={limit}: not accepted; it takes 1 to {MAX_GLOB_ENTRIES}"
+            )));
+        }
+        let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+        let filter = if glob.all {
+            Filter::default()
+        } else {
+            Filter::of_search()
+        };
+        let (after, is_by_name) = match &glob.order {
+            Order::Name(after) => (after.as_deref(), true),
+            Order::Modified(_) => (None, false),
+        };
+        let mut kept = Kept {
+            entries: BinaryHeap::new(),
+            bytes: 0,
+            charge: self.ledger.charge(Item::Responses, 0)?,
+        };
+        let picks_all = glob.patterns.only_excepts();
+        let files = self.files()?;
+        let mut walk = files.walk(&glob.path, filter, after, &self.ledger)?;
+        let mut lookout = Lookout::new();
+        // One more than the limit means that there is a next page.
+        while !is_by_name || kept.entries.len() <= limit {
+            lookout.look(client)?;
+            let Some(visit) = walk.next()? else { break };
+            let Visit::Entry(found) = visit else { continue };
+            let is_directory = found.kind == FileKind::Directory;
+            let is_picked = match glob.patterns.decide(found.path, is_directory) {
+                Some(Verdict::Matched) => true,
+                Some(Verdict::Excepted) => {
+                    walk.skip_contents();
+                    continue;
+                }
+                None => picks_all,
+            };
+            if !is_picked || !glob.kinds.have(found.kind) {
+                continue;
+            }
+            match &glob.order {
+                Order::Name(_) => kept.add(&found, 0)?,
+                Order::Modified(after) => kept.add_by_time(&found, after.as_ref(), limit)?,
+            }
+        }
+        let mut entries = if is_by_name {
+            // As they came: the order of walks is not that of whole paths.
+            let mut entries = kept.entries.into_vec();
+            entries.sort_unstable_by(|one, other| one.by_components(other));
+            entries
+        } else {
+            kept.entries.into_sorted_vec()
+        };
+        let has_more = entries.len() > limit;
+        entries.truncate(limit);
+        Ok(Globbed {
+            entries,
+            has_more,
+            charge: kept.charge,
+        })
+    }
+}
+
+/// The entries that are kept, the last one in the order on top.
+struct Kept {
+    entries: BinaryHeap<GlobEntry>,
+    bytes: usize,
+    charge: Charge,
+}
+
+impl Kept {
+    fn add(&mut self, found: &Found<'_>, modified: i128) -> Result<()> {
+        let Some(entry) = found.entry() else {
+            return Ok(());
+        };
+        let moment = Moment {
+            modified,
+            path: found.path.to_vec(),
+        };
+        let entry = GlobEntry { moment, entry };
+        self.bytes += entry.size();
+        if self.bytes > self.charge.bytes() {
+            self.charge.set(self.bytes + CHARGED_BYTES)?;
+        }
+        self.entries.push(entry);
+        Ok(())
+    }
+
+    /// Keeps the first `limit` entries after a place, and one more.
+    fn add_by_time(
+        &mut self,
+        found: &Found<'_>,
+        after: Option<&Moment>,
+        limit: usize,
+    ) -> Result<()> {
+        let Ok(status) = found.status() else {
+            return Ok(());
+        };
+        let modified =
+            i128::from(status.st_mtime) * 1_000_000_000 + i128::from(status.st_mtime_nsec);
+        let moment = Moment {
+            modified,
+            path: found.path.to_vec(),
+        };
+        if after.is_some_and(|after| moment <= *after) {
+            return Ok(());
+        }
+        if self.entries.len() > limit {
+            if self.entries.peek().is_some_and(|last| moment > last.moment) {
+                return Ok(());
+            }
+            self.bytes -= self.entries.pop().map_or(0, |last| last.size());
+        }
+        self.add(found, modified)
+    }
+}
+
+impl GlobEntry {
+    fn size(&self) -> usize {
+        let target = self.entry.target.as_ref().map_or(0, Vec::len);
+        2 * size_of::<Self>() + self.moment.path.len() + self.entry.name.len() + target + 48
+    }
+
+    /// Compares two paths component by component, as walks are ordered.
+    fn by_components(&self, other: &Self) -> Ordering {
+        let [own, other] = [self, other].map(|entry| entry.moment.path.split(|byte| *byte == b'/'));
+        own.cmp(other)
+    }
+}
+
+impl Ord for GlobEntry {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.moment.cmp(&other.moment)
+    }
+}
+
+impl PartialOrd for GlobEntry {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for GlobEntry {
+    fn eq(&self, other: &Self) -> bool {
+        self.moment == other.moment
+    }
+}
+
+impl Eq for GlobEntry {}
