@@ -127,6 +127,8 @@ pub(super) fn size(status: &FileStat) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct FileVersion {
     identity: Identity,
+    /// The type.
+    pub kind: FileKind,
     /// Bytes.
     pub size: u64,
     modified: (i64, i64),
@@ -136,6 +138,7 @@ impl FileVersion {
     pub(super) fn of_status(status: &FileStat) -> Self {
         Self {
             identity: Identity::of(status),
+            kind: FileKind::of(status),
             size: size(status),
             modified: (status.st_mtime, status.st_mtime_nsec),
         }

@@ -33,8 +33,8 @@ pub use identity::{
 };
 pub use poll::{Events, PollEntry, limit_unsent, poll, readable_bytes, receive_append};
 pub use process::{
-    Ending, Pid, ended_child, fork, pidfd_open, pidfd_signal, reap, signal_group, signal_process,
-    signal_user, thread_id, wait, wait_any,
+    Ending, Pid, ended_child, fork, make_thread_nice, pidfd_open, pidfd_signal, reap, signal_group,
+    signal_process, signal_user, thread_id, wait, wait_any,
 };
 pub use signals::{ignore, restore_default};
 pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};

@@ -15,6 +15,13 @@ use super::poll::{Events, PollEntry, poll};
 /// A process number.
 pub type Pid = libc::pid_t;
 
+/// Raises the nice value of the calling thread (setpriority(2)). It cannot be lowered again without
+/// `CAP_SYS_NICE`, so the thread should have nothing else to do.
+pub fn make_thread_nice(nice: c_int) {
+    // SAFETY: takes integers. On Linux, process 0 is the calling thread.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
+}
+
 /// The number of the calling thread.
 pub fn thread_id() -> Pid {
     // SAFETY: no arguments.

@@ -14,5 +14,8 @@ mod upload;
 
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
-pub use operations::{EditRequest, Edited, FilePart, Glob, Globbed, Kinds, Moment, Order, Run};
+pub use operations::{
+    EditRequest, FilePart, Glob, Globbed, Grep, GrepSink, Kinds, Match, Moment, Order, Run, Skip,
+    Summary,
+};
 pub use upload::UploadSource;

@@ -100,6 +100,11 @@ impl Estate {
             ("GET", format!("/v1/files/glob?path={dir}"), Vec::new()),
             (
                 "POST",
+                "/v1/files/grep".to_owned(),
+                format!(r#"{{"pattern":"kept","path":"{dir}"}}"#).into_bytes(),
+            ),
+            (
+                "POST",
                 "/v1/files/edit".to_owned(),
                 format!(r#"{{"path":"{dir}/kept","edits":[{{"lines":"1","new":"gone"}}]}}"#)
                     .into_bytes(),

@@ -168,6 +168,11 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ),
         (
             "POST",
+            "files/grep",
+            r#"{"pattern":"[a-c]+$","path":"w","glob":["*","!b"],"case":"smart","word":true,"before":1,"limit":5}"#,
+        ),
+        (
+            "POST",
             "files/edit",
             r#"{"path":"w/b","edits":[{"old":"some","new":"any","count":"all"},{"lines":"1-2","new":""}],"dry_run":true}"#,
         ),

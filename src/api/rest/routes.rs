@@ -101,6 +101,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "files/mkdir", "mkdir", &["path", "mode"], In(Plain(files::make_directory))),
     row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
     row(GET, "files/glob", "glob", &["path", "pattern", "type", "all", "limit", "after", "sort"], In(Plain(search::glob))),
+    row(POST, "files/grep", "grep", &[], In(Plain(search::grep))),
     row(POST, "files/edit", "edit", &[], In(Plain(edit::edit))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),

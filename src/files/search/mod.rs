@@ -3,6 +3,7 @@
 //! [`pattern`] and [`matcher`] are pure. [`walk`] goes through a tree beneath a descriptor, as the
 //! owner of the files, and follows no link. Archives and watches use the same walk and matcher.
 
+mod expression;
 #[cfg(test)]
 mod fuzz;
 mod ignores;
@@ -12,5 +13,6 @@ mod pattern;
 mod tests;
 mod walk;
 
+pub use expression::{Case, Options, SEARCHER_BYTES, Searcher, line_end, line_start};
 pub use matcher::{Matcher, Verdict};
-pub use walk::{Filter, Found, Visit, Walk};
+pub use walk::{Filter, Found, Visit};

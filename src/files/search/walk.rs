@@ -127,6 +127,7 @@ pub struct Found<'walk> {
     pub kind: FileKind,
     /// Whether the filter includes it. Directories that are not included are told too: something in them
     /// may be.
+    #[allow(dead_code, reason = "archives need it")]
     pub is_included: bool,
 }
 

@@ -6,10 +6,12 @@
 
 mod edit;
 mod files;
+mod grep;
 mod processes;
 mod search;
 
-pub use edit::{EditRequest, Edited};
+pub use edit::EditRequest;
 pub use files::FilePart;
+pub use grep::{Grep, GrepSink, Match, Skip, Summary};
 pub use processes::Run;
 pub use search::{Glob, Globbed, Kinds, Moment, Order};

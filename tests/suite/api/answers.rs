@@ -26,6 +26,11 @@ fn json_answers_end_with_a_newline() {
         ("GET", &format!("/v1/files/glob?path={path}"), ""),
         (
             "POST",
+            "/v1/files/grep",
+            &format!(r#"{{"pattern":"x","path":"{path}"}}"#),
+        ),
+        (
+            "POST",
             "/v1/files/edit",
             &format!(r#"{{"path":"{path}/new","edits":[{{"old":"","new":"x"}}]}}"#),
         ),

@@ -9,6 +9,7 @@ mod atomic;
 mod content;
 mod editing;
 mod globbing;
+mod grepping;
 mod links;
 mod names;
 mod ranges;

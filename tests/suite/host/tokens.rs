@@ -86,6 +86,11 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
         Ask::new("GET", format!("{prefix}/files/glob"), &Value::Null),
         Ask::new(
             "POST",
+            format!("{prefix}/files/grep"),
+            &json!({"pattern": "kept"}),
+        ),
+        Ask::new(
+            "POST",
             format!("{prefix}/files/edit"),
             &json!({"path": "kept", "edits": [{"lines": "1", "new": "gone"}]}),
         ),

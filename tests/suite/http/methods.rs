@@ -212,6 +212,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/mkdir", &["POST"]),
     ("/v1/files/move", &["POST"]),
     ("/v1/files/glob", &["GET"]),
+    ("/v1/files/grep", &["POST"]),
     ("/v1/files/edit", &["POST"]),
 ];
 

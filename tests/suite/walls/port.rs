@@ -30,6 +30,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("POST", "files/mkdir?path=harm", ""),
     ("POST", "files/move?from=marker&to=harm", ""),
     ("GET", "files/glob", ""),
+    ("POST", "files/grep", r#"{"pattern":"."}"#),
     (
         "POST",
         "files/edit",

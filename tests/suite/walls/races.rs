@@ -32,6 +32,11 @@ const REQUESTS: &[(&str, &str)] = &[
     ("GET", "files/list?path={}"),
     ("GET", "files/list?detail=full&path={}"),
     ("GET", "files/glob?all=1&path={}"),
+    ("POST", "files/grep {\"pattern\":\".\",\"all\":true}"),
+    (
+        "POST",
+        "files/grep {\"pattern\":\".\",\"all\":true,\"path\":\"{}\"}",
+    ),
     ("GET", "files/glob?all=1&sort=mtime&path=."),
     ("GET", "files/stat?detail=full&path={}"),
     ("GET", "files/stat?path={}/marker"),

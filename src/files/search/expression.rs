@@ -1,0 +1,516 @@
+//! What a search in files looks for: a literal or a regular expression, in linear time.
+//!
+//! The syntax is that of the regex crate without its Unicode tables: `\w`, `\d`, `\s`, `\b` and the case of
+//! letters are those of ASCII, while `.` and classes take whole characters. Two lazy DFAs do the work: one
+//! finds where a match ends, a reversed one where it began. Neither backtracks. Unless a search is
+//! multiline, no match contains a line end, because they are taken out of the expression: so no match needs
+//! more than its line.
+
+use std::ops::Range;
+
+use memchr::memmem::Finder;
+use regex_automata::hybrid::dfa::{Config as DfaConfig, DFA};
+use regex_automata::hybrid::regex::{Cache, Regex};
+use regex_automata::nfa::thompson::{self, NFA, WhichCaptures};
+use regex_automata::{Input, MatchKind};
+use regex_syntax::ast::{
+    Ast, ClassAscii, ClassAsciiKind, ClassBracketed, ClassPerlKind, ClassSet, ClassSetItem,
+};
+use regex_syntax::hir::{
+    Class, ClassBytes, ClassBytesRange, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look,
+};
+
+use crate::error::{Detail, Error, Result};
+
+/// Longest pattern in bytes.
+const MAX_PATTERN_BYTES: usize = 32 * 1024;
+
+/// Memory of a compiled expression, and of each DFA that is built from it as it goes.
+const MAX_NFA_BYTES: usize = 1 << 20;
+const DFA_CACHE_BYTES: usize = 2 << 20;
+
+/// What a searcher takes, at most.
+pub const SEARCHER_BYTES: usize = 2 * (MAX_NFA_BYTES + DFA_CACHE_BYTES);
+
+/// Whether upper and lower case are the same.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Case {
+    /// They differ.
+    #[default]
+    Sensitive,
+    /// They are the same.
+    Insensitive,
+    /// They are the same unless the pattern has an upper case letter.
+    Smart,
+}
+
+/// How a pattern is read.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options {
+    /// It is text, not an expression.
+    pub is_literal: bool,
+    /// Case.
+    pub case: Case,
+    /// No letter, digit or underscore may stand beside a match.
+    pub is_word: bool,
+    /// A match may go over the ends of lines.
+    pub is_multiline: bool,
+}
+
+/// A compiled expression, and the memory that it needs to search.
+pub struct Searcher {
+    engine: Engine,
+    is_multiline: bool,
+}
+
+enum Engine {
+    Literal(Finder<'static>),
+    Automata {
+        regex: Regex,
+        cache: Box<Cache>,
+        /// Text that every match contains.
+        required: Option<Finder<'static>>,
+    },
+}
+
+impl Searcher {
+    /// Compiles a pattern.
+    ///
+    /// # Errors
+    /// `Invalid`, with the `offset` in the pattern where that is known.
+    pub fn new(pattern: &str, options: Options) -> Result<Self> {
+        if pattern.is_empty() || pattern.len() > MAX_PATTERN_BYTES {
+            let length = pattern.len();
+            let why =
+                format!("the pattern has {length} bytes; it may have 1 to {MAX_PATTERN_BYTES}");
+            return Err(Error::invalid(why));
+        }
+        let (hir, has_upper) = if options.is_literal {
+            let has_upper = pattern.chars().any(char::is_uppercase);
+            (Hir::literal(pattern.as_bytes()), has_upper)
+        } else {
+            parse(pattern)?
+        };
+        let is_insensitive = match options.case {
+            Case::Sensitive => false,
+            Case::Insensitive => true,
+            Case::Smart => !has_upper,
+        };
+        let adapted = adapt(hir, is_insensitive, options.is_multiline).ok_or_else(|| {
+            Error::invalid("the pattern has a line end, and no line contains one; set multiline")
+        })?;
+        let hir = if options.is_word {
+            let [start, end] = [Look::WordStartHalfAscii, Look::WordEndHalfAscii].map(Hir::look);
+            Hir::concat(vec![start, adapted, end])
+        } else {
+            adapted
+        };
+        let is_multiline = options.is_multiline;
+        if let HirKind::Literal(literal) = hir.kind() {
+            let engine = Engine::Literal(Finder::new(&literal.0).into_owned());
+            return Ok(Self {
+                engine,
+                is_multiline,
+            });
+        }
+        let mut longest = Vec::new();
+        if !is_multiline {
+            find_required(&hir, &mut longest);
+        }
+        let too_large = |why| Error::invalid(format!("the pattern is too large: {why}"));
+        let regex = build(&hir).map_err(too_large)?;
+        let engine = Engine::Automata {
+            cache: Box::new(regex.create_cache()),
+            regex,
+            required: (longest.len() > 1).then(|| Finder::new(&longest).into_owned()),
+        };
+        Ok(Self {
+            engine,
+            is_multiline,
+        })
+    }
+
+    /// The first match in `text` that begins at `from` or after it, and ends before `end`. What is outside
+    /// counts as its surroundings.
+    pub fn find(&mut self, text: &[u8], mut from: usize, end: usize) -> Option<Range<usize>> {
+        match &mut self.engine {
+            Engine::Literal(finder) => {
+                let start = from + finder.find(text.get(from..end)?)?;
+                Some(start..start + finder.needle().len())
+            }
+            Engine::Automata {
+                regex,
+                cache,
+                required: None,
+            } => search(regex, cache, text, from..end),
+            Engine::Automata {
+                regex,
+                cache,
+                required: Some(required),
+            } => loop {
+                let at = from + required.find(text.get(from..end)?)?;
+                let line = line_start(text, at).max(from)..line_end(text, at).min(end);
+                if let Some(found) = search(regex, cache, text, line.clone()) {
+                    return Some(found);
+                }
+                from = line.end + 1;
+            },
+        }
+    }
+
+    /// Whether a match may contain line ends.
+    pub fn is_multiline(&self) -> bool {
+        self.is_multiline
+    }
+}
+
+/// Where the line begins that has this byte, or ends there.
+pub fn line_start(text: &[u8], at: usize) -> usize {
+    memchr::memrchr(b'\n', &text[..at]).map_or(0, |end| end + 1)
+}
+
+/// Where the line ends that has this byte: at its line end, or at the end of the text.
+pub fn line_end(text: &[u8], at: usize) -> usize {
+    memchr::memchr(b'\n', &text[at..]).map_or(text.len(), |end| at + end)
+}
+
+fn search(
+    regex: &Regex,
+    cache: &mut Cache,
+    text: &[u8],
+    range: Range<usize>,
+) -> Option<Range<usize>> {
+    if range.start > range.end {
+        return None;
+    }
+    // These DFAs neither quit nor give up.
+    let found = regex
+        .try_search(cache, &Input::new(text).range(range))
+        .ok()??;
+    Some(found.range())
+}
+
+fn build(hir: &Hir) -> std::result::Result<Regex, String> {
+    let nfa = |is_reversed| {
+        let config = thompson::Config::new()
+            .utf8(false)
+            .reverse(is_reversed)
+            .which_captures(WhichCaptures::None)
+            .nfa_size_limit(Some(MAX_NFA_BYTES));
+        let nfa = NFA::compiler().configure(config).build_from_hir(hir);
+        nfa.map_err(|error| error.to_string())
+    };
+    let dfa = |config, nfa| {
+        let dfa = DFA::builder().configure(config).build_from_nfa(nfa);
+        dfa.map_err(|error| error.to_string())
+    };
+    let config = DfaConfig::new().cache_capacity(DFA_CACHE_BYTES);
+    let forward = dfa(config.clone(), nfa(false)?)?;
+    let reversed = config
+        .prefilter(None)
+        .specialize_start_states(false)
+        .match_kind(MatchKind::All);
+    let reversed = dfa(reversed, nfa(true)?)?;
+    Ok(Regex::builder().build_from_dfas(forward, reversed))
+}
+
+/// Parses an expression. Returns also whether it has an upper case letter that stands for itself.
+fn parse(pattern: &str) -> Result<(Hir, bool)> {
+    let failed = |why: &dyn std::fmt::Display, offset: usize| {
+        let before = pattern.get(..offset).unwrap_or(pattern).chars().count();
+        let text = format!("the pattern cannot be read at character {before}: {why}");
+        Error::invalid(text).with("offset", Detail::Number(before as u64))
+    };
+    let mut ast = regex_syntax::ast::parse::ParserBuilder::new()
+        .nest_limit(100)
+        .build()
+        .parse(pattern)
+        .map_err(|error| failed(error.kind(), error.span().start.offset))?;
+    let mut has_upper = false;
+    use_ascii(&mut ast, &mut has_upper);
+    let hir = regex_syntax::hir::translate::TranslatorBuilder::new()
+        .utf8(false)
+        .multi_line(true)
+        .crlf(true)
+        .build()
+        .translate(pattern, &ast)
+        .map_err(|error| failed(error.kind(), error.span().start.offset))?;
+    Ok((hir, has_upper))
+}
+
+/// Replaces `\w`, `\d` and `\s` by the classes of ASCII.
+fn use_ascii(ast: &mut Ast, has_upper: &mut bool) {
+    match ast {
+        Ast::ClassPerl(class) => {
+            let span = class.span;
+            let kind = ClassSet::Item(ClassSetItem::Ascii(ascii_class(class)));
+            *ast = Ast::class_bracketed(ClassBracketed {
+                span,
+                negated: false,
+                kind,
+            });
+        }
+        Ast::ClassBracketed(class) => use_ascii_in_set(&mut class.kind, has_upper),
+        Ast::Literal(literal) => *has_upper |= literal.c.is_uppercase(),
+        Ast::Repetition(repetition) => use_ascii(&mut repetition.ast, has_upper),
+        Ast::Group(group) => use_ascii(&mut group.ast, has_upper),
+        Ast::Alternation(list) => list
+            .asts
+            .iter_mut()
+            .for_each(|ast| use_ascii(ast, has_upper)),
+        Ast::Concat(list) => list
+            .asts
+            .iter_mut()
+            .for_each(|ast| use_ascii(ast, has_upper)),
+        Ast::Empty(_) | Ast::Flags(_) | Ast::Dot(_) | Ast::Assertion(_) | Ast::ClassUnicode(_) => {}
+    }
+}
+
+fn ascii_class(class: &regex_syntax::ast::ClassPerl) -> ClassAscii {
+    let kind = match class.kind {
+        ClassPerlKind::Digit => ClassAsciiKind::Digit,
+        ClassPerlKind::Space => ClassAsciiKind::Space,
+        ClassPerlKind::Word => ClassAsciiKind::Word,
+    };
+    ClassAscii {
+        span: class.span,
+        kind,
+        negated: class.negated,
+    }
+}
+
+fn use_ascii_in_set(set: &mut ClassSet, has_upper: &mut bool) {
+    match set {
+        ClassSet::Item(item) => use_ascii_in_item(item, has_upper),
+        ClassSet::BinaryOp(operation) => {
+            use_ascii_in_set(&mut operation.lhs, has_upper);
+            use_ascii_in_set(&mut operation.rhs, has_upper);
+        }
+    }
+}
+
+fn use_ascii_in_item(item: &mut ClassSetItem, has_upper: &mut bool) {
+    match item {
+        ClassSetItem::Perl(class) => *item = ClassSetItem::Ascii(ascii_class(class)),
+        ClassSetItem::Bracketed(class) => use_ascii_in_set(&mut class.kind, has_upper),
+        ClassSetItem::Union(union) => {
+            union
+                .items
+                .iter_mut()
+                .for_each(|item| use_ascii_in_item(item, has_upper));
+        }
+        ClassSetItem::Literal(literal) => *has_upper |= literal.c.is_uppercase(),
+        ClassSetItem::Range(range) => {
+            *has_upper |= range.start.c.is_uppercase() || range.end.c.is_uppercase()
+        }
+        ClassSetItem::Empty(_) | ClassSetItem::Ascii(_) | ClassSetItem::Unicode(_) => {}
+    }
+}
+
+/// Makes an expression that is one of lines, and of ASCII's case and words. `None` if it has a literal line
+/// end and is not multiline.
+fn adapt(hir: Hir, is_insensitive: bool, is_multiline: bool) -> Option<Hir> {
+    let again = |hir: Hir| adapt(hir, is_insensitive, is_multiline);
+    let all = |list: Vec<Hir>| list.into_iter().map(again).collect::<Option<Vec<_>>>();
+    Some(match hir.into_kind() {
+        HirKind::Empty => Hir::empty(),
+        HirKind::Look(look) => Hir::look(match look {
+            Look::WordUnicode => Look::WordAscii,
+            Look::WordUnicodeNegate => Look::WordAsciiNegate,
+            Look::WordStartUnicode => Look::WordStartAscii,
+            Look::WordEndUnicode => Look::WordEndAscii,
+            Look::WordStartHalfUnicode => Look::WordStartHalfAscii,
+            Look::WordEndHalfUnicode => Look::WordEndHalfAscii,
+            look => look,
+        }),
+        HirKind::Literal(literal) => {
+            if !is_multiline && literal.0.contains(&b'\n') {
+                return None;
+            }
+            if !is_insensitive || !literal.0.iter().any(u8::is_ascii_alphabetic) {
+                return Some(Hir::literal(literal.0));
+            }
+            let byte = |byte: &u8| {
+                let both = [byte.to_ascii_lowercase(), byte.to_ascii_uppercase()];
+                let ranges = both.map(|byte| ClassBytesRange::new(byte, byte));
+                Hir::class(Class::Bytes(ClassBytes::new(ranges)))
+            };
+            Hir::concat(literal.0.iter().map(byte).collect())
+        }
+        HirKind::Class(Class::Bytes(mut class)) => {
+            if is_insensitive {
+                class.case_fold_simple();
+            }
+            if !is_multiline {
+                class.difference(&ClassBytes::new([ClassBytesRange::new(b'\n', b'\n')]));
+            }
+            Hir::class(Class::Bytes(class))
+        }
+        HirKind::Class(Class::Unicode(mut class)) => {
+            if is_insensitive {
+                let letters = |lower: char, upper: char, by: i32| {
+                    let mut part = class.clone();
+                    part.intersect(&ClassUnicode::new([ClassUnicodeRange::new(lower, upper)]));
+                    let moved = |letter: char| {
+                        char::from_u32(u32::from(letter).wrapping_add_signed(by)).unwrap_or(letter)
+                    };
+                    let ranges: Vec<_> = part
+                        .iter()
+                        .map(|range| {
+                            ClassUnicodeRange::new(moved(range.start()), moved(range.end()))
+                        })
+                        .collect();
+                    ClassUnicode::new(ranges)
+                };
+                let (upper, lower) = (letters('a', 'z', -32), letters('A', 'Z', 32));
+                class.union(&upper);
+                class.union(&lower);
+            }
+            if !is_multiline {
+                class.difference(&ClassUnicode::new([ClassUnicodeRange::new('\n', '\n')]));
+            }
+            Hir::class(Class::Unicode(class))
+        }
+        HirKind::Repetition(mut repetition) => {
+            repetition.sub = Box::new(again(*repetition.sub)?);
+            Hir::repetition(repetition)
+        }
+        HirKind::Capture(capture) => again(*capture.sub)?,
+        HirKind::Concat(list) => Hir::concat(all(list)?),
+        HirKind::Alternation(list) => Hir::alternation(all(list)?),
+    })
+}
+
+/// The longest literal that every match contains.
+fn find_required(hir: &Hir, longest: &mut Vec<u8>) {
+    match hir.kind() {
+        HirKind::Literal(literal) if literal.0.len() > longest.len() => {
+            *longest = literal.0.to_vec()
+        }
+        HirKind::Concat(list) => list.iter().for_each(|part| find_required(part, longest)),
+        HirKind::Repetition(repetition) if repetition.min > 0 => {
+            find_required(&repetition.sub, longest)
+        }
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn found(pattern: &str, options: Options, text: &[u8]) -> Vec<Range<usize>> {
+        let mut searcher = Searcher::new(pattern, options).unwrap();
+        let (mut found, mut from) = (Vec::new(), 0);
+        while let Some(range) = searcher.find(text, from, text.len()) {
+            from = range.end.max(range.start + 1);
+            found.push(range);
+        }
+        found
+    }
+
+    #[test]
+    fn patterns_are_those_of_the_regex_crate_with_ascii_classes() {
+        let text = "caf\u{e9} Fox_1\n\tfox 22\r\n\u{df}x".as_bytes();
+        let plain = Options::default();
+        let insensitive = Options {
+            case: Case::Insensitive,
+            ..plain
+        };
+        let smart = Options {
+            case: Case::Smart,
+            ..plain
+        };
+        let word = Options {
+            is_word: true,
+            ..plain
+        };
+        let literal = Options {
+            is_literal: true,
+            ..plain
+        };
+        let multiline = Options {
+            is_multiline: true,
+            ..plain
+        };
+        for (pattern, options, expected) in [
+            ("caf.", plain, &["caf\u{e9}"][..]),
+            (r"\w+", plain, &["caf", "Fox_1", "fox", "22", "x"]),
+            (r"[\w\s-]+$", plain, &[" Fox_1", "\tfox 22", "x"]),
+            (r"\W", plain, &["\u{e9}", " ", "\t", " ", "\r", "\u{df}"]),
+            ("[\u{e0}-\u{ef}]", plain, &["\u{e9}"]),
+            ("^.", plain, &["c", "\t", "\u{df}"]),
+            ("22$", plain, &["22"]),
+            ("fox", insensitive, &["Fox", "fox"]),
+            ("[e-g]OX", insensitive, &["Fox", "fox"]),
+            ("fox", smart, &["Fox", "fox"]),
+            ("Fox", smart, &["Fox"]),
+            (r"\W\dox|\Sox", smart, &["Fox", "fox"]),
+            ("fox", word, &["fox"]),
+            ("Fox", word, &[]),
+            (".", literal, &[]),
+            ("x_1", literal, &["x_1"]),
+            (r"1\s+f", multiline, &["1\n\tf"]),
+            (r"1\s+f", plain, &[]),
+            (r"[^z]+_[^z]+", plain, &["caf\u{e9} Fox_1"]),
+            (r"\bfox\b", plain, &["fox"]),
+            ("(a|o)x_?(?:1| )", plain, &["ox_1", "ox "]),
+        ] {
+            let found = found(pattern, options, text);
+            let texts: Vec<_> = found
+                .into_iter()
+                .map(|range| std::str::from_utf8(&text[range]).unwrap())
+                .collect();
+            assert_eq!(texts, expected, "{pattern}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_searched_for_is_refused_with_its_place() {
+        for (pattern, offset) in [
+            ("ab(c", 2),
+            ("\u{e9}[z-a]", 2),
+            ("a**b{", 3),
+            (r"\p{Greek}", 0),
+            ("(?<x", 0),
+        ] {
+            let Err(mut error) = Searcher::new(pattern, Options::default()) else {
+                panic!("{pattern}")
+            };
+            let details = error.take_details();
+            assert!(
+                matches!(details[..], [("offset", Detail::Number(at))] if at >= offset),
+                "{error}"
+            );
+        }
+        let deep = "(".repeat(1000) + &")".repeat(1000);
+        for pattern in ["", "a\\nb", r"(\w{1000}){1000}", &"a".repeat(40_000), &deep] {
+            assert!(
+                Searcher::new(pattern, Options::default()).is_err(),
+                "{pattern:.20}"
+            );
+        }
+    }
+
+    #[test]
+    fn no_pattern_takes_more_than_linear_time() {
+        let text = "a".repeat(1 << 20) + "\n" + &"ab ".repeat(1 << 18);
+        for pattern in [
+            "(a+)+b!",
+            "(a|aa)+$x",
+            "a.*a.*a.*a.*!",
+            "(.*)*!",
+            "(x+x+)+y|a[^b]*c!",
+        ] {
+            let started = Instant::now();
+            assert!(found(pattern, Options::default(), text.as_bytes()).is_empty());
+            assert!(
+                started.elapsed() < Duration::from_secs(10),
+                "{pattern}: {:?}",
+                started.elapsed()
+            );
+        }
+    }
+}

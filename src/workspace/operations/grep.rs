@@ -1,0 +1,442 @@
+//! Searching in the content of files.
+
+use std::fs::File;
+use std::io::Read;
+use std::ops::Range;
+
+use nix::errno::Errno;
+use nix::fcntl::OFlag;
+
+use crate::client::Disconnected;
+use crate::error::{Error, Kind, Result};
+use crate::files::name::{FilePath, show};
+use crate::files::search::{
+    Filter, Matcher, Options, SEARCHER_BYTES, Searcher, Verdict, Visit, line_end, line_start,
+};
+use crate::files::text::is_binary;
+use crate::files::{FileKind, FileVersion};
+use crate::ledger::{Charge, Item};
+use crate::workspace::lease::Workspace;
+
+/// Most matches of a search, and of one file, unless the client says otherwise.
+const MATCHES: u64 = 1000;
+const MATCHES_PER_FILE: u64 = 100;
+const MAX_MATCHES: u64 = 100_000;
+
+/// The largest file that is searched, unless the client says otherwise.
+const FILE_BYTES: u64 = 64 << 20;
+const MAX_FILE_BYTES: u64 = 256 << 20;
+
+/// Most lines of context on each side.
+const MAX_CONTEXT: u64 = 100;
+
+/// Most spans of one match.
+const MAX_SPANS: usize = 100;
+
+/// The buffer for files. One of ordinary size is read by one call.
+const BUFFER_BYTES: usize = 256 * 1024;
+
+/// What to search for, and where.
+pub struct Grep {
+    /// A directory, or one file.
+    pub path: FilePath,
+    /// What to search for.
+    pub pattern: String,
+    /// How the pattern is read.
+    pub options: Options,
+    /// Which files: as in [`Glob`](super::Glob), and a directory stands for all that is in it.
+    pub globs: Matcher,
+    /// Whether to search also in hidden files and in those that ignore files exclude.
+    pub all: bool,
+    /// Lines before and after a match.
+    pub context: [Option<u64>; 2],
+    /// Most matches.
+    pub limit: Option<u64>,
+    /// Most matches of one file.
+    pub per_file: Option<u64>,
+    /// The largest file that is searched, in bytes.
+    pub max_file_bytes: Option<u64>,
+}
+
+/// A search that can begin: all of the request was checked.
+pub struct PreparedGrep {
+    path: FilePath,
+    searcher: Searcher,
+    filter: Filter,
+    globs: Matcher,
+    context: [usize; 2],
+    limit: u64,
+    per_file: u64,
+    max_file_bytes: u64,
+    charge: Charge,
+}
+
+/// A match, or several in one line.
+pub struct Match<'a> {
+    /// The file, as a request names it.
+    pub path: &'a str,
+    /// The number of its first line, from 1.
+    pub line: u64,
+    /// Where its first line begins, in bytes.
+    pub offset: u64,
+    /// Its lines, without the last line end.
+    pub text: &'a [u8],
+    /// What matches, in bytes of the text.
+    pub spans: &'a [Range<usize>],
+    /// The lines before and after it.
+    pub context: [Vec<&'a [u8]>; 2],
+}
+
+/// Why a file was not searched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skip {
+    /// It is no text.
+    Binary,
+    /// It is larger than the limit.
+    TooLarge,
+    /// It may not be read.
+    Permission,
+}
+
+/// What a search did.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Summary {
+    /// How many matches were told.
+    pub matches: u64,
+    /// How many files have one.
+    pub files: u64,
+    /// How many files were searched.
+    pub searched: u64,
+    /// How many were not.
+    pub skipped: u64,
+    /// Whether a limit kept matches from being told.
+    pub truncated: bool,
+}
+
+/// Who is told what a search finds.
+pub trait GrepSink {
+    /// A match.
+    ///
+    /// # Errors
+    /// The client is gone.
+    fn matched(&mut self, found: &Match<'_>) -> std::result::Result<(), Disconnected>;
+    /// A file that was not searched.
+    ///
+    /// # Errors
+    /// The client is gone.
+    fn skipped(&mut self, path: &str, why: Skip) -> std::result::Result<(), Disconnected>;
+    /// Nothing for some moments.
+    ///
+    /// # Errors
+    /// The client is gone.
+    fn tick(&mut self) -> std::result::Result<(), Disconnected>;
+}
+
+impl Workspace {
+    /// Checks a search, and prepares it.
+    ///
+    /// # Errors
+    /// `Invalid`, with the `offset` in a pattern that cannot be read; `NotFound`; `Forbidden`;
+    /// `NotRegular`; `OverLimit`.
+    pub fn prepare_grep(&self, grep: Grep) -> Result<PreparedGrep> {
+        let within = |name: &str, value: Option<u64>, range: Range<u64>, default: u64| match value {
+            Some(value) if !range.contains(&value) => Err(Error::invalid(format!(
+                "{name} is {value}; it takes a whole number from {} to {}",
+                range.start,
+                range.end - 1
+            ))),
+            value => Ok(value.unwrap_or(default)),
+        };
+        let lines = |name, value| {
+            let lines = within(name, value, 0..MAX_CONTEXT + 1, 0)?;
+            Ok::<_, Error>(usize::try_from(lines).unwrap_or(0))
+        };
+        let [before, after] = grep.context;
+        let context = [lines("before", before)?, lines("after", after)?];
+        let limit = within("limit", grep.limit, 1..MAX_MATCHES + 1, MATCHES)?;
+        let per_file = within(
+            "per_file",
+            grep.per_file,
+            1..MAX_MATCHES + 1,
+            MATCHES_PER_FILE,
+        )?;
+        let max = 1..MAX_FILE_BYTES + 1;
+        let max_file_bytes = within("max_file_bytes", grep.max_file_bytes, max, FILE_BYTES)?;
+        let charge = self.ledger.charge(Item::Responses, SEARCHER_BYTES)?;
+        let searcher = Searcher::new(&grep.pattern, grep.options)?;
+        let files = self.files()?;
+        // A file is no directory, and is opened; the others tell why they cannot be walked through.
+        match files.walk(&grep.path, Filter::default(), None, &self.ledger) {
+            Err(error) if error.kind() == Kind::NotDirectory => {
+                drop(files.open(&grep.path, false)?)
+            }
+            other => drop(other?),
+        }
+        let filter = if grep.all {
+            Filter::default()
+        } else {
+            Filter::of_search()
+        };
+        Ok(PreparedGrep {
+            path: grep.path,
+            searcher,
+            filter,
+            globs: grep.globs,
+            context,
+            limit,
+            per_file,
+            max_file_bytes,
+            charge,
+        })
+    }
+
+    /// Searches, and tells what it finds as it finds it, in the order of the paths.
+    ///
+    /// # Errors
+    /// `OverLimit`; `Disconnected`. What was told before is then not all.
+    pub fn grep(&self, grep: PreparedGrep, sink: &mut dyn GrepSink) -> Result<Summary> {
+        let PreparedGrep {
+            path,
+            searcher,
+            filter,
+            globs,
+            charge,
+            ..
+        } = grep;
+        let mut search = Search {
+            searcher,
+            context: grep.context,
+            limit: grep.limit,
+            per_file: grep.per_file,
+            max_file_bytes: grep.max_file_bytes,
+            buffer: Vec::new(),
+            charge,
+            summary: Summary::default(),
+        };
+        let files = self.files()?;
+        let mut walk = match files.walk(&path, filter, None, &self.ledger) {
+            Err(error) if error.kind() == Kind::NotDirectory => {
+                let opened = files.open(&path, false)?;
+                search.file(opened.file, &path.to_string(), sink)?;
+                return Ok(search.summary);
+            }
+            walk => walk?,
+        };
+        while !search.is_full() {
+            sink.tick()?;
+            let Some(visit) = walk.next()? else { break };
+            let found = match visit {
+                Visit::Entry(found) => found,
+                Visit::Unreadable(_, Errno::EXDEV) => continue,
+                Visit::Unreadable(directory, _) => {
+                    let shown = path.below(&show(directory));
+                    search.skip(&shown, Skip::Permission, sink)?;
+                    continue;
+                }
+            };
+            if found.kind == FileKind::Directory {
+                if globs.decide(found.path, true) == Some(Verdict::Excepted) {
+                    walk.skip_contents();
+                }
+                continue;
+            }
+            if found.kind != FileKind::Regular || !is_picked(&globs, found.path) {
+                continue;
+            }
+            let shown = path.below(&show(found.path));
+            match found.open(OFlag::O_RDONLY) {
+                Ok(file) => search.file(file, &shown, sink)?,
+                Err(Errno::EACCES | Errno::EPERM) => search.skip(&shown, Skip::Permission, sink)?,
+                // It is gone, or something else now.
+                Err(_) => {}
+            }
+        }
+        Ok(search.summary)
+    }
+}
+
+/// Whether the globs pick a file, by its path or by that of a directory above it.
+fn is_picked(globs: &Matcher, path: &[u8]) -> bool {
+    match globs.decide(path, false) {
+        Some(verdict) => verdict == Verdict::Matched,
+        None => globs.only_excepts() || globs.covers(path, false),
+    }
+}
+
+/// A search in progress.
+struct Search {
+    searcher: Searcher,
+    context: [usize; 2],
+    limit: u64,
+    per_file: u64,
+    max_file_bytes: u64,
+    buffer: Vec<u8>,
+    /// For the searcher and the buffer.
+    charge: Charge,
+    summary: Summary,
+}
+
+impl Search {
+    /// Whether no more matches are to be told.
+    fn is_full(&mut self) -> bool {
+        let is_full = self.summary.matches >= self.limit;
+        self.summary.truncated |= is_full;
+        is_full
+    }
+
+    fn skip(&mut self, path: &str, why: Skip, sink: &mut dyn GrepSink) -> Result<()> {
+        self.summary.skipped += 1;
+        Ok(sink.skipped(path, why)?)
+    }
+
+    /// Searches one file.
+    fn file(&mut self, file: File, path: &str, sink: &mut dyn GrepSink) -> Result<()> {
+        let Some(length) = self.read(file)? else {
+            return self.skip(path, Skip::TooLarge, sink);
+        };
+        let buffer = std::mem::take(&mut self.buffer);
+        let searched = if is_binary(&buffer[..length]) {
+            self.skip(path, Skip::Binary, sink)
+        } else {
+            self.summary.searched += 1;
+            self.text(&buffer[..length], path, sink)
+        };
+        self.buffer = buffer;
+        searched
+    }
+
+    /// Reads a file into the buffer, and returns how many bytes it has; `None` if they are too many. A file
+    /// that cannot be read to its end ends there, and one that is not regular is empty.
+    fn read(&mut self, mut file: File) -> Result<Option<usize>> {
+        let version = match FileVersion::of(&file) {
+            Ok(version) if version.kind == FileKind::Regular => version,
+            _ => return Ok(Some(0)),
+        };
+        if version.size > self.max_file_bytes {
+            return Ok(None);
+        }
+        // One byte more than the file has tells in the same call that it ends.
+        let size = usize::try_from(version.size).unwrap_or(usize::MAX);
+        self.grow((size + 1).max(BUFFER_BYTES))?;
+        let mut length = 0;
+        loop {
+            if length == self.buffer.len() {
+                if length as u64 > self.max_file_bytes {
+                    return Ok(None);
+                }
+                self.grow(2 * length)?;
+            }
+            let asked = self.buffer.len() - length;
+            match file.read(&mut self.buffer[length..]) {
+                Ok(0) | Err(_) => break,
+                // Only the end of a file makes a read short; files in /proc do it at any time.
+                Ok(count) if count < asked && version.size > 0 => {
+                    length += count;
+                    break;
+                }
+                Ok(count) => length += count,
+            }
+        }
+        Ok((length as u64 <= self.max_file_bytes).then_some(length))
+    }
+
+    fn grow(&mut self, size: usize) -> Result<()> {
+        if self.buffer.len() < size {
+            self.charge.set(SEARCHER_BYTES + size)?;
+            self.buffer = {
+                let mut grown = std::mem::take(&mut self.buffer);
+                grown.resize(size, 0);
+                grown
+            };
+        }
+        Ok(())
+    }
+
+    fn text(&mut self, text: &[u8], path: &str, sink: &mut dyn GrepSink) -> Result<()> {
+        let (mut at, mut found) = (0, 0);
+        let (mut line, mut counted) = (1, 0);
+        while at <= text.len() {
+            let Some(first) = self.searcher.find(text, at, text.len()) else {
+                break;
+            };
+            // What is after the last line end is no line.
+            if first.start == text.len() && (text.is_empty() || text.ends_with(b"\n")) {
+                break;
+            }
+            if found == 0 {
+                self.summary.files += 1;
+            }
+            if found == self.per_file || self.is_full() {
+                self.summary.truncated = true;
+                break;
+            }
+            found += 1;
+            self.summary.matches += 1;
+            let start = line_start(text, first.start);
+            let mut end = line_end(text, first.end.max(start));
+            let mut spans = Vec::new();
+            let mut next = Some(first);
+            while let Some(span) = next.take() {
+                at = span.end.max(span.start + 1);
+                end = end.max(line_end(text, span.end));
+                if span.start < span.end {
+                    spans.push(span.start - start..span.end - start);
+                }
+                if spans.len() < MAX_SPANS && at <= end {
+                    let limit = if self.searcher.is_multiline() {
+                        text.len()
+                    } else {
+                        end
+                    };
+                    next = self
+                        .searcher
+                        .find(text, at, limit)
+                        .filter(|next| next.start <= end);
+                }
+            }
+            line += memchr::memchr_iter(b'\n', &text[counted..start]).count() as u64;
+            counted = start;
+            let own = &text[start..end];
+            sink.matched(&Match {
+                path,
+                line,
+                offset: start as u64,
+                text: own.strip_suffix(b"\r").unwrap_or(own),
+                spans: &spans,
+                context: [
+                    lines_before(text, start, self.context[0]),
+                    lines_after(text, end, self.context[1]),
+                ],
+            })?;
+            at = end + 1;
+        }
+        Ok(())
+    }
+}
+
+/// Up to `count` lines that end before `start`, which begins a line.
+fn lines_before(text: &[u8], mut start: usize, count: usize) -> Vec<&[u8]> {
+    let mut lines = Vec::new();
+    while lines.len() < count && start > 0 {
+        let from = line_start(text, start - 1);
+        lines.push(line_of(&text[from..start - 1]));
+        start = from;
+    }
+    lines.reverse();
+    lines
+}
+
+/// Up to `count` lines after the line that ends at `end`.
+fn lines_after(text: &[u8], mut end: usize, count: usize) -> Vec<&[u8]> {
+    let mut lines = Vec::new();
+    while lines.len() < count && end + 1 < text.len() {
+        let to = line_end(text, end + 1);
+        lines.push(line_of(&text[end + 1..to]));
+        end = to;
+    }
+    lines
+}
+
+fn line_of(line: &[u8]) -> &[u8] {
+    line.strip_suffix(b"\r").unwrap_or(line)
+}
