@@ -55,6 +55,8 @@ pub enum Kind {
     NoMatch,
     /// The text to change is in the file another number of times.
     Ambiguous,
+    /// A file is not as a patch expects it.
+    PatchFailed,
     /// The file is no text.
     Binary,
     /// The file is larger than the operation takes.

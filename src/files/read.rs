@@ -19,6 +19,8 @@ pub struct Opened {
     pub kind: FileKind,
     /// Bytes when it was opened.
     pub size: u64,
+    /// The permission bits, at most `0o7777`.
+    pub mode: u32,
 }
 
 impl Root {
@@ -84,6 +86,7 @@ impl Root {
         Ok(Opened {
             kind: check(&status)?,
             size: size(&status),
+            mode: status.st_mode & 0o7777,
             file,
         })
     }

@@ -15,7 +15,7 @@ mod upload;
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
 pub use operations::{
-    EditRequest, FilePart, Glob, Globbed, Grep, GrepSink, Kinds, Match, Moment, Order, Run, Skip,
-    Summary,
+    Change, EditRequest, FilePart, Glob, Globbed, Grep, GrepSink, Kinds, Match, Moment, Order,
+    Patched, Run, Skip, Summary,
 };
 pub use upload::UploadSource;

@@ -100,6 +100,11 @@ impl Estate {
             ("GET", format!("/v1/files/glob?path={dir}"), Vec::new()),
             (
                 "POST",
+                format!("/v1/files/patch?path={dir}"),
+                b"diff --git a/made b/made\nnew file mode 100644\n".to_vec(),
+            ),
+            (
+                "POST",
                 "/v1/files/grep".to_owned(),
                 format!(r#"{{"pattern":"kept","path":"{dir}"}}"#).into_bytes(),
             ),

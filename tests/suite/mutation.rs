@@ -173,6 +173,11 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ),
         (
             "POST",
+            "files/patch?path=w&strip=2&dry_run=0",
+            "diff --git a/w/b b/w/b\nold mode 100644\nnew mode 100755\n--- a/w/b\n+++ b/w/b\n@@ -1 +1 @@\n-more\n+any\n",
+        ),
+        (
+            "POST",
             "files/edit",
             r#"{"path":"w/b","edits":[{"old":"some","new":"any","count":"all"},{"lines":"1-2","new":""}],"dry_run":true}"#,
         ),

@@ -1,15 +1,16 @@
 //! Changes of text files: JSON to typed edits, what was changed to documents.
 
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::call::{Answer, Call};
+use super::files::optional_path;
 use crate::codec::fields::{Elements, Fields, JsonType, decoded, wrong_type};
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::text::{Count, Edit, Place};
 use crate::http::Response;
-use crate::workspace::{EditRequest, Workspace};
+use crate::workspace::{Change, EditRequest, Patched, Workspace};
 
 /// Most edits of a request.
 const MAX_EDITS: usize = 1000;
@@ -29,6 +30,54 @@ pub(super) fn edit(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         document["diff_truncated"] = true.into();
     }
     Ok(Response::json(&document))
+}
+
+/// Longest patch in bytes.
+const MAX_PATCH_BYTES: u64 = 16 << 20;
+
+/// Most parts that are taken off the names of a patch.
+const MAX_STRIP: u64 = 100;
+
+/// `POST files/patch`.
+pub(super) fn patch(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    call.require_body()?;
+    let query = &call.query;
+    let directory = optional_path(query.value("path")?)?;
+    let strip = query.number("strip")?.unwrap_or(1);
+    if strip > MAX_STRIP {
+        let text = format!("strip={strip}: not accepted; it takes 0 to {MAX_STRIP}");
+        return Err(Error::invalid(text).into());
+    }
+    let is_dry_run = query.flag("dry_run")?;
+    let body = call
+        .request
+        .body
+        .read_all(MAX_PATCH_BYTES, &call.request.ledger)?;
+    let strip = usize::try_from(strip).unwrap_or(usize::MAX);
+    let patched = workspace.patch_files(&directory, &body, strip, is_dry_run)?;
+    let files: Vec<_> = patched.iter().map(patched_document).collect();
+    Ok(Response::json(&json!({ "files": files })))
+}
+
+fn patched_document(patched: &Patched) -> Value {
+    let mut document = json!({
+        "path": patched.path,
+        "change": match patched.change {
+            Change::Created => "created",
+            Change::Modified => "modified",
+            Change::Deleted => "deleted",
+            Change::Renamed => "renamed",
+            Change::Copied => "copied",
+        },
+        "hunks": patched.moved.len(),
+    });
+    if let Some(from) = &patched.from {
+        document["from"] = json!(from);
+    }
+    if patched.moved.iter().any(|lines| *lines != 0) {
+        document["moved"] = json!(patched.moved);
+    }
+    document
 }
 
 pub(super) fn edit_request(body: &[u8]) -> Result<EditRequest> {

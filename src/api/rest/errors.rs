@@ -28,6 +28,7 @@ impl From<Error> for Refusal {
             Kind::Changed => (409, "changed"),
             Kind::NoMatch => (409, "no_match"),
             Kind::Ambiguous => (409, "ambiguous"),
+            Kind::PatchFailed => (409, "patch_failed"),
             Kind::Binary => (409, "binary"),
             Kind::TooLarge => (413, "too_large"),
             Kind::System => (500, "internal"),

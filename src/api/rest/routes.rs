@@ -103,6 +103,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(GET, "files/glob", "glob", &["path", "pattern", "type", "all", "limit", "after", "sort"], In(Plain(search::glob))),
     row(POST, "files/grep", "grep", &[], In(Plain(search::grep))),
     row(POST, "files/edit", "edit", &[], In(Plain(edit::edit))),
+    row(POST, "files/patch", "patch", &["path", "strip", "dry_run"], In(Plain(edit::patch))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),

@@ -1,8 +1,9 @@
-//! A fuzz test of edits: they change what a naive reading says, and their diff leads to the same text.
+//! Fuzz tests of edits and patches: they change what a naive reading says, and diffs lead to the same text.
 
 use super::diff::{Splice, spliced, unified};
 use super::edit::{Count, Edit, Place, Unfit, plan};
-use crate::fuzz::check;
+use super::patch::{apply, parse};
+use crate::fuzz::{bounded, check};
 
 #[test]
 fn edits_change_what_they_say_and_their_diff_tells_it() {
@@ -142,4 +143,57 @@ fn applied(old: &[u8], diff: &[u8]) -> Vec<u8> {
         new.extend_from_slice(line);
     }
     new
+}
+
+#[test]
+fn a_patch_is_read_in_bounded_memory_and_changes_what_its_lines_say() {
+    let tokens: &[&[u8]] = &[
+        b"diff --git a/f b/f\n",
+        b"--- a/f\n",
+        b"+++ b/f\n",
+        b"@@ -1,2 +1,3 @@\n",
+        b"@@ -0,0 +1 @@\n",
+        b" a\n",
+        b"-b\n",
+        b"+c\n",
+        b"\\ No newline at end of file\n",
+        b"new file mode 100644\n",
+        b"rename from f\n",
+        b"rename to g\n",
+        b"\"",
+        b"\t",
+        b"/dev/null",
+        b"GIT binary patch\n",
+        b"\n",
+        b"\0",
+    ];
+    check("patch", tokens, |input| {
+        let mut parts = input.splitn(2, |byte| *byte == 0);
+        let (text, patch) = (
+            parts.next().unwrap_or_default(),
+            parts.next().unwrap_or_default(),
+        );
+        let Ok(files) = bounded(input, 512, || parse(patch, 1)) else {
+            return;
+        };
+        for file in &files {
+            assert!(file.old.is_some() || file.new.is_some());
+            let Ok((new, moves)) = apply(text, &file.hunks) else {
+                continue;
+            };
+            assert_eq!(moves.len(), file.hunks.len());
+            let grown: i64 = file.hunks.iter().map(super::patch::Hunk::grown).sum();
+            assert_eq!(new.len() as i64 - text.len() as i64, grown);
+        }
+        // What this program writes of a change, it reads, and applies to the same text.
+        let splice = Splice {
+            range: 0..text.len(),
+            text: patch.to_vec(),
+        };
+        let (diff, _) = unified("f", text, std::slice::from_ref(&splice), usize::MAX);
+        if !diff.is_empty() {
+            let files = parse(&diff, 1).unwrap();
+            assert_eq!(apply(text, &files[0].hunks).unwrap().0, patch);
+        }
+    });
 }

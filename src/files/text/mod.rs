@@ -1,12 +1,14 @@
-//! Changes of text: edits, and the unified diff that tells what they changed. All of it is pure.
+//! Changes of text: edits, the unified diff that tells what they changed, and patches. All of it is pure.
 
 mod diff;
 mod edit;
 #[cfg(test)]
 mod fuzz;
+mod patch;
 
 pub use diff::{Splice, spliced, unified};
 pub use edit::{Count, Edit, Place, Unfit, plan};
+pub use patch::{FilePatch, apply, parse};
 
 /// Where bytes that are no text are looked for.
 pub const BINARY_WITHIN: usize = 64 * 1024;

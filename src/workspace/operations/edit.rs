@@ -59,7 +59,7 @@ impl Workspace {
         let files = self.files()?;
         let _claim = self.claims.claim(vec![files.key(path)])?;
         let (old, version, charge) = match files.open(path, false) {
-            Ok(opened) => self.read_text(path, opened.file)?,
+            Ok(opened) => self.read_text(path, opened.file, false)?,
             Err(error)
                 if error.kind() == Kind::NotFound
                     && request.edits.iter().all(Edit::is_for_empty) =>
@@ -102,11 +102,12 @@ impl Workspace {
         Ok(edited)
     }
 
-    /// Reads a text file to change it.
-    fn read_text(
+    /// Reads a file to change it: a text, unless it may be anything.
+    pub(super) fn read_text(
         &self,
         path: &FilePath,
         file: File,
+        may_be_binary: bool,
     ) -> Result<(Vec<u8>, Option<FileVersion>, Charge)> {
         let failed = |error| Error::io(format_args!("cannot read {path}"), &error);
         let version = FileVersion::of(&file).map_err(|errno| failed(errno.into()))?;
@@ -127,7 +128,7 @@ impl Workspace {
         if text.len() as u64 > MAX_EDITED_BYTES || text.len() == size {
             return Err(too_large());
         }
-        if is_binary(&text) {
+        if !may_be_binary && is_binary(&text) {
             let why = format!("cannot edit {path}: it has a NUL character, so it is no text");
             return Err(Error::new(Kind::Binary, why));
         }

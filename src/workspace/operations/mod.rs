@@ -7,11 +7,13 @@
 mod edit;
 mod files;
 mod grep;
+mod patch;
 mod processes;
 mod search;
 
 pub use edit::EditRequest;
 pub use files::FilePart;
 pub use grep::{Grep, GrepSink, Match, Skip, Summary};
+pub use patch::{Change, Patched};
 pub use processes::Run;
 pub use search::{Glob, Globbed, Kinds, Moment, Order};

@@ -26,6 +26,11 @@ fn json_answers_end_with_a_newline() {
         ("GET", &format!("/v1/files/glob?path={path}"), ""),
         (
             "POST",
+            &format!("/v1/files/patch?path={path}"),
+            "diff --git a/made b/made\nnew file mode 100644\n",
+        ),
+        (
+            "POST",
             "/v1/files/grep",
             &format!(r#"{{"pattern":"x","path":"{path}"}}"#),
         ),

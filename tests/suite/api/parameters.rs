@@ -62,6 +62,7 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("GET", format!("files/glob?path={path}&recursive=1")),
             ("POST", format!("files/edit?path={path}/kept")),
             ("POST", format!("files/grep?path={path}")),
+            ("POST", format!("files/patch?path={path}&fuzz=1")),
             ("GET", "ports/80/wait?timeout=0&%70=1".to_owned()),
         ] {
             let target = format!("/v1/{target}");

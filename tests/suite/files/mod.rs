@@ -12,6 +12,7 @@ mod globbing;
 mod grepping;
 mod links;
 mod names;
+mod patching;
 mod ranges;
 mod refusals;
 mod special;

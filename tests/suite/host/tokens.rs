@@ -84,6 +84,7 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
             &Value::Null,
         ),
         Ask::new("GET", format!("{prefix}/files/glob"), &Value::Null),
+        Ask::new("POST", format!("{prefix}/files/patch"), &Value::Null),
         Ask::new(
             "POST",
             format!("{prefix}/files/grep"),

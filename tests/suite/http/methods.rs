@@ -214,6 +214,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/glob", &["GET"]),
     ("/v1/files/grep", &["POST"]),
     ("/v1/files/edit", &["POST"]),
+    ("/v1/files/patch", &["POST"]),
 ];
 
 fn allowed(reply: &Reply) -> BTreeSet<String> {

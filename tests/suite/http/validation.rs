@@ -139,6 +139,7 @@ fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
         ("GET", format!("/v1/files/glob?path={path}&pattern=%5B")),
         ("POST", "/v1/files/edit".to_owned()),
         ("POST", "/v1/files/grep".to_owned()),
+        ("POST", "/v1/files/patch?strip=101".to_owned()),
         (
             "POST",
             format!("/v1/files/move?from={path}/old&to={path}/new%00"),

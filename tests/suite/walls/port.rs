@@ -30,6 +30,11 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("POST", "files/mkdir?path=harm", ""),
     ("POST", "files/move?from=marker&to=harm", ""),
     ("GET", "files/glob", ""),
+    (
+        "POST",
+        "files/patch",
+        "diff --git a/harm b/harm\nnew file mode 100644\n",
+    ),
     ("POST", "files/grep", r#"{"pattern":"."}"#),
     (
         "POST",

@@ -54,6 +54,14 @@ const REQUESTS: &[(&str, &str)] = &[
     ("POST", "files/move?from=taken&to={}"),
     (
         "POST",
+        "files/patch?path={} diff --git a/new b/new\nnew file mode 100644\n",
+    ),
+    (
+        "POST",
+        "files/patch?path={} --- a/marker\n+++ b/marker\n@@ -0,0 +1 @@\n+harm\n",
+    ),
+    (
+        "POST",
         "files/edit {\"path\":\"{}\",\"edits\":[{\"lines\":\"1\",\"new\":\"harm\"}]}",
     ),
     (

@@ -1,0 +1,647 @@
+//! Unified diffs of any number of files, as `diff -u` and `git diff` write them: read, and applied to a text.
+//!
+//! There is no fuzz: all of a hunk's old lines must be there. A hunk whose old lines are not where it says
+//! is applied elsewhere only if they are there exactly once.
+
+use memchr::memmem::Finder;
+
+/// Most files of a patch.
+pub const MAX_PATCHED_FILES: usize = 1000;
+
+/// Most hunks of a file.
+const MAX_HUNKS: usize = 10_000;
+
+/// What a patch does to one file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilePatch {
+    /// The name before, without the parts that were to be stripped; `None` if the file is new.
+    pub old: Option<Vec<u8>>,
+    /// The name after; `None` if the file is deleted.
+    pub new: Option<Vec<u8>>,
+    /// Whether the old name stays where the new one differs.
+    pub is_copy: bool,
+    /// Whether the patch says itself that the file is renamed or copied. Other patches may have two names of
+    /// one file.
+    pub is_moved: bool,
+    /// The permission bits after.
+    pub mode: Option<u32>,
+    /// The changes, in the order of the patch.
+    pub hunks: Vec<Hunk>,
+}
+
+/// A change of some lines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hunk {
+    /// The number of the first old line, from 1; without old lines the number of the line before.
+    pub line: u64,
+    old: Vec<u8>,
+    new: Vec<u8>,
+}
+
+#[cfg(test)]
+impl Hunk {
+    /// How many bytes longer it makes a text.
+    pub(super) fn grown(&self) -> i64 {
+        self.new.len().cast_signed() as i64 - self.old.len().cast_signed() as i64
+    }
+}
+
+/// Why a patch cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unreadable {
+    /// The line of the patch, from 1.
+    pub line: u64,
+    /// What is wrong.
+    pub why: String,
+}
+
+/// Why a hunk cannot be applied.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Misfit {
+    /// The hunk, from 1.
+    pub hunk: usize,
+    /// The line of the text, from 1.
+    pub line: u64,
+    /// What is there; `None` beyond the end.
+    pub text: Option<Vec<u8>>,
+    /// Whether the old lines are elsewhere, and more than once.
+    pub is_ambiguous: bool,
+}
+
+/// Reads a patch, and strips this many parts from the names.
+///
+/// # Errors
+/// The first line that cannot be read, or has a change that is not supported.
+pub fn parse(patch: &[u8], strip: usize) -> Result<Vec<FilePatch>, Unreadable> {
+    let mut parser = Parser {
+        lines: patch.split_inclusive(|byte| *byte == b'\n').collect(),
+        at: 0,
+        strip,
+    };
+    let mut files = Vec::new();
+    while let Some(file) = parser.file()? {
+        if files.len() == MAX_PATCHED_FILES {
+            return Err(parser.error("the patch has more than 1000 files"));
+        }
+        files.push(file);
+    }
+    if files.is_empty() {
+        return Err(Unreadable {
+            line: 1,
+            why: "it has no change of a file".to_owned(),
+        });
+    }
+    Ok(files)
+}
+
+struct Parser<'a> {
+    lines: Vec<&'a [u8]>,
+    at: usize,
+    strip: usize,
+}
+
+/// What the header of a file says.
+#[derive(Default)]
+struct Header {
+    /// Whether it began with `diff --git`.
+    is_git: bool,
+    old: Option<Vec<u8>>,
+    new: Option<Vec<u8>>,
+    is_new: bool,
+    is_deleted: bool,
+    is_moved: bool,
+    is_copy: bool,
+    mode: Option<u32>,
+}
+
+impl<'a> Parser<'a> {
+    fn error(&self, why: impl Into<String>) -> Unreadable {
+        Unreadable {
+            line: self.at as u64 + 1,
+            why: why.into(),
+        }
+    }
+
+    /// The current line, without its end.
+    fn line(&self) -> Option<&'a [u8]> {
+        let line = *self.lines.get(self.at)?;
+        Some(line.strip_suffix(b"\n").unwrap_or(line))
+    }
+
+    /// The next file; `None` at the end.
+    fn file(&mut self) -> Result<Option<FilePatch>, Unreadable> {
+        let mut header = Header::default();
+        // Up to the first hunk, or to the next file if there is none.
+        while let Some(line) = self.line() {
+            if let Some(names) = line.strip_prefix(b"diff --git ") {
+                if header.is_git {
+                    break;
+                }
+                header.is_git = true;
+                if let Some(name) = git_name(names) {
+                    header.old = Some(self.stripped(&name, self.strip)?);
+                    header.new.clone_from(&header.old);
+                }
+            } else if header.is_git && self.git_header(line, &mut header)? {
+            } else if let Some(old) = line.strip_prefix(b"--- ")
+                && let Some(new) = self
+                    .lines
+                    .get(self.at + 1)
+                    .and_then(|line| line.strip_prefix(b"+++ "))
+            {
+                let new = new.strip_suffix(b"\n").unwrap_or(new);
+                let (mut old_name, mut new_name) = (header.old.clone(), header.new.clone());
+                let is_new = self.name(old, &mut old_name)?;
+                let is_deleted = self.name(new, &mut new_name)?;
+                // After a header of git without hunks another file may begin that git did not write.
+                if header.old.is_some() && old_name != header.old && new_name != header.new {
+                    break;
+                }
+                (header.old, header.new) = (old_name, new_name);
+                header.is_new |= is_new;
+                header.is_deleted |= is_deleted;
+                self.at += 2;
+                if !self.line().is_some_and(|line| line.starts_with(b"@@ ")) {
+                    return Err(self.error("a hunk must follow the names of a file"));
+                }
+                break;
+            } else if line.starts_with(b"@@ -") {
+                return Err(self.error("the names of the file are missing before this hunk"));
+            } else if line.starts_with(b"Binary files ") {
+                return Err(self.error("it has a change of a binary file; write that file instead"));
+            }
+            self.at += 1;
+        }
+        if !header.is_git && header.old.is_none() && header.new.is_none() {
+            return Ok(None);
+        }
+        let mut hunks = Vec::new();
+        while self.line().is_some_and(|line| line.starts_with(b"@@ -")) {
+            if hunks.len() == MAX_HUNKS {
+                return Err(self.error("the file has more than 10000 hunks"));
+            }
+            hunks.push(self.hunk()?);
+        }
+        if header.is_new && header.is_deleted || header.old.is_none() && header.new.is_none() {
+            return Err(self.error("the file has no name"));
+        }
+        Ok(Some(FilePatch {
+            old: header.old.filter(|_| !header.is_new),
+            new: header.new.filter(|_| !header.is_deleted),
+            is_copy: header.is_copy,
+            is_moved: header.is_moved,
+            mode: header.mode,
+            hunks,
+        }))
+    }
+
+    /// Reads a line of git's header; false if it is none.
+    fn git_header(&self, line: &[u8], header: &mut Header) -> Result<bool, Unreadable> {
+        let value = |prefix: &str| line.strip_prefix(prefix.as_bytes());
+        let mode = |value: &[u8]| {
+            let text = std::str::from_utf8(value).ok();
+            let mode = text.and_then(|text| u32::from_str_radix(text, 8).ok());
+            match mode {
+                Some(mode) if mode & 0o170_000 == 0o100_000 => Ok(mode & 0o777),
+                Some(0o120_000) => {
+                    Err(self.error("it changes a symbolic link, which is not supported"))
+                }
+                Some(0o160_000) => {
+                    Err(self.error("it changes a submodule, which is not supported"))
+                }
+                _ => Err(self.error("the mode cannot be read")),
+            }
+        };
+        if let Some(value) = value("old mode ") {
+            mode(value)?;
+        } else if let Some(value) = value("new mode ") {
+            header.mode = Some(mode(value)?);
+        } else if let Some(value) = value("new file mode ") {
+            header.is_new = true;
+            header.mode = Some(mode(value)?);
+        } else if let Some(value) = value("deleted file mode ") {
+            mode(value)?;
+            header.is_deleted = true;
+        } else if let Some((name, is_copy)) = value("rename from ")
+            .map(|name| (name, false))
+            .or(value("copy from ").map(|name| (name, true)))
+        {
+            header.is_moved = true;
+            header.is_copy = is_copy;
+            // These names have no prefix.
+            header.old = Some(self.stripped(&unquoted(name).0, self.strip.saturating_sub(1))?);
+        } else if let Some(name) = value("rename to ").or(value("copy to ")) {
+            header.new = Some(self.stripped(&unquoted(name).0, self.strip.saturating_sub(1))?);
+        } else if let Some(value) = value("index ") {
+            // The mode of a file whose mode does not change.
+            if let Some(kept) = value.splitn(2, |byte| *byte == b' ').nth(1) {
+                mode(kept)?;
+            }
+        } else if line == b"GIT binary patch" {
+            return Err(self.error("it has a change of a binary file; write that file instead"));
+        } else {
+            return Ok(value("similarity index ")
+                .or(value("dissimilarity index "))
+                .is_some());
+        }
+        Ok(true)
+    }
+
+    /// Reads the name in a `---` or `+++` line. Returns whether it says that there is no file.
+    fn name(&self, text: &[u8], into: &mut Option<Vec<u8>>) -> Result<bool, Unreadable> {
+        let (name, stamp) = unquoted(text);
+        // diff -N writes so of a file that is not there.
+        let is_epoch =
+            stamp.starts_with(b"1970-01-01 00:00:00") || stamp.starts_with(b"1969-12-31 ");
+        if name == b"/dev/null" {
+            return Ok(true);
+        }
+        *into = Some(self.stripped(&name, self.strip)?);
+        Ok(is_epoch)
+    }
+
+    fn stripped(&self, name: &[u8], strip: usize) -> Result<Vec<u8>, Unreadable> {
+        let mut rest = name;
+        for _ in 0..strip {
+            let slash = rest.iter().position(|byte| *byte == b'/');
+            let slash = slash.ok_or_else(|| {
+                let name = String::from_utf8_lossy(name);
+                self.error(format!(
+                    "the name {name:?} has fewer parts than strip={strip} takes off"
+                ))
+            })?;
+            rest = &rest[slash + 1..];
+        }
+        if rest.is_empty() || rest.contains(&0) {
+            return Err(self.error("the name of the file is empty"));
+        }
+        Ok(rest.to_vec())
+    }
+
+    fn hunk(&mut self) -> Result<Hunk, Unreadable> {
+        let head = self.line().unwrap_or_default();
+        let ranges = ranges(head).ok_or_else(|| self.error("the head of a hunk cannot be read"))?;
+        let [(line, mut old_left), (_, mut new_left)] = ranges;
+        self.at += 1;
+        let (mut old, mut new) = (Vec::new(), Vec::new());
+        while old_left > 0 || new_left > 0 {
+            let line = *self
+                .lines
+                .get(self.at)
+                .ok_or_else(|| self.error("a hunk is cut off"))?;
+            // Some programs remove the blank of an empty line.
+            let (mark, mut content) = match line {
+                b"\n" => (b' ', line),
+                [mark, content @ ..] => (*mark, content),
+                [] => return Err(self.error("a hunk is cut off")),
+            };
+            self.at += 1;
+            if self.line().is_some_and(|next| next.starts_with(b"\\")) {
+                self.at += 1;
+                content = content.strip_suffix(b"\n").unwrap_or(content);
+            } else if !content.ends_with(b"\n") {
+                return Err(self.error("a hunk is cut off"));
+            }
+            let (is_old, is_new) = match mark {
+                b' ' => (true, true),
+                b'-' => (true, false),
+                b'+' => (false, true),
+                _ => {
+                    self.at -= 1;
+                    return Err(self.error("a line of a hunk begins with neither a blank, - nor +"));
+                }
+            };
+            for (is_in, left, text) in [
+                (is_old, &mut old_left, &mut old),
+                (is_new, &mut new_left, &mut new),
+            ] {
+                if is_in {
+                    *left = left
+                        .checked_sub(1)
+                        .ok_or_else(|| self.error("a hunk has more lines than its head says"))?;
+                    text.extend_from_slice(content);
+                }
+            }
+        }
+        Ok(Hunk { line, old, new })
+    }
+}
+
+/// The two ranges in the head of a hunk: first line and number of lines.
+fn ranges(head: &[u8]) -> Option<[(u64, u64); 2]> {
+    let text = std::str::from_utf8(
+        head.strip_prefix(b"@@ ")?
+            .split(|byte| *byte == b'@')
+            .next()?,
+    )
+    .ok()?;
+    let mut words = text.trim_end().split(' ');
+    let mut range = |mark| {
+        let word = words.next()?.strip_prefix(mark)?;
+        let (first, count) = word.split_once(',').unwrap_or((word, "1"));
+        let number = |text: &str| {
+            let is_plain = text.len() < 12 && text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse().ok().filter(|_| is_plain)
+        };
+        Some((number(first)?, number(count)?))
+    };
+    Some([range('-')?, range('+')?])
+}
+
+/// The name in `a/NAME b/NAME`, if both are the same, with its first prefix.
+fn git_name(text: &[u8]) -> Option<Vec<u8>> {
+    if text.starts_with(b"\"") {
+        return Some(unquoted(text).0);
+    }
+    let middle = text.len() / 2;
+    let (old, new) = (text.get(..middle)?, text.get(middle + 1..)?);
+    let inner = |name: &[u8]| {
+        name.iter()
+            .position(|byte| *byte == b'/')
+            .map(|slash| name[slash..].to_vec())
+    };
+    (text.get(middle) == Some(&b' ') && inner(old) == inner(new)).then(|| old.to_vec())
+}
+
+/// A name, perhaps in quotes as C has them, and what follows it after a tab.
+fn unquoted(text: &[u8]) -> (Vec<u8>, &[u8]) {
+    let text = text.strip_suffix(b"\r").unwrap_or(text);
+    let Some(quoted) = text.strip_prefix(b"\"") else {
+        let end = text
+            .iter()
+            .position(|byte| *byte == b'\t')
+            .unwrap_or(text.len());
+        return (
+            text[..end].to_vec(),
+            text.get(end + 1..).unwrap_or_default(),
+        );
+    };
+    let (mut name, mut at) = (Vec::new(), 0);
+    while let Some(byte) = quoted.get(at).copied().filter(|byte| *byte != b'"') {
+        at += 1;
+        if byte != b'\\' {
+            name.push(byte);
+            continue;
+        }
+        let escaped = quoted.get(at).copied().unwrap_or(b'\\');
+        let octal = quoted
+            .get(at..at + 3)
+            .filter(|digits| digits.iter().all(|digit| (b'0'..b'8').contains(digit)));
+        if let Some(digits) = octal {
+            name.push(digits.iter().fold(0_u8, |value, digit| {
+                value.wrapping_mul(8).wrapping_add(digit - b'0')
+            }));
+            at += 3;
+            continue;
+        }
+        at += 1;
+        name.push(match escaped {
+            b'n' => b'\n',
+            b't' => b'\t',
+            b'r' => b'\r',
+            b'a' => 7,
+            b'b' => 8,
+            b'v' => 11,
+            b'f' => 12,
+            other => other,
+        });
+    }
+    let rest = quoted.get(at + 1..).unwrap_or_default();
+    (name, rest.strip_prefix(b"\t").unwrap_or(rest))
+}
+
+/// Applies hunks to a text. Returns the new text, and by how many lines each hunk was moved.
+///
+/// # Errors
+/// The first hunk that does not fit.
+pub fn apply(text: &[u8], hunks: &[Hunk]) -> Result<(Vec<u8>, Vec<i64>), Misfit> {
+    let (mut new, mut moves) = (Vec::with_capacity(text.len()), Vec::new());
+    // The end of what was copied, and a line with the place where it begins.
+    let mut done = 0;
+    let (mut line, mut at) = (1, 0);
+    for (index, hunk) in hunks.iter().enumerate() {
+        // A hunk without old lines is after its line.
+        let expected = if hunk.old.is_empty() {
+            hunk.line + 1
+        } else {
+            hunk.line.max(1)
+        };
+        while line < expected && at < text.len() {
+            at = memchr::memchr(b'\n', &text[at..]).map_or(text.len(), |end| at + end + 1);
+            line += 1;
+        }
+        let is_there = |start: usize| {
+            let end = start + hunk.old.len();
+            let is_whole = hunk.old.ends_with(b"\n") || hunk.old.is_empty() || end == text.len();
+            start >= done && is_whole && text[start..].starts_with(&hunk.old)
+        };
+        let misfit = |is_ambiguous| {
+            let (line, text) = difference(&text[at..], &hunk.old, line);
+            Misfit {
+                hunk: index + 1,
+                line,
+                text,
+                is_ambiguous,
+            }
+        };
+        let start = if line == expected && is_there(at) {
+            at
+        } else if hunk.old.is_empty() {
+            return Err(misfit(false));
+        } else {
+            // Without a line end it can only be the end of the text.
+            let last = text.len().saturating_sub(hunk.old.len());
+            let from = if hunk.old.ends_with(b"\n") {
+                done
+            } else {
+                last.max(done)
+            };
+            let is_line = from == done || text[from - 1] == b'\n';
+            let mut places =
+                places(text, &hunk.old, from).filter(|start| is_line && is_there(*start));
+            match (places.next(), places.next()) {
+                (Some(place), None) => place,
+                (place, _) => return Err(misfit(place.is_some())),
+            }
+        };
+        let found = 1 + memchr::memchr_iter(b'\n', &text[..start]).count() as u64;
+        moves.push(if start == at {
+            0
+        } else {
+            found.cast_signed() - expected.cast_signed()
+        });
+        new.extend_from_slice(&text[done..start]);
+        new.extend_from_slice(&hunk.new);
+        done = start + hunk.old.len();
+    }
+    new.extend_from_slice(&text[done..]);
+    Ok((new, moves))
+}
+
+/// Where lines of a text begin, from `done` on, that are `old`. Overlapping places are found too.
+fn places<'a>(text: &'a [u8], old: &'a [u8], done: usize) -> impl Iterator<Item = usize> + 'a {
+    // With the line end before it, a place is always the beginning of a line.
+    let whole_lines = [b"\n", old].concat();
+    let finder = Finder::new(&whole_lines).into_owned();
+    let first = Some(done).filter(|_| text[done..].starts_with(old));
+    let mut from = done;
+    first.into_iter().chain(std::iter::from_fn(move || {
+        let start = from + finder.find(text.get(from..)?)? + 1;
+        from = start;
+        Some(start)
+    }))
+}
+
+/// The first line of a text that differs from the old lines of a hunk.
+fn difference(text: &[u8], old: &[u8], first: u64) -> (u64, Option<Vec<u8>>) {
+    let mut lines = text.split_inclusive(|byte| *byte == b'\n');
+    let mut wanted = old.split_inclusive(|byte| *byte == b'\n');
+    let mut line = first;
+    loop {
+        match (lines.next(), wanted.next()) {
+            (Some(found), Some(wanted)) if found == wanted => line += 1,
+            (found, _) => return (line, found.map(<[u8]>::to_vec)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn one(patch: &str) -> FilePatch {
+        parse(patch.as_bytes(), 1).unwrap().remove(0)
+    }
+
+    fn applied(text: &str, patch: &str) -> Result<(String, Vec<i64>), Misfit> {
+        let (new, moves) = apply(text.as_bytes(), &one(patch).hunks)?;
+        Ok((String::from_utf8(new).unwrap(), moves))
+    }
+
+    const PATCH: &str = "--- a/f\n+++ b/f\n@@ -2,3 +2,3 @@ heading\n b\n-c\n+C\n d\n";
+
+    #[test]
+    fn hunks_are_applied_where_they_say_or_where_they_fit_once() {
+        let text = |text: &str, moves: &[i64]| Ok((text.to_owned(), moves.to_vec()));
+        assert_eq!(applied("a\nb\nc\nd\n", PATCH), text("a\nb\nC\nd\n", &[0]));
+        assert_eq!(
+            applied("x\ny\na\nb\nc\nd\n", PATCH),
+            text("x\ny\na\nb\nC\nd\n", &[2])
+        );
+        assert_eq!(applied("b\nc\nd\n", PATCH), text("b\nC\nd\n", &[-1]));
+        // Where it says counts, even if it fits elsewhere too.
+        assert_eq!(
+            applied("a\nb\nc\nd\nb\nc\nd\n", PATCH),
+            text("a\nb\nC\nd\nb\nc\nd\n", &[0])
+        );
+        let misfit = |line, text: &str, is_ambiguous| {
+            Err(Misfit {
+                hunk: 1,
+                line,
+                text: Some(text.into()),
+                is_ambiguous,
+            })
+        };
+        assert_eq!(applied("b\nc\nd\nb\nc\nd\n", PATCH), misfit(2, "c\n", true));
+        assert_eq!(applied("a\nb\nx\nd\n", PATCH), misfit(3, "x\n", false));
+        assert_eq!(
+            applied("a\nb\n", PATCH),
+            Err(Misfit {
+                hunk: 1,
+                line: 3,
+                text: None,
+                is_ambiguous: false
+            })
+        );
+        assert_eq!(applied("xb\nc\nd\n", PATCH), misfit(2, "c\n", false));
+        let insert = "--- a/f\n+++ b/f\n@@ -1,0 +2 @@\n+new\n";
+        assert_eq!(applied("a\nb\n", insert), text("a\nnew\nb\n", &[0]));
+        let ends = "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n a\n-b\n\\ No newline at end of file\n+b\n";
+        assert_eq!(applied("a\nb", ends), text("a\nb\n", &[0]));
+        assert!(applied("a\nb\n", ends).is_err());
+        let stripped = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n a\n\n-b\n+c\n";
+        assert_eq!(applied("a\n\nb\n", stripped), text("a\n\nc\n", &[0]));
+    }
+
+    #[test]
+    fn headers_of_git_and_of_diff_are_understood() {
+        let name = |text: &str| Some(text.as_bytes().to_vec());
+        let new = one(
+            "diff --git a/n b/n\nnew file mode 100755\nindex 000..123\n--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+x\n",
+        );
+        assert_eq!((new.old, new.new, new.mode), (None, name("n"), Some(0o755)));
+        let empty = one("diff --git a/d/e b/d/e\nnew file mode 100644\nindex 0..0\n");
+        assert_eq!(
+            (empty.old, empty.new, empty.hunks.len()),
+            (None, name("d/e"), 0)
+        );
+        let gone = one(
+            "diff --git a/n b/n\ndeleted file mode 100644\n--- a/n\n+++ /dev/null\n@@ -1 +0,0 @@\n-x\n",
+        );
+        assert_eq!((gone.old, gone.new), (name("n"), None));
+        let moved =
+            one("diff --git a/x y b/z\nsimilarity index 100%\nrename from x y\nrename to z\n");
+        assert_eq!(
+            (moved.old, moved.new, moved.is_moved, moved.is_copy),
+            (name("x y"), name("z"), true, false)
+        );
+        let copied = one("diff --git a/x b/z\ncopy from x\ncopy to z\n");
+        assert!(copied.is_copy);
+        let mode = one("diff --git a/x b/x\nold mode 100644\nnew mode 100755\n");
+        assert_eq!(
+            (mode.old, mode.new, mode.mode),
+            (name("x"), name("x"), Some(0o755))
+        );
+        let quoted =
+            one("--- \"a/t\\tb\\303\\251\"\n+++ \"b/t\\tb\\303\\251\"\n@@ -1 +1 @@\n-x\n+y\n");
+        assert_eq!(quoted.new, name("t\tb\u{e9}"));
+        let stamped = one(
+            "diff -u a/x b/x\n--- a/x y\t2026-01-01 00:00:00.5 +0000\n+++ b/x y\t2026-01-01 00:00:00.5 +0000\n@@ -1 +1 @@\n-x\n+y\n",
+        );
+        assert_eq!(stamped.old, name("x y"));
+        let absent = one(
+            "--- a/x\t1970-01-01 00:00:00.000000000 +0000\n+++ b/x\t2026-01-01 00:00:00.5 +0000\n@@ -0,0 +1 @@\n+y\n",
+        );
+        assert_eq!((absent.old, absent.new), (None, name("x")));
+        let files = parse(
+            [
+                PATCH,
+                "diff --git a/m b/m\nold mode 100644\nnew mode 100755\n",
+                PATCH,
+            ]
+            .concat()
+            .as_bytes(),
+            1,
+        )
+        .unwrap();
+        assert_eq!(files.len(), 3);
+        assert_eq!(parse(PATCH.as_bytes(), 0).unwrap()[0].old, name("a/f"));
+    }
+
+    #[test]
+    fn what_is_no_patch_is_refused_with_its_line() {
+        for (patch, line) in [
+            ("", 1),
+            ("hello\n", 1),
+            ("--- a/f\n+++ b/f\n", 3),
+            ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x\n", 5),
+            ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x\n+y", 6),
+            ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n*x\n", 4),
+            ("--- a/f\n+++ b/f\n@@ -1,x +1 @@\n-x\n", 3),
+            ("--- f\n+++ f\n@@ -1 +1 @@\n-x\n+y\n", 1),
+            ("@@ -1 +1 @@\n-x\n+y\n", 1),
+            (
+                "diff --git a/b b/b\nindex 1..2\nGIT binary patch\nliteral 1\n",
+                3,
+            ),
+            (
+                "diff --git a/b b/b\nindex 1..2 100644\nBinary files a/b and b/b differ\n",
+                3,
+            ),
+            ("diff --git a/l b/l\nnew file mode 120000\n", 2),
+        ] {
+            let error = parse(patch.as_bytes(), 1).unwrap_err();
+            assert_eq!(error.line, line, "{patch:?}: {}", error.why);
+        }
+    }
+}

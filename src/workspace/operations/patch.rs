@@ -1,0 +1,376 @@
+//! Applying patches: all files or none.
+//!
+//! Everything is read, applied and staged beside its place before the first file is replaced. What follows are
+//! renames, which seldom fail; if one does, those before it are undone. Only a server that is killed between two of
+//! them leaves some files changed and others not.
+
+use std::collections::HashSet;
+
+use crate::error::{Detail, Error, Kind, Result};
+use crate::files::name::{FilePath, show};
+use crate::files::text::{FilePatch, apply, parse};
+use crate::files::{FileVersion, Files, Upload};
+use crate::ledger::{Charge, Item};
+use crate::workspace::lease::Workspace;
+
+/// Most characters that an error quotes of a file.
+const MAX_QUOTED: usize = 2000;
+
+/// What a patch did to a file.
+pub struct Patched {
+    /// The file, as a request names it. Of a deleted file the name that it had.
+    pub path: String,
+    /// What happened to it.
+    pub change: Change,
+    /// The name before, of a file that was renamed or copied.
+    pub from: Option<String>,
+    /// By how many lines each hunk was moved.
+    pub moved: Vec<i64>,
+}
+
+/// What happens to a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// It is made.
+    Created,
+    /// Its content or mode is changed.
+    Modified,
+    /// It is removed.
+    Deleted,
+    /// It is given another name.
+    Renamed,
+    /// It is made from another file.
+    Copied,
+}
+
+/// One file of a patch, applied in memory.
+struct Planned {
+    patched: Patched,
+    /// What is written, and where.
+    write: Option<Write>,
+    /// What is removed, with its content.
+    remove: Option<Old>,
+}
+
+struct Write {
+    path: FilePath,
+    content: Vec<u8>,
+    mode: Option<u32>,
+    /// What is replaced.
+    replaced: Option<Old>,
+}
+
+/// A file as it was.
+struct Old {
+    path: FilePath,
+    content: Vec<u8>,
+    version: FileVersion,
+    mode: u32,
+}
+
+/// A step that was done.
+enum Done<'a> {
+    Written(&'a Write),
+    Removed(&'a Old),
+}
+
+impl Workspace {
+    /// Applies a patch to the files beneath a directory.
+    ///
+    /// # Errors
+    /// `Invalid` with the line of the patch that cannot be read; `PatchFailed` with `file`, `hunk`, `line` and
+    /// what stands there; `Changed`; as for writes. No file is changed then.
+    pub fn patch_files(
+        &self,
+        directory: &FilePath,
+        patch: &[u8],
+        strip: usize,
+        is_dry_run: bool,
+    ) -> Result<Vec<Patched>> {
+        let room = self.ledger.charge(Item::Bodies, 4 * patch.len());
+        let mut charge = room?;
+        let patches = parse(patch, strip).map_err(|error| {
+            let text = format!("line {} of the patch: {}", error.line, error.why);
+            Error::invalid(text).with("line", Detail::Number(error.line))
+        })?;
+        let files = self.files()?;
+        let mut paths = Vec::new();
+        for patch in &patches {
+            for name in [&patch.old, &patch.new].into_iter().flatten() {
+                paths.push(below(directory, name)?);
+            }
+        }
+        let mut keys: Vec<_> = paths.iter().map(|path| files.key(path)).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        let _claim = self.claims.claim(keys)?;
+        let mut planned = Vec::new();
+        for patch in &patches {
+            planned.push(self.plan_file(&files, directory, patch, &mut charge)?);
+        }
+        check_targets(&files, &planned)?;
+        if !is_dry_run {
+            commit(&files, &planned)?;
+            self.check_open()?;
+        }
+        Ok(planned.into_iter().map(|planned| planned.patched).collect())
+    }
+
+    fn plan_file(
+        &self,
+        files: &Files<'_>,
+        directory: &FilePath,
+        patch: &FilePatch,
+        charge: &mut Charge,
+    ) -> Result<Planned> {
+        let path = |name: &Option<Vec<u8>>| {
+            name.as_deref()
+                .map(|name| below(directory, name))
+                .transpose()
+        };
+        let (mut old_path, new_path) = (path(&patch.old)?, path(&patch.new)?);
+        let differ = old_path.is_some() && new_path.is_some() && old_path != new_path;
+        // Two names without a rename: the file is the one that is there, the new name first.
+        if differ && !patch.is_moved {
+            let is_there = |path: &Option<FilePath>| {
+                path.as_ref().is_some_and(|path| files.stat(path).is_ok())
+            };
+            if is_there(&new_path) || !is_there(&old_path) {
+                old_path.clone_from(&new_path);
+            }
+        }
+        let target = if patch.is_moved {
+            new_path
+        } else {
+            new_path.and(old_path.clone().or(path(&patch.new)?))
+        };
+        let old = old_path
+            .map(|path| self.read_old(files, path, patch.hunks.is_empty(), charge))
+            .transpose()?;
+        let shown = target
+            .as_ref()
+            .or(old.as_ref().map(|old| &old.path))
+            .map_or_else(String::new, FilePath::to_string);
+        let text = old.as_ref().map_or(&[][..], |old| &old.content);
+        let (content, moved) = apply(text, &patch.hunks).map_err(|misfit| {
+            let why = if misfit.is_ambiguous {
+                "fits at more than one place"
+            } else {
+                "does not fit"
+            };
+            let (hunk, line) = (misfit.hunk, misfit.line);
+            failed(&shown, &format!("hunk {hunk} {why}; line {line} differs"))
+                .with("hunk", Detail::Number(hunk as u64))
+                .with("line", Detail::Number(line))
+                .with("text", Detail::Text(quoted(misfit.text.as_deref())))
+        })?;
+        charge.set(charge.bytes() + content.len())?;
+        let change = match (&old, &target) {
+            (None, _) => Change::Created,
+            (Some(_), None) if !content.is_empty() => {
+                let end = quoted(Some(&content[..content.len().min(MAX_QUOTED)]));
+                let error = failed(
+                    &shown,
+                    "the patch deletes the file, and there is more in it",
+                );
+                return Err(error.with("text", Detail::Text(end)));
+            }
+            (Some(_), None) => Change::Deleted,
+            (Some(_), Some(_)) if patch.is_copy => Change::Copied,
+            (Some(old), Some(target)) if old.path != *target => Change::Renamed,
+            _ => Change::Modified,
+        };
+        let is_moved = matches!(change, Change::Renamed | Change::Copied);
+        let patched = Patched {
+            path: shown,
+            change,
+            from: old
+                .as_ref()
+                .filter(|_| is_moved)
+                .map(|old| old.path.to_string()),
+            moved,
+        };
+        let mode = patch.mode.map(|mode| match &old {
+            // A patch knows only whether a file is executable.
+            Some(old) if mode & 0o111 == 0 => old.mode & !0o111,
+            Some(old) => old.mode | (old.mode & 0o444) >> 2,
+            None => mode,
+        });
+        let mode = mode.or_else(|| old.as_ref().filter(|_| is_moved).map(|old| old.mode));
+        let (replaced, remove) = match change {
+            Change::Modified => (old, None),
+            Change::Created | Change::Copied => (None, None),
+            Change::Deleted | Change::Renamed => (None, old),
+        };
+        let write = target.map(|path| Write {
+            path,
+            content,
+            mode,
+            replaced,
+        });
+        Ok(Planned {
+            patched,
+            write,
+            remove,
+        })
+    }
+
+    fn read_old(
+        &self,
+        files: &Files<'_>,
+        path: FilePath,
+        may_be_binary: bool,
+        charge: &mut Charge,
+    ) -> Result<Old> {
+        let opened = files
+            .open(&path, false)
+            .map_err(|error| match error.kind() {
+                Kind::NotFound => failed(&path.to_string(), "there is no such file"),
+                _ => error,
+            })?;
+        let mode = opened.mode;
+        let (content, version, own) = self.read_text(&path, opened.file, may_be_binary)?;
+        charge.set(charge.bytes() + own.bytes())?;
+        let version = version.ok_or_else(|| failed(&path.to_string(), "there is no such file"))?;
+        Ok(Old {
+            path,
+            content,
+            version,
+            mode,
+        })
+    }
+}
+
+/// The path of a name in a patch. A name leads into the directory, and not out of it.
+fn below(directory: &FilePath, name: &[u8]) -> Result<FilePath> {
+    if name.starts_with(b"/") || name.split(|byte| *byte == b'/').any(|part| part == b"..") {
+        return Err(Error::invalid(format!(
+            "the patch names {}, which is not beneath the directory",
+            show(name)
+        )));
+    }
+    FilePath::new(directory.below(&show(name)).as_bytes())
+}
+
+fn failed(file: &str, why: &str) -> Error {
+    let text = format!("cannot patch {file}: {why}; no file is changed");
+    Error::new(Kind::PatchFailed, text).with("file", Detail::Text(file.to_owned()))
+}
+
+fn quoted(text: Option<&[u8]>) -> String {
+    let text = String::from_utf8_lossy(text.unwrap_or_default());
+    text.trim_end_matches(['\r', '\n'])
+        .chars()
+        .take(MAX_QUOTED)
+        .collect()
+}
+
+/// Checks that no file is written twice, and that what is to be made is not there, or is removed.
+fn check_targets(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
+    let removed: HashSet<_> = planned
+        .iter()
+        .filter_map(|file| Some(files.key(&file.remove.as_ref()?.path)))
+        .collect();
+    let mut written = HashSet::new();
+    for write in planned.iter().filter_map(|file| file.write.as_ref()) {
+        let key = files.key(&write.path);
+        let is_in_the_way =
+            write.replaced.is_none() && !removed.contains(&key) && files.stat(&write.path).is_ok();
+        if is_in_the_way {
+            return Err(failed(
+                &write.path.to_string(),
+                "the patch makes this file, and it is there already",
+            ));
+        }
+        if !written.insert(key) {
+            return Err(Error::invalid(format!(
+                "the patch changes {} twice",
+                write.path
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Writes and removes all of it, or nothing.
+fn commit(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
+    let mut staged = Vec::new();
+    for write in planned.iter().filter_map(|file| file.write.as_ref()) {
+        staged.push((
+            write,
+            stage(files, &write.path, &write.content, write.mode)?,
+        ));
+    }
+    let mut done = Vec::new();
+    let result = run(files, planned, staged, &mut done);
+    if result.is_err() {
+        for step in done.into_iter().rev() {
+            // The first error is the one to report.
+            let _ = undo(files, step);
+        }
+    }
+    result
+}
+
+fn run<'a>(
+    files: &Files<'_>,
+    planned: &'a [Planned],
+    staged: Vec<(&'a Write, Upload<'_>)>,
+    done: &mut Vec<Done<'a>>,
+) -> Result<()> {
+    let changed = |path: &FilePath| {
+        let text = format!(
+            "cannot patch {path}: another program changed it meanwhile; no file is changed"
+        );
+        Error::new(Kind::Changed, text)
+    };
+    // Removed first, so that a file may take the name of another one.
+    for old in planned.iter().filter_map(|file| file.remove.as_ref()) {
+        let now = FileVersion::of(files.open(&old.path, false)?.file);
+        if now.ok().as_ref() != Some(&old.version) {
+            return Err(changed(&old.path));
+        }
+        files.remove(&old.path, false)?;
+        done.push(Done::Removed(old));
+    }
+    for (write, upload) in staged {
+        let version = write.replaced.as_ref().map(|old| &old.version);
+        if !upload.commit_over(version)? {
+            return Err(changed(&write.path));
+        }
+        done.push(Done::Written(write));
+    }
+    Ok(())
+}
+
+fn undo(files: &Files<'_>, step: Done<'_>) -> Result<()> {
+    match step {
+        Done::Written(Write {
+            path,
+            replaced: None,
+            ..
+        }) => files.remove(path, false),
+        Done::Written(Write {
+            replaced: Some(old),
+            ..
+        })
+        | Done::Removed(old) => {
+            let upload = stage(files, &old.path, &old.content, Some(old.mode))?;
+            upload.commit().map(drop)
+        }
+    }
+}
+
+fn stage<'a>(
+    files: &'a Files<'_>,
+    path: &FilePath,
+    content: &[u8],
+    mode: Option<u32>,
+) -> Result<Upload<'a>> {
+    let mut upload = files.upload(path, mode, true)?;
+    let mut data = content;
+    while !data.is_empty() {
+        data = &data[upload.write(data)?..];
+    }
+    Ok(upload)
+}

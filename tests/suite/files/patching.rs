@@ -1,0 +1,279 @@
+//! The promise of `files/patch`: what diff and git write is applied as they mean it, to all files or to none,
+//! and a hunk that does not fit is named with what stands there.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
+use std::process::Command;
+
+use serde_json::json;
+
+use super::{Site, encode, expect_error, expect_ok, in_both_modes};
+use crate::fixture::{Random, Reply, TempDir, names_in};
+use crate::skip;
+
+fn patch(site: &Site<'_>, rest: &str, body: impl AsRef<[u8]>) -> Reply {
+    let route = format!("patch?path={}{rest}", encode(site.path("")));
+    site.request("POST", &route, body.as_ref())
+}
+
+/// What a shell command writes in a directory.
+fn output(directory: &Path, command: &str) -> Vec<u8> {
+    let output = Command::new("sh")
+        .args(["-c", command])
+        .env("HOME", directory)
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("LC_ALL", "C")
+        .current_dir(directory)
+        .output()
+        .unwrap();
+    // diff ends with 1 where there is a difference.
+    assert!(
+        output.status.code() <= Some(1),
+        "{command}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    output.stdout
+}
+
+/// The files below a directory with their content and whether they are executable.
+fn tree(directory: &Path) -> Vec<(String, Vec<u8>, bool)> {
+    let list = output(
+        directory,
+        "find . -type f -not -path './.git/*' -print0 | LC_ALL=C sort -z",
+    );
+    let names = list
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty());
+    names
+        .map(|name| {
+            let name = String::from_utf8(name.to_vec()).unwrap();
+            let path = directory.join(&name);
+            let is_executable = fs::metadata(&path).unwrap().permissions().mode() & 0o100 != 0;
+            (name, fs::read(path).unwrap(), is_executable)
+        })
+        .collect()
+}
+
+const BEFORE: &str = "mkdir -p d; seq 1 60 > numbers; printf 'a\\nb' > end; echo gone > gone; seq 1 30 > 'd/old name'; \
+    echo run > script; printf 'x\\ty\\n' > 'd/t\u{e9}\"q'; : > empty; seq 1 40 > copied";
+const AFTER: &str = "sed -i -e 's/^7$/seven/' -e '/^30$/d' -e 's/^59$/&\\nnew/' numbers; printf 'a\\nb\\n' > end; rm gone; \
+    mkdir -p e; mv 'd/old name' 'e/new name'; sed -i 's/^12$/twelve/' 'e/new name'; chmod +x script; \
+    echo more >> 'd/t\u{e9}\"q'; rm empty; echo made > e/made; : > e/void; printf '#!/bin/sh' > e/run; chmod +x e/run; \
+    cp copied d/copy; sed -i 's/^3$/three/' copied";
+
+#[test]
+fn a_patch_of_git_leads_where_git_was() {
+    if Command::new("git").arg("--version").output().is_err() {
+        skip!("needs git");
+    }
+    in_both_modes(|site| {
+        let dir = TempDir::new();
+        let git = "git -c user.name=x -c user.email=x@x";
+        output(
+            dir.path(),
+            &format!("git init -q; {BEFORE}; git add -A; {git} commit -qm one"),
+        );
+        for (name, content, _) in tree(dir.path()) {
+            site.write(&name, content);
+        }
+        output(
+            dir.path(),
+            &format!("{AFTER}; git add -A; {git} commit -qm two"),
+        );
+        let diff = output(dir.path(), "git diff -M -C -C HEAD~1 HEAD");
+        let text = String::from_utf8_lossy(&diff);
+        for feature in [
+            "rename from",
+            "copy from",
+            "new file mode",
+            "deleted file",
+            "new mode",
+            "No newline",
+            "\\303",
+        ] {
+            assert!(text.contains(feature), "the patch has no {feature}: {text}");
+        }
+        let before = tree(&site.root);
+        let tried = expect_ok(&patch(site, "&dry_run=1", &diff));
+        assert_eq!(tree(&site.root), before);
+        let done = expect_ok(&patch(site, "", &diff));
+        assert_eq!(done, tried);
+        assert_eq!(tree(&site.root), tree(dir.path()));
+        let change = |name: &str| {
+            let files = done["files"].as_array().unwrap();
+            let path = json!(site.path(name));
+            files
+                .iter()
+                .find(|file| file["path"] == path)
+                .unwrap_or_else(|| panic!("{name}: {done}"))
+                .clone()
+        };
+        assert_eq!(
+            change("numbers"),
+            json!({"path": site.path("numbers"), "change": "modified", "hunks": 3})
+        );
+        assert_eq!(change("gone")["change"], "deleted");
+        assert_eq!(change("script")["change"], "modified");
+        assert_eq!(change("d/copy")["change"], "copied");
+        assert_eq!(change("e/new name")["from"], json!(site.path("d/old name")));
+        // It cannot be applied again.
+        expect_error(&patch(site, "", &diff), 409, "patch_failed");
+        assert_eq!(tree(&site.root), tree(dir.path()));
+    });
+}
+
+#[test]
+fn a_patch_of_diff_leads_where_diff_looked() {
+    in_both_modes(|site| {
+        for seed in 0..8 {
+            let dir = TempDir::new();
+            let mut random = Random(seed + 1);
+            fs::create_dir(dir.join("a")).unwrap();
+            for number in 0..4 {
+                let text: String = (0..random.below(60))
+                    .map(|_| format!("{}\n", random.below(6)))
+                    .collect();
+                fs::write(dir.join(&format!("a/f{number}")), text).unwrap();
+            }
+            output(
+                dir.path(),
+                "cp -r a b; rm b/f3; echo new > b/f4; rm -f a/f4",
+            );
+            for number in 0..3 {
+                let path = dir.join(&format!("b/f{number}"));
+                let text = fs::read_to_string(&path).unwrap();
+                let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+                for _ in 0..4 {
+                    let at = random.below(lines.len() + 1);
+                    if random.one_in(2) || at == lines.len() {
+                        lines.insert(at, format!("new {}", random.below(9)));
+                    } else {
+                        lines.remove(at);
+                    }
+                }
+                fs::write(path, lines.join("\n")).unwrap();
+            }
+            let diff = output(dir.path(), "TZ=UTC diff -urN a b");
+            output(&site.root, "rm -f f0 f1 f2 f3 f4");
+            for (name, content, _) in tree(&Path::new(&dir.join("a")).to_path_buf()) {
+                site.write(&name, content);
+            }
+            expect_ok(&patch(site, "", &diff));
+            assert_eq!(
+                tree(&site.root),
+                tree(Path::new(&dir.join("b"))),
+                "seed {seed}"
+            );
+        }
+    });
+}
+
+const CHANGE: &str = "--- a/f\n+++ b/f\n@@ -2,3 +2,3 @@\n b\n-c\n+C\n d\n";
+
+#[test]
+fn a_hunk_that_does_not_fit_changes_no_file_and_is_told() {
+    in_both_modes(|site| {
+        site.write("other", "one\n");
+        let first = "--- a/other\n+++ b/other\n@@ -1 +1 @@\n-one\n+two\n";
+        let both = [
+            first,
+            "diff --git a/new b/new\nnew file mode 100644\n",
+            CHANGE,
+        ]
+        .concat();
+        for (text, details) in [
+            (
+                "a\nb\nx\nd\n",
+                json!({"file": site.path("f"), "hunk": 1, "line": 3, "text": "x"}),
+            ),
+            (
+                "b\nc\nd\nb\nc\nd\n",
+                json!({"file": site.path("f"), "hunk": 1, "line": 2, "text": "c"}),
+            ),
+            (
+                "",
+                json!({"file": site.path("f"), "hunk": 1, "line": 1, "text": ""}),
+            ),
+        ] {
+            site.write("f", text);
+            let reply = patch(site, "", &both);
+            expect_error(&reply, 409, "patch_failed");
+            let mut document = reply.json();
+            document
+                .as_object_mut()
+                .unwrap()
+                .retain(|name, _| !["error", "code"].contains(&name.as_str()));
+            if !text.is_empty() {
+                assert_eq!(document, details, "{}", reply.text());
+            }
+            assert_eq!(
+                (site.content("other"), site.content("f")),
+                ("one\n".to_owned(), text.to_owned())
+            );
+            assert!(!site.root.join("new").exists());
+        }
+        site.write("f", "x\ny\na\nb\nc\nd\n");
+        let done = expect_ok(&patch(site, "", &both));
+        assert_eq!(done["files"][2]["moved"], json!([2]));
+        assert_eq!(site.content("f"), "x\ny\na\nb\nC\nd\n");
+        let again = patch(site, "", "--- a/none\n+++ b/none\n@@ -1 +1 @@\n-a\n+b\n");
+        expect_error(&again, 409, "patch_failed");
+        let names: Vec<_> = names_in(&site.root)
+            .into_iter()
+            .filter(|name| !name.starts_with('.'))
+            .collect();
+        assert_eq!(names, ["f", "new", "other"]);
+    });
+}
+
+#[test]
+fn what_is_no_patch_is_refused_with_its_line() {
+    in_both_modes(|site| {
+        for (body, line) in [
+            ("nothing\n", 1),
+            ("--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x\n", 5),
+            ("diff --git a/b b/b\nindex 1..2\nGIT binary patch\n", 3),
+        ] {
+            let reply = patch(site, "", body);
+            expect_error(&reply, 400, "bad_request");
+            assert_eq!(reply.json()["line"], line, "{}", reply.text());
+        }
+        expect_error(&patch(site, "&strip=3", CHANGE), 400, "bad_request");
+        let twice = [CHANGE, CHANGE].concat();
+        site.write("f", "a\nb\nc\nd\n");
+        expect_error(&patch(site, "", &twice), 400, "bad_request");
+        assert_eq!(site.content("f"), "a\nb\nc\nd\n");
+    });
+}
+
+#[test]
+fn names_of_a_patch_do_not_lead_out() {
+    in_both_modes(|site| {
+        let outside = TempDir::new();
+        fs::write(outside.join("f"), "a\nb\nc\nd\n").unwrap();
+        fs::set_permissions(outside.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        let name = outside.join("f");
+        for body in [
+            CHANGE.replace("/f\n", "/../f\n"),
+            CHANGE
+                .replace("a/f", &format!("a/{name}"))
+                .replace("b/f", &format!("b/{name}")),
+            CHANGE.replace("/f\n", "/x/../../f\n"),
+            "diff --git a/f b/f\nrename from f\nrename to ../f\n".to_owned(),
+        ] {
+            let reply = patch(site, "", &body);
+            expect_error(&reply, 400, "bad_request");
+        }
+        symlink(outside.path(), site.root.join("way")).unwrap();
+        let through = CHANGE.replace("/f\n", "/way/f\n");
+        let reply = patch(site, "", &through);
+        if site.base.is_empty() {
+            expect_error(&reply, 403, "forbidden");
+            assert_eq!(fs::read_to_string(&name).unwrap(), "a\nb\nc\nd\n");
+        } else {
+            // On a machine links are followed, as by every program.
+            expect_ok(&reply);
+        }
+    });
+}
