@@ -29,6 +29,8 @@ pub enum Kind {
     Leased,
     /// The object exists already.
     Exists,
+    /// The object is not as the request says.
+    Changed,
     /// The object cannot be moved to another file system.
     CrossDevice,
     /// The process's stdin is closed.

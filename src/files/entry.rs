@@ -106,7 +106,7 @@ pub(super) fn size(status: &FileStat) -> u64 {
 }
 
 /// Device and inode number: equal for two descriptors of the same file only.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Identity(u64, u64);
 
 impl Identity {

@@ -8,10 +8,13 @@
 //! Nothing here knows HTTP. Errors carry kinds, and their texts the path as the client wrote it.
 
 mod beneath;
+mod condition;
 mod entry;
 #[cfg(test)]
 mod fuzz;
+pub mod hash;
 mod home;
+pub mod lines;
 mod list;
 pub mod name;
 mod name_at;
@@ -25,6 +28,7 @@ mod tests;
 mod usage;
 mod write;
 
+pub use condition::Condition;
 pub use entry::{Entry, FileKind};
 pub use home::{make_home, remove_home};
 pub use list::Page;

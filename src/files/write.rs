@@ -23,11 +23,13 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
+use super::condition::{Condition, Turn, changed, check_again, exists};
 use super::entry::{FileKind, size};
 use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Root, opening_error};
 use super::splice_pipe::SplicePipe;
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
 
 /// Tries to open a file that other requests make, replace or protect at the same time.
@@ -58,6 +60,8 @@ struct Commit {
     /// Mode, user and group of the file that is replaced.
     kept: Option<(u32, u32, u32)>,
     staging: Staging,
+    /// Whether there must be no file.
+    is_exclusive: bool,
 }
 
 /// Where the bytes of an upload are until it is complete.
@@ -123,6 +127,7 @@ impl Root {
             replaces: kept.is_some(),
             kept,
             staging,
+            is_exclusive: false,
         };
         Ok(Upload::new(path, file, mode, Some(commit)))
     }
@@ -215,6 +220,7 @@ impl Upload<'_> {
             replaces: existing.is_some(),
             kept: Some(attributes(like)),
             staging,
+            is_exclusive: false,
         };
         Ok(Self::new(path, file, None, Some(commit)))
     }
@@ -271,6 +277,35 @@ impl Upload<'_> {
         )
     }
 
+    /// Replaces the target with the complete file if the condition holds; returns the size in bytes.
+    ///
+    /// # Errors
+    /// `Exists`; `Changed`; the target cannot be replaced, or the client disconnected. The old file is
+    /// unchanged.
+    pub fn commit_if(
+        mut self,
+        condition: Condition,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<u64, Stopped> {
+        let act = format!("cannot write {}", self.shown);
+        let Some(commit) = &mut self.commit else {
+            return Ok(self.commit()?);
+        };
+        let turn = Turn::take(&commit.target).map_err(|errno| Error::system(act, errno))?;
+        match condition {
+            Condition::Always => {}
+            _ if turn.is_none() => {
+                return Err(changed(&self.shown, "others are replacing it").into());
+            }
+            Condition::Absent if commit.replaces => return Err(exists(&self.shown).into()),
+            Condition::Absent => commit.is_exclusive = true,
+            Condition::Content(digest) => {
+                check_again(&self.shown, &commit.target, digest, interrupt)?;
+            }
+        }
+        Ok(self.commit()?)
+    }
+
     /// Replaces the target with the complete file; returns the size in bytes.
     ///
     /// # Errors
@@ -313,7 +348,7 @@ impl Commit {
         if let Staging::Unnamed = self.staging {
             if !self.replaces {
                 match link_open_file(file, directory, name) {
-                    Err(Errno::EEXIST) => {}
+                    Err(Errno::EEXIST) if !self.is_exclusive => {}
                     other => return other,
                 }
             }
@@ -323,6 +358,25 @@ impl Commit {
             self.staging = Staging::Named(temporary);
         }
         if let Staging::Named(temporary) = &self.staging {
+            if self.is_exclusive {
+                // Only one of several makes the name. Where it can be a link, it is never seen empty.
+                let flags = AtFlags::empty();
+                match linkat(
+                    directory,
+                    temporary.as_slice(),
+                    directory,
+                    name.as_slice(),
+                    flags,
+                ) {
+                    Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+                        drop(
+                            self.target
+                                .open(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)?,
+                        );
+                    }
+                    linked => return linked,
+                }
+            }
             renameat(directory, temporary.as_slice(), directory, name.as_slice())?;
             self.staging = Staging::Unnamed;
         }

@@ -1,7 +1,7 @@
 //! A workspace, and the lease that keeps it from ending during a request, a stream or a transfer.
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::activity::Activity;
@@ -14,6 +14,7 @@ use crate::process::registry::{Registry, Shared};
 
 /// One place where commands run and files live.
 pub struct Workspace {
+    this: Weak<Self>,
     root: Root,
     /// How its commands are started.
     pub(super) confinement: Confinement,
@@ -37,7 +38,8 @@ impl Workspace {
     ) -> Arc<Self> {
         let activity = Arc::new(Activity::new());
         let processes = Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger));
-        Arc::new(Self {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
             root,
             confinement,
             processes,
@@ -56,6 +58,16 @@ impl Workspace {
             return Err(Error::new(Kind::ShuttingDown, "the sandbox is ending"));
         }
         Ok(Lease(Arc::clone(self)))
+    }
+
+    /// Another lease, for work that outlives the request's handler. The caller holds one, so the workspace
+    /// is there.
+    ///
+    /// # Errors
+    /// `ShuttingDown` if the workspace is ending.
+    pub fn share(&self) -> Result<Lease> {
+        let ending = || Error::new(Kind::ShuttingDown, "the sandbox is ending");
+        self.this.upgrade().ok_or_else(ending)?.lease()
     }
 
     /// Its files. Until the value is dropped, this thread acts on files as their owner.

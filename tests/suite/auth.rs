@@ -76,6 +76,11 @@ impl Estate {
                 Vec::new(),
             ),
             ("GET", format!("/v1/files/stat?path={dir}/kept"), Vec::new()),
+            (
+                "POST",
+                "/v1/files/hash".to_owned(),
+                format!("{{\"paths\":[\"{dir}/kept\"]}}").into_bytes(),
+            ),
             ("GET", format!("/v1/files/list?path={dir}"), Vec::new()),
             (
                 "DELETE",

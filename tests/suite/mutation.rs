@@ -150,6 +150,9 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("DELETE", "processes/p-4", ""),
         ("GET", "files/read?path=w/a&offset=1&length=3", ""),
         ("GET", "files/read?path=/w/b", ""),
+        ("GET", "files/read?path=w/a&lines=1-2", ""),
+        ("POST", "files/hash", r#"{"paths":["w/a","w/none"]}"#),
+        ("PUT", "files/write?path=w/g&if_absent=1&hash=sha256", "g"),
         ("PUT", "files/write?path=w/a&mode=644", "some content"),
         (
             "POST",

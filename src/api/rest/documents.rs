@@ -284,6 +284,9 @@ pub(super) struct EntryDocument {
     mode: String,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     detail: Option<Detail>,
+    /// If it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sha256: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -328,8 +331,15 @@ impl EntryDocument {
                 },
                 link_target: entry.target.as_deref().map(show),
             }),
+            sha256: None,
         }
     }
+}
+
+/// A document as text.
+pub(super) fn to_json(document: &impl Serialize) -> Vec<u8> {
+    // Fails only for maps whose keys are not strings; no document has any.
+    serde_json::to_vec(document).unwrap_or_default()
 }
 
 /// Bytes of a list that are written before they are sent.

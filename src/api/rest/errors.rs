@@ -20,6 +20,7 @@ impl From<Error> for Refusal {
             Kind::NotRegular => (409, "not_regular"),
             Kind::Leased => (409, "leased"),
             Kind::Exists => (409, "exists"),
+            Kind::Changed => (409, "changed"),
             Kind::CrossDevice => (409, "cross_device"),
             Kind::StdinClosed => (409, "stdin_closed"),
             Kind::StdinBusy => (409, "stdin_busy"),

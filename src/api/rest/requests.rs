@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use serde_json::value::RawValue;
 
 use crate::codec::fields::{Elements, Fields, JsonType, Members, decoded, wrong_type};
 use crate::command::{
     ChosenId, CommandLine, CommandSpec, EnvironmentChange, StdinSource, check_environment,
 };
 use crate::error::{Error, Result};
+use crate::files::name::FilePath;
 use crate::host::SandboxSpec;
 use crate::process::OnDisconnect;
 
@@ -192,6 +194,30 @@ pub(super) fn signal_request(body: &[u8]) -> Result<i32> {
     };
     known
         .ok_or_else(|| Error::invalid(format!("signal {signal} is not known; it takes {accepted}")))
+}
+
+/// Reads the body of a request about several files.
+///
+/// # Errors
+/// `Invalid` if `paths` is no list of paths.
+pub(super) fn paths_request(body: &[u8]) -> Result<Vec<FilePath>> {
+    let accepted = "a list of paths";
+    let Some(paths) = Fields::parse(body)?.take("paths") else {
+        return Err(Error::invalid(format!(
+            "paths is missing; it takes {accepted}"
+        )));
+    };
+    if JsonType::of(paths) != JsonType::Array {
+        return Err(wrong_type("paths", accepted, paths));
+    }
+    let paths = decoded::<Elements<'_>>("paths", paths)?.0;
+    let path = |path: &RawValue| {
+        if JsonType::of(path) != JsonType::String {
+            return Err(wrong_type("paths", accepted, path));
+        }
+        FilePath::new(decoded::<String>("paths", path)?.as_bytes())
+    };
+    paths.into_iter().map(path).collect()
 }
 
 /// The fields of a body that may be left out.

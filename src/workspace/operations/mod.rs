@@ -5,7 +5,8 @@
 //! must not use HTTP or JSON, so errors carry kinds and no statuses.
 
 mod files;
+mod hash;
 mod processes;
 
-pub use files::FilePart;
+pub use files::{FilePart, FileWrite};
 pub use processes::Run;

@@ -10,6 +10,7 @@ fn json_answers_end_with_a_newline() {
     let server = Server::start();
     let dir = TempDir::new();
     let path = dir.path().display();
+    std::fs::write(dir.join("file"), "text").unwrap();
     let process = server.spawn(&json!({"cmd": "true"}));
     let one = format!("/v1/processes/{}", process["id"].as_str().unwrap());
     for (method, target, body) in [
@@ -23,6 +24,12 @@ fn json_answers_end_with_a_newline() {
         ("POST", "/v1/processes", r#"{"cmd":"true"}"#),
         ("GET", &format!("/v1/files/list?path={path}"), ""),
         ("GET", &format!("/v1/files/stat?path={path}"), ""),
+        (
+            "GET",
+            &format!("/v1/files/stat?path={path}/file&hash=sha256"),
+            "",
+        ),
+        ("POST", "/v1/files/hash", r#"{"paths":["/dev/null"]}"#),
         ("GET", "/v1/ports", ""),
         (
             "GET",

@@ -53,6 +53,7 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("GET", format!("files/read?path={path}/kept&limit=1")),
             ("HEAD", format!("files/read?path={path}/kept&Path=x")),
             ("GET", format!("files/stat?path={path}/kept&follow=1")),
+            ("POST", "files/hash?algorithm=md5".to_owned()),
             ("DELETE", format!("files/delete?path={path}/kept&force=1")),
             ("POST", format!("files/mkdir?path={path}/made&parents=1")),
             (

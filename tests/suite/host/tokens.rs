@@ -75,6 +75,11 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
         ),
         Ask::new(
             "POST",
+            format!("{prefix}/files/hash"),
+            &json!({"paths": ["kept"]}),
+        ),
+        Ask::new(
+            "POST",
             format!("{prefix}/files/mkdir?path=made"),
             &Value::Null,
         ),

@@ -443,6 +443,8 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
         for (method, route) in [
             ("GET", "files/read?path="),
             ("GET", "files/stat?path="),
+            ("GET", "files/stat?hash=sha256&path="),
+            ("GET", "files/read?lines=1&path="),
             ("GET", "files/list?path="),
             ("DELETE", "files/delete?recursive=1&path="),
             ("POST", "files/move?to=taken&from="),
@@ -515,7 +517,9 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
             for (method, route) in [
                 ("GET", "files/read?path="),
                 ("GET", "files/read?offset=0&length=5&path="),
+                ("GET", "files/read?lines=1&path="),
                 ("PUT", "files/write?path="),
+                ("PUT", "files/write?if_absent=1&path="),
                 ("PUT", "files/write?mode=777&path="),
                 ("PUT", "files/write?offset=2&path="),
                 ("PUT", "files/write?offset=0&truncate_to=0&path="),

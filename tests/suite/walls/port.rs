@@ -26,6 +26,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("PUT", "files/write?path=harm", "harm"),
     ("GET", "files/list?path=/", ""),
     ("GET", "files/stat?path=marker", ""),
+    ("POST", "files/hash", r#"{"paths":["marker"]}"#),
     ("DELETE", "files/delete?path=marker", ""),
     ("POST", "files/mkdir?path=harm", ""),
     ("POST", "files/move?from=marker&to=harm", ""),
