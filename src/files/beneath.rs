@@ -62,7 +62,7 @@ impl Resolver {
     /// As openat2(2) with [`CONFINED`]; `EBUSY` if a directory was moved while the walk was in it.
     pub(super) fn open(
         self,
-        directory: &OwnedFd,
+        directory: impl AsFd,
         path: &[u8],
         flags: OFlag,
     ) -> nix::Result<OwnedFd> {
@@ -75,7 +75,7 @@ impl Resolver {
         let flags = flags | OFlag::O_CLOEXEC;
         if self == Self::Kernel {
             for _ in 0..ATTEMPTS {
-                match ask_kernel(directory, path, flags) {
+                match ask_kernel(&directory, path, flags) {
                     Err(Errno::EAGAIN) => {}
                     other => return other,
                 }
@@ -85,12 +85,12 @@ impl Resolver {
     }
 }
 
-fn ask_kernel(directory: &OwnedFd, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
+fn ask_kernel(directory: impl AsFd, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
     let how = OpenHow::new().flags(flags).resolve(CONFINED);
     openat2(directory, path, how)
 }
 
-fn walk(directory: &OwnedFd, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
+fn walk(directory: impl AsFd, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
     let mut current = openat(directory, ".", DIRECTORY, Mode::empty())?;
     let status = fstat(&current)?;
     let mount = Mount::of(&current, &status);

@@ -2,8 +2,8 @@
 
 use std::os::fd::AsFd;
 
-use nix::fcntl::{OFlag, readlinkat};
-use nix::sys::stat::{FileStat, fstat};
+use nix::fcntl::{AtFlags, OFlag, readlinkat};
+use nix::sys::stat::{FileStat, fstat, fstatat};
 
 /// Flags that open a directory to resolve names in it. Reading its entries needs another descriptor.
 pub(super) const DIRECTORY: OFlag = OFlag::O_PATH
@@ -88,6 +88,24 @@ impl Entry {
             links: u64::from(status.st_nlink),
             target: None,
         }
+    }
+
+    /// The entry `name` of a directory. A link is not followed, except for its size if `sized_by_target`;
+    /// a dangling link keeps its own.
+    pub(super) fn read(
+        directory: impl AsFd,
+        name: &[u8],
+        sized_by_target: bool,
+    ) -> nix::Result<Self> {
+        let status = fstatat(&directory, name, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        let mut entry = Self::new(name.to_vec(), &status);
+        if entry.kind == FileKind::Link {
+            entry.target = link_target(&directory, name).ok();
+            if sized_by_target && let Ok(followed) = fstatat(&directory, name, AtFlags::empty()) {
+                entry.size = size(&followed);
+            }
+        }
+        Ok(entry)
     }
 
     /// An entry whose attributes cannot be read.

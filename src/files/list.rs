@@ -11,7 +11,7 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstatat;
 
-use super::entry::{Entry, FileKind, link_target, size};
+use super::entry::{Entry, FileKind};
 use super::name::FilePath;
 use super::root::Root;
 use crate::error::Result;
@@ -75,7 +75,10 @@ impl Root {
             if bytes > charge.bytes() {
                 charge.set(bytes + CHARGED_BYTES)?;
             }
-            names.push((name.to_vec(), kind(found.file_type())));
+            names.push((
+                name.to_vec(),
+                kind_of(found.file_type()).unwrap_or_default(),
+            ));
         }
         let is_searchable = fstatat(&directory, ".", AtFlags::empty()).is_ok();
         let mut names = names.into_sorted_vec();
@@ -101,41 +104,26 @@ impl Iterator for Page {
             if !self.is_searchable {
                 return Some(Entry::unknown(name, kind));
             }
-            let status = |flags| fstatat(&self.directory, name.as_slice(), flags);
-            let found = match status(AtFlags::AT_SYMLINK_NOFOLLOW) {
-                Ok(found) => found,
+            return match Entry::read(&self.directory, &name, self.sizes_links_by_target) {
+                Ok(entry) => Some(entry),
                 // Removed since it was read.
                 Err(Errno::ENOENT) => continue,
                 // A dead mount, or a directory that may not be searched. The others are listed.
-                Err(_) => return Some(Entry::unknown(name, kind)),
+                Err(_) => Some(Entry::unknown(name, kind)),
             };
-            let (mut shown_size, mut target) = (size(&found), None);
-            if FileKind::of(&found) == FileKind::Link {
-                target = link_target(&self.directory, &name).ok();
-                if self.sizes_links_by_target
-                    && let Ok(followed) = status(AtFlags::empty())
-                {
-                    shown_size = size(&followed);
-                }
-            }
-            return Some(Entry {
-                size: shown_size,
-                target,
-                ..Entry::new(name, &found)
-            });
         }
     }
 }
 
 /// The kind that readdir(3) reports. Some file systems report none.
-fn kind(of: Option<Type>) -> FileKind {
-    match of {
-        Some(Type::Directory) => FileKind::Directory,
-        Some(Type::Symlink) => FileKind::Link,
-        Some(Type::Fifo) => FileKind::Pipe,
-        Some(Type::Socket) => FileKind::Socket,
-        Some(Type::CharacterDevice) => FileKind::CharacterDevice,
-        Some(Type::BlockDevice) => FileKind::BlockDevice,
-        Some(Type::File) | None => FileKind::Regular,
-    }
+pub(super) fn kind_of(reported: Option<Type>) -> Option<FileKind> {
+    Some(match reported? {
+        Type::Directory => FileKind::Directory,
+        Type::Symlink => FileKind::Link,
+        Type::Fifo => FileKind::Pipe,
+        Type::Socket => FileKind::Socket,
+        Type::CharacterDevice => FileKind::CharacterDevice,
+        Type::BlockDevice => FileKind::BlockDevice,
+        Type::File => FileKind::Regular,
+    })
 }

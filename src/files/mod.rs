@@ -22,6 +22,7 @@ mod read;
 mod remove;
 mod rename;
 mod root;
+pub mod search;
 mod splice_pipe;
 #[cfg(test)]
 mod tests;

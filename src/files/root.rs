@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -139,12 +139,22 @@ impl Root {
 
     /// Opens the file at a path.
     pub(super) fn resolve(&self, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
+        self.resolve_in(&self.directory, path, flags)
+    }
+
+    /// Opens a path that begins at a directory which was opened beneath this root.
+    pub(super) fn resolve_in(
+        &self,
+        directory: impl AsFd,
+        path: &[u8],
+        flags: OFlag,
+    ) -> nix::Result<OwnedFd> {
         match self.resolution {
             Resolution::Machine => {
                 let flags = flags | OFlag::O_CLOEXEC;
-                openat(&self.directory, path, flags, Mode::empty())
+                openat(directory, path, flags, Mode::empty())
             }
-            Resolution::Beneath { resolver, .. } => resolver.open(&self.directory, path, flags),
+            Resolution::Beneath { resolver, .. } => resolver.open(directory, path, flags),
         }
     }
 

@@ -1,0 +1,142 @@
+//! Ordered lists of patterns, of which the last that matches decides.
+
+use super::pattern::{Pattern, Syntax};
+use crate::error::{Error, Result};
+
+/// Most patterns of a list from a client.
+const MAX_PATTERNS: usize = 1000;
+
+/// What a list says about a path that one of its patterns matches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// The last pattern that matches is a plain one.
+    Matched,
+    /// The last pattern that matches begins with `!`.
+    Excepted,
+}
+
+/// A list of patterns in the order in which they were given.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Matcher(Vec<Pattern>);
+
+impl Matcher {
+    /// The patterns of a client, with `{a,b}`.
+    ///
+    /// # Errors
+    /// `Invalid`, with the pattern that cannot be read.
+    pub fn new<'a>(patterns: impl IntoIterator<Item = &'a [u8]>) -> Result<Self> {
+        let mut list = Vec::new();
+        for text in patterns {
+            if list.len() == MAX_PATTERNS {
+                let why = format!("there are more than {MAX_PATTERNS} patterns");
+                return Err(Error::invalid(why));
+            }
+            let pattern = Pattern::new(text, Syntax::Glob).map_err(|why| {
+                let text = crate::files::name::show(text);
+                Error::invalid(format!("the pattern {text:?} cannot be used: {why}"))
+            })?;
+            list.push(pattern);
+        }
+        Ok(Self(list))
+    }
+
+    /// The patterns in the content of a `.gitignore` file.
+    pub fn of_file(content: &[u8]) -> Self {
+        let content = content.strip_prefix(b"\xef\xbb\xbf").unwrap_or(content);
+        let patterns = content.split(|byte| *byte == b'\n').filter_map(|line| {
+            let line = without_trailing_blanks(line.strip_suffix(b"\r").unwrap_or(line));
+            if line.is_empty() || line.starts_with(b"#") {
+                return None;
+            }
+            Pattern::new(line, Syntax::Gitignore).ok()
+        });
+        Self(patterns.collect())
+    }
+
+    /// Whether there are no patterns.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether all patterns begin with `!`: such a list takes out, and picks nothing.
+    pub fn only_excepts(&self) -> bool {
+        self.0.iter().all(|pattern| pattern.is_negated)
+    }
+
+    /// What the list says about a path, which is relative and has no slash at either end; `None` if no
+    /// pattern matches it. The directories above are not considered.
+    pub fn decide(&self, path: &[u8], is_directory: bool) -> Option<Verdict> {
+        let mut patterns = self.0.iter().rev();
+        let last = patterns.find(|pattern| pattern.matches(path, is_directory))?;
+        Some(if last.is_negated {
+            Verdict::Excepted
+        } else {
+            Verdict::Matched
+        })
+    }
+
+    /// Whether a path or a directory above it is matched. As in git, nothing below a directory that is
+    /// matched can be excepted.
+    pub fn covers(&self, path: &[u8], is_directory: bool) -> bool {
+        let slashes = path.iter().enumerate().filter(|(_, byte)| **byte == b'/');
+        let mut above = slashes.map(|(slash, _)| &path[..slash]);
+        above.any(|directory| self.decide(directory, true) == Some(Verdict::Matched))
+            || self.decide(path, is_directory) == Some(Verdict::Matched)
+    }
+
+    /// About how many bytes of memory it takes.
+    pub fn size(&self) -> usize {
+        self.0.iter().map(Pattern::size).sum()
+    }
+}
+
+/// A line without the spaces at its end, unless a backslash precedes them.
+fn without_trailing_blanks(line: &[u8]) -> &[u8] {
+    let (mut end, mut at) = (0, 0);
+    while at < line.len() {
+        match line[at] {
+            b' ' => at += 1,
+            b'\\' => {
+                at = (at + 2).min(line.len());
+                end = at;
+            }
+            _ => {
+                at += 1;
+                end = at;
+            }
+        }
+    }
+    &line[..end]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_pattern_decides() {
+        let list = Matcher::of_file(b"\xef\xbb\xbf# all\n*.log\n!keep.log\r\n\n\\#x  \ny\\ \n");
+        for (path, expected) in [
+            ("a/b.log", Some(Verdict::Matched)),
+            ("a/keep.log", Some(Verdict::Excepted)),
+            ("#x", Some(Verdict::Matched)),
+            ("# all", None),
+            ("y ", Some(Verdict::Matched)),
+            ("y", None),
+        ] {
+            assert_eq!(list.decide(path.as_bytes(), false), expected, "{path}");
+        }
+        assert!(!list.only_excepts());
+    }
+
+    #[test]
+    fn a_directory_covers_what_is_in_it() {
+        let list = Matcher::new([&b"build/"[..], b"!build/keep"]).unwrap();
+        assert!(list.covers(b"build", true) && !list.covers(b"build", false));
+        assert!(list.covers(b"a/build/x/y", false) && list.covers(b"build/keep", false));
+        assert!(!list.covers(b"a/builds/x", false));
+        let error = Matcher::new([&b"a"[..], b"[b"]).unwrap_err();
+        assert!(error.to_string().contains("[b"), "{error}");
+        assert!(Matcher::new(vec![&b"a"[..]; MAX_PATTERNS + 1]).is_err());
+    }
+}

@@ -1,0 +1,549 @@
+//! Walks through a tree, sorted by name, directories before what is in them.
+//!
+//! A tree may be thousands of levels deep, have millions of names in one directory, and change
+//! meanwhile. So there is no recursion, a bounded number of directories is open, and a bounded number
+//! of names is held: what was dropped is read again, from the name after the last one that was told.
+//! Names are opened in the directory that was opened before them, so no step follows a link or leaves
+//! the tree, whatever is renamed meanwhile.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use nix::dir::Dir;
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
+
+use super::ignores::Ignores;
+use super::matcher::Matcher;
+use crate::error::Result;
+use crate::files::entry::{Entry, FileKind, Identity};
+use crate::files::list::kind_of;
+use crate::files::name::FilePath;
+use crate::files::root::Root;
+use crate::ledger::{Charge, Item, Ledger};
+
+/// Levels whose directories stay open. Deeper ones are left by `..`.
+const HELD_LEVELS: usize = if cfg!(test) { 3 } else { 24 };
+
+/// Names that are kept of one reading of a directory. Few in unit tests, so that they see many batches.
+const BATCH_NAMES: usize = if cfg!(test) { 16 } else { 16 * 1024 };
+
+/// Most names in memory, of all levels together, before those of the levels above are dropped.
+const MAX_PENDING_NAMES: usize = 4 * BATCH_NAMES;
+
+/// What a name takes besides its bytes.
+const NAME_BYTES: usize = size_of::<(Vec<u8>, Option<FileKind>)>() + 16;
+
+/// How much is charged at a time.
+const CHARGED_BYTES: usize = 32 * 1024;
+
+/// Opens a directory to read it.
+const READ_DIRECTORY: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
+
+/// What a walk leaves out.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// Whether names that begin with a dot are left out, and so `.git`.
+    pub skips_hidden: bool,
+    /// The names of the ignore files that are obeyed; later ones outweigh earlier ones.
+    pub ignore_files: &'static [&'static str],
+    /// What is left out, with all that is in it.
+    pub exclude: Matcher,
+    /// If it has patterns: only these are [included](Found::is_included), with all that is in them.
+    pub include: Matcher,
+}
+
+impl Filter {
+    /// What a search leaves out unless it is asked for everything: hidden names, and what `.gitignore` and
+    /// `.ignore` exclude.
+    pub fn of_search() -> Self {
+        Self {
+            skips_hidden: true,
+            ignore_files: &[".gitignore", ".ignore"],
+            ..Self::default()
+        }
+    }
+}
+
+/// A walk in progress.
+pub struct Walk<'files> {
+    root: &'files Root,
+    filter: Filter,
+    ignores: Ignores,
+    /// The directories from the first one to the current one.
+    levels: Vec<Level>,
+    /// The path of the last entry, relative to the first directory.
+    path: Vec<u8>,
+    /// Whether the last entry is a directory that is to be entered, and whether it is included.
+    entering: Option<bool>,
+    /// The rest of the path to continue after.
+    resume: Option<VecDeque<Vec<u8>>>,
+    /// Names in memory, and what they take.
+    pending: usize,
+    bytes: usize,
+    charge: Charge,
+}
+
+/// A directory on the way.
+struct Level {
+    /// Open in the first levels and the last one.
+    directory: Option<Dir>,
+    /// Of those that may be closed.
+    identity: Option<Identity>,
+    /// Its next names, the next one last.
+    names: Vec<(Vec<u8>, Option<FileKind>)>,
+    /// Whether it may have more than these.
+    is_partly_read: bool,
+    /// Length of its path, with the slash after it.
+    base: usize,
+    is_included: bool,
+}
+
+/// What a walk comes to.
+pub enum Visit<'walk> {
+    /// A file, link or directory. What is in a directory follows, unless it is
+    /// [skipped](Walk::skip_contents).
+    Entry(Found<'walk>),
+    /// The directory that was told last cannot be read, or is on another mount (`EXDEV`).
+    Unreadable(&'walk [u8], Errno),
+}
+
+/// A name that a walk found, in a directory that is open.
+#[derive(Clone, Copy)]
+pub struct Found<'walk> {
+    root: &'walk Root,
+    /// The directory; open names in it without following links.
+    pub directory: &'walk Dir,
+    /// The path relative to the first directory.
+    pub path: &'walk [u8],
+    /// The last component of the path.
+    pub name: &'walk [u8],
+    /// The type.
+    pub kind: FileKind,
+    /// Whether the filter includes it. Directories that are not included are told too: something in them
+    /// may be.
+    pub is_included: bool,
+}
+
+impl Found<'_> {
+    /// The attributes; a link is not followed.
+    ///
+    /// # Errors
+    /// `ENOENT` if it was removed meanwhile; `EACCES` if the directory may be read and not searched.
+    pub fn status(&self) -> nix::Result<FileStat> {
+        fstatat(self.directory, self.name, AtFlags::AT_SYMLINK_NOFOLLOW)
+    }
+
+    /// The entry as a list shows it; `None` if it was removed meanwhile.
+    pub fn entry(&self) -> Option<Entry> {
+        let by_target = self.root.sizes_links_by_target;
+        match Entry::read(self.directory, self.name, by_target) {
+            Ok(entry) => Some(entry),
+            Err(Errno::ENOENT) => None,
+            Err(_) => Some(Entry::unknown(self.name.to_vec(), self.kind)),
+        }
+    }
+
+    /// Opens it without blocking. In a sandbox a file of another mount is `EXDEV`.
+    ///
+    /// # Errors
+    /// As openat2(2); `ELOOP` for a link.
+    pub fn open(&self, flags: OFlag) -> nix::Result<std::fs::File> {
+        let careful = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        self.root
+            .open_name(self.directory, self.name, flags | careful)
+            .map(std::fs::File::from)
+    }
+}
+
+impl Root {
+    /// Begins a walk in the directory `path`, after the entry at the relative path `after`. What the walk
+    /// holds is charged to the ledger.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotDirectory`, `Forbidden`, `OverLimit`.
+    pub fn walk(
+        &self,
+        path: &FilePath,
+        filter: Filter,
+        after: Option<&[u8]>,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Walk<'_>> {
+        let failed = |errno| self.error(format_args!("cannot read {path}"), errno);
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        let directory = self.resolve(path.bytes(), flags).map_err(failed)?;
+        let components = |path: &[u8]| {
+            let components = path.split(|byte| *byte == b'/');
+            components
+                .filter(|name| !name.is_empty())
+                .map(<[u8]>::to_vec)
+                .collect()
+        };
+        let mut walk = Walk {
+            root: self,
+            filter,
+            ignores: Ignores::new(ledger.charge(Item::Responses, 0)?),
+            levels: Vec::new(),
+            path: Vec::new(),
+            entering: None,
+            resume: after.map(components),
+            pending: 0,
+            bytes: 0,
+            charge: ledger.charge(Item::Responses, 0)?,
+        };
+        let is_included = walk.filter.include.is_empty();
+        let directory = Dir::from_fd(directory).map_err(failed)?;
+        walk.push(directory, None, is_included)?.map_err(failed)?;
+        Ok(walk)
+    }
+
+    /// Opens a name in a directory that was opened beneath this root. Follows no link.
+    pub(super) fn open_name(
+        &self,
+        directory: impl AsFd,
+        name: &[u8],
+        flags: OFlag,
+    ) -> nix::Result<OwnedFd> {
+        self.resolve_in(directory, name, flags | OFlag::O_NOFOLLOW)
+    }
+}
+
+impl Walk<'_> {
+    /// The next entry; `None` at the end.
+    ///
+    /// # Errors
+    /// `OverLimit`.
+    pub fn next(&mut self) -> Result<Option<Visit<'_>>> {
+        if let Some(is_included) = self.entering.take()
+            && let Err(errno) = self.enter(is_included)?
+        {
+            return Ok(match errno {
+                // Removed, or replaced by something else, since its name was read.
+                Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => self.advance()?,
+                errno => Some(Visit::Unreadable(&self.path, errno)),
+            });
+        }
+        self.advance()
+    }
+
+    /// Leaves out what is in the directory that was told last.
+    pub fn skip_contents(&mut self) {
+        self.entering = None;
+    }
+
+    fn advance(&mut self) -> Result<Option<Visit<'_>>> {
+        let (kind, is_included) = loop {
+            let Some(level) = self.levels.last_mut() else {
+                return Ok(None);
+            };
+            let Some((name, kind)) = level.names.pop() else {
+                if level.is_partly_read {
+                    self.refill()?;
+                } else {
+                    self.leave();
+                }
+                continue;
+            };
+            self.pending -= 1;
+            self.bytes -= name.len() + NAME_BYTES;
+            self.path.truncate(level.base);
+            self.path.extend_from_slice(&name);
+            let Some(directory) = &level.directory else {
+                continue;
+            };
+            let kind = kind.or_else(|| {
+                let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
+                let status = fstatat(directory, name.as_slice(), nofollow);
+                status.ok().map(|status| FileKind::of(&status))
+            });
+            let Some(kind) = kind else { continue };
+            let is_directory = kind == FileKind::Directory;
+            if self.filter.skips_hidden && name.starts_with(b".")
+                || self.ignores.exclude(&self.path, is_directory)
+                || self.filter.exclude.decide(&self.path, is_directory)
+                    == Some(super::Verdict::Matched)
+            {
+                continue;
+            }
+            let is_included = level.is_included
+                || self.filter.include.decide(&self.path, is_directory)
+                    == Some(super::Verdict::Matched);
+            if self.is_before_resumed(&name) {
+                if !is_directory || self.enter(is_included)?.is_err() {
+                    self.resume = None;
+                }
+                continue;
+            }
+            if is_directory {
+                self.entering = Some(is_included);
+            } else if !is_included {
+                continue;
+            }
+            break (kind, is_included);
+        };
+        let found = self.levels.last().and_then(|level| {
+            Some(Found {
+                root: self.root,
+                directory: level.directory.as_ref()?,
+                path: &self.path,
+                name: &self.path[level.base..],
+                kind,
+                is_included,
+            })
+        });
+        Ok(found.map(Visit::Entry))
+    }
+
+    /// Whether the name is on the path to continue after, and so was told before.
+    fn is_before_resumed(&mut self, name: &[u8]) -> bool {
+        let Some(resume) = &mut self.resume else {
+            return false;
+        };
+        let is_on_path = resume.front().is_some_and(|first| first == name);
+        if is_on_path {
+            resume.pop_front();
+        }
+        if !is_on_path || resume.is_empty() {
+            self.resume = None;
+        }
+        is_on_path
+    }
+
+    /// Goes into the directory at the current path.
+    fn enter(&mut self, is_included: bool) -> Result<nix::Result<()>> {
+        let Some(level) = self.levels.last() else {
+            return Ok(Ok(()));
+        };
+        let Some(parent) = &level.directory else {
+            return Ok(Err(Errno::ENOENT));
+        };
+        let opened = self
+            .root
+            .open_name(parent, &self.path[level.base..], READ_DIRECTORY);
+        let directory = match opened.and_then(Dir::from_fd) {
+            Ok(directory) => directory,
+            Err(errno) => return Ok(Err(errno)),
+        };
+        let mut identity = None;
+        if self.levels.len() >= HELD_LEVELS {
+            match Identity::of_open(&directory) {
+                Ok(found) => identity = Some(found),
+                Err(errno) => return Ok(Err(errno)),
+            }
+        }
+        self.path.push(b'/');
+        self.push(directory, identity, is_included)
+    }
+
+    /// Adds a level, whose path is the current one.
+    fn push(
+        &mut self,
+        directory: Dir,
+        identity: Option<Identity>,
+        is_included: bool,
+    ) -> Result<nix::Result<()>> {
+        let depth = self.levels.len();
+        if let Some(last) = self.levels.last_mut()
+            && depth > HELD_LEVELS
+        {
+            last.directory = None;
+        }
+        self.levels.push(Level {
+            directory: Some(directory),
+            identity,
+            names: Vec::new(),
+            is_partly_read: true,
+            base: self.path.len(),
+            is_included,
+        });
+        if self.pending > MAX_PENDING_NAMES {
+            self.drop_names();
+        }
+        let from = self.resume.as_ref().and_then(|rest| rest.front().cloned());
+        let read = self.read(from.as_deref(), true)?;
+        match read {
+            Ok(ignore_files) => self.read_ignore_files(&ignore_files)?,
+            Err(errno) => {
+                self.pop();
+                return Ok(Err(errno));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn read_ignore_files(&mut self, found: &[bool]) -> Result<()> {
+        let depth = self.levels.len();
+        let Some(level) = self.levels.last() else {
+            return Ok(());
+        };
+        let names = self.filter.ignore_files.iter().zip(found);
+        for (name, _) in names.filter(|(_, is_found)| **is_found) {
+            if let Some(directory) = &level.directory {
+                self.ignores.enter(directory, name, depth, level.base)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the names of all levels but the last; they are read again.
+    fn drop_names(&mut self) {
+        let Some((last, above)) = self.levels.split_last_mut() else {
+            return;
+        };
+        for level in above {
+            level.is_partly_read |= !level.names.is_empty();
+            level.names = Vec::new();
+        }
+        self.pending = last.names.len();
+        self.bytes = last
+            .names
+            .iter()
+            .map(|(name, _)| name.len() + NAME_BYTES)
+            .sum();
+    }
+
+    /// Reads the names of the last level after the one that it told last.
+    fn refill(&mut self) -> Result<()> {
+        let Some(level) = self.levels.last() else {
+            return Ok(());
+        };
+        let last = self.path[level.base.min(self.path.len())..].to_vec();
+        if self.read(Some(&last), false)?.is_err() {
+            self.leave();
+        }
+        Ok(())
+    }
+
+    /// Reads the smallest names of the last level from `from` on, or after it. Returns which of the ignore
+    /// files it has.
+    fn read(&mut self, from: Option<&[u8]>, inclusive: bool) -> Result<nix::Result<Vec<bool>>> {
+        let mut has_ignores = vec![false; self.filter.ignore_files.len()];
+        let Some(Level {
+            directory: Some(directory),
+            names,
+            is_partly_read,
+            ..
+        }) = self.levels.last_mut()
+        else {
+            return Ok(Err(Errno::ENOENT));
+        };
+        *is_partly_read = false;
+        let mut failed = None;
+        for found in directory.iter() {
+            let found = match found {
+                Ok(found) => found,
+                Err(errno) => {
+                    failed = Some(errno);
+                    break;
+                }
+            };
+            let name = found.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            if name.first() == Some(&b'.') {
+                for (wanted, has) in self.filter.ignore_files.iter().zip(&mut has_ignores) {
+                    *has |= wanted.as_bytes() == name;
+                }
+            }
+            if from.is_some_and(|from| name < from || !inclusive && name == from) {
+                continue;
+            }
+            names.push((name.to_vec(), kind_of(found.file_type())));
+            self.bytes += name.len() + NAME_BYTES;
+            if names.len() == 2 * BATCH_NAMES {
+                names.sort_unstable();
+                for (name, _) in names.drain(BATCH_NAMES..) {
+                    self.bytes -= name.len() + NAME_BYTES;
+                }
+                *is_partly_read = true;
+            }
+            if self.bytes > self.charge.bytes() {
+                self.charge.set(self.bytes + CHARGED_BYTES)?;
+            }
+        }
+        if *is_partly_read {
+            // Names that were dropped may be smaller than others that came later.
+            names.sort_unstable();
+            let beyond = names.drain(BATCH_NAMES.min(names.len())..);
+            self.bytes -= beyond
+                .map(|(name, _)| name.len() + NAME_BYTES)
+                .sum::<usize>();
+        }
+        names.sort_unstable_by(|one, other| other.cmp(one));
+        self.pending += names.len();
+        Ok(failed.map_or(Ok(has_ignores), Err))
+    }
+
+    /// Gives the last level up.
+    fn pop(&mut self) -> Option<Level> {
+        let left = self.levels.pop()?;
+        self.ignores.leave(self.levels.len() + 1);
+        self.path.truncate(left.base.saturating_sub(1));
+        self.resume = None;
+        self.pending -= left.names.len();
+        self.bytes -= left
+            .names
+            .iter()
+            .map(|(name, _)| name.len() + NAME_BYTES)
+            .sum::<usize>();
+        Some(left)
+    }
+
+    /// Goes up to the level above. If the tree was changed so that it cannot be found any more, goes up
+    /// further.
+    fn leave(&mut self) {
+        let Some(left) = self.pop() else { return };
+        let Some(level) = self.levels.last_mut() else {
+            return;
+        };
+        if level.directory.is_some() {
+            return;
+        }
+        let up = left.directory.and_then(|directory| {
+            let flags = READ_DIRECTORY.difference(OFlag::O_NOFOLLOW);
+            let up = openat(&directory, "..", flags, Mode::empty()).ok()?;
+            let identity = Identity::of(&fstat(&up).ok()?);
+            (Some(identity) == level.identity).then_some(up)
+        });
+        match up.and_then(|up| Dir::from_fd(up).ok()) {
+            Some(directory) => level.directory = Some(directory),
+            None => self.find_again(),
+        }
+    }
+
+    /// Opens the last level from the last one that is open, name by name. Levels that are not there any
+    /// more are given up.
+    fn find_again(&mut self) {
+        let is_open = |level: &Level| level.directory.is_some();
+        let Some(mut at) = self.levels.iter().rposition(is_open) else {
+            return;
+        };
+        while at + 1 < self.levels.len() {
+            let (parent, child) = (&self.levels[at], &self.levels[at + 1]);
+            let name = &self.path[parent.base..child.base - 1];
+            let opened = parent.directory.as_ref().and_then(|parent| {
+                let directory = self.root.open_name(parent, name, READ_DIRECTORY).ok()?;
+                let is_same = Identity::of_open(&directory).ok() == child.identity;
+                Dir::from_fd(directory).ok().filter(|_| is_same)
+            });
+            let Some(directory) = opened else {
+                // Continue after the directory that is not there any more.
+                while self.levels.len() > at + 1 {
+                    self.pop();
+                }
+                break;
+            };
+            if at >= HELD_LEVELS {
+                self.levels[at].directory = None;
+            }
+            at += 1;
+            self.levels[at].directory = Some(directory);
+        }
+    }
+}
