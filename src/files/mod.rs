@@ -8,7 +8,9 @@
 //! Nothing here knows HTTP. Errors carry kinds, and their texts the path as the client wrote it.
 
 mod beneath;
+mod chmod;
 mod condition;
+mod copy;
 mod entry;
 #[cfg(test)]
 mod fuzz;
@@ -29,7 +31,9 @@ mod tests;
 mod usage;
 mod write;
 
+pub use chmod::Changed;
 pub use condition::Condition;
+pub use copy::{CopyReport, Copying};
 pub use entry::{Entry, FileKind};
 pub use home::{make_home, remove_home};
 pub use list::Page;

@@ -9,6 +9,7 @@
 //! overwritten with the complete upload. An upload that breaks off changes nothing there either, but a
 //! reader during the copy may see both contents. Only devices and pipes are written as the bytes come.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::marker::PhantomData;
@@ -193,7 +194,7 @@ impl Root {
 }
 
 impl Upload<'_> {
-    fn new(path: &FilePath, file: File, mode: Option<u32>, commit: Option<Commit>) -> Self {
+    fn new(path: impl fmt::Display, file: File, mode: Option<u32>, commit: Option<Commit>) -> Self {
         Self {
             shown: path.to_string(),
             file,
@@ -204,25 +205,43 @@ impl Upload<'_> {
         }
     }
 
-    /// Begins to replace `target` with a file that has the mode and owner of another.
+    /// Begins to replace `target`, which is `shown` in errors. The file is private until a mode is
+    /// [set](Self::set_mode).
     ///
     /// # Errors
     /// `IsDirectory` if the target is one; `Forbidden`, `NoSpace`.
-    pub(super) fn replacing(target: NameAt, path: &FilePath, like: &FileStat) -> Result<Self> {
-        let failed = |errno| Error::system(format_args!("cannot write {path}"), errno);
+    pub(super) fn replacing(target: NameAt, shown: impl fmt::Display) -> Result<Self> {
+        let failed = |errno| Error::system(format_args!("cannot write {shown}"), errno);
         let existing = target.existing().map_err(failed)?;
         if existing.is_some_and(|existing| FileKind::of(&existing) == FileKind::Directory) {
-            return Err(is_directory(path));
+            return Err(is_directory(shown));
         }
         let (file, staging) = stage(&target.directory, true).map_err(failed)?;
         let commit = Commit {
             target,
             replaces: existing.is_some(),
-            kept: Some(attributes(like)),
+            kept: None,
             staging,
             is_exclusive: false,
         };
-        Ok(Self::new(path, file, None, Some(commit)))
+        Ok(Self::new(shown, file, None, Some(commit)))
+    }
+
+    /// Gives the complete file the mode and the owner of another.
+    pub(super) fn keep_attributes(&mut self, like: &FileStat) {
+        if let Some(commit) = &mut self.commit {
+            commit.kept = Some(attributes(like));
+        }
+    }
+
+    /// Gives the complete file a mode.
+    pub(super) fn set_mode(&mut self, mode: u32) {
+        self.mode = Some(mode);
+    }
+
+    /// The staged file. Its bytes are written by other means than [`Upload::write`].
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Appends bytes; returns how many were taken, 0 if a pipe is full.
@@ -483,7 +502,7 @@ fn attributes(status: &FileStat) -> (u32, u32, u32) {
     (status.st_mode & 0o7777, status.st_uid, status.st_gid)
 }
 
-fn is_directory(path: &FilePath) -> Error {
+fn is_directory(path: impl fmt::Display) -> Error {
     Error::new(
         Kind::IsDirectory,
         format!("cannot write {path}: it is a directory"),

@@ -102,6 +102,16 @@ impl Estate {
                 format!("/v1/files/move?from={dir}/kept&to={dir}/gone"),
                 Vec::new(),
             ),
+            (
+                "POST",
+                format!("/v1/files/copy?from={dir}/kept&to={dir}/copy"),
+                Vec::new(),
+            ),
+            (
+                "POST",
+                format!("/v1/files/chmod?path={dir}/kept&mode=777"),
+                Vec::new(),
+            ),
             ("OPTIONS", "/v1/exec".to_owned(), Vec::new()),
             ("OPTIONS", "/v1/nope".to_owned(), Vec::new()),
             ("BREW", "/v1/exec".to_owned(), Vec::new()),

@@ -291,6 +291,39 @@ pub(super) fn rename(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     Ok(Response::json(&json!({ "path": to.to_string() })))
 }
 
+/// `POST files/copy`.
+pub(super) fn copy(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let query = &call.query;
+    let (recursive, overwrite) = (query.flag("recursive")?, query.flag("overwrite")?);
+    let (from, to) = (path(query, "from")?, path(query, "to")?);
+    let mut copy = workspace.copy_file(&from, &to, recursive, overwrite)?;
+    long_work(call, move |interrupt| {
+        let report = copy.run(interrupt)?;
+        let skipped = report.skipped.iter();
+        let skipped = skipped.map(|(name, reason)| json!({ "name": name, "reason": reason }));
+        Ok(to_json(&json!({
+            "path": to.to_string(),
+            "files": report.files,
+            "dirs": report.dirs,
+            "links": report.links,
+            "bytes": report.bytes,
+            "skipped": skipped.collect::<Vec<_>>(),
+            "skipped_total": report.skipped_total,
+        })))
+    })
+}
+
+/// `POST files/chmod`.
+pub(super) fn change_mode(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let query = &call.query;
+    let (mode, recursive) = (query.mode("mode")?, query.flag("recursive")?);
+    let path = path(query, "path")?;
+    let result = workspace.change_mode(&path, mode, recursive, &mut call.interrupt())?;
+    Ok(Response::json(&json!({
+        "path": path.to_string(), "changed": result.changed, "skipped": result.skipped
+    })))
+}
+
 fn path(query: &Query, name: &str) -> Result<FilePath> {
     let missing = || Error::invalid(format!("the parameter {name} is missing"));
     FilePath::new(query.value(name)?.ok_or_else(missing)?)

@@ -101,6 +101,8 @@ pub(super) const ROUTES: &[Route] = &[
     row(DELETE_POST, "files/delete", "delete", &["path", "recursive"], In(Plain(files::delete))),
     row(POST, "files/mkdir", "mkdir", &["path", "mode"], In(Plain(files::make_directory))),
     row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
+    row(POST, "files/copy", "copy", &["from", "to", "recursive", "overwrite"], In(Plain(files::copy))),
+    row(POST, "files/chmod", "chmod", &["path", "mode", "recursive"], In(Plain(files::change_mode))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),

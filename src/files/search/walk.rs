@@ -203,7 +203,7 @@ impl Root {
     }
 
     /// Opens a name in a directory that was opened beneath this root. Follows no link.
-    pub(super) fn open_name(
+    pub(in crate::files) fn open_name(
         &self,
         directory: impl AsFd,
         name: &[u8],

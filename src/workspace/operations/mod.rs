@@ -7,6 +7,7 @@
 mod files;
 mod hash;
 mod processes;
+mod trees;
 
 pub use files::{FilePart, FileWrite};
 pub use processes::Run;

@@ -30,6 +30,16 @@ fn json_answers_end_with_a_newline() {
             "",
         ),
         ("POST", "/v1/files/hash", r#"{"paths":["/dev/null"]}"#),
+        (
+            "POST",
+            &format!("/v1/files/copy?from={path}/file&to={path}/copy"),
+            "",
+        ),
+        (
+            "POST",
+            &format!("/v1/files/chmod?path={path}/file&mode=600"),
+            "",
+        ),
         ("GET", "/v1/ports", ""),
         (
             "GET",

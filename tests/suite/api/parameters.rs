@@ -60,6 +60,14 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
                 "POST",
                 format!("files/move?from={path}/kept&to={path}/gone&overwrite=1"),
             ),
+            (
+                "POST",
+                format!("files/copy?from={path}/kept&to={path}/copy&force=1"),
+            ),
+            (
+                "POST",
+                format!("files/chmod?path={path}/kept&mode=0&follow=1"),
+            ),
             ("GET", "ports/80/wait?timeout=0&%70=1".to_owned()),
         ] {
             let target = format!("/v1/{target}");

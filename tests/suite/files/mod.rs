@@ -8,6 +8,7 @@
 mod atomic;
 mod conditions;
 mod content;
+mod copies;
 mod links;
 mod looking;
 mod names;

@@ -80,6 +80,16 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
         ),
         Ask::new(
             "POST",
+            format!("{prefix}/files/copy?from=kept&to=copy"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/chmod?path=kept&mode=600"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
             format!("{prefix}/files/mkdir?path=made"),
             &Value::Null,
         ),

@@ -212,6 +212,8 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/delete", &["DELETE", "POST"]),
     ("/v1/files/mkdir", &["POST"]),
     ("/v1/files/move", &["POST"]),
+    ("/v1/files/copy", &["POST"]),
+    ("/v1/files/chmod", &["POST"]),
 ];
 
 fn allowed(reply: &Reply) -> BTreeSet<String> {

@@ -140,6 +140,13 @@ fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
         ("POST", format!("/v1/files/mkdir?path={path}/new&mode=9")),
         ("POST", format!("/v1/files/move?from={path}/old")),
         ("POST", format!("/v1/files/move?to={path}/new")),
+        ("POST", format!("/v1/files/copy?from={path}/old")),
+        (
+            "POST",
+            format!("/v1/files/copy?from={path}/old&to={path}/new&overwrite=maybe"),
+        ),
+        ("POST", format!("/v1/files/chmod?path={path}/old")),
+        ("POST", format!("/v1/files/chmod?path={path}/old&mode=9")),
         (
             "POST",
             format!("/v1/files/move?from={path}/old&to={path}/new%00"),

@@ -448,6 +448,8 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
             ("GET", "files/list?path="),
             ("DELETE", "files/delete?recursive=1&path="),
             ("POST", "files/move?to=taken&from="),
+            ("POST", "files/copy?recursive=1&to=copied&from="),
+            ("POST", "files/chmod?recursive=1&mode=777&path="),
         ] {
             let reply = sandbox.request(method, &format!("{route}{path}"), b"");
             // 409 where the way leads through a file.
@@ -465,6 +467,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
             ("PUT", "files/write?offset=1&path="),
             ("POST", "files/mkdir?path="),
             ("POST", "files/move?from=own&to="),
+            ("POST", "files/copy?overwrite=1&from=own&to="),
         ] {
             let reply = sandbox.request(method, &format!("{route}{path}"), b"harm");
             assert_ne!(
@@ -525,11 +528,14 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
                 ("PUT", "files/write?offset=0&truncate_to=0&path="),
                 ("GET", "files/list?path="),
                 ("POST", "files/mkdir?path="),
+                ("POST", "files/chmod?mode=777&path="),
                 ("POST", "files/move?from=own&to="),
+                ("POST", "files/copy?overwrite=1&from=own&to="),
             ] {
                 let whole_link = !path.contains('/');
                 // A link itself may be replaced: it is the sandbox's own.
-                if whole_link && (route.contains("move") || route.contains("write")) {
+                let replaces = ["move", "copy", "write"];
+                if whole_link && replaces.iter().any(|route_name| route.contains(route_name)) {
                     continue;
                 }
                 let reply = sandbox.request(method, &format!("{route}{path}"), b"changed");
@@ -554,6 +560,7 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
                 ("DELETE", "files/delete?recursive=1&path="),
                 ("DELETE", "files/delete?path="),
                 ("POST", "files/move?to=taken&from="),
+                ("POST", "files/copy?recursive=1&to=copied&from="),
             ] {
                 let reply = sandbox.request(method, &format!("{route}{path}"), b"");
                 assert_eq!(

@@ -30,6 +30,8 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("DELETE", "files/delete?path=marker", ""),
     ("POST", "files/mkdir?path=harm", ""),
     ("POST", "files/move?from=marker&to=harm", ""),
+    ("POST", "files/copy?from=marker&to=harm", ""),
+    ("POST", "files/chmod?path=marker&mode=777", ""),
     ("GET", "token", ""),
     ("OPTIONS", "exec", ""),
     ("HEAD", "files/stat?path=marker", ""),

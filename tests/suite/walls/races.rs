@@ -48,6 +48,15 @@ const REQUESTS: &[(&str, &str)] = &[
     ("POST", "files/move?from=gift&to={}/new"),
     ("POST", "files/move?from={}&to=taken"),
     ("POST", "files/move?from=taken&to={}"),
+    (
+        "POST",
+        "files/copy?recursive=1&overwrite=1&from={}&to=taken",
+    ),
+    ("POST", "files/copy?overwrite=1&from={}/marker&to=taken"),
+    ("POST", "files/copy?recursive=1&overwrite=1&from=dir&to={}"),
+    ("POST", "files/copy?overwrite=1&from=gift&to={}/new"),
+    ("POST", "files/chmod?recursive=1&mode=755&path={}"),
+    ("POST", "files/chmod?mode=644&path={}/marker"),
 ];
 
 /// Asks for everything under every name for as long as a race lasts; what each request came to.
