@@ -465,7 +465,7 @@ impl FileCopy {
             return Ok(true);
         }
         if self.in_kernel {
-            let data = self.data(end)?;
+            let data = self.data(end);
             if data.is_empty() {
                 // A hole up to the end.
                 self.offset = end.min(size(&fstat(&self.original)?));
@@ -518,17 +518,17 @@ impl FileCopy {
 
     /// The next bytes that are no hole; empty if there are none up to the `end`. All of the rest where the file
     /// system does not tell.
-    fn data(&self, end: u64) -> nix::Result<std::ops::Range<u64>> {
+    fn data(&self, end: u64) -> std::ops::Range<u64> {
         let seek = |offset: u64, whence| {
             let offset = i64::try_from(offset).map_err(|_| Errno::EFBIG)?;
             lseek(&self.original, offset, whence).map(i64::cast_unsigned)
         };
         match seek(self.offset, Whence::SeekData) {
-            Err(Errno::ENXIO) if size(&self.status) > 0 => Ok(self.offset..self.offset),
-            Err(_) => Ok(self.offset..end),
+            Err(Errno::ENXIO) if size(&self.status) > 0 => self.offset..self.offset,
+            Err(_) => self.offset..end,
             Ok(start) => {
                 let hole = seek(start, Whence::SeekHole).unwrap_or(end);
-                Ok(start.min(end)..hole.min(end))
+                start.min(end)..hole.min(end)
             }
         }
     }

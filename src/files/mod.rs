@@ -29,6 +29,7 @@ mod splice_pipe;
 #[cfg(test)]
 mod tests;
 mod usage;
+pub mod watch;
 mod write;
 
 pub use chmod::Changed;

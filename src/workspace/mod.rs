@@ -10,8 +10,9 @@ mod content;
 mod lease;
 mod operations;
 mod upload;
+mod watches;
 
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
-pub use operations::{FilePart, FileWrite, Run};
+pub use operations::{FilePart, FileWrite, Run, WatchSubscriber};
 pub use upload::UploadSource;

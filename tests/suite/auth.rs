@@ -47,6 +47,7 @@ impl Estate {
     }
 
     /// Every route, each with a request that would leave a trace or tell something.
+    #[expect(clippy::too_many_lines, reason = "one table")]
     fn requests(&self) -> Vec<(&'static str, String, Vec<u8>)> {
         let dir = self.dir.path().display();
         let run = json!({"cmd": format!("touch {dir}/ran")})
@@ -112,6 +113,14 @@ impl Estate {
                 format!("/v1/files/chmod?path={dir}/kept&mode=777"),
                 Vec::new(),
             ),
+            ("GET", format!("/v1/files/watch?path={dir}"), Vec::new()),
+            (
+                "POST",
+                "/v1/files/watches".to_owned(),
+                format!("{{\"path\":\"{dir}\"}}").into_bytes(),
+            ),
+            ("GET", "/v1/files/watches/w-1/events".to_owned(), Vec::new()),
+            ("DELETE", "/v1/files/watches/w-1".to_owned(), Vec::new()),
             ("OPTIONS", "/v1/exec".to_owned(), Vec::new()),
             ("OPTIONS", "/v1/nope".to_owned(), Vec::new()),
             ("BREW", "/v1/exec".to_owned(), Vec::new()),

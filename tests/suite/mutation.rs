@@ -163,6 +163,13 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("GET", "files/list?path=w&limit=5&after=a&detail=full", ""),
         ("GET", "files/stat?path=w/a&detail=full", ""),
         ("POST", "files/mkdir?path=w/d&mode=755", ""),
+        (
+            "POST",
+            "files/watches",
+            r#"{"path":"w","recursive":true,"exclude":["*.o"],"id":"mine"}"#,
+        ),
+        ("GET", "files/watches/mine/events?after=1&timeout=0.01", ""),
+        ("DELETE", "files/watches/mine", ""),
         ("POST", "files/copy?from=w/a&to=w/h&overwrite=1", ""),
         ("POST", "files/copy?from=w/d&to=w/i&recursive=1", ""),
         ("POST", "files/chmod?path=w/d&mode=755&recursive=1", ""),

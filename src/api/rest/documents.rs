@@ -306,11 +306,7 @@ impl EntryDocument {
         Self {
             name: show(&entry.name),
             path,
-            kind: match entry.kind {
-                FileKind::Directory => "dir",
-                FileKind::Link => "symlink",
-                _ => "file",
-            },
+            kind: type_word(entry.kind),
             size: entry.size,
             mtime_ms: entry.modified_ms,
             mode: format!("{:o}", entry.mode),
@@ -333,6 +329,15 @@ impl EntryDocument {
             }),
             sha256: None,
         }
+    }
+}
+
+/// The type of a file in clients' words.
+pub(super) fn type_word(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Directory => "dir",
+        FileKind::Link => "symlink",
+        _ => "file",
     }
 }
 

@@ -5,7 +5,7 @@
 //! pattern, and its method then selects a row.
 
 use super::call::{Answer, Call};
-use super::{commands, contract, files, metrics, ports, sandboxes, server};
+use super::{commands, contract, files, metrics, ports, sandboxes, server, watches};
 use crate::auth::Access;
 use crate::codec::query::Query;
 use crate::error::Result;
@@ -51,13 +51,15 @@ pub(super) enum InWorkspace {
     Plain(fn(&mut Call<'_, '_>, &Workspace) -> Answer),
     /// About one process, by its id or pid.
     Process(fn(&mut Call<'_, '_>, &Workspace, &str) -> Answer),
+    /// About one watch, by its id.
+    Watch(fn(&mut Call<'_, '_>, &Workspace, &str) -> Answer),
     /// About one port.
     Port(fn(&Call<'_, '_>, &Workspace, Port) -> Answer),
     /// Forwarded to the server behind a port, with any method, path and query.
     Proxy,
 }
 
-use InWorkspace::{Plain, Port as OfPort, Process, Proxy};
+use InWorkspace::{Plain, Port as OfPort, Process, Proxy, Watch};
 use Operation::{Inside as In, OwnSandbox, Public, Sandbox, Sandboxes, Server};
 
 const GET: &[&str] = &["GET"];
@@ -103,6 +105,10 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
     row(POST, "files/copy", "copy", &["from", "to", "recursive", "overwrite"], In(Plain(files::copy))),
     row(POST, "files/chmod", "chmod", &["path", "mode", "recursive"], In(Plain(files::change_mode))),
+    row(GET, "files/watch", "watch", &["path", "recursive", "exclude"], In(Plain(watches::watch))),
+    row(POST, "files/watches", "watches", &[], In(Plain(watches::register))),
+    row(DELETE, "files/watches/{watch}", "watches", &[], In(Watch(watches::remove))),
+    row(GET, "files/watches/{watch}/events", "watches", &["after", "timeout"], In(Watch(watches::events))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),
@@ -153,11 +159,12 @@ pub(in crate::api) struct Target<'a> {
     pub(super) captures: Captures<'a>,
 }
 
-/// The values of `{sandbox}`, `{process}`, `{port}` and `{path}` in a path.
+/// The values of `{sandbox}`, `{process}`, `{watch}`, `{port}` and `{path}` in a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Captures<'a> {
     pub(super) sandbox: &'a str,
     pub(super) process: &'a str,
+    pub(super) watch: &'a str,
     pub(super) port: &'a [u8],
     /// Empty, or it begins with a slash.
     pub(super) path: &'a [u8],
@@ -265,6 +272,7 @@ fn capture<'a>(pattern: &'static str, path: &'a [u8]) -> Option<Captures<'a>> {
         match expected {
             "{port}" => captures.port = segment,
             "{sandbox}" => captures.sandbox = text().filter(|id| !id.is_empty())?,
+            "{watch}" => captures.watch = text().filter(|id| !id.is_empty())?,
             "{process}" => captures.process = text().filter(|id| !id.is_empty())?,
             word => {
                 let alias = ALIASES.iter().find(|(_, stands_for)| *stands_for == word);
@@ -460,6 +468,7 @@ mod tests {
             let parameter = match operation {
                 Sandbox(_) | OwnSandbox(_) => "{sandbox}",
                 In(Process(_)) => "{process}",
+                In(Watch(_)) => "{watch}",
                 In(OfPort(_) | Proxy) => "{port}",
                 Public(_) | Server(_) | Sandboxes(_) | In(Plain(_)) => "",
             };

@@ -8,6 +8,8 @@ mod files;
 mod hash;
 mod processes;
 mod trees;
+mod watch;
 
 pub use files::{FilePart, FileWrite};
 pub use processes::Run;
+pub use watch::WatchSubscriber;

@@ -40,6 +40,13 @@ fn json_answers_end_with_a_newline() {
             &format!("/v1/files/chmod?path={path}/file&mode=600"),
             "",
         ),
+        (
+            "POST",
+            "/v1/files/watches",
+            &format!(r#"{{"path":"{path}","id":"mine"}}"#),
+        ),
+        ("GET", "/v1/files/watches/mine/events", ""),
+        ("DELETE", "/v1/files/watches/mine", ""),
         ("GET", "/v1/ports", ""),
         (
             "GET",

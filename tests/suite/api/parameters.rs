@@ -68,6 +68,10 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
                 "POST",
                 format!("files/chmod?path={path}/kept&mode=0&follow=1"),
             ),
+            ("GET", format!("files/watch?path={path}&depth=1")),
+            ("POST", "files/watches?path=x".to_owned()),
+            ("GET", "files/watches/w-1/events?before=1".to_owned()),
+            ("DELETE", "files/watches/w-1?force=1".to_owned()),
             ("GET", "ports/80/wait?timeout=0&%70=1".to_owned()),
         ] {
             let target = format!("/v1/{target}");

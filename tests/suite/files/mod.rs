@@ -16,6 +16,7 @@ mod ranges;
 mod refusals;
 mod special;
 mod trees;
+mod watching;
 
 use std::fs;
 use std::io::Write;
@@ -51,14 +52,7 @@ impl Place<'_> {
     pub fn each(test: impl Fn(&Place<'_>)) {
         let server = Server::start();
         let dir = TempDir::new();
-        test(&Place {
-            server: &server,
-            prefix: "/v1/".to_owned(),
-            token: server.token.clone(),
-            directory: dir.path().to_owned(),
-            base: format!("{}/", dir.path().display()),
-            is_sandbox: false,
-        });
+        test(&Place::machine(&server, &dir));
         if !is_root() {
             skip!("only root can be a host");
         }
@@ -72,6 +66,17 @@ impl Place<'_> {
             base: String::new(),
             is_sandbox: true,
         });
+    }
+
+    pub fn machine<'a>(server: &'a Server, dir: &TempDir) -> Place<'a> {
+        Place {
+            server,
+            prefix: "/v1/".to_owned(),
+            token: server.token.clone(),
+            directory: dir.path().to_owned(),
+            base: format!("{}/", dir.path().display()),
+            is_sandbox: false,
+        }
     }
 
     pub fn connect(&self) -> Connection {

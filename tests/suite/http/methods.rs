@@ -212,6 +212,10 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/delete", &["DELETE", "POST"]),
     ("/v1/files/mkdir", &["POST"]),
     ("/v1/files/move", &["POST"]),
+    ("/v1/files/watch", &["GET"]),
+    ("/v1/files/watches", &["POST"]),
+    ("/v1/files/watches/w-1", &["DELETE"]),
+    ("/v1/files/watches/w-1/events", &["GET"]),
     ("/v1/files/copy", &["POST"]),
     ("/v1/files/chmod", &["POST"]),
 ];

@@ -67,6 +67,7 @@ fn every_error_is_json_with_its_code() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
     let server = Server::start();
     let dir = TempDir::new();
@@ -145,6 +146,13 @@ fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
             "POST",
             format!("/v1/files/copy?from={path}/old&to={path}/new&overwrite=maybe"),
         ),
+        ("GET", "/v1/files/watch".to_owned()),
+        (
+            "GET",
+            format!("/v1/files/watch?path={path}&recursive=maybe"),
+        ),
+        ("GET", "/v1/files/watches/w-1/events?after=x".to_owned()),
+        ("GET", "/v1/files/watches/w-1/events?timeout=x".to_owned()),
         ("POST", format!("/v1/files/chmod?path={path}/old")),
         ("POST", format!("/v1/files/chmod?path={path}/old&mode=9")),
         (

@@ -450,6 +450,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
             ("POST", "files/move?to=taken&from="),
             ("POST", "files/copy?recursive=1&to=copied&from="),
             ("POST", "files/chmod?recursive=1&mode=777&path="),
+            ("GET", "files/watch?recursive=1&path="),
         ] {
             let reply = sandbox.request(method, &format!("{route}{path}"), b"");
             // 409 where the way leads through a file.
@@ -485,6 +486,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
     if !is_root() {
         skip!("needs root");
@@ -529,6 +531,7 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
                 ("GET", "files/list?path="),
                 ("POST", "files/mkdir?path="),
                 ("POST", "files/chmod?mode=777&path="),
+                ("GET", "files/watch?path="),
                 ("POST", "files/move?from=own&to="),
                 ("POST", "files/copy?overwrite=1&from=own&to="),
             ] {
