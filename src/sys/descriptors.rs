@@ -124,7 +124,7 @@ impl Drop for ReservedSlot {
     }
 }
 
-/// Makes a file share the extents of another (ioctl_ficlone(2)).
+/// Makes a file share the extents of another (`ioctl_ficlone(2)`).
 ///
 /// # Errors
 /// `EOPNOTSUPP`, `EINVAL` or `EXDEV` where the file systems cannot.

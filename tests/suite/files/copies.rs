@@ -2,7 +2,7 @@
 //! overwritten unasked, and no link leads anywhere.
 
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
