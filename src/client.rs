@@ -7,6 +7,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
+use crate::error::Error;
 use crate::sys::{Events, PollEntry, poll};
 
 /// The client closed its connection, or the connection broke.
@@ -160,6 +161,47 @@ impl KeepAlive {
         self.ping_if_due(client);
         client.flush()
     }
+}
+
+/// Why long work stops before its end. Only after [`Stopped::Due`] it may go on from where it stopped.
+#[derive(Debug)]
+pub enum Stopped {
+    /// The client disconnected.
+    Disconnected,
+    /// The answer has to begin now.
+    Due,
+    /// The work failed.
+    Failed(Error),
+}
+
+impl From<Disconnected> for Stopped {
+    fn from(_: Disconnected) -> Self {
+        Self::Disconnected
+    }
+}
+
+impl From<Error> for Stopped {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Asked between the steps of long work whether to go on. A step takes milliseconds.
+pub trait Interrupt {
+    /// # Errors
+    /// `Disconnected` or `Due`.
+    fn check(&mut self) -> Result<(), Stopped>;
+}
+
+/// Whether a client is still there, without waiting.
+///
+/// # Errors
+/// The client disconnected.
+pub fn check_peer(client: &mut dyn Peer) -> Result<(), Disconnected> {
+    let mut entries = [PollEntry::new(client.descriptor(), client.interest())];
+    poll(&mut entries, Some(Duration::ZERO));
+    let events = entries[0].events();
+    client.ready(events)
 }
 
 #[cfg(test)]

@@ -71,6 +71,8 @@ pub enum Kind {
     Unreachable,
     /// This workspace or client holds as much of something as one may; the text names it.
     OverLimit,
+    /// The kernel, or the share of a tenant, has no watch left for a directory.
+    NoWatches,
     /// No thread is left for a request that may block.
     NoThreads,
     /// The server or the sandbox is ending.

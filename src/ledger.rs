@@ -34,10 +34,12 @@ pub enum Item {
     Commands,
     /// Parts of responses that clients have not taken.
     Responses,
+    /// Directories that are watched, and events that clients have not fetched.
+    Watches,
 }
 
 impl Item {
-    const COUNT: usize = 5;
+    const COUNT: usize = 6;
 
     fn name(self) -> &'static str {
         match self {
@@ -46,6 +48,7 @@ impl Item {
             Self::Stdin => "stdin that commands have not read",
             Self::Commands => "the texts of commands",
             Self::Responses => "responses that clients have not read",
+            Self::Watches => "watches",
         }
     }
 }
@@ -156,6 +159,11 @@ impl Connections {
 }
 
 impl Ledger {
+    /// The share of one tenant of something that the machine has `all` of: a quarter, unless it is the only one.
+    pub fn share_of(&self, all: usize) -> usize {
+        if self.is_whole { all } else { all / 4 }
+    }
+
     /// Charges this many bytes until the value is dropped.
     ///
     /// # Errors

@@ -70,7 +70,11 @@ impl Query {
         )))
     }
 
-    fn parsed<T>(
+    /// What `parse` makes of a parameter.
+    ///
+    /// # Errors
+    /// `Invalid`, with what is `accepted`, if it makes nothing of it.
+    pub fn parsed<T>(
         &self,
         name: &str,
         accepted: &str,

@@ -154,7 +154,7 @@ impl FileVersion {
 }
 
 /// Device and inode number: equal for two descriptors of the same file only.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Identity(u64, u64);
 
 impl Identity {

@@ -8,10 +8,15 @@
 //! Nothing here knows HTTP. Errors carry kinds, and their texts the path as the client wrote it.
 
 mod beneath;
+mod chmod;
+mod condition;
+mod copy;
 mod entry;
 #[cfg(test)]
 mod fuzz;
+pub mod hash;
 mod home;
+pub mod lines;
 mod list;
 pub mod name;
 mod name_at;
@@ -25,8 +30,12 @@ mod splice_pipe;
 mod tests;
 pub mod text;
 mod usage;
+pub mod watch;
 mod write;
 
+pub use chmod::Changed;
+pub use condition::Condition;
+pub use copy::{CopyReport, Copying};
 pub use entry::{Entry, FileKind, FileVersion};
 pub use home::{make_home, remove_home};
 pub use list::Page;

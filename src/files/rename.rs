@@ -2,6 +2,7 @@
 //! complete.
 
 use std::io::Read;
+use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, renameat};
@@ -80,7 +81,8 @@ fn copy(old: &NameAt, new: NameAt, to: &FilePath) -> Result<()> {
         // The file was replaced after it was checked.
         return Err(failed(Errno::EBUSY));
     }
-    let mut upload = Upload::replacing(new, to, &status)?;
+    let mut upload = Upload::replacing(new, to)?;
+    upload.keep_attributes(&status);
     let mut buffer = vec![0; 256 * 1024];
     loop {
         let count = source
@@ -102,13 +104,29 @@ fn copy(old: &NameAt, new: NameAt, to: &FilePath) -> Result<()> {
 
 /// Makes the same link at the new name.
 fn copy_link(old: &NameAt, new: &NameAt, status: &FileStat) -> nix::Result<()> {
+    place_link(&old.link_target()?, new, false, |directory, name| {
+        let (owner, group) = (Uid::from_raw(status.st_uid), Gid::from_raw(status.st_gid));
+        let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
+        fchownat(directory, name, Some(owner), Some(group), nofollow)
+    })
+}
+
+/// Makes a link, `complete`s it and gives it its name. An exclusive one replaces nothing.
+pub(super) fn place_link(
+    content: &[u8],
+    new: &NameAt,
+    is_exclusive: bool,
+    complete: impl FnOnce(&OwnedFd, &[u8]) -> nix::Result<()>,
+) -> nix::Result<()> {
     let NameAt { directory, name } = new;
+    if is_exclusive {
+        symlinkat(content, directory, name.as_slice())?;
+        return complete(directory, name);
+    }
     let temporary = temporary_name();
     let temporary = temporary.as_slice();
-    symlinkat(old.link_target()?.as_slice(), directory, temporary)?;
-    let (owner, group) = (Uid::from_raw(status.st_uid), Gid::from_raw(status.st_gid));
-    let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
-    let placed = fchownat(directory, temporary, Some(owner), Some(group), nofollow)
+    symlinkat(content, directory, temporary)?;
+    let placed = complete(directory, temporary)
         .and_then(|()| renameat(directory, temporary, directory, name.as_slice()));
     if placed.is_err() {
         let _ = unlinkat(directory, temporary, UnlinkatFlags::NoRemoveDir);

@@ -303,7 +303,7 @@ impl Root {
     }
 
     /// Whether `directory` is `other` or below it.
-    fn lies_within(&self, directory: &OwnedFd, other: Identity) -> nix::Result<bool> {
+    pub(super) fn lies_within(&self, directory: &OwnedFd, other: Identity) -> nix::Result<bool> {
         // The way up ends at the home: its owner may not go further.
         let top = match self.resolution {
             Resolution::Machine => None,

@@ -9,6 +9,7 @@
 //! overwritten with the complete upload. An upload that breaks off changes nothing there either, but a
 //! reader during the copy may see both contents. Only devices and pipes are written as the bytes come.
 
+use std::fmt;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::marker::PhantomData;
@@ -23,11 +24,13 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
+use super::condition::{Condition, Turn, changed, check_again, exists};
 use super::entry::{FileKind, FileVersion, size};
 use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Root, opening_error};
 use super::splice_pipe::SplicePipe;
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
 
 /// Tries to open a file that other requests make, replace or protect at the same time.
@@ -58,6 +61,8 @@ struct Commit {
     /// Mode, user and group of the file that is replaced.
     kept: Option<(u32, u32, u32)>,
     staging: Staging,
+    /// Whether there must be no file.
+    is_exclusive: bool,
 }
 
 /// Where the bytes of an upload are until it is complete.
@@ -123,6 +128,7 @@ impl Root {
             replaces: kept.is_some(),
             kept,
             staging,
+            is_exclusive: false,
         };
         Ok(Upload::new(path, file, mode, Some(commit)))
     }
@@ -202,7 +208,7 @@ impl Root {
 }
 
 impl Upload<'_> {
-    fn new(path: &FilePath, file: File, mode: Option<u32>, commit: Option<Commit>) -> Self {
+    fn new(path: impl fmt::Display, file: File, mode: Option<u32>, commit: Option<Commit>) -> Self {
         Self {
             shown: path.to_string(),
             file,
@@ -213,24 +219,43 @@ impl Upload<'_> {
         }
     }
 
-    /// Begins to replace `target` with a file that has the mode and owner of another.
+    /// Begins to replace `target`, which is `shown` in errors. The file is private until a mode is
+    /// [set](Self::set_mode).
     ///
     /// # Errors
     /// `IsDirectory` if the target is one; `Forbidden`, `NoSpace`.
-    pub(super) fn replacing(target: NameAt, path: &FilePath, like: &FileStat) -> Result<Self> {
-        let failed = |errno| Error::system(format_args!("cannot write {path}"), errno);
+    pub(super) fn replacing(target: NameAt, shown: impl fmt::Display) -> Result<Self> {
+        let failed = |errno| Error::system(format_args!("cannot write {shown}"), errno);
         let existing = target.existing().map_err(failed)?;
         if existing.is_some_and(|existing| FileKind::of(&existing) == FileKind::Directory) {
-            return Err(is_directory(path));
+            return Err(is_directory(shown));
         }
         let (file, staging) = stage(&target.directory, true).map_err(failed)?;
         let commit = Commit {
             target,
             replaces: existing.is_some(),
-            kept: Some(attributes(like)),
+            kept: None,
             staging,
+            is_exclusive: false,
         };
-        Ok(Self::new(path, file, None, Some(commit)))
+        Ok(Self::new(shown, file, None, Some(commit)))
+    }
+
+    /// Gives the complete file the mode and the owner of another.
+    pub(super) fn keep_attributes(&mut self, like: &FileStat) {
+        if let Some(commit) = &mut self.commit {
+            commit.kept = Some(attributes(like));
+        }
+    }
+
+    /// Gives the complete file a mode.
+    pub(super) fn set_mode(&mut self, mode: u32) {
+        self.mode = Some(mode);
+    }
+
+    /// The staged file. Its bytes are written by other means than [`Upload::write`].
+    pub(super) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Appends bytes; returns how many were taken, 0 if a pipe is full.
@@ -301,6 +326,35 @@ impl Upload<'_> {
         self.commit().map(|_| true)
     }
 
+    /// Replaces the target with the complete file if the condition holds; returns the size in bytes.
+    ///
+    /// # Errors
+    /// `Exists`; `Changed`; the target cannot be replaced, or the client disconnected. The old file is
+    /// unchanged.
+    pub fn commit_if(
+        mut self,
+        condition: Condition,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<u64, Stopped> {
+        let act = format!("cannot write {}", self.shown);
+        let Some(commit) = &mut self.commit else {
+            return Ok(self.commit()?);
+        };
+        let turn = Turn::take(&commit.target).map_err(|errno| Error::system(act, errno))?;
+        match condition {
+            Condition::Always => {}
+            _ if turn.is_none() => {
+                return Err(changed(&self.shown, "others are replacing it").into());
+            }
+            Condition::Absent if commit.replaces => return Err(exists(&self.shown).into()),
+            Condition::Absent => commit.is_exclusive = true,
+            Condition::Content(digest) => {
+                check_again(&self.shown, &commit.target, digest, interrupt)?;
+            }
+        }
+        Ok(self.commit()?)
+    }
+
     /// Replaces the target with the complete file; returns the size in bytes.
     ///
     /// # Errors
@@ -343,7 +397,7 @@ impl Commit {
         if let Staging::Unnamed = self.staging {
             if !self.replaces {
                 match link_open_file(file, directory, name) {
-                    Err(Errno::EEXIST) => {}
+                    Err(Errno::EEXIST) if !self.is_exclusive => {}
                     other => return other,
                 }
             }
@@ -353,6 +407,25 @@ impl Commit {
             self.staging = Staging::Named(temporary);
         }
         if let Staging::Named(temporary) = &self.staging {
+            if self.is_exclusive {
+                // Only one of several makes the name. Where it can be a link, it is never seen empty.
+                let flags = AtFlags::empty();
+                match linkat(
+                    directory,
+                    temporary.as_slice(),
+                    directory,
+                    name.as_slice(),
+                    flags,
+                ) {
+                    Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
+                        drop(
+                            self.target
+                                .open(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)?,
+                        );
+                    }
+                    linked => return linked,
+                }
+            }
             renameat(directory, temporary.as_slice(), directory, name.as_slice())?;
             self.staging = Staging::Unnamed;
         }
@@ -459,7 +532,7 @@ fn attributes(status: &FileStat) -> (u32, u32, u32) {
     (status.st_mode & 0o7777, status.st_uid, status.st_gid)
 }
 
-fn is_directory(path: &FilePath) -> Error {
+fn is_directory(path: impl fmt::Display) -> Error {
     Error::new(
         Kind::IsDirectory,
         format!("cannot write {path}: it is a directory"),

@@ -124,6 +124,15 @@ impl Drop for ReservedSlot {
     }
 }
 
+/// Makes a file share the extents of another (`ioctl_ficlone(2)`).
+///
+/// # Errors
+/// `EOPNOTSUPP`, `EINVAL` or `EXDEV` where the file systems cannot.
+pub fn clone_file(to: BorrowedFd<'_>, from: BorrowedFd<'_>) -> Result<(), Errno> {
+    // SAFETY: the argument is a descriptor, which is open during the call.
+    Errno::result(unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONE, from.as_raw_fd()) }).map(drop)
+}
+
 /// Whether a new descriptor is among the last that the limit allows. The rest is kept for ending
 /// processes and answering connected clients.
 ///

@@ -5,15 +5,23 @@
 
 use std::fs::File;
 use std::io::{Cursor, ErrorKind, Read, Seek, SeekFrom};
+use std::sync::Arc;
 
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Result};
+use crate::files::lines::{FoundLines, LineFinder, LineRange};
 use crate::files::name::FilePath;
 use crate::files::{FileKind, Opened};
+use crate::ledger::{Item, Ledger};
 
 /// Files up to this size are read before the answer begins, so that its head and body go out in one
 /// packet. It also limits the first read of a file of size 0: files in /proc have size 0 and yet
 /// content.
 const SMALL_FILE_BYTES: u64 = 64 * 1024;
+
+/// Bytes in one step of a search for lines, and the least for a tenant that holds its share of memory.
+const SEARCH_BYTES: usize = 256 * 1024;
+const LEAST_SEARCH_BYTES: usize = 8 * 1024;
 
 /// Where the bytes of a file come from.
 pub enum Content {
@@ -88,6 +96,37 @@ impl Readable {
             }
             None => device_content(opened.file, offset, wanted),
         })
+    }
+
+    /// A range of lines. All of the file is read, because the answer says how many lines it has.
+    ///
+    /// # Errors
+    /// The file cannot be read, or the client disconnected.
+    pub fn lines(
+        mut self,
+        range: LineRange,
+        ledger: &Arc<Ledger>,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<(FoundLines, Content), Stopped> {
+        let failed = |error| Error::io(format_args!("cannot read {}", self.path), &error);
+        let charge = ledger.charge_up_to(Item::Responses, SEARCH_BYTES, LEAST_SEARCH_BYTES);
+        let mut buffer = vec![0; charge.bytes()];
+        let mut finder = LineFinder::new(range);
+        loop {
+            match self.opened.file.read(&mut buffer).map_err(failed)? {
+                0 => break,
+                count => finder.feed(&buffer[..count]),
+            }
+            interrupt.check()?;
+        }
+        let found = finder.finish();
+        let span = Span {
+            offset: found.offset,
+            length: found.length,
+        };
+        self.opened.file.rewind().map_err(failed)?;
+        let content = self.content(|opened| file_content(opened, span, true))?;
+        Ok((found, content))
     }
 
     fn content(self, read: impl FnOnce(Opened) -> std::io::Result<Content>) -> Result<Content> {

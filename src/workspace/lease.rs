@@ -12,6 +12,7 @@ use crate::ledger::Ledger;
 use crate::ports::Ports;
 use crate::process::registry::{Registry, Shared};
 use crate::workspace::claims::Claims;
+use crate::workspace::watches::Watches;
 
 /// One place where commands run and files live.
 pub struct Workspace {
@@ -23,6 +24,8 @@ pub struct Workspace {
     pub processes: Arc<Registry>,
     /// Its servers.
     pub ports: Arc<Ports>,
+    /// The trees that it watches for clients that poll.
+    pub watches: Watches,
     /// What is held for its clients and its processes.
     pub ledger: Arc<Ledger>,
     activity: Arc<Activity>,
@@ -47,6 +50,7 @@ impl Workspace {
             confinement,
             processes,
             ports,
+            watches: Watches::new(&ledger),
             ledger,
             activity,
             claims: Claims::default(),
@@ -104,6 +108,7 @@ impl Workspace {
         self.activity.close();
         self.processes.close();
         self.ports.close();
+        self.watches.close();
     }
 
     /// Ends the workspace if it has been idle for `limit`. True if it has ended.
@@ -114,6 +119,13 @@ impl Workspace {
 
 /// A workspace in use.
 pub struct Lease(Arc<Workspace>);
+
+impl Lease {
+    /// The workspace.
+    pub(super) fn workspace(&self) -> &Arc<Workspace> {
+        &self.0
+    }
+}
 
 impl Deref for Lease {
     type Target = Workspace;

@@ -11,11 +11,12 @@ mod content;
 mod lease;
 mod operations;
 mod upload;
+mod watches;
 
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
 pub use operations::{
-    Change, EditRequest, FilePart, Glob, Globbed, Grep, GrepSink, Kinds, Match, Moment, Order,
-    Patched, Run, Skip, Summary,
+    Change, EditRequest, FilePart, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, Match, Moment,
+    Order, Patched, Run, Skip, Summary, WatchSubscriber,
 };
 pub use upload::UploadSource;

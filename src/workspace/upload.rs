@@ -7,9 +7,10 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::client::Peer;
+use crate::client::{Interrupt, Peer, Stopped, check_peer};
 use crate::error::{Error, Result};
-use crate::files::{RangedWrite, SplicePipe, Upload};
+use crate::files::hash::Hasher;
+use crate::files::{Condition, RangedWrite, SplicePipe, Upload};
 use crate::ledger::{Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
 
@@ -57,27 +58,56 @@ enum Part<'a> {
     Spliced(&'a mut SplicePipe, usize),
 }
 
-/// Receives a whole file and puts it in place. Returns its size.
+/// Receives a whole file and puts it in place if the condition still holds. Returns its size. What is to be
+/// hashed is not spliced, so that it need not be read again.
 pub(super) fn receive_whole<S: UploadSource>(
     source: &mut S,
     mut upload: Upload<'_>,
+    condition: Condition,
+    mut hasher: Option<&mut Hasher>,
     ledger: &Arc<Ledger>,
 ) -> std::result::Result<u64, S::Error> {
     let mut client = source.client();
-    let is_spliced = upload.is_staged();
+    let is_spliced = upload.is_staged() && hasher.is_none();
     each_part(source, is_spliced, ledger, |part| match part {
         Part::Spliced(pipe, count) => upload.splice_from(pipe, count),
         Part::Read(mut bytes) => {
             while !bytes.is_empty() {
                 match upload.write(bytes)? {
                     0 => wait_for_room(&upload, &mut *client)?,
-                    count => bytes = &bytes[count..],
+                    count => {
+                        let (written, rest) = bytes.split_at(count);
+                        if let Some(hasher) = &mut hasher {
+                            hasher.feed(written);
+                        }
+                        bytes = rest;
+                    }
                 }
             }
             Ok(())
         }
     })?;
-    Ok(upload.commit()?)
+    let mut interrupt = WhileConnected(client);
+    Ok(upload
+        .commit_if(condition, &mut interrupt)
+        .map_err(unless_stopped)?)
+}
+
+/// Stops long work when the client disconnects.
+pub(super) struct WhileConnected(pub(super) Box<dyn Peer>);
+
+impl Interrupt for WhileConnected {
+    fn check(&mut self) -> std::result::Result<(), Stopped> {
+        Ok(check_peer(&mut *self.0)?)
+    }
+}
+
+/// The error of work that was stopped.
+pub(super) fn unless_stopped(stopped: Stopped) -> Error {
+    match stopped {
+        Stopped::Failed(error) => error,
+        Stopped::Disconnected | Stopped::Due => Error::invalid("the client disconnected"),
+    }
 }
 
 /// Receives a range of a file. Returns the file's size.

@@ -47,6 +47,7 @@ impl Estate {
     }
 
     /// Every route, each with a request that would leave a trace or tell something.
+    #[expect(clippy::too_many_lines, reason = "one table")]
     fn requests(&self) -> Vec<(&'static str, String, Vec<u8>)> {
         let dir = self.dir.path().display();
         let run = json!({"cmd": format!("touch {dir}/ran")})
@@ -76,6 +77,11 @@ impl Estate {
                 Vec::new(),
             ),
             ("GET", format!("/v1/files/stat?path={dir}/kept"), Vec::new()),
+            (
+                "POST",
+                "/v1/files/hash".to_owned(),
+                format!("{{\"paths\":[\"{dir}/kept\"]}}").into_bytes(),
+            ),
             ("GET", format!("/v1/files/list?path={dir}"), Vec::new()),
             (
                 "DELETE",
@@ -114,6 +120,24 @@ impl Estate {
                 format!(r#"{{"path":"{dir}/kept","edits":[{{"lines":"1","new":"gone"}}]}}"#)
                     .into_bytes(),
             ),
+            (
+                "POST",
+                format!("/v1/files/copy?from={dir}/kept&to={dir}/copy"),
+                Vec::new(),
+            ),
+            (
+                "POST",
+                format!("/v1/files/chmod?path={dir}/kept&mode=777"),
+                Vec::new(),
+            ),
+            ("GET", format!("/v1/files/watch?path={dir}"), Vec::new()),
+            (
+                "POST",
+                "/v1/files/watches".to_owned(),
+                format!("{{\"path\":\"{dir}\"}}").into_bytes(),
+            ),
+            ("GET", "/v1/files/watches/w-1/events".to_owned(), Vec::new()),
+            ("DELETE", "/v1/files/watches/w-1".to_owned(), Vec::new()),
             ("OPTIONS", "/v1/exec".to_owned(), Vec::new()),
             ("OPTIONS", "/v1/nope".to_owned(), Vec::new()),
             ("BREW", "/v1/exec".to_owned(), Vec::new()),

@@ -150,6 +150,9 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("DELETE", "processes/p-4", ""),
         ("GET", "files/read?path=w/a&offset=1&length=3", ""),
         ("GET", "files/read?path=/w/b", ""),
+        ("GET", "files/read?path=w/a&lines=1-2", ""),
+        ("POST", "files/hash", r#"{"paths":["w/a","w/none"]}"#),
+        ("PUT", "files/write?path=w/g&if_absent=1&hash=sha256", "g"),
         ("PUT", "files/write?path=w/a&mode=644", "some content"),
         (
             "POST",
@@ -160,6 +163,16 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("GET", "files/list?path=w&limit=5&after=a&detail=full", ""),
         ("GET", "files/stat?path=w/a&detail=full", ""),
         ("POST", "files/mkdir?path=w/d&mode=755", ""),
+        (
+            "POST",
+            "files/watches",
+            r#"{"path":"w","recursive":true,"exclude":["*.o"],"id":"mine"}"#,
+        ),
+        ("GET", "files/watches/mine/events?after=1&timeout=0.01", ""),
+        ("DELETE", "files/watches/mine", ""),
+        ("POST", "files/copy?from=w/a&to=w/h&overwrite=1", ""),
+        ("POST", "files/copy?from=w/d&to=w/i&recursive=1", ""),
+        ("POST", "files/chmod?path=w/d&mode=755&recursive=1", ""),
         ("POST", "files/move?from=w/a&to=w/c", ""),
         (
             "GET",

@@ -1,11 +1,12 @@
 //! An admitted request as handlers see it, and the forms of answers that several of them share.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::api::context::Context;
+use crate::client::{Client, Interrupt, KeepAlive, Stopped, check_peer};
 use crate::codec::query::Query;
 use crate::http::parse::Framing;
-use crate::http::request::WholeBody;
+use crate::http::request::{ReceiveError, WaitingClient, WholeBody};
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::http::{Body, Refusal, Request, Response};
 
@@ -30,6 +31,14 @@ impl Call<'_, '_> {
     pub(super) fn json_body(&mut self) -> Result<WholeBody, Refusal> {
         let ledger = &self.request.ledger;
         Ok(self.request.body.read_all(MAX_JSON_BYTES, ledger)?)
+    }
+
+    /// Stops long work that the answer waits for when the client disconnects.
+    pub(super) fn interrupt(&self) -> BeforeAnswer {
+        BeforeAnswer {
+            client: self.request.body.watch_client(),
+            until: None,
+        }
     }
 
     /// Refuses a request without a body where one is needed: a forgotten body is no empty one.
@@ -60,4 +69,74 @@ pub(super) fn json_later(
         }
     }));
     Response::new(200, body).with_header("Content-Type", "application/json")
+}
+
+/// How long work may go on before its answer begins, so that a failure has its status.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+
+/// The JSON document of work that may take long. If it does, the answer begins with 200 and white space, and a
+/// failure after that is a document too: `{"error", "code"}`.
+pub(super) fn long_work(
+    call: &Call<'_, '_>,
+    mut work: impl FnMut(&mut dyn Interrupt) -> Result<Vec<u8>, Stopped> + Send + 'static,
+) -> Answer {
+    let mut interrupt = call.interrupt();
+    interrupt.until = Some(Instant::now() + ANSWER_WITHIN);
+    match work(&mut interrupt) {
+        Ok(mut document) => {
+            document.push(b'\n');
+            Ok(Response::new(200, Body::Bytes(document))
+                .with_header("Content-Type", "application/json"))
+        }
+        Err(stopped @ (Stopped::Failed(_) | Stopped::Disconnected)) => Err(stopped.into()),
+        Err(Stopped::Due) => Ok(json_later(call.ping_interval(), move |client| {
+            let keep_alive = KeepAlive::new();
+            match work(&mut DuringAnswer { client, keep_alive }) {
+                Ok(document) => Some(document),
+                Err(Stopped::Failed(error)) => serde_json::to_vec(&Refusal::from(error)).ok(),
+                Err(Stopped::Disconnected | Stopped::Due) => None,
+            }
+        })),
+    }
+}
+
+/// Asks whether to go on while no byte of the answer is sent.
+pub(super) struct BeforeAnswer {
+    client: WaitingClient,
+    /// When the answer has to begin.
+    until: Option<Instant>,
+}
+
+impl From<Stopped> for Refusal {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Failed(error) => error.into(),
+            Stopped::Disconnected | Stopped::Due => ReceiveError::Closed.into(),
+        }
+    }
+}
+
+impl Interrupt for BeforeAnswer {
+    fn check(&mut self) -> Result<(), Stopped> {
+        check_peer(&mut self.client)?;
+        match self.until {
+            Some(until) if Instant::now() >= until => Err(Stopped::Due),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Keeps the connection alive while the document is not ready.
+struct DuringAnswer<'a, 'w> {
+    client: &'a mut StreamClient<'w>,
+    keep_alive: KeepAlive,
+}
+
+impl Interrupt for DuringAnswer<'_, '_> {
+    fn check(&mut self) -> Result<(), Stopped> {
+        check_peer(self.client)?;
+        self.keep_alive.ping_if_due(self.client);
+        self.client.flush()?;
+        Ok(())
+    }
 }

@@ -85,7 +85,8 @@ mod tests {
             let pattern = route
                 .pattern
                 .replace("{sandbox}", "{sandbox_id}")
-                .replace("{process}", "{process_id}");
+                .replace("{process}", "{process_id}")
+                .replace("{watch}", "{watch_id}");
             let mut paths = vec![pattern.clone()];
             if !pattern.starts_with('/') {
                 let mut inside = vec![pattern.clone()];

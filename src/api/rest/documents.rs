@@ -285,6 +285,9 @@ pub(super) struct EntryDocument {
     mode: String,
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     detail: Option<Detail>,
+    /// If it was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) sha256: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -304,11 +307,7 @@ impl EntryDocument {
         Self {
             name: show(&entry.name),
             path,
-            kind: match entry.kind {
-                FileKind::Directory => "dir",
-                FileKind::Link => "symlink",
-                _ => "file",
-            },
+            kind: type_word(entry.kind),
             size: entry.size,
             mtime_ms: entry.modified_ms,
             mode: format!("{:o}", entry.mode),
@@ -329,8 +328,24 @@ impl EntryDocument {
                 },
                 link_target: entry.target.as_deref().map(show),
             }),
+            sha256: None,
         }
     }
+}
+
+/// The type of a file in clients' words.
+pub(super) fn type_word(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Directory => "dir",
+        FileKind::Link => "symlink",
+        _ => "file",
+    }
+}
+
+/// A document as text.
+pub(super) fn to_json(document: &impl Serialize) -> Vec<u8> {
+    // Fails only for maps whose keys are not strings; no document has any.
+    serde_json::to_vec(document).unwrap_or_default()
 }
 
 /// Bytes of a list that are written before they are sent.

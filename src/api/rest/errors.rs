@@ -34,6 +34,7 @@ impl From<Error> for Refusal {
             Kind::System => (500, "internal"),
             Kind::Unreachable => (502, "unreachable"),
             Kind::OverLimit => (503, "over_limit"),
+            Kind::NoWatches => (503, "no_watches"),
             Kind::NoThreads => (503, "no_threads"),
             Kind::ShuttingDown => (503, "shutting_down"),
             Kind::Unfinished => (503, "unfinished"),

@@ -4,21 +4,33 @@ use std::os::fd::BorrowedFd;
 
 use serde_json::json;
 
-use super::call::{Answer, Call};
-use super::documents::{EntryDocument, page_response};
+use super::call::{Answer, Call, long_work};
+use super::documents::{EntryDocument, page_response, to_json};
+use super::requests::paths_request;
 use crate::client::Peer;
 use crate::codec::query::Query;
 use crate::error::{Error, Result};
+use crate::files::Condition;
+use crate::files::hash::{Digest, Hashed};
+use crate::files::lines::LineRange;
 use crate::files::name::FilePath;
 use crate::http::parse::Head;
 use crate::http::request::BodyReader;
 use crate::http::{Body, Refusal, Response};
-use crate::workspace::{Content, FilePart, Span, UploadSource, Workspace};
+use crate::workspace::{Content, FilePart, FileWrite, Span, UploadSource, Workspace};
 
 /// `GET files/read`.
 pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let path = path(&call.query, "path")?;
     let (offset, length) = (call.query.number("offset")?, call.query.number("length")?);
+    if let Some(range) = lines(&call.query)? {
+        let has_range = call.request.head.header("range").is_some();
+        if has_range || offset.is_some() || length.is_some() {
+            let text = "lines does not go with offset, length or a Range header";
+            return Err(Error::invalid(text).into());
+        }
+        return read_lines(call, workspace, path, range);
+    }
     let readable = workspace.open_file(path, length.is_some())?;
     let mut response =
         Response::new(200, Body::Empty).with_header("Content-Type", "application/octet-stream");
@@ -46,7 +58,12 @@ pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             return Err(refusal.with_header("Content-Range", format!("bytes */{size}")));
         }
     };
-    response.body = match content {
+    response.body = body(content);
+    Ok(response)
+}
+
+fn body(content: Content) -> Body {
+    match content {
         Content::Bytes(bytes) => Body::Bytes(bytes),
         Content::Reader(reader) => Body::Reader(reader),
         Content::File {
@@ -58,8 +75,31 @@ pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             length,
             start,
         },
+    }
+}
+
+/// `GET files/read?lines=`.
+fn read_lines(
+    call: &Call<'_, '_>,
+    workspace: &Workspace,
+    path: FilePath,
+    range: LineRange,
+) -> Answer {
+    let readable = workspace.open_file(path, false)?;
+    let (found, content) = readable.lines(range, &workspace.ledger, &mut call.interrupt())?;
+    let total = found.total;
+    let shown = match found.lines {
+        Some(LineRange { first, last }) => format!("{first}-{last}/{total}"),
+        None => format!("*/{total}"),
     };
-    Ok(response)
+    Ok(Response::new(200, body(content))
+        .with_header("Content-Type", "application/octet-stream")
+        .with_header("X-Sbx-Lines", shown))
+}
+
+fn lines(query: &Query) -> Result<Option<LineRange>> {
+    let accepted = "lines from 1, as 10-20, 10- or 10";
+    query.parsed("lines", accepted, LineRange::parse)
 }
 
 /// What a Range header asks for.
@@ -128,13 +168,31 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             truncate_to,
         },
     };
-    let mode = query.mode("mode")?;
-    let make_parents = query.optional_flag("mkdir")?.unwrap_or(true);
-    let source = &mut call.request.body;
-    let size = workspace.write_file(&path, part, mode, make_parents, source)?;
-    Ok(Response::json(
-        &json!({ "path": path.to_string(), "size": size }),
-    ))
+    let how = FileWrite {
+        part,
+        mode: query.mode("mode")?,
+        makes_parents: query.optional_flag("mkdir")?.unwrap_or(true),
+        condition: condition(query)?,
+        is_hashed: wants_hash(query)?,
+    };
+    let (size, sha256) = workspace.write_file(&path, &how, &mut call.request.body)?;
+    let mut document = json!({ "path": path.to_string(), "size": size });
+    if let Some(sha256) = sha256 {
+        document["sha256"] = json!(sha256.to_string());
+    }
+    Ok(Response::json(&document))
+}
+
+fn condition(query: &Query) -> Result<Condition> {
+    let content = query.parsed("if_sha256", "64 hexadecimal digits", Digest::parse)?;
+    match (content, query.flag("if_absent")?) {
+        (None, false) => Ok(Condition::Always),
+        (None, true) => Ok(Condition::Absent),
+        (Some(digest), false) => Ok(Condition::Content(digest)),
+        (Some(_), true) => Err(Error::invalid(
+            "if_sha256 and if_absent together never hold; send one of them",
+        )),
+    }
 }
 
 impl UploadSource for BodyReader<'_> {
@@ -176,9 +234,39 @@ pub(super) fn list(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 /// `GET files/stat`.
 pub(super) fn stat(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let (path, detail) = (path(&call.query, "path")?, detail(&call.query)?);
+    let wants_hash = wants_hash(&call.query)?;
     let entry = workspace.stat_file(&path)?;
-    let document = EntryDocument::of(&entry, path.to_string(), detail);
-    Ok(Response::json(&document))
+    if !wants_hash {
+        let document = EntryDocument::of(&entry, path.to_string(), detail);
+        return Ok(Response::json(&document));
+    }
+    let mut files = workspace.hash_file(path.clone())?;
+    long_work(call, move |interrupt| {
+        let (_, hashed) = files.run(interrupt)?.remove(0);
+        let mut document = EntryDocument::of(&entry, path.to_string(), detail);
+        document.sha256 = Some(hashed?.sha256.to_string());
+        Ok(to_json(&document))
+    })
+}
+
+/// `POST files/hash`.
+pub(super) fn hash(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    call.require_body()?;
+    let paths = paths_request(&call.json_body()?)?;
+    let mut files = workspace.hash_files(paths)?;
+    long_work(call, move |interrupt| {
+        let results = files.run(interrupt)?;
+        let documents = results.iter().map(|(path, result)| match result {
+            Ok(Hashed { size, sha256 }) => json!({
+                "path": path.to_string(), "size": size, "sha256": sha256.to_string()
+            }),
+            Err(error) => {
+                let Refusal { text, code, .. } = error.clone().into();
+                json!({ "path": path.to_string(), "error": text, "code": code })
+            }
+        });
+        Ok(to_json(&json!({ "files": documents.collect::<Vec<_>>() })))
+    })
 }
 
 /// `DELETE files/delete`.
@@ -203,6 +291,39 @@ pub(super) fn rename(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     Ok(Response::json(&json!({ "path": to.to_string() })))
 }
 
+/// `POST files/copy`.
+pub(super) fn copy(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let query = &call.query;
+    let (recursive, overwrite) = (query.flag("recursive")?, query.flag("overwrite")?);
+    let (from, to) = (path(query, "from")?, path(query, "to")?);
+    let mut copy = workspace.copy_file(&from, &to, recursive, overwrite)?;
+    long_work(call, move |interrupt| {
+        let report = copy.run(interrupt)?;
+        let skipped = report.skipped.iter();
+        let skipped = skipped.map(|(name, reason)| json!({ "name": name, "reason": reason }));
+        Ok(to_json(&json!({
+            "path": to.to_string(),
+            "files": report.files,
+            "dirs": report.dirs,
+            "links": report.links,
+            "bytes": report.bytes,
+            "skipped": skipped.collect::<Vec<_>>(),
+            "skipped_total": report.skipped_total,
+        })))
+    })
+}
+
+/// `POST files/chmod`.
+pub(super) fn change_mode(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let query = &call.query;
+    let (mode, recursive) = (query.mode("mode")?, query.flag("recursive")?);
+    let path = path(query, "path")?;
+    let result = workspace.change_mode(&path, mode, recursive, &mut call.interrupt())?;
+    Ok(Response::json(&json!({
+        "path": path.to_string(), "changed": result.changed, "skipped": result.skipped
+    })))
+}
+
 fn path(query: &Query, name: &str) -> Result<FilePath> {
     let missing = || Error::invalid(format!("the parameter {name} is missing"));
     FilePath::new(query.value(name)?.ok_or_else(missing)?)
@@ -211,6 +332,10 @@ fn path(query: &Query, name: &str) -> Result<FilePath> {
 /// A path that may be left out: then it is the directory that relative paths begin at.
 pub(super) fn optional_path(decoded: Option<&[u8]>) -> Result<FilePath> {
     FilePath::new(decoded.unwrap_or(b"."))
+}
+
+fn wants_hash(query: &Query) -> Result<bool> {
+    Ok(query.choice("hash", &[("sha256", true)])?.unwrap_or(false))
 }
 
 fn detail(query: &Query) -> Result<bool> {

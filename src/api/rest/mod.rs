@@ -25,6 +25,7 @@ mod routes;
 mod sandboxes;
 mod search;
 mod server;
+mod watches;
 
 use super::context::Context;
 use crate::http::{Body, Refusal, Request, Response};
@@ -78,6 +79,7 @@ pub(super) fn answer(
             let response = match operation {
                 InWorkspace::Plain(answer) => answer(&mut call, &lease),
                 InWorkspace::Process(answer) => answer(&mut call, &lease, captures.process),
+                InWorkspace::Watch(answer) => answer(&mut call, &lease, captures.watch),
                 InWorkspace::Port(answer) => {
                     answer(&call, &lease, lease.ports.parse(captures.port)?)
                 }

@@ -3,12 +3,16 @@
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use serde_json::value::RawValue;
 
 use crate::codec::fields::{Elements, Fields, JsonType, Members, decoded, wrong_type};
 use crate::command::{
     ChosenId, CommandLine, CommandSpec, EnvironmentChange, StdinSource, check_environment,
 };
 use crate::error::{Error, Result};
+use crate::files::name::FilePath;
+use crate::files::search::Matcher;
+use crate::files::watch::Settings;
 use crate::host::SandboxSpec;
 use crate::process::OnDisconnect;
 
@@ -192,6 +196,59 @@ pub(super) fn signal_request(body: &[u8]) -> Result<i32> {
     };
     known
         .ok_or_else(|| Error::invalid(format!("signal {signal} is not known; it takes {accepted}")))
+}
+
+/// Reads the body of a request about several files.
+///
+/// # Errors
+/// `Invalid` if `paths` is no list of paths.
+pub(super) fn paths_request(body: &[u8]) -> Result<Vec<FilePath>> {
+    let accepted = "a list of paths";
+    let Some(paths) = Fields::parse(body)?.take("paths") else {
+        return Err(Error::invalid(format!(
+            "paths is missing; it takes {accepted}"
+        )));
+    };
+    if JsonType::of(paths) != JsonType::Array {
+        return Err(wrong_type("paths", accepted, paths));
+    }
+    let paths = decoded::<Elements<'_>>("paths", paths)?.0;
+    let path = |path: &RawValue| {
+        if JsonType::of(path) != JsonType::String {
+            return Err(wrong_type("paths", accepted, path));
+        }
+        FilePath::new(decoded::<String>("paths", path)?.as_bytes())
+    };
+    paths.into_iter().map(path).collect()
+}
+
+/// Reads the body of a request for a watch, and the id that the client chose.
+///
+/// # Errors
+/// `Invalid` if a field has a wrong type or value.
+pub(super) fn watch_request(body: &[u8]) -> Result<(Settings, Option<String>)> {
+    let mut fields = Fields::parse(body)?;
+    let path = fields.string("path")?;
+    let path = path.ok_or_else(|| Error::invalid("path is missing; it takes a directory"))?;
+    let accepted = "a list of patterns";
+    let patterns = match fields.take("exclude") {
+        None => Vec::new(),
+        Some(list) if JsonType::of(list) != JsonType::Array => {
+            return Err(wrong_type("exclude", accepted, list));
+        }
+        Some(list) => decoded::<Elements<'_>>("exclude", list)?.0,
+    };
+    let pattern = |pattern: &RawValue| match JsonType::of(pattern) {
+        JsonType::String => decoded::<String>("exclude", pattern),
+        _ => Err(wrong_type("exclude", accepted, pattern)),
+    };
+    let patterns: Vec<String> = patterns.into_iter().map(pattern).collect::<Result<_>>()?;
+    let settings = Settings {
+        path: FilePath::new(path.as_bytes())?,
+        recursive: fields.boolean("recursive")?.unwrap_or(false),
+        exclude: Matcher::new(patterns.iter().map(String::as_bytes))?,
+    };
+    Ok((settings, fields.string("id")?))
 }
 
 /// The fields of a body that may be left out.

@@ -5,7 +5,7 @@
 //! pattern, and its method then selects a row.
 
 use super::call::{Answer, Call};
-use super::{commands, contract, edit, files, metrics, ports, sandboxes, search, server};
+use super::{commands, contract, edit, files, metrics, ports, sandboxes, search, server, watches};
 use crate::auth::Access;
 use crate::codec::query::Query;
 use crate::error::Result;
@@ -51,13 +51,15 @@ pub(super) enum InWorkspace {
     Plain(fn(&mut Call<'_, '_>, &Workspace) -> Answer),
     /// About one process, by its id or pid.
     Process(fn(&mut Call<'_, '_>, &Workspace, &str) -> Answer),
+    /// About one watch, by its id.
+    Watch(fn(&mut Call<'_, '_>, &Workspace, &str) -> Answer),
     /// About one port.
     Port(fn(&Call<'_, '_>, &Workspace, Port) -> Answer),
     /// Forwarded to the server behind a port, with any method, path and query.
     Proxy,
 }
 
-use InWorkspace::{Plain, Port as OfPort, Process, Proxy};
+use InWorkspace::{Plain, Port as OfPort, Process, Proxy, Watch};
 use Operation::{Inside as In, OwnSandbox, Public, Sandbox, Sandboxes, Server};
 
 const GET: &[&str] = &["GET"];
@@ -93,10 +95,11 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "processes/{process}/kill", "kill", &[], In(Process(commands::kill))),
     row(PUT_POST, "processes/{process}/stdin", "stdin", &["eof"], In(Process(commands::stdin))),
 
-    row(GET, "files/read", "read", &["path", "offset", "length"], In(Plain(files::read))),
-    row(PUT_POST, "files/write", "write", &["path", "offset", "truncate_to", "mode", "mkdir"], In(Plain(files::write))),
+    row(GET, "files/read", "read", &["path", "offset", "length", "lines"], In(Plain(files::read))),
+    row(PUT_POST, "files/write", "write", &["path", "offset", "truncate_to", "mode", "mkdir", "if_sha256", "if_absent", "hash"], In(Plain(files::write))),
     row(GET, "files/list", "list", &["path", "after", "limit", "detail"], In(Plain(files::list))),
-    row(GET, "files/stat", "stat", &["path", "detail"], In(Plain(files::stat))),
+    row(GET, "files/stat", "stat", &["path", "detail", "hash"], In(Plain(files::stat))),
+    row(POST, "files/hash", "hash", &[], In(Plain(files::hash))),
     row(DELETE_POST, "files/delete", "delete", &["path", "recursive"], In(Plain(files::delete))),
     row(POST, "files/mkdir", "mkdir", &["path", "mode"], In(Plain(files::make_directory))),
     row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
@@ -104,6 +107,12 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "files/grep", "grep", &[], In(Plain(search::grep))),
     row(POST, "files/edit", "edit", &[], In(Plain(edit::edit))),
     row(POST, "files/patch", "patch", &["path", "strip", "dry_run"], In(Plain(edit::patch))),
+    row(POST, "files/copy", "copy", &["from", "to", "recursive", "overwrite"], In(Plain(files::copy))),
+    row(POST, "files/chmod", "chmod", &["path", "mode", "recursive"], In(Plain(files::change_mode))),
+    row(GET, "files/watch", "watch", &["path", "recursive", "exclude"], In(Plain(watches::watch))),
+    row(POST, "files/watches", "watches", &[], In(Plain(watches::register))),
+    row(DELETE, "files/watches/{watch}", "watches", &[], In(Watch(watches::remove))),
+    row(GET, "files/watches/{watch}/events", "watches", &["after", "timeout"], In(Watch(watches::events))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),
@@ -154,11 +163,12 @@ pub(in crate::api) struct Target<'a> {
     pub(super) captures: Captures<'a>,
 }
 
-/// The values of `{sandbox}`, `{process}`, `{port}` and `{path}` in a path.
+/// The values of `{sandbox}`, `{process}`, `{watch}`, `{port}` and `{path}` in a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Captures<'a> {
     pub(super) sandbox: &'a str,
     pub(super) process: &'a str,
+    pub(super) watch: &'a str,
     pub(super) port: &'a [u8],
     /// Empty, or it begins with a slash.
     pub(super) path: &'a [u8],
@@ -266,6 +276,7 @@ fn capture<'a>(pattern: &'static str, path: &'a [u8]) -> Option<Captures<'a>> {
         match expected {
             "{port}" => captures.port = segment,
             "{sandbox}" => captures.sandbox = text().filter(|id| !id.is_empty())?,
+            "{watch}" => captures.watch = text().filter(|id| !id.is_empty())?,
             "{process}" => captures.process = text().filter(|id| !id.is_empty())?,
             word => {
                 let alias = ALIASES.iter().find(|(_, stands_for)| *stands_for == word);
@@ -461,6 +472,7 @@ mod tests {
             let parameter = match operation {
                 Sandbox(_) | OwnSandbox(_) => "{sandbox}",
                 In(Process(_)) => "{process}",
+                In(Watch(_)) => "{watch}",
                 In(OfPort(_) | Proxy) => "{port}",
                 Public(_) | Server(_) | Sandboxes(_) | In(Plain(_)) => "",
             };

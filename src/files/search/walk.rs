@@ -178,6 +178,21 @@ impl Root {
         let failed = |errno| self.error(format_args!("cannot read {path}"), errno);
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let directory = self.resolve(path.bytes(), flags).map_err(failed)?;
+        self.walk_in(directory, filter, after, ledger)?
+            .map_err(failed)
+    }
+
+    /// Begins a walk in a directory that was opened beneath this root to be read.
+    ///
+    /// # Errors
+    /// `OverLimit`; inside, the directory cannot be read.
+    pub(in crate::files) fn walk_in(
+        &self,
+        directory: OwnedFd,
+        filter: Filter,
+        after: Option<&[u8]>,
+        ledger: &Arc<Ledger>,
+    ) -> Result<nix::Result<Walk<'_>>> {
         let components = |path: &[u8]| {
             let components = path.split(|byte| *byte == b'/');
             components
@@ -198,13 +213,15 @@ impl Root {
             charge: ledger.charge(Item::Responses, 0)?,
         };
         let is_included = walk.filter.include.is_empty();
-        let directory = Dir::from_fd(directory).map_err(failed)?;
-        walk.push(directory, None, is_included)?.map_err(failed)?;
-        Ok(walk)
+        let directory = match Dir::from_fd(directory) {
+            Ok(directory) => directory,
+            Err(errno) => return Ok(Err(errno)),
+        };
+        Ok(walk.push(directory, None, is_included)?.map(|()| walk))
     }
 
     /// Opens a name in a directory that was opened beneath this root. Follows no link.
-    pub(super) fn open_name(
+    pub(in crate::files) fn open_name(
         &self,
         directory: impl AsFd,
         name: &[u8],

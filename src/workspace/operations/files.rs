@@ -1,12 +1,15 @@
 //! Reading, writing and listing files.
 
 use crate::error::{Error, Result};
+use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
-use crate::files::{Entry, Page};
+use crate::files::{Condition, Entry, Page};
 use crate::ledger::Item;
 use crate::workspace::content::Readable;
 use crate::workspace::lease::Workspace;
-use crate::workspace::upload::{UploadSource, receive_range, receive_whole};
+use crate::workspace::upload::{
+    UploadSource, WhileConnected, receive_range, receive_whole, unless_stopped,
+};
 
 /// Entries of a page unless the client sets a limit. Clients that do not page get whole directories
 /// of ordinary size.
@@ -27,6 +30,21 @@ pub enum FilePart {
     },
 }
 
+/// How a file is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileWrite {
+    /// What is replaced.
+    pub part: FilePart,
+    /// Permission bits; `None` keeps those of an existing file.
+    pub mode: Option<u32>,
+    /// Whether missing directories are made.
+    pub makes_parents: bool,
+    /// What must hold. Only for a whole file.
+    pub condition: Condition,
+    /// Whether to hash what is written. Only for a whole file.
+    pub is_hashed: bool,
+}
+
 impl Workspace {
     /// Opens a file for reading; a device only `with_devices`, since it may have no end.
     ///
@@ -38,24 +56,37 @@ impl Workspace {
     }
 
     /// Writes what `source` sends to a part of a file, which is created if it is missing. Returns the
-    /// size of the file. `mode` has permission bits; `None` keeps those of an existing file.
+    /// size of the file, and the hash of what was written if it was asked for.
     ///
     /// # Errors
-    /// The place cannot be written to, the disk is full, the source breaks off, or the workspace
-    /// ended meanwhile. A file that was to be replaced as a whole is then unchanged.
+    /// The condition does not hold, the place cannot be written to, the disk is full, the source breaks
+    /// off, or the workspace ended meanwhile. A file that was to be replaced as a whole is then unchanged.
     pub fn write_file<S: UploadSource>(
         &self,
         path: &FilePath,
-        part: FilePart,
-        mode: Option<u32>,
-        make_parents: bool,
+        how: &FileWrite,
         source: &mut S,
-    ) -> std::result::Result<u64, S::Error> {
+    ) -> std::result::Result<(u64, Option<Digest>), S::Error> {
+        let FileWrite {
+            part,
+            mode,
+            makes_parents,
+            condition,
+            is_hashed,
+        } = *how;
+        if part != FilePart::Whole && (condition != Condition::Always || is_hashed) {
+            let text = "if_sha256, if_absent and hash go with whole files, so not with offset";
+            return Err(Error::invalid(text).into());
+        }
+        let mut hasher = is_hashed.then(Hasher::default);
         let files = self.files()?;
         let size = match part {
             FilePart::Whole => {
-                let upload = files.upload(path, mode, make_parents)?;
-                receive_whole(source, upload, &self.ledger)?
+                files
+                    .check(path, condition, &mut WhileConnected(source.client()))
+                    .map_err(unless_stopped)?;
+                let upload = files.upload(path, mode, makes_parents)?;
+                receive_whole(source, upload, condition, hasher.as_mut(), &self.ledger)?
             }
             FilePart::Range {
                 offset,
@@ -66,12 +97,12 @@ impl Workspace {
                     let text = "offset and the body's length together are larger than any file";
                     return Err(Error::invalid(text).into());
                 }
-                let range = files.write_range(path, offset, truncate_to, mode, make_parents)?;
+                let range = files.write_range(path, offset, truncate_to, mode, makes_parents)?;
                 receive_range(source, range, &self.ledger)?
             }
         };
         self.check_open()?;
-        Ok(size)
+        Ok((size, hasher.map(Hasher::finish)))
     }
 
     /// One page of a directory: the entries after the name `after`, at most `limit`.

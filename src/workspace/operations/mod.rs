@@ -7,13 +7,17 @@
 mod edit;
 mod files;
 mod grep;
+mod hash;
 mod patch;
 mod processes;
 mod search;
+mod trees;
+mod watch;
 
 pub use edit::EditRequest;
-pub use files::FilePart;
+pub use files::{FilePart, FileWrite};
 pub use grep::{Grep, GrepSink, Match, Skip, Summary};
 pub use patch::{Change, Patched};
 pub use processes::Run;
 pub use search::{Glob, Globbed, Kinds, Moment, Order};
+pub use watch::WatchSubscriber;

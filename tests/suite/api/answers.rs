@@ -10,6 +10,7 @@ fn json_answers_end_with_a_newline() {
     let server = Server::start();
     let dir = TempDir::new();
     let path = dir.path().display();
+    std::fs::write(dir.join("file"), "text").unwrap();
     let process = server.spawn(&json!({"cmd": "true"}));
     let one = format!("/v1/processes/{}", process["id"].as_str().unwrap());
     for (method, target, body) in [
@@ -39,6 +40,29 @@ fn json_answers_end_with_a_newline() {
             "/v1/files/edit",
             &format!(r#"{{"path":"{path}/new","edits":[{{"old":"","new":"x"}}]}}"#),
         ),
+        (
+            "GET",
+            &format!("/v1/files/stat?path={path}/file&hash=sha256"),
+            "",
+        ),
+        ("POST", "/v1/files/hash", r#"{"paths":["/dev/null"]}"#),
+        (
+            "POST",
+            &format!("/v1/files/copy?from={path}/file&to={path}/copy"),
+            "",
+        ),
+        (
+            "POST",
+            &format!("/v1/files/chmod?path={path}/file&mode=600"),
+            "",
+        ),
+        (
+            "POST",
+            "/v1/files/watches",
+            &format!(r#"{{"path":"{path}","id":"mine"}}"#),
+        ),
+        ("GET", "/v1/files/watches/mine/events", ""),
+        ("DELETE", "/v1/files/watches/mine", ""),
         ("GET", "/v1/ports", ""),
         (
             "GET",

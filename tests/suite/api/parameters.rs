@@ -53,6 +53,7 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("GET", format!("files/read?path={path}/kept&limit=1")),
             ("HEAD", format!("files/read?path={path}/kept&Path=x")),
             ("GET", format!("files/stat?path={path}/kept&follow=1")),
+            ("POST", "files/hash?algorithm=md5".to_owned()),
             ("DELETE", format!("files/delete?path={path}/kept&force=1")),
             ("POST", format!("files/mkdir?path={path}/made&parents=1")),
             (
@@ -63,6 +64,18 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("POST", format!("files/edit?path={path}/kept")),
             ("POST", format!("files/grep?path={path}")),
             ("POST", format!("files/patch?path={path}&fuzz=1")),
+            (
+                "POST",
+                format!("files/copy?from={path}/kept&to={path}/copy&force=1"),
+            ),
+            (
+                "POST",
+                format!("files/chmod?path={path}/kept&mode=0&follow=1"),
+            ),
+            ("GET", format!("files/watch?path={path}&depth=1")),
+            ("POST", "files/watches?path=x".to_owned()),
+            ("GET", "files/watches/w-1/events?before=1".to_owned()),
+            ("DELETE", "files/watches/w-1?force=1".to_owned()),
             ("GET", "ports/80/wait?timeout=0&%70=1".to_owned()),
         ] {
             let target = format!("/v1/{target}");

@@ -6,21 +6,25 @@
 //! by its own answers alone.
 
 mod atomic;
+mod conditions;
 mod content;
+mod copies;
 mod editing;
 mod globbing;
 mod grepping;
 mod links;
+mod looking;
 mod names;
 mod patching;
 mod ranges;
 mod refusals;
 mod special;
 mod trees;
+mod watching;
 
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -34,6 +38,119 @@ use crate::fixture::{
     Connection, PATIENCE, Reply, Server, TempDir, can_change_user, is_root, public_copy, wait_until,
 };
 use crate::skip;
+
+/// Where a test of both modes works: a directory on the machine, or the home of a sandbox.
+pub struct Place<'a> {
+    pub server: &'a Server,
+    prefix: String,
+    token: Option<String>,
+    /// As the test sees it.
+    pub directory: PathBuf,
+    /// As the server is told it.
+    base: String,
+    pub is_sandbox: bool,
+}
+
+impl Place<'_> {
+    /// Runs a test on a dedicated machine, and in a sandbox where tests may be a host.
+    pub fn each(test: impl Fn(&Place<'_>)) {
+        let server = Server::start();
+        let dir = TempDir::new();
+        test(&Place::machine(&server, &dir));
+        if !is_root() {
+            skip!("only root can be a host");
+        }
+        let server = Server::host().start();
+        let sandbox = server.sandbox();
+        test(&Place {
+            server: &server,
+            prefix: sandbox.target(""),
+            token: Some(sandbox.token.clone()),
+            directory: sandbox.home.clone(),
+            base: String::new(),
+            is_sandbox: true,
+        });
+    }
+
+    pub fn machine<'a>(server: &'a Server, dir: &TempDir) -> Place<'a> {
+        Place {
+            server,
+            prefix: "/v1/".to_owned(),
+            token: server.token.clone(),
+            directory: dir.path().to_owned(),
+            base: format!("{}/", dir.path().display()),
+            is_sandbox: false,
+        }
+    }
+
+    pub fn connect(&self) -> Connection {
+        let mut connection = self.server.connect();
+        connection.token.clone_from(&self.token);
+        connection
+    }
+
+    /// The sizes of the files in the directory that the server has open, as [`open_files`].
+    pub fn open_files(&self) -> Option<Vec<u64>> {
+        open_files_of(self.pid(), &self.directory)
+    }
+
+    /// The server proper.
+    pub fn pid(&self) -> i32 {
+        if self.is_sandbox {
+            self.server.inner_pid()
+        } else {
+            self.server.pid()
+        }
+    }
+
+    /// The request target for a route such as `files/read?path=@a`, where `@` stands for the directory.
+    pub fn target(&self, route: &str) -> String {
+        format!("{}{}", self.prefix, self.told(route))
+    }
+
+    /// A text with the directory for each `@`.
+    pub fn told(&self, text: &str) -> String {
+        text.replace('@', &self.base)
+    }
+
+    pub fn request(&self, method: &str, route: &str, body: &[u8]) -> Reply {
+        let target = self.target(route);
+        self.connect().request(method, &target, &[], body)
+    }
+
+    pub fn get(&self, route: &str) -> Reply {
+        self.request("GET", route, b"")
+    }
+
+    pub fn put(&self, route: &str, body: &[u8]) -> Reply {
+        self.request("PUT", route, body)
+    }
+
+    /// A POST whose body may name the directory as `@`.
+    pub fn post(&self, route: &str, body: &Value) -> Reply {
+        let body = self.told(&body.to_string());
+        self.request("POST", route, body.as_bytes())
+    }
+
+    /// A path in the directory, as the test sees it.
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    /// Makes a file that belongs to whom the server acts as.
+    pub fn make(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).unwrap();
+        self.give(&path);
+        path
+    }
+
+    /// Gives a file, link or directory to whom the server acts as.
+    pub fn give(&self, path: &Path) {
+        let owner = fs::metadata(&self.directory).unwrap();
+        std::os::unix::fs::lchown(path, Some(owner.uid()), Some(owner.gid())).unwrap();
+    }
+}
 
 const MIB: usize = 1024 * 1024;
 
@@ -237,9 +354,13 @@ fn mkfifo(path: impl AsRef<Path>) {
 /// The sizes of the files under `directory` that the server has open, named or not. `None` where
 /// the test may not look (the server hides its descriptors from everybody but root).
 fn open_files(server: &Server, directory: &Path) -> Option<Vec<u64>> {
+    open_files_of(server.pid(), directory)
+}
+
+fn open_files_of(pid: i32, directory: &Path) -> Option<Vec<u64>> {
     // In a container the directory can be read and the links in it cannot.
-    fs::read_link(format!("/proc/{}/exe", server.pid())).ok()?;
-    let descriptors = fs::read_dir(format!("/proc/{}/fd", server.pid())).ok()?;
+    fs::read_link(format!("/proc/{pid}/exe")).ok()?;
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
     Some(
         descriptors
             .flatten()

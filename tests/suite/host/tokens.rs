@@ -75,6 +75,36 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
         ),
         Ask::new(
             "POST",
+            format!("{prefix}/files/hash"),
+            &json!({"paths": ["kept"]}),
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/copy?from=kept&to=copy"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/chmod?path=kept&mode=600"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/watches"),
+            &json!({"path": ".", "id": "mine"}),
+        ),
+        Ask::new(
+            "GET",
+            format!("{prefix}/files/watches/mine/events"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "DELETE",
+            format!("{prefix}/files/watches/mine"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
             format!("{prefix}/files/mkdir?path=made"),
             &Value::Null,
         ),

@@ -208,6 +208,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/write", &["PUT", "POST"]),
     ("/v1/files/list", &["GET"]),
     ("/v1/files/stat", &["GET"]),
+    ("/v1/files/hash", &["POST"]),
     ("/v1/files/delete", &["DELETE", "POST"]),
     ("/v1/files/mkdir", &["POST"]),
     ("/v1/files/move", &["POST"]),
@@ -215,6 +216,12 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/grep", &["POST"]),
     ("/v1/files/edit", &["POST"]),
     ("/v1/files/patch", &["POST"]),
+    ("/v1/files/watch", &["GET"]),
+    ("/v1/files/watches", &["POST"]),
+    ("/v1/files/watches/w-1", &["DELETE"]),
+    ("/v1/files/watches/w-1/events", &["GET"]),
+    ("/v1/files/copy", &["POST"]),
+    ("/v1/files/chmod", &["POST"]),
 ];
 
 fn allowed(reply: &Reply) -> BTreeSet<String> {

@@ -67,6 +67,7 @@ fn every_error_is_json_with_its_code() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
     let server = Server::start();
     let dir = TempDir::new();
@@ -107,6 +108,11 @@ fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
         write("&mode=17777"),
         write("&mkdir=maybe"),
         write("&mkdir=2"),
+        write("&if_sha256=abc"),
+        write("&if_absent=maybe"),
+        write("&hash=md5"),
+        read("&lines=0"),
+        read("&lines=2-1"),
         read("&offset=abc"),
         read("&offset=-1&length=1"),
         read("&length=abc"),
@@ -140,6 +146,20 @@ fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
         ("POST", "/v1/files/edit".to_owned()),
         ("POST", "/v1/files/grep".to_owned()),
         ("POST", "/v1/files/patch?strip=101".to_owned()),
+        ("POST", format!("/v1/files/copy?from={path}/old")),
+        (
+            "POST",
+            format!("/v1/files/copy?from={path}/old&to={path}/new&overwrite=maybe"),
+        ),
+        ("GET", "/v1/files/watch".to_owned()),
+        (
+            "GET",
+            format!("/v1/files/watch?path={path}&recursive=maybe"),
+        ),
+        ("GET", "/v1/files/watches/w-1/events?after=x".to_owned()),
+        ("GET", "/v1/files/watches/w-1/events?timeout=x".to_owned()),
+        ("POST", format!("/v1/files/chmod?path={path}/old")),
+        ("POST", format!("/v1/files/chmod?path={path}/old&mode=9")),
         (
             "POST",
             format!("/v1/files/move?from={path}/old&to={path}/new%00"),

@@ -319,6 +319,10 @@ fn files_that_their_owner_lets_nobody_open() {
             ("GET", "files/list?path=/"),
             ("PUT", "files/write?path=file&offset=0"),
             ("PUT", "files/write?path=file"),
+            ("POST", "files/hash"),
+            ("POST", "files/copy?from=file&to=copy"),
+            ("POST", "files/copy?from=other&to=file&overwrite=1"),
+            ("POST", "files/chmod?path=file&mode=600"),
             ("POST", "files/move?from=other&to=dir/file"),
             ("DELETE", "files/delete?path=dir&recursive=1"),
         ] {

@@ -443,10 +443,15 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
         for (method, route) in [
             ("GET", "files/read?path="),
             ("GET", "files/stat?path="),
+            ("GET", "files/stat?hash=sha256&path="),
+            ("GET", "files/read?lines=1&path="),
             ("GET", "files/list?path="),
             ("GET", "files/glob?path="),
             ("DELETE", "files/delete?recursive=1&path="),
             ("POST", "files/move?to=taken&from="),
+            ("POST", "files/copy?recursive=1&to=copied&from="),
+            ("POST", "files/chmod?recursive=1&mode=777&path="),
+            ("GET", "files/watch?recursive=1&path="),
         ] {
             let reply = sandbox.request(method, &format!("{route}{path}"), b"");
             // 409 where the way leads through a file.
@@ -464,6 +469,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
             ("PUT", "files/write?offset=1&path="),
             ("POST", "files/mkdir?path="),
             ("POST", "files/move?from=own&to="),
+            ("POST", "files/copy?overwrite=1&from=own&to="),
         ] {
             let reply = sandbox.request(method, &format!("{route}{path}"), b"harm");
             assert_ne!(
@@ -481,6 +487,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
     if !is_root() {
         skip!("needs root");
@@ -516,18 +523,24 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
             for (method, route) in [
                 ("GET", "files/read?path="),
                 ("GET", "files/read?offset=0&length=5&path="),
+                ("GET", "files/read?lines=1&path="),
                 ("PUT", "files/write?path="),
+                ("PUT", "files/write?if_absent=1&path="),
                 ("PUT", "files/write?mode=777&path="),
                 ("PUT", "files/write?offset=2&path="),
                 ("PUT", "files/write?offset=0&truncate_to=0&path="),
                 ("GET", "files/list?path="),
                 ("GET", "files/glob?path="),
                 ("POST", "files/mkdir?path="),
+                ("POST", "files/chmod?mode=777&path="),
+                ("GET", "files/watch?path="),
                 ("POST", "files/move?from=own&to="),
+                ("POST", "files/copy?overwrite=1&from=own&to="),
             ] {
                 let whole_link = !path.contains('/');
                 // A link itself may be replaced: it is the sandbox's own.
-                if whole_link && (route.contains("move") || route.contains("write")) {
+                let replaces = ["move", "copy", "write"];
+                if whole_link && replaces.iter().any(|route_name| route.contains(route_name)) {
                     continue;
                 }
                 let reply = sandbox.request(method, &format!("{route}{path}"), b"changed");
@@ -552,6 +565,7 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
                 ("DELETE", "files/delete?recursive=1&path="),
                 ("DELETE", "files/delete?path="),
                 ("POST", "files/move?to=taken&from="),
+                ("POST", "files/copy?recursive=1&to=copied&from="),
             ] {
                 let reply = sandbox.request(method, &format!("{route}{path}"), b"");
                 assert_eq!(

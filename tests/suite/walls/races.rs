@@ -21,6 +21,9 @@ const REQUESTS: &[(&str, &str)] = &[
     ("GET", "files/read?offset=0&length=100&path={}"),
     ("GET", "files/read?path={}/marker"),
     ("GET", "files/read?path={}/inner"),
+    ("GET", "files/read?lines=1&path={}"),
+    ("GET", "files/stat?hash=sha256&path={}"),
+    ("PUT", "files/write?if_absent=1&path={}/new"),
     ("PUT", "files/write?path={}"),
     ("PUT", "files/write?mode=600&path={}"),
     ("PUT", "files/write?offset=0&path={}"),
@@ -68,6 +71,15 @@ const REQUESTS: &[(&str, &str)] = &[
         "POST",
         "files/edit {\"path\":\"{}/marker\",\"edits\":[{\"lines\":\"1\",\"new\":\"harm\"}]}",
     ),
+    (
+        "POST",
+        "files/copy?recursive=1&overwrite=1&from={}&to=taken",
+    ),
+    ("POST", "files/copy?overwrite=1&from={}/marker&to=taken"),
+    ("POST", "files/copy?recursive=1&overwrite=1&from=dir&to={}"),
+    ("POST", "files/copy?overwrite=1&from=gift&to={}/new"),
+    ("POST", "files/chmod?recursive=1&mode=755&path={}"),
+    ("POST", "files/chmod?mode=644&path={}/marker"),
 ];
 
 /// Asks for everything under every name for as long as a race lasts; what each request came to.

@@ -1,0 +1,138 @@
+//! Watches: queries and JSON to settings, changes to events.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::call::{Answer, Call};
+use super::documents::type_word;
+use super::requests::watch_request;
+use crate::client::Client;
+use crate::error::Error;
+use crate::files::name::{FilePath, show};
+use crate::files::search::Matcher;
+use crate::files::watch::{Change, Ended, Settings, TreeEvent};
+use crate::http::stream::{StreamClient, StreamWriter};
+use crate::http::{Body, Response};
+use crate::workspace::{WatchSubscriber, Workspace};
+
+/// `GET files/watch`.
+pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let query = &call.query;
+    let missing = || Error::invalid("the parameter path is missing");
+    let settings = Settings {
+        path: FilePath::new(query.value("path")?.ok_or_else(missing)?)?,
+        recursive: query.flag("recursive")?,
+        exclude: Matcher::new(query.values("exclude"))?,
+    };
+    let path = settings.path.clone();
+    let watch = workspace.watch(&settings, &mut call.interrupt())?;
+    Ok(event_stream(call.ping_interval(), path, move |events| {
+        events.line(&json!({ "event": "watching", "dirs": watch.directories() }));
+        watch.run(events);
+    }))
+}
+
+/// `POST files/watches`.
+pub(super) fn register(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    call.require_body()?;
+    let (settings, id) = watch_request(&call.json_body()?)?;
+    let watch = workspace.register_watch(&settings, id, &mut call.interrupt())?;
+    Ok(Response::json(
+        &json!({ "id": watch.id, "dirs": watch.directories }),
+    ))
+}
+
+/// `GET files/watches/{id}/events`.
+pub(super) fn events(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let after = call.query.number("after")?.unwrap_or(0);
+    let limit = call.query.seconds("timeout")?.unwrap_or_default();
+    let path = workspace.watches.find(id)?.path().clone();
+    let tell = workspace.read_watch(id, after, limit)?;
+    Ok(event_stream(call.ping_interval(), path, |events| {
+        tell(events);
+    }))
+}
+
+/// `DELETE files/watches/{id}`.
+pub(super) fn remove(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    workspace.watches.remove(id)?;
+    Ok(Response::json(&json!({ "id": id, "deleted": true })))
+}
+
+fn event_stream(
+    ping_interval: Duration,
+    path: FilePath,
+    respond: impl FnOnce(&mut WatchEvents<'_>) + Send + 'static,
+) -> Response {
+    let write = move |stream: &mut StreamWriter| {
+        let client = StreamClient::new(stream, b"{\"event\":\"ping\"}\n", ping_interval);
+        respond(&mut WatchEvents { client, path });
+    };
+    Response::new(200, Body::Stream(Box::new(write)))
+        .with_header("Content-Type", "application/x-ndjson")
+        .with_header("X-Accel-Buffering", "no")
+        .with_header("Cache-Control", "no-store")
+}
+
+/// Writes changes as events.
+struct WatchEvents<'a> {
+    client: StreamClient<'a>,
+    /// The directory that is watched, as the client named it.
+    path: FilePath,
+}
+
+impl WatchEvents<'_> {
+    fn line(&mut self, event: &Value) {
+        self.client.push(|out| {
+            // Writing to memory does not fail.
+            let _ = serde_json::to_writer(&mut *out, event);
+            out.push(b'\n');
+        });
+    }
+}
+
+impl WatchSubscriber for WatchEvents<'_> {
+    fn client(&mut self) -> &mut dyn Client {
+        &mut self.client
+    }
+
+    fn event(&mut self, number: u64, event: &TreeEvent) {
+        let name = match &event.change {
+            Change::Created => "created",
+            Change::Modified => "modified",
+            Change::Deleted => "deleted",
+            Change::Moved(_) => "moved",
+            Change::Attributes => "attributes",
+            Change::Overflow => {
+                self.line(&json!({ "event": "overflow", "seq": number }));
+                return;
+            }
+        };
+        let path = |relative: &[u8]| self.path.join(&show(relative));
+        let mut document = json!({
+            "event": name,
+            "path": path(&event.path),
+            "type": type_word(event.kind),
+            "seq": number,
+        });
+        if let Change::Moved(from) = &event.change {
+            document["from"] = json!(path(from));
+        }
+        self.line(&document);
+    }
+
+    fn end(&mut self, last: u64, ended: Option<Ended>) {
+        let reason = match ended {
+            None => {
+                self.line(&json!({ "event": "end", "next": last }));
+                return;
+            }
+            Some(Ended::Deleted | Ended::Disconnected) => "deleted",
+            Some(Ended::NoWatches) => "no_watches",
+            Some(Ended::OverLimit) => "over_limit",
+            Some(Ended::Failed(_)) => "internal",
+        };
+        self.line(&json!({ "event": "end", "reason": reason, "next": last }));
+    }
+}

@@ -1,0 +1,164 @@
+//! Conditions of a write, and turns of the writers of one file.
+//!
+//! A condition is checked twice: before the body is read, so that a refusal costs nothing, and when the file
+//! is replaced. Between that check and the rename no other request replaces the file, because each first
+//! takes a [`Turn`]. A program that writes to the file at that very moment is not kept out.
+
+use std::collections::HashSet;
+use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::fstat;
+
+use super::entry::{FileKind, Identity};
+use super::hash::{Digest, FileHash};
+use super::name::FilePath;
+use super::name_at::NameAt;
+use super::read::Opened;
+use super::root::Root;
+use crate::client::{Interrupt, Stopped};
+use crate::error::{Detail, Error, Kind};
+use crate::sync::lock;
+
+/// What must hold for a file to be replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Condition {
+    /// Nothing.
+    Always,
+    /// There is no file.
+    Absent,
+    /// The file has the content with this hash.
+    Content(Digest),
+}
+
+/// Bytes that are hashed at a time.
+const HASHED_BYTES: usize = 64 * 1024;
+
+impl Root {
+    /// Checks a condition before anything is changed.
+    ///
+    /// # Errors
+    /// `Exists`; `Changed`; as [`Root::open`]; or the client disconnected.
+    pub fn check(
+        &self,
+        path: &FilePath,
+        condition: Condition,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<(), Stopped> {
+        match condition {
+            Condition::Always => Ok(()),
+            Condition::Absent => match self.status(path.bytes(), AtFlags::empty()) {
+                Err(Errno::ENOENT) => Ok(()),
+                Ok(_) => Err(exists(path).into()),
+                Err(errno) => Err(self
+                    .error(format_args!("cannot write {path}"), errno)
+                    .into()),
+            },
+            Condition::Content(expected) => match self.open(path, false) {
+                Ok(opened) => check_content(path, opened, expected, interrupt),
+                Err(error) if error.kind() == Kind::NotFound => Err(gone(path).into()),
+                Err(error) => Err(error.into()),
+            },
+        }
+    }
+}
+
+/// Checks again, right before the file is replaced, that it has the content.
+pub(super) fn check_again(
+    path: &str,
+    target: &NameAt,
+    expected: Digest,
+    interrupt: &mut dyn Interrupt,
+) -> Result<(), Stopped> {
+    let failed = |errno| match errno {
+        Errno::ENOENT => gone(path),
+        errno => Error::system(format_args!("cannot read {path}"), errno),
+    };
+    let file = target.open(OFlag::O_RDONLY).map_err(failed)?;
+    let status = fstat(&file).map_err(failed)?;
+    if FileKind::of(&status) != FileKind::Regular {
+        return Err(changed(path, "it is no regular file any more").into());
+    }
+    let opened = Opened {
+        file,
+        kind: FileKind::Regular,
+        size: super::entry::size(&status),
+        mode: status.st_mode & 0o7777,
+    };
+    check_content(path, opened, expected, interrupt)?;
+    let now = target.status().map_err(failed)?;
+    if Identity::of(&now) != Identity::of(&status) {
+        return Err(changed(path, "it was replaced meanwhile").into());
+    }
+    Ok(())
+}
+
+fn check_content(
+    path: impl std::fmt::Display,
+    opened: Opened,
+    expected: Digest,
+    interrupt: &mut dyn Interrupt,
+) -> Result<(), Stopped> {
+    let mut hash = FileHash::new(opened);
+    let mut buffer = vec![0; HASHED_BYTES];
+    let found = loop {
+        interrupt.check()?;
+        if let Some(found) = hash.step(&path, &mut buffer)? {
+            break found.sha256;
+        }
+    };
+    if found == expected {
+        return Ok(());
+    }
+    let error = changed(path, "it has another content than if_sha256 says");
+    Err(error.with("sha256", Detail::Text(found.to_string())).into())
+}
+
+pub(super) fn exists(path: impl std::fmt::Display) -> Error {
+    Error::new(Kind::Exists, format!("cannot write {path}: it exists"))
+}
+
+fn gone(path: impl std::fmt::Display) -> Error {
+    changed(path, "it does not exist")
+}
+
+pub(super) fn changed(path: impl std::fmt::Display, why: &str) -> Error {
+    Error::new(Kind::Changed, format!("cannot write {path}: {why}"))
+}
+
+/// A file that is being replaced: its directory, by device and inode number, and its name.
+type Key = (Identity, Vec<u8>);
+
+static REPLACED: LazyLock<Mutex<HashSet<Key>>> = LazyLock::new(Mutex::default);
+static NEXT: Condvar = Condvar::new();
+
+/// How long a request waits for its turn. Hashing the largest files takes longer.
+const TURN_LIMIT: Duration = Duration::from_secs(10);
+
+/// The only request that replaces a file at the moment. Files of different names do not wait for each other.
+pub(super) struct Turn(Key);
+
+impl Turn {
+    /// Waits for the turn; `None` if others take too long.
+    pub(super) fn take(target: &NameAt) -> nix::Result<Option<Self>> {
+        let key = (Identity::of_open(&target.directory)?, target.name.clone());
+        let replaced = lock(&REPLACED);
+        let (mut replaced, waited) = NEXT
+            .wait_timeout_while(replaced, TURN_LIMIT, |replaced| replaced.contains(&key))
+            .unwrap_or_else(PoisonError::into_inner);
+        if waited.timed_out() {
+            return Ok(None);
+        }
+        replaced.insert(key.clone());
+        Ok(Some(Self(key)))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        lock(&REPLACED).remove(&self.0);
+        NEXT.notify_all();
+    }
+}

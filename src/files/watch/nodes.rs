@@ -1,0 +1,175 @@
+//! The directories that a watch knows, as a tree. Pure.
+
+use std::collections::{BTreeMap, HashMap};
+use std::hash::Hash;
+
+/// What a directory takes in memory, besides twice its name.
+const NODE_BYTES: usize = 192;
+
+/// A tree of directories, each with a key that stays the same when the directory is renamed.
+pub(super) struct Nodes<K> {
+    root: K,
+    by_key: HashMap<K, Node<K>>,
+    bytes: usize,
+}
+
+struct Node<K> {
+    /// `None` for the root.
+    parent: Option<K>,
+    name: Vec<u8>,
+    children: BTreeMap<Vec<u8>, K>,
+}
+
+impl<K: Copy + Eq + Hash> Nodes<K> {
+    /// A tree of one directory.
+    pub(super) fn new(root: K) -> Self {
+        let node = Node {
+            parent: None,
+            name: Vec::new(),
+            children: BTreeMap::new(),
+        };
+        Self {
+            root,
+            by_key: HashMap::from([(root, node)]),
+            bytes: NODE_BYTES,
+        }
+    }
+
+    pub(super) fn root(&self) -> K {
+        self.root
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.by_key.len()
+    }
+
+    /// About how many bytes of memory it takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub(super) fn has(&self, key: K) -> bool {
+        self.by_key.contains_key(&key)
+    }
+
+    pub(super) fn keys(&self) -> impl Iterator<Item = K> {
+        self.by_key.keys().copied()
+    }
+
+    pub(super) fn child(&self, parent: K, name: &[u8]) -> Option<K> {
+        self.by_key.get(&parent)?.children.get(name).copied()
+    }
+
+    /// The path relative to the root, without slashes at its ends; `None` if it is not in the tree.
+    pub(super) fn path(&self, key: K) -> Option<Vec<u8>> {
+        let mut names = Vec::new();
+        let mut node = self.by_key.get(&key)?;
+        while let Some(parent) = node.parent {
+            names.push(&node.name[..]);
+            node = self.by_key.get(&parent)?;
+        }
+        names.reverse();
+        Some(names.join(&b"/"[..]))
+    }
+
+    /// Puts a directory, new or known, at a place in the tree. Returns what was at that place, with all that
+    /// was below, and is not in the tree any more. `None` if the place is not in the tree, or inside of the
+    /// directory itself.
+    pub(super) fn put(&mut self, key: K, parent: K, name: &[u8]) -> Option<Vec<K>> {
+        let mut above = Some(parent);
+        while let Some(at) = above {
+            if at == key {
+                return None;
+            }
+            above = self.by_key.get(&at)?.parent;
+        }
+        let removed = match self.child(parent, name) {
+            Some(there) if there == key => return Some(Vec::new()),
+            Some(there) => self.remove(there),
+            None => Vec::new(),
+        };
+        self.detach(key);
+        self.bytes += 2 * name.len();
+        let node = self.by_key.entry(key).or_insert_with(|| {
+            self.bytes += NODE_BYTES;
+            Node {
+                parent: None,
+                name: Vec::new(),
+                children: BTreeMap::new(),
+            }
+        });
+        node.parent = Some(parent);
+        node.name = name.to_vec();
+        if let Some(parent) = self.by_key.get_mut(&parent) {
+            parent.children.insert(name.to_vec(), key);
+        }
+        Some(removed)
+    }
+
+    /// Removes a directory with all that is below, except the root. Returns what was removed.
+    pub(super) fn remove(&mut self, key: K) -> Vec<K> {
+        let mut removed = Vec::new();
+        if key == self.root || !self.has(key) {
+            return removed;
+        }
+        self.detach(key);
+        removed.push(key);
+        let mut at = 0;
+        while let Some(key) = removed.get(at) {
+            if let Some(node) = self.by_key.remove(key) {
+                self.bytes -= NODE_BYTES;
+                for (name, child) in node.children {
+                    self.bytes -= 2 * name.len();
+                    removed.push(child);
+                }
+            }
+            at += 1;
+        }
+        removed
+    }
+
+    /// Takes a directory from its parent.
+    fn detach(&mut self, key: K) {
+        let Some(node) = self.by_key.get_mut(&key) else {
+            return;
+        };
+        let (parent, name) = (node.parent.take(), std::mem::take(&mut node.name));
+        if let Some(parent) = parent.and_then(|parent| self.by_key.get_mut(&parent)) {
+            parent.children.remove(&name);
+            self.bytes -= 2 * name.len();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn directories_move_with_what_is_in_them() {
+        let mut nodes = Nodes::new(0);
+        let empty = nodes.bytes();
+        for (key, parent, name) in [(1, 0, "a"), (2, 1, "b"), (3, 2, "c"), (4, 0, "d")] {
+            assert_eq!(nodes.put(key, parent, name.as_bytes()), Some(Vec::new()));
+        }
+        assert_eq!(nodes.path(3).unwrap(), b"a/b/c");
+        assert_eq!(nodes.put(1, 4, b"e"), Some(Vec::new()));
+        assert_eq!(nodes.path(3).unwrap(), b"d/e/b/c");
+        assert_eq!(nodes.child(0, b"a"), None);
+        assert_eq!(nodes.put(4, 3, b"x"), None, "not into itself");
+        assert_eq!(nodes.put(9, 8, b"x"), None, "not to where nothing is");
+        assert_eq!(nodes.put(3, 2, b"c"), Some(Vec::new()), "it is there");
+        assert_eq!(nodes.put(5, 0, b"f"), Some(Vec::new()));
+        // Over another: that one goes with what is in it.
+        let mut removed = nodes.put(5, 4, b"e").unwrap();
+        removed.sort_unstable();
+        assert_eq!(removed, [1, 2, 3]);
+        assert_eq!(nodes.path(5).unwrap(), b"d/e");
+        assert!(nodes.remove(0).is_empty(), "the root stays");
+        let mut removed = nodes.remove(4);
+        removed.sort_unstable();
+        assert_eq!(removed, [4, 5]);
+        assert_eq!((nodes.len(), nodes.bytes()), (1, empty));
+        assert_eq!(nodes.path(5), None);
+    }
+}

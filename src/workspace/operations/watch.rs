@@ -1,0 +1,149 @@
+//! Watching trees: as a stream, and for clients that poll.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::client::{Client, Disconnected, Interrupt, KeepAlive, Stopped, send_all};
+use crate::command::ChosenId;
+use crate::error::{Error, Result};
+use crate::files::watch::{Ended, Settings, TreeEvent, Watcher};
+use crate::workspace::lease::{Lease, Workspace};
+use crate::workspace::watches::RegisteredWatch;
+
+/// Events that are added to a client's buffer before it is sent.
+const BATCH_EVENTS: usize = 256;
+
+/// Follows a watch. Events have numbers, from 1.
+pub trait WatchSubscriber {
+    /// Its client.
+    fn client(&mut self) -> &mut dyn Client;
+    /// Something changed.
+    fn event(&mut self, number: u64, event: &TreeEvent);
+    /// This was all: why the watch is over, or `None` if it goes on after the event `last`.
+    fn end(&mut self, last: u64, ended: Option<Ended>);
+}
+
+/// A watch that one client follows.
+pub struct WatchStream {
+    lease: Lease,
+    watcher: Watcher,
+}
+
+impl Workspace {
+    /// Begins to watch a tree. What changes from now on is told.
+    ///
+    /// # Errors
+    /// As [`Watcher::new`].
+    pub fn watch(
+        &self,
+        settings: &Settings,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<WatchStream, Stopped> {
+        let lease = self.share()?;
+        let (share, ledger) = (&self.watches.share, &self.ledger);
+        let watcher = Watcher::new(settings, &self.files()?, share, ledger, interrupt)?;
+        Ok(WatchStream { lease, watcher })
+    }
+
+    /// Registers a watch, or finds the one that has its id.
+    ///
+    /// # Errors
+    /// As [`Watcher::new`]; `IdInUse`; `OverLimit`.
+    pub fn register_watch(
+        &self,
+        settings: &Settings,
+        id: Option<String>,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Arc<RegisteredWatch>, Stopped> {
+        let id = id.map(ChosenId::new).transpose()?;
+        if let Some(number) = id.as_ref().and_then(|id| id.as_str().strip_prefix("w-"))
+            && number.bytes().all(|byte| byte.is_ascii_digit())
+        {
+            let text = "id must not look like w-1: those are the server's own";
+            return Err(Error::invalid(text).into());
+        }
+        if let Some(watch) = self.watches.existing(id.as_ref(), settings)? {
+            return Ok(watch);
+        }
+        let WatchStream { lease, watcher } = self.watch(settings, interrupt)?;
+        Ok(self.watches.add(lease.workspace(), id.as_ref(), watcher)?)
+    }
+
+    /// Tells the events of a registered watch after the one with the number `after`; waits for the first one at
+    /// most for `limit`.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn read_watch(
+        &self,
+        id: &str,
+        after: u64,
+        limit: Duration,
+    ) -> Result<impl FnOnce(&mut dyn WatchSubscriber) + use<>> {
+        let watch = self.watches.find(id)?;
+        Ok(move |subscriber: &mut dyn WatchSubscriber| {
+            let now = Instant::now();
+            // A limit beyond any clock is none.
+            let until = now
+                .checked_add(limit)
+                .unwrap_or(now + Duration::from_secs(1 << 30));
+            // If the client is gone, the events stay for the next request.
+            let _ = watch.tell(after, until, subscriber);
+        })
+    }
+}
+
+impl WatchStream {
+    /// Directories that are watched.
+    pub fn directories(&self) -> usize {
+        self.watcher.directories()
+    }
+
+    /// Tells what changes until the watch is over or the client disconnects.
+    pub fn run(mut self, subscriber: &mut dyn WatchSubscriber) {
+        let mut last = 0;
+        if let Err(ended) = self.follow(&mut last, subscriber)
+            && ended != Ended::Disconnected
+        {
+            if ended != Ended::Deleted {
+                last += 1;
+                subscriber.event(last, &TreeEvent::overflow());
+            }
+            subscriber.end(last, Some(ended));
+        }
+    }
+
+    fn follow(
+        &mut self,
+        last: &mut u64,
+        subscriber: &mut dyn WatchSubscriber,
+    ) -> std::result::Result<(), Ended> {
+        let mut keep_alive = KeepAlive::new();
+        loop {
+            let before = *last;
+            let files = self.lease.files().map_err(|_| Ended::Deleted)?;
+            let mut unsent = 0;
+            let until = self.watcher.advance(&files, &mut |event| {
+                *last += 1;
+                subscriber.event(*last, &event);
+                unsent += 1;
+                if unsent < BATCH_EVENTS {
+                    return Ok(());
+                }
+                unsent = 0;
+                send_all(subscriber.client())
+            })?;
+            drop(files);
+            self.lease.check_open().map_err(|_| Ended::Deleted)?;
+            // While the client takes nothing, the kernel collects events, and says if it has lost some.
+            send_all(subscriber.client())?;
+            if *last > before {
+                keep_alive.reset();
+            }
+            let wake = Some(self.watcher.descriptor());
+            keep_alive
+                .wait(subscriber.client(), wake, until)
+                .map_err(|Disconnected| Ended::Disconnected)?;
+        }
+    }
+}

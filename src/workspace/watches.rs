@@ -1,0 +1,480 @@
+//! Watches that clients poll.
+//!
+//! One thread per workspace reads the events of all its watches, as long as there are any, into a ring for each. A
+//! watch is no work: it does not keep its workspace from being idle, and it goes when nobody has read it for a while.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::time::{Duration, Instant};
+
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use crate::client::{Disconnected, KeepAlive, send_all};
+use crate::command::ChosenId;
+use crate::error::{Error, Kind, Result};
+use crate::files::FileKind;
+use crate::files::name::FilePath;
+use crate::files::watch::{Change, Ended, Settings, TreeEvent, WatchShare, Watcher};
+use crate::ledger::{Charge, Item, Ledger};
+use crate::sync::lock;
+use crate::sys::{Events, PollEntry, poll};
+use crate::workspace::lease::Workspace;
+use crate::workspace::operations::WatchSubscriber;
+
+/// Most watches of a workspace.
+const MAX_WATCHES: usize = 64;
+
+/// Most events that a watch keeps.
+const RING_EVENTS: usize = 10_000;
+
+/// How long a watch stays that nobody reads.
+const UNREAD_LIMIT: Duration = Duration::from_secs(300);
+
+/// Events that are sent at a time.
+const BATCH_EVENTS: usize = 256;
+
+/// What an event takes, besides its paths.
+const EVENT_BYTES: usize = 128;
+
+/// Bytes that are charged at a time.
+const CHARGED_BYTES: usize = 16 * 1024;
+
+/// The registered watches of a workspace.
+pub struct Watches {
+    /// What all watches of the workspace may have of the kernel's.
+    pub(super) share: Arc<WatchShare>,
+    table: Mutex<Table>,
+    /// Wakes the thread. `None` if the server had no descriptor left.
+    wakeup: Mutex<Option<Arc<EventFd>>>,
+}
+
+#[derive(Default)]
+struct Table {
+    all: Vec<Arc<RegisteredWatch>>,
+    last_number: u64,
+    /// Watches that the thread has not taken over yet.
+    inbox: Vec<(Arc<RegisteredWatch>, Watcher)>,
+    has_thread: bool,
+}
+
+/// A watch that clients poll.
+pub struct RegisteredWatch {
+    /// Its id.
+    pub id: String,
+    /// The directories that were watched when it began.
+    pub directories: usize,
+    settings: Settings,
+    is_removed: AtomicBool,
+    ring: Mutex<Ring>,
+}
+
+struct Ring {
+    events: VecDeque<(u64, TreeEvent)>,
+    /// The number of the last event.
+    last: u64,
+    ended: Option<Ended>,
+    readers: usize,
+    read_at: Instant,
+    wakeups: Vec<Arc<EventFd>>,
+    bytes: usize,
+    charge: Charge,
+}
+
+impl Watches {
+    /// No watches.
+    pub(super) fn new(ledger: &Ledger) -> Self {
+        Self {
+            share: WatchShare::new(|all| ledger.share_of(all)),
+            table: Mutex::default(),
+            wakeup: Mutex::default(),
+        }
+    }
+
+    /// A watch by its id.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn find(&self, id: &str) -> Result<Arc<RegisteredWatch>> {
+        let table = lock(&self.table);
+        let found = table.all.iter().find(|watch| watch.id == id);
+        found.cloned().ok_or_else(|| {
+            let text =
+                format!("there is no watch {id}; it may have been deleted, or unread for too long");
+            Error::new(Kind::NotFound, text)
+        })
+    }
+
+    /// Removes a watch.
+    ///
+    /// # Errors
+    /// `NotFound` if there is none.
+    pub fn remove(&self, id: &str) -> Result<()> {
+        let watch = self.find(id)?;
+        watch.is_removed.store(true, Ordering::Relaxed);
+        lock(&self.table).all.retain(|other| other.id != id);
+        watch.wake_readers();
+        self.wake();
+        Ok(())
+    }
+
+    /// The watch that has an id already, if it is the same.
+    ///
+    /// # Errors
+    /// `IdInUse` if it is another one; `OverLimit` if there is no room for a new one.
+    pub(super) fn existing(
+        &self,
+        id: Option<&ChosenId>,
+        settings: &Settings,
+    ) -> Result<Option<Arc<RegisteredWatch>>> {
+        let table = lock(&self.table);
+        let same_id = |watch: &&Arc<RegisteredWatch>| id.is_some_and(|id| id.as_str() == watch.id);
+        match table.all.iter().find(same_id) {
+            Some(watch) if watch.settings == *settings => {
+                lock(&watch.ring).read_at = Instant::now();
+                Ok(Some(Arc::clone(watch)))
+            }
+            Some(watch) => Err(Error::new(
+                Kind::IdInUse,
+                format!("the id {} belongs to a watch of something else", watch.id),
+            )),
+            None if table.all.len() >= MAX_WATCHES => Err(Error::new(
+                Kind::OverLimit,
+                format!("there are {MAX_WATCHES} watches already; delete one"),
+            )),
+            None => Ok(None),
+        }
+    }
+
+    /// Adds a watch.
+    ///
+    /// # Errors
+    /// As [`Watches::existing`]; `NoThreads`.
+    pub(super) fn add(
+        &self,
+        workspace: &Arc<Workspace>,
+        id: Option<&ChosenId>,
+        watcher: Watcher,
+    ) -> Result<Arc<RegisteredWatch>> {
+        if let Some(watch) = self.existing(id, watcher.settings())? {
+            return Ok(watch);
+        }
+        let wakeup = self.make_wakeup()?;
+        let charge = workspace.ledger.charge(Item::Watches, 0)?;
+        let mut table = lock(&self.table);
+        table.last_number += 1;
+        let number = table.last_number;
+        let watch = Arc::new(RegisteredWatch {
+            id: id.map_or_else(|| format!("w-{number}"), |id| id.as_str().to_owned()),
+            directories: watcher.directories(),
+            settings: watcher.settings().clone(),
+            is_removed: AtomicBool::new(false),
+            ring: Mutex::new(Ring {
+                events: VecDeque::new(),
+                last: 0,
+                ended: None,
+                readers: 0,
+                read_at: Instant::now(),
+                wakeups: Vec::new(),
+                bytes: 0,
+                charge,
+            }),
+        });
+        if !table.has_thread {
+            let workspace = Arc::downgrade(workspace);
+            let woken = Arc::clone(&wakeup);
+            std::thread::Builder::new()
+                .name("watches".to_owned())
+                .stack_size(256 * 1024)
+                .spawn(move || drive(&workspace, &woken))
+                .map_err(|error| {
+                    let text = format!("no thread is left for a watch: {error}");
+                    Error::new(Kind::NoThreads, text)
+                })?;
+            table.has_thread = true;
+        }
+        table.inbox.push((Arc::clone(&watch), watcher));
+        table.all.push(Arc::clone(&watch));
+        drop(table);
+        let _ = wakeup.write(1);
+        Ok(watch)
+    }
+
+    fn make_wakeup(&self) -> Result<Arc<EventFd>> {
+        let mut wakeup = lock(&self.wakeup);
+        if let Some(wakeup) = &*wakeup {
+            return Ok(Arc::clone(wakeup));
+        }
+        let made = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
+        let made = made.map_err(|errno| Error::system("cannot make a watch", errno))?;
+        Ok(Arc::clone(wakeup.insert(Arc::new(made))))
+    }
+
+    fn wake(&self) {
+        if let Some(wakeup) = &*lock(&self.wakeup) {
+            let _ = wakeup.write(1);
+        }
+    }
+
+    /// Ends all watches.
+    pub(super) fn close(&self) {
+        for watch in lock(&self.table).all.drain(..) {
+            watch.is_removed.store(true, Ordering::Relaxed);
+            watch.wake_readers();
+        }
+        self.wake();
+    }
+
+    /// Removes the watches that nobody has read for too long. Returns when the next one may be.
+    fn expire(&self) -> Option<Instant> {
+        let mut table = lock(&self.table);
+        let now = Instant::now();
+        let mut next: Option<Instant> = None;
+        table.all.retain(|watch| {
+            let ring = lock(&watch.ring);
+            let until = ring.read_at + UNREAD_LIMIT;
+            let stays = ring.readers > 0 || now < until;
+            if !stays {
+                watch.is_removed.store(true, Ordering::Relaxed);
+            } else if ring.readers == 0 {
+                next = Some(next.map_or(until, |next| next.min(until)));
+            }
+            stays
+        });
+        next
+    }
+}
+
+/// Reads the events of a workspace's watches until there are none, or the workspace is gone.
+fn drive(workspace: &Weak<Workspace>, wakeup: &EventFd) {
+    let mut driven: Vec<(Arc<RegisteredWatch>, Watcher)> = Vec::new();
+    loop {
+        // Not held while it waits: the workspace may end.
+        let Some(workspace) = workspace.upgrade() else {
+            return;
+        };
+        let mut until = workspace.watches.expire();
+        {
+            let mut table = lock(&workspace.watches.table);
+            driven.append(&mut table.inbox);
+            driven.retain(|(watch, _)| !watch.is_removed.load(Ordering::Relaxed));
+            if driven.is_empty() {
+                table.has_thread = false;
+                return;
+            }
+        }
+        driven.retain_mut(|(watch, watcher)| match watch.read(&workspace, watcher) {
+            Ok(next) => {
+                until = until.into_iter().chain(next).min();
+                true
+            }
+            Err(ended) => {
+                watch.end(ended);
+                false
+            }
+        });
+        // One that has ended is there to be read, and to be removed.
+        if driven.is_empty() && until.is_none() {
+            continue;
+        }
+        drop(workspace);
+        let mut entries: Vec<_> = driven
+            .iter()
+            .map(|(_, watcher)| PollEntry::new(watcher.descriptor(), Events::READABLE))
+            .collect();
+        entries.push(PollEntry::new(
+            std::os::fd::AsFd::as_fd(wakeup),
+            Events::READABLE,
+        ));
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        poll(&mut entries, left);
+        drop(entries);
+        let _ = wakeup.read();
+    }
+}
+
+impl RegisteredWatch {
+    /// The directory that is watched.
+    pub fn path(&self) -> &FilePath {
+        &self.settings.path
+    }
+
+    /// Moves what has happened into the ring.
+    fn read(
+        &self,
+        workspace: &Workspace,
+        watcher: &mut Watcher,
+    ) -> std::result::Result<Option<Instant>, Ended> {
+        let files = workspace.files().map_err(|_| Ended::Deleted)?;
+        let mut has_told = false;
+        let result = watcher.advance(&files, &mut |event| {
+            has_told = true;
+            lock(&self.ring).push(event);
+            Ok(())
+        });
+        if has_told {
+            self.wake_readers();
+        }
+        result
+    }
+
+    fn end(&self, ended: Ended) {
+        let mut ring = lock(&self.ring);
+        if ended != Ended::Deleted {
+            ring.push(TreeEvent::overflow());
+        }
+        ring.ended = Some(ended);
+        drop(ring);
+        self.wake_readers();
+    }
+
+    fn wake_readers(&self) {
+        for wakeup in &lock(&self.ring).wakeups {
+            let _ = wakeup.write(1);
+        }
+    }
+
+    /// Tells a subscriber the events after a number, which then are forgotten up to that number; waits for the first
+    /// one at most until `until`.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    pub(super) fn tell(
+        &self,
+        after: u64,
+        until: Instant,
+        subscriber: &mut dyn WatchSubscriber,
+    ) -> std::result::Result<(), Disconnected> {
+        let _reader = Reader::new(self);
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
+        let wakeup = EventFd::from_flags(flags).ok().map(Arc::new);
+        lock(&self.ring).wakeups.extend(wakeup.clone());
+        let mut keep_alive = KeepAlive::new();
+        let mut told = after;
+        let result = loop {
+            let (events, ended) = lock(&self.ring).after(after, told);
+            for (number, event) in &events {
+                subscriber.event(*number, event);
+                told = *number;
+            }
+            if let Err(disconnected) = send_all(subscriber.client()) {
+                break Err(disconnected);
+            }
+            if !events.is_empty() {
+                continue;
+            }
+            let is_removed = self.is_removed.load(Ordering::Relaxed);
+            let ended = ended.or(is_removed.then_some(Ended::Deleted));
+            let now = Instant::now();
+            if told > after || ended.is_some() || now >= until {
+                subscriber.end(told, ended);
+                break Ok(());
+            }
+            // Without a wakeup it looks now and then.
+            let look_at = now + Duration::from_millis(100);
+            let until = if wakeup.is_some() {
+                until
+            } else {
+                until.min(look_at)
+            };
+            let descriptor = wakeup
+                .as_ref()
+                .map(|wakeup| std::os::fd::AsFd::as_fd(wakeup));
+            let waited = keep_alive.wait(subscriber.client(), descriptor, Some(until));
+            if let Err(disconnected) = waited {
+                break Err(disconnected);
+            }
+            if let Some(wakeup) = &wakeup {
+                let _ = wakeup.read();
+            }
+        };
+        if let Some(own) = &wakeup {
+            lock(&self.ring)
+                .wakeups
+                .retain(|wakeup| !Arc::ptr_eq(wakeup, own));
+        }
+        result
+    }
+}
+
+/// Keeps a watch from going while it is read.
+struct Reader<'a>(&'a RegisteredWatch);
+
+impl<'a> Reader<'a> {
+    fn new(watch: &'a RegisteredWatch) -> Self {
+        lock(&watch.ring).readers += 1;
+        Self(watch)
+    }
+}
+
+impl Drop for Reader<'_> {
+    fn drop(&mut self) {
+        let mut ring = lock(&self.0.ring);
+        ring.readers -= 1;
+        ring.read_at = Instant::now();
+    }
+}
+
+impl Ring {
+    fn push(&mut self, event: TreeEvent) {
+        self.last += 1;
+        self.bytes += bytes_of(&event);
+        let is_full = self.events.len() >= RING_EVENTS;
+        let has_room = !is_full
+            && (self.bytes <= self.charge.bytes()
+                || self.charge.set(self.bytes + CHARGED_BYTES).is_ok());
+        let event = if has_room {
+            event
+        } else {
+            self.events.clear();
+            TreeEvent::overflow()
+        };
+        self.events.push_back((self.last, event));
+        if !has_room {
+            self.count_bytes();
+        }
+    }
+
+    /// Forgets the events up to `known`, and returns some after `told`. Why the watch is over, if it is.
+    fn after(&mut self, known: u64, told: u64) -> (Vec<(u64, TreeEvent)>, Option<Ended>) {
+        let before = self.events.len();
+        while self
+            .events
+            .front()
+            .is_some_and(|(number, _)| *number <= known)
+        {
+            self.events.pop_front();
+        }
+        if self.events.len() < before {
+            self.count_bytes();
+        }
+        let first = self.events.partition_point(|(number, _)| *number <= told);
+        let events = self.events.range(first..).take(BATCH_EVENTS);
+        (events.cloned().collect(), self.ended)
+    }
+
+    fn count_bytes(&mut self) {
+        self.bytes = self.events.iter().map(|(_, event)| bytes_of(event)).sum();
+        // Less than before, so it cannot be refused.
+        let _ = self.charge.set(self.bytes);
+    }
+}
+
+fn bytes_of(event: &TreeEvent) -> usize {
+    let from = match &event.change {
+        Change::Moved(from) => from.len(),
+        _ => 0,
+    };
+    EVENT_BYTES + event.path.len() + from
+}
+
+impl TreeEvent {
+    /// Events were lost.
+    pub(super) fn overflow() -> Self {
+        Self {
+            change: Change::Overflow,
+            path: Vec::new(),
+            kind: FileKind::Directory,
+        }
+    }
+}

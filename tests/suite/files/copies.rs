@@ -1,0 +1,324 @@
+//! The promise of copies and modes: a copy has what the original has, a file of it is whole, nothing is
+//! overwritten unasked, and no link leads anywhere.
+
+use std::fs::{self, File};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::Path;
+use std::process::Command;
+
+use super::{DeepTree, MIB, Place, chmod, expect_error, expect_ok, mkfifo, mode_of};
+use crate::fixture::{PATIENCE, Reply, TempDir, names_in, random_bytes, wait_until};
+use crate::skip;
+
+fn copy(place: &Place<'_>, rest: &str) -> Reply {
+    place.request("POST", &format!("files/copy?{rest}"), b"")
+}
+
+/// Runs a shell script in the place's directory, as the user whose it is.
+fn sh(place: &Place<'_>, script: &str) {
+    let owner = fs::metadata(&place.directory).unwrap();
+    let mut command = Command::new("sh");
+    std::os::unix::process::CommandExt::uid(&mut command, owner.uid());
+    std::os::unix::process::CommandExt::gid(&mut command, owner.gid());
+    // Who changes its user may not see the directory of the tests.
+    command.args(["-c", &format!("set -e; {script}")]);
+    let status = command.current_dir(&place.directory).status().unwrap();
+    assert!(status.success(), "{script}");
+}
+
+/// Names, types, modes, sizes, times and targets below a directory.
+fn description(directory: &Path) -> String {
+    let output = Command::new("find")
+        .args([".", "-printf", "%P %y %m %l %T@ "])
+        // The size of a directory depends on its past.
+        .args([
+            "(", "-type", "d", "-o", "-printf", "%s", ")", "-printf", "\\n",
+        ])
+        .current_dir(directory)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines.sort_unstable();
+    lines.join("\n")
+}
+
+#[test]
+fn a_copied_file_has_the_content_mode_and_times() {
+    Place::each(|place| {
+        for (name, size, mode) in [
+            ("empty", 0, 0o600),
+            ("small", 100, 0o4755),
+            ("large", 20 * MIB + 1, 0o444),
+        ] {
+            let content = random_bytes(size, 1);
+            let path = place.make(name, &content);
+            chmod(&path, mode);
+            sh(
+                place,
+                &format!("touch -d '2001-02-03 04:05:06.123456789' {name}"),
+            );
+            let report = expect_ok(&copy(place, &format!("from=@{name}&to=@made/of/{name}")));
+            assert_eq!(report["path"], place.told(&format!("@made/of/{name}")));
+            assert_eq!(
+                (&report["files"], &report["bytes"]),
+                (&1.into(), &size.into())
+            );
+            assert_eq!(report["skipped_total"], 0);
+            let made = place.path(&format!("made/of/{name}"));
+            assert!(fs::read(&made).unwrap() == content, "{name}");
+            assert_eq!(mode_of(&made), mode, "{name}");
+            let (old, new) = (fs::metadata(&path).unwrap(), fs::metadata(&made).unwrap());
+            assert_eq!(
+                (old.mtime(), old.mtime_nsec()),
+                (new.mtime(), new.mtime_nsec())
+            );
+            assert_eq!(old.uid(), new.uid());
+        }
+        assert_eq!(names_in(place.path("made/of")), ["empty", "large", "small"]);
+    });
+}
+
+#[test]
+fn nothing_is_overwritten_unasked_and_nothing_copied_into_itself() {
+    Place::each(|place| {
+        sh(
+            place,
+            "echo new > new; echo old > old; mkdir -p dir/sub full; echo x > full/x; ln old hard",
+        );
+        for (rest, status, code) in [
+            ("from=@new&to=@old", 409, "exists"),
+            ("from=@new&to=@dir", 409, "exists"),
+            ("from=@new&to=@dir&overwrite=1", 409, "is_directory"),
+            ("from=@dir&to=@other", 409, "is_directory"),
+            ("from=@dir&to=@full&recursive=1", 409, "exists"),
+            (
+                "from=@dir&to=@old&recursive=1&overwrite=1",
+                409,
+                "not_directory",
+            ),
+            (
+                "from=@dir&to=@dir&recursive=1&overwrite=1",
+                400,
+                "bad_request",
+            ),
+            ("from=@dir&to=@dir/in&recursive=1", 400, "bad_request"),
+            ("from=@dir&to=@dir/sub/in&recursive=1", 400, "bad_request"),
+            ("from=@dir&to=@dir/made/in&recursive=1", 400, "bad_request"),
+            ("from=@old&to=@old&overwrite=1", 400, "bad_request"),
+            ("from=@old&to=@hard&overwrite=1", 400, "bad_request"),
+            ("from=@none&to=@made/other", 404, "not_found"),
+            ("from=@old", 400, "bad_request"),
+            ("to=@old", 400, "bad_request"),
+        ] {
+            expect_error(&copy(place, rest), status, code);
+        }
+        assert_eq!(names_in(place.path("dir")), ["sub"]);
+        assert!(names_in(place.path("dir/sub")).is_empty());
+        assert!(!place.path("made").exists());
+        assert_eq!(fs::read(place.path("old")).unwrap(), b"old\n");
+        expect_ok(&copy(place, "from=@new&to=@old&overwrite=1"));
+        assert_eq!(fs::read(place.path("old")).unwrap(), b"new\n");
+        assert_eq!(
+            fs::read(place.path("hard")).unwrap(),
+            b"old\n",
+            "it was replaced, not written to"
+        );
+        // A directory is added to a directory.
+        sh(place, "echo more > dir/more; echo y > dir/sub/y");
+        let report = expect_ok(&copy(place, "from=@dir&to=@full&recursive=1&overwrite=1"));
+        assert_eq!((&report["files"], &report["dirs"]), (&2.into(), &1.into()));
+        assert_eq!(names_in(place.path("full")), ["more", "sub", "x"]);
+    });
+}
+
+#[test]
+fn a_tree_is_copied_as_cp_would() {
+    Place::each(|place| {
+        sh(
+            place,
+            "mkdir tree; cd tree; mkdir empty closed deep; echo a > a; chmod 751 empty
+            ln -s a link; ln -s nowhere dangling; ln -s /etc out; ln -s deep to-dir
+            echo in > closed/in; chmod 555 closed; printf 'odd' > 'odd
+name'
+            (cd deep; for i in $(seq 60); do echo $i > z; echo $i > 0; mkdir m; touch -d @$((i * 1000)) z; cd m; done)
+            touch -d 2001-01-01 closed empty; touch -h -d 2002-02-02 link",
+        );
+        let report = expect_ok(&copy(place, "from=@tree&to=@copied/tree&recursive=1"));
+        sh(place, "cp -a tree expected");
+        let original = description(&place.path("expected"));
+        assert_eq!(description(&place.path("copied/tree")), original);
+        assert_eq!(report["links"], 4, "{report}");
+        assert_eq!(report["files"], 123, "{report}");
+        assert_eq!(report["dirs"], 64, "{report}");
+        let text = fs::read_to_string(place.path("copied/tree/closed/in")).unwrap();
+        assert_eq!(text, "in\n");
+        // A link itself is copied, not what it leads to.
+        expect_ok(&copy(place, "from=@tree/out&to=@out"));
+        assert_eq!(fs::read_link(place.path("out")).unwrap(), Path::new("/etc"));
+        expect_error(&copy(place, "from=@tree/link&to=@out"), 409, "exists");
+        expect_ok(&copy(place, "from=@tree/link&to=@out&overwrite=1"));
+        assert_eq!(fs::read_link(place.path("out")).unwrap(), Path::new("a"));
+    });
+}
+
+#[test]
+fn what_has_no_content_is_left_out_and_told() {
+    Place::each(|place| {
+        sh(place, "mkdir -p tree/sub; echo a > tree/a");
+        for name in ["tree/pipe", "tree/sub/pipe"] {
+            mkfifo(place.path(name));
+            place.give(&place.path(name));
+        }
+        let socket = std::os::unix::net::UnixListener::bind(place.path("tree/socket"));
+        let report = expect_ok(&copy(place, "from=@tree&to=@copy&recursive=1"));
+        drop(socket);
+        assert_eq!(report["skipped_total"], 3, "{report}");
+        assert_eq!(
+            report["skipped"],
+            serde_json::json!([
+                {"name": "pipe", "reason": "fifo"},
+                {"name": "socket", "reason": "socket"},
+                {"name": "sub/pipe", "reason": "fifo"}
+            ])
+        );
+        assert_eq!(names_in(place.path("copy")), ["a", "sub"]);
+        let reply = copy(place, "from=@tree/pipe&to=@other");
+        expect_error(&reply, 409, "not_regular");
+    });
+}
+
+#[test]
+fn holes_stay_holes() {
+    Place::each(|place| {
+        let path = place.make("sparse", "start");
+        let file = File::options().write(true).open(&path).unwrap();
+        file.write_all_at(b"middle", 1 << 30).unwrap();
+        file.set_len(3 << 30).unwrap();
+        let report = expect_ok(&copy(place, "from=@sparse&to=@copy"));
+        assert_eq!(report["bytes"], 3_u64 << 30);
+        let copied = File::open(place.path("copy")).unwrap();
+        let status = copied.metadata().unwrap();
+        assert_eq!(status.len(), 3 << 30);
+        assert!(
+            status.blocks() * 512 < 64 << 20,
+            "{} blocks",
+            status.blocks()
+        );
+        let mut bytes = [0; 8];
+        copied.read_exact_at(&mut bytes, (1 << 30) - 1).unwrap();
+        assert_eq!(&bytes, b"\0middle\0");
+    });
+}
+
+#[test]
+fn another_file_system_and_files_without_a_size_are_no_matter() {
+    let server = crate::fixture::Server::start();
+    let (dir, other) = (TempDir::new(), TempDir::in_memory());
+    let content = random_bytes(3 * MIB, 1);
+    fs::write(dir.join("a"), &content).unwrap();
+    let copy = |from: &str, to: &str| {
+        let target = format!("/v1/files/copy?from={from}&to={to}");
+        expect_ok(&server.request("POST", &target, b""))
+    };
+    copy(&dir.join("a"), &other.join("b"));
+    copy(&other.join("b"), &dir.join("c"));
+    assert!(fs::read(dir.join("c")).unwrap() == content);
+    copy("/proc/version", &dir.join("version"));
+    assert_eq!(
+        fs::read(dir.join("version")).unwrap(),
+        fs::read("/proc/version").unwrap()
+    );
+}
+
+#[test]
+fn a_tree_deeper_than_any_path_is_copied() {
+    let server = crate::fixture::Server::start();
+    let dir = TempDir::new();
+    let (_from, _to) = (
+        DeepTree(dir.path().join("deep")),
+        DeepTree(dir.path().join("copy")),
+    );
+    let script = "set -e; mkdir deep; cd deep; for i in $(seq 2500); do mkdir d; cd -P d; done; echo x > bottom";
+    let made = Command::new("sh")
+        .args(["-c", script])
+        .current_dir(dir.path())
+        .status();
+    assert!(made.unwrap().success());
+    let target = format!(
+        "/v1/files/copy?from={0}/deep&to={0}/copy&recursive=1",
+        dir.path().display()
+    );
+    let report = expect_ok(&server.request("POST", &target, b""));
+    assert_eq!(
+        (&report["dirs"], &report["files"]),
+        (&2501.into(), &1.into())
+    );
+}
+
+#[test]
+fn a_copy_ends_when_its_client_leaves() {
+    Place::each(|place| {
+        let Some(before) = place.open_files() else {
+            skip!("only root can see what the server reads");
+        };
+        let many = 40_000;
+        sh(
+            place,
+            &format!("mkdir many; cd many; seq {many} | xargs touch"),
+        );
+        let mut connection = place.connect();
+        let target = place.target("files/copy?from=@many&to=@copy&recursive=1");
+        connection.send_request("POST", &target, &[], b"");
+        let made = || fs::read_dir(place.path("copy")).map_or(0, Iterator::count);
+        wait_until("the copy has begun", PATIENCE, || made() > 0);
+        drop(connection);
+        wait_until("the copy has ended", PATIENCE, || {
+            place.open_files().unwrap().len() == before.len()
+        });
+        assert!(made() < many, "it ended before all was copied");
+    });
+}
+
+#[test]
+fn modes_are_changed_and_links_left_alone() {
+    Place::each(|place| {
+        sh(
+            place,
+            "mkdir -p tree/sub; echo a > tree/a; echo b > tree/sub/b; echo c > kept; chmod 640 kept
+            ln -s ../kept tree/link; mkdir -m 750 kept-dir; ln -s ../kept-dir tree/dir-link; ln -s kept link",
+        );
+        let change = |rest: &str| place.request("POST", &format!("files/chmod?{rest}"), b"");
+        let done = expect_ok(&change("path=@tree/a&mode=4711"));
+        assert_eq!((&done["changed"], &done["skipped"]), (&1.into(), &0.into()));
+        assert_eq!(mode_of(place.path("tree/a")), 0o4711);
+        expect_ok(&change("path=@tree&mode=700"));
+        assert_eq!(mode_of(place.path("tree")), 0o700);
+        assert_eq!(mode_of(place.path("tree/a")), 0o4711);
+        // The tests are root, so they see also what its owner may not enter any more.
+        for mode in [0o755, 0o600, 0o000] {
+            let done = expect_ok(&change(&format!("path=@tree&mode={mode:o}&recursive=1")));
+            let counts = (&done["changed"], &done["skipped"]);
+            assert_eq!(counts, (&4.into(), &2.into()), "{mode:o}");
+            for name in ["tree", "tree/a", "tree/sub", "tree/sub/b"] {
+                assert_eq!(mode_of(place.path(name)), mode, "{name}");
+            }
+            chmod(place.path("tree/sub"), 0o700);
+            chmod(place.path("tree"), 0o700);
+        }
+        assert_eq!(mode_of(place.path("kept")), 0o640);
+        assert_eq!(mode_of(place.path("kept-dir")), 0o750);
+        expect_error(&change("path=@link&mode=600"), 409, "not_regular");
+        expect_error(&change("path=@none&mode=600"), 404, "not_found");
+        for rest in [
+            "path=@kept",
+            "path=@kept&mode=8",
+            "path=@kept&mode=17777",
+            "mode=600",
+        ] {
+            expect_error(&change(rest), 400, "bad_request");
+        }
+        assert_eq!(mode_of(place.path("kept")), 0o640);
+    });
+}
