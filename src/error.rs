@@ -35,6 +35,10 @@ pub enum Kind {
     StdinClosed,
     /// Another request is writing to the process's stdin.
     StdinBusy,
+    /// The process has no terminal.
+    NotPty,
+    /// The process has ended.
+    NotRunning,
     /// The chosen id belongs to a different command.
     IdInUse,
     /// The program does not exist.
@@ -55,6 +59,8 @@ pub enum Kind {
     Unreachable,
     /// This workspace or client holds as much of something as one may; the text names it.
     OverLimit,
+    /// The machine has no terminal for the command.
+    NoTerminals,
     /// No thread is left for a request that may block.
     NoThreads,
     /// The server or the sandbox is ending.

@@ -1,97 +1,182 @@
-//! Writing to the stdin of a running process.
+//! Writing to the stdin of a running process: into its pipe, or as if it was typed at its terminal.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use super::follow::Wakeup;
 use super::process::{Process, StdinSlot};
 use crate::client::Peer;
 use crate::error::{Error, Kind, Result};
 use crate::sync::lock;
 use crate::sys::{Events, PollEntry, poll};
 
+/// How long a terminal may take nothing of what is typed. Shorter in unit tests, which wait for it.
+const TYPING_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
+
+/// How often a terminal that took nothing is tried again, besides when the kernel says so: it does not
+/// for every change of settings by which a terminal takes more.
+const TYPING_INTERVAL: Duration = Duration::from_millis(100);
+
 /// The exclusive right to write to a process, returned when dropped.
 pub struct StdinWriter {
     process: Arc<Process>,
-    pipe: Option<OwnedFd>,
+    end: Option<Arc<OwnedFd>>,
+    written: u64,
+    /// When the process took the last bytes.
+    taken_at: Instant,
 }
 
 impl Process {
     /// Takes the writing end of its stdin.
     ///
     /// # Errors
-    /// `StdinClosed`; `StdinBusy` if another client is writing.
+    /// `StdinClosed`; `StdinBusy` if another client is writing. All followers are woken up when that one has
+    /// finished.
     pub fn stdin(self: &Arc<Self>) -> Result<StdinWriter> {
         let mut slot = lock(&self.stdin);
-        match std::mem::replace(&mut *slot, StdinSlot::Busy) {
-            StdinSlot::Open(pipe) => Ok(StdinWriter {
+        let busy = |is_awaited| StdinSlot::Busy { is_awaited };
+        match std::mem::replace(&mut *slot, busy(false)) {
+            StdinSlot::Open(end) => Ok(StdinWriter {
                 process: Arc::clone(self),
-                pipe: Some(pipe),
+                end: Some(end),
+                written: 0,
+                taken_at: Instant::now(),
             }),
             StdinSlot::Closed => {
                 *slot = StdinSlot::Closed;
                 Err(closed(self))
             }
-            StdinSlot::Busy => {
+            StdinSlot::Busy { .. } => {
+                *slot = busy(true);
                 let why = "another request is writing to it; wait for that one";
                 let text = format!("cannot write to process {}: {why}", self.id);
                 Err(Error::new(Kind::StdinBusy, text))
             }
         }
     }
+
+    /// As [`Process::stdin`], and waits for other writers as long as they may take.
+    ///
+    /// # Errors
+    /// `StdinClosed`; `StdinBusy` if another client is still writing, or `client` disconnected.
+    pub fn stdin_in_turn(self: &Arc<Self>, client: &mut dyn Peer) -> Result<StdinWriter> {
+        let wakeup = Wakeup::new(self);
+        let deadline = Instant::now() + TYPING_LIMIT;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.stdin() {
+                Err(error) if error.kind() == Kind::StdinBusy && !left.is_zero() => {}
+                result => return result,
+            }
+            let mut entries = [
+                PollEntry::new(wakeup.descriptor(), Events::READABLE),
+                PollEntry::new(client.descriptor(), client.interest()),
+            ];
+            poll(
+                &mut entries,
+                Some(wakeup.interval().unwrap_or(left).min(left)),
+            );
+            let client_events = entries[1].events();
+            wakeup.clear();
+            client.ready(client_events).map_err(|_| disconnected())?;
+        }
+    }
 }
 
 fn closed(process: &Process) -> Error {
-    let why = "its stdin is closed, or was given when it started";
+    let why = if process.terminal.is_some() {
+        "it has ended"
+    } else {
+        "its stdin is closed, or was given when it started"
+    };
     let text = format!("cannot write to process {}: {why}", process.id);
     Error::new(Kind::StdinClosed, text)
 }
 
+fn disconnected() -> Error {
+    let text = "the client went away while the process was not reading";
+    Error::new(Kind::StdinBusy, text)
+}
+
 impl StdinWriter {
+    /// Bytes that were written so far.
+    pub fn written(&self) -> u64 {
+        self.written
+    }
+
+    /// Writes what the process takes without waiting; returns the bytes, 0 if it takes none now.
+    ///
+    /// # Errors
+    /// `StdinClosed` if the process does not read any more; `StdinBusy` if a terminal has taken nothing
+    /// for [`TYPING_LIMIT`].
+    pub fn write_some(&mut self, data: &[u8]) -> Result<usize> {
+        let Some(end) = &self.end else {
+            return Err(closed(&self.process));
+        };
+        match nix::unistd::write(end, data) {
+            Ok(count) => {
+                self.written += count as u64;
+                self.taken_at = Instant::now();
+                Ok(count)
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => {
+                if self.process.terminal.is_some() && self.taken_at.elapsed() >= TYPING_LIMIT {
+                    let text = format!(
+                        "nothing reads the terminal of process {}: it has taken no input for {} seconds",
+                        self.process.id,
+                        TYPING_LIMIT.as_secs()
+                    );
+                    return Err(Error::new(Kind::StdinBusy, text));
+                }
+                Ok(0)
+            }
+            Err(_) => {
+                self.end = None;
+                Err(closed(&self.process))
+            }
+        }
+    }
+
     /// Writes all of `data` at the pace of the process. Polls `client` meanwhile, so that a client that
     /// disconnects does not leave a thread waiting for a process that never reads.
     ///
     /// # Errors
-    /// `StdinClosed` if the process does not read any more; `StdinBusy` if the client disconnected.
+    /// As [`StdinWriter::write_some`]; `StdinBusy` if the client disconnected.
     pub fn write(&mut self, mut data: &[u8], client: &mut dyn Peer) -> Result<()> {
         while !data.is_empty() {
-            let Some(pipe) = &self.pipe else {
-                return Err(closed(&self.process));
-            };
-            match nix::unistd::write(pipe, data) {
-                Ok(count) => {
-                    data = &data[count..];
-                    continue;
-                }
-                Err(Errno::EAGAIN | Errno::EINTR) => {}
-                Err(_) => {
-                    self.pipe = None;
-                    continue;
-                }
+            let count = self.write_some(data)?;
+            data = &data[count..];
+            if count == 0 {
+                self.wait(client)?;
             }
-            let pidfd = self.process.pidfd();
-            let mut entries = [
-                PollEntry::new(pipe.as_fd(), Events::WRITABLE),
-                PollEntry::new(pidfd.as_ref().map(|pidfd| pidfd.as_fd()), Events::READABLE),
-                PollEntry::new(client.descriptor(), client.interest()),
-            ];
-            poll(&mut entries, None);
-            let [writable, ended, client_events] = entries.map(|entry| entry.events());
-            if client.ready(client_events).is_err() {
-                let text = "the client went away while the process was not reading";
-                return Err(Error::new(Kind::StdinBusy, text));
-            }
-            if (ended.any() || pidfd.is_none()) && !writable.any() {
-                self.pipe = None;
-            }
+        }
+        Ok(())
+    }
+
+    /// Waits until the process may take more.
+    fn wait(&mut self, client: &mut dyn Peer) -> Result<()> {
+        let limit = self.process.terminal.as_ref().map(|_| TYPING_INTERVAL);
+        let pidfd = self.process.pidfd();
+        let mut entries = [
+            PollEntry::new(self.end.as_ref().map(|end| end.as_fd()), Events::WRITABLE),
+            PollEntry::new(pidfd.as_ref().map(|pidfd| pidfd.as_fd()), Events::READABLE),
+            PollEntry::new(client.descriptor(), client.interest()),
+        ];
+        poll(&mut entries, limit);
+        let [writable, ended, client_events] = entries.map(|entry| entry.events());
+        client.ready(client_events).map_err(|_| disconnected())?;
+        if (ended.any() || pidfd.is_none()) && !writable.any() {
+            self.end = None;
         }
         Ok(())
     }
 
     /// Ends the process's input.
     pub fn close(mut self) {
-        self.pipe = None;
+        self.end = None;
     }
 }
 
@@ -100,9 +185,14 @@ impl Drop for StdinWriter {
         let mut slot = lock(&self.process.stdin);
         // `publish` sets the exit before it takes this lock, so the pipe cannot outlive the process.
         let ended = self.process.exit().is_some();
-        *slot = match self.pipe.take() {
-            Some(pipe) if !ended => StdinSlot::Open(pipe),
+        let next = match self.end.take() {
+            Some(end) if !ended => StdinSlot::Open(end),
             _ => StdinSlot::Closed,
         };
+        let before = std::mem::replace(&mut *slot, next);
+        drop(slot);
+        if matches!(before, StdinSlot::Busy { is_awaited: true }) {
+            self.process.wake_followers();
+        }
     }
 }

@@ -91,6 +91,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(GET, "processes/{process}/logs", "logs", &["follow", "stdout_offset", "stderr_offset", "encoding"], In(Process(commands::logs))),
     row(GET_POST, "processes/{process}/wait", "wait", &["timeout"], In(Process(commands::wait))),
     row(POST, "processes/{process}/kill", "kill", &[], In(Process(commands::kill))),
+    row(POST, "processes/{process}/resize", "resize", &[], In(Process(commands::resize))),
     row(PUT_POST, "processes/{process}/stdin", "stdin", &["eof"], In(Process(commands::stdin))),
 
     row(GET, "files/read", "read", &["path", "offset", "length"], In(Plain(files::read))),

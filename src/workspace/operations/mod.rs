@@ -8,4 +8,4 @@ mod files;
 mod processes;
 
 pub use files::FilePart;
-pub use processes::Run;
+pub use processes::{Run, SignalGroup};
