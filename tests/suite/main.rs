@@ -33,4 +33,5 @@ mod proxy;
 mod regression;
 mod release;
 mod tenants;
+mod terminals;
 mod walls;

@@ -1,0 +1,1 @@
+//! What is not done, and what the answer says.
