@@ -136,6 +136,11 @@ impl Estate {
                     format!("{one}/kill"),
                     b"{\"signal\":\"KILL\"}".to_vec(),
                 ));
+                requests.push((
+                    "POST",
+                    format!("{one}/resize"),
+                    b"{\"rows\":1,\"cols\":1}".to_vec(),
+                ));
                 requests.push(("POST", format!("{one}/stdin?eof=1"), b"typed".to_vec()));
                 requests.push(("DELETE", one, Vec::new()));
             }

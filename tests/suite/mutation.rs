@@ -146,6 +146,18 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("GET", "processes/job/wait?timeout=0.01", ""),
         ("POST", "processes/job/wait?timeout=0", ""),
         ("POST", "processes/job/kill", r#"{"signal":"TERM"}"#),
+        (
+            "POST",
+            "processes/job/kill",
+            r#"{"signal":"INT","group":"foreground"}"#,
+        ),
+        ("POST", "processes/job/resize", r#"{"rows":30,"cols":100}"#),
+        ("GET", "processes/job/logs?plain=1&encoding=base64", ""),
+        (
+            "POST",
+            "exec",
+            r#"{"cmd":["/bin/true"],"pty":{"rows":5,"cols":9,"term":"vt100"}}"#,
+        ),
         ("PUT", "processes/job/stdin?eof=1", "input"),
         ("DELETE", "processes/p-4", ""),
         ("GET", "files/read?path=w/a&offset=1&length=3", ""),

@@ -94,8 +94,12 @@ pub(super) fn logs(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
     let stdout = query.number("stdout_offset")?.unwrap_or(0);
     let stderr = query.number("stderr_offset")?.unwrap_or(0);
     let encoding = query.choice("encoding", &ENCODINGS)?.unwrap_or_default();
+    let is_plain = query.flag("plain")?;
     let process = workspace.process(id)?;
     let respond = move |mut events: EventWriter<'_>| {
+        if is_plain {
+            events = events.plain();
+        }
         let _ = process.follow(Cursor::at(stdout, stderr), live, &mut events);
     };
     Ok(event_stream(encoding, call.ping_interval(), respond))

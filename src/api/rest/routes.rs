@@ -88,7 +88,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "processes", "processes", &[], In(Plain(commands::start))),
     row(GET, "processes/{process}", "process", &[], In(Process(commands::describe))),
     row(DELETE, "processes/{process}", "process", &[], In(Process(commands::delete))),
-    row(GET, "processes/{process}/logs", "logs", &["follow", "stdout_offset", "stderr_offset", "encoding"], In(Process(commands::logs))),
+    row(GET, "processes/{process}/logs", "logs", &["follow", "stdout_offset", "stderr_offset", "encoding", "plain"], In(Process(commands::logs))),
     row(GET_POST, "processes/{process}/wait", "wait", &["timeout"], In(Process(commands::wait))),
     row(POST, "processes/{process}/kill", "kill", &[], In(Process(commands::kill))),
     row(POST, "processes/{process}/resize", "resize", &[], In(Process(commands::resize))),

@@ -47,6 +47,7 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("GET", format!("{family}/{id}/logs?offset=1")),
             ("GET", format!("{family}/{id}/wait?timeout=0&timeout_ms=1")),
             ("POST", format!("{family}/{id}/kill?signal=9")),
+            ("POST", format!("{family}/{id}/resize?rows=1&cols=1")),
             ("POST", format!("{family}/{id}/stdin?close=1")),
             ("POST", "exec?timeout=1".to_owned()),
             ("PUT", format!("files/write?path={path}/new&modes=600")),

@@ -83,6 +83,7 @@ fn every_wrong_type_is_a_400_that_names_the_field() {
         ),
         ("stdin", &["1", "true", "[]", "{}", "[\"a\"]"]),
         ("background", &["\"yes\"", "1", "0", "[]", "{}"]),
+        ("pty", &["\"yes\"", "1", "[]"]),
         ("tag", &["1", "true", "[]", "{}"]),
         ("encoding", &["\"latin1\"", "\"\"", "1", "true", "[]", "{}"]),
         (

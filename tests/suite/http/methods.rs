@@ -203,6 +203,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/procs/p-1/logs", &["GET"]),
     ("/v1/processes/p-1/wait", &["GET", "POST"]),
     ("/v1/processes/p-1/kill", &["POST"]),
+    ("/v1/processes/p-1/resize", &["POST"]),
     ("/v1/processes/p-1/stdin", &["POST", "PUT"]),
     ("/v1/files/read", &["GET"]),
     ("/v1/files/write", &["PUT", "POST"]),

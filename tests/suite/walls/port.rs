@@ -20,6 +20,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "processes/p-1/logs", ""),
     ("GET", "processes/p-1/wait", ""),
     ("POST", "processes/p-1/kill", ""),
+    ("POST", "processes/p-1/resize", r#"{"rows":1,"cols":1}"#),
     ("PUT", "processes/p-1/stdin?eof=1", "x"),
     ("GET", "files/read?path=marker", ""),
     ("PUT", "files/write?path=marker", "harm"),
