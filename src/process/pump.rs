@@ -401,7 +401,11 @@ impl Pump {
             output(Stream::Stderr),
         ];
         let until = self.timer().into_iter().chain([ping_at]).min();
-        let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let mut limit = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if reading && Stream::ALL.iter().any(|stream| self.left(*stream) > 0) {
+            // A terminal may be empty, and then nothing would end the wait.
+            limit = Some(Duration::ZERO);
+        }
         poll(&mut entries, limit);
         entries.map(|entry| entry.events())
     }

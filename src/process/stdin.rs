@@ -158,7 +158,8 @@ impl StdinWriter {
 
     /// Waits until the process may take more.
     fn wait(&mut self, client: &mut dyn Peer) -> Result<()> {
-        let limit = self.process.terminal.as_ref().map(|_| TYPING_INTERVAL);
+        let is_terminal = self.process.terminal.is_some();
+        let limit = is_terminal.then_some(TYPING_INTERVAL);
         let pidfd = self.process.pidfd();
         let mut entries = [
             PollEntry::new(self.end.as_ref().map(|end| end.as_fd()), Events::WRITABLE),
@@ -168,7 +169,8 @@ impl StdinWriter {
         poll(&mut entries, limit);
         let [writable, ended, client_events] = entries.map(|entry| entry.events());
         client.ready(client_events).map_err(|_| disconnected())?;
-        if (ended.any() || pidfd.is_none()) && !writable.any() {
+        // What the process has left behind may read its pipe, but a terminal goes with its session.
+        if (ended.any() || pidfd.is_none()) && (is_terminal || !writable.any()) {
             self.end = None;
         }
         Ok(())
@@ -194,5 +196,71 @@ impl Drop for StdinWriter {
         if matches!(before, StdinSlot::Busy { is_awaited: true }) {
             self.process.wake_followers();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::BorrowedFd;
+
+    use super::*;
+    use crate::activity::Activity;
+    use crate::client::Disconnected;
+    use crate::command::{CommandLine, CommandSpec, TerminalSpec};
+    use crate::confine::Confinement;
+    use crate::ledger::Budget;
+    use crate::process::Reason;
+    use crate::process::registry::{Registry, Shared, StartOutcome};
+
+    /// A client that stays.
+    struct Present(OwnedFd);
+
+    impl Peer for Present {
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+
+        fn interest(&self) -> Events {
+            Events::NONE
+        }
+
+        fn ready(&mut self, _: Events) -> std::result::Result<(), Disconnected> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_terminal_that_nobody_reads_lets_its_writer_go() {
+        let shared = Shared::new(4096, 4096).unwrap();
+        let ledger = Budget::new(1 << 20).whole();
+        let registry = Registry::new(shared, Arc::new(Activity::new()), ledger);
+        let line = CommandLine::Program(vec!["sleep".to_owned(), "1000".to_owned()]);
+        let mut spec = CommandSpec::new(line, Vec::new(), None).unwrap();
+        spec.terminal = Some(TerminalSpec::default());
+        let confinement = Confinement::dedicated(std::env::vars_os(), "/".into());
+        let Ok(StartOutcome::Started(pump)) = registry.start(spec, &confinement) else {
+            panic!("it has not started");
+        };
+        let process = Arc::clone(pump.process());
+        let mut client = Present(std::fs::File::open("/dev/null").unwrap().into());
+
+        let mut writer = process.stdin().unwrap();
+        let started = Instant::now();
+        let error = writer.write(&b"line\n".repeat(200_000), &mut client);
+        assert_eq!(error.unwrap_err().kind(), Kind::StdinBusy);
+        assert!(started.elapsed() >= TYPING_LIMIT);
+        assert!((1..1_000_000).contains(&writer.written()));
+        let refused = process.stdin_in_turn(&mut client).map(|_| ());
+        assert_eq!(refused.unwrap_err().kind(), Kind::StdinBusy);
+        drop(writer);
+        assert!(
+            process.stdin_in_turn(&mut client).is_ok(),
+            "it is free again"
+        );
+
+        process.kill_tree(Reason::Killed);
+        let mut writer = process.stdin().unwrap();
+        let error = writer.write(&b"line\n".repeat(200_000), &mut client);
+        assert_eq!(error.unwrap_err().kind(), Kind::StdinClosed);
     }
 }

@@ -5,6 +5,7 @@
 
 mod ending;
 mod input;
+mod plain;
 mod programs;
 mod refusals;
 mod start;
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::fixture::{
-    EventStream, PATIENCE, Reply, Sandbox, Server, events_of, find, is_root, output_of,
+    Connection, EventStream, PATIENCE, Reply, Sandbox, Server, events_of, find, is_root, output_of,
 };
 
 /// A workspace of either mode.
@@ -29,10 +30,8 @@ enum Place<'a> {
 impl Place<'_> {
     #[track_caller]
     fn request(&self, method: &str, route: &str, body: &[u8]) -> Reply {
-        match self {
-            Self::Machine(server) => server.request(method, &format!("/v1/{route}"), body),
-            Self::Sandbox(sandbox) => sandbox.request(method, route, body),
-        }
+        self.connect()
+            .request(method, &self.target(route), &[], body)
     }
 
     #[track_caller]
@@ -49,15 +48,21 @@ impl Place<'_> {
     fn stream(&self, method: &str, route: &str, body: &Value) -> EventStream {
         let body = body.to_string();
         let body = if method == "GET" { "" } else { &body };
+        self.connect()
+            .stream(method, &self.target(route), body.as_bytes())
+    }
+
+    fn connect(&self) -> Connection {
         match self {
-            Self::Machine(server) => {
-                server.stream(method, &format!("/v1/{route}"), body.as_bytes())
-            }
-            Self::Sandbox(sandbox) => {
-                sandbox
-                    .connect()
-                    .stream(method, &sandbox.target(route), body.as_bytes())
-            }
+            Self::Machine(server) => server.connect(),
+            Self::Sandbox(sandbox) => sandbox.connect(),
+        }
+    }
+
+    fn target(&self, route: &str) -> String {
+        match self {
+            Self::Machine(_) => format!("/v1/{route}"),
+            Self::Sandbox(sandbox) => sandbox.target(route),
         }
     }
 
@@ -76,7 +81,7 @@ impl Place<'_> {
     /// A shell whose prompt and echo do not disturb what a test waits for.
     #[track_caller]
     fn shell(&self) -> Screen<'_> {
-        let environment = json!({ "PS1": "$ ", "HISTFILE": null, "ENV": null });
+        let environment = json!({ "PS1": "$ ", "TERM": "dumb" });
         let shell = json!({ "cmd": ["bash", "--norc"], "pty": true, "env": environment });
         let screen = self.open(&shell);
         screen.expect("$ ");
