@@ -126,20 +126,23 @@ fn terminal(fields: &mut Fields<'_>) -> Result<Option<TerminalSpec>> {
     };
     match JsonType::of(pty) {
         JsonType::Boolean => Ok((pty.get() == "true").then(TerminalSpec::default)),
-        JsonType::Object => {
-            let usual = TerminalSpec::default();
-            let mut fields = Fields::parse(pty.get().as_bytes())?;
-            let sides = terminal_sides(&mut fields)?;
-            let size = TerminalSize::new(
-                sides[0].unwrap_or_else(|| usual.size.rows().into()),
-                sides[1].unwrap_or_else(|| usual.size.columns().into()),
-            )?;
-            let name = fields.string("term")?;
-            let name = name.unwrap_or_else(|| usual.name().to_owned());
-            TerminalSpec::new(size, name).map(Some)
-        }
+        JsonType::Object => terminal_spec(pty.get().as_bytes())
+            .map(Some)
+            .map_err(|error| Error::invalid(format!("pty.{error}"))),
         _ => Err(wrong_type("pty", "true, false or an object", pty)),
     }
+}
+
+fn terminal_spec(fields: &[u8]) -> Result<TerminalSpec> {
+    let mut fields = Fields::parse(fields)?;
+    let usual = TerminalSpec::default();
+    let [rows, columns] = terminal_sides(&mut fields)?;
+    let size = TerminalSize::new(
+        rows.unwrap_or_else(|| usual.size.rows().into()),
+        columns.unwrap_or_else(|| usual.size.columns().into()),
+    )?;
+    let name = fields.string("term")?;
+    TerminalSpec::new(size, name.unwrap_or_else(|| usual.name().to_owned()))
 }
 
 /// Rows and columns, where they are given.
