@@ -67,7 +67,7 @@ def driven(document, of_host):
         for name in server.get("variables", {})
     ]
     components = dict(document["components"])
-    sent = ("Command", "SandboxRequest")
+    sent = ("Command", "SandboxRequest", "TerminalRequest")
     components["schemas"] = {
         name: schema if name in sent else closed(document, schema)
         for name, schema in components["schemas"].items()
