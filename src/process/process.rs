@@ -117,8 +117,8 @@ struct Life {
     clients: usize,
     /// `None` once it was reaped.
     pidfd: Option<Arc<OwnedFd>>,
-    /// Threads that are killing the tree. They find it by the pid, so the process is not reaped
-    /// meanwhile.
+    /// Threads that are killing the tree, or signal the foreground. They find it by the pid, so the process
+    /// is not reaped meanwhile.
     killers: usize,
     /// Why the whole tree is killed.
     kill_reason: Option<Reason>,
@@ -318,18 +318,22 @@ impl Process {
     /// `NotPty` if it has no terminal, or the kernel refuses the signal.
     pub fn signal_foreground(&self, signal: i32) -> Result<bool> {
         let terminal = self.terminal()?;
-        let mut life = lock(&self.life);
-        if life.ending.is_some() {
-            return Ok(false);
+        {
+            let mut life = lock(&self.life);
+            if life.ending.is_some() {
+                return Ok(false);
+            }
+            // It is not reaped meanwhile, so its number is that of its session.
+            life.killers += 1;
         }
         let group = terminal.signal_foreground(self.pid, signal);
-        let group = group.map_err(|errno| {
-            let act = format_args!("cannot signal the foreground of process {}", self.id);
-            Error::system(act, errno)
-        })?;
-        if group == Some(self.pid) {
+        let mut life = lock(&self.life);
+        life.killers -= 1;
+        if group == Ok(Some(self.pid)) {
             life.requested_signals |= bit(signal);
         }
+        let act = format_args!("cannot signal the foreground of process {}", self.id);
+        let group = group.map_err(|errno| Error::system(act, errno))?;
         Ok(group.is_some())
     }
 

@@ -349,6 +349,17 @@ impl Registry {
         }
     }
 
+    /// Tells processes with a terminal that it goes, as closing a terminal does: interactive shells ignore
+    /// SIGTERM.
+    pub fn hang_up_terminals(&self) {
+        for process in self.running() {
+            if process.terminal().is_ok() {
+                // It may have ended meanwhile.
+                let _ = process.signal(libc::SIGHUP);
+            }
+        }
+    }
+
     /// Kills children that were stopped before they called execve. Any process of the same user can stop
     /// them, and the server's thread would wait for them without end.
     pub fn kill_stopped_starts(&self) {
@@ -451,6 +462,7 @@ impl Registry {
                 break;
             }
             if roots.members.is_empty() {
+                self.hang_up_terminals();
                 for process in &running {
                     process.expect_signal(libc::SIGTERM);
                 }

@@ -1,11 +1,11 @@
 //! The end: after every byte, at once, and with all that the process has started.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
 use super::{Place, everywhere};
-use crate::fixture::{Gate, Mark, Outcome, PATIENCE, Server, is_alive, reset, wait_until};
+use crate::fixture::{Gate, Mark, Outcome, PATIENCE, Server, is_alive, is_root, reset, wait_until};
 
 /// More than the terminal, the line discipline and a read hold.
 const LONG: &str = r#"BEGIN { for (i = 0; i < 1000; i++) printf("%99d\n", i) }"#;
@@ -200,4 +200,30 @@ fn the_server_keeps_no_terminal_of_what_has_ended() {
         screen.end();
     }
     wait_until("all are closed", PATIENCE, || terminals() == 0);
+}
+
+/// An interactive shell ignores SIGTERM, and would take all of the five seconds that a server waits.
+#[test]
+fn a_server_that_ends_hangs_up_on_shells() {
+    let mut machine = Server::start();
+    Place::Machine(&machine).shell().press("sleep 1000\n");
+    ends_promptly(&mut machine);
+    if is_root() {
+        let mut host = Server::host().env("PATH", super::SYSTEM_PATH).start();
+        let sandbox = host.sandbox();
+        Place::Sandbox(&sandbox).shell().press("sleep 1000\n");
+        ends_promptly(&mut host);
+    }
+}
+
+#[track_caller]
+fn ends_promptly(server: &mut Server) {
+    let asked = Instant::now();
+    server.signal(libc::SIGTERM);
+    server.wait_for_exit(PATIENCE);
+    assert!(
+        asked.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        asked.elapsed()
+    );
 }

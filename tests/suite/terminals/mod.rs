@@ -81,12 +81,15 @@ impl Place<'_> {
     /// A shell whose prompt and echo do not disturb what a test waits for.
     #[track_caller]
     fn shell(&self) -> Screen<'_> {
-        let environment = json!({ "PS1": "$ ", "TERM": "dumb" });
-        let shell = json!({ "cmd": ["bash", "--norc"], "pty": true, "env": environment });
-        let screen = self.open(&shell);
+        let screen = self.open(&shell());
         screen.expect("$ ");
         screen
     }
+}
+
+fn shell() -> Value {
+    let environment = json!({ "PS1": "$ ", "TERM": "dumb" });
+    json!({ "cmd": ["bash", "--norc"], "pty": true, "env": environment })
 }
 
 /// Runs a test on a dedicated machine and in a sandbox.
