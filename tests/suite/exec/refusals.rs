@@ -234,7 +234,7 @@ fn unknown_fields_are_ignored_and_null_is_absent() {
     assert_eq!(outcome.stdout, "hi\n");
     let outcome = server.exec(&json!({
         "cmd": "echo hi", "shell": null, "env": null, "cwd": null, "timeout": null, "stdin": null, "background": null,
-        "tag": null, "encoding": null, "on_disconnect": null, "id": null,
+        "tag": null, "encoding": null, "on_disconnect": null, "id": null, "pty": null,
     }));
     assert_eq!(outcome.stdout, "hi\n");
 }
