@@ -39,6 +39,8 @@ pub enum Kind {
     NotPty,
     /// The process has ended.
     NotRunning,
+    /// A client that may only watch a terminal types there.
+    ReadOnly,
     /// The chosen id belongs to a different command.
     IdInUse,
     /// The program does not exist.

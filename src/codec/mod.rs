@@ -7,6 +7,7 @@ pub mod base64;
 pub mod escape;
 pub mod fields;
 pub mod plain;
+pub mod queries;
 pub mod query;
 
 /// The value of a word in a list of choices.

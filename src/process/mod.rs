@@ -25,8 +25,10 @@ mod stdio;
 mod supervisor;
 mod terminal;
 mod tree;
+mod viewer;
 
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 pub use stdin::StdinWriter;
 pub use terminal::Terminal;
 pub use tree::count_left_behind;
+pub use viewer::{Start, View, Viewer};

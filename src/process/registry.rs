@@ -329,6 +329,11 @@ impl Registry {
         lock(&self.table).closed = true;
     }
 
+    /// Whether the workspace is ending.
+    pub fn is_closed(&self) -> bool {
+        lock(&self.table).closed
+    }
+
     /// Whether a command is being started, so that the number of processes can grow after
     /// [`Registry::close`].
     pub fn is_starting(&self) -> bool {

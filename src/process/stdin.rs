@@ -1,6 +1,6 @@
 //! Writing to the stdin of a running process: into its pipe, or as if it was typed at its terminal.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -102,6 +102,22 @@ fn disconnected() -> Error {
 }
 
 impl StdinWriter {
+    /// How often to try again what a terminal has not taken.
+    pub const RETRY_INTERVAL: Duration = TYPING_INTERVAL;
+
+    /// Where to poll for room.
+    pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        self.end.as_ref().map(|end| end.as_fd())
+    }
+
+    /// Whether another client was refused meanwhile.
+    pub fn is_awaited(&self) -> bool {
+        matches!(
+            *lock(&self.process.stdin),
+            StdinSlot::Busy { is_awaited: true }
+        )
+    }
+
     /// Bytes that were written so far.
     pub fn written(&self) -> u64 {
         self.written

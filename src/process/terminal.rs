@@ -20,6 +20,8 @@ use crate::sys::{self, Pid};
 /// The terminal of a process.
 pub struct Terminal {
     spec: TerminalSpec,
+    /// How often a viewer has taken the input over from all others.
+    takeovers: AtomicU64,
     state: Mutex<State>,
 }
 
@@ -39,6 +41,7 @@ impl Terminal {
         };
         Self {
             spec,
+            takeovers: AtomicU64::new(0),
             state: Mutex::new(state),
         }
     }
@@ -52,6 +55,16 @@ impl Terminal {
     /// it is woken up, learns of every resize by another client.
     pub fn size(&self) -> TerminalSize {
         lock(&self.state).size
+    }
+
+    /// How often a viewer has taken the input over. Only those who joined after the last one may type.
+    pub(super) fn takeovers(&self) -> u64 {
+        self.takeovers.load(Ordering::Relaxed)
+    }
+
+    /// Takes the input over and returns the new count.
+    pub(super) fn take_over(&self) -> u64 {
+        self.takeovers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
     /// Closed once nothing else uses it.

@@ -13,5 +13,5 @@ mod upload;
 
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
-pub use operations::{FilePart, Run, SignalGroup};
+pub use operations::{AttachSpec, Attachment, FilePart, Run, Scene, SignalGroup};
 pub use upload::UploadSource;

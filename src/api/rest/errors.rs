@@ -25,6 +25,7 @@ impl From<Error> for Refusal {
             Kind::StdinBusy => (409, "stdin_busy"),
             Kind::NotPty => (409, "not_pty"),
             Kind::NotRunning => (409, "not_running"),
+            Kind::ReadOnly => (409, "read_only"),
             Kind::IdInUse => (409, "id_in_use"),
             Kind::System => (500, "internal"),
             Kind::Unreachable => (502, "unreachable"),

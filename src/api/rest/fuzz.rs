@@ -10,6 +10,7 @@ use super::events::EventWriter;
 use super::files::{Range, byte_range};
 use super::requests::{CommandRequest, Encoding, command_request, sandbox_request};
 use crate::codec::base64;
+use crate::codec::queries::QueryFilter;
 use crate::codec::query::Query;
 use crate::command::{CommandLine, EnvironmentChange, INTERACTIVE_SHELL, StdinSource};
 use crate::fuzz::{Random, Script, bounded, check};
@@ -847,5 +848,52 @@ fn sandboxes_are_what_their_json_says() {
             (Ok(_), Err(why)) => panic!("accepted: {why}"),
             (Err(error), Ok(_)) => panic!("refused: {error}"),
         }
+    });
+}
+
+/// What passes has no question left in it, nor does any come of what was taken out.
+#[test]
+fn questions_are_taken_out_however_they_arrive() {
+    let tokens: &[&[u8]] = &[
+        b"\x1b",
+        b"\x1b[",
+        b"\x1b[6n",
+        b"\x1b[c",
+        b"\x1b]",
+        b"\x1b]11;?",
+        b"\x1bP$q",
+        b"\x1b\\",
+        b"\x07",
+        b"\x05",
+        b"\x18",
+        b"\xc2",
+        b"\x9b",
+        b"\x9c",
+        b"\x9d",
+        b"?",
+        b";",
+        b"$p",
+        b"n",
+        b"m",
+        b"\x7f",
+        b"\n",
+    ];
+    check("queries", tokens, |input| {
+        let filter = |input: &[u8], mut piece: Box<dyn FnMut() -> usize>| {
+            let (mut filter, mut out, mut rest) = (QueryFilter::new(), Vec::new(), input);
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(piece().min(rest.len()));
+                filter.filter(now, &mut out);
+                rest = later;
+            }
+            filter.finish(&mut out);
+            out
+        };
+        let whole = filter(input, Box::new(|| usize::MAX));
+        assert_eq!(filter(input, Box::new(|| 1)), whole, "byte by byte");
+        let mut random = Random::new(input.len() as u64);
+        let pieces = filter(input, Box::new(move || 1 + random.below(9)));
+        assert_eq!(pieces, whole, "in pieces");
+        assert_eq!(filter(&whole, Box::new(|| usize::MAX)), whole, "again");
     });
 }

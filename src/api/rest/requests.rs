@@ -247,6 +247,41 @@ pub(super) fn signal_request(body: &[u8]) -> Result<(i32, SignalGroup)> {
     Ok((signal, group))
 }
 
+/// What a client asks of the terminal that it is attached to. Several requests are carried out in the order
+/// of the fields here.
+pub(super) struct TerminalRequest {
+    /// Take the input over from all others.
+    pub(super) take: bool,
+    /// Set the size.
+    pub(super) resize: Option<TerminalSize>,
+    /// Send a signal to the foreground group.
+    pub(super) signal: Option<i32>,
+    /// End the input.
+    pub(super) eof: bool,
+}
+
+/// Reads a text frame of an attached client; `None` if it is no JSON object.
+pub(super) fn terminal_request(text: &[u8]) -> Option<Result<TerminalRequest>> {
+    let mut fields = Fields::parse(text).ok()?;
+    let read = |fields: &mut Fields<'_>| {
+        let resize = fields.take("resize");
+        let request = TerminalRequest {
+            take: fields.boolean("take")?.unwrap_or(false),
+            resize: resize
+                .map(|size| resize_request(size.get().as_bytes()))
+                .transpose()?,
+            signal: fields.take("signal").map(signal).transpose()?,
+            eof: fields.boolean("eof")?.unwrap_or(false),
+        };
+        if !request.take && request.resize.is_none() && request.signal.is_none() && !request.eof {
+            let text = "this asks for nothing; a request has resize, signal, eof or take";
+            return Err(Error::invalid(text));
+        }
+        Ok(request)
+    };
+    Some(read(&mut fields))
+}
+
 fn signal(signal: &RawValue) -> Result<i32> {
     let accepted = "a name such as TERM or SIGTERM, or a number from 1 to 64";
     let known = match JsonType::of(signal) {

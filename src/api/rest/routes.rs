@@ -5,7 +5,7 @@
 //! pattern, and its method then selects a row.
 
 use super::call::{Answer, Call};
-use super::{commands, contract, files, metrics, ports, sandboxes, server};
+use super::{attach, commands, contract, files, metrics, ports, sandboxes, server};
 use crate::auth::Access;
 use crate::codec::query::Query;
 use crate::error::Result;
@@ -89,6 +89,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(GET, "processes/{process}", "process", &[], In(Process(commands::describe))),
     row(DELETE, "processes/{process}", "process", &[], In(Process(commands::delete))),
     row(GET, "processes/{process}/logs", "logs", &["follow", "stdout_offset", "stderr_offset", "encoding", "plain"], In(Process(commands::logs))),
+    row(GET, "processes/{process}/attach", "attach", &["offset", "mode", "take", "rows", "cols"], In(Process(attach::attach))),
     row(GET_POST, "processes/{process}/wait", "wait", &["timeout"], In(Process(commands::wait))),
     row(POST, "processes/{process}/kill", "kill", &[], In(Process(commands::kill))),
     row(POST, "processes/{process}/resize", "resize", &[], In(Process(commands::resize))),

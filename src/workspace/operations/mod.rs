@@ -6,6 +6,8 @@
 
 mod files;
 mod processes;
+mod terminals;
 
 pub use files::FilePart;
 pub use processes::{Run, SignalGroup};
+pub use terminals::{AttachSpec, Attachment, Scene};
