@@ -130,6 +130,7 @@ impl Estate {
                 requests.push(("GET", one.clone(), Vec::new()));
                 requests.push(("GET", format!("{one}/logs"), Vec::new()));
                 requests.push(("GET", format!("{one}/logs?follow=1"), Vec::new()));
+                requests.push(("GET", format!("{one}/attach"), Vec::new()));
                 requests.push(("GET", format!("{one}/wait"), Vec::new()));
                 requests.push((
                     "POST",

@@ -143,6 +143,7 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("GET", "processes", ""),
         ("GET", "processes/job", ""),
         ("GET", "processes/job/logs?follow=1&stdout_offset=0", ""),
+        ("GET", "processes/job/attach?offset=-1&mode=ro", ""),
         ("GET", "processes/job/wait?timeout=0.01", ""),
         ("POST", "processes/job/wait?timeout=0", ""),
         ("POST", "processes/job/kill", r#"{"signal":"TERM"}"#),

@@ -45,6 +45,7 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("GET", format!("{family}/{id}?x")),
             ("DELETE", format!("{family}/{id}?force=1")),
             ("GET", format!("{family}/{id}/logs?offset=1")),
+            ("GET", format!("{family}/{id}/attach?token=x")),
             ("GET", format!("{family}/{id}/wait?timeout=0&timeout_ms=1")),
             ("POST", format!("{family}/{id}/kill?signal=9")),
             ("POST", format!("{family}/{id}/resize?rows=1&cols=1")),

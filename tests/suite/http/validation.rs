@@ -143,6 +143,8 @@ fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
         of_process("GET", "logs?stdout_offset=abc"),
         of_process("GET", "logs?plain=maybe"),
         of_process("GET", "logs?stderr_offset=-1"),
+        of_process("GET", "attach?offset=-2"),
+        of_process("GET", "attach?mode=x"),
         of_process("GET", "wait?timeout=abc"),
         of_process("GET", "wait?timeout=-1"),
         of_process("POST", "stdin?eof=maybe"),

@@ -18,6 +18,7 @@ const ROUTES: &[(&str, &str, &str)] = &[
     ("GET", "processes/p-1", ""),
     ("DELETE", "processes/p-1", ""),
     ("GET", "processes/p-1/logs", ""),
+    ("GET", "processes/p-1/attach", ""),
     ("GET", "processes/p-1/wait", ""),
     ("POST", "processes/p-1/kill", ""),
     ("POST", "processes/p-1/resize", r#"{"rows":1,"cols":1}"#),
