@@ -46,6 +46,98 @@ pub enum StdinSource {
     Open,
 }
 
+/// Run by `/bin/sh` where a terminal is asked for without a command: an interactive shell. The command
+/// chooses it, not the server, because it may see other files.
+pub const INTERACTIVE_SHELL: &str = "[ -x /bin/bash ] && exec /bin/bash; exec /bin/sh";
+
+/// The size of a terminal in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TerminalSize {
+    rows: u16,
+    columns: u16,
+}
+
+impl TerminalSize {
+    /// Most rows, and most columns.
+    pub const MAX: u16 = 4096;
+
+    /// # Errors
+    /// `Invalid` if one of the two is 0 or above [`TerminalSize::MAX`].
+    pub fn new(rows: u64, columns: u64) -> Result<Self> {
+        let side = |name, value: u64| match u16::try_from(value) {
+            Ok(value) if (1..=Self::MAX).contains(&value) => Ok(value),
+            _ => Err(Error::invalid(format!(
+                "{name} is {value}; it takes a whole number from 1 to {}",
+                Self::MAX
+            ))),
+        };
+        Ok(Self {
+            rows: side("rows", rows)?,
+            columns: side("cols", columns)?,
+        })
+    }
+
+    /// Its height.
+    pub fn rows(self) -> u16 {
+        self.rows
+    }
+
+    /// Its width.
+    pub fn columns(self) -> u16 {
+        self.columns
+    }
+}
+
+/// That of most terminals before they are resized.
+impl Default for TerminalSize {
+    fn default() -> Self {
+        Self {
+            rows: 24,
+            columns: 80,
+        }
+    }
+}
+
+/// The terminal that a command gets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TerminalSpec {
+    /// Its size at the start.
+    pub size: TerminalSize,
+    /// Its type, for terminfo(5).
+    name: String,
+}
+
+impl TerminalSpec {
+    /// Most characters of a type.
+    const MAX_NAME: usize = 64;
+
+    /// # Errors
+    /// `Invalid` if the name cannot be one of a terminal's type.
+    pub fn new(size: TerminalSize, name: String) -> Result<Self> {
+        let plain =
+            |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'+' | b'-');
+        if !(1..=Self::MAX_NAME).contains(&name.len()) || !name.bytes().all(plain) {
+            let text = "term must be 1 to 64 of the characters A-Z a-z 0-9 . _ + -";
+            return Err(Error::invalid(text));
+        }
+        Ok(Self { size, name })
+    }
+
+    /// Its type, as in `TERM`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl Default for TerminalSpec {
+    fn default() -> Self {
+        Self {
+            size: TerminalSize::default(),
+            name: "xterm-256color".to_owned(),
+        }
+    }
+}
+
 /// One change to the environment: a name, and a value or `None` to remove the variable.
 pub type EnvironmentChange = (String, Option<String>);
 
@@ -57,6 +149,8 @@ pub struct CommandSpec {
     directory: Option<String>,
     /// The source of its input.
     pub input: StdinSource,
+    /// The terminal that it gets instead of pipes; its input then comes from there.
+    pub terminal: Option<TerminalSpec>,
     /// How long it may run; `None` means no limit.
     pub timeout: Option<Duration>,
     /// The client's own label.
@@ -100,6 +194,7 @@ impl CommandSpec {
             environment,
             directory: directory.filter(|directory| !directory.is_empty()),
             input: StdinSource::Empty,
+            terminal: None,
             timeout: None,
             tag: None,
             id: None,
@@ -197,6 +292,12 @@ impl CommandSpec {
             // the same as none.
             StdinSource::Empty | StdinSource::Open => part(b""),
             StdinSource::Given(bytes) => part(bytes),
+        }
+        if let Some(TerminalSpec { size, name }) = &self.terminal {
+            part(b"terminal");
+            part(&size.rows.to_le_bytes());
+            part(&size.columns.to_le_bytes());
+            part(name.as_bytes());
         }
         digest.finalize().into()
     }

@@ -37,6 +37,12 @@ pub enum Kind {
     StdinClosed,
     /// Another request is writing to the process's stdin.
     StdinBusy,
+    /// The process has no terminal.
+    NotPty,
+    /// The process has ended.
+    NotRunning,
+    /// A client that may only watch a terminal types there.
+    ReadOnly,
     /// The chosen id belongs to a different command.
     IdInUse,
     /// The program does not exist.
@@ -73,6 +79,8 @@ pub enum Kind {
     OverLimit,
     /// The kernel, or the share of a tenant, has no watch left for a directory.
     NoWatches,
+    /// The machine has no terminal for the command.
+    NoTerminals,
     /// No thread is left for a request that may block.
     NoThreads,
     /// The server or the sandbox is ending.

@@ -2,7 +2,7 @@
 //!
 //! A target is a test that hands [`check`] a property: a function of bytes that panics when a promise
 //! is broken. The targets stand beside the code that they test (`http::fuzz`, `api::rest::fuzz`,
-//! `files::fuzz`, `process::fuzz`), because most of that code is private. Each compares it with an
+//! `files::fuzz`, `process::fuzz`, `codec::plain`), because most of that code is private. Each compares it with an
 //! independent model in another style.
 //!
 //! As a plain test, a target runs over its corpus (`tests/corpus/<target>`) and a fixed number of

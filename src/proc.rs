@@ -50,6 +50,17 @@ pub fn is_stopped(pid: Pid) -> bool {
     stat(pid, &mut Vec::new()).is_some_and(|stat| stat.stopped)
 }
 
+/// Whether a process group exists in a session, zombies included.
+pub fn is_group_in_session(group: Pid, session: Pid) -> bool {
+    let mut buffer = Vec::new();
+    let mut is_member = |pid| {
+        let stat = stat(pid, &mut buffer);
+        stat.is_some_and(|stat| stat.group == group && stat.session == session)
+    };
+    // Usually its leader still runs.
+    is_member(group) || processes().any(is_member)
+}
+
 /// The children of a thread (`CONFIG_PROC_CHILDREN`); none if it has ended. A process that a terminating
 /// sibling precedes in the list may be missing while the list changes.
 pub fn children_of_thread(pid: Pid, thread: Pid) -> Vec<Pid> {

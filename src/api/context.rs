@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::counts::RequestCounts;
+use super::origins::Origins;
 use crate::auth::Authenticator;
 use crate::error::{Error, Kind, Result};
 use crate::http::Request;
@@ -16,7 +17,11 @@ pub(super) struct Context {
     pub(super) authenticator: Authenticator,
     pub(super) connections: Seats,
     pub(super) requests: RequestCounts,
+    pub(super) origins: Origins,
 }
+
+/// The beginning of a subprotocol of WebSocket that carries a token. Browsers can set no header there.
+pub(super) const BEARER_SUBPROTOCOL: &[u8] = b"sbx.bearer.";
 
 impl Context {
     /// Begins work in a workspace, which lasts as long as the lease. What the request holds is charged to

@@ -9,14 +9,17 @@ mod counts;
 mod origins;
 mod rest;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use crate::auth::{Access, Authenticator, Holder, Refused};
+use crate::codec::base64;
+use crate::http::handshake::subprotocols;
 use crate::http::seats::Seats;
 use crate::http::{Body, Handler, Refusal, Request, Response};
 use crate::logging;
 use crate::machine::Machine;
-use context::Context;
+use context::{BEARER_SUBPROTOCOL, Context};
 use counts::RequestCounts;
 use origins::Origins;
 use rest::{Answer, Target};
@@ -24,7 +27,6 @@ use rest::{Answer, Target};
 /// The handler of all requests.
 pub struct Api {
     context: Context,
-    origins: Origins,
 }
 
 impl Api {
@@ -41,8 +43,8 @@ impl Api {
                 authenticator,
                 connections,
                 requests: RequestCounts::default(),
+                origins: Origins(allowed_origins),
             },
-            origins: Origins(allowed_origins),
         }
     }
 
@@ -55,7 +57,7 @@ impl Api {
         // MCP clients and browsers read these paths before they have a token.
         let is_public = path.starts_with(b"/.well-known/");
         if let Some(access) = target.access(&request.head.method).filter(|_| !is_public) {
-            let holder = self.authenticate(request, access)?;
+            let holder = self.authenticate(request, access, target)?;
             self.seat(request, holder)?;
         }
         if request.head.method == "OPTIONS" && path == b"*" {
@@ -85,6 +87,7 @@ impl Api {
         &self,
         request: &Request<'_>,
         access: Access<'a>,
+        target: &Target<'_>,
     ) -> Result<Holder<'a>, Refusal> {
         let refused = |text: &str| {
             let client = request.client_address().map(|address| address.to_string());
@@ -100,21 +103,29 @@ impl Api {
         let Ok(own) = only_value(request, "x-sandbox-token") else {
             return refused("there are different X-Sandbox-Token headers");
         };
-        // If both are present, Authorization may be for a proxy in between.
-        let (header, presented) = match own {
-            Some(token) => ("X-Sandbox-Token", Some(token)),
-            None => ("Authorization", bearer(request)),
+        let Ok(offered) = offered_token(request) else {
+            return refused("there are different sbx.bearer. subprotocols");
         };
+        // If both headers are present, Authorization may be for a proxy in between. The server behind a port
+        // would get the subprotocols.
+        let (place, presented) = match (own, bearer(request), offered) {
+            (None, None, Some(token)) if !target.is_proxied() => {
+                ("sbx.bearer. subprotocol", Some(Cow::Owned(token)))
+            }
+            (None, bearer, _) => ("Authorization header", bearer.map(Cow::Borrowed)),
+            (Some(token), ..) => ("X-Sandbox-Token header", Some(Cow::Borrowed(token))),
+        };
+        let presented = presented.as_deref();
         match self.context.authenticator.check(presented, access) {
             Ok(holder) => Ok(holder),
             Err(Refused::Missing) => refused(
                 "the X-Sandbox-Token header is missing; without it, Authorization: Bearer <token> is accepted",
             ),
             Err(Refused::Wrong) => refused(&format!(
-                "the {header} header holds a token that does not open this"
+                "the {place} holds a token that does not open this"
             )),
             Err(Refused::HostTokenInside) => refused(&format!(
-                "the {header} header holds the host token, which does not open what is inside a sandbox \
+                "the {place} holds the host token, which does not open what is inside a sandbox \
                  (SBX_STRICT_SCOPES=1); use the sandbox's own"
             )),
         }
@@ -125,7 +136,8 @@ impl Handler for Api {
     fn handle(&self, request: &mut Request<'_>) -> Response {
         let path = request.head.path.clone();
         let target = Target::find(&path);
-        let origin = self.origins.of(request);
+        let origins = &self.context.origins;
+        let origin = origins.of(request);
         if let Some(origin) = &origin
             && origins::is_preflight(request)
         {
@@ -154,7 +166,7 @@ impl Handler for Api {
         let is_relayed = target.is_proxied() && answer.is_ok();
         let mut response = answer.unwrap_or_else(Response::from);
         if !is_relayed {
-            response = self.origins.label(response, origin);
+            response = origins.label(response, origin);
         }
         self.context.requests.count(target.name(), response.status);
         response
@@ -176,6 +188,21 @@ fn only_value<'r>(request: &'r Request<'_>, name: &'r str) -> Result<Option<&'r 
         return Err(());
     }
     Ok(first)
+}
+
+/// The token among the subprotocols that a WebSocket client offers. One that cannot be decoded is empty, which
+/// opens nothing.
+///
+/// # Errors
+/// There are several, and they differ.
+fn offered_token(request: &Request<'_>) -> Result<Option<Vec<u8>>, ()> {
+    let mut tokens =
+        subprotocols(&request.head).filter_map(|name| name.strip_prefix(BEARER_SUBPROTOCOL));
+    let first = tokens.next();
+    if tokens.any(|other| Some(other) != first) {
+        return Err(());
+    }
+    Ok(first.map(|token| base64::decode_url(token).unwrap_or_default()))
 }
 
 /// The token in `Authorization: Bearer <token>` (RFC 6750 section 2.1). The scheme's case does not

@@ -4,7 +4,7 @@
 //! Only origins that the operator named get CORS headers. A preflight carries no token and needs none;
 //! the request that follows needs its token.
 
-use crate::http::{Body, Request, Response};
+use crate::http::{Body, Refusal, Request, Response};
 
 /// Headers that a page may send, besides the safelisted ones.
 const REQUEST_HEADERS: &str = "X-Sandbox-Token, Authorization, Content-Type, Range, Mcp-Method, Mcp-Name, MCP-Protocol-Version";
@@ -26,6 +26,28 @@ impl Origins {
         allowed
             .find(|allowed| allowed.as_bytes() == origin)
             .cloned()
+    }
+
+    /// Admits a client that is no browser, the server's own pages, and those of allowed origins. Browsers let any
+    /// page open a WebSocket, and only the server can tell them apart (RFC 6455 section 10.2).
+    ///
+    /// # Errors
+    /// 403 for all other pages.
+    pub(super) fn admit(&self, request: &Request<'_>) -> Result<(), Refusal> {
+        let mut origins = request.head.values("origin");
+        let Some(origin) = origins.next() else {
+            return Ok(());
+        };
+        let host = request.head.header("host").unwrap_or_default();
+        let authority = [&b"https://"[..], b"http://"]
+            .into_iter()
+            .find_map(|scheme| origin.strip_prefix(scheme));
+        let is_own = authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host));
+        if origins.next().is_none() && (is_own || self.of(request).is_some()) {
+            return Ok(());
+        }
+        let text = "pages of this Origin may not connect; SBX_ALLOWED_ORIGINS names those that may";
+        Err(Refusal::new(403, "forbidden", text))
     }
 
     /// Lets the page of `origin` read an answer. A shared cache must not serve any answer to pages of

@@ -1,4 +1,5 @@
-//! Base64 with padding (RFC 4648 section 4), for output that clients get byte for byte.
+//! Base64 (RFC 4648): section 4, with padding, for output that clients get byte for byte; and the reading
+//! of short texts, also of section 5, for URLs and without padding.
 
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
 
@@ -48,9 +49,71 @@ pub fn encode(data: &[u8]) -> String {
     String::from_utf8(out).unwrap_or_default()
 }
 
+/// Decodes a text with padding; `None` if it is none that [`encode`] writes.
+pub fn decode(text: &[u8]) -> Option<Vec<u8>> {
+    let unpadded = text.strip_suffix(b"==").or(text.strip_suffix(b"="));
+    let is_whole = text.len().is_multiple_of(4);
+    decode_digits(unpadded.unwrap_or(text).iter().copied()).filter(|_| is_whole)
+}
+
+/// Decodes a text in the alphabet for URLs, without padding.
+pub fn decode_url(text: &[u8]) -> Option<Vec<u8>> {
+    decode_digits(text.iter().map(|byte| match byte {
+        b'-' => b'+',
+        b'_' => b'/',
+        // No digits of this alphabet.
+        b'+' | b'/' => b'=',
+        byte => *byte,
+    }))
+}
+
+fn decode_digits(digits: impl Iterator<Item = u8>) -> Option<Vec<u8>> {
+    let (mut out, mut bits, mut count) = (Vec::new(), 0_u32, 0);
+    for digit in digits {
+        let value = ALPHABET.iter().position(|known| *known == digit)?;
+        bits = bits << 6 | u32::try_from(value).ok()?;
+        count += 6;
+        if count >= 8 {
+            count -= 8;
+            out.push((bits >> count & 0xff) as u8);
+            bits &= (1 << count) - 1;
+        }
+    }
+    // Bits that are left over are zero, and there are fewer than in a digit.
+    (bits == 0 && count < 6).then_some(out)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn decodes_what_it_encodes_and_nothing_else() {
+        for data in [
+            &b""[..],
+            b"f",
+            b"fo",
+            b"foo",
+            b"foob",
+            b"\xfb\xff\xfe",
+            b"\xff\xff",
+        ] {
+            let text = encode(data);
+            assert_eq!(decode(text.as_bytes()).as_deref(), Some(data));
+            let url = text.replace('+', "-").replace('/', "_");
+            let url = url.trim_end_matches('=');
+            assert_eq!(decode_url(url.as_bytes()).as_deref(), Some(data));
+        }
+        for text in [
+            "Z", "Zg", "Zg=", "Zg=a", "Z===", "====", "Zh==", "Zg==Zg==", "Zm9v=", "-_-_", "Zg =",
+            "Zm9v\n",
+        ] {
+            assert_eq!(decode(text.as_bytes()), None, "{text}");
+        }
+        for text in ["Z", "Zg==", "Zh", "+//+", "Zm9v\n", "Zm9vY", "Zm9v "] {
+            assert_eq!(decode_url(text.as_bytes()), None, "{text}");
+        }
+    }
 
     /// The vectors of RFC 4648 section 10.
     #[test]

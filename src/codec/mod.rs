@@ -1,10 +1,13 @@
-//! Small encodings that the doors share: JSON fields, form-encoded queries, JSON text, Base64.
+//! Small encodings that the doors share: JSON fields, form-encoded queries, JSON text, Base64,
+//! terminal output as plain text.
 //!
 //! Pure functions of bytes. Nothing here knows a route, a status or a mechanism.
 
 pub mod base64;
 pub mod escape;
 pub mod fields;
+pub mod plain;
+pub mod queries;
 pub mod query;
 
 /// The value of a word in a list of choices.

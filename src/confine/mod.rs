@@ -291,21 +291,30 @@ impl Confinement {
     }
 
     /// The environment of a command, by name. Borrows what the command does not change.
-    fn environment<'a>(
-        &'a self,
-        changes: &'a [EnvironmentChange],
-    ) -> BTreeMap<&'a OsStr, Cow<'a, CStr>> {
+    fn environment<'a>(&'a self, spec: &'a CommandSpec) -> BTreeMap<&'a OsStr, Cow<'a, CStr>> {
         let mut environment: BTreeMap<_, _> = self
             .environment
             .iter()
             .map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str())))
             .collect();
-        for (name, value) in self.chosen.iter().chain(changes) {
+        let mut set = |name: &'a str, value: Option<&str>| {
             let name = OsStr::new(name);
-            match value.as_ref().and_then(|value| entry(name, value.as_ref())) {
+            match value.and_then(|value| entry(name, value.as_ref())) {
                 Some(entry) => environment.insert(name, Cow::Owned(entry)),
                 None => environment.remove(name),
             };
+        };
+        for (name, value) in self.chosen.iter() {
+            set(name, value.as_deref());
+        }
+        if let Some(terminal) = &spec.terminal {
+            set("TERM", Some(terminal.name()));
+            // Programs would believe these instead of the terminal.
+            set("LINES", None);
+            set("COLUMNS", None);
+        }
+        for (name, value) in spec.environment() {
+            set(name, value.as_deref());
         }
         environment
     }
@@ -328,7 +337,7 @@ impl Confinement {
         mark: Option<Mark>,
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
-        let environment = self.environment(spec.environment());
+        let environment = self.environment(spec);
         let search = environment
             .get(OsStr::new("PATH"))
             .and_then(|path| path.to_bytes().strip_prefix(b"PATH="))
@@ -343,6 +352,7 @@ impl Confinement {
             environment: &environment.into_values().collect::<Vec<_>>(),
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,
+            has_terminal: spec.terminal.is_some(),
             oom_score: oom_score().as_bytes(),
             limits: &limits,
             nice: if self.wall.is_some() { NICE } else { 0 },

@@ -509,6 +509,7 @@ impl Host {
             all.iter().filter(runs).collect()
         };
         for sandbox in left() {
+            sandbox.workspace.processes.hang_up_terminals();
             sandbox.workspace.processes.expect_signal(libc::SIGTERM);
             self.signaller.signal(sandbox.user, libc::SIGTERM);
             // A stopped process handles SIGTERM only when it continues.

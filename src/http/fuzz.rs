@@ -6,6 +6,7 @@ use super::parse::{
     Framing, Head, MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, ParseError, Progress, head,
     response_head,
 };
+use super::websocket::{Decoder as FrameDecoder, MAX_MESSAGE_BYTES, Received};
 use crate::fuzz::{Random, bounded, check};
 
 #[test]
@@ -494,4 +495,148 @@ impl<'a> Expectation<'a> {
         }
         self.expect(b"\r\n")
     }
+}
+
+#[test]
+fn frames_are_messages_however_they_arrive() {
+    let tokens: &[&[u8]] = &[
+        b"\x81\x80\0\0\0\0",
+        b"\x81\x83\0\0\0\0abc",
+        b"\x82\x83\x01\x02\x03\x04abc",
+        b"\x01\x81\0\0\0\0\xe2",
+        b"\x00\x81\0\0\0\0\x98",
+        b"\x80\x81\0\0\0\0\x83",
+        b"\x82\xfe\x00\x7e\0\0\0\0",
+        b"\x82\xff\0\0\0\0\0\x01\0\0\0\0\0\0",
+        b"\x82\xff\0\0\0\0\0\x10\0\x01\0\0\0\0",
+        b"\x88\x82\0\0\0\0\x03\xe8",
+        b"\x88\x80\0\0\0\0",
+        b"\x89\x84\0\0\0\0ping",
+        b"\x8a\x80\0\0\0\0",
+        b"\xc1",
+        b"\x83",
+    ];
+    check("websocket", tokens, |input| {
+        let expected = expected_messages(input);
+        let mut random = Random::new(input.len() as u64);
+        // A frame of six bytes becomes a message of none, and the list of them doubles when it is full.
+        let whole = bounded(input, 40, || messages(input, || usize::MAX));
+        assert_eq!(whole, expected, "at once");
+        assert_eq!(messages(input, || 1), expected, "byte by byte");
+        let pieces = messages(input, || 1 + random.below(300));
+        assert_eq!(pieces, expected, "in pieces");
+    });
+}
+
+/// Messages, and the code of what broke the protocol after them.
+type Messages = (Vec<Received>, Option<u16>);
+
+fn messages(input: &[u8], mut piece: impl FnMut() -> usize) -> Messages {
+    let (mut decoder, mut found, mut at) = (FrameDecoder::new(), Vec::new(), 0_usize);
+    while at < input.len() {
+        let end = input.len().min(at.saturating_add(piece()));
+        match decoder.decode(&input[at..end]) {
+            Err(violation) => return (found, Some(violation.code())),
+            Ok((count, received)) => {
+                assert!(received.is_some() || at + count == end, "it takes all");
+                at += count;
+                found.extend(received);
+            }
+        }
+    }
+    (found, None)
+}
+
+/// Reads frames one after another from the whole input.
+fn expected_messages(mut input: &[u8]) -> Messages {
+    let mut found = Vec::new();
+    let mut open: Option<(bool, Vec<u8>)> = None;
+    let code = loop {
+        let [first, rest @ ..] = input else {
+            break None;
+        };
+        let (is_last, opcode) = (first >> 7 == 1, first & 15);
+        let is_control = matches!(opcode, 8..=10);
+        let is_right = match opcode {
+            0 => open.is_some(),
+            1 | 2 => open.is_none(),
+            _ => is_control && is_last,
+        };
+        if !is_right || (first >> 4) & 7 != 0 {
+            break Some(1002);
+        }
+        let [second, rest @ ..] = rest else {
+            break None;
+        };
+        if *second < 128 || (is_control && *second > 128 + 125) {
+            break Some(1002);
+        }
+        let digits = [0, 2, 8][usize::from(second.saturating_sub(253))];
+        if rest.len() < digits {
+            break None;
+        }
+        let mut length = u128::from(second & 127);
+        if digits > 0 {
+            let digits: String = rest[..digits]
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect();
+            length = u128::from_str_radix(&digits, 16).unwrap();
+            let range = if digits.len() == 4 {
+                126..1 << 16
+            } else {
+                1 << 16..1 << 63
+            };
+            if !range.contains(&length) {
+                break Some(1002);
+            }
+        }
+        let held = open.as_ref().map_or(0, |(_, message)| message.len());
+        if !is_control && length > (MAX_MESSAGE_BYTES - held) as u128 {
+            break Some(1009);
+        }
+        let length = usize::try_from(length).unwrap();
+        let Some((mask, payload)) = rest[digits..].split_at_checked(4) else {
+            break None;
+        };
+        if payload.len() < length {
+            break None;
+        }
+        input = &payload[length..];
+        let payload: Vec<u8> = (0..length).map(|at| payload[at] ^ mask[at & 3]).collect();
+        match opcode {
+            9 => found.push(Received::Ping),
+            10 => found.push(Received::Pong),
+            8 => match &payload[..] {
+                [] => found.push(Received::Close(None)),
+                [_] => break Some(1002),
+                [high, low, reason @ ..] => {
+                    let code = u16::from(*high) * 256 + u16::from(*low);
+                    let reserved = [1004, 1005, 1006];
+                    let is_known = (1000..1015).contains(&code) && !reserved.contains(&code);
+                    if !is_known && !(3000..5000).contains(&code) {
+                        break Some(1002);
+                    }
+                    if std::str::from_utf8(reason).is_err() {
+                        break Some(1007);
+                    }
+                    found.push(Received::Close(Some(code)));
+                }
+            },
+            _ => {
+                let (is_text, mut message) = open.take().unwrap_or((opcode == 1, Vec::new()));
+                message.extend(payload);
+                if !is_last {
+                    open = Some((is_text, message));
+                } else if !is_text {
+                    found.push(Received::Binary(message));
+                } else if let Ok(text) = String::from_utf8(message) {
+                    found.push(Received::Text(text));
+                } else {
+                    break Some(1007);
+                }
+            }
+        }
+    };
+    (found, code)
 }

@@ -4,14 +4,17 @@
 //! only those before it: [`parse`] and [`chunked`] are pure functions of bytes; [`reader`] receives,
 //! [`body`] finds the end of a body, and [`stream`] sends without blocking; [`request`] and
 //! [`response`] are what a handler sees; [`connection`] owns the socket and alone frames responses, so
-//! no handler can break the framing; [`listen`] makes the listening socket, [`seats`] counts who holds how
+//! no handler can break the framing; [`handshake`] and [`websocket`] are the way to another protocol
+//! and its frames, again pure functions, and [`channel`] is a connection that speaks them; [`listen`] makes the listening socket, [`seats`] counts who holds how
 //! many connections, and [`server`] accepts.
 
 pub mod body;
+pub mod channel;
 pub mod chunked;
 pub mod connection;
 #[cfg(test)]
 mod fuzz;
+pub mod handshake;
 pub mod listen;
 pub mod parse;
 pub mod reader;
@@ -20,6 +23,7 @@ pub mod response;
 pub mod seats;
 pub mod server;
 pub mod stream;
+pub mod websocket;
 
 pub use connection::Handler;
 pub use request::Request;

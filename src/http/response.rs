@@ -116,20 +116,20 @@ pub struct Refusal {
     pub code: &'static str,
     /// A sentence for people: what is wrong, and what to do about it.
     pub text: String,
-    /// The header field that the status requires (`Allow`, `Content-Range`).
-    pub header: Option<(&'static str, String)>,
+    /// The header fields that the status requires (`Allow`, `Content-Range`).
+    pub headers: Vec<(&'static str, String)>,
     /// More members of the document.
     pub details: Details,
 }
 
 impl Refusal {
-    /// An error without a header field.
+    /// An error without header fields.
     pub fn new(status: u16, code: &'static str, text: impl Into<String>) -> Self {
         Self {
             status,
             code,
             text: text.into(),
-            header: None,
+            headers: Vec::new(),
             details: Details::new(),
         }
     }
@@ -141,10 +141,10 @@ impl Refusal {
         self
     }
 
-    /// Adds the header field that the status requires.
+    /// Adds a header field that the status requires.
     #[must_use]
     pub fn with_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
-        self.header = Some((name, value.into()));
+        self.headers.push((name, value.into()));
         self
     }
 }
@@ -215,7 +215,7 @@ impl Serialize for Refusal {
 impl From<Refusal> for Response {
     fn from(refusal: Refusal) -> Self {
         let mut response = Self::json_with_status(refusal.status, &refusal);
-        response.headers.extend(refusal.header);
+        response.headers.extend(refusal.headers);
         response
     }
 }
@@ -244,6 +244,7 @@ pub(super) fn reason(status: u16) -> &'static str {
         414 => "URI Too Long",
         416 => "Range Not Satisfiable",
         417 => "Expectation Failed",
+        426 => "Upgrade Required",
         431 => "Request Header Fields Too Large",
         500 => "Internal Server Error",
         501 => "Not Implemented",

@@ -105,15 +105,16 @@ impl Process {
     }
 }
 
-/// Becomes readable when the process has more output or has ended.
-struct Wakeup {
+/// Becomes readable when the process has more output or has ended, its terminal was resized, or its stdin
+/// is free again after this follower was refused.
+pub(super) struct Wakeup {
     process: Arc<Process>,
     /// `None` if the server has no descriptor left.
     event: Option<Arc<EventFd>>,
 }
 
 impl Wakeup {
-    fn new(process: &Arc<Process>) -> Self {
+    pub(super) fn new(process: &Arc<Process>) -> Self {
         let event = EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let event = event.ok().map(Arc::new);
         lock(&process.wakeups).extend(event.clone());
@@ -137,16 +138,16 @@ impl Wakeup {
         result
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         self.event.as_ref().map(|event| event.as_fd())
     }
 
     /// How long to sleep at most before the process is looked at; `None` means no limit.
-    fn interval(&self) -> Option<Duration> {
+    pub(super) fn interval(&self) -> Option<Duration> {
         self.event.is_none().then_some(POLL_INTERVAL)
     }
 
-    fn clear(&self) {
+    pub(super) fn clear(&self) {
         if let Some(event) = &self.event {
             let _ = event.read();
         }

@@ -63,6 +63,11 @@ impl Log {
         lock(&self.ring).written(stream)
     }
 
+    /// The first offset of a stream that is held.
+    pub(super) fn held_from(&self, stream: Stream) -> u64 {
+        lock(&self.ring).held_from(stream)
+    }
+
     /// Bytes that both streams have carried so far.
     pub(super) fn position(&self) -> u64 {
         lock(&self.ring).position()

@@ -2,7 +2,7 @@
 //!
 //! From the bottom up: [`ring`], `logs`, `start`, `children`, `tree` and `oom` know no process. `process`
 //! is what all others share: identity, life and log. `stdin` and `follow` serve a client of a process that another
-//! thread drives. `stdio` makes the descriptors of a command, a pump moves its bytes, the
+//! thread drives. `terminal` is what a process with a terminal has besides. `stdio` makes the descriptors of a command, a pump moves its bytes, the
 //! supervisor drives the pumps that no client drives, and the [`registry`] starts, finds and lists.
 //!
 //! Nothing here knows HTTP or JSON: a client is a [`Subscriber`] with a connection to poll.
@@ -23,7 +23,12 @@ mod start;
 mod stdin;
 mod stdio;
 mod supervisor;
+mod terminal;
 mod tree;
+mod viewer;
 
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
+pub use stdin::StdinWriter;
+pub use terminal::Terminal;
 pub use tree::count_left_behind;
+pub use viewer::{Start, View, Viewer};

@@ -11,6 +11,7 @@ use nix::sys::eventfd::EventFd;
 
 use super::logs::Log;
 use super::ring::{Cursor, Stream};
+use super::terminal::Terminal;
 use super::tree::{self, Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::client::Client;
@@ -96,11 +97,14 @@ pub struct Process {
     /// What its descendants are known by.
     origin: Origin,
     pub(super) log: Arc<Log>,
+    /// `None` for a process with pipes.
+    pub(super) terminal: Option<Terminal>,
     /// Held while signalling and while reaping.
     life: Mutex<Life>,
     /// Guards who owns the writing end, not the writing.
     pub(super) stdin: Mutex<StdinSlot>,
-    /// Written to when there is output or the process has ended.
+    /// Written to when there is output, the process has ended, its terminal was resized, or its stdin is
+    /// free for others.
     pub(super) wakeups: Mutex<Vec<Arc<EventFd>>>,
     /// For the texts.
     charge: Charge,
@@ -113,8 +117,8 @@ struct Life {
     clients: usize,
     /// `None` once it was reaped.
     pidfd: Option<Arc<OwnedFd>>,
-    /// Threads that are killing the tree. They find it by the pid, so the process is not reaped
-    /// meanwhile.
+    /// Threads that are killing the tree, or signal the foreground. They find it by the pid, so the process
+    /// is not reaped meanwhile.
     killers: usize,
     /// Why the whole tree is killed.
     kill_reason: Option<Reason>,
@@ -141,9 +145,12 @@ pub(super) struct Origin {
 pub(super) enum StdinSlot {
     /// The input was given at the start, a client has ended it, or the process has ended.
     Closed,
-    Open(OwnedFd),
+    Open(Arc<OwnedFd>),
     /// A [`super::StdinWriter`] owns it.
-    Busy,
+    Busy {
+        /// Another one was refused meanwhile, and is woken up when it is free.
+        is_awaited: bool,
+    },
 }
 
 /// How long a client waits until nothing of a tree moves any more. Only a fork storm takes long.
@@ -224,6 +231,7 @@ impl Process {
             started,
             origin,
             log,
+            terminal: None,
             life: Mutex::new(Life {
                 background: spec.background,
                 clients: usize::from(!spec.background),
@@ -301,6 +309,32 @@ impl Process {
             Error::system(format_args!("cannot signal process {}", self.id), errno)
         })?;
         Ok(true)
+    }
+
+    /// Sends a signal to the foreground group of its terminal; false if no process is there, or it has
+    /// ended.
+    ///
+    /// # Errors
+    /// `NotPty` if it has no terminal, or the kernel refuses the signal.
+    pub fn signal_foreground(&self, signal: i32) -> Result<bool> {
+        let terminal = self.terminal()?;
+        {
+            let mut life = lock(&self.life);
+            if life.ending.is_some() {
+                return Ok(false);
+            }
+            // It is not reaped meanwhile, so its number is that of its session.
+            life.killers += 1;
+        }
+        let group = terminal.signal_foreground(self.pid, signal);
+        let mut life = lock(&self.life);
+        life.killers -= 1;
+        if group == Ok(Some(self.pid)) {
+            life.requested_signals |= bit(signal);
+        }
+        let act = format_args!("cannot signal the foreground of process {}", self.id);
+        let group = group.map_err(|errno| Error::system(act, errno))?;
+        Ok(group.is_some())
     }
 
     /// Announces a signal that the caller sends by other means.
@@ -432,11 +466,14 @@ impl Process {
         };
         lock(&self.life).exit = Some(exit);
         *lock(&self.stdin) = StdinSlot::Closed;
+        if let Some(terminal) = &self.terminal {
+            terminal.release_master();
+        }
         self.wake_followers();
         Some(exit)
     }
 
-    fn wake_followers(&self) {
+    pub(super) fn wake_followers(&self) {
         for wakeup in lock(&self.wakeups).iter() {
             // Fails only if the counter is full; the follower is awake then.
             let _ = wakeup.write(1);

@@ -10,6 +10,9 @@
 //! So once it is reaped, as many bytes as each pipe then holds are moved (at the client's pace, if
 //! there is one). Then `exit` may follow, whatever a descendant still does with the pipe. The pipes
 //! are read to their end after that, so that such a descendant never gets SIGPIPE.
+//!
+//! The same holds for a terminal, whose only output is what its master reads. It does not tell how much it
+//! holds, so it is read until it is empty, and at most [`TERMINAL_HOLDS`] bytes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -20,6 +23,8 @@ use nix::errno::Errno;
 use super::portion::Portion;
 use super::process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 use super::ring::Stream;
+use super::stdio::Outputs;
+use super::terminal::TerminalShare;
 use crate::client::{Client, Disconnected, KeepAlive};
 use crate::ledger::Charge;
 use crate::sys::{self, Events, PollEntry, poll};
@@ -50,7 +55,9 @@ pub struct Pump {
     process: Arc<Process>,
     owner: Arc<dyn PumpOwner>,
     /// Where each stream is read; `None` after its end.
-    pub(super) outputs: [Option<OwnedFd>; 2],
+    pub(super) outputs: Outputs,
+    /// `None` without a terminal.
+    terminal: Option<HeldTerminal>,
     /// `None` when nothing is left to write.
     pub(super) input: Option<GivenInput>,
     /// When the process is killed.
@@ -62,10 +69,23 @@ pub struct Pump {
     phase: Phase,
 }
 
+/// What a pump holds of a terminal.
+pub(super) struct HeldTerminal {
+    /// Open until the process is reaped, so that a program may close all its descriptors and open the
+    /// terminal again: reading the master of a terminal that nobody has open is its end.
+    pub(super) terminal: Option<Arc<OwnedFd>>,
+    pub(super) _share: TerminalShare,
+}
+
+/// More bytes than a terminal holds for its master. What a process has written before its end is within
+/// as many; others may go on writing.
+const TERMINAL_HOLDS: usize = 128 * 1024;
+
 enum Phase {
     /// Not reaped. The descriptor is the pidfd.
     Running(Arc<OwnedFd>),
-    /// Reaped. The pipes still hold this many bytes that the process wrote to each stream.
+    /// Reaped. The pipes still hold this many bytes that the process wrote to each stream, and a terminal
+    /// at most this many.
     Draining([usize; 2]),
     /// The end was published.
     Over,
@@ -95,7 +115,7 @@ impl Recheck {
 
 /// Input that was given with the command and is not written yet.
 pub(super) struct GivenInput {
-    pub(super) pipe: OwnedFd,
+    pub(super) pipe: Arc<OwnedFd>,
     pub(super) bytes: Vec<u8>,
     pub(super) written: usize,
     pub(super) _charge: Charge,
@@ -106,7 +126,8 @@ impl Pump {
     pub(super) fn new(
         process: Arc<Process>,
         owner: Arc<dyn PumpOwner>,
-        outputs: [Option<OwnedFd>; 2],
+        outputs: Outputs,
+        terminal: Option<HeldTerminal>,
         input: Option<GivenInput>,
         deadline: Option<Instant>,
     ) -> Self {
@@ -117,6 +138,7 @@ impl Pump {
             process,
             owner,
             outputs,
+            terminal,
             input,
             deadline,
             recheck: None,
@@ -132,7 +154,7 @@ impl Pump {
 
     /// Where a stream is read; `None` after its end.
     pub(super) fn output(&self, stream: Stream) -> Option<BorrowedFd<'_>> {
-        self.outputs[stream.index()].as_ref().map(AsFd::as_fd)
+        self.outputs[stream.index()].as_ref().map(|end| end.as_fd())
     }
 
     /// Where the rest of the given input is written.
@@ -185,8 +207,10 @@ impl Pump {
         };
         let (count, is_end) = match nix::unistd::read(pipe, &mut buffer.bytes) {
             Err(Errno::EINTR) => return false,
-            // The pipe was readable, but a command can open its own output and read it too.
+            // The pipe was readable, but a command can open its own output and read it too. A terminal that
+            // a process still has open is empty.
             Err(Errno::EAGAIN) => (None, false),
+            // A master gives EIO once nobody has the terminal open.
             Ok(0) | Err(_) => (None, true),
             Ok(count) => (Some(count), false),
         };
@@ -262,11 +286,16 @@ impl Pump {
             return;
         };
         if self.process.reap() {
-            let left = Stream::ALL.map(|stream| {
-                let pipe = self.output(stream);
-                pipe.and_then(|pipe| sys::readable_bytes(pipe).ok())
-                    .unwrap_or(0)
-            });
+            let left = if let Some(held) = &mut self.terminal {
+                held.terminal = None;
+                [TERMINAL_HOLDS, 0]
+            } else {
+                Stream::ALL.map(|stream| {
+                    let pipe = self.output(stream);
+                    pipe.and_then(|pipe| sys::readable_bytes(pipe).ok())
+                        .unwrap_or(0)
+                })
+            };
             self.phase = Phase::Draining(left);
             self.deadline = None;
             self.recheck = None;
@@ -372,7 +401,11 @@ impl Pump {
             output(Stream::Stderr),
         ];
         let until = self.timer().into_iter().chain([ping_at]).min();
-        let limit = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let mut limit = until.map(|until| until.saturating_duration_since(Instant::now()));
+        if reading && Stream::ALL.iter().any(|stream| self.left(*stream) > 0) {
+            // A terminal may be empty, and then nothing would end the wait.
+            limit = Some(Duration::ZERO);
+        }
         poll(&mut entries, limit);
         entries.map(|entry| entry.events())
     }
@@ -389,6 +422,7 @@ impl Drop for Pump {
             process: Arc::clone(&self.process),
             owner: Arc::clone(&self.owner),
             outputs: std::mem::take(&mut self.outputs),
+            terminal: self.terminal.take(),
             input: self.input.take(),
             deadline: self.deadline.take(),
             recheck: self.recheck.take(),

@@ -15,10 +15,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::logs::{Log, LogStore, LogTenant};
 use super::process::{Origin, Process, Reason, StdinSlot, finish, kill_trees};
-use super::pump::{GivenInput, Pump, PumpOwner};
+use super::pump::{GivenInput, HeldTerminal, Pump, PumpOwner};
 use super::start::Start;
 use super::stdio::Stdio;
 use super::supervisor::Supervisor;
+use super::terminal::{OpenTerminals, Terminal};
 use super::tree::{Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::activity::Activity;
@@ -76,6 +77,7 @@ pub struct Registry {
     logs: Arc<LogTenant>,
     activity: Arc<Activity>,
     ledger: Arc<Ledger>,
+    terminals: OpenTerminals,
     next: AtomicU64,
     /// Never held while a command is being started.
     table: Mutex<ProcessTable>,
@@ -162,6 +164,7 @@ impl Registry {
             logs: Arc::default(),
             activity,
             ledger,
+            terminals: OpenTerminals::default(),
             next: AtomicU64::new(1),
             table: Mutex::default(),
             start_ended: Condvar::new(),
@@ -229,9 +232,14 @@ impl Registry {
             StdinSource::Empty | StdinSource::Open => 0,
         };
         let held_stdin = self.ledger.charge(Item::Stdin, held_stdin)?;
+        let share = spec.terminal.is_some().then(|| self.terminals.add());
+        let share = share.transpose()?;
         let stdio = {
             let _acting = confinement.act()?;
-            Stdio::pipes(spec.input != StdinSource::Empty, &self.shared.null)?
+            match &spec.terminal {
+                Some(terminal) => Stdio::terminal(terminal.size)?,
+                None => Stdio::pipes(spec.input != StdinSource::Empty, &self.shared.null)?,
+            }
         };
         oom::begin();
         let started = (start.since, milliseconds_since_1970());
@@ -242,6 +250,10 @@ impl Registry {
         };
         let spawned = confinement.spawn(&spec, stdio.child(), origin.mark, &start.pid)?;
         children::end_start(start, Some((spawned.pid, origin.mark)));
+        let held = share.map(|share| HeldTerminal {
+            terminal: Some(Arc::clone(&stdio.child[0])),
+            _share: share,
+        });
         drop(stdio.child);
 
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -253,8 +265,14 @@ impl Registry {
         // Cannot fail, because it is less than before. From the spawn on nothing may: the process would have no
         // driver.
         let _ = texts.set(spec.kept_bytes());
-        let process = Process::new(id, &spec, spawned, started, origin, log, texts);
+        let mut process = Process::new(id, &spec, spawned, started, origin, log, texts);
+        let terminal = spec.terminal.zip(stdio.input.clone());
+        process.terminal = terminal.map(|(spec, master)| Terminal::new(spec, master));
         let given = match (stdio.input, spec.input) {
+            (Some(master), _) if held.is_some() => {
+                *lock(&process.stdin) = StdinSlot::Open(master);
+                None
+            }
             (Some(pipe), StdinSource::Given(bytes)) if !bytes.is_empty() => Some(GivenInput {
                 pipe,
                 bytes,
@@ -272,7 +290,14 @@ impl Registry {
         self.list_process(number, &process);
         let owner = Arc::clone(self);
         let deadline = start.deadline;
-        Ok(Pump::new(process, owner, stdio.outputs, given, deadline))
+        Ok(Pump::new(
+            process,
+            owner,
+            stdio.outputs,
+            held,
+            given,
+            deadline,
+        ))
     }
 
     /// Charges the texts of a command. Forgets as many ended processes as it needs room for, the oldest end
@@ -304,6 +329,11 @@ impl Registry {
         lock(&self.table).closed = true;
     }
 
+    /// Whether the workspace is ending.
+    pub fn is_closed(&self) -> bool {
+        lock(&self.table).closed
+    }
+
     /// Whether a command is being started, so that the number of processes can grow after
     /// [`Registry::close`].
     pub fn is_starting(&self) -> bool {
@@ -321,6 +351,17 @@ impl Registry {
     pub fn expect_signal(&self, signal: i32) {
         for process in self.running() {
             process.expect_signal(signal);
+        }
+    }
+
+    /// Tells processes with a terminal that it goes, as closing a terminal does: interactive shells ignore
+    /// SIGTERM.
+    pub fn hang_up_terminals(&self) {
+        for process in self.running() {
+            if process.terminal().is_ok() {
+                // It may have ended meanwhile.
+                let _ = process.signal(libc::SIGHUP);
+            }
         }
     }
 
@@ -426,6 +467,7 @@ impl Registry {
                 break;
             }
             if roots.members.is_empty() {
+                self.hang_up_terminals();
                 for process in &running {
                     process.expect_signal(libc::SIGTERM);
                 }

@@ -246,6 +246,11 @@ impl Ring {
         self.written[stream.index()]
     }
 
+    /// The first offset of a stream that is held.
+    pub fn held_from(&self, stream: Stream) -> u64 {
+        self.held_from[stream.index()]
+    }
+
     /// Replaces the content of `buffer` by the next bytes for this reader, at most `most`, and advances
     /// the cursor; `None` if there are no more.
     pub fn read(&self, cursor: &mut Cursor, buffer: &mut Vec<u8>, most: usize) -> Option<Piece> {

@@ -1,8 +1,8 @@
 //! The standard streams of a command: what becomes 0, 1 and 2 in the child, and what the server keeps.
 //!
-//! [`Stdio::pipes`] is the way to make them. Starting and driving a command uses only the two halves
-//! of the result and does not know how they are connected: one descriptor may appear three times in
-//! the child's half, and an output that does not exist is `None` in the server's.
+//! [`Stdio::pipes`] and [`Stdio::terminal`] make them. Starting and driving a command uses only the two
+//! halves of the result and does not know how they are connected: a terminal appears three times in the
+//! child's half, its master twice in the server's, and an output that does not exist is `None` there.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -10,7 +10,8 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 
-use crate::error::{Error, Result};
+use crate::command::TerminalSize;
+use crate::error::{Error, Kind, Result};
 use crate::sys;
 
 /// Both halves of a command's standard streams.
@@ -19,10 +20,13 @@ pub(super) struct Stdio {
     /// when no process has it open for writing.
     pub(super) child: [Arc<OwnedFd>; 3],
     /// Where the server reads the output of each stream, without blocking.
-    pub(super) outputs: [Option<OwnedFd>; 2],
+    pub(super) outputs: Outputs,
     /// Where the server writes the input, without blocking; `None` if the command gets none.
-    pub(super) input: Option<OwnedFd>,
+    pub(super) input: Option<Arc<OwnedFd>>,
 }
+
+/// The server's end of each output.
+pub(super) type Outputs = [Option<Arc<OwnedFd>>; 2];
 
 impl Stdio {
     /// Two pipes for the output and, if `with_input`, one for the input; else the command reads `null`.
@@ -37,18 +41,43 @@ impl Stdio {
         let (stderr, stderr_write) = pipe()?;
         let (stdin, input) = if with_input {
             let (read, write) = pipe()?;
-            (Arc::new(read), Some(write))
+            (Arc::new(read), Some(Arc::new(write)))
         } else {
             (Arc::clone(null), None)
         };
         // Applies to the server's ends only: the command may use its own as it likes.
-        for end in [&stdout, &stderr].into_iter().chain(&input) {
+        for end in [&stdout, &stderr].into_iter().chain(input.as_deref()) {
             fcntl(end, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(failed)?;
         }
         Ok(Self {
             child: [stdin, Arc::new(stdout_write), Arc::new(stderr_write)],
-            outputs: [Some(stdout), Some(stderr)],
+            outputs: [Some(stdout), Some(stderr)].map(|end| end.map(Arc::new)),
             input,
+        })
+    }
+
+    /// A terminal of this size. What it shows is the first output.
+    ///
+    /// The caller acts as the command's user, for the same reason: nobody else may open the terminal, because
+    /// all sandboxes share /dev/pts.
+    ///
+    /// # Errors
+    /// `NoTerminals`.
+    pub(super) fn terminal(size: TerminalSize) -> Result<Self> {
+        let failed = |errno: Errno| {
+            let text = format!("{NO_TERMINAL}: {} ({errno:?})", errno.desc().to_lowercase());
+            Error::new(Kind::NoTerminals, text)
+        };
+        let (master, terminal) = sys::open_terminal().map_err(failed)?;
+        if sys::is_scarce(terminal.as_fd()) {
+            return Err(failed(Errno::EMFILE));
+        }
+        sys::set_terminal_size(master.as_fd(), size.rows(), size.columns()).map_err(failed)?;
+        let (master, terminal) = (Arc::new(master), Arc::new(terminal));
+        Ok(Self {
+            child: [(); 3].map(|()| Arc::clone(&terminal)),
+            outputs: [Some(Arc::clone(&master)), None],
+            input: Some(master),
         })
     }
 
@@ -57,6 +86,8 @@ impl Stdio {
         self.child.each_ref().map(|descriptor| descriptor.as_fd())
     }
 }
+
+pub(super) const NO_TERMINAL: &str = "cannot open a terminal for the command";
 
 /// The reading and the writing end of a new pipe.
 fn pipe() -> Result<(OwnedFd, OwnedFd)> {

@@ -17,6 +17,7 @@ mod diag;
 mod identity;
 mod poll;
 mod process;
+mod pty;
 mod signals;
 mod spawn;
 mod system;
@@ -35,6 +36,9 @@ pub use poll::{Events, PollEntry, limit_unsent, poll, readable_bytes, receive_ap
 pub use process::{
     Ending, Pid, ended_child, fork, make_thread_nice, pidfd_open, pidfd_signal, reap, signal_group,
     signal_process, signal_user, thread_id, wait, wait_any,
+};
+pub use pty::{
+    end_of_file_character, foreground_group, open_terminal, set_terminal_size, signal_from_terminal,
 };
 pub use signals::{ignore, restore_default};
 pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};

@@ -16,6 +16,7 @@ use super::clone::{ChildStack, clone};
 use super::descriptors::ReservedSlot;
 use super::identity::{User, become_user};
 use super::process::{Pid, wait};
+use super::pty::take_controlling_terminal;
 use super::signals::{changed_signals, set_default};
 use super::system::Resource;
 
@@ -28,6 +29,8 @@ pub enum SpawnStep {
     Session,
     /// Put the standard streams in place and close everything else.
     Descriptors,
+    /// Make the terminal the session's controlling terminal.
+    Terminal,
     /// Set `PR_SET_NO_NEW_PRIVS`: set-user-ID programs give nothing.
     NoNewPrivileges,
     /// Set resource limits.
@@ -65,6 +68,8 @@ pub struct ChildPlan<'a> {
     pub directory: &'a CStr,
     /// Become descriptors 0, 1 and 2.
     pub stdio: [BorrowedFd<'a>; 3],
+    /// Whether descriptor 0 becomes the controlling terminal.
+    pub has_terminal: bool,
     /// Written to `/proc/self/oom_score_adj`.
     pub oom_score: &'a [u8],
     /// Resource limits to set.
@@ -206,6 +211,9 @@ unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
         }
         if place_descriptors(raw) < 0 {
             return SpawnStep::Descriptors;
+        }
+        if plan.has_terminal && take_controlling_terminal().is_err() {
+            return SpawnStep::Terminal;
         }
         for signal in raw.changed_signals {
             set_default(*signal);

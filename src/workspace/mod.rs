@@ -16,7 +16,8 @@ mod watches;
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
 pub use operations::{
-    Change, EditRequest, FilePart, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, Match, Moment,
-    Order, Patched, Run, Skip, Summary, WatchSubscriber,
+    AttachSpec, Attachment, Change, EditRequest, FilePart, FileWrite, Glob, Globbed, Grep,
+    GrepSink, Kinds, Match, Moment, Order, Patched, Run, Scene, SignalGroup, Skip, Summary,
+    WatchSubscriber,
 };
 pub use upload::UploadSource;

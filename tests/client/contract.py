@@ -67,7 +67,7 @@ def driven(document, of_host):
         for name in server.get("variables", {})
     ]
     components = dict(document["components"])
-    sent = ("Command", "SandboxRequest")
+    sent = ("Command", "SandboxRequest", "TerminalRequest")
     components["schemas"] = {
         name: schema if name in sent else closed(document, schema)
         for name, schema in components["schemas"].items()
@@ -159,7 +159,7 @@ def provide(case, query):
     """Makes what the request asks for."""
     inside = case.path.replace("{sandbox_id}", State.sandbox or "")
     if "{process_id}" in inside:
-        started = {"cmd": COMMANDS[State.calls % len(COMMANDS)]}
+        started = {"cmd": COMMANDS[State.calls % len(COMMANDS)], "pty": State.calls % 2 == 0}
         process = request("POST", inside.split("/{process_id}")[0], started)
         case.path_parameters["process_id"] = process["id"]
     for name in ("path", "from", "to"):
@@ -196,6 +196,9 @@ def before_call(_context, case, _kwargs):
             case.body["cmd"] = command
             if isinstance(case.body.get("shell"), bool):
                 case.body["shell"] = isinstance(command, str)
+        elif case.body.get("pty") and case.meta.generation.mode.is_positive:
+            # A shell that waits for somebody to type.
+            case.body["timeout"] = 0.3
         if isinstance(case.body.get("cwd"), str):
             case.body["cwd"] = "."
     query = case.query if isinstance(case.query, dict) else {}

@@ -171,11 +171,17 @@ impl Estate {
                 requests.push(("GET", one.clone(), Vec::new()));
                 requests.push(("GET", format!("{one}/logs"), Vec::new()));
                 requests.push(("GET", format!("{one}/logs?follow=1"), Vec::new()));
+                requests.push(("GET", format!("{one}/attach"), Vec::new()));
                 requests.push(("GET", format!("{one}/wait"), Vec::new()));
                 requests.push((
                     "POST",
                     format!("{one}/kill"),
                     b"{\"signal\":\"KILL\"}".to_vec(),
+                ));
+                requests.push((
+                    "POST",
+                    format!("{one}/resize"),
+                    b"{\"rows\":1,\"cols\":1}".to_vec(),
                 ));
                 requests.push(("POST", format!("{one}/stdin?eof=1"), b"typed".to_vec()));
                 requests.push(("DELETE", one, Vec::new()));

@@ -53,6 +53,7 @@ fn a_dedicated_server_does_what_the_contract_says() {
     // first process of its namespace, which is the shell.
     let start = format!(
         "mount --bind /dev/null '{root}/dev/null' && \
+         mount -t devpts -o mode=620,ptmxmode=666 devpts '{root}/dev/pts' && \
          chroot --userspec={user}:{user} '{root}' /bin/sh -c 'cd /work && exec /sbx-server'; exit",
         root = machine.path().display(),
         user = spare_uid(4),
@@ -88,7 +89,8 @@ fn a_host_does_what_the_contract_says() {
 /// work that everybody may write to.
 fn populate(root: &Path) -> Result<(), String> {
     let make = format!(
-        "set -e; cd '{}'; chmod 755 .; mkdir bin dev proc work; chmod 777 work; : > dev/null; cp '{BINARY}' sbx-server; \
+        "set -e; cd '{}'; chmod 755 .; mkdir -p bin dev/pts proc work; chmod 777 work; : > dev/null; \
+         ln -s pts/ptmx dev/ptmx; cp '{BINARY}' sbx-server; \
          cp \"$(command -v busybox)\" bin/busybox; for name in $(bin/busybox --list); do [ -e bin/$name ] || ln -s busybox bin/$name; done; \
          chroot . /bin/sh -c true",
         root.display()

@@ -587,7 +587,7 @@ fn expect_idle(server: &Server, threads: u64, descriptors: usize) {
 fn valid_request(random: &mut Random) -> Vec<u8> {
     let token = format!("X-Sandbox-Token: {TOKEN}\r\n");
     let token = if random.below(8) == 0 { "" } else { &token };
-    let (start, body) = match random.below(16) {
+    let (start, body) = match random.below(17) {
         0 => ("GET /health", ""),
         1 => ("OPTIONS /v1/files/write", ""),
         2 => ("GET /v1/processes", ""),
@@ -617,6 +617,7 @@ fn valid_request(random: &mut Random) -> Vec<u8> {
             r#"{"cmd":"true","shell":true,"stdin":"abc\ud83d\ude00"}"#,
         ),
         14 => ("POST /v1/processes/p-1/stdin?eof=1", "text"),
+        15 => ("POST /v1/processes/p-1/resize", r#"{"rows":30,"cols":100}"#),
         _ => ("POST /v1/nope", "a body that nobody wants"),
     };
     let mut request = format!("{start} HTTP/1.1\r\nHost: sandbox\r\n{token}").into_bytes();

@@ -8,6 +8,7 @@
 #![allow(unreachable_pub)]
 
 mod api;
+mod attach;
 mod auth;
 mod bootstrap;
 mod client;
@@ -33,4 +34,5 @@ mod proxy;
 mod regression;
 mod release;
 mod tenants;
+mod terminals;
 mod walls;

@@ -8,7 +8,7 @@ use serde_json::json;
 use super::call::{Answer, Call, json_later};
 use super::documents::{ListDocument, ProcessDocument, WaitDocument};
 use super::events::EventWriter;
-use super::requests::{ENCODINGS, Encoding, command_request, signal_request};
+use super::requests::{ENCODINGS, Encoding, command_request, resize_request, signal_request};
 use crate::http::stream::StreamWriter;
 use crate::http::{Body, Response};
 use crate::ledger::{Charge, Item};
@@ -94,8 +94,12 @@ pub(super) fn logs(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
     let stdout = query.number("stdout_offset")?.unwrap_or(0);
     let stderr = query.number("stderr_offset")?.unwrap_or(0);
     let encoding = query.choice("encoding", &ENCODINGS)?.unwrap_or_default();
+    let is_plain = query.flag("plain")?;
     let process = workspace.process(id)?;
     let respond = move |mut events: EventWriter<'_>| {
+        if is_plain {
+            events = events.plain();
+        }
         let _ = process.follow(Cursor::at(stdout, stderr), live, &mut events);
     };
     Ok(event_stream(encoding, call.ping_interval(), respond))
@@ -116,10 +120,21 @@ pub(super) fn wait(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
 
 /// `POST processes/{id}/kill`.
 pub(super) fn kill(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
-    let signal = signal_request(&call.json_body()?)?;
-    let (process, signaled) = workspace.signal(id, signal)?;
+    let (signal, group) = signal_request(&call.json_body()?)?;
+    let (process, signaled) = workspace.signal(id, signal, group)?;
     Ok(Response::json(
         &json!({ "id": process.id, "signal": signal, "signaled": signaled }),
+    ))
+}
+
+/// `POST processes/{id}/resize`.
+pub(super) fn resize(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    call.require_body()?;
+    let size = resize_request(&call.json_body()?)?;
+    let process = workspace.resize(id, size)?;
+    let (id, rows, columns) = (&process.id, size.rows(), size.columns());
+    Ok(Response::json(
+        &json!({ "id": id, "rows": rows, "cols": columns }),
     ))
 }
 

@@ -15,7 +15,7 @@ use crate::http::{Body, Response};
 use crate::machine::Machine;
 use crate::ports::{Listener, Port};
 use crate::process::ring::Stream;
-use crate::process::{Exit, Process, Reason};
+use crate::process::{Exit, Process, Reason, Terminal};
 use crate::sys::Ending;
 use crate::workspace::Globbed;
 
@@ -158,6 +158,7 @@ pub(super) struct ProcessDocument<'a> {
     reason: Option<&'static str>,
     duration_ms: Option<u64>,
     background: bool,
+    pty: Option<TerminalDocument<'a>>,
     stdout_bytes: u64,
     stderr_bytes: u64,
 }
@@ -192,8 +193,28 @@ impl<'a> ProcessDocument<'a> {
             reason: exit.map(|exit| reason(exit.reason)),
             duration_ms: exit.map(|exit| milliseconds(exit.duration)),
             background: process.is_background(),
+            pty: process.terminal().ok().map(TerminalDocument::of),
             stdout_bytes: process.written(Stream::Stdout),
             stderr_bytes: process.written(Stream::Stderr),
+        }
+    }
+}
+
+/// The terminal of a process.
+#[derive(Serialize)]
+struct TerminalDocument<'a> {
+    rows: u16,
+    cols: u16,
+    term: &'a str,
+}
+
+impl<'a> TerminalDocument<'a> {
+    fn of(terminal: &'a Terminal) -> Self {
+        let size = terminal.size();
+        Self {
+            rows: size.rows(),
+            cols: size.columns(),
+            term: terminal.name(),
         }
     }
 }

@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::documents::ExitEvent;
 use super::requests::Encoding;
 use crate::client::Client;
+use crate::codec::plain::PlainText;
 use crate::codec::{base64, escape};
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::process::ring::{Cursor, Stream};
@@ -24,6 +25,19 @@ pub(super) struct EventWriter<'a> {
     carried: [(u64, Vec<u8>); 2],
     /// Per stream, whether the last event was a gap, which may have cut a character in two.
     torn: [bool; 2],
+    /// Per stream, if clients get text without control sequences.
+    plain: Option<[PlainStream; 2]>,
+}
+
+/// A stream of which only the text is sent. Its events count the bytes of what is left out, too.
+#[derive(Default)]
+struct PlainStream {
+    /// `None` until there is output after the beginning or a gap.
+    filter: Option<PlainText>,
+    /// Where the next event begins.
+    from: u64,
+    /// Up to where the output was read.
+    to: u64,
 }
 
 impl<'a> EventWriter<'a> {
@@ -37,7 +51,14 @@ impl<'a> EventWriter<'a> {
             encoding,
             carried: [(0, Vec::new()), (0, Vec::new())],
             torn: [false; 2],
+            plain: None,
         }
+    }
+
+    /// Sends the text without the control sequences of a terminal. Offsets still count raw bytes.
+    pub(super) fn plain(mut self) -> Self {
+        self.plain = Some(<[PlainStream; 2]>::default());
+        self
     }
 
     /// Writes the first event. `attached` means that the process was already there.
@@ -62,8 +83,13 @@ impl<'a> EventWriter<'a> {
     }
 
     fn event(&mut self, stream: Stream, offset: u64, data: &[u8]) {
+        self.event_of(stream, offset, data.len() as u64, data);
+    }
+
+    /// An event about this many bytes of the stream, of which `data` is sent.
+    fn event_of(&mut self, stream: Stream, offset: u64, bytes: u64, data: &[u8]) {
         let encoding = self.encoding;
-        let (name, bytes) = (stream.name(), data.len());
+        let name = stream.name();
         self.line(|out| {
             out.reserve(data.len() + data.len() / 2 + 80);
             write!(
@@ -91,8 +117,44 @@ impl<'a> EventWriter<'a> {
         });
     }
 
+    /// Sends the text in the next output, up to the last character or sequence that is whole.
+    fn plain_output(&mut self, stream: Stream, offset: u64, data: &[u8]) {
+        let Some(plain) = &mut self.plain else {
+            return;
+        };
+        let plain = &mut plain[stream.index()];
+        let filter = plain.filter.get_or_insert_with(|| {
+            plain.from = offset;
+            PlainText::new(offset == 0)
+        });
+        let mut text = Vec::new();
+        filter.push(data, &mut text);
+        plain.to = offset + data.len() as u64;
+        let (from, to) = (plain.from, plain.to - filter.pending());
+        if !text.is_empty() {
+            plain.from = to;
+            self.event_of(stream, from, to - from, &text);
+        }
+    }
+
+    /// Sends what is left of a stream of text, also if it is only the number of its bytes.
+    fn release_plain(&mut self, stream: Stream) {
+        let Some(plain) = &mut self.plain else {
+            return;
+        };
+        let plain = std::mem::take(&mut plain[stream.index()]);
+        let mut text = Vec::new();
+        if let Some(mut filter) = plain.filter {
+            filter.finish(&mut text);
+        }
+        if plain.to > plain.from {
+            self.event_of(stream, plain.from, plain.to - plain.from, &text);
+        }
+    }
+
     /// Sends the first bytes of a character without waiting for the rest.
     fn release(&mut self, stream: Stream) {
+        self.release_plain(stream);
         let (offset, carried) = std::mem::take(&mut self.carried[stream.index()]);
         if !carried.is_empty() {
             self.event(stream, offset, &carried);
@@ -106,7 +168,7 @@ impl Subscriber for EventWriter<'_> {
     }
 
     fn output(&mut self, stream: Stream, mut offset: u64, mut data: &[u8]) {
-        if self.encoding == Encoding::Base64 {
+        if self.encoding == Encoding::Base64 && self.plain.is_none() {
             return self.event(stream, offset, data);
         }
         if std::mem::take(&mut self.torn[stream.index()]) {
@@ -121,6 +183,9 @@ impl Subscriber for EventWriter<'_> {
                 offset += rest as u64;
                 data = &data[rest..];
             }
+        }
+        if self.plain.is_some() {
+            return self.plain_output(stream, offset, data);
         }
         let (carried_offset, carried) = std::mem::take(&mut self.carried[stream.index()]);
         let joined;
@@ -139,7 +204,7 @@ impl Subscriber for EventWriter<'_> {
 
     fn dropped(&mut self, stream: Stream, offset: u64, bytes: u64) {
         self.release(stream);
-        self.torn[stream.index()] = self.encoding == Encoding::Utf8;
+        self.torn[stream.index()] = self.encoding == Encoding::Utf8 || self.plain.is_some();
         self.gap(stream, offset, bytes);
     }
 
@@ -152,10 +217,17 @@ impl Subscriber for EventWriter<'_> {
     }
 
     fn caught_up(&mut self, cursor: &Cursor) {
-        // A client that resumes reads a half character again, whole.
-        let [stdout, stderr] = Stream::ALL.map(|stream| match &self.carried[stream.index()] {
-            (offset, carried) if !carried.is_empty() => *offset,
-            _ => cursor.next(stream),
+        // A client that resumes reads a half character or sequence again, whole.
+        let [stdout, stderr] = Stream::ALL.map(|stream| {
+            let (offset, carried) = &self.carried[stream.index()];
+            let plain = self.plain.as_ref().map(|plain| &plain[stream.index()]);
+            if let Some(filter) = plain.and_then(|plain| plain.filter.as_ref()) {
+                cursor.next(stream) - filter.pending()
+            } else if carried.is_empty() {
+                cursor.next(stream)
+            } else {
+                *offset
+            }
         });
         self.line(|out| {
             write!(

@@ -10,8 +10,9 @@ use super::events::EventWriter;
 use super::files::{Range, byte_range};
 use super::requests::{CommandRequest, Encoding, command_request, sandbox_request};
 use crate::codec::base64;
+use crate::codec::queries::QueryFilter;
 use crate::codec::query::Query;
-use crate::command::{CommandLine, EnvironmentChange, StdinSource};
+use crate::command::{CommandLine, EnvironmentChange, INTERACTIVE_SHELL, StdinSource};
 use crate::fuzz::{Random, Script, bounded, check};
 use crate::http::stream::StreamWriter;
 use crate::process::ring::{Cursor, Stream};
@@ -519,6 +520,11 @@ const JSON_TOKENS: &[&[u8]] = &[
     b"\"idle_timeout_secs\":",
     b"\"max_procs\":",
     b"\"max_mem_mb\":",
+    b"\"pty\":",
+    b"\"rows\":",
+    b"\"cols\":",
+    b"\"term\":",
+    b"4096",
     b" ",
     b"\xff",
     b"\"p-1\"",
@@ -554,6 +560,10 @@ fn a_command_is_what_its_json_says() {
         let known = document_of(&found);
         for (name, value) in &known {
             match (&document[name], value) {
+                (sent, read) if name == "pty" => assert!(is_terminal(sent, read), "{sent} {read}"),
+                (Value::Null, Value::String(text)) if name == "cmd" => {
+                    assert_eq!(text, INTERACTIVE_SHELL);
+                }
                 (Value::Number(sent), Value::Number(read)) => {
                     let (sent, read) = (sent.as_f64().unwrap(), read.as_f64().unwrap());
                     assert!(
@@ -582,8 +592,9 @@ fn a_command_is_what_its_json_says() {
             "background",
             "tag",
             "id",
+            "pty",
         ] {
-            let is_empty = matches!(&document[name], Value::Null) || document[name] == "";
+            let is_empty = [json!(null), json!(""), json!(false)].contains(&document[name]);
             assert!(is_empty || known.contains_key(name), "{name} was lost");
         }
         // Writing the command and reading it again gives the same command.
@@ -623,6 +634,13 @@ fn document_of(request: &CommandRequest) -> Map<String, Value> {
     if let Some(id) = &spec.id {
         put("id", json!(id.as_str()));
     }
+    if let Some(terminal) = &spec.terminal {
+        let (rows, cols) = (terminal.size.rows(), terminal.size.columns());
+        put(
+            "pty",
+            json!({ "rows": rows, "cols": cols, "term": terminal.name() }),
+        );
+    }
     if let StdinSource::Given(bytes) = &spec.input {
         put("stdin", json!(String::from_utf8(bytes.clone()).unwrap()));
     }
@@ -641,6 +659,15 @@ fn document_of(request: &CommandRequest) -> Map<String, Value> {
 
 fn variable((name, value): &EnvironmentChange) -> (String, Value) {
     (name.clone(), json!(value))
+}
+
+/// Whether a terminal was read as it was sent: what was left out has its usual value.
+fn is_terminal(sent: &Value, read: &Value) -> bool {
+    let usual = json!({ "rows": 24, "cols": 80, "term": "xterm-256color" });
+    ["rows", "cols", "term"].iter().all(|name| {
+        let value = sent.get(name).filter(|value| !value.is_null());
+        read[name] == *value.unwrap_or(&usual[name])
+    })
 }
 
 /// Whether an environment was read as it was sent. Values that are not strings keep their spelling.
@@ -663,6 +690,7 @@ fn expected_command(document: &Value) -> Result<(), Wrong> {
         None => None,
         Some(shell) => Some(shell.as_bool().ok_or("shell")?),
     };
+    let has_terminal = expected_terminal(field("pty"))?;
     match field("cmd") {
         Some(Value::String(text)) => {
             if shell == Some(false) || text.is_empty() || !no_nul(text) {
@@ -677,7 +705,11 @@ fn expected_command(document: &Value) -> Result<(), Wrong> {
                 return Err("cmd as an array");
             }
         }
+        None if has_terminal => {}
         _ => return Err("cmd"),
+    }
+    if has_terminal && field("stdin").is_some() {
+        return Err("stdin with a terminal");
     }
     expected_environment(field("env"))?;
     let is_seconds = |value: &Value| {
@@ -723,6 +755,29 @@ fn expected_command(document: &Value) -> Result<(), Wrong> {
     } else {
         Err("id")
     }
+}
+
+/// Whether the command has one.
+fn expected_terminal(terminal: Option<&Value>) -> Result<bool, Wrong> {
+    let fields = match terminal {
+        None => return Ok(false),
+        Some(Value::Bool(wanted)) => return Ok(*wanted),
+        Some(Value::Object(fields)) => fields,
+        _ => return Err("pty"),
+    };
+    let field = |name: &str| fields.get(name).filter(|value| !value.is_null());
+    for side in ["rows", "cols"] {
+        let number = field(side).map(|side| side.as_u64().unwrap_or(0));
+        if number.is_some_and(|number| !(1..=4096).contains(&number)) {
+            return Err("a side of the terminal");
+        }
+    }
+    let is_plain = |one: char| one.is_ascii_alphanumeric() || "._+-".contains(one);
+    let term = field("term").map(|term| term.as_str().unwrap_or(""));
+    if term.is_some_and(|term| !(1..=64).contains(&term.len()) || !term.chars().all(is_plain)) {
+        return Err("term");
+    }
+    Ok(true)
 }
 
 fn expected_environment(environment: Option<&Value>) -> Result<(), Wrong> {
@@ -793,5 +848,52 @@ fn sandboxes_are_what_their_json_says() {
             (Ok(_), Err(why)) => panic!("accepted: {why}"),
             (Err(error), Ok(_)) => panic!("refused: {error}"),
         }
+    });
+}
+
+/// What passes has no question left in it, nor does any come of what was taken out.
+#[test]
+fn questions_are_taken_out_however_they_arrive() {
+    let tokens: &[&[u8]] = &[
+        b"\x1b",
+        b"\x1b[",
+        b"\x1b[6n",
+        b"\x1b[c",
+        b"\x1b]",
+        b"\x1b]11;?",
+        b"\x1bP$q",
+        b"\x1b\\",
+        b"\x07",
+        b"\x05",
+        b"\x18",
+        b"\xc2",
+        b"\x9b",
+        b"\x9c",
+        b"\x9d",
+        b"?",
+        b";",
+        b"$p",
+        b"n",
+        b"m",
+        b"\x7f",
+        b"\n",
+    ];
+    check("queries", tokens, |input| {
+        let filter = |input: &[u8], mut piece: Box<dyn FnMut() -> usize>| {
+            let (mut filter, mut out, mut rest) = (QueryFilter::new(), Vec::new(), input);
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(piece().min(rest.len()));
+                filter.filter(now, &mut out);
+                rest = later;
+            }
+            filter.finish(&mut out);
+            out
+        };
+        let whole = filter(input, Box::new(|| usize::MAX));
+        assert_eq!(filter(input, Box::new(|| 1)), whole, "byte by byte");
+        let mut random = Random::new(input.len() as u64);
+        let pieces = filter(input, Box::new(move || 1 + random.below(9)));
+        assert_eq!(pieces, whole, "in pieces");
+        assert_eq!(filter(&whole, Box::new(|| usize::MAX)), whole, "again");
     });
 }

@@ -7,7 +7,8 @@ use serde_json::value::RawValue;
 
 use crate::codec::fields::{Elements, Fields, JsonType, Members, decoded, wrong_type};
 use crate::command::{
-    ChosenId, CommandLine, CommandSpec, EnvironmentChange, StdinSource, check_environment,
+    ChosenId, CommandLine, CommandSpec, EnvironmentChange, INTERACTIVE_SHELL, StdinSource,
+    TerminalSize, TerminalSpec, check_environment,
 };
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
@@ -15,6 +16,7 @@ use crate::files::search::Matcher;
 use crate::files::watch::Settings;
 use crate::host::SandboxSpec;
 use crate::process::OnDisconnect;
+use crate::workspace::SignalGroup;
 
 /// Most bytes of a tag: it is kept, and sent in every list.
 const MAX_TAG_BYTES: usize = 1024;
@@ -50,9 +52,52 @@ pub(super) struct CommandRequest {
 pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     let mut fields = Fields::parse(body)?;
     let shell = fields.boolean("shell")?;
-    let accepted = "a string or an array of strings";
-    let missing = || Error::invalid(format!("cmd is missing; it takes {accepted}"));
-    let cmd = fields.take("cmd").ok_or_else(missing)?;
+    let terminal = terminal(&mut fields)?;
+    let line = match command_line(fields.take("cmd"), shell)? {
+        Some(line) => line,
+        None if terminal.is_some() => CommandLine::Shell(INTERACTIVE_SHELL.to_owned()),
+        None => {
+            let text = format!("cmd is missing; it takes {ACCEPTED_COMMAND}");
+            return Err(Error::invalid(text));
+        }
+    };
+    let environment = environment(&mut fields)?;
+    let directory = fields.string("cwd")?;
+    let mut spec = CommandSpec::new(line, environment, directory)?;
+    spec.timeout = fields.seconds("timeout")?;
+    spec.background = fields.boolean("background")?.unwrap_or(false);
+    spec.tag = fields.string("tag")?;
+    if spec.tag.as_ref().map_or(0, String::len) > MAX_TAG_BYTES {
+        return Err(Error::invalid(format!(
+            "tag is longer than {MAX_TAG_BYTES} bytes; keep what belongs to it on your side"
+        )));
+    }
+    spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
+    if let Some(text) = fields.string("stdin")? {
+        if terminal.is_some() {
+            let text = "stdin and pty are both given, but a terminal gets its input by POST stdin";
+            return Err(Error::invalid(text));
+        }
+        spec.input = StdinSource::Given(text.into_bytes());
+    }
+    spec.terminal = terminal;
+    let encoding = fields.choice("encoding", &ENCODINGS)?;
+    let actions = [("kill", OnDisconnect::Kill), ("keep", OnDisconnect::Keep)];
+    let on_disconnect = fields.choice("on_disconnect", &actions)?;
+    Ok(CommandRequest {
+        spec,
+        encoding: encoding.unwrap_or_default(),
+        on_disconnect: on_disconnect.unwrap_or(OnDisconnect::Kill),
+    })
+}
+
+const ACCEPTED_COMMAND: &str = "a string or an array of strings";
+
+/// What is executed; `None` if no command is given.
+fn command_line(cmd: Option<&RawValue>, shell: Option<bool>) -> Result<Option<CommandLine>> {
+    let Some(cmd) = cmd else {
+        return Ok(None);
+    };
     let line = match (JsonType::of(cmd), shell) {
         (JsonType::String, Some(false)) => {
             let text =
@@ -68,35 +113,60 @@ pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
             let words = decoded::<Elements<'_>>("cmd", cmd)?.0.into_iter();
             let decode = |word| match JsonType::of(word) {
                 JsonType::String => decoded("cmd", word),
-                _ => Err(wrong_type("cmd", accepted, word)),
+                _ => Err(wrong_type("cmd", ACCEPTED_COMMAND, word)),
             };
             CommandLine::Program(words.map(decode).collect::<Result<_>>()?)
         }
-        _ => return Err(wrong_type("cmd", accepted, cmd)),
+        _ => return Err(wrong_type("cmd", ACCEPTED_COMMAND, cmd)),
     };
-    let environment = environment(&mut fields)?;
-    let directory = fields.string("cwd")?;
-    let mut spec = CommandSpec::new(line, environment, directory)?;
-    spec.timeout = fields.seconds("timeout")?;
-    spec.background = fields.boolean("background")?.unwrap_or(false);
-    spec.tag = fields.string("tag")?;
-    if spec.tag.as_ref().map_or(0, String::len) > MAX_TAG_BYTES {
-        return Err(Error::invalid(format!(
-            "tag is longer than {MAX_TAG_BYTES} bytes; keep what belongs to it on your side"
-        )));
+    Ok(Some(line))
+}
+
+/// The terminal that a command gets, if any.
+fn terminal(fields: &mut Fields<'_>) -> Result<Option<TerminalSpec>> {
+    let Some(pty) = fields.take("pty") else {
+        return Ok(None);
+    };
+    match JsonType::of(pty) {
+        JsonType::Boolean => Ok((pty.get() == "true").then(TerminalSpec::default)),
+        JsonType::Object => terminal_spec(pty.get().as_bytes())
+            .map(Some)
+            .map_err(|error| Error::invalid(format!("pty.{error}"))),
+        _ => Err(wrong_type("pty", "true, false or an object", pty)),
     }
-    spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
-    if let Some(text) = fields.string("stdin")? {
-        spec.input = StdinSource::Given(text.into_bytes());
+}
+
+fn terminal_spec(fields: &[u8]) -> Result<TerminalSpec> {
+    let mut fields = Fields::parse(fields)?;
+    let usual = TerminalSpec::default();
+    let [rows, columns] = terminal_sides(&mut fields)?;
+    let size = TerminalSize::new(
+        rows.unwrap_or_else(|| usual.size.rows().into()),
+        columns.unwrap_or_else(|| usual.size.columns().into()),
+    )?;
+    let name = fields.string("term")?;
+    TerminalSpec::new(size, name.unwrap_or_else(|| usual.name().to_owned()))
+}
+
+/// Rows and columns, where they are given.
+fn terminal_sides(fields: &mut Fields<'_>) -> Result<[Option<u64>; 2]> {
+    let range = 1..=u64::from(TerminalSize::MAX);
+    Ok([
+        fields.whole("rows", range.clone())?,
+        fields.whole("cols", range)?,
+    ])
+}
+
+/// Reads the body of `resize`.
+///
+/// # Errors
+/// `Invalid` if rows or cols are missing, or not those of a terminal.
+pub(super) fn resize_request(body: &[u8]) -> Result<TerminalSize> {
+    match terminal_sides(&mut Fields::parse(body)?)? {
+        [Some(rows), Some(columns)] => TerminalSize::new(rows, columns),
+        [None, _] => Err(Error::invalid("rows is missing")),
+        [_, None] => Err(Error::invalid("cols is missing")),
     }
-    let encoding = fields.choice("encoding", &ENCODINGS)?;
-    let actions = [("kill", OnDisconnect::Kill), ("keep", OnDisconnect::Keep)];
-    let on_disconnect = fields.choice("on_disconnect", &actions)?;
-    Ok(CommandRequest {
-        spec,
-        encoding: encoding.unwrap_or_default(),
-        on_disconnect: on_disconnect.unwrap_or(OnDisconnect::Kill),
-    })
 }
 
 fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChange>> {
@@ -168,15 +238,55 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
     Ok((usize::try_from(count).unwrap_or(usize::MAX), spec))
 }
 
-/// Reads the body of `kill`. An empty body means SIGKILL.
+/// Reads the body of `kill`: the signal, and the group that gets it. An empty body means SIGKILL.
 ///
 /// # Errors
-/// `Invalid` if the signal is not known.
-pub(super) fn signal_request(body: &[u8]) -> Result<i32> {
-    let accepted = "a name such as TERM or SIGTERM, or a number from 1 to 64";
-    let Some(signal) = optional_fields(body)?.take("signal") else {
-        return Ok(libc::SIGKILL);
+/// `Invalid` if the signal or the group is not known.
+pub(super) fn signal_request(body: &[u8]) -> Result<(i32, SignalGroup)> {
+    let mut fields = optional_fields(body)?;
+    let groups = [("foreground", SignalGroup::Foreground)];
+    let group = fields.choice("group", &groups)?.unwrap_or(SignalGroup::Own);
+    let signal = fields.take("signal").map_or(Ok(libc::SIGKILL), signal)?;
+    Ok((signal, group))
+}
+
+/// What a client asks of the terminal that it is attached to. Several requests are carried out in the order
+/// of the fields here.
+pub(super) struct TerminalRequest {
+    /// Take the input over from all others.
+    pub(super) take: bool,
+    /// Set the size.
+    pub(super) resize: Option<TerminalSize>,
+    /// Send a signal to the foreground group.
+    pub(super) signal: Option<i32>,
+    /// End the input.
+    pub(super) eof: bool,
+}
+
+/// Reads a text frame of an attached client; `None` if it is no JSON object.
+pub(super) fn terminal_request(text: &[u8]) -> Option<Result<TerminalRequest>> {
+    let mut fields = Fields::parse(text).ok()?;
+    let read = |fields: &mut Fields<'_>| {
+        let resize = fields.take("resize");
+        let request = TerminalRequest {
+            take: fields.boolean("take")?.unwrap_or(false),
+            resize: resize
+                .map(|size| resize_request(size.get().as_bytes()))
+                .transpose()?,
+            signal: fields.take("signal").map(signal).transpose()?,
+            eof: fields.boolean("eof")?.unwrap_or(false),
+        };
+        if !request.take && request.resize.is_none() && request.signal.is_none() && !request.eof {
+            let text = "this asks for nothing; a request has resize, signal, eof or take";
+            return Err(Error::invalid(text));
+        }
+        Ok(request)
     };
+    Some(read(&mut fields))
+}
+
+fn signal(signal: &RawValue) -> Result<i32> {
+    let accepted = "a name such as TERM or SIGTERM, or a number from 1 to 64";
     let known = match JsonType::of(signal) {
         JsonType::Number => {
             let number = signal.get().parse().ok();
@@ -290,13 +400,27 @@ mod tests {
             ("encoding", "\"latin1\""),
             ("on_disconnect", "\"ignore\""),
             ("id", "7"),
+            ("pty", "1"),
+            ("pty", "\"xterm\""),
+            ("pty", "[]"),
+            ("rows", "0"),
+            ("rows", "4097"),
+            ("rows", "1.5"),
+            ("cols", "\"80\""),
+            ("term", "1"),
+            ("term", "\"\""),
+            ("term", "\"a/b\""),
         ] {
             let rest = if field == "cmd" {
                 ""
             } else {
                 ",\"cmd\":\"true\""
             };
-            let text = refused(&format!("{{\"{field}\":{value}{rest}}}"));
+            let text = if matches!(field, "rows" | "cols" | "term") {
+                refused(&format!("{{\"pty\":{{\"{field}\":{value}}}{rest}}}"))
+            } else {
+                refused(&format!("{{\"{field}\":{value}{rest}}}"))
+            };
             assert!(text.contains(field), "{field}={value}: {text}");
         }
     }
@@ -370,14 +494,19 @@ mod tests {
             "{\"signal\":\"KILL\"}",
             "{\"signal\":\"sigkill\"}",
         ] {
-            assert_eq!(signal_request(body.as_bytes()).unwrap(), 9, "{body}");
+            let request = signal_request(body.as_bytes()).unwrap();
+            assert_eq!(request, (9, SignalGroup::Own), "{body}");
         }
+        let foreground = signal_request(br#"{"signal":"INT","group":"foreground"}"#);
+        assert_eq!(foreground.unwrap(), (2, SignalGroup::Foreground));
         for body in [
             "{\"signal\":0}",
             "{\"signal\":65}",
             "{\"signal\":\"9\"}",
             "{\"signal\":\"NOPE\"}",
             "{\"signal\":1.5}",
+            "{\"group\":\"all\"}",
+            "{\"group\":1}",
             "[]",
         ] {
             assert!(signal_request(body.as_bytes()).is_err(), "{body}");

@@ -5,7 +5,9 @@
 //! pattern, and its method then selects a row.
 
 use super::call::{Answer, Call};
-use super::{commands, contract, edit, files, metrics, ports, sandboxes, search, server, watches};
+use super::{
+    attach, commands, contract, edit, files, metrics, ports, sandboxes, search, server, watches,
+};
 use crate::auth::Access;
 use crate::codec::query::Query;
 use crate::error::Result;
@@ -90,9 +92,11 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "processes", "processes", &[], In(Plain(commands::start))),
     row(GET, "processes/{process}", "process", &[], In(Process(commands::describe))),
     row(DELETE, "processes/{process}", "process", &[], In(Process(commands::delete))),
-    row(GET, "processes/{process}/logs", "logs", &["follow", "stdout_offset", "stderr_offset", "encoding"], In(Process(commands::logs))),
+    row(GET, "processes/{process}/logs", "logs", &["follow", "stdout_offset", "stderr_offset", "encoding", "plain"], In(Process(commands::logs))),
+    row(GET, "processes/{process}/attach", "attach", &["offset", "mode", "take", "rows", "cols"], In(Process(attach::attach))),
     row(GET_POST, "processes/{process}/wait", "wait", &["timeout"], In(Process(commands::wait))),
     row(POST, "processes/{process}/kill", "kill", &[], In(Process(commands::kill))),
+    row(POST, "processes/{process}/resize", "resize", &[], In(Process(commands::resize))),
     row(PUT_POST, "processes/{process}/stdin", "stdin", &["eof"], In(Process(commands::stdin))),
 
     row(GET, "files/read", "read", &["path", "offset", "length", "lines"], In(Plain(files::read))),

@@ -11,6 +11,7 @@ mod hash;
 mod patch;
 mod processes;
 mod search;
+mod terminals;
 mod trees;
 mod watch;
 
@@ -18,6 +19,7 @@ pub use edit::EditRequest;
 pub use files::{FilePart, FileWrite};
 pub use grep::{Grep, GrepSink, Match, Skip, Summary};
 pub use patch::{Change, Patched};
-pub use processes::Run;
+pub use processes::{Run, SignalGroup};
 pub use search::{Glob, Globbed, Kinds, Moment, Order};
+pub use terminals::{AttachSpec, Attachment, Scene};
 pub use watch::WatchSubscriber;

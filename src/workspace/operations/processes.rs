@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use crate::command::{CommandSpec, StdinSource};
-use crate::error::{Error, Kind, Result};
+use crate::client::Peer;
+use crate::command::{CommandSpec, StdinSource, TerminalSize};
+use crate::error::{Detail, Error, Kind, Result};
 use crate::ledger::Item;
 use crate::process::registry::StartOutcome;
 use crate::process::ring::Cursor;
-use crate::process::{OnDisconnect, Process, Subscriber};
+use crate::process::{OnDisconnect, Process, StdinWriter, Subscriber};
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::UploadSource;
 
@@ -56,6 +57,63 @@ impl Foreground {
     }
 }
 
+/// The process group that a signal is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SignalGroup {
+    /// The process's own.
+    Own,
+    /// The one in the foreground of its terminal.
+    Foreground,
+}
+
+/// The input of a process while one request writes to it.
+struct Input {
+    process: Arc<Process>,
+    /// Held for the whole request if the input is a pipe. At a terminal others may type between two parts.
+    pipe: Option<StdinWriter>,
+    written: u64,
+}
+
+impl Input {
+    fn of(process: Arc<Process>, client: &mut dyn Peer) -> Result<Self> {
+        let pipe = if process.terminal().is_ok() {
+            drop(process.stdin_in_turn(client)?);
+            None
+        } else {
+            Some(process.stdin()?)
+        };
+        Ok(Self {
+            process,
+            pipe,
+            written: 0,
+        })
+    }
+
+    fn write(&mut self, data: &[u8], client: &mut dyn Peer) -> Result<()> {
+        let mut turn;
+        let writer = if let Some(pipe) = &mut self.pipe {
+            pipe
+        } else {
+            turn = self.process.stdin_in_turn(client)?;
+            &mut turn
+        };
+        let before = writer.written();
+        let result = writer.write(data, client);
+        self.written += writer.written() - before;
+        result.map_err(|error| error.with("written", Detail::Number(self.written)))
+    }
+
+    /// Ends a pipe; at a terminal, types the character that says so to a program that reads lines.
+    fn end(mut self, client: &mut dyn Peer) -> Result<()> {
+        if let Some(pipe) = self.pipe.take() {
+            pipe.close();
+            return Ok(());
+        }
+        let character = self.process.terminal()?.end_of_file_character();
+        self.write(&[character], client)
+    }
+}
+
 impl Workspace {
     /// Runs a command, or finds the process that already has its id. The input of a background
     /// command stays open unless it is given.
@@ -86,44 +144,65 @@ impl Workspace {
         self.processes.find(name).ok_or_else(|| no_process(name))
     }
 
-    /// Sends a signal to a process's group. False if the process has ended.
+    /// Sends a signal to a process's group, or to the foreground group of its terminal. False if the
+    /// process, or the group, has ended.
     ///
     /// # Errors
-    /// `NotFound`, or the kernel refuses the signal.
-    pub fn signal(&self, process: &str, signal: i32) -> Result<(Arc<Process>, bool)> {
+    /// `NotFound`, `NotPty`, or the kernel refuses the signal.
+    pub fn signal(
+        &self,
+        process: &str,
+        signal: i32,
+        group: SignalGroup,
+    ) -> Result<(Arc<Process>, bool)> {
         let process = self.process(process)?;
-        let signaled = process.signal(signal)?;
+        let signaled = match group {
+            SignalGroup::Own => process.signal(signal)?,
+            SignalGroup::Foreground => process.signal_foreground(signal)?,
+        };
         Ok((process, signaled))
     }
 
-    /// Writes all of `source` to a process's input, and closes the input if `eof` is set. Returns
-    /// the bytes written.
+    /// Sets the size of a process's terminal.
     ///
     /// # Errors
-    /// `NotFound`; the input is closed or another client is writing to it; the source breaks off.
+    /// `NotFound`, `NotPty`, `NotRunning`.
+    pub fn resize(&self, process: &str, size: TerminalSize) -> Result<Arc<Process>> {
+        let process = self.process(process)?;
+        process.resize(size)?;
+        Ok(process)
+    }
+
+    /// Writes all of `source` to a process's input, and closes the input if `eof` is set. At a terminal it
+    /// is typed, part by part between what others type, and `eof` types the end-of-file character. Returns
+    /// the bytes of `source`.
+    ///
+    /// # Errors
+    /// `NotFound`; the input is closed, another client is writing to it, or nothing reads a terminal: with
+    /// the bytes that were written; the source breaks off.
     pub fn write_stdin<S: UploadSource>(
         &self,
         process: &str,
         source: &mut S,
         eof: bool,
     ) -> std::result::Result<u64, S::Error> {
-        let mut writer = self.process(process)?.stdin()?;
+        let process = self.process(process)?;
         let mut client = source.client();
+        let mut input = Input::of(process, &mut *client)?;
         let charge = self
             .ledger
             .charge_up_to(Item::Bodies, STDIN_BYTES, LEAST_STDIN_BYTES);
         let mut buffer = vec![0; charge.bytes()];
-        let mut written = 0;
         loop {
             let count = source.read(&mut buffer)?;
             if count == 0 {
                 break;
             }
-            writer.write(&buffer[..count], &mut *client)?;
-            written += count as u64;
+            input.write(&buffer[..count], &mut *client)?;
         }
+        let written = input.written;
         if eof {
-            writer.close();
+            input.end(&mut *client)?;
         }
         Ok(written)
     }

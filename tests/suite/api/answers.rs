@@ -22,6 +22,16 @@ fn json_answers_end_with_a_newline() {
         ("GET", &format!("{one}/logs"), ""),
         ("POST", "/v1/exec", r#"{"cmd":"echo hi"}"#),
         ("POST", "/v1/processes", r#"{"cmd":"true"}"#),
+        (
+            "POST",
+            "/v1/processes",
+            r#"{"cmd":"sleep 1000","pty":true,"id":"terminal"}"#,
+        ),
+        (
+            "POST",
+            "/v1/processes/terminal/resize",
+            r#"{"rows":9,"cols":9}"#,
+        ),
         ("GET", &format!("/v1/files/list?path={path}"), ""),
         ("GET", &format!("/v1/files/stat?path={path}"), ""),
         ("GET", &format!("/v1/files/glob?path={path}"), ""),

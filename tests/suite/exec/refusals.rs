@@ -83,6 +83,7 @@ fn every_wrong_type_is_a_400_that_names_the_field() {
         ),
         ("stdin", &["1", "true", "[]", "{}", "[\"a\"]"]),
         ("background", &["\"yes\"", "1", "0", "[]", "{}"]),
+        ("pty", &["\"yes\"", "1", "[]"]),
         ("tag", &["1", "true", "[]", "{}"]),
         ("encoding", &["\"latin1\"", "\"\"", "1", "true", "[]", "{}"]),
         (
@@ -233,7 +234,7 @@ fn unknown_fields_are_ignored_and_null_is_absent() {
     assert_eq!(outcome.stdout, "hi\n");
     let outcome = server.exec(&json!({
         "cmd": "echo hi", "shell": null, "env": null, "cwd": null, "timeout": null, "stdin": null, "background": null,
-        "tag": null, "encoding": null, "on_disconnect": null, "id": null,
+        "tag": null, "encoding": null, "on_disconnect": null, "id": null, "pty": null,
     }));
     assert_eq!(outcome.stdout, "hi\n");
 }

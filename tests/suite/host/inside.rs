@@ -249,6 +249,8 @@ fn processes_of_one_are_nothing_to_another() {
                 ("POST", "/stdin?eof=1", "text"),
                 ("POST", "/kill", ""),
                 ("POST", "/kill", "{\"signal\":\"TERM\"}"),
+                ("POST", "/kill", "{\"group\":\"foreground\"}"),
+                ("POST", "/resize", "{\"rows\":1,\"cols\":1}"),
                 ("DELETE", "", ""),
             ] {
                 for word in ["processes", "procs"] {

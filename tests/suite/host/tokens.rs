@@ -143,9 +143,15 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
             Ask::new("POST", format!("{prefix}/{word}"), &run),
             Ask::new("GET", one.clone(), &Value::Null),
             Ask::new("GET", format!("{one}/logs"), &Value::Null),
+            Ask::new("GET", format!("{one}/attach"), &Value::Null),
             Ask::new("GET", format!("{one}/wait?timeout=0.01"), &Value::Null),
             Ask::new("POST", format!("{one}/stdin"), &json!("typed")),
             Ask::new("POST", format!("{one}/kill"), &json!({"signal": "KILL"})),
+            Ask::new(
+                "POST",
+                format!("{one}/resize"),
+                &json!({"rows": 1, "cols": 1}),
+            ),
             Ask::new("DELETE", one, &Value::Null),
         ]);
     }
