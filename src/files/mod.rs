@@ -7,6 +7,7 @@
 //!
 //! Nothing here knows HTTP. Errors carry kinds, and their texts the path as the client wrote it.
 
+mod archive;
 mod beneath;
 mod entry;
 #[cfg(test)]
@@ -27,6 +28,7 @@ pub mod text;
 mod usage;
 mod write;
 
+pub use archive::{Overwrite, Skipped, Unpacked, Unpacking};
 pub use entry::{Entry, FileKind, FileVersion};
 pub use home::{make_home, remove_home};
 pub use list::Page;

@@ -17,6 +17,7 @@ mod diag;
 mod identity;
 mod poll;
 mod process;
+mod rename;
 mod signals;
 mod spawn;
 mod system;
@@ -36,6 +37,7 @@ pub use process::{
     Ending, Pid, ended_child, fork, pidfd_open, pidfd_signal, reap, signal_group, signal_process,
     signal_user, thread_id, wait, wait_any,
 };
+pub use rename::{Rename, rename};
 pub use signals::{ignore, restore_default};
 pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};
 pub use system::{

@@ -14,5 +14,7 @@ mod upload;
 
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
-pub use operations::{EditRequest, Edited, FilePart, Glob, Globbed, Kinds, Moment, Order, Run};
+pub use operations::{
+    EditRequest, Edited, FilePart, Glob, Globbed, Kinds, MAX_ARCHIVE_FILES, Moment, Order, Run,
+};
 pub use upload::UploadSource;

@@ -8,6 +8,7 @@
 #![allow(unreachable_pub)]
 
 mod api;
+mod archives;
 mod auth;
 mod bootstrap;
 mod client;

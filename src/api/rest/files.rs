@@ -203,7 +203,7 @@ pub(super) fn rename(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     Ok(Response::json(&json!({ "path": to.to_string() })))
 }
 
-fn path(query: &Query, name: &str) -> Result<FilePath> {
+pub(super) fn path(query: &Query, name: &str) -> Result<FilePath> {
     let missing = || Error::invalid(format!("the parameter {name} is missing"));
     FilePath::new(query.value(name)?.ok_or_else(missing)?)
 }

@@ -5,7 +5,7 @@
 //! pattern, and its method then selects a row.
 
 use super::call::{Answer, Call};
-use super::{commands, contract, edit, files, metrics, ports, sandboxes, search, server};
+use super::{archives, commands, contract, edit, files, metrics, ports, sandboxes, search, server};
 use crate::auth::Access;
 use crate::codec::query::Query;
 use crate::error::Result;
@@ -64,6 +64,7 @@ const GET: &[&str] = &["GET"];
 const POST: &[&str] = &["POST"];
 const DELETE: &[&str] = &["DELETE"];
 const GET_POST: &[&str] = &["GET", "POST"];
+const PUT: &[&str] = &["PUT"];
 const PUT_POST: &[&str] = &["PUT", "POST"];
 const DELETE_POST: &[&str] = &["DELETE", "POST"];
 const ANY: &[&str] = &[];
@@ -102,6 +103,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
     row(GET, "files/glob", "glob", &["path", "pattern", "type", "all", "limit", "after", "sort"], In(Plain(search::glob))),
     row(POST, "files/edit", "edit", &[], In(Plain(edit::edit))),
+    row(PUT, "files/archive", "archive", &["path", "mkdir", "strip", "overwrite", "atomic", "dry_run", "owners", "max_bytes", "max_files"], In(Plain(archives::unpack))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),

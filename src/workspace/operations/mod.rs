@@ -4,11 +4,13 @@
 //! wire into these types and the results back. May use the mechanisms (`process`, `files`, `ports`);
 //! must not use HTTP or JSON, so errors carry kinds and no statuses.
 
+mod archives;
 mod edit;
 mod files;
 mod processes;
 mod search;
 
+pub use archives::MAX_ARCHIVE_FILES;
 pub use edit::{EditRequest, Edited};
 pub use files::FilePart;
 pub use processes::Run;

@@ -464,6 +464,8 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
             ("PUT", "files/write?offset=1&path="),
             ("POST", "files/mkdir?path="),
             ("POST", "files/move?from=own&to="),
+            ("PUT", "files/archive?path="),
+            ("PUT", "files/archive?atomic=1&path="),
         ] {
             let reply = sandbox.request(method, &format!("{route}{path}"), b"harm");
             assert_ne!(
@@ -523,6 +525,8 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
                 ("GET", "files/list?path="),
                 ("GET", "files/glob?path="),
                 ("POST", "files/mkdir?path="),
+                ("PUT", "files/archive?path="),
+                ("PUT", "files/archive?atomic=1&path="),
                 ("POST", "files/move?from=own&to="),
             ] {
                 let whole_link = !path.contains('/');
