@@ -28,7 +28,7 @@ pub mod text;
 mod usage;
 mod write;
 
-pub use archive::{Overwrite, Skipped, Unpacked, Unpacking};
+pub use archive::{BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Unpacked, Unpacking};
 pub use entry::{Entry, FileKind, FileVersion};
 pub use home::{make_home, remove_home};
 pub use list::Page;

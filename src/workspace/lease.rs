@@ -15,7 +15,7 @@ use crate::workspace::claims::Claims;
 
 /// One place where commands run and files live.
 pub struct Workspace {
-    root: Root,
+    pub(super) root: Arc<Root>,
     /// How its commands are started.
     pub(super) confinement: Confinement,
     /// Its processes.
@@ -41,7 +41,7 @@ impl Workspace {
         let activity = Arc::new(Activity::new());
         let processes = Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger));
         Arc::new(Self {
-            root,
+            root: Arc::new(root),
             confinement,
             processes,
             ports,

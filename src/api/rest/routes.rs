@@ -103,6 +103,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
     row(GET, "files/glob", "glob", &["path", "pattern", "type", "all", "limit", "after", "sort"], In(Plain(search::glob))),
     row(POST, "files/edit", "edit", &[], In(Plain(edit::edit))),
+    row(GET, "files/archive", "archive", &["path", "format", "include", "exclude", "gitignore", "errors", "newer_than_ms"], In(Plain(archives::pack))),
     row(PUT, "files/archive", "archive", &["path", "mkdir", "strip", "overwrite", "atomic", "dry_run", "owners", "max_bytes", "max_files"], In(Plain(archives::unpack))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),

@@ -5,7 +5,6 @@
 
 use std::io::{self, BufRead, ErrorKind, Read};
 
-#[cfg(test)]
 use miniz_oxide::deflate::core::{
     CompressorOxide, TDEFLFlush, TDEFLStatus, compress, create_comp_flags_from_zip_params,
 };
@@ -21,10 +20,15 @@ const OUTPUT_BYTES: usize = 64 * 1024;
 /// Memory of a [`Decoder`]: its output, and the window and tables of the decompressor.
 pub(super) const DECODER_BYTES: usize = OUTPUT_BYTES + 48 * 1024;
 
+/// Memory of an [`Encoder`]: what `miniz_oxide` allocates.
+pub(super) const ENCODER_BYTES: usize = 320 * 1024;
+
+/// The stack on which a compressor is made.
+const MAKING_STACK_BYTES: usize = 2 << 20;
+
 /// Longest name, comment or extra field of a member.
 const MAX_FIELD_BYTES: usize = 64 * 1024;
 
-#[cfg(test)]
 /// What level 1 of gzip means here.
 const LEVEL: i32 = 1;
 
@@ -215,7 +219,6 @@ fn invalid(why: &str) -> io::Error {
     )
 }
 
-#[cfg(test)]
 /// Compresses into one gzip member.
 pub(super) struct Encoder {
     compressor: Box<CompressorOxide>,
@@ -224,17 +227,24 @@ pub(super) struct Encoder {
     has_begun: bool,
 }
 
-#[cfg(test)]
 impl Encoder {
-    pub(super) fn new() -> Self {
+    /// # Errors
+    /// No thread can be started: making a compressor takes more stack than a connection has, until it is
+    /// on the heap.
+    pub(super) fn new() -> io::Result<Self> {
         // Negative window bits: without the framing of zlib.
         let flags = create_comp_flags_from_zip_params(LEVEL, -15, 0);
-        Self {
-            compressor: Box::new(CompressorOxide::new(flags)),
+        let compressor = std::thread::Builder::new()
+            .stack_size(MAKING_STACK_BYTES)
+            .spawn(move || Box::new(CompressorOxide::new(flags)))?
+            .join()
+            .map_err(|_| io::Error::from(ErrorKind::OutOfMemory))?;
+        Ok(Self {
+            compressor,
             crc: 0,
             length: 0,
             has_begun: false,
-        }
+        })
     }
 
     /// Appends compressed data to `out`; after `is_last` all of it and the trailer.
@@ -334,7 +344,7 @@ mod tests {
     use super::*;
 
     fn compressed(data: &[u8]) -> Vec<u8> {
-        let (mut encoder, mut out) = (Encoder::new(), Vec::new());
+        let (mut encoder, mut out) = (Encoder::new().unwrap(), Vec::new());
         for piece in data.chunks(1000) {
             encoder.push(piece, false, &mut out);
         }

@@ -130,6 +130,12 @@ fn check_sum(block: &Block) -> Result<(), Malformed> {
     }
 }
 
+/// Completes a header with its checksum.
+pub(super) fn seal(block: &mut Block) {
+    let sum = format!("{:06o}\0 ", sums(block).0);
+    block[148..156].copy_from_slice(sum.as_bytes());
+}
+
 fn sums(block: &Block) -> (i64, i64) {
     let mut blanked = *block;
     blanked[148..156].fill(b' ');
@@ -140,14 +146,8 @@ fn sums(block: &Block) -> (i64, i64) {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    /// Completes a header with its checksum.
-    pub fn seal(block: &mut Block) {
-        let sum = format!("{:06o}\0 ", sums(block).0);
-        block[148..156].copy_from_slice(sum.as_bytes());
-    }
 
     #[test]
     fn numbers_in_octal_and_base_256() {

@@ -2,11 +2,12 @@
 
 use std::io::{self, BufRead, Read};
 use std::ops::Range;
+use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
-use crate::files::{Overwrite, Unpacked, Unpacking};
-use crate::ledger::{Charge, Item};
+use crate::files::{BrokenOff, Overwrite, Packed, Packing, Root, Sink, Unpacked, Unpacking};
+use crate::ledger::{Charge, Item, Ledger};
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::UploadSource;
 
@@ -19,7 +20,42 @@ const READ_BYTES: usize = 256 * 1024;
 /// The same for a tenant that holds its share of the server's memory.
 const LEAST_READ_BYTES: usize = 8 * 1024;
 
+/// An archive that is made while it is sent.
+pub struct Archive {
+    root: Arc<Root>,
+    ledger: Arc<Ledger>,
+    packing: Packing,
+}
+
+impl Archive {
+    /// Sends the archive. `describe` writes the report at its end.
+    ///
+    /// # Errors
+    /// The archive is not complete.
+    pub fn send(
+        self,
+        sink: &mut dyn Sink,
+        describe: impl FnOnce(&Packed) -> Vec<u8>,
+    ) -> std::result::Result<(), BrokenOff> {
+        let files = self.root.files()?;
+        files.pack(self.packing, &self.ledger, sink, describe)
+    }
+}
+
 impl Workspace {
+    /// Prepares to pack a directory, or a file.
+    ///
+    /// # Errors
+    /// `NotFound`, `Forbidden`, or `NotRegular`.
+    pub fn pack_archive(&self, packing: Packing) -> Result<Archive> {
+        self.files()?.check_packable(&packing.path)?;
+        Ok(Archive {
+            root: Arc::clone(&self.root),
+            ledger: Arc::clone(&self.ledger),
+            packing,
+        })
+    }
+
     /// Unpacks the archive that `source` sends into a directory; `is_atomic`: all of it or nothing.
     ///
     /// # Errors

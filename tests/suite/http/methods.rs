@@ -213,7 +213,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/move", &["POST"]),
     ("/v1/files/glob", &["GET"]),
     ("/v1/files/edit", &["POST"]),
-    ("/v1/files/archive", &["PUT"]),
+    ("/v1/files/archive", &["GET", "PUT"]),
 ];
 
 fn allowed(reply: &Reply) -> BTreeSet<String> {
