@@ -31,6 +31,10 @@ pub enum Kind {
     Leased,
     /// The object exists already.
     Exists,
+    /// An archive that is broken, or has what must not be unpacked.
+    BadArchive,
+    /// A format that this server does not read.
+    Unsupported,
     /// The object cannot be moved to another file system.
     CrossDevice,
     /// The process's stdin is closed.
@@ -65,7 +69,7 @@ pub enum Kind {
     PatchFailed,
     /// The file is no text.
     Binary,
-    /// The file is larger than the operation takes.
+    /// More than the operation takes, or the request allows.
     TooLarge,
     /// The client went away before the operation was done.
     Disconnected,

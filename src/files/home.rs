@@ -14,7 +14,7 @@ use nix::unistd::{Gid, Uid, fchown};
 
 use super::entry::DIRECTORY;
 use super::name::show;
-use super::remove::remove_tree;
+use super::remove::{Protected, remove_tree};
 use crate::error::{Error, Kind, Result};
 use crate::sys::{ActingAs, User};
 
@@ -63,7 +63,7 @@ fn populate(homes: &OwnedFd, name: &[u8], owner: User) -> nix::Result<OwnedFd> {
 /// `System` if something is mounted in the home, or new files keep appearing: the rest is removed.
 pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> Result<bool> {
     openat(homes, ".", DIRECTORY, Mode::empty())
-        .and_then(|homes| remove_tree(homes, name, deadline))
+        .and_then(|homes| remove_tree(homes, name, deadline, Protected::Refuse))
         .map_err(|errno| {
             let (home, why) = (show(name), errno.desc().to_lowercase());
             // An internal error, whatever the errno would mean for a client's path.

@@ -7,6 +7,7 @@
 //!
 //! Nothing here knows HTTP. Errors carry kinds, and their texts the path as the client wrote it.
 
+mod archive;
 mod beneath;
 mod chmod;
 mod condition;
@@ -33,6 +34,7 @@ mod usage;
 pub mod watch;
 mod write;
 
+pub use archive::{BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Unpacked, Unpacking};
 pub use chmod::Changed;
 pub use condition::Condition;
 pub use copy::{CopyReport, Copying};

@@ -41,6 +41,14 @@ impl FilePath {
         &self.bytes
     }
 
+    /// The same path without slashes at its end; the root stays the root.
+    pub fn without_trailing_slashes(&self) -> Self {
+        let last = self.bytes.iter().rposition(|byte| *byte != b'/');
+        let bytes = self.bytes[..=last.unwrap_or(0)].to_vec();
+        let shown = show(&bytes);
+        Self { bytes, shown }
+    }
+
     /// The path of an entry of this directory, as clients are shown it.
     pub fn join(&self, shown_name: &str) -> String {
         let slash = if self.bytes.ends_with(b"/") { "" } else { "/" };

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use nix::dir::Dir;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::{Mode, fstat};
+use nix::sys::stat::{FchmodatFlags, Mode, fchmodat, fstat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
 use super::entry::{DIRECTORY, FileKind, Identity};
 use super::name::FilePath;
+use super::name_at::NameAt;
 use super::root::{Missing, Root};
 use crate::error::{Error, Kind, Result};
 
@@ -48,7 +49,8 @@ impl Root {
         let empty = UnlinkatFlags::RemoveDir;
         match unlinkat(&name_at.directory, name_at.name.as_slice(), empty) {
             Err(Errno::ENOTEMPTY | Errno::EEXIST) if recursive => {
-                let is_gone = remove_tree(name_at.directory, &name_at.name, Some(deadline));
+                let NameAt { directory, name } = name_at;
+                let is_gone = remove_tree(directory, &name, Some(deadline), Protected::Refuse);
                 if is_gone.map_err(failed)? {
                     return Ok(());
                 }
@@ -78,6 +80,15 @@ const BATCH_NAMES: usize = if cfg!(test) { 64 } else { 4096 };
 /// Most names in memory, of all levels together, before another batch is read.
 const MAX_PENDING_NAMES: usize = 4 * BATCH_NAMES;
 
+/// What happens to directories that their owner has protected against changes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Protected {
+    /// They are not changed.
+    Refuse,
+    /// Their owner gets all rights first.
+    Open,
+}
+
 /// A directory on the way down; 32 bytes.
 struct Level {
     identity: Identity,
@@ -101,6 +112,7 @@ pub(super) fn remove_tree(
     parent: OwnedFd,
     name: &[u8],
     deadline: Option<Instant>,
+    protected: Protected,
 ) -> nix::Result<bool> {
     let mut current = parent;
     let mut levels = vec![Level {
@@ -120,6 +132,10 @@ pub(super) fn remove_tree(
             let entered = if remove_simple(&current, name)? {
                 Err(Errno::ENOENT)
             } else {
+                if protected == Protected::Open {
+                    let (all, nofollow) = (Mode::S_IRWXU, FchmodatFlags::NoFollowSymlink);
+                    let _ = fchmodat(&current, name.as_slice(), all, nofollow);
+                }
                 openat(&current, name.as_slice(), flags, Mode::empty())
             };
             let directory = match entered {

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mkdirat};
+use nix::unistd::geteuid;
 
 use super::beneath::Resolver;
 use super::entry::{DIRECTORY, Identity};
@@ -108,6 +109,11 @@ impl Root {
         }
     }
 
+    /// Whether files can be given to any user: by root of a machine that is one sandbox.
+    pub fn may_set_owners(&self) -> bool {
+        matches!(self.resolution, Resolution::Machine) && geteuid().is_root()
+    }
+
     /// Makes the calling thread act as the owner until the value is dropped.
     ///
     /// # Errors
@@ -156,6 +162,15 @@ impl Root {
             }
             Resolution::Beneath { resolver, .. } => resolver.open(directory, path, flags),
         }
+    }
+
+    /// Whether a file belongs to the user that files are accessed as.
+    pub(super) fn owns(&self, status: &FileStat) -> bool {
+        let uid = match self.resolution {
+            Resolution::Machine => geteuid().as_raw(),
+            Resolution::Beneath { owner, .. } => owner.uid,
+        };
+        status.st_uid == uid
     }
 
     /// The status of the file that `resolve` would open, in one system call where there is one.

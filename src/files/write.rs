@@ -66,7 +66,7 @@ struct Commit {
 }
 
 /// Where the bytes of an upload are until it is complete.
-enum Staging {
+pub(super) enum Staging {
     /// An inode without a name on the target's file system.
     Unnamed,
     /// A hidden file beside the target.
@@ -394,42 +394,21 @@ impl Commit {
         // After chown, which clears set-user-ID bits (chown(2)).
         set_mode(file, mode.or(self.kept.map(|(mode, ..)| mode)))?;
         let NameAt { directory, name } = &self.target;
-        if let Staging::Unnamed = self.staging {
-            if !self.replaces {
-                match link_open_file(file, directory, name) {
-                    Err(Errno::EEXIST) if !self.is_exclusive => {}
-                    other => return other,
+        if !self.replaces {
+            match self.staging.take_new_name(file, directory, name) {
+                Err(Errno::EEXIST) if !self.is_exclusive => {}
+                // The file system has no hard links. Only one of several makes the name.
+                Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) if self.is_exclusive => {
+                    drop(
+                        self.target
+                            .open(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)?,
+                    );
                 }
+                Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
+                other => return other,
             }
-            // Only rename(2) replaces an existing name, so the file needs a name first.
-            let temporary = temporary_name();
-            link_open_file(file, directory, &temporary)?;
-            self.staging = Staging::Named(temporary);
         }
-        if let Staging::Named(temporary) = &self.staging {
-            if self.is_exclusive {
-                // Only one of several makes the name. Where it can be a link, it is never seen empty.
-                let flags = AtFlags::empty();
-                match linkat(
-                    directory,
-                    temporary.as_slice(),
-                    directory,
-                    name.as_slice(),
-                    flags,
-                ) {
-                    Err(Errno::EPERM | Errno::EOPNOTSUPP | Errno::ENOSYS) => {
-                        drop(
-                            self.target
-                                .open(OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL)?,
-                        );
-                    }
-                    linked => return linked,
-                }
-            }
-            renameat(directory, temporary.as_slice(), directory, name.as_slice())?;
-            self.staging = Staging::Unnamed;
-        }
-        Ok(())
+        self.staging.take_name(file, directory, name)
     }
 
     /// Copies the complete upload over a file that cannot be replaced.
@@ -466,9 +445,60 @@ impl Commit {
 
 impl Drop for Commit {
     fn drop(&mut self) {
-        if let Staging::Named(temporary) = &self.staging {
-            let directory = &self.target.directory;
+        self.staging.remove(&self.target.directory);
+    }
+}
+
+impl Staging {
+    /// Gives a staged file a name in its directory, which no file may have: `EEXIST` otherwise.
+    pub(super) fn take_new_name(
+        &mut self,
+        file: &File,
+        directory: &OwnedFd,
+        name: &[u8],
+    ) -> nix::Result<()> {
+        match self {
+            Self::Unnamed => link_open_file(file, directory, name),
+            Self::Named(temporary) => {
+                linkat(
+                    directory,
+                    temporary.as_slice(),
+                    directory,
+                    name,
+                    AtFlags::empty(),
+                )?;
+                self.remove(directory);
+                Ok(())
+            }
+            Self::Elsewhere => Err(Errno::EXDEV),
+        }
+    }
+
+    /// Gives a staged file a name in its directory, in place of the file that has it.
+    pub(super) fn take_name(
+        &mut self,
+        file: &File,
+        directory: &OwnedFd,
+        name: &[u8],
+    ) -> nix::Result<()> {
+        if let Self::Unnamed = self {
+            // Only rename(2) replaces an existing name, so the file needs a name first.
+            let temporary = temporary_name();
+            link_open_file(file, directory, &temporary)?;
+            *self = Self::Named(temporary);
+        }
+        if let Self::Named(temporary) = self {
+            renameat(directory, temporary.as_slice(), directory, name)?;
+            *self = Self::Unnamed;
+        }
+        Ok(())
+    }
+
+    /// Removes the name that the file was given before it took its place.
+    pub(super) fn remove(&mut self, directory: &OwnedFd) {
+        if let Self::Named(temporary) = self {
             let _ = unlinkat(directory, temporary.as_slice(), UnlinkatFlags::NoRemoveDir);
+            *self = Self::Unnamed;
         }
     }
 }
@@ -583,7 +613,7 @@ fn set_mode(file: &File, mode: Option<u32>) -> nix::Result<()> {
 }
 
 /// Makes the inode for an upload. A `private` one is not readable by others until it has its final mode.
-fn stage(directory: &OwnedFd, private: bool) -> nix::Result<(File, Staging)> {
+pub(super) fn stage(directory: &OwnedFd, private: bool) -> nix::Result<(File, Staging)> {
     let mode = Mode::from_bits_truncate(if private { 0o600 } else { 0o666 });
     let flags = OFlag::O_RDWR | OFlag::O_CLOEXEC;
     match openat(directory, ".", flags | OFlag::O_TMPFILE, mode) {

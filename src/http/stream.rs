@@ -39,6 +39,8 @@ pub struct StreamWriter<S = Arc<TcpStream>> {
     sent: usize,
     chunked: bool,
     half_closed: bool,
+    /// Whether the body ends without its end.
+    is_broken: bool,
     /// What [`StreamWriter::probe`] adds.
     probe: &'static [u8],
 }
@@ -65,6 +67,7 @@ impl<S: AsFd> StreamWriter<S> {
             sent: 0,
             chunked,
             half_closed: false,
+            is_broken: false,
             // A leading zero of the next chunk's size.
             probe: if chunked { b"0" } else { b"" },
         }
@@ -121,6 +124,11 @@ impl<S: AsFd> StreamWriter<S> {
         self.sent = 0;
     }
 
+    /// Ends the connection instead of the body, so that no client takes it for whole.
+    pub fn break_off(&mut self) {
+        self.is_broken = true;
+    }
+
     /// Ends the body.
     pub fn finish(&mut self) {
         if self.chunked {
@@ -141,6 +149,9 @@ impl<S: AsFd> StreamWriter<S> {
     /// # Errors
     /// The far end takes no more: `ECONNRESET`, `EPIPE`.
     pub fn try_flush(&mut self) -> Result<(), Errno> {
+        if self.is_broken {
+            return Err(Errno::ECONNABORTED);
+        }
         while self.sent < self.pending.len() {
             let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
             match send(

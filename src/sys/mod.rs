@@ -18,6 +18,7 @@ mod identity;
 mod poll;
 mod process;
 mod pty;
+mod rename;
 mod signals;
 mod spawn;
 mod system;
@@ -40,6 +41,7 @@ pub use process::{
 pub use pty::{
     end_of_file_character, foreground_group, open_terminal, set_terminal_size, signal_from_terminal,
 };
+pub use rename::{Rename, rename};
 pub use signals::{ignore, restore_default};
 pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};
 pub use system::{

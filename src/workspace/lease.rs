@@ -17,7 +17,7 @@ use crate::workspace::watches::Watches;
 /// One place where commands run and files live.
 pub struct Workspace {
     this: Weak<Self>,
-    root: Root,
+    pub(super) root: Arc<Root>,
     /// How its commands are started.
     pub(super) confinement: Confinement,
     /// Its processes.
@@ -46,7 +46,7 @@ impl Workspace {
         let processes = Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger));
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            root,
+            root: Arc::new(root),
             confinement,
             processes,
             ports,

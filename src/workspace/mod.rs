@@ -17,7 +17,7 @@ pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
 pub use operations::{
     AttachSpec, Attachment, Change, EditRequest, FilePart, FileWrite, Glob, Globbed, Grep,
-    GrepSink, Kinds, Match, Moment, Order, Patched, Run, Scene, SignalGroup, Skip, Summary,
-    WatchSubscriber,
+    GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Moment, Order, Patched, Run, Scene, SignalGroup,
+    Skip, Summary, WatchSubscriber,
 };
 pub use upload::UploadSource;

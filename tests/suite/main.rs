@@ -8,6 +8,7 @@
 #![allow(unreachable_pub)]
 
 mod api;
+mod archives;
 mod attach;
 mod auth;
 mod bootstrap;

@@ -207,6 +207,11 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
             "files/edit",
             r#"{"path":"w/b","edits":[{"old":"some","new":"any","count":"all"},{"lines":"1-2","new":""}],"dry_run":true}"#,
         ),
+        (
+            "PUT",
+            "files/archive?path=w/t&strip=1&overwrite=keep",
+            "no tar",
+        ),
         ("DELETE", "files/delete?path=w/c", ""),
         ("POST", "files/delete?path=w/d&recursive=1", ""),
         ("GET", "proxy/9/path?query=1", ""),

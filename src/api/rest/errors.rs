@@ -7,6 +7,7 @@ impl From<Error> for Refusal {
     fn from(mut error: Error) -> Self {
         let (status, code) = match error.kind() {
             Kind::Invalid => (400, "bad_request"),
+            Kind::BadArchive => (400, "bad_archive"),
             Kind::ProgramNotFound => (400, "not_found"),
             Kind::ProgramNotExecutable => (400, "not_executable"),
             Kind::BadDirectory => (400, "bad_cwd"),
@@ -34,6 +35,7 @@ impl From<Error> for Refusal {
             Kind::PatchFailed => (409, "patch_failed"),
             Kind::Binary => (409, "binary"),
             Kind::TooLarge => (413, "too_large"),
+            Kind::Unsupported => (415, "unsupported"),
             Kind::System => (500, "internal"),
             Kind::Unreachable => (502, "unreachable"),
             Kind::OverLimit => (503, "over_limit"),

@@ -324,7 +324,7 @@ pub(super) fn change_mode(call: &mut Call<'_, '_>, workspace: &Workspace) -> Ans
     })))
 }
 
-fn path(query: &Query, name: &str) -> Result<FilePath> {
+pub(super) fn path(query: &Query, name: &str) -> Result<FilePath> {
     let missing = || Error::invalid(format!("the parameter {name} is missing"));
     FilePath::new(query.value(name)?.ok_or_else(missing)?)
 }

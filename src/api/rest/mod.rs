@@ -8,6 +8,7 @@
     reason = "handlers stand in one table, so they have one type"
 )]
 
+mod archives;
 mod attach;
 mod call;
 mod commands;

@@ -6,7 +6,8 @@
 
 use super::call::{Answer, Call};
 use super::{
-    attach, commands, contract, edit, files, metrics, ports, sandboxes, search, server, watches,
+    archives, attach, commands, contract, edit, files, metrics, ports, sandboxes, search, server,
+    watches,
 };
 use crate::auth::Access;
 use crate::codec::query::Query;
@@ -68,6 +69,7 @@ const GET: &[&str] = &["GET"];
 const POST: &[&str] = &["POST"];
 const DELETE: &[&str] = &["DELETE"];
 const GET_POST: &[&str] = &["GET", "POST"];
+const PUT: &[&str] = &["PUT"];
 const PUT_POST: &[&str] = &["PUT", "POST"];
 const DELETE_POST: &[&str] = &["DELETE", "POST"];
 const ANY: &[&str] = &[];
@@ -117,6 +119,8 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "files/watches", "watches", &[], In(Plain(watches::register))),
     row(DELETE, "files/watches/{watch}", "watches", &[], In(Watch(watches::remove))),
     row(GET, "files/watches/{watch}/events", "watches", &["after", "timeout"], In(Watch(watches::events))),
+    row(GET, "files/archive", "archive", &["path", "format", "include", "exclude", "gitignore", "errors", "newer_than_ms"], In(Plain(archives::pack))),
+    row(PUT, "files/archive", "archive", &["path", "mkdir", "strip", "overwrite", "atomic", "dry_run", "owners", "max_bytes", "max_files"], In(Plain(archives::unpack))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),

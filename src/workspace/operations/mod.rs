@@ -4,6 +4,7 @@
 //! wire into these types and the results back. May use the mechanisms (`process`, `files`, `ports`);
 //! must not use HTTP or JSON, so errors carry kinds and no statuses.
 
+mod archives;
 mod edit;
 mod files;
 mod grep;
@@ -15,6 +16,7 @@ mod terminals;
 mod trees;
 mod watch;
 
+pub use archives::MAX_ARCHIVE_FILES;
 pub use edit::EditRequest;
 pub use files::{FilePart, FileWrite};
 pub use grep::{Grep, GrepSink, Match, Skip, Summary};

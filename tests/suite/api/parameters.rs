@@ -58,6 +58,7 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("POST", "files/hash?algorithm=md5".to_owned()),
             ("DELETE", format!("files/delete?path={path}/kept&force=1")),
             ("POST", format!("files/mkdir?path={path}/made&parents=1")),
+            ("PUT", format!("files/archive?path={path}/made&mode=600")),
             (
                 "POST",
                 format!("files/move?from={path}/kept&to={path}/gone&overwrite=1"),

@@ -109,6 +109,11 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
             &Value::Null,
         ),
         Ask::new(
+            "PUT",
+            format!("{prefix}/files/archive?path=unpacked"),
+            &json!("text"),
+        ),
+        Ask::new(
             "POST",
             format!("{prefix}/files/move?from=kept&to=gone"),
             &Value::Null,

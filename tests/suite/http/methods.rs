@@ -225,6 +225,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/watches/w-1/events", &["GET"]),
     ("/v1/files/copy", &["POST"]),
     ("/v1/files/chmod", &["POST"]),
+    ("/v1/files/archive", &["GET", "PUT"]),
 ];
 
 fn allowed(reply: &Reply) -> BTreeSet<String> {

@@ -470,6 +470,8 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
             ("POST", "files/mkdir?path="),
             ("POST", "files/move?from=own&to="),
             ("POST", "files/copy?overwrite=1&from=own&to="),
+            ("PUT", "files/archive?path="),
+            ("PUT", "files/archive?atomic=1&path="),
         ] {
             let reply = sandbox.request(method, &format!("{route}{path}"), b"harm");
             assert_ne!(
@@ -534,6 +536,8 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
                 ("POST", "files/mkdir?path="),
                 ("POST", "files/chmod?mode=777&path="),
                 ("GET", "files/watch?path="),
+                ("PUT", "files/archive?path="),
+                ("PUT", "files/archive?atomic=1&path="),
                 ("POST", "files/move?from=own&to="),
                 ("POST", "files/copy?overwrite=1&from=own&to="),
             ] {

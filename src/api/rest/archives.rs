@@ -1,0 +1,136 @@
+//! Archives: queries to typed operations, reports to documents.
+
+use serde_json::json;
+
+use super::call::{Answer, Call};
+use super::files::path;
+use crate::client::{Client, Disconnected, Peer, send_all};
+use crate::codec::query::Query;
+use crate::error::Result;
+use crate::files::name::show;
+use crate::files::search::{Filter, Matcher};
+use crate::files::{BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Unpacking};
+use crate::http::stream::{StreamClient, StreamWriter};
+use crate::http::{Body, Response};
+use crate::logging;
+use crate::sys::{PollEntry, poll};
+use crate::workspace::{MAX_ARCHIVE_FILES, Workspace};
+
+/// The values of `overwrite`.
+const OVERWRITES: [(&str, Overwrite); 3] = [
+    ("replace", Overwrite::Replace),
+    ("keep", Overwrite::Keep),
+    ("fail", Overwrite::Fail),
+];
+
+/// `GET files/archive`.
+pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let query = &call.query;
+    let formats = [("tar", false), ("tar.gz", true)];
+    let packing = Packing {
+        path: path(query, "path")?,
+        filter: filter(query)?,
+        is_compressed: query.choice("format", &formats)?.unwrap_or(false),
+        fails: query
+            .choice("errors", &[("skip", false), ("fail", true)])?
+            .unwrap_or(false),
+        newer_than: query.number("newer_than_ms")?.map(u64::cast_signed),
+    };
+    let kind = if packing.is_compressed {
+        "application/gzip"
+    } else {
+        "application/x-tar"
+    };
+    let archive = workspace.pack_archive(packing)?;
+    let ping_interval = call.ping_interval();
+    let body = Body::Stream(Box::new(move |stream: &mut StreamWriter| {
+        let mut client = StreamClient::new(stream, b"", ping_interval);
+        if let Err(why) = archive.send(&mut ToClient(&mut client), report) {
+            if let BrokenOff::Failed(error) = why {
+                logging::debug(format_args!("an archive was broken off: {error}"));
+            }
+            stream.break_off();
+        }
+    }));
+    Ok(Response::new(200, body).with_header("Content-Type", kind))
+}
+
+fn filter(query: &Query) -> Result<Filter> {
+    Ok(Filter {
+        skips_hidden: false,
+        ignore_files: if query.flag("gitignore")? {
+            &[".gitignore"]
+        } else {
+            &[]
+        },
+        exclude: Matcher::new(query.values("exclude"))?,
+        include: Matcher::new(query.values("include"))?,
+    })
+}
+
+/// The report in an archive.
+fn report(done: &Packed) -> Vec<u8> {
+    let report = json!({
+        "files": done.files,
+        "dirs": done.directories,
+        "links": done.links,
+        "bytes": done.bytes,
+        "changed": done.changed,
+        "skipped": done.skipped.iter().map(skipped).collect::<Vec<_>>(),
+        "skipped_total": done.skipped_total,
+    });
+    report.to_string().into_bytes()
+}
+
+/// Sends pieces of an archive.
+struct ToClient<'a, 'b>(&'a mut StreamClient<'b>);
+
+impl Sink for ToClient<'_, '_> {
+    fn send(&mut self, bytes: &[u8]) -> std::result::Result<(), Disconnected> {
+        self.0.push(|out| out.extend_from_slice(bytes));
+        send_all(self.0)
+    }
+
+    fn look(&mut self) -> std::result::Result<(), Disconnected> {
+        let mut entries = [PollEntry::new(self.0.descriptor(), self.0.interest())];
+        poll(&mut entries, Some(std::time::Duration::ZERO));
+        let events = entries[0].events();
+        self.0.ready(events)?;
+        self.0.flush()
+    }
+}
+
+/// `PUT files/archive`.
+pub(super) fn unpack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    call.require_body()?;
+    let query = &call.query;
+    let path = path(query, "path")?;
+    let strip = query.number("strip")?.unwrap_or(0);
+    let options = Unpacking {
+        strip: usize::try_from(strip).unwrap_or(usize::MAX),
+        overwrite: query
+            .choice("overwrite", &OVERWRITES)?
+            .unwrap_or(Overwrite::Replace),
+        dry_run: query.flag("dry_run")?,
+        owners: query.flag("owners")?,
+        make_parents: query.optional_flag("mkdir")?.unwrap_or(true),
+        max_bytes: query.number("max_bytes")?.unwrap_or(u64::MAX),
+        max_files: query.number("max_files")?.unwrap_or(MAX_ARCHIVE_FILES),
+    };
+    let is_atomic = query.flag("atomic")?;
+    let source = &mut call.request.body;
+    let done = workspace.unpack_archive(&path, options, is_atomic, source)?;
+    Ok(Response::json(&json!({
+        "path": path.to_string(),
+        "files": done.files,
+        "dirs": done.directories,
+        "links": done.links,
+        "bytes": done.bytes,
+        "skipped": done.skipped.iter().map(skipped).collect::<Vec<_>>(),
+        "skipped_total": done.skipped_total,
+    })))
+}
+
+fn skipped(file: &Skipped) -> serde_json::Value {
+    json!({ "name": show(&file.name), "reason": file.reason })
+}

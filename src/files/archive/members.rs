@@ -1,0 +1,453 @@
+//! Reads the members of a tar archive from a stream, in bounded memory.
+//!
+//! The `tar` crate is not used: it reads long names and pax records of any size into memory, takes a
+//! negative or too large size for a smaller one, and has no old sparse files. Everything here is as
+//! strict as the end of an archive needs it: what does not fit the format is an error, never skipped.
+//!
+//! Nothing here knows where members go; [`unpack`](super::unpack) does.
+
+use std::fmt::Display;
+use std::io::{self, BufRead, ErrorKind};
+
+use super::gzip::{self, DECODER_BYTES, Decoder};
+use super::header::{BLOCK, Block, Dialect, Header, Time, sparse_parts};
+use super::pax::{Records, Sparse, decimal};
+use crate::error::{Error, Kind, Result};
+use crate::ledger::Charge;
+
+/// Longest pax header or long name.
+const MAX_EXTENSION_BYTES: u64 = 1 << 20;
+
+/// Most parts of a sparse file, of 16 bytes each.
+const MAX_SPARSE_PARTS: usize = 1 << 16;
+
+/// Most zeros after the end of an archive. Programs fill the last record, of 10 KiB unless they are told
+/// otherwise.
+const MAX_PADDING_BYTES: u64 = 16 << 20;
+
+/// How often the memory of an extended header is charged: its bytes, and what they become.
+const USES_OF_EXTENSION: usize = 3;
+
+/// The first bytes of zstd data (RFC 8878).
+const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+
+/// What a member is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum MemberKind {
+    File,
+    Directory,
+    Symlink,
+    HardLink,
+    /// Left out, with the reason.
+    Other(&'static str),
+}
+
+/// A member's attributes. Names are as the archive has them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Member {
+    pub(super) name: Vec<u8>,
+    pub(super) kind: MemberKind,
+    pub(super) link: Vec<u8>,
+    pub(super) mode: u32,
+    pub(super) uid: u64,
+    pub(super) gid: u64,
+    pub(super) modified: Time,
+    /// Bytes of the content, holes included.
+    pub(super) size: u64,
+}
+
+/// An archive that is being read.
+pub(super) struct Members<R: BufRead> {
+    input: Input<R>,
+    /// For extensions, and for the decompressor.
+    charge: Charge,
+    /// What is charged in any case.
+    base_charge: usize,
+    /// What global headers say.
+    global: Records,
+    /// The content of the current member that was not read.
+    content: Content,
+}
+
+/// The bytes of an archive.
+enum Input<R: BufRead> {
+    Plain(R),
+    Gzip(Box<Decoder<R>>),
+}
+
+/// The data of a member in the archive.
+#[derive(Default)]
+struct Content {
+    /// Bytes left.
+    stored: u64,
+    /// Bytes after them, up to a whole block.
+    padding: u64,
+    /// Offset in the file, and length, of the parts that are left, the last one first.
+    parts: Vec<(u64, u64)>,
+}
+
+impl<R: BufRead> Members<R> {
+    /// Finds out how an archive is compressed. Memory is added to `charge`.
+    ///
+    /// # Errors
+    /// `Unsupported` for zstd; `OverLimit`; or the source fails.
+    pub(super) fn new(mut input: R, mut charge: Charge) -> Result<Self> {
+        let first = input.fill_buf().map_err(|error| unreadable(&error))?;
+        if first.starts_with(&ZSTD_MAGIC) {
+            let text = "zstd is not supported; send a tar archive, or one compressed by gzip";
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        let mut base_charge = charge.bytes();
+        // One byte is enough: no header of tar begins with it and has a valid checksum for its name.
+        let input = if first.first() == Some(&gzip::MAGIC[0]) {
+            base_charge += DECODER_BYTES;
+            charge.set(base_charge)?;
+            Input::Gzip(Box::new(Decoder::new(input)))
+        } else {
+            Input::Plain(input)
+        };
+        Ok(Self {
+            input,
+            charge,
+            base_charge,
+            global: Records::default(),
+            content: Content::default(),
+        })
+    }
+
+    fn input(&mut self) -> &mut dyn BufRead {
+        match &mut self.input {
+            Input::Plain(input) => input,
+            Input::Gzip(input) => &mut **input,
+        }
+    }
+
+    /// The next member; `None` at the end of the archive.
+    ///
+    /// # Errors
+    /// `BadArchive`, also if it ends early; or the source fails.
+    pub(super) fn next(&mut self) -> Result<Option<Member>> {
+        self.skip_content()?;
+        let mut records = self.global.clone();
+        let (mut long_name, mut long_link) = (None, None);
+        let mut is_extended = false;
+        let mut block = [0; BLOCK];
+        loop {
+            self.read_exact(&mut block)?;
+            let Some(header) = Header::parse(&block).map_err(bad)? else {
+                if is_extended {
+                    return Err(bad("it ends after an extended header"));
+                }
+                self.read_end()?;
+                return Ok(None);
+            };
+            is_extended = true;
+            match header.typeflag {
+                b'x' | b'X' => {
+                    let data = self.read_extension(header.size)?;
+                    records.read(&data).map_err(bad)?;
+                }
+                b'g' => {
+                    let data = self.read_extension(header.size)?;
+                    self.global.read(&data).map_err(bad)?;
+                    // What belongs to one member only.
+                    self.global.path = None;
+                    self.global.link = None;
+                    self.global.size = None;
+                    self.global.sparse = Sparse::default();
+                    records = self.global.clone();
+                    is_extended = false;
+                }
+                b'L' => long_name = Some(self.read_text(header.size)?),
+                b'K' => long_link = Some(self.read_text(header.size)?),
+                // The label of a volume.
+                b'V' => {
+                    self.begin_content(header.size, Vec::new());
+                    self.skip_content()?;
+                }
+                _ => {
+                    records.path = records.path.or(long_name);
+                    records.link = records.link.or(long_link);
+                    return self.member(&header, records, &block).map(Some);
+                }
+            }
+        }
+    }
+
+    /// Puts together what a header and its extensions say.
+    fn member(&mut self, header: &Header, records: Records, block: &Block) -> Result<Member> {
+        let Records { sparse, .. } = records;
+        let path = sparse.name.or(records.path);
+        let name = path.unwrap_or_else(|| header.name.clone());
+        let kind = match header.typeflag {
+            // Version 7 has no type for directories.
+            0 | b'0' if name.ends_with(b"/") => MemberKind::Directory,
+            0 | b'0' | b'7' | b'S' => MemberKind::File,
+            b'1' => MemberKind::HardLink,
+            b'2' => MemberKind::Symlink,
+            b'3' => MemberKind::Other("character device"),
+            b'4' => MemberKind::Other("block device"),
+            b'5' | b'D' => MemberKind::Directory,
+            b'6' => MemberKind::Other("named pipe"),
+            b'M' => return Err(bad("it is a part of a larger archive")),
+            _ => MemberKind::Other("unknown type"),
+        };
+        // Other types have a size at most as a hint, and no data.
+        let has_data = !matches!(header.typeflag, b'1'..=b'6');
+        let stored = records.size.unwrap_or(header.size);
+        let stored = if has_data { stored } else { 0 };
+        if i64::try_from(stored).is_err() {
+            return Err(bad("its size is too large"));
+        }
+        self.begin_content(stored, vec![(0, stored)]);
+        let mut size = stored;
+        if header.typeflag == b'S' {
+            if header.dialect != Dialect::Gnu {
+                return Err(unknown_sparse());
+            }
+            size = super::header::whole(&block[483..495], "size").map_err(bad)?;
+            let parts = self.read_gnu_map(block)?;
+            self.content.parts = checked_map(parts, stored, size)?;
+        } else if sparse.map_in_data {
+            size = sparse.size.ok_or_else(unknown_sparse)?;
+            let parts = self.read_map_in_data()?;
+            self.content.parts = checked_map(parts, self.content.stored, size)?;
+        } else if let Some(real) = sparse.size {
+            size = real;
+            let (pairs, odd) = sparse.map.as_chunks::<2>();
+            if !odd.is_empty() {
+                return Err(unknown_sparse());
+            }
+            let parts = pairs.iter().map(|[offset, length]| (*offset, *length));
+            self.content.parts = checked_map(parts.collect(), stored, size)?;
+        }
+        let of_header = Time {
+            seconds: header.modified,
+            nanoseconds: 0,
+        };
+        Ok(Member {
+            name,
+            kind,
+            link: records.link.unwrap_or_else(|| header.link.clone()),
+            mode: header.mode,
+            uid: records.uid.unwrap_or(header.uid),
+            gid: records.gid.unwrap_or(header.gid),
+            modified: records.modified.unwrap_or(of_header),
+            size,
+        })
+    }
+
+    /// Hands the content of the current member over in pieces, each with its offset in the file.
+    ///
+    /// # Errors
+    /// Those of [`Members::next`] and of `take`.
+    pub(super) fn read_content(
+        &mut self,
+        mut take: impl FnMut(u64, &[u8]) -> Result<()>,
+    ) -> Result<()> {
+        while let Some((offset, length)) = self.content.parts.pop() {
+            let (mut offset, mut left) = (offset, length);
+            while left > 0 {
+                let most = usize::try_from(left).unwrap_or(usize::MAX);
+                let found = filled(self.input())?;
+                let piece = &found[..found.len().min(most)];
+                take(offset, piece)?;
+                let count = piece.len();
+                self.input().consume(count);
+                self.content.stored -= count as u64;
+                offset += count as u64;
+                left -= count as u64;
+            }
+        }
+        Ok(())
+    }
+
+    /// Drops the rest of the content, and the padding.
+    fn skip_content(&mut self) -> Result<()> {
+        let Content {
+            stored, padding, ..
+        } = std::mem::take(&mut self.content);
+        let mut left = stored + padding;
+        while left > 0 {
+            let found = filled(self.input())?.len();
+            let count = usize::try_from(left).map_or(found, |left| left.min(found));
+            self.input().consume(count);
+            left -= count as u64;
+        }
+        Ok(())
+    }
+
+    fn begin_content(&mut self, stored: u64, parts: Vec<(u64, u64)>) {
+        self.content = Content {
+            stored,
+            padding: stored.next_multiple_of(BLOCK as u64) - stored,
+            parts,
+        };
+    }
+
+    fn read_exact(&mut self, buffer: &mut [u8]) -> Result<()> {
+        self.input()
+            .read_exact(buffer)
+            .map_err(|error| unreadable(&error))
+    }
+
+    /// Reads the data of an extended header.
+    fn read_extension(&mut self, size: u64) -> Result<Vec<u8>> {
+        if size > MAX_EXTENSION_BYTES {
+            let text = format!("an extended header has more than {MAX_EXTENSION_BYTES} bytes");
+            return Err(bad(text));
+        }
+        let size = usize::try_from(size).unwrap_or(usize::MAX);
+        self.charge
+            .set(self.base_charge + USES_OF_EXTENSION * size)?;
+        let mut data = vec![0; size];
+        self.read_exact(&mut data)?;
+        self.begin_content(size as u64, Vec::new());
+        self.content.stored = 0;
+        self.skip_content()?;
+        Ok(data)
+    }
+
+    /// Reads a long name of GNU tar, which ends in NUL.
+    fn read_text(&mut self, size: u64) -> Result<Vec<u8>> {
+        let mut text = self.read_extension(size)?;
+        if text.last() == Some(&0) {
+            text.pop();
+        }
+        Ok(text)
+    }
+
+    /// Reads the map of an old GNU sparse file: four parts in the header, the others in blocks after it.
+    fn read_gnu_map(&mut self, header: &Block) -> Result<Vec<(u64, u64)>> {
+        let mut parts = sparse_parts(&header[386..482]).map_err(bad)?;
+        let mut has_more = header[482] != 0;
+        while has_more {
+            let mut block = [0; BLOCK];
+            self.read_exact(&mut block)?;
+            parts.extend(sparse_parts(&block[..504]).map_err(bad)?);
+            has_more = block[504] != 0;
+            self.check_parts(parts.len())?;
+        }
+        Ok(parts)
+    }
+
+    /// Reads the map of a sparse file in format 1.0: decimal numbers, one per line, in whole blocks
+    /// before the data.
+    fn read_map_in_data(&mut self) -> Result<Vec<(u64, u64)>> {
+        let mut numbers = Vec::new();
+        let mut wanted = None;
+        let mut text = Vec::new();
+        while wanted.is_none_or(|wanted| numbers.len() < wanted) {
+            let left = self.content.stored.checked_sub(BLOCK as u64);
+            self.content.stored = left.ok_or_else(unknown_sparse)?;
+            let mut block = [0; BLOCK];
+            self.read_exact(&mut block)?;
+            text.extend_from_slice(&block);
+            while let Some(end) = text.iter().position(|byte| *byte == b'\n')
+                && wanted.is_none_or(|wanted| numbers.len() < wanted)
+            {
+                let number = decimal(&text[..end]).ok_or_else(unknown_sparse)?;
+                text.drain(..=end);
+                if wanted.is_some() {
+                    numbers.push(number);
+                } else {
+                    let count = usize::try_from(number).unwrap_or(usize::MAX);
+                    self.check_parts(count)?;
+                    wanted = Some(2 * count);
+                }
+            }
+            // No number is longer.
+            if text.len() > 2 * BLOCK {
+                return Err(unknown_sparse());
+            }
+        }
+        let (pairs, _) = numbers.as_chunks::<2>();
+        Ok(pairs
+            .iter()
+            .map(|[offset, length]| (*offset, *length))
+            .collect())
+    }
+
+    fn check_parts(&mut self, count: usize) -> Result<()> {
+        if count > MAX_SPARSE_PARTS {
+            let text = format!(
+                "a sparse file has more than {MAX_SPARSE_PARTS} parts; make the archive without tar -S"
+            );
+            return Err(bad(text));
+        }
+        let bytes = 3 * count * size_of::<(u64, u64)>();
+        Ok(self.charge.set(self.base_charge + bytes)?)
+    }
+
+    /// Reads what follows the first block of zeros: a second one, and more zeros up to the end of the
+    /// stream.
+    fn read_end(&mut self) -> Result<()> {
+        let mut second = [0; BLOCK];
+        self.read_exact(&mut second)?;
+        if second != [0; BLOCK] {
+            return Err(bad("its end has one block of zeros instead of two"));
+        }
+        let mut padding = 0;
+        loop {
+            let found = self
+                .input()
+                .fill_buf()
+                .map_err(|error| unreadable(&error))?;
+            if found.is_empty() {
+                return Ok(());
+            }
+            if found.iter().any(|byte| *byte != 0) {
+                return Err(bad("something follows its end"));
+            }
+            let count = found.len();
+            padding += count as u64;
+            self.input().consume(count);
+            if padding > MAX_PADDING_BYTES {
+                return Err(bad("too many zeros follow its end"));
+            }
+        }
+    }
+}
+
+/// The map of a sparse file, the last part first, if it is one for this many bytes of data in a file of
+/// this size.
+fn checked_map(parts: Vec<(u64, u64)>, stored: u64, size: u64) -> Result<Vec<(u64, u64)>> {
+    let mut end = 0;
+    let mut sum = 0_u64;
+    for (offset, length) in &parts {
+        if *offset < end {
+            return Err(unknown_sparse());
+        }
+        end = offset.checked_add(*length).ok_or_else(unknown_sparse)?;
+        sum += length;
+    }
+    if end > size || sum != stored || i64::try_from(size).is_err() {
+        return Err(unknown_sparse());
+    }
+    Ok(parts.into_iter().rev().collect())
+}
+
+/// The next bytes, at least one.
+fn filled(input: &mut dyn BufRead) -> Result<&[u8]> {
+    let found = input.fill_buf().map_err(|error| unreadable(&error))?;
+    if found.is_empty() {
+        return Err(unreadable(&ErrorKind::UnexpectedEof.into()));
+    }
+    Ok(found)
+}
+
+fn bad(why: impl Display) -> Error {
+    Error::new(Kind::BadArchive, format!("cannot read the archive: {why}"))
+}
+
+fn unknown_sparse() -> Error {
+    bad("the map of a sparse file is broken; make the archive without tar -S")
+}
+
+fn unreadable(error: &io::Error) -> Error {
+    match error.kind() {
+        ErrorKind::UnexpectedEof => bad("it ends early"),
+        ErrorKind::InvalidData => bad(error.to_string()),
+        _ => Error::io("cannot read the archive", error),
+    }
+}

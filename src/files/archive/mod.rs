@@ -1,0 +1,30 @@
+//! Trees as one stream: tar archives, plain or compressed by gzip, in both directions.
+//!
+//! [`header`], [`pax`], [`write`] and [`gzip`] are pure functions of bytes. [`members`] reads an archive as
+//! a stream of members, and [`unpack`] makes files of them beneath a directory that is held open: no
+//! member goes through a link, or out of the directory. [`pack`] walks through a tree and writes one.
+//!
+//! Memory is bounded whatever an archive holds, and charged before it is taken.
+
+mod gzip;
+mod header;
+mod members;
+mod pack;
+mod pax;
+mod unpack;
+mod write;
+
+pub use pack::{BrokenOff, Packed, Packing, Sink};
+pub use unpack::{Overwrite, Unpacked, Unpacking};
+
+/// A file that was left out, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Skipped {
+    /// Its name, as bytes.
+    pub name: Vec<u8>,
+    /// The reason, for people.
+    pub reason: &'static str,
+}
+
+/// Most left-out files that are named.
+const MAX_SKIPPED_NAMES: usize = 100;

@@ -1,0 +1,448 @@
+//! Packs a tree into an archive, as it is found: names that come and go meanwhile, and files that
+//! change, never make the archive one that cannot be read.
+//!
+//! A member has the size that its header promised: a file that shrinks is filled with zeros, one that
+//! grows is cut, and both are counted as changed. What is left out is told in the last member, a global
+//! header that programs ignore.
+
+use std::collections::HashMap;
+use std::io::Read;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag};
+use nix::sys::stat::{FileStat, fstat};
+
+use super::gzip::{ENCODER_BYTES, Encoder};
+use super::header::{BLOCK, Time};
+use super::write::{Entry, append_member, append_report};
+use super::{MAX_SKIPPED_NAMES, Skipped};
+use crate::client::Disconnected;
+use crate::error::{Error, Kind, Result};
+use crate::files::entry::{FileKind, link_target, size};
+use crate::files::name::FilePath;
+use crate::files::root::Root;
+use crate::files::search::{Filter, Found, Visit};
+use crate::ledger::{Charge, Item, Ledger};
+
+/// Bytes that are read of a file, and sent, at a time.
+const PIECE_BYTES: usize = 128 * 1024;
+
+/// Most files with several names whose first name is remembered. Of more, each name is a file of its own.
+const MAX_HARD_LINKS: usize = 1 << 16;
+
+/// What remembering one takes besides the name.
+const HARD_LINK_BYTES: usize = 128;
+
+/// How many names are passed without sending anything before the client is looked at.
+const NAMES_BETWEEN_LOOKS: u32 = 256;
+
+/// How to pack.
+pub struct Packing {
+    /// The directory, or a file.
+    pub path: FilePath,
+    /// What is left out.
+    pub filter: Filter,
+    /// Whether the archive is compressed by gzip.
+    pub is_compressed: bool,
+    /// Whether the archive breaks off at what cannot be packed.
+    pub fails: bool,
+    /// Files and links that were not modified after this time are left out: milliseconds since 1970.
+    pub newer_than: Option<i64>,
+}
+
+/// What was packed.
+#[derive(Debug, Default)]
+pub struct Packed {
+    /// Regular files.
+    pub files: u64,
+    /// Directories.
+    pub directories: u64,
+    /// Symbolic and hard links.
+    pub links: u64,
+    /// Content of the files.
+    pub bytes: u64,
+    /// Files that changed while they were read.
+    pub changed: u64,
+    /// The first that were left out.
+    pub skipped: Vec<Skipped>,
+    /// How many there are.
+    pub skipped_total: u64,
+}
+
+/// Where an archive goes.
+pub trait Sink {
+    /// Sends bytes, and blocks while the client is slow.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    fn send(&mut self, bytes: &[u8]) -> std::result::Result<(), Disconnected>;
+    /// Looks whether the client is still there.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    fn look(&mut self) -> std::result::Result<(), Disconnected>;
+}
+
+/// Why an archive is not complete.
+pub enum BrokenOff {
+    /// Something could not be packed.
+    Failed(Error),
+    /// The client disconnected.
+    Disconnected,
+}
+
+impl From<Error> for BrokenOff {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<Disconnected> for BrokenOff {
+    fn from(_: Disconnected) -> Self {
+        Self::Disconnected
+    }
+}
+
+type Outcome = std::result::Result<(), BrokenOff>;
+
+/// An archive that is being written.
+struct Writer<'a> {
+    sink: &'a mut dyn Sink,
+    encoder: Option<Encoder>,
+    /// Not sent yet.
+    out: Vec<u8>,
+    /// Blocks that are not compressed yet.
+    plain: Vec<u8>,
+    buffer: Vec<u8>,
+    fails: bool,
+    newer_than: Option<i64>,
+    done: Packed,
+    /// The first name of each file that has several.
+    names: HashMap<(u64, u64), Vec<u8>>,
+    names_charge: Charge,
+    skipped_charge: Charge,
+    unlooked: u32,
+    _charge: Charge,
+}
+
+impl Root {
+    /// Checks that a path can be packed: `NotFound`, `Forbidden`, `NotRegular`.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn check_packable(&self, path: &FilePath) -> Result<()> {
+        let failed = |errno| self.error(format_args!("cannot read {path}"), errno);
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+        match self.resolve(path.bytes(), flags) {
+            Err(Errno::ENOTDIR) => self.open(path, false).map(drop),
+            other => other.map(drop).map_err(failed),
+        }
+    }
+
+    /// Packs a tree into `sink`. `describe` writes the report, which is the last member.
+    ///
+    /// # Errors
+    /// The client disconnected; what the archive holds is over the tenant's share; or, if asked for, a
+    /// file could not be packed. The archive has no end then.
+    pub fn pack(
+        &self,
+        packing: Packing,
+        ledger: &Arc<Ledger>,
+        sink: &mut dyn Sink,
+        describe: impl FnOnce(&Packed) -> Vec<u8>,
+    ) -> Outcome {
+        let memory = 3 * PIECE_BYTES
+            + if packing.is_compressed {
+                ENCODER_BYTES
+            } else {
+                0
+            };
+        let encoder = packing.is_compressed.then(Encoder::new).transpose();
+        let encoder = encoder.map_err(|error| {
+            let text = format!("cannot start a thread to compress the archive: {error}");
+            Error::new(Kind::NoThreads, text)
+        })?;
+        let mut writer = Writer {
+            sink,
+            encoder,
+            out: Vec::new(),
+            plain: Vec::new(),
+            buffer: vec![0; PIECE_BYTES],
+            fails: packing.fails,
+            newer_than: packing.newer_than,
+            done: Packed::default(),
+            names: HashMap::new(),
+            names_charge: charge(ledger, 0)?,
+            skipped_charge: charge(ledger, 0)?,
+            unlooked: 0,
+            _charge: charge(ledger, memory)?,
+        };
+        let mut top = None;
+        match self.walk(&packing.path, packing.filter, None, ledger) {
+            Err(error) if error.kind() == Kind::NotDirectory => {
+                let opened = self.open(&packing.path, false)?;
+                let status = fstat(&opened.file)
+                    .map_err(|errno| Error::system("cannot read the file", errno))?;
+                writer.file(packing.path.name(), &status, opened.file)?;
+            }
+            walk => {
+                let mut walk = walk?;
+                top = self.status(packing.path.bytes(), AtFlags::empty()).ok();
+                while let Some(visit) = walk.next()? {
+                    match visit {
+                        Visit::Entry(found) => writer.entry(&found)?,
+                        Visit::Unreadable(path, errno) => writer.skip(path, reason(errno))?,
+                    }
+                }
+            }
+        }
+        writer.finish(top.as_ref(), describe)
+    }
+}
+
+impl Writer<'_> {
+    fn entry(&mut self, found: &Found<'_>) -> Outcome {
+        self.unlooked += 1;
+        if self.unlooked > NAMES_BETWEEN_LOOKS {
+            self.unlooked = 0;
+            self.sink.look()?;
+        }
+        let packed = match found.kind {
+            FileKind::Regular => self.opened(found),
+            FileKind::Directory => self.directory(found),
+            FileKind::Link => self.link(found),
+            FileKind::Pipe => return self.skip(found.path, "named pipe"),
+            FileKind::Socket => return self.skip(found.path, "socket"),
+            FileKind::CharacterDevice | FileKind::BlockDevice => {
+                return self.skip(found.path, "device");
+            }
+        };
+        match packed {
+            // Removed since it was found.
+            Ok(()) | Err(Failure::Errno(Errno::ENOENT)) => Ok(()),
+            Err(Failure::Errno(errno)) => self.skip(found.path, reason(errno)),
+            Err(Failure::BrokenOff(why)) => Err(why),
+        }
+    }
+
+    fn opened(&mut self, found: &Found<'_>) -> std::result::Result<(), Failure> {
+        let file = found.open(OFlag::O_RDONLY)?;
+        let status = fstat(&file)?;
+        if FileKind::of(&status) != FileKind::Regular {
+            // Replaced since it was found.
+            return Err(Errno::ENOENT.into());
+        }
+        Ok(self.file(found.path, &status, file)?)
+    }
+
+    fn file(&mut self, path: &[u8], status: &FileStat, file: impl Read) -> Outcome {
+        if self.is_too_old(status) {
+            return Ok(());
+        }
+        let promised = size(status);
+        let mut entry = Entry::of(path, status);
+        let identity = (status.st_dev, status.st_ino);
+        if let Some(first) = self.names.get(&identity) {
+            let entry = Entry {
+                typeflag: b'1',
+                link: first,
+                ..entry
+            };
+            append_member(&mut self.plain, &entry);
+            self.done.links += 1;
+            return self.flush_if_full();
+        }
+        if status.st_nlink > 1 {
+            self.remember(identity, path);
+        }
+        entry.typeflag = b'0';
+        entry.size = promised;
+        append_member(&mut self.plain, &entry);
+        self.done.files += 1;
+        self.done.bytes += promised;
+        self.content(file, promised)
+    }
+
+    /// Sends exactly `promised` bytes, and fills the last block.
+    fn content(&mut self, mut file: impl Read, promised: u64) -> Outcome {
+        let mut left = promised;
+        let mut is_short = false;
+        while left > 0 {
+            let most = usize::try_from(left).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            let count = match file.read(&mut self.buffer[..most]) {
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                // What cannot be read any more is filled, too.
+                Ok(0) | Err(_) => {
+                    is_short = true;
+                    self.buffer[..most].fill(0);
+                    most
+                }
+                Ok(count) => count,
+            };
+            self.plain.extend_from_slice(&self.buffer[..count]);
+            left -= count as u64;
+            self.flush_if_full()?;
+        }
+        let mut more = [0];
+        let has_grown = !is_short && file.read(&mut more).is_ok_and(|count| count > 0);
+        self.done.changed += u64::from(is_short || has_grown);
+        let filled = self.plain.len() + padding(promised);
+        self.plain.resize(filled, 0);
+        self.flush_if_full()
+    }
+
+    fn directory(&mut self, found: &Found<'_>) -> std::result::Result<(), Failure> {
+        if !found.is_included {
+            // Something in it may be, and then names it.
+            return Ok(());
+        }
+        let status = found.status()?;
+        let path = [found.path, b"/"].concat();
+        let mut entry = Entry::of(&path, &status);
+        entry.typeflag = b'5';
+        append_member(&mut self.plain, &entry);
+        self.done.directories += 1;
+        Ok(self.flush_if_full()?)
+    }
+
+    fn link(&mut self, found: &Found<'_>) -> std::result::Result<(), Failure> {
+        let status = found.status()?;
+        if self.is_too_old(&status) {
+            return Ok(());
+        }
+        let target = link_target(found.directory, found.name)?;
+        let mut entry = Entry::of(found.path, &status);
+        entry.typeflag = b'2';
+        entry.link = &target;
+        append_member(&mut self.plain, &entry);
+        self.done.links += 1;
+        Ok(self.flush_if_full()?)
+    }
+
+    fn is_too_old(&self, status: &FileStat) -> bool {
+        let milliseconds = status
+            .st_mtime
+            .saturating_mul(1000)
+            .saturating_add(status.st_mtime_nsec / 1_000_000);
+        self.newer_than.is_some_and(|limit| milliseconds <= limit)
+    }
+
+    fn remember(&mut self, identity: (u64, u64), path: &[u8]) {
+        let bytes = self.names_charge.bytes() + path.len() + HARD_LINK_BYTES;
+        if self.names.len() < MAX_HARD_LINKS && self.names_charge.set(bytes).is_ok() {
+            self.names.insert(identity, path.to_vec());
+        }
+    }
+
+    fn skip(&mut self, path: &[u8], reason: &'static str) -> Outcome {
+        if self.fails {
+            let name = crate::files::name::show(path);
+            let text = format!("cannot pack {name}: {reason}");
+            return Err(Error::new(Kind::NotRegular, text).into());
+        }
+        self.done.skipped_total += 1;
+        let bytes = self.skipped_charge.bytes() + path.len();
+        if self.done.skipped.len() < MAX_SKIPPED_NAMES && self.skipped_charge.set(bytes).is_ok() {
+            self.done.skipped.push(Skipped {
+                name: path.to_vec(),
+                reason,
+            });
+        }
+        Ok(())
+    }
+
+    fn finish(
+        mut self,
+        top: Option<&FileStat>,
+        describe: impl FnOnce(&Packed) -> Vec<u8>,
+    ) -> Outcome {
+        // Python takes a global header without a member after it for a broken archive. The one that does no
+        // harm is the directory itself.
+        if let Some(top) = top {
+            append_report(&mut self.plain, &describe(&self.done));
+            let mut entry = Entry::of(b"./", top);
+            entry.typeflag = b'5';
+            append_member(&mut self.plain, &entry);
+        }
+        let end = self.plain.len() + 2 * BLOCK;
+        self.plain.resize(end, 0);
+        self.flush(true)
+    }
+
+    fn flush_if_full(&mut self) -> Outcome {
+        if self.plain.len() < PIECE_BYTES {
+            return Ok(());
+        }
+        self.flush(false)
+    }
+
+    fn flush(&mut self, is_last: bool) -> Outcome {
+        self.unlooked = 0;
+        match &mut self.encoder {
+            None => self.sink.send(&self.plain)?,
+            Some(encoder) => {
+                encoder.push(&self.plain, is_last, &mut self.out);
+                if is_last || self.out.len() >= PIECE_BYTES / 4 {
+                    self.sink.send(&self.out)?;
+                    self.out.clear();
+                } else {
+                    self.sink.look()?;
+                }
+            }
+        }
+        self.plain.clear();
+        Ok(())
+    }
+}
+
+/// Why a single file was not packed.
+enum Failure {
+    Errno(Errno),
+    BrokenOff(BrokenOff),
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl From<BrokenOff> for Failure {
+    fn from(why: BrokenOff) -> Self {
+        Self::BrokenOff(why)
+    }
+}
+
+impl<'a> Entry<'a> {
+    fn of(path: &'a [u8], status: &FileStat) -> Self {
+        Self {
+            path,
+            link: b"",
+            typeflag: b'0',
+            mode: status.st_mode & 0o7777,
+            uid: status.st_uid.into(),
+            gid: status.st_gid.into(),
+            size: 0,
+            modified: Time {
+                seconds: status.st_mtime,
+                nanoseconds: u32::try_from(status.st_mtime_nsec).unwrap_or(0),
+            },
+        }
+    }
+}
+
+fn charge(ledger: &Arc<Ledger>, bytes: usize) -> Result<Charge> {
+    Ok(ledger.charge(Item::Responses, bytes)?)
+}
+
+fn padding(size: u64) -> usize {
+    usize::try_from(size.next_multiple_of(BLOCK as u64) - size).unwrap_or(0)
+}
+
+fn reason(errno: Errno) -> &'static str {
+    match errno {
+        Errno::EXDEV => "on another file system",
+        errno => errno.desc(),
+    }
+}

@@ -1,0 +1,988 @@
+//! Unpacks an archive beneath a directory, whatever the archive says and whatever happens to the
+//! directory meanwhile.
+//!
+//! One directory is open at a time, that of the last member: archives list a directory's files one
+//! after another. The way to the next one goes up by the kernel's `..`, where each directory must be the
+//! one that was come from, and down name by name without following links. What is known of each level
+//! above takes a few bytes, so descriptors and memory are bounded.
+//!
+//! A directory gets its mode and time when the way leaves it. Until then its owner may write in it.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::fs::File;
+use std::hash::BuildHasher;
+use std::io::BufRead;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::fcntl::{AtFlags, OFlag, openat, renameat};
+use nix::sys::stat::{
+    FchmodatFlags, FileStat, Mode, UtimensatFlags, fchmod, fchmodat, fstat, fstatat, futimens,
+    mkdirat, utimensat,
+};
+use nix::sys::time::TimeSpec;
+use nix::unistd::{
+    Gid, Uid, UnlinkatFlags, fchown, fchownat, ftruncate, linkat, symlinkat, unlinkat,
+};
+
+use super::header::Time;
+use super::members::{Member, MemberKind, Members};
+use super::{MAX_SKIPPED_NAMES, Skipped};
+use crate::error::{Detail, Error, Kind, Result};
+use crate::files::entry::{DIRECTORY, FileKind, Identity};
+use crate::files::name::{FilePath, show};
+use crate::files::name_at::NameAt;
+use crate::files::remove::{Protected, remove_tree};
+use crate::files::root::{Files, Missing, Root};
+use crate::files::write::{Staging, stage, temporary_name};
+use crate::ledger::{Charge, Item, Ledger};
+use crate::sys::{Rename, rename};
+
+/// Longest name of a member, in bytes.
+const MAX_NAME_BYTES: usize = 4096;
+
+/// Longest part of a name (`NAME_MAX`).
+const MAX_PART_BYTES: usize = 255;
+
+/// Most parts of a name.
+const MAX_LEVELS: usize = 256;
+
+/// Longest content of a symbolic link (`PATH_MAX`, with the NUL).
+const MAX_LINK_BYTES: usize = 4095;
+
+/// Most symbolic links of an archive that are remembered. Once there are more, no link is written over.
+const MAX_KNOWN_LINKS: usize = 1 << 16;
+
+/// Most times of directories that are remembered. Where an archive comes back to one of more, that has the
+/// time of the last change in it.
+const MAX_KNOWN_TIMES: usize = 1 << 14;
+
+/// What happens to files that exist.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Overwrite {
+    /// They are replaced, each in one step.
+    Replace,
+    /// They stay.
+    Keep,
+    /// The first one ends the unpacking.
+    Fail,
+}
+
+/// How to unpack.
+#[derive(Debug, Clone, Copy)]
+pub struct Unpacking {
+    /// Leading parts of names that are dropped.
+    pub strip: usize,
+    /// What happens to files that exist.
+    pub overwrite: Overwrite,
+    /// Checks without writing.
+    pub dry_run: bool,
+    /// Gives files the numeric owners of the archive. Only root of a machine may.
+    pub owners: bool,
+    /// Makes the directory, and those above it.
+    pub make_parents: bool,
+    /// Most bytes of content.
+    pub max_bytes: u64,
+    /// Most files, directories and links.
+    pub max_files: u64,
+}
+
+/// What was unpacked.
+#[derive(Debug, Default)]
+pub struct Unpacked {
+    /// Regular files.
+    pub files: u64,
+    /// Directories, those included that are only named by what is below them.
+    pub directories: u64,
+    /// Symbolic and hard links.
+    pub links: u64,
+    /// Content of the files, holes included.
+    pub bytes: u64,
+    /// The first members that were left out.
+    pub skipped: Vec<Skipped>,
+    /// How many there are.
+    pub skipped_total: u64,
+}
+
+/// The directory that an archive is unpacked in, and the way from it to the last member.
+struct Tree<'f> {
+    files: &'f Root,
+    options: Unpacking,
+    /// The directory itself; `None` in a dry run if it does not exist.
+    base: Option<OwnedFd>,
+    /// The last directory of the way that exists.
+    current: Option<OwnedFd>,
+    /// The way. The first level is the base.
+    levels: Vec<Level>,
+    /// Whether the base was made for this archive.
+    is_new: bool,
+    /// What the archive says of the base, if that is new.
+    top: Attributes,
+    done: Unpacked,
+    /// The symbolic links that the archive has made.
+    links: Known<()>,
+    /// The times of the directories that the way has left.
+    times: Known<Time>,
+    /// For the names of what was left out.
+    charge: Charge,
+}
+
+/// A directory on the way.
+struct Level {
+    name: Vec<u8>,
+    /// `None` in a dry run for a directory that does not exist.
+    identity: Option<Identity>,
+    /// What it gets when the way leaves it.
+    finally: Attributes,
+}
+
+/// What a member says of its file.
+#[derive(Clone, Copy, Default)]
+struct Attributes {
+    mode: Option<u32>,
+    modified: Option<Time>,
+    owner: Option<(Uid, Gid)>,
+}
+
+/// What is known of some names of the archive, up to a bound.
+struct Known<T> {
+    /// By the hash of the name, which a secret makes unpredictable.
+    values: HashMap<u64, T>,
+    hasher: RandomState,
+    most: usize,
+    is_complete: bool,
+    charge: Charge,
+}
+
+impl<T: Copy> Known<T> {
+    /// Bytes that a value takes: a table is between half and seven eighths full, or twice that while it
+    /// grows.
+    const BYTES: usize = 3 * (size_of::<(u64, T)>() + 1);
+
+    fn new(most: usize, ledger: &Arc<Ledger>) -> Result<Self> {
+        Ok(Self {
+            values: HashMap::new(),
+            hasher: RandomState::new(),
+            most,
+            is_complete: true,
+            charge: ledger.charge(Item::Bodies, 0)?,
+        })
+    }
+
+    fn get(&self, parts: &[&[u8]]) -> Option<T> {
+        if self.values.is_empty() {
+            return None;
+        }
+        self.values.get(&self.hasher.hash_one(parts)).copied()
+    }
+
+    fn add(&mut self, parts: &[&[u8]], value: T) {
+        let count = self.values.len() + 1;
+        if count > self.most || self.charge.set(count * Self::BYTES).is_err() {
+            self.is_complete = false;
+        } else {
+            self.values.insert(self.hasher.hash_one(parts), value);
+        }
+    }
+}
+
+impl Files<'_> {
+    /// Unpacks the archive that `input` has into the directory at `path`. What was unpacked before an
+    /// error stays, and the error says how much that is.
+    ///
+    /// # Errors
+    /// `BadArchive`, `TooLarge`, `Unsupported`, `Exists`, `IsDirectory`, `NotDirectory`, `NoSpace`; the
+    /// directory cannot be opened; or `input` fails.
+    pub fn unpack(
+        &self,
+        path: &FilePath,
+        options: Unpacking,
+        input: impl BufRead,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Unpacked> {
+        let missing = if options.make_parents && !options.dry_run {
+            Missing::Make
+        } else {
+            Missing::Refuse
+        };
+        let base = match self.directory(path.bytes(), missing) {
+            Err(Errno::ENOENT) if options.make_parents => None,
+            other => Some(other.map_err(|errno| self.unpacking_error(path, errno))?),
+        };
+        let (done, _) = Tree::new(self, base, options, ledger)?.unpack(input, ledger)?;
+        Ok(done)
+    }
+
+    /// As [`Files::unpack`], but all or nothing: the archive is unpacked beside `path`, which then becomes
+    /// exactly what is in the archive.
+    ///
+    /// # Errors
+    /// As [`Files::unpack`]. Nothing is changed then.
+    pub fn unpack_atomically(
+        &self,
+        path: &FilePath,
+        options: Unpacking,
+        input: impl BufRead,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Unpacked> {
+        let failed = |errno| self.unpacking_error(path, errno);
+        let plain = path.without_trailing_slashes();
+        let (target, existing) = self.target(&plain, options.make_parents)?;
+        if let Some(existing) = &existing {
+            if FileKind::of(existing) != FileKind::Directory {
+                return Err(failed(Errno::ENOTDIR));
+            }
+            if options.overwrite == Overwrite::Fail {
+                return Err(failed(Errno::EEXIST));
+            }
+        }
+        let mut staging = StagingTree::make(&target).map_err(failed)?;
+        let base = staging.open().map_err(failed)?;
+        let mut tree = Tree::new(self, Some(base), options, ledger)?;
+        tree.is_new = true;
+        let (done, top) = tree.unpack(input, ledger)?;
+        staging.finish(&top, existing.as_ref()).map_err(failed)?;
+        Ok(done)
+    }
+
+    fn unpacking_error(&self, path: &FilePath, errno: Errno) -> Error {
+        self.error(format_args!("cannot unpack into {path}"), errno)
+    }
+}
+
+impl<'f> Tree<'f> {
+    fn new(
+        files: &'f Files<'_>,
+        base: Option<OwnedFd>,
+        options: Unpacking,
+        ledger: &Arc<Ledger>,
+    ) -> Result<Self> {
+        let failed = |errno| Error::system("cannot unpack", errno);
+        let identity = base
+            .as_ref()
+            .map(Identity::of_open)
+            .transpose()
+            .map_err(failed)?;
+        let again = |base| openat(base, ".", DIRECTORY, Mode::empty());
+        let current = base.as_ref().map(again).transpose().map_err(failed)?;
+        Ok(Self {
+            files,
+            options,
+            base,
+            current,
+            levels: vec![Level {
+                name: Vec::new(),
+                identity,
+                finally: Attributes::default(),
+            }],
+            is_new: false,
+            top: Attributes::default(),
+            done: Unpacked::default(),
+            links: Known::new(MAX_KNOWN_LINKS, ledger)?,
+            times: Known::new(MAX_KNOWN_TIMES, ledger)?,
+            charge: ledger.charge(Item::Bodies, 0)?,
+        })
+    }
+
+    /// Unpacks everything. Returns what the archive says of the directory itself, too.
+    fn unpack(
+        mut self,
+        input: impl BufRead,
+        ledger: &Arc<Ledger>,
+    ) -> Result<(Unpacked, Attributes)> {
+        let charge = ledger.charge(Item::Bodies, 0)?;
+        let mut members = Members::new(input, charge)?;
+        while let Some(member) = members
+            .next()
+            .map_err(|error| self.explained(error, None))?
+        {
+            self.take(&member, &mut members)
+                .map_err(|error| self.explained(error, Some(&member)))?;
+        }
+        self.go_to(&[])
+            .map_err(|errno| self.explained(Error::system("cannot unpack", errno), None))?;
+        Ok((std::mem::take(&mut self.done), self.top))
+    }
+
+    /// Adds to an error what a client needs to go on after it.
+    fn explained(&self, error: Error, member: Option<&Member>) -> Error {
+        let Unpacked { files, bytes, .. } = self.done;
+        let error = match member {
+            Some(member) => error.with("member", Detail::Text(show(&member.name))),
+            None => error,
+        };
+        error
+            .with("files", Detail::Number(files))
+            .with("bytes", Detail::Number(bytes))
+    }
+
+    fn take<R: BufRead>(&mut self, member: &Member, members: &mut Members<R>) -> Result<()> {
+        let Some(parts) = parts(&member.name, self.options.strip).map_err(refused)? else {
+            return Ok(());
+        };
+        let attributes = self.attributes(member);
+        let Some((name, way)) = parts.split_last() else {
+            return match member.kind {
+                MemberKind::Directory => {
+                    self.take_base(attributes);
+                    Ok(())
+                }
+                _ => Err(refused("it has the name of the directory itself")),
+            };
+        };
+        if let MemberKind::Other(reason) = member.kind {
+            self.skip(member, reason);
+            return Ok(());
+        }
+        if member.kind == MemberKind::Directory {
+            return self.take_directory(&parts, attributes);
+        }
+        self.count()?;
+        self.enter(way)?;
+        if !self.make_room(&parts, member)? {
+            return Ok(());
+        }
+        match member.kind {
+            MemberKind::Symlink => self.take_link(&parts, member, attributes),
+            MemberKind::HardLink => self.take_hard_link(name, member),
+            _ => self.take_file(name, attributes, member, members),
+        }
+    }
+
+    /// The attributes that a member's file gets.
+    fn attributes(&self, member: &Member) -> Attributes {
+        let id = |number: u64| u32::try_from(number).ok();
+        let owner = id(member.uid)
+            .zip(id(member.gid))
+            .filter(|_| self.options.owners);
+        Attributes {
+            // Without set-user-ID, set-group-ID and sticky.
+            mode: Some(member.mode & 0o777),
+            modified: Some(member.modified),
+            owner: owner.map(|(uid, gid)| (Uid::from_raw(uid), Gid::from_raw(gid))),
+        }
+    }
+
+    /// Adds one file, directory or link to the count.
+    fn count(&self) -> Result<()> {
+        let Unpacked {
+            files,
+            directories,
+            links,
+            ..
+        } = self.done;
+        let most = self.options.max_files;
+        if files + directories + links >= most {
+            let text = format!("the archive has more than {most} files, directories and links");
+            return Err(Error::new(Kind::TooLarge, text));
+        }
+        Ok(())
+    }
+
+    fn skip(&mut self, member: &Member, reason: &'static str) {
+        self.done.skipped_total += 1;
+        let bytes = self.charge.bytes() + member.name.len();
+        if self.done.skipped.len() < MAX_SKIPPED_NAMES && self.charge.set(bytes).is_ok() {
+            self.done.skipped.push(Skipped {
+                name: member.name.clone(),
+                reason,
+            });
+        }
+    }
+
+    /// What a member says of the directory that the archive is unpacked in. One that was there before
+    /// keeps what it has.
+    fn take_base(&mut self, attributes: Attributes) {
+        if self.is_new {
+            self.top = attributes;
+        }
+    }
+
+    fn take_directory(&mut self, parts: &[&[u8]], attributes: Attributes) -> Result<()> {
+        let (before, is_kept) = (
+            self.done.directories,
+            self.options.overwrite == Overwrite::Keep,
+        );
+        self.enter(parts)?;
+        let is_new = self.done.directories > before;
+        if !is_new {
+            self.count()?;
+            self.done.directories += 1;
+        }
+        if let Some(level) = self.levels.last_mut()
+            && (is_new || !is_kept)
+        {
+            level.finally = attributes;
+        }
+        Ok(())
+    }
+
+    fn take_file<R: BufRead>(
+        &mut self,
+        name: &[u8],
+        attributes: Attributes,
+        member: &Member,
+        members: &mut Members<R>,
+    ) -> Result<()> {
+        let bytes = self.done.bytes.saturating_add(member.size);
+        if bytes > self.options.max_bytes {
+            let most = self.options.max_bytes;
+            let text = format!("the archive has more than {most} bytes of content");
+            return Err(Error::new(Kind::TooLarge, text));
+        }
+        if let Some(directory) = self.directory_to_write() {
+            let failed = |errno| self.member_error(member, errno);
+            let mut staged = StagedFile::make(directory).map_err(failed)?;
+            let file = &staged.file;
+            let mut end = 0;
+            members.read_content(|offset, bytes| {
+                end = offset + bytes.len() as u64;
+                file.write_all_at(bytes, offset).map_err(|error| {
+                    let name = show(&member.name);
+                    Error::io(format_args!("cannot write {name}"), &error)
+                })
+            })?;
+            if end < member.size {
+                let size = i64::try_from(member.size).map_err(|_| failed(Errno::EFBIG))?;
+                ftruncate(file, size).map_err(failed)?;
+            }
+            attributes.apply(file).map_err(failed)?;
+            staged
+                .take_place(name, self.options.overwrite == Overwrite::Replace)
+                .map_err(failed)?;
+        } else {
+            members.read_content(|_, _| Ok(()))?;
+        }
+        self.done.files += 1;
+        self.done.bytes = bytes;
+        Ok(())
+    }
+
+    fn take_link(
+        &mut self,
+        parts: &[&[u8]],
+        member: &Member,
+        attributes: Attributes,
+    ) -> Result<()> {
+        let target = member.link.as_slice();
+        if target.is_empty() || target.len() > MAX_LINK_BYTES || target.contains(&0) {
+            return Err(refused("it is a link to a name that no file can have"));
+        }
+        if let (Some(directory), Some(name)) = (self.directory_to_write(), parts.last()) {
+            let make = |name: &[u8]| {
+                symlinkat(target, directory, name)?;
+                attributes.apply_to_link(directory, name)
+            };
+            self.place(directory, name, make)
+                .map_err(|errno| self.member_error(member, errno))?;
+        }
+        self.links.add(parts, ());
+        self.done.links += 1;
+        Ok(())
+    }
+
+    /// Makes a hard link to a file of the tree.
+    fn take_hard_link(&mut self, name: &[u8], member: &Member) -> Result<()> {
+        let failed = |errno| self.member_error(member, errno);
+        let found = parts(&member.link, self.options.strip).map_err(refused)?;
+        let found = found.filter(|parts| !parts.is_empty());
+        let found = found.ok_or_else(|| refused("it is a hard link to no file"))?;
+        let (Some((target, way)), Some(base)) = (found.split_last(), &self.base) else {
+            self.done.links += 1;
+            return Ok(());
+        };
+        if let Some(directory) = self.directory_to_write() {
+            let outside = |errno| match errno {
+                Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP | Errno::EXDEV => {
+                    refused("it is a hard link to what is no file of the tree")
+                }
+                errno => failed(errno),
+            };
+            let mut above = openat(base, ".", DIRECTORY, Mode::empty()).map_err(failed)?;
+            for part in way {
+                let flags = DIRECTORY | OFlag::O_NOFOLLOW;
+                above = self
+                    .files
+                    .resolve_in(&above, part, flags)
+                    .map_err(outside)?;
+            }
+            let status = status_of(&above, target).and_then(|found| found.ok_or(Errno::ENOENT));
+            let status = status.map_err(outside)?;
+            if !matches!(FileKind::of(&status), FileKind::Regular | FileKind::Link) {
+                return Err(refused("it is a hard link to what is no file of the tree"));
+            }
+            let existing = status_of(directory, name).map_err(failed)?;
+            let is_same = |existing: FileStat| Identity::of(&existing) == Identity::of(&status);
+            // Renaming one name of a file over another does nothing.
+            if !existing.is_some_and(is_same) {
+                let make = |name: &[u8]| linkat(&above, *target, directory, name, AtFlags::empty());
+                self.place(directory, name, make).map_err(failed)?;
+            }
+        }
+        self.done.links += 1;
+        Ok(())
+    }
+
+    /// Makes a link at a name, in place of a file that may be there.
+    fn place(
+        &self,
+        directory: &OwnedFd,
+        name: &[u8],
+        make: impl Fn(&[u8]) -> nix::Result<()>,
+    ) -> nix::Result<()> {
+        match make(name) {
+            Err(Errno::EEXIST) if self.options.overwrite == Overwrite::Replace => {}
+            other => return other,
+        }
+        let temporary = temporary_name();
+        let placed = make(&temporary)
+            .and_then(|()| renameat(directory, temporary.as_slice(), directory, name));
+        if placed.is_err() {
+            let _ = unlinkat(directory, temporary.as_slice(), UnlinkatFlags::NoRemoveDir);
+        }
+        placed
+    }
+
+    /// Checks what is at a member's place. False if that stays.
+    fn make_room(&mut self, parts: &[&[u8]], member: &Member) -> Result<bool> {
+        let existing = match (self.directory(), parts.last()) {
+            (Some(directory), Some(name)) => status_of(directory, name),
+            _ => Ok(None),
+        };
+        let existing = existing.map_err(|errno| self.member_error(member, errno))?;
+        let kind = existing.as_ref().map(FileKind::of);
+        // In a dry run only the archive's own names tell of its links.
+        let is_link = kind == Some(FileKind::Link);
+        let is_unknown = is_link && !self.links.is_complete;
+        let is_own = (is_link || self.options.dry_run) && self.links.get(parts).is_some();
+        if is_unknown || is_own {
+            return Err(refused(
+                "it has the name of a link that the archive has made",
+            ));
+        }
+        match (kind, self.options.overwrite) {
+            (Some(FileKind::Directory), _) => Err(self.member_error(member, Errno::EISDIR)),
+            (None, _) | (_, Overwrite::Replace) => Ok(true),
+            (Some(_), Overwrite::Fail) => Err(self.member_error(member, Errno::EEXIST)),
+            (Some(_), Overwrite::Keep) => {
+                self.skip(member, "exists");
+                Ok(false)
+            }
+        }
+    }
+
+    fn member_error(&self, member: &Member, errno: Errno) -> Error {
+        let name = show(&member.name);
+        self.files
+            .error(format_args!("cannot unpack {name}"), errno)
+    }
+
+    /// Goes to a directory of the tree, and makes what is missing on the way.
+    fn enter(&mut self, parts: &[&[u8]]) -> Result<()> {
+        let known = self.levels[1..]
+            .iter()
+            .zip(parts)
+            .take_while(|(level, part)| level.name == **part)
+            .count();
+        let failed = |errno| {
+            let name = show(&parts.join(&b'/'));
+            Error::system(format_args!("cannot unpack {name}"), errno)
+        };
+        self.go_to(&parts[..known]).map_err(failed)?;
+        for depth in known..parts.len() {
+            self.descend(&parts[..=depth])?;
+        }
+        Ok(())
+    }
+
+    /// Goes up to the directory of these parts, which is on the way.
+    fn go_to(&mut self, parts: &[&[u8]]) -> nix::Result<()> {
+        while self.levels.len() > parts.len() + 1 {
+            self.leave()?;
+        }
+        Ok(())
+    }
+
+    /// Goes one level down, to the last of `parts`.
+    fn descend(&mut self, parts: &[&[u8]]) -> Result<()> {
+        let shown = || show(&parts.join(&b'/'));
+        let failed = |errno| Error::system(format_args!("cannot unpack into {}", shown()), errno);
+        let Some((name, _)) = parts.split_last() else {
+            return Ok(());
+        };
+        let mut level = Level {
+            name: name.to_vec(),
+            identity: None,
+            finally: Attributes::default(),
+        };
+        let is_own_link = self.links.get(parts).is_some();
+        let through_link = "its name goes through a link that the archive has made";
+        let Some(above) = self.directory() else {
+            if is_own_link {
+                return Err(refused(through_link));
+            }
+            self.count()?;
+            self.done.directories += 1;
+            self.levels.push(level);
+            return Ok(());
+        };
+        let flags = DIRECTORY | OFlag::O_NOFOLLOW;
+        let mut opened = self.files.resolve_in(above, name, flags);
+        if matches!(opened, Err(Errno::EACCES)) && self.open_up(above, name, &mut level) {
+            opened = self.files.resolve_in(above, name, flags);
+        }
+        if let Err(Errno::ENOENT) = opened {
+            self.count()?;
+            if self.options.dry_run {
+                if is_own_link {
+                    return Err(refused(through_link));
+                }
+                self.done.directories += 1;
+                self.levels.push(level);
+                return Ok(());
+            }
+            match mkdirat(above, *name, Mode::from_bits_truncate(0o777)) {
+                Ok(()) => self.done.directories += 1,
+                // Another process made it.
+                Err(Errno::EEXIST) => {}
+                Err(errno) => return Err(failed(errno)),
+            }
+            let above = self.current.as_ref().ok_or_else(|| failed(Errno::ENOENT))?;
+            opened = self.files.resolve_in(above, name, flags);
+        }
+        let above = self.current.as_ref().ok_or_else(|| failed(Errno::ENOENT))?;
+        let directory = opened.map_err(|errno| match status_of(above, name) {
+            Ok(Some(found)) if FileKind::of(&found) == FileKind::Link => {
+                if is_own_link {
+                    return refused(through_link);
+                }
+                let text = format!(
+                    "cannot unpack into {}: it is a symbolic link, and links are not followed here",
+                    shown()
+                );
+                Error::new(Kind::Forbidden, text)
+            }
+            _ => self
+                .files
+                .error(format_args!("cannot unpack into {}", shown()), errno),
+        })?;
+        let status = fstat(&directory).map_err(failed)?;
+        level.identity = Some(Identity::of(&status));
+        level.finally.modified = self.times.get(parts);
+        if status.st_mode & 0o300 != 0o300 {
+            self.open_up(above, name, &mut level);
+        }
+        self.current = Some(directory);
+        self.levels.push(level);
+        Ok(())
+    }
+
+    /// Lets the owner write in a directory that they have protected, until the way leaves it. Such a
+    /// directory may be one that the archive has made and comes back to.
+    fn open_up(&self, above: &OwnedFd, name: &[u8], level: &mut Level) -> bool {
+        let Ok(Some(status)) = status_of(above, name) else {
+            return false;
+        };
+        let is_own = FileKind::of(&status) == FileKind::Directory && self.files.owns(&status);
+        if !is_own || self.options.dry_run {
+            return false;
+        }
+        let (mode, nofollow) = (status.st_mode & 0o7777, FchmodatFlags::NoFollowSymlink);
+        level.finally.mode = Some(mode);
+        fchmodat(
+            above,
+            name,
+            Mode::from_bits_truncate(mode | 0o700),
+            nofollow,
+        )
+        .is_ok()
+    }
+
+    /// Goes one level up.
+    fn leave(&mut self) -> nix::Result<()> {
+        let Some(left) = self.levels.pop() else {
+            return Ok(());
+        };
+        let (Some(_), Some(directory)) = (left.identity, &self.current) else {
+            return Ok(());
+        };
+        if let Some(modified) = left.finally.modified {
+            let way = self
+                .levels
+                .iter()
+                .skip(1)
+                .map(|level| level.name.as_slice());
+            let parts: Vec<_> = way.chain([left.name.as_slice()]).collect();
+            self.times.add(&parts, modified);
+        }
+        // Before the mode, which may forbid it.
+        let above = openat(directory, "..", DIRECTORY, Mode::empty())?;
+        if !self.options.dry_run {
+            left.finally.apply_to_directory(directory)?;
+        }
+        let expected = self.levels.last().and_then(|level| level.identity);
+        if Some(Identity::of_open(&above)?) != expected {
+            // It was moved meanwhile: the directory above is not part of the tree.
+            return Err(Errno::EBUSY);
+        }
+        self.current = Some(above);
+        Ok(())
+    }
+
+    /// The directory that the way has led to; `None` in a dry run if it does not exist.
+    fn directory(&self) -> Option<&OwnedFd> {
+        let exists = self.levels.last()?.identity.is_some();
+        self.current.as_ref().filter(|_| exists)
+    }
+
+    /// The same, if something is to be written.
+    fn directory_to_write(&self) -> Option<&OwnedFd> {
+        self.directory().filter(|_| !self.options.dry_run)
+    }
+}
+
+impl Drop for Tree<'_> {
+    fn drop(&mut self) {
+        // After an error: directories that were opened up must not stay like that.
+        let _ = self.go_to(&[]);
+    }
+}
+
+impl Attributes {
+    const NOT: TimeSpec = TimeSpec::UTIME_OMIT;
+
+    fn time(&self) -> Option<TimeSpec> {
+        let Time {
+            seconds,
+            nanoseconds,
+        } = self.modified?;
+        Some(TimeSpec::new(seconds, nanoseconds.into()))
+    }
+
+    /// Sets a new file's attributes. The owner first: that clears bits of the mode (chown(2)).
+    fn apply(&self, file: &File) -> nix::Result<()> {
+        if let Some((uid, gid)) = self.owner {
+            fchown(file, Some(uid), Some(gid))?;
+        }
+        if let Some(mode) = self.mode {
+            fchmod(file, Mode::from_bits_truncate(mode))?;
+        }
+        self.time()
+            .map_or(Ok(()), |modified| futimens(file, &Self::NOT, &modified))
+    }
+
+    fn apply_to_link(&self, directory: &OwnedFd, name: &[u8]) -> nix::Result<()> {
+        if let Some((uid, gid)) = self.owner {
+            let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
+            fchownat(directory, name, Some(uid), Some(gid), nofollow)?;
+        }
+        let nofollow = UtimensatFlags::NoFollowSymlink;
+        self.time().map_or(Ok(()), |modified| {
+            utimensat(directory, name, &Self::NOT, &modified, nofollow)
+        })
+    }
+
+    /// Sets a directory's attributes by a descriptor that cannot be read. The mode last: it may forbid the
+    /// rest.
+    fn apply_to_directory(&self, directory: &OwnedFd) -> nix::Result<()> {
+        if let Some((uid, gid)) = self.owner {
+            fchownat(directory, ".", Some(uid), Some(gid), AtFlags::empty())?;
+        }
+        if let Some(modified) = self.time() {
+            let follow = UtimensatFlags::FollowSymlink;
+            utimensat(directory, ".", &Self::NOT, &modified, follow)?;
+        }
+        let follow = FchmodatFlags::FollowSymlink;
+        self.mode.map_or(Ok(()), |mode| {
+            fchmodat(directory, ".", Mode::from_bits_truncate(mode), follow)
+        })
+    }
+}
+
+/// A file that is being received, beside its place.
+struct StagedFile<'d> {
+    file: File,
+    staging: Staging,
+    directory: &'d OwnedFd,
+}
+
+impl<'d> StagedFile<'d> {
+    fn make(directory: &'d OwnedFd) -> nix::Result<Self> {
+        let (file, staging) = stage(directory, true)?;
+        Ok(Self {
+            file,
+            staging,
+            directory,
+        })
+    }
+
+    /// Gives the file its name; fails with `EEXIST` if another has it, unless it `may_replace` that.
+    fn take_place(&mut self, name: &[u8], may_replace: bool) -> nix::Result<()> {
+        let (file, directory) = (&self.file, self.directory);
+        match self.staging.take_new_name(file, directory, name) {
+            Err(Errno::EEXIST) if may_replace => self.staging.take_name(file, directory, name),
+            other => other,
+        }
+    }
+}
+
+impl Drop for StagedFile<'_> {
+    fn drop(&mut self) {
+        self.staging.remove(self.directory);
+    }
+}
+
+/// A directory beside its place, removed with all that is in it unless it takes that place.
+struct StagingTree<'t> {
+    target: &'t NameAt,
+    name: Vec<u8>,
+    /// The mode of a new directory.
+    mode: u32,
+}
+
+impl<'t> StagingTree<'t> {
+    fn make(target: &'t NameAt) -> nix::Result<Self> {
+        let name = temporary_name();
+        mkdirat(
+            &target.directory,
+            name.as_slice(),
+            Mode::from_bits_truncate(0o777),
+        )?;
+        let mut staging = Self {
+            target,
+            name,
+            mode: 0,
+        };
+        let directory = staging.open()?;
+        staging.mode = fstat(&directory)?.st_mode & 0o7777;
+        // Nobody else sees what is not complete.
+        let private = Mode::from_bits_truncate(0o700);
+        fchmodat(&directory, ".", private, FchmodatFlags::FollowSymlink)?;
+        Ok(staging)
+    }
+
+    fn open(&self) -> nix::Result<OwnedFd> {
+        let flags = DIRECTORY | OFlag::O_NOFOLLOW;
+        openat(
+            &self.target.directory,
+            self.name.as_slice(),
+            flags,
+            Mode::empty(),
+        )
+    }
+
+    /// Takes the place of the `existing` directory, if there is one, which is then removed. Its mode and
+    /// owner are kept unless the archive says otherwise.
+    fn finish(&mut self, top: &Attributes, existing: Option<&FileStat>) -> nix::Result<()> {
+        let directory = self.open()?;
+        let mut attributes = *top;
+        let mode = existing.map_or(self.mode, |existing| existing.st_mode & 0o7777);
+        attributes.mode = attributes.mode.or(Some(mode));
+        let own = fstat(&directory)?;
+        attributes.owner = attributes.owner.or_else(|| {
+            let existing = existing?;
+            let is_same = (existing.st_uid, existing.st_gid) == (own.st_uid, own.st_gid);
+            let owner = (
+                Uid::from_raw(existing.st_uid),
+                Gid::from_raw(existing.st_gid),
+            );
+            (!is_same).then_some(owner)
+        });
+        attributes.apply_to_directory(&directory)?;
+        let NameAt { directory, name } = self.target;
+        let (directory, new) = (directory.as_fd(), self.name.as_slice());
+        if existing.is_some() {
+            // What is removed with this value is then the old directory.
+            rename(directory, new, name, Rename::Exchange)
+        } else {
+            rename(directory, new, name, Rename::ToNewName)
+        }
+    }
+}
+
+impl Drop for StagingTree<'_> {
+    fn drop(&mut self) {
+        if let Ok(directory) = openat(&self.target.directory, ".", DIRECTORY, Mode::empty()) {
+            let _ = remove_tree(directory, &self.name, None, Protected::Open);
+        }
+    }
+}
+
+/// The status of a file, not of what it links to; `None` if there is none.
+fn status_of(directory: &OwnedFd, name: &[u8]) -> nix::Result<Option<FileStat>> {
+    match fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
+        Err(Errno::ENOENT) => Ok(None),
+        status => status.map(Some),
+    }
+}
+
+/// The parts of a member's name without the first `strip`; `None` if it has fewer. A `.` is no part.
+fn parts(name: &[u8], strip: usize) -> std::result::Result<Option<Vec<&[u8]>>, &'static str> {
+    if name.is_empty() {
+        return Err("its name is empty");
+    }
+    if name.starts_with(b"/") {
+        return Err("its name is absolute");
+    }
+    if name.contains(&0) {
+        return Err("its name has a NUL");
+    }
+    if name.len() > MAX_NAME_BYTES {
+        return Err("its name has more than 4096 bytes");
+    }
+    let parts: Vec<_> = name
+        .split(|byte| *byte == b'/')
+        .filter(|part| !part.is_empty() && *part != b".")
+        .collect();
+    if parts.contains(&&b".."[..]) {
+        return Err("its name has a ..");
+    }
+    if parts.iter().any(|part| part.len() > MAX_PART_BYTES) {
+        return Err("its name has a part of more than 255 bytes");
+    }
+    if parts.len() > MAX_LEVELS {
+        return Err("its name has more than 256 levels");
+    }
+    let is_short = parts.len() < strip || (strip > 0 && parts.len() == strip);
+    Ok((!is_short).then(|| parts[strip..].to_vec()))
+}
+
+fn refused(why: &str) -> Error {
+    Error::new(Kind::BadArchive, format!("cannot unpack a member: {why}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_have_parts_that_lead_nowhere_else() {
+        let long = "a".repeat(256);
+        let deep = "a/".repeat(257);
+        let far = "abc/".repeat(1025);
+        for name in [
+            "", "/", "/a", "..", "a/..", "a/../b", "../a", "a\0b", &long, &deep, &far,
+        ] {
+            assert!(parts(name.as_bytes(), 0).is_err(), "{name}");
+        }
+        for (name, strip, expected) in [
+            (".", 0, Some("")),
+            ("./", 0, Some("")),
+            ("./a//b/./", 0, Some("a/b")),
+            ("...", 0, Some("...")),
+            ("..a/b..", 0, Some("..a/b..")),
+            ("a/b", 1, Some("b")),
+            ("./a/b", 1, Some("b")),
+            ("a", 1, None),
+            ("./", 1, None),
+            ("a/b", 3, None),
+        ] {
+            let found = parts(name.as_bytes(), strip).unwrap();
+            let found = found.map(|parts| String::from_utf8(parts.join(&b'/')).unwrap());
+            assert_eq!(found.as_deref(), expected, "{name}");
+        }
+    }
+}

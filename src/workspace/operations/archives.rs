@@ -1,0 +1,145 @@
+//! Whole trees as archives.
+
+use std::io::{self, BufRead, Read};
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::error::{Error, Result};
+use crate::files::name::FilePath;
+use crate::files::{BrokenOff, Overwrite, Packed, Packing, Root, Sink, Unpacked, Unpacking};
+use crate::ledger::{Charge, Item, Ledger};
+use crate::workspace::lease::Workspace;
+use crate::workspace::upload::UploadSource;
+
+/// Most files, directories and links of an archive unless the client sets a limit.
+pub const MAX_ARCHIVE_FILES: u64 = 1_000_000;
+
+/// Bytes of an archive that are received at a time.
+const READ_BYTES: usize = 256 * 1024;
+
+/// The same for a tenant that holds its share of the server's memory.
+const LEAST_READ_BYTES: usize = 8 * 1024;
+
+/// An archive that is made while it is sent.
+pub struct Archive {
+    root: Arc<Root>,
+    ledger: Arc<Ledger>,
+    packing: Packing,
+}
+
+impl Archive {
+    /// Sends the archive. `describe` writes the report at its end.
+    ///
+    /// # Errors
+    /// The archive is not complete.
+    pub fn send(
+        self,
+        sink: &mut dyn Sink,
+        describe: impl FnOnce(&Packed) -> Vec<u8>,
+    ) -> std::result::Result<(), BrokenOff> {
+        let files = self.root.files()?;
+        files.pack(self.packing, &self.ledger, sink, describe)
+    }
+}
+
+impl Workspace {
+    /// Prepares to pack a directory, or a file.
+    ///
+    /// # Errors
+    /// `NotFound`, `Forbidden`, or `NotRegular`.
+    pub fn pack_archive(&self, packing: Packing) -> Result<Archive> {
+        self.files()?.check_packable(&packing.path)?;
+        Ok(Archive {
+            root: Arc::clone(&self.root),
+            ledger: Arc::clone(&self.ledger),
+            packing,
+        })
+    }
+
+    /// Unpacks the archive that `source` sends into a directory; `is_atomic`: all of it or nothing.
+    ///
+    /// # Errors
+    /// The archive is broken or has what must not be unpacked, a limit is reached, a file is in the way,
+    /// the disk is full, the source breaks off, or the workspace ended meanwhile. Unless `is_atomic`,
+    /// what came before stays.
+    pub fn unpack_archive<S: UploadSource>(
+        &self,
+        path: &FilePath,
+        options: Unpacking,
+        is_atomic: bool,
+        source: &mut S,
+    ) -> std::result::Result<Unpacked, S::Error> {
+        self.check_unpacking(options, is_atomic)?;
+        let files = self.files()?;
+        let ledger = &self.ledger;
+        let charge = ledger.charge_up_to(Item::Bodies, READ_BYTES, LEAST_READ_BYTES);
+        let mut input = Received {
+            source,
+            buffer: vec![0; charge.bytes()],
+            _charge: charge,
+            unread: 0..0,
+            error: None,
+        };
+        let unpacked = if is_atomic && !options.dry_run {
+            files.unpack_atomically(path, options, &mut input, ledger)
+        } else {
+            files.unpack(path, options, &mut input, ledger)
+        };
+        drop(files);
+        match (unpacked, input.error) {
+            (Err(_), Some(broken_off)) => Err(broken_off),
+            (unpacked, _) => {
+                let unpacked = unpacked?;
+                self.check_open()?;
+                Ok(unpacked)
+            }
+        }
+    }
+
+    fn check_unpacking(&self, options: Unpacking, is_atomic: bool) -> Result<()> {
+        if options.owners && !self.files()?.may_set_owners() {
+            let text = "owners=1 needs a dedicated machine on which the server runs as root";
+            return Err(Error::invalid(text));
+        }
+        if is_atomic && options.overwrite == Overwrite::Keep {
+            let text =
+                "overwrite=keep does not go with atomic=1, which leaves only what the archive has";
+            return Err(Error::invalid(text));
+        }
+        Ok(())
+    }
+}
+
+/// What a client sends, as a buffered reader. Why the source broke off is kept.
+struct Received<'s, S: UploadSource> {
+    source: &'s mut S,
+    buffer: Vec<u8>,
+    unread: Range<usize>,
+    _charge: Charge,
+    error: Option<S::Error>,
+}
+
+impl<S: UploadSource> BufRead for Received<'_, S> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.unread.is_empty() {
+            let count = self.source.read(&mut self.buffer).map_err(|error| {
+                self.error = Some(error);
+                io::Error::from(io::ErrorKind::ConnectionAborted)
+            })?;
+            self.unread = 0..count;
+        }
+        Ok(&self.buffer[self.unread.clone()])
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.unread.start += count;
+    }
+}
+
+impl<S: UploadSource> Read for Received<'_, S> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.fill_buf()?.read(into)?;
+        self.consume(count);
+        Ok(count)
+    }
+}

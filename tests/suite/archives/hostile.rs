@@ -1,0 +1,414 @@
+//! Archives that want out of the directory, more than there is, or to be taken for something else; and
+//! what happens to the tree when a client goes away or somebody changes names under an upload.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use serde_json::json;
+
+use super::{BLOCK, Place, Tar, in_both_modes, listing, record};
+use crate::fixture::{PATIENCE, names_in, wait_until};
+use crate::skip;
+
+#[test]
+fn no_name_leads_out_of_the_directory() {
+    in_both_modes(|place| {
+        place.unpack("", &Tar::default().end());
+        let outside = place.directory.parent().unwrap().to_owned();
+        let before = listing(&outside);
+        let deep = "d/".repeat(10_000) + "file";
+        let levels = "d/".repeat(256) + "file";
+        let long = "n".repeat(4097);
+        for name in [
+            "..",
+            "../out",
+            "../tree/file",
+            "a/../../out",
+            "a/..",
+            "./../out",
+            "/out",
+            "//out",
+            "/",
+            "a\0b",
+            &deep,
+            &levels,
+            &long,
+            &"n".repeat(256),
+        ] {
+            let named = [("path", name.as_bytes())];
+            let shown = &name[..name.len().min(30)];
+            for archive in [
+                Tar::default().pax(&named).file("x", "harm"),
+                Tar::default().pax(&named).directory("x/", 0o755),
+                Tar::default().pax(&named).link("x", "/tmp"),
+                Tar::default().pax(&named).member(b'6', "x", ""),
+                Tar::default().file("f", "").pax(&named).hard_link("x", "f"),
+                Tar::default()
+                    .pax(&[("linkpath", name.as_bytes())])
+                    .hard_link("x", "x"),
+            ] {
+                let error = place.refused("", &archive.clone().end(), 400, "bad_archive");
+                assert!(error["member"].is_string(), "{shown}: {error}");
+                place.refused("&dry_run=1", &archive.clone().end(), 400, "bad_archive");
+                place.refused("&atomic=1", &archive.end(), 400, "bad_archive");
+            }
+        }
+        for empty in [
+            Tar::default().file("", "x"),
+            Tar::default().link("link", ""),
+        ] {
+            place.refused("", &empty.end(), 400, "bad_archive");
+        }
+        let _ = fs::remove_file(place.path("f"));
+        assert_eq!(listing(&outside).len(), before.len());
+        place.check_no_litter();
+    });
+}
+
+#[test]
+fn no_member_goes_through_a_link_or_over_one_of_the_archive() {
+    in_both_modes(|place| {
+        let outside = place.directory.with_file_name("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("secret"), "secret").unwrap();
+        fs::set_permissions(
+            &outside,
+            std::os::unix::fs::PermissionsExt::from_mode(0o777),
+        )
+        .unwrap();
+        fs::create_dir(place.directory.with_file_name("elsewhere")).unwrap();
+        let absolute = outside.to_str().unwrap().to_owned();
+        for target in ["../outside", absolute.as_str(), "own", "."] {
+            let start = Tar::default().directory("own/", 0o755).link("link", target);
+            for archive in [
+                start.clone().file("link/new", "harm"),
+                start.clone().file("link/secret", "harm"),
+                start.clone().directory("link/", 0o777),
+                start.clone().directory("link/deep/", 0o777),
+                start.clone().link("link/new", "x"),
+                start.clone().hard_link("stolen", "link/secret"),
+                start.clone().hard_link("link/new", "own"),
+                start.clone().file("link", "over it"),
+                start.clone().link("link", "another"),
+                start
+                    .clone()
+                    .link("chain", "link")
+                    .file("chain/new", "harm"),
+                start
+                    .clone()
+                    .link("own/up", "../link")
+                    .file("own/up/new", "harm"),
+            ] {
+                let _ = fs::remove_dir_all(&place.directory);
+                place.refused("", &archive.clone().end(), 400, "bad_archive");
+                let _ = fs::remove_dir_all(&place.directory);
+                place.refused("&atomic=1", &archive.end(), 400, "bad_archive");
+                assert!(!place.directory.exists());
+            }
+        }
+        // A link that was there before is not followed either.
+        let _ = fs::remove_dir_all(&place.directory);
+        place.unpack("", &Tar::default().link("before", &absolute).end());
+        for archive in [
+            Tar::default().file("before/new", "harm"),
+            Tar::default().directory("before/", 0o700),
+        ] {
+            place.refused("", &archive.end(), 403, "forbidden");
+        }
+        // Hard links to what is no file of the tree.
+        for (name, target) in [("a", "nothing"), ("b", "before"), ("c", "."), ("d", "dir")] {
+            let archive = Tar::default()
+                .directory("dir/", 0o755)
+                .hard_link(name, target)
+                .end();
+            if target == "before" {
+                place.unpack("", &archive);
+                assert!(place.path("b").is_symlink(), "a second name of the link");
+            } else {
+                place.refused("", &archive, 400, "bad_archive");
+            }
+        }
+        assert_eq!(names_in(&outside), ["secret"]);
+        assert_eq!(fs::read(outside.join("secret")).unwrap(), b"secret");
+        place.check_no_litter();
+    });
+}
+
+#[test]
+fn an_archive_that_ends_early_is_refused_wherever_it_ends() {
+    let place = Place::dedicated();
+    let archive = Tar::default()
+        .directory("dir/", 0o755)
+        .pax(&[("mtime", b"1.5")])
+        .file("dir/a", "12345")
+        .file("b", &"x".repeat(700))
+        .link("c", "b")
+        .end();
+    let mut connection = place.connect();
+    let mut refuse = |archive: &[u8], what: &str| {
+        let reply = connection.request("PUT", &place.target(""), &[], archive);
+        assert_eq!(
+            (reply.status, reply.code().as_str()),
+            (400, "bad_archive"),
+            "{what}: {}",
+            reply.text()
+        );
+        assert!(reply.json()["files"].is_u64(), "{what}");
+    };
+    for end in (0..archive.len()).step_by(BLOCK) {
+        refuse(&archive[..end], &format!("cut at {end}"));
+    }
+    for end in 0..2 * BLOCK {
+        refuse(&archive[..end], &format!("cut at {end}"));
+    }
+    let compressed = gzip(&archive);
+    for end in 1..compressed.len() {
+        refuse(&compressed[..end], &format!("compressed, cut at {end}"));
+    }
+    // Whole files stay, and no half of one.
+    let _ = fs::remove_dir_all(&place.directory);
+    refuse(&archive[..archive.len() - 4 * BLOCK], "in the middle of b");
+    assert_eq!(names_in(&place.directory), ["dir"]);
+    assert_eq!(place.read("dir/a"), "12345");
+    place.check_no_litter();
+}
+
+/// Compressed by gzip.
+fn gzip(data: &[u8]) -> Vec<u8> {
+    let mut child = Command::new("gzip")
+        .arg("-c")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut input = child.stdin.take().unwrap();
+    let data = data.to_vec();
+    let writer = std::thread::spawn(move || input.write_all(&data));
+    let output = child.wait_with_output().unwrap();
+    writer.join().unwrap().unwrap();
+    output.stdout
+}
+
+#[test]
+fn headers_that_lie_are_refused() {
+    in_both_modes(|place| {
+        let changed = |at: usize, bytes: &[u8]| {
+            let mut block = Tar::header(b'0', b"file", b"", 0o644, 3);
+            block[at..at + bytes.len()].copy_from_slice(bytes);
+            Tar::seal(&mut block);
+            Tar::default().raw(&block).content(b"abc")
+        };
+        let mut broken = Tar::header(b'0', b"file", b"", 0o644, 0);
+        broken[0] ^= 1;
+        let sized = |size: &[u8]| Tar::default().pax(&[("size", size)]).file("x", "abc");
+        let extension = |size: u64| Tar::default().raw(&Tar::header(b'x', b"x", b"", 0o644, size));
+        for (what, archive) in [
+            ("checksum", Tar::default().raw(&broken)),
+            ("no number", changed(124, b"zzzzzzzzzzz\0")),
+            ("negative", changed(124, &[0xff; 12])),
+            (
+                "base 256",
+                changed(124, b"\x80\x7f\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff"),
+            ),
+            (
+                "largest",
+                changed(124, b"\x80\0\0\0\x7f\xff\xff\xff\xff\xff\xff\xff"),
+            ),
+            ("text", Tar::default().raw(&[b'A'; BLOCK])),
+            ("negative in pax", sized(b"-1")),
+            ("too large in pax", sized(b"18446744073709551616")),
+            ("overflow in pax", sized(b"18446744073709551615")),
+            (
+                "broken record",
+                Tar::default()
+                    .member(b'x', "x", "12 path=a\n")
+                    .file("x", ""),
+            ),
+            ("no member", Tar::default().pax(&[("path", b"x")])),
+            ("volume", Tar::default().member(b'M', "part", "abc")),
+            (
+                "2 MiB of pax",
+                extension(2 << 20).raw(&vec![b'1'; 2 << 20]).file("x", ""),
+            ),
+            (
+                "a name without end",
+                Tar::default().raw(&Tar::header(b'L', b"x", b"", 0, 1 << 40)),
+            ),
+            (
+                "one block of zeros",
+                Tar::default().raw(&[0; BLOCK]).file("x", ""),
+            ),
+            (
+                "something after the end",
+                Tar::default().raw(&[0; 2 * BLOCK]).file("x", ""),
+            ),
+        ] {
+            let error = place.refused("", &archive.end(), 400, "bad_archive");
+            assert_eq!(error["files"], 0, "{what}: {error}");
+        }
+        // What such a file holds in the map of a sparse one is not written as it is.
+        for records in [
+            &[("GNU.sparse.size", "10"), ("GNU.sparse.map", "0,4,2,4")][..],
+            &[("GNU.sparse.size", "10"), ("GNU.sparse.map", "0,4,9,4")],
+            &[("GNU.sparse.size", "10"), ("GNU.sparse.map", "0,3")],
+            &[("GNU.sparse.size", "10"), ("GNU.sparse.map", "0,4,9")],
+            &[
+                ("GNU.sparse.size", "10"),
+                ("GNU.sparse.map", "18446744073709551615,8"),
+            ],
+            &[("GNU.sparse.major", "1"), ("GNU.sparse.realsize", "9")],
+        ] {
+            let records: Vec<_> = records
+                .iter()
+                .map(|(key, value)| (*key, value.as_bytes()))
+                .collect();
+            let archive = Tar::default().pax(&records).file("sparse", "12345678");
+            let error = place.refused("", &archive.end(), 400, "bad_archive");
+            assert!(
+                error["error"].as_str().unwrap().contains("tar -S"),
+                "{error}"
+            );
+        }
+        assert_eq!(names_in(&place.directory), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn what_is_compressed_otherwise_is_named() {
+    let place = Place::dedicated();
+    let zstd = [&[0x28, 0xb5, 0x2f, 0xfd][..], &[0; 1024]].concat();
+    let error = place.refused("", &zstd, 415, "unsupported");
+    let text = error["error"].as_str().unwrap();
+    assert!(
+        text.contains("zstd") && text.contains("tar") && text.contains("gzip"),
+        "{text}"
+    );
+    let archive = gzip(&Tar::default().file("a", "1").end());
+    for broken in [
+        [&archive[..], b"something after it"].concat(),
+        [&archive[..archive.len() - 8], &[0; 8][..]].concat(),
+    ] {
+        place.refused("", &broken, 400, "bad_archive");
+    }
+    // In two parts, and with the zeros of a tape.
+    let tar = Tar::default().file("two", "parts").end();
+    let (one, other) = tar.split_at(700);
+    let parts = [gzip(one), gzip(other), vec![0; 5000]].concat();
+    place.unpack("", &parts);
+    assert_eq!(place.read("two"), "parts");
+}
+
+#[test]
+fn a_bomb_costs_what_the_client_allows() {
+    in_both_modes(|place| {
+        // 256 MiB of zeros in 256 KiB.
+        let size: u64 = 256 << 20;
+        let mut archive = Tar::default().file("small", "x").0;
+        archive.extend_from_slice(&Tar::header(b'0', b"bomb", b"", 0o644, size));
+        archive.resize(
+            archive.len() + usize::try_from(size).unwrap() + 2 * BLOCK,
+            0,
+        );
+        let bomb = gzip(&archive);
+        assert!(bomb.len() < 1 << 20);
+        let error = place.refused("&max_bytes=1000000", &bomb, 413, "too_large");
+        assert_eq!(
+            (&error["member"], &error["files"]),
+            (&json!("bomb"), &json!(1))
+        );
+        assert_eq!(names_in(&place.directory), ["small"]);
+        place.refused("&max_bytes=1000000&atomic=1", &bomb, 413, "too_large");
+        // More zeros after the end than any program writes.
+        let mut padded = Tar::default().end();
+        padded.resize(64 << 20, 0);
+        place.refused("", &gzip(&padded), 400, "bad_archive");
+    });
+}
+
+#[test]
+fn a_client_that_goes_away_leaves_no_half_file_and_with_atomic_nothing() {
+    in_both_modes(|place| {
+        let archive = Tar::default()
+            .file("whole", "x")
+            .raw(&Tar::header(b'0', b"half", b"", 0o644, 1 << 20))
+            .raw(&vec![b'h'; 100_000]);
+        for rest in ["", "&atomic=1"] {
+            let _ = fs::remove_dir_all(&place.directory);
+            let parent = place.directory.parent().unwrap();
+            let mut connection = place.connect();
+            let announced = [("Content-Length", "10000000")];
+            connection.send_request("PUT", &place.target(rest), &announced, &archive.0);
+            wait_until("the first file is there", PATIENCE, || {
+                let names = names_in(parent);
+                place.path("whole").exists()
+                    || names.iter().any(|name| {
+                        name.starts_with(".sbx-upload") && parent.join(name).join("whole").exists()
+                    })
+            });
+            drop(connection);
+            if rest.is_empty() {
+                assert_eq!(names_in(&place.directory), ["whole"]);
+            } else {
+                wait_until("nothing is left", PATIENCE, || {
+                    !names_in(parent)
+                        .iter()
+                        .any(|name| name.starts_with(".sbx-upload"))
+                });
+                assert!(!place.directory.exists());
+            }
+        }
+    });
+}
+
+#[test]
+fn names_that_change_under_an_upload_lead_it_nowhere() {
+    if !crate::fixture::is_root() {
+        skip!("needs root");
+    }
+    let place = Place::sandbox();
+    let outside = crate::fixture::TempDir::new();
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    fs::set_permissions(outside.path(), mode).unwrap();
+    fs::create_dir(outside.path().join("sub")).unwrap();
+    let before = listing(outside.path());
+    place.unpack("", &Tar::default().directory("a/sub/", 0o755).end());
+    let target = outside.path().to_str().unwrap();
+    let script = format!(
+        "cd tree; ln -s {target} l; while :; do mv -T a b; mv -T l a; mv -T a l; mv -T b a; \
+         mv -T a/sub b; ln -s {target}/sub a/sub; rm -f a/sub; mv -T b a/sub; done 2>/dev/null"
+    );
+    let mut connection = place.connect();
+    let body = json!({"cmd": script, "id": "swap"}).to_string();
+    let target = format!("{}/processes", place.prefix);
+    let reply = connection.request("POST", &target, &[], body.as_bytes());
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    let mut archive = Tar::default();
+    for number in 0..40 {
+        archive = archive
+            .file(&format!("a/f{number}"), "harm")
+            .file(&format!("a/sub/f{number}"), "harm")
+            .directory(&format!("a/sub/d{number}/"), 0o700)
+            .link(&format!("a/sub/l{number}"), "/");
+    }
+    let archive = archive.end();
+    let mut done = [0, 0];
+    for _ in 0..60 {
+        let reply = place.put("", &archive);
+        let is_refused = reply.status != 200;
+        assert!(reply.status < 500, "{}", reply.text());
+        done[usize::from(is_refused)] += 1;
+        assert_eq!(listing(outside.path()), before, "{}", reply.text());
+    }
+    eprintln!("done and refused: {done:?}");
+    let target = format!("{}/processes/swap", place.prefix);
+    connection.request("DELETE", &target, &[], b"");
+    assert_eq!(listing(outside.path()), before);
+}
+
+#[test]
+fn records_are_counted_as_they_are_written() {
+    // The test's own records: the length of one counts its digits.
+    assert_eq!(record("path", b"a"), b"9 path=a\n");
+    assert_eq!(record("path", b"ab"), b"11 path=ab\n");
+}
