@@ -156,7 +156,7 @@ fn a_patch_of_diff_leads_where_diff_looked() {
             }
             let diff = output(dir.path(), "TZ=UTC diff -urN a b");
             output(&site.root, "rm -f f0 f1 f2 f3 f4");
-            for (name, content, _) in tree(&Path::new(&dir.join("a")).to_path_buf()) {
+            for (name, content, _) in tree(Path::new(&dir.join("a"))) {
                 site.write(&name, content);
             }
             expect_ok(&patch(site, "", &diff));
