@@ -131,9 +131,17 @@ fn a_patch_of_diff_leads_where_diff_looked() {
             let mut random = Random(seed + 1);
             fs::create_dir(dir.join("a")).unwrap();
             for number in 0..4 {
-                let text: String = (0..random.below(60))
-                    .map(|_| format!("{}\n", random.below(6)))
+                let count = random.below(60);
+                let lines: Vec<_> = (0..count)
+                    .map(|_| {
+                        format!(
+                            "{}
+",
+                            random.below(6)
+                        )
+                    })
                     .collect();
+                let text = lines.concat();
                 fs::write(dir.join(&format!("a/f{number}")), text).unwrap();
             }
             output(
