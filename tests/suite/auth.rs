@@ -49,6 +49,7 @@ impl Estate {
     /// Every route, each with a request that would leave a trace or tell something.
     #[expect(clippy::too_many_lines, reason = "one table")]
     #[expect(clippy::too_many_lines, reason = "a list")]
+    #[allow(clippy::too_many_lines, reason = "it is a list")]
     fn requests(&self) -> Vec<(&'static str, String, Vec<u8>)> {
         let dir = self.dir.path().display();
         let run = json!({"cmd": format!("touch {dir}/ran")})

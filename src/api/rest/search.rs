@@ -43,7 +43,7 @@ pub(super) fn glob(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     };
     let is_by_name = matches!(glob.order, Order::Name(_));
     let mut client = call.request.body.watch_client();
-    let found = workspace.glob(glob, &mut client)?;
+    let found = workspace.glob(&glob, &mut client)?;
     Ok(glob_response(found, path, is_by_name))
 }
 
@@ -103,7 +103,7 @@ pub(super) fn grep(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
             let _ = thread
                 .spawn_scoped(scope, search)
-                .map(|thread| thread.join());
+                .map(std::thread::ScopedJoinHandle::join);
         });
     };
     Ok(Response::new(200, Body::Stream(Box::new(write)))

@@ -66,7 +66,7 @@ pub struct Searcher {
 enum Engine {
     Literal(Finder<'static>),
     Automata {
-        regex: Regex,
+        regex: Box<Regex>,
         cache: Box<Cache>,
         /// Text that every match contains.
         required: Option<Finder<'static>>,
@@ -121,7 +121,7 @@ impl Searcher {
         let regex = build(&hir).map_err(too_large)?;
         let engine = Engine::Automata {
             cache: Box::new(regex.create_cache()),
-            regex,
+            regex: Box::new(regex),
             required: (longest.len() > 1).then(|| Finder::new(&longest).into_owned()),
         };
         Ok(Self {
@@ -301,7 +301,7 @@ fn use_ascii_in_item(item: &mut ClassSetItem, has_upper: &mut bool) {
         }
         ClassSetItem::Literal(literal) => *has_upper |= literal.c.is_uppercase(),
         ClassSetItem::Range(range) => {
-            *has_upper |= range.start.c.is_uppercase() || range.end.c.is_uppercase()
+            *has_upper |= range.start.c.is_uppercase() || range.end.c.is_uppercase();
         }
         ClassSetItem::Empty(_) | ClassSetItem::Ascii(_) | ClassSetItem::Unicode(_) => {}
     }
@@ -385,11 +385,11 @@ fn adapt(hir: Hir, is_insensitive: bool, is_multiline: bool) -> Option<Hir> {
 fn find_required(hir: &Hir, longest: &mut Vec<u8>) {
     match hir.kind() {
         HirKind::Literal(literal) if literal.0.len() > longest.len() => {
-            *longest = literal.0.to_vec()
+            *longest = literal.0.to_vec();
         }
         HirKind::Concat(list) => list.iter().for_each(|part| find_required(part, longest)),
         HirKind::Repetition(repetition) if repetition.min > 0 => {
-            find_required(&repetition.sub, longest)
+            find_required(&repetition.sub, longest);
         }
         _ => {}
     }

@@ -152,7 +152,7 @@ fn quoted(name: &str) -> String {
             '\n' => text += "\\n",
             '\t' => text += "\\t",
             control if control.is_ascii_control() => {
-                text += &format!("\\{:03o}", u32::from(control))
+                text.extend(format!("\\{:03o}", u32::from(control)).chars());
             }
             other => text.push(other),
         }

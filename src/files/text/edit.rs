@@ -345,7 +345,7 @@ mod tests {
             (at(2, 3, "x\ny"), "one\r\nx\r\ny\r\n"),
         ] {
             assert_eq!(
-                edited(text, &[edit.clone()]).as_deref(),
+                edited(text, std::slice::from_ref(&edit)).as_deref(),
                 Ok(expected),
                 "{edit:?}"
             );

@@ -182,8 +182,8 @@ fn a_patch_is_read_in_bounded_memory_and_changes_what_its_lines_say() {
                 continue;
             };
             assert_eq!(moves.len(), file.hunks.len());
-            let grown: i64 = file.hunks.iter().map(super::patch::Hunk::grown).sum();
-            assert_eq!(new.len() as i64 - text.len() as i64, grown);
+            let grown: isize = file.hunks.iter().map(super::patch::Hunk::grown).sum();
+            assert_eq!(new.len().cast_signed() - text.len().cast_signed(), grown);
         }
         // What this program writes of a change, it reads, and applies to the same text.
         let splice = Splice {

@@ -41,8 +41,8 @@ pub struct Hunk {
 #[cfg(test)]
 impl Hunk {
     /// How many bytes longer it makes a text.
-    pub(super) fn grown(&self) -> i64 {
-        self.new.len().cast_signed() as i64 - self.old.len().cast_signed() as i64
+    pub(super) fn grown(&self) -> isize {
+        self.new.len().cast_signed() - self.old.len().cast_signed()
     }
 }
 
@@ -102,6 +102,10 @@ struct Parser<'a> {
 
 /// What the header of a file says.
 #[derive(Default)]
+#[allow(
+    clippy::struct_excessive_bools,
+    reason = "each is a line that git writes or not"
+)]
 struct Header {
     /// Whether it began with `diff --git`.
     is_git: bool,

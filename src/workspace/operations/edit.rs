@@ -75,7 +75,7 @@ impl Workspace {
             return Err(changed(path, "its sha256 is not if_sha256; read it again"));
         }
         let splices = plan(&old, &request.edits).map_err(|unfit| refusal(path, unfit))?;
-        let new = self.apply(&old, &splices, charge)?;
+        let new = apply(&old, &splices, charge)?;
         let (diff, diff_is_cut) = unified(&path.to_string(), &old, &splices, MAX_DIFF_BYTES);
         let edited = Edited {
             replaced: splices.len(),
@@ -134,22 +134,17 @@ impl Workspace {
         }
         Ok((text, Some(version), charge))
     }
+}
 
-    /// The text after the changes, with room for it and for the old one.
-    fn apply(
-        &self,
-        old: &[u8],
-        splices: &[Splice],
-        mut charge: Charge,
-    ) -> Result<(Vec<u8>, Charge)> {
-        let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
-        charge.set(charge.bytes() + old.len() + 2 * added + MAX_DIFF_BYTES)?;
-        Ok((spliced(old, splices), charge))
-    }
+/// The text after the changes, with room for it and for the old one.
+fn apply(old: &[u8], splices: &[Splice], mut charge: Charge) -> Result<(Vec<u8>, Charge)> {
+    let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
+    charge.set(charge.bytes() + old.len() + 2 * added + MAX_DIFF_BYTES)?;
+    Ok((spliced(old, splices), charge))
 }
 
 /// The digest of some bytes.
-pub fn sha256(bytes: &[u8]) -> [u8; 32] {
+fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 

@@ -168,7 +168,7 @@ impl Workspace {
         // A file is no directory, and is opened; the others tell why they cannot be walked through.
         match files.walk(&grep.path, Filter::default(), None, &self.ledger) {
             Err(error) if error.kind() == Kind::NotDirectory => {
-                drop(files.open(&grep.path, false)?)
+                drop(files.open(&grep.path, false)?);
             }
             other => drop(other?),
         }

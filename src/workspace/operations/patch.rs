@@ -69,6 +69,7 @@ struct Old {
 }
 
 /// A step that was done.
+#[derive(Clone, Copy)]
 enum Done<'a> {
     Written(&'a Write),
     Removed(&'a Old),
@@ -123,12 +124,12 @@ impl Workspace {
         patch: &FilePatch,
         charge: &mut Charge,
     ) -> Result<Planned> {
-        let path = |name: &Option<Vec<u8>>| {
+        let resolve = |name: &Option<Vec<u8>>| {
             name.as_deref()
                 .map(|name| below(directory, name))
                 .transpose()
         };
-        let (mut old_path, new_path) = (path(&patch.old)?, path(&patch.new)?);
+        let (mut old_path, new_path) = (resolve(&patch.old)?, resolve(&patch.new)?);
         let differ = old_path.is_some() && new_path.is_some() && old_path != new_path;
         // Two names without a rename: the file is the one that is there, the new name first.
         if differ && !patch.is_moved {
@@ -142,7 +143,7 @@ impl Workspace {
         let target = if patch.is_moved {
             new_path
         } else {
-            new_path.and(old_path.clone().or(path(&patch.new)?))
+            new_path.and(old_path.clone().or(resolve(&patch.new)?))
         };
         let old = old_path
             .map(|path| self.read_old(files, path, patch.hunks.is_empty(), charge))
@@ -165,7 +166,7 @@ impl Workspace {
                 .with("text", Detail::Text(quoted(misfit.text.as_deref())))
         })?;
         charge.set(charge.bytes() + content.len())?;
-        let change = match (&old, &target) {
+        let kind = match (&old, &target) {
             (None, _) => Change::Created,
             (Some(_), None) if !content.is_empty() => {
                 let end = quoted(Some(&content[..content.len().min(MAX_QUOTED)]));
@@ -180,10 +181,10 @@ impl Workspace {
             (Some(old), Some(target)) if old.path != *target => Change::Renamed,
             _ => Change::Modified,
         };
-        let is_moved = matches!(change, Change::Renamed | Change::Copied);
+        let is_moved = matches!(kind, Change::Renamed | Change::Copied);
         let patched = Patched {
             path: shown,
-            change,
+            change: kind,
             from: old
                 .as_ref()
                 .filter(|_| is_moved)
@@ -197,7 +198,7 @@ impl Workspace {
             None => mode,
         });
         let mode = mode.or_else(|| old.as_ref().filter(|_| is_moved).map(|old| old.mode));
-        let (replaced, remove) = match change {
+        let (replaced, remove) = match kind {
             Change::Modified => (old, None),
             Change::Created | Change::Copied => (None, None),
             Change::Deleted | Change::Renamed => (None, old),

@@ -113,7 +113,7 @@ impl Workspace {
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`, a limit that is not accepted, `OverLimit`, `Disconnected`.
-    pub fn glob(&self, glob: Glob, client: &mut dyn Peer) -> Result<Globbed> {
+    pub fn glob(&self, glob: &Glob, client: &mut dyn Peer) -> Result<Globbed> {
         let limit = glob.limit.unwrap_or(GLOB_ENTRIES);
         if !(1..=MAX_GLOB_ENTRIES).contains(&limit) {
             return Err(Error::invalid(format!(
@@ -164,7 +164,7 @@ impl Workspace {
         let mut entries = if is_by_name {
             // As they came: the order of walks is not that of whole paths.
             let mut entries = kept.entries.into_vec();
-            entries.sort_unstable_by(|one, other| one.by_components(other));
+            entries.sort_unstable_by(GlobEntry::by_components);
             entries
         } else {
             kept.entries.into_sorted_vec()

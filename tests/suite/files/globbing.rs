@@ -260,13 +260,11 @@ fn populate_at_random(site: &Site<'_>, tree: &str, random: &mut Random) {
             continue;
         }
         let mut rules = String::from("# rules\n\n");
-        for _ in 0..1 + random.below(4) {
+        for _ in 0..=random.below(4) {
             let start = random.of(&["", "", "!", "/", "!/", "**/"]);
-            let middle: Vec<_> = (0..1 + random.below(3))
-                .map(|_| random.of(&parts))
-                .collect();
+            let middle: Vec<_> = (0..=random.below(3)).map(|_| random.of(&parts)).collect();
             let end = random.of(&["\n", "\n", "/\n", "/**\n", "  \n", "\r\n"]);
-            rules += &format!("{start}{}{end}", middle.join("/"));
+            rules += &[start, &middle.join("/"), end].concat();
         }
         site.write(&format!("{tree}/{directory}.gitignore"), rules);
     }

@@ -131,9 +131,17 @@ fn a_patch_of_diff_leads_where_diff_looked() {
             let mut random = Random(seed + 1);
             fs::create_dir(dir.join("a")).unwrap();
             for number in 0..4 {
-                let text: String = (0..random.below(60))
-                    .map(|_| format!("{}\n", random.below(6)))
+                let count = random.below(60);
+                let lines: Vec<_> = (0..count)
+                    .map(|_| {
+                        format!(
+                            "{}
+",
+                            random.below(6)
+                        )
+                    })
                     .collect();
+                let text = lines.concat();
                 fs::write(dir.join(&format!("a/f{number}")), text).unwrap();
             }
             output(
@@ -156,7 +164,7 @@ fn a_patch_of_diff_leads_where_diff_looked() {
             }
             let diff = output(dir.path(), "TZ=UTC diff -urN a b");
             output(&site.root, "rm -f f0 f1 f2 f3 f4");
-            for (name, content, _) in tree(&Path::new(&dir.join("a")).to_path_buf()) {
+            for (name, content, _) in tree(Path::new(&dir.join("a"))) {
                 site.write(&name, content);
             }
             expect_ok(&patch(site, "", &diff));
