@@ -577,12 +577,10 @@ fn expected_messages(mut input: &[u8]) -> Messages {
         }
         let mut length = u128::from(second & 127);
         if digits > 0 {
-            let digits: String = rest[..digits]
-                .iter()
-                .map(|byte| format!("{byte:02x}"))
-                .collect();
-            length = u128::from_str_radix(&digits, 16).unwrap();
-            let range = if digits.len() == 4 {
+            let mut bytes = [0; 16];
+            bytes[16 - digits..].copy_from_slice(&rest[..digits]);
+            length = u128::from_be_bytes(bytes);
+            let range = if digits == 2 {
                 126..1 << 16
             } else {
                 1 << 16..1 << 63

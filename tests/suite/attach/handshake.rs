@@ -11,7 +11,8 @@ use crate::skip;
 /// Base64 for URLs, without padding.
 fn url_base64(text: &str) -> String {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-    let bits: String = text.bytes().map(|byte| format!("{byte:08b}")).collect();
+    let bits: Vec<String> = text.bytes().map(|byte| format!("{byte:08b}")).collect();
+    let bits = bits.concat();
     let digits = bits.as_bytes().chunks(6).map(|digit| {
         let digit = format!("{:0<6}", std::str::from_utf8(digit).unwrap());
         char::from(ALPHABET[usize::from_str_radix(&digit, 2).unwrap()])

@@ -85,12 +85,12 @@ fn floods_of_pings_and_of_fragments_are_bounded() {
         socket.connection.send(&empty);
         for round in 0..20 {
             socket.connection.send(&pings);
-            let mut pongs = 0;
-            while pongs < 400 {
+            let mut answers = 0;
+            while answers < 400 {
                 match socket.next_frame() {
                     Frame::Pong(payload) => {
                         assert_eq!(payload, [b'p'; 125]);
-                        pongs += 1;
+                        answers += 1;
                     }
                     Frame::Text(_) => {}
                     other => panic!("{round}: {other:?}"),

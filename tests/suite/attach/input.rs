@@ -151,7 +151,7 @@ fn of_many_who_take_over_at_once_one_has_it() {
             }
         });
         // Each is told that it has the input, and all but one that it has it no more.
-        let mut modes = vec!["".to_owned(); sockets.len()];
+        let mut modes = vec![String::new(); sockets.len()];
         for (socket, last) in sockets.iter_mut().zip(&mut modes) {
             assert_eq!(socket.wait_for_event("mode")["mode"], "rw");
             // After this error every takeover has been carried out.

@@ -1,4 +1,4 @@
-//! Attaching to terminals over WebSockets.
+//! Attaching to terminals over `WebSocket`.
 
 mod clients;
 mod handshake;

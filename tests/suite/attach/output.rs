@@ -207,10 +207,14 @@ fn a_slow_viewer_gets_a_gap_and_nobody_waits_for_it() {
 #[test]
 fn a_hundred_viewers_see_the_same() {
     in_both_modes(|place| {
-        let id = place.terminal("stty -echo; read line; seq 2000; read line");
+        let id = place.terminal("stty -echo; echo ready; read line; seq 2000; read line");
         let mut viewers: Vec<WebSocket> = (0..100).map(|_| place.attach(&id, "")).collect();
+        for viewer in &mut viewers {
+            assert_eq!(viewer.read_until("ready\r\n"), "ready\r\n");
+        }
         viewers[0].type_in("\n");
-        let expected: String = (1..=2000).map(|number| format!("{number}\r\n")).collect();
+        let lines: Vec<String> = (1..=2000).map(|number| format!("{number}\r\n")).collect();
+        let expected = lines.concat();
         for viewer in &mut viewers {
             assert_eq!(viewer.read_until("\n2000\r\n"), expected);
         }
