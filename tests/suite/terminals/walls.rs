@@ -2,6 +2,8 @@
 
 use std::process::Command;
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::Place;
@@ -81,6 +83,7 @@ fn a_signal_for_a_foreground_that_has_ended_reaches_nobody() {
     }
     let builder = Server::host().env("PATH", super::SYSTEM_PATH);
     let server = builder.wrapped_in(&NAMESPACE).start();
+    let _init = EndedInit(init_of(&server));
     let (attacker, victim) = (server.sandbox(), server.sandbox());
     // It puts a group into the foreground that ends at once, and stays itself.
     let program = "import os, signal\n\
@@ -112,6 +115,15 @@ fn a_signal_for_a_foreground_that_has_ended_reaches_nobody() {
         bystander["id"].as_str().unwrap()
     );
     assert_eq!(victim.get(&one).json()["running"], true);
+}
+
+/// The first process of a host's namespace, which does not end with its parent. It is killed on drop.
+struct EndedInit(i32);
+
+impl Drop for EndedInit {
+    fn drop(&mut self) {
+        let _ = kill(Pid::from_raw(self.0), Signal::SIGKILL);
+    }
 }
 
 /// Starts a process that gets this number; `None` if that is not possible.
