@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{create, create_for_trouble, delete, needs_root};
 use crate::fixture::{
-    Connection, EventStream, PATIENCE, Sandbox, Server, assert_error, wait_until,
+    Connection, EventStream, PATIENCE, READ_ONE, Sandbox, Server, assert_error, wait_until,
 };
 
 /// The `exit` with which a stream ends, after what it said before.
@@ -145,9 +145,7 @@ fn whoever_feeds_a_command_is_let_go() {
     needs_root!();
     let server = Server::host().start();
     let sandbox = server.sandbox();
-    // The first byte that it shows tells that the writer is in the middle.
-    let command = json!({"cmd": "dd bs=1 count=1 2>/dev/null; exec sleep 3600"});
-    let process = sandbox.spawn(&command);
+    let process = sandbox.spawn(&json!({"cmd": format!("{READ_ONE}; exec sleep 3600")}));
     let of_process = |rest: &str| {
         let id = process["id"].as_str().unwrap();
         sandbox.target(&format!("processes/{id}/{rest}"))

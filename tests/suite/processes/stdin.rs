@@ -7,13 +7,9 @@ use serde_json::json;
 
 use super::{feed, follow, path, stdout_of, wait};
 use crate::fixture::{
-    Gate, Mark, PATIENCE, Server, TempDir, assert_error, memory_of, numbered_text, reset,
+    Gate, Mark, PATIENCE, READ_ONE, Server, TempDir, assert_error, memory_of, numbered_text, reset,
     wait_until,
 };
-
-/// Reads and shows one byte of the input: the first writer is then in the middle of what it sends. Another
-/// request cannot find out, because it could be the first one itself.
-const READ_ONE: &str = "dd bs=1 count=1 2>/dev/null";
 
 #[test]
 fn stdin_stays_open_until_it_is_ended() {
@@ -199,8 +195,7 @@ fn one_writer_at_a_time_feeds_stdin() {
                 .and_then(|()| sender.write_all(body.as_bytes()));
         });
         assert!(follow(&server, &process).next_output().is_some());
-        let reply = server.request("POST", &path(&process, "/stdin"), b"");
-        assert_error(&reply, 409, "stdin_busy");
+        assert_error(&feed(&server, &process, "", b""), 409, "stdin_busy");
         assert_eq!(server.delete(&path(&process, "")).json()["killed"], true);
         // The stuck one is let go, with an answer or with a close.
         let answer = String::from_utf8_lossy(&first.read_to_close()).into_owned();
