@@ -259,6 +259,7 @@ mod tests {
         assert_eq!(kept(&finished), 0);
         assert!(kept(&more) > 100 * KIB);
     }
+
     /// A ring keeps a chunk for later use, which must not count as something that can be given up in parts.
     #[test]
     fn logs_give_way_also_when_each_has_only_a_little() {

@@ -305,13 +305,13 @@ impl Registry {
     fn charge_texts(&self, bytes: usize) -> std::result::Result<Charge, OverLimit> {
         loop {
             let charged = self.ledger.charge(Item::Commands, bytes);
+            if charged.is_ok() {
+                return charged;
+            }
             let mut table = lock(&self.table);
             let Some(oldest) = table.ended.front().copied() else {
                 return charged;
             };
-            if charged.is_ok() {
-                return charged;
-            }
             table.remove(oldest);
         }
     }

@@ -388,15 +388,17 @@ impl Hunt {
                     return;
                 }
                 is_fruitful = true;
-                let was_stopped = roots.leaders.contains(&process.group);
-                search_again |= !was_stopped;
-                if !was_stopped && is_outrun {
-                    stop_group(process);
-                }
-                if !process.zombie {
-                    if !was_stopped {
+                // The group of a leader was stopped before.
+                if !roots.leaders.contains(&process.group) {
+                    search_again = true;
+                    if is_outrun {
+                        stop_group(process);
+                    }
+                    if !process.zombie {
                         member.signal(libc::SIGSTOP);
                     }
+                }
+                if !process.zombie {
                     fresh.push(member);
                 }
             });

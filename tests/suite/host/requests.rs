@@ -9,7 +9,9 @@ use std::thread;
 use serde_json::{Value, json};
 
 use super::{create, create_for_trouble, delete, needs_root};
-use crate::fixture::{Connection, EventStream, PATIENCE, Sandbox, Server, wait_until};
+use crate::fixture::{
+    Connection, EventStream, PATIENCE, READ_ONE, Sandbox, Server, assert_error, wait_until,
+};
 
 /// The `exit` with which a stream ends, after what it said before.
 #[track_caller]
@@ -143,17 +145,20 @@ fn whoever_feeds_a_command_is_let_go() {
     needs_root!();
     let server = Server::host().start();
     let sandbox = server.sandbox();
-    let process = sandbox.spawn(&json!({"cmd": "exec sleep 3600"}));
-    let target = sandbox.target(&format!(
-        "processes/{}/stdin",
-        process["id"].as_str().unwrap()
-    ));
+    let process = sandbox.spawn(&json!({"cmd": format!("{READ_ONE}; exec sleep 3600")}));
+    let of_process = |rest: &str| {
+        let id = process["id"].as_str().unwrap();
+        sandbox.target(&format!("processes/{id}/{rest}"))
+    };
+    let target = of_process("stdin");
     // More than the pipe holds, so that it is in the middle for as long as the process lives.
     let body = vec![b'x'; 1 << 20];
     let mut writer = sandbox.connect();
     writer.send_request("POST", &target, &[], &body);
-    let busy = || sandbox.connect().request("POST", &target, &[], b"x").status == 409;
-    wait_until("the writer is in the middle", PATIENCE, busy);
+    let mut output = server.stream("GET", &of_process("logs?follow=1"), b"");
+    assert!(output.next_output().is_some());
+    let reply = sandbox.connect().request("POST", &target, &[], b"x");
+    assert_error(&reply, 409, "stdin_busy");
     let mut feeder = sandbox.exec_stream(&json!({
         "cmd": "exec sleep 3600", "stdin": "x".repeat(1 << 20)
     }));

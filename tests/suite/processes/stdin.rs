@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{feed, follow, path, stdout_of, wait};
 use crate::fixture::{
-    Gate, Mark, PATIENCE, Server, TempDir, assert_error, memory_of, numbered_text, reset,
+    Gate, Mark, PATIENCE, READ_ONE, Server, TempDir, assert_error, memory_of, numbered_text, reset,
     wait_until,
 };
 
@@ -174,7 +174,7 @@ fn large_stdin_costs_no_memory() {
 fn one_writer_at_a_time_feeds_stdin() {
     let server = Server::start();
     let mark = Mark::new();
-    let process = server.spawn(&json!({"cmd": ["sleep", mark.to_string()]}));
+    let process = server.spawn(&json!({"cmd": format!("{READ_ONE}; exec sleep {mark}")}));
     let body = numbered_text(4 << 20);
     thread::scope(|scope| {
         let target = path(&process, "/stdin");
@@ -194,13 +194,8 @@ fn one_writer_at_a_time_feeds_stdin() {
                 .write_all(head.as_bytes())
                 .and_then(|()| sender.write_all(body.as_bytes()));
         });
-        wait_until("another writer is told to wait", PATIENCE, || {
-            let reply = server.request("POST", &target, b"");
-            if reply.status == 409 {
-                assert_error(&reply, 409, "stdin_busy");
-            }
-            reply.status == 409
-        });
+        assert!(follow(&server, &process).next_output().is_some());
+        assert_error(&feed(&server, &process, "", b""), 409, "stdin_busy");
         assert_eq!(server.delete(&path(&process, "")).json()["killed"], true);
         // The stuck one is let go, with an answer or with a close.
         let answer = String::from_utf8_lossy(&first.read_to_close()).into_owned();
@@ -275,8 +270,9 @@ fn a_writer_that_vanishes_leaves_stdin_open_for_the_next() {
 fn a_writer_that_has_only_closed_its_sending_half_is_served_to_the_end() {
     let server = Server::start();
     let mut gate = Gate::new();
-    // It reads nothing until the writer has said all it has to say.
-    let process = server.spawn(&json!({"cmd": format!(": < {}; exec wc -c", gate.path())}));
+    // It reads nothing more until the writer has said all it has to say.
+    let command = format!("{READ_ONE}; : < {}; exec wc -c", gate.path());
+    let process = server.spawn(&json!({ "cmd": command }));
     let body = numbered_text(200_000);
     let mut connection = server.connect();
     connection.send_request(
@@ -286,9 +282,8 @@ fn a_writer_that_has_only_closed_its_sending_half_is_served_to_the_end() {
         body.as_bytes(),
     );
     connection.stream.shutdown(Shutdown::Write).unwrap();
-    wait_until("the writer is at work", PATIENCE, || {
-        feed(&server, &process, "", b"").status == 409
-    });
+    assert!(follow(&server, &process).next_output().is_some());
+    assert_error(&feed(&server, &process, "", b""), 409, "stdin_busy");
     gate.open();
     // The server may have asked, by an interim response, whether all of the client was gone.
     let head = loop {
@@ -303,5 +298,9 @@ fn a_writer_that_has_only_closed_its_sending_half_is_served_to_the_end() {
         (200, json!({"written": body.len(), "eof": true}))
     );
     wait(&server, &process);
-    assert_eq!(stdout_of(&server, &process).data, b"200000\n");
+    let first = &body.as_bytes()[..1];
+    assert_eq!(
+        stdout_of(&server, &process).data,
+        [first, b"199999\n"].concat()
+    );
 }

@@ -145,8 +145,7 @@ fn the_oldest_connection_without_a_token_makes_room() {
     held[7]
         .write_all(b"Host: x\r\nConnection: close\r\n\r\n")
         .unwrap();
-    let mut newest = Connection::open(server.address, None);
-    newest.stream = held.pop().unwrap();
+    let mut newest = Connection::over(held.pop().unwrap(), None);
     let replies = parse_replies(&newest.read_to_close()).unwrap();
     assert_eq!(replies[0].status, 200);
 }

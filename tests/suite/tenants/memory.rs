@@ -55,12 +55,18 @@ fn withstand<T>(attack: impl FnOnce(&Server, &Sandbox<'_>) -> T) {
     assert!(server.is_running());
 }
 
-/// Answers with 503 `over_limit`.
+/// Waits for 503 `over_limit`: the server may still be busy with the requests that fill the share.
 #[track_caller]
 fn expect_refused(sandbox: &Sandbox<'_>, method: &str, route: &str, body: &[u8], what: &str) {
-    let reply = sandbox.request(method, route, body);
-    assert_eq!((reply.status, &*reply.code()), (503, "over_limit"));
-    assert!(reply.text().contains(what), "{}", reply.text());
+    wait_until("the request is refused", PATIENCE, || {
+        let reply = sandbox.request(method, route, body);
+        if [200, 400].contains(&reply.status) {
+            return false;
+        }
+        assert_eq!((reply.status, &*reply.code()), (503, "over_limit"));
+        assert!(reply.text().contains(what), "{}", reply.text());
+        true
+    });
 }
 
 /// Whether the server lives. An attack goes on as long as it does.

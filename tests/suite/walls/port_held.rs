@@ -12,6 +12,7 @@ use std::process::Command;
 use super::probe::Probe;
 use crate::fixture::{
     BINARY, Builder, Connection, Network, PATIENCE, Server, connect_from_chosen_port, is_root,
+    wait_until,
 };
 use crate::skip;
 
@@ -114,7 +115,12 @@ fn a_host_that_cannot_have_its_port_everywhere_is_refused() {
         ("::1", "127.0.0.1"),
     ];
     for (address, other) in others {
-        let _other = network.run(|| TcpListener::bind(format!("{other}:{PORT}")).unwrap());
+        let mut taken = None;
+        // A program that a test beside this one is starting has a copy of the last socket until it runs.
+        wait_until("the port is free again", PATIENCE, || {
+            taken = network.run(|| TcpListener::bind(format!("{other}:{PORT}")).ok());
+            taken.is_some()
+        });
         let [enter, network] = &network.words();
         let builder = host(address, PORT).wrapped_in(&["timeout", "20", enter, network]);
         let output = builder.command().output().unwrap();
