@@ -47,8 +47,6 @@ impl Estate {
     }
 
     /// Every route, each with a request that would leave a trace or tell something.
-    #[expect(clippy::too_many_lines, reason = "one table")]
-    #[expect(clippy::too_many_lines, reason = "a list")]
     #[allow(clippy::too_many_lines, reason = "it is a list")]
     fn requests(&self) -> Vec<(&'static str, String, Vec<u8>)> {
         let dir = self.dir.path().display();

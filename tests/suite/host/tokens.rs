@@ -43,6 +43,7 @@ impl Ask {
 }
 
 /// Everything that can be asked in a workspace under `prefix`; each would leave a trace.
+#[allow(clippy::too_many_lines, reason = "it is a list")]
 fn inside(prefix: &str, process: &str) -> Vec<Ask> {
     let run = json!({"cmd": "echo ran >> ran"});
     let mut asks = vec![

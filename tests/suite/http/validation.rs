@@ -67,7 +67,6 @@ fn every_error_is_json_with_its_code() {
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one table")]
 #[allow(clippy::too_many_lines, reason = "it is a list")]
 fn a_parameter_that_does_not_parse_is_400_and_nothing_happens() {
     let server = Server::start();

@@ -489,7 +489,6 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
 }
 
 #[test]
-#[expect(clippy::too_many_lines, reason = "one table")]
 #[allow(clippy::too_many_lines, reason = "it is a list")]
 fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
     if !is_root() {
