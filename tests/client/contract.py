@@ -33,8 +33,19 @@ COMMANDS = [
 # Few, so that requests meet what others have left.
 FILES = ["a", "b", "a", "c/d", "a", "c", "a/e"]
 
-# The archive that is sent where any bytes would do: an empty one.
+# What is sent where the contract has any bytes: an empty archive, and a patch.
 ARCHIVE = bytes(1024)
+PATCH = b"--- a/a\n+++ b/a\n@@ -0,0 +1 @@\n+new\n"
+
+# Names as gitignore has them.
+PATTERNS = ["**/a", "!b", "{c,d}/*"]
+
+# Parameters that exclude others.
+EXCLUSIVE = {
+    "lines": ["offset", "length"],
+    "offset": ["if_absent", "if_sha256", "hash"],
+    "if_absent": ["if_sha256"],
+}
 
 
 def closed(document, schema):
@@ -86,9 +97,11 @@ def driven(document, of_host):
         if is_inside:
             item["parameters"] = inside + item.get("parameters", [])
             path = server["url"] + path
-        # What is behind a port answers as it likes, and may be anything in dedicated mode; and what
-        # never listens is waited for without end where an odd value takes the place of the timeout.
-        is_left_out = "/procs" in path or "/proxy/" in path or "/ports/" in path
+        # What is behind a port answers as it likes, and may be anything in dedicated mode; what never
+        # listens is waited for without end where an odd value takes the place of the timeout; and a
+        # watch has no end while its client stays. To attach takes a client of WebSocket.
+        left_out = ("/procs", "/proxy", "/ports", "/files/watch", "/attach")
+        is_left_out = any(f"{part}/" in f"{path}/" for part in left_out)
         if is_left_out or path.startswith("/v1/sandboxes") and not of_host:
             continue
         paths[path] = closed(document, item)
@@ -170,11 +183,11 @@ def provide(case, query):
             query[name] = FILES[(State.calls + len(name)) % len(FILES)]
             if "mode" in query:
                 query["mode"] = "755"
-    # A directory cannot be moved below itself, which the contract says only in words.
-    if str(query.get("to")).startswith(f"{query.get('from')}/"):
-        query["to"] = "b"
+    # A directory cannot be moved or copied below itself, which the contract says only in words.
+    if "to" in query and f"{query['to']}/".startswith(f"{query.get('from')}/"):
+        query["to"] = "d"
     if "/files/" in inside and State.calls % 2:
-        base = inside[: inside.rindex("/")]
+        base = inside.split("/files/")[0] + "/files"
         request("POST", base + "/delete?recursive=1&path=./a")
         request("PUT", base + "/write?path=a", {})
 
@@ -199,9 +212,9 @@ def before_call(_context, case, _kwargs):
             case.body["cmd"] = command
             if isinstance(case.body.get("shell"), bool):
                 case.body["shell"] = isinstance(command, str)
-        elif case.body.get("pty") and case.meta.generation.mode.is_positive:
-            # A shell that waits for somebody to type.
-            case.body["timeout"] = 0.3
+        elif case.body.get("cmd") is None and case.body.get("pty"):
+            # Else a shell, which waits for somebody to type.
+            case.body["cmd"] = COMMANDS[0]
         if isinstance(case.body.get("cwd"), str):
             case.body["cwd"] = "."
     query = case.query if isinstance(case.query, dict) else {}
@@ -217,6 +230,28 @@ def before_call(_context, case, _kwargs):
             if str(query.get(name)).isdecimal():
                 # File systems differ in how large a file can be.
                 query[name] = int(query[name]) % (1 << 20)
+    if case.path.endswith("/events") and case.meta.generation.mode.is_positive:
+        query.pop("timeout", None)
+    if case.meta.generation.mode.is_positive:
+        # What does not go together.
+        if "lines" in query:
+            case.headers = {}
+        for name, others in EXCLUSIVE.items():
+            for other in others if name in query else ():
+                query.pop(other, None)
+        # What has a syntax of its own.
+        if "pattern" in query:
+            query["pattern"] = PATTERNS
+        if isinstance(case.body, dict):
+            for name in ("glob", "exclude"):
+                if case.body.get(name):
+                    case.body[name] = PATTERNS
+            if "pattern" in case.body:
+                case.body["pattern"] = "a|b"
+            for edit in case.body.get("edits", []):
+                edit.update({"lines": "1"} if edit.get("lines") else {"old": "a"})
+        if case.path.endswith("/files/patch"):
+            case.body = PATCH
     if case.path.endswith("/files/archive"):
         # That the body is an archive, and that the limits leave room for it, is said only in words.
         if case.method == "PUT" and case.meta.generation.mode.is_positive:
@@ -226,4 +261,5 @@ def before_call(_context, case, _kwargs):
             if str(query.get("atomic")) in ("1", "true"):
                 query.pop("overwrite", None)
         for name in ("include", "exclude"):
-            query.pop(name, None)
+            if name in query and case.meta.generation.mode.is_positive:
+                query[name] = PATTERNS

@@ -7,13 +7,17 @@
 use super::call::{Answer, Call};
 use crate::http::{Body, Response};
 
-const DOCUMENT: &[u8] = include_bytes!("../../../openapi.json");
+/// The document, compressed (RFC 1951) by the build.
+const COMPRESSED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/openapi.json.deflate"));
 
 /// Answers with the document. It needs no token: every server has the same one, and it says nothing
 /// about this machine.
 pub(super) fn answer(_: &Call<'_, '_>) -> Answer {
-    Ok(Response::new(200, Body::Bytes(DOCUMENT.to_vec()))
-        .with_header("Content-Type", "application/json"))
+    Ok(Response::new(200, Body::Bytes(document())).with_header("Content-Type", "application/json"))
+}
+
+fn document() -> Vec<u8> {
+    miniz_oxide::inflate::decompress_to_vec(COMPRESSED).expect("the build compressed it")
 }
 
 #[cfg(test)]
@@ -31,7 +35,7 @@ mod tests {
     ];
 
     fn contract() -> Value {
-        serde_json::from_slice(DOCUMENT).unwrap()
+        serde_json::from_slice(&document()).unwrap()
     }
 
     fn resolve<'a>(contract: &'a Value, value: &'a Value) -> &'a Value {
@@ -190,6 +194,11 @@ mod tests {
             }
         }
         assert_eq!(promised, made());
+    }
+
+    #[test]
+    fn the_contract_is_served_as_it_was_written() {
+        assert_eq!(document(), include_bytes!("../../../openapi.json"));
     }
 
     #[test]
