@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
-/// The level of miniz_oxide that compresses most.
+/// The level of `miniz_oxide` that compresses most.
 const LEVEL: u8 = 10;
 
 fn main() {

@@ -168,6 +168,8 @@ def plain(value):
         return int(value)
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [plain(item) for item in value]
     return value
 
 
@@ -235,6 +237,7 @@ def before_call(_context, case, _kwargs):
     if case.meta.generation.mode.is_positive:
         # What does not go together.
         if "lines" in query:
+            query["lines"] = "1-2"
             case.headers = {}
         for name, others in EXCLUSIVE.items():
             for other in others if name in query else ():
