@@ -3,12 +3,12 @@
 //!
 //! Pure functions of bytes. Nothing here knows a route, a status or a mechanism.
 
-pub mod base64;
-pub mod escape;
 pub mod fields;
 pub mod plain;
 pub mod queries;
 pub mod query;
+
+pub use sbx_bulk::{base64, escape};
 
 /// The value of a word in a list of choices.
 fn choose<T: Copy>(choices: &[(&str, T)], word: &str) -> Option<T> {

@@ -3,8 +3,6 @@
 //! A line ends after `\n`; what follows the last one is a line too, unless it is empty. Pure: nothing here
 //! reads a file.
 
-use wide::u8x16;
-
 /// A range of lines, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LineRange {
@@ -77,13 +75,13 @@ impl LineFinder {
             return;
         };
         self.is_in_line = *last != b'\n';
-        let ends = count_line_ends(bytes);
+        let ends = memchr::memchr_iter(b'\n', bytes).count() as u64;
         let behind = |end: u64| {
             let index = end
                 .checked_sub(self.ends + 1)
                 .filter(|_| end <= self.ends + ends)?;
-            let mut places = bytes.iter().enumerate().filter(|(_, byte)| **byte == b'\n');
-            let (place, _) = places.nth(usize::try_from(index).ok()?)?;
+            let mut places = memchr::memchr_iter(b'\n', bytes);
+            let place = places.nth(usize::try_from(index).ok()?)?;
             Some(self.offset + place as u64 + 1)
         };
         self.start = self.start.or_else(|| behind(self.range.first - 1));
@@ -115,18 +113,6 @@ impl LineFinder {
             total,
         }
     }
-}
-
-/// Counts `\n`, sixteen bytes at a time: four times as fast as one by one.
-fn count_line_ends(bytes: &[u8]) -> u64 {
-    let (chunks, rest) = bytes.as_chunks();
-    let chunks = chunks.iter().map(|chunk| {
-        let found = u8x16::new(*chunk).simd_eq(u8x16::splat(b'\n')).to_bitmask();
-        u64::from(found.count_ones())
-    });
-    #[expect(clippy::naive_bytecount, reason = "less than sixteen bytes")]
-    let rest = rest.iter().filter(|byte| **byte == b'\n').count();
-    chunks.sum::<u64>() + rest as u64
 }
 
 #[cfg(test)]
