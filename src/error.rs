@@ -107,9 +107,12 @@ pub enum Detail {
 /// The details of a failure, by name.
 pub type Details = Vec<(&'static str, Detail)>;
 
-/// A failure with its context.
+/// A failure with its context. It is boxed, because every result has room for one.
 #[derive(Debug, Clone)]
-pub struct Error {
+pub struct Error(Box<Failure>);
+
+#[derive(Debug, Clone)]
+struct Failure {
     kind: Kind,
     text: String,
     details: Details,
@@ -121,23 +124,30 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     /// A failure of `kind`; `text` says act, object and cause.
     pub fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self {
+        Self::of(kind, text.into())
+    }
+
+    // Not generic, and not inlined: there are hundreds of callers.
+    #[cold]
+    #[inline(never)]
+    fn of(kind: Kind, text: String) -> Self {
+        Self(Box::new(Failure {
             kind,
-            text: text.into(),
+            text,
             details: Details::new(),
-        }
+        }))
     }
 
     /// Adds a detail.
     #[must_use]
     pub fn with(mut self, name: &'static str, detail: Detail) -> Self {
-        self.details.push((name, detail));
+        self.0.details.push((name, detail));
         self
     }
 
     /// The details, which are removed.
     pub fn take_details(&mut self) -> Details {
-        std::mem::take(&mut self.details)
+        std::mem::take(&mut self.0.details)
     }
 
     /// A request that is not valid.
@@ -147,6 +157,12 @@ impl Error {
 
     /// A system call that failed while doing `act` (a phrase such as `cannot open /x`).
     pub fn system(act: impl fmt::Display, errno: Errno) -> Self {
+        Self::of_errno(&act, errno)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn of_errno(act: &dyn fmt::Display, errno: Errno) -> Self {
         let kind = match errno {
             Errno::ENOENT | Errno::ENXIO => Kind::NotFound,
             Errno::ENOTDIR => Kind::NotDirectory,
@@ -172,15 +188,21 @@ impl Error {
 
     /// As [`Error::system`], for an error of the standard library.
     pub fn io(act: impl fmt::Display, error: &io::Error) -> Self {
+        Self::of_io(&act, error)
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn of_io(act: &dyn fmt::Display, error: &io::Error) -> Self {
         match error.raw_os_error() {
-            Some(code) => Self::system(act, Errno::from_raw(code)),
+            Some(code) => Self::of_errno(act, Errno::from_raw(code)),
             None => Self::new(Kind::System, format!("{act}: {error}")),
         }
     }
 
     /// The kind of the failure.
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.0.kind
     }
 }
 
@@ -192,7 +214,7 @@ impl From<Disconnected> for Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&self.text)
+        formatter.write_str(&self.0.text)
     }
 }
 
