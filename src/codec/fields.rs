@@ -77,8 +77,7 @@ impl<'a> Fields<'a> {
 
     pub fn seconds(&mut self, name: &str) -> Result<Option<Duration>> {
         self.number(name, "a number of seconds above 0", |text| {
-            let seconds = text.parse().ok().filter(|seconds| *seconds > 0.0)?;
-            Duration::try_from_secs_f64(seconds).ok()
+            super::seconds(text).filter(|seconds| !seconds.is_zero())
         })
     }
 

@@ -8,7 +8,39 @@ pub mod plain;
 pub mod queries;
 pub mod query;
 
+use std::ops::Range;
+use std::time::Duration;
+
 pub use sbx_bulk::{base64, escape};
+
+/// A decimal number of seconds, with or without a fraction and an exponent: what JSON and Rust write.
+/// What a nanosecond does not divide is rounded down, but no further than to one. `None` if it is no such
+/// number, or too large.
+fn seconds(text: &str) -> Option<Duration> {
+    let (mantissa, exponent) = text.split_once(['e', 'E']).unwrap_or((text, "0"));
+    let (whole, fraction) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+    let digits = [whole, fraction].concat();
+    if whole.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let point = i64::try_from(whole.len()).ok()? + i64::from(exponent.parse::<i32>().ok()?);
+    let decimal = |places: Range<i64>| {
+        places.into_iter().try_fold(0_u64, |number, place| {
+            let digit = usize::try_from(place)
+                .ok()
+                .and_then(|place| digits.as_bytes().get(place));
+            let digit = digit.map_or(0, |byte| u64::from(byte - b'0'));
+            number.checked_mul(10)?.checked_add(digit)
+        })
+    };
+    // More places can only be zeros, or too many.
+    let most = i64::try_from(digits.len()).ok()? + 20;
+    let seconds = decimal(0..point.min(most))?;
+    let nanoseconds = decimal(point..point + 9)?;
+    let least = u64::from(digits.bytes().any(|byte| byte != b'0'));
+    Some(Duration::from_secs(seconds) + Duration::from_nanos(nanoseconds))
+        .map(|duration| duration.max(Duration::from_nanos(least)))
+}
 
 /// The value of a word in a list of choices.
 fn choose<T: Copy>(choices: &[(&str, T)], word: &str) -> Option<T> {
@@ -22,4 +54,61 @@ fn choose<T: Copy>(choices: &[(&str, T)], word: &str) -> Option<T> {
 fn accepted_words<T>(choices: &[(&str, T)]) -> String {
     let words: Vec<_> = choices.iter().map(|(word, _)| *word).collect();
     words.join(" or ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn seconds_are_what_their_digits_say() {
+        let nanoseconds = |text| seconds(text).map(|duration| duration.as_nanos());
+        for (text, expected) in [
+            ("0", 0),
+            ("0.0", 0),
+            ("1", 1_000_000_000),
+            ("007", 7_000_000_000),
+            ("0.3", 300_000_000),
+            ("1.000000001", 1_000_000_001),
+            ("1.0000000019", 1_000_000_001),
+            ("2.", 2_000_000_000),
+            ("15e-1", 1_500_000_000),
+            ("1.5E+3", 1_500_000_000_000),
+            ("0.0025e2", 250_000_000),
+            ("5e-324", 1),
+            ("1e-2000000000", 1),
+            ("0e2000000000", 0),
+            (
+                "18446744073709551615.999999999",
+                18_446_744_073_709_551_615_999_999_999,
+            ),
+        ] {
+            assert_eq!(nanoseconds(text), Some(expected), "{text}");
+        }
+        for text in [
+            "",
+            ".",
+            ".5",
+            "-1",
+            "+1",
+            "-0",
+            "e1",
+            "1e",
+            "1e1.5",
+            "1 ",
+            " 1",
+            "1_0",
+            "0x10",
+            "inf",
+            "nan",
+            "1.2.3",
+            "1e99999999999",
+            "1e2000000000",
+            "18446744073709551616",
+            "2e19",
+            "１",
+        ] {
+            assert_eq!(nanoseconds(text), None, "{text}");
+        }
+    }
 }

@@ -151,11 +151,7 @@ impl Query {
     /// # Errors
     /// `Invalid` if the value is negative or no number.
     pub fn seconds(&self, name: &str) -> Result<Option<Duration>> {
-        self.parsed(name, "seconds, 0 or more", |text| {
-            let is_plain = text.starts_with(|first: char| first.is_ascii_digit());
-            let seconds = text.parse().ok().filter(|_| is_plain)?;
-            Duration::try_from_secs_f64(seconds).ok()
-        })
+        self.parsed(name, "seconds, 0 or more", super::seconds)
     }
 }
 

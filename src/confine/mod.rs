@@ -261,7 +261,7 @@ impl Confinement {
         directory: PathBuf,
     ) -> Self {
         let default = ("PATH".into(), DEFAULT_PATH.into());
-        let environment = [default]
+        let own = [default]
             .into_iter()
             .chain(environment)
             .filter(|(name, _)| !name.as_bytes().starts_with(b"SBX_"))
@@ -269,8 +269,10 @@ impl Confinement {
                 let entry = entry(&name, &value)?;
                 Some((name, entry))
             });
+        let mut environment = BTreeMap::new();
+        environment.extend(own);
         Self {
-            environment: environment.collect(),
+            environment,
             chosen: Arc::default(),
             directory,
             limits: vec![open_files()],
@@ -292,11 +294,10 @@ impl Confinement {
 
     /// The environment of a command, by name. Borrows what the command does not change.
     fn environment<'a>(&'a self, spec: &'a CommandSpec) -> BTreeMap<&'a OsStr, Cow<'a, CStr>> {
-        let mut environment: BTreeMap<_, _> = self
-            .environment
-            .iter()
-            .map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str())))
-            .collect();
+        let own = self.environment.iter();
+        let mut environment = BTreeMap::new();
+        environment
+            .extend(own.map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str()))));
         let mut set = |name: &'a str, value: Option<&str>| {
             let name = OsStr::new(name);
             match value.and_then(|value| entry(name, value.as_ref())) {

@@ -87,6 +87,7 @@ pub(super) fn commands() -> BTreeSet<Pid> {
 
 /// The marks of the commands that were not reaped yet.
 pub(super) fn marks() -> BTreeSet<Mark> {
-    let commands = lock(&COMMANDS);
-    commands.running.values().copied().flatten().collect()
+    let mut marks = BTreeSet::new();
+    marks.extend(lock(&COMMANDS).running.values().copied().flatten());
+    marks
 }
