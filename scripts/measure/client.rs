@@ -66,8 +66,8 @@ impl Client {
         self.filled += length;
     }
 
-    /// Reads the head of a reply that must be a success.
-    pub fn head(&mut self) -> Framing {
+    /// Reads the head of a reply that must have a status like this.
+    pub fn raw_head(&mut self, status: &[u8]) -> &[u8] {
         let end = loop {
             if let Some(end) = find(self.rest(), b"\r\n\r\n") {
                 break end + 4;
@@ -76,8 +76,15 @@ impl Client {
         };
         let head = &self.buffer[self.used..self.used + end];
         self.used += end;
-        let shown = || String::from_utf8_lossy(head);
-        assert!(head.starts_with(b"HTTP/1.1 2"), "{}", shown());
+        let line = head.strip_prefix(b"HTTP/1.1 ");
+        let is_as_expected = line.is_some_and(|line| line.starts_with(status));
+        assert!(is_as_expected, "{}", String::from_utf8_lossy(head));
+        head
+    }
+
+    /// Reads the head of a reply that must be a success.
+    pub fn head(&mut self) -> Framing {
+        let head = self.raw_head(b"2");
         let header = |name: &[u8]| {
             let lines = head.split(|byte| *byte == b'\n');
             let named = |line: &&[u8]| {
@@ -91,7 +98,7 @@ impl Client {
             None if head.starts_with(b"HTTP/1.1 204") => Framing::Length(0),
             None => {
                 let coding = header(b"transfer-encoding:");
-                assert_eq!(coding, Some(&b"chunked"[..]), "{}", shown());
+                assert_eq!(coding, Some(&b"chunked"[..]));
                 Framing::Chunked
             }
         }

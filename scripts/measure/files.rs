@@ -221,7 +221,7 @@ fn in_ranges(
     });
 }
 
-fn check_and_remove(path: &Path, size: usize) {
+pub fn check_and_remove(path: &Path, size: usize) {
     let mut file = File::open(path).unwrap();
     let mut expected = Expected::new(&PATTERN, 0);
     let mut block = vec![0; BLOCK];

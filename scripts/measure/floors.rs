@@ -42,7 +42,8 @@ impl Program {
     pub fn nginx(port: u16, scratch: &Scratch) -> Option<Self> {
         let path = ["/usr/sbin/nginx", "/usr/bin/nginx", "/usr/local/sbin/nginx"];
         let path = path.into_iter().find(|path| Path::new(path).exists())?;
-        let directory = scratch.0.display();
+        let directory = scratch.path("");
+        let directory = directory.display();
         let user = if nix::unistd::geteuid().is_root() {
             "user root;"
         } else {

@@ -10,6 +10,7 @@
 // Sizes and counts become figures for people here.
 #![allow(clippy::cast_precision_loss)]
 
+mod archives;
 mod bytes;
 mod client;
 mod commands;
@@ -28,8 +29,11 @@ mod program;
 mod proxy;
 mod report;
 mod sandboxes;
+mod search;
 mod soak;
 mod start;
+mod terminals;
+mod watch;
 
 use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -117,6 +121,11 @@ struct Plan {
     window: Duration,
     output_bytes: usize,
     file_bytes: usize,
+    terminal_bytes: usize,
+    /// Files of a folder that is moved as one archive.
+    archive_files: usize,
+    /// Files of a tree that is searched.
+    tree_files: usize,
 }
 
 impl Plan {
@@ -126,6 +135,9 @@ impl Plan {
         window: Duration::from_secs(1),
         output_bytes: 512 * MIB,
         file_bytes: 1024 * MIB,
+        terminal_bytes: 256 * MIB,
+        archive_files: 10_000,
+        tree_files: 100_000,
     };
     const QUICK: Self = Self {
         samples: 200,
@@ -133,17 +145,24 @@ impl Plan {
         window: Duration::from_millis(200),
         output_bytes: 32 * MIB,
         file_bytes: 64 * MIB,
+        terminal_bytes: 16 * MIB,
+        archive_files: 2_000,
+        tree_files: 10_000,
     };
 }
 
 type Group = fn(&Plan, &Scratch, &mut Table);
 
 /// What can be measured by itself, in the order of the table.
-const GROUPS: [(&str, Group); 9] = [
+const GROUPS: [(&str, Group); 13] = [
     ("start", start::measure),
     ("commands", commands::measure),
     ("output", output::measure),
+    ("terminals", terminals::measure),
     ("files", files::measure),
+    ("archives", archives::measure),
+    ("search", search::measure),
+    ("watch", watch::measure),
     ("proxy", proxy::measure),
     ("health", health::measure),
     ("sandboxes", sandboxes::measure),
@@ -164,7 +183,7 @@ fn measure(plan: &Plan, only: &[&str]) {
             table.void(name);
         }
     }
-    let valid = table.print();
+    let valid = table.print(scratch.medium);
     drop(scratch);
     if !valid {
         std::process::exit(1);

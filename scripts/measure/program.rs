@@ -1,5 +1,5 @@
 //! Running programs: the server itself and whatever else listens on a port, their memory, and the
-//! directory in memory that they work in.
+//! directory that they work in.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use nix::sys::statvfs::statvfs;
 
 use super::client::{Client, TOKEN};
 
@@ -76,8 +78,17 @@ impl Drop for Program {
 
 /// What a process has resident, in KiB.
 pub fn memory_of(pid: u32) -> u64 {
+    status_of(pid, "VmRSS:")
+}
+
+/// The most that a process ever had resident, in KiB.
+pub fn peak_memory_of(pid: u32) -> u64 {
+    status_of(pid, "VmHWM:")
+}
+
+fn status_of(pid: u32, name: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
     let number = line.unwrap().trim().trim_end_matches(" kB");
     number.parse().unwrap()
 }
@@ -90,29 +101,38 @@ pub fn free_port() -> u16 {
         .port()
 }
 
-/// A directory in memory, removed with the value.
-pub struct Scratch(pub PathBuf);
+/// A directory, removed with the value.
+pub struct Scratch {
+    directory: PathBuf,
+    /// Where its files are: in memory if there is room.
+    pub medium: &'static str,
+}
+
+/// What all files of a group take together.
+const ROOM: u64 = 4 << 30;
 
 impl Scratch {
     pub fn new() -> Self {
         let memory = Path::new("/dev/shm");
-        let parent = if memory.is_dir() {
-            memory.to_owned()
+        let has_room = statvfs(memory)
+            .is_ok_and(|found| found.blocks_available() * found.fragment_size() >= ROOM);
+        let (parent, medium) = if has_room {
+            (memory.to_owned(), "in memory (tmpfs)")
         } else {
-            std::env::temp_dir()
+            (std::env::temp_dir(), "on disk")
         };
-        let path = parent.join(format!("sbx-bench-{}", std::process::id()));
-        fs::create_dir(&path).unwrap();
-        Self(path)
+        let directory = parent.join(format!("sbx-bench-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        Self { directory, medium }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.directory.join(name)
     }
 }
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_dir_all(&self.directory);
     }
 }

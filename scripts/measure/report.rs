@@ -56,6 +56,20 @@ impl Samples {
     }
 }
 
+/// Two sides of a row, one after the other in each round: the server's samples, and the floor's.
+pub fn in_turns(
+    rounds: usize,
+    mut ours: impl FnMut(&mut Samples),
+    mut floor: impl FnMut(&mut Samples),
+) -> [Samples; 2] {
+    let mut samples = [(); 2].map(|()| Samples::default());
+    for _ in 0..rounds {
+        ours(&mut samples[0]);
+        floor(&mut samples[1]);
+    }
+    samples
+}
+
 /// What was measured: the median, and where there is one the bad end.
 #[derive(Clone, Copy)]
 pub struct Figure {
@@ -192,11 +206,11 @@ impl Table {
         self.rows.push(row);
     }
 
-    /// Prints it; whether every row is valid.
-    pub fn print(&self) -> bool {
+    /// Prints it, and where files were; whether every row is valid.
+    pub fn print(&self, medium: &str) -> bool {
         println!("{}", machine());
         println!(
-            "Times: median and 99th percentile. Rates: median and slowest round. Ratio: server / floor, by the medians.\n"
+            "Files are {medium}. Times: median and 99th percentile. Rates: median and slowest round. Ratio: server / floor, by the medians.\n"
         );
         println!(
             "| what | sbx-server | p99 | floor | p99 | ratio | limit | met | the floor is |\n\

@@ -651,12 +651,41 @@ pub(super) fn temporary_name() -> Vec<u8> {
 
 /// Gives an open file a name (open(2), `O_TMPFILE`).
 fn link_open_file(file: &File, directory: &OwnedFd, name: &[u8]) -> nix::Result<()> {
-    use std::os::fd::AsRawFd;
-    let by_proc = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let follow = AtFlags::AT_SYMLINK_FOLLOW;
-    match linkat(AT_FDCWD, &by_proc[..], directory, name, follow) {
-        // No /proc. AT_EMPTY_PATH needs CAP_DAC_READ_SEARCH or Linux 6.10.
-        Err(Errno::ENOENT) => linkat(file, "", directory, name, AtFlags::AT_EMPTY_PATH),
+    match linkat(file, "", directory, name, AtFlags::AT_EMPTY_PATH) {
+        // That needs CAP_DAC_READ_SEARCH or Linux 6.10, and is the quicker way.
+        Err(Errno::ENOENT) => link_through_proc(file, directory, name),
         other => other,
+    }
+}
+
+fn link_through_proc(file: &File, directory: &OwnedFd, name: &[u8]) -> nix::Result<()> {
+    use std::os::fd::AsRawFd;
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let follow = AtFlags::AT_SYMLINK_FOLLOW;
+    linkat(AT_FDCWD, path.as_bytes(), directory, name, follow)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unnamed_file_gets_a_name_in_either_way_and_replaces_none() {
+        type Link = fn(&File, &OwnedFd, &[u8]) -> nix::Result<()>;
+        let path = std::env::temp_dir().join(format!("sbx-link-{}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        let directory = OwnedFd::from(File::open(&path).unwrap());
+        for (link, name) in [(link_open_file as Link, "a"), (link_through_proc, "b")] {
+            let (file, staging) = stage(&directory, true).unwrap();
+            // Not every file system has unnamed files.
+            if let Staging::Unnamed = staging {
+                file.write_all_at(b"content", 0).unwrap();
+                link(&file, &directory, name.as_bytes()).unwrap();
+                assert_eq!(std::fs::read(path.join(name)).unwrap(), b"content");
+                let again = link(&file, &directory, name.as_bytes());
+                assert_eq!(again, Err(Errno::EEXIST));
+            }
+        }
+        std::fs::remove_dir_all(&path).unwrap();
     }
 }

@@ -342,13 +342,14 @@ impl<'f> Tree<'f> {
         }
         self.count()?;
         self.enter(way)?;
-        if !self.make_room(&parts, member)? {
+        if !self.replaces(member) && !self.has_room(&parts, member)? {
+            self.skip(member, "exists");
             return Ok(());
         }
         match member.kind {
             MemberKind::Symlink => self.take_link(&parts, member, attributes),
             MemberKind::HardLink => self.take_hard_link(name, member),
-            _ => self.take_file(name, attributes, member, members),
+            _ => self.take_file(&parts, attributes, member, members),
         }
     }
 
@@ -420,9 +421,16 @@ impl<'f> Tree<'f> {
         Ok(())
     }
 
+    /// Whether a member is a file that is given its name in any case. What has that name is looked at only
+    /// then: mostly nothing has it.
+    fn replaces(&self, member: &Member) -> bool {
+        let replaces = self.options.overwrite == Overwrite::Replace && !self.options.dry_run;
+        replaces && member.kind == MemberKind::File
+    }
+
     fn take_file<R: BufRead>(
         &mut self,
-        name: &[u8],
+        parts: &[&[u8]],
         attributes: Attributes,
         member: &Member,
         members: &mut Members<R>,
@@ -433,7 +441,7 @@ impl<'f> Tree<'f> {
             let text = format!("the archive has more than {most} bytes of content");
             return Err(Error::new(Kind::TooLarge, text));
         }
-        if let Some(directory) = self.directory_to_write() {
+        if let (Some(directory), Some(name)) = (self.directory_to_write(), parts.last()) {
             let failed = |errno| self.member_error(member, errno);
             let mut staged = StagedFile::make(directory).map_err(failed)?;
             let file = &staged.file;
@@ -450,9 +458,14 @@ impl<'f> Tree<'f> {
                 ftruncate(file, size).map_err(failed)?;
             }
             attributes.apply(file).map_err(failed)?;
-            staged
-                .take_place(name, self.options.overwrite == Overwrite::Replace)
-                .map_err(failed)?;
+            match staged.take_new_name(name) {
+                Err(Errno::EEXIST) if self.replaces(member) => {
+                    self.has_room(parts, member)?;
+                    staged.take_name(name)
+                }
+                other => other,
+            }
+            .map_err(failed)?;
         } else {
             members.read_content(|_, _| Ok(()))?;
         }
@@ -547,7 +560,7 @@ impl<'f> Tree<'f> {
     }
 
     /// Checks what is at a member's place. False if that stays.
-    fn make_room(&mut self, parts: &[&[u8]], member: &Member) -> Result<bool> {
+    fn has_room(&self, parts: &[&[u8]], member: &Member) -> Result<bool> {
         let existing = match (self.directory(), parts.last()) {
             (Some(directory), Some(name)) => status_of(directory, name),
             _ => Ok(None),
@@ -567,10 +580,7 @@ impl<'f> Tree<'f> {
             (Some(FileKind::Directory), _) => Err(self.member_error(member, Errno::EISDIR)),
             (None, _) | (_, Overwrite::Replace) => Ok(true),
             (Some(_), Overwrite::Fail) => Err(self.member_error(member, Errno::EEXIST)),
-            (Some(_), Overwrite::Keep) => {
-                self.skip(member, "exists");
-                Ok(false)
-            }
+            (Some(_), Overwrite::Keep) => Ok(false),
         }
     }
 
@@ -819,13 +829,14 @@ impl<'d> StagedFile<'d> {
         })
     }
 
-    /// Gives the file its name; fails with `EEXIST` if another has it, unless it `may_replace` that.
-    fn take_place(&mut self, name: &[u8], may_replace: bool) -> nix::Result<()> {
-        let (file, directory) = (&self.file, self.directory);
-        match self.staging.take_new_name(file, directory, name) {
-            Err(Errno::EEXIST) if may_replace => self.staging.take_name(file, directory, name),
-            other => other,
-        }
+    /// Gives the file its name; fails with `EEXIST` if another has it.
+    fn take_new_name(&mut self, name: &[u8]) -> nix::Result<()> {
+        self.staging.take_new_name(&self.file, self.directory, name)
+    }
+
+    /// Gives the file its name in place of another that has it.
+    fn take_name(&mut self, name: &[u8]) -> nix::Result<()> {
+        self.staging.take_name(&self.file, self.directory, name)
     }
 }
 
