@@ -1,6 +1,6 @@
 // The WebSocket of browsers, and xterm.js with its attach addon, at terminals of the server.
 //
-//     node --experimental-websocket attached_terminals.mjs <address of the server> <token> <node_modules>
+//     node attached_terminals.mjs <address of the server> <token> <node_modules>
 //
 // The exit status is 0 only if all assertions held.
 
@@ -10,6 +10,7 @@ import { createRequire } from "node:module";
 const [url, token, modules] = process.argv.slice(2);
 const require = createRequire(modules + "/");
 globalThis.self = globalThis;
+globalThis.WebSocket ??= require("undici").WebSocket;
 const { Terminal } = require("@xterm/headless");
 const { AttachAddon } = require("@xterm/addon-attach");
 
