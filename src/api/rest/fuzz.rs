@@ -157,9 +157,10 @@ struct Reader {
     /// Per stream, the next offset.
     next: [usize; 2],
     /// Per stream, the text since the last gap, and the offset where it began.
-    text: [(usize, String); 2],
-    /// Whether it gets text without control sequences.
+    text: [(usize, Vec<u8>); 2],
+    /// Whether control sequences are left out.
     is_plain: bool,
+    is_base64: bool,
 }
 
 impl Reader {
@@ -172,14 +173,19 @@ impl Reader {
     fn compare_text(&mut self, index: usize) {
         let next = self.next[index];
         let (from, text) = std::mem::take(&mut self.text[index]);
-        let mut whole = self.raw(index, from, next);
-        if self.is_plain {
-            let mut filter = PlainText::new(from == 0);
-            let raw = std::mem::take(&mut whole);
-            filter.push(&raw, &mut whole);
-            filter.finish(&mut whole);
+        let raw = self.raw(index, from, next);
+        match (self.is_plain, self.is_base64) {
+            (false, false) => assert_eq!(text, String::from_utf8_lossy(&raw).as_bytes()),
+            (true, true) => {
+                let (mut filter, mut whole) = (PlainText::new(from == 0), Vec::new());
+                filter.push(&raw, &mut whole);
+                filter.finish(&mut whole);
+                assert_eq!(text, whole);
+            }
+            // What was left out may have torn a character, which then is not the same in one piece.
+            (true, false) => {}
+            (false, true) => unreachable!("each event is compared by itself"),
         }
-        assert_eq!(text, String::from_utf8_lossy(&whole));
     }
 
     fn read(&mut self, sent: Vec<u8>) {
@@ -205,20 +211,23 @@ impl Reader {
                 self.next[index] += number("bytes");
                 let raw = self.raw(index, offset, self.next[index]);
                 if let Some(text) = event["data"].as_str() {
-                    if !self.is_plain {
-                        assert_eq!(text, String::from_utf8_lossy(&raw));
-                    }
-                    self.text[index].1 += text;
+                    assert!(self.is_plain || text == String::from_utf8_lossy(&raw));
+                    self.text[index].1.extend_from_slice(text.as_bytes());
                 } else {
                     let coded = event["data_b64"].as_str().unwrap();
-                    assert_eq!(from_base64(coded.as_bytes()), raw);
+                    let data = from_base64(coded.as_bytes());
+                    if self.is_plain {
+                        self.text[index].1.extend(data);
+                    } else {
+                        assert_eq!(data, raw);
+                    }
                 }
                 assert!(!raw.is_empty(), "an event without output");
             }
             "dropped" => {
                 let index = index(event["stream"].as_str().unwrap());
                 assert_eq!(number("offset"), self.next[index]);
-                if self.is_plain || !self.text[index].1.is_empty() {
+                if self.is_plain || !self.is_base64 {
                     self.compare_text(index);
                 }
                 let from = self.next[index];
@@ -304,7 +313,7 @@ fn events_tell_what_was_written_wherever_it_was_cut() {
             } else {
                 Encoding::Utf8
             };
-            tell_as(encoding, !is_base64 && manner >= 128, |told| {
+            tell_as(encoding, manner >= 128, |told| {
                 while !script.is_at_end() {
                     let action = script.byte();
                     let stream = Stream::ALL[usize::from(action % 2)];
@@ -368,6 +377,7 @@ fn tell_as(encoding: Encoding, is_plain: bool, mut happens: impl FnMut(&mut Told
     }
     let reader = Reader {
         is_plain,
+        is_base64: encoding == Encoding::Base64,
         ..Reader::default()
     };
     let mut told = Told { events, reader };
@@ -388,7 +398,7 @@ fn tell_as(encoding: Encoding, is_plain: bool, mut happens: impl FnMut(&mut Told
             reader.written[index].len(),
             "all of it was told"
         );
-        if encoding == Encoding::Utf8 {
+        if is_plain || encoding == Encoding::Utf8 {
             reader.compare_text(index);
         }
     }
