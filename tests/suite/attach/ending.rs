@@ -9,7 +9,7 @@ use crate::fixture::{Frame, Mark, PATIENCE, Server, best_of, is_root, reset, wai
 use crate::skip;
 
 /// The promise is 250 ms from the end of the main process. Other tests may be busy meanwhile, so the
-/// best of some attempts counts.
+/// first attempt that keeps it counts.
 #[test]
 #[expect(
     clippy::disallowed_methods,
@@ -17,7 +17,7 @@ use crate::skip;
 )]
 fn the_exit_is_told_within_a_quarter_of_a_second_whoever_holds_the_terminal() {
     in_both_modes(|place| {
-        let quickest = best_of(5, || {
+        let measure = |_| {
             let mark = Mark::new();
             // The main process becomes one that tells the time and ends.
             let id = place.terminal(&format!(
@@ -41,8 +41,9 @@ fn the_exit_is_told_within_a_quarter_of_a_second_whoever_holds_the_terminal() {
             assert_eq!(mark.pids().len(), 1, "the terminal is still held");
             place.delete(&id);
             told_at.duration_since(ended_at).unwrap()
-        });
-        assert!(quickest < Duration::from_millis(250), "{quickest:?}");
+        };
+        let mut all = (0..20).map(measure);
+        assert!(all.any(|time| time < Duration::from_millis(250)));
     });
 }
 
