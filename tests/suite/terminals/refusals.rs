@@ -134,6 +134,19 @@ fn without_terminals_on_the_machine_other_commands_run() {
     assert_eq!(server.exec(&json!({ "cmd": "true" })).code(), Some(0));
 }
 
+#[test]
+fn without_bash_the_shell_is_sh() {
+    if !may_mount() {
+        skip!("may not mount");
+    }
+    let server = server_after(Server::builder(), "mount --bind /dev/null /bin/bash");
+    let place = Place::Machine(&server);
+    let screen = place.open(&json!({ "pty": true, "env": { "PS1": "$ " } }));
+    screen.press("echo $((6*7)) $0; exit 3\n");
+    screen.expect("42 /bin/sh\r\n");
+    assert_eq!(screen.end()["exit_code"], 3);
+}
+
 /// A server on a machine that says that it has ten terminals, of which the kernel keeps two, and none is open.
 fn server_with_ten(builder: Builder) -> (TempDir, Server) {
     let directory = TempDir::new();
