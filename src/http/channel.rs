@@ -56,6 +56,11 @@ enum Phase {
     Closed,
 }
 
+/// Adds one frame.
+fn push(writer: &mut StreamWriter, append: fn(&mut Vec<u8>, &[u8]), payload: &[u8]) {
+    writer.push(|out| append(out, payload));
+}
+
 /// A WebSocket.
 pub struct Channel<'c> {
     reader: &'c mut SocketReader,
@@ -116,12 +121,12 @@ impl<'c> Channel<'c> {
 
     /// Adds a message of text.
     pub fn send_text(&mut self, text: &[u8]) {
-        self.writer.push(|out| append_text(out, text));
+        push(self.writer, append_text, text);
     }
 
     /// Adds a message of bytes.
     pub fn send_binary(&mut self, bytes: &[u8]) {
-        self.writer.push(|out| append_binary(out, bytes));
+        push(self.writer, append_binary, bytes);
     }
 
     /// Adds the last frame. To a client that has closed already it is the answer.
@@ -182,8 +187,7 @@ impl<'c> Channel<'c> {
             Received::Binary(bytes) => Message::Binary(bytes),
             Received::Ping => {
                 if self.is_open() {
-                    let payload = self.decoder.control();
-                    self.writer.push(|out| append_pong(out, payload));
+                    push(self.writer, append_pong, self.decoder.control());
                 }
                 return None;
             }
@@ -326,7 +330,7 @@ impl<'c> Channel<'c> {
             self.unanswered += 1;
             // Behind unsent data it would be useless.
             if self.is_flushed() {
-                self.writer.push(append_ping);
+                push(self.writer, append_ping, b"");
             }
         }
         self.flush()

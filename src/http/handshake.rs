@@ -28,36 +28,13 @@ impl Handshake {
     /// # Errors
     /// 426, with what is missing and the header fields that tell a client how to ask.
     pub fn of(head: &Head) -> Result<Self, Refusal> {
-        let refused = |what: &str| {
+        let key = key(head).map_err(|what| {
             let text = format!("this is a WebSocket, and {what}; connect with a WebSocket client");
             Refusal::new(426, "upgrade_required", text)
                 .with_header("Upgrade", "websocket")
                 .with_header("Connection", "Upgrade")
                 .with_header("Sec-WebSocket-Version", "13")
-        };
-        if head.method != "GET" || head.minor_version == 0 {
-            return Err(refused("the request is no GET of HTTP/1.1"));
-        }
-        if !matches!(head.framing, Framing::None | Framing::Length(0)) {
-            return Err(refused("the request has a body"));
-        }
-        let has_option = |name: &str, option: &str| {
-            elements(head, name).any(|one| one.eq_ignore_ascii_case(option.as_bytes()))
-        };
-        if !has_option("upgrade", "websocket") {
-            return Err(refused("the request has no Upgrade: websocket"));
-        }
-        if !has_option("connection", "upgrade") {
-            return Err(refused("the request has no Connection: Upgrade"));
-        }
-        if only(head, "sec-websocket-version") != Some(b"13") {
-            return Err(refused("Sec-WebSocket-Version is not 13"));
-        }
-        let key = only(head, "sec-websocket-key");
-        let is_key = |key: &&[u8]| base64::decode(key).is_some_and(|key| key.len() == KEY_BYTES);
-        let Some(key) = key.filter(is_key) else {
-            return Err(refused("Sec-WebSocket-Key is not the base64 of 16 bytes"));
-        };
+        })?;
         let digest = Sha1::new().chain_update(key).chain_update(GUID).finalize();
         Ok(Self {
             accept: base64::encode(&digest),
@@ -78,6 +55,40 @@ impl Handshake {
             }
         }
     }
+}
+
+/// The key of a request for a WebSocket, or what it lacks.
+fn key(head: &Head) -> Result<&[u8], &'static str> {
+    if head.method != "GET" || head.minor_version == 0 {
+        return Err("the request is no GET of HTTP/1.1");
+    }
+    if !matches!(head.framing, Framing::None | Framing::Length(0)) {
+        return Err("the request has a body");
+    }
+    for (name, option, what) in [
+        (
+            "upgrade",
+            "websocket",
+            "the request has no Upgrade: websocket",
+        ),
+        (
+            "connection",
+            "upgrade",
+            "the request has no Connection: Upgrade",
+        ),
+    ] {
+        let is_option = |one: &[u8]| one.eq_ignore_ascii_case(option.as_bytes());
+        if !elements(head, name).any(is_option) {
+            return Err(what);
+        }
+    }
+    if only(head, "sec-websocket-version") != Some(b"13") {
+        return Err("Sec-WebSocket-Version is not 13");
+    }
+    let is_key = |key: &&[u8]| base64::decode(key).is_some_and(|key| key.len() == KEY_BYTES);
+    only(head, "sec-websocket-key")
+        .filter(is_key)
+        .ok_or("Sec-WebSocket-Key is not the base64 of 16 bytes")
 }
 
 /// The subprotocols that a client offers, in the order of its preference.

@@ -324,8 +324,8 @@ pub fn append_binary(out: &mut Vec<u8>, bytes: &[u8]) {
 }
 
 /// Appends a ping, whose payload the client sends back.
-pub fn append_ping(out: &mut Vec<u8>) {
-    append_frame(out, PING, b"");
+pub fn append_ping(out: &mut Vec<u8>, payload: &[u8]) {
+    append_frame(out, PING, payload);
 }
 
 /// Appends a pong with the payload of a ping.

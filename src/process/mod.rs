@@ -29,6 +29,6 @@ mod viewer;
 
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 pub use stdin::StdinWriter;
-pub use terminal::Terminal;
+pub use terminal::{Terminal, terminal_use};
 pub use tree::count_left_behind;
 pub use viewer::{Start, View, Viewer};

@@ -149,6 +149,36 @@ impl Process {
     }
 }
 
+/// The use of all terminals.
+#[derive(Clone, Copy)]
+pub struct TerminalUse {
+    /// Terminals of running processes.
+    pub open: u64,
+    /// Clients that are attached.
+    pub viewers: u64,
+    /// Bytes of output that were read for them, since the start.
+    pub sent_bytes: u64,
+    /// Bytes that they have typed, since the start.
+    pub typed_bytes: u64,
+}
+
+pub(super) static OPEN: AtomicU64 = AtomicU64::new(0);
+pub(super) static VIEWERS: AtomicU64 = AtomicU64::new(0);
+pub(super) static SENT_BYTES: AtomicU64 = AtomicU64::new(0);
+pub(super) static TYPED_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// The present use of all terminals.
+pub fn terminal_use() -> TerminalUse {
+    let [open, viewers, sent_bytes, typed_bytes] =
+        [&OPEN, &VIEWERS, &SENT_BYTES, &TYPED_BYTES].map(|count| count.load(Ordering::Relaxed));
+    TerminalUse {
+        open,
+        viewers,
+        sent_bytes,
+        typed_bytes,
+    }
+}
+
 /// The terminals that one workspace has open.
 #[derive(Default)]
 pub(super) struct OpenTerminals(Arc<AtomicU64>);
@@ -164,6 +194,7 @@ impl OpenTerminals {
     /// `OverLimit`; `NoTerminals` if none is left.
     pub(super) fn add(&self) -> Result<TerminalShare> {
         let own = self.0.fetch_add(1, Ordering::Relaxed) + 1;
+        OPEN.fetch_add(1, Ordering::Relaxed);
         let share = TerminalShare(Arc::clone(&self.0));
         match free_terminals() {
             Some(0) => {
@@ -185,6 +216,7 @@ impl OpenTerminals {
 impl Drop for TerminalShare {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+        OPEN.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

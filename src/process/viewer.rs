@@ -6,6 +6,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::follow::Wakeup;
@@ -13,7 +14,7 @@ use super::portion::Portion;
 use super::process::{Exit, Process};
 use super::ring::{Cursor, Piece, Stream};
 use super::stdin::StdinWriter;
-use super::terminal::Terminal;
+use super::terminal::{SENT_BYTES, TYPED_BYTES, Terminal, VIEWERS};
 use crate::command::TerminalSize;
 use crate::error::{Error, Kind, Result};
 
@@ -79,6 +80,7 @@ impl Viewer {
             Start::At(offset) => offset,
             Start::End => written,
         };
+        VIEWERS.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             process: Arc::clone(process),
             wakeup,
@@ -113,7 +115,10 @@ impl Viewer {
             .map_or(self.portion.bytes(), |left| left.min(self.portion.bytes()));
         let log = &self.process.log;
         let view = match log.read(&mut self.cursor, &mut self.buffer, most)? {
-            Piece::Data { .. } => View::Data(&self.buffer),
+            Piece::Data { .. } => {
+                SENT_BYTES.fetch_add(self.buffer.len() as u64, Ordering::Relaxed);
+                View::Data(&self.buffer)
+            }
             Piece::Dropped { offset, bytes, .. } => View::Dropped { offset, bytes },
         };
         self.portion.note(self.buffer.len());
@@ -213,7 +218,9 @@ impl Viewer {
             };
         }
         let turn = self.turn.as_mut();
-        turn.map_or(Ok(0), |turn| turn.write_some(input))
+        let count = turn.map_or(Ok(0), |turn| turn.write_some(input))?;
+        TYPED_BYTES.fetch_add(count as u64, Ordering::Relaxed);
+        Ok(count)
     }
 
     /// Where to poll for room, while it is its turn.
@@ -233,5 +240,11 @@ impl Viewer {
     /// The character that ends a program's input.
     pub fn end_of_file_character(&self) -> Result<u8> {
         Ok(self.terminal()?.end_of_file_character())
+    }
+}
+
+impl Drop for Viewer {
+    fn drop(&mut self) {
+        VIEWERS.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -1,6 +1,6 @@
 // The WebSocket of browsers, and xterm.js with its attach addon, at terminals of the server.
 //
-//     node --experimental-websocket attached_terminals.mjs <address of the server> <token> <node_modules>
+//     node attached_terminals.mjs <address of the server> <token> <node_modules>
 //
 // The exit status is 0 only if all assertions held.
 
@@ -10,6 +10,7 @@ import { createRequire } from "node:module";
 const [url, token, modules] = process.argv.slice(2);
 const require = createRequire(modules + "/");
 globalThis.self = globalThis;
+globalThis.WebSocket ??= require("undici").WebSocket;
 const { Terminal } = require("@xterm/headless");
 const { AttachAddon } = require("@xterm/addon-attach");
 
@@ -18,11 +19,11 @@ setTimeout(() => assert.fail("it takes too long"), 60_000);
 
 const bearer = "sbx.bearer." + Buffer.from(token).toString("base64url");
 
-async function start(cmd) {
+async function start(cmd, pty = true) {
   const reply = await fetch(`${url}/v1/processes`, {
     method: "POST",
     headers: { "X-Sandbox-Token": token },
-    body: JSON.stringify({ cmd, pty: true }),
+    body: JSON.stringify({ cmd, pty }),
   });
   return (await reply.json()).id;
 }
@@ -91,5 +92,23 @@ const closed = (socket) => new Promise((resolve) => socket.addEventListener("clo
   assert.deepEqual([code, reason], [1000, "exit 0"]);
   await shows("<again>");
   assert.ok(!screen().includes("R<") && !screen().includes("[1;"), screen());
+}
+
+// A program that draws 200x60 again and again. Who has seen all of it and who comes later see the same screen.
+{
+  const draw = `stty -echo; awk 'BEGIN { for (frame = 0; frame < 40; frame++) for (row = 1; row <= 60; row++) {
+    printf("\\033[%d;1H", row); for (column = 0; column < 200; column++) printf("%c", 33 + (frame + row + column) % 90) } }'; read line`;
+  const id = await start(draw, { rows: 60, cols: 200 });
+  const line = (y) => Array.from({ length: 200 }, (_, x) => String.fromCharCode(33 + ((39 + y + 1 + x) % 90))).join("");
+  const expected = Array.from({ length: 60 }, (_, y) => line(y)).join("\n");
+  for (const _ of ["from the beginning", "later"]) {
+    const terminal = new Terminal({ rows: 60, cols: 200, allowProposedApi: true });
+    terminal.loadAddon(new AttachAddon(connect(id, ["sbx.raw.v1", bearer])));
+    const screen = () => {
+      const { active } = terminal.buffer;
+      return Array.from({ length: 60 }, (_, y) => active.getLine(active.baseY + y).translateToString(true)).join("\n");
+    };
+    while (screen() !== expected) await new Promise((resolve) => setTimeout(resolve, 10));
+  }
 }
 process.exit(0);

@@ -587,7 +587,7 @@ fn expect_idle(server: &Server, threads: u64, descriptors: usize) {
 fn valid_request(random: &mut Random) -> Vec<u8> {
     let token = format!("X-Sandbox-Token: {TOKEN}\r\n");
     let token = if random.below(8) == 0 { "" } else { &token };
-    let (start, body) = match random.below(17) {
+    let (start, body) = match random.below(18) {
         0 => ("GET /health", ""),
         1 => ("OPTIONS /v1/files/write", ""),
         2 => ("GET /v1/processes", ""),
@@ -618,6 +618,7 @@ fn valid_request(random: &mut Random) -> Vec<u8> {
         ),
         14 => ("POST /v1/processes/p-1/stdin?eof=1", "text"),
         15 => ("POST /v1/processes/p-1/resize", r#"{"rows":30,"cols":100}"#),
+        16 => ("GET /v1/processes/p-1/attach?offset=-1&mode=ro", ""),
         _ => ("POST /v1/nope", "a body that nobody wants"),
     };
     let mut request = format!("{start} HTTP/1.1\r\nHost: sandbox\r\n{token}").into_bytes();
@@ -716,7 +717,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 
 /// What mutated requests may be answered with. 500 is not among them: none is the server's fault.
 const STATUSES: &[u16] = &[
-    100, 200, 204, 206, 400, 403, 404, 405, 408, 409, 411, 413, 414, 416, 417, 431, 501,
+    100, 200, 204, 206, 400, 403, 404, 405, 408, 409, 411, 413, 414, 416, 417, 426, 431, 501,
 ];
 
 /// A server without privileges in a directory of its own: what a mutation makes of a command or

@@ -6,7 +6,7 @@
 //! client and the process together; see `workspace::operations` for who may type, and `http::channel`
 //! for frames, pings and the end.
 
-use std::io::{self, Write};
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -208,31 +208,37 @@ impl Session<'_> {
         result
     }
 
-    fn event(&mut self, write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>) {
+    fn event(&mut self, event: &[u8]) {
         if self.with_events && self.channel.is_open() {
-            let mut event = Vec::new();
-            // Writing to memory does not fail.
-            let _ = write(&mut event);
-            self.channel.send_text(&event);
+            self.channel.send_text(event);
+        }
+    }
+
+    /// Tells of the mode of this viewer.
+    fn tell_mode(&mut self) {
+        let mode = self.mode();
+        self.event(format!("{{\"event\":\"mode\",\"mode\":\"{mode}\"}}").as_bytes());
+    }
+
+    fn mode(&self) -> &'static str {
+        if self.attachment.is_typist() {
+            "rw"
+        } else {
+            "ro"
         }
     }
 
     fn announce(&mut self) {
-        let id = self.attachment.process().id.clone();
         let (offset, size) = (self.attachment.offset(), self.attachment.size());
-        let (rows, columns) = (size.rows(), size.columns());
-        let mode = if self.attachment.is_typist() {
-            "rw"
-        } else {
-            "ro"
-        };
         // An id has no characters that JSON escapes.
-        self.event(|out| {
-            write!(
-                out,
-                "{{\"event\":\"attached\",\"id\":\"{id}\",\"offset\":{offset},\"rows\":{rows},\"cols\":{columns},\"mode\":\"{mode}\"}}"
-            )
-        });
+        let event = format!(
+            "{{\"event\":\"attached\",\"id\":\"{}\",\"offset\":{offset},\"rows\":{},\"cols\":{},\"mode\":\"{}\"}}",
+            self.attachment.process().id,
+            size.rows(),
+            size.columns(),
+            self.mode()
+        );
+        self.event(event.as_bytes());
     }
 
     /// Sends what happens next; false if nothing has happened.
@@ -254,27 +260,19 @@ impl Session<'_> {
                     }
                 }
             },
-            Scene::ReadOnly => {
-                self.event(|out| out.write_all(b"{\"event\":\"mode\",\"mode\":\"ro\"}"));
-            }
+            Scene::ReadOnly => self.tell_mode(),
             Scene::Resized(size) => {
                 let (rows, columns) = (size.rows(), size.columns());
-                self.event(|out| {
-                    write!(
-                        out,
-                        "{{\"event\":\"resize\",\"rows\":{rows},\"cols\":{columns}}}"
-                    )
-                });
+                let event = format!("{{\"event\":\"resize\",\"rows\":{rows},\"cols\":{columns}}}");
+                self.event(event.as_bytes());
             }
             Scene::Dropped { offset, bytes } => {
                 // A sequence that the gap has cut is none.
                 self.replay_filter = self.replay_filter.take().map(|_| QueryFilter::new());
-                self.event(|out| {
-                    write!(
-                        out,
-                        "{{\"event\":\"dropped\",\"stream\":\"stdout\",\"offset\":{offset},\"bytes\":{bytes}}}"
-                    )
-                });
+                let event = format!(
+                    "{{\"event\":\"dropped\",\"stream\":\"stdout\",\"offset\":{offset},\"bytes\":{bytes}}}"
+                );
+                self.event(event.as_bytes());
             }
             Scene::Live { offset } => {
                 let mut held = Vec::new();
@@ -284,7 +282,7 @@ impl Session<'_> {
                 if !held.is_empty() {
                     self.channel.send_binary(&held);
                 }
-                self.event(|out| write!(out, "{{\"event\":\"live\",\"offset\":{offset}}}"));
+                self.event(format!("{{\"event\":\"live\",\"offset\":{offset}}}").as_bytes());
             }
             Scene::Ended(exit) => self.end(&exit),
         }
@@ -292,8 +290,10 @@ impl Session<'_> {
     }
 
     fn end(&mut self, exit: &Exit) {
-        let event = ExitEvent::of(exit);
-        self.event(|out| Ok(serde_json::to_writer(out, &event)?));
+        let mut event = Vec::new();
+        // Writing to memory does not fail.
+        let _ = serde_json::to_writer(&mut event, &ExitEvent::of(exit));
+        self.event(&event);
         let reason = match exit.ending {
             Ending::Exited(status) => format!("exit {status}"),
             Ending::Signaled(signal) => format!("signal {signal}"),
@@ -338,7 +338,7 @@ impl Session<'_> {
             let is_new = !self.attachment.is_typist();
             self.attachment.take_over()?;
             if is_new {
-                self.event(|out| out.write_all(b"{\"event\":\"mode\",\"mode\":\"rw\"}"));
+                self.tell_mode();
             }
         }
         if let Some(size) = request.resize {
@@ -361,11 +361,10 @@ impl Session<'_> {
         if self.refused.replace(refusal.code) == Some(refusal.code) {
             return;
         }
-        self.event(|out| {
-            out.extend_from_slice(b"{\"event\":\"error\",");
-            let document = serde_json::to_vec(&refusal)?;
-            out.write_all(&document[1..])
-        });
+        let mut event = b"{\"event\":\"error\",".to_vec();
+        let document = serde_json::to_vec(&refusal).unwrap_or_default();
+        event.extend_from_slice(document.get(1..).unwrap_or_default());
+        self.event(&event);
     }
 
     /// Answers a client that has closed, once its input is typed.

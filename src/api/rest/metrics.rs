@@ -34,6 +34,10 @@ struct Document {
     processes_running: usize,
     processes_left_behind: Option<usize>,
     log_bytes: usize,
+    terminals: u64,
+    viewers: u64,
+    viewer_sent_bytes: u64,
+    viewer_typed_bytes: u64,
     sandboxes: usize,
     requests: Vec<RequestCount>,
     machine: MachineDocument,
@@ -102,6 +106,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
             });
         }
     }
+    let terminals = process::terminal_use();
     let requests = context.requests.all().into_iter();
     let requests = requests.map(|((route, status), count)| RequestCount {
         route,
@@ -116,6 +121,10 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         processes_running: machine.processes_running(),
         processes_left_behind: process::count_left_behind(),
         log_bytes: machine.log_bytes(),
+        terminals: terminals.open,
+        viewers: terminals.viewers,
+        viewer_sent_bytes: terminals.sent_bytes,
+        viewer_typed_bytes: terminals.typed_bytes,
         sandboxes: machine.sandboxes(),
         requests: requests.collect(),
         machine: MachineDocument {
@@ -140,6 +149,14 @@ fn text(document: &Document) -> String {
     text.whole("processes_running", "Running commands, in the foreground or background.", count(document.processes_running));
     text.whole("processes_left_behind", "Processes that live on after their command has ended.", document.processes_left_behind.map(|count| count as u64));
     text.whole("log_bytes", "Bytes of output that are kept.", count(document.log_bytes));
+    text.whole("terminals", "Terminals of running commands.", Some(document.terminals));
+    text.whole("viewers", "Clients that are attached to terminals.", Some(document.viewers));
+    for (name, help, bytes) in [
+        ("viewer_sent_bytes_total", "Bytes of output for attached clients.", document.viewer_sent_bytes),
+        ("viewer_typed_bytes_total", "Bytes that attached clients have typed.", document.viewer_typed_bytes),
+    ] {
+        text.figure(name, "counter", help, [(String::new(), Some(float(bytes)))]);
+    }
     text.whole("sandboxes", "Sandboxes.", count(document.sandboxes));
     text.whole("machine_memory_used_bytes", "Memory in use, of the container or the machine.", machine.memory_used_bytes);
     text.whole("machine_memory_bytes", "Memory in all.", machine.memory_bytes);

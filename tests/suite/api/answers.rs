@@ -32,6 +32,7 @@ fn json_answers_end_with_a_newline() {
             "/v1/processes/terminal/resize",
             r#"{"rows":9,"cols":9}"#,
         ),
+        ("GET", "/v1/processes/terminal/attach", ""),
         ("GET", &format!("/v1/files/list?path={path}"), ""),
         ("GET", &format!("/v1/files/stat?path={path}"), ""),
         ("GET", &format!("/v1/files/glob?path={path}"), ""),

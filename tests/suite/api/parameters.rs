@@ -90,6 +90,8 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
     let processes = server.get("/v1/processes").json();
     assert_eq!(processes.as_array().unwrap().len(), 1, "{processes}");
     assert_eq!(processes[0]["running"], true);
+    // What runs would outlive a server that is killed.
+    server.delete(&format!("/v1/processes/{id}"));
 }
 
 #[test]

@@ -13,7 +13,14 @@ use crate::skip;
 const SCRIPTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/client");
 
 /// Packages of JavaScript, and the versions that the tests use.
-const PACKAGES: [&str; 2] = ["@xterm/headless@5.5.0", "@xterm/addon-attach@0.11.0"];
+const PACKAGES: [&str; 5] = [
+    "@xterm/xterm@5.5.0",
+    "@xterm/headless@5.5.0",
+    "@xterm/addon-attach@0.11.0",
+    "@xterm/addon-fit@0.10.0",
+    // What Node.js has built in, for a release that has not.
+    "undici@6.21.3",
+];
 
 /// An interpreter that has the packages; they are installed once.
 fn python() -> Result<PathBuf, String> {
@@ -77,25 +84,43 @@ fn the_websockets_client_attaches_and_resumes() {
     assert_success(&output.unwrap());
 }
 
-#[test]
-fn the_websocket_of_browsers_and_xterm_js_attach() {
-    if !is_installed("node", "--experimental-websocket") && !is_installed("npm", "--version") {
-        skip!("Node.js with a WebSocket, or npm, is not installed");
+/// Runs a script of `tests/client` in Node.js with a server's address, the token, the packages, and `more`.
+#[track_caller]
+fn run_in_node(script: &str, server: &Server, more: &[&str]) {
+    for program in ["node", "npm"] {
+        if !is_installed(program, "--version") {
+            skip!("{program} is not installed");
+        }
     }
     let modules = match node_modules() {
         Ok(modules) => modules,
         Err(reason) => skip!("xterm.js: {reason}"),
     };
-    let server = Server::start();
+    let built_in = is_installed("node", "--experimental-websocket");
     let output = Command::new("node")
-        .arg("--experimental-websocket")
-        .arg(format!("{SCRIPTS}/attached_terminals.mjs"))
+        .args(built_in.then_some("--experimental-websocket"))
+        .arg(format!("{SCRIPTS}/{script}"))
         .arg(format!("http://{}", server.address))
         .arg(TOKEN)
         .arg(modules)
+        .args(more)
         .stdin(Stdio::null())
         .output();
     assert_success(&output.unwrap());
+}
+
+#[test]
+fn the_websocket_of_browsers_and_xterm_js_attach() {
+    run_in_node("attached_terminals.mjs", &Server::start(), &[]);
+}
+
+#[test]
+fn the_page_of_the_examples_is_a_terminal() {
+    let server = Server::builder()
+        .env("SBX_ALLOWED_ORIGINS", "http://127.0.0.1:8000")
+        .start();
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/terminal.html");
+    run_in_node("terminal_page.mjs", &server, &[page]);
 }
 
 /// A shell of the example, whose input is not a terminal.

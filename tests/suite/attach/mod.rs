@@ -1,6 +1,7 @@
 //! Attaching to terminals over `WebSocket`.
 
 mod clients;
+mod ending;
 mod handshake;
 mod hostile;
 mod input;
@@ -8,7 +9,7 @@ mod output;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{Connection, HostPlace, Sandbox, Server, WebSocket, is_root};
+use crate::fixture::{Connection, Sandbox, Server, WebSocket, is_root};
 
 /// Where terminals run: on a dedicated machine, or in a sandbox of a host.
 pub struct Place<'a> {
@@ -16,7 +17,12 @@ pub struct Place<'a> {
     sandbox: Option<Sandbox<'a>>,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    pub fn in_sandbox(server: &'a Server) -> Self {
+        let sandbox = Some(server.sandbox());
+        Self { server, sandbox }
+    }
+
     pub fn target(&self, route: &str) -> String {
         match &self.sandbox {
             Some(sandbox) => sandbox.target(route),
@@ -94,11 +100,6 @@ pub fn in_both_modes_with(variables: &[(&str, &str)], test: impl Fn(&Place<'_>))
         sandbox: None,
     });
     if is_root() {
-        let server = with(Server::host());
-        let _: &Option<HostPlace> = &server.place;
-        test(&Place {
-            server: &server,
-            sandbox: Some(server.sandbox()),
-        });
+        test(&Place::in_sandbox(&with(Server::host())));
     }
 }

@@ -10,7 +10,8 @@ use serde_json::json;
 
 use super::{expect_service, head, send_and_hold};
 use crate::fixture::{
-    MemoryGroup, PATIENCE, Sandbox, Server, TOKEN, TempDir, is_root, memory_of, wait_until,
+    Frame, MemoryGroup, PATIENCE, Sandbox, Server, TOKEN, TempDir, WebSocket, frame, is_root,
+    memory_of, wait_until,
 };
 use crate::skip;
 
@@ -107,6 +108,35 @@ fn the_documents_of_a_long_command_that_nobody_reads() {
         let document = attacker.get(&route).json();
         assert_eq!(document["cmd_truncated"], true);
         assert_eq!(document["cmd"][0], "sleep");
+        held
+    });
+}
+
+#[test]
+fn messages_to_a_terminal_that_never_become_whole() {
+    withstand(|_, attacker| {
+        let process = attacker.spawn(&json!({ "cmd": ["cat"], "pty": true }));
+        let route = format!("processes/{}/attach", process["id"].as_str().unwrap());
+        let target = attacker.target(&route);
+        let fragment = frame(0x02, &vec![b'x'; MIB - 1]);
+        let mut held = Vec::new();
+        let refused = (0..150).any(|_| {
+            let mut socket = WebSocket::open_raw(attacker.connect(), &target);
+            socket.connection.send(&fragment);
+            // It has arrived when the ping after it is answered.
+            socket.send_frame(0x89, b"");
+            let frame = socket.next_frame();
+            held.push(socket);
+            match frame {
+                Frame::Pong(_) => false,
+                Frame::Close(code, reason) => {
+                    assert_eq!(code, 1011, "{reason}");
+                    true
+                }
+                other => panic!("{other:?}"),
+            }
+        });
+        assert!(refused, "150 messages are held");
         held
     });
 }

@@ -139,6 +139,40 @@ fn a_program_asks_at_the_terminal_whatever_its_descriptors_are() {
     });
 }
 
+/// A passphrase is asked for at the terminal, although the program's input is another, and typed unseen. In a
+/// sandbox ssh finds no name for its user, so openssl asks there.
+#[test]
+fn keys_ask_for_their_passphrases() {
+    need!("ssh-keygen");
+    need!("openssl");
+    everywhere(|place| {
+        let key = format!("key-{}", std::process::id());
+        let (make, ask, prompt, shown) = match place {
+            Place::Machine(_) => (
+                format!("ssh -V; ssh-keygen -q -t ed25519 -N sesame -f {key}"),
+                format!("ssh-keygen -y -f {key}"),
+                "Enter passphrase",
+                "ssh-ed25519 ",
+            ),
+            Place::Sandbox(_) => (
+                format!("openssl genpkey -algorithm ed25519 -aes128 -pass pass:sesame -out {key}"),
+                format!("openssl pkey -pubout -in {key}"),
+                "pass phrase",
+                "BEGIN PUBLIC KEY",
+            ),
+        };
+        let script =
+            format!("cd ${{TMPDIR:-/tmp}}; {make}; {ask} < /dev/null; echo status=$?; rm {key}*");
+        let screen = run(place, &script, 24, 80);
+        screen.expect(prompt);
+        screen.press("sesame\n");
+        let before = screen.expect(shown);
+        assert!(!before.contains("sesame"), "{before}");
+        screen.expect("status=0\r\n");
+        assert_eq!(screen.end()["exit_code"], 0);
+    });
+}
+
 #[test]
 fn vim_edits_a_file() {
     need!("vim");
@@ -174,6 +208,22 @@ fn top_draws_itself_anew_in_a_new_size() {
         top.expect("load average");
         top.press("q");
         assert_eq!(top.end()["exit_code"], 0);
+    });
+}
+
+#[test]
+fn htop_draws_itself_anew_in_a_new_size() {
+    need!("htop");
+    everywhere(|place| {
+        let htop = run(place, "exec htop -C", 60, 200);
+        htop.expect("\u{1b}[?1049h");
+        htop.expect("Load average");
+        htop.expect("PID");
+        htop.resize(20, 100);
+        htop.expect("Load average");
+        htop.press("q");
+        assert_eq!(htop.end()["exit_code"], 0);
+        htop.expect("\u{1b}[?1049l");
     });
 }
 

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Place, everywhere};
-use crate::fixture::{Server, TempDir, assert_error, is_root};
+use crate::fixture::{Builder, Server, TempDir, assert_error, is_root};
 use crate::skip;
 
 #[test]
@@ -105,9 +105,9 @@ fn sizes_and_groups_are_checked() {
 }
 
 /// Starts a server on a machine whose limit on terminals is what `setup` makes it.
-fn server_after(setup: &str) -> Server {
+fn server_after(builder: Builder, setup: &str) -> Server {
     let script = format!("{setup} && exec \"$@\"");
-    Server::builder()
+    builder
         .wrapped_in(&["unshare", "--mount", "sh", "-c", &script, "sh"])
         .start()
 }
@@ -126,7 +126,7 @@ fn without_terminals_on_the_machine_other_commands_run() {
     if !may_mount() {
         skip!("may not mount");
     }
-    let server = server_after("mount --bind /dev/null /dev/ptmx");
+    let server = server_after(Server::builder(), "mount --bind /dev/null /dev/ptmx");
     for route in ["/v1/exec", "/v1/processes"] {
         let reply = server.post(route, &json!({ "cmd": "true", "pty": true }));
         assert_error(&reply, 503, "no_terminals");
@@ -135,17 +135,60 @@ fn without_terminals_on_the_machine_other_commands_run() {
 }
 
 #[test]
-fn one_workspace_leaves_as_many_terminals_as_it_has() {
+fn without_bash_the_shell_is_sh() {
     if !may_mount() {
         skip!("may not mount");
     }
-    // The machine says that it has ten, of which the kernel keeps two, and none is open.
+    let server = server_after(Server::builder(), "mount --bind /dev/null /bin/bash");
+    let place = Place::Machine(&server);
+    let screen = place.open(&json!({ "pty": true, "env": { "PS1": "$ " } }));
+    screen.press("echo $((6*7)) $0; exit 3\n");
+    screen.expect("42 /bin/sh\r\n");
+    assert_eq!(screen.end()["exit_code"], 3);
+}
+
+/// A server on a machine that says that it has ten terminals, of which the kernel keeps two, and none is open.
+fn server_with_ten(builder: Builder) -> (TempDir, Server) {
     let directory = TempDir::new();
     for (name, value) in [("max", 10), ("reserve", 2), ("nr", 0)] {
         std::fs::write(directory.join(name), format!("{value}\n")).unwrap();
     }
     let path = directory.path().display();
-    let server = server_after(&format!("mount --bind {path} /proc/sys/kernel/pty"));
+    let server = server_after(
+        builder,
+        &format!("mount --bind {path} /proc/sys/kernel/pty"),
+    );
+    (directory, server)
+}
+
+#[test]
+fn a_sandbox_with_its_share_of_terminals_leaves_others_theirs() {
+    if !may_mount() {
+        skip!("may not mount");
+    }
+    let (directory, server) = server_with_ten(Server::host());
+    let (greedy, other) = (server.sandbox(), server.sandbox());
+    let open = |sandbox, count| {
+        std::fs::write(directory.join("nr"), format!("{count}\n")).unwrap();
+        Place::Sandbox(sandbox).post("processes", &json!({ "cmd": ["cat"], "pty": true }))
+    };
+    for count in 0..4 {
+        assert_eq!(open(&greedy, count).status, 200);
+    }
+    assert_error(&open(&greedy, 4), 503, "over_limit");
+    assert_eq!(open(&other, 4).status, 200);
+    assert_eq!(open(&other, 5).status, 200);
+    assert_error(&open(&other, 6), 503, "over_limit");
+    // Without a terminal all is as ever.
+    assert_eq!(greedy.sh("echo here"), "here\n");
+}
+
+#[test]
+fn one_workspace_leaves_as_many_terminals_as_it_has() {
+    if !may_mount() {
+        skip!("may not mount");
+    }
+    let (directory, server) = server_with_ten(Server::builder());
     let place = Place::Machine(&server);
     let open = |count| {
         std::fs::write(directory.join("nr"), format!("{count}\n")).unwrap();

@@ -57,6 +57,87 @@ fn no_other_sandbox_opens_a_terminal() {
     shell.expect("from beside\r\n");
 }
 
+/// Tries everything that a descriptor of a terminal, or its node, is good for, on every terminal but its
+/// own, and prints what it was allowed. A descriptor by `O_PATH` can be had of any node.
+const ATTACKS: &str = r"
+import fcntl, os, struct, termios
+
+def attempt(name, act, *arguments):
+    try:
+        result = act(*arguments)
+        print('ALLOWED', name, result, flush=True)
+    except OSError:
+        pass
+
+own, victims = os.ttyname(0), 0
+word = struct.pack('i', 0)
+requests = dict(
+    TIOCSCTTY=0x540e, TIOCSTI=0x5412, TIOCGPGRP=0x540f, TIOCSPGRP=0x5410, TIOCGSID=0x5429, TIOCSWINSZ=0x5414,
+    TIOCSETD=0x5423, TIOCCONS=0x541d, TIOCGPTPEER=0x5441, TIOCSIG=0x40045436, TIOCSPTLCK=0x40045431, TCXONC=0x540a)
+for number in os.listdir('/dev/pts'):
+    node = '/dev/pts/' + number
+    if node in (own, '/dev/pts/ptmx'):
+        continue
+    victims += 1
+    for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+        attempt('open', os.open, node, flags | os.O_NOCTTY)
+    attempt('chmod', os.chmod, node, 0o666)
+    attempt('chown', os.chown, node, os.getuid(), -1)
+    attempt('unlink', os.unlink, node)
+    attempt('rename', os.rename, node, node + '0')
+    attempt('link', os.link, node, 'terminal')
+    attempt('utime', os.utime, node)
+    try:
+        path = os.open(node, os.O_PATH)
+    except OSError:
+        continue
+    attempt('reopen', os.open, f'/proc/self/fd/{path}', os.O_RDWR)
+    for name, request in requests.items():
+        attempt(name, fcntl.ioctl, path, request, word)
+        attempt(name + ' 1', fcntl.ioctl, path, request, 1)
+for pid in filter(str.isdigit, os.listdir('/proc')):
+    try:
+        if os.stat('/proc/' + pid).st_uid == os.getuid():
+            continue
+    except OSError:
+        continue
+    for number in range(3):
+        attempt('open of a process', os.open, f'/proc/{pid}/fd/{number}', os.O_RDWR | os.O_NOCTTY)
+# Another session may not have this one's terminal either, even if it says that it takes it by force.
+if os.fork() == 0:
+    os.setsid()
+    for force in (0, 1):
+        attempt('steal', fcntl.ioctl, 0, termios.TIOCSCTTY, force)
+    os._exit(0)
+os.wait()
+print('victims', victims, flush=True)
+";
+
+#[test]
+fn no_system_call_reaches_the_terminal_of_another_sandbox() {
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    let server = Server::host().env("PATH", super::SYSTEM_PATH).start();
+    let (victim, attacker) = (server.sandbox(), server.sandbox());
+    let place = Place::Sandbox(&victim);
+    let shell = place.shell();
+    node(&shell);
+    let body = json!({ "cmd": ["python3", "-c", ATTACKS], "pty": true });
+    let outcome = attacker.exec(&body);
+    let said = outcome.stdout.trim_end();
+    let victims = said.strip_prefix("victims ").map(str::parse::<u32>);
+    assert!(matches!(victims, Some(Ok(1..))), "{said}{}", outcome.stderr);
+    shell.press("stty size; tty -s && echo fine\n");
+    shell.expect("24 80\r\nfine\r\n");
+    // The same attacks have an effect where they may.
+    let own = victim.exec(&body).stdout;
+    assert!(
+        own.contains("ALLOWED open ") && own.contains("ALLOWED chmod"),
+        "{own}"
+    );
+}
+
 #[test]
 fn nobody_types_for_others_by_a_system_call() {
     if !is_root() {

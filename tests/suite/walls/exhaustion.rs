@@ -1,6 +1,7 @@
 //! A sandbox that uses up everything it can get: the server and a neighbour keep answering within a
 //! second, and when it is deleted everything is as before.
 
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,8 +10,9 @@ use serde_json::json;
 use super::probe::Probe;
 use super::race_length;
 use crate::fixture::{
-    Connection, Outcome, PATIENCE, Sandbox, Server, TempDir, assert_error, best_of, cpu_time_of,
-    descriptors_of, events_of, is_root, may_lower_nice, output_of, status_of, wait_until,
+    Connection, Outcome, PATIENCE, Sandbox, Server, TempDir, WebSocket, assert_error, best_of,
+    cpu_time_of, descriptors_of, events_of, frame, is_root, may_lower_nice, memory_of, output_of,
+    status_of, wait_until,
 };
 use crate::skip;
 
@@ -401,6 +403,47 @@ fn a_sandbox_waits_for_its_ports_within_its_share() {
     wait_until("there is a place again", PATIENCE, || {
         sandbox.get("ports/none/wait?timeout=0").status == 200
     });
+}
+
+/// Viewers that read nothing of an output without end, as many as a sandbox may have, and one that sends frames
+/// without end.
+#[test]
+fn a_sandbox_that_attaches_to_its_terminal_without_end_costs_a_neighbour_nothing() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let _machine = MACHINE.lock().unwrap_or_else(PoisonError::into_inner);
+    let server = Server::host().env("SBX_MAX_CONNECTIONS", 128).start();
+    let (sandbox, neighbour) = (server.sandbox(), server.sandbox());
+    let target = |sandbox: &Sandbox<'_>, cmd: &str| {
+        let process = sandbox.spawn(&json!({ "cmd": cmd, "pty": true }));
+        sandbox.target(&format!(
+            "processes/{}/attach",
+            process["id"].as_str().unwrap()
+        ))
+    };
+    let loud = target(&sandbox, "exec yes");
+    let before = memory_of(server.inner_pid(), "VmRSS");
+    let mut held = Vec::new();
+    let refused = (0..128).find_map(|_| {
+        match WebSocket::try_open(sandbox.connect(), &loud, &[]) {
+            Ok(socket) => held.push(socket),
+            Err(reply) => return Some(reply),
+        }
+        None
+    });
+    assert_error(&refused.expect("it may have them all"), 503, "over_limit");
+    let frames = frame(0x89, &[b'p'; 125]).repeat(100);
+    let flooding = held.pop().unwrap().connection.stream;
+    let limit = Some(Duration::from_millis(100));
+    flooding.set_write_timeout(limit).unwrap();
+    while (&flooding).write_all(&frames).is_ok() {}
+    expect_prompt(&server, &neighbour);
+    let mut other = WebSocket::open(neighbour.connect(), &target(&neighbour, "exec cat"));
+    other.type_in("here\n");
+    other.read_until("here\r\nhere\r\n");
+    let after = memory_of(server.inner_pid(), "VmRSS");
+    assert!(after < before + (32 << 20), "{before} then {after}");
 }
 
 #[test]
