@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::call::{Answer, Call};
 use crate::api::context::Context;
+use crate::files::watch::watched;
 use crate::http::{Body, Request, Response};
 use crate::{proc, process};
 
@@ -35,6 +36,8 @@ struct Document {
     processes_left_behind: Option<usize>,
     log_bytes: usize,
     sandboxes: usize,
+    watches: usize,
+    watched_dirs: usize,
     requests: Vec<RequestCount>,
     machine: MachineDocument,
     per_sandbox: Vec<SandboxUse>,
@@ -102,6 +105,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
             });
         }
     }
+    let (watched_dirs, watches) = watched();
     let requests = context.requests.all().into_iter();
     let requests = requests.map(|((route, status), count)| RequestCount {
         route,
@@ -117,6 +121,8 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         processes_left_behind: process::count_left_behind(),
         log_bytes: machine.log_bytes(),
         sandboxes: machine.sandboxes(),
+        watches,
+        watched_dirs,
         requests: requests.collect(),
         machine: MachineDocument {
             cpu_seconds: use_of_all.cpu_seconds,
@@ -141,6 +147,8 @@ fn text(document: &Document) -> String {
     text.whole("processes_left_behind", "Processes that live on after their command has ended.", document.processes_left_behind.map(|count| count as u64));
     text.whole("log_bytes", "Bytes of output that are kept.", count(document.log_bytes));
     text.whole("sandboxes", "Sandboxes.", count(document.sandboxes));
+    text.whole("watches", "Trees that are watched, for streams and for clients that poll.", count(document.watches));
+    text.whole("watched_dirs", "Directories that are watched in them.", count(document.watched_dirs));
     text.whole("machine_memory_used_bytes", "Memory in use, of the container or the machine.", machine.memory_used_bytes);
     text.whole("machine_memory_bytes", "Memory in all.", machine.memory_bytes);
     text.whole("machine_disk_used_bytes", "Disk space in use where files are written.", machine.disk_used_bytes);
