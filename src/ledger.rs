@@ -159,9 +159,9 @@ impl Connections {
 }
 
 impl Ledger {
-    /// The share of one tenant of something that the machine has `all` of: a quarter, unless it is the only one.
-    pub fn share_of(&self, all: usize) -> usize {
-        if self.is_whole { all } else { all / 4 }
+    /// Whether it is not for one of many tenants.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
     }
 
     /// Charges this many bytes until the value is dropped.

@@ -85,7 +85,7 @@ impl Watches {
     /// No watches.
     pub(super) fn new(ledger: &Ledger) -> Self {
         Self {
-            share: WatchShare::new(|all| ledger.share_of(all)),
+            share: WatchShare::new(ledger.is_whole()),
             table: Mutex::default(),
             wakeup: Mutex::default(),
         }
@@ -164,22 +164,9 @@ impl Watches {
         let mut table = lock(&self.table);
         table.last_number += 1;
         let number = table.last_number;
-        let watch = Arc::new(RegisteredWatch {
-            id: id.map_or_else(|| format!("w-{number}"), |id| id.as_str().to_owned()),
-            directories: watcher.directories(),
-            settings: watcher.settings().clone(),
-            is_removed: AtomicBool::new(false),
-            ring: Mutex::new(Ring {
-                events: VecDeque::new(),
-                last: 0,
-                ended: None,
-                readers: 0,
-                read_at: Instant::now(),
-                wakeups: Vec::new(),
-                bytes: 0,
-                charge,
-            }),
-        });
+        let id = id.map_or_else(|| format!("w-{number}"), |id| id.as_str().to_owned());
+        let (settings, directories) = (watcher.settings().clone(), watcher.directories());
+        let watch = Arc::new(RegisteredWatch::new(id, settings, directories, charge));
         if !table.has_thread {
             let workspace = Arc::downgrade(workspace);
             let woken = Arc::clone(&wakeup);
@@ -226,9 +213,8 @@ impl Watches {
     }
 
     /// Removes the watches that nobody has read for too long. Returns when the next one may be.
-    fn expire(&self) -> Option<Instant> {
+    fn expire(&self, now: Instant) -> Option<Instant> {
         let mut table = lock(&self.table);
-        let now = Instant::now();
         let mut next: Option<Instant> = None;
         table.all.retain(|watch| {
             let ring = lock(&watch.ring);
@@ -253,7 +239,7 @@ fn drive(workspace: &Weak<Workspace>, wakeup: &EventFd) {
         let Some(workspace) = workspace.upgrade() else {
             return;
         };
-        let mut until = workspace.watches.expire();
+        let mut until = workspace.watches.expire(Instant::now());
         {
             let mut table = lock(&workspace.watches.table);
             driven.append(&mut table.inbox);
@@ -294,6 +280,25 @@ fn drive(workspace: &Weak<Workspace>, wakeup: &EventFd) {
 }
 
 impl RegisteredWatch {
+    fn new(id: String, settings: Settings, directories: usize, charge: Charge) -> Self {
+        Self {
+            id,
+            directories,
+            settings,
+            is_removed: AtomicBool::new(false),
+            ring: Mutex::new(Ring {
+                events: VecDeque::new(),
+                last: 0,
+                ended: None,
+                readers: 0,
+                read_at: Instant::now(),
+                wakeups: Vec::new(),
+                bytes: 0,
+                charge,
+            }),
+        }
+    }
+
     /// The directory that is watched.
     pub fn path(&self) -> &FilePath {
         &self.settings.path
@@ -476,5 +481,94 @@ impl TreeEvent {
             path: Vec::new(),
             kind: FileKind::Directory,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::files::search::Matcher;
+    use crate::ledger::Budget;
+
+    fn watch(ledger: &Arc<Ledger>) -> Arc<RegisteredWatch> {
+        let settings = Settings {
+            path: FilePath::new(b"w").unwrap(),
+            recursive: false,
+            exclude: Matcher::default(),
+        };
+        let charge = ledger.charge(Item::Watches, 0).unwrap();
+        let id = "one".to_owned();
+        Arc::new(RegisteredWatch::new(id, settings, 1, charge))
+    }
+
+    fn created(number: usize) -> TreeEvent {
+        TreeEvent {
+            change: Change::Created,
+            path: number.to_string().into_bytes(),
+            kind: FileKind::Regular,
+        }
+    }
+
+    #[test]
+    fn a_ring_keeps_10_000_events_and_then_says_that_they_were_lost() {
+        let ledger = Budget::new(1 << 30).whole();
+        let watch = watch(&ledger);
+        let mut ring = lock(&watch.ring);
+        for number in 1..=RING_EVENTS {
+            ring.push(created(number));
+        }
+        assert!(ring.charge.bytes() > RING_EVENTS * EVENT_BYTES);
+        let (events, _) = ring.after(0, 0);
+        assert_eq!(events[0], (1, created(1)));
+        // What is known makes room.
+        ring.after(10, 10);
+        for number in 1..=10 {
+            ring.push(created(RING_EVENTS + number));
+        }
+        assert_eq!(ring.after(10, 10).0[0].0, 11);
+        ring.push(created(0));
+        ring.push(created(1));
+        let (events, _) = ring.after(10, 10);
+        let last = RING_EVENTS as u64 + 11;
+        assert_eq!(
+            events,
+            [(last, TreeEvent::overflow()), (last + 1, created(1))]
+        );
+        assert!(ring.charge.bytes() < 2 * CHARGED_BYTES);
+    }
+
+    #[test]
+    fn a_ring_that_the_tenant_has_no_memory_for_says_that_events_were_lost() {
+        let ledger = Budget::new(64 << 10).whole();
+        let watch = watch(&ledger);
+        let mut ring = lock(&watch.ring);
+        for number in 0..1000 {
+            ring.push(created(number));
+            assert!(ring.bytes <= 64 << 10);
+        }
+        let first = ring.after(0, 0).0[0].clone();
+        assert_eq!((first.0 > 1, first.1), (true, TreeEvent::overflow()));
+    }
+
+    #[test]
+    fn a_watch_that_nobody_reads_goes_after_five_minutes() {
+        let ledger = Budget::new(1 << 20).whole();
+        let watches = Watches::new(&ledger);
+        let watch = watch(&ledger);
+        lock(&watches.table).all.push(Arc::clone(&watch));
+        let read_at = lock(&watch.ring).read_at;
+        let after = |seconds| read_at + Duration::from_secs(seconds);
+        assert_eq!(watches.expire(after(299)), Some(after(300)));
+        assert!(watches.find("one").is_ok());
+        // As long as it is read it stays, and after that as long again.
+        let reader = Reader::new(&watch);
+        assert_eq!(watches.expire(after(1000)), None);
+        drop(reader);
+        let read_at = lock(&watch.ring).read_at;
+        let limit = read_at + UNREAD_LIMIT;
+        assert_eq!(watches.expire(read_at), Some(limit));
+        assert_eq!(watches.expire(limit), None);
+        assert_eq!(watches.find("one").err().unwrap().kind(), Kind::NotFound);
+        assert!(watch.is_removed.load(Ordering::Relaxed));
     }
 }

@@ -11,6 +11,7 @@ use serde::Serialize;
 
 use super::call::{Answer, Call};
 use crate::api::context::Context;
+use crate::files::watch::watched;
 use crate::http::{Body, Request, Response};
 use crate::{proc, process};
 
@@ -39,6 +40,8 @@ struct Document {
     viewer_sent_bytes: u64,
     viewer_typed_bytes: u64,
     sandboxes: usize,
+    watches: usize,
+    watched_dirs: usize,
     requests: Vec<RequestCount>,
     machine: MachineDocument,
     per_sandbox: Vec<SandboxUse>,
@@ -107,6 +110,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         }
     }
     let terminals = process::terminal_use();
+    let (watched_dirs, watches) = watched();
     let requests = context.requests.all().into_iter();
     let requests = requests.map(|((route, status), count)| RequestCount {
         route,
@@ -126,6 +130,8 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         viewer_sent_bytes: terminals.sent_bytes,
         viewer_typed_bytes: terminals.typed_bytes,
         sandboxes: machine.sandboxes(),
+        watches,
+        watched_dirs,
         requests: requests.collect(),
         machine: MachineDocument {
             cpu_seconds: use_of_all.cpu_seconds,
@@ -158,6 +164,8 @@ fn text(document: &Document) -> String {
         text.figure(name, "counter", help, [(String::new(), Some(float(bytes)))]);
     }
     text.whole("sandboxes", "Sandboxes.", count(document.sandboxes));
+    text.whole("watches", "Trees that are watched, for streams and for clients that poll.", count(document.watches));
+    text.whole("watched_dirs", "Directories that are watched in them.", count(document.watched_dirs));
     text.whole("machine_memory_used_bytes", "Memory in use, of the container or the machine.", machine.memory_used_bytes);
     text.whole("machine_memory_bytes", "Memory in all.", machine.memory_bytes);
     text.whole("machine_disk_used_bytes", "Disk space in use where files are written.", machine.disk_used_bytes);

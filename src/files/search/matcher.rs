@@ -58,6 +58,11 @@ impl Matcher {
         self.0.is_empty()
     }
 
+    /// Whether a pattern is compared with whole paths, so that it may say something else of a name that is moved.
+    pub fn has_paths(&self) -> bool {
+        self.0.iter().any(|pattern| !pattern.is_name)
+    }
+
     /// Whether all patterns begin with `!`: such a list takes out, and picks nothing.
     pub fn only_excepts(&self) -> bool {
         self.0.iter().all(|pattern| pattern.is_negated)

@@ -28,7 +28,7 @@ pub struct Pattern {
     /// Whether it ended with `/`.
     directories_only: bool,
     /// Whether it has no slash, so that it is compared with the last name of a path.
-    is_name: bool,
+    pub(super) is_name: bool,
 }
 
 /// How a pattern is compared.

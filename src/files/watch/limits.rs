@@ -1,49 +1,121 @@
-//! How many directories may be watched. The kernel counts all watches of the server together, so each tenant
-//! has a share of them.
+//! What a tenant may have of the kernel's watches and inotify instances, which the kernel counts for the server as a
+//! whole.
+//!
+//! Of each kind one of many tenants may have as many as all of them together leave free, so whoever comes later gets
+//! some. A tenant that is the only one may have all.
 
+use std::fs::read_to_string;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The kernel's limits of watches: of the machine, and of the user namespace.
-const LIMITS: [&str; 2] = [
-    "/proc/sys/fs/inotify/max_user_watches",
-    "/proc/sys/user/max_inotify_watches",
-];
+/// What all tenants have: directories that are watched, and trees.
+static DIRECTORIES: AtomicUsize = AtomicUsize::new(0);
+static TREES: AtomicUsize = AtomicUsize::new(0);
+
+/// The directories and the trees that all tenants watch.
+pub fn watched() -> (usize, usize) {
+    let [directories, trees] = [&DIRECTORIES, &TREES].map(|all| all.load(Ordering::Relaxed));
+    (directories, trees)
+}
 
 /// The watches of one tenant.
 pub struct WatchShare {
-    used: AtomicUsize,
-    most: usize,
+    pub(super) directories: Share,
+    pub(super) trees: Share,
 }
 
 impl WatchShare {
-    /// A share that is a function of what the kernel allows the server.
-    pub fn new(share_of: impl FnOnce(usize) -> usize) -> Arc<Self> {
-        Arc::new(Self {
+    /// Nothing yet, of what the kernel allows the server.
+    pub fn new(is_only_tenant: bool) -> Arc<Self> {
+        let share = |all, name| Share {
             used: AtomicUsize::new(0),
-            most: share_of(kernel_limit()),
+            all,
+            most: kernel_limit(name),
+            is_only_tenant,
+        };
+        Arc::new(Self {
+            directories: share(&DIRECTORIES, "watches"),
+            trees: share(&TREES, "instances"),
         })
     }
+}
 
-    /// The most directories that the tenant may watch.
-    pub fn most(&self) -> usize {
-        self.most
-    }
+/// What a tenant has of one kind.
+pub(super) struct Share {
+    used: AtomicUsize,
+    /// What all tenants have.
+    all: &'static AtomicUsize,
+    /// What they may have together.
+    most: usize,
+    is_only_tenant: bool,
+}
 
+impl Share {
+    /// Takes one; false if the tenant has its share.
     pub(super) fn take(&self) -> bool {
-        let more = |used: usize| Some(used + 1).filter(|used| *used <= self.most);
+        let own = self.used.fetch_add(1, Ordering::Relaxed) + 1;
+        let own = if self.is_only_tenant { 1 } else { own };
+        let more = |all: usize| (all + own <= self.most).then_some(all + 1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
-        self.used.fetch_update(set, fetch, more).is_ok()
+        let is_taken = self.all.fetch_update(set, fetch, more).is_ok();
+        if !is_taken {
+            self.used.fetch_sub(1, Ordering::Relaxed);
+        }
+        is_taken
     }
 
     pub(super) fn give_back(&self, count: usize) {
         self.used.fetch_sub(count, Ordering::Relaxed);
+        self.all.fetch_sub(count, Ordering::Relaxed);
+    }
+
+    /// How many more the tenant may have if nobody else takes any.
+    pub(super) fn left(&self) -> usize {
+        let free = self.most.saturating_sub(self.all.load(Ordering::Relaxed));
+        if self.is_only_tenant {
+            return free;
+        }
+        let own = self.used.load(Ordering::Relaxed);
+        (free + 1).saturating_sub(own) / 2
     }
 }
 
-fn kernel_limit() -> usize {
-    let limits = LIMITS
+/// The smaller one of the machine's limit and the user namespace's.
+fn kernel_limit(name: &str) -> usize {
+    let paths = [
+        format!("/proc/sys/fs/inotify/max_user_{name}"),
+        format!("/proc/sys/user/max_inotify_{name}"),
+    ];
+    let limits = paths
         .iter()
-        .filter_map(|path| std::fs::read_to_string(path).ok()?.trim().parse().ok());
+        .filter_map(|path| read_to_string(path).ok()?.trim().parse().ok());
     limits.min().unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tenant_leaves_as_many_as_it_has() {
+        static ALL: AtomicUsize = AtomicUsize::new(0);
+        let share = |is_only_tenant| Share {
+            used: AtomicUsize::new(0),
+            all: &ALL,
+            most: 128,
+            is_only_tenant,
+        };
+        let take_all = |share: &Share| {
+            let left = share.left();
+            let taken = (0..200).take_while(|_| share.take()).count();
+            assert_eq!((taken, share.left()), (left, 0));
+            taken
+        };
+        let tenants = [(); 4].map(|()| share(false));
+        assert_eq!(tenants.each_ref().map(take_all), [64, 32, 16, 8]);
+        assert_eq!(take_all(&share(true)), 8);
+        tenants[0].give_back(64);
+        assert_eq!(take_all(&tenants[3]), 28);
+        assert_eq!(ALL.load(Ordering::Relaxed), 92);
+    }
 }

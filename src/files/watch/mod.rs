@@ -9,5 +9,5 @@ mod limits;
 mod nodes;
 mod watcher;
 
-pub use limits::WatchShare;
+pub use limits::{WatchShare, watched};
 pub use watcher::{Change, Ended, Settings, TreeEvent, Watcher};

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 
 /// What a directory takes in memory, besides twice its name.
-const NODE_BYTES: usize = 192;
+const NODE_BYTES: usize = 208;
 
 /// A tree of directories, each with a key that stays the same when the directory is renamed.
 pub(super) struct Nodes<K> {
@@ -18,6 +18,16 @@ struct Node<K> {
     parent: Option<K>,
     name: Vec<u8>,
     children: BTreeMap<Vec<u8>, K>,
+    notes: Notes,
+}
+
+/// What the watch remembers of a directory.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Notes {
+    /// When it was found where it is.
+    pub(super) epoch: u64,
+    /// A hash of the last change of its names if that was a move to elsewhere, else 0.
+    pub(super) last_move: u64,
 }
 
 impl<K: Copy + Eq + Hash> Nodes<K> {
@@ -27,6 +37,7 @@ impl<K: Copy + Eq + Hash> Nodes<K> {
             parent: None,
             name: Vec::new(),
             children: BTreeMap::new(),
+            notes: Notes::default(),
         };
         Self {
             root,
@@ -52,12 +63,22 @@ impl<K: Copy + Eq + Hash> Nodes<K> {
         self.by_key.contains_key(&key)
     }
 
+    pub(super) fn notes(&mut self, key: K) -> Option<&mut Notes> {
+        self.by_key.get_mut(&key).map(|node| &mut node.notes)
+    }
+
     pub(super) fn keys(&self) -> impl Iterator<Item = K> {
         self.by_key.keys().copied()
     }
 
     pub(super) fn child(&self, parent: K, name: &[u8]) -> Option<K> {
         self.by_key.get(&parent)?.children.get(name).copied()
+    }
+
+    /// The parent and the name; `None` for the root, and if it is not in the tree.
+    pub(super) fn place(&self, key: K) -> Option<(K, Vec<u8>)> {
+        let node = self.by_key.get(&key)?;
+        Some((node.parent?, node.name.clone()))
     }
 
     /// The path relative to the root, without slashes at its ends; `None` if it is not in the tree.
@@ -83,12 +104,13 @@ impl<K: Copy + Eq + Hash> Nodes<K> {
             }
             above = self.by_key.get(&at)?.parent;
         }
-        let removed = match self.child(parent, name) {
-            Some(there) if there == key => return Some(Vec::new()),
-            Some(there) => self.remove(there),
-            None => Vec::new(),
-        };
+        let there = self.child(parent, name);
+        if there == Some(key) {
+            return Some(Vec::new());
+        }
+        // First, because it may come from what it replaces.
         self.detach(key);
+        let removed = there.map_or_else(Vec::new, |there| self.remove(there));
         self.bytes += 2 * name.len();
         let node = self.by_key.entry(key).or_insert_with(|| {
             self.bytes += NODE_BYTES;
@@ -96,6 +118,7 @@ impl<K: Copy + Eq + Hash> Nodes<K> {
                 parent: None,
                 name: Vec::new(),
                 children: BTreeMap::new(),
+                notes: Notes::default(),
             }
         });
         node.parent = Some(parent);
@@ -165,11 +188,17 @@ mod tests {
         removed.sort_unstable();
         assert_eq!(removed, [1, 2, 3]);
         assert_eq!(nodes.path(5).unwrap(), b"d/e");
+        assert_eq!(nodes.place(5), Some((4, b"e".to_vec())));
+        // Over what it was in.
+        assert_eq!(nodes.put(6, 5, b"g"), Some(Vec::new()));
+        assert_eq!(nodes.put(6, 4, b"e"), Some(vec![5]));
+        assert_eq!(nodes.path(6).unwrap(), b"d/e");
+        assert_eq!((nodes.has(5), nodes.len()), (false, 3));
         assert!(nodes.remove(0).is_empty(), "the root stays");
         let mut removed = nodes.remove(4);
         removed.sort_unstable();
-        assert_eq!(removed, [4, 5]);
+        assert_eq!(removed, [4, 6]);
         assert_eq!((nodes.len(), nodes.bytes()), (1, empty));
-        assert_eq!(nodes.path(5), None);
+        assert_eq!((nodes.path(6), nodes.place(0)), (None, None));
     }
 }

@@ -1,7 +1,16 @@
 //! One watch of a tree: reads the kernel's events, keeps its directories watched, and tells what changed.
 
+//!
+//! The events of a directory that is watched are a log of its names, and a watch belongs to a directory and not to
+//! its path. A directory that is new is looked at later than its events say, so what is found in it may be newer
+//! than events that are still to come. It stays right because names that change are told again: each event that
+//! touches a place makes the watch forget what it found there, and look anew. Only a directory that was found before
+//! all events were settled once ([`Notes::epoch`](super::nodes::Notes)) is told as moved, with what is in it.
+
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::BuildHasher;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -27,8 +36,14 @@ const MODIFIED_AFTER: Duration = Duration::from_millis(50);
 /// is interrupted between them.
 const MOVE_LIMIT: Duration = Duration::from_millis(25);
 
-/// How often a directory is looked for that is not at its place.
-const MISSED_TRIES: usize = 4;
+/// How often places are looked at whose directories cannot be reached, before that counts as a loss.
+const MISSED_TRIES: usize = 8;
+
+/// Most such places.
+const MAX_MISSED: usize = 512;
+
+/// Most files that are known to be written to. Of more each write is told.
+const MAX_MODIFIED: usize = 4096;
 
 /// Most events that are read before the first of them is settled.
 const MAX_BACKLOG: usize = 1024;
@@ -52,7 +67,9 @@ const EVENTS: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_MODIFY)
     .union(AddWatchFlags::IN_CLOSE_WRITE)
     .union(AddWatchFlags::IN_ATTRIB)
-    .union(AddWatchFlags::IN_ONLYDIR);
+    .union(AddWatchFlags::IN_ONLYDIR)
+    // What the first one has besides stays.
+    .union(AddWatchFlags::from_bits_retain(libc::IN_MASK_ADD));
 
 /// The same of the first one, whose parent is not watched.
 const ROOT_EVENTS: AddWatchFlags = EVENTS
@@ -151,11 +168,15 @@ pub struct Watcher {
     /// Names that were told because they were found; their own events may still come.
     found: HashSet<Place>,
     found_bytes: usize,
-    /// Directories that were not at their place any more when they were to be watched, and how often that was
-    /// tried: perhaps only a directory above them was renamed, which is about to be told.
-    missed: HashMap<Place, usize>,
-    /// The last change of names, if it was a move.
-    last_move: Option<(Place, Place)>,
+    /// New names whose directories could not be reached: one above was renamed, which will be told.
+    missed: HashSet<Place>,
+    missed_tries: usize,
+    /// How often all events were settled.
+    epoch: u64,
+    /// What is found is not told.
+    is_silent: bool,
+    /// Something was lost.
+    is_incomplete: bool,
     share: Arc<WatchShare>,
     ledger: Arc<Ledger>,
     charge: Charge,
@@ -163,7 +184,8 @@ pub struct Watcher {
 
 impl Drop for Watcher {
     fn drop(&mut self) {
-        self.share.give_back(self.nodes.len());
+        self.share.directories.give_back(self.nodes.len());
+        self.share.trees.give_back(1);
     }
 }
 
@@ -184,19 +206,16 @@ impl Watcher {
         let failed = |errno| files.error(format_args!("cannot watch {path}"), errno);
         let root = files.resolve(path.bytes(), DIRECTORY).map_err(failed)?;
         let identity = Identity::of_open(&root).map_err(failed)?;
-        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
-        let inotify = inotify.map_err(|errno| match errno {
-            Errno::EMFILE => {
-                let why = "the server has as many watches open as the kernel lets it (fs.inotify.max_user_instances)";
-                Error::new(Kind::NoWatches, format!("cannot watch {path}: {why}"))
-            }
-            errno => failed(errno),
-        })?;
+        let charge = ledger.charge(Item::Watches, 0).map_err(Error::from)?;
+        let too_many_trees = || {
+            let why = "there are as many watches as the server may have for this tenant (fs.inotify.max_user_instances)";
+            Error::new(Kind::NoWatches, format!("cannot watch {path}: {why}"))
+        };
         let too_many = |files: &Files<'_>, interrupt: &mut dyn Interrupt| {
             let dirs = count_directories(settings, files, ledger, interrupt)?;
-            let limit = share.most() as u64;
+            let limit = share.directories.left() as u64;
             let text = format!(
-                "cannot watch {path}: it has {dirs} directories, and this tenant may watch {limit} \
+                "cannot watch {path}: it has {dirs} directories, and this tenant may watch {limit} more \
                  (fs.inotify.max_user_watches); exclude some of them"
             );
             let error = Error::new(Kind::NoWatches, text)
@@ -204,21 +223,24 @@ impl Watcher {
                 .with("limit", Detail::Number(limit));
             Err(Stopped::Failed(error))
         };
-        if !share.take() {
+        let inotify = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
+        let inotify = inotify.map_err(|errno| match errno {
+            Errno::EMFILE => too_many_trees(),
+            errno => failed(errno),
+        })?;
+        let added = add_watch(&inotify, &root, ROOT_EVENTS);
+        drop(root);
+        let first = match added {
+            Err(Errno::ENOSPC) => return too_many(files, interrupt),
+            added => added.map_err(failed)?,
+        };
+        if !share.trees.take() {
+            return Err(too_many_trees().into());
+        }
+        if !share.directories.take() {
+            share.trees.give_back(1);
             return too_many(files, interrupt);
         }
-        let added = add_watch(&inotify, &root, ROOT_EVENTS);
-        let first = match added {
-            Ok(first) => first,
-            Err(errno) => {
-                share.give_back(1);
-                return match errno {
-                    Errno::ENOSPC => too_many(files, interrupt),
-                    errno => Err(failed(errno).into()),
-                };
-            }
-        };
-        drop(root);
         let mut watcher = Self {
             settings: settings.clone(),
             identity,
@@ -230,11 +252,14 @@ impl Watcher {
             modified_at: None,
             found: HashSet::new(),
             found_bytes: 0,
-            missed: HashMap::new(),
-            last_move: None,
+            missed: HashSet::new(),
+            missed_tries: 0,
+            epoch: 0,
+            is_silent: false,
+            is_incomplete: false,
             share: Arc::clone(share),
             ledger: Arc::clone(ledger),
-            charge: ledger.charge(Item::Watches, 0).map_err(Error::from)?,
+            charge,
         };
         let mut seen = 0;
         let mut stopped = None;
@@ -252,8 +277,10 @@ impl Watcher {
             watcher.read_tree(files, true, &mut count)?;
             // What came meanwhile is part of the beginning.
             for _ in 0..MAX_SETTLED / STEP_EVENTS {
-                if watcher.step(files, &mut count)? != Next::Now {
-                    break;
+                match watcher.step(files, &mut count)? {
+                    Next::Now => {}
+                    Next::At(_) if !watcher.missed.is_empty() => std::thread::sleep(MOVE_LIMIT),
+                    _ => break,
                 }
             }
             Ok(())
@@ -306,18 +333,20 @@ impl Watcher {
     fn step(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome<Next> {
         for _ in 0..STEP_EVENTS {
             self.tell_modified(files, tell)?;
+            if std::mem::take(&mut self.is_incomplete) {
+                self.recover(files, tell)?;
+            }
             let is_drained = self.backlog.len() >= MAX_BACKLOG || !self.read_events()?;
             let Some(event) = self.backlog.front() else {
-                // Events of names that were found have come by now.
-                self.found = HashSet::new();
-                self.found_bytes = 0;
-                if self.look_for_missed(files, tell)? {
+                self.confirm();
+                if self.missed.is_empty() {
+                    return Ok(self.modified_at.map_or(Next::Event, Next::At));
+                }
+                self.look_for_missed(files, tell)?;
+                if self.missed.is_empty() || self.is_incomplete {
                     continue;
                 }
-                if !self.missed.is_empty() {
-                    return Ok(Next::At(Instant::now() + MOVE_LIMIT));
-                }
-                return Ok(self.modified_at.map_or(Next::Event, Next::At));
+                return Ok(Next::At(Instant::now() + MOVE_LIMIT));
             };
             if event.mask.contains(AddWatchFlags::IN_MOVED_FROM) && self.partner().is_none() {
                 let limit = Instant::now() + MOVE_LIMIT;
@@ -337,14 +366,27 @@ impl Watcher {
 
     /// Reads events; false if there are none.
     fn read_events(&mut self) -> Outcome<bool> {
-        match self.inotify.read_events() {
-            Ok(events) => {
-                self.backlog.extend(events);
-                Ok(true)
+        loop {
+            match self.inotify.read_events() {
+                Ok(events) => {
+                    self.backlog.extend(events);
+                    return Ok(true);
+                }
+                Err(Errno::EAGAIN) => return Ok(false),
+                Err(Errno::EINTR) => {}
+                Err(errno) => return Err(Ended::Failed(errno)),
             }
-            Err(Errno::EAGAIN) => Ok(false),
-            Err(Errno::EINTR) => Ok(true),
-            Err(errno) => Err(Ended::Failed(errno)),
+        }
+    }
+
+    /// All events were settled: what was found before is where it was found.
+    fn confirm(&mut self) {
+        self.epoch += 1;
+        if self.found_bytes > 0 {
+            self.found = HashSet::new();
+            self.found_bytes = 0;
+            // If it is more than before, it is charged later.
+            let _ = self.charge.set(self.nodes.bytes() + CHARGED_BYTES);
         }
     }
 
@@ -365,72 +407,83 @@ impl Watcher {
         };
         let mask = event.mask;
         if mask.contains(AddWatchFlags::IN_Q_OVERFLOW) {
-            return self.recover(files, tell);
-        }
-        let is_root = event.wd == self.nodes.root();
-        let Some(name) = event.name else {
-            let ends = AddWatchFlags::IN_DELETE_SELF
-                | AddWatchFlags::IN_UNMOUNT
-                | AddWatchFlags::IN_IGNORED;
-            if is_root && mask.intersects(ends) {
-                return Err(Ended::Deleted);
-            }
-            if is_root && mask.contains(AddWatchFlags::IN_MOVE_SELF) {
-                return self.open_root(files).map(drop);
-            }
-            if mask.intersects(AddWatchFlags::IN_UNMOUNT | AddWatchFlags::IN_IGNORED) {
-                self.forget(event.wd);
-            }
+            self.is_incomplete = true;
             return Ok(());
+        }
+        let Some(name) = event.name else {
+            return self.settle_own(files, event.wd, mask, tell);
         };
-        let name = std::os::unix::ffi::OsStringExt::into_vec(name);
         let is_directory = mask.contains(AddWatchFlags::IN_ISDIR);
-        let place = (event.wd, name);
+        let place = (event.wd, OsStringExt::into_vec(name));
         if mask.contains(AddWatchFlags::IN_MOVED_FROM) {
             // Its place is one before what it was, because the first event is taken.
             let second = partner.and_then(|index| self.backlog.remove(index - 1));
-            return match second {
-                Some(InotifyEvent {
-                    wd,
-                    name: Some(name),
-                    ..
-                }) => {
-                    let to = (wd, std::os::unix::ffi::OsStringExt::into_vec(name));
-                    self.moved(files, &place, &to, is_directory, tell)
-                }
-                _ => self.deleted(&place, is_directory, tell),
-            };
+            if let Some((to, name)) = second.and_then(|event| Some((event.wd, event.name?))) {
+                let to = (to, OsStringExt::into_vec(name));
+                return self.moved(files, &place, &to, is_directory, tell);
+            }
         }
         if mask.intersects(AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO) {
-            self.last_move = None;
-            return self.created(files, &place, is_directory, tell);
-        }
-        if mask.contains(AddWatchFlags::IN_DELETE) {
-            self.last_move = None;
-            return self.deleted(&place, is_directory, tell);
-        }
-        if mask.contains(AddWatchFlags::IN_MODIFY) {
+            self.note_move(&place, None);
+            let is_move = mask.contains(AddWatchFlags::IN_MOVED_TO);
+            self.created(files, &place, is_directory, is_move, tell)
+        } else if mask.contains(AddWatchFlags::IN_DELETE) {
+            self.note_move(&place, None);
+            self.deleted(&place, is_directory, tell)
+        } else if mask.contains(AddWatchFlags::IN_MOVED_FROM) {
+            self.note_move(&place, None);
+            self.deleted(&place, is_directory, tell)?;
+            // Perhaps it was exchanged with what is not watched, and that was told before.
+            self.look(files, &place, tell)
+        } else if mask.contains(AddWatchFlags::IN_MODIFY) {
+            if self.modified.len() >= MAX_MODIFIED {
+                return self.tell_of(files, &place, Change::Modified, tell);
+            }
             if self.told_path(&place, false).is_some() {
                 let due = Instant::now() + MODIFIED_AFTER;
                 self.modified.entry(place).or_insert(due);
                 self.modified_at.get_or_insert(due);
             }
-            return Ok(());
-        }
-        if mask.contains(AddWatchFlags::IN_CLOSE_WRITE) {
+            Ok(())
+        } else if mask.contains(AddWatchFlags::IN_CLOSE_WRITE) {
             if self.modified.remove(&place).is_some() {
                 self.tell_of(files, &place, Change::Modified, tell)?;
             }
-            return Ok(());
-        }
-        if mask.contains(AddWatchFlags::IN_ATTRIB) {
-            let path = self.told_path(&place, is_directory);
+            Ok(())
+        } else {
             self.tell_of(files, &place, Change::Attributes, tell)?;
             // Perhaps it may be read now.
-            if is_directory && self.nodes.child(place.0, &place.1).is_none() && path.is_some() {
+            if is_directory
+                && self.nodes.child(place.0, &place.1).is_none()
+                && self.told_path(&place, true).is_some()
+            {
                 self.add_below(files, &place, tell)?;
             }
+            Ok(())
         }
+    }
+
+    /// Settles an event of a directory itself.
+    fn settle_own(
+        &mut self,
+        files: &Files<'_>,
+        key: WatchDescriptor,
+        mask: AddWatchFlags,
+        tell: Tell<'_>,
+    ) -> Outcome {
+        let is_unmounted = mask.contains(AddWatchFlags::IN_UNMOUNT);
+        if key == self.nodes.root() {
+            let ends = AddWatchFlags::IN_DELETE_SELF | AddWatchFlags::IN_IGNORED;
+            if is_unmounted || mask.intersects(ends) {
+                return Err(Ended::Deleted);
+            }
+            if mask.contains(AddWatchFlags::IN_MOVE_SELF) {
+                return self.open_root(files).map(drop);
+            }
+        } else if is_unmounted && let Some(place) = self.nodes.place(key) {
+            return self.retell(files, &place, tell);
+        }
+        // Of others that are gone the directory above tells.
         Ok(())
     }
 
@@ -448,23 +501,44 @@ impl Watcher {
         change: Change,
         tell: Tell<'_>,
     ) -> Outcome {
-        let kind = self.kind_at(files, place);
+        let kind = self.kind_at(files, place).unwrap_or_default();
         if let Some(path) = self.told_path(place, kind == FileKind::Directory) {
             tell(TreeEvent { change, path, kind })?;
         }
         Ok(())
     }
 
-    /// The type of what is at a place now; that of a file if nothing is.
-    fn kind_at(&self, files: &Files<'_>, place: &Place) -> FileKind {
-        self.status_at(files, place).unwrap_or(FileKind::Regular)
+    /// The type of what is at a place now. `ESTALE` if its directory cannot be reached.
+    fn kind_at(&self, files: &Files<'_>, (directory, name): &Place) -> nix::Result<FileKind> {
+        let directory = self.open_directory(files, *directory)?;
+        let status = fstatat(&directory, &name[..], AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        Ok(FileKind::of(&status))
     }
 
-    fn status_at(&self, files: &Files<'_>, (directory, name): &Place) -> Option<FileKind> {
-        let status = self
-            .open_directory(files, *directory)
-            .and_then(|directory| fstatat(&directory, &name[..], AtFlags::AT_SYMLINK_NOFOLLOW));
-        status.ok().map(|status| FileKind::of(&status))
+    /// Whether nothing is at a place, after all that has happened.
+    fn is_gone(&mut self, files: &Files<'_>, place: &Place) -> Outcome<bool> {
+        let is_absent = self
+            .kind_at(files, place)
+            .is_err_and(|errno| errno != Errno::ESTALE);
+        Ok(is_absent && self.backlog.is_empty() && !self.read_events()?)
+    }
+
+    /// The type of what came to a place, by what is there now. If that cannot be seen, it is looked for later.
+    fn kind_of_new(&mut self, files: &Files<'_>, place: &Place, is_directory: bool) -> FileKind {
+        if is_directory {
+            return FileKind::Directory;
+        }
+        match self.kind_at(files, place) {
+            // It was replaced, which will be told.
+            Ok(FileKind::Directory) => FileKind::Regular,
+            Ok(kind) => kind,
+            Err(errno) => {
+                if errno == Errno::ESTALE {
+                    self.miss(place);
+                }
+                FileKind::Regular
+            }
+        }
     }
 
     fn tell_modified(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
@@ -487,22 +561,28 @@ impl Watcher {
         files: &Files<'_>,
         place: &Place,
         is_directory: bool,
+        is_move: bool,
         tell: Tell<'_>,
     ) -> Outcome {
-        let was_told = self.found.remove(place);
+        let known = self.nodes.child(place.0, &place.1);
+        // A move may have replaced what was found.
+        let was_told = self.found.remove(place)
+            && (!is_move || known.is_some() && self.directory_at(files, place) == known);
         let Some(path) = self.told_path(place, is_directory) else {
             return Ok(());
         };
+        if was_told && (!is_directory || known.is_some()) {
+            return Ok(());
+        }
         if !was_told {
-            let kind = if is_directory {
-                FileKind::Directory
-            } else {
-                self.kind_at(files, place)
-            };
+            if known.is_some() {
+                self.deleted(place, true, tell)?;
+            }
+            let kind = self.kind_of_new(files, place, is_directory);
             let change = Change::Created;
             tell(TreeEvent { change, path, kind })?;
         }
-        if is_directory && !(was_told && self.nodes.child(place.0, &place.1).is_some()) {
+        if is_directory {
             self.add_below(files, place, tell)?;
         }
         Ok(())
@@ -536,103 +616,130 @@ impl Watcher {
         is_directory: bool,
         tell: Tell<'_>,
     ) -> Outcome {
-        // Two names that are exchanged are two moves, of which the first seems to replace what the second moves.
-        let is_back = self.last_move.take() == Some((to.clone(), from.clone()));
-        self.last_move = Some((from.clone(), to.clone()));
         if self.modified.remove(from).is_some() {
             self.tell_of(files, from, Change::Modified, tell)?;
         }
+        self.modified.remove(to);
+        let moving = self.nodes.child(from.0, &from.1);
+        // Two names that are exchanged are two moves, of which the first seems to replace what the second moves.
+        let is_back = self.note_move(from, Some(to));
+        if is_back && !self.is_gone(files, from)? {
+            self.retell(files, from, tell)?;
+            return self.retell(files, to, tell);
+        }
+        // Other things in it may be excluded at its new place.
+        let is_same = is_directory && !self.settings.exclude.has_paths();
+        let epoch = self.epoch;
+        let is_certain = moving.is_none_or(|key| {
+            let notes = self.nodes.notes(key);
+            is_same && notes.is_some_and(|notes| notes.epoch < epoch)
+        });
         let (old, new) = (
             self.told_path(from, is_directory),
             self.told_path(to, is_directory),
         );
-        match (old, new) {
-            (None, None) => {}
-            (Some(_), None) => self.deleted(from, is_directory, tell)?,
-            (None, Some(_)) => {
-                self.modified.remove(to);
-                self.created(files, to, is_directory, tell)?;
-            }
-            (Some(old), Some(path)) => {
-                self.modified.remove(to);
-                self.found.remove(from);
-                self.missed.remove(from);
-                self.found.remove(to);
-                let kind = if is_directory {
-                    FileKind::Directory
-                } else {
-                    self.kind_at(files, to)
-                };
-                let change = Change::Moved(old);
-                tell(TreeEvent { change, path, kind })?;
-                self.move_node(files, from, to, is_directory, tell)?;
-            }
+        let (Some(old), Some(path), true) = (old, new, is_certain) else {
+            self.deleted(from, is_directory, tell)?;
+            self.created(files, to, is_directory, true, tell)?;
+            return self.look(files, from, tell);
+        };
+        for place in [from, to] {
+            self.found.remove(place);
+            self.missed.remove(place);
         }
-        let is_there = is_back && self.status_at(files, from).is_some();
-        if is_there {
-            self.tell_anew(files, from, tell)?;
+        let kind = self.kind_of_new(files, to, is_directory);
+        let change = Change::Moved(old);
+        tell(TreeEvent { change, path, kind })?;
+        if let Some(key) = moving {
+            return self.put(key, to);
         }
-        if is_there || is_back && is_directory {
-            self.tell_anew(files, to, tell)?;
+        if let Some(replaced) = self.nodes.child(to.0, &to.1) {
+            self.forget(replaced);
+        }
+        if is_directory {
+            self.add_below(files, to, tell)?;
         }
         Ok(())
+    }
+
+    /// Remembers the last change of the names in a directory. True if this is a move, and the last change was the
+    /// same move in the other direction: both directories are locked during an exchange, so its two moves follow each
+    /// other in both.
+    fn note_move(&mut self, from: &Place, to: Option<&Place>) -> bool {
+        let hash = |pair: (&Place, &Place)| self.modified.hasher().hash_one(pair);
+        let there = to.map(|to| hash((from, to)));
+        let back = to.map(|to| hash((to, from)));
+        let is_back = to
+            .and_then(|to| self.nodes.notes(to.0))
+            .is_some_and(|notes| Some(std::mem::take(&mut notes.last_move)) == back);
+        if let Some(notes) = self.nodes.notes(from.0) {
+            notes.last_move = there.filter(|_| !is_back).unwrap_or_default();
+        }
+        is_back
     }
 
     /// Tells what is at a place now as if it were new, with all that is in it.
-    fn tell_anew(&mut self, files: &Files<'_>, place: &Place, tell: Tell<'_>) -> Outcome {
-        let found = self.status_at(files, place);
-        let is_directory = found == Some(FileKind::Directory);
-        self.found.clear();
+    fn retell(&mut self, files: &Files<'_>, place: &Place, tell: Tell<'_>) -> Outcome {
+        let is_directory = self.nodes.child(place.0, &place.1).is_some();
         self.deleted(place, is_directory, tell)?;
-        if found.is_some() {
-            self.created(files, place, is_directory, tell)?;
+        self.look(files, place, tell)
+    }
+
+    /// Tells what is at a place now.
+    fn look(&mut self, files: &Files<'_>, place: &Place, tell: Tell<'_>) -> Outcome {
+        match self.kind_at(files, place) {
+            Ok(kind) => {
+                self.created(files, place, kind == FileKind::Directory, false, tell)?;
+                self.find(place)
+            }
+            Err(Errno::ESTALE) => {
+                self.miss(place);
+                Ok(())
+            }
+            // It is gone, which will be told.
+            Err(_) => Ok(()),
         }
+    }
+
+    /// Looks later at a place whose directory cannot be reached.
+    fn miss(&mut self, place: &Place) {
+        if self.nodes.has(place.0) {
+            self.missed.insert(place.clone());
+        }
+        self.is_incomplete |= self.missed.len() > MAX_MISSED;
+    }
+
+    /// Looks again at the places whose directories could not be reached.
+    fn look_for_missed(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
+        // If the whole tree is gone, no event says so.
+        self.open_root(files)?;
+        for place in std::mem::take(&mut self.missed) {
+            self.look(files, &place, tell)?;
+        }
+        self.missed_tries += 1;
+        if self.missed.is_empty() {
+            self.missed_tries = 0;
+        }
+        self.is_incomplete |= self.missed_tries == MISSED_TRIES;
         Ok(())
     }
 
-    /// Gives the node of a directory that was moved its new place, and makes sure that it is the directory which
-    /// is there.
-    fn move_node(
-        &mut self,
-        files: &Files<'_>,
-        from: &Place,
-        to: &Place,
-        is_directory: bool,
-        tell: Tell<'_>,
-    ) -> Outcome {
-        let known = self.nodes.child(from.0, &from.1);
-        if !is_directory || !self.settings.recursive {
+    /// Remembers that a name was told because it was found.
+    fn find(&mut self, place: &Place) -> Outcome {
+        if self.is_silent {
             return Ok(());
         }
-        let Some(key) = known else {
-            // What was told of it under its new name was for what seems to be replaced.
-            self.found.clear();
-            return self.add_below(files, to, tell);
-        };
-        let opened = self
-            .open_directory(files, to.0)
-            .and_then(|parent| files.open_name(&parent, &to.1, DIRECTORY));
-        match opened.map(|directory| add_watch(&self.inotify, &directory, EVENTS)) {
-            // Another directory has the name already.
-            Ok(Ok(other)) if other != key => {
-                if !self.nodes.has(other) {
-                    let _ = self.inotify.rm_watch(other);
-                }
-                self.forget(key);
-                self.tell_anew(files, to, tell)
-            }
-            Ok(Err(Errno::ENOSPC)) => Err(Ended::NoWatches),
-            // It was moved again, which will be told.
-            _ => self.place(key, to),
-        }
+        self.found_bytes += place.1.len() + NAME_BYTES;
+        self.found.insert(place.clone());
+        self.charge_for_nodes()
     }
 
-    /// Puts a node at a place.
-    fn place(&mut self, key: WatchDescriptor, (parent, name): &Place) -> Outcome {
+    /// Puts a directory that is known at another place.
+    fn put(&mut self, key: WatchDescriptor, (parent, name): &Place) -> Outcome {
         match self.nodes.put(key, *parent, name) {
             Some(removed) => self.give_up(&removed),
             // The tree is not what the events said.
-            None => self.forget(key),
+            None => self.is_incomplete = true,
         }
         self.charge_for_nodes()
     }
@@ -657,7 +764,7 @@ impl Watcher {
             // The kernel has removed those of directories that are gone.
             let _ = self.inotify.rm_watch(*key);
         }
-        self.share.give_back(removed.len());
+        self.share.directories.give_back(removed.len());
     }
 
     /// Watches a directory that is new at a place, and tells what is in it.
@@ -665,75 +772,65 @@ impl Watcher {
         if !self.settings.recursive {
             return Ok(());
         }
-        let opened = self
-            .open_directory(files, place.0)
-            .and_then(|parent| files.open_name(&parent, &place.1, DIRECTORY));
-        let Ok(directory) = opened else {
-            // If the whole tree is gone, no event says so.
-            self.open_root(files)?;
-            self.missed.entry(place.clone()).or_default();
+        let Ok(parent) = self.open_directory(files, place.0) else {
+            self.miss(place);
             return Ok(());
         };
-        self.missed.remove(place);
-        if let Added::Watched(key) = self.add(&directory, place)? {
+        // If it is gone, that will be told.
+        if let Ok(directory) = unless_lacking(files.open_name(&parent, &place.1, DIRECTORY))?
+            && let Ok(key) = self.add(&directory, place, tell)?
+        {
             self.read_below(files, &directory, key, false, tell)?;
         }
         Ok(())
     }
 
-    /// Tries again to watch the directories that were not at their places. True if something was found.
-    fn look_for_missed(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome<bool> {
-        let mut has_found = false;
-        for place in self.missed.keys().cloned().collect::<Vec<_>>() {
-            self.add_below(files, &place, tell)?;
-            let Some(tries) = self.missed.get_mut(&place) else {
-                has_found = true;
-                continue;
-            };
-            *tries += 1;
-            if *tries == MISSED_TRIES {
-                self.missed.remove(&place);
-            }
-        }
-        Ok(has_found)
-    }
-
     /// Watches a directory at a place.
-    fn add(&mut self, directory: &OwnedFd, place: &Place) -> Outcome<Added> {
-        let key = match add_watch(&self.inotify, directory, EVENTS) {
+    fn add(
+        &mut self,
+        directory: &OwnedFd,
+        place: &Place,
+        tell: Tell<'_>,
+    ) -> Outcome<nix::Result<WatchDescriptor>> {
+        let mut added = add_watch(&self.inotify, directory, EVENTS);
+        if let Ok(key) = added
+            && let Some(other) = self.nodes.place(key)
+        {
+            // It has left that place, which will be told. Until then nothing may be told of what is in it twice.
+            self.deleted(&other, true, tell)?;
+            added = add_watch(&self.inotify, directory, EVENTS);
+        }
+        let key = match unless_lacking(added)? {
+            Ok(key) if self.nodes.has(key) => return Ok(Err(Errno::ELOOP)),
             Ok(key) => key,
-            Err(Errno::ENOSPC) => return Err(Ended::NoWatches),
-            Err(Errno::ENOMEM) => return Err(Ended::OverLimit),
-            Err(Errno::EACCES) => return Ok(Added::Unreadable),
-            Err(_) => return Ok(Added::Gone),
+            Err(errno) => return Ok(Err(errno)),
         };
-        if !self.nodes.has(key) && !self.share.take() {
+        if !self.share.directories.take() {
             let _ = self.inotify.rm_watch(key);
             return Err(Ended::NoWatches);
         }
-        match self.nodes.put(key, place.0, &place.1) {
-            Some(removed) => self.give_up(&removed),
-            None if self.nodes.has(key) => self.forget(key),
-            None => {
-                let _ = self.inotify.rm_watch(key);
-                self.share.give_back(1);
-            }
+        let Some(removed) = self.nodes.put(key, place.0, &place.1) else {
+            self.give_up(&[key]);
+            return Ok(Err(Errno::ESTALE));
+        };
+        self.give_up(&removed);
+        if let Some(notes) = self.nodes.notes(key) {
+            notes.epoch = self.epoch;
         }
         self.charge_for_nodes()?;
-        Ok(if self.nodes.has(key) {
-            Added::Watched(key)
-        } else {
-            Added::Gone
-        })
+        Ok(Ok(key))
     }
 
-    /// Watches all directories below the first one.
+    /// Watches all directories below the first one. What is found is not told, but counted.
     fn read_tree(&mut self, files: &Files<'_>, is_strict: bool, tell: Tell<'_>) -> Outcome {
         if !self.settings.recursive {
             return Ok(());
         }
         let directory = self.open_root(files)?;
-        self.read_below(files, &directory, self.nodes.root(), is_strict, tell)
+        self.is_silent = true;
+        let read = self.read_below(files, &directory, self.nodes.root(), is_strict, tell);
+        self.is_silent = false;
+        read
     }
 
     /// Watches the directories below one that is watched, and tells everything in it. A strict reading fails if a
@@ -748,7 +845,7 @@ impl Watcher {
     ) -> Outcome {
         let readable = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let opened = files.open_name(directory, b".", readable);
-        let Ok(opened) = opened else {
+        let Ok(opened) = unless_lacking(opened)? else {
             return Ok(());
         };
         let ledger = Arc::clone(&self.ledger);
@@ -760,10 +857,13 @@ impl Watcher {
         while let Some(visit) = walk.next()? {
             let found = match visit {
                 Visit::Entry(found) => found,
-                Visit::Unreadable(_, Errno::EACCES) if is_strict => {
-                    return Err(Ended::Failed(Errno::EACCES));
+                Visit::Unreadable(_, errno) => {
+                    let _ = unless_lacking(Err::<(), _>(errno))?;
+                    if is_strict && errno == Errno::EACCES {
+                        return Err(Ended::Failed(errno));
+                    }
+                    continue;
                 }
-                Visit::Unreadable(..) => continue,
             };
             way.truncate(found.path.split(|byte| *byte == b'/').count());
             let Some(parent) = way.last() else { break };
@@ -776,22 +876,18 @@ impl Watcher {
             };
             let opened =
                 is_directory.then(|| files.open_name(found.directory, found.name, DIRECTORY));
-            if !self.found.contains(&place) {
-                let change = Change::Created;
-                tell(TreeEvent { change, path, kind })?;
-                self.found_bytes += place.1.len() + NAME_BYTES;
-                self.found.insert(place.clone());
-                self.charge_for_nodes()?;
-            }
+            let change = Change::Created;
+            tell(TreeEvent { change, path, kind })?;
+            self.find(&place)?;
             let Some(opened) = opened else { continue };
-            let added = match opened {
-                Ok(directory) => self.add(&directory, &place)?,
-                Err(_) => Added::Gone,
+            let added = match unless_lacking(opened)? {
+                Ok(directory) => self.add(&directory, &place, tell)?,
+                Err(errno) => Err(errno),
             };
             match added {
-                Added::Watched(key) => way.push(key),
-                Added::Unreadable if is_strict => return Err(Ended::Failed(Errno::EACCES)),
-                Added::Unreadable | Added::Gone => walk.skip_contents(),
+                Ok(key) => way.push(key),
+                Err(Errno::EACCES) if is_strict => return Err(Ended::Failed(Errno::EACCES)),
+                Err(_) => walk.skip_contents(),
             }
         }
         Ok(())
@@ -801,19 +897,18 @@ impl Watcher {
     fn recover(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
         self.backlog.clear();
         self.missed.clear();
+        self.missed_tries = 0;
         self.modified.clear();
         self.found.clear();
         self.found_bytes = 0;
         let old: Vec<_> = self.nodes.keys().collect();
         self.nodes = Nodes::new(self.nodes.root());
         // What is watched already costs nothing more.
-        self.share.give_back(old.len() - 1);
+        self.share.directories.give_back(old.len() - 1);
         let read = self.read_tree(files, false, &mut |_| Ok(()));
         for key in old.into_iter().filter(|key| !self.nodes.has(*key)) {
             let _ = self.inotify.rm_watch(key);
         }
-        self.found.clear();
-        self.found_bytes = 0;
         // Last: whoever reads the tree now sees what no event will say.
         tell(TreeEvent {
             change: Change::Overflow,
@@ -825,8 +920,8 @@ impl Watcher {
 
     /// Opens the directory that is watched, if it is still at its path.
     fn open_root(&self, files: &Files<'_>) -> Outcome<OwnedFd> {
-        let path = self.settings.path.bytes();
-        let root = files.resolve(path, DIRECTORY).map_err(|_| Ended::Deleted)?;
+        let opened = files.resolve(self.settings.path.bytes(), DIRECTORY);
+        let root = unless_lacking(opened)?.map_err(|_| Ended::Deleted)?;
         match Identity::of_open(&root) {
             Ok(identity) if identity == self.identity => Ok(root),
             _ => Err(Ended::Deleted),
@@ -834,24 +929,48 @@ impl Watcher {
     }
 
     /// Opens a directory that is watched, name by name.
+    ///
+    /// # Errors
+    /// `ESTALE` if it is not at its place, or cannot be reached there.
     fn open_directory(&self, files: &Files<'_>, key: WatchDescriptor) -> nix::Result<OwnedFd> {
-        let path = self.nodes.path(key).ok_or(Errno::ENOENT)?;
-        let mut directory = self.open_root(files).map_err(|_| Errno::ENOENT)?;
-        for name in path.split(|byte| *byte == b'/') {
-            if !name.is_empty() {
-                directory = files.open_name(&directory, name, DIRECTORY)?;
+        let open = || {
+            let path = self.nodes.path(key)?;
+            let mut directory = self.open_root(files).ok()?;
+            for name in path.split(|byte| *byte == b'/') {
+                if !name.is_empty() {
+                    directory = files.open_name(&directory, name, DIRECTORY).ok()?;
+                }
             }
+            // Another may have its place by now.
+            (self.key_of(&directory)? == key).then_some(directory)
+        };
+        open().ok_or(Errno::ESTALE)
+    }
+
+    /// The directory that is at a place now, if it is known.
+    fn directory_at(&self, files: &Files<'_>, (parent, name): &Place) -> Option<WatchDescriptor> {
+        let parent = self.open_directory(files, *parent).ok()?;
+        self.key_of(&files.open_name(&parent, name, DIRECTORY).ok()?)
+    }
+
+    /// Which of the known directories this is: one that is watched already has its watch.
+    fn key_of(&self, directory: &OwnedFd) -> Option<WatchDescriptor> {
+        let key = add_watch(&self.inotify, directory, EVENTS).ok()?;
+        if self.nodes.has(key) {
+            return Some(key);
         }
-        Ok(directory)
+        let _ = self.inotify.rm_watch(key);
+        None
     }
 }
 
-/// What came of a directory that was to be watched.
-enum Added {
-    Watched(WatchDescriptor),
-    /// Its owner may not read it.
-    Unreadable,
-    Gone,
+/// Ends the watch if the server or the kernel lacks what it takes to look: then it would be a part only.
+fn unless_lacking<T>(result: nix::Result<T>) -> Outcome<nix::Result<T>> {
+    match result {
+        Err(Errno::ENOSPC) => Err(Ended::NoWatches),
+        Err(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(Ended::Failed(errno)),
+        result => Ok(result),
+    }
 }
 
 /// When to go on.

@@ -35,7 +35,8 @@ use nix::sys::stat::Mode;
 use serde_json::Value;
 
 use crate::fixture::{
-    Connection, PATIENCE, Reply, Server, TempDir, can_change_user, is_root, public_copy, wait_until,
+    Connection, PATIENCE, Reply, Sandbox, Server, TempDir, can_change_user, is_root, public_copy,
+    wait_until,
 };
 use crate::skip;
 
@@ -62,14 +63,18 @@ impl Place<'_> {
         }
         let server = Server::host().start();
         let sandbox = server.sandbox();
-        test(&Place {
-            server: &server,
+        test(&Place::sandbox(&server, &sandbox));
+    }
+
+    pub fn sandbox<'a>(server: &'a Server, sandbox: &Sandbox<'_>) -> Place<'a> {
+        Place {
+            server,
             prefix: sandbox.target(""),
             token: Some(sandbox.token.clone()),
             directory: sandbox.home.clone(),
             base: String::new(),
             is_sandbox: true,
-        });
+        }
     }
 
     pub fn machine<'a>(server: &'a Server, dir: &TempDir) -> Place<'a> {

@@ -2,6 +2,7 @@
 //! second, and when it is deleted everything is as before.
 
 use std::io::Write;
+use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -134,6 +135,57 @@ fn a_timeout_beside_a_sandbox_that_asks_for_the_processor_in_many_sessions() {
     assert_eq!(outcome.exit["reason"], "timeout");
     assert!(took < 3000, "a timeout of 0.5 s ended after {took} ms");
     sandbox.delete();
+}
+
+/// The kernel counts inotify instances for the server as a whole.
+#[test]
+fn watches_that_become_as_many_as_they_can() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let limits = TempDir::new();
+    std::fs::write(limits.join("16"), "16\n").unwrap();
+    let script = format!(
+        "mount --bind {}/16 /proc/sys/fs/inotify/max_user_instances && exec \"$0\"",
+        limits.path().display()
+    );
+    let words = ["unshare", "--mount", "sh", "-c", &script];
+    let tried = Command::new(words[0])
+        .args(&words[1..])
+        .arg("true")
+        .status();
+    if !tried.is_ok_and(|status| status.success()) {
+        skip!("no file can be mounted over another");
+    }
+    let server = Server::host().wrapped_in(&words).start();
+    withstand(&server, &json!({}), |sandbox| {
+        let watch = |sandbox: &Sandbox<'_>| sandbox.post("files/watches", &json!({"path": "."}));
+        let target = sandbox.target("files/watch?path=.");
+        let mut streams: Vec<_> = (0..3)
+            .map(|_| sandbox.connect().stream("GET", &target, b""))
+            .collect();
+        for stream in &mut streams {
+            assert_eq!(stream.next_output().unwrap()["event"], "watching");
+        }
+        let refused = (0..64).map(|_| watch(sandbox)).position(|reply| {
+            if reply.status != 200 {
+                assert_error(&reply, 503, "no_watches");
+            }
+            reply.status != 200
+        });
+        assert_eq!(refused, Some(5), "half of them, with the streams");
+        let late = server.sandbox();
+        for _ in 0..4 {
+            assert_eq!(watch(&late).status, 200, "there are some for others");
+        }
+        assert_error(&watch(&late), 503, "no_watches");
+        // A stream that is not read ends with its connection.
+        drop(streams);
+        wait_until("the streams are given back", PATIENCE, || {
+            watch(&late).status == 200
+        });
+        late.delete();
+    });
 }
 
 #[test]
