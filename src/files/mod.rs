@@ -36,7 +36,7 @@ mod write;
 
 pub use archive::{BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Unpacked, Unpacking};
 pub use chmod::Changed;
-pub use condition::Condition;
+pub use condition::{Condition, Turn};
 pub use copy::{CopyReport, Copying};
 pub use entry::{Entry, FileKind, FileVersion};
 pub use home::{make_home, remove_home};

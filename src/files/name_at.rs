@@ -12,7 +12,7 @@ use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::entry::link_target;
+use super::entry::{Identity, link_target};
 
 /// A directory and one name in it, which need not exist.
 pub(super) struct NameAt {
@@ -21,6 +21,12 @@ pub(super) struct NameAt {
 }
 
 impl NameAt {
+    /// What is the same for two names exactly if they are the same place for a file.
+    pub(super) fn key(&self) -> nix::Result<Vec<u8>> {
+        let directory = Identity::of_open(&self.directory)?;
+        Ok([&directory.bytes()[..], &self.name].concat())
+    }
+
     pub(super) fn status(&self) -> nix::Result<FileStat> {
         fstatat(
             &self.directory,

@@ -131,6 +131,11 @@ impl Root {
         })
     }
 
+    /// The device and inode number of the directory that paths begin at.
+    pub(super) fn identity(&self) -> nix::Result<Identity> {
+        Identity::of_open(&self.directory)
+    }
+
     /// The error of an operation that resolved a path.
     pub(super) fn error(&self, act: impl fmt::Display, errno: Errno) -> Error {
         let why = match (&self.resolution, errno) {
@@ -322,7 +327,7 @@ impl Root {
         // The way up ends at the home: its owner may not go further.
         let top = match self.resolution {
             Resolution::Machine => None,
-            Resolution::Beneath { .. } => Some(Identity::of_open(&self.directory)?),
+            Resolution::Beneath { .. } => Some(self.identity()?),
         };
         let mut current = openat(directory, ".", DIRECTORY, Mode::empty())?;
         let mut here = Identity::of_open(&current)?;

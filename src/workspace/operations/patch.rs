@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use crate::error::{Detail, Error, Kind, Result};
 use crate::files::name::{FilePath, show};
 use crate::files::text::{FilePatch, apply, parse};
-use crate::files::{FileVersion, Files, Upload};
+use crate::files::{FileVersion, Files, Turn, Upload};
 use crate::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
 
@@ -101,17 +101,14 @@ impl Workspace {
                 paths.push(below(directory, name)?);
             }
         }
-        let mut keys: Vec<_> = paths.iter().map(|path| files.key(path)).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        let _claim = self.claims.claim(keys)?;
+        let turn = files.turn(&paths)?;
         let mut planned = Vec::new();
         for patch in &patches {
             planned.push(self.plan_file(&files, directory, patch, &mut charge)?);
         }
         check_targets(&files, &planned)?;
         if !is_dry_run {
-            commit(&files, &planned)?;
+            commit(&files, &planned, &turn)?;
             self.check_open()?;
         }
         Ok(planned.into_iter().map(|planned| planned.patched).collect())
@@ -294,7 +291,7 @@ fn check_targets(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
 }
 
 /// Writes and removes all of it, or nothing.
-fn commit(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
+fn commit(files: &Files<'_>, planned: &[Planned], turn: &Turn) -> Result<()> {
     let mut staged = Vec::new();
     for write in planned.iter().filter_map(|file| file.write.as_ref()) {
         staged.push((
@@ -303,7 +300,7 @@ fn commit(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
         ));
     }
     let mut done = Vec::new();
-    let result = run(files, planned, staged, &mut done);
+    let result = run(files, planned, staged, turn, &mut done);
     if result.is_err() {
         for step in done.into_iter().rev() {
             // The first error is the one to report.
@@ -317,28 +314,23 @@ fn run<'a>(
     files: &Files<'_>,
     planned: &'a [Planned],
     staged: Vec<(&'a Write, Upload<'_>)>,
+    turn: &Turn,
     done: &mut Vec<Done<'a>>,
 ) -> Result<()> {
-    let changed = |path: &FilePath| {
-        let text = format!(
-            "cannot patch {path}: another program changed it meanwhile; no file is changed"
-        );
-        Error::new(Kind::Changed, text)
-    };
     // Removed first, so that a file may take the name of another one.
     for old in planned.iter().filter_map(|file| file.remove.as_ref()) {
         let now = FileVersion::of(files.open(&old.path, false)?.file);
         if now.ok().as_ref() != Some(&old.version) {
-            return Err(changed(&old.path));
+            let path = &old.path;
+            let text = format!("cannot patch {path}: another program changed it meanwhile");
+            return Err(Error::new(Kind::Changed, text));
         }
         files.remove(&old.path, false)?;
         done.push(Done::Removed(old));
     }
     for (write, upload) in staged {
         let version = write.replaced.as_ref().map(|old| &old.version);
-        if !upload.commit_over(version)? {
-            return Err(changed(&write.path));
-        }
+        upload.commit_over(turn, version)?;
         done.push(Done::Written(write));
     }
     Ok(())

@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
-use crate::client::{Lookout, Peer};
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Found, Matcher, Verdict, Visit};
@@ -112,13 +112,16 @@ impl Workspace {
     /// Finds files by patterns. Links are found and not followed.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, a limit that is not accepted, `OverLimit`, `Disconnected`.
-    pub fn glob(&self, glob: &Glob, client: &mut dyn Peer) -> Result<Globbed> {
+    /// `NotFound`, `NotDirectory`, a limit that is not accepted, `OverLimit`; or it was interrupted.
+    pub fn glob(
+        &self,
+        glob: &Glob,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Globbed, Stopped> {
         let limit = glob.limit.unwrap_or(GLOB_ENTRIES);
         if !(1..=MAX_GLOB_ENTRIES).contains(&limit) {
-            return Err(Error::invalid(format!(
-                "limit={limit}: not accepted; it takes 1 to {MAX_GLOB_ENTRIES}"
-            )));
+            let text = format!("limit={limit}: not accepted; it takes 1 to {MAX_GLOB_ENTRIES}");
+            return Err(Error::invalid(text).into());
         }
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let filter = if glob.all {
@@ -133,15 +136,17 @@ impl Workspace {
         let mut kept = Kept {
             entries: BinaryHeap::new(),
             bytes: 0,
-            charge: self.ledger.charge(Item::Responses, 0)?,
+            charge: self
+                .ledger
+                .charge(Item::Responses, 0)
+                .map_err(Error::from)?,
         };
         let picks_all = glob.patterns.only_excepts();
         let files = self.files()?;
         let mut walk = files.walk(&glob.path, filter, after, &self.ledger)?;
-        let mut lookout = Lookout::new();
         // One more than the limit means that there is a next page.
         while !is_by_name || kept.entries.len() <= limit {
-            lookout.look(client)?;
+            interrupt.check()?;
             let Some(visit) = walk.next()? else { break };
             let Visit::Entry(found) = visit else { continue };
             let is_directory = found.kind == FileKind::Directory;
