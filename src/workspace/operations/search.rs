@@ -1,7 +1,6 @@
 //! Finding files by their names.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
 
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Result};
@@ -134,7 +133,7 @@ impl Workspace {
             Order::Modified(_) => (None, false),
         };
         let mut kept = Kept {
-            entries: BinaryHeap::new(),
+            entries: Vec::new(),
             bytes: 0,
             charge: self
                 .ledger
@@ -166,14 +165,10 @@ impl Workspace {
                 Order::Modified(after) => kept.add_by_time(&found, after.as_ref(), limit)?,
             }
         }
-        let mut entries = if is_by_name {
-            // As they came: the order of walks is not that of whole paths.
-            let mut entries = kept.entries.into_vec();
-            entries.sort_unstable_by(GlobEntry::by_components);
-            entries
-        } else {
-            kept.entries.into_sorted_vec()
-        };
+        if !is_by_name {
+            kept.cut(limit + 1);
+        }
+        let mut entries = kept.entries;
         let has_more = entries.len() > limit;
         entries.truncate(limit);
         Ok(Globbed {
@@ -184,9 +179,9 @@ impl Workspace {
     }
 }
 
-/// The entries that are kept, the last one in the order on top.
+/// The entries that are kept: all in the order of the walk, or some of the first in that of times.
 struct Kept {
-    entries: BinaryHeap<GlobEntry>,
+    entries: Vec<GlobEntry>,
     bytes: usize,
     charge: Charge,
 }
@@ -228,13 +223,18 @@ impl Kept {
         if after.is_some_and(|after| moment <= *after) {
             return Ok(());
         }
-        if self.entries.len() > limit {
-            if self.entries.peek().is_some_and(|last| moment > last.moment) {
-                return Ok(());
-            }
-            self.bytes -= self.entries.pop().map_or(0, |last| last.size());
+        if self.entries.len() > 2 * limit {
+            self.cut(limit + 1);
         }
         self.add(found, modified)
+    }
+
+    /// Sorts by time, and keeps the first `count`.
+    fn cut(&mut self, count: usize) {
+        let by_moment = |one: &GlobEntry, other: &GlobEntry| one.moment.cmp(&other.moment);
+        self.entries.sort_unstable_by(by_moment);
+        let beyond = self.entries.drain(count.min(self.entries.len())..);
+        self.bytes -= beyond.map(|entry| entry.size()).sum::<usize>();
     }
 }
 
@@ -243,30 +243,4 @@ impl GlobEntry {
         let target = self.entry.target.as_ref().map_or(0, Vec::len);
         2 * size_of::<Self>() + self.moment.path.len() + self.entry.name.len() + target + 48
     }
-
-    /// Compares two paths component by component, as walks are ordered.
-    fn by_components(&self, other: &Self) -> Ordering {
-        let [own, other] = [self, other].map(|entry| entry.moment.path.split(|byte| *byte == b'/'));
-        own.cmp(other)
-    }
 }
-
-impl Ord for GlobEntry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.moment.cmp(&other.moment)
-    }
-}
-
-impl PartialOrd for GlobEntry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for GlobEntry {
-    fn eq(&self, other: &Self) -> bool {
-        self.moment == other.moment
-    }
-}
-
-impl Eq for GlobEntry {}
