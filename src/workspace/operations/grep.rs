@@ -375,7 +375,8 @@ impl Search {
         let (mut at, mut found) = (0, 0);
         let (mut line, mut counted) = (1, 0);
         while at <= text.len() {
-            let Some(first) = self.searcher.find(text, at, text.len()) else {
+            let mut tick = || sink.tick();
+            let Some(first) = self.searcher.find(text, at, text.len(), &mut tick)? else {
                 break;
             };
             // What is after the last line end is no line.
@@ -409,7 +410,7 @@ impl Search {
                     };
                     next = self
                         .searcher
-                        .find(text, at, limit)
+                        .find(text, at, limit, &mut || sink.tick())?
                         .filter(|next| next.start <= end);
                 }
             }
