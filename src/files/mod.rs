@@ -42,6 +42,7 @@ pub use entry::{Entry, FileKind, FileVersion};
 pub use home::{make_home, remove_home};
 pub use list::Page;
 pub use read::Opened;
+pub use remove::Aside;
 pub use root::{Files, Root};
 pub use splice_pipe::SplicePipe;
 pub use usage::Disk;
