@@ -61,7 +61,7 @@ impl Lookout {
         }
     }
 
-    /// Looks if it is time to. Call it at least every few milliseconds. Returns whether it looked.
+    /// Looks if it is time to; costs next to nothing otherwise. Returns whether it looked.
     ///
     /// # Errors
     /// The client disconnected.
@@ -71,10 +71,7 @@ impl Lookout {
             return Ok(false);
         }
         self.due_at = now + LOOK_EVERY;
-        let mut entries = [PollEntry::new(client.descriptor(), client.interest())];
-        poll(&mut entries, Some(Duration::ZERO));
-        let events = entries[0].events();
-        client.ready(events)?;
+        check_peer(client)?;
         Ok(true)
     }
 }

@@ -8,8 +8,6 @@ use std::io;
 
 use nix::errno::Errno;
 
-use crate::client::Disconnected;
-
 /// The kind of a failure; decides the status and the code that a client sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
@@ -71,8 +69,6 @@ pub enum Kind {
     Binary,
     /// More than the operation takes, or the request allows.
     TooLarge,
-    /// The client went away before the operation was done.
-    Disconnected,
     /// A long operation has not finished in time; it can be repeated.
     Unfinished,
     /// The disk or quota is full.
@@ -203,12 +199,6 @@ impl Error {
     /// The kind of the failure.
     pub fn kind(&self) -> Kind {
         self.0.kind
-    }
-}
-
-impl From<Disconnected> for Error {
-    fn from(Disconnected: Disconnected) -> Self {
-        Self::new(Kind::Disconnected, "the client closed the connection")
     }
 }
 

@@ -37,6 +37,16 @@ pub enum Condition {
 const HASHED_BYTES: usize = 64 * 1024;
 
 impl Root {
+    /// Waits until no other request replaces one of these files.
+    ///
+    /// # Errors
+    /// `Changed` if others take too long.
+    pub fn turn(&self, paths: &[FilePath]) -> Result<Turn, Error> {
+        let keys = paths.iter().map(|path| self.key(path)).collect();
+        let named = || paths.first().map(FilePath::to_string).unwrap_or_default();
+        Turn::take(keys).ok_or_else(|| changed(named(), BUSY))
+    }
+
     /// Checks a condition before anything is changed.
     ///
     /// # Errors
@@ -124,41 +134,48 @@ fn gone(path: impl std::fmt::Display) -> Error {
     changed(path, "it does not exist")
 }
 
+/// Why a request gives up its wait.
+pub(super) const BUSY: &str = "other requests are replacing it; try again";
+
 pub(super) fn changed(path: impl std::fmt::Display, why: &str) -> Error {
     Error::new(Kind::Changed, format!("cannot write {path}: {why}"))
 }
 
-/// A file that is being replaced: its directory, by device and inode number, and its name.
-type Key = (Identity, Vec<u8>);
-
-static REPLACED: LazyLock<Mutex<HashSet<Key>>> = LazyLock::new(Mutex::default);
+static REPLACED: LazyLock<Mutex<HashSet<Vec<u8>>>> = LazyLock::new(Mutex::default);
 static NEXT: Condvar = Condvar::new();
 
 /// How long a request waits for its turn. Hashing the largest files takes longer.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
 
-/// The only request that replaces a file at the moment. Files of different names do not wait for each other.
-pub(super) struct Turn(Key);
+/// The only request that replaces some files at the moment, each named by its [key](NameAt::key). A request
+/// that replaces a file by something made from it holds the turn from the reading on, so that it does not
+/// undo what another one wrote in between. Other files do not wait.
+pub struct Turn(Vec<Vec<u8>>);
 
 impl Turn {
     /// Waits for the turn; `None` if others take too long.
-    pub(super) fn take(target: &NameAt) -> nix::Result<Option<Self>> {
-        let key = (Identity::of_open(&target.directory)?, target.name.clone());
+    pub(super) fn take(keys: Vec<Vec<u8>>) -> Option<Self> {
         let replaced = lock(&REPLACED);
         let (mut replaced, waited) = NEXT
-            .wait_timeout_while(replaced, TURN_LIMIT, |replaced| replaced.contains(&key))
+            .wait_timeout_while(replaced, TURN_LIMIT, |replaced| {
+                keys.iter().any(|key| replaced.contains(key))
+            })
             .unwrap_or_else(PoisonError::into_inner);
         if waited.timed_out() {
-            return Ok(None);
+            return None;
         }
-        replaced.insert(key.clone());
-        Ok(Some(Self(key)))
+        replaced.extend(keys.iter().cloned());
+        Some(Self(keys))
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        lock(&REPLACED).remove(&self.0);
+        let mut replaced = lock(&REPLACED);
+        for key in &self.0 {
+            replaced.remove(key);
+        }
+        drop(replaced);
         NEXT.notify_all();
     }
 }

@@ -165,6 +165,10 @@ impl Identity {
     pub(super) fn of_open(file: impl AsFd) -> nix::Result<Self> {
         fstat(file).map(|status| Self::of(&status))
     }
+
+    pub(super) fn bytes(self) -> [u8; 16] {
+        (u128::from(self.0) << 64 | u128::from(self.1)).to_ne_bytes()
+    }
 }
 
 /// The content of the symbolic link `name` in `directory`; of the link that is open itself if `name`

@@ -36,12 +36,13 @@ mod write;
 
 pub use archive::{BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Unpacked, Unpacking};
 pub use chmod::Changed;
-pub use condition::Condition;
+pub use condition::{Condition, Turn};
 pub use copy::{CopyReport, Copying};
 pub use entry::{Entry, FileKind, FileVersion};
 pub use home::{make_home, remove_home};
 pub use list::Page;
 pub use read::Opened;
+pub use remove::Aside;
 pub use root::{Files, Root};
 pub use splice_pipe::SplicePipe;
 pub use usage::Disk;

@@ -8,11 +8,11 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::fcntl::{AtFlags, OFlag, openat, renameat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstatat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 
-use super::entry::link_target;
+use super::entry::{Identity, link_target};
 
 /// A directory and one name in it, which need not exist.
 pub(super) struct NameAt {
@@ -21,6 +21,12 @@ pub(super) struct NameAt {
 }
 
 impl NameAt {
+    /// What is the same for two names exactly if they are the same place for a file.
+    pub(super) fn key(&self) -> nix::Result<Vec<u8>> {
+        let directory = Identity::of_open(&self.directory)?;
+        Ok([&directory.bytes()[..], &self.name].concat())
+    }
+
     pub(super) fn status(&self) -> nix::Result<FileStat> {
         fstatat(
             &self.directory,
@@ -56,6 +62,11 @@ impl NameAt {
 
     pub(super) fn link_target(&self) -> nix::Result<Vec<u8>> {
         link_target(&self.directory, &self.name)
+    }
+
+    /// Gives the file another name, in place of the file that has it.
+    pub(super) fn rename_to(&self, to: &Self) -> nix::Result<()> {
+        renameat(&self.directory, &self.name[..], &to.directory, &to.name[..])
     }
 
     /// Removes anything but a directory.

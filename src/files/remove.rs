@@ -8,6 +8,7 @@
 //! Removal ends at a deadline, because a client waits for the answer. A second call continues where the
 //! first one stopped.
 
+use std::marker::PhantomData;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,7 @@ use super::entry::{DIRECTORY, FileKind, Identity};
 use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Missing, Root};
+use super::write::temporary_name;
 use crate::error::{Error, Kind, Result};
 
 impl Root {
@@ -32,6 +34,39 @@ impl Root {
     /// [`REMOVAL_LIMIT`].
     pub fn remove(&self, path: &FilePath, recursive: bool) -> Result<()> {
         self.remove_until(path, recursive, Instant::now() + REMOVAL_LIMIT)
+    }
+
+    /// Removes a directory if it is empty.
+    ///
+    /// # Errors
+    /// `NotFound`, `NotEmpty`, `NotDirectory`.
+    pub fn remove_directory(&self, path: &FilePath) -> Result<()> {
+        let NameAt { directory, name } = self.name_at(path, Missing::Refuse)?;
+        unlinkat(&directory, name.as_slice(), UnlinkatFlags::RemoveDir)
+            .map_err(|errno| Error::system(format_args!("cannot delete {path}"), errno))
+    }
+
+    /// Takes a file away from its name. It is removed when the value is dropped, unless it is put back.
+    ///
+    /// # Errors
+    /// `NotFound`, `Forbidden`.
+    pub fn set_aside(&self, path: &FilePath) -> Result<Aside<'_>> {
+        let target = self.name_at(path, Missing::Refuse)?;
+        let hidden = NameAt {
+            directory: target
+                .directory
+                .try_clone()
+                .map_err(|error| Error::io(format_args!("cannot delete {path}"), &error))?,
+            name: temporary_name(),
+        };
+        target
+            .rename_to(&hidden)
+            .map_err(|errno| Error::system(format_args!("cannot delete {path}"), errno))?;
+        Ok(Aside {
+            target,
+            hidden,
+            files: PhantomData,
+        })
     }
 
     pub(super) fn remove_until(
@@ -65,6 +100,28 @@ impl Root {
             }
             other => other.map_err(failed),
         }
+    }
+}
+
+/// A file that was taken away from its name.
+pub struct Aside<'files> {
+    target: NameAt,
+    hidden: NameAt,
+    /// Ends before [`Files`](super::Files), while the thread still acts as the owner.
+    files: PhantomData<&'files Root>,
+}
+
+impl Aside<'_> {
+    /// Gives the file its name back.
+    pub fn put_back(self) {
+        // Whoever took the directory away meanwhile took the file with it.
+        let _ = self.hidden.rename_to(&self.target);
+    }
+}
+
+impl Drop for Aside<'_> {
+    fn drop(&mut self) {
+        let _ = self.hidden.unlink();
     }
 }
 

@@ -6,7 +6,8 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -129,6 +130,29 @@ impl Root {
             root: self,
             _acting: acting,
         })
+    }
+
+    /// The device and inode number of the directory that paths begin at.
+    pub(super) fn identity(&self) -> nix::Result<Identity> {
+        Identity::of_open(&self.directory)
+    }
+
+    /// The path of a directory that was opened beneath this root, without links; empty for the root of a home
+    /// or of the machine. Only a hint: the directory may be moved at any time.
+    pub(super) fn path_of(&self, directory: &OwnedFd) -> Option<Vec<u8>> {
+        let path = |directory: &OwnedFd| {
+            let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
+            let path = std::fs::read_link(link).ok()?;
+            Some(path.into_os_string().into_vec())
+        };
+        let path_of_it = path(directory)?;
+        match self.resolution {
+            Resolution::Machine => Some(path_of_it).filter(|path| path != b"/"),
+            Resolution::Beneath { .. } => {
+                let home = path(&self.directory)?;
+                path_of_it.strip_prefix(&home[..]).map(<[u8]>::to_vec)
+            }
+        }
     }
 
     /// The error of an operation that resolved a path.
@@ -322,7 +346,7 @@ impl Root {
         // The way up ends at the home: its owner may not go further.
         let top = match self.resolution {
             Resolution::Machine => None,
-            Resolution::Beneath { .. } => Some(Identity::of_open(&self.directory)?),
+            Resolution::Beneath { .. } => Some(self.identity()?),
         };
         let mut current = openat(directory, ".", DIRECTORY, Mode::empty())?;
         let mut here = Identity::of_open(&current)?;

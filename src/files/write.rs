@@ -24,8 +24,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
-use super::condition::{Condition, Turn, changed, check_again, exists};
-use super::entry::{FileKind, FileVersion, size};
+use super::condition::{BUSY, Condition, Turn, changed, check_again, exists};
+use super::entry::{FileKind, FileVersion, Identity, size};
 use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Root, opening_error};
@@ -134,17 +134,14 @@ impl Root {
     }
 
     /// What is the same for two paths exactly if they name the same place for a file. Of a path that leads
-    /// nowhere, the path.
+    /// nowhere, the path below this root.
     pub fn key(&self, path: &FilePath) -> Vec<u8> {
-        let found = || {
-            let (target, _) = self.target(path, false).ok()?;
-            let status = fstat(&target.directory).ok()?;
-            let directory = [status.st_dev, status.st_ino]
-                .map(u64::to_ne_bytes)
-                .concat();
-            Some([directory, target.name].concat())
-        };
-        found().unwrap_or_else(|| path.bytes().to_vec())
+        let target = self.target(path, false).ok();
+        let found = target.and_then(|(target, _)| target.key().ok());
+        found.unwrap_or_else(|| {
+            let root = self.identity().map(Identity::bytes).unwrap_or_default();
+            [&root[..], path.bytes()].concat()
+        })
     }
 
     /// Begins to write at an offset of a file, which is made if it is missing and never truncated. With
@@ -310,20 +307,24 @@ impl Upload<'_> {
         )
     }
 
-    /// As [`Upload::commit`], if the target is still this version, or still missing. Returns whether it was.
+    /// As [`Upload::commit`], in a turn that was taken before the target was read, if it is still this
+    /// version, or still missing. A program that is no request is not kept out between the check and the
+    /// rename.
     ///
     /// # Errors
-    /// The target cannot be replaced; the old file is unchanged.
-    pub fn commit_over(self, expected: Option<&FileVersion>) -> Result<bool> {
-        if let Some(commit) = &self.commit {
+    /// `Changed`; the target cannot be replaced. The old file is unchanged.
+    pub fn commit_over(mut self, _turn: &Turn, expected: Option<&FileVersion>) -> Result<()> {
+        let meanwhile = "another program changed it meanwhile; read it again";
+        if let Some(commit) = &mut self.commit {
             let existing = commit.target.existing().map_err(|errno| {
                 opening_error(format_args!("cannot write {}", self.shown), errno)
             })?;
             if existing.as_ref().map(FileVersion::of_status).as_ref() != expected {
-                return Ok(false);
+                return Err(changed(&self.shown, meanwhile));
             }
+            commit.is_exclusive = expected.is_none();
         }
-        self.commit().map(|_| true)
+        self.commit().map(drop)
     }
 
     /// Replaces the target with the complete file if the condition holds; returns the size in bytes.
@@ -336,16 +337,17 @@ impl Upload<'_> {
         condition: Condition,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<u64, Stopped> {
-        let act = format!("cannot write {}", self.shown);
         let Some(commit) = &mut self.commit else {
             return Ok(self.commit()?);
         };
-        let turn = Turn::take(&commit.target).map_err(|errno| Error::system(act, errno))?;
+        let key = commit.target.key().map_err(|errno| {
+            let act = format_args!("cannot write {}", self.shown);
+            Error::system(act, errno)
+        })?;
+        let turn = Turn::take(vec![key]);
         match condition {
             Condition::Always => {}
-            _ if turn.is_none() => {
-                return Err(changed(&self.shown, "others are replacing it").into());
-            }
+            _ if turn.is_none() => return Err(changed(&self.shown, BUSY).into()),
             Condition::Absent if commit.replaces => return Err(exists(&self.shown).into()),
             Condition::Absent => commit.is_exclusive = true,
             Condition::Content(digest) => {

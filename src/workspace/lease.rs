@@ -11,7 +11,6 @@ use crate::files::{Files, Root};
 use crate::ledger::Ledger;
 use crate::ports::Ports;
 use crate::process::registry::{Registry, Shared};
-use crate::workspace::claims::Claims;
 use crate::workspace::watches::Watches;
 
 /// One place where commands run and files live.
@@ -29,8 +28,6 @@ pub struct Workspace {
     /// What is held for its clients and its processes.
     pub ledger: Arc<Ledger>,
     activity: Arc<Activity>,
-    /// Files that are being changed by what was read of them.
-    pub(super) claims: Claims,
 }
 
 impl Workspace {
@@ -53,7 +50,6 @@ impl Workspace {
             watches: Watches::new(&ledger),
             ledger,
             activity,
-            claims: Claims::default(),
         })
     }
 

@@ -6,7 +6,6 @@
 //! lives, so no workspace is ended for idleness during a request, a stream or a transfer. May use the
 //! mechanisms; must not use HTTP, JSON or the doors.
 
-mod claims;
 mod content;
 mod lease;
 mod operations;

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::client::{Interrupt, Peer, Stopped, check_peer};
+use crate::client::{Interrupt, Lookout, Peer, Stopped};
 use crate::error::{Error, Result};
 use crate::files::hash::Hasher;
 use crate::files::{Condition, RangedWrite, SplicePipe, Upload};
@@ -87,18 +87,25 @@ pub(super) fn receive_whole<S: UploadSource>(
             Ok(())
         }
     })?;
-    let mut interrupt = WhileConnected(client);
+    let mut interrupt = WhileConnected::new(client);
     Ok(upload
         .commit_if(condition, &mut interrupt)
         .map_err(unless_stopped)?)
 }
 
 /// Stops long work when the client disconnects.
-pub(super) struct WhileConnected(pub(super) Box<dyn Peer>);
+pub(super) struct WhileConnected(Box<dyn Peer>, Lookout);
+
+impl WhileConnected {
+    pub(super) fn new(client: Box<dyn Peer>) -> Self {
+        Self(client, Lookout::new())
+    }
+}
 
 impl Interrupt for WhileConnected {
     fn check(&mut self) -> std::result::Result<(), Stopped> {
-        Ok(check_peer(&mut *self.0)?)
+        self.1.look(&mut *self.0)?;
+        Ok(())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::api::context::Context;
-use crate::client::{Client, Interrupt, KeepAlive, Stopped, check_peer};
+use crate::client::{Client, Interrupt, KeepAlive, Lookout, Stopped};
 use crate::codec::query::Query;
 use crate::http::parse::Framing;
 use crate::http::request::{ReceiveError, WaitingClient, WholeBody};
@@ -37,6 +37,7 @@ impl Call<'_, '_> {
     pub(super) fn interrupt(&self) -> BeforeAnswer {
         BeforeAnswer {
             client: self.request.body.watch_client(),
+            lookout: Lookout::new(),
             until: None,
         }
     }
@@ -90,8 +91,12 @@ pub(super) fn long_work(
         }
         Err(stopped @ (Stopped::Failed(_) | Stopped::Disconnected)) => Err(stopped.into()),
         Err(Stopped::Due) => Ok(json_later(call.ping_interval(), move |client| {
-            let keep_alive = KeepAlive::new();
-            match work(&mut DuringAnswer { client, keep_alive }) {
+            let mut interrupt = DuringAnswer {
+                client,
+                keep_alive: KeepAlive::new(),
+                lookout: Lookout::new(),
+            };
+            match work(&mut interrupt) {
                 Ok(document) => Some(document),
                 Err(Stopped::Failed(error)) => serde_json::to_vec(&Refusal::from(error)).ok(),
                 Err(Stopped::Disconnected | Stopped::Due) => None,
@@ -103,6 +108,7 @@ pub(super) fn long_work(
 /// Asks whether to go on while no byte of the answer is sent.
 pub(super) struct BeforeAnswer {
     client: WaitingClient,
+    lookout: Lookout,
     /// When the answer has to begin.
     until: Option<Instant>,
 }
@@ -118,9 +124,9 @@ impl From<Stopped> for Refusal {
 
 impl Interrupt for BeforeAnswer {
     fn check(&mut self) -> Result<(), Stopped> {
-        check_peer(&mut self.client)?;
+        let looked = self.lookout.look(&mut self.client)?;
         match self.until {
-            Some(until) if Instant::now() >= until => Err(Stopped::Due),
+            Some(until) if looked && Instant::now() >= until => Err(Stopped::Due),
             _ => Ok(()),
         }
     }
@@ -130,13 +136,15 @@ impl Interrupt for BeforeAnswer {
 struct DuringAnswer<'a, 'w> {
     client: &'a mut StreamClient<'w>,
     keep_alive: KeepAlive,
+    lookout: Lookout,
 }
 
 impl Interrupt for DuringAnswer<'_, '_> {
     fn check(&mut self) -> Result<(), Stopped> {
-        check_peer(self.client)?;
-        self.keep_alive.ping_if_due(self.client);
-        self.client.flush()?;
+        if self.lookout.look(self.client)? {
+            self.keep_alive.ping_if_due(self.client);
+            self.client.flush()?;
+        }
         Ok(())
     }
 }

@@ -13,7 +13,6 @@ impl From<Error> for Refusal {
             Kind::BadDirectory => (400, "bad_cwd"),
             Kind::ProgramForbidden => (400, "permission"),
             Kind::NoResources => (400, "no_resources"),
-            Kind::Disconnected => (400, "disconnected"),
             Kind::Forbidden => (403, "forbidden"),
             Kind::NotFound => (404, "not_found"),
             Kind::IsDirectory => (409, "is_directory"),

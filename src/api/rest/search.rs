@@ -42,8 +42,7 @@ pub(super) fn glob(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         order: order(query)?,
     };
     let is_by_name = matches!(glob.order, Order::Name(_));
-    let mut client = call.request.body.watch_client();
-    let found = workspace.glob(&glob, &mut client)?;
+    let found = workspace.glob(&glob, &mut call.interrupt())?;
     Ok(glob_response(found, path, is_by_name))
 }
 

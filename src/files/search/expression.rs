@@ -9,10 +9,10 @@
 use std::ops::Range;
 
 use memchr::memmem::Finder;
-use regex_automata::hybrid::dfa::{Config as DfaConfig, DFA};
+use regex_automata::hybrid::dfa::{Cache as DfaCache, Config as DfaConfig, DFA};
 use regex_automata::hybrid::regex::{Cache, Regex};
 use regex_automata::nfa::thompson::{self, NFA, WhichCaptures};
-use regex_automata::{Input, MatchKind};
+use regex_automata::{Anchored, Input, MatchKind};
 use regex_syntax::ast::{
     Ast, ClassAscii, ClassAsciiKind, ClassBracketed, ClassPerlKind, ClassSet, ClassSetItem,
 };
@@ -20,6 +20,7 @@ use regex_syntax::hir::{
     Class, ClassBytes, ClassBytesRange, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look,
 };
 
+use crate::client::Disconnected;
 use crate::error::{Detail, Error, Result};
 
 /// Longest pattern in bytes.
@@ -31,6 +32,15 @@ const DFA_CACHE_BYTES: usize = 2 << 20;
 
 /// What a searcher takes, at most.
 pub const SEARCHER_BYTES: usize = 2 * (MAX_NFA_BYTES + DFA_CACHE_BYTES);
+
+/// Bytes that are searched before the client is looked at. Few in unit tests, so that they see many pieces.
+const PIECE_BYTES: usize = if cfg!(test) { 16 } else { 64 * 1024 };
+
+/// Told now and then that a search goes on; ends it if the client disconnected.
+pub type Tick<'a> = &'a mut dyn FnMut() -> std::result::Result<(), Disconnected>;
+
+/// What a search comes to.
+type Found = std::result::Result<Option<Range<usize>>, Disconnected>;
 
 /// Whether upper and lower case are the same.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -132,29 +142,57 @@ impl Searcher {
 
     /// The first match in `text` that begins at `from` or after it, and ends before `end`. What is outside
     /// counts as its surroundings.
-    pub fn find(&mut self, text: &[u8], mut from: usize, end: usize) -> Option<Range<usize>> {
-        match &mut self.engine {
-            Engine::Literal(finder) => {
-                let start = from + finder.find(text.get(from..end)?)?;
-                Some(start..start + finder.needle().len())
+    ///
+    /// # Errors
+    /// The client disconnected.
+    pub fn find(&mut self, text: &[u8], mut from: usize, end: usize, tick: Tick<'_>) -> Found {
+        while from <= end {
+            // Without matches over line ends, lines can be searched bit by bit.
+            let piece = match from.saturating_add(PIECE_BYTES) {
+                far if far < end && !self.is_multiline => line_end(text, far).min(end),
+                _ => end,
+            };
+            let found = self.find_in(text, from..piece, tick)?;
+            if found.is_some() {
+                return Ok(found);
             }
+            tick()?;
+            from = piece + 1;
+        }
+        Ok(None)
+    }
+
+    fn find_in(&mut self, text: &[u8], range: Range<usize>, tick: Tick<'_>) -> Found {
+        let Range {
+            start: mut from,
+            end,
+        } = range;
+        match &mut self.engine {
+            Engine::Literal(finder) => Ok(finder.find(&text[from..end]).map(|start| {
+                let start = from + start;
+                start..start + finder.needle().len()
+            })),
             Engine::Automata {
                 regex,
                 cache,
                 required: None,
-            } => search(regex, cache, text, from..end),
+            } => search(regex, cache, text, from..end, tick),
             Engine::Automata {
                 regex,
                 cache,
                 required: Some(required),
-            } => loop {
-                let at = from + required.find(text.get(from..end)?)?;
-                let line = line_start(text, at).max(from)..line_end(text, at).min(end);
-                if let Some(found) = search(regex, cache, text, line.clone()) {
-                    return Some(found);
+            } => {
+                while let Some(at) = text.get(from..end).and_then(|text| required.find(text)) {
+                    let at = from + at;
+                    let line = line_start(text, at).max(from)..line_end(text, at).min(end);
+                    from = line.end + 1;
+                    let found = search(regex, cache, text, line, tick)?;
+                    if found.is_some() {
+                        return Ok(found);
+                    }
                 }
-                from = line.end + 1;
-            },
+                Ok(None)
+            }
         }
     }
 
@@ -179,15 +217,68 @@ fn search(
     cache: &mut Cache,
     text: &[u8],
     range: Range<usize>,
-) -> Option<Range<usize>> {
-    if range.start > range.end {
-        return None;
+    tick: Tick<'_>,
+) -> Found {
+    let (start, length) = (range.start, range.len());
+    let input = Input::new(text).range(range);
+    if length <= 4 * PIECE_BYTES {
+        // These DFAs neither quit nor give up.
+        let found = regex.try_search(cache, &input).ok().flatten();
+        return Ok(found.map(|found| found.range()));
     }
-    // These DFAs neither quit nor give up.
-    let found = regex
-        .try_search(cache, &Input::new(text).range(range))
-        .ok()??;
-    Some(found.range())
+    let (forward, reversed) = cache.as_parts_mut();
+    let Some(end) = scan(regex.forward(), forward, &input, false, tick)? else {
+        return Ok(None);
+    };
+    let input = input.range(start..end).anchored(Anchored::Yes);
+    let start = scan(regex.reverse(), reversed, &input, true, tick)?;
+    Ok(start.map(|start| start..end))
+}
+
+/// Where the first match ends, or a reversed one begins. As the engine's own search, byte by byte, so that it
+/// can be ended.
+fn scan(
+    dfa: &DFA,
+    cache: &mut DfaCache,
+    input: &Input<'_>,
+    is_reversed: bool,
+    tick: Tick<'_>,
+) -> std::result::Result<Option<usize>, Disconnected> {
+    let text = input.haystack();
+    let begun = if is_reversed {
+        dfa.start_state_reverse(cache, input)
+    } else {
+        dfa.start_state_forward(cache, input)
+    };
+    let Ok(mut state) = begun else {
+        return Ok(None);
+    };
+    let mut last = None;
+    for step in 0..=input.end() - input.start() {
+        if step % PIECE_BYTES == 0 {
+            tick()?;
+        }
+        // A match is known after the byte beyond it.
+        let (at, beyond) = if is_reversed {
+            let at = input.end() - step;
+            (at, at.checked_sub(1))
+        } else {
+            (input.start() + step, Some(input.start() + step))
+        };
+        let next = match beyond.and_then(|beyond| text.get(beyond)) {
+            Some(byte) => dfa.next_state(cache, state, *byte),
+            None => dfa.next_eoi_state(cache, state),
+        };
+        match next {
+            Ok(next) if next.is_dead() => break,
+            Ok(next) => state = next,
+            Err(_) => break,
+        }
+        if state.is_match() {
+            last = Some(at);
+        }
+    }
+    Ok(last)
 }
 
 fn build(hir: &Hir) -> std::result::Result<Regex, String> {
@@ -404,7 +495,10 @@ mod tests {
     fn found(pattern: &str, options: Options, text: &[u8]) -> Vec<Range<usize>> {
         let mut searcher = Searcher::new(pattern, options).unwrap();
         let (mut found, mut from) = (Vec::new(), 0);
-        while let Some(range) = searcher.find(text, from, text.len()) {
+        while let Some(range) = searcher
+            .find(text, from, text.len(), &mut || Ok(()))
+            .unwrap()
+        {
             from = range.end.max(range.start + 1);
             found.push(range);
         }

@@ -1,15 +1,16 @@
-//! The ignore files of the directories on the way to a path.
+//! The ignore files of the directories on the way to a path, from that of its git repository on.
 
 use std::io::Read;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, openat};
-use nix::sys::stat::{Mode, fstat};
+use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::sys::stat::{Mode, fstat, fstatat};
 
 use super::matcher::{Matcher, Verdict};
 use crate::error::Result;
-use crate::files::entry::FileKind;
+use crate::files::entry::{DIRECTORY, FileKind};
+use crate::files::root::Root;
 use crate::ledger::Charge;
 
 /// What is read of one ignore file. Real ones have a few kilobytes.
@@ -21,6 +22,10 @@ const BYTES_PER_BYTE: usize = 64;
 /// The rules that hold in a directory, innermost last.
 pub(super) struct Ignores {
     rules: Vec<Rules>,
+    /// The path that is looked at, from the repository on.
+    path: Vec<u8>,
+    /// Length of the path from there to the first directory, with the slash after it.
+    above: usize,
     bytes: usize,
     charge: Charge,
 }
@@ -29,7 +34,7 @@ pub(super) struct Ignores {
 struct Rules {
     /// How many directories deep its directory is.
     depth: usize,
-    /// Length of the path of its directory, with the slash after it.
+    /// Length of the path of its directory from the repository on, with the slash after it.
     base: usize,
     matcher: Matcher,
 }
@@ -38,9 +43,50 @@ impl Ignores {
     pub(super) fn new(charge: Charge) -> Self {
         Self {
             rules: Vec::new(),
+            path: Vec::new(),
+            above: 0,
             bytes: 0,
             charge,
         }
+    }
+
+    /// Adds the rules of the directories above the first one, up to that of its git repository. If it is in
+    /// none beneath the root, there are no such rules.
+    ///
+    /// # Errors
+    /// `OverLimit`.
+    pub(super) fn enter_above(
+        &mut self,
+        root: &Root,
+        first: &OwnedFd,
+        names: &[&str],
+    ) -> Result<()> {
+        let has_git =
+            |directory: &OwnedFd| fstatat(directory, ".git", AtFlags::AT_SYMLINK_NOFOLLOW).is_ok();
+        let path = root.path_of(first).unwrap_or_default();
+        let (mut directories, mut base) = (Vec::new(), path.len() + 1);
+        while !has_git(directories.last().map_or(first, |(directory, _)| directory)) {
+            let Some(slash) = memchr::memrchr(b'/', &path[..base - 1]) else {
+                return Ok(());
+            };
+            let Ok(directory) = root.resolve(&path[..slash.max(1)], DIRECTORY) else {
+                return Ok(());
+            };
+            base = slash + 1;
+            directories.push((directory, base));
+        }
+        if directories.is_empty() {
+            return Ok(());
+        }
+        let top = base;
+        self.path = [&path[top..], b"/"].concat();
+        self.above = self.path.len();
+        for (directory, base) in directories.iter().rev() {
+            for name in names {
+                self.add(directory, name, 0, base - top)?;
+            }
+        }
+        Ok(())
     }
 
     /// Adds the rules of a file in a directory. A file that cannot be read, and a link, has none.
@@ -54,6 +100,10 @@ impl Ignores {
         depth: usize,
         base: usize,
     ) -> Result<()> {
+        self.add(directory, name, depth, self.above + base)
+    }
+
+    fn add(&mut self, directory: impl AsFd, name: &str, depth: usize, base: usize) -> Result<()> {
         let Ok(content) = read(directory, name) else {
             return Ok(());
         };
@@ -83,7 +133,13 @@ impl Ignores {
     }
 
     /// Whether a path is excluded. The innermost rules that say something about it decide.
-    pub(super) fn exclude(&self, path: &[u8], is_directory: bool) -> bool {
+    pub(super) fn exclude(&mut self, path: &[u8], is_directory: bool) -> bool {
+        if self.rules.is_empty() {
+            return false;
+        }
+        self.path.truncate(self.above);
+        self.path.extend_from_slice(path);
+        let path = &self.path;
         let verdict = self.rules.iter().rev().find_map(|rules| {
             let inside = path.get(rules.base..)?;
             rules.matcher.decide(inside, is_directory)

@@ -127,7 +127,6 @@ pub struct Found<'walk> {
     pub kind: FileKind,
     /// Whether the filter includes it. Directories that are not included are told too: something in them
     /// may be.
-    #[allow(dead_code, reason = "archives need it")]
     pub is_included: bool,
 }
 
@@ -212,6 +211,10 @@ impl Root {
             bytes: 0,
             charge: ledger.charge(Item::Responses, 0)?,
         };
+        if !walk.filter.ignore_files.is_empty() {
+            let names = walk.filter.ignore_files;
+            walk.ignores.enter_above(self, &directory, names)?;
+        }
         let is_included = walk.filter.include.is_empty();
         let directory = match Dir::from_fd(directory) {
             Ok(directory) => directory,

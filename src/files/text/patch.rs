@@ -158,7 +158,9 @@ impl<'a> Parser<'a> {
                 let is_new = self.name(old, &mut old_name)?;
                 let is_deleted = self.name(new, &mut new_name)?;
                 // After a header of git without hunks another file may begin that git did not write.
-                if header.old.is_some() && old_name != header.old && new_name != header.new {
+                let is_own_old = old_name == header.old && is_new <= header.is_new;
+                let is_own_new = new_name == header.new && is_deleted <= header.is_deleted;
+                if header.old.is_some() && !is_own_old && !is_own_new {
                     break;
                 }
                 (header.old, header.new) = (old_name, new_name);
@@ -619,6 +621,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(files.len(), 3);
+        let both = "diff --git a/x b/z\nrename from x\nrename to z\n--- /dev/null\n+++ b/n\n@@ -0,0 +1 @@\n+y\n";
+        let files = parse(both.as_bytes(), 1).unwrap();
+        let names: Vec<_> = files.into_iter().map(|file| (file.old, file.new)).collect();
+        assert_eq!(names, [(name("x"), name("z")), (None, name("n"))]);
         assert_eq!(parse(PATCH.as_bytes(), 0).unwrap()[0].old, name("a/f"));
     }
 

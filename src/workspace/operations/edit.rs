@@ -57,7 +57,7 @@ impl Workspace {
     pub fn edit_file(&self, request: &EditRequest) -> Result<Edited> {
         let path = &request.path;
         let files = self.files()?;
-        let _claim = self.claims.claim(vec![files.key(path)])?;
+        let turn = files.turn(std::slice::from_ref(path))?;
         let (old, version, charge) = match files.open(path, false) {
             Ok(opened) => self.read_text(path, opened.file, false)?,
             Err(error)
@@ -91,12 +91,7 @@ impl Workspace {
             while !data.is_empty() {
                 data = &data[upload.write(data)?..];
             }
-            if !upload.commit_over(version.as_ref())? {
-                return Err(changed(
-                    path,
-                    "another program changed it meanwhile; read it again",
-                ));
-            }
+            upload.commit_over(&turn, version.as_ref())?;
             self.check_open()?;
         }
         Ok(edited)

@@ -83,7 +83,7 @@ impl Workspace {
         let size = match part {
             FilePart::Whole => {
                 files
-                    .check(path, condition, &mut WhileConnected(source.client()))
+                    .check(path, condition, &mut WhileConnected::new(source.client()))
                     .map_err(unless_stopped)?;
                 let upload = files.upload(path, mode, makes_parents)?;
                 receive_whole(source, upload, condition, hasher.as_mut(), &self.ledger)?

@@ -7,7 +7,7 @@ use std::ops::Range;
 use nix::errno::Errno;
 use nix::fcntl::OFlag;
 
-use crate::client::Disconnected;
+use crate::client::{Disconnected, Stopped};
 use crate::error::{Error, Kind, Result};
 use crate::files::name::{FilePath, show};
 use crate::files::search::{
@@ -193,8 +193,12 @@ impl Workspace {
     /// Searches, and tells what it finds as it finds it, in the order of the paths.
     ///
     /// # Errors
-    /// `OverLimit`; `Disconnected`. What was told before is then not all.
-    pub fn grep(&self, grep: PreparedGrep, sink: &mut dyn GrepSink) -> Result<Summary> {
+    /// `OverLimit`; the client disconnected. What was told before is then not all.
+    pub fn grep(
+        &self,
+        grep: PreparedGrep,
+        sink: &mut dyn GrepSink,
+    ) -> std::result::Result<Summary, Stopped> {
         let PreparedGrep {
             path,
             searcher,
@@ -284,13 +288,23 @@ impl Search {
         is_full
     }
 
-    fn skip(&mut self, path: &str, why: Skip, sink: &mut dyn GrepSink) -> Result<()> {
+    fn skip(
+        &mut self,
+        path: &str,
+        why: Skip,
+        sink: &mut dyn GrepSink,
+    ) -> std::result::Result<(), Stopped> {
         self.summary.skipped += 1;
         Ok(sink.skipped(path, why)?)
     }
 
     /// Searches one file.
-    fn file(&mut self, file: File, path: &str, sink: &mut dyn GrepSink) -> Result<()> {
+    fn file(
+        &mut self,
+        file: File,
+        path: &str,
+        sink: &mut dyn GrepSink,
+    ) -> std::result::Result<(), Stopped> {
         let Some(length) = self.read(file)? else {
             return self.skip(path, Skip::TooLarge, sink);
         };
@@ -352,11 +366,17 @@ impl Search {
         Ok(())
     }
 
-    fn text(&mut self, text: &[u8], path: &str, sink: &mut dyn GrepSink) -> Result<()> {
+    fn text(
+        &mut self,
+        text: &[u8],
+        path: &str,
+        sink: &mut dyn GrepSink,
+    ) -> std::result::Result<(), Stopped> {
         let (mut at, mut found) = (0, 0);
         let (mut line, mut counted) = (1, 0);
         while at <= text.len() {
-            let Some(first) = self.searcher.find(text, at, text.len()) else {
+            let mut tick = || sink.tick();
+            let Some(first) = self.searcher.find(text, at, text.len(), &mut tick)? else {
                 break;
             };
             // What is after the last line end is no line.
@@ -390,7 +410,7 @@ impl Search {
                     };
                     next = self
                         .searcher
-                        .find(text, at, limit)
+                        .find(text, at, limit, &mut || sink.tick())?
                         .filter(|next| next.start <= end);
                 }
             }

@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use crate::error::{Detail, Error, Kind, Result};
 use crate::files::name::{FilePath, show};
 use crate::files::text::{FilePatch, apply, parse};
-use crate::files::{FileVersion, Files, Upload};
+use crate::files::{Aside, FileVersion, Files, Turn, Upload};
 use crate::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
 
@@ -48,7 +48,7 @@ struct Planned {
     patched: Patched,
     /// What is written, and where.
     write: Option<Write>,
-    /// What is removed, with its content.
+    /// What is removed.
     remove: Option<Old>,
 }
 
@@ -69,10 +69,9 @@ struct Old {
 }
 
 /// A step that was done.
-#[derive(Clone, Copy)]
 enum Done<'a> {
     Written(&'a Write),
-    Removed(&'a Old),
+    Removed(Aside<'a>),
 }
 
 impl Workspace {
@@ -101,17 +100,14 @@ impl Workspace {
                 paths.push(below(directory, name)?);
             }
         }
-        let mut keys: Vec<_> = paths.iter().map(|path| files.key(path)).collect();
-        keys.sort_unstable();
-        keys.dedup();
-        let _claim = self.claims.claim(keys)?;
+        let turn = files.turn(&paths)?;
         let mut planned = Vec::new();
         for patch in &patches {
             planned.push(self.plan_file(&files, directory, patch, &mut charge)?);
         }
         check_targets(&files, &planned)?;
         if !is_dry_run {
-            commit(&files, &planned)?;
+            commit(&files, &planned, &turn)?;
             self.check_open()?;
         }
         Ok(planned.into_iter().map(|planned| planned.patched).collect())
@@ -294,51 +290,70 @@ fn check_targets(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
 }
 
 /// Writes and removes all of it, or nothing.
-fn commit(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
-    let mut staged = Vec::new();
-    for write in planned.iter().filter_map(|file| file.write.as_ref()) {
-        staged.push((
-            write,
-            stage(files, &write.path, &write.content, write.mode)?,
-        ));
-    }
+fn commit(files: &Files<'_>, planned: &[Planned], turn: &Turn) -> Result<()> {
+    let writes: Vec<_> = planned
+        .iter()
+        .filter_map(|file| file.write.as_ref())
+        .collect();
+    let missing: Vec<_> = writes
+        .iter()
+        .map(|write| {
+            let is_missing = |path: &FilePath| {
+                matches!(files.stat(path), Err(error) if error.kind() == Kind::NotFound)
+            };
+            above(&write.path).take_while(is_missing).count()
+        })
+        .collect();
     let mut done = Vec::new();
-    let result = run(files, planned, staged, &mut done);
+    let result = run(files, planned, &writes, turn, &mut done);
     if result.is_err() {
         for step in done.into_iter().rev() {
             // The first error is the one to report.
             let _ = undo(files, step);
         }
+        for (write, missing) in writes.iter().zip(missing) {
+            for directory in above(&write.path).take(missing) {
+                let _ = files.remove_directory(&directory);
+            }
+        }
     }
     result
 }
 
+/// The directories on the way to a path, the innermost first.
+fn above(path: &FilePath) -> impl Iterator<Item = FilePath> {
+    let mut path = path.bytes();
+    std::iter::from_fn(move || {
+        let slash = memchr::memrchr(b'/', path).filter(|slash| *slash > 0)?;
+        path = &path[..slash];
+        FilePath::new(show(path).as_bytes()).ok()
+    })
+}
+
 fn run<'a>(
-    files: &Files<'_>,
+    files: &'a Files<'_>,
     planned: &'a [Planned],
-    staged: Vec<(&'a Write, Upload<'_>)>,
+    writes: &[&'a Write],
+    turn: &Turn,
     done: &mut Vec<Done<'a>>,
 ) -> Result<()> {
-    let changed = |path: &FilePath| {
-        let text = format!(
-            "cannot patch {path}: another program changed it meanwhile; no file is changed"
-        );
-        Error::new(Kind::Changed, text)
-    };
+    let staged = writes
+        .iter()
+        .map(|write| stage(files, &write.path, &write.content, write.mode));
+    let staged: Vec<_> = staged.collect::<Result<_>>()?;
     // Removed first, so that a file may take the name of another one.
     for old in planned.iter().filter_map(|file| file.remove.as_ref()) {
-        let now = FileVersion::of(files.open(&old.path, false)?.file);
+        let path = &old.path;
+        let now = FileVersion::of(files.open(path, false)?.file);
         if now.ok().as_ref() != Some(&old.version) {
-            return Err(changed(&old.path));
+            let text = format!("cannot patch {path}: another program changed it meanwhile");
+            return Err(Error::new(Kind::Changed, text));
         }
-        files.remove(&old.path, false)?;
-        done.push(Done::Removed(old));
+        done.push(Done::Removed(files.set_aside(path)?));
     }
-    for (write, upload) in staged {
+    for (write, upload) in writes.iter().zip(staged) {
         let version = write.replaced.as_ref().map(|old| &old.version);
-        if !upload.commit_over(version)? {
-            return Err(changed(&write.path));
-        }
+        upload.commit_over(turn, version)?;
         done.push(Done::Written(write));
     }
     Ok(())
@@ -346,16 +361,19 @@ fn run<'a>(
 
 fn undo(files: &Files<'_>, step: Done<'_>) -> Result<()> {
     match step {
+        Done::Removed(aside) => {
+            aside.put_back();
+            Ok(())
+        }
         Done::Written(Write {
-            path,
             replaced: None,
+            path,
             ..
         }) => files.remove(path, false),
         Done::Written(Write {
             replaced: Some(old),
             ..
-        })
-        | Done::Removed(old) => {
+        }) => {
             let upload = stage(files, &old.path, &old.content, Some(old.mode))?;
             upload.commit().map(drop)
         }

@@ -1,9 +1,8 @@
 //! Finding files by their names.
 
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
 
-use crate::client::{Lookout, Peer};
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Found, Matcher, Verdict, Visit};
@@ -112,13 +111,16 @@ impl Workspace {
     /// Finds files by patterns. Links are found and not followed.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, a limit that is not accepted, `OverLimit`, `Disconnected`.
-    pub fn glob(&self, glob: &Glob, client: &mut dyn Peer) -> Result<Globbed> {
+    /// `NotFound`, `NotDirectory`, a limit that is not accepted, `OverLimit`; or it was interrupted.
+    pub fn glob(
+        &self,
+        glob: &Glob,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Globbed, Stopped> {
         let limit = glob.limit.unwrap_or(GLOB_ENTRIES);
         if !(1..=MAX_GLOB_ENTRIES).contains(&limit) {
-            return Err(Error::invalid(format!(
-                "limit={limit}: not accepted; it takes 1 to {MAX_GLOB_ENTRIES}"
-            )));
+            let text = format!("limit={limit}: not accepted; it takes 1 to {MAX_GLOB_ENTRIES}");
+            return Err(Error::invalid(text).into());
         }
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let filter = if glob.all {
@@ -131,17 +133,19 @@ impl Workspace {
             Order::Modified(_) => (None, false),
         };
         let mut kept = Kept {
-            entries: BinaryHeap::new(),
+            entries: Vec::new(),
             bytes: 0,
-            charge: self.ledger.charge(Item::Responses, 0)?,
+            charge: self
+                .ledger
+                .charge(Item::Responses, 0)
+                .map_err(Error::from)?,
         };
         let picks_all = glob.patterns.only_excepts();
         let files = self.files()?;
         let mut walk = files.walk(&glob.path, filter, after, &self.ledger)?;
-        let mut lookout = Lookout::new();
         // One more than the limit means that there is a next page.
         while !is_by_name || kept.entries.len() <= limit {
-            lookout.look(client)?;
+            interrupt.check()?;
             let Some(visit) = walk.next()? else { break };
             let Visit::Entry(found) = visit else { continue };
             let is_directory = found.kind == FileKind::Directory;
@@ -161,14 +165,10 @@ impl Workspace {
                 Order::Modified(after) => kept.add_by_time(&found, after.as_ref(), limit)?,
             }
         }
-        let mut entries = if is_by_name {
-            // As they came: the order of walks is not that of whole paths.
-            let mut entries = kept.entries.into_vec();
-            entries.sort_unstable_by(GlobEntry::by_components);
-            entries
-        } else {
-            kept.entries.into_sorted_vec()
-        };
+        if !is_by_name {
+            kept.cut(limit + 1);
+        }
+        let mut entries = kept.entries;
         let has_more = entries.len() > limit;
         entries.truncate(limit);
         Ok(Globbed {
@@ -179,9 +179,9 @@ impl Workspace {
     }
 }
 
-/// The entries that are kept, the last one in the order on top.
+/// The entries that are kept: all in the order of the walk, or some of the first in that of times.
 struct Kept {
-    entries: BinaryHeap<GlobEntry>,
+    entries: Vec<GlobEntry>,
     bytes: usize,
     charge: Charge,
 }
@@ -223,13 +223,18 @@ impl Kept {
         if after.is_some_and(|after| moment <= *after) {
             return Ok(());
         }
-        if self.entries.len() > limit {
-            if self.entries.peek().is_some_and(|last| moment > last.moment) {
-                return Ok(());
-            }
-            self.bytes -= self.entries.pop().map_or(0, |last| last.size());
+        if self.entries.len() > 2 * limit {
+            self.cut(limit + 1);
         }
         self.add(found, modified)
+    }
+
+    /// Sorts by time, and keeps the first `count`.
+    fn cut(&mut self, count: usize) {
+        let by_moment = |one: &GlobEntry, other: &GlobEntry| one.moment.cmp(&other.moment);
+        self.entries.sort_unstable_by(by_moment);
+        let beyond = self.entries.drain(count.min(self.entries.len())..);
+        self.bytes -= beyond.map(|entry| entry.size()).sum::<usize>();
     }
 }
 
@@ -238,30 +243,4 @@ impl GlobEntry {
         let target = self.entry.target.as_ref().map_or(0, Vec::len);
         2 * size_of::<Self>() + self.moment.path.len() + self.entry.name.len() + target + 48
     }
-
-    /// Compares two paths component by component, as walks are ordered.
-    fn by_components(&self, other: &Self) -> Ordering {
-        let [own, other] = [self, other].map(|entry| entry.moment.path.split(|byte| *byte == b'/'));
-        own.cmp(other)
-    }
 }
-
-impl Ord for GlobEntry {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.moment.cmp(&other.moment)
-    }
-}
-
-impl PartialOrd for GlobEntry {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for GlobEntry {
-    fn eq(&self, other: &Self) -> bool {
-        self.moment == other.moment
-    }
-}
-
-impl Eq for GlobEntry {}

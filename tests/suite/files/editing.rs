@@ -10,7 +10,7 @@ use std::thread;
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 
-use super::{Site, expect_error, expect_ok, in_both_modes};
+use super::{Site, encode, expect_error, expect_ok, in_both_modes};
 use crate::fixture::{Reply, names_in, sha256};
 
 const TEXT: &str = "one\ntwo\nthree\ntwo\nfive\n";
@@ -205,19 +205,36 @@ fn an_edit_can_be_tried_and_depend_on_what_was_read() {
     });
 }
 
-/// Each of many edits at once inserts a line of its own: all that succeed are there in the end.
+/// Each of many edits, patches and conditional writes at once inserts a line of its own: all that succeed are
+/// there in the end.
 #[test]
-fn no_edit_is_lost_beside_others() {
+fn no_change_is_lost_beside_others() {
     in_both_modes(|site| {
         site.write("f", "begin\nend\n");
         let done = AtomicUsize::new(0);
         thread::scope(|scope| {
-            for worker in 0..4 {
+            for worker in 0..6 {
                 let done = &done;
                 scope.spawn(move || {
                     for number in 0..10 {
-                        let line = format!("{worker}.{number}\nend");
-                        let reply = edit(site, "f", &json!([{"old": "end", "new": line}]));
+                        let line = format!("{worker}.{number}\n");
+                        let reply = match worker % 3 {
+                            0 => edit(site, "f", &json!([{"old": "end", "new": line + "end"}])),
+                            1 => {
+                                let change =
+                                    format!("--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n begin\n+{line}");
+                                let route = format!("patch?path={}", encode(site.path("")));
+                                site.request("POST", &route, change.as_bytes())
+                            }
+                            _ => {
+                                let path = encode(site.path("f"));
+                                let text =
+                                    site.request("GET", &format!("read?path={path}"), b"").body;
+                                let route =
+                                    format!("write?path={path}&if_sha256={}", sha256(&text));
+                                site.request("PUT", &route, &[&text, line.as_bytes()].concat())
+                            }
+                        };
                         if reply.status == 200 {
                             done.fetch_add(1, Ordering::Relaxed);
                         } else {

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 use std::time::{Duration, SystemTime};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{Site, encode, expect_error, expect_ok, in_both_modes};
 use crate::fixture::{Random, TempDir};
@@ -209,22 +209,62 @@ fn ignore_files_mean_what_they_mean_to_git() {
                 .split('\0')
                 .filter(|name| !name.is_empty() && !name.contains("/.") && !name.starts_with('.'))
                 .collect();
-            let route = format!(
-                "glob?path={}&type=file&limit=100000",
-                encode(site.path(&tree))
-            );
-            let answer = expect_ok(&site.request("GET", &route, b""));
-            let found = paths(site, &answer);
-            let found: BTreeSet<_> = found
-                .iter()
-                .map(|path| path.strip_prefix(&format!("{tree}/")).unwrap())
-                .collect();
-            let ignores = format!(
-                "{:?}",
-                fs::read_to_string(site.root.join(&tree).join(".gitignore"))
-            );
-            assert_eq!(found, expected, "seed {seed}: {ignores}");
+            let found = |directory: &str, kind: &str| {
+                let path = encode(site.path(&format!("{tree}/{directory}")));
+                let route = format!("glob?path={path}&type={kind}&limit=100000");
+                let answer = expect_ok(&site.request("GET", &route, b""));
+                paths(site, &answer)
+                    .iter()
+                    .map(|path| path.strip_prefix(&format!("{tree}/")).unwrap().to_owned())
+                    .collect::<BTreeSet<_>>()
+            };
+            let rules = fs::read_to_string(site.root.join(&tree).join(".gitignore"));
+            let is_same = |found: &BTreeSet<String>, above: &str| {
+                let below = expected.iter().filter(|path| path.starts_with(above));
+                assert!(
+                    found.iter().eq(below.copied()),
+                    "seed {seed}, {above}: {found:?} {expected:?} {rules:?}"
+                );
+            };
+            is_same(&found("", "file"), "");
+            // Those of the directories above count too, in a repository.
+            fs::create_dir_all(site.root.join(&tree).join(".git")).unwrap();
+            for directory in found("", "dir") {
+                is_same(&found(&directory, "file"), &(directory + "/"));
+            }
         }
+    });
+}
+
+#[test]
+fn ignore_files_above_count_up_to_the_repository() {
+    in_both_modes(|site| {
+        for name in ["x/.gitignore", "x/r/.gitignore", "x/r/a/.ignore"] {
+            site.write(name, format!("{}.no\n", name.len()));
+        }
+        site.write("x/r/a/.gitignore", "!14.no\nb/13.txt\n");
+        for name in ["12.no", "13.no", "13.txt", "14.no"] {
+            site.write(&format!("x/r/a/b/{name}"), "x");
+        }
+        let names = || {
+            let below = "x/r/a/b/";
+            let route = format!("glob?path={}", encode(site.path("x/r/a/b")));
+            let found = paths(site, &expect_ok(&site.request("GET", &route, b"")));
+            found
+                .iter()
+                .map(|path| path.strip_prefix(below).unwrap().to_owned())
+                .collect::<Vec<_>>()
+        };
+        let all = ["12.no", "13.no", "13.txt", "14.no"];
+        assert_eq!(names(), all, "there is no repository");
+        fs::create_dir(site.root.join("x/r/.git")).unwrap();
+        assert_eq!(names(), ["12.no", "14.no"]);
+        let search = json!({"pattern": "x", "path": site.path("x/r/a/b")});
+        let reply = site.post("grep", &search).text();
+        assert_eq!(reply.matches("\"match\"").count(), 2, "{reply}");
+        fs::remove_dir(site.root.join("x/r/.git")).unwrap();
+        fs::create_dir(site.root.join("x/r/a/b/.git")).unwrap();
+        assert_eq!(names(), all, "the repository is the directory itself");
     });
 }
 

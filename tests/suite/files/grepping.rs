@@ -304,6 +304,35 @@ fn nice_values(server: &Server) -> Vec<i32> {
     tasks.filter_map(nice).collect()
 }
 
+/// Each byte costs a new state of the automaton, and no match ever comes: a minute in one file.
+#[test]
+fn a_search_within_a_file_ends_with_its_client() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    let mut random = Random(3);
+    let line: String = (0..MIB)
+        .map(|_| if random.one_in(2) { 'a' } else { 'b' })
+        .collect();
+    for (name, text) in [
+        ("one", line.clone()),
+        ("many", line.replace("aabb", "aab\n")),
+    ] {
+        fs::write(dir.join(name), text.repeat(32)).unwrap();
+        let pattern = "[ab]*a[ab]{18}c";
+        for is_multiline in [false, true] {
+            let body =
+                json!({"pattern": pattern, "path": dir.join(name), "multiline": is_multiline});
+            let mut connection = server.connect();
+            connection.send_request("POST", "/v1/files/grep", &[], body.to_string().as_bytes());
+            let is_searching = || nice_values(&server).contains(&10);
+            wait_until("a thread searches at nice 10", PATIENCE, is_searching);
+            drop(connection);
+            let limit = PATIENCE.min(Duration::from_secs(10));
+            wait_until("the search has ended", limit, || !is_searching());
+        }
+    }
+}
+
 #[test]
 fn a_search_is_nice_and_ends_with_its_client() {
     let server = Server::start();

@@ -378,10 +378,22 @@ fn files_that_their_owner_lets_nobody_open() {
             ("POST", "files/copy?from=other&to=file&overwrite=1"),
             ("POST", "files/chmod?path=file&mode=600"),
             ("POST", "files/move?from=other&to=dir/file"),
+            ("POST", "files/grep {\"pattern\":\"old\"}"),
+            ("POST", "files/grep {\"pattern\":\"old\",\"path\":\"file\"}"),
+            (
+                "POST",
+                "files/edit {\"path\":\"file\",\"edits\":[{\"lines\":\"1\",\"new\":\"new\"}]}",
+            ),
+            (
+                "POST",
+                "files/patch --- a/file\n+++ b/file\n@@ -1 +1 @@\n-old\n+new\n",
+            ),
+            ("GET", "files/glob?pattern=file"),
             ("DELETE", "files/delete?path=dir&recursive=1"),
         ] {
             let begun = Instant::now();
-            let reply = sandbox.request(method, route, b"new");
+            let (path, body) = route.split_once(' ').unwrap_or((route, "new"));
+            let reply = sandbox.request(method, path, body.as_bytes());
             let took = begun.elapsed();
             assert!(took < Duration::from_secs(5), "{method} {route}: {took:?}");
             assert!(reply.status < 600, "{}", reply.text());
