@@ -27,8 +27,8 @@ const OVERWRITES: [(&str, Overwrite); 3] = [
 pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let query = &call.query;
     let formats = [("tar", false), ("tar.gz", true)];
+    let path = path(query, "path")?;
     let packing = Packing {
-        path: path(query, "path")?,
         filter: filter(query)?,
         is_compressed: query.choice("format", &formats)?.unwrap_or(false),
         fails: query
@@ -41,7 +41,7 @@ pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     } else {
         "application/x-tar"
     };
-    let archive = workspace.pack_archive(packing)?;
+    let archive = workspace.pack_archive(&path, packing)?;
     let ping_interval = call.ping_interval();
     let body = Body::Stream(Box::new(move |stream: &mut StreamWriter| {
         let mut client = StreamClient::new(stream, b"", ping_interval);

@@ -14,7 +14,7 @@ mod pax;
 mod unpack;
 mod write;
 
-pub use pack::{BrokenOff, Packed, Packing, Sink};
+pub use pack::{BrokenOff, Packed, Packing, Sink, Source};
 pub use unpack::{Overwrite, Unpacked, Unpacking};
 
 /// A file that was left out, and why.
