@@ -6,6 +6,7 @@
 //! by its own answers alone.
 
 mod atomic;
+mod comparing;
 mod conditions;
 mod content;
 mod copies;
