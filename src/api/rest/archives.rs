@@ -49,6 +49,8 @@ pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             if let BrokenOff::Failed(error) = why {
                 logging::debug(format_args!("an archive was broken off: {error}"));
             }
+            // The head at least: a connection that closes before it looks like one that was not served.
+            let _ = stream.flush();
             stream.break_off();
         }
     }));

@@ -41,7 +41,7 @@ const REQUESTS: &[(&str, &str)] = &[
         "files/grep {\"pattern\":\".\",\"all\":true,\"path\":\"{}\"}",
     ),
     ("GET", "files/glob?all=1&sort=mtime&path=."),
-    ("GET", "files/archive?path=."),
+    ("GET", "files/archive?path=.&include=*-*"),
     ("GET", "files/archive?path={}"),
     ("GET", "files/archive?format=tar.gz&path={}/marker"),
     ("PUT", "files/archive?path={}"),
