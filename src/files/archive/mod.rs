@@ -6,6 +6,8 @@
 //!
 //! Memory is bounded whatever an archive holds, and charged before it is taken.
 
+#[cfg(test)]
+mod fuzz;
 mod gzip;
 mod header;
 mod members;
