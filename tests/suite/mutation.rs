@@ -217,6 +217,11 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
             "files/archive?path=w/t&strip=1&overwrite=keep",
             "no tar",
         ),
+        (
+            "GET",
+            "files/archive?path=w&include=b&format=tar.gz&errors=fail",
+            "",
+        ),
         ("DELETE", "files/delete?path=w/c", ""),
         ("POST", "files/delete?path=w/d&recursive=1", ""),
         ("GET", "proxy/9/path?query=1", ""),

@@ -1,7 +1,9 @@
 //! Reads the members of a tar archive from a stream, in bounded memory.
 //!
-//! The `tar` crate is not used: it reads long names and pax records of any size into memory, takes a
-//! negative or too large size for a smaller one, and has no old sparse files. Everything here is as
+//! The `tar` crate (0.4.46) is not used. It reads long names and pax records whole, whatever their size
+//! (`EntryFields::read_all`); of a number in base 256 it keeps the low 64 bits, so a negative size is a large
+//! one (`numeric_extended_from`); it reads sparse files of GNU's old format and not those of pax; and an
+//! archive that is cut between two members is whole to it (`next_entry_raw`). Everything here is as
 //! strict as the end of an archive needs it: what does not fit the format is an error, never skipped.
 //!
 //! Nothing here knows where members go; [`unpack`](super::unpack) does.
