@@ -90,19 +90,37 @@ pub fn send_all(client: &mut dyn Client) -> Result<(), Disconnected> {
     }
 }
 
-/// Sleeps until the client is ready, `wake` is readable or `limit` has passed.
+/// As [`send_all`], but gives up a client that takes nothing for `limit`.
+///
+/// # Errors
+/// The client disconnected, or was given up.
+pub fn send_all_within(client: &mut dyn Client, limit: Duration) -> Result<(), Disconnected> {
+    loop {
+        client.flush()?;
+        if client.is_flushed() {
+            return Ok(());
+        }
+        let begun = Instant::now();
+        if !wait_for(client, None, Some(limit))? && begun.elapsed() >= limit {
+            return Err(Disconnected);
+        }
+    }
+}
+
+/// Sleeps until the client is ready, `wake` is readable or `limit` has passed. False in the last case.
 fn wait_for(
     client: &mut dyn Client,
     wake: Option<BorrowedFd<'_>>,
     limit: Option<Duration>,
-) -> Result<(), Disconnected> {
+) -> Result<bool, Disconnected> {
     let mut entries = [
         PollEntry::new(client.descriptor(), client.interest()),
         PollEntry::new(wake, Events::READABLE),
     ];
-    poll(&mut entries, limit);
+    let is_ready = poll(&mut entries, limit);
     let events = entries[0].events();
-    client.ready(events)
+    client.ready(events)?;
+    Ok(is_ready)
 }
 
 /// Pings a client that was sent nothing for [`Client::ping_after`].

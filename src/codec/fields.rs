@@ -88,6 +88,10 @@ impl<'a> Fields<'a> {
         })
     }
 
+    pub fn integer(&mut self, name: &str) -> Result<Option<i64>> {
+        self.number(name, "a whole number of 64 bits", |text| text.parse().ok())
+    }
+
     pub fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Result<Option<T>> {
         let Some(text) = self.string(name)? else {
             return Ok(None);

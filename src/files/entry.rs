@@ -31,7 +31,8 @@ pub enum FileKind {
 }
 
 impl FileKind {
-    pub(super) fn of(status: &FileStat) -> Self {
+    /// The kind of a file with these attributes.
+    pub fn of(status: &FileStat) -> Self {
         match status.st_mode & libc::S_IFMT {
             libc::S_IFDIR => Self::Directory,
             libc::S_IFLNK => Self::Link,
@@ -69,17 +70,19 @@ pub struct Entry {
     pub target: Option<Vec<u8>>,
 }
 
+/// When a file was modified: milliseconds since 1970, rounded down.
+pub fn modified_ms(status: &FileStat) -> i64 {
+    let seconds = status.st_mtime.saturating_mul(1000);
+    seconds.saturating_add(status.st_mtime_nsec / 1_000_000)
+}
+
 impl Entry {
     pub(super) fn new(name: Vec<u8>, status: &FileStat) -> Self {
-        let milliseconds = status
-            .st_mtime
-            .saturating_mul(1000)
-            .saturating_add(status.st_mtime_nsec / 1_000_000);
         Self {
             name,
             kind: FileKind::of(status),
             size: size(status),
-            modified_ms: Some(milliseconds),
+            modified_ms: Some(modified_ms(status)),
             mode: status.st_mode & 0o7777,
             uid: status.st_uid,
             gid: status.st_gid,

@@ -34,11 +34,13 @@ mod usage;
 pub mod watch;
 mod write;
 
-pub use archive::{BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Unpacked, Unpacking};
+pub use archive::{
+    BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Source, Unpacked, Unpacking,
+};
 pub use chmod::Changed;
 pub use condition::{Condition, Turn};
 pub use copy::{CopyReport, Copying};
-pub use entry::{Entry, FileKind, FileVersion};
+pub use entry::{Entry, FileKind, FileVersion, modified_ms};
 pub use home::{make_home, remove_home};
 pub use list::Page;
 pub use read::Opened;

@@ -255,6 +255,10 @@ def before_call(_context, case, _kwargs):
                 edit.update({"lines": "1"} if edit.get("lines") else {"old": "a"})
         if case.path.endswith("/files/patch"):
             case.body = PATCH
+    if case.path.endswith("/files/compare") and case.meta.generation.mode.is_positive:
+        # That each path leads into the tree, and is there once, is said only in words.
+        for number, entry in enumerate(case.body.get("entries", [])):
+            entry["path"] = f"{FILES[number % len(FILES)]}-{number}"
     if case.path.endswith("/files/archive"):
         # That the body is an archive, and that the limits leave room for it, is said only in words.
         if case.method == "PUT" and case.meta.generation.mode.is_positive:

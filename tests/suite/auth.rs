@@ -82,6 +82,12 @@ impl Estate {
                 "/v1/files/hash".to_owned(),
                 format!("{{\"paths\":[\"{dir}/kept\"]}}").into_bytes(),
             ),
+            (
+                "POST",
+                "/v1/files/compare".to_owned(),
+                format!("{{\"path\":\"{dir}\",\"entries\":[]}}").into_bytes(),
+            ),
+            ("GET", format!("/v1/files/archive?path={dir}"), Vec::new()),
             ("GET", format!("/v1/files/list?path={dir}"), Vec::new()),
             (
                 "DELETE",

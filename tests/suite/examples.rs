@@ -172,6 +172,21 @@ fn the_javascript_example_runs() {
 }
 
 #[test]
+fn the_example_of_a_folder_up_and_down_runs() {
+    if !is_installed("python3", "--version") {
+        skip!("python3 is not installed");
+    }
+    let directory = TempDir::new();
+    let server = server_in(&directory);
+    let output = run(&["python3"], "examples/tree.py", server.address);
+    assert_eq!(
+        output,
+        "2 files up\nchanged: ['notes.txt']\nchanged: []\none\ntwo\n"
+    );
+    assert_eq!(count_entries(directory.path().to_str().unwrap()), 0);
+}
+
+#[test]
 fn the_streaming_example_resumes_after_broken_connections() {
     let python = match newest_client() {
         Ok(python) => python,

@@ -619,6 +619,10 @@ fn valid_request(random: &mut Random) -> Vec<u8> {
         14 => ("POST /v1/processes/p-1/stdin?eof=1", "text"),
         15 => ("POST /v1/processes/p-1/resize", r#"{"rows":30,"cols":100}"#),
         16 => ("GET /v1/processes/p-1/attach?offset=-1&mode=ro", ""),
+        16 => (
+            "POST /v1/files/compare",
+            r#"{"path":".","entries":[{"path":"kept","size":8,"mtime_ms":-1,"sha256":null}]}"#,
+        ),
         _ => ("POST /v1/nope", "a body that nobody wants"),
     };
     let mut request = format!("{start} HTTP/1.1\r\nHost: sandbox\r\n{token}").into_bytes();

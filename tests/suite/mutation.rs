@@ -165,6 +165,11 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("GET", "files/read?path=/w/b", ""),
         ("GET", "files/read?path=w/a&lines=1-2", ""),
         ("POST", "files/hash", r#"{"paths":["w/a","w/none"]}"#),
+        (
+            "POST",
+            "files/compare",
+            r#"{"path":"w","entries":[{"path":"a","size":12,"mtime_ms":1},{"path":"d/e/f","size":4,"sha256":"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"}]}"#,
+        ),
         ("PUT", "files/write?path=w/g&if_absent=1&hash=sha256", "g"),
         ("PUT", "files/write?path=w/a&mode=644", "some content"),
         (
@@ -211,6 +216,11 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
             "PUT",
             "files/archive?path=w/t&strip=1&overwrite=keep",
             "no tar",
+        ),
+        (
+            "GET",
+            "files/archive?path=w&include=b&format=tar.gz&errors=fail",
+            "",
         ),
         ("DELETE", "files/delete?path=w/c", ""),
         ("POST", "files/delete?path=w/d&recursive=1", ""),

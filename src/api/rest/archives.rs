@@ -4,16 +4,15 @@ use serde_json::json;
 
 use super::call::{Answer, Call};
 use super::files::path;
-use crate::client::{Client, Disconnected, Peer, send_all};
+use crate::client::{Client, Disconnected, check_peer, send_all_within};
 use crate::codec::query::Query;
 use crate::error::Result;
 use crate::files::name::show;
 use crate::files::search::{Filter, Matcher};
 use crate::files::{BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Unpacking};
-use crate::http::stream::{StreamClient, StreamWriter};
+use crate::http::stream::{SEND_LIMIT, StreamClient, StreamWriter};
 use crate::http::{Body, Response};
 use crate::logging;
-use crate::sys::{PollEntry, poll};
 use crate::workspace::{MAX_ARCHIVE_FILES, Workspace};
 
 /// The values of `overwrite`.
@@ -27,8 +26,8 @@ const OVERWRITES: [(&str, Overwrite); 3] = [
 pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let query = &call.query;
     let formats = [("tar", false), ("tar.gz", true)];
+    let path = path(query, "path")?;
     let packing = Packing {
-        path: path(query, "path")?,
         filter: filter(query)?,
         is_compressed: query.choice("format", &formats)?.unwrap_or(false),
         fails: query
@@ -41,7 +40,7 @@ pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     } else {
         "application/x-tar"
     };
-    let archive = workspace.pack_archive(packing)?;
+    let archive = workspace.pack_archive(&path, packing)?;
     let ping_interval = call.ping_interval();
     let body = Body::Stream(Box::new(move |stream: &mut StreamWriter| {
         let mut client = StreamClient::new(stream, b"", ping_interval);
@@ -49,6 +48,8 @@ pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             if let BrokenOff::Failed(error) = why {
                 logging::debug(format_args!("an archive was broken off: {error}"));
             }
+            // The head at least: a connection that closes before it looks like one that was not served.
+            let _ = stream.flush();
             stream.break_off();
         }
     }));
@@ -88,14 +89,11 @@ struct ToClient<'a, 'b>(&'a mut StreamClient<'b>);
 impl Sink for ToClient<'_, '_> {
     fn send(&mut self, bytes: &[u8]) -> std::result::Result<(), Disconnected> {
         self.0.push(|out| out.extend_from_slice(bytes));
-        send_all(self.0)
+        send_all_within(self.0, SEND_LIMIT)
     }
 
     fn look(&mut self) -> std::result::Result<(), Disconnected> {
-        let mut entries = [PollEntry::new(self.0.descriptor(), self.0.interest())];
-        poll(&mut entries, Some(std::time::Duration::ZERO));
-        let events = entries[0].events();
-        self.0.ready(events)?;
+        check_peer(self.0)?;
         self.0.flush()
     }
 }
@@ -133,4 +131,36 @@ pub(super) fn unpack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 
 fn skipped(file: &Skipped) -> serde_json::Value {
     json!({ "name": show(&file.name), "reason": file.reason })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_client_that_takes_nothing_is_given_up_and_a_slow_one_is_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut stream = StreamWriter::for_test(listener.accept().unwrap().0);
+        let mut client = StreamClient::new(&mut stream, b"", Duration::from_secs(60));
+        // More than sockets hold.
+        let piece = vec![b'x'; 16 << 20];
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                let mut taken = vec![0; piece.len()];
+                far.read_exact(&mut taken).unwrap();
+            });
+            assert_eq!(ToClient(&mut client).send(&piece), Ok(()));
+            reader.join().unwrap();
+        });
+        let mut sent = Ok(());
+        for _ in 0..8 {
+            sent = sent.and_then(|()| ToClient(&mut client).send(&piece));
+        }
+        assert_eq!(sent, Err(Disconnected));
+    }
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use super::call::{Answer, Call, long_work};
 use super::documents::{EntryDocument, page_response, to_json};
-use super::requests::paths_request;
+use super::requests::{compare_request, paths_request};
 use crate::client::Peer;
 use crate::codec::query::Query;
 use crate::error::{Error, Result};
@@ -17,7 +17,9 @@ use crate::files::name::FilePath;
 use crate::http::parse::Head;
 use crate::http::request::BodyReader;
 use crate::http::{Body, Refusal, Response};
-use crate::workspace::{Content, FilePart, FileWrite, Span, UploadSource, Workspace};
+use crate::workspace::{
+    Compared, Content, FilePart, FileState, FileWrite, Span, UploadSource, Workspace,
+};
 
 /// `GET files/read`.
 pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
@@ -267,6 +269,26 @@ pub(super) fn hash(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         });
         Ok(to_json(&json!({ "files": documents.collect::<Vec<_>>() })))
     })
+}
+
+/// `POST files/compare`.
+pub(super) fn compare(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    call.require_body()?;
+    let (tree, files) = compare_request(&call.json_body()?)?;
+    let mut comparison = workspace.compare_files(tree, files, &mut call.interrupt())?;
+    long_work(call, move |interrupt| {
+        let found = comparison.run(interrupt)?;
+        Ok(to_json(&json!({
+            "missing": paths(&found, FileState::Missing),
+            "different": paths(&found, FileState::Different),
+            "extra": found.extra,
+        })))
+    })
+}
+
+fn paths(found: &Compared<'_>, state: FileState) -> Vec<String> {
+    let files = found.files.iter().filter(|file| file.state == state);
+    files.map(|file| file.path.to_string()).collect()
 }
 
 /// `DELETE files/delete`.

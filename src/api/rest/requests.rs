@@ -11,12 +11,13 @@ use crate::command::{
     TerminalSize, TerminalSpec, check_environment,
 };
 use crate::error::{Error, Result};
+use crate::files::hash::Digest;
 use crate::files::name::FilePath;
 use crate::files::search::Matcher;
 use crate::files::watch::Settings;
 use crate::host::SandboxSpec;
 use crate::process::OnDisconnect;
-use crate::workspace::SignalGroup;
+use crate::workspace::{ClientFile, FileState, SignalGroup};
 
 /// Most bytes of a tag: it is kept, and sent in every list.
 const MAX_TAG_BYTES: usize = 1024;
@@ -330,6 +331,43 @@ pub(super) fn paths_request(body: &[u8]) -> Result<Vec<FilePath>> {
         FilePath::new(decoded::<String>("paths", path)?.as_bytes())
     };
     paths.into_iter().map(path).collect()
+}
+
+/// Reads the body of a request to compare a tree: its path, and the client's files.
+///
+/// # Errors
+/// `Invalid` if a field is missing, or has a wrong type or value.
+pub(super) fn compare_request(body: &[u8]) -> Result<(FilePath, Vec<ClientFile>)> {
+    let missing = |name| Error::invalid(format!("{name} is missing"));
+    let mut fields = Fields::parse(body)?;
+    let tree = fields.string("path")?.ok_or_else(|| missing("path"))?;
+    let entries = fields.take("entries").ok_or_else(|| missing("entries"))?;
+    if JsonType::of(entries) != JsonType::Array {
+        return Err(wrong_type("entries", "an array of objects", entries));
+    }
+    let read = |entry: &RawValue| -> Result<_> {
+        let mut fields = Fields::parse(entry.get().as_bytes())?;
+        let path = fields.string("path")?.ok_or_else(|| missing("path"))?;
+        let digest = |text: String| {
+            let wrong = || Error::invalid("sha256 takes 64 hexadecimal digits");
+            Digest::parse(&text).ok_or_else(wrong)
+        };
+        Ok(ClientFile {
+            path: FilePath::new(path.as_bytes())?,
+            size: fields
+                .whole("size", 0..=u64::MAX)?
+                .ok_or_else(|| missing("size"))?,
+            modified_ms: fields.integer("mtime_ms")?,
+            sha256: fields.string("sha256")?.map(digest).transpose()?,
+            state: FileState::default(),
+        })
+    };
+    let entries = decoded::<Elements<'_>>("entries", entries)?.0.into_iter();
+    let named = |(number, entry): (usize, _)| {
+        read(entry).map_err(|error| Error::invalid(format!("entries[{number}]: {error}")))
+    };
+    let files = entries.enumerate().map(named).collect::<Result<_>>()?;
+    Ok((FilePath::new(tree.as_bytes())?, files))
 }
 
 /// Reads the body of a request for a watch, and the id that the client chose.

@@ -106,6 +106,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(GET, "files/list", "list", &["path", "after", "limit", "detail"], In(Plain(files::list))),
     row(GET, "files/stat", "stat", &["path", "detail", "hash"], In(Plain(files::stat))),
     row(POST, "files/hash", "hash", &[], In(Plain(files::hash))),
+    row(POST, "files/compare", "compare", &[], In(Plain(files::compare))),
     row(DELETE_POST, "files/delete", "delete", &["path", "recursive"], In(Plain(files::delete))),
     row(POST, "files/mkdir", "mkdir", &["path", "mode"], In(Plain(files::make_directory))),
     row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),

@@ -1,13 +1,15 @@
 //! Reads the members of a tar archive from a stream, in bounded memory.
 //!
-//! The `tar` crate is not used: it reads long names and pax records of any size into memory, takes a
-//! negative or too large size for a smaller one, and has no old sparse files. Everything here is as
+//! The `tar` crate (0.4.46) is not used. It reads long names and pax records whole, whatever their size
+//! (`EntryFields::read_all`); of a number in base 256 it keeps the low 64 bits, so a negative size is a large
+//! one (`numeric_extended_from`); it reads sparse files of GNU's old format and not those of pax; and an
+//! archive that is cut between two members is whole to it (`next_entry_raw`). Everything here is as
 //! strict as the end of an archive needs it: what does not fit the format is an error, never skipped.
 //!
 //! Nothing here knows where members go; [`unpack`](super::unpack) does.
 
 use std::fmt::Display;
-use std::io::{self, BufRead, ErrorKind};
+use std::io::{self, BufRead, Chain, Cursor, ErrorKind, Read as _};
 
 use super::gzip::{self, DECODER_BYTES, Decoder};
 use super::header::{BLOCK, Block, Dialect, Header, Time, sparse_parts};
@@ -58,7 +60,7 @@ pub(super) struct Member {
 
 /// An archive that is being read.
 pub(super) struct Members<R: BufRead> {
-    input: Input<R>,
+    input: Input<Chain<Cursor<Vec<u8>>, R>>,
     /// For extensions, and for the decompressor.
     charge: Charge,
     /// What is charged in any case.
@@ -92,14 +94,21 @@ impl<R: BufRead> Members<R> {
     /// # Errors
     /// `Unsupported` for zstd; `OverLimit`; or the source fails.
     pub(super) fn new(mut input: R, mut charge: Charge) -> Result<Self> {
-        let first = input.fill_buf().map_err(|error| unreadable(&error))?;
-        if first.starts_with(&ZSTD_MAGIC) {
+        // However few bytes the source hands over at a time.
+        let mut first = Vec::new();
+        let mut magic = (&mut input).take(ZSTD_MAGIC.len() as u64);
+        magic
+            .read_to_end(&mut first)
+            .map_err(|error| unreadable(&error))?;
+        if first == ZSTD_MAGIC {
             let text = "zstd is not supported; send a tar archive, or one compressed by gzip";
             return Err(Error::new(Kind::Unsupported, text));
         }
+        let is_gzip = first.first() == Some(&gzip::MAGIC[0]);
+        let input = Cursor::new(first).chain(input);
         let mut base_charge = charge.bytes();
         // One byte is enough: no header of tar begins with it and has a valid checksum for its name.
-        let input = if first.first() == Some(&gzip::MAGIC[0]) {
+        let input = if is_gzip {
             base_charge += DECODER_BYTES;
             charge.set(base_charge)?;
             Input::Gzip(Box::new(Decoder::new(input)))

@@ -6,6 +6,8 @@
 //!
 //! Memory is bounded whatever an archive holds, and charged before it is taken.
 
+#[cfg(test)]
+mod fuzz;
 mod gzip;
 mod header;
 mod members;
@@ -14,7 +16,7 @@ mod pax;
 mod unpack;
 mod write;
 
-pub use pack::{BrokenOff, Packed, Packing, Sink};
+pub use pack::{BrokenOff, Packed, Packing, Sink, Source};
 pub use unpack::{Overwrite, Unpacked, Unpacking};
 
 /// A file that was left out, and why.

@@ -2,15 +2,17 @@
 //! change, never make the archive one that cannot be read.
 //!
 //! A member has the size that its header promised: a file that shrinks is filled with zeros, one that
-//! grows is cut, and both are counted as changed. What is left out is told in the last member, a global
-//! header that programs ignore.
+//! grows is cut, and both are counted as changed. What is left out is told in a global header, which programs
+//! ignore, before the last member.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::Read;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag};
+use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, fstat};
 
 use super::gzip::{ENCODER_BYTES, Encoder};
@@ -19,7 +21,7 @@ use super::write::{Entry, append_member, append_report};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::client::Disconnected;
 use crate::error::{Error, Kind, Result};
-use crate::files::entry::{FileKind, link_target, size};
+use crate::files::entry::{FileKind, link_target, modified_ms, size};
 use crate::files::name::FilePath;
 use crate::files::root::Root;
 use crate::files::search::{Filter, Found, Visit};
@@ -37,10 +39,16 @@ const HARD_LINK_BYTES: usize = 128;
 /// How many names are passed without sending anything before the client is looked at.
 const NAMES_BETWEEN_LOOKS: u32 = 256;
 
+/// What is packed, opened when the request came: what became of its path since does not matter.
+pub enum Source {
+    /// A directory, with all that is in it.
+    Directory(OwnedFd),
+    /// A file, by this name.
+    File(Vec<u8>, File),
+}
+
 /// How to pack.
 pub struct Packing {
-    /// The directory, or a file.
-    pub path: FilePath,
     /// What is left out.
     pub filter: Filter,
     /// Whether the archive is compressed by gzip.
@@ -127,26 +135,31 @@ struct Writer<'a> {
 }
 
 impl Root {
-    /// Checks that a path can be packed: `NotFound`, `Forbidden`, `NotRegular`.
+    /// Opens what is to be packed.
     ///
     /// # Errors
-    /// It cannot be read.
-    pub fn check_packable(&self, path: &FilePath) -> Result<()> {
-        let failed = |errno| self.error(format_args!("cannot read {path}"), errno);
+    /// `NotFound`, `Forbidden`, `NotRegular`.
+    pub fn open_source(&self, path: &FilePath) -> Result<Source> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         match self.resolve(path.bytes(), flags) {
-            Err(Errno::ENOTDIR) => self.open(path, false).map(drop),
-            other => other.map(drop).map_err(failed),
+            Err(Errno::ENOTDIR) => {
+                let opened = self.open(path, false)?;
+                Ok(Source::File(path.name().to_vec(), opened.file))
+            }
+            other => other
+                .map(Source::Directory)
+                .map_err(|errno| self.error(format_args!("cannot read {path}"), errno)),
         }
     }
 
-    /// Packs a tree into `sink`. `describe` writes the report, which is the last member.
+    /// Packs a tree into `sink`. `describe` writes the report on it, which stands before the last member.
     ///
     /// # Errors
     /// The client disconnected; what the archive holds is over the tenant's share; or, if asked for, a
     /// file could not be packed. The archive has no end then.
     pub fn pack(
         &self,
+        source: Source,
         packing: Packing,
         ledger: &Arc<Ledger>,
         sink: &mut dyn Sink,
@@ -158,6 +171,7 @@ impl Root {
             } else {
                 0
             };
+        let memory = charge(ledger, memory)?;
         let encoder = packing.is_compressed.then(Encoder::new).transpose();
         let encoder = encoder.map_err(|error| {
             let text = format!("cannot start a thread to compress the archive: {error}");
@@ -176,28 +190,26 @@ impl Root {
             names_charge: charge(ledger, 0)?,
             skipped_charge: charge(ledger, 0)?,
             unlooked: 0,
-            _charge: charge(ledger, memory)?,
+            _charge: memory,
         };
-        let mut top = None;
-        match self.walk(&packing.path, packing.filter, None, ledger) {
-            Err(error) if error.kind() == Kind::NotDirectory => {
-                let opened = self.open(&packing.path, false)?;
-                let status = fstat(&opened.file)
-                    .map_err(|errno| Error::system("cannot read the file", errno))?;
-                writer.file(packing.path.name(), &status, opened.file)?;
+        let directory = match source {
+            Source::File(name, file) => {
+                let status = fstat(&file).map_err(unreadable)?;
+                writer.file(&name, &status, file)?;
+                return writer.finish(None, describe);
             }
-            walk => {
-                let mut walk = walk?;
-                top = self.status(packing.path.bytes(), AtFlags::empty()).ok();
-                while let Some(visit) = walk.next()? {
-                    match visit {
-                        Visit::Entry(found) => writer.entry(&found)?,
-                        Visit::Unreadable(path, errno) => writer.skip(path, reason(errno))?,
-                    }
-                }
+            Source::Directory(directory) => directory,
+        };
+        let top = fstat(&directory).map_err(unreadable)?;
+        let walk = self.walk_in(directory, packing.filter, None, ledger)?;
+        let mut walk = walk.map_err(unreadable)?;
+        while let Some(visit) = walk.next()? {
+            match visit {
+                Visit::Entry(found) => writer.entry(&found)?,
+                Visit::Unreadable(path, errno) => writer.skip(path, reason(errno))?,
             }
         }
-        writer.finish(top.as_ref(), describe)
+        writer.finish(Some(&top), describe)
     }
 }
 
@@ -321,11 +333,8 @@ impl Writer<'_> {
     }
 
     fn is_too_old(&self, status: &FileStat) -> bool {
-        let milliseconds = status
-            .st_mtime
-            .saturating_mul(1000)
-            .saturating_add(status.st_mtime_nsec / 1_000_000);
-        self.newer_than.is_some_and(|limit| milliseconds <= limit)
+        self.newer_than
+            .is_some_and(|limit| modified_ms(status) <= limit)
     }
 
     fn remember(&mut self, identity: (u64, u64), path: &[u8]) {
@@ -434,6 +443,10 @@ impl<'a> Entry<'a> {
 
 fn charge(ledger: &Arc<Ledger>, bytes: usize) -> Result<Charge> {
     Ok(ledger.charge(Item::Responses, bytes)?)
+}
+
+fn unreadable(errno: Errno) -> Error {
+    Error::system("cannot read what is to be packed", errno)
 }
 
 fn padding(size: u64) -> usize {

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
-use crate::files::{BrokenOff, Overwrite, Packed, Packing, Root, Sink, Unpacked, Unpacking};
+use crate::files::{
+    BrokenOff, Overwrite, Packed, Packing, Root, Sink, Source, Unpacked, Unpacking,
+};
 use crate::ledger::{Charge, Item, Ledger};
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::UploadSource;
@@ -24,6 +26,7 @@ const LEAST_READ_BYTES: usize = 8 * 1024;
 pub struct Archive {
     root: Arc<Root>,
     ledger: Arc<Ledger>,
+    source: Source,
     packing: Packing,
 }
 
@@ -38,7 +41,7 @@ impl Archive {
         describe: impl FnOnce(&Packed) -> Vec<u8>,
     ) -> std::result::Result<(), BrokenOff> {
         let files = self.root.files()?;
-        files.pack(self.packing, &self.ledger, sink, describe)
+        files.pack(self.source, self.packing, &self.ledger, sink, describe)
     }
 }
 
@@ -47,9 +50,9 @@ impl Workspace {
     ///
     /// # Errors
     /// `NotFound`, `Forbidden`, or `NotRegular`.
-    pub fn pack_archive(&self, packing: Packing) -> Result<Archive> {
-        self.files()?.check_packable(&packing.path)?;
+    pub fn pack_archive(&self, path: &FilePath, packing: Packing) -> Result<Archive> {
         Ok(Archive {
+            source: self.files()?.open_source(path)?,
             root: Arc::clone(&self.root),
             ledger: Arc::clone(&self.ledger),
             packing,

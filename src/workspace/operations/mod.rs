@@ -5,6 +5,7 @@
 //! must not use HTTP or JSON, so errors carry kinds and no statuses.
 
 mod archives;
+mod compare;
 mod edit;
 mod files;
 mod grep;
@@ -17,6 +18,7 @@ mod trees;
 mod watch;
 
 pub use archives::MAX_ARCHIVE_FILES;
+pub use compare::{ClientFile, Compared, FileState};
 pub use edit::EditRequest;
 pub use files::{FilePart, FileWrite};
 pub use grep::{Grep, GrepSink, Match, Skip, Summary};

@@ -59,6 +59,11 @@ fn json_answers_end_with_a_newline() {
         ("POST", "/v1/files/hash", r#"{"paths":["/dev/null"]}"#),
         (
             "POST",
+            "/v1/files/compare",
+            &format!(r#"{{"path":"{path}","entries":[{{"path":"x","size":1}}]}}"#),
+        ),
+        (
+            "POST",
             &format!("/v1/files/copy?from={path}/file&to={path}/copy"),
             "",
         ),

@@ -56,6 +56,8 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("HEAD", format!("files/read?path={path}/kept&Path=x")),
             ("GET", format!("files/stat?path={path}/kept&follow=1")),
             ("POST", "files/hash?algorithm=md5".to_owned()),
+            ("POST", format!("files/compare?path={path}")),
+            ("GET", format!("files/archive?path={path}&recursive=1")),
             ("DELETE", format!("files/delete?path={path}/kept&force=1")),
             ("POST", format!("files/mkdir?path={path}/made&parents=1")),
             ("PUT", format!("files/archive?path={path}/made&mode=600")),

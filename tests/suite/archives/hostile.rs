@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use serde_json::json;
 
 use super::{BLOCK, Place, Tar, in_both_modes, listing, record};
-use crate::fixture::{PATIENCE, names_in, wait_until};
+use crate::files::Mount;
+use crate::fixture::{PATIENCE, memory_of, names_in, wait_until};
 use crate::skip;
 
 #[test]
@@ -302,8 +303,8 @@ fn what_is_compressed_otherwise_is_named() {
 #[test]
 fn a_bomb_costs_what_the_client_allows() {
     in_both_modes(|place| {
-        // 256 MiB of zeros in 256 KiB.
-        let size: u64 = 256 << 20;
+        // 64 MiB of zeros in 64 KiB.
+        let size: u64 = 64 << 20;
         let mut archive = Tar::default().file("small", "x").0;
         archive.extend_from_slice(&Tar::header(b'0', b"bomb", b"", 0o644, size));
         archive.resize(
@@ -324,6 +325,54 @@ fn a_bomb_costs_what_the_client_allows() {
         padded.resize(64 << 20, 0);
         place.refused("", &gzip(&padded), 400, "bad_archive");
     });
+}
+
+#[test]
+fn memory_is_constant_whatever_comes_out_of_an_archive() {
+    in_both_modes(|place| {
+        let pid = if place.shown == "tree" {
+            place.server.inner_pid()
+        } else {
+            place.server.pid()
+        };
+        let zeros = |size: usize| {
+            let header = Tar::header(b'0', b"zeros", b"", 0o644, size as u64);
+            gzip(&Tar::default().raw(&header).raw(&vec![0; size]).end())
+        };
+        let peak = || memory_of(pid, "VmHWM");
+        place.unpack("", &zeros(1 << 20));
+        let before = peak();
+        let bomb = zeros(64 << 20);
+        assert!(bomb.len() < 1 << 20);
+        let done = place.unpack("&dry_run=1", &bomb);
+        assert_eq!(done["bytes"], 64 << 20);
+        let grown = peak() - before;
+        assert!(grown <= 4 << 20, "{grown} bytes more at the peak");
+    });
+}
+
+#[test]
+fn a_full_disk_is_told_and_with_atomic_nothing_stays() {
+    let place = Place::dedicated();
+    fs::create_dir(&place.directory).unwrap();
+    let Some(_disk) = Mount::tmpfs(&place.directory, "size=1m,mode=755") else {
+        skip!("mounting a small tmpfs needs root");
+    };
+    let large = "x".repeat(600_000);
+    let archive = Tar::default()
+        .file("first", &large)
+        .file("second", &large)
+        .end();
+    let error = place.refused("/below&atomic=1", &archive, 507, "no_space");
+    assert_eq!(error["member"], "second");
+    assert_eq!(names_in(&place.directory), Vec::<String>::new());
+    let error = place.refused("/below", &archive, 507, "no_space");
+    assert_eq!(
+        (&error["member"], &error["files"], &error["bytes"]),
+        (&json!("second"), &json!(1), &json!(600_000))
+    );
+    assert_eq!(names_in(place.path("below")), ["first"]);
+    place.check_no_litter();
 }
 
 #[test]

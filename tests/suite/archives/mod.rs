@@ -4,6 +4,7 @@
 //! Archives are made by the programs that people use, and by hand ([`Tar`]) where no program makes them
 //! like that. What was unpacked is judged by the file system.
 
+mod down;
 mod hostile;
 mod programs;
 mod up;

@@ -384,6 +384,53 @@ fn extensions_of_pax_and_gnu_tar_are_understood() {
 }
 
 #[test]
+fn what_go_and_docker_write_is_unpacked() {
+    in_both_modes(|place| {
+        // GNU's format as Go's archive/tar has it: numbers in base 256, and times where ustar has a prefix.
+        let mut gnu = Tar::header(b'0', b"gnu", b"", 0o644, 3);
+        let mut put = |at: usize, bytes: &[u8]| gnu[at..at + bytes.len()].copy_from_slice(bytes);
+        put(257, b"ustar  \0");
+        put(108, b"\x80\0\0\0\xff\xff\xff\xfe");
+        put(124, b"\x80\0\0\0\0\0\0\0\0\0\0\x03");
+        put(136, b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xfe");
+        put(345, b"14524770000\x0014524770000\0");
+        Tar::seal(&mut gnu);
+        let archive = Tar::default()
+            .raw(&gnu)
+            .content(b"abc")
+            // Pax as Go has it, and what layers of images add to it.
+            .pax(&[
+                ("path", "layer/\u{e9}".as_bytes()),
+                ("uid", b"4294967294"),
+                ("mtime", b"1700000000.5"),
+                ("atime", b"1700000000"),
+                (
+                    "SCHILY.xattr.security.capability",
+                    b"\x01\0\0\x02\0\x20\0\0",
+                ),
+            ])
+            .file("layer/", "x")
+            // What hides a file of the layer below is a file here.
+            .file("layer/.wh.removed", "")
+            .file("layer/.wh..wh..opq", "")
+            .hard_link("layer/again", "layer/\u{e9}")
+            .end();
+        let done = place.unpack("", &archive);
+        assert_eq!(
+            (&done["files"], &done["links"], &done["skipped_total"]),
+            (&json!(4), &json!(1), &json!(0))
+        );
+        assert_eq!(place.read("gnu"), "abc");
+        assert_eq!(fs::metadata(place.path("gnu")).unwrap().mtime(), -2);
+        assert_eq!(place.read("layer/again"), "x");
+        assert_eq!(
+            names_in(place.path("layer")),
+            [".wh..wh..opq", ".wh.removed", "again", "\u{e9}"]
+        );
+    });
+}
+
+#[test]
 fn a_parameter_that_does_not_parse_is_refused() {
     let place = Place::dedicated();
     let archive = Tar::default().file("a", "1").end();

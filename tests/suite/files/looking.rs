@@ -206,10 +206,13 @@ fn what_reads_a_large_file_ends_when_its_client_leaves() {
             skip!("only root can see what the server reads");
         };
         let body = place.told(r#"{"paths":["@large","@large"]}"#);
+        let entry = json!({"path": "large", "size": 1_u64 << 40, "sha256": sha256(b"")});
+        let compare = place.told(&json!({"path": "@.", "entries": [entry]}).to_string());
         for (method, route, body) in [
             ("GET", "files/read?path=@large&lines=5", ""),
             ("GET", "files/stat?path=@large&hash=sha256", ""),
             ("POST", "files/hash", body.as_str()),
+            ("POST", "files/compare", compare.as_str()),
         ] {
             let mut connection = place.connect();
             connection.send_request(method, &place.target(route), &[], body.as_bytes());

@@ -6,6 +6,7 @@
 //! by its own answers alone.
 
 mod atomic;
+mod comparing;
 mod conditions;
 mod content;
 mod copies;
@@ -452,10 +453,10 @@ fn meanwhile<T>(mut work: impl FnMut() + Send, body: impl FnOnce() -> T) -> T {
 }
 
 /// Something mounted for a test; unmounted with the value.
-struct Mount(PathBuf);
+pub struct Mount(PathBuf);
 
 impl Mount {
-    fn tmpfs(at: &Path, options: &str) -> Option<Self> {
+    pub fn tmpfs(at: &Path, options: &str) -> Option<Self> {
         Self::new(at, &["-t", "tmpfs", "-o", options, "tmpfs"])
     }
 

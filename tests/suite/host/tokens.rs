@@ -81,6 +81,16 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
         ),
         Ask::new(
             "POST",
+            format!("{prefix}/files/compare"),
+            &json!({"path": ".", "entries": []}),
+        ),
+        Ask::new(
+            "GET",
+            format!("{prefix}/files/archive?path=."),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
             format!("{prefix}/files/copy?from=kept&to=copy"),
             &Value::Null,
         ),

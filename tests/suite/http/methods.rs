@@ -212,6 +212,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/files/list", &["GET"]),
     ("/v1/files/stat", &["GET"]),
     ("/v1/files/hash", &["POST"]),
+    ("/v1/files/compare", &["POST"]),
     ("/v1/files/delete", &["DELETE", "POST"]),
     ("/v1/files/mkdir", &["POST"]),
     ("/v1/files/move", &["POST"]),

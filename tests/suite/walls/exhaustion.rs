@@ -374,6 +374,8 @@ fn files_that_their_owner_lets_nobody_open() {
             ("PUT", "files/write?path=file&offset=0"),
             ("PUT", "files/write?path=file"),
             ("POST", "files/hash"),
+            ("GET", "files/archive?path=/"),
+            ("GET", "files/archive?path=file"),
             ("POST", "files/copy?from=file&to=copy"),
             ("POST", "files/copy?from=other&to=file&overwrite=1"),
             ("POST", "files/chmod?path=file&mode=600"),
