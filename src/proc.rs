@@ -9,6 +9,7 @@ use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::LazyLock;
+use std::time::Duration;
 
 use crate::sys::{self, Pid};
 
@@ -178,8 +179,8 @@ fn parse(pid: Pid, stat: &[u8]) -> Option<Stat> {
 pub struct UserUse {
     /// The number of processes.
     pub processes: u64,
-    /// Processor time that they have used, in seconds.
-    pub cpu_seconds: f64,
+    /// Processor time that they have used.
+    pub cpu: Duration,
     /// Resident memory in bytes. Memory that several processes share is counted for each.
     pub memory_bytes: u64,
 }
@@ -196,7 +197,7 @@ pub fn use_by_user() -> HashMap<libc::uid_t, UserUse> {
         };
         let user = users.entry(uid).or_default();
         user.processes += 1;
-        user.cpu_seconds += seconds(stat.ticks, ticks_a_second);
+        user.cpu += duration(stat.ticks, ticks_a_second);
         user.memory_bytes += stat.resident_pages * page_bytes;
     }
     users
@@ -223,9 +224,11 @@ pub fn process_limit() -> Option<u64> {
         .find_map(number_in)
 }
 
-#[expect(clippy::cast_precision_loss, reason = "exact for a million years")]
-fn seconds(ticks: u64, a_second: u64) -> f64 {
-    ticks as f64 / a_second.max(1) as f64
+/// So many ticks as time.
+fn duration(ticks: u64, a_second: u64) -> Duration {
+    let a_second = a_second.max(1);
+    let rest = ticks % a_second * 1_000_000 / a_second;
+    Duration::from_secs(ticks / a_second) + Duration::from_micros(rest)
 }
 
 /// The number that is all of a file.
@@ -243,8 +246,8 @@ pub fn bytes_in(text: &str, name: &str) -> Option<u64> {
 /// What the whole machine uses.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct MachineUse {
-    /// Processor time used since boot by all processors, in seconds.
-    pub cpu_seconds: Option<f64>,
+    /// Processor time used since boot by all processors.
+    pub cpu: Option<Duration>,
     /// Memory in use, in bytes.
     pub memory_used_bytes: Option<u64>,
     /// Total memory, in bytes.
@@ -265,16 +268,16 @@ pub fn machine_use() -> MachineUse {
         usage.trim().parse().ok()
     });
     MachineUse {
-        cpu_seconds: group_cpu
-            .map(|microseconds| seconds(microseconds, 1_000_000))
-            .or_else(|| cpu_seconds(&read("/proc/stat")?)),
+        cpu: group_cpu
+            .map(Duration::from_micros)
+            .or_else(|| busy_time(&read("/proc/stat")?)),
         memory_used_bytes: group_used.or_else(|| total?.checked_sub(available?)),
         memory_bytes: limit.into_iter().chain(total).min(),
     }
 }
 
-/// Parses the busy time of all processors from `/proc/stat`, in seconds.
-fn cpu_seconds(stat: &str) -> Option<f64> {
+/// Parses the busy time of all processors from `/proc/stat`.
+fn busy_time(stat: &str) -> Option<Duration> {
     let fields: Vec<u64> = stat
         .lines()
         .next()?
@@ -284,7 +287,7 @@ fn cpu_seconds(stat: &str) -> Option<f64> {
         .collect();
     // user nice system idle iowait irq softirq steal; the user field includes guests.
     let busy = fields.get(..3)?.iter().sum::<u64>() + fields.get(5..8)?.iter().sum::<u64>();
-    Some(seconds(busy, sys::clock_ticks()))
+    Some(duration(busy, sys::clock_ticks()))
 }
 
 #[cfg(test)]
@@ -304,8 +307,8 @@ mod tests {
     fn idle_processors_are_not_busy() {
         let ticks = sys::clock_ticks();
         let text = format!("cpu  {ticks} 0 {ticks} 777 888 0 0 {ticks} 5 5\ncpu0 1 2\n");
-        assert_eq!(cpu_seconds(&text), Some(3.0));
-        assert_eq!(cpu_seconds("intr 1"), None);
+        assert_eq!(busy_time(&text), Some(Duration::from_secs(3)));
+        assert_eq!(busy_time("intr 1"), None);
     }
 
     #[test]

@@ -587,7 +587,7 @@ fn expect_idle(server: &Server, threads: u64, descriptors: usize) {
 fn valid_request(random: &mut Random) -> Vec<u8> {
     let token = format!("X-Sandbox-Token: {TOKEN}\r\n");
     let token = if random.below(8) == 0 { "" } else { &token };
-    let (start, body) = match random.below(18) {
+    let (start, body) = match random.below(19) {
         0 => ("GET /health", ""),
         1 => ("OPTIONS /v1/files/write", ""),
         2 => ("GET /v1/processes", ""),
@@ -619,7 +619,7 @@ fn valid_request(random: &mut Random) -> Vec<u8> {
         14 => ("POST /v1/processes/p-1/stdin?eof=1", "text"),
         15 => ("POST /v1/processes/p-1/resize", r#"{"rows":30,"cols":100}"#),
         16 => ("GET /v1/processes/p-1/attach?offset=-1&mode=ro", ""),
-        16 => (
+        17 => (
             "POST /v1/files/compare",
             r#"{"path":".","entries":[{"path":"kept","size":8,"mtime_ms":-1,"sha256":null}]}"#,
         ),

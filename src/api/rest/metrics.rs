@@ -4,10 +4,10 @@
 //! Prometheus' text format (version 0.0.4) otherwise. They are gathered only on request, by a walk
 //! through /proc and, with `disk=1`, through every home.
 
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::call::{Answer, Call};
 use crate::api::context::Context;
@@ -30,7 +30,8 @@ struct RequestCount {
 struct Document {
     version: &'static str,
     mode: &'static str,
-    uptime_seconds: f64,
+    #[serde(rename = "uptime_seconds", serialize_with = "as_seconds")]
+    uptime: Duration,
     connections: usize,
     processes_running: usize,
     processes_left_behind: Option<usize>,
@@ -49,7 +50,8 @@ struct Document {
 
 #[derive(Serialize)]
 struct MachineDocument {
-    cpu_seconds: Option<f64>,
+    #[serde(rename = "cpu_seconds", serialize_with = "as_seconds_or_null")]
+    cpu: Option<Duration>,
     memory_used_bytes: Option<u64>,
     memory_bytes: Option<u64>,
     disk_used_bytes: Option<u64>,
@@ -60,7 +62,8 @@ struct MachineDocument {
 struct SandboxUse {
     id: String,
     processes: u64,
-    cpu_seconds: f64,
+    #[serde(rename = "cpu_seconds", serialize_with = "as_seconds")]
+    cpu: Duration,
     memory_bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_bytes: Option<u64>,
@@ -99,7 +102,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
             per_sandbox.push(SandboxUse {
                 id: sandbox.id.clone(),
                 processes: taken.processes,
-                cpu_seconds: taken.cpu_seconds,
+                cpu: taken.cpu,
                 memory_bytes: taken.memory_bytes,
                 // A home that was deleted meanwhile, or that its owner made unreadable, has no figure.
                 disk_bytes: (with_disk && Instant::now() < enough)
@@ -120,7 +123,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
     Document {
         version: env!("CARGO_PKG_VERSION"),
         mode: machine.mode(),
-        uptime_seconds: machine.uptime().as_secs_f64(),
+        uptime: machine.uptime(),
         connections: context.connections.count(),
         processes_running: machine.processes_running(),
         processes_left_behind: process::count_left_behind(),
@@ -134,7 +137,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         watched_dirs,
         requests: requests.collect(),
         machine: MachineDocument {
-            cpu_seconds: use_of_all.cpu_seconds,
+            cpu: use_of_all.cpu,
             memory_used_bytes: use_of_all.memory_used_bytes,
             memory_bytes: use_of_all.memory_bytes,
             disk_used_bytes: disk.map(|disk| disk.used_bytes),
@@ -150,7 +153,7 @@ fn text(document: &Document) -> String {
     let mut text = Text(String::new());
     let machine = &document.machine;
     let count = |value: usize| Some(value as u64);
-    text.gauge("uptime_seconds", "Seconds since the start.", Some(document.uptime_seconds));
+    text.gauge("uptime_seconds", "Seconds since the start.", Some(Value::Time(document.uptime)));
     text.whole("connections", "Open connections.", count(document.connections));
     text.whole("processes_running", "Running commands, in the foreground or background.", count(document.processes_running));
     text.whole("processes_left_behind", "Processes that live on after their command has ended.", document.processes_left_behind.map(|count| count as u64));
@@ -161,7 +164,7 @@ fn text(document: &Document) -> String {
         ("viewer_sent_bytes_total", "Bytes of output for attached clients.", document.viewer_sent_bytes),
         ("viewer_typed_bytes_total", "Bytes that attached clients have typed.", document.viewer_typed_bytes),
     ] {
-        text.figure(name, "counter", help, [(String::new(), Some(float(bytes)))]);
+        text.figure(name, "counter", help, [(String::new(), Some(Value::Count(bytes)))]);
     }
     text.whole("sandboxes", "Sandboxes.", count(document.sandboxes));
     text.whole("watches", "Trees that are watched, for streams and for clients that poll.", count(document.watches));
@@ -170,43 +173,67 @@ fn text(document: &Document) -> String {
     text.whole("machine_memory_bytes", "Memory in all.", machine.memory_bytes);
     text.whole("machine_disk_used_bytes", "Disk space in use where files are written.", machine.disk_used_bytes);
     text.whole("machine_disk_bytes", "Disk space in all.", machine.disk_bytes);
-    let cpu = [(String::new(), machine.cpu_seconds)];
+    let cpu = [(String::new(), machine.cpu.map(Value::Time))];
     text.figure("machine_cpu_seconds_total", "counter", "Processor time used, of the container or the machine.", cpu);
     let requests = document.requests.iter().map(|request| {
         let status = request.status.map_or_else(|| "other".to_owned(), |status| status.to_string());
         let labels = format!("route=\"{}\",status=\"{status}\"", request.route);
-        (labels, Some(float(request.count)))
+        (labels, Some(Value::Count(request.count)))
     });
     text.figure("requests_total", "counter", "Requests by route and status.", requests);
-    let of_sandboxes = |value: fn(&SandboxUse) -> Option<f64>| {
+    let of_sandboxes = |value: fn(&SandboxUse) -> Option<Value>| {
         let all = document.per_sandbox.iter();
         all.map(move |sandbox| (format!("sandbox=\"{}\"", sandbox.id), value(sandbox)))
     };
-    let processes = of_sandboxes(|sandbox| Some(float(sandbox.processes)));
+    let processes = of_sandboxes(|sandbox| Some(Value::Count(sandbox.processes)));
     text.figure("sandbox_processes", "gauge", "Processes of a sandbox.", processes);
-    let cpu = of_sandboxes(|sandbox| Some(sandbox.cpu_seconds));
+    let cpu = of_sandboxes(|sandbox| Some(Value::Time(sandbox.cpu)));
     text.figure("sandbox_cpu_seconds", "gauge", "Processor time used by the present processes of a sandbox.", cpu);
-    let memory = of_sandboxes(|sandbox| Some(float(sandbox.memory_bytes)));
+    let memory = of_sandboxes(|sandbox| Some(Value::Count(sandbox.memory_bytes)));
     text.figure("sandbox_memory_bytes", "gauge", "Memory of the processes of a sandbox; shared memory counts for each.", memory);
-    let disk = of_sandboxes(|sandbox| sandbox.disk_bytes.map(float));
+    let disk = of_sandboxes(|sandbox| sandbox.disk_bytes.map(Value::Count));
     text.figure("sandbox_disk_bytes", "gauge", "Disk space of a sandbox's home.", disk);
     text.0
 }
 
-/// Converts a count: Prometheus has only floating-point numbers.
-#[allow(clippy::cast_precision_loss, reason = "counts stay below 2^52")]
-fn float(whole: u64) -> f64 {
-    whole as f64
+/// A value of a figure.
+enum Value {
+    Count(u64),
+    /// Shown in seconds, to the microsecond.
+    Time(Duration),
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Count(count) => write!(formatter, "{count}"),
+            Self::Time(time) => {
+                write!(formatter, "{}.{:06}", time.as_secs(), time.subsec_micros())
+            }
+        }
+    }
+}
+
+fn as_seconds<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_f64(time.as_secs_f64())
+}
+
+#[expect(clippy::ref_option, reason = "serde passes the field")]
+fn as_seconds_or_null<S: Serializer>(
+    time: &Option<Duration>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    time.map(|time| time.as_secs_f64()).serialize(serializer)
 }
 
 struct Text(String);
 
 impl Text {
     fn whole(&mut self, name: &str, help: &str, value: Option<u64>) {
-        self.gauge(name, help, value.map(float));
+        self.gauge(name, help, value.map(Value::Count));
     }
 
-    fn gauge(&mut self, name: &str, help: &str, value: Option<f64>) {
+    fn gauge(&mut self, name: &str, help: &str, value: Option<Value>) {
         self.figure(name, "gauge", help, [(String::new(), value)]);
     }
 
@@ -216,7 +243,7 @@ impl Text {
         name: &str,
         kind: &str,
         help: &str,
-        values: impl IntoIterator<Item = (String, Option<f64>)>,
+        values: impl IntoIterator<Item = (String, Option<Value>)>,
     ) {
         let mut begun = false;
         for (labels, value) in values {
@@ -244,10 +271,18 @@ mod tests {
     fn a_figure_that_is_not_known_is_left_out() {
         let mut text = Text(String::new());
         text.figure("a", "gauge", "A.", [(String::new(), None)]);
-        text.figure("b", "gauge", "B.", [("x=\"1\"".to_owned(), Some(1.5))]);
+        text.figure(
+            "b",
+            "gauge",
+            "B.",
+            [("x=\"1\"".to_owned(), Some(Value::Count(2)))],
+        );
+        let time = Value::Time(Duration::from_millis(1050));
+        text.gauge("c", "C.", Some(time));
         assert_eq!(
             text.0,
-            "# HELP sbx_b B.\n# TYPE sbx_b gauge\nsbx_b{x=\"1\"} 1.5\n"
+            "# HELP sbx_b B.\n# TYPE sbx_b gauge\nsbx_b{x=\"1\"} 2\n\
+             # HELP sbx_c C.\n# TYPE sbx_c gauge\nsbx_c 1.050000\n"
         );
     }
 }
