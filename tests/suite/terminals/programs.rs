@@ -1,6 +1,7 @@
 //! What people run at a terminal, run by people: a shell with jobs, editors, pagers, monitors.
 
 use std::path::Path;
+use std::process::Command;
 
 use serde_json::json;
 
@@ -165,11 +166,27 @@ fn keys_ask_for_their_passphrases() {
             format!("cd ${{TMPDIR:-/tmp}}; {make}; {ask} < /dev/null; echo status=$?; rm {key}*");
         let screen = run(place, &script, 24, 80);
         screen.expect(prompt);
+        wait_for_no_echo(&screen);
         screen.press("sesame\n");
         let before = screen.expect(shown);
         assert!(!before.contains("sesame"), "{before}");
         screen.expect("status=0\r\n");
         assert_eq!(screen.end()["exit_code"], 0);
+    });
+}
+
+/// Waits until what is typed is not shown. Programs ask first.
+#[track_caller]
+fn wait_for_no_echo(screen: &Screen<'_>) {
+    let terminal = format!("/proc/{}/fd/1", screen.process["pid"]);
+    let node = std::fs::read_link(terminal).unwrap();
+    wait_until("the echo is off", PATIENCE, || {
+        let output = Command::new("stty")
+            .args(["-a", "-F"])
+            .arg(&node)
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&output.stdout).contains(" -echo ")
     });
 }
 
