@@ -46,7 +46,7 @@ const MIB: usize = 1 << 20;
 
 const USAGE: &str = "\
 usage: scripts/bench [--quick] [--only NAME[,NAME...]]
-           measure everything, or these groups of rows, about ten minutes; --quick does less, in about one
+           measure everything, or these groups of rows, about fifteen minutes; --quick does less, in about two
        scripts/bench --curves [--quick]
            how costs grow with what is there already; writes docs/curves.svg
        scripts/bench --soak [CYCLES]
