@@ -4,6 +4,7 @@
 //! proportion to the file, and lines that an edit replaces by themselves are left out of it.
 
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Lines before and after a change.
 const CONTEXT: usize = 3;
@@ -16,8 +17,8 @@ const MAX_COMPARED: usize = 250_000;
 pub struct Splice {
     /// What is replaced.
     pub range: Range<usize>,
-    /// The replacement.
-    pub text: Vec<u8>,
+    /// The replacement; many places may share it.
+    pub text: Rc<[u8]>,
 }
 
 /// The text after the changes, which are in order and do not overlap.
@@ -51,8 +52,17 @@ struct Change {
 /// three lines of context; empty if nothing changes. It ends with the last hunk that fits into `limit`
 /// bytes; the second value is whether it was cut.
 pub fn unified(name: &str, old: &[u8], splices: &[Splice], limit: usize) -> (Vec<u8>, bool) {
-    let lines: Vec<&[u8]> = old.split_inclusive(|byte| *byte == b'\n').collect();
-    let changes = changes(old, splices);
+    let line_count = old.split_inclusive(|byte| *byte == b'\n').count();
+    let (changes, is_cut) = changes(old, splices, limit.saturating_mul(2));
+    let mut at = 0;
+    let mut next_line = || {
+        let end = memchr::memchr(b'\n', &old[at..]).map_or(old.len(), |end| at + end + 1);
+        let line = &old[at..end];
+        at = end;
+        line
+    };
+    // How many lines of the old text are behind.
+    let mut behind = 0;
     let mut out = Vec::new();
     // How many lines longer the new text is before the hunk.
     let mut shift = 0_isize;
@@ -67,8 +77,12 @@ pub fn unified(name: &str, old: &[u8], splices: &[Splice], limit: usize) -> (Vec
             count += 1;
         }
         let start = first.line.saturating_sub(CONTEXT);
-        let end = (end + CONTEXT).min(lines.len());
+        let end = (end + CONTEXT).min(line_count);
         let hunk = &rest[..count];
+        if is_cut && count == rest.len() {
+            // What is left out might belong to this hunk.
+            return (out, true);
+        }
         let grown: isize = hunk
             .iter()
             .map(|change| signed(change.new.len()) - signed(change.old.len()))
@@ -90,24 +104,24 @@ pub fn unified(name: &str, old: &[u8], splices: &[Splice], limit: usize) -> (Vec
             position(signed(start) + shift, length + grown)
         );
         out.extend_from_slice(head.as_bytes());
-        let mut at = start;
+        for _ in behind..start {
+            next_line();
+        }
+        behind = start;
         for change in hunk {
-            lines[at..change.line]
-                .iter()
-                .for_each(|line| append(&mut out, b' ', line));
+            (behind..change.line).for_each(|_| append(&mut out, b' ', next_line()));
             change
                 .old
                 .iter()
-                .for_each(|line| append(&mut out, b'-', line));
+                .for_each(|_| append(&mut out, b'-', next_line()));
             change
                 .new
                 .iter()
                 .for_each(|line| append(&mut out, b'+', line));
-            at = change.line + change.old.len();
+            behind = change.line + change.old.len();
         }
-        lines[at..end]
-            .iter()
-            .for_each(|line| append(&mut out, b' ', line));
+        (behind..end).for_each(|_| append(&mut out, b' ', next_line()));
+        behind = end;
         if out.len() > limit {
             out.truncate(before);
             return (out, true);
@@ -115,7 +129,7 @@ pub fn unified(name: &str, old: &[u8], splices: &[Splice], limit: usize) -> (Vec
         shift += grown;
         rest = &rest[count..];
     }
-    (out, false)
+    (out, is_cut)
 }
 
 fn signed(count: usize) -> isize {
@@ -160,8 +174,10 @@ fn quoted(name: &str) -> String {
     text + "\""
 }
 
-/// The changes by whole lines, as few as are found in reasonable time.
-fn changes(old: &[u8], splices: &[Splice]) -> Vec<Change> {
+/// The changes by whole lines, as few as are found in reasonable time. Those after the first `limit` bytes are
+/// left out; the second value tells it.
+fn changes(old: &[u8], splices: &[Splice], limit: usize) -> (Vec<Change>, bool) {
+    let mut left = limit;
     let line_start = |at: usize| memchr::memrchr(b'\n', &old[..at]).map_or(0, |end| end + 1);
     let line_end =
         |at: usize| memchr::memchr(b'\n', &old[at..]).map_or(old.len(), |end| at + end + 1);
@@ -188,10 +204,17 @@ fn changes(old: &[u8], splices: &[Splice]) -> Vec<Change> {
         line += memchr::memchr_iter(b'\n', &old[counted..start]).count();
         counted = start;
         let block = &old[start..end];
+        let added = moved
+            .iter()
+            .fold(0_usize, |sum, splice| sum.saturating_add(splice.text.len()));
+        match left.checked_sub(block.len().saturating_add(added)) {
+            Some(rest) => left = rest,
+            None => return (changes, true),
+        }
         compare(line, block, &spliced(block, &moved), &mut changes);
         rest = &rest[count..];
     }
-    changes
+    (changes, false)
 }
 
 /// Adds the changes between two texts of whole lines, the first of which is line `first`.
@@ -274,7 +297,7 @@ mod tests {
             .iter()
             .map(|(range, text)| Splice {
                 range: range.clone(),
-                text: text.as_bytes().to_vec(),
+                text: text.as_bytes().into(),
             })
             .collect();
         let (diff, is_cut) = unified("x", old.as_bytes(), &splices, 1 << 20);
@@ -314,7 +337,7 @@ mod tests {
         let splices: Vec<_> = (0..100)
             .map(|number| Splice {
                 range: number * 20..number * 20 + 1,
-                text: vec![b'y'],
+                text: b"y"[..].into(),
             })
             .collect();
         let (whole, is_cut) = unified("x", old.as_bytes(), &splices, 1 << 20);
@@ -322,6 +345,27 @@ mod tests {
         let (part, is_cut) = unified("x", old.as_bytes(), &splices, whole.len() / 2);
         assert!(is_cut && whole.starts_with(&part) && part.ends_with(b" x\n"));
         assert!(whole[part.len()..].starts_with(b"@@ "));
+    }
+
+    #[test]
+    fn a_change_that_is_too_long_is_left_out_with_what_follows() {
+        let old = "\n".repeat(1 << 20);
+        let splice = |range, text: &str| Splice {
+            range,
+            text: text.as_bytes().into(),
+        };
+        let all = splice(10..old.len(), "x");
+        assert_eq!(
+            unified("x", old.as_bytes(), &[all], 1000),
+            (Vec::new(), true)
+        );
+        let few = [splice(0..0, "a"), splice(100..old.len(), "x")];
+        let (diff, is_cut) = unified("x", old.as_bytes(), &few, 1000);
+        assert_eq!(
+            (diff.len(), is_cut),
+            (0, true),
+            "it may be the context of the next one"
+        );
     }
 
     #[test]

@@ -4,12 +4,17 @@
 //! they must not overlap. In a text whose lines all end with CR LF, an edit that has LF alone means CR
 //! LF; in any other text the bytes are taken as they are.
 
+use std::rc::Rc;
+
 use memchr::memmem::Finder;
 
 use super::diff::Splice;
 
 /// Most line numbers of an ambiguous text that are told.
 const MAX_LINES_TOLD: usize = 100;
+
+/// Most places that the edits of a text replace.
+pub const MAX_PLACES: usize = 100_000;
 
 /// One edit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,6 +79,11 @@ pub enum Unfit {
         /// The lines that it begins in, from 1; the first hundred.
         lines: Vec<u64>,
     },
+    /// The edits replace more than [`MAX_PLACES`] places.
+    TooMany {
+        /// The edit.
+        edit: usize,
+    },
     /// There are no such lines.
     NoLines {
         /// The edit.
@@ -110,12 +120,16 @@ pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, Unfit> {
                     }
                 });
                 let found = occurrences(text, &old, *count, number)?;
+                if splices.len() + found.len() > MAX_PLACES {
+                    return Err(Unfit::TooMany { edit: number });
+                }
+                let new: Rc<[u8]> = new.into();
                 splices.extend(found.into_iter().map(|start| {
                     (
                         number,
                         Splice {
                             range: start..start + old.len(),
-                            text: new.clone(),
+                            text: Rc::clone(&new),
                         },
                     )
                 }));
@@ -156,7 +170,8 @@ fn occurrences(text: &[u8], old: &[u8], count: Count, edit: usize) -> Result<Vec
         };
     }
     let finder = Finder::new(old);
-    let found: Vec<usize> = finder.find_iter(text).collect();
+    // One too many tells that there are too many.
+    let found: Vec<usize> = finder.find_iter(text).take(MAX_PLACES + 1).collect();
     if found.is_empty() {
         let nearest = nearest(text, old);
         return Err(Unfit::NoMatch { edit, nearest });
@@ -183,7 +198,12 @@ fn occurrences(text: &[u8], old: &[u8], count: Count, edit: usize) -> Result<Vec
         counted = *start;
         lines.push(line);
     }
-    let found = all.len() as u64;
+    let found = if found.len() > MAX_PLACES {
+        finder.find_iter(text).count()
+    } else {
+        all.len()
+    };
+    let found = found as u64;
     Err(Unfit::Ambiguous { edit, found, lines })
 }
 
@@ -243,7 +263,7 @@ fn lines(
     }
     Ok(Splice {
         range: start..end,
-        text: new,
+        text: new.into(),
     })
 }
 
@@ -421,6 +441,20 @@ mod tests {
                 edits: [0, 1],
                 line: 1
             }
+        );
+    }
+
+    #[test]
+    fn many_places_share_the_new_text_and_have_a_limit() {
+        let text = "a".repeat(MAX_PLACES);
+        let new = "x".repeat(1 << 20);
+        let edits = [replace("a", &new, Count::All)];
+        let splices = plan(text.as_bytes(), &edits).unwrap();
+        assert!(Rc::ptr_eq(&splices[0].text, &splices[MAX_PLACES - 1].text));
+        let text = text + "a";
+        assert_eq!(
+            plan(text.as_bytes(), &edits),
+            Err(Unfit::TooMany { edit: 0 })
         );
     }
 

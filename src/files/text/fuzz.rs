@@ -69,6 +69,7 @@ fn edits_change_what_they_say_and_their_diff_tells_it() {
                 };
                 assert!(first == 0 || last > lines);
             }
+            Err(Unfit::TooMany { edit }) => assert!(edit < edits.len()),
             Err(Unfit::Overlap {
                 edits: [one, other],
                 ..
@@ -76,7 +77,7 @@ fn edits_change_what_they_say_and_their_diff_tells_it() {
         }
         let whole = Splice {
             range: 0..text.len(),
-            text: input.to_vec(),
+            text: input.into(),
         };
         let (diff, _) = unified("x", text, std::slice::from_ref(&whole), usize::MAX);
         assert_eq!(applied(text, &diff), input);
@@ -188,7 +189,7 @@ fn a_patch_is_read_in_bounded_memory_and_changes_what_its_lines_say() {
         // What this program writes of a change, it reads, and applies to the same text.
         let splice = Splice {
             range: 0..text.len(),
-            text: patch.to_vec(),
+            text: patch.into(),
         };
         let (diff, _) = unified("f", text, std::slice::from_ref(&splice), usize::MAX);
         if !diff.is_empty() {

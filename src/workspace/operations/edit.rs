@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::files::FileVersion;
 use crate::files::name::FilePath;
-use crate::files::text::{Edit, Splice, Unfit, is_binary, plan, spliced, unified};
+use crate::files::text::{Edit, MAX_PLACES, Splice, Unfit, is_binary, plan, spliced, unified};
 use crate::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
 
@@ -17,6 +17,10 @@ const MAX_EDITED_BYTES: u64 = 64 << 20;
 
 /// Longest diff in an answer.
 const MAX_DIFF_BYTES: usize = 256 * 1024;
+
+/// What a place that is replaced takes, and a line that is compared for the diff.
+const PLACE_BYTES: usize = 64;
+const LINE_BYTES: usize = 64;
 
 /// Most characters that an error quotes of a file.
 const MAX_QUOTED: usize = 2000;
@@ -74,6 +78,8 @@ impl Workspace {
         {
             return Err(changed(path, "its sha256 is not if_sha256; read it again"));
         }
+        let places = PLACE_BYTES * MAX_PLACES.min(old.len());
+        let _places = self.ledger.charge(Item::Bodies, places)?;
         let splices = plan(&old, &request.edits).map_err(|unfit| refusal(path, unfit))?;
         let new = apply(&old, &splices, charge)?;
         let (diff, diff_is_cut) = unified(&path.to_string(), &old, &splices, MAX_DIFF_BYTES);
@@ -134,8 +140,12 @@ impl Workspace {
 /// The text after the changes, with room for it and for the old one.
 fn apply(old: &[u8], splices: &[Splice], mut charge: Charge) -> Result<(Vec<u8>, Charge)> {
     let added: usize = splices.iter().map(|splice| splice.text.len()).sum();
-    charge.set(charge.bytes() + old.len() + 2 * added + MAX_DIFF_BYTES)?;
-    Ok((spliced(old, splices), charge))
+    charge.set(charge.bytes() + old.len() + added + 2 * MAX_DIFF_BYTES)?;
+    let new = spliced(old, splices);
+    let count = |text| memchr::memchr_iter(b'\n', text).count();
+    let lines = (count(old) + count(&new)).min(2 * MAX_DIFF_BYTES);
+    charge.set(charge.bytes() + LINE_BYTES * lines)?;
+    Ok((new, charge))
 }
 
 /// The digest of some bytes.
@@ -182,6 +192,12 @@ fn refusal(path: &FilePath, unfit: Unfit) -> Error {
                 .with("edit", number(edit))
                 .with("found", Detail::Number(found))
                 .with("lines", Detail::Numbers(lines))
+        }
+        Unfit::TooMany { edit } => {
+            let why = format!(
+                "cannot edit {path}: with edits[{edit}] more than {MAX_PLACES} places would be replaced"
+            );
+            Error::new(Kind::TooLarge, why).with("edit", number(edit))
         }
         Unfit::NoLines { edit, lines } => {
             let why = format!(

@@ -87,7 +87,10 @@ impl Workspace {
         strip: usize,
         is_dry_run: bool,
     ) -> Result<Vec<Patched>> {
-        let room = self.ledger.charge(Item::Bodies, 4 * patch.len());
+        let lines = memchr::memchr_iter(b'\n', patch).count();
+        let room = self
+            .ledger
+            .charge(Item::Bodies, 4 * patch.len() + 32 * lines);
         let mut charge = room?;
         let patches = parse(patch, strip).map_err(|error| {
             let text = format!("line {} of the patch: {}", error.line, error.why);

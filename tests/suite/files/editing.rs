@@ -10,7 +10,7 @@ use std::thread;
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 
-use super::{Site, encode, expect_error, expect_ok, in_both_modes};
+use super::{MIB, Site, encode, expect_error, expect_ok, in_both_modes};
 use crate::fixture::{Reply, names_in, sha256};
 
 const TEXT: &str = "one\ntwo\nthree\ntwo\nfive\n";
@@ -272,5 +272,29 @@ fn what_is_no_plain_file_is_not_edited() {
             expect_ok(&reply);
             assert_eq!(site.content("f"), TEXT.replace("one", "1"));
         }
+    });
+}
+
+/// Each place would take a megabyte, and there are millions.
+#[test]
+fn an_edit_that_grows_a_file_without_bound_is_refused() {
+    in_both_modes(|site| {
+        site.write("f", "\n".repeat(4 * MIB));
+        let new = "x".repeat(MIB);
+        for (edits, status, code) in [
+            (
+                json!([{"old": "\n", "new": new, "count": "all"}]),
+                413,
+                "too_large",
+            ),
+            (json!([{"old": "\n", "new": "x"}]), 409, "ambiguous"),
+        ] {
+            expect_error(&edit(site, "f", &edits), status, code);
+        }
+        let rewritten = json!([{"lines": format!("1-{}", 4 * MIB), "new": "x\n"}]);
+        let answer = expect_ok(&edit(site, "f", &rewritten));
+        assert_eq!(answer["diff"], "");
+        assert_eq!(answer["diff_truncated"], true);
+        assert_eq!(site.content("f"), "x\n");
     });
 }
