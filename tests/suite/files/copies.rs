@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
-use super::{DeepTree, MIB, Place, chmod, expect_error, expect_ok, mkfifo, mode_of};
-use crate::fixture::{PATIENCE, Reply, TempDir, names_in, random_bytes, wait_until};
+use super::{DeepTree, MIB, Mount, Place, chmod, expect_error, expect_ok, mkfifo, mode_of};
+use crate::fixture::{PATIENCE, Reply, Server, TempDir, names_in, random_bytes, wait_until};
 use crate::skip;
 
 fn copy(place: &Place<'_>, rest: &str) -> Reply {
@@ -230,6 +230,36 @@ fn another_file_system_and_files_without_a_size_are_no_matter() {
         fs::read(dir.join("version")).unwrap(),
         fs::read("/proc/version").unwrap()
     );
+}
+
+#[test]
+fn a_copy_that_does_not_fit_leaves_whole_files_only() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    let Some(_disk) = Mount::tmpfs(dir.path(), "size=6m,mode=755") else {
+        skip!("mounting a small tmpfs needs root");
+    };
+    let place = Place::machine(&server, &dir);
+    fs::create_dir(dir.join("tree")).unwrap();
+    fs::write(dir.join("tree/a"), random_bytes(MIB, 1)).unwrap();
+    fs::write(dir.join("tree/b"), random_bytes(3 * MIB, 2)).unwrap();
+    fs::write(dir.join("old"), "old").unwrap();
+    for (rest, left) in [
+        ("from=@tree/b&to=@new", &["old", "tree"][..]),
+        ("from=@tree/b&to=@old&overwrite=1", &["old", "tree"]),
+        ("from=@tree&to=@copy&recursive=1", &["copy", "old", "tree"]),
+    ] {
+        expect_error(&copy(&place, rest), 507, "no_space");
+        assert_eq!(names_in(dir.path()), left, "{rest}");
+        assert_eq!(fs::read(dir.join("old")).unwrap(), b"old");
+    }
+    assert_eq!(names_in(dir.join("copy")), ["a"]);
+    assert!(fs::read(dir.join("copy/a")).unwrap() == random_bytes(MIB, 1));
+    // What there is goes on being copied when there is room.
+    fs::remove_file(dir.join("copy/a")).unwrap();
+    fs::write(dir.join("tree/b"), "small").unwrap();
+    expect_ok(&copy(&place, "from=@tree&to=@copy&recursive=1&overwrite=1"));
+    assert_eq!(names_in(dir.join("copy")), ["a", "b"]);
 }
 
 #[test]

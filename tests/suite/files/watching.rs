@@ -423,7 +423,7 @@ fn follow_random_changes(counts: &[usize], rounds: usize, threads: u64) {
 
 #[test]
 fn what_is_told_of_random_changes_leads_to_the_tree_as_it_is() {
-    follow_random_changes(&[1], 60, 1);
+    follow_random_changes(&[1], 30, 1);
 }
 
 #[test]

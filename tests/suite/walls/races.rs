@@ -89,6 +89,12 @@ const REQUESTS: &[(&str, &str)] = &[
     ("POST", "files/copy?overwrite=1&from=gift&to={}/new"),
     ("POST", "files/chmod?recursive=1&mode=755&path={}"),
     ("POST", "files/chmod?mode=644&path={}/marker"),
+    (
+        "POST",
+        "files/watches {\"path\":\"{}\",\"recursive\":true,\"id\":\"watch\"}",
+    ),
+    ("GET", "files/watches/watch/events"),
+    ("DELETE", "files/watches/watch"),
 ];
 
 /// Asks for everything under every name for as long as a race lasts; what each request came to.
@@ -109,16 +115,16 @@ fn hammer(
                     let mut connection = sandbox.connect();
                     let order = random_bytes(4096, worker + 77);
                     for choice in order
-                        .iter()
+                        .chunks_exact(3)
                         .cycle()
                         .step_by(usize::try_from(worker).unwrap() + 1)
                     {
                         if Instant::now() >= deadline {
                             return;
                         }
-                        let (method, route) = REQUESTS[usize::from(*choice) % REQUESTS.len()];
-                        let name = names[usize::from(*choice) / REQUESTS.len() % names.len()];
-                        let marker = markers[usize::from(*choice) % markers.len()];
+                        let (method, route) = REQUESTS[usize::from(choice[0]) % REQUESTS.len()];
+                        let name = names[usize::from(choice[1]) % names.len()];
+                        let marker = markers[usize::from(choice[2]) % markers.len()];
                         let route = route.replace("{}", name).replace("MARKER", marker);
                         let (path, body) = route.split_once(' ').unwrap_or((&route, "harm"));
                         let target = sandbox.target(path);
