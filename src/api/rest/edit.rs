@@ -1,12 +1,15 @@
 //! Changes of text files: JSON to typed edits, what was changed to documents.
 
+use std::borrow::Cow;
+
+use serde::Serialize;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::call::{Answer, Call};
 use super::files::optional_path;
 use crate::codec::fields::{Elements, Fields, JsonType, decoded, wrong_type};
 use crate::error::{Error, Result};
+use crate::files::hash::Digest;
 use crate::files::name::FilePath;
 use crate::files::text::{Count, Edit, Place};
 use crate::http::Response;
@@ -19,17 +22,26 @@ const MAX_EDITS: usize = 1000;
 pub(super) fn edit(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let request = edit_request(&call.json_body()?)?;
     let edited = workspace.edit_file(&request)?;
-    let mut document = json!({
-        "path": request.path.to_string(),
-        "replaced": edited.replaced,
-        "size": edited.size,
-        "sha256": hex(&edited.sha256),
-        "diff": String::from_utf8_lossy(&edited.diff),
-    });
-    if edited.diff_is_cut {
-        document["diff_truncated"] = true.into();
-    }
-    Ok(Response::json(&document))
+    Ok(Response::json(&EditDocument {
+        path: request.path.to_string(),
+        replaced: edited.replaced,
+        size: edited.size,
+        sha256: edited.sha256.to_string(),
+        diff: String::from_utf8_lossy(&edited.diff),
+        diff_truncated: edited.diff_is_cut.then_some(true),
+    }))
+}
+
+/// What an edit did.
+#[derive(Serialize)]
+struct EditDocument<'a> {
+    path: String,
+    replaced: usize,
+    size: u64,
+    sha256: String,
+    diff: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diff_truncated: Option<bool>,
 }
 
 /// Longest patch in bytes.
@@ -55,29 +67,45 @@ pub(super) fn patch(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         .read_all(MAX_PATCH_BYTES, &call.request.ledger)?;
     let strip = usize::try_from(strip).unwrap_or(usize::MAX);
     let patched = workspace.patch_files(&directory, &body, strip, is_dry_run)?;
-    let files: Vec<_> = patched.iter().map(patched_document).collect();
-    Ok(Response::json(&json!({ "files": files })))
+    let files = patched.iter().map(PatchedDocument::of).collect();
+    Ok(Response::json(&PatchDocument { files }))
 }
 
-fn patched_document(patched: &Patched) -> Value {
-    let mut document = json!({
-        "path": patched.path,
-        "change": match patched.change {
-            Change::Created => "created",
-            Change::Modified => "modified",
-            Change::Deleted => "deleted",
-            Change::Renamed => "renamed",
-            Change::Copied => "copied",
-        },
-        "hunks": patched.moved.len(),
-    });
-    if let Some(from) = &patched.from {
-        document["from"] = json!(from);
+/// What a patch did.
+#[derive(Serialize)]
+struct PatchDocument<'a> {
+    files: Vec<PatchedDocument<'a>>,
+}
+
+/// What it did to a file.
+#[derive(Serialize)]
+struct PatchedDocument<'a> {
+    path: &'a str,
+    change: &'static str,
+    hunks: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moved: Option<&'a [i64]>,
+}
+
+impl<'a> PatchedDocument<'a> {
+    fn of(patched: &'a Patched) -> Self {
+        let is_moved = patched.moved.iter().any(|lines| *lines != 0);
+        Self {
+            path: &patched.path,
+            change: match patched.change {
+                Change::Created => "created",
+                Change::Modified => "modified",
+                Change::Deleted => "deleted",
+                Change::Renamed => "renamed",
+                Change::Copied => "copied",
+            },
+            hunks: patched.moved.len(),
+            from: patched.from.as_deref(),
+            moved: is_moved.then_some(&patched.moved),
+        }
     }
-    if patched.moved.iter().any(|lines| *lines != 0) {
-        document["moved"] = json!(patched.moved);
-    }
-    document
 }
 
 pub(super) fn edit_request(body: &[u8]) -> Result<EditRequest> {
@@ -104,7 +132,7 @@ pub(super) fn edit_request(body: &[u8]) -> Result<EditRequest> {
                 "if_sha256 is {text:?}; it takes 64 hexadecimal digits"
             ))
         };
-        digest(&text).ok_or_else(why)
+        Digest::parse(&text).ok_or_else(why)
     });
     Ok(EditRequest {
         path: FilePath::new(path.as_bytes())?,
@@ -178,29 +206,10 @@ fn missing(field: &str) -> Error {
     Error::invalid(format!("the field {field} is missing"))
 }
 
-fn digest(text: &str) -> Option<[u8; 32]> {
-    let is_hex = text.len() == 64 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
-    let mut digest = [0; 32];
-    for (byte, digits) in digest
-        .iter_mut()
-        .zip(text.as_bytes().chunks(2))
-        .filter(|_| is_hex)
-    {
-        *byte = u8::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()?;
-    }
-    is_hex.then_some(digest)
-}
-
-fn hex(digest: &[u8]) -> String {
-    use std::fmt::Write;
-    digest.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -233,9 +242,8 @@ mod tests {
                 Place::Lines { first: 7, last: 7 },
             ]
         );
-        assert_eq!(request.expected_sha256, Some([0xab; 32]));
+        assert_eq!(request.expected_sha256, Digest::parse(&sha256));
         assert!(request.is_dry_run);
-        assert_eq!(hex(&[0xab; 32]), sha256);
     }
 
     #[test]

@@ -2,8 +2,6 @@
 
 use std::io::Write;
 
-use serde_json::json;
-
 use super::call::{Answer, Call};
 use super::documents::glob_response;
 use super::files::optional_path;
@@ -208,15 +206,20 @@ impl<'a> GrepEvents<'a> {
     }
 
     fn end(&mut self, summary: &Summary) -> std::result::Result<(), Disconnected> {
-        let event = json!({
-            "event": "end",
-            "matches": summary.matches,
-            "files": summary.files,
-            "searched": summary.searched,
-            "skipped": summary.skipped,
-            "truncated": summary.truncated,
-        });
-        self.line(|out| Ok(serde_json::to_writer(out, &event)?))?;
+        let Summary {
+            matches,
+            files,
+            searched,
+            skipped,
+            truncated,
+        } = summary;
+        self.line(|out| {
+            write!(
+                out,
+                "{{\"event\":\"end\",\"matches\":{matches},\"files\":{files},\"searched\":{searched},\
+                 \"skipped\":{skipped},\"truncated\":{truncated}}}"
+            )
+        })?;
         self.send()
     }
 }
@@ -340,6 +343,8 @@ impl Shown {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn shown(text: &[u8], spans: &[std::ops::Range<usize>]) -> Shown {

@@ -3,10 +3,9 @@
 use std::fs::File;
 use std::io::Read;
 
-use sha2::{Digest, Sha256};
-
 use crate::error::{Detail, Error, Kind, Result};
 use crate::files::FileVersion;
+use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
 use crate::files::text::{Edit, MAX_PLACES, Splice, Unfit, is_binary, plan, spliced, unified};
 use crate::ledger::{Charge, Item};
@@ -32,7 +31,7 @@ pub struct EditRequest {
     /// What to change. At least one.
     pub edits: Vec<Edit>,
     /// What the file must be before.
-    pub expected_sha256: Option<[u8; 32]>,
+    pub expected_sha256: Option<Digest>,
     /// Whether to tell what would happen, and change nothing.
     pub is_dry_run: bool,
 }
@@ -44,7 +43,7 @@ pub struct Edited {
     /// Bytes of the file.
     pub size: u64,
     /// The digest of the file.
-    pub sha256: [u8; 32],
+    pub sha256: Digest,
     /// The unified diff.
     pub diff: Vec<u8>,
     /// Whether the diff ends before the last change, because it is too long.
@@ -149,8 +148,10 @@ fn apply(old: &[u8], splices: &[Splice], mut charge: Charge) -> Result<(Vec<u8>,
 }
 
 /// The digest of some bytes.
-fn sha256(bytes: &[u8]) -> [u8; 32] {
-    Sha256::digest(bytes).into()
+fn sha256(bytes: &[u8]) -> Digest {
+    let mut hasher = Hasher::default();
+    hasher.feed(bytes);
+    hasher.finish()
 }
 
 fn changed(path: &FilePath, why: &str) -> Error {
