@@ -1,6 +1,6 @@
 //! Archives: queries to typed operations, reports to documents.
 
-use serde_json::json;
+use serde::Serialize;
 
 use super::call::{Answer, Call};
 use super::files::path;
@@ -69,18 +69,49 @@ fn filter(query: &Query) -> Result<Filter> {
     })
 }
 
+/// What an archive has, or what was made of it.
+#[derive(Serialize)]
+struct ArchiveDocument {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    files: u64,
+    dirs: u64,
+    links: u64,
+    bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed: Option<u64>,
+    skipped: Vec<SkippedDocument>,
+    skipped_total: u64,
+}
+
+#[derive(Serialize)]
+struct SkippedDocument {
+    name: String,
+    reason: &'static str,
+}
+
+fn skipped(files: &[Skipped]) -> Vec<SkippedDocument> {
+    let document = |file: &Skipped| SkippedDocument {
+        name: show(&file.name),
+        reason: file.reason,
+    };
+    files.iter().map(document).collect()
+}
+
 /// The report in an archive.
 fn report(done: &Packed) -> Vec<u8> {
-    let report = json!({
-        "files": done.files,
-        "dirs": done.directories,
-        "links": done.links,
-        "bytes": done.bytes,
-        "changed": done.changed,
-        "skipped": done.skipped.iter().map(skipped).collect::<Vec<_>>(),
-        "skipped_total": done.skipped_total,
-    });
-    report.to_string().into_bytes()
+    let report = ArchiveDocument {
+        path: None,
+        files: done.files,
+        dirs: done.directories,
+        links: done.links,
+        bytes: done.bytes,
+        changed: Some(done.changed),
+        skipped: skipped(&done.skipped),
+        skipped_total: done.skipped_total,
+    };
+    // Fails only for maps whose keys are not strings.
+    serde_json::to_vec(&report).unwrap_or_default()
 }
 
 /// Sends pieces of an archive.
@@ -118,19 +149,16 @@ pub(super) fn unpack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let is_atomic = query.flag("atomic")?;
     let source = &mut call.request.body;
     let done = workspace.unpack_archive(&path, options, is_atomic, source)?;
-    Ok(Response::json(&json!({
-        "path": path.to_string(),
-        "files": done.files,
-        "dirs": done.directories,
-        "links": done.links,
-        "bytes": done.bytes,
-        "skipped": done.skipped.iter().map(skipped).collect::<Vec<_>>(),
-        "skipped_total": done.skipped_total,
-    })))
-}
-
-fn skipped(file: &Skipped) -> serde_json::Value {
-    json!({ "name": show(&file.name), "reason": file.reason })
+    Ok(Response::json(&ArchiveDocument {
+        path: Some(path.to_string()),
+        files: done.files,
+        dirs: done.directories,
+        links: done.links,
+        bytes: done.bytes,
+        changed: None,
+        skipped: skipped(&done.skipped),
+        skipped_total: done.skipped_total,
+    }))
 }
 
 #[cfg(test)]
