@@ -146,8 +146,10 @@ impl Files<'_> {
             && self
                 .lies_within(&target.directory, Identity::of(&status))
                 .map_err(failed)?;
-        if is_inside || existing.is_some_and(|found| Identity::of(&found) == Identity::of(&status))
-        {
+        if existing.is_some_and(|found| Identity::of(&found) == Identity::of(&status)) {
+            return Err(refused(Kind::Invalid, "from and to are the same"));
+        }
+        if is_inside {
             return Err(itself());
         }
         if existing.is_some() && !overwrite {

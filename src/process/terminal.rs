@@ -188,7 +188,7 @@ pub(super) struct TerminalShare(Arc<AtomicU64>);
 
 impl OpenTerminals {
     /// Counts one more. A workspace may have as many as are left on the machine, so that none takes more
-    /// than half of them.
+    /// than half of them this way. What its commands open by themselves (`/dev/ptmx`) is not counted.
     ///
     /// # Errors
     /// `OverLimit`; `NoTerminals` if none is left.

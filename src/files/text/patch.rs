@@ -438,8 +438,11 @@ pub fn apply(text: &[u8], hunks: &[Hunk]) -> Result<(Vec<u8>, Vec<i64>), Misfit>
         }
         let is_there = |start: usize| {
             let end = start + hunk.old.len();
-            let is_whole = hunk.old.ends_with(b"\n") || hunk.old.is_empty() || end == text.len();
-            start >= done && is_whole && text[start..].starts_with(&hunk.old)
+            // Without a line end it can only be the end of the text, and so can what replaces it.
+            let ends = |part: &[u8]| part.is_empty() || part.ends_with(b"\n") || end == text.len();
+            let is_line = start == 0 || text[start - 1] == b'\n';
+            let is_place = start >= done && is_line && ends(&hunk.old) && ends(&hunk.new);
+            is_place && text[start..].starts_with(&hunk.old)
         };
         let misfit = |is_ambiguous| {
             let (line, text) = difference(&text[at..], &hunk.old, line);
@@ -455,16 +458,13 @@ pub fn apply(text: &[u8], hunks: &[Hunk]) -> Result<(Vec<u8>, Vec<i64>), Misfit>
         } else if hunk.old.is_empty() {
             return Err(misfit(false));
         } else {
-            // Without a line end it can only be the end of the text.
             let last = text.len().saturating_sub(hunk.old.len());
             let from = if hunk.old.ends_with(b"\n") {
                 done
             } else {
                 last.max(done)
             };
-            let is_line = from == done || text[from - 1] == b'\n';
-            let mut places =
-                places(text, &hunk.old, from).filter(|start| is_line && is_there(*start));
+            let mut places = places(text, &hunk.old, from).filter(|start| is_there(*start));
             match (places.next(), places.next()) {
                 (Some(place), None) => place,
                 (place, _) => return Err(misfit(place.is_some())),
@@ -567,6 +567,19 @@ mod tests {
         assert!(applied("a\nb\n", ends).is_err());
         let stripped = "--- a/f\n+++ b/f\n@@ -1,3 +1,3 @@\n a\n\n-b\n+c\n";
         assert_eq!(applied("a\n\nb\n", stripped), text("a\n\nc\n", &[0]));
+    }
+
+    #[test]
+    fn a_missing_last_line_end_fits_only_at_the_end() {
+        let patch = "--- a/f\n+++ b/f\n@@ -1,2 +1,2 @@\n a\n-x\n+y\n\\ No newline at end of file\n";
+        assert_eq!(applied("a\nx\n", patch).unwrap().0, "a\ny");
+        assert!(applied("a\nx\nmore\n", patch).is_err());
+        let patch = "--- a/f\n+++ b/f\n@@ -1,0 +2 @@\n+new\n";
+        assert_eq!(applied("a\n", patch).unwrap().0, "a\nnew\n");
+        assert!(applied("a", patch).is_err());
+        let patch = "--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n\\ No newline at end of file\n+a\n+new\n";
+        assert_eq!(applied("a", patch).unwrap().0, "a\nnew\n");
+        assert!(applied("a\n", patch).is_err());
     }
 
     #[test]
