@@ -1,4 +1,5 @@
-"""A folder up, only what has changed up, and the result down, each in one request. Python alone.
+"""A folder up, only what has changed up, and the result down, each in one request. Python alone
+(3.12, or an older one with the security fixes of June 2023: it needs the filters of tarfile).
 
     export URL=http://127.0.0.1:49983 TOKEN=...
     python3 examples/tree.py

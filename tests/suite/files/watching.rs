@@ -12,7 +12,8 @@ use serde_json::{Value, json};
 
 use super::{Place, chmod, expect_error, expect_ok, mkfifo};
 use crate::fixture::{
-    EventStream, PATIENCE, Random, Server, TempDir, exchange, is_root, wait_until,
+    EventStream, PATIENCE, Random, Server, TempDir, exchange, is_root, may_look_into_processes,
+    wait_until,
 };
 use crate::skip;
 
@@ -812,6 +813,9 @@ fn a_registered_watch_is_no_work_and_a_stream_is() {
 fn a_sandbox_that_is_deleted_leaves_no_watch_behind() {
     if !is_root() {
         skip!("needs root");
+    }
+    if !may_look_into_processes() {
+        skip!("the server's descriptors cannot be seen without CAP_SYS_PTRACE");
     }
     let server = Server::host().start();
     let threads = || {

@@ -5,7 +5,11 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::{Place, everywhere};
-use crate::fixture::{Gate, Mark, Outcome, PATIENCE, Server, is_alive, is_root, reset, wait_until};
+use crate::fixture::{
+    Gate, Mark, Outcome, PATIENCE, Server, is_alive, is_root, may_look_into_processes, reset,
+    wait_until,
+};
+use crate::skip;
 
 /// More than the terminal, the line discipline and a read hold.
 const LONG: &str = r#"BEGIN { for (i = 0; i < 1000; i++) printf("%99d\n", i) }"#;
@@ -182,6 +186,9 @@ fn a_client_that_vanishes_ends_its_own_command_and_no_other() {
 
 #[test]
 fn the_server_keeps_no_terminal_of_what_has_ended() {
+    if !may_look_into_processes() {
+        skip!("the server's descriptors cannot be seen without CAP_SYS_PTRACE");
+    }
     let server = Server::start();
     let place = Place::Machine(&server);
     let terminals = || {

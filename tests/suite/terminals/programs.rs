@@ -6,7 +6,7 @@ use std::process::Command;
 use serde_json::json;
 
 use super::{Place, SYSTEM_PATH, Screen, everywhere};
-use crate::fixture::{PATIENCE, wait_until};
+use crate::fixture::{PATIENCE, may_look_into_processes, wait_until};
 use crate::skip;
 
 /// Ends the test if a program is not installed.
@@ -146,6 +146,9 @@ fn a_program_asks_at_the_terminal_whatever_its_descriptors_are() {
 fn keys_ask_for_their_passphrases() {
     need!("ssh-keygen");
     need!("openssl");
+    if !may_look_into_processes() {
+        skip!("a sandbox's terminal cannot be found without CAP_SYS_PTRACE");
+    }
     everywhere(|place| {
         let key = format!("key-{}", std::process::id());
         let (make, ask, prompt, shown) = match place {
