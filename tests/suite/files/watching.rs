@@ -718,17 +718,16 @@ fn a_ring_that_is_full_says_that_events_were_lost() {
             fs::write(place.path(&format!("w/{number}")), "").unwrap();
         }
         fs::create_dir(place.path("w/end")).unwrap();
-        let (mut next, mut first, mut is_over) = (0, None, false);
-        while !is_over {
-            let (events, end) = fetch(place, "mine", &format!("after={next}&timeout=20"));
-            next = end["next"].as_u64().unwrap();
-            first = first.or(events.first().map(|event| event["event"].clone()));
-            is_over = events
-                .iter()
-                .any(|event| event["path"] == place.told("@w/end"));
-            assert!(events.len() <= 10_000);
-        }
-        eprintln!("the first event was {first:?}, the last number {next}");
+        // Asking for all there is forgets nothing.
+        let mut told = Vec::new();
+        wait_until("the last change is told", PATIENCE, || {
+            told = fetch(place, "mine", "after=0&timeout=0").0;
+            let last = told.iter().rev();
+            let mut paths = last.map(|event| &event["path"]);
+            paths.any(|path| *path == place.told("@w/end"))
+        });
+        assert_eq!(told[0]["event"], "overflow");
+        assert!(told.len() <= 10_001, "{} events", told.len());
     });
 }
 
