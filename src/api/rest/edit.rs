@@ -11,7 +11,7 @@ use crate::codec::fields::{Elements, Fields, JsonType, decoded, wrong_type};
 use crate::error::{Error, Result};
 use crate::files::hash::Digest;
 use crate::files::name::FilePath;
-use crate::files::text::{Count, Edit, Place};
+use crate::files::text::{Count, Edit, EditTarget};
 use crate::http::Response;
 use crate::workspace::{Change, EditRequest, Patched, Workspace};
 
@@ -152,7 +152,7 @@ fn one_edit(number: usize, raw: &RawValue) -> Result<Edit> {
         let (old, lines) = (fields.string("old")?, fields.string("lines")?);
         let count = fields.take("count");
         let place = match (old, lines, count) {
-            (Some(old), None, count) => Place::Text {
+            (Some(old), None, count) => EditTarget::Text {
                 old: old.into_bytes(),
                 count: count.map_or(Ok(Count::Exactly(1)), count_of)?,
             },
@@ -186,7 +186,7 @@ fn count_of(raw: &RawValue) -> Result<Count> {
 }
 
 /// `10-12`, or `10` for one line.
-fn line_range(text: &str) -> Result<Place> {
+fn line_range(text: &str) -> Result<EditTarget> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     let number = |text: &str| {
         let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
@@ -195,7 +195,7 @@ fn line_range(text: &str) -> Result<Place> {
             .filter(|number| is_plain && *number > 0_u64)
     };
     match (number(first), number(last)) {
-        (Some(first), Some(last)) if first <= last => Ok(Place::Lines { first, last }),
+        (Some(first), Some(last)) if first <= last => Ok(EditTarget::Lines { first, last }),
         _ => Err(Error::invalid(format!(
             "lines is {text:?}; it takes numbers from 1 such as \"10-12\""
         ))),
@@ -220,7 +220,7 @@ mod tests {
             {"lines": "10-12", "new": "z"}, {"lines": "7", "new": ""},
         ], "if_sha256": sha256, "dry_run": true});
         let request = edit_request(body.to_string().as_bytes()).unwrap();
-        let text = |count| Place::Text {
+        let text = |count| EditTarget::Text {
             old: b"x".to_vec(),
             count,
         };
@@ -235,11 +235,11 @@ mod tests {
                 text(Count::Exactly(1)),
                 text(Count::All),
                 text(Count::Exactly(3)),
-                Place::Lines {
+                EditTarget::Lines {
                     first: 10,
                     last: 12
                 },
-                Place::Lines { first: 7, last: 7 },
+                EditTarget::Lines { first: 7, last: 7 },
             ]
         );
         assert_eq!(request.expected_sha256, Digest::parse(&sha256));

@@ -4,7 +4,7 @@
 use std::io::BufReader;
 
 use super::members::{Member, MemberKind, Members};
-use super::write::{Entry, append_member};
+use super::write::{MemberHeader, append_member};
 use crate::error::Result;
 use crate::fuzz::{bounded, check};
 use crate::ledger::{Budget, Charge, Item};
@@ -117,7 +117,7 @@ fn check_written(mut member: Member, content: &[(u64, u8)]) {
     let mut out = Vec::new();
     append_member(
         &mut out,
-        &Entry {
+        &MemberHeader {
             path: &member.name,
             link: &member.link,
             typeflag,

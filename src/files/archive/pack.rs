@@ -17,7 +17,7 @@ use nix::sys::stat::{FileStat, fstat};
 
 use super::gzip::{ENCODER_BYTES, Encoder};
 use super::header::{BLOCK, Time};
-use super::write::{Entry, append_member, append_report};
+use super::write::{MemberHeader, append_member, append_report};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::client::Disconnected;
 use crate::error::{Error, Kind, Result};
@@ -253,10 +253,10 @@ impl Writer<'_> {
             return Ok(());
         }
         let promised = size(status);
-        let mut entry = Entry::of(path, status);
+        let mut entry = MemberHeader::of(path, status);
         let identity = (status.st_dev, status.st_ino);
         if let Some(first) = self.names.get(&identity) {
-            let entry = Entry {
+            let entry = MemberHeader {
                 typeflag: b'1',
                 link: first,
                 ..entry
@@ -311,7 +311,7 @@ impl Writer<'_> {
         }
         let status = found.status()?;
         let path = [found.path, b"/"].concat();
-        let mut entry = Entry::of(&path, &status);
+        let mut entry = MemberHeader::of(&path, &status);
         entry.typeflag = b'5';
         append_member(&mut self.plain, &entry);
         self.done.directories += 1;
@@ -324,7 +324,7 @@ impl Writer<'_> {
             return Ok(());
         }
         let target = link_target(found.directory, found.name)?;
-        let mut entry = Entry::of(found.path, &status);
+        let mut entry = MemberHeader::of(found.path, &status);
         entry.typeflag = b'2';
         entry.link = &target;
         append_member(&mut self.plain, &entry);
@@ -370,7 +370,7 @@ impl Writer<'_> {
         // harm is the directory itself.
         if let Some(top) = top {
             append_report(&mut self.plain, &describe(&self.done));
-            let mut entry = Entry::of(b"./", top);
+            let mut entry = MemberHeader::of(b"./", top);
             entry.typeflag = b'5';
             append_member(&mut self.plain, &entry);
         }
@@ -423,7 +423,7 @@ impl From<BrokenOff> for Failure {
     }
 }
 
-impl<'a> Entry<'a> {
+impl<'a> MemberHeader<'a> {
     fn of(path: &'a [u8], status: &FileStat) -> Self {
         Self {
             path,

@@ -6,7 +6,7 @@ use super::header::{BLOCK, Block, Time, seal};
 
 /// The attributes of a member.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Entry<'a> {
+pub(super) struct MemberHeader<'a> {
     pub(super) path: &'a [u8],
     pub(super) link: &'a [u8],
     pub(super) typeflag: u8,
@@ -18,7 +18,7 @@ pub(super) struct Entry<'a> {
 }
 
 /// Appends the headers of a member.
-pub(super) fn append_member(out: &mut Vec<u8>, entry: &Entry<'_>) {
+pub(super) fn append_member(out: &mut Vec<u8>, entry: &MemberHeader<'_>) {
     let mut records = Vec::new();
     let mut block = [0; BLOCK];
     let is_text = |text: &[u8]| std::str::from_utf8(text).is_ok();
@@ -168,7 +168,7 @@ mod tests {
             for (seconds, nanoseconds) in [(0, 0), (1, 5), (-1, 0), (-2, 750_000_000), (1 << 40, 1)]
             {
                 for (uid, link) in [(0, &b""[..]), (u64::from(u32::MAX), &b"\xfe".repeat(200))] {
-                    let entry = Entry {
+                    let entry = MemberHeader {
                         path,
                         link,
                         typeflag: b'2',

@@ -20,7 +20,7 @@ pub const MAX_PLACES: usize = 100_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edit {
     /// What is replaced.
-    pub place: Place,
+    pub place: EditTarget,
     /// What comes in its place.
     pub new: Vec<u8>,
 }
@@ -28,13 +28,13 @@ pub struct Edit {
 impl Edit {
     /// Whether it takes an empty or missing file only.
     pub fn is_for_empty(&self) -> bool {
-        matches!(&self.place, Place::Text { old, .. } if old.is_empty())
+        matches!(&self.place, EditTarget::Text { old, .. } if old.is_empty())
     }
 }
 
 /// What an edit replaces.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Place {
+pub enum EditTarget {
     /// This text, wherever it is.
     Text {
         /// Empty stands for an empty file.
@@ -62,7 +62,7 @@ pub enum Count {
 
 /// Why edits cannot be made. Edits are numbered from 0.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unfit {
+pub enum EditError {
     /// The text of an edit is not there.
     NoMatch {
         /// The edit.
@@ -104,12 +104,12 @@ pub enum Unfit {
 ///
 /// # Errors
 /// The first edit that does not fit.
-pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, Unfit> {
+pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, EditError> {
     let has_crlf = ends_lines_with_crlf(text);
     let mut splices = Vec::new();
     for (number, edit) in edits.iter().enumerate() {
         match &edit.place {
-            Place::Text { old, count } => {
+            EditTarget::Text { old, count } => {
                 let is_plain = |text: &[u8]| memchr::memchr(b'\r', text).is_none();
                 let adapts = has_crlf && is_plain(old) && is_plain(&edit.new);
                 let [old, new] = [old, &edit.new].map(|text| {
@@ -121,7 +121,7 @@ pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, Unfit> {
                 });
                 let found = occurrences(text, &old, *count, number)?;
                 if splices.len() + found.len() > MAX_PLACES {
-                    return Err(Unfit::TooMany { edit: number });
+                    return Err(EditError::TooMany { edit: number });
                 }
                 let new: Rc<[u8]> = new.into();
                 splices.extend(found.into_iter().map(|start| {
@@ -134,7 +134,7 @@ pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, Unfit> {
                     )
                 }));
             }
-            Place::Lines { first, last } => {
+            EditTarget::Lines { first, last } => {
                 splices.push((
                     number,
                     lines(text, *first, *last, &edit.new, has_crlf, number)?,
@@ -148,7 +148,7 @@ pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, Unfit> {
             continue;
         };
         if second.range.start < first.range.end || second.range.start == first.range.start {
-            return Err(Unfit::Overlap {
+            return Err(EditError::Overlap {
                 edits: [*one.min(other), *one.max(other)],
                 line: line_of(text, second.range.start),
             });
@@ -158,12 +158,17 @@ pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, Unfit> {
 }
 
 /// Where a text begins. It may be there as often as `count` says, and not overlap itself.
-fn occurrences(text: &[u8], old: &[u8], count: Count, edit: usize) -> Result<Vec<usize>, Unfit> {
+fn occurrences(
+    text: &[u8],
+    old: &[u8],
+    count: Count,
+    edit: usize,
+) -> Result<Vec<usize>, EditError> {
     if old.is_empty() {
         return if text.is_empty() && count != Count::Exactly(0) {
             Ok(vec![0])
         } else {
-            Err(Unfit::NoMatch {
+            Err(EditError::NoMatch {
                 edit,
                 nearest: None,
             })
@@ -174,7 +179,7 @@ fn occurrences(text: &[u8], old: &[u8], count: Count, edit: usize) -> Result<Vec
     let found: Vec<usize> = finder.find_iter(text).take(MAX_PLACES + 1).collect();
     if found.is_empty() {
         let nearest = nearest(text, old);
-        return Err(Unfit::NoMatch { edit, nearest });
+        return Err(EditError::NoMatch { edit, nearest });
     }
     let Count::Exactly(count) = count else {
         return Ok(found);
@@ -204,7 +209,7 @@ fn occurrences(text: &[u8], old: &[u8], count: Count, edit: usize) -> Result<Vec
         all.len()
     };
     let found = found as u64;
-    Err(Unfit::Ambiguous { edit, found, lines })
+    Err(EditError::Ambiguous { edit, found, lines })
 }
 
 /// The first place where the text is `old` but for white space.
@@ -232,11 +237,11 @@ fn lines(
     new: &[u8],
     has_crlf: bool,
     edit: usize,
-) -> Result<Splice, Unfit> {
+) -> Result<Splice, EditError> {
     let count = memchr::memchr_iter(b'\n', text).count() as u64;
     let count = count + u64::from(!text.is_empty() && !text.ends_with(b"\n"));
     if first == 0 || last > count {
-        return Err(Unfit::NoLines { edit, lines: count });
+        return Err(EditError::NoLines { edit, lines: count });
     }
     // A line begins after the end of the one before it.
     let after = |lines: u64| {
@@ -303,7 +308,7 @@ mod tests {
     use super::*;
 
     fn replace(old: &str, new: &str, count: Count) -> Edit {
-        let place = Place::Text {
+        let place = EditTarget::Text {
             old: old.into(),
             count,
         };
@@ -319,12 +324,12 @@ mod tests {
 
     fn at(first: u64, last: u64, new: &str) -> Edit {
         Edit {
-            place: Place::Lines { first, last },
+            place: EditTarget::Lines { first, last },
             new: new.into(),
         }
     }
 
-    fn edited(text: &str, edits: &[Edit]) -> Result<String, Unfit> {
+    fn edited(text: &str, edits: &[Edit]) -> Result<String, EditError> {
         let splices = plan(text.as_bytes(), edits)?;
         Ok(String::from_utf8(spliced(text.as_bytes(), &splices)).unwrap())
     }
@@ -380,7 +385,7 @@ mod tests {
         let refused = |edits: &[Edit]| edited(text, edits).unwrap_err();
         assert_eq!(
             refused(&[once("fn a", "f"), once("x();", "y")]),
-            Unfit::Ambiguous {
+            EditError::Ambiguous {
                 edit: 1,
                 found: 2,
                 lines: vec![2, 5]
@@ -388,7 +393,7 @@ mod tests {
         );
         assert_eq!(
             refused(&[replace("x();", "y", Count::Exactly(3))]),
-            Unfit::Ambiguous {
+            EditError::Ambiguous {
                 edit: 0,
                 found: 2,
                 lines: vec![2, 5]
@@ -396,39 +401,39 @@ mod tests {
         );
         assert_eq!(
             refused(&[once("fn b() {\n\tx();", "")]),
-            Unfit::NoMatch {
+            EditError::NoMatch {
                 edit: 0,
                 nearest: Some((4, b"fn b() {\n    x();".to_vec()))
             }
         );
         assert_eq!(
             refused(&[once("nope", "")]),
-            Unfit::NoMatch {
+            EditError::NoMatch {
                 edit: 0,
                 nearest: None
             }
         );
         assert_eq!(
             refused(&[once("", "x")]),
-            Unfit::NoMatch {
+            EditError::NoMatch {
                 edit: 0,
                 nearest: None
             }
         );
         assert_eq!(
             refused(&[at(6, 7, "")]),
-            Unfit::NoLines { edit: 0, lines: 6 }
+            EditError::NoLines { edit: 0, lines: 6 }
         );
         assert_eq!(
             refused(&[once("fn a() {\n", ""), at(1, 1, "x")]),
-            Unfit::Overlap {
+            EditError::Overlap {
                 edits: [0, 1],
                 line: 1
             }
         );
         assert_eq!(
             edited("aaa", &[once("aa", "b")]).unwrap_err(),
-            Unfit::Ambiguous {
+            EditError::Ambiguous {
                 edit: 0,
                 found: 2,
                 lines: vec![1, 1]
@@ -437,7 +442,7 @@ mod tests {
         );
         assert_eq!(
             edited("", &[once("", "a"), once("", "b")]).unwrap_err(),
-            Unfit::Overlap {
+            EditError::Overlap {
                 edits: [0, 1],
                 line: 1
             }
@@ -454,7 +459,7 @@ mod tests {
         let text = text + "a";
         assert_eq!(
             plan(text.as_bytes(), &edits),
-            Err(Unfit::TooMany { edit: 0 })
+            Err(EditError::TooMany { edit: 0 })
         );
     }
 
@@ -465,12 +470,12 @@ mod tests {
         let long = "a".repeat(1 << 20) + "b";
         assert!(matches!(
             edited(&text, &[once(&long, "")]),
-            Err(Unfit::NoMatch { .. })
+            Err(EditError::NoMatch { .. })
         ));
         let long = "a".repeat(1 << 20);
         assert!(matches!(
             edited(&text, &[once(&long, "")]),
-            Err(Unfit::Ambiguous { .. })
+            Err(EditError::Ambiguous { .. })
         ));
         assert!(started.elapsed() < std::time::Duration::from_secs(10));
     }

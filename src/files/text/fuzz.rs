@@ -1,7 +1,7 @@
 //! Fuzz tests of edits and patches: they change what a naive reading says, and diffs lead to the same text.
 
 use super::diff::{Splice, spliced, unified};
-use super::edit::{Count, Edit, Place, Unfit, plan};
+use super::edit::{Count, Edit, EditError, EditTarget, plan};
 use super::patch::{apply, parse};
 use crate::fuzz::{bounded, check};
 
@@ -16,15 +16,15 @@ fn edits_change_what_they_say_and_their_diff_tells_it() {
         let edits: Vec<Edit> = std::iter::from_fn(|| {
             let (place, new) = (parts.next()?, parts.next()?.to_vec());
             let place = match place {
-                [1, first, last, ..] => Place::Lines {
+                [1, first, last, ..] => EditTarget::Lines {
                     first: u64::from(*first % 8),
                     last: u64::from(*first % 8 + *last % 4),
                 },
-                [2, old @ ..] => Place::Text {
+                [2, old @ ..] => EditTarget::Text {
                     old: old.to_vec(),
                     count: Count::All,
                 },
-                old => Place::Text {
+                old => EditTarget::Text {
                     old: old.to_vec(),
                     count: Count::Exactly(1),
                 },
@@ -42,7 +42,7 @@ fn edits_change_what_they_say_and_their_diff_tells_it() {
                 if let (
                     [
                         Edit {
-                            place: Place::Text { old, count },
+                            place: EditTarget::Text { old, count },
                             new: wanted,
                         },
                     ],
@@ -52,25 +52,25 @@ fn edits_change_what_they_say_and_their_diff_tells_it() {
                     assert_eq!(new, replaced(text, old, wanted), "{count:?}");
                 }
             }
-            Err(Unfit::NoMatch { edit, .. }) => {
-                let Place::Text { old, .. } = &edits[edit].place else {
+            Err(EditError::NoMatch { edit, .. }) => {
+                let EditTarget::Text { old, .. } = &edits[edit].place else {
                     panic!("lines")
                 };
                 if !old.is_empty() && !text.contains(&b'\r') {
                     assert!(!text.windows(old.len()).any(|part| part == old.as_slice()));
                 }
             }
-            Err(Unfit::Ambiguous { edit, found, lines }) => {
+            Err(EditError::Ambiguous { edit, found, lines }) => {
                 assert!(edit < edits.len() && found > 1 && !lines.is_empty());
             }
-            Err(Unfit::NoLines { edit, lines }) => {
-                let Place::Lines { first, last } = edits[edit].place else {
+            Err(EditError::NoLines { edit, lines }) => {
+                let EditTarget::Lines { first, last } = edits[edit].place else {
                     panic!("text")
                 };
                 assert!(first == 0 || last > lines);
             }
-            Err(Unfit::TooMany { edit }) => assert!(edit < edits.len()),
-            Err(Unfit::Overlap {
+            Err(EditError::TooMany { edit }) => assert!(edit < edits.len()),
+            Err(EditError::Overlap {
                 edits: [one, other],
                 ..
             }) => assert!(one <= other && other < edits.len()),

@@ -7,7 +7,7 @@ mod fuzz;
 mod patch;
 
 pub use diff::{Splice, spliced, unified};
-pub use edit::{Count, Edit, MAX_PLACES, Place, Unfit, plan};
+pub use edit::{Count, Edit, EditError, EditTarget, MAX_PLACES, plan};
 pub use patch::{FilePatch, apply, parse};
 
 /// Where bytes that are no text are looked for.

@@ -76,7 +76,7 @@ impl Workspace {
         let files = self.files()?;
         let ledger = &self.ledger;
         let charge = ledger.charge_up_to(Item::Bodies, READ_BYTES, LEAST_READ_BYTES);
-        let mut input = Received {
+        let mut input = UploadReader {
             source,
             buffer: vec![0; charge.bytes()],
             _charge: charge,
@@ -114,7 +114,7 @@ impl Workspace {
 }
 
 /// What a client sends, as a buffered reader. Why the source broke off is kept.
-struct Received<'s, S: UploadSource> {
+struct UploadReader<'s, S: UploadSource> {
     source: &'s mut S,
     buffer: Vec<u8>,
     unread: Range<usize>,
@@ -122,7 +122,7 @@ struct Received<'s, S: UploadSource> {
     error: Option<S::Error>,
 }
 
-impl<S: UploadSource> BufRead for Received<'_, S> {
+impl<S: UploadSource> BufRead for UploadReader<'_, S> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.unread.is_empty() {
             let count = self.source.read(&mut self.buffer).map_err(|error| {
@@ -139,7 +139,7 @@ impl<S: UploadSource> BufRead for Received<'_, S> {
     }
 }
 
-impl<S: UploadSource> Read for Received<'_, S> {
+impl<S: UploadSource> Read for UploadReader<'_, S> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let count = self.fill_buf()?.read(into)?;
         self.consume(count);

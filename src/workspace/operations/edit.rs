@@ -7,7 +7,7 @@ use crate::error::{Detail, Error, Kind, Result};
 use crate::files::FileVersion;
 use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
-use crate::files::text::{Edit, MAX_PLACES, Splice, Unfit, is_binary, plan, spliced, unified};
+use crate::files::text::{Edit, EditError, MAX_PLACES, Splice, is_binary, plan, spliced, unified};
 use crate::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
 
@@ -158,17 +158,17 @@ fn changed(path: &FilePath, why: &str) -> Error {
     Error::new(Kind::Changed, format!("cannot edit {path}: {why}"))
 }
 
-fn refusal(path: &FilePath, unfit: Unfit) -> Error {
+fn refusal(path: &FilePath, unfit: EditError) -> Error {
     let number = |number: usize| Detail::Number(number as u64);
     match unfit {
-        Unfit::NoMatch {
+        EditError::NoMatch {
             edit,
             nearest: None,
         } => {
             let why = format!("cannot edit {path}: the text of edits[{edit}] is not in it");
             Error::new(Kind::NoMatch, why).with("edit", number(edit))
         }
-        Unfit::NoMatch {
+        EditError::NoMatch {
             edit,
             nearest: Some((line, text)),
         } => {
@@ -184,7 +184,7 @@ fn refusal(path: &FilePath, unfit: Unfit) -> Error {
                 .with("line", Detail::Number(line))
                 .with("text", Detail::Text(quoted))
         }
-        Unfit::Ambiguous { edit, found, lines } => {
+        EditError::Ambiguous { edit, found, lines } => {
             let why = format!(
                 "cannot edit {path}: the text of edits[{edit}] is in it {found} times, not as often as count says; \
                  give more of the text around it, or count"
@@ -194,13 +194,13 @@ fn refusal(path: &FilePath, unfit: Unfit) -> Error {
                 .with("found", Detail::Number(found))
                 .with("lines", Detail::Numbers(lines))
         }
-        Unfit::TooMany { edit } => {
+        EditError::TooMany { edit } => {
             let why = format!(
                 "cannot edit {path}: with edits[{edit}] more than {MAX_PLACES} places would be replaced"
             );
             Error::new(Kind::TooLarge, why).with("edit", number(edit))
         }
-        Unfit::NoLines { edit, lines } => {
+        EditError::NoLines { edit, lines } => {
             let why = format!(
                 "cannot edit {path}: edits[{edit}] names lines beyond the last one, which is {lines}"
             );
@@ -208,7 +208,7 @@ fn refusal(path: &FilePath, unfit: Unfit) -> Error {
                 .with("edit", number(edit))
                 .with("line", Detail::Number(lines))
         }
-        Unfit::Overlap {
+        EditError::Overlap {
             edits: [one, other],
             line,
         } => Error::invalid(format!(
