@@ -1,8 +1,9 @@
 //! Conditions of a write, and turns of the writers of one file.
 //!
 //! A condition is checked twice: before the body is read, so that a refusal costs nothing, and when the file
-//! is replaced. Between that check and the rename no other request replaces the file, because each first
-//! takes a [`Turn`]. A program that writes to the file at that very moment is not kept out.
+//! is replaced. Between that check and the rename no other write, edit or patch replaces the file, because
+//! each first takes a [`Turn`]; an unconditional write waits for it for a bounded time only. Moves, copies,
+//! archives, writes to ranges, and programs are not kept out.
 
 use std::collections::HashSet;
 use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
