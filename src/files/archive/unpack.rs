@@ -56,6 +56,9 @@ const MAX_LINK_BYTES: usize = 4095;
 /// Most symbolic links of an archive that are remembered. Once there are more, no link is written over.
 const MAX_KNOWN_LINKS: usize = 1 << 16;
 
+/// Most directories that a dry run remembers.
+const MAX_KNOWN_MADE: usize = 1 << 16;
+
 /// Most times of directories that are remembered. Where an archive comes back to one of more, that has the
 /// time of the last change in it.
 const MAX_KNOWN_TIMES: usize = 1 << 14;
@@ -124,6 +127,9 @@ struct Tree<'f> {
     done: Unpacked,
     /// The symbolic links that the archive has made.
     links: Known<()>,
+    /// The directories that a dry run would have made. Of more than it remembers, it counts one each time
+    /// that the way comes to it.
+    made: Known<()>,
     /// The times of the directories that the way has left.
     times: Known<Time>,
     /// For the names of what was left out.
@@ -282,6 +288,7 @@ impl<'f> Tree<'f> {
             top: Attributes::default(),
             done: Unpacked::default(),
             links: Known::new(MAX_KNOWN_LINKS, ledger)?,
+            made: Known::new(MAX_KNOWN_MADE, ledger)?,
             times: Known::new(MAX_KNOWN_TIMES, ledger)?,
             charge: ledger.charge(Item::Bodies, 0)?,
         })
@@ -379,6 +386,16 @@ impl<'f> Tree<'f> {
         if files + directories + links >= most {
             let text = format!("the archive has more than {most} files, directories and links");
             return Err(Error::new(Kind::TooLarge, text));
+        }
+        Ok(())
+    }
+
+    /// Counts a directory that a dry run would make, the first time.
+    fn count_made(&mut self, parts: &[&[u8]]) -> Result<()> {
+        if self.made.get(parts).is_none() {
+            self.count()?;
+            self.done.directories += 1;
+            self.made.add(parts, ());
         }
         Ok(())
     }
@@ -634,8 +651,7 @@ impl<'f> Tree<'f> {
             if is_own_link {
                 return Err(refused(through_link));
             }
-            self.count()?;
-            self.done.directories += 1;
+            self.count_made(parts)?;
             self.levels.push(level);
             return Ok(());
         };
@@ -645,15 +661,15 @@ impl<'f> Tree<'f> {
             opened = self.files.resolve_in(above, name, flags);
         }
         if let Err(Errno::ENOENT) = opened {
-            self.count()?;
             if self.options.dry_run {
                 if is_own_link {
                     return Err(refused(through_link));
                 }
-                self.done.directories += 1;
+                self.count_made(parts)?;
                 self.levels.push(level);
                 return Ok(());
             }
+            self.count()?;
             match mkdirat(above, *name, Mode::from_bits_truncate(0o777)) {
                 Ok(()) => self.done.directories += 1,
                 // Another process made it.

@@ -267,6 +267,21 @@ fn a_dry_run_checks_and_writes_nothing() {
 }
 
 #[test]
+fn a_dry_run_counts_a_directory_once_however_often_it_comes_back() {
+    in_both_modes(|place| {
+        let mut archive = Tar::default().directory("d/", 0o555);
+        for number in 0..10 {
+            archive = archive.file(&format!("d/{}/{number}", number % 2), "");
+        }
+        let archive = archive.end();
+        place.refused("&dry_run=1&max_files=12", &archive, 413, "too_large");
+        let dry = place.unpack("&dry_run=1&max_files=13", &archive);
+        assert_eq!((&dry["dirs"], &dry["files"]), (&json!(3), &json!(10)));
+        assert_eq!(place.unpack("&max_files=13", &archive), dry);
+    });
+}
+
+#[test]
 fn all_or_nothing_takes_the_place_of_the_directory() {
     in_both_modes(|place| {
         let old = Tar::default()
