@@ -118,7 +118,7 @@ impl Watches {
         Ok(())
     }
 
-    /// The watch that has an id already, if it is the same.
+    /// The watch that has an id already, if it is the same and has not ended.
     ///
     /// # Errors
     /// `IdInUse` if it is another one; `OverLimit` if there is no room for a new one.
@@ -131,8 +131,9 @@ impl Watches {
         let same_id = |watch: &&Arc<RegisteredWatch>| id.is_some_and(|id| id.as_str() == watch.id);
         match table.all.iter().find(same_id) {
             Some(watch) if watch.settings == *settings => {
-                lock(&watch.ring).read_at = Instant::now();
-                Ok(Some(Arc::clone(watch)))
+                let mut ring = lock(&watch.ring);
+                ring.read_at = Instant::now();
+                Ok(ring.ended.is_none().then(|| Arc::clone(watch)))
             }
             Some(watch) => Err(Error::new(
                 Kind::IdInUse,
@@ -180,6 +181,14 @@ impl Watches {
                 })?;
             table.has_thread = true;
         }
+        // One that has ended gives way.
+        table.all.retain(|other| {
+            let stays = other.id != watch.id;
+            if !stays {
+                other.is_removed.store(true, Ordering::Relaxed);
+            }
+            stays
+        });
         table.inbox.push((Arc::clone(&watch), watcher));
         table.all.push(Arc::clone(&watch));
         drop(table);
@@ -218,12 +227,13 @@ impl Watches {
         let mut next: Option<Instant> = None;
         table.all.retain(|watch| {
             let ring = lock(&watch.ring);
-            let until = ring.read_at + UNREAD_LIMIT;
-            let stays = ring.readers > 0 || now < until;
-            if !stays {
-                watch.is_removed.store(true, Ordering::Relaxed);
-            } else if ring.readers == 0 {
+            let is_read = ring.readers > 0;
+            let until = if is_read { now } else { ring.read_at } + UNREAD_LIMIT;
+            let stays = now < until;
+            if stays {
                 next = Some(next.map_or(until, |next| next.min(until)));
+            } else {
+                watch.is_removed.store(true, Ordering::Relaxed);
             }
             stays
         });
@@ -244,7 +254,8 @@ fn drive(workspace: &Weak<Workspace>, wakeup: &EventFd) {
             let mut table = lock(&workspace.watches.table);
             driven.append(&mut table.inbox);
             driven.retain(|(watch, _)| !watch.is_removed.load(Ordering::Relaxed));
-            if driven.is_empty() {
+            // Those that have ended are there to be read, and to be removed.
+            if table.all.is_empty() {
                 table.has_thread = false;
                 return;
             }
@@ -259,10 +270,6 @@ fn drive(workspace: &Weak<Workspace>, wakeup: &EventFd) {
                 false
             }
         });
-        // One that has ended is there to be read, and to be removed.
-        if driven.is_empty() && until.is_none() {
-            continue;
-        }
         drop(workspace);
         let mut entries: Vec<_> = driven
             .iter()
@@ -340,7 +347,8 @@ impl RegisteredWatch {
     }
 
     /// Tells a subscriber the events after a number, which then are forgotten up to that number; waits for the first
-    /// one at most until `until`.
+    /// one at most until `until`. If there has been no event with that number, the subscriber knows another watch that
+    /// had this id: it is told an overflow, and then all that is held.
     ///
     /// # Errors
     /// The client disconnected.
@@ -355,12 +363,18 @@ impl RegisteredWatch {
         let wakeup = EventFd::from_flags(flags).ok().map(Arc::new);
         lock(&self.ring).wakeups.extend(wakeup.clone());
         let mut keep_alive = KeepAlive::new();
-        let mut told = after;
+        let known = lock(&self.ring).known(after);
+        let mut told = known;
+        let mut has_told = known < after;
+        if has_told {
+            subscriber.event(known, &TreeEvent::overflow());
+        }
         let result = loop {
-            let (events, ended) = lock(&self.ring).after(after, told);
+            let (events, ended) = lock(&self.ring).after(known, told);
             for (number, event) in &events {
                 subscriber.event(*number, event);
                 told = *number;
+                has_told = true;
             }
             if let Err(disconnected) = send_all(subscriber.client()) {
                 break Err(disconnected);
@@ -371,7 +385,7 @@ impl RegisteredWatch {
             let is_removed = self.is_removed.load(Ordering::Relaxed);
             let ended = ended.or(is_removed.then_some(Ended::Deleted));
             let now = Instant::now();
-            if told > after || ended.is_some() || now >= until {
+            if has_told || ended.is_some() || now >= until {
                 subscriber.end(told, ended);
                 break Ok(());
             }
@@ -438,6 +452,16 @@ impl Ring {
         if !has_room {
             self.count_bytes();
         }
+    }
+
+    /// The event that a client knows last that asks for those after `after`: this one; or the one before all that are
+    /// held, if there has been none with this number.
+    fn known(&self, after: u64) -> u64 {
+        if after <= self.last {
+            return after;
+        }
+        let first = self.events.front();
+        first.map_or(self.last, |(number, _)| number - 1)
     }
 
     /// Forgets the events up to `known`, and returns some after `told`. Why the watch is over, if it is.
@@ -562,7 +586,7 @@ mod tests {
         assert!(watches.find("one").is_ok());
         // As long as it is read it stays, and after that as long again.
         let reader = Reader::new(&watch);
-        assert_eq!(watches.expire(after(1000)), None);
+        assert_eq!(watches.expire(after(1000)), Some(after(1300)));
         drop(reader);
         let read_at = lock(&watch.ring).read_at;
         let limit = read_at + UNREAD_LIMIT;

@@ -546,6 +546,13 @@ fn instances(place: &Place<'_>) -> Option<usize> {
     )
 }
 
+/// The threads of a server that read the events of watches.
+fn threads(pid: i32) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name == "watches\n").count()
+}
+
 #[test]
 fn a_watch_ends_when_its_client_leaves() {
     Place::each(|place| {
@@ -817,12 +824,7 @@ fn a_sandbox_that_is_deleted_leaves_no_watch_behind() {
         skip!("the server's descriptors cannot be seen without CAP_SYS_PTRACE");
     }
     let server = Server::host().start();
-    let threads = || {
-        let tasks = fs::read_dir(format!("/proc/{}/task", server.inner_pid())).unwrap();
-        let names =
-            tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
-        names.filter(|name| name == "watches\n").count()
-    };
+    let threads = || threads(server.inner_pid());
     let sandbox = server.sandbox();
     let place = Place::sandbox(&server, &sandbox);
     fs::create_dir(place.path("w")).unwrap();
@@ -836,5 +838,98 @@ fn a_sandbox_that_is_deleted_leaves_no_watch_behind() {
     assert_eq!(end.unwrap()["reason"], "deleted");
     wait_until("the watches are gone", PATIENCE, || {
         (instances(&place), threads()) == (Some(0), 0)
+    });
+}
+
+#[test]
+fn a_client_that_knows_more_than_a_watch_is_told_that_it_lost_something() {
+    Place::each(|place| {
+        fs::create_dir(place.path("w")).unwrap();
+        expect_ok(&place.post("files/watches", &json!({"path": "@w", "id": "mine"})));
+        let overflow = |seq: u64| json!({"event": "overflow", "seq": seq});
+        let (events, end) = fetch(place, "mine", "after=100&timeout=20");
+        assert_eq!((events, &end["next"]), (vec![overflow(0)], &json!(0)));
+        for (name, seq) in [("a", 1), ("b", 2)] {
+            fs::create_dir(place.path(&format!("w/{name}"))).unwrap();
+            let (created, end) = fetch(place, "mine", &format!("after={}&timeout=20", seq - 1));
+            assert_eq!(brief(place, &created), [format!("created dir w/{name}")]);
+            assert_eq!(end["next"], seq);
+            // Nothing is forgotten by it.
+            for _ in 0..2 {
+                let (events, end) = fetch(place, "mine", "after=100");
+                assert_eq!(events, [vec![overflow(seq - 1)], created.clone()].concat());
+                assert_eq!(end["next"], seq);
+            }
+        }
+        let (events, end) = fetch(place, "mine", "after=2");
+        assert_eq!((events.len(), &end["next"]), (0, &json!(2)));
+        let (events, end) = fetch(place, "mine", "after=9223372036854775807");
+        assert_eq!((events, &end["next"]), (vec![overflow(2)], &json!(2)));
+    });
+}
+
+#[test]
+fn a_watch_that_ended_is_registered_anew() {
+    Place::each(|place| {
+        let body = json!({"path": "@w", "id": "mine"});
+        for _ in 0..2 {
+            fs::create_dir(place.path("w")).unwrap();
+            expect_ok(&place.post("files/watches", &body));
+            fs::create_dir(place.path("w/a")).unwrap();
+            let (events, end) = fetch(place, "mine", "timeout=20");
+            assert_eq!(brief(place, &events), ["created dir w/a"]);
+            assert_eq!(end, json!({"event": "end", "next": 1}));
+            fs::remove_dir_all(place.path("w")).unwrap();
+            wait_until("the watch has ended", PATIENCE, || {
+                fetch(place, "mine", "").1["reason"] == "deleted"
+            });
+            // What it told stays if there is nothing to watch.
+            expect_error(&place.post("files/watches", &body), 404, "not_found");
+            assert_eq!(fetch(place, "mine", "").1["next"], 2);
+        }
+        // It takes the room of the one that ended.
+        fs::create_dir_all(place.path("v")).unwrap();
+        let other = json!({"path": "@v"});
+        let refused = loop {
+            let reply = place.post("files/watches", &other);
+            if reply.status != 200 {
+                break reply;
+            }
+        };
+        // The kernel may let the server have fewer.
+        if refused.code() == "over_limit" {
+            fs::create_dir(place.path("w")).unwrap();
+            expect_ok(&place.post("files/watches", &body));
+            expect_error(&place.post("files/watches", &other), 503, "over_limit");
+        }
+    });
+}
+
+#[test]
+fn a_watch_that_ended_has_the_thread_that_removes_it() {
+    Place::each(|place| {
+        if instances(place).is_none() {
+            skip!("only root can see what the server holds");
+        }
+        for name in ["w", "v"] {
+            fs::create_dir(place.path(name)).unwrap();
+        }
+        expect_ok(&place.post("files/watches", &json!({"path": "@w", "id": "mine"})));
+        fs::remove_dir(place.path("w")).unwrap();
+        let (_, end) = fetch(place, "mine", "timeout=20");
+        assert_eq!(end["reason"], "deleted");
+        for _ in 0..10 {
+            let other = json!({"path": "@v", "id": "other"});
+            expect_ok(&place.post("files/watches", &other));
+            assert_eq!(instances(place), Some(1));
+            expect_ok(&place.request("DELETE", "files/watches/other", b""));
+            wait_until("the other one is gone", PATIENCE, || {
+                instances(place) == Some(0)
+            });
+            fetch(place, "mine", "");
+            assert_eq!(threads(place.pid()), 1);
+        }
+        expect_ok(&place.request("DELETE", "files/watches/mine", b""));
+        wait_until("the thread is gone", PATIENCE, || threads(place.pid()) == 0);
     });
 }
