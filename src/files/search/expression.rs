@@ -15,6 +15,7 @@ use regex_automata::nfa::thompson::{self, NFA, WhichCaptures};
 use regex_automata::{Anchored, Input, MatchKind};
 use regex_syntax::ast::{
     Ast, ClassAscii, ClassAsciiKind, ClassBracketed, ClassPerlKind, ClassSet, ClassSetItem,
+    ClassSetRange, ClassSetUnion, Flag, Flags, FlagsItemKind, GroupKind, LiteralKind, Span,
 };
 use regex_syntax::hir::{
     Class, ClassBytes, ClassBytesRange, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look,
@@ -95,18 +96,13 @@ impl Searcher {
                 format!("the pattern has {length} bytes; it may have 1 to {MAX_PATTERN_BYTES}");
             return Err(Error::invalid(why));
         }
-        let (hir, has_upper) = if options.is_literal {
-            let has_upper = pattern.chars().any(char::is_uppercase);
-            (Hir::literal(pattern.as_bytes()), has_upper)
-        } else {
-            parse(pattern)?
-        };
-        let is_insensitive = match options.case {
-            Case::Sensitive => false,
-            Case::Insensitive => true,
-            Case::Smart => !has_upper,
-        };
-        let adapted = adapt(hir, is_insensitive, options.is_multiline).ok_or_else(|| {
+        let escaped = options.is_literal.then(|| regex_syntax::escape(pattern));
+        let pattern = escaped.as_deref().unwrap_or(pattern);
+        let (mut hir, has_upper) = parse(pattern, options.case == Case::Insensitive)?;
+        if options.case == Case::Smart && !has_upper {
+            (hir, _) = parse(pattern, true)?;
+        }
+        let adapted = adapt(hir, options.is_multiline).ok_or_else(|| {
             Error::invalid("the pattern has a line end, and no line contains one; set multiline")
         })?;
         let hir = if options.is_word {
@@ -305,8 +301,9 @@ fn build(hir: &Hir) -> std::result::Result<Regex, String> {
     Ok(Regex::builder().build_from_dfas(forward, reversed))
 }
 
-/// Parses an expression. Returns also whether it has an upper case letter that stands for itself.
-fn parse(pattern: &str) -> Result<(Hir, bool)> {
+/// Parses an expression, whose letters are insensitive to case unless its flags say otherwise. Returns also
+/// whether it has an upper case letter that stands for itself.
+fn parse(pattern: &str, is_insensitive: bool) -> Result<(Hir, bool)> {
     let failed = |why: &dyn std::fmt::Display, offset: usize| {
         let before = pattern.get(..offset).unwrap_or(pattern).chars().count();
         let text = format!("the pattern cannot be read at character {before}: {why}");
@@ -317,8 +314,11 @@ fn parse(pattern: &str) -> Result<(Hir, bool)> {
         .build()
         .parse(pattern)
         .map_err(|error| failed(error.kind(), error.span().start.offset))?;
-    let mut has_upper = false;
-    use_ascii(&mut ast, &mut has_upper);
+    let mut ascii = Ascii {
+        is_insensitive,
+        has_upper: false,
+    };
+    ascii.apply(&mut ast);
     let hir = regex_syntax::hir::translate::TranslatorBuilder::new()
         .utf8(false)
         .multi_line(true)
@@ -326,35 +326,127 @@ fn parse(pattern: &str) -> Result<(Hir, bool)> {
         .build()
         .translate(pattern, &ast)
         .map_err(|error| failed(error.kind(), error.span().start.offset))?;
-    Ok((hir, has_upper))
+    Ok((hir, ascii.has_upper))
 }
 
-/// Replaces `\w`, `\d` and `\s` by the classes of ASCII.
-fn use_ascii(ast: &mut Ast, has_upper: &mut bool) {
-    match ast {
-        Ast::ClassPerl(class) => {
-            let span = class.span;
-            let kind = ClassSet::Item(ClassSetItem::Ascii(ascii_class(class)));
-            *ast = Ast::class_bracketed(ClassBracketed {
-                span,
-                negated: false,
-                kind,
-            });
+/// Replaces `\w`, `\d` and `\s` by the classes of ASCII, and the flag `i` by both cases of its letters.
+struct Ascii {
+    /// Whether letters stand for both cases, here.
+    is_insensitive: bool,
+    /// Whether there was an upper case letter that stands for itself.
+    has_upper: bool,
+}
+
+impl Ascii {
+    fn apply(&mut self, ast: &mut Ast) {
+        match ast {
+            Ast::ClassPerl(class) => {
+                let kind = ClassSet::Item(ClassSetItem::Ascii(ascii_class(class)));
+                *ast = class_of(class.span, kind);
+            }
+            Ast::ClassBracketed(class) => self.apply_to_set(&mut class.kind),
+            Ast::Literal(literal) => {
+                let mut item = ClassSetItem::Literal((**literal).clone());
+                self.apply_to_item(&mut item);
+                if let ClassSetItem::Union(_) = item {
+                    *ast = class_of(literal.span, ClassSet::Item(item));
+                }
+            }
+            Ast::Repetition(repetition) => self.apply(&mut repetition.ast),
+            Ast::Group(group) => {
+                // Flags hold to the end of their group.
+                let outside = self.is_insensitive;
+                if let GroupKind::NonCapturing(flags) = &mut group.kind {
+                    self.take_flag(flags);
+                }
+                self.apply(&mut group.ast);
+                self.is_insensitive = outside;
+            }
+            Ast::Flags(set) => self.take_flag(&mut set.flags),
+            Ast::Alternation(list) => list.asts.iter_mut().for_each(|ast| self.apply(ast)),
+            Ast::Concat(list) => list.asts.iter_mut().for_each(|ast| self.apply(ast)),
+            Ast::Empty(_) | Ast::Dot(_) | Ast::Assertion(_) | Ast::ClassUnicode(_) => {}
         }
-        Ast::ClassBracketed(class) => use_ascii_in_set(&mut class.kind, has_upper),
-        Ast::Literal(literal) => *has_upper |= literal.c.is_uppercase(),
-        Ast::Repetition(repetition) => use_ascii(&mut repetition.ast, has_upper),
-        Ast::Group(group) => use_ascii(&mut group.ast, has_upper),
-        Ast::Alternation(list) => list
-            .asts
-            .iter_mut()
-            .for_each(|ast| use_ascii(ast, has_upper)),
-        Ast::Concat(list) => list
-            .asts
-            .iter_mut()
-            .for_each(|ast| use_ascii(ast, has_upper)),
-        Ast::Empty(_) | Ast::Flags(_) | Ast::Dot(_) | Ast::Assertion(_) | Ast::ClassUnicode(_) => {}
     }
+
+    fn take_flag(&mut self, flags: &mut Flags) {
+        if let Some(is_insensitive) = flags.flag_state(Flag::CaseInsensitive) {
+            self.is_insensitive = is_insensitive;
+            let taken = FlagsItemKind::Flag(Flag::CaseInsensitive);
+            flags.items.retain(|item| item.kind != taken);
+        }
+    }
+
+    fn apply_to_set(&mut self, set: &mut ClassSet) {
+        match set {
+            ClassSet::Item(item) => self.apply_to_item(item),
+            ClassSet::BinaryOp(operation) => {
+                self.apply_to_set(&mut operation.lhs);
+                self.apply_to_set(&mut operation.rhs);
+            }
+        }
+    }
+
+    fn apply_to_item(&mut self, item: &mut ClassSetItem) {
+        let range = match item {
+            ClassSetItem::Perl(class) => {
+                *item = ClassSetItem::Ascii(ascii_class(class));
+                return;
+            }
+            ClassSetItem::Bracketed(class) => return self.apply_to_set(&mut class.kind),
+            ClassSetItem::Union(union) => {
+                let items = union.items.iter_mut();
+                return items.for_each(|item| self.apply_to_item(item));
+            }
+            ClassSetItem::Ascii(class) => {
+                let is_case = matches!(class.kind, ClassAsciiKind::Lower | ClassAsciiKind::Upper);
+                if is_case && self.is_insensitive {
+                    class.kind = ClassAsciiKind::Alpha;
+                }
+                return;
+            }
+            ClassSetItem::Literal(literal) => ClassSetRange {
+                span: literal.span,
+                start: (*literal).clone(),
+                end: (*literal).clone(),
+            },
+            ClassSetItem::Range(range) => range.clone(),
+            ClassSetItem::Empty(_) | ClassSetItem::Unicode(_) => return,
+        };
+        self.has_upper |= range.start.c.is_uppercase() || range.end.c.is_uppercase();
+        if !self.is_insensitive {
+            return;
+        }
+        let mut both = ClassSetUnion {
+            span: range.span,
+            items: Vec::new(),
+        };
+        for [first, last] in [['a', 'z'], ['A', 'Z']] {
+            let (from, to) = (range.start.c.max(first), range.end.c.min(last));
+            if from <= to {
+                let mut other = range.clone();
+                // The cases of a letter differ in one bit.
+                other.start.c = char::from(from as u8 ^ 0x20);
+                other.end.c = char::from(to as u8 ^ 0x20);
+                for end in [&mut other.start, &mut other.end] {
+                    end.kind = LiteralKind::Verbatim;
+                }
+                both.items.push(ClassSetItem::Range(other));
+            }
+        }
+        if !both.items.is_empty() {
+            both.items.push(item.clone());
+            *item = ClassSetItem::Union(both);
+        }
+    }
+}
+
+fn class_of(span: Span, kind: ClassSet) -> Ast {
+    Ast::class_bracketed(ClassBracketed {
+        span,
+        negated: false,
+        kind,
+    })
 }
 
 fn ascii_class(class: &regex_syntax::ast::ClassPerl) -> ClassAscii {
@@ -370,38 +462,10 @@ fn ascii_class(class: &regex_syntax::ast::ClassPerl) -> ClassAscii {
     }
 }
 
-fn use_ascii_in_set(set: &mut ClassSet, has_upper: &mut bool) {
-    match set {
-        ClassSet::Item(item) => use_ascii_in_item(item, has_upper),
-        ClassSet::BinaryOp(operation) => {
-            use_ascii_in_set(&mut operation.lhs, has_upper);
-            use_ascii_in_set(&mut operation.rhs, has_upper);
-        }
-    }
-}
-
-fn use_ascii_in_item(item: &mut ClassSetItem, has_upper: &mut bool) {
-    match item {
-        ClassSetItem::Perl(class) => *item = ClassSetItem::Ascii(ascii_class(class)),
-        ClassSetItem::Bracketed(class) => use_ascii_in_set(&mut class.kind, has_upper),
-        ClassSetItem::Union(union) => {
-            union
-                .items
-                .iter_mut()
-                .for_each(|item| use_ascii_in_item(item, has_upper));
-        }
-        ClassSetItem::Literal(literal) => *has_upper |= literal.c.is_uppercase(),
-        ClassSetItem::Range(range) => {
-            *has_upper |= range.start.c.is_uppercase() || range.end.c.is_uppercase();
-        }
-        ClassSetItem::Empty(_) | ClassSetItem::Ascii(_) | ClassSetItem::Unicode(_) => {}
-    }
-}
-
-/// Makes an expression that is one of lines, and of ASCII's case and words. `None` if it has a literal line
+/// Makes an expression that is one of lines, and of ASCII's words. `None` if it has a literal line
 /// end and is not multiline.
-fn adapt(hir: Hir, is_insensitive: bool, is_multiline: bool) -> Option<Hir> {
-    let again = |hir: Hir| adapt(hir, is_insensitive, is_multiline);
+fn adapt(hir: Hir, is_multiline: bool) -> Option<Hir> {
+    let again = |hir: Hir| adapt(hir, is_multiline);
     let all = |list: Vec<Hir>| list.into_iter().map(again).collect::<Option<Vec<_>>>();
     Some(match hir.into_kind() {
         HirKind::Empty => Hir::empty(),
@@ -418,45 +482,15 @@ fn adapt(hir: Hir, is_insensitive: bool, is_multiline: bool) -> Option<Hir> {
             if !is_multiline && literal.0.contains(&b'\n') {
                 return None;
             }
-            if !is_insensitive || !literal.0.iter().any(u8::is_ascii_alphabetic) {
-                return Some(Hir::literal(literal.0));
-            }
-            let byte = |byte: &u8| {
-                let both = [byte.to_ascii_lowercase(), byte.to_ascii_uppercase()];
-                let ranges = both.map(|byte| ClassBytesRange::new(byte, byte));
-                Hir::class(Class::Bytes(ClassBytes::new(ranges)))
-            };
-            Hir::concat(literal.0.iter().map(byte).collect())
+            Hir::literal(literal.0)
         }
         HirKind::Class(Class::Bytes(mut class)) => {
-            if is_insensitive {
-                class.case_fold_simple();
-            }
             if !is_multiline {
                 class.difference(&ClassBytes::new([ClassBytesRange::new(b'\n', b'\n')]));
             }
             Hir::class(Class::Bytes(class))
         }
         HirKind::Class(Class::Unicode(mut class)) => {
-            if is_insensitive {
-                let letters = |lower: char, upper: char, by: i32| {
-                    let mut part = class.clone();
-                    part.intersect(&ClassUnicode::new([ClassUnicodeRange::new(lower, upper)]));
-                    let moved = |letter: char| {
-                        char::from_u32(u32::from(letter).wrapping_add_signed(by)).unwrap_or(letter)
-                    };
-                    let ranges: Vec<_> = part
-                        .iter()
-                        .map(|range| {
-                            ClassUnicodeRange::new(moved(range.start()), moved(range.end()))
-                        })
-                        .collect();
-                    ClassUnicode::new(ranges)
-                };
-                let (upper, lower) = (letters('a', 'z', -32), letters('A', 'Z', 32));
-                class.union(&upper);
-                class.union(&lower);
-            }
             if !is_multiline {
                 class.difference(&ClassUnicode::new([ClassUnicodeRange::new('\n', '\n')]));
             }
@@ -539,6 +573,31 @@ mod tests {
             ("22$", plain, &["22"]),
             ("fox", insensitive, &["Fox", "fox"]),
             ("[e-g]OX", insensitive, &["Fox", "fox"]),
+            (
+                "[^f]OX|[^\\dA-Eg-z\\s_\u{e9}\u{df}]",
+                insensitive,
+                &["f", "F", "f"],
+            ),
+            ("(?i)[[:upper:]&&[^a-e]]OX", plain, &["Fox", "fox"]),
+            ("(?i)[[:^lower:]]ox", plain, &[]),
+            ("(?i)FOX", plain, &["Fox", "fox"]),
+            ("(?i:F)ox|(?i:f)OX", plain, &["Fox", "fox"]),
+            ("(?:(?i)F)OX|(?:(?i)f)ox", plain, &["Fox", "fox"]),
+            ("(?i)c(?-i)AF|(?-i:f)OX", plain, &[]),
+            ("f(?i)OX|CAF", plain, &["caf", "fox"]),
+            ("(?-i)f(?i)OX", insensitive, &["fox"]),
+            ("(?-i:F)OX", insensitive, &["Fox"]),
+            ("(?is-x)fox ", plain, &["fox "]),
+            ("(?i)fox", smart, &["Fox", "fox"]),
+            ("(?i)\\u{46}\\x4f[\\x58]", plain, &["Fox", "fox"]),
+            (
+                "FOX_",
+                Options {
+                    is_literal: true,
+                    ..insensitive
+                },
+                &["Fox_"],
+            ),
             ("fox", smart, &["Fox", "fox"]),
             ("Fox", smart, &["Fox"]),
             (r"\W\dox|\Sox", smart, &["Fox", "fox"]),

@@ -33,6 +33,9 @@ const MAX_CONTEXT: u64 = 100;
 /// Most spans of one match.
 const MAX_SPANS: usize = 100;
 
+/// Most bytes of lines that are one match because matches within them meet. Less than what is cut.
+const MAX_MERGED_BYTES: usize = 2000;
+
 /// The buffer for files. One of ordinary size is read by one call.
 const BUFFER_BYTES: usize = 256 * 1024;
 
@@ -226,7 +229,8 @@ impl Workspace {
             }
             walk => walk?,
         };
-        while !search.is_full() {
+        // Only one more match tells that the limit leaves some out.
+        while !(search.is_full() && search.summary.truncated) {
             sink.tick()?;
             let Some(visit) = walk.next()? else { break };
             let found = match visit {
@@ -281,11 +285,9 @@ struct Search {
 }
 
 impl Search {
-    /// Whether no more matches are to be told.
-    fn is_full(&mut self) -> bool {
-        let is_full = self.summary.matches >= self.limit;
-        self.summary.truncated |= is_full;
-        is_full
+    /// Whether all matches were told that may be.
+    fn is_full(&self) -> bool {
+        self.summary.matches >= self.limit
     }
 
     fn skip(
@@ -383,35 +385,47 @@ impl Search {
             if first.start == text.len() && (text.is_empty() || text.ends_with(b"\n")) {
                 break;
             }
-            if found == 0 {
-                self.summary.files += 1;
-            }
             if found == self.per_file || self.is_full() {
                 self.summary.truncated = true;
                 break;
             }
+            if found == 0 {
+                self.summary.files += 1;
+            }
             found += 1;
             self.summary.matches += 1;
             let start = line_start(text, first.start);
-            let mut end = line_end(text, first.end.max(start));
+            let mut end = last_line_end(text, &first);
             let mut spans = Vec::new();
             let mut next = Some(first);
+            let mut beyond = None;
             while let Some(span) = next.take() {
                 at = span.end.max(span.start + 1);
-                end = end.max(line_end(text, span.end));
+                end = end.max(last_line_end(text, &span));
                 if span.start < span.end {
                     spans.push(span.start - start..span.end - start);
                 }
-                if spans.len() < MAX_SPANS && at <= end {
-                    let limit = if self.searcher.is_multiline() {
-                        text.len()
-                    } else {
-                        end
-                    };
-                    next = self
-                        .searcher
-                        .find(text, at, limit, &mut || sink.tick())?
-                        .filter(|next| next.start <= end);
+                if at > end {
+                    break;
+                }
+                if spans.len() == MAX_SPANS {
+                    // A line is told once, but a match may go on to lines that are not told.
+                    beyond = self.searcher.is_multiline().then_some(at);
+                    break;
+                }
+                let limit = if self.searcher.is_multiline() {
+                    text.len()
+                } else {
+                    end
+                };
+                let found = self.searcher.find(text, at, limit, &mut || sink.tick())?;
+                beyond = found.as_ref().map(|found| found.start);
+                next = found.filter(|next| {
+                    let far = last_line_end(text, next);
+                    next.start <= end && (far <= end || far - start <= MAX_MERGED_BYTES)
+                });
+                if next.is_some() {
+                    beyond = None;
                 }
             }
             line += memchr::memchr_iter(b'\n', &text[counted..start]).count() as u64;
@@ -428,10 +442,16 @@ impl Search {
                     lines_after(text, end, self.context[1]),
                 ],
             })?;
-            at = end + 1;
+            at = beyond.unwrap_or(end + 1);
         }
         Ok(())
     }
+}
+
+/// Where the last line of a match ends. A line end that is last in a match belongs to its line.
+fn last_line_end(text: &[u8], span: &Range<usize>) -> usize {
+    let ends_line = text[span.clone()].ends_with(b"\n");
+    line_end(text, span.end - usize::from(ends_line))
 }
 
 /// Up to `count` lines that end before `start`, which begins a line.

@@ -175,6 +175,70 @@ fn options_change_what_matches() {
     });
 }
 
+/// The lines of a match are its own, and no match is lost where lines meet.
+#[test]
+fn matches_with_line_ends_are_all_told() {
+    in_both_modes(|site| {
+        site.write("f", "x\ny\nz\n");
+        let (events, end) = grep(
+            site,
+            &json!({"pattern": "x\\n", "multiline": true, "after": 1}),
+        );
+        assert_eq!(
+            events,
+            [
+                json!({"event": "match", "path": "f", "line": 1, "offset": 0, "text": "x", "spans": [[0, 1]], "before": [], "after": ["y"]})
+            ]
+        );
+        assert_eq!(end["truncated"], false);
+        let line = "a".repeat(60) + "x\n";
+        site.write("f", line.repeat(300));
+        // Matches that are lines, and those that meet within lines.
+        for (pattern, count) in [("x\\n", 300), ("a\\w{9}x\\na", 299)] {
+            let request = |per_file: u64| json!({"pattern": pattern, "multiline": true, "per_file": per_file});
+            let (events, end) = grep(site, &request(1000));
+            let spans = events
+                .iter()
+                .map(|event| event["spans"].as_array().unwrap().len());
+            assert_eq!(spans.sum::<usize>(), count, "{pattern}");
+            assert!(events.iter().all(|event| event["cut"].is_null()));
+            assert_eq!(
+                (&end["matches"], &end["truncated"]),
+                (&json!(events.len()), &json!(false))
+            );
+            let (events, end) = grep(site, &request(2));
+            assert_eq!(
+                (events.len(), &end["matches"], &end["truncated"]),
+                (2, &json!(2), &json!(true))
+            );
+        }
+        // More matches in a line than one match tells.
+        site.write("f", "a".repeat(250) + "\nb\n");
+        let (events, _) = grep(site, &json!({"pattern": "a\\nb|a", "multiline": true}));
+        assert_eq!(events.last().unwrap()["text"], "a".repeat(250) + "\nb");
+    });
+}
+
+#[test]
+fn a_search_is_truncated_only_if_there_is_more() {
+    in_both_modes(|site| {
+        site.write("f", "a\nb\na\nb\n");
+        site.write("g", "none\n");
+        let request = |limit: u64, per_file: u64| json!({"pattern": "^(a|b)$", "limit": limit, "per_file": per_file});
+        let ask = |limit, per_file| {
+            let (events, end) = grep(site, &request(limit, per_file));
+            assert_eq!(end["matches"], events.len());
+            (events.len(), end["files"].clone(), end["truncated"].clone())
+        };
+        assert_eq!(ask(4, 4), (4, json!(1), json!(false)));
+        assert_eq!(ask(3, 4), (3, json!(1), json!(true)));
+        assert_eq!(ask(4, 3), (3, json!(1), json!(true)));
+        site.write("h", "b\n");
+        assert_eq!(ask(4, 4), (4, json!(1), json!(true)));
+        assert_eq!(ask(5, 4), (5, json!(2), json!(false)));
+    });
+}
+
 #[test]
 fn what_may_not_be_read_is_told() {
     in_both_modes(|site| {
