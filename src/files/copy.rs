@@ -216,7 +216,8 @@ impl Copying {
                 Some(Visit::Unreadable(path, errno)) => {
                     let reason = match errno {
                         Errno::EXDEV => "another mount",
-                        _ => "permission",
+                        Errno::EACCES | Errno::EPERM => "permission",
+                        _ => "io",
                     };
                     self.report.skip(path, reason);
                     continue;

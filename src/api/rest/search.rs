@@ -267,6 +267,7 @@ impl GrepSink for GrepEvents<'_> {
             Skip::Binary => "binary",
             Skip::TooLarge => "too_large",
             Skip::Permission => "permission",
+            Skip::Io => "io",
         };
         self.line(|out| {
             out.extend_from_slice(b"{\"event\":\"skipped\",\"path\":\"");

@@ -2,8 +2,8 @@
 //! change, never make the archive one that cannot be read.
 //!
 //! A member has the size that its header promised: a file that shrinks is filled with zeros, one that
-//! grows is cut, and both are counted as changed. What is left out is told in a global header, which programs
-//! ignore, before the last member.
+//! grows is cut, and both are counted as changed. The rest of a file that cannot be read is zeros, too,
+//! and it is told with what is left out: in a global header, which programs ignore, before the last member.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -273,19 +273,29 @@ impl Writer<'_> {
         append_member(&mut self.plain, &entry);
         self.done.files += 1;
         self.done.bytes += promised;
-        self.content(file, promised)
+        self.content(path, file, promised)
     }
 
     /// Sends exactly `promised` bytes, and fills the last block.
-    fn content(&mut self, mut file: impl Read, promised: u64) -> Outcome {
+    fn content(&mut self, path: &[u8], mut file: impl Read, promised: u64) -> Outcome {
         let mut left = promised;
-        let mut is_short = false;
+        let (mut is_short, mut is_lost) = (false, false);
         while left > 0 {
             let most = usize::try_from(left).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
-            let count = match file.read(&mut self.buffer[..most]) {
+            let read = if is_lost {
+                Ok(0)
+            } else {
+                file.read(&mut self.buffer[..most])
+            };
+            let count = match read {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
-                // What cannot be read any more is filled, too.
-                Ok(0) | Err(_) => {
+                Err(error) => {
+                    let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+                    self.skip(path, reason(errno))?;
+                    is_lost = true;
+                    continue;
+                }
+                Ok(0) => {
                     is_short = true;
                     self.buffer[..most].fill(0);
                     most
@@ -298,7 +308,7 @@ impl Writer<'_> {
         }
         let mut more = [0];
         let has_grown = !is_short && file.read(&mut more).is_ok_and(|count| count > 0);
-        self.done.changed += u64::from(is_short || has_grown);
+        self.done.changed += u64::from(!is_lost && (is_short || has_grown));
         let filled = self.plain.len() + padding(promised);
         self.plain.resize(filled, 0);
         self.flush_if_full()
@@ -457,5 +467,66 @@ fn reason(errno: Errno) -> &'static str {
     match errno {
         Errno::EXDEV => "on another file system",
         errno => errno.desc(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Gives some bytes, and fails then.
+    struct Broken(usize);
+
+    impl Read for Broken {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            if self.0 == 0 {
+                return Err(Errno::EIO.into());
+            }
+            let count = std::mem::take(&mut self.0);
+            buffer[..count].fill(b'x');
+            Ok(count)
+        }
+    }
+
+    struct Nowhere;
+
+    impl Sink for Nowhere {
+        fn send(&mut self, _: &[u8]) -> std::result::Result<(), Disconnected> {
+            Ok(())
+        }
+
+        fn look(&mut self) -> std::result::Result<(), Disconnected> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_to_its_end_is_told_or_ends_the_archive() {
+        let ledger = crate::ledger::Budget::new(1 << 30).whole();
+        let mut sink = Nowhere;
+        let mut writer = Writer {
+            sink: &mut sink,
+            encoder: None,
+            out: Vec::new(),
+            plain: Vec::new(),
+            buffer: vec![0; PIECE_BYTES],
+            fails: false,
+            newer_than: None,
+            done: Packed::default(),
+            names: HashMap::new(),
+            names_charge: charge(&ledger, 0).unwrap(),
+            skipped_charge: charge(&ledger, 0).unwrap(),
+            unlooked: 0,
+            _charge: charge(&ledger, 0).unwrap(),
+        };
+        assert!(writer.content(b"f", Broken(3), 1000).is_ok());
+        let content = [&b"xxx"[..], &[0; 2 * BLOCK - 3]].concat();
+        assert_eq!(writer.plain, content);
+        assert_eq!((writer.done.changed, writer.done.skipped_total), (0, 1));
+        assert_eq!(writer.done.skipped[0].name, b"f");
+        assert_eq!(writer.done.skipped[0].reason, Errno::EIO.desc());
+        writer.fails = true;
+        let ended = writer.content(b"f", Broken(3), 1000);
+        assert!(matches!(ended, Err(BrokenOff::Failed(_))));
     }
 }

@@ -15,4 +15,4 @@ mod walk;
 
 pub use expression::{Case, Options, SEARCHER_BYTES, Searcher, line_end, line_start};
 pub use matcher::{Matcher, Verdict};
-pub use walk::{Filter, Found, Visit};
+pub use walk::{Filter, Found, Visit, is_gone};

@@ -5,6 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use nix::errno::Errno;
 use nix::unistd::{Gid, Uid};
 
 use super::{Filter, Matcher, Visit};
@@ -284,6 +285,93 @@ fn an_unreadable_directory_is_told_and_passed() {
         walk()
     };
     assert_eq!(found, ["a", "a/x", "b", "EACCES b", "c", "c/x"]);
+}
+
+/// Walks, and does something to the tree or the walk after each entry.
+fn walked_with(root: &Root, mut after: impl FnMut(&[u8]) -> Option<Errno>) -> Vec<String> {
+    let path = FilePath::new(b".").unwrap();
+    let mut walk = root
+        .walk(&path, Filter::default(), None, &ledger())
+        .unwrap();
+    let mut found = Vec::new();
+    while let Some(visit) = walk.next().unwrap() {
+        let (line, failing) = match visit {
+            Visit::Entry(entry) => (entry.path.escape_ascii().to_string(), after(entry.path)),
+            Visit::Unreadable(path, errno) => (format!("{errno:?} {}", path.escape_ascii()), None),
+        };
+        found.push(line);
+        walk.failing = failing.or(walk.failing);
+    }
+    found
+}
+
+#[test]
+fn a_directory_that_cannot_be_read_on_is_told() {
+    let place = Place::new("read-on");
+    for number in 10..60 {
+        place.add(&format!("many/{number}"));
+    }
+    place.add("z");
+    for root in place.roots() {
+        let failing = |errno| walked_with(&root, |path| (path == b"many/10").then_some(errno));
+        let found = failing(Errno::EIO);
+        assert_eq!(found[..2], ["many", "many/10"]);
+        assert_eq!(found[found.len() - 2..], ["EIO many", "z"]);
+        // It is not there any more.
+        let found = failing(Errno::ENOENT);
+        assert!(
+            found.len() < 50 && found.ends_with(&["z".to_owned()]),
+            "{found:?}"
+        );
+        assert!(!found.iter().any(|line| line.contains(' ')), "{found:?}");
+    }
+}
+
+#[test]
+fn a_deep_directory_that_cannot_be_read_hides_none_beside_it() {
+    let place = Place::new("beside");
+    place.add("a/b/c/d/e/f/g/x");
+    place.add("a/b/c/d/e/f/h");
+    for root in place.roots() {
+        let found = walked_with(&root, |path| path.ends_with(b"/g").then_some(Errno::EIO));
+        assert_eq!(
+            found[found.len() - 3..],
+            ["a/b/c/d/e/f/g", "EIO a/b/c/d/e/f/g", "a/b/c/d/e/f/h"]
+        );
+    }
+}
+
+#[test]
+fn levels_that_cannot_be_opened_again_are_told() {
+    let place = Place::new("again");
+    for path in ["a/b/c/d/e/f/g/h/i", "a/b/c/d/e/z", "a/b/z", "z"] {
+        place.add(path);
+    }
+    let closed = place.0.join("a/b/c/d/e");
+    let set = |mode| fs::set_permissions(&closed, fs::Permissions::from_mode(mode)).unwrap();
+    let root = Root::machine(&place.0).unwrap();
+    let found = {
+        let _acting = Uid::effective().is_root().then(|| {
+            let owner = User {
+                uid: 65534,
+                gid: 65534,
+            };
+            std::os::unix::fs::chown(&closed, Some(owner.uid), Some(owner.gid)).unwrap();
+            crate::sys::ActingAs::new(owner).unwrap()
+        });
+        walked_with(&root, |path| {
+            if path.ends_with(b"/i") {
+                set(0o000);
+            }
+            None
+        })
+    };
+    set(0o755);
+    let from = found.len() - 4;
+    assert_eq!(
+        found[from..],
+        ["a/b/c/d/e/f/g/h/i", "EACCES a/b/c/d/e", "a/b/z", "z"]
+    );
 }
 
 #[test]

@@ -87,6 +87,12 @@ pub struct Walk<'files> {
     pending: usize,
     bytes: usize,
     charge: Charge,
+    /// What was lost on the way and is to be told, and its path.
+    lost: Option<Errno>,
+    lost_path: Vec<u8>,
+    /// Fails the next reading of a directory.
+    #[cfg(test)]
+    pub(super) failing: Option<Errno>,
 }
 
 /// A directory on the way.
@@ -109,8 +115,15 @@ pub enum Visit<'walk> {
     /// A file, link or directory. What is in a directory follows, unless it is
     /// [skipped](Walk::skip_contents).
     Entry(Found<'walk>),
-    /// The directory that was told last cannot be read, or is on another mount (`EXDEV`).
+    /// What is at this path, or the rest of it, cannot be read, or is on another mount (`EXDEV`). The
+    /// first directory is `.`. What is only [gone](is_gone) is not told.
     Unreadable(&'walk [u8], Errno),
+}
+
+/// Whether an error says that what had a name does not have it any more.
+pub fn is_gone(errno: Errno) -> bool {
+    let gone = [Errno::ENOENT, Errno::ESTALE, Errno::ENOTDIR, Errno::ELOOP];
+    gone.contains(&errno)
 }
 
 /// A name that a walk found, in a directory that is open.
@@ -210,6 +223,10 @@ impl Root {
             pending: 0,
             bytes: 0,
             charge: ledger.charge(Item::Responses, 0)?,
+            lost: None,
+            lost_path: Vec::new(),
+            #[cfg(test)]
+            failing: None,
         };
         if !walk.filter.ignore_files.is_empty() {
             let names = walk.filter.ignore_files;
@@ -243,11 +260,7 @@ impl Walk<'_> {
         if let Some(is_included) = self.entering.take()
             && let Err(errno) = self.enter(is_included)?
         {
-            return Ok(match errno {
-                // Removed, or replaced by something else, since its name was read.
-                Errno::ENOENT | Errno::ENOTDIR | Errno::ELOOP => self.advance()?,
-                errno => Some(Visit::Unreadable(&self.path, errno)),
-            });
+            self.lose(self.path.len(), errno);
         }
         self.advance()
     }
@@ -259,6 +272,9 @@ impl Walk<'_> {
 
     fn advance(&mut self) -> Result<Option<Visit<'_>>> {
         let (kind, is_included) = loop {
+            if let Some(errno) = self.lost.take() {
+                return Ok(Some(Visit::Unreadable(&self.lost_path, errno)));
+            }
             let Some(level) = self.levels.last_mut() else {
                 return Ok(None);
             };
@@ -274,16 +290,16 @@ impl Walk<'_> {
             self.bytes -= name.len() + NAME_BYTES;
             self.path.truncate(level.base);
             self.path.extend_from_slice(&name);
-            let Some(directory) = &level.directory else {
-                continue;
+            let kind = match (kind, &level.directory) {
+                (_, None) => Err(Errno::EBADF),
+                (Some(kind), _) => Ok(kind),
+                (None, Some(directory)) => {
+                    let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
+                    let status = fstatat(directory, name.as_slice(), nofollow);
+                    status.map(|status| FileKind::of(&status))
+                }
             };
-            let kind = kind.or_else(|| {
-                let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
-                let status = fstatat(directory, name.as_slice(), nofollow);
-                status.ok().map(|status| FileKind::of(&status))
-            });
-            let Some(kind) = kind else { continue };
-            let is_directory = kind == FileKind::Directory;
+            let is_directory = kind == Ok(FileKind::Directory);
             if self.filter.skips_hidden && name.starts_with(b".")
                 || self.ignores.exclude(&self.path, is_directory)
                 || self.filter.exclude.decide(&self.path, is_directory)
@@ -291,12 +307,22 @@ impl Walk<'_> {
             {
                 continue;
             }
+            let kind = match kind {
+                Ok(kind) => kind,
+                Err(errno) => {
+                    self.lose(self.path.len(), errno);
+                    continue;
+                }
+            };
             let is_included = level.is_included
                 || self.filter.include.decide(&self.path, is_directory)
                     == Some(super::Verdict::Matched);
             if self.is_before_resumed(&name) {
-                if !is_directory || self.enter(is_included)?.is_err() {
+                if !is_directory {
                     self.resume = None;
+                } else if let Err(errno) = self.enter(is_included)? {
+                    self.resume = None;
+                    self.lose(self.path.len(), errno);
                 }
                 continue;
             }
@@ -368,12 +394,6 @@ impl Walk<'_> {
         identity: Option<Identity>,
         is_included: bool,
     ) -> Result<nix::Result<()>> {
-        let depth = self.levels.len();
-        if let Some(last) = self.levels.last_mut()
-            && depth > HELD_LEVELS
-        {
-            last.directory = None;
-        }
         self.levels.push(Level {
             directory: Some(directory),
             identity,
@@ -394,7 +414,23 @@ impl Walk<'_> {
                 return Ok(Err(errno));
             }
         }
+        if let [.., above, _] = &mut self.levels[..]
+            && above.identity.is_some()
+        {
+            above.directory = None;
+        }
         Ok(Ok(()))
+    }
+
+    /// Has it told that what is at the first bytes of the current path cannot be read, unless it is gone.
+    fn lose(&mut self, length: usize, errno: Errno) {
+        if !is_gone(errno) {
+            self.lost = Some(errno);
+            self.lost_path = match &self.path[..length] {
+                b"" => b".".to_vec(),
+                path => path.to_vec(),
+            };
+        }
     }
 
     fn read_ignore_files(&mut self, found: &[bool]) -> Result<()> {
@@ -430,11 +466,12 @@ impl Walk<'_> {
 
     /// Reads the names of the last level after the one that it told last.
     fn refill(&mut self) -> Result<()> {
-        let Some(level) = self.levels.last() else {
+        let Some(base) = self.levels.last().map(|level| level.base) else {
             return Ok(());
         };
-        let last = self.path[level.base.min(self.path.len())..].to_vec();
-        if self.read(Some(&last), false)?.is_err() {
+        let last = self.path[base.min(self.path.len())..].to_vec();
+        if let Err(errno) = self.read(Some(&last), false)? {
+            self.lose(base.saturating_sub(1), errno);
             self.leave();
         }
         Ok(())
@@ -443,6 +480,10 @@ impl Walk<'_> {
     /// Reads the smallest names of the last level from `from` on, or after it. Returns which of the ignore
     /// files it has.
     fn read(&mut self, from: Option<&[u8]>, inclusive: bool) -> Result<nix::Result<Vec<bool>>> {
+        #[cfg(test)]
+        if let Some(errno) = self.failing.take() {
+            return Ok(Err(errno));
+        }
         let mut has_ignores = vec![false; self.filter.ignore_files.len()];
         let Some(Level {
             directory: Some(directory),
@@ -538,8 +579,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Opens the last level from the last one that is open, name by name. Levels that are not there any
-    /// more are given up.
+    /// Opens the last level from the last one that is open, name by name. Levels that cannot be opened
+    /// any more are given up; that is told unless they are gone.
     fn find_again(&mut self) {
         let is_open = |level: &Level| level.directory.is_some();
         let Some(mut at) = self.levels.iter().rposition(is_open) else {
@@ -548,17 +589,24 @@ impl Walk<'_> {
         while at + 1 < self.levels.len() {
             let (parent, child) = (&self.levels[at], &self.levels[at + 1]);
             let name = &self.path[parent.base..child.base - 1];
-            let opened = parent.directory.as_ref().and_then(|parent| {
-                let directory = self.root.open_name(parent, name, READ_DIRECTORY).ok()?;
-                let is_same = Identity::of_open(&directory).ok() == child.identity;
-                Dir::from_fd(directory).ok().filter(|_| is_same)
-            });
-            let Some(directory) = opened else {
-                // Continue after the directory that is not there any more.
-                while self.levels.len() > at + 1 {
-                    self.pop();
+            let open = || {
+                let parent = parent.directory.as_ref().ok_or(Errno::EBADF)?;
+                let directory = self.root.open_name(parent, name, READ_DIRECTORY)?;
+                if Some(Identity::of_open(&directory)?) != child.identity {
+                    return Err(Errno::ESTALE);
                 }
-                break;
+                Dir::from_fd(directory)
+            };
+            let directory = match open() {
+                Ok(directory) => directory,
+                Err(errno) => {
+                    self.lose(child.base - 1, errno);
+                    // Continue after it.
+                    while self.levels.len() > at + 1 {
+                        self.pop();
+                    }
+                    break;
+                }
             };
             if at >= HELD_LEVELS {
                 self.levels[at].directory = None;

@@ -26,7 +26,7 @@ use crate::error::{Detail, Error, Kind};
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::name::FilePath;
 use crate::files::root::Files;
-use crate::files::search::{Filter, Matcher, Visit};
+use crate::files::search::{Filter, Matcher, Visit, is_gone};
 use crate::ledger::{Charge, Item, Ledger};
 
 /// How long a file may be written to before that is told, if it is not closed.
@@ -834,7 +834,7 @@ impl Watcher {
     }
 
     /// Watches the directories below one that is watched, and tells everything in it. A strict reading fails if a
-    /// directory may not be read.
+    /// directory cannot be read. One on another mount is none of the tree.
     fn read_below(
         &mut self,
         files: &Files<'_>,
@@ -845,12 +845,15 @@ impl Watcher {
     ) -> Outcome {
         let readable = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let opened = files.open_name(directory, b".", readable);
-        let Ok(opened) = unless_lacking(opened)? else {
-            return Ok(());
+        let opened = match unless_lacking(opened)? {
+            Ok(opened) => opened,
+            Err(errno) => return passed(errno, is_strict),
         };
         let ledger = Arc::clone(&self.ledger);
-        let Ok(mut walk) = files.walk_in(opened, Filter::default(), None, &ledger)? else {
-            return Ok(());
+        let walk = files.walk_in(opened, Filter::default(), None, &ledger)?;
+        let mut walk = match unless_lacking(walk)? {
+            Ok(walk) => walk,
+            Err(errno) => return passed(errno, is_strict),
         };
         // The directories from the first to the current one.
         let mut way = vec![key];
@@ -859,9 +862,7 @@ impl Watcher {
                 Visit::Entry(found) => found,
                 Visit::Unreadable(_, errno) => {
                     let _ = unless_lacking(Err::<(), _>(errno))?;
-                    if is_strict && errno == Errno::EACCES {
-                        return Err(Ended::Failed(errno));
-                    }
+                    passed(errno, is_strict)?;
                     continue;
                 }
             };
@@ -886,8 +887,10 @@ impl Watcher {
             };
             match added {
                 Ok(key) => way.push(key),
-                Err(Errno::EACCES) if is_strict => return Err(Ended::Failed(Errno::EACCES)),
-                Err(_) => walk.skip_contents(),
+                Err(errno) => {
+                    passed(errno, is_strict)?;
+                    walk.skip_contents();
+                }
             }
         }
         Ok(())
@@ -971,6 +974,14 @@ fn unless_lacking<T>(result: nix::Result<T>) -> Outcome<nix::Result<T>> {
         Err(errno @ (Errno::EMFILE | Errno::ENFILE | Errno::ENOMEM)) => Err(Ended::Failed(errno)),
         result => Ok(result),
     }
+}
+
+/// Passes a directory that cannot be watched, unless the reading is strict and the directory is in the tree.
+fn passed(errno: Errno, is_strict: bool) -> Outcome {
+    if is_strict && errno != Errno::EXDEV && !is_gone(errno) {
+        return Err(Ended::Failed(errno));
+    }
+    Ok(())
 }
 
 /// When to go on.

@@ -99,6 +99,17 @@ pub enum Skip {
     TooLarge,
     /// It may not be read.
     Permission,
+    /// It cannot be read.
+    Io,
+}
+
+impl Skip {
+    fn of(errno: Errno) -> Self {
+        match errno {
+            Errno::EACCES | Errno::EPERM => Self::Permission,
+            _ => Self::Io,
+        }
+    }
 }
 
 /// What a search did.
@@ -236,9 +247,9 @@ impl Workspace {
             let found = match visit {
                 Visit::Entry(found) => found,
                 Visit::Unreadable(_, Errno::EXDEV) => continue,
-                Visit::Unreadable(directory, _) => {
+                Visit::Unreadable(directory, errno) => {
                     let shown = path.below(&show(directory));
-                    search.skip(&shown, Skip::Permission, sink)?;
+                    search.skip(&shown, Skip::of(errno), sink)?;
                     continue;
                 }
             };
@@ -254,9 +265,9 @@ impl Workspace {
             let shown = path.below(&show(found.path));
             match found.open(OFlag::O_RDONLY) {
                 Ok(file) => search.file(file, &shown, sink)?,
-                Err(Errno::EACCES | Errno::EPERM) => search.skip(&shown, Skip::Permission, sink)?,
                 // It is gone, or something else now.
-                Err(_) => {}
+                Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR) => {}
+                Err(errno) => search.skip(&shown, Skip::of(errno), sink)?,
             }
         }
         Ok(search.summary)
@@ -307,8 +318,9 @@ impl Search {
         path: &str,
         sink: &mut dyn GrepSink,
     ) -> std::result::Result<(), Stopped> {
-        let Some(length) = self.read(file)? else {
-            return self.skip(path, Skip::TooLarge, sink);
+        let length = match self.read(file)? {
+            Ok(length) => length,
+            Err(why) => return self.skip(path, why, sink),
         };
         let buffer = std::mem::take(&mut self.buffer);
         let searched = if is_binary(&buffer[..length]) {
@@ -321,15 +333,14 @@ impl Search {
         searched
     }
 
-    /// Reads a file into the buffer, and returns how many bytes it has; `None` if they are too many. A file
-    /// that cannot be read to its end ends there, and one that is not regular is empty.
-    fn read(&mut self, mut file: File) -> Result<Option<usize>> {
+    /// Reads a file into the buffer, and returns how many bytes it has. One that is not regular is empty.
+    fn read(&mut self, mut file: File) -> Result<std::result::Result<usize, Skip>> {
         let version = match FileVersion::of(&file) {
             Ok(version) if version.kind == FileKind::Regular => version,
-            _ => return Ok(Some(0)),
+            _ => return Ok(Ok(0)),
         };
         if version.size > self.max_file_bytes {
-            return Ok(None);
+            return Ok(Err(Skip::TooLarge));
         }
         // One byte more than the file has tells in the same call that it ends.
         let size = usize::try_from(version.size).unwrap_or(usize::MAX);
@@ -338,13 +349,18 @@ impl Search {
         loop {
             if length == self.buffer.len() {
                 if length as u64 > self.max_file_bytes {
-                    return Ok(None);
+                    return Ok(Err(Skip::TooLarge));
                 }
                 self.grow(2 * length)?;
             }
             let asked = self.buffer.len() - length;
             match file.read(&mut self.buffer[length..]) {
-                Ok(0) | Err(_) => break,
+                Ok(0) => break,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
+                    return Ok(Err(Skip::of(errno)));
+                }
                 // Only the end of a file makes a read short; files in /proc do it at any time.
                 Ok(count) if count < asked && version.size > 0 => {
                     length += count;
@@ -353,7 +369,8 @@ impl Search {
                 Ok(count) => length += count,
             }
         }
-        Ok((length as u64 <= self.max_file_bytes).then_some(length))
+        let is_small = length as u64 <= self.max_file_bytes;
+        Ok(is_small.then_some(length).ok_or(Skip::TooLarge))
     }
 
     fn grow(&mut self, size: usize) -> Result<()> {

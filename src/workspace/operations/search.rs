@@ -108,7 +108,8 @@ pub struct Globbed {
 }
 
 impl Workspace {
-    /// Finds files by patterns. Links are found and not followed.
+    /// Finds files by patterns. Links are found and not followed. What is in a
+    /// directory that cannot be read is left out: the answer is a list of names and has no place to tell it.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`, a limit that is not accepted, `OverLimit`; or it was interrupted.
