@@ -6,6 +6,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -531,6 +532,9 @@ fn a_watch_ends_with_its_directory() {
     });
 }
 
+/// Held by a test that takes 64 inotify instances: the kernel gives a user 128, on all servers together.
+static MANY_WATCHES: Mutex<()> = Mutex::new(());
+
 /// The inotify instances that a server has.
 fn instances(place: &Place<'_>) -> Option<usize> {
     let descriptors = fs::read_dir(format!("/proc/{}/fd", place.pid())).ok()?;
@@ -740,6 +744,7 @@ fn a_ring_that_is_full_says_that_events_were_lost() {
 
 #[test]
 fn ids_are_chosen_once_and_there_are_64() {
+    let _alone = MANY_WATCHES.lock().unwrap_or_else(PoisonError::into_inner);
     Place::each(|place| {
         for name in ["w", "v"] {
             fs::create_dir(place.path(name)).unwrap();
@@ -870,6 +875,7 @@ fn a_client_that_knows_more_than_a_watch_is_told_that_it_lost_something() {
 
 #[test]
 fn a_watch_that_ended_is_registered_anew() {
+    let _alone = MANY_WATCHES.lock().unwrap_or_else(PoisonError::into_inner);
     Place::each(|place| {
         let body = json!({"path": "@w", "id": "mine"});
         for _ in 0..2 {
