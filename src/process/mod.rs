@@ -1,9 +1,10 @@
 //! Commands: starting them, moving their output, ending them, and keeping their logs.
 //!
-//! From the bottom up: [`ring`], `logs`, `start`, `children`, `tree` and `oom` know no process. `process`
-//! is what all others share: identity, life and log. `stdin` and `follow` serve a client of a process that another
-//! thread drives. `terminal` is what a process with a terminal has besides. `stdio` makes the descriptors of a command, a pump moves its bytes, the
-//! supervisor drives the pumps that no client drives, and the [`registry`] starts, finds and lists.
+//! Uses go one way. From the bottom up: [`ring`], `logs`, `start`, `children`, `tree`, `oom`, `stdio` (the
+//! descriptors of a command) and `terminal` (what a process with a terminal has besides) know no process. `process`
+//! is what all others share: identity, life and log. `stdin` and `follow` serve a client of a process that
+//! another thread drives, and `viewer` one that is attached to its terminal. A pump moves the bytes of a command,
+//! the supervisor drives the pumps that no client drives, and the [`registry`] starts, finds and lists.
 //!
 //! Nothing here knows HTTP or JSON: a client is a [`Subscriber`] with a connection to poll.
 

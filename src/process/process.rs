@@ -15,9 +15,9 @@ use super::terminal::Terminal;
 use super::tree::{self, Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::client::Client;
-use crate::command::{CommandLine, CommandSpec, Fingerprint};
+use crate::command::{CommandLine, CommandSpec, Fingerprint, TerminalSize};
 use crate::confine::Mark;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::ledger::{Charge, Ledger};
 use crate::sync::lock;
 use crate::sys::{self, Ending, Pid, Spawned, User};
@@ -287,6 +287,33 @@ impl Process {
     /// Bytes that a stream has carried so far.
     pub fn written(&self, stream: Stream) -> u64 {
         self.log.written(stream)
+    }
+
+    /// Its terminal.
+    ///
+    /// # Errors
+    /// `NotPty` if it has none.
+    pub fn terminal(&self) -> Result<&Terminal> {
+        self.terminal.as_ref().ok_or_else(|| {
+            let text = format!(
+                "process {} has no terminal; start it with \"pty\":true for one",
+                self.id
+            );
+            Error::new(Kind::NotPty, text)
+        })
+    }
+
+    /// Sets the size of its terminal and wakes its followers.
+    ///
+    /// # Errors
+    /// `NotPty`; `NotRunning` if it has ended.
+    pub fn resize(&self, size: TerminalSize) -> Result<()> {
+        if !self.terminal()?.set_size(size)? {
+            let text = format!("cannot resize the terminal of {}: it has ended", self.id);
+            return Err(Error::new(Kind::NotRunning, text));
+        }
+        self.wake_followers();
+        Ok(())
     }
 
     /// Sends a signal to its process group, or kills the whole tree if it is SIGKILL; false if the process

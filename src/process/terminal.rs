@@ -1,7 +1,8 @@
 //! The terminal of a process: its size, its foreground group, and how many a workspace may have.
 //!
 //! What a terminal shows is the process's stdout, and what is typed goes through its stdin: see `pump`
-//! and `stdin`. A process keeps its terminal as long as it runs.
+//! and `stdin`. A process keeps its terminal as long as it runs. Nothing here knows the process: who signals
+//! the foreground says which session that is, and keeps its leader from being reaped meanwhile.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,7 +10,6 @@ use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 
-use super::process::Process;
 use super::stdio::NO_TERMINAL;
 use crate::command::{TerminalSize, TerminalSpec};
 use crate::error::{Error, Kind, Result};
@@ -73,7 +73,7 @@ impl Terminal {
     }
 
     /// Sets the size, which sends SIGWINCH to the foreground group. False if the process has ended.
-    fn set_size(&self, size: TerminalSize) -> Result<bool> {
+    pub(super) fn set_size(&self, size: TerminalSize) -> Result<bool> {
         let mut state = lock(&self.state);
         let Some(master) = &state.master else {
             return Ok(false);
@@ -117,35 +117,6 @@ impl Terminal {
             Err(Errno::ESRCH) => Ok(None),
             Err(errno) => Err(errno),
         }
-    }
-}
-
-impl Process {
-    /// Its terminal.
-    ///
-    /// # Errors
-    /// `NotPty` if it has none.
-    pub fn terminal(&self) -> Result<&Terminal> {
-        self.terminal.as_ref().ok_or_else(|| {
-            let text = format!(
-                "process {} has no terminal; start it with \"pty\":true for one",
-                self.id
-            );
-            Error::new(Kind::NotPty, text)
-        })
-    }
-
-    /// Sets the size of its terminal and wakes its followers.
-    ///
-    /// # Errors
-    /// `NotPty`; `NotRunning` if it has ended.
-    pub fn resize(&self, size: TerminalSize) -> Result<()> {
-        if !self.terminal()?.set_size(size)? {
-            let text = format!("cannot resize the terminal of {}: it has ended", self.id);
-            return Err(Error::new(Kind::NotRunning, text));
-        }
-        self.wake_followers();
-        Ok(())
     }
 }
 
