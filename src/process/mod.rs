@@ -30,6 +30,8 @@ mod viewer;
 
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 pub use stdin::StdinWriter;
+#[cfg(test)]
+pub(crate) use stdin::tests as stdin_tests;
 pub use terminal::{Terminal, terminal_use};
 pub use tree::count_left_behind;
 pub use viewer::{Start, View, Viewer};

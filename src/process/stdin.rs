@@ -97,7 +97,7 @@ fn closed(process: &Process) -> Error {
 }
 
 fn disconnected() -> Error {
-    let text = "the client went away while the process was not reading";
+    let text = "the client disconnected while the process was not reading";
     Error::new(Kind::StdinBusy, text)
 }
 
@@ -216,7 +216,7 @@ impl Drop for StdinWriter {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use std::os::fd::BorrowedFd;
 
     use super::*;
@@ -226,10 +226,17 @@ mod tests {
     use crate::confine::Confinement;
     use crate::ledger::Budget;
     use crate::process::Reason;
+    use crate::process::pump::Pump;
     use crate::process::registry::{Registry, Shared, StartOutcome};
 
     /// A client that stays.
-    struct Present(OwnedFd);
+    pub(crate) struct Present(OwnedFd);
+
+    impl Present {
+        pub(crate) fn new() -> Self {
+            Self(std::fs::File::open("/dev/null").unwrap().into())
+        }
+    }
 
     impl Peer for Present {
         fn descriptor(&self) -> BorrowedFd<'_> {
@@ -245,8 +252,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_terminal_that_nobody_reads_lets_its_writer_go() {
+    /// A program at a terminal that never reads.
+    pub(crate) fn deaf_terminal() -> Pump {
         let shared = Shared::new(4096, 4096).unwrap();
         let ledger = Budget::new(1 << 20).whole();
         let registry = Registry::new(shared, Arc::new(Activity::new()), ledger);
@@ -257,8 +264,14 @@ mod tests {
         let Ok(StartOutcome::Started(pump)) = registry.start(spec, &confinement) else {
             panic!("it has not started");
         };
+        pump
+    }
+
+    #[test]
+    fn a_terminal_that_nobody_reads_lets_its_writer_go() {
+        let pump = deaf_terminal();
         let process = Arc::clone(pump.process());
-        let mut client = Present(std::fs::File::open("/dev/null").unwrap().into());
+        let mut client = Present::new();
 
         let mut writer = process.stdin().unwrap();
         let started = Instant::now();

@@ -44,7 +44,7 @@ impl Foreground {
     }
 
     /// Sends the output from its beginning, and the exit. `on_disconnect` decides about the process
-    /// if the client goes away first.
+    /// if the client disconnects first.
     pub fn follow(self, subscriber: &mut dyn Subscriber, on_disconnect: OnDisconnect) {
         match self.0 {
             StartOutcome::Started(pump) => pump.run_foreground(subscriber, on_disconnect),
@@ -66,30 +66,34 @@ pub enum SignalGroup {
     Foreground,
 }
 
-/// The input of a process while one request writes to it.
-struct Input {
+/// One request to write to a process's input.
+struct StdinRequest {
     process: Arc<Process>,
     /// Held for the whole request if the input is a pipe. At a terminal others may type between two parts.
     pipe: Option<StdinWriter>,
     written: u64,
 }
 
-impl Input {
-    fn of(process: Arc<Process>, client: &mut dyn Peer) -> Result<Self> {
+impl StdinRequest {
+    fn begin(process: Arc<Process>, client: &mut dyn Peer) -> Result<Self> {
         let pipe = if process.terminal().is_ok() {
-            drop(process.stdin_in_turn(client)?);
-            None
+            process.stdin_in_turn(client).map(|_| None)
         } else {
-            Some(process.stdin()?)
+            process.stdin().map(Some)
         };
         Ok(Self {
             process,
-            pipe,
+            pipe: pipe.map_err(|error| with_written(error, 0))?,
             written: 0,
         })
     }
 
     fn write(&mut self, data: &[u8], client: &mut dyn Peer) -> Result<()> {
+        self.try_write(data, client)
+            .map_err(|error| with_written(error, self.written))
+    }
+
+    fn try_write(&mut self, data: &[u8], client: &mut dyn Peer) -> Result<()> {
         let mut turn;
         let writer = if let Some(pipe) = &mut self.pipe {
             pipe
@@ -100,7 +104,7 @@ impl Input {
         let before = writer.written();
         let result = writer.write(data, client);
         self.written += writer.written() - before;
-        result.map_err(|error| error.with("written", Detail::Number(self.written)))
+        result
     }
 
     /// Ends a pipe; at a terminal, types the character that says so to a program that reads lines.
@@ -112,6 +116,11 @@ impl Input {
         let character = self.process.terminal()?.end_of_file_character();
         self.write(&[character], client)
     }
+}
+
+/// Every failure to write tells how many bytes of the request were written before.
+fn with_written(error: Error, written: u64) -> Error {
+    error.with("written", Detail::Number(written))
 }
 
 impl Workspace {
@@ -188,7 +197,7 @@ impl Workspace {
     ) -> std::result::Result<u64, S::Error> {
         let process = self.process(process)?;
         let mut client = source.client();
-        let mut input = Input::of(process, &mut *client)?;
+        let mut input = StdinRequest::begin(process, &mut *client)?;
         let charge = self
             .ledger
             .charge_up_to(Item::Bodies, STDIN_BYTES, LEAST_STDIN_BYTES);
@@ -221,4 +230,44 @@ impl Workspace {
 fn no_process(name: &str) -> Error {
     let text = format!("there is no process {name}; GET processes lists those that are known");
     Error::new(Kind::NotFound, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::Reason;
+    use crate::process::stdin_tests::{Present, deaf_terminal};
+
+    /// The kind of a failure and the bytes that it says were written.
+    fn told<T>(result: Result<T>) -> (Kind, Option<Detail>) {
+        let mut error = result.err().unwrap();
+        let mut details = error.take_details().into_iter();
+        let written = details.find_map(|(name, detail)| (name == "written").then_some(detail));
+        (error.kind(), written)
+    }
+
+    #[test]
+    fn every_failure_to_write_tells_what_was_written() {
+        let pump = deaf_terminal();
+        let process = pump.process();
+        let begin = |client: &mut Present| StdinRequest::begin(Arc::clone(process), client);
+        let mut client = Present::new();
+        let mut request = begin(&mut client).unwrap();
+        request.write(b"some", &mut client).unwrap();
+
+        // Another client has the turn, for longer than anybody waits.
+        let turn = process.stdin().unwrap();
+        let busy = |written| (Kind::StdinBusy, Some(Detail::Number(written)));
+        assert_eq!(told(begin(&mut client)), busy(0));
+        assert_eq!(told(request.write(b"more", &mut client)), busy(4));
+        drop(turn);
+
+        // Nothing is read.
+        let (kind, written) = told(request.write(&b"line\n".repeat(200_000), &mut client));
+        assert_eq!(kind, Kind::StdinBusy);
+        assert_eq!(written, Some(Detail::Number(request.written)));
+        assert!((5..1_000_000).contains(&request.written));
+
+        process.kill_tree(Reason::Killed);
+    }
 }

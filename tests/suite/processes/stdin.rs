@@ -195,7 +195,9 @@ fn one_writer_at_a_time_feeds_stdin() {
                 .and_then(|()| sender.write_all(body.as_bytes()));
         });
         assert!(follow(&server, &process).next_output().is_some());
-        assert_error(&feed(&server, &process, "", b""), 409, "stdin_busy");
+        let refused = feed(&server, &process, "", b"more");
+        assert_error(&refused, 409, "stdin_busy");
+        assert_eq!(refused.json()["written"], 0);
         assert_eq!(server.delete(&path(&process, "")).json()["killed"], true);
         // The stuck one is let go, with an answer or with a close.
         let answer = String::from_utf8_lossy(&first.read_to_close()).into_owned();
