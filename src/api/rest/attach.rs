@@ -30,7 +30,7 @@ use crate::http::{Body, Refusal, Response};
 use crate::ledger::Ledger;
 use crate::process::{Exit, Start};
 use crate::sys::{Ending, Events};
-use crate::workspace::{AttachSpec, Attachment, Scene, Workspace};
+use crate::workspace::{AttachSpec, Attachment, ViewerEvent, Workspace};
 
 /// How long input of a client that has closed is typed.
 const LAST_INPUT_LIMIT: Duration = Duration::from_secs(2);
@@ -137,7 +137,7 @@ impl Takeover for AttachedTerminal {
             replay_filter: (self.handshake.selected != Some(EVENTS)).then(QueryFilter::new),
             with_events: self.handshake.selected == Some(EVENTS),
             closed_by_client: None,
-            refused: None,
+            has_refused_input: false,
         };
         session
             .run()
@@ -154,8 +154,9 @@ struct Session<'c> {
     with_events: bool,
     /// The code that the client has closed with, and until when its input is typed.
     closed_by_client: Option<(Option<u16>, Instant)>,
-    /// The code of what was refused since the last wait. One event tells of all that is refused alike.
-    refused: Option<&'static str>,
+    /// Whether input was refused since the last wait because this viewer only watches. One event tells of
+    /// all such input.
+    has_refused_input: bool,
 }
 
 impl Session<'_> {
@@ -204,7 +205,7 @@ impl Session<'_> {
         let others = [(wakeup, Events::READABLE), (typing, Events::WRITABLE)];
         let result = self.channel.wait(self.takes_input(), others, limit);
         self.attachment.clear_wakeup();
-        self.refused = None;
+        self.has_refused_input = false;
         result
     }
 
@@ -246,11 +247,11 @@ impl Session<'_> {
         if !self.channel.is_open() {
             return false;
         }
-        let Some(scene) = self.attachment.next_scene() else {
+        let Some(event) = self.attachment.next_event() else {
             return false;
         };
-        match scene {
-            Scene::Output { bytes, .. } => match &mut self.replay_filter {
+        match event {
+            ViewerEvent::Output { bytes, .. } => match &mut self.replay_filter {
                 None => self.channel.send_binary(bytes),
                 Some(filter) => {
                     let mut passed = Vec::with_capacity(bytes.len());
@@ -260,13 +261,13 @@ impl Session<'_> {
                     }
                 }
             },
-            Scene::ReadOnly => self.tell_mode(),
-            Scene::Resized(size) => {
+            ViewerEvent::ReadOnly => self.tell_mode(),
+            ViewerEvent::Resized(size) => {
                 let (rows, columns) = (size.rows(), size.columns());
                 let event = format!("{{\"event\":\"resize\",\"rows\":{rows},\"cols\":{columns}}}");
                 self.event(event.as_bytes());
             }
-            Scene::Dropped { offset, bytes } => {
+            ViewerEvent::Dropped { offset, bytes } => {
                 // A sequence that the gap has cut is none.
                 self.replay_filter = self.replay_filter.take().map(|_| QueryFilter::new());
                 let event = format!(
@@ -274,7 +275,7 @@ impl Session<'_> {
                 );
                 self.event(event.as_bytes());
             }
-            Scene::Live { offset } => {
+            ViewerEvent::Live { offset } => {
                 let mut held = Vec::new();
                 if let Some(mut filter) = self.replay_filter.take() {
                     filter.finish(&mut held);
@@ -284,7 +285,7 @@ impl Session<'_> {
                 }
                 self.event(format!("{{\"event\":\"live\",\"offset\":{offset}}}").as_bytes());
             }
-            Scene::Ended(exit) => self.end(&exit),
+            ViewerEvent::Ended(exit) => self.end(&exit),
         }
         true
     }
@@ -315,7 +316,15 @@ impl Session<'_> {
                 self.closed_by_client = Some((code, until));
                 Ok(())
             }
-            Message::Binary(bytes) => self.attachment.type_bytes(bytes),
+            Message::Binary(bytes) => match self.attachment.type_bytes(bytes) {
+                Err(error)
+                    if error.kind() == Kind::ReadOnly
+                        && std::mem::replace(&mut self.has_refused_input, true) =>
+                {
+                    Ok(())
+                }
+                result => result,
+            },
             Message::Text(text) if !self.with_events => {
                 self.attachment.type_bytes(text.into_bytes())
             }
@@ -358,9 +367,6 @@ impl Session<'_> {
             return self.channel.close(Some(code::FAILED), &error.to_string());
         }
         let refusal = Refusal::from(error);
-        if self.refused.replace(refusal.code) == Some(refusal.code) {
-            return;
-        }
         let mut event = b"{\"event\":\"error\",".to_vec();
         let document = serde_json::to_vec(&refusal).unwrap_or_default();
         event.extend_from_slice(document.get(1..).unwrap_or_default());

@@ -19,11 +19,11 @@ mod watch;
 
 pub use archives::MAX_ARCHIVE_FILES;
 pub use compare::{ClientFile, Compared, FileState};
-pub use edit::EditRequest;
+pub use edit::{EditRequest, Edited};
 pub use files::{FilePart, FileWrite};
 pub use grep::{Grep, GrepSink, Match, Skip, Summary};
 pub use patch::{Change, Patched};
 pub use processes::{Run, SignalGroup};
 pub use search::{Glob, Globbed, Kinds, Moment, Order};
-pub use terminals::{AttachSpec, Attachment, Scene};
+pub use terminals::{AttachSpec, Attachment, ViewerEvent};
 pub use watch::WatchSubscriber;

@@ -1,5 +1,9 @@
-//! Attaching to the terminal of a process: who may type, what is kept until it is typed, and what a viewer
-//! is told in which order.
+//! Attaching to the terminal of a process.
+//!
+//! The policy that all doors share lives here: who may type, how much input waits until it is typed, and the
+//! order in which a viewer is told what happens. How a viewer reads the log and takes its turn to type is in
+//! `process::viewer`, because it needs the log and the terminal and no policy. Frames, JSON and sockets belong
+//! to the door. Nothing here blocks: a door polls its client and the terminal together, on one thread.
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -38,7 +42,7 @@ pub struct AttachSpec {
 
 /// What a viewer is told next.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Scene<'a> {
+pub enum ViewerEvent<'a> {
     /// Another viewer has taken the input over: this one may type no more.
     ReadOnly,
     /// Another client has changed the size.
@@ -63,13 +67,13 @@ pub struct Attachment {
     /// Where the output ends, once the process has ended. A descendant may write without end.
     end: Option<(Exit, u64)>,
     is_typist: bool,
-    waiting: VecDeque<Input>,
+    waiting: VecDeque<QueuedInput>,
     waiting_bytes: usize,
     charge: Option<Charge>,
 }
 
 /// Input that is not typed yet.
-enum Input {
+enum QueuedInput {
     Bytes { bytes: Vec<u8>, typed: usize },
     EndOfFile,
 }
@@ -134,14 +138,14 @@ impl Attachment {
     }
 
     /// What the viewer is told next; `None` if nothing has happened.
-    pub fn next_scene(&mut self) -> Option<Scene<'_>> {
+    pub fn next_event(&mut self) -> Option<ViewerEvent<'_>> {
         if self.is_typist && !self.viewer.may_type() {
             self.is_typist = false;
             self.forget_input();
-            return Some(Scene::ReadOnly);
+            return Some(ViewerEvent::ReadOnly);
         }
         if let Some(size) = self.viewer.new_size() {
-            return Some(Scene::Resized(size));
+            return Some(ViewerEvent::Resized(size));
         }
         // Read in this order: once the exit is known, all output of the process is in the log.
         if self.end.is_none() {
@@ -151,19 +155,19 @@ impl Attachment {
         }
         let offset = self.viewer.offset();
         if self.replay_end.take_if(|end| *end <= offset).is_some() {
-            return Some(Scene::Live { offset });
+            return Some(ViewerEvent::Live { offset });
         }
         if let Some((exit, end)) = self.end
             && end <= offset
         {
-            return Some(Scene::Ended(exit));
+            return Some(ViewerEvent::Ended(exit));
         }
         let end = self.end.map_or(u64::MAX, |(_, end)| end);
         let is_replay = self.replay_end.is_some();
         let view = self.viewer.read(self.replay_end.unwrap_or(end))?;
         Some(match view {
-            View::Data(bytes) => Scene::Output { bytes, is_replay },
-            View::Dropped { offset, bytes } => Scene::Dropped { offset, bytes },
+            View::Data(bytes) => ViewerEvent::Output { bytes, is_replay },
+            View::Dropped { offset, bytes } => ViewerEvent::Dropped { offset, bytes },
         })
     }
 
@@ -191,7 +195,8 @@ impl Attachment {
             }
         }
         self.waiting_bytes = waiting;
-        self.waiting.push_back(Input::Bytes { bytes, typed: 0 });
+        self.waiting
+            .push_back(QueuedInput::Bytes { bytes, typed: 0 });
         Ok(())
     }
 
@@ -201,7 +206,7 @@ impl Attachment {
     /// `ReadOnly`.
     pub fn type_end_of_file(&mut self) -> Result<()> {
         self.check_typist()?;
-        self.waiting.push_back(Input::EndOfFile);
+        self.waiting.push_back(QueuedInput::EndOfFile);
         Ok(())
     }
 
@@ -233,11 +238,11 @@ impl Attachment {
                 return Ok(());
             }
             let is_typed = match input {
-                Input::EndOfFile => {
+                QueuedInput::EndOfFile => {
                     let character = self.viewer.end_of_file_character()?;
                     self.viewer.type_some(&[character])? > 0
                 }
-                Input::Bytes { bytes, typed } => {
+                QueuedInput::Bytes { bytes, typed } => {
                     if *typed < bytes.len() {
                         *typed += self.viewer.type_some(&bytes[*typed..])?;
                     }
@@ -248,7 +253,7 @@ impl Attachment {
                 return Ok(());
             }
             self.viewer.end_turn();
-            if let Some(Input::Bytes { bytes, .. }) = self.waiting.pop_front() {
+            if let Some(QueuedInput::Bytes { bytes, .. }) = self.waiting.pop_front() {
                 self.waiting_bytes -= bytes.capacity();
             }
             if self.waiting_bytes == 0 {

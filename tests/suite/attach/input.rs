@@ -2,10 +2,10 @@
 
 use std::thread;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::in_both_modes;
-use crate::fixture::{Frame, PATIENCE, find, numbered_text, resize, wait_until};
+use crate::fixture::{Frame, PATIENCE, find, frame, numbered_text, resize, wait_until};
 
 #[test]
 fn requests_reach_the_terminal() {
@@ -70,6 +70,65 @@ fn a_request_that_cannot_be_carried_out_is_an_error_event() {
         socket.read_until("it goes on");
         place.delete(&id);
     });
+}
+
+/// Each is answered, in their order, also if they arrive in one segment.
+#[test]
+fn every_refused_request_has_its_own_error() {
+    in_both_modes(|place| {
+        let id = place.reader("-echo");
+        let mut socket = place.attach(&id, "");
+        let mut watcher = place.attach(&id, "mode=ro");
+        socket.read_until("ready");
+        watcher.read_until("ready");
+        let wrong = [
+            (json!({ "signal": "FIRST" }), "FIRST"),
+            (json!({ "resize": { "rows": 0, "cols": 1 } }), "rows"),
+            (json!({ "eof": "yes" }), "eof"),
+            (json!({ "signal": "SECOND" }), "SECOND"),
+            (json!({ "signal": "SECOND" }), "SECOND"),
+        ];
+        let frames = wrong.clone().map(|(request, _)| text_frame(&request));
+        socket.connection.send(&frames.concat());
+        for (_, named) in &wrong {
+            let event = socket.wait_for_event("error");
+            assert_eq!(event["code"], "bad_request");
+            assert!(event["error"].as_str().unwrap().contains(named), "{event}");
+        }
+        // Of one that only watches, what it types is refused once, and each request by itself.
+        let requests = [
+            json!({ "eof": true }),
+            resize(10, 10),
+            json!({ "signal": "NONE" }),
+            json!({ "eof": true }),
+        ];
+        let mut frames = frame(0x82, b"typed").repeat(10);
+        frames.extend(requests.iter().flat_map(text_frame));
+        watcher.connection.send(&frames);
+        // The takeover is answered last.
+        watcher.ask(json!({ "take": true }));
+        let mut codes = Vec::new();
+        loop {
+            let event = watcher.next_event();
+            match event["event"].as_str() {
+                Some("error") => codes.push(event["code"].as_str().unwrap().to_owned()),
+                Some("mode") => break,
+                _ => {}
+            }
+        }
+        let of_input = codes.len() - requests.len();
+        assert!((1..=10).contains(&of_input), "{codes:?}");
+        assert!(codes[..of_input].iter().all(|code| code == "read_only"));
+        assert_eq!(
+            codes[of_input..],
+            ["read_only", "read_only", "bad_request", "read_only"]
+        );
+        place.delete(&id);
+    });
+}
+
+fn text_frame(request: &Value) -> Vec<u8> {
+    frame(0x81, request.to_string().as_bytes())
 }
 
 #[test]
