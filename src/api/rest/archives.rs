@@ -1,15 +1,13 @@
 //! Archives: queries to typed operations, reports to documents.
 
-use serde::Serialize;
-
 use super::call::{Answer, Call};
+use super::documents::{ArchiveDocument, to_json};
 use super::files::path;
 use crate::client::{Client, Disconnected, check_peer, send_all_within};
 use crate::codec::query::Query;
 use crate::error::Result;
-use crate::files::name::show;
 use crate::files::search::{Filter, Matcher};
-use crate::files::{BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Unpacking};
+use crate::files::{BrokenOff, Overwrite, Packed, Packing, Sink, Unpacking};
 use crate::http::stream::{SEND_LIMIT, StreamClient, StreamWriter};
 use crate::http::{Body, Response};
 use crate::logging;
@@ -69,49 +67,9 @@ fn filter(query: &Query) -> Result<Filter> {
     })
 }
 
-/// What an archive has, or what was made of it.
-#[derive(Serialize)]
-struct ArchiveDocument {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    path: Option<String>,
-    files: u64,
-    dirs: u64,
-    links: u64,
-    bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    changed: Option<u64>,
-    skipped: Vec<SkippedDocument>,
-    skipped_total: u64,
-}
-
-#[derive(Serialize)]
-struct SkippedDocument {
-    name: String,
-    reason: &'static str,
-}
-
-fn skipped(files: &[Skipped]) -> Vec<SkippedDocument> {
-    let document = |file: &Skipped| SkippedDocument {
-        name: show(&file.name),
-        reason: file.reason,
-    };
-    files.iter().map(document).collect()
-}
-
 /// The report in an archive.
 fn report(done: &Packed) -> Vec<u8> {
-    let report = ArchiveDocument {
-        path: None,
-        files: done.files,
-        dirs: done.directories,
-        links: done.links,
-        bytes: done.bytes,
-        changed: Some(done.changed),
-        skipped: skipped(&done.skipped),
-        skipped_total: done.skipped_total,
-    };
-    // Fails only for maps whose keys are not strings.
-    serde_json::to_vec(&report).unwrap_or_default()
+    to_json(&ArchiveDocument::packed(done))
 }
 
 /// Sends pieces of an archive.
@@ -149,16 +107,7 @@ pub(super) fn unpack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let is_atomic = query.flag("atomic")?;
     let source = &mut call.request.body;
     let done = workspace.unpack_archive(&path, options, is_atomic, source)?;
-    Ok(Response::json(&ArchiveDocument {
-        path: Some(path.to_string()),
-        files: done.files,
-        dirs: done.directories,
-        links: done.links,
-        bytes: done.bytes,
-        changed: None,
-        skipped: skipped(&done.skipped),
-        skipped_total: done.skipped_total,
-    }))
+    Ok(Response::json(&ArchiveDocument::unpacked(&path, &done)))
 }
 
 #[cfg(test)]

@@ -55,8 +55,16 @@ impl Call<'_, '_> {
     }
 }
 
+/// A stream of events, one JSON object in each line. Proxies must neither collect nor keep it.
+pub(super) fn event_stream(write: Box<dyn FnOnce(&mut StreamWriter) + Send>) -> Response {
+    Response::new(200, Body::Stream(write))
+        .with_header("Content-Type", "application/x-ndjson")
+        .with_header("X-Accel-Buffering", "no")
+        .with_header("Cache-Control", "no-store")
+}
+
 /// A JSON document that is sent when something has happened. Until then white space, which JSON
-/// allows before a document, keeps the connection alive. `wait` gives nothing if the client is gone.
+/// allows before a document, keeps the connection alive. `wait` gives nothing if the client has disconnected.
 pub(super) fn json_later(
     ping_interval: Duration,
     wait: impl FnOnce(&mut StreamClient<'_>) -> Option<Vec<u8>> + Send + 'static,

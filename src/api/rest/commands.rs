@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::call::{Answer, Call, json_later};
+use super::call::{Answer, Call, event_stream, json_later};
 use super::documents::{ListDocument, ProcessDocument, WaitDocument};
 use super::events::EventWriter;
 use super::requests::{ENCODINGS, Encoding, command_request, resize_request, signal_request};
+use crate::http::Response;
 use crate::http::stream::StreamWriter;
-use crate::http::{Body, Response};
 use crate::ledger::{Charge, Item};
 use crate::process::Process;
 use crate::process::ring::Cursor;
@@ -40,7 +40,7 @@ fn run(call: &mut Call<'_, '_>, workspace: &Workspace, background: bool) -> Answ
                 events.start(run.process(), run.is_attached());
                 run.follow(&mut events, request.on_disconnect);
             };
-            Ok(event_stream(
+            Ok(process_stream(
                 request.encoding,
                 call.ping_interval(),
                 respond,
@@ -102,7 +102,7 @@ pub(super) fn logs(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
         }
         let _ = process.follow(Cursor::at(stdout, stderr), live, &mut events);
     };
-    Ok(event_stream(encoding, call.ping_interval(), respond))
+    Ok(process_stream(encoding, call.ping_interval(), respond))
 }
 
 /// `GET processes/{id}/wait`.
@@ -146,7 +146,7 @@ pub(super) fn stdin(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) ->
     Ok(Response::json(&json!({ "written": written, "eof": eof })))
 }
 
-fn event_stream(
+fn process_stream(
     encoding: Encoding,
     ping_interval: Duration,
     respond: impl FnOnce(EventWriter<'_>) + Send + 'static,
@@ -154,8 +154,5 @@ fn event_stream(
     let write = move |stream: &mut StreamWriter| {
         respond(EventWriter::new(stream, encoding, ping_interval));
     };
-    Response::new(200, Body::Stream(Box::new(write)))
-        .with_header("Content-Type", "application/x-ndjson")
-        .with_header("X-Accel-Buffering", "no")
-        .with_header("Cache-Control", "no-store")
+    event_stream(Box::new(write))
 }

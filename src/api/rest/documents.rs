@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::command::CommandLine;
 use crate::files::name::{FilePath, show};
-use crate::files::{Entry, FileKind, Page};
+use crate::files::{Entry, FileKind, Packed, Page, Skipped, Unpacked};
 use crate::host::Sandbox;
 use crate::http::{Body, Response};
 use crate::machine::Machine;
@@ -17,7 +17,7 @@ use crate::ports::{Listener, Port};
 use crate::process::ring::Stream;
 use crate::process::{Exit, Process, Reason, Terminal};
 use crate::sys::Ending;
-use crate::workspace::Globbed;
+use crate::workspace::{Change, Edited, Globbed, Patched};
 
 /// The version of the contract with clients.
 pub(super) const PROTOCOL: u32 = 3;
@@ -489,6 +489,138 @@ pub(super) fn glob_response(found: Globbed, path: FilePath, is_by_name: bool) ->
     ListDocument::new(b"{\"entries\":[", append_next, tail)
         .respond()
         .holding(charge)
+}
+
+/// What an edit did.
+#[derive(Serialize)]
+pub(super) struct EditDocument<'a> {
+    path: String,
+    replaced: usize,
+    size: u64,
+    sha256: String,
+    diff: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diff_truncated: Option<bool>,
+}
+
+impl<'a> EditDocument<'a> {
+    /// Describes an edit of the file `path`.
+    pub(super) fn of(path: &FilePath, edited: &'a Edited) -> Self {
+        Self {
+            path: path.to_string(),
+            replaced: edited.replaced,
+            size: edited.size,
+            sha256: edited.sha256.to_string(),
+            diff: String::from_utf8_lossy(&edited.diff),
+            diff_truncated: edited.diff_is_cut.then_some(true),
+        }
+    }
+}
+
+/// What a patch did.
+#[derive(Serialize)]
+pub(super) struct PatchDocument<'a> {
+    files: Vec<PatchedDocument<'a>>,
+}
+
+impl<'a> PatchDocument<'a> {
+    /// Describes what was done to these files.
+    pub(super) fn of(patched: &'a [Patched]) -> Self {
+        let files = patched.iter().map(PatchedDocument::of).collect();
+        Self { files }
+    }
+}
+
+/// What it did to a file.
+#[derive(Serialize)]
+struct PatchedDocument<'a> {
+    path: &'a str,
+    change: &'static str,
+    hunks: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moved: Option<&'a [i64]>,
+}
+
+impl<'a> PatchedDocument<'a> {
+    fn of(patched: &'a Patched) -> Self {
+        let is_moved = patched.moved.iter().any(|lines| *lines != 0);
+        Self {
+            path: &patched.path,
+            change: match patched.change {
+                Change::Created => "created",
+                Change::Modified => "modified",
+                Change::Deleted => "deleted",
+                Change::Renamed => "renamed",
+                Change::Copied => "copied",
+            },
+            hunks: patched.moved.len(),
+            from: patched.from.as_deref(),
+            moved: is_moved.then_some(&patched.moved),
+        }
+    }
+}
+
+/// What an archive has, or what was made of it.
+#[derive(Serialize)]
+pub(super) struct ArchiveDocument {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    path: Option<String>,
+    files: u64,
+    dirs: u64,
+    links: u64,
+    bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    changed: Option<u64>,
+    skipped: Vec<SkippedDocument>,
+    skipped_total: u64,
+}
+
+impl ArchiveDocument {
+    /// Describes what an archive has.
+    pub(super) fn packed(done: &Packed) -> Self {
+        Self {
+            path: None,
+            files: done.files,
+            dirs: done.directories,
+            links: done.links,
+            bytes: done.bytes,
+            changed: Some(done.changed),
+            skipped: SkippedDocument::all(&done.skipped),
+            skipped_total: done.skipped_total,
+        }
+    }
+
+    /// Describes what was made of an archive beneath `path`.
+    pub(super) fn unpacked(path: &FilePath, done: &Unpacked) -> Self {
+        Self {
+            path: Some(path.to_string()),
+            files: done.files,
+            dirs: done.directories,
+            links: done.links,
+            bytes: done.bytes,
+            changed: None,
+            skipped: SkippedDocument::all(&done.skipped),
+            skipped_total: done.skipped_total,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct SkippedDocument {
+    name: String,
+    reason: &'static str,
+}
+
+impl SkippedDocument {
+    fn all(files: &[Skipped]) -> Vec<Self> {
+        let document = |file: &Skipped| Self {
+            name: show(&file.name),
+            reason: file.reason,
+        };
+        files.iter().map(document).collect()
+    }
 }
 
 /// A port as in a URL: a number, or the name of a socket.

@@ -1,11 +1,9 @@
 //! Changes of text files: JSON to typed edits, what was changed to documents.
 
-use std::borrow::Cow;
-
-use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::call::{Answer, Call};
+use super::documents::{EditDocument, PatchDocument};
 use super::files::optional_path;
 use crate::codec::fields::{Elements, Fields, JsonType, decoded, wrong_type};
 use crate::error::{Error, Result};
@@ -13,7 +11,7 @@ use crate::files::hash::Digest;
 use crate::files::name::FilePath;
 use crate::files::text::{Count, Edit, EditTarget};
 use crate::http::Response;
-use crate::workspace::{Change, EditRequest, Patched, Workspace};
+use crate::workspace::{EditRequest, Workspace};
 
 /// Most edits of a request.
 const MAX_EDITS: usize = 1000;
@@ -22,26 +20,7 @@ const MAX_EDITS: usize = 1000;
 pub(super) fn edit(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let request = edit_request(&call.json_body()?)?;
     let edited = workspace.edit_file(&request)?;
-    Ok(Response::json(&EditDocument {
-        path: request.path.to_string(),
-        replaced: edited.replaced,
-        size: edited.size,
-        sha256: edited.sha256.to_string(),
-        diff: String::from_utf8_lossy(&edited.diff),
-        diff_truncated: edited.diff_is_cut.then_some(true),
-    }))
-}
-
-/// What an edit did.
-#[derive(Serialize)]
-struct EditDocument<'a> {
-    path: String,
-    replaced: usize,
-    size: u64,
-    sha256: String,
-    diff: Cow<'a, str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    diff_truncated: Option<bool>,
+    Ok(Response::json(&EditDocument::of(&request.path, &edited)))
 }
 
 /// Longest patch in bytes.
@@ -67,45 +46,7 @@ pub(super) fn patch(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         .read_all(MAX_PATCH_BYTES, &call.request.ledger)?;
     let strip = usize::try_from(strip).unwrap_or(usize::MAX);
     let patched = workspace.patch_files(&directory, &body, strip, is_dry_run)?;
-    let files = patched.iter().map(PatchedDocument::of).collect();
-    Ok(Response::json(&PatchDocument { files }))
-}
-
-/// What a patch did.
-#[derive(Serialize)]
-struct PatchDocument<'a> {
-    files: Vec<PatchedDocument<'a>>,
-}
-
-/// What it did to a file.
-#[derive(Serialize)]
-struct PatchedDocument<'a> {
-    path: &'a str,
-    change: &'static str,
-    hunks: usize,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    moved: Option<&'a [i64]>,
-}
-
-impl<'a> PatchedDocument<'a> {
-    fn of(patched: &'a Patched) -> Self {
-        let is_moved = patched.moved.iter().any(|lines| *lines != 0);
-        Self {
-            path: &patched.path,
-            change: match patched.change {
-                Change::Created => "created",
-                Change::Modified => "modified",
-                Change::Deleted => "deleted",
-                Change::Renamed => "renamed",
-                Change::Copied => "copied",
-            },
-            hunks: patched.moved.len(),
-            from: patched.from.as_deref(),
-            moved: is_moved.then_some(&patched.moved),
-        }
-    }
+    Ok(Response::json(&PatchDocument::of(&patched)))
 }
 
 pub(super) fn edit_request(body: &[u8]) -> Result<EditRequest> {

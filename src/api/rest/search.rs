@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use super::call::{Answer, Call};
+use super::call::{Answer, Call, event_stream};
 use super::documents::glob_response;
 use super::files::optional_path;
 use crate::client::{Client, Disconnected, KeepAlive, Lookout, send_all};
@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Case, Matcher, Options};
 use crate::http::stream::{StreamClient, StreamWriter};
-use crate::http::{Body, Response};
 use crate::sys::make_thread_nice;
 use crate::workspace::{
     Glob, Grep, GrepSink, Kinds, Match, Moment, Order, Skip, Summary, Workspace,
@@ -103,10 +102,7 @@ pub(super) fn grep(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
                 .map(std::thread::ScopedJoinHandle::join);
         });
     };
-    Ok(Response::new(200, Body::Stream(Box::new(write)))
-        .with_header("Content-Type", "application/x-ndjson")
-        .with_header("X-Accel-Buffering", "no")
-        .with_header("Cache-Control", "no-store"))
+    Ok(event_stream(Box::new(write)))
 }
 
 pub(super) fn grep_request(body: &[u8]) -> Result<Grep> {

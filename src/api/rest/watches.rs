@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::call::{Answer, Call};
+use super::call::{Answer, Call, event_stream};
 use super::documents::type_word;
 use super::requests::watch_request;
 use crate::client::Client;
@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::files::name::{FilePath, show};
 use crate::files::search::Matcher;
 use crate::files::watch::{Change, Ended, Settings, TreeEvent};
+use crate::http::Response;
 use crate::http::stream::{StreamClient, StreamWriter};
-use crate::http::{Body, Response};
 use crate::workspace::{WatchSubscriber, Workspace};
 
 /// `GET files/watch`.
@@ -27,7 +27,7 @@ pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     };
     let path = settings.path.clone();
     let watch = workspace.watch(&settings, &mut call.interrupt())?;
-    Ok(event_stream(call.ping_interval(), path, move |events| {
+    Ok(watch_stream(call.ping_interval(), path, move |events| {
         events.line(&json!({ "event": "watching", "dirs": watch.directories() }));
         watch.run(events);
     }))
@@ -49,7 +49,7 @@ pub(super) fn events(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -
     let limit = call.query.seconds("timeout")?.unwrap_or_default();
     let path = workspace.watches.find(id)?.path().clone();
     let tell = workspace.read_watch(id, after, limit)?;
-    Ok(event_stream(call.ping_interval(), path, |events| {
+    Ok(watch_stream(call.ping_interval(), path, |events| {
         tell(events);
     }))
 }
@@ -60,7 +60,7 @@ pub(super) fn remove(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> A
     Ok(Response::json(&json!({ "id": id, "deleted": true })))
 }
 
-fn event_stream(
+fn watch_stream(
     ping_interval: Duration,
     path: FilePath,
     respond: impl FnOnce(&mut WatchEvents<'_>) + Send + 'static,
@@ -69,10 +69,7 @@ fn event_stream(
         let client = StreamClient::new(stream, b"{\"event\":\"ping\"}\n", ping_interval);
         respond(&mut WatchEvents { client, path });
     };
-    Response::new(200, Body::Stream(Box::new(write)))
-        .with_header("Content-Type", "application/x-ndjson")
-        .with_header("X-Accel-Buffering", "no")
-        .with_header("Cache-Control", "no-store")
+    event_stream(Box::new(write))
 }
 
 /// Writes changes as events.
