@@ -2,7 +2,7 @@
 //!
 //! Nothing here blocks but [`Channel::wait`]. The owner reads messages with [`Channel::next`] as long as it has
 //! room for them, and adds output only when [`Channel::is_flushed`]: this bounds the buffers. Pings find
-//! clients that are gone or stuck. A slow client is not stuck: what it takes of the output counts as
+//! clients that have disconnected or are stuck. A slow client is not stuck: what it takes of the output counts as
 //! a sign of life. [`websocket`](super::websocket) has the frames.
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -149,7 +149,7 @@ impl<'c> Channel<'c> {
     /// The next message; `None` if it has not arrived. After the end of the channel messages are dropped.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has disconnected.
     pub fn next(&mut self) -> Result<Option<Message>, Disconnected> {
         while matches!(self.phase, Phase::Open | Phase::Closing(_)) && self.has_room() {
             if self.decoded == self.received.len() && !self.receive()? {
@@ -245,7 +245,7 @@ impl<'c> Channel<'c> {
     /// Sends what the client takes.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has disconnected.
     pub fn flush(&mut self) -> Result<(), Disconnected> {
         let before = self.writer.pending();
         self.writer.flush()?;
@@ -270,7 +270,7 @@ impl<'c> Channel<'c> {
     /// `others` is ready, or `limit` has passed. Sends pings meanwhile.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has disconnected.
     pub fn wait(
         &mut self,
         wanted: bool,
@@ -315,23 +315,21 @@ impl<'c> Channel<'c> {
         self.flush()
     }
 
-    /// Sends a ping if one is due, or gives the client up. While the owner wants nothing of it, its answers
-    /// are not seen.
+    /// Sends a ping if one is due, or gives the client up. While its input is not wanted, its answers are not
+    /// read, so none is missed; the pings keep the connection alive on its way.
     fn ping_if_due(&mut self, wanted: bool, now: Instant) -> Result<(), Disconnected> {
         if !self.is_open() || now < self.ping_at {
             return Ok(());
         }
         self.ping_at = now + self.ping_interval;
-        if !wanted {
-            self.unanswered = 0;
-        } else if self.unanswered == MAX_UNANSWERED {
+        if self.unanswered == MAX_UNANSWERED && wanted {
             self.fail(code::FAILED, "two pings were not answered");
-        } else {
-            self.unanswered += 1;
-            // Behind unsent data it would be useless.
-            if self.is_flushed() {
-                push(self.writer, append_ping, b"");
-            }
+            return self.flush();
+        }
+        self.unanswered = if wanted { self.unanswered + 1 } else { 0 };
+        // Behind unsent data it would be useless.
+        if self.is_flushed() {
+            push(self.writer, append_ping, b"");
         }
         self.flush()
     }

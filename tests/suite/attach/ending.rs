@@ -107,6 +107,27 @@ fn a_viewer_that_goes_away_is_noticed_within_a_second() {
     });
 }
 
+/// Proxies on the way end connections that are silent. Its pongs are not read, so none is missed either.
+#[test]
+fn a_viewer_whose_input_waits_gets_pings() {
+    in_both_modes_with(&[("SBX_PING_SECS", "1")], |place| {
+        let id = place.terminal("stty raw -echo; printf ready; exec sleep 1000");
+        let mut socket = place.attach(&id, "");
+        socket.read_until("ready");
+        socket.type_in("x".repeat(256 * 1024));
+        let mut pings = 0;
+        while pings < 4 {
+            match socket.read_frame() {
+                Frame::Ping(_) => pings += 1,
+                Frame::Text(text) => assert!(text.contains("\"live\""), "{text}"),
+                other => panic!("{other:?}"),
+            }
+        }
+        place.delete(&id);
+        while !matches!(socket.next_frame(), Frame::Close(1000, _)) {}
+    });
+}
+
 #[test]
 fn metrics_count_terminals_and_viewers() {
     in_both_modes(|place| {
