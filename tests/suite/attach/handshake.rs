@@ -80,6 +80,8 @@ fn what_cannot_be_attached_is_refused_before_the_upgrade() {
             (&id, "rows=24&cols=4097", 400, "bad_request"),
             (&id, "mode=ro&take=1", 400, "bad_request"),
             (&id, "mode=ro&rows=24&cols=80", 400, "bad_request"),
+            (&id, "mode=ro&rows=24", 400, "bad_request"),
+            (&id, "mode=ro&take=1&rows=24&cols=80", 400, "bad_request"),
             (&id, "token=x", 400, "bad_request"),
         ] {
             let target = place.target(&format!("processes/{process}/attach?{query}"));
@@ -109,6 +111,8 @@ fn the_preferred_subprotocol_is_selected_and_never_the_token() {
             ("other, sbx.raw.v1 , sbx.pty.v1", Some("sbx.raw.v1")),
             ("sbx.bearer.eA, sbx.pty.v1", Some("sbx.pty.v1")),
             ("sbx.bearer.eA", None),
+            ("", None),
+            (" , ", None),
         ] {
             let mut connection = place.connect();
             let headers = [&HANDSHAKE[..], &[("Sec-WebSocket-Protocol", offered)]].concat();
@@ -117,12 +121,14 @@ fn the_preferred_subprotocol_is_selected_and_never_the_token() {
             assert_eq!(head.status, 101, "{offered}");
             assert_eq!(head.header("sec-websocket-protocol"), selected);
         }
-        let unknown = [("Sec-WebSocket-Protocol", "tty, sbx.pty.v2")];
-        let Err(reply) = WebSocket::try_open(place.connect(), &target, &unknown) else {
-            panic!("it would be misunderstood");
-        };
-        assert_error(&reply, 400, "bad_request");
-        assert!(reply.text().contains("sbx.pty.v1"));
+        for unknown in ["tty, sbx.pty.v2", "tty", "sbx.bearer.eA, tty", "SBX.PTY.V1"] {
+            let headers = [("Sec-WebSocket-Protocol", unknown)];
+            let Err(reply) = WebSocket::try_open(place.connect(), &target, &headers) else {
+                panic!("{unknown} would be misunderstood");
+            };
+            assert_error(&reply, 400, "bad_request");
+            assert!(reply.text().contains("sbx.pty.v1"));
+        }
     });
 }
 
