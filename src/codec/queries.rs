@@ -1,14 +1,14 @@
-//! Takes out of a terminal's output what a terminal would answer.
+//! Removes queries from a terminal's output.
 //!
-//! A program asks its terminal questions in its output: where the cursor is, what the terminal can do, which
-//! colours it has. A terminal that is shown old output answers them again, as if somebody typed. Whatever
-//! else the output has passes unchanged. The filter is a pure function of the bytes, however they are cut,
-//! and holds at most one control sequence.
+//! A program queries its terminal by control sequences in its output: for the cursor's position, the device's
+//! attributes, the colours. The terminal answers as if somebody typed. One that is fed old output answers
+//! again, and the answers end up as input of whatever runs now. Everything but the queries passes unchanged. The
+//! result does not depend on how the bytes are split. The filter buffers at most one control sequence.
 //!
-//! The sequences are those of ECMA-48 as xterm extends them. They begin with ESC, or with the C1
-//! characters as UTF-8 has them.
+//! The sequences are those of ECMA-48 with xterm's extensions. They begin with ESC, or with a C1 control
+//! character encoded in UTF-8.
 
-/// Most bytes of a sequence that is held. A longer one passes: no question is that long.
+/// Most bytes of a sequence that are held. A longer one passes: no query is that long.
 const MAX_HELD_BYTES: usize = 1024;
 
 const ESC: u8 = 0x1b;
@@ -16,17 +16,17 @@ const BEL: u8 = 0x07;
 const CAN: u8 = 0x18;
 const SUB: u8 = 0x1a;
 const ENQ: u8 = 0x05;
-/// The first byte of C1 characters in UTF-8.
+/// The first byte of C1 control characters in UTF-8.
 const C1: u8 = 0xc2;
 
-/// Colours and the clipboard: the commands of OSC that can ask.
-const ASKING_COMMANDS: [&[u8]; 15] = [
+/// The OSC commands that can be queries: colours, font and clipboard.
+const QUERY_COMMANDS: [&[u8]; 15] = [
     b"4", b"5", b"10", b"11", b"12", b"13", b"14", b"15", b"16", b"17", b"18", b"19", b"21", b"50",
     b"52",
 ];
 
-/// Reports of XTWINOPS: state, position, sizes and titles of the window.
-const ASKING_WINDOW_OPERATIONS: [&[u8]; 9] = [
+/// The XTWINOPS operations that are queries: state, position, sizes and titles of the window.
+const QUERY_WINDOW_OPERATIONS: [&[u8]; 9] = [
     b"11", b"13", b"14", b"15", b"16", b"18", b"19", b"20", b"21",
 ];
 
@@ -34,29 +34,29 @@ const ASKING_WINDOW_OPERATIONS: [&[u8]; 9] = [
 enum State {
     /// Between sequences.
     Ground,
-    /// After the first byte of one: ESC, or that of a C1 character.
+    /// After ESC, or after the first byte of a C1 control character.
     Begun,
     /// In a control sequence, before its final byte.
     Control,
-    /// In a string: that of OSC or that of DCS.
+    /// In the string of OSC (`is_command`) or DCS.
     String { is_command: bool },
-    /// In a string, after what may begin its end.
+    /// In a string, after what may begin its terminator.
     StringEnd { is_command: bool },
 }
 
-/// Removes questions from output.
+/// Removes queries from output.
 pub struct QueryFilter {
     state: State,
-    /// The sequence so far, which may turn out to be a question.
+    /// The sequence so far, which may turn out to be a query.
     held: Vec<u8>,
     /// Bytes of `held` that introduce it.
     introducer: usize,
-    /// What may begin the end of a string.
+    /// What may begin the terminator of a string.
     end: u8,
 }
 
 impl QueryFilter {
-    /// Between sequences.
+    /// A filter at the beginning of output.
     pub fn new() -> Self {
         Self {
             state: State::Ground,
@@ -66,7 +66,7 @@ impl QueryFilter {
         }
     }
 
-    /// Appends to `out` what passes of `bytes`, and of what was held before.
+    /// Appends `bytes`, after what was held, to `out` without queries. Holds back an incomplete sequence.
     pub fn filter(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         for byte in bytes {
             self.step(*byte, out);
@@ -77,7 +77,7 @@ impl QueryFilter {
         }
     }
 
-    /// Appends to `out` what is held: the beginning of a sequence.
+    /// Appends the held beginning of a sequence to `out`.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.held);
         if matches!(self.state, State::StringEnd { .. }) {
@@ -86,8 +86,8 @@ impl QueryFilter {
         self.state = State::Ground;
     }
 
-    /// What is removed must not join what stands before and after it. So a sequence that another one
-    /// interrupts, which terminals ignore, is removed too, and a string that has no end gets one.
+    /// Text before and after a removed query must not join to a new sequence. So a sequence that another
+    /// one interrupts, which terminals ignore, is removed too, and a string without a terminator gets one.
     fn step(&mut self, byte: u8, out: &mut Vec<u8>) {
         match self.state {
             State::Ground if byte == ENQ => {}
@@ -95,7 +95,7 @@ impl QueryFilter {
             State::Ground => out.push(byte),
             State::Begun if self.held == [ESC] => self.introduce(byte, byte, out),
             State::Begun => match byte {
-                // A C1 character is ESC and a letter in other words.
+                // A C1 control character stands for ESC and a letter.
                 0x80..=0x9f => self.introduce(byte, byte - 0x40, out),
                 0xa0..=0xbf => self.pass(byte, out),
                 _ => {
@@ -107,9 +107,9 @@ impl QueryFilter {
             State::Control => match byte {
                 ESC => self.begin(byte),
                 CAN | SUB => self.pass(byte, out),
-                0x40..=0x7e if is_question(&self.held[self.introducer..], byte) => self.reset(),
+                0x40..=0x7e if is_query(&self.held[self.introducer..], byte) => self.reset(),
                 0x40..=0x7e => self.pass(byte, out),
-                // It has its effect at once.
+                // A control character takes effect at once, also inside a sequence.
                 ..b' ' => out.extend(Some(byte).filter(|byte| *byte != ENQ)),
                 _ => self.held.push(byte),
             },
@@ -146,7 +146,7 @@ impl QueryFilter {
         self.state = State::Begun;
     }
 
-    /// Handles what follows the first byte of a sequence; `letter` is what it means.
+    /// Handles the byte after the first one of a sequence; `letter` is what would follow ESC.
     fn introduce(&mut self, byte: u8, letter: u8, out: &mut Vec<u8>) {
         self.state = match letter {
             b'[' => State::Control,
@@ -164,7 +164,7 @@ impl QueryFilter {
         self.introducer = self.held.len();
     }
 
-    /// Lets the held sequence pass, which ends with `byte`.
+    /// Passes on the held sequence, which ends with `byte`.
     fn pass(&mut self, byte: u8, out: &mut Vec<u8>) {
         self.finish(out);
         out.push(byte);
@@ -176,18 +176,18 @@ impl QueryFilter {
         self.state = State::Ground;
     }
 
-    /// Removes the held string if it asks, or lets it pass with `end`.
+    /// Removes the held string if it is a query, else passes it on with the terminator `end`.
     fn end_string(&mut self, is_command: bool, end: &[u8], out: &mut Vec<u8>) {
         let content = &self.held[self.introducer..];
-        let asks = if is_command {
+        let is_query = if is_command {
             let mut parts = content.split(|byte| *byte == b';');
             let command = parts.next().unwrap_or_default();
-            ASKING_COMMANDS.contains(&command) && parts.any(|part| part == b"?")
+            QUERY_COMMANDS.contains(&command) && parts.any(|part| part == b"?")
         } else {
             // DECRQSS and XTGETTCAP.
             content.starts_with(b"$q") || content.starts_with(b"+q")
         };
-        if asks {
+        if is_query {
             self.reset();
         } else {
             out.append(&mut self.held);
@@ -197,8 +197,8 @@ impl QueryFilter {
     }
 }
 
-/// Whether a control sequence with these bytes before its final one asks for an answer.
-fn is_question(sequence: &[u8], last: u8) -> bool {
+/// Whether a control sequence with these bytes before its final one is a query.
+fn is_query(sequence: &[u8], last: u8) -> bool {
     let visible = |byte: &&u8| (b' '..=b'?').contains(*byte);
     let sequence: Vec<u8> = sequence.iter().filter(visible).copied().collect();
     let (prefix, rest) = match sequence.split_first() {
@@ -215,7 +215,7 @@ fn is_question(sequence: &[u8], last: u8) -> bool {
         | (b'?', b"", b'u' | b'S' | b'm') | (0 | b'?', b"$", b'p') | (0, b"$", b'w' | b'u')
         // DECRQUPSS; DECRQDE; DECRQLP; DECRQCRA.
         | (0, b"&", b'u') | (0, b"\"", b'v') | (0, b"'", b'|') | (0, b"*", b'y') => true,
-        (0, b"", b't') => first.is_some_and(|first| ASKING_WINDOW_OPERATIONS.contains(&first)),
+        (0, b"", b't') => first.is_some_and(|first| QUERY_WINDOW_OPERATIONS.contains(&first)),
         _ => false,
     }
 }
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    const QUESTIONS: [&[u8]; 45] = [
+    const QUERIES: [&[u8]; 45] = [
         b"\x1b[c",
         b"\x1b[0c",
         b"\x1b[>c",
@@ -293,14 +293,14 @@ mod tests {
     ];
 
     #[test]
-    fn questions_are_taken_out() {
-        for question in QUESTIONS {
-            expect(question, b"");
-            expect(&[b"one", question, b"two"].concat(), b"onetwo");
-            expect(&question.repeat(3), b"");
-            // What is cut off is no question yet; what follows it decides.
-            for end in 1..question.len() {
-                expect(&question[..end], &question[..end]);
+    fn queries_are_removed() {
+        for query in QUERIES {
+            expect(query, b"");
+            expect(&[b"one", query, b"two"].concat(), b"onetwo");
+            expect(&query.repeat(3), b"");
+            // What is cut off is no query yet; what follows it decides.
+            for end in 1..query.len() {
+                expect(&query[..end], &query[..end]);
             }
         }
     }
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_becomes_a_question_by_what_is_removed() {
+    fn nothing_becomes_a_query_by_what_is_removed() {
         for (bytes, expected) in [
             (&b"\x1b[1\x1b[6n"[..], &b""[..]),
             (b"\x1b[1\x1b[1m", b"\x1b[1m"),

@@ -1,7 +1,7 @@
 //! Writes files: whole files atomically, ranges in place.
 //!
 //! A whole file is written to an inode without a name (`O_TMPFILE`), which replaces the old file when it
-//! is complete. Until then there is nothing to clean up: a client that goes away, a full disk or a
+//! is complete. Until then there is nothing to clean up: a client that disconnects, a full disk or a
 //! killed server leaves the old file and no litter. Where the file system has no such inodes, a hidden
 //! file beside the target is used and removed on failure; only a killed server leaves it.
 //!

@@ -152,7 +152,7 @@ impl Refusal {
 impl From<ReceiveError> for Refusal {
     fn from(error: ReceiveError) -> Self {
         match error {
-            // The client is gone and does not read this.
+            // The client has disconnected and does not read this.
             ReceiveError::Closed | ReceiveError::Reset => {
                 Self::new(400, "disconnected", "the client closed the connection")
             }

@@ -3,7 +3,7 @@
 //! Pieces go into a buffer, framed as chunks; [`StreamWriter::flush`] sends what the socket takes.
 //! Writers add pieces only when the buffer is empty, which bounds it. The socket also tells whether
 //! the far end is still there. A reset or a hang-up is the end; an end of file may only mean that the
-//! client sends no more ([`StreamWriter::is_half_closed`]). A byte sent to a client that is gone is
+//! client sends no more ([`StreamWriter::is_half_closed`]). A byte sent to a client that has disconnected is
 //! answered by a reset, which the next poll reports.
 
 use std::net::TcpStream;
@@ -111,7 +111,7 @@ impl<S: AsFd> StreamWriter<S> {
         self.pending.extend_from_slice(bytes);
     }
 
-    /// Adds bytes that have no meaning, once, if the format has such bytes: a client that is gone answers
+    /// Adds bytes that have no meaning, once, if the format has such bytes: a client that has disconnected answers
     /// them with a reset. All clients of HTTP/1.1 skip interim responses (RFC 9110 section 15.2).
     pub fn probe(&mut self) {
         self.pending
@@ -139,7 +139,7 @@ impl<S: AsFd> StreamWriter<S> {
     /// Sends what the socket takes without blocking.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has disconnected.
     pub fn flush(&mut self) -> Result<(), Disconnected> {
         self.try_flush().map_err(|_| Disconnected)
     }
@@ -206,7 +206,7 @@ impl<S: AsFd> StreamWriter<S> {
     /// Handles the events that poll reported.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client has disconnected.
     pub fn ready(&mut self, events: Events) -> Result<(), Disconnected> {
         if events.has(Events::BROKEN) {
             return Err(Disconnected);
@@ -229,7 +229,7 @@ pub struct StreamClient<'a> {
 }
 
 /// The longest time between pings of a client that closed its sending half. Only sending tells whether
-/// it is gone, and a client that is gone is noticed within a second.
+/// it has disconnected, and a client that has disconnected is noticed within a second.
 const HALF_CLOSED_PING: Duration = Duration::from_millis(500);
 
 impl<'a> StreamClient<'a> {

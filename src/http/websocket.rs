@@ -1,10 +1,10 @@
-//! WebSocket frames (RFC 6455 sections 5 and 7): a pure codec of the server's side.
+//! WebSocket frames (RFC 6455 sections 5 and 7): a pure codec for the server's side. It does no I/O.
 //!
-//! [`Decoder`] takes the bytes of a client in pieces of any length and gives whole messages and control
-//! frames. It refuses whatever the standard forbids, as soon as the byte that is wrong has arrived: frames
-//! without a mask, reserved bits and opcodes, lengths that are longer than they need be, control frames
-//! in fragments. It holds no more than one message. The functions `append_...` write frames, which
-//! a server does not mask. No extension is known. `handshake` comes before.
+//! [`Decoder`] takes the client's bytes in pieces of any length and returns messages and control frames. It
+//! rejects what the standard forbids, such as unmasked frames, reserved bits and opcodes, lengths not in
+//! their shortest form, and fragmented control frames, at the first byte that is wrong. It buffers at most one
+//! message. The functions `append_...` write unmasked frames, as a server must. There are no extensions.
+//! `handshake` has the upgrade, and `channel` the connection.
 
 /// Most bytes of a message, whose fragments count together.
 pub const MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -17,17 +17,17 @@ const MAX_HEAD_BYTES: usize = 2 + 8 + 4;
 
 /// The codes that end a connection (section 7.4.1).
 pub mod code {
-    /// The purpose of the connection is fulfilled.
+    /// The connection has done what it was opened for.
     pub const NORMAL: u16 = 1000;
-    /// The server ends.
+    /// The server is shutting down.
     pub const GOING_AWAY: u16 = 1001;
-    /// The bytes break the protocol.
+    /// The client violates the protocol.
     pub const PROTOCOL: u16 = 1002;
-    /// A message is not what its type says.
+    /// A message does not match its type, such as text that is not UTF-8.
     pub const INVALID: u16 = 1007;
     /// A message is too large.
     pub const TOO_LARGE: u16 = 1009;
-    /// The server cannot go on.
+    /// The server cannot continue.
     pub const FAILED: u16 = 1011;
 }
 
@@ -38,27 +38,27 @@ const CLOSE: u8 = 0x8;
 const PING: u8 = 0x9;
 const PONG: u8 = 0xa;
 
-/// What a client has sent.
+/// A message or a control frame of the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Received {
-    /// A message of text.
+    /// A text message.
     Text(String),
-    /// A message of bytes.
+    /// A binary message.
     Binary(Vec<u8>),
-    /// A ping; the answer is a pong with [`Decoder::control`].
+    /// A ping. [`Decoder::control`] is its payload, which the pong must repeat.
     Ping,
-    /// A pong.
+    /// The answer to a ping.
     Pong,
-    /// The last frame, and its code if it has one. What follows means nothing.
+    /// The close frame, with its code if it has one. Whatever follows must be ignored.
     Close(Option<u16>),
 }
 
-/// Why the connection must end.
+/// A violation of the protocol, which ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Violation {
-    /// The frame breaks the rule that the text names.
+    /// A frame that is not valid, for this reason.
     Protocol(&'static str),
-    /// A message of text, or a reason to close, is not UTF-8.
+    /// A text message, or the reason of a close frame, is not UTF-8.
     NotUtf8,
     /// A message is longer than [`MAX_MESSAGE_BYTES`].
     TooLarge,
@@ -67,7 +67,7 @@ pub enum Violation {
 use Violation::Protocol;
 
 impl Violation {
-    /// The code to close with.
+    /// The code for the close frame.
     pub fn code(self) -> u16 {
         match self {
             Protocol(_) => code::PROTOCOL,
@@ -76,7 +76,7 @@ impl Violation {
         }
     }
 
-    /// The reason to close with.
+    /// The reason for the close frame.
     pub fn reason(self) -> &'static str {
         match self {
             Protocol(reason) => reason,
@@ -94,7 +94,7 @@ struct Frame {
     mask: [u8; 4],
     /// Bytes of the payload.
     length: usize,
-    /// Those that have arrived.
+    /// Bytes of it that have arrived.
     received: usize,
 }
 
@@ -104,9 +104,9 @@ impl Frame {
     }
 }
 
-/// Reads the frames of one client.
+/// Decodes the frames of one client.
 pub struct Decoder {
-    /// The bytes of a head that is incomplete.
+    /// The beginning of an incomplete head.
     head: [u8; MAX_HEAD_BYTES],
     head_length: usize,
     frame: Option<Frame>,
@@ -118,7 +118,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// Before the first frame.
+    /// A decoder before the first frame.
     pub fn new() -> Self {
         Self {
             head: [0; MAX_HEAD_BYTES],
@@ -131,7 +131,7 @@ impl Decoder {
         }
     }
 
-    /// Memory that the incomplete message takes, in bytes.
+    /// Bytes of memory that the incomplete message takes.
     pub fn held(&self) -> usize {
         self.message.capacity()
     }
@@ -141,11 +141,11 @@ impl Decoder {
         &self.control[..self.control_length]
     }
 
-    /// Takes bytes up to the end of the first message or control frame, and returns how many it took. Without
-    /// such an end it takes all.
+    /// Decodes up to the end of the first message or control frame, or all bytes if there is no such end.
+    /// Returns how many bytes it has consumed.
     ///
     /// # Errors
-    /// The bytes break the protocol. The decoder must not be used again.
+    /// The client violates the protocol. The decoder must not be used again.
     pub fn decode(&mut self, bytes: &[u8]) -> Result<(usize, Option<Received>), Violation> {
         let mut at = 0;
         loop {
@@ -199,7 +199,7 @@ impl Decoder {
         }
     }
 
-    /// What the end of a frame completes.
+    /// Returns what is complete at the end of a frame.
     fn finish(&mut self, opcode: u8, is_last: bool) -> Result<Option<Received>, Violation> {
         Ok(Some(match opcode {
             PING => Received::Ping,
@@ -219,8 +219,8 @@ impl Decoder {
     }
 }
 
-/// Reads the head of a frame; `None` while it is incomplete. `in_message` says whether a message of which
-/// `before` bytes have arrived is incomplete.
+/// Parses the head of a frame; `None` while it is incomplete. `in_message` says whether a message is incomplete,
+/// and `before` how many bytes of it have arrived.
 fn read_head(head: &[u8], in_message: bool, before: usize) -> Result<Option<Frame>, Violation> {
     let (first, rest) = head.split_first().unwrap_or((&0, &[]));
     let (is_last, opcode) = (first & 0x80 != 0, first & 0x0f);
@@ -280,7 +280,7 @@ fn read_head(head: &[u8], in_message: bool, before: usize) -> Result<Option<Fram
     }))
 }
 
-/// The code in the payload of a close frame, if there is one.
+/// The code in the payload of a close frame; `None` if the payload is empty.
 fn close_code(payload: &[u8]) -> Result<Option<u16>, Violation> {
     let Some((code, reason)) = payload.split_first_chunk() else {
         let text = "a code to close with of one byte";
@@ -313,17 +313,17 @@ fn append_frame(out: &mut Vec<u8>, opcode: u8, payload: &[u8]) {
     out.extend_from_slice(payload);
 }
 
-/// Appends a message of text.
+/// Appends a text message.
 pub fn append_text(out: &mut Vec<u8>, text: &[u8]) {
     append_frame(out, TEXT, text);
 }
 
-/// Appends a message of bytes.
+/// Appends a binary message.
 pub fn append_binary(out: &mut Vec<u8>, bytes: &[u8]) {
     append_frame(out, BINARY, bytes);
 }
 
-/// Appends a ping, whose payload the client sends back.
+/// Appends a ping. The client repeats the payload in its pong.
 pub fn append_ping(out: &mut Vec<u8>, payload: &[u8]) {
     append_frame(out, PING, payload);
 }
@@ -333,7 +333,7 @@ pub fn append_pong(out: &mut Vec<u8>, payload: &[u8]) {
     append_frame(out, PONG, payload);
 }
 
-/// Appends the last frame. A reason that is too long is cut.
+/// Appends a close frame. A reason that is too long for it is cut.
 pub fn append_close(out: &mut Vec<u8>, code: Option<u16>, reason: &str) {
     let Some(code) = code else {
         return append_frame(out, CLOSE, b"");

@@ -47,7 +47,7 @@ const GO_AHEAD_LIMIT: Duration = Duration::from_secs(1);
 /// to the client.
 ///
 /// # Errors
-/// `Client` if the request cannot be received or the client is gone; `Upstream` if the server closes,
+/// `Client` if the request cannot be received or the client has disconnected; `Upstream` if the server closes,
 /// or answers something other than HTTP/1.1.
 pub fn exchange(
     request: &mut Request<'_>,
@@ -190,7 +190,7 @@ impl Exchange {
         let has_more =
             (reads_response && self.response_ready) || (reads_request && body.has_more_at_hand());
         let limit = if has_more {
-            // Polls nevertheless, to notice a client that is gone.
+            // Polls nevertheless, to notice a client that has disconnected.
             Some(Duration::ZERO)
         } else if !client.is_flushed() {
             Some(SEND_LIMIT)

@@ -42,7 +42,7 @@ pub(super) struct CommandRequest {
     pub(super) spec: CommandSpec,
     /// The encoding of its output.
     pub(super) encoding: Encoding,
-    /// What happens to the command if the client goes away.
+    /// What happens to the command if the client disconnects.
     pub(super) on_disconnect: OnDisconnect,
 }
 

@@ -87,7 +87,7 @@ impl Workspace {
             let until = now
                 .checked_add(limit)
                 .unwrap_or(now + Duration::from_secs(1 << 30));
-            // If the client is gone, the events stay for the next request.
+            // If the client has disconnected, the events stay for the next request.
             let _ = watch.tell(after, until, subscriber);
         })
     }
