@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use super::in_both_modes;
-use crate::fixture::{Frame, Random, WebSocket, frame, memory_of, reset, resize};
+use crate::fixture::{Frame, Random, WebSocket, assert_error, frame, memory_of, reset, resize};
 
 /// Sends bytes after the handshake and returns what the server closes with.
 #[track_caller]
@@ -112,6 +114,30 @@ fn floods_of_pings_and_of_fragments_are_bounded() {
         let after = memory_of(place.server.pid(), "VmRSS");
         assert!(after < before + (16 << 20), "{before} then {after}");
         deaf.pongs = false;
+        place.delete(&id);
+    });
+}
+
+/// Otherwise who sends megabytes and reads nothing makes the server hold them again, on nobody's account.
+#[test]
+fn errors_quote_no_more_than_a_part_of_what_was_sent() {
+    in_both_modes(|place| {
+        let id = place.reader("-echo");
+        let request = json!({ "signal": "\u{2603}".repeat(300_000) });
+        let is_short = |error: &Value| {
+            let text = error["error"].as_str().unwrap();
+            text.starts_with("signal ") && text.len() < 20_000
+        };
+        let mut socket = place.attach(&id, "");
+        socket.ask(request.clone());
+        assert!(is_short(&socket.wait_for_event("error")));
+        let target = place.target(&format!("processes/{id}/kill"));
+        let body = request.to_string();
+        let reply = place
+            .connect()
+            .request("POST", &target, &[], body.as_bytes());
+        assert_error(&reply, 400, "bad_request");
+        assert!(is_short(&reply.json()));
         place.delete(&id);
     });
 }
