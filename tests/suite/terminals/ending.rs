@@ -213,14 +213,21 @@ fn the_server_keeps_no_terminal_of_what_has_ended() {
 #[test]
 fn a_server_that_ends_hangs_up_on_shells() {
     let mut machine = Server::start();
-    Place::Machine(&machine).shell().press("sleep 1000\n");
+    wait_in_a_shell(&Place::Machine(&machine));
     ends_promptly(&mut machine);
     if is_root() {
         let mut host = Server::host().env("PATH", super::SYSTEM_PATH).start();
         let sandbox = host.sandbox();
-        Place::Sandbox(&sandbox).shell().press("sleep 1000\n");
+        wait_in_a_shell(&Place::Sandbox(&sandbox));
         ends_promptly(&mut host);
     }
+}
+
+/// Starts a shell that waits for a command.
+fn wait_in_a_shell(place: &Place<'_>) {
+    let shell = place.shell();
+    shell.press("echo wai\"\"ts; sleep 1000\n");
+    shell.expect("waits\r\n");
 }
 
 #[track_caller]
