@@ -77,6 +77,11 @@ impl FileHash {
         }
     }
 
+    /// Bytes that were hashed.
+    pub fn bytes(&self) -> u64 {
+        self.size
+    }
+
     /// Hashes the next piece of the file, as large as the buffer; the result at the end.
     ///
     /// # Errors

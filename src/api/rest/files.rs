@@ -212,7 +212,7 @@ impl UploadSource for BodyReader<'_> {
         Ok(Self::splice(self, pipe)?)
     }
 
-    fn client(&self) -> Box<dyn Peer> {
+    fn client(&self) -> Box<dyn Peer + Send> {
         Box::new(self.watch_client())
     }
 }

@@ -7,6 +7,7 @@ use crate::files::name::FilePath;
 use crate::files::search::{Filter, Visit};
 use crate::files::{FileKind, modified_ms};
 use crate::ledger::{Charge, Item};
+use crate::priority::run_in_background;
 use crate::workspace::lease::{Lease, Workspace};
 
 /// Bytes that are hashed in one step, and the least for a tenant that holds its share of the server's memory.
@@ -73,7 +74,7 @@ impl Workspace {
     ///
     /// # Errors
     /// A path is absolute, has a `..` or is there twice; `NotFound`, `NotDirectory`, `Forbidden`,
-    /// `OverLimit`; or the client disconnected.
+    /// `OverLimit`, `NoThreads`; or the client disconnected.
     pub fn compare_files(
         &self,
         tree: FilePath,
@@ -88,10 +89,30 @@ impl Workspace {
             .charge(Item::Responses, bytes.sum())
             .map_err(Error::from)?;
         check_paths(&mut files)?;
+        let mut walked = Ok(0);
+        run_in_background(&mut || walked = self.compare_tree(&tree, &mut files, interrupt))?;
+        Ok(CompareFiles {
+            lease: self.share()?,
+            tree,
+            files,
+            extra: walked?,
+            done: 0,
+            current: None,
+            _charge: charge,
+        })
+    }
+
+    /// Compares all but the content, and returns how many files and links the client did not name.
+    fn compare_tree(
+        &self,
+        tree: &FilePath,
+        files: &mut [ClientFile],
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<u64, Stopped> {
         let mut extra = 0;
         let mut passed = 0_u64;
         let root = self.files()?;
-        let mut walk = root.walk(&tree, Filter::default(), None, &self.ledger)?;
+        let mut walk = root.walk(tree, Filter::default(), None, &self.ledger)?;
         while let Some(visit) = walk.next()? {
             passed += 1;
             if passed.is_multiple_of(NAMES_BETWEEN_LOOKS) {
@@ -118,17 +139,7 @@ impl Workspace {
                 (true, None) => FileState::Same,
             };
         }
-        drop(walk);
-        drop(root);
-        Ok(CompareFiles {
-            lease: self.share()?,
-            tree,
-            files,
-            extra,
-            done: 0,
-            current: None,
-            _charge: charge,
-        })
+        Ok(extra)
     }
 }
 
@@ -136,11 +147,27 @@ impl CompareFiles {
     /// Compares the contents, and returns what was found.
     ///
     /// # Errors
-    /// It was interrupted.
+    /// It was interrupted; `NoThreads`.
     pub fn run(
         &mut self,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<Compared<'_>, Stopped> {
+        let is_unhashed = |file: &ClientFile| file.state == FileState::Unhashed;
+        if self.files.iter().any(is_unhashed) {
+            let mut hashed = Ok(());
+            run_in_background(&mut || hashed = self.compare_contents(interrupt))?;
+            hashed?;
+        }
+        Ok(Compared {
+            files: &self.files,
+            extra: self.extra,
+        })
+    }
+
+    fn compare_contents(
+        &mut self,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<(), Stopped> {
         let ledger = &self.lease.ledger;
         let charge = ledger.charge_up_to(Item::Responses, STEP_BYTES, LEAST_STEP_BYTES);
         let mut buffer = vec![0; charge.bytes()];
@@ -172,10 +199,7 @@ impl CompareFiles {
             };
             self.current = None;
         }
-        Ok(Compared {
-            files: &self.files,
-            extra: self.extra,
-        })
+        Ok(())
     }
 }
 

@@ -16,7 +16,9 @@ use crate::files::search::{
 use crate::files::text::is_binary;
 use crate::files::{FileKind, FileVersion};
 use crate::ledger::{Charge, Item};
-use crate::workspace::lease::Workspace;
+use crate::logging;
+use crate::priority::BackgroundThread;
+use crate::workspace::lease::{Lease, Workspace};
 
 /// Most matches of a search, and of one file, unless the client says otherwise.
 const MATCHES: u64 = 1000;
@@ -61,8 +63,15 @@ pub struct Grep {
     pub max_file_bytes: Option<u64>,
 }
 
-/// A search that can begin: all of the request was checked.
+/// A search that can begin: all of the request was checked, and its thread is there.
 pub struct PreparedGrep {
+    lease: Lease,
+    thread: BackgroundThread,
+    plan: Plan,
+}
+
+/// What is to be done.
+struct Plan {
     path: FilePath,
     searcher: Searcher,
     filter: Filter,
@@ -128,7 +137,7 @@ pub struct Summary {
 }
 
 /// Who is told what a search finds.
-pub trait GrepSink {
+pub trait GrepSink: Send {
     /// A match.
     ///
     /// # Errors
@@ -144,6 +153,11 @@ pub trait GrepSink {
     /// # Errors
     /// The client is gone.
     fn tick(&mut self) -> std::result::Result<(), Disconnected>;
+    /// The end: what was done, or why not all was.
+    ///
+    /// # Errors
+    /// The client is gone.
+    fn ended(&mut self, outcome: Result<Summary>) -> std::result::Result<(), Disconnected>;
 }
 
 impl Workspace {
@@ -151,7 +165,7 @@ impl Workspace {
     ///
     /// # Errors
     /// `Invalid`, with the `offset` in a pattern that cannot be read; `NotFound`; `Forbidden`;
-    /// `NotRegular`; `OverLimit`.
+    /// `NotRegular`; `OverLimit`; `NoThreads`.
     pub fn prepare_grep(&self, grep: Grep) -> Result<PreparedGrep> {
         let within = |name: &str, value: Option<u64>, range: Range<u64>, default: u64| match value {
             Some(value) if !range.contains(&value) => Err(Error::invalid(format!(
@@ -192,28 +206,28 @@ impl Workspace {
             Filter::of_search()
         };
         Ok(PreparedGrep {
-            path: grep.path,
-            searcher,
-            filter,
-            globs: grep.globs,
-            context,
-            limit,
-            per_file,
-            max_file_bytes,
-            charge,
+            lease: self.share()?,
+            thread: BackgroundThread::start()?,
+            plan: Plan {
+                path: grep.path,
+                searcher,
+                filter,
+                globs: grep.globs,
+                context,
+                limit,
+                per_file,
+                max_file_bytes,
+                charge,
+            },
         })
     }
 
-    /// Searches, and tells what it finds as it finds it, in the order of the paths.
+    /// Searches.
     ///
     /// # Errors
     /// `OverLimit`; the client disconnected. What was told before is then not all.
-    pub fn grep(
-        &self,
-        grep: PreparedGrep,
-        sink: &mut dyn GrepSink,
-    ) -> std::result::Result<Summary, Stopped> {
-        let PreparedGrep {
+    fn grep(&self, grep: Plan, sink: &mut dyn GrepSink) -> std::result::Result<Summary, Stopped> {
+        let Plan {
             path,
             searcher,
             filter,
@@ -271,6 +285,30 @@ impl Workspace {
             }
         }
         Ok(search.summary)
+    }
+}
+
+impl PreparedGrep {
+    /// Searches, and tells what it finds as it finds it, in the order of the paths. It is over when this
+    /// returns.
+    pub fn run(self, mut sink: Box<dyn GrepSink>) {
+        let Self {
+            lease,
+            thread,
+            plan,
+        } = self;
+        thread.run(Box::new(move || {
+            let outcome = match lease.grep(plan, &mut *sink) {
+                Ok(summary) => Ok(summary),
+                Err(Stopped::Failed(error)) => {
+                    logging::about("files", format_args!("a search broke off: {error}"));
+                    Err(error)
+                }
+                Err(Stopped::Disconnected | Stopped::Due) => return,
+            };
+            // A client that is gone is told nothing.
+            let _ = sink.ended(outcome);
+        }));
     }
 }
 
