@@ -15,8 +15,8 @@ mod watches;
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
 pub use operations::{
-    AttachSpec, Attachment, Change, ClientFile, Compared, EditRequest, FilePart, FileState,
-    FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Moment, Order,
-    Patched, Run, Scene, SignalGroup, Skip, Summary, WatchSubscriber,
+    AttachSpec, Attachment, ClientFile, Compared, EditRequest, FileChange, FilePart, FileState,
+    FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Order, Patched, Run,
+    Scene, SignalGroup, SortKey, Summary, WatchSubscriber,
 };
 pub use upload::UploadSource;

@@ -93,7 +93,7 @@ struct SkippedDocument {
 fn skipped(files: &[Skipped]) -> Vec<SkippedDocument> {
     let document = |file: &Skipped| SkippedDocument {
         name: show(&file.name),
-        reason: file.reason,
+        reason: file.reason.word(),
     };
     files.iter().map(document).collect()
 }

@@ -13,7 +13,7 @@ use crate::files::hash::Digest;
 use crate::files::name::FilePath;
 use crate::files::text::{Count, Edit, EditTarget};
 use crate::http::Response;
-use crate::workspace::{Change, EditRequest, Patched, Workspace};
+use crate::workspace::{EditRequest, FileChange, Patched, Workspace};
 
 /// Most edits of a request.
 const MAX_EDITS: usize = 1000;
@@ -95,11 +95,11 @@ impl<'a> PatchedDocument<'a> {
         Self {
             path: &patched.path,
             change: match patched.change {
-                Change::Created => "created",
-                Change::Modified => "modified",
-                Change::Deleted => "deleted",
-                Change::Renamed => "renamed",
-                Change::Copied => "copied",
+                FileChange::Created => "created",
+                FileChange::Modified => "modified",
+                FileChange::Deleted => "deleted",
+                FileChange::Renamed => "renamed",
+                FileChange::Copied => "copied",
             },
             hunks: patched.moved.len(),
             from: patched.from.as_deref(),

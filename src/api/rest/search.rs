@@ -11,13 +11,12 @@ use crate::codec::escape;
 use crate::codec::fields::{Elements, Fields, JsonType, decoded, wrong_type};
 use crate::codec::query::Query;
 use crate::error::{Error, Result};
+use crate::files::SkipReason;
 use crate::files::name::FilePath;
 use crate::files::search::{Case, Matcher, Options};
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::http::{Body, Refusal, Response};
-use crate::workspace::{
-    Glob, Grep, GrepSink, Kinds, Match, Moment, Order, Skip, Summary, Workspace,
-};
+use crate::workspace::{Glob, Grep, GrepSink, Kinds, Match, Order, SortKey, Summary, Workspace};
 
 /// The words for kinds of files.
 const KINDS: [(&str, Kinds); 4] = [
@@ -59,7 +58,7 @@ fn order(query: &Query) -> Result<Order> {
         let (time, shown) = colon.map(|colon| (&text[..colon], &text[colon + 1..]))?;
         let modified = std::str::from_utf8(time).ok()?.parse().ok()?;
         let path = path(shown).ok()?;
-        Some(Moment { modified, path })
+        Some(SortKey { modified, path })
     };
     let bad = || Error::invalid("after is not what next said in an answer with sort=mtime");
     let after = after.map(|text| moment(text).ok_or_else(bad)).transpose()?;
@@ -229,10 +228,12 @@ impl GrepSink for GrepEvents {
             escape::append(out, shown.text.as_bytes());
             out.extend_from_slice(b"\",\"spans\":");
             serde_json::to_writer(&mut *out, &shown.spans)?;
+            let mut is_context_cut = false;
             for (name, lines) in ["before", "after"].iter().zip(&found.context) {
                 write!(out, ",\"{name}\":[")?;
                 for (number, line) in lines.iter().enumerate() {
                     out.extend_from_slice(if number == 0 { b"\"" } else { b",\"" });
+                    is_context_cut |= !is_short(line);
                     let line = &line[..line.len().min(4 * MAX_LINE_CHARACTERS)];
                     let text: String = String::from_utf8_lossy(line)
                         .chars()
@@ -243,27 +244,23 @@ impl GrepSink for GrepEvents {
                 }
                 out.push(b']');
             }
-            out.extend_from_slice(if shown.is_cut {
-                b",\"cut\":true}"
-            } else {
-                b"}"
-            });
+            if shown.is_cut {
+                out.extend_from_slice(b",\"cut\":true");
+            }
+            if is_context_cut {
+                out.extend_from_slice(b",\"context_cut\":true");
+            }
+            out.push(b'}');
             Ok(())
         })?;
         self.tick()
     }
 
-    fn skipped(&mut self, path: &str, why: Skip) -> std::result::Result<(), Disconnected> {
-        let reason = match why {
-            Skip::Binary => "binary",
-            Skip::TooLarge => "too_large",
-            Skip::Permission => "permission",
-            Skip::Io => "io",
-        };
+    fn skipped(&mut self, path: &str, why: SkipReason) -> std::result::Result<(), Disconnected> {
         self.line(|out| {
             out.extend_from_slice(b"{\"event\":\"skipped\",\"path\":\"");
             escape::append(out, path.as_bytes());
-            write!(out, "\",\"reason\":\"{reason}\"}}")
+            write!(out, "\",\"reason\":\"{}\"}}", why.word())
         })
     }
 
@@ -279,6 +276,13 @@ impl GrepSink for GrepEvents {
     }
 }
 
+/// Whether an event has all of a text.
+fn is_short(text: &[u8]) -> bool {
+    text.len() <= MAX_LINE_CHARACTERS
+        || text.len() <= 4 * MAX_LINE_CHARACTERS
+            && String::from_utf8_lossy(text).chars().count() <= MAX_LINE_CHARACTERS
+}
+
 /// The text of a match as an event has it.
 struct Shown {
     text: String,
@@ -291,11 +295,6 @@ struct Shown {
 
 impl Shown {
     fn of(found: &Match<'_>) -> Self {
-        let is_short = |text: &[u8]| {
-            text.len() <= MAX_LINE_CHARACTERS
-                || text.len() <= 4 * MAX_LINE_CHARACTERS
-                    && String::from_utf8_lossy(text).chars().count() <= MAX_LINE_CHARACTERS
-        };
         let is_cut = !is_short(found.text);
         let mut start = 0;
         if is_cut {

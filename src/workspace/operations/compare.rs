@@ -5,7 +5,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files::hash::{Digest, FileHash};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Visit};
-use crate::files::{FileKind, modified_ms};
+use crate::files::{FileKind, SkipList, SkipReason, modified_ms};
 use crate::ledger::{Charge, Item};
 use crate::priority::run_in_background;
 use crate::workspace::lease::{Lease, Workspace};
@@ -54,6 +54,7 @@ pub struct CompareFiles {
     tree: FilePath,
     files: Vec<ClientFile>,
     extra: u64,
+    skipped: SkipList,
     /// How many of the files are done.
     done: usize,
     /// The file that is hashed now.
@@ -67,6 +68,8 @@ pub struct Compared<'c> {
     pub files: &'c [ClientFile],
     /// Files and links of the tree that the client did not name.
     pub extra: u64,
+    /// What of the tree could not be read, so that files in it count as missing.
+    pub skipped: &'c SkipList,
 }
 
 impl Workspace {
@@ -89,27 +92,31 @@ impl Workspace {
             .charge(Item::Responses, bytes.sum())
             .map_err(Error::from)?;
         check_paths(&mut files)?;
-        let mut walked = Ok(0);
+        let mut walked = Ok((0, SkipList::default()));
         run_in_background(&mut || walked = self.compare_tree(&tree, &mut files, interrupt))?;
+        let (extra, skipped) = walked?;
         Ok(CompareFiles {
             lease: self.share()?,
             tree,
             files,
-            extra: walked?,
+            extra,
+            skipped,
             done: 0,
             current: None,
             _charge: charge,
         })
     }
 
-    /// Compares all but the content, and returns how many files and links the client did not name.
+    /// Compares all but the content. Returns how many files and links the client did not name, and what of
+    /// the tree cannot be read.
     fn compare_tree(
         &self,
         tree: &FilePath,
         files: &mut [ClientFile],
         interrupt: &mut dyn Interrupt,
-    ) -> std::result::Result<u64, Stopped> {
+    ) -> std::result::Result<(u64, SkipList), Stopped> {
         let mut extra = 0;
+        let mut skipped = SkipList::default();
         let mut passed = 0_u64;
         let root = self.files()?;
         let mut walk = root.walk(tree, Filter::default(), None, &self.ledger)?;
@@ -118,7 +125,13 @@ impl Workspace {
             if passed.is_multiple_of(NAMES_BETWEEN_LOOKS) {
                 interrupt.check()?;
             }
-            let Visit::Entry(found) = visit else { continue };
+            let found = match visit {
+                Visit::Entry(found) => found,
+                Visit::Unreadable(path, errno) => {
+                    skipped.add(path, SkipReason::of(errno));
+                    continue;
+                }
+            };
             let place = files.binary_search_by(|file| parts(&file.path).cmp(plain(found.path)));
             let Ok(place) = place else {
                 extra += u64::from(found.kind != FileKind::Directory);
@@ -139,7 +152,7 @@ impl Workspace {
                 (true, None) => FileState::Same,
             };
         }
-        Ok(extra)
+        Ok((extra, skipped))
     }
 }
 
@@ -161,6 +174,7 @@ impl CompareFiles {
         Ok(Compared {
             files: &self.files,
             extra: self.extra,
+            skipped: &self.skipped,
         })
     }
 

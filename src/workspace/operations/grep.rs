@@ -14,7 +14,7 @@ use crate::files::search::{
     Filter, Matcher, Options, SEARCHER_BYTES, Searcher, Verdict, Visit, line_end, line_start,
 };
 use crate::files::text::is_binary;
-use crate::files::{FileKind, FileVersion};
+use crate::files::{FileKind, FileVersion, SkipReason};
 use crate::ledger::{Charge, Item};
 use crate::logging;
 use crate::priority::BackgroundThread;
@@ -99,28 +99,6 @@ pub struct Match<'a> {
     pub context: [Vec<&'a [u8]>; 2],
 }
 
-/// Why a file was not searched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Skip {
-    /// It is no text.
-    Binary,
-    /// It is larger than the limit.
-    TooLarge,
-    /// It may not be read.
-    Permission,
-    /// It cannot be read.
-    Io,
-}
-
-impl Skip {
-    fn of(errno: Errno) -> Self {
-        match errno {
-            Errno::EACCES | Errno::EPERM => Self::Permission,
-            _ => Self::Io,
-        }
-    }
-}
-
 /// What a search did.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Summary {
@@ -147,7 +125,7 @@ pub trait GrepSink: Send {
     ///
     /// # Errors
     /// The client is gone.
-    fn skipped(&mut self, path: &str, why: Skip) -> std::result::Result<(), Disconnected>;
+    fn skipped(&mut self, path: &str, why: SkipReason) -> std::result::Result<(), Disconnected>;
     /// Nothing for some moments.
     ///
     /// # Errors
@@ -263,7 +241,7 @@ impl Workspace {
                 Visit::Unreadable(_, Errno::EXDEV) => continue,
                 Visit::Unreadable(directory, errno) => {
                     let shown = path.below(&show(directory));
-                    search.skip(&shown, Skip::of(errno), sink)?;
+                    search.skip(&shown, SkipReason::of(errno), sink)?;
                     continue;
                 }
             };
@@ -281,7 +259,7 @@ impl Workspace {
                 Ok(file) => search.file(file, &shown, sink)?,
                 // It is gone, or something else now.
                 Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR) => {}
-                Err(errno) => search.skip(&shown, Skip::of(errno), sink)?,
+                Err(errno) => search.skip(&shown, SkipReason::of(errno), sink)?,
             }
         }
         Ok(search.summary)
@@ -342,7 +320,7 @@ impl Search {
     fn skip(
         &mut self,
         path: &str,
-        why: Skip,
+        why: SkipReason,
         sink: &mut dyn GrepSink,
     ) -> std::result::Result<(), Stopped> {
         self.summary.skipped += 1;
@@ -362,7 +340,7 @@ impl Search {
         };
         let buffer = std::mem::take(&mut self.buffer);
         let searched = if is_binary(&buffer[..length]) {
-            self.skip(path, Skip::Binary, sink)
+            self.skip(path, SkipReason::Binary, sink)
         } else {
             self.summary.searched += 1;
             self.text(&buffer[..length], path, sink)
@@ -372,13 +350,13 @@ impl Search {
     }
 
     /// Reads a file into the buffer, and returns how many bytes it has. One that is not regular is empty.
-    fn read(&mut self, mut file: File) -> Result<std::result::Result<usize, Skip>> {
+    fn read(&mut self, mut file: File) -> Result<std::result::Result<usize, SkipReason>> {
         let version = match FileVersion::of(&file) {
             Ok(version) if version.kind == FileKind::Regular => version,
             _ => return Ok(Ok(0)),
         };
         if version.size > self.max_file_bytes {
-            return Ok(Err(Skip::TooLarge));
+            return Ok(Err(SkipReason::TooLarge));
         }
         // One byte more than the file has tells in the same call that it ends.
         let size = usize::try_from(version.size).unwrap_or(usize::MAX);
@@ -387,7 +365,7 @@ impl Search {
         loop {
             if length == self.buffer.len() {
                 if length as u64 > self.max_file_bytes {
-                    return Ok(Err(Skip::TooLarge));
+                    return Ok(Err(SkipReason::TooLarge));
                 }
                 self.grow(2 * length)?;
             }
@@ -397,7 +375,7 @@ impl Search {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-                    return Ok(Err(Skip::of(errno)));
+                    return Ok(Err(SkipReason::of(errno)));
                 }
                 // Only the end of a file makes a read short; files in /proc do it at any time.
                 Ok(count) if count < asked && version.size > 0 => {
@@ -408,7 +386,7 @@ impl Search {
             }
         }
         let is_small = length as u64 <= self.max_file_bytes;
-        Ok(is_small.then_some(length).ok_or(Skip::TooLarge))
+        Ok(is_small.then_some(length).ok_or(SkipReason::TooLarge))
     }
 
     fn grow(&mut self, size: usize) -> Result<()> {

@@ -262,6 +262,43 @@ fn what_may_not_be_read_is_told() {
 }
 
 #[test]
+fn context_that_is_cut_is_told() {
+    in_both_modes(|site| {
+        let fits = "\u{e9}".repeat(2000);
+        for (before, after, is_cut) in [
+            (fits.clone(), String::new(), false),
+            (format!("{fits}x"), String::new(), true),
+            (String::new(), "x".repeat(9000), true),
+        ] {
+            site.write("f", format!("{before}\nhere\n{after}\n"));
+            let request =
+                json!({"pattern": "here", "path": site.path("f"), "before": 1, "after": 1});
+            let event = site.post("grep", &request).text();
+            let event: Value = serde_json::from_str(event.lines().next().unwrap()).unwrap();
+            assert_eq!(event.get("context_cut").is_some(), is_cut);
+            assert_eq!(event.get("cut"), None);
+            let kept: String = before.chars().take(2000).collect();
+            assert_eq!(event["before"], json!([kept]));
+        }
+    });
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_told() {
+    in_both_modes(|site| {
+        // Nothing is at the address 0 of the server, and a sandbox has no such file.
+        if site.base.is_empty() {
+            return;
+        }
+        let path = "/proc/self/mem";
+        let reply = site.post("grep", &json!({"pattern": "two", "path": path}));
+        let events = reply.text();
+        assert!(events.contains("\"reason\":\"io\""), "{events}");
+        assert!(events.contains("\"searched\":0,\"skipped\":1"), "{events}");
+    });
+}
+
+#[test]
 fn what_is_not_accepted_is_refused_with_its_place() {
     in_both_modes(|site| {
         site.write("f", "x");
