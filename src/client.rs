@@ -202,7 +202,7 @@ impl From<Error> for Stopped {
 }
 
 /// Asked between the steps of long work whether to go on. A step takes milliseconds.
-pub trait Interrupt {
+pub trait Interrupt: Send {
     /// # Errors
     /// `Disconnected` or `Due`.
     fn check(&mut self) -> Result<(), Stopped>;

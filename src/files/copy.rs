@@ -22,9 +22,11 @@ use super::condition::Condition;
 use super::entry::{DIRECTORY, FileKind, Identity, link_target, size};
 use super::name::{FilePath, show};
 use super::name_at::NameAt;
+use super::read::ContentEnd;
 use super::rename::place_link;
 use super::root::{Files, Missing, opening_error};
 use super::search::{Filter, Visit};
+use super::skip::{SkipList, SkipReason};
 use super::write::Upload;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
@@ -36,9 +38,6 @@ const STEP_BYTES: usize = 8 << 20;
 
 /// Bytes that are read and written in one step.
 const BUFFER_BYTES: usize = 64 * 1024;
-
-/// Names of what was left out that are told.
-const MAX_SKIPPED: usize = 100;
 
 /// Directories of the copy that stay open.
 const HELD_LEVELS: usize = 24;
@@ -54,19 +53,8 @@ pub struct CopyReport {
     pub links: u64,
     /// Bytes of the files.
     pub bytes: u64,
-    /// The first of what was left out, and why.
-    pub skipped: Vec<(String, &'static str)>,
-    /// All that was left out.
-    pub skipped_total: u64,
-}
-
-impl CopyReport {
-    fn skip(&mut self, name: &[u8], reason: &'static str) {
-        if self.skipped.len() < MAX_SKIPPED {
-            self.skipped.push((show(name), reason));
-        }
-        self.skipped_total += 1;
-    }
+    /// What was left out.
+    pub skipped: SkipList,
 }
 
 /// A copy in progress. Run it, and drop it, while the thread acts as the owner.
@@ -76,19 +64,19 @@ pub struct Copying {
     report: CopyReport,
     /// The file that is being copied.
     file: Option<FileCopy>,
-    tree: Option<Tree>,
+    tree: Option<CopyTree>,
 }
 
 /// The directories of a tree's copy, from the first to the one that is filled.
-struct Tree {
+struct CopyTree {
     /// The first directory of the copy: a walk must not enter it.
     identity: Identity,
-    levels: Vec<Level>,
+    levels: Vec<CopyLevel>,
     /// The relative path of the entry that was begun last.
     after: Option<Vec<u8>>,
 }
 
-struct Level {
+struct CopyLevel {
     identity: Identity,
     /// Open in the first levels and the last one.
     directory: Option<OwnedFd>,
@@ -177,9 +165,9 @@ impl Files<'_> {
                 copying.report.links = 1;
             }
             _ => {
-                let (level, is_new) = Level::make(&target, status, failed)?;
+                let (level, is_new) = CopyLevel::make(&target, status, failed)?;
                 copying.report.dirs = u64::from(is_new);
-                copying.tree = Some(Tree {
+                copying.tree = Some(CopyTree {
                     identity: level.identity,
                     levels: vec![level],
                     after: None,
@@ -214,12 +202,7 @@ impl Copying {
                 None => break,
                 Some(Visit::Entry(found)) => found,
                 Some(Visit::Unreadable(path, errno)) => {
-                    let reason = match errno {
-                        Errno::EXDEV => "another mount",
-                        Errno::EACCES | Errno::EPERM => "permission",
-                        _ => "io",
-                    };
-                    self.report.skip(path, reason);
+                    self.report.skipped.add(path, SkipReason::of(errno));
                     continue;
                 }
             };
@@ -238,10 +221,10 @@ impl Copying {
             match FileKind::of(&status) {
                 FileKind::Directory if Identity::of(&status) == tree.identity => {
                     walk.skip_contents();
-                    self.report.skip(&path, "the copy itself");
+                    self.report.skipped.add(&path, SkipReason::Itself);
                 }
                 FileKind::Directory => {
-                    let (level, is_new) = Level::make(&target, status, failed)?;
+                    let (level, is_new) = CopyLevel::make(&target, status, failed)?;
                     tree.push(level);
                     self.report.dirs += u64::from(is_new);
                 }
@@ -258,14 +241,15 @@ impl Copying {
                     }
                     // Removed meanwhile, or replaced by a link.
                     Err(Errno::ENOENT | Errno::ELOOP) => {}
-                    Err(Errno::EACCES | Errno::EPERM) => self.report.skip(&path, "permission"),
-                    Err(Errno::EXDEV) => self.report.skip(&path, "another mount"),
+                    Err(errno @ (Errno::EACCES | Errno::EPERM | Errno::EXDEV)) => {
+                        self.report.skipped.add(&path, SkipReason::of(errno));
+                    }
                     Err(errno) => return Err(failed(errno).into()),
                 },
-                FileKind::Pipe => self.report.skip(&path, "fifo"),
-                FileKind::Socket => self.report.skip(&path, "socket"),
+                FileKind::Pipe => self.report.skipped.add(&path, SkipReason::Fifo),
+                FileKind::Socket => self.report.skipped.add(&path, SkipReason::Socket),
                 FileKind::CharacterDevice | FileKind::BlockDevice => {
-                    self.report.skip(&path, "device");
+                    self.report.skipped.add(&path, SkipReason::Device);
                 }
             }
         }
@@ -291,8 +275,8 @@ impl Copying {
     }
 }
 
-impl Tree {
-    fn push(&mut self, level: Level) {
+impl CopyTree {
+    fn push(&mut self, level: CopyLevel) {
         let depth = self.levels.len();
         if let Some(last) = self.levels.last_mut()
             && depth > HELD_LEVELS
@@ -351,7 +335,7 @@ impl Tree {
     }
 }
 
-impl Level {
+impl CopyLevel {
     /// Makes the copy of a directory, or takes the one that is there.
     fn make(
         target: &NameAt,
@@ -424,6 +408,7 @@ struct FileCopy {
     offset: u64,
     /// Whether the kernel may copy; else the bytes are read and written.
     in_kernel: bool,
+    end: ContentEnd,
 }
 
 impl FileCopy {
@@ -435,6 +420,7 @@ impl FileCopy {
             size(&status) > 0 && sys::clone_file(upload.file().as_fd(), original.as_fd()).is_ok();
         Ok(Self {
             offset: if is_cloned { size(&status) } else { 0 },
+            end: ContentEnd::new(size(&status)),
             original,
             status,
             upload,
@@ -459,11 +445,7 @@ impl FileCopy {
 
     /// Copies a piece. True at the end.
     fn step(&mut self, buffer: &mut Vec<u8>) -> nix::Result<bool> {
-        // Files in /proc have size 0 and yet content. Of others nothing is copied that is appended meanwhile.
-        let end = match size(&self.status) {
-            0 => u64::MAX,
-            size => size,
-        };
+        let end = self.end.after(self.offset, &self.original)?;
         if self.offset >= end {
             return Ok(true);
         }

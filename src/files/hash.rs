@@ -4,7 +4,7 @@ use std::io::Read;
 
 use sha2::{Digest as _, Sha256};
 
-use super::read::Opened;
+use super::read::{ContentEnd, Opened};
 use crate::error::{Error, Result};
 
 /// A SHA-256.
@@ -54,6 +54,7 @@ impl Hasher {
 /// A file that is being hashed: what it holds when it is read, but not what is appended meanwhile.
 pub struct FileHash {
     opened: Opened,
+    end: ContentEnd,
     hasher: Hasher,
     size: u64,
 }
@@ -71,26 +72,30 @@ impl FileHash {
     /// Begins to hash a file.
     pub fn new(opened: Opened) -> Self {
         Self {
+            end: ContentEnd::new(opened.size),
             opened,
             hasher: Hasher::default(),
             size: 0,
         }
     }
 
+    /// Bytes that were hashed.
+    pub fn bytes(&self) -> u64 {
+        self.size
+    }
+
     /// Hashes the next piece of the file, as large as the buffer; the result at the end.
     ///
     /// # Errors
-    /// The file cannot be read; `path` is for the text.
+    /// The file cannot be read, or `Invalid`: it tells no size and goes on; `path` is for the text.
     pub fn step(
         &mut self,
         path: impl std::fmt::Display,
         buffer: &mut [u8],
     ) -> Result<Option<Hashed>> {
-        // Files in /proc have size 0 and yet content. Others have an end, even if they grow while they are read.
-        let left = match self.opened.size {
-            0 => u64::MAX,
-            size => size - self.size,
-        };
+        let end = self.end.after(self.size, &self.opened.file);
+        let end = end.map_err(|errno| Error::system(format_args!("cannot read {path}"), errno))?;
+        let left = end.saturating_sub(self.size);
         let most = usize::try_from(left).map_or(buffer.len(), |left| left.min(buffer.len()));
         let buffer = &mut buffer[..most];
         let count = loop {

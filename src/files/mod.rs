@@ -26,6 +26,7 @@ mod remove;
 mod rename;
 mod root;
 pub mod search;
+mod skip;
 mod splice_pipe;
 #[cfg(test)]
 mod tests;
@@ -46,6 +47,7 @@ pub use list::Page;
 pub use read::Opened;
 pub use remove::Aside;
 pub use root::{Files, Root};
+pub use skip::{SkipList, SkipReason};
 pub use splice_pipe::SplicePipe;
 pub use usage::Disk;
 pub use write::{RangedWrite, Upload};

@@ -23,6 +23,35 @@ pub struct Opened {
     pub mode: u32,
 }
 
+/// Most bytes of a file that tells no size, as those of /proc: some have no end.
+const MAX_UNSIZED_BYTES: u64 = 64 << 20;
+
+/// Where the content of a file ends that is read once: what is appended meanwhile is left out.
+pub(super) struct ContentEnd(u64);
+
+impl ContentEnd {
+    /// Of a file that had this size when it was opened.
+    pub(super) fn new(size: u64) -> Self {
+        Self(size)
+    }
+
+    /// The end, as far as it is known when `offset` bytes have been read. A file that was empty ends where it
+    /// does after the first bytes were found.
+    ///
+    /// # Errors
+    /// `EFBIG` if the file tells no size and goes on.
+    pub(super) fn after(&mut self, offset: u64, file: &File) -> nix::Result<u64> {
+        if self.0 == 0 && offset > 0 {
+            self.0 = size(&fstat(file)?);
+        }
+        match self.0 {
+            0 if offset >= MAX_UNSIZED_BYTES => Err(Errno::EFBIG),
+            0 => Ok(MAX_UNSIZED_BYTES),
+            end => Ok(end),
+        }
+    }
+}
+
 impl Root {
     /// The attributes of a file. A link is not followed.
     ///
@@ -89,5 +118,32 @@ impl Root {
             mode: status.st_mode & 0o7777,
             file,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_grows_or_tells_no_size_has_an_end() {
+        let path = std::env::temp_dir().join(format!("sbx-content-end-{}", std::process::id()));
+        let mut writer = File::create(&path).unwrap();
+        let file = File::open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let mut end = ContentEnd::new(0);
+        assert_eq!(end.after(0, &file), Ok(MAX_UNSIZED_BYTES));
+        for _ in 0..3 {
+            writer.write_all(b"12345").unwrap();
+            assert_eq!(end.after(2, &file), Ok(5));
+        }
+        assert_eq!(ContentEnd::new(7).after(9, &file), Ok(7));
+        let endless = File::open("/proc/self/pagemap").unwrap();
+        let mut end = ContentEnd::new(0);
+        assert_eq!(end.after(1, &endless), Ok(MAX_UNSIZED_BYTES));
+        let after = end.after(MAX_UNSIZED_BYTES, &endless);
+        assert_eq!(after, Err(Errno::EFBIG));
     }
 }

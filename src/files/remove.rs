@@ -147,7 +147,7 @@ pub(super) enum Protected {
 }
 
 /// A directory on the way down; 32 bytes.
-struct Level {
+struct RemovedLevel {
     identity: Identity,
     /// The index of its first name in `pending`.
     first: usize,
@@ -172,7 +172,7 @@ pub(super) fn remove_tree(
     protected: Protected,
 ) -> nix::Result<bool> {
     let mut current = parent;
-    let mut levels = vec![Level {
+    let mut levels = vec![RemovedLevel {
         identity: Identity::of_open(&current)?,
         first: 0,
         is_partly_read: false,
@@ -221,7 +221,7 @@ pub(super) fn remove_tree(
                     level.is_partly_read = true;
                 }
             }
-            levels.push(Level {
+            levels.push(RemovedLevel {
                 identity,
                 first: pending.len(),
                 is_partly_read: read_names(&directory, &mut pending)?,

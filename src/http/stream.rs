@@ -45,6 +45,20 @@ pub struct StreamWriter<S = Arc<TcpStream>> {
     probe: &'static [u8],
 }
 
+impl StreamWriter {
+    /// Moves what is to be sent to a stream of its own, for another thread; the caller ends the body.
+    #[must_use]
+    pub fn take(&mut self) -> Self {
+        Self {
+            socket: Arc::clone(&self.socket),
+            pending: std::mem::take(&mut self.pending),
+            sent: std::mem::take(&mut self.sent),
+            probe: std::mem::take(&mut self.probe),
+            ..*self
+        }
+    }
+}
+
 #[cfg(test)]
 impl StreamWriter {
     /// A stream without framing. Tests take what is pushed instead of flushing it.

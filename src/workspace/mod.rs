@@ -15,8 +15,8 @@ mod watches;
 pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
 pub use operations::{
-    AttachSpec, Attachment, Change, ClientFile, Compared, EditRequest, Edited, FilePart, FileState,
-    FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Moment, Order,
-    Patched, Run, SignalGroup, Skip, Summary, ViewerEvent, WatchSubscriber,
+    AttachSpec, Attachment, ClientFile, Compared, EditRequest, Edited, FileChange, FilePart,
+    FileState, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Order,
+    Patched, Run, SignalGroup, SortKey, Summary, ViewerEvent, WatchSubscriber,
 };
 pub use upload::UploadSource;

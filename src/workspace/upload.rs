@@ -47,7 +47,7 @@ pub trait UploadSource {
     /// The bytes break off.
     fn splice(&mut self, pipe: BorrowedFd<'_>) -> std::result::Result<Option<usize>, Self::Error>;
     /// The sender, to be polled while the destination takes nothing.
-    fn client(&self) -> Box<dyn Peer>;
+    fn client(&self) -> Box<dyn Peer + Send>;
 }
 
 /// A part of an upload.
@@ -94,10 +94,10 @@ pub(super) fn receive_whole<S: UploadSource>(
 }
 
 /// Stops long work when the client disconnects.
-pub(super) struct WhileConnected(Box<dyn Peer>, Lookout);
+pub(super) struct WhileConnected(Box<dyn Peer + Send>, Lookout);
 
 impl WhileConnected {
-    pub(super) fn new(client: Box<dyn Peer>) -> Self {
+    pub(super) fn new(client: Box<dyn Peer + Send>) -> Self {
         Self(client, Lookout::new())
     }
 }

@@ -320,6 +320,7 @@ fn running_out_of_threads_is_503_and_passes() {
     let mut server = Server::builder().wrapped_in(&["sh", "-c", &words]).start();
     let mut early = server.connect();
     assert_eq!(early.request("GET", "/health", &[], b"").status, 200);
+    let mut without_thread = 0;
     for round in 0..3 {
         let (held, replies) = probe_all(&server, 60);
         let refused: Vec<&Reply> = replies.iter().filter(|reply| reply.status != 200).collect();
@@ -346,9 +347,35 @@ fn running_out_of_threads_is_503_and_passes() {
             500 | 503 => assert!(reply.text().contains("EAGAIN"), "{}", reply.text()),
             status => panic!("{status}: {}", reply.text()),
         }
+        // So is who asks for work that has a thread of its own.
+        for (route, body) in [
+            ("grep", json!({"pattern": "x", "path": "/etc/passwd"})),
+            (
+                "compare",
+                json!({"path": "/dev", "entries": [{"path": "x", "size": 0}]}),
+            ),
+        ] {
+            let target = format!("/v1/files/{route}");
+            let reply = early.request("POST", &target, &[], body.to_string().as_bytes());
+            let text = reply.text();
+            if reply.status == 200 {
+                assert!(
+                    text.contains("\"searched\":") || text.contains("\"extra\":"),
+                    "{text}"
+                );
+            } else {
+                assert_eq!(
+                    (reply.status, &*reply.code()),
+                    (503, "no_threads"),
+                    "{text}"
+                );
+                without_thread += 1;
+            }
+        }
         drop(held);
         expect_recovery(&mut server);
     }
+    assert!(without_thread > 0, "there was always a thread");
 }
 
 #[test]

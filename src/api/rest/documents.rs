@@ -17,7 +17,7 @@ use crate::ports::{Listener, Port};
 use crate::process::ring::Stream;
 use crate::process::{Exit, Process, Reason, Terminal};
 use crate::sys::Ending;
-use crate::workspace::{Change, Edited, Globbed, Patched};
+use crate::workspace::{Edited, FileChange, Globbed, Patched};
 
 /// The version of the contract with clients.
 pub(super) const PROTOCOL: u32 = 3;
@@ -549,11 +549,11 @@ impl<'a> PatchedDocument<'a> {
         Self {
             path: &patched.path,
             change: match patched.change {
-                Change::Created => "created",
-                Change::Modified => "modified",
-                Change::Deleted => "deleted",
-                Change::Renamed => "renamed",
-                Change::Copied => "copied",
+                FileChange::Created => "created",
+                FileChange::Modified => "modified",
+                FileChange::Deleted => "deleted",
+                FileChange::Renamed => "renamed",
+                FileChange::Copied => "copied",
             },
             hunks: patched.moved.len(),
             from: patched.from.as_deref(),
@@ -617,7 +617,7 @@ impl SkippedDocument {
     fn all(files: &[Skipped]) -> Vec<Self> {
         let document = |file: &Skipped| Self {
             name: show(&file.name),
-            reason: file.reason,
+            reason: file.reason.word(),
         };
         files.iter().map(document).collect()
     }

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::call::{Answer, Call, long_work};
 use super::documents::{EntryDocument, page_response, to_json};
@@ -10,10 +10,10 @@ use super::requests::{compare_request, paths_request};
 use crate::client::Peer;
 use crate::codec::query::Query;
 use crate::error::{Error, Result};
-use crate::files::Condition;
 use crate::files::hash::{Digest, Hashed};
 use crate::files::lines::LineRange;
 use crate::files::name::FilePath;
+use crate::files::{Condition, SkipList, SkipReason};
 use crate::http::parse::Head;
 use crate::http::request::BodyReader;
 use crate::http::{Body, Refusal, Response};
@@ -212,7 +212,7 @@ impl UploadSource for BodyReader<'_> {
         Ok(Self::splice(self, pipe)?)
     }
 
-    fn client(&self) -> Box<dyn Peer> {
+    fn client(&self) -> Box<dyn Peer + Send> {
         Box::new(self.watch_client())
     }
 }
@@ -282,8 +282,17 @@ pub(super) fn compare(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer 
             "missing": paths(&found, FileState::Missing),
             "different": paths(&found, FileState::Different),
             "extra": found.extra,
+            "skipped": names(found.skipped),
+            "skipped_total": found.skipped.total,
         })))
     })
+}
+
+/// What of the files that were left out is named.
+fn names(skipped: &SkipList) -> Vec<Value> {
+    let document =
+        |(name, reason): &(String, SkipReason)| json!({ "name": name, "reason": reason.word() });
+    skipped.first.iter().map(document).collect()
 }
 
 fn paths(found: &Compared<'_>, state: FileState) -> Vec<String> {
@@ -321,16 +330,14 @@ pub(super) fn copy(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let mut copy = workspace.copy_file(&from, &to, recursive, overwrite)?;
     long_work(call, move |interrupt| {
         let report = copy.run(interrupt)?;
-        let skipped = report.skipped.iter();
-        let skipped = skipped.map(|(name, reason)| json!({ "name": name, "reason": reason }));
         Ok(to_json(&json!({
             "path": to.to_string(),
             "files": report.files,
             "dirs": report.dirs,
             "links": report.links,
             "bytes": report.bytes,
-            "skipped": skipped.collect::<Vec<_>>(),
-            "skipped_total": report.skipped_total,
+            "skipped": names(&report.skipped),
+            "skipped_total": report.skipped.total,
         })))
     })
 }

@@ -1,6 +1,7 @@
 //! Searches: queries and JSON to typed operations, what was found to documents and events.
 
 use std::io::Write;
+use std::time::Duration;
 
 use super::call::{Answer, Call, event_stream};
 use super::documents::glob_response;
@@ -10,13 +11,12 @@ use crate::codec::escape;
 use crate::codec::fields::{Elements, Fields, JsonType, decoded, wrong_type};
 use crate::codec::query::Query;
 use crate::error::{Error, Result};
+use crate::files::SkipReason;
 use crate::files::name::FilePath;
 use crate::files::search::{Case, Matcher, Options};
+use crate::http::Refusal;
 use crate::http::stream::{StreamClient, StreamWriter};
-use crate::sys::make_thread_nice;
-use crate::workspace::{
-    Glob, Grep, GrepSink, Kinds, Match, Moment, Order, Skip, Summary, Workspace,
-};
+use crate::workspace::{Glob, Grep, GrepSink, Kinds, Match, Order, SortKey, Summary, Workspace};
 
 /// The words for kinds of files.
 const KINDS: [(&str, Kinds); 4] = [
@@ -58,7 +58,7 @@ fn order(query: &Query) -> Result<Order> {
         let (time, shown) = colon.map(|colon| (&text[..colon], &text[colon + 1..]))?;
         let modified = std::str::from_utf8(time).ok()?.parse().ok()?;
         let path = path(shown).ok()?;
-        Some(Moment { modified, path })
+        Some(SortKey { modified, path })
     };
     let bad = || Error::invalid("after is not what next said in an answer with sort=mtime");
     let after = after.map(|text| moment(text).ok_or_else(bad)).transpose()?;
@@ -72,35 +72,14 @@ const CASES: [(&str, Case); 3] = [
     ("smart", Case::Smart),
 ];
 
-/// A search gives way to everything else that the machine does.
-const NICE: i32 = 10;
-
-/// Memory for the stack of a search.
-const STACK_BYTES: usize = 256 * 1024;
-
 /// `POST files/grep`.
 pub(super) fn grep(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let request = grep_request(&call.json_body()?)?;
     let prepared = workspace.prepare_grep(request)?;
-    let workspace = workspace.share()?;
     let ping_interval = call.ping_interval();
     let write = move |stream: &mut StreamWriter| {
-        let client = StreamClient::new(stream, b"{\"event\":\"ping\"}\n", ping_interval);
-        let mut events = GrepEvents::new(client);
-        let search = || {
-            make_thread_nice(NICE);
-            // Without its last event the stream tells that it broke off.
-            if let Ok(summary) = workspace.grep(prepared, &mut events) {
-                let _ = events.end(&summary);
-            }
-        };
-        // A thread of its own, because a nice value cannot be lowered again.
-        std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().stack_size(STACK_BYTES);
-            let _ = thread
-                .spawn_scoped(scope, search)
-                .map(std::thread::ScopedJoinHandle::join);
-        });
+        let events = GrepEvents::new(stream.take(), ping_interval);
+        prepared.run(Box::new(events));
     };
     Ok(event_stream(Box::new(write)))
 }
@@ -159,17 +138,24 @@ const KEPT_BEFORE: usize = 500;
 const PIECE_BYTES: usize = 32 * 1024;
 
 /// Writes what a search finds as events.
-struct GrepEvents<'a> {
-    client: StreamClient<'a>,
+struct GrepEvents {
+    stream: StreamWriter,
+    ping_interval: Duration,
     collected: Vec<u8>,
     keep_alive: KeepAlive,
     lookout: Lookout,
 }
 
-impl<'a> GrepEvents<'a> {
-    fn new(client: StreamClient<'a>) -> Self {
+/// The client, as long as nothing else of the events is needed.
+fn client(stream: &mut StreamWriter, ping_interval: Duration) -> StreamClient<'_> {
+    StreamClient::new(stream, b"{\"event\":\"ping\"}\n", ping_interval)
+}
+
+impl GrepEvents {
+    fn new(stream: StreamWriter, ping_interval: Duration) -> Self {
         Self {
-            client,
+            stream,
+            ping_interval,
             collected: Vec::new(),
             keep_alive: KeepAlive::new(),
             lookout: Lookout::new(),
@@ -180,11 +166,11 @@ impl<'a> GrepEvents<'a> {
     fn send(&mut self) -> std::result::Result<(), Disconnected> {
         if !self.collected.is_empty() {
             let collected = &self.collected;
-            self.client.push(|out| out.extend_from_slice(collected));
+            self.stream.push(|out| out.extend_from_slice(collected));
             self.collected.clear();
             self.keep_alive.reset();
         }
-        send_all(&mut self.client)
+        send_all(&mut client(&mut self.stream, self.ping_interval))
     }
 
     /// Adds a line.
@@ -200,27 +186,32 @@ impl<'a> GrepEvents<'a> {
         }
         Ok(())
     }
+}
 
-    fn end(&mut self, summary: &Summary) -> std::result::Result<(), Disconnected> {
-        let Summary {
-            matches,
-            files,
-            searched,
-            skipped,
-            truncated,
-        } = summary;
-        self.line(|out| {
-            write!(
+impl GrepSink for GrepEvents {
+    fn ended(&mut self, outcome: Result<Summary>) -> std::result::Result<(), Disconnected> {
+        self.line(|out| match outcome {
+            Ok(Summary {
+                matches,
+                files,
+                searched,
+                skipped,
+                truncated,
+            }) => write!(
                 out,
                 "{{\"event\":\"end\",\"matches\":{matches},\"files\":{files},\"searched\":{searched},\
                  \"skipped\":{skipped},\"truncated\":{truncated}}}"
-            )
+            ),
+            Err(error) => {
+                let document = serde_json::to_vec(&Refusal::from(error)).unwrap_or_default();
+                out.extend_from_slice(b"{\"event\":\"error\",");
+                out.extend_from_slice(document.get(1..).unwrap_or_default());
+                Ok(())
+            }
         })?;
         self.send()
     }
-}
 
-impl GrepSink for GrepEvents<'_> {
     fn matched(&mut self, found: &Match<'_>) -> std::result::Result<(), Disconnected> {
         let shown = Shown::of(found);
         self.line(|out| {
@@ -234,10 +225,12 @@ impl GrepSink for GrepEvents<'_> {
             escape::append(out, shown.text.as_bytes());
             out.extend_from_slice(b"\",\"spans\":");
             serde_json::to_writer(&mut *out, &shown.spans)?;
+            let mut is_context_cut = false;
             for (name, lines) in ["before", "after"].iter().zip(&found.context) {
                 write!(out, ",\"{name}\":[")?;
                 for (number, line) in lines.iter().enumerate() {
                     out.extend_from_slice(if number == 0 { b"\"" } else { b",\"" });
+                    is_context_cut |= !is_short(line);
                     let line = &line[..line.len().min(4 * MAX_LINE_CHARACTERS)];
                     let text: String = String::from_utf8_lossy(line)
                         .chars()
@@ -248,38 +241,43 @@ impl GrepSink for GrepEvents<'_> {
                 }
                 out.push(b']');
             }
-            out.extend_from_slice(if shown.is_cut {
-                b",\"cut\":true}"
-            } else {
-                b"}"
-            });
+            if shown.is_cut {
+                out.extend_from_slice(b",\"cut\":true");
+            }
+            if is_context_cut {
+                out.extend_from_slice(b",\"context_cut\":true");
+            }
+            out.push(b'}');
             Ok(())
         })?;
         self.tick()
     }
 
-    fn skipped(&mut self, path: &str, why: Skip) -> std::result::Result<(), Disconnected> {
-        let reason = match why {
-            Skip::Binary => "binary",
-            Skip::TooLarge => "too_large",
-            Skip::Permission => "permission",
-            Skip::Io => "io",
-        };
+    fn skipped(&mut self, path: &str, why: SkipReason) -> std::result::Result<(), Disconnected> {
         self.line(|out| {
             out.extend_from_slice(b"{\"event\":\"skipped\",\"path\":\"");
             escape::append(out, path.as_bytes());
-            write!(out, "\",\"reason\":\"{reason}\"}}")
+            write!(out, "\",\"reason\":\"{}\"}}", why.word())
         })
     }
 
     fn tick(&mut self) -> std::result::Result<(), Disconnected> {
-        if self.lookout.look(&mut self.client)? {
+        let mut client = client(&mut self.stream, self.ping_interval);
+        if self.lookout.look(&mut client)? {
             self.send()?;
-            self.keep_alive.ping_if_due(&mut self.client);
-            self.client.flush()?;
+            let mut client = self::client(&mut self.stream, self.ping_interval);
+            self.keep_alive.ping_if_due(&mut client);
+            client.flush()?;
         }
         Ok(())
     }
+}
+
+/// Whether an event has all of a text.
+fn is_short(text: &[u8]) -> bool {
+    text.len() <= MAX_LINE_CHARACTERS
+        || text.len() <= 4 * MAX_LINE_CHARACTERS
+            && String::from_utf8_lossy(text).chars().count() <= MAX_LINE_CHARACTERS
 }
 
 /// The text of a match as an event has it.
@@ -294,11 +292,6 @@ struct Shown {
 
 impl Shown {
     fn of(found: &Match<'_>) -> Self {
-        let is_short = |text: &[u8]| {
-            text.len() <= MAX_LINE_CHARACTERS
-                || text.len() <= 4 * MAX_LINE_CHARACTERS
-                    && String::from_utf8_lossy(text).chars().count() <= MAX_LINE_CHARACTERS
-        };
         let is_cut = !is_short(found.text);
         let mut start = 0;
         if is_cut {
@@ -353,6 +346,22 @@ mod tests {
             spans,
             context: [Vec::new(), Vec::new()],
         })
+    }
+
+    #[test]
+    fn a_search_that_broke_off_says_why() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut far = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        let mut stream = StreamWriter::for_test(socket);
+        let mut events = GrepEvents::new(stream.take(), Duration::from_secs(1));
+        let error = Error::new(crate::error::Kind::OverLimit, "no memory");
+        events.ended(Err(error)).unwrap();
+        drop((events, stream));
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut far, &mut text).unwrap();
+        let expected = r#"{"event":"error","error":"no memory","code":"over_limit"}"#;
+        assert_eq!(text, format!("{expected}\n"));
     }
 
     #[test]

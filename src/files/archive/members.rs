@@ -15,6 +15,7 @@ use super::gzip::{self, DECODER_BYTES, Decoder};
 use super::header::{BLOCK, Block, Dialect, Header, Time, sparse_parts};
 use super::pax::{Records, Sparse, decimal};
 use crate::error::{Error, Kind, Result};
+use crate::files::SkipReason;
 use crate::ledger::Charge;
 
 /// Longest pax header or long name.
@@ -41,7 +42,7 @@ pub(super) enum MemberKind {
     Symlink,
     HardLink,
     /// Left out, with the reason.
-    Other(&'static str),
+    Other(SkipReason),
 }
 
 /// A member's attributes. Names are as the archive has them.
@@ -194,12 +195,11 @@ impl<R: BufRead> Members<R> {
             0 | b'0' | b'7' | b'S' => MemberKind::File,
             b'1' => MemberKind::HardLink,
             b'2' => MemberKind::Symlink,
-            b'3' => MemberKind::Other("character device"),
-            b'4' => MemberKind::Other("block device"),
+            b'3' | b'4' => MemberKind::Other(SkipReason::Device),
             b'5' | b'D' => MemberKind::Directory,
-            b'6' => MemberKind::Other("named pipe"),
+            b'6' => MemberKind::Other(SkipReason::Fifo),
             b'M' => return Err(bad("it is a part of a larger archive")),
-            _ => MemberKind::Other("unknown type"),
+            _ => MemberKind::Other(SkipReason::Unknown),
         };
         // Other types have a size at most as a hint, and no data.
         let has_data = !matches!(header.typeflag, b'1'..=b'6');

@@ -19,14 +19,13 @@ mod write;
 pub use pack::{BrokenOff, Packed, Packing, Sink, Source};
 pub use unpack::{Overwrite, Unpacked, Unpacking};
 
+use crate::files::skip::{MAX_SKIPPED_NAMES, SkipReason};
+
 /// A file that was left out, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Skipped {
     /// Its name, as bytes.
     pub name: Vec<u8>,
-    /// The reason, for people.
-    pub reason: &'static str,
+    /// The reason.
+    pub reason: SkipReason,
 }
-
-/// Most left-out files that are named.
-const MAX_SKIPPED_NAMES: usize = 100;

@@ -21,6 +21,7 @@ use super::write::{MemberHeader, append_member, append_report};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::client::Disconnected;
 use crate::error::{Error, Kind, Result};
+use crate::files::SkipReason;
 use crate::files::entry::{FileKind, link_target, modified_ms, size};
 use crate::files::name::FilePath;
 use crate::files::root::Root;
@@ -206,7 +207,7 @@ impl Root {
         while let Some(visit) = walk.next()? {
             match visit {
                 Visit::Entry(found) => writer.entry(&found)?,
-                Visit::Unreadable(path, errno) => writer.skip(path, reason(errno))?,
+                Visit::Unreadable(path, errno) => writer.skip(path, SkipReason::of(errno))?,
             }
         }
         writer.finish(Some(&top), describe)
@@ -224,16 +225,16 @@ impl Writer<'_> {
             FileKind::Regular => self.opened(found),
             FileKind::Directory => self.directory(found),
             FileKind::Link => self.link(found),
-            FileKind::Pipe => return self.skip(found.path, "named pipe"),
-            FileKind::Socket => return self.skip(found.path, "socket"),
+            FileKind::Pipe => return self.skip(found.path, SkipReason::Fifo),
+            FileKind::Socket => return self.skip(found.path, SkipReason::Socket),
             FileKind::CharacterDevice | FileKind::BlockDevice => {
-                return self.skip(found.path, "device");
+                return self.skip(found.path, SkipReason::Device);
             }
         };
         match packed {
             // Removed since it was found.
             Ok(()) | Err(Failure::Errno(Errno::ENOENT)) => Ok(()),
-            Err(Failure::Errno(errno)) => self.skip(found.path, reason(errno)),
+            Err(Failure::Errno(errno)) => self.skip(found.path, SkipReason::of(errno)),
             Err(Failure::BrokenOff(why)) => Err(why),
         }
     }
@@ -291,7 +292,7 @@ impl Writer<'_> {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(error) => {
                     let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-                    self.skip(path, reason(errno))?;
+                    self.skip(path, SkipReason::of(errno))?;
                     is_lost = true;
                     continue;
                 }
@@ -354,10 +355,10 @@ impl Writer<'_> {
         }
     }
 
-    fn skip(&mut self, path: &[u8], reason: &'static str) -> Outcome {
+    fn skip(&mut self, path: &[u8], reason: SkipReason) -> Outcome {
         if self.fails {
             let name = crate::files::name::show(path);
-            let text = format!("cannot pack {name}: {reason}");
+            let text = format!("cannot pack {name}: {}", reason.word());
             return Err(Error::new(Kind::NotRegular, text).into());
         }
         self.done.skipped_total += 1;
@@ -463,13 +464,6 @@ fn padding(size: u64) -> usize {
     usize::try_from(size.next_multiple_of(BLOCK as u64) - size).unwrap_or(0)
 }
 
-fn reason(errno: Errno) -> &'static str {
-    match errno {
-        Errno::EXDEV => "on another file system",
-        errno => errno.desc(),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -524,7 +518,7 @@ mod tests {
         assert_eq!(writer.plain, content);
         assert_eq!((writer.done.changed, writer.done.skipped_total), (0, 1));
         assert_eq!(writer.done.skipped[0].name, b"f");
-        assert_eq!(writer.done.skipped[0].reason, Errno::EIO.desc());
+        assert_eq!(writer.done.skipped[0].reason, SkipReason::Io);
         writer.fails = true;
         let ended = writer.content(b"f", Broken(3), 1000);
         assert!(matches!(ended, Err(BrokenOff::Failed(_))));

@@ -32,6 +32,7 @@ use super::header::Time;
 use super::members::{Member, MemberKind, Members};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::error::{Detail, Error, Kind, Result};
+use crate::files::SkipReason;
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::name::{FilePath, show};
 use crate::files::name_at::NameAt;
@@ -350,7 +351,7 @@ impl<'f> Tree<'f> {
         self.count()?;
         self.enter(way)?;
         if !self.replaces(member) && !self.has_room(&parts, member)? {
-            self.skip(member, "exists");
+            self.skip(member, SkipReason::Exists);
             return Ok(());
         }
         match member.kind {
@@ -400,7 +401,7 @@ impl<'f> Tree<'f> {
         Ok(())
     }
 
-    fn skip(&mut self, member: &Member, reason: &'static str) {
+    fn skip(&mut self, member: &Member, reason: SkipReason) {
         self.done.skipped_total += 1;
         let bytes = self.charge.bytes() + member.name.len();
         if self.done.skipped.len() < MAX_SKIPPED_NAMES && self.charge.set(bytes).is_ok() {

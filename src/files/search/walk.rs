@@ -76,7 +76,7 @@ pub struct Walk<'files> {
     filter: Filter,
     ignores: Ignores,
     /// The directories from the first one to the current one.
-    levels: Vec<Level>,
+    levels: Vec<WalkLevel>,
     /// The path of the last entry, relative to the first directory.
     path: Vec<u8>,
     /// Whether the last entry is a directory that is to be entered, and whether it is included.
@@ -96,7 +96,7 @@ pub struct Walk<'files> {
 }
 
 /// A directory on the way.
-struct Level {
+struct WalkLevel {
     /// Open in the first levels and the last one.
     directory: Option<Dir>,
     /// Of those that may be closed.
@@ -394,7 +394,7 @@ impl Walk<'_> {
         identity: Option<Identity>,
         is_included: bool,
     ) -> Result<nix::Result<()>> {
-        self.levels.push(Level {
+        self.levels.push(WalkLevel {
             directory: Some(directory),
             identity,
             names: Vec::new(),
@@ -485,7 +485,7 @@ impl Walk<'_> {
             return Ok(Err(errno));
         }
         let mut has_ignores = vec![false; self.filter.ignore_files.len()];
-        let Some(Level {
+        let Some(WalkLevel {
             directory: Some(directory),
             names,
             is_partly_read,
@@ -543,7 +543,7 @@ impl Walk<'_> {
     }
 
     /// Gives the last level up.
-    fn pop(&mut self) -> Option<Level> {
+    fn pop(&mut self) -> Option<WalkLevel> {
         let left = self.levels.pop()?;
         self.ignores.leave(self.levels.len() + 1);
         self.path.truncate(left.base.saturating_sub(1));
@@ -582,7 +582,7 @@ impl Walk<'_> {
     /// Opens the last level from the last one that is open, name by name. Levels that cannot be opened
     /// any more are given up; that is told unless they are gone.
     fn find_again(&mut self) {
-        let is_open = |level: &Level| level.directory.is_some();
+        let is_open = |level: &WalkLevel| level.directory.is_some();
         let Some(mut at) = self.levels.iter().rposition(is_open) else {
             return;
         };

@@ -5,8 +5,9 @@ use crate::error::{Error, Kind, Result};
 use crate::files::hash::{Digest, FileHash};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Visit};
-use crate::files::{FileKind, modified_ms};
+use crate::files::{FileKind, SkipList, SkipReason, modified_ms};
 use crate::ledger::{Charge, Item};
+use crate::priority::run_in_background;
 use crate::workspace::lease::{Lease, Workspace};
 
 /// Bytes that are hashed in one step, and the least for a tenant that holds its share of the server's memory.
@@ -53,6 +54,7 @@ pub struct CompareFiles {
     tree: FilePath,
     files: Vec<ClientFile>,
     extra: u64,
+    skipped: SkipList,
     /// How many of the files are done.
     done: usize,
     /// The file that is hashed now.
@@ -66,6 +68,8 @@ pub struct Compared<'c> {
     pub files: &'c [ClientFile],
     /// Files and links of the tree that the client did not name.
     pub extra: u64,
+    /// What of the tree could not be read, so that files in it count as missing.
+    pub skipped: &'c SkipList,
 }
 
 impl Workspace {
@@ -73,7 +77,7 @@ impl Workspace {
     ///
     /// # Errors
     /// A path is absolute, has a `..` or is there twice; `NotFound`, `NotDirectory`, `Forbidden`,
-    /// `OverLimit`; or the client disconnected.
+    /// `OverLimit`, `NoThreads`; or the client disconnected.
     pub fn compare_files(
         &self,
         tree: FilePath,
@@ -88,16 +92,46 @@ impl Workspace {
             .charge(Item::Responses, bytes.sum())
             .map_err(Error::from)?;
         check_paths(&mut files)?;
+        let mut walked = Ok((0, SkipList::default()));
+        run_in_background(&mut || walked = self.compare_tree(&tree, &mut files, interrupt))?;
+        let (extra, skipped) = walked?;
+        Ok(CompareFiles {
+            lease: self.share()?,
+            tree,
+            files,
+            extra,
+            skipped,
+            done: 0,
+            current: None,
+            _charge: charge,
+        })
+    }
+
+    /// Compares all but the content. Returns how many files and links the client did not name, and what of
+    /// the tree cannot be read.
+    fn compare_tree(
+        &self,
+        tree: &FilePath,
+        files: &mut [ClientFile],
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<(u64, SkipList), Stopped> {
         let mut extra = 0;
+        let mut skipped = SkipList::default();
         let mut passed = 0_u64;
         let root = self.files()?;
-        let mut walk = root.walk(&tree, Filter::default(), None, &self.ledger)?;
+        let mut walk = root.walk(tree, Filter::default(), None, &self.ledger)?;
         while let Some(visit) = walk.next()? {
             passed += 1;
             if passed.is_multiple_of(NAMES_BETWEEN_LOOKS) {
                 interrupt.check()?;
             }
-            let Visit::Entry(found) = visit else { continue };
+            let found = match visit {
+                Visit::Entry(found) => found,
+                Visit::Unreadable(path, errno) => {
+                    skipped.add(path, SkipReason::of(errno));
+                    continue;
+                }
+            };
             let place = files.binary_search_by(|file| parts(&file.path).cmp(plain(found.path)));
             let Ok(place) = place else {
                 extra += u64::from(found.kind != FileKind::Directory);
@@ -118,17 +152,7 @@ impl Workspace {
                 (true, None) => FileState::Same,
             };
         }
-        drop(walk);
-        drop(root);
-        Ok(CompareFiles {
-            lease: self.share()?,
-            tree,
-            files,
-            extra,
-            done: 0,
-            current: None,
-            _charge: charge,
-        })
+        Ok((extra, skipped))
     }
 }
 
@@ -136,11 +160,28 @@ impl CompareFiles {
     /// Compares the contents, and returns what was found.
     ///
     /// # Errors
-    /// It was interrupted.
+    /// It was interrupted; `NoThreads`.
     pub fn run(
         &mut self,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<Compared<'_>, Stopped> {
+        let is_unhashed = |file: &ClientFile| file.state == FileState::Unhashed;
+        if self.files.iter().any(is_unhashed) {
+            let mut hashed = Ok(());
+            run_in_background(&mut || hashed = self.compare_contents(interrupt))?;
+            hashed?;
+        }
+        Ok(Compared {
+            files: &self.files,
+            extra: self.extra,
+            skipped: &self.skipped,
+        })
+    }
+
+    fn compare_contents(
+        &mut self,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<(), Stopped> {
         let ledger = &self.lease.ledger;
         let charge = ledger.charge_up_to(Item::Responses, STEP_BYTES, LEAST_STEP_BYTES);
         let mut buffer = vec![0; charge.bytes()];
@@ -172,10 +213,7 @@ impl CompareFiles {
             };
             self.current = None;
         }
-        Ok(Compared {
-            files: &self.files,
-            extra: self.extra,
-        })
+        Ok(())
     }
 }
 

@@ -14,9 +14,11 @@ use crate::files::search::{
     Filter, Matcher, Options, SEARCHER_BYTES, Searcher, Verdict, Visit, line_end, line_start,
 };
 use crate::files::text::is_binary;
-use crate::files::{FileKind, FileVersion};
+use crate::files::{FileKind, FileVersion, SkipReason};
 use crate::ledger::{Charge, Item};
-use crate::workspace::lease::Workspace;
+use crate::logging;
+use crate::priority::BackgroundThread;
+use crate::workspace::lease::{Lease, Workspace};
 
 /// Most matches of a search, and of one file, unless the client says otherwise.
 const MATCHES: u64 = 1000;
@@ -61,8 +63,15 @@ pub struct Grep {
     pub max_file_bytes: Option<u64>,
 }
 
-/// A search that can begin: all of the request was checked.
+/// A search that can begin: all of the request was checked, and its thread is there.
 pub struct PreparedGrep {
+    lease: Lease,
+    thread: BackgroundThread,
+    plan: Plan,
+}
+
+/// What is to be done.
+struct Plan {
     path: FilePath,
     searcher: Searcher,
     filter: Filter,
@@ -90,28 +99,6 @@ pub struct Match<'a> {
     pub context: [Vec<&'a [u8]>; 2],
 }
 
-/// Why a file was not searched.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Skip {
-    /// It is no text.
-    Binary,
-    /// It is larger than the limit.
-    TooLarge,
-    /// It may not be read.
-    Permission,
-    /// It cannot be read.
-    Io,
-}
-
-impl Skip {
-    fn of(errno: Errno) -> Self {
-        match errno {
-            Errno::EACCES | Errno::EPERM => Self::Permission,
-            _ => Self::Io,
-        }
-    }
-}
-
 /// What a search did.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Summary {
@@ -128,7 +115,7 @@ pub struct Summary {
 }
 
 /// Who is told what a search finds.
-pub trait GrepSink {
+pub trait GrepSink: Send {
     /// A match.
     ///
     /// # Errors
@@ -138,12 +125,17 @@ pub trait GrepSink {
     ///
     /// # Errors
     /// The client is gone.
-    fn skipped(&mut self, path: &str, why: Skip) -> std::result::Result<(), Disconnected>;
+    fn skipped(&mut self, path: &str, why: SkipReason) -> std::result::Result<(), Disconnected>;
     /// Nothing for some moments.
     ///
     /// # Errors
     /// The client is gone.
     fn tick(&mut self) -> std::result::Result<(), Disconnected>;
+    /// The end: what was done, or why not all was.
+    ///
+    /// # Errors
+    /// The client is gone.
+    fn ended(&mut self, outcome: Result<Summary>) -> std::result::Result<(), Disconnected>;
 }
 
 impl Workspace {
@@ -151,7 +143,7 @@ impl Workspace {
     ///
     /// # Errors
     /// `Invalid`, with the `offset` in a pattern that cannot be read; `NotFound`; `Forbidden`;
-    /// `NotRegular`; `OverLimit`.
+    /// `NotRegular`; `OverLimit`; `NoThreads`.
     pub fn prepare_grep(&self, grep: Grep) -> Result<PreparedGrep> {
         let within = |name: &str, value: Option<u64>, range: Range<u64>, default: u64| match value {
             Some(value) if !range.contains(&value) => Err(Error::invalid(format!(
@@ -192,28 +184,28 @@ impl Workspace {
             Filter::of_search()
         };
         Ok(PreparedGrep {
-            path: grep.path,
-            searcher,
-            filter,
-            globs: grep.globs,
-            context,
-            limit,
-            per_file,
-            max_file_bytes,
-            charge,
+            lease: self.share()?,
+            thread: BackgroundThread::start()?,
+            plan: Plan {
+                path: grep.path,
+                searcher,
+                filter,
+                globs: grep.globs,
+                context,
+                limit,
+                per_file,
+                max_file_bytes,
+                charge,
+            },
         })
     }
 
-    /// Searches, and tells what it finds as it finds it, in the order of the paths.
+    /// Searches.
     ///
     /// # Errors
     /// `OverLimit`; the client disconnected. What was told before is then not all.
-    pub fn grep(
-        &self,
-        grep: PreparedGrep,
-        sink: &mut dyn GrepSink,
-    ) -> std::result::Result<Summary, Stopped> {
-        let PreparedGrep {
+    fn grep(&self, grep: Plan, sink: &mut dyn GrepSink) -> std::result::Result<Summary, Stopped> {
+        let Plan {
             path,
             searcher,
             filter,
@@ -249,7 +241,7 @@ impl Workspace {
                 Visit::Unreadable(_, Errno::EXDEV) => continue,
                 Visit::Unreadable(directory, errno) => {
                     let shown = path.below(&show(directory));
-                    search.skip(&shown, Skip::of(errno), sink)?;
+                    search.skip(&shown, SkipReason::of(errno), sink)?;
                     continue;
                 }
             };
@@ -267,10 +259,34 @@ impl Workspace {
                 Ok(file) => search.file(file, &shown, sink)?,
                 // It is gone, or something else now.
                 Err(Errno::ENOENT | Errno::ELOOP | Errno::ENOTDIR) => {}
-                Err(errno) => search.skip(&shown, Skip::of(errno), sink)?,
+                Err(errno) => search.skip(&shown, SkipReason::of(errno), sink)?,
             }
         }
         Ok(search.summary)
+    }
+}
+
+impl PreparedGrep {
+    /// Searches, and tells what it finds as it finds it, in the order of the paths. It is over when this
+    /// returns.
+    pub fn run(self, mut sink: Box<dyn GrepSink>) {
+        let Self {
+            lease,
+            thread,
+            plan,
+        } = self;
+        thread.run(Box::new(move || {
+            let outcome = match lease.grep(plan, &mut *sink) {
+                Ok(summary) => Ok(summary),
+                Err(Stopped::Failed(error)) => {
+                    logging::about("files", format_args!("a search broke off: {error}"));
+                    Err(error)
+                }
+                Err(Stopped::Disconnected | Stopped::Due) => return,
+            };
+            // A client that is gone is told nothing.
+            let _ = sink.ended(outcome);
+        }));
     }
 }
 
@@ -304,7 +320,7 @@ impl Search {
     fn skip(
         &mut self,
         path: &str,
-        why: Skip,
+        why: SkipReason,
         sink: &mut dyn GrepSink,
     ) -> std::result::Result<(), Stopped> {
         self.summary.skipped += 1;
@@ -324,7 +340,7 @@ impl Search {
         };
         let buffer = std::mem::take(&mut self.buffer);
         let searched = if is_binary(&buffer[..length]) {
-            self.skip(path, Skip::Binary, sink)
+            self.skip(path, SkipReason::Binary, sink)
         } else {
             self.summary.searched += 1;
             self.text(&buffer[..length], path, sink)
@@ -334,13 +350,13 @@ impl Search {
     }
 
     /// Reads a file into the buffer, and returns how many bytes it has. One that is not regular is empty.
-    fn read(&mut self, mut file: File) -> Result<std::result::Result<usize, Skip>> {
+    fn read(&mut self, mut file: File) -> Result<std::result::Result<usize, SkipReason>> {
         let version = match FileVersion::of(&file) {
             Ok(version) if version.kind == FileKind::Regular => version,
             _ => return Ok(Ok(0)),
         };
         if version.size > self.max_file_bytes {
-            return Ok(Err(Skip::TooLarge));
+            return Ok(Err(SkipReason::TooLarge));
         }
         // One byte more than the file has tells in the same call that it ends.
         let size = usize::try_from(version.size).unwrap_or(usize::MAX);
@@ -349,7 +365,7 @@ impl Search {
         loop {
             if length == self.buffer.len() {
                 if length as u64 > self.max_file_bytes {
-                    return Ok(Err(Skip::TooLarge));
+                    return Ok(Err(SkipReason::TooLarge));
                 }
                 self.grow(2 * length)?;
             }
@@ -359,7 +375,7 @@ impl Search {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => {
                     let errno = error.raw_os_error().map_or(Errno::EIO, Errno::from_raw);
-                    return Ok(Err(Skip::of(errno)));
+                    return Ok(Err(SkipReason::of(errno)));
                 }
                 // Only the end of a file makes a read short; files in /proc do it at any time.
                 Ok(count) if count < asked && version.size > 0 => {
@@ -370,7 +386,7 @@ impl Search {
             }
         }
         let is_small = length as u64 <= self.max_file_bytes;
-        Ok(is_small.then_some(length).ok_or(Skip::TooLarge))
+        Ok(is_small.then_some(length).ok_or(SkipReason::TooLarge))
     }
 
     fn grow(&mut self, size: usize) -> Result<()> {

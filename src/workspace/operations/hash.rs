@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::files::hash::{FileHash, Hashed};
 use crate::files::name::FilePath;
 use crate::ledger::{Charge, Item};
+use crate::priority::run_in_background;
 use crate::workspace::lease::{Lease, Workspace};
 
 /// Most files of one request.
@@ -14,8 +15,16 @@ const MAX_FILES: usize = 10_000;
 const STEP_BYTES: usize = 256 * 1024;
 const LEAST_STEP_BYTES: usize = 8 * 1024;
 
+/// What is hashed before a thread that gives way to others is worth its start, in bytes: a file of 1 MiB, or
+/// 80 small ones, because opening a file counts too.
+const IN_PLACE_BYTES: u64 = 5 << 18;
+const OPENING_BYTES: u64 = 16 * 1024;
+
 /// What the result for a file takes, besides twice its path: for a failure names it again.
 const RESULT_BYTES: usize = 512;
+
+/// What came of files, in the order in which they were named.
+type Results = Vec<(FilePath, Result<Hashed>)>;
 
 /// Files that are being hashed, in the order in which they were named.
 pub struct HashFiles {
@@ -24,7 +33,7 @@ pub struct HashFiles {
     /// The file that is read now.
     current: Option<(FilePath, FileHash)>,
     /// What came of the files before it.
-    results: Vec<(FilePath, Result<Hashed>)>,
+    results: Results,
     _charge: Charge,
 }
 
@@ -68,27 +77,43 @@ impl HashFiles {
     /// Hashes until all files are done, and returns the results.
     ///
     /// # Errors
-    /// It was interrupted.
-    pub fn run(
+    /// It was interrupted; `NoThreads`.
+    pub fn run(&mut self, interrupt: &mut dyn Interrupt) -> std::result::Result<Results, Stopped> {
+        let mut results = self.advance(IN_PLACE_BYTES, interrupt);
+        if let Ok(None) = results {
+            run_in_background(&mut || results = self.advance(u64::MAX, interrupt))?;
+        }
+        Ok(results?.unwrap_or_default())
+    }
+
+    /// Hashes about this many bytes. The results, if all files are done.
+    fn advance(
         &mut self,
+        mut budget: u64,
         interrupt: &mut dyn Interrupt,
-    ) -> std::result::Result<Vec<(FilePath, Result<Hashed>)>, Stopped> {
+    ) -> std::result::Result<Option<Results>, Stopped> {
         let ledger = &self.lease.ledger;
         let charge = ledger.charge_up_to(Item::Responses, STEP_BYTES, LEAST_STEP_BYTES);
         let mut buffer = vec![0; charge.bytes()];
         loop {
             interrupt.check()?;
+            if budget == 0 {
+                return Ok(None);
+            }
             let Some((path, hash)) = &mut self.current else {
                 let Some(path) = self.paths.next() else {
-                    return Ok(std::mem::take(&mut self.results));
+                    return Ok(Some(std::mem::take(&mut self.results)));
                 };
+                budget = budget.saturating_sub(OPENING_BYTES);
                 match self.lease.files()?.open(&path, false) {
                     Ok(opened) => self.current = Some((path, FileHash::new(opened))),
                     Err(error) => self.results.push((path, Err(error))),
                 }
                 continue;
             };
+            let before = hash.bytes();
             let result = hash.step(&*path, &mut buffer).transpose();
+            budget = budget.saturating_sub(hash.bytes() - before);
             if let Some(result) = result
                 && let Some((path, _)) = self.current.take()
             {

@@ -21,7 +21,7 @@ pub struct Patched {
     /// The file, as a request names it. Of a deleted file the name that it had.
     pub path: String,
     /// What happened to it.
-    pub change: Change,
+    pub change: FileChange,
     /// The name before, of a file that was renamed or copied.
     pub from: Option<String>,
     /// By how many lines each hunk was moved.
@@ -30,7 +30,7 @@ pub struct Patched {
 
 /// What happens to a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Change {
+pub enum FileChange {
     /// It is made.
     Created,
     /// Its content or mode is changed.
@@ -166,7 +166,7 @@ impl Workspace {
         })?;
         charge.set(charge.bytes() + content.len())?;
         let kind = match (&old, &target) {
-            (None, _) => Change::Created,
+            (None, _) => FileChange::Created,
             (Some(_), None) if !content.is_empty() => {
                 let end = quoted(Some(&content[..content.len().min(MAX_QUOTED)]));
                 let error = failed(
@@ -175,12 +175,12 @@ impl Workspace {
                 );
                 return Err(error.with("text", Detail::Text(end)));
             }
-            (Some(_), None) => Change::Deleted,
-            (Some(_), Some(_)) if patch.is_copy => Change::Copied,
-            (Some(old), Some(target)) if old.path != *target => Change::Renamed,
-            _ => Change::Modified,
+            (Some(_), None) => FileChange::Deleted,
+            (Some(_), Some(_)) if patch.is_copy => FileChange::Copied,
+            (Some(old), Some(target)) if old.path != *target => FileChange::Renamed,
+            _ => FileChange::Modified,
         };
-        let is_moved = matches!(kind, Change::Renamed | Change::Copied);
+        let is_moved = matches!(kind, FileChange::Renamed | FileChange::Copied);
         let patched = Patched {
             path: shown,
             change: kind,
@@ -198,9 +198,9 @@ impl Workspace {
         });
         let mode = mode.or_else(|| old.as_ref().filter(|_| is_moved).map(|old| old.mode));
         let (replaced, remove) = match kind {
-            Change::Modified => (old, None),
-            Change::Created | Change::Copied => (None, None),
-            Change::Deleted | Change::Renamed => (None, old),
+            FileChange::Modified => (old, None),
+            FileChange::Created | FileChange::Copied => (None, None),
+            FileChange::Deleted | FileChange::Renamed => (None, old),
         };
         let write = target.map(|path| Write {
             path,

@@ -64,26 +64,26 @@ pub enum Order {
     /// By name, directories before what is in them, after this path.
     Name(Option<Vec<u8>>),
     /// The newest first, and by path where the times are equal, after this one.
-    Modified(Option<Moment>),
+    Modified(Option<SortKey>),
 }
 
 /// The place of a file in the order of modification.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Moment {
+pub struct SortKey {
     /// Nanoseconds since 1970.
     pub modified: i128,
     /// Relative to the directory that is searched.
     pub path: Vec<u8>,
 }
 
-impl Ord for Moment {
+impl Ord for SortKey {
     fn cmp(&self, other: &Self) -> Ordering {
         let by_time = other.modified.cmp(&self.modified);
         by_time.then_with(|| self.path.cmp(&other.path))
     }
 }
 
-impl PartialOrd for Moment {
+impl PartialOrd for SortKey {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
@@ -92,7 +92,7 @@ impl PartialOrd for Moment {
 /// A file that was found.
 pub struct GlobEntry {
     /// Its place in the order; sorted by name, only the path counts.
-    pub moment: Moment,
+    pub moment: SortKey,
     /// Its attributes.
     pub entry: Entry,
 }
@@ -192,7 +192,7 @@ impl Kept {
         let Some(entry) = found.entry() else {
             return Ok(());
         };
-        let moment = Moment {
+        let moment = SortKey {
             modified,
             path: found.path.to_vec(),
         };
@@ -209,7 +209,7 @@ impl Kept {
     fn add_by_time(
         &mut self,
         found: &Found<'_>,
-        after: Option<&Moment>,
+        after: Option<&SortKey>,
         limit: usize,
     ) -> Result<()> {
         let Ok(status) = found.status() else {
@@ -217,7 +217,7 @@ impl Kept {
         };
         let modified =
             i128::from(status.st_mtime) * 1_000_000_000 + i128::from(status.st_mtime_nsec);
-        let moment = Moment {
+        let moment = SortKey {
             modified,
             path: found.path.to_vec(),
         };

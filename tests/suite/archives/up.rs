@@ -211,7 +211,7 @@ fn devices_and_pipes_are_left_out_and_told() {
         );
         let skipped = answer["skipped"].as_array().unwrap();
         assert_eq!(skipped.len(), 100);
-        assert_eq!(skipped[2], json!({"name": "fifo", "reason": "named pipe"}));
+        assert_eq!(skipped[2], json!({"name": "fifo", "reason": "fifo"}));
         assert_eq!(names_in(&place.directory), ["file"]);
     });
 }

@@ -9,7 +9,7 @@ use std::thread;
 use nix::sys::stat::Mode;
 use serde_json::{Value, json};
 
-use super::Place;
+use super::{Place, expect_ok};
 use crate::fixture::{assert_error, sha256};
 
 impl Place<'_> {
@@ -192,6 +192,32 @@ fn many_files_are_compared_in_one_request_up_to_a_bound() {
         let reply = place.post("files/compare", &entries(100_000));
         assert_error(&reply, 400, "bad_request");
         assert!(reply.text().contains("65536"), "{}", reply.text());
+    });
+}
+
+#[test]
+fn directories_that_cannot_be_read_are_told() {
+    Place::each(|place| {
+        fs::create_dir(place.path("shut")).unwrap();
+        fs::write(place.path("shut/file"), "x").unwrap();
+        fs::set_permissions(place.path("shut"), fs::Permissions::from_mode(0o700)).unwrap();
+        let entries = json!([{"path": "shut/file", "size": 1}]);
+        let found =
+            expect_ok(&place.post("files/compare", &json!({"path": "@.", "entries": entries})));
+        if place.is_sandbox {
+            assert_eq!(found["missing"], json!(["shut/file"]));
+            assert_eq!(
+                found["skipped"],
+                json!([{"name": "shut", "reason": "permission"}])
+            );
+            assert_eq!(found["skipped_total"], 1);
+        } else {
+            assert_eq!(found["missing"], json!([]));
+            assert_eq!(
+                (&found["skipped"], &found["skipped_total"]),
+                (&json!([]), &json!(0))
+            );
+        }
     });
 }
 

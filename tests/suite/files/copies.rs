@@ -190,6 +190,54 @@ fn what_has_no_content_is_left_out_and_told() {
 }
 
 #[test]
+fn what_may_not_be_read_is_left_out_and_told() {
+    Place::each(|place| {
+        sh(
+            place,
+            "mkdir -p tree/shut; echo a > tree/a; echo b > tree/closed; chmod 0 tree/shut tree/closed",
+        );
+        let report = expect_ok(&copy(place, "from=@tree&to=@copy&recursive=1"));
+        if !place.is_sandbox {
+            assert_eq!(report["skipped_total"], 0, "root may read all: {report}");
+            return;
+        }
+        assert_eq!(
+            report["skipped"],
+            serde_json::json!([
+                {"name": "closed", "reason": "permission"},
+                {"name": "shut", "reason": "permission"}
+            ])
+        );
+        assert_eq!(
+            (&report["skipped_total"], &report["files"]),
+            (&2.into(), &1.into())
+        );
+    });
+}
+
+/// Half a tebibyte would come out of it.
+#[test]
+fn a_file_that_tells_no_size_and_does_not_end_is_refused() {
+    let server = Server::start();
+    let dir = TempDir::new();
+    let endless = format!("/proc/{}/pagemap", std::process::id());
+    if fs::File::open(&endless).is_err() {
+        skip!("this kernel has no /proc/PID/pagemap");
+    }
+    let to = dir.join("copy");
+    for (method, route) in [
+        ("GET", format!("stat?path={endless}&hash=sha256")),
+        ("POST", format!("copy?from={endless}&to={to}")),
+    ] {
+        let target = format!("/v1/files/{route}");
+        let reply = server.request(method, &target, b"");
+        assert!(reply.text().contains("EFBIG"), "{}", reply.text());
+        assert_eq!(reply.json()["code"], "bad_request");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
 fn holes_stay_holes() {
     Place::each(|place| {
         let path = place.make("sparse", "start");

@@ -262,6 +262,43 @@ fn what_may_not_be_read_is_told() {
 }
 
 #[test]
+fn context_that_is_cut_is_told() {
+    in_both_modes(|site| {
+        let fits = "\u{e9}".repeat(2000);
+        for (before, after, is_cut) in [
+            (fits.clone(), String::new(), false),
+            (format!("{fits}x"), String::new(), true),
+            (String::new(), "x".repeat(9000), true),
+        ] {
+            site.write("f", format!("{before}\nhere\n{after}\n"));
+            let request =
+                json!({"pattern": "here", "path": site.path("f"), "before": 1, "after": 1});
+            let event = site.post("grep", &request).text();
+            let event: Value = serde_json::from_str(event.lines().next().unwrap()).unwrap();
+            assert_eq!(event.get("context_cut").is_some(), is_cut);
+            assert_eq!(event.get("cut"), None);
+            let kept: String = before.chars().take(2000).collect();
+            assert_eq!(event["before"], json!([kept]));
+        }
+    });
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_told() {
+    in_both_modes(|site| {
+        // Nothing is at the address 0 of the server, and a sandbox has no such file.
+        if site.base.is_empty() {
+            return;
+        }
+        let path = "/proc/self/mem";
+        let reply = site.post("grep", &json!({"pattern": "two", "path": path}));
+        let events = reply.text();
+        assert!(events.contains("\"reason\":\"io\""), "{events}");
+        assert!(events.contains("\"searched\":0,\"skipped\":1"), "{events}");
+    });
+}
+
+#[test]
 fn what_is_not_accepted_is_refused_with_its_place() {
     in_both_modes(|site| {
         site.write("f", "x");
@@ -352,9 +389,9 @@ fn it_finds_what_grep_finds() {
     });
 }
 
-/// The nice values of the server's threads.
-fn nice_values(server: &Server) -> Vec<i32> {
-    let tasks = fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap();
+/// The nice values of a process's threads.
+pub fn nice_values(pid: i32) -> Vec<i32> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
     let nice = |task: std::io::Result<fs::DirEntry>| {
         let stat = fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
         // After the name, which may have spaces, the seventeenth field (proc(5)).
@@ -388,7 +425,7 @@ fn a_search_within_a_file_ends_with_its_client() {
                 json!({"pattern": pattern, "path": dir.join(name), "multiline": is_multiline});
             let mut connection = server.connect();
             connection.send_request("POST", "/v1/files/grep", &[], body.to_string().as_bytes());
-            let is_searching = || nice_values(&server).contains(&10);
+            let is_searching = || nice_values(server.pid()).contains(&10);
             wait_until("a thread searches at nice 10", PATIENCE, is_searching);
             drop(connection);
             let limit = PATIENCE.min(Duration::from_secs(10));
@@ -410,18 +447,18 @@ fn a_search_is_nice_and_ends_with_its_client() {
     for name in 1..2000 {
         fs::hard_link(dir.join("0"), dir.join(&name.to_string())).unwrap();
     }
-    let before = nice_values(&server);
+    let before = nice_values(server.pid());
     let body = json!({"pattern": "[a-z]+ [0-9]+[5-9]", "path": dir.path()}).to_string();
     let mut connection = server.connect();
     connection.send_request("POST", "/v1/files/grep", &[], body.as_bytes());
     wait_until("a thread searches at nice 10", PATIENCE, || {
-        nice_values(&server).contains(&10)
+        nice_values(server.pid()).contains(&10)
     });
     drop(connection);
     wait_until(
         "the search has ended",
         PATIENCE.min(Duration::from_secs(10)),
-        || !nice_values(&server).contains(&10),
+        || !nice_values(server.pid()).contains(&10),
     );
     assert!(!before.contains(&10));
     let route = format!(

@@ -2,10 +2,12 @@
 //! constant memory, for as long as the client is there.
 
 use std::fs::{self, File};
+use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
+use super::grepping::nice_values;
 use super::{MIB, Place, expect_error, expect_ok, mkfifo};
 use crate::fixture::{PATIENCE, memory_of, numbered_text, random_bytes, sha256, wait_until};
 use crate::skip;
@@ -219,6 +221,11 @@ fn what_reads_a_large_file_ends_when_its_client_leaves() {
             wait_until("the file is read", PATIENCE, || {
                 place.open_files().unwrap().len() > before.len()
             });
+            if method == "POST" || route.contains("hash") {
+                wait_until("a thread reads at nice 10", PATIENCE, || {
+                    nice_values(place.pid()).contains(&10)
+                });
+            }
             drop(connection);
             let begun = Instant::now();
             wait_until("the file is closed", PATIENCE, || {
@@ -226,6 +233,34 @@ fn what_reads_a_large_file_ends_when_its_client_leaves() {
             });
             let took = begun.elapsed();
             assert!(took < Duration::from_secs(5), "{method} {route}: {took:?}");
+        }
+    });
+}
+
+/// Only the first of it is read by the thread of the connection.
+#[test]
+fn what_is_hashed_elsewhere_is_read_as_the_sandbox() {
+    Place::each(|place| {
+        let large = vec![b'x'; 3 * MIB];
+        place.make("large", &large);
+        let secret = place.path("secret");
+        File::create(&secret).unwrap();
+        fs::set_permissions(&secret, fs::Permissions::from_mode(0o600)).unwrap();
+        let paths = json!({"paths": ["@large", "@large", "@secret", "@large"]});
+        let files = expect_ok(&place.post("files/hash", &paths))["files"].take();
+        for number in [0, 1, 3] {
+            assert_eq!(files[number]["sha256"], sha256(&large));
+        }
+        let empty = json!(sha256(b""));
+        let entry = json!({"path": "secret", "size": 0, "sha256": empty});
+        let body = json!({"path": "@.", "entries": [entry]});
+        let different = expect_ok(&place.post("files/compare", &body))["different"].take();
+        if place.is_sandbox {
+            assert_eq!(files[2]["code"], "forbidden");
+            assert_eq!(different, json!(["secret"]));
+        } else {
+            assert_eq!(files[2]["sha256"], empty);
+            assert_eq!(different, json!([]));
         }
     });
 }
