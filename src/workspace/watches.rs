@@ -317,7 +317,7 @@ impl RegisteredWatch {
         workspace: &Workspace,
         watcher: &mut Watcher,
     ) -> std::result::Result<Option<Instant>, Ended> {
-        let files = workspace.files().map_err(|_| Ended::Deleted)?;
+        let files = workspace.files()?;
         let mut has_told = false;
         let result = watcher.advance(&files, &mut |event| {
             has_told = true;
@@ -332,7 +332,7 @@ impl RegisteredWatch {
 
     fn end(&self, ended: Ended) {
         let mut ring = lock(&self.ring);
-        if ended != Ended::Deleted {
+        if ended.is_loss() {
             ring.push(TreeEvent::overflow());
         }
         ring.ended = Some(ended);
@@ -383,7 +383,12 @@ impl RegisteredWatch {
                 continue;
             }
             let is_removed = self.is_removed.load(Ordering::Relaxed);
-            let ended = ended.or(is_removed.then_some(Ended::Deleted));
+            // The end of a workspace deletes its files, which the client did not ask for.
+            let ended = if is_removed {
+                Some(Ended::Closed)
+            } else {
+                ended
+            };
             let now = Instant::now();
             if has_told || ended.is_some() || now >= until {
                 subscriber.end(told, ended);

@@ -128,7 +128,8 @@ impl WatchSubscriber for WatchEvents<'_> {
                 self.line(&json!({ "event": "end", "next": last }));
                 return;
             }
-            Some(Ended::Deleted | Ended::Disconnected) => "deleted",
+            Some(Ended::Deleted) => "deleted",
+            Some(Ended::Closed | Ended::Disconnected) => "closed",
             Some(Ended::NoWatches) => "no_watches",
             Some(Ended::OverLimit) => "over_limit",
             Some(Ended::Failed(_)) => "internal",

@@ -120,6 +120,8 @@ pub struct TreeEvent {
 pub enum Ended {
     /// The directory is not at its path any more.
     Deleted,
+    /// Nobody deleted the directory: the watch itself was, or its workspace ends.
+    Closed,
     /// A new directory cannot be watched: the kernel or the share has no watch left.
     NoWatches,
     /// The tenant holds its share of the server's memory.
@@ -130,6 +132,13 @@ pub enum Ended {
     Disconnected,
 }
 
+impl Ended {
+    /// Whether changes are lost by it, because the watch should have gone on.
+    pub fn is_loss(self) -> bool {
+        matches!(self, Self::NoWatches | Self::OverLimit | Self::Failed(_))
+    }
+}
+
 impl From<Disconnected> for Ended {
     fn from(_: Disconnected) -> Self {
         Self::Disconnected
@@ -137,8 +146,11 @@ impl From<Disconnected> for Ended {
 }
 
 impl From<Error> for Ended {
-    fn from(_: Error) -> Self {
-        Self::OverLimit
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            Kind::OverLimit => Self::OverLimit,
+            _ => Self::Failed(Errno::EIO),
+        }
     }
 }
 
@@ -299,7 +311,9 @@ impl Watcher {
                 Err(Error::new(Kind::OverLimit, text).into())
             }
             (Err(Ended::Failed(errno)), None) => Err(failed(errno).into()),
-            (Err(Ended::Deleted | Ended::Disconnected), None) => Err(failed(Errno::ENOENT).into()),
+            (Err(Ended::Deleted | Ended::Closed | Ended::Disconnected), None) => {
+                Err(failed(Errno::ENOENT).into())
+            }
         }
     }
 
@@ -924,11 +938,16 @@ impl Watcher {
     /// Opens the directory that is watched, if it is still at its path.
     fn open_root(&self, files: &Files<'_>) -> Outcome<OwnedFd> {
         let opened = files.resolve(self.settings.path.bytes(), DIRECTORY);
-        let root = unless_lacking(opened)?.map_err(|_| Ended::Deleted)?;
-        match Identity::of_open(&root) {
-            Ok(identity) if identity == self.identity => Ok(root),
-            _ => Err(Ended::Deleted),
+        let failed = |errno| match errno {
+            // Something else is there, or a way out of the tree.
+            errno if is_gone(errno) || errno == Errno::EXDEV => Ended::Deleted,
+            errno => Ended::Failed(errno),
+        };
+        let root = unless_lacking(opened)?.map_err(failed)?;
+        if Identity::of_open(&root).map_err(Ended::Failed)? != self.identity {
+            return Err(Ended::Deleted);
         }
+        Ok(root)
     }
 
     /// Opens a directory that is watched, name by name.

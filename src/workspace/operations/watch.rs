@@ -105,7 +105,10 @@ impl WatchStream {
         if let Err(ended) = self.follow(&mut last, subscriber)
             && ended != Ended::Disconnected
         {
-            if ended != Ended::Deleted {
+            // The end of a workspace deletes its files, which the client did not ask for.
+            let is_closed = self.lease.check_open().is_err();
+            let ended = if is_closed { Ended::Closed } else { ended };
+            if ended.is_loss() {
                 last += 1;
                 subscriber.event(last, &TreeEvent::overflow());
             }
@@ -121,7 +124,7 @@ impl WatchStream {
         let mut keep_alive = KeepAlive::new();
         loop {
             let before = *last;
-            let files = self.lease.files().map_err(|_| Ended::Deleted)?;
+            let files = self.lease.files()?;
             let mut unsent = 0;
             let until = self.watcher.advance(&files, &mut |event| {
                 *last += 1;
@@ -134,7 +137,7 @@ impl WatchStream {
                 send_all(subscriber.client())
             })?;
             drop(files);
-            self.lease.check_open().map_err(|_| Ended::Deleted)?;
+            self.lease.check_open().map_err(|_| Ended::Closed)?;
             // While the client takes nothing, the kernel collects events, and says if it has lost some.
             send_all(subscriber.client())?;
             if *last > before {

@@ -669,6 +669,25 @@ fn fetch(place: &Place<'_>, id: &str, rest: &str) -> (Vec<Value>, Value) {
     (events, end)
 }
 
+/// A client that waits for the events of a registered watch.
+fn reader(place: &Place<'_>, id: &str) -> EventStream {
+    let target = place.target(&format!("files/watches/{id}/events?timeout=60"));
+    place.connect().stream("GET", &target, b"")
+}
+
+#[test]
+fn a_watch_that_is_deleted_says_closed_to_who_waits_for_it() {
+    Place::each(|place| {
+        fs::create_dir(place.path("w")).unwrap();
+        expect_ok(&place.post("files/watches", &json!({"path": "@w", "id": "mine"})));
+        let mut reader = reader(place, "mine");
+        expect_ok(&place.request("DELETE", "files/watches/mine", b""));
+        let end = reader.find(|event| event["event"] != "ping").unwrap();
+        assert_eq!(end, json!({"event": "end", "next": 0, "reason": "closed"}));
+        assert_eq!(reader.next_output(), None, "it is the last");
+    });
+}
+
 #[test]
 fn a_client_that_polls_gets_every_event_once() {
     Place::each(|place| {
@@ -838,9 +857,13 @@ fn a_sandbox_that_is_deleted_leaves_no_watch_behind() {
         expect_ok(&place.post("files/watches", &json!({"path": "w"})));
     }
     assert_eq!((instances(&place), threads()), (Some(4), 1));
+    let mut reader = reader(&place, "w-1");
     sandbox.delete();
-    let end = watch.stream.find(|event| event["event"] == "end");
-    assert_eq!(end.unwrap()["reason"], "deleted");
+    for stream in [&mut watch.stream, &mut reader] {
+        let end = stream.find(|event| event["event"] == "end");
+        assert_eq!(end.unwrap()["reason"], "closed");
+        assert_eq!(stream.next_output(), None, "it is the last");
+    }
     wait_until("the watches are gone", PATIENCE, || {
         (instances(&place), threads()) == (Some(0), 0)
     });
