@@ -13,7 +13,6 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 use crate::client::{Disconnected, KeepAlive, send_all};
 use crate::command::ChosenId;
 use crate::error::{Error, Kind, Result};
-use crate::files::FileKind;
 use crate::files::name::FilePath;
 use crate::files::watch::{Change, Ended, Settings, TreeEvent, WatchShare, Watcher};
 use crate::ledger::{Charge, Item, Ledger};
@@ -502,20 +501,10 @@ fn bytes_of(event: &TreeEvent) -> usize {
     EVENT_BYTES + event.path.len() + from
 }
 
-impl TreeEvent {
-    /// Events were lost.
-    pub(super) fn overflow() -> Self {
-        Self {
-            change: Change::Overflow,
-            path: Vec::new(),
-            kind: FileKind::Directory,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::FileKind;
     use crate::files::search::Matcher;
     use crate::ledger::Budget;
 

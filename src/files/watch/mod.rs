@@ -7,6 +7,8 @@
 
 mod limits;
 mod nodes;
+#[cfg(test)]
+mod tests;
 mod watcher;
 
 pub use limits::{WatchShare, watched};

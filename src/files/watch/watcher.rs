@@ -1,5 +1,4 @@
 //! One watch of a tree: reads the kernel's events, keeps its directories watched, and tells what changed.
-
 //!
 //! The events of a directory that is watched are a log of its names, and a watch belongs to a directory and not to
 //! its path. A directory that is new is looked at later than its events say, so what is found in it may be newer
@@ -51,8 +50,8 @@ const MAX_BACKLOG: usize = 1024;
 /// Events that one step settles.
 const STEP_EVENTS: usize = 1024;
 
-/// Events that happened while the tree was read for the first time, and that nobody is told.
-const MAX_SETTLED: usize = 100_000;
+/// Steps that settle what happened while the tree was read for the first time, which nobody is told.
+const FIRST_STEPS: usize = 100;
 
 /// Bytes that are charged at a time.
 const CHARGED_BYTES: usize = 32 * 1024;
@@ -61,7 +60,7 @@ const CHARGED_BYTES: usize = 32 * 1024;
 const NAME_BYTES: usize = 96;
 
 /// What the kernel tells of a directory.
-const EVENTS: AddWatchFlags = AddWatchFlags::IN_CREATE
+pub(super) const EVENTS: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_DELETE)
     .union(AddWatchFlags::IN_MOVE)
     .union(AddWatchFlags::IN_MODIFY)
@@ -132,6 +131,17 @@ pub enum Ended {
     Disconnected,
 }
 
+impl TreeEvent {
+    /// Events were lost.
+    pub fn overflow() -> Self {
+        Self {
+            change: Change::Overflow,
+            path: Vec::new(),
+            kind: FileKind::Directory,
+        }
+    }
+}
+
 impl Ended {
     /// Whether changes are lost by it, because the watch should have gone on.
     pub fn is_loss(self) -> bool {
@@ -167,8 +177,8 @@ pub struct Watcher {
     settings: Settings,
     /// Of the directory that is watched.
     identity: Identity,
-    inotify: Inotify,
-    nodes: Nodes<WatchDescriptor>,
+    pub(super) inotify: Inotify,
+    pub(super) nodes: Nodes<WatchDescriptor>,
     /// Events that were read and not settled.
     backlog: VecDeque<InotifyEvent>,
     /// Until when the first of them, the first half of a move, waits for the second.
@@ -181,15 +191,17 @@ pub struct Watcher {
     found: HashSet<Place>,
     found_bytes: usize,
     /// New names whose directories could not be reached: one above was renamed, which will be told.
-    missed: HashSet<Place>,
+    pub(super) missed: HashSet<Place>,
     missed_tries: usize,
     /// How often all events were settled.
     epoch: u64,
     /// What is found is not told.
     is_silent: bool,
+    /// A directory that cannot be read ends the watch: it must not pass for one that is empty.
+    is_strict: bool,
     /// Something was lost.
-    is_incomplete: bool,
-    share: Arc<WatchShare>,
+    pub(super) is_incomplete: bool,
+    pub(super) share: Arc<WatchShare>,
     ledger: Arc<Ledger>,
     charge: Charge,
 }
@@ -268,37 +280,21 @@ impl Watcher {
             missed_tries: 0,
             epoch: 0,
             is_silent: false,
+            is_strict: true,
             is_incomplete: false,
             share: Arc::clone(share),
             ledger: Arc::clone(ledger),
             charge,
         };
-        let mut seen = 0;
         let mut stopped = None;
-        let mut count = |_| {
-            seen += 1;
-            match interrupt.check() {
-                Ok(()) => Ok(()),
-                Err(why) => {
-                    stopped = Some(why);
-                    Err(Disconnected)
-                }
-            }
+        let mut go_on = || {
+            interrupt.check().map_err(|why| {
+                stopped = Some(why);
+                Disconnected
+            })
         };
-        let mut settle = || {
-            watcher.read_tree(files, true, &mut count)?;
-            // What came meanwhile is part of the beginning.
-            for _ in 0..MAX_SETTLED / STEP_EVENTS {
-                match watcher.step(files, &mut count)? {
-                    Next::Now => {}
-                    Next::At(_) if !watcher.missed.is_empty() => std::thread::sleep(MOVE_LIMIT),
-                    _ => break,
-                }
-            }
-            Ok(())
-        };
-        let settled: Outcome = settle();
-        match (settled, stopped) {
+        let begun = watcher.begin(files, FIRST_STEPS, &mut go_on);
+        match (begun, stopped) {
             (Ok(()), _) => Ok(watcher),
             (Err(_), Some(stopped)) => Err(stopped),
             (Err(Ended::NoWatches), None) => {
@@ -315,6 +311,34 @@ impl Watcher {
                 Err(failed(Errno::ENOENT).into())
             }
         }
+    }
+
+    /// Watches all directories, and settles what happens meanwhile: that is part of the beginning. If the tree does
+    /// not come to rest in so many steps, the next step says that something was lost.
+    pub(super) fn begin(
+        &mut self,
+        files: &Files<'_>,
+        steps: usize,
+        go_on: &mut dyn FnMut() -> std::result::Result<(), Disconnected>,
+    ) -> Outcome {
+        self.read_tree(files, &mut |_| go_on())?;
+        let mut is_settled = false;
+        for _ in 0..steps {
+            go_on()?;
+            match self.step(files, &mut |_| go_on())? {
+                Next::Now => {}
+                Next::At(_) if !self.missed.is_empty() || !self.backlog.is_empty() => {
+                    std::thread::sleep(MOVE_LIMIT);
+                }
+                _ => {
+                    is_settled = true;
+                    break;
+                }
+            }
+        }
+        self.is_incomplete |= !is_settled;
+        self.is_strict = false;
+        Ok(())
     }
 
     /// The directory and what of it is watched.
@@ -790,13 +814,14 @@ impl Watcher {
             self.miss(place);
             return Ok(());
         };
-        // If it is gone, that will be told.
-        if let Ok(directory) = unless_lacking(files.open_name(&parent, &place.1, DIRECTORY))?
-            && let Ok(key) = self.add(&directory, place, tell)?
-        {
-            self.read_below(files, &directory, key, false, tell)?;
+        let directory = match unless_lacking(files.open_name(&parent, &place.1, DIRECTORY))? {
+            Ok(directory) => directory,
+            Err(errno) => return self.pass(errno, tell),
+        };
+        match self.add(&directory, place, tell)? {
+            Ok(key) => self.read_below(files, &directory, key, tell),
+            Err(errno) => self.pass(errno, tell),
         }
-        Ok(())
     }
 
     /// Watches a directory at a place.
@@ -836,38 +861,36 @@ impl Watcher {
     }
 
     /// Watches all directories below the first one. What is found is not told, but counted.
-    fn read_tree(&mut self, files: &Files<'_>, is_strict: bool, tell: Tell<'_>) -> Outcome {
+    fn read_tree(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
         if !self.settings.recursive {
             return Ok(());
         }
         let directory = self.open_root(files)?;
         self.is_silent = true;
-        let read = self.read_below(files, &directory, self.nodes.root(), is_strict, tell);
+        let read = self.read_below(files, &directory, self.nodes.root(), tell);
         self.is_silent = false;
         read
     }
 
-    /// Watches the directories below one that is watched, and tells everything in it. A strict reading fails if a
-    /// directory cannot be read. One on another mount is none of the tree.
+    /// Watches the directories below one that is watched, and tells everything in it.
     fn read_below(
         &mut self,
         files: &Files<'_>,
         directory: &OwnedFd,
         key: WatchDescriptor,
-        is_strict: bool,
         tell: Tell<'_>,
     ) -> Outcome {
         let readable = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let opened = files.open_name(directory, b".", readable);
         let opened = match unless_lacking(opened)? {
             Ok(opened) => opened,
-            Err(errno) => return passed(errno, is_strict),
+            Err(errno) => return self.pass(errno, tell),
         };
         let ledger = Arc::clone(&self.ledger);
         let walk = files.walk_in(opened, Filter::default(), None, &ledger)?;
         let mut walk = match unless_lacking(walk)? {
             Ok(walk) => walk,
-            Err(errno) => return passed(errno, is_strict),
+            Err(errno) => return self.pass(errno, tell),
         };
         // The directories from the first to the current one.
         let mut way = vec![key];
@@ -876,7 +899,7 @@ impl Watcher {
                 Visit::Entry(found) => found,
                 Visit::Unreadable(_, errno) => {
                     let _ = unless_lacking(Err::<(), _>(errno))?;
-                    passed(errno, is_strict)?;
+                    self.pass(errno, tell)?;
                     continue;
                 }
             };
@@ -902,12 +925,25 @@ impl Watcher {
             match added {
                 Ok(key) => way.push(key),
                 Err(errno) => {
-                    passed(errno, is_strict)?;
+                    self.pass(errno, tell)?;
                     walk.skip_contents();
                 }
             }
         }
         Ok(())
+    }
+
+    /// Passes a directory that cannot be watched, if it is none of the tree. What is new and may not be read is lost until
+    /// its mode changes, and that is told.
+    fn pass(&self, errno: Errno, tell: Tell<'_>) -> Outcome {
+        match errno {
+            // One on another mount.
+            Errno::EXDEV => Ok(()),
+            // That will be told.
+            errno if is_gone(errno) => Ok(()),
+            Errno::EACCES | Errno::EPERM if !self.is_strict => Ok(tell(TreeEvent::overflow())?),
+            errno => Err(Ended::Failed(errno)),
+        }
     }
 
     /// Makes the watch complete again after events were lost, and says so.
@@ -922,16 +958,14 @@ impl Watcher {
         self.nodes = Nodes::new(self.nodes.root());
         // What is watched already costs nothing more.
         self.share.directories.give_back(old.len() - 1);
-        let read = self.read_tree(files, false, &mut |_| Ok(()));
+        let was_strict = std::mem::replace(&mut self.is_strict, true);
+        let read = self.read_tree(files, &mut |_| Ok(()));
+        self.is_strict = was_strict;
         for key in old.into_iter().filter(|key| !self.nodes.has(*key)) {
             let _ = self.inotify.rm_watch(key);
         }
         // Last: whoever reads the tree now sees what no event will say.
-        tell(TreeEvent {
-            change: Change::Overflow,
-            path: Vec::new(),
-            kind: FileKind::Directory,
-        })?;
+        tell(TreeEvent::overflow())?;
         read
     }
 
@@ -995,14 +1029,6 @@ fn unless_lacking<T>(result: nix::Result<T>) -> Outcome<nix::Result<T>> {
     }
 }
 
-/// Passes a directory that cannot be watched, unless the reading is strict and the directory is in the tree.
-fn passed(errno: Errno, is_strict: bool) -> Outcome {
-    if is_strict && errno != Errno::EXDEV && !is_gone(errno) {
-        return Err(Ended::Failed(errno));
-    }
-    Ok(())
-}
-
 /// When to go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
@@ -1012,7 +1038,7 @@ enum Next {
 }
 
 /// Adds a watch for a directory that is open by `O_PATH`.
-fn add_watch(
+pub(super) fn add_watch(
     inotify: &Inotify,
     directory: &OwnedFd,
     flags: AddWatchFlags,

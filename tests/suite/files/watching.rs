@@ -603,6 +603,25 @@ fn what_cannot_be_watched_is_refused() {
 }
 
 #[test]
+fn a_new_directory_that_may_not_be_read_is_a_loss_until_it_may() {
+    Place::each(|place| {
+        if !place.is_sandbox {
+            return;
+        }
+        fs::create_dir(place.path("w")).unwrap();
+        let mut watch = Watch::of(place, "path=@w&recursive=1");
+        fs::create_dir_all(place.path("outside/in")).unwrap();
+        chmod(place.path("outside"), 0o700);
+        fs::rename(place.path("outside"), place.path("w/closed")).unwrap();
+        let told = brief(place, &[watch.next(), watch.next()]);
+        assert_eq!(told, ["created dir w/closed", "overflow"]);
+        chmod(place.path("w/closed"), 0o755);
+        let told = brief(place, &[watch.next(), watch.next()]);
+        assert_eq!(told, ["attributes dir w/closed", "created dir w/closed/in"]);
+    });
+}
+
+#[test]
 fn a_tree_with_more_directories_than_the_kernel_watches_is_refused_with_both_numbers() {
     let limited = "echo 40 > /proc/sys/user/max_inotify_watches && exec \"$0\"";
     let words = ["unshare", "--user", "--map-root-user", "sh", "-c", limited];
