@@ -17,6 +17,7 @@ pub use lease::{Lease, Workspace};
 pub use operations::{
     AttachSpec, Attachment, Change, ClientFile, Compared, EditRequest, FilePart, FileState,
     FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Moment, Order,
-    Patched, Run, Scene, SignalGroup, Skip, Summary, WatchSubscriber,
+    Patched, Run, Scene, SignalGroup, Skip, Summary,
 };
 pub use upload::UploadSource;
+pub use watches::WatchSubscriber;

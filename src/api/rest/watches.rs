@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::files::name::{FilePath, show};
 use crate::files::search::Matcher;
-use crate::files::watch::{Change, Ended, Settings, TreeEvent};
+use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent};
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::http::{Body, Response};
 use crate::workspace::{WatchSubscriber, Workspace};
@@ -99,12 +99,12 @@ impl WatchSubscriber for WatchEvents<'_> {
 
     fn event(&mut self, number: u64, event: &TreeEvent) {
         let name = match &event.change {
-            Change::Created => "created",
-            Change::Modified => "modified",
-            Change::Deleted => "deleted",
-            Change::Moved(_) => "moved",
-            Change::Attributes => "attributes",
-            Change::Overflow => {
+            TreeChange::Created => "created",
+            TreeChange::Modified => "modified",
+            TreeChange::Deleted => "deleted",
+            TreeChange::Moved(_) => "moved",
+            TreeChange::Attributes => "attributes",
+            TreeChange::Overflow => {
                 self.line(&json!({ "event": "overflow", "seq": number }));
                 return;
             }
@@ -116,7 +116,7 @@ impl WatchSubscriber for WatchEvents<'_> {
             "type": type_word(event.kind),
             "seq": number,
         });
-        if let Change::Moved(from) = &event.change {
+        if let TreeChange::Moved(from) = &event.change {
             document["from"] = json!(path(from));
         }
         self.line(&document);

@@ -88,7 +88,7 @@ pub struct Settings {
 
 /// What happened to a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum TreeChange {
     /// It is new, or came from outside of the tree.
     Created,
     /// Its content was written to.
@@ -107,7 +107,7 @@ pub enum Change {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TreeEvent {
     /// What happened.
-    pub change: Change,
+    pub change: TreeChange,
     /// Relative to the directory that is watched.
     pub path: Vec<u8>,
     /// The type; of what is gone only whether it was a directory.
@@ -135,7 +135,7 @@ impl TreeEvent {
     /// Events were lost.
     pub fn overflow() -> Self {
         Self {
-            change: Change::Overflow,
+            change: TreeChange::Overflow,
             path: Vec::new(),
             kind: FileKind::Directory,
         }
@@ -169,8 +169,8 @@ pub type Tell<'a> = &'a mut dyn FnMut(TreeEvent) -> std::result::Result<(), Disc
 
 type Outcome<T = ()> = std::result::Result<T, Ended>;
 
-/// A name in a directory.
-type Place = (WatchDescriptor, Vec<u8>);
+/// A name in a directory that is watched.
+type NameIn = (WatchDescriptor, Vec<u8>);
 
 /// A tree that is watched. Use it while the thread acts as the owner of the files.
 pub struct Watcher {
@@ -184,14 +184,14 @@ pub struct Watcher {
     /// Until when the first of them, the first half of a move, waits for the second.
     waits_until: Option<Instant>,
     /// Files that were written to, and when that is told.
-    modified: HashMap<Place, Instant>,
+    modified: HashMap<NameIn, Instant>,
     /// When the first of them may be due.
     modified_at: Option<Instant>,
     /// Names that were told because they were found; their own events may still come.
-    found: HashSet<Place>,
+    found: HashSet<NameIn>,
     found_bytes: usize,
     /// New names whose directories could not be reached: one above was renamed, which will be told.
-    pub(super) missed: HashSet<Place>,
+    pub(super) missed: HashSet<NameIn>,
     missed_tries: usize,
     /// How often all events were settled.
     epoch: u64,
@@ -475,7 +475,7 @@ impl Watcher {
             self.look(files, &place, tell)
         } else if mask.contains(AddWatchFlags::IN_MODIFY) {
             if self.modified.len() >= MAX_MODIFIED {
-                return self.tell_of(files, &place, Change::Modified, tell);
+                return self.tell_of(files, &place, TreeChange::Modified, tell);
             }
             if self.told_path(&place, false).is_some() {
                 let due = Instant::now() + MODIFIED_AFTER;
@@ -485,11 +485,11 @@ impl Watcher {
             Ok(())
         } else if mask.contains(AddWatchFlags::IN_CLOSE_WRITE) {
             if self.modified.remove(&place).is_some() {
-                self.tell_of(files, &place, Change::Modified, tell)?;
+                self.tell_of(files, &place, TreeChange::Modified, tell)?;
             }
             Ok(())
         } else {
-            self.tell_of(files, &place, Change::Attributes, tell)?;
+            self.tell_of(files, &place, TreeChange::Attributes, tell)?;
             // Perhaps it may be read now.
             if is_directory
                 && self.nodes.child(place.0, &place.1).is_none()
@@ -526,7 +526,7 @@ impl Watcher {
     }
 
     /// The path of a place, unless it is unknown or excluded.
-    fn told_path(&self, (directory, name): &Place, is_directory: bool) -> Option<Vec<u8>> {
+    fn told_path(&self, (directory, name): &NameIn, is_directory: bool) -> Option<Vec<u8>> {
         let path = join(self.nodes.path(*directory)?, name);
         (!self.settings.exclude.covers(&path, is_directory)).then_some(path)
     }
@@ -535,8 +535,8 @@ impl Watcher {
     fn tell_of(
         &mut self,
         files: &Files<'_>,
-        place: &Place,
-        change: Change,
+        place: &NameIn,
+        change: TreeChange,
         tell: Tell<'_>,
     ) -> Outcome {
         let kind = self.kind_at(files, place).unwrap_or_default();
@@ -547,14 +547,14 @@ impl Watcher {
     }
 
     /// The type of what is at a place now. `ESTALE` if its directory cannot be reached.
-    fn kind_at(&self, files: &Files<'_>, (directory, name): &Place) -> nix::Result<FileKind> {
+    fn kind_at(&self, files: &Files<'_>, (directory, name): &NameIn) -> nix::Result<FileKind> {
         let directory = self.open_directory(files, *directory)?;
         let status = fstatat(&directory, &name[..], AtFlags::AT_SYMLINK_NOFOLLOW)?;
         Ok(FileKind::of(&status))
     }
 
     /// Whether nothing is at a place, after all that has happened.
-    fn is_gone(&mut self, files: &Files<'_>, place: &Place) -> Outcome<bool> {
+    fn is_gone(&mut self, files: &Files<'_>, place: &NameIn) -> Outcome<bool> {
         let is_absent = self
             .kind_at(files, place)
             .is_err_and(|errno| errno != Errno::ESTALE);
@@ -562,7 +562,7 @@ impl Watcher {
     }
 
     /// The type of what came to a place, by what is there now. If that cannot be seen, it is looked for later.
-    fn kind_of_new(&mut self, files: &Files<'_>, place: &Place, is_directory: bool) -> FileKind {
+    fn kind_of_new(&mut self, files: &Files<'_>, place: &NameIn, is_directory: bool) -> FileKind {
         if is_directory {
             return FileKind::Directory;
         }
@@ -584,11 +584,11 @@ impl Watcher {
         if self.modified_at.is_none_or(|at| now < at) {
             return Ok(());
         }
-        let due = |(place, at): (&Place, &Instant)| (*at <= now).then(|| place.clone());
-        let due: Vec<Place> = self.modified.iter().filter_map(due).collect();
+        let due = |(place, at): (&NameIn, &Instant)| (*at <= now).then(|| place.clone());
+        let due: Vec<NameIn> = self.modified.iter().filter_map(due).collect();
         for place in due {
             self.modified.remove(&place);
-            self.tell_of(files, &place, Change::Modified, tell)?;
+            self.tell_of(files, &place, TreeChange::Modified, tell)?;
         }
         self.modified_at = self.modified.values().min().copied();
         Ok(())
@@ -597,7 +597,7 @@ impl Watcher {
     fn created(
         &mut self,
         files: &Files<'_>,
-        place: &Place,
+        place: &NameIn,
         is_directory: bool,
         is_move: bool,
         tell: Tell<'_>,
@@ -617,7 +617,7 @@ impl Watcher {
                 self.deleted(place, true, tell)?;
             }
             let kind = self.kind_of_new(files, place, is_directory);
-            let change = Change::Created;
+            let change = TreeChange::Created;
             tell(TreeEvent { change, path, kind })?;
         }
         if is_directory {
@@ -626,7 +626,7 @@ impl Watcher {
         Ok(())
     }
 
-    fn deleted(&mut self, place: &Place, is_directory: bool, tell: Tell<'_>) -> Outcome {
+    fn deleted(&mut self, place: &NameIn, is_directory: bool, tell: Tell<'_>) -> Outcome {
         self.modified.remove(place);
         self.found.remove(place);
         self.missed.remove(place);
@@ -640,7 +640,7 @@ impl Watcher {
             } else {
                 FileKind::Regular
             };
-            let change = Change::Deleted;
+            let change = TreeChange::Deleted;
             tell(TreeEvent { change, path, kind })?;
         }
         Ok(())
@@ -649,13 +649,13 @@ impl Watcher {
     fn moved(
         &mut self,
         files: &Files<'_>,
-        from: &Place,
-        to: &Place,
+        from: &NameIn,
+        to: &NameIn,
         is_directory: bool,
         tell: Tell<'_>,
     ) -> Outcome {
         if self.modified.remove(from).is_some() {
-            self.tell_of(files, from, Change::Modified, tell)?;
+            self.tell_of(files, from, TreeChange::Modified, tell)?;
         }
         self.modified.remove(to);
         let moving = self.nodes.child(from.0, &from.1);
@@ -686,7 +686,7 @@ impl Watcher {
             self.missed.remove(place);
         }
         let kind = self.kind_of_new(files, to, is_directory);
-        let change = Change::Moved(old);
+        let change = TreeChange::Moved(old);
         tell(TreeEvent { change, path, kind })?;
         if let Some(key) = moving {
             return self.put(key, to);
@@ -703,8 +703,8 @@ impl Watcher {
     /// Remembers the last change of the names in a directory. True if this is a move, and the last change was the
     /// same move in the other direction: both directories are locked during an exchange, so its two moves follow each
     /// other in both.
-    fn note_move(&mut self, from: &Place, to: Option<&Place>) -> bool {
-        let hash = |pair: (&Place, &Place)| self.modified.hasher().hash_one(pair);
+    fn note_move(&mut self, from: &NameIn, to: Option<&NameIn>) -> bool {
+        let hash = |pair: (&NameIn, &NameIn)| self.modified.hasher().hash_one(pair);
         let there = to.map(|to| hash((from, to)));
         let back = to.map(|to| hash((to, from)));
         let is_back = to
@@ -717,14 +717,14 @@ impl Watcher {
     }
 
     /// Tells what is at a place now as if it were new, with all that is in it.
-    fn retell(&mut self, files: &Files<'_>, place: &Place, tell: Tell<'_>) -> Outcome {
+    fn retell(&mut self, files: &Files<'_>, place: &NameIn, tell: Tell<'_>) -> Outcome {
         let is_directory = self.nodes.child(place.0, &place.1).is_some();
         self.deleted(place, is_directory, tell)?;
         self.look(files, place, tell)
     }
 
     /// Tells what is at a place now.
-    fn look(&mut self, files: &Files<'_>, place: &Place, tell: Tell<'_>) -> Outcome {
+    fn look(&mut self, files: &Files<'_>, place: &NameIn, tell: Tell<'_>) -> Outcome {
         match self.kind_at(files, place) {
             Ok(kind) => {
                 self.created(files, place, kind == FileKind::Directory, false, tell)?;
@@ -740,7 +740,7 @@ impl Watcher {
     }
 
     /// Looks later at a place whose directory cannot be reached.
-    fn miss(&mut self, place: &Place) {
+    fn miss(&mut self, place: &NameIn) {
         if self.nodes.has(place.0) {
             self.missed.insert(place.clone());
         }
@@ -763,7 +763,7 @@ impl Watcher {
     }
 
     /// Remembers that a name was told because it was found.
-    fn find(&mut self, place: &Place) -> Outcome {
+    fn find(&mut self, place: &NameIn) -> Outcome {
         if self.is_silent {
             return Ok(());
         }
@@ -773,7 +773,7 @@ impl Watcher {
     }
 
     /// Puts a directory that is known at another place.
-    fn put(&mut self, key: WatchDescriptor, (parent, name): &Place) -> Outcome {
+    fn put(&mut self, key: WatchDescriptor, (parent, name): &NameIn) -> Outcome {
         match self.nodes.put(key, *parent, name) {
             Some(removed) => self.give_up(&removed),
             // The tree is not what the events said.
@@ -806,7 +806,7 @@ impl Watcher {
     }
 
     /// Watches a directory that is new at a place, and tells what is in it.
-    fn add_below(&mut self, files: &Files<'_>, place: &Place, tell: Tell<'_>) -> Outcome {
+    fn add_below(&mut self, files: &Files<'_>, place: &NameIn, tell: Tell<'_>) -> Outcome {
         if !self.settings.recursive {
             return Ok(());
         }
@@ -828,7 +828,7 @@ impl Watcher {
     fn add(
         &mut self,
         directory: &OwnedFd,
-        place: &Place,
+        place: &NameIn,
         tell: Tell<'_>,
     ) -> Outcome<nix::Result<WatchDescriptor>> {
         let mut added = add_watch(&self.inotify, directory, EVENTS);
@@ -914,7 +914,7 @@ impl Watcher {
             };
             let opened =
                 is_directory.then(|| files.open_name(found.directory, found.name, DIRECTORY));
-            let change = Change::Created;
+            let change = TreeChange::Created;
             tell(TreeEvent { change, path, kind })?;
             self.find(&place)?;
             let Some(opened) = opened else { continue };
@@ -1004,7 +1004,7 @@ impl Watcher {
     }
 
     /// The directory that is at a place now, if it is known.
-    fn directory_at(&self, files: &Files<'_>, (parent, name): &Place) -> Option<WatchDescriptor> {
+    fn directory_at(&self, files: &Files<'_>, (parent, name): &NameIn) -> Option<WatchDescriptor> {
         let parent = self.open_directory(files, *parent).ok()?;
         self.key_of(&files.open_name(&parent, name, DIRECTORY).ok()?)
     }

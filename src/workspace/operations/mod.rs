@@ -26,4 +26,3 @@ pub use patch::{Change, Patched};
 pub use processes::{Run, SignalGroup};
 pub use search::{Glob, Globbed, Kinds, Moment, Order};
 pub use terminals::{AttachSpec, Attachment, Scene};
-pub use watch::WatchSubscriber;

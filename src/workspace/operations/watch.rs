@@ -3,25 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::client::{Client, Disconnected, Interrupt, KeepAlive, Stopped, send_all};
+use crate::client::{Disconnected, Interrupt, KeepAlive, Stopped, send_all};
 use crate::command::ChosenId;
 use crate::error::{Error, Result};
 use crate::files::watch::{Ended, Settings, TreeEvent, Watcher};
 use crate::workspace::lease::{Lease, Workspace};
-use crate::workspace::watches::RegisteredWatch;
+use crate::workspace::watches::{RegisteredWatch, WatchSubscriber};
 
 /// Events that are added to a client's buffer before it is sent.
 const BATCH_EVENTS: usize = 256;
-
-/// Follows a watch. Events have numbers, from 1.
-pub trait WatchSubscriber {
-    /// Its client.
-    fn client(&mut self) -> &mut dyn Client;
-    /// Something changed.
-    fn event(&mut self, number: u64, event: &TreeEvent);
-    /// This was all: why the watch is over, or `None` if it goes on after the event `last`.
-    fn end(&mut self, last: u64, ended: Option<Ended>);
-}
 
 /// A watch that one client follows.
 pub struct WatchStream {
@@ -66,7 +56,7 @@ impl Workspace {
             return Ok(watch);
         }
         let WatchStream { lease, watcher } = self.watch(settings, interrupt)?;
-        Ok(self.watches.add(lease.workspace(), id.as_ref(), watcher)?)
+        Ok(lease.watches.add(id.as_ref(), watcher)?)
     }
 
     /// Tells the events of a registered watch after the one with the number `after`; waits for the first one at
