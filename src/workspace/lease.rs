@@ -24,7 +24,7 @@ pub struct Workspace {
     /// Its servers.
     pub ports: Arc<Ports>,
     /// The trees that it watches for clients that poll.
-    pub watches: Watches,
+    pub watches: Arc<Watches>,
     /// What is held for its clients and its processes.
     pub ledger: Arc<Ledger>,
     activity: Arc<Activity>,
@@ -41,13 +41,14 @@ impl Workspace {
     ) -> Arc<Self> {
         let activity = Arc::new(Activity::new());
         let processes = Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger));
+        let root = Arc::new(root);
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            root: Arc::new(root),
+            watches: Watches::new(Arc::clone(&root), Arc::clone(&ledger)),
+            root,
             confinement,
             processes,
             ports,
-            watches: Watches::new(&ledger),
             ledger,
             activity,
         })
@@ -115,13 +116,6 @@ impl Workspace {
 
 /// A workspace in use.
 pub struct Lease(Arc<Workspace>);
-
-impl Lease {
-    /// The workspace.
-    pub(super) fn workspace(&self) -> &Arc<Workspace> {
-        &self.0
-    }
-}
 
 impl Deref for Lease {
     type Target = Workspace;

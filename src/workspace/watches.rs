@@ -1,4 +1,6 @@
-//! Watches that clients poll.
+//! Watches that clients poll, and who is told of watches.
+//!
+//! It needs the files of a workspace and no more of it: leases and operations are above it.
 //!
 //! One thread per workspace reads the events of all its watches, as long as there are any, into a ring for each. A
 //! watch is no work: it does not keep its workspace from being idle, and it goes when nobody has read it for a while.
@@ -10,17 +12,15 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::client::{Disconnected, KeepAlive, send_all};
+use crate::client::{Client, Disconnected, KeepAlive, send_all};
 use crate::command::ChosenId;
 use crate::error::{Error, Kind, Result};
-use crate::files::FileKind;
+use crate::files::Root;
 use crate::files::name::FilePath;
-use crate::files::watch::{Change, Ended, Settings, TreeEvent, WatchShare, Watcher};
+use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
 use crate::ledger::{Charge, Item, Ledger};
 use crate::sync::lock;
 use crate::sys::{Events, PollEntry, poll};
-use crate::workspace::lease::Workspace;
-use crate::workspace::operations::WatchSubscriber;
 
 /// Most watches of a workspace.
 const MAX_WATCHES: usize = 64;
@@ -40,22 +40,64 @@ const EVENT_BYTES: usize = 128;
 /// Bytes that are charged at a time.
 const CHARGED_BYTES: usize = 16 * 1024;
 
+/// Follows a watch. Events have numbers, each one more than the last.
+pub trait WatchSubscriber {
+    /// Its client.
+    fn client(&mut self) -> &mut dyn Client;
+    /// Something changed.
+    fn event(&mut self, number: u64, event: &TreeEvent);
+    /// This was all: why the watch is over, or `None` if it goes on after the event `last`.
+    fn end(&mut self, last: u64, ended: Option<Ended>);
+}
+
 /// The registered watches of a workspace.
 pub struct Watches {
+    root: Arc<Root>,
+    ledger: Arc<Ledger>,
     /// What all watches of the workspace may have of the kernel's.
     pub(super) share: Arc<WatchShare>,
-    table: Mutex<Table>,
+    table: Mutex<WatchTable>,
     /// Wakes the thread. `None` if the server had no descriptor left.
     wakeup: Mutex<Option<Arc<EventFd>>>,
 }
 
 #[derive(Default)]
-struct Table {
+struct WatchTable {
     all: Vec<Arc<RegisteredWatch>>,
     last_number: u64,
     /// Watches that the thread has not taken over yet.
     inbox: Vec<(Arc<RegisteredWatch>, Watcher)>,
     has_thread: bool,
+}
+
+impl WatchTable {
+    /// The watch that has an id already, if it is the same and has not ended.
+    ///
+    /// # Errors
+    /// `IdInUse` if it is another one; `OverLimit` if there is no room for a new one.
+    fn existing(
+        &self,
+        id: Option<&ChosenId>,
+        settings: &Settings,
+    ) -> Result<Option<Arc<RegisteredWatch>>> {
+        let same_id = |watch: &&Arc<RegisteredWatch>| id.is_some_and(|id| id.as_str() == watch.id);
+        match self.all.iter().find(same_id) {
+            Some(watch) if watch.settings == *settings => {
+                let mut ring = lock(&watch.ring);
+                ring.read_at = Instant::now();
+                Ok(ring.ended.is_none().then(|| Arc::clone(watch)))
+            }
+            Some(watch) => Err(Error::new(
+                Kind::IdInUse,
+                format!("the id {} belongs to a watch of something else", watch.id),
+            )),
+            None if self.all.len() >= MAX_WATCHES => Err(Error::new(
+                Kind::OverLimit,
+                format!("there are {MAX_WATCHES} watches already; delete one"),
+            )),
+            None => Ok(None),
+        }
+    }
 }
 
 /// A watch that clients poll.
@@ -66,10 +108,10 @@ pub struct RegisteredWatch {
     pub directories: usize,
     settings: Settings,
     is_removed: AtomicBool,
-    ring: Mutex<Ring>,
+    ring: Mutex<EventRing>,
 }
 
-struct Ring {
+struct EventRing {
     events: VecDeque<(u64, TreeEvent)>,
     /// The number of the last event.
     last: u64,
@@ -83,12 +125,14 @@ struct Ring {
 
 impl Watches {
     /// No watches.
-    pub(super) fn new(ledger: &Ledger) -> Self {
-        Self {
+    pub(super) fn new(root: Arc<Root>, ledger: Arc<Ledger>) -> Arc<Self> {
+        Arc::new(Self {
+            root,
             share: WatchShare::new(ledger.is_whole()),
+            ledger,
             table: Mutex::default(),
             wakeup: Mutex::default(),
-        }
+        })
     }
 
     /// A watch by its id.
@@ -118,63 +162,43 @@ impl Watches {
         Ok(())
     }
 
-    /// The watch that has an id already, if it is the same and has not ended.
-    ///
-    /// # Errors
-    /// `IdInUse` if it is another one; `OverLimit` if there is no room for a new one.
+    /// As [`WatchTable::existing`].
     pub(super) fn existing(
         &self,
         id: Option<&ChosenId>,
         settings: &Settings,
     ) -> Result<Option<Arc<RegisteredWatch>>> {
-        let table = lock(&self.table);
-        let same_id = |watch: &&Arc<RegisteredWatch>| id.is_some_and(|id| id.as_str() == watch.id);
-        match table.all.iter().find(same_id) {
-            Some(watch) if watch.settings == *settings => {
-                let mut ring = lock(&watch.ring);
-                ring.read_at = Instant::now();
-                Ok(ring.ended.is_none().then(|| Arc::clone(watch)))
-            }
-            Some(watch) => Err(Error::new(
-                Kind::IdInUse,
-                format!("the id {} belongs to a watch of something else", watch.id),
-            )),
-            None if table.all.len() >= MAX_WATCHES => Err(Error::new(
-                Kind::OverLimit,
-                format!("there are {MAX_WATCHES} watches already; delete one"),
-            )),
-            None => Ok(None),
-        }
+        lock(&self.table).existing(id, settings)
     }
 
     /// Adds a watch.
     ///
     /// # Errors
-    /// As [`Watches::existing`]; `NoThreads`.
+    /// As [`WatchTable::existing`]; `NoThreads`.
     pub(super) fn add(
-        &self,
-        workspace: &Arc<Workspace>,
+        self: &Arc<Self>,
         id: Option<&ChosenId>,
         watcher: Watcher,
     ) -> Result<Arc<RegisteredWatch>> {
-        if let Some(watch) = self.existing(id, watcher.settings())? {
+        let wakeup = self.make_wakeup()?;
+        let charge = self.ledger.charge(Item::Watches, 0)?;
+        // Held from here on: others add watches at the same time.
+        let mut table = lock(&self.table);
+        if let Some(watch) = table.existing(id, watcher.settings())? {
             return Ok(watch);
         }
-        let wakeup = self.make_wakeup()?;
-        let charge = workspace.ledger.charge(Item::Watches, 0)?;
-        let mut table = lock(&self.table);
         table.last_number += 1;
         let number = table.last_number;
         let id = id.map_or_else(|| format!("w-{number}"), |id| id.as_str().to_owned());
         let (settings, directories) = (watcher.settings().clone(), watcher.directories());
         let watch = Arc::new(RegisteredWatch::new(id, settings, directories, charge));
         if !table.has_thread {
-            let workspace = Arc::downgrade(workspace);
+            let this = Arc::downgrade(self);
             let woken = Arc::clone(&wakeup);
             std::thread::Builder::new()
                 .name("watches".to_owned())
                 .stack_size(256 * 1024)
-                .spawn(move || drive(&workspace, &woken))
+                .spawn(move || drive(&this, &woken))
                 .map_err(|error| {
                     let text = format!("no thread is left for a watch: {error}");
                     Error::new(Kind::NoThreads, text)
@@ -242,16 +266,16 @@ impl Watches {
 }
 
 /// Reads the events of a workspace's watches until there are none, or the workspace is gone.
-fn drive(workspace: &Weak<Workspace>, wakeup: &EventFd) {
+fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
     let mut driven: Vec<(Arc<RegisteredWatch>, Watcher)> = Vec::new();
     loop {
         // Not held while it waits: the workspace may end.
-        let Some(workspace) = workspace.upgrade() else {
+        let Some(this) = this.upgrade() else {
             return;
         };
-        let mut until = workspace.watches.expire(Instant::now());
+        let mut until = this.expire(Instant::now());
         {
-            let mut table = lock(&workspace.watches.table);
+            let mut table = lock(&this.table);
             driven.append(&mut table.inbox);
             driven.retain(|(watch, _)| !watch.is_removed.load(Ordering::Relaxed));
             // Those that have ended are there to be read, and to be removed.
@@ -260,7 +284,7 @@ fn drive(workspace: &Weak<Workspace>, wakeup: &EventFd) {
                 return;
             }
         }
-        driven.retain_mut(|(watch, watcher)| match watch.read(&workspace, watcher) {
+        driven.retain_mut(|(watch, watcher)| match watch.read(&this.root, watcher) {
             Ok(next) => {
                 until = until.into_iter().chain(next).min();
                 true
@@ -270,7 +294,7 @@ fn drive(workspace: &Weak<Workspace>, wakeup: &EventFd) {
                 false
             }
         });
-        drop(workspace);
+        drop(this);
         let mut entries: Vec<_> = driven
             .iter()
             .map(|(_, watcher)| PollEntry::new(watcher.descriptor(), Events::READABLE))
@@ -293,7 +317,7 @@ impl RegisteredWatch {
             directories,
             settings,
             is_removed: AtomicBool::new(false),
-            ring: Mutex::new(Ring {
+            ring: Mutex::new(EventRing {
                 events: VecDeque::new(),
                 last: 0,
                 ended: None,
@@ -314,10 +338,10 @@ impl RegisteredWatch {
     /// Moves what has happened into the ring.
     fn read(
         &self,
-        workspace: &Workspace,
+        root: &Root,
         watcher: &mut Watcher,
     ) -> std::result::Result<Option<Instant>, Ended> {
-        let files = workspace.files().map_err(|_| Ended::Deleted)?;
+        let files = root.files()?;
         let mut has_told = false;
         let result = watcher.advance(&files, &mut |event| {
             has_told = true;
@@ -332,7 +356,7 @@ impl RegisteredWatch {
 
     fn end(&self, ended: Ended) {
         let mut ring = lock(&self.ring);
-        if ended != Ended::Deleted {
+        if ended.is_loss() {
             ring.push(TreeEvent::overflow());
         }
         ring.ended = Some(ended);
@@ -383,7 +407,12 @@ impl RegisteredWatch {
                 continue;
             }
             let is_removed = self.is_removed.load(Ordering::Relaxed);
-            let ended = ended.or(is_removed.then_some(Ended::Deleted));
+            // The end of a workspace deletes its files, which the client did not ask for.
+            let ended = if is_removed {
+                Some(Ended::Closed)
+            } else {
+                ended
+            };
             let now = Instant::now();
             if has_told || ended.is_some() || now >= until {
                 subscriber.end(told, ended);
@@ -434,7 +463,7 @@ impl Drop for Reader<'_> {
     }
 }
 
-impl Ring {
+impl EventRing {
     fn push(&mut self, event: TreeEvent) {
         self.last += 1;
         self.bytes += bytes_of(&event);
@@ -491,26 +520,16 @@ impl Ring {
 
 fn bytes_of(event: &TreeEvent) -> usize {
     let from = match &event.change {
-        Change::Moved(from) => from.len(),
+        TreeChange::Moved(from) => from.len(),
         _ => 0,
     };
     EVENT_BYTES + event.path.len() + from
 }
 
-impl TreeEvent {
-    /// Events were lost.
-    pub(super) fn overflow() -> Self {
-        Self {
-            change: Change::Overflow,
-            path: Vec::new(),
-            kind: FileKind::Directory,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::files::FileKind;
     use crate::files::search::Matcher;
     use crate::ledger::Budget;
 
@@ -527,7 +546,7 @@ mod tests {
 
     fn created(number: usize) -> TreeEvent {
         TreeEvent {
-            change: Change::Created,
+            change: TreeChange::Created,
             path: number.to_string().into_bytes(),
             kind: FileKind::Regular,
         }
@@ -577,7 +596,8 @@ mod tests {
     #[test]
     fn a_watch_that_nobody_reads_goes_after_five_minutes() {
         let ledger = Budget::new(1 << 20).whole();
-        let watches = Watches::new(&ledger);
+        let root = Arc::new(Root::machine(&std::env::temp_dir()).unwrap());
+        let watches = Watches::new(root, Arc::clone(&ledger));
         let watch = watch(&ledger);
         lock(&watches.table).all.push(Arc::clone(&watch));
         let read_at = lock(&watch.ring).read_at;

@@ -11,7 +11,7 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::files::name::{FilePath, show};
 use crate::files::search::Matcher;
-use crate::files::watch::{Change, Ended, Settings, TreeEvent};
+use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent};
 use crate::http::Response;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::workspace::{WatchSubscriber, Workspace};
@@ -96,12 +96,12 @@ impl WatchSubscriber for WatchEvents<'_> {
 
     fn event(&mut self, number: u64, event: &TreeEvent) {
         let name = match &event.change {
-            Change::Created => "created",
-            Change::Modified => "modified",
-            Change::Deleted => "deleted",
-            Change::Moved(_) => "moved",
-            Change::Attributes => "attributes",
-            Change::Overflow => {
+            TreeChange::Created => "created",
+            TreeChange::Modified => "modified",
+            TreeChange::Deleted => "deleted",
+            TreeChange::Moved(_) => "moved",
+            TreeChange::Attributes => "attributes",
+            TreeChange::Overflow => {
                 self.line(&json!({ "event": "overflow", "seq": number }));
                 return;
             }
@@ -113,7 +113,7 @@ impl WatchSubscriber for WatchEvents<'_> {
             "type": type_word(event.kind),
             "seq": number,
         });
-        if let Change::Moved(from) = &event.change {
+        if let TreeChange::Moved(from) = &event.change {
             document["from"] = json!(path(from));
         }
         self.line(&document);
@@ -125,7 +125,8 @@ impl WatchSubscriber for WatchEvents<'_> {
                 self.line(&json!({ "event": "end", "next": last }));
                 return;
             }
-            Some(Ended::Deleted | Ended::Disconnected) => "deleted",
+            Some(Ended::Deleted) => "deleted",
+            Some(Ended::Closed | Ended::Disconnected) => "closed",
             Some(Ended::NoWatches) => "no_watches",
             Some(Ended::OverLimit) => "over_limit",
             Some(Ended::Failed(_)) => "internal",

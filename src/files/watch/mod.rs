@@ -1,13 +1,15 @@
 //! Watches: what changes in a tree, told as it happens (inotify(7)).
 //!
 //! [`Watcher`] has one inotify instance and one watch for each directory. It promises that what it tells
-//! leads from one state of the tree to the next, or says that it lost something ([`Change::Overflow`]). Nothing
+//! leads from one state of the tree to the next, or says that it lost something ([`TreeChange::Overflow`]). Nothing
 //! here waits for a client, and nothing is open between two steps except the inotify instance, so that a
 //! directory that is removed is noticed.
 
 mod limits;
 mod nodes;
+#[cfg(test)]
+mod tests;
 mod watcher;
 
 pub use limits::{WatchShare, watched};
-pub use watcher::{Change, Ended, Settings, TreeEvent, Watcher};
+pub use watcher::{Ended, Settings, TreeChange, TreeEvent, Watcher};

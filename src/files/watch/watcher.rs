@@ -1,5 +1,4 @@
 //! One watch of a tree: reads the kernel's events, keeps its directories watched, and tells what changed.
-
 //!
 //! The events of a directory that is watched are a log of its names, and a watch belongs to a directory and not to
 //! its path. A directory that is new is looked at later than its events say, so what is found in it may be newer
@@ -51,8 +50,8 @@ const MAX_BACKLOG: usize = 1024;
 /// Events that one step settles.
 const STEP_EVENTS: usize = 1024;
 
-/// Events that happened while the tree was read for the first time, and that nobody is told.
-const MAX_SETTLED: usize = 100_000;
+/// Steps that settle what happened while the tree was read for the first time, which nobody is told.
+const FIRST_STEPS: usize = 100;
 
 /// Bytes that are charged at a time.
 const CHARGED_BYTES: usize = 32 * 1024;
@@ -61,7 +60,7 @@ const CHARGED_BYTES: usize = 32 * 1024;
 const NAME_BYTES: usize = 96;
 
 /// What the kernel tells of a directory.
-const EVENTS: AddWatchFlags = AddWatchFlags::IN_CREATE
+pub(super) const EVENTS: AddWatchFlags = AddWatchFlags::IN_CREATE
     .union(AddWatchFlags::IN_DELETE)
     .union(AddWatchFlags::IN_MOVE)
     .union(AddWatchFlags::IN_MODIFY)
@@ -89,7 +88,7 @@ pub struct Settings {
 
 /// What happened to a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum TreeChange {
     /// It is new, or came from outside of the tree.
     Created,
     /// Its content was written to.
@@ -108,7 +107,7 @@ pub enum Change {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TreeEvent {
     /// What happened.
-    pub change: Change,
+    pub change: TreeChange,
     /// Relative to the directory that is watched.
     pub path: Vec<u8>,
     /// The type; of what is gone only whether it was a directory.
@@ -120,6 +119,8 @@ pub struct TreeEvent {
 pub enum Ended {
     /// The directory is not at its path any more.
     Deleted,
+    /// Nobody deleted the directory: the watch itself was, or its workspace ends.
+    Closed,
     /// A new directory cannot be watched: the kernel or the share has no watch left.
     NoWatches,
     /// The tenant holds its share of the server's memory.
@@ -130,6 +131,24 @@ pub enum Ended {
     Disconnected,
 }
 
+impl TreeEvent {
+    /// Events were lost.
+    pub fn overflow() -> Self {
+        Self {
+            change: TreeChange::Overflow,
+            path: Vec::new(),
+            kind: FileKind::Directory,
+        }
+    }
+}
+
+impl Ended {
+    /// Whether changes are lost by it, because the watch should have gone on.
+    pub fn is_loss(self) -> bool {
+        matches!(self, Self::NoWatches | Self::OverLimit | Self::Failed(_))
+    }
+}
+
 impl From<Disconnected> for Ended {
     fn from(_: Disconnected) -> Self {
         Self::Disconnected
@@ -137,8 +156,11 @@ impl From<Disconnected> for Ended {
 }
 
 impl From<Error> for Ended {
-    fn from(_: Error) -> Self {
-        Self::OverLimit
+    fn from(error: Error) -> Self {
+        match error.kind() {
+            Kind::OverLimit => Self::OverLimit,
+            _ => Self::Failed(Errno::EIO),
+        }
     }
 }
 
@@ -147,37 +169,39 @@ pub type Tell<'a> = &'a mut dyn FnMut(TreeEvent) -> std::result::Result<(), Disc
 
 type Outcome<T = ()> = std::result::Result<T, Ended>;
 
-/// A name in a directory.
-type Place = (WatchDescriptor, Vec<u8>);
+/// A name in a directory that is watched.
+type NameIn = (WatchDescriptor, Vec<u8>);
 
 /// A tree that is watched. Use it while the thread acts as the owner of the files.
 pub struct Watcher {
     settings: Settings,
     /// Of the directory that is watched.
     identity: Identity,
-    inotify: Inotify,
-    nodes: Nodes<WatchDescriptor>,
+    pub(super) inotify: Inotify,
+    pub(super) nodes: Nodes<WatchDescriptor>,
     /// Events that were read and not settled.
     backlog: VecDeque<InotifyEvent>,
     /// Until when the first of them, the first half of a move, waits for the second.
     waits_until: Option<Instant>,
     /// Files that were written to, and when that is told.
-    modified: HashMap<Place, Instant>,
+    modified: HashMap<NameIn, Instant>,
     /// When the first of them may be due.
     modified_at: Option<Instant>,
     /// Names that were told because they were found; their own events may still come.
-    found: HashSet<Place>,
+    found: HashSet<NameIn>,
     found_bytes: usize,
     /// New names whose directories could not be reached: one above was renamed, which will be told.
-    missed: HashSet<Place>,
+    pub(super) missed: HashSet<NameIn>,
     missed_tries: usize,
     /// How often all events were settled.
     epoch: u64,
     /// What is found is not told.
     is_silent: bool,
+    /// A directory that cannot be read ends the watch: it must not pass for one that is empty.
+    is_strict: bool,
     /// Something was lost.
-    is_incomplete: bool,
-    share: Arc<WatchShare>,
+    pub(super) is_incomplete: bool,
+    pub(super) share: Arc<WatchShare>,
     ledger: Arc<Ledger>,
     charge: Charge,
 }
@@ -256,37 +280,21 @@ impl Watcher {
             missed_tries: 0,
             epoch: 0,
             is_silent: false,
+            is_strict: true,
             is_incomplete: false,
             share: Arc::clone(share),
             ledger: Arc::clone(ledger),
             charge,
         };
-        let mut seen = 0;
         let mut stopped = None;
-        let mut count = |_| {
-            seen += 1;
-            match interrupt.check() {
-                Ok(()) => Ok(()),
-                Err(why) => {
-                    stopped = Some(why);
-                    Err(Disconnected)
-                }
-            }
+        let mut go_on = || {
+            interrupt.check().map_err(|why| {
+                stopped = Some(why);
+                Disconnected
+            })
         };
-        let mut settle = || {
-            watcher.read_tree(files, true, &mut count)?;
-            // What came meanwhile is part of the beginning.
-            for _ in 0..MAX_SETTLED / STEP_EVENTS {
-                match watcher.step(files, &mut count)? {
-                    Next::Now => {}
-                    Next::At(_) if !watcher.missed.is_empty() => std::thread::sleep(MOVE_LIMIT),
-                    _ => break,
-                }
-            }
-            Ok(())
-        };
-        let settled: Outcome = settle();
-        match (settled, stopped) {
+        let begun = watcher.begin(files, FIRST_STEPS, &mut go_on);
+        match (begun, stopped) {
             (Ok(()), _) => Ok(watcher),
             (Err(_), Some(stopped)) => Err(stopped),
             (Err(Ended::NoWatches), None) => {
@@ -299,8 +307,38 @@ impl Watcher {
                 Err(Error::new(Kind::OverLimit, text).into())
             }
             (Err(Ended::Failed(errno)), None) => Err(failed(errno).into()),
-            (Err(Ended::Deleted | Ended::Disconnected), None) => Err(failed(Errno::ENOENT).into()),
+            (Err(Ended::Deleted | Ended::Closed | Ended::Disconnected), None) => {
+                Err(failed(Errno::ENOENT).into())
+            }
         }
+    }
+
+    /// Watches all directories, and settles what happens meanwhile: that is part of the beginning. If the tree does
+    /// not come to rest in so many steps, the next step says that something was lost.
+    pub(super) fn begin(
+        &mut self,
+        files: &Files<'_>,
+        steps: usize,
+        go_on: &mut dyn FnMut() -> std::result::Result<(), Disconnected>,
+    ) -> Outcome {
+        self.read_tree(files, &mut |_| go_on())?;
+        let mut is_settled = false;
+        for _ in 0..steps {
+            go_on()?;
+            match self.step(files, &mut |_| go_on())? {
+                Next::Now => {}
+                Next::At(_) if !self.missed.is_empty() || !self.backlog.is_empty() => {
+                    std::thread::sleep(MOVE_LIMIT);
+                }
+                _ => {
+                    is_settled = true;
+                    break;
+                }
+            }
+        }
+        self.is_incomplete |= !is_settled;
+        self.is_strict = false;
+        Ok(())
     }
 
     /// The directory and what of it is watched.
@@ -437,7 +475,7 @@ impl Watcher {
             self.look(files, &place, tell)
         } else if mask.contains(AddWatchFlags::IN_MODIFY) {
             if self.modified.len() >= MAX_MODIFIED {
-                return self.tell_of(files, &place, Change::Modified, tell);
+                return self.tell_of(files, &place, TreeChange::Modified, tell);
             }
             if self.told_path(&place, false).is_some() {
                 let due = Instant::now() + MODIFIED_AFTER;
@@ -447,11 +485,11 @@ impl Watcher {
             Ok(())
         } else if mask.contains(AddWatchFlags::IN_CLOSE_WRITE) {
             if self.modified.remove(&place).is_some() {
-                self.tell_of(files, &place, Change::Modified, tell)?;
+                self.tell_of(files, &place, TreeChange::Modified, tell)?;
             }
             Ok(())
         } else {
-            self.tell_of(files, &place, Change::Attributes, tell)?;
+            self.tell_of(files, &place, TreeChange::Attributes, tell)?;
             // Perhaps it may be read now.
             if is_directory
                 && self.nodes.child(place.0, &place.1).is_none()
@@ -488,7 +526,7 @@ impl Watcher {
     }
 
     /// The path of a place, unless it is unknown or excluded.
-    fn told_path(&self, (directory, name): &Place, is_directory: bool) -> Option<Vec<u8>> {
+    fn told_path(&self, (directory, name): &NameIn, is_directory: bool) -> Option<Vec<u8>> {
         let path = join(self.nodes.path(*directory)?, name);
         (!self.settings.exclude.covers(&path, is_directory)).then_some(path)
     }
@@ -497,8 +535,8 @@ impl Watcher {
     fn tell_of(
         &mut self,
         files: &Files<'_>,
-        place: &Place,
-        change: Change,
+        place: &NameIn,
+        change: TreeChange,
         tell: Tell<'_>,
     ) -> Outcome {
         let kind = self.kind_at(files, place).unwrap_or_default();
@@ -509,14 +547,14 @@ impl Watcher {
     }
 
     /// The type of what is at a place now. `ESTALE` if its directory cannot be reached.
-    fn kind_at(&self, files: &Files<'_>, (directory, name): &Place) -> nix::Result<FileKind> {
+    fn kind_at(&self, files: &Files<'_>, (directory, name): &NameIn) -> nix::Result<FileKind> {
         let directory = self.open_directory(files, *directory)?;
         let status = fstatat(&directory, &name[..], AtFlags::AT_SYMLINK_NOFOLLOW)?;
         Ok(FileKind::of(&status))
     }
 
     /// Whether nothing is at a place, after all that has happened.
-    fn is_gone(&mut self, files: &Files<'_>, place: &Place) -> Outcome<bool> {
+    fn is_gone(&mut self, files: &Files<'_>, place: &NameIn) -> Outcome<bool> {
         let is_absent = self
             .kind_at(files, place)
             .is_err_and(|errno| errno != Errno::ESTALE);
@@ -524,7 +562,7 @@ impl Watcher {
     }
 
     /// The type of what came to a place, by what is there now. If that cannot be seen, it is looked for later.
-    fn kind_of_new(&mut self, files: &Files<'_>, place: &Place, is_directory: bool) -> FileKind {
+    fn kind_of_new(&mut self, files: &Files<'_>, place: &NameIn, is_directory: bool) -> FileKind {
         if is_directory {
             return FileKind::Directory;
         }
@@ -546,11 +584,11 @@ impl Watcher {
         if self.modified_at.is_none_or(|at| now < at) {
             return Ok(());
         }
-        let due = |(place, at): (&Place, &Instant)| (*at <= now).then(|| place.clone());
-        let due: Vec<Place> = self.modified.iter().filter_map(due).collect();
+        let due = |(place, at): (&NameIn, &Instant)| (*at <= now).then(|| place.clone());
+        let due: Vec<NameIn> = self.modified.iter().filter_map(due).collect();
         for place in due {
             self.modified.remove(&place);
-            self.tell_of(files, &place, Change::Modified, tell)?;
+            self.tell_of(files, &place, TreeChange::Modified, tell)?;
         }
         self.modified_at = self.modified.values().min().copied();
         Ok(())
@@ -559,7 +597,7 @@ impl Watcher {
     fn created(
         &mut self,
         files: &Files<'_>,
-        place: &Place,
+        place: &NameIn,
         is_directory: bool,
         is_move: bool,
         tell: Tell<'_>,
@@ -579,7 +617,7 @@ impl Watcher {
                 self.deleted(place, true, tell)?;
             }
             let kind = self.kind_of_new(files, place, is_directory);
-            let change = Change::Created;
+            let change = TreeChange::Created;
             tell(TreeEvent { change, path, kind })?;
         }
         if is_directory {
@@ -588,7 +626,7 @@ impl Watcher {
         Ok(())
     }
 
-    fn deleted(&mut self, place: &Place, is_directory: bool, tell: Tell<'_>) -> Outcome {
+    fn deleted(&mut self, place: &NameIn, is_directory: bool, tell: Tell<'_>) -> Outcome {
         self.modified.remove(place);
         self.found.remove(place);
         self.missed.remove(place);
@@ -602,7 +640,7 @@ impl Watcher {
             } else {
                 FileKind::Regular
             };
-            let change = Change::Deleted;
+            let change = TreeChange::Deleted;
             tell(TreeEvent { change, path, kind })?;
         }
         Ok(())
@@ -611,13 +649,13 @@ impl Watcher {
     fn moved(
         &mut self,
         files: &Files<'_>,
-        from: &Place,
-        to: &Place,
+        from: &NameIn,
+        to: &NameIn,
         is_directory: bool,
         tell: Tell<'_>,
     ) -> Outcome {
         if self.modified.remove(from).is_some() {
-            self.tell_of(files, from, Change::Modified, tell)?;
+            self.tell_of(files, from, TreeChange::Modified, tell)?;
         }
         self.modified.remove(to);
         let moving = self.nodes.child(from.0, &from.1);
@@ -648,7 +686,7 @@ impl Watcher {
             self.missed.remove(place);
         }
         let kind = self.kind_of_new(files, to, is_directory);
-        let change = Change::Moved(old);
+        let change = TreeChange::Moved(old);
         tell(TreeEvent { change, path, kind })?;
         if let Some(key) = moving {
             return self.put(key, to);
@@ -665,8 +703,8 @@ impl Watcher {
     /// Remembers the last change of the names in a directory. True if this is a move, and the last change was the
     /// same move in the other direction: both directories are locked during an exchange, so its two moves follow each
     /// other in both.
-    fn note_move(&mut self, from: &Place, to: Option<&Place>) -> bool {
-        let hash = |pair: (&Place, &Place)| self.modified.hasher().hash_one(pair);
+    fn note_move(&mut self, from: &NameIn, to: Option<&NameIn>) -> bool {
+        let hash = |pair: (&NameIn, &NameIn)| self.modified.hasher().hash_one(pair);
         let there = to.map(|to| hash((from, to)));
         let back = to.map(|to| hash((to, from)));
         let is_back = to
@@ -679,14 +717,14 @@ impl Watcher {
     }
 
     /// Tells what is at a place now as if it were new, with all that is in it.
-    fn retell(&mut self, files: &Files<'_>, place: &Place, tell: Tell<'_>) -> Outcome {
+    fn retell(&mut self, files: &Files<'_>, place: &NameIn, tell: Tell<'_>) -> Outcome {
         let is_directory = self.nodes.child(place.0, &place.1).is_some();
         self.deleted(place, is_directory, tell)?;
         self.look(files, place, tell)
     }
 
     /// Tells what is at a place now.
-    fn look(&mut self, files: &Files<'_>, place: &Place, tell: Tell<'_>) -> Outcome {
+    fn look(&mut self, files: &Files<'_>, place: &NameIn, tell: Tell<'_>) -> Outcome {
         match self.kind_at(files, place) {
             Ok(kind) => {
                 self.created(files, place, kind == FileKind::Directory, false, tell)?;
@@ -702,7 +740,7 @@ impl Watcher {
     }
 
     /// Looks later at a place whose directory cannot be reached.
-    fn miss(&mut self, place: &Place) {
+    fn miss(&mut self, place: &NameIn) {
         if self.nodes.has(place.0) {
             self.missed.insert(place.clone());
         }
@@ -725,7 +763,7 @@ impl Watcher {
     }
 
     /// Remembers that a name was told because it was found.
-    fn find(&mut self, place: &Place) -> Outcome {
+    fn find(&mut self, place: &NameIn) -> Outcome {
         if self.is_silent {
             return Ok(());
         }
@@ -735,7 +773,7 @@ impl Watcher {
     }
 
     /// Puts a directory that is known at another place.
-    fn put(&mut self, key: WatchDescriptor, (parent, name): &Place) -> Outcome {
+    fn put(&mut self, key: WatchDescriptor, (parent, name): &NameIn) -> Outcome {
         match self.nodes.put(key, *parent, name) {
             Some(removed) => self.give_up(&removed),
             // The tree is not what the events said.
@@ -768,7 +806,7 @@ impl Watcher {
     }
 
     /// Watches a directory that is new at a place, and tells what is in it.
-    fn add_below(&mut self, files: &Files<'_>, place: &Place, tell: Tell<'_>) -> Outcome {
+    fn add_below(&mut self, files: &Files<'_>, place: &NameIn, tell: Tell<'_>) -> Outcome {
         if !self.settings.recursive {
             return Ok(());
         }
@@ -776,20 +814,21 @@ impl Watcher {
             self.miss(place);
             return Ok(());
         };
-        // If it is gone, that will be told.
-        if let Ok(directory) = unless_lacking(files.open_name(&parent, &place.1, DIRECTORY))?
-            && let Ok(key) = self.add(&directory, place, tell)?
-        {
-            self.read_below(files, &directory, key, false, tell)?;
+        let directory = match unless_lacking(files.open_name(&parent, &place.1, DIRECTORY))? {
+            Ok(directory) => directory,
+            Err(errno) => return self.pass(errno, tell),
+        };
+        match self.add(&directory, place, tell)? {
+            Ok(key) => self.read_below(files, &directory, key, tell),
+            Err(errno) => self.pass(errno, tell),
         }
-        Ok(())
     }
 
     /// Watches a directory at a place.
     fn add(
         &mut self,
         directory: &OwnedFd,
-        place: &Place,
+        place: &NameIn,
         tell: Tell<'_>,
     ) -> Outcome<nix::Result<WatchDescriptor>> {
         let mut added = add_watch(&self.inotify, directory, EVENTS);
@@ -822,38 +861,36 @@ impl Watcher {
     }
 
     /// Watches all directories below the first one. What is found is not told, but counted.
-    fn read_tree(&mut self, files: &Files<'_>, is_strict: bool, tell: Tell<'_>) -> Outcome {
+    fn read_tree(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
         if !self.settings.recursive {
             return Ok(());
         }
         let directory = self.open_root(files)?;
         self.is_silent = true;
-        let read = self.read_below(files, &directory, self.nodes.root(), is_strict, tell);
+        let read = self.read_below(files, &directory, self.nodes.root(), tell);
         self.is_silent = false;
         read
     }
 
-    /// Watches the directories below one that is watched, and tells everything in it. A strict reading fails if a
-    /// directory cannot be read. One on another mount is none of the tree.
+    /// Watches the directories below one that is watched, and tells everything in it.
     fn read_below(
         &mut self,
         files: &Files<'_>,
         directory: &OwnedFd,
         key: WatchDescriptor,
-        is_strict: bool,
         tell: Tell<'_>,
     ) -> Outcome {
         let readable = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let opened = files.open_name(directory, b".", readable);
         let opened = match unless_lacking(opened)? {
             Ok(opened) => opened,
-            Err(errno) => return passed(errno, is_strict),
+            Err(errno) => return self.pass(errno, tell),
         };
         let ledger = Arc::clone(&self.ledger);
         let walk = files.walk_in(opened, Filter::default(), None, &ledger)?;
         let mut walk = match unless_lacking(walk)? {
             Ok(walk) => walk,
-            Err(errno) => return passed(errno, is_strict),
+            Err(errno) => return self.pass(errno, tell),
         };
         // The directories from the first to the current one.
         let mut way = vec![key];
@@ -862,7 +899,7 @@ impl Watcher {
                 Visit::Entry(found) => found,
                 Visit::Unreadable(_, errno) => {
                     let _ = unless_lacking(Err::<(), _>(errno))?;
-                    passed(errno, is_strict)?;
+                    self.pass(errno, tell)?;
                     continue;
                 }
             };
@@ -877,7 +914,7 @@ impl Watcher {
             };
             let opened =
                 is_directory.then(|| files.open_name(found.directory, found.name, DIRECTORY));
-            let change = Change::Created;
+            let change = TreeChange::Created;
             tell(TreeEvent { change, path, kind })?;
             self.find(&place)?;
             let Some(opened) = opened else { continue };
@@ -888,12 +925,25 @@ impl Watcher {
             match added {
                 Ok(key) => way.push(key),
                 Err(errno) => {
-                    passed(errno, is_strict)?;
+                    self.pass(errno, tell)?;
                     walk.skip_contents();
                 }
             }
         }
         Ok(())
+    }
+
+    /// Passes a directory that cannot be watched, if it is none of the tree. What is new and may not be read is lost until
+    /// its mode changes, and that is told.
+    fn pass(&self, errno: Errno, tell: Tell<'_>) -> Outcome {
+        match errno {
+            // One on another mount.
+            Errno::EXDEV => Ok(()),
+            // That will be told.
+            errno if is_gone(errno) => Ok(()),
+            Errno::EACCES | Errno::EPERM if !self.is_strict => Ok(tell(TreeEvent::overflow())?),
+            errno => Err(Ended::Failed(errno)),
+        }
     }
 
     /// Makes the watch complete again after events were lost, and says so.
@@ -908,27 +958,30 @@ impl Watcher {
         self.nodes = Nodes::new(self.nodes.root());
         // What is watched already costs nothing more.
         self.share.directories.give_back(old.len() - 1);
-        let read = self.read_tree(files, false, &mut |_| Ok(()));
+        let was_strict = std::mem::replace(&mut self.is_strict, true);
+        let read = self.read_tree(files, &mut |_| Ok(()));
+        self.is_strict = was_strict;
         for key in old.into_iter().filter(|key| !self.nodes.has(*key)) {
             let _ = self.inotify.rm_watch(key);
         }
         // Last: whoever reads the tree now sees what no event will say.
-        tell(TreeEvent {
-            change: Change::Overflow,
-            path: Vec::new(),
-            kind: FileKind::Directory,
-        })?;
+        tell(TreeEvent::overflow())?;
         read
     }
 
     /// Opens the directory that is watched, if it is still at its path.
     fn open_root(&self, files: &Files<'_>) -> Outcome<OwnedFd> {
         let opened = files.resolve(self.settings.path.bytes(), DIRECTORY);
-        let root = unless_lacking(opened)?.map_err(|_| Ended::Deleted)?;
-        match Identity::of_open(&root) {
-            Ok(identity) if identity == self.identity => Ok(root),
-            _ => Err(Ended::Deleted),
+        let failed = |errno| match errno {
+            // Something else is there, or a way out of the tree.
+            errno if is_gone(errno) || errno == Errno::EXDEV => Ended::Deleted,
+            errno => Ended::Failed(errno),
+        };
+        let root = unless_lacking(opened)?.map_err(failed)?;
+        if Identity::of_open(&root).map_err(Ended::Failed)? != self.identity {
+            return Err(Ended::Deleted);
         }
+        Ok(root)
     }
 
     /// Opens a directory that is watched, name by name.
@@ -951,7 +1004,7 @@ impl Watcher {
     }
 
     /// The directory that is at a place now, if it is known.
-    fn directory_at(&self, files: &Files<'_>, (parent, name): &Place) -> Option<WatchDescriptor> {
+    fn directory_at(&self, files: &Files<'_>, (parent, name): &NameIn) -> Option<WatchDescriptor> {
         let parent = self.open_directory(files, *parent).ok()?;
         self.key_of(&files.open_name(&parent, name, DIRECTORY).ok()?)
     }
@@ -976,14 +1029,6 @@ fn unless_lacking<T>(result: nix::Result<T>) -> Outcome<nix::Result<T>> {
     }
 }
 
-/// Passes a directory that cannot be watched, unless the reading is strict and the directory is in the tree.
-fn passed(errno: Errno, is_strict: bool) -> Outcome {
-    if is_strict && errno != Errno::EXDEV && !is_gone(errno) {
-        return Err(Ended::Failed(errno));
-    }
-    Ok(())
-}
-
 /// When to go on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Next {
@@ -993,7 +1038,7 @@ enum Next {
 }
 
 /// Adds a watch for a directory that is open by `O_PATH`.
-fn add_watch(
+pub(super) fn add_watch(
     inotify: &Inotify,
     directory: &OwnedFd,
     flags: AddWatchFlags,

@@ -26,4 +26,3 @@ pub use patch::{FileChange, Patched};
 pub use processes::{Run, SignalGroup};
 pub use search::{Glob, Globbed, Kinds, Order, SortKey};
 pub use terminals::{AttachSpec, Attachment, ViewerEvent};
-pub use watch::WatchSubscriber;

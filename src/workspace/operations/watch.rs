@@ -3,25 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::client::{Client, Disconnected, Interrupt, KeepAlive, Stopped, send_all};
+use crate::client::{Disconnected, Interrupt, KeepAlive, Stopped, send_all};
 use crate::command::ChosenId;
 use crate::error::{Error, Result};
 use crate::files::watch::{Ended, Settings, TreeEvent, Watcher};
 use crate::workspace::lease::{Lease, Workspace};
-use crate::workspace::watches::RegisteredWatch;
+use crate::workspace::watches::{RegisteredWatch, WatchSubscriber};
 
 /// Events that are added to a client's buffer before it is sent.
 const BATCH_EVENTS: usize = 256;
-
-/// Follows a watch. Events have numbers, from 1.
-pub trait WatchSubscriber {
-    /// Its client.
-    fn client(&mut self) -> &mut dyn Client;
-    /// Something changed.
-    fn event(&mut self, number: u64, event: &TreeEvent);
-    /// This was all: why the watch is over, or `None` if it goes on after the event `last`.
-    fn end(&mut self, last: u64, ended: Option<Ended>);
-}
 
 /// A watch that one client follows.
 pub struct WatchStream {
@@ -66,7 +56,7 @@ impl Workspace {
             return Ok(watch);
         }
         let WatchStream { lease, watcher } = self.watch(settings, interrupt)?;
-        Ok(self.watches.add(lease.workspace(), id.as_ref(), watcher)?)
+        Ok(lease.watches.add(id.as_ref(), watcher)?)
     }
 
     /// Tells the events of a registered watch after the one with the number `after`; waits for the first one at
@@ -105,7 +95,10 @@ impl WatchStream {
         if let Err(ended) = self.follow(&mut last, subscriber)
             && ended != Ended::Disconnected
         {
-            if ended != Ended::Deleted {
+            // The end of a workspace deletes its files, which the client did not ask for.
+            let is_closed = self.lease.check_open().is_err();
+            let ended = if is_closed { Ended::Closed } else { ended };
+            if ended.is_loss() {
                 last += 1;
                 subscriber.event(last, &TreeEvent::overflow());
             }
@@ -121,7 +114,7 @@ impl WatchStream {
         let mut keep_alive = KeepAlive::new();
         loop {
             let before = *last;
-            let files = self.lease.files().map_err(|_| Ended::Deleted)?;
+            let files = self.lease.files()?;
             let mut unsent = 0;
             let until = self.watcher.advance(&files, &mut |event| {
                 *last += 1;
@@ -134,7 +127,7 @@ impl WatchStream {
                 send_all(subscriber.client())
             })?;
             drop(files);
-            self.lease.check_open().map_err(|_| Ended::Deleted)?;
+            self.lease.check_open().map_err(|_| Ended::Closed)?;
             // While the client takes nothing, the kernel collects events, and says if it has lost some.
             send_all(subscriber.client())?;
             if *last > before {

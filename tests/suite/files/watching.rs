@@ -603,6 +603,25 @@ fn what_cannot_be_watched_is_refused() {
 }
 
 #[test]
+fn a_new_directory_that_may_not_be_read_is_a_loss_until_it_may() {
+    Place::each(|place| {
+        if !place.is_sandbox {
+            return;
+        }
+        fs::create_dir(place.path("w")).unwrap();
+        let mut watch = Watch::of(place, "path=@w&recursive=1");
+        fs::create_dir_all(place.path("outside/in")).unwrap();
+        chmod(place.path("outside"), 0o700);
+        fs::rename(place.path("outside"), place.path("w/closed")).unwrap();
+        let told = brief(place, &[watch.next(), watch.next()]);
+        assert_eq!(told, ["created dir w/closed", "overflow"]);
+        chmod(place.path("w/closed"), 0o755);
+        let told = brief(place, &[watch.next(), watch.next()]);
+        assert_eq!(told, ["attributes dir w/closed", "created dir w/closed/in"]);
+    });
+}
+
+#[test]
 fn a_tree_with_more_directories_than_the_kernel_watches_is_refused_with_both_numbers() {
     let limited = "echo 40 > /proc/sys/user/max_inotify_watches && exec \"$0\"";
     let words = ["unshare", "--user", "--map-root-user", "sh", "-c", limited];
@@ -667,6 +686,25 @@ fn fetch(place: &Place<'_>, id: &str, rest: &str) -> (Vec<Value>, Value) {
     let end = events.pop().unwrap();
     assert_eq!(end["event"], "end", "{text}");
     (events, end)
+}
+
+/// A client that waits for the events of a registered watch.
+fn reader(place: &Place<'_>, id: &str) -> EventStream {
+    let target = place.target(&format!("files/watches/{id}/events?timeout=60"));
+    place.connect().stream("GET", &target, b"")
+}
+
+#[test]
+fn a_watch_that_is_deleted_says_closed_to_who_waits_for_it() {
+    Place::each(|place| {
+        fs::create_dir(place.path("w")).unwrap();
+        expect_ok(&place.post("files/watches", &json!({"path": "@w", "id": "mine"})));
+        let mut reader = reader(place, "mine");
+        expect_ok(&place.request("DELETE", "files/watches/mine", b""));
+        let end = reader.find(|event| event["event"] != "ping").unwrap();
+        assert_eq!(end, json!({"event": "end", "next": 0, "reason": "closed"}));
+        assert_eq!(reader.next_output(), None, "it is the last");
+    });
 }
 
 #[test]
@@ -838,9 +876,13 @@ fn a_sandbox_that_is_deleted_leaves_no_watch_behind() {
         expect_ok(&place.post("files/watches", &json!({"path": "w"})));
     }
     assert_eq!((instances(&place), threads()), (Some(4), 1));
+    let mut reader = reader(&place, "w-1");
     sandbox.delete();
-    let end = watch.stream.find(|event| event["event"] == "end");
-    assert_eq!(end.unwrap()["reason"], "deleted");
+    for stream in [&mut watch.stream, &mut reader] {
+        let end = stream.find(|event| event["event"] == "end");
+        assert_eq!(end.unwrap()["reason"], "closed");
+        assert_eq!(stream.next_output(), None, "it is the last");
+    }
     wait_until("the watches are gone", PATIENCE, || {
         (instances(&place), threads()) == (Some(0), 0)
     });
