@@ -51,8 +51,9 @@ const MAX_BACKLOG: usize = 1024;
 /// Events that one step settles.
 const STEP_EVENTS: usize = 1024;
 
-/// Events that happened while the tree was read for the first time, and that nobody is told.
-const MAX_SETTLED: usize = 100_000;
+/// How long it may take to settle what happened while the tree was read for the first time, and that nobody is told.
+/// Then a loss is told.
+const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Bytes that are charged at a time.
 const CHARGED_BYTES: usize = 32 * 1024;
@@ -261,32 +262,14 @@ impl Watcher {
             ledger: Arc::clone(ledger),
             charge,
         };
-        let mut seen = 0;
         let mut stopped = None;
-        let mut count = |_| {
-            seen += 1;
-            match interrupt.check() {
-                Ok(()) => Ok(()),
-                Err(why) => {
-                    stopped = Some(why);
-                    Err(Disconnected)
-                }
-            }
+        let mut check = || {
+            interrupt.check().map_err(|why| {
+                stopped = Some(why);
+                Disconnected
+            })
         };
-        let mut settle = || {
-            watcher.read_tree(files, true, &mut count)?;
-            // What came meanwhile is part of the beginning.
-            for _ in 0..MAX_SETTLED / STEP_EVENTS {
-                match watcher.step(files, &mut count)? {
-                    Next::Now => {}
-                    Next::At(_) if !watcher.missed.is_empty() => std::thread::sleep(MOVE_LIMIT),
-                    _ => break,
-                }
-            }
-            Ok(())
-        };
-        let settled: Outcome = settle();
-        match (settled, stopped) {
+        match (watcher.begin(files, &mut check), stopped) {
             (Ok(()), _) => Ok(watcher),
             (Err(_), Some(stopped)) => Err(stopped),
             (Err(Ended::NoWatches), None) => {
@@ -301,6 +284,32 @@ impl Watcher {
             (Err(Ended::Failed(errno)), None) => Err(failed(errno).into()),
             (Err(Ended::Deleted | Ended::Disconnected), None) => Err(failed(Errno::ENOENT).into()),
         }
+    }
+
+    /// Watches the tree as it is, and what came meanwhile as part of the beginning.
+    fn begin(
+        &mut self,
+        files: &Files<'_>,
+        check: &mut dyn FnMut() -> std::result::Result<(), Disconnected>,
+    ) -> Outcome {
+        self.read_tree(files, true, &mut |_| check())?;
+        let until = Instant::now() + SETTLE_LIMIT;
+        let is_late = || Instant::now() >= until;
+        while !is_late() {
+            let in_time = || (!is_late()).then_some(()).ok_or(Disconnected);
+            match self.step(files, &mut |_| check().and_then(|()| in_time())) {
+                Ok(Next::Now) => {}
+                Ok(Next::At(_)) if !self.missed.is_empty() => std::thread::sleep(MOVE_LIMIT),
+                Ok(_) => break,
+                Err(Ended::Disconnected) if is_late() => {
+                    check()?;
+                    // It broke off within an event.
+                    self.is_incomplete = true;
+                }
+                Err(ended) => return Err(ended),
+            }
+        }
+        Ok(())
     }
 
     /// The directory and what of it is watched.
