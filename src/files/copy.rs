@@ -130,6 +130,9 @@ impl Files<'_> {
             _ => error,
         })?;
         let existing = target.existing().map_err(failed)?;
+        if existing.is_some() && self.is_outside(&target) {
+            return Err(failed(Errno::EXDEV));
+        }
         let is_inside = kind == FileKind::Directory
             && self
                 .lies_within(&target.directory, Identity::of(&status))
@@ -218,6 +221,11 @@ impl Copying {
                 status => status.map_err(failed)?,
             };
             let target = tree.target(found.name).map_err(failed)?;
+            if tree.adds() && files.is_outside(&target) {
+                let (to, path) = (&self.to, show(&path));
+                let act = format_args!("cannot copy to {}", to.join(&path));
+                return Err(files.error(act, Errno::EXDEV).into());
+            }
             match FileKind::of(&status) {
                 FileKind::Directory if Identity::of(&status) == tree.identity => {
                     walk.skip_contents();
@@ -284,6 +292,13 @@ impl CopyTree {
             last.directory = None;
         }
         self.levels.push(level);
+    }
+
+    /// Whether the last directory was there before, and something may be in it.
+    fn adds(&self) -> bool {
+        self.levels
+            .last()
+            .is_some_and(|level| level.status.is_none())
     }
 
     /// The name in the copy's last directory.

@@ -315,7 +315,7 @@ impl Root {
         for _ in 0..MAX_LINKS {
             let existing = name_at.existing().map_err(failed)?;
             if existing.is_none_or(|existing| existing.st_mode & libc::S_IFMT != libc::S_IFLNK) {
-                if existing.is_some() && self.is_outside(path.bytes()) {
+                if existing.is_some() && self.is_outside(&name_at) {
                     return Err(failed(Errno::EXDEV));
                 }
                 return Ok((name_at, existing));
@@ -334,11 +334,11 @@ impl Root {
         Err(failed(Errno::ELOOP))
     }
 
-    /// Whether a mount covers the last name of a path. Acting on a [`NameAt`] would not notice it.
-    fn is_outside(&self, path: &[u8]) -> bool {
+    /// Whether a mount covers a name. Acting on the name would not notice it.
+    pub(super) fn is_outside(&self, NameAt { directory, name }: &NameAt) -> bool {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
         matches!(self.resolution, Resolution::Beneath { .. })
-            && matches!(self.resolve(path, flags), Err(Errno::EXDEV))
+            && matches!(self.resolve_in(directory, name, flags), Err(Errno::EXDEV))
     }
 
     /// Whether `directory` is `other` or below it.

@@ -78,7 +78,9 @@ fn a_tree_that_does_not_come_to_rest_is_lost_at_first() {
     let files = root.files().unwrap();
     let mut watcher = watch(&files);
     assert_eq!(told(&mut watcher, &files), (Vec::new(), Ok(())));
-    watcher.begin(&files, 0, &mut || Ok(())).unwrap();
+    watcher
+        .begin(&files, Duration::ZERO, &mut || Ok(()))
+        .unwrap();
     assert_eq!(watcher.directories(), 2);
     let overflow = vec![TreeEvent::overflow()];
     assert_eq!(told(&mut watcher, &files), (overflow, Ok(())));
@@ -103,7 +105,7 @@ fn a_client_that_leaves_ends_the_wait_for_what_cannot_be_reached() {
         left -= 1;
         if left == 0 { Err(Disconnected) } else { Ok(()) }
     };
-    let begun = watcher.begin(&files, 6, &mut go_on);
+    let begun = watcher.begin(&files, Duration::from_secs(10), &mut go_on);
     assert_eq!(begun, Err(Ended::Disconnected));
 }
 

@@ -50,8 +50,8 @@ const MAX_BACKLOG: usize = 1024;
 /// Events that one step settles.
 const STEP_EVENTS: usize = 1024;
 
-/// Steps that settle what happened while the tree was read for the first time, which nobody is told.
-const FIRST_STEPS: usize = 100;
+/// How long it may take to settle what happened while the tree was read for the first time, which nobody is told.
+const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Bytes that are charged at a time.
 const CHARGED_BYTES: usize = 32 * 1024;
@@ -293,7 +293,7 @@ impl Watcher {
                 Disconnected
             })
         };
-        let begun = watcher.begin(files, FIRST_STEPS, &mut go_on);
+        let begun = watcher.begin(files, SETTLE_LIMIT, &mut go_on);
         match (begun, stopped) {
             (Ok(()), _) => Ok(watcher),
             (Err(_), Some(stopped)) => Err(stopped),
@@ -314,26 +314,32 @@ impl Watcher {
     }
 
     /// Watches all directories, and settles what happens meanwhile: that is part of the beginning. If the tree does
-    /// not come to rest in so many steps, the next step says that something was lost.
+    /// not come to rest in this time, the next step says that something was lost.
     pub(super) fn begin(
         &mut self,
         files: &Files<'_>,
-        steps: usize,
+        settle_limit: Duration,
         go_on: &mut dyn FnMut() -> std::result::Result<(), Disconnected>,
     ) -> Outcome {
         self.read_tree(files, &mut |_| go_on())?;
+        let until = Instant::now() + settle_limit;
+        let is_late = || Instant::now() >= until;
         let mut is_settled = false;
-        for _ in 0..steps {
+        while !is_settled && !is_late() {
             go_on()?;
-            match self.step(files, &mut |_| go_on())? {
-                Next::Now => {}
-                Next::At(_) if !self.missed.is_empty() || !self.backlog.is_empty() => {
+            // One event may mean that a large part of the tree is read again.
+            let mut go_on_in_time = |_: TreeEvent| match go_on() {
+                Ok(()) if is_late() => Err(Disconnected),
+                other => other,
+            };
+            match self.step(files, &mut go_on_in_time) {
+                Ok(Next::Now) => {}
+                Ok(Next::At(_)) if !self.missed.is_empty() || !self.backlog.is_empty() => {
                     std::thread::sleep(MOVE_LIMIT);
                 }
-                _ => {
-                    is_settled = true;
-                    break;
-                }
+                Ok(_) => is_settled = true,
+                Err(Ended::Disconnected) if is_late() => go_on()?,
+                Err(ended) => return Err(ended),
             }
         }
         self.is_incomplete |= !is_settled;

@@ -7,7 +7,9 @@ use std::path::Path;
 use std::process::Command;
 
 use super::{DeepTree, MIB, Mount, Place, chmod, expect_error, expect_ok, mkfifo, mode_of};
-use crate::fixture::{PATIENCE, Reply, Server, TempDir, names_in, random_bytes, wait_until};
+use crate::fixture::{
+    PATIENCE, Reply, Server, TempDir, is_root, names_in, random_bytes, wait_until,
+};
 use crate::skip;
 
 fn copy(place: &Place<'_>, rest: &str) -> Reply {
@@ -278,6 +280,40 @@ fn another_file_system_and_files_without_a_size_are_no_matter() {
         fs::read(dir.join("version")).unwrap(),
         fs::read("/proc/version").unwrap()
     );
+}
+
+#[test]
+fn nothing_is_copied_into_what_is_mounted_in_a_home() {
+    if !is_root() {
+        skip!("only root can be a host");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let place = Place::sandbox(&server, &sandbox);
+    let outside = TempDir::new();
+    fs::write(outside.join("file"), "stays").unwrap();
+    chmod(outside.path(), 0o777);
+    chmod(Path::new(&outside.join("file")), 0o666);
+    sh(
+        &place,
+        "mkdir -p src/deep/dir dst/deep/dir; echo harm | tee src/deep/dir/new >src/deep/file; echo >dst/deep/file",
+    );
+    let mounts = [("", "dst/deep/dir"), ("file", "dst/deep/file")]
+        .map(|(from, at)| Mount::bind(Path::new(&outside.join(from)), &place.path(at)));
+    if mounts.iter().any(Option::is_none) {
+        skip!("a bind mount needs privileges");
+    }
+    for paths in [
+        "from=src/deep/file&to=dst/deep/file",
+        "from=src/deep/dir&to=dst/deep/dir",
+        "from=src&to=dst",
+    ] {
+        let reply = copy(&place, &format!("{paths}&recursive=1&overwrite=1"));
+        expect_error(&reply, 403, "forbidden");
+        assert!(reply.text().contains("EXDEV"), "{}", reply.text());
+        assert_eq!(names_in(outside.path()), ["file"], "{paths}");
+        assert_eq!(fs::read(outside.join("file")).unwrap(), b"stays", "{paths}");
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 //! that it lost something; and what one costs is bounded.
 
 use std::collections::BTreeMap;
+use std::ffi::CString;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Place, chmod, expect_error, expect_ok, mkfifo};
+use super::{Place, chmod, expect_error, expect_ok, meanwhile, mkfifo};
 use crate::fixture::{
     EventStream, PATIENCE, Random, Server, TempDir, exchange, is_root, may_look_into_processes,
     wait_until,
@@ -507,6 +508,24 @@ fn of_a_storm_all_is_told_or_that_something_was_lost() {
         events.contains(&"created file w/5/after".to_owned()),
         "{events:?}"
     );
+}
+
+#[test]
+fn a_watch_begins_while_the_tree_changes_all_the_time() {
+    Place::each(|place| {
+        for number in 0..300 {
+            fs::create_dir_all(place.path(&format!("w/d/{number}"))).unwrap();
+        }
+        symlink(".", place.path("w/l")).unwrap();
+        let name = |name| CString::new(place.path(name).to_str().unwrap()).unwrap();
+        let (directory, link) = (name("w/d"), name("w/l"));
+        let begun = Instant::now();
+        meanwhile(
+            || assert!(exchange(&directory, &link)),
+            || Watch::of(place, "path=@w&recursive=1"),
+        );
+        assert!(begun.elapsed() < Duration::from_secs(20));
+    });
 }
 
 #[test]
