@@ -1,11 +1,13 @@
 //! Conditions of a write, and turns of the writers of one file.
 //!
 //! A condition is checked twice: before the body is read, so that a refusal costs nothing, and when the file
-//! is replaced. Between that check and the rename no other write, edit or patch replaces the file, because
-//! each first takes a [`Turn`]; an unconditional write waits for it for a bounded time only. Moves, copies,
-//! archives, writes to ranges, and programs are not kept out.
+//! is replaced. Between that check and the rename no write, edit, patch, move, copy or member of an archive
+//! replaces the file, because each takes a [`Turn`] when it replaces one; a file that takes a free name needs
+//! none. Deletions, writes to ranges, directories that are moved or exchanged as a whole, and programs are
+//! not kept out.
 
 use std::collections::HashSet;
+use std::os::fd::OwnedFd;
 use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,10 +15,10 @@ use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstat;
 
-use super::entry::{FileKind, Identity};
+use super::entry::{FileKind, FileVersion};
 use super::hash::{Digest, FileHash};
 use super::name::FilePath;
-use super::name_at::NameAt;
+use super::name_at::{NameAt, key};
 use super::read::Opened;
 use super::root::Root;
 use crate::client::{Interrupt, Stopped};
@@ -76,17 +78,15 @@ impl Root {
     }
 }
 
-/// Checks again, right before the file is replaced, that it has the content.
+/// Checks again, when the whole body is there, that the file has the content. Returns the version that has.
+/// It takes as long as the file is large, so it needs no turn; the version is compared in one.
 pub(super) fn check_again(
     path: &str,
     target: &NameAt,
     expected: Digest,
     interrupt: &mut dyn Interrupt,
-) -> Result<(), Stopped> {
-    let failed = |errno| match errno {
-        Errno::ENOENT => gone(path),
-        errno => Error::system(format_args!("cannot read {path}"), errno),
-    };
+) -> Result<FileVersion, Stopped> {
+    let failed = |errno| unreadable(path, errno);
     let file = target.open(OFlag::O_RDONLY).map_err(failed)?;
     let status = fstat(&file).map_err(failed)?;
     if FileKind::of(&status) != FileKind::Regular {
@@ -99,11 +99,27 @@ pub(super) fn check_again(
         mode: status.st_mode & 0o7777,
     };
     check_content(path, opened, expected, interrupt)?;
-    let now = target.status().map_err(failed)?;
-    if Identity::of(&now) != Identity::of(&status) {
-        return Err(changed(path, "it was replaced meanwhile").into());
+    Ok(FileVersion::of_status(&status))
+}
+
+/// Checks in a turn, right before the file is replaced, that it is still this version.
+pub(super) fn check_version(
+    path: &str,
+    target: &NameAt,
+    expected: &FileVersion,
+) -> Result<(), Error> {
+    let now = target.status().map_err(|errno| unreadable(path, errno))?;
+    if FileVersion::of_status(&now) == *expected {
+        return Ok(());
     }
-    Ok(())
+    Err(changed(path, "it was changed meanwhile"))
+}
+
+fn unreadable(path: &str, errno: Errno) -> Error {
+    match errno {
+        Errno::ENOENT => gone(path),
+        errno => Error::system(format_args!("cannot read {path}"), errno),
+    }
 }
 
 fn check_content(
@@ -136,7 +152,7 @@ fn gone(path: impl std::fmt::Display) -> Error {
 }
 
 /// Why a request gives up its wait.
-pub(super) const BUSY: &str = "other requests are replacing it; try again";
+const BUSY: &str = "other requests are replacing it; try again";
 
 pub(super) fn changed(path: impl std::fmt::Display, why: &str) -> Error {
     Error::new(Kind::Changed, format!("cannot write {path}: {why}"))
@@ -145,17 +161,34 @@ pub(super) fn changed(path: impl std::fmt::Display, why: &str) -> Error {
 static REPLACED: LazyLock<Mutex<HashSet<Vec<u8>>>> = LazyLock::new(Mutex::default);
 static NEXT: Condvar = Condvar::new();
 
-/// How long a request waits for its turn. Hashing the largest files takes longer.
+/// How long a request waits for its turn. To copy over a large file that cannot be replaced takes longer.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
 
-/// The only request that replaces some files at the moment, each named by its [key](NameAt::key). A request
+/// The only request that replaces some files at the moment, each named by its [key]. A request
 /// that replaces a file by something made from it holds the turn from the reading on, so that it does not
-/// undo what another one wrote in between. Other files do not wait.
+/// undo what another one wrote in between. Others hold it for the time of a rename. Other files do not wait.
 pub struct Turn(Vec<Vec<u8>>);
 
 impl Turn {
+    /// Waits until no other request replaces the file of a name, which is `shown` in errors. Whoever holds a
+    /// turn must not take another.
+    ///
+    /// # Errors
+    /// `Changed` if others take too long.
+    pub(super) fn at(
+        directory: &OwnedFd,
+        name: &[u8],
+        shown: impl std::fmt::Display,
+    ) -> Result<Self, Error> {
+        let key = key(directory, name).map_err(|errno| {
+            let act = format_args!("cannot write {shown}");
+            Error::system(act, errno)
+        })?;
+        Self::take(vec![key]).ok_or_else(|| changed(shown, BUSY))
+    }
+
     /// Waits for the turn; `None` if others take too long.
-    pub(super) fn take(keys: Vec<Vec<u8>>) -> Option<Self> {
+    fn take(keys: Vec<Vec<u8>>) -> Option<Self> {
         let replaced = lock(&REPLACED);
         let (mut replaced, waited) = NEXT
             .wait_timeout_while(replaced, TURN_LIMIT, |replaced| {

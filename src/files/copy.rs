@@ -18,7 +18,7 @@ use nix::sys::stat::{
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Whence, ftruncate, lseek};
 
-use super::condition::Condition;
+use super::condition::{Condition, Turn};
 use super::entry::{DIRECTORY, FileKind, Identity, link_target, size};
 use super::name::{FilePath, show};
 use super::name_at::NameAt;
@@ -164,6 +164,7 @@ impl Files<'_> {
             }
             (FileKind::Link, _) => {
                 let content = source.link_target().map_err(failed)?;
+                let _turn = Turn::at(&target.directory, &target.name, to)?;
                 copy_link(&content, &status, &target, !overwrite).map_err(failed)?;
                 copying.report.links = 1;
             }
@@ -238,6 +239,7 @@ impl Copying {
                 }
                 FileKind::Link => {
                     let content = link_target(found.directory, found.name).map_err(failed)?;
+                    let _turn = Turn::at(&target.directory, &target.name, show(&path))?;
                     copy_link(&content, &status, &target, false).map_err(failed)?;
                     self.report.links += 1;
                 }

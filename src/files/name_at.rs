@@ -20,11 +20,16 @@ pub(super) struct NameAt {
     pub(super) name: Vec<u8>,
 }
 
+/// What is the same for two pairs of directory and name exactly if they are the same place for a file.
+pub(super) fn key(directory: &OwnedFd, name: &[u8]) -> nix::Result<Vec<u8>> {
+    let directory = Identity::of_open(directory)?;
+    Ok([&directory.bytes()[..], name].concat())
+}
+
 impl NameAt {
     /// What is the same for two names exactly if they are the same place for a file.
     pub(super) fn key(&self) -> nix::Result<Vec<u8>> {
-        let directory = Identity::of_open(&self.directory)?;
-        Ok([&directory.bytes()[..], &self.name].concat())
+        key(&self.directory, &self.name)
     }
 
     pub(super) fn status(&self) -> nix::Result<FileStat> {

@@ -10,6 +10,7 @@ use nix::sys::stat::{FileStat, fstat, futimens};
 use nix::sys::time::TimeSpec;
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchownat, symlinkat, unlinkat};
 
+use super::condition::Turn;
 use super::entry::{FileKind, Identity};
 use super::name::FilePath;
 use super::name_at::NameAt;
@@ -39,10 +40,14 @@ impl Root {
             // rename(2) would do nothing.
             return old.unlink().map_err(failed);
         }
+        let turn = Turn::at(&new.directory, &new.name, to)?;
         let renamed = renameat(&old.directory, &old.name[..], &new.directory, &new.name[..]);
+        // A copy takes time, and its own turn when it is complete.
+        drop(turn);
         match (renamed, FileKind::of(&status)) {
             (Err(Errno::EXDEV), FileKind::Regular) => copy(&old, new, to)?,
             (Err(Errno::EXDEV), FileKind::Link) => {
+                let _turn = Turn::at(&new.directory, &new.name, to)?;
                 copy_link(&old, &new, &status).map_err(failed)?;
             }
             (Err(Errno::EXDEV), _) => {
@@ -99,6 +104,7 @@ fn copy(old: &NameAt, new: NameAt, to: &FilePath) -> Result<()> {
     let accessed = TimeSpec::new(status.st_atime, status.st_atime_nsec);
     let modified = TimeSpec::new(status.st_mtime, status.st_mtime_nsec);
     futimens(upload.descriptor(), &accessed, &modified).map_err(failed)?;
+    let _turn = upload.turn()?;
     upload.commit().map(drop)
 }
 
@@ -111,7 +117,8 @@ fn copy_link(old: &NameAt, new: &NameAt, status: &FileStat) -> nix::Result<()> {
     })
 }
 
-/// Makes a link, `complete`s it and gives it its name. An exclusive one replaces nothing.
+/// Makes a link, `complete`s it and gives it its name. An exclusive one replaces nothing; another one needs
+/// a [`Turn`].
 pub(super) fn place_link(
     content: &[u8],
     new: &NameAt,

@@ -23,7 +23,7 @@ use nix::sys::stat::{Mode, mkdirat};
 
 use super::beneath::Resolver;
 use super::name::FilePath;
-use super::{FileKind, Files, Root, make_home, remove_home};
+use super::{FileKind, Files, Overwrite, Root, Unpacking, make_home, remove_home};
 use crate::error::{Error, Kind};
 use crate::sys::{self, User, exchange_names, hide_system_call};
 
@@ -590,6 +590,78 @@ fn a_directory_is_not_moved_into_itself_though_nobody_may_look_above_the_home() 
 }
 
 /// Mounts something for as long as it lives.
+/// An archive of one member.
+fn archive(typeflag: u8, name: &str, link: &str) -> Vec<u8> {
+    let mut block = [0; 1536];
+    let mut put = |at: usize, bytes: &[u8]| block[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, name.as_bytes());
+    put(
+        100,
+        b"0000644\x000000000\x000000000\x0000000000000\x0000000000000\0        ",
+    );
+    put(156, &[typeflag]);
+    put(157, link.as_bytes());
+    let sum: u32 = block.iter().map(|byte| u32::from(*byte)).sum();
+    block[148..155].copy_from_slice(format!("{sum:06o}\0").as_bytes());
+    block.to_vec()
+}
+
+#[test]
+fn nobody_replaces_a_file_in_the_turn_of_another_request() {
+    if !is_root() {
+        return;
+    }
+    let world = World::empty();
+    let root = world.root(Resolver::Kernel);
+    let unpack = |archive: Vec<u8>| {
+        let options = Unpacking {
+            strip: 0,
+            overwrite: Overwrite::Replace,
+            dry_run: false,
+            owners: false,
+            make_parents: true,
+            max_bytes: 1,
+            max_files: 9,
+        };
+        let ledger = crate::ledger::Budget::new(1 << 30).whole();
+        let files = root.files()?;
+        files
+            .unpack(&path("."), options, archive.as_slice(), &ledger)
+            .map(drop)
+    };
+    let acts: [(&str, &(dyn Fn() -> Outcome + Sync)); 4] = [
+        ("move", &|| {
+            root.files()?.rename(&path("other"), &path("file"))
+        }),
+        ("unpack", &|| unpack(archive(b'0', "file", ""))),
+        ("unpack a link", &|| unpack(archive(b'2', "file", "x"))),
+        ("unpack a hard link", &|| {
+            unpack(archive(b'1', "file", "other"))
+        }),
+    ];
+    for (act, run) in acts {
+        for name in ["home/file", "home/other"] {
+            let _ = fs::remove_file(world.base.join(name));
+            world.make_file(name, name, 0o644, Some(OWNER));
+        }
+        let before = fs::symlink_metadata(world.home("file")).unwrap().ino();
+        let now = || fs::symlink_metadata(world.home("file")).unwrap().ino();
+        let turn = root.files().unwrap().turn(&[path("file")]).unwrap();
+        thread::scope(|scope| {
+            let running = scope.spawn(run);
+            // Without a turn it takes a fraction of that.
+            let deadline = Instant::now() + Duration::from_millis(200);
+            while Instant::now() < deadline && !running.is_finished() {
+                thread::sleep(Duration::from_millis(5));
+            }
+            assert_eq!(now(), before, "{act}");
+            drop(turn);
+            running.join().unwrap().unwrap();
+        });
+        assert_ne!(now(), before, "{act}");
+    }
+}
+
 struct Mounted(PathBuf);
 
 impl Mounted {

@@ -24,7 +24,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
-use super::condition::{BUSY, Condition, Turn, changed, check_again, exists};
+use super::condition::{Condition, Turn, changed, check_again, check_version, exists};
 use super::entry::{FileKind, FileVersion, Identity, size};
 use super::name::FilePath;
 use super::name_at::NameAt;
@@ -340,21 +340,31 @@ impl Upload<'_> {
         let Some(commit) = &mut self.commit else {
             return Ok(self.commit()?);
         };
-        let key = commit.target.key().map_err(|errno| {
-            let act = format_args!("cannot write {}", self.shown);
-            Error::system(act, errno)
-        })?;
-        let turn = Turn::take(vec![key]);
+        let mut checked = None;
         match condition {
             Condition::Always => {}
-            _ if turn.is_none() => return Err(changed(&self.shown, BUSY).into()),
             Condition::Absent if commit.replaces => return Err(exists(&self.shown).into()),
             Condition::Absent => commit.is_exclusive = true,
             Condition::Content(digest) => {
-                check_again(&self.shown, &commit.target, digest, interrupt)?;
+                checked = Some(check_again(&self.shown, &commit.target, digest, interrupt)?);
             }
         }
+        let NameAt { directory, name } = &commit.target;
+        let _turn = Turn::at(directory, name, &self.shown)?;
+        if let Some(version) = checked {
+            check_version(&self.shown, &commit.target, &version)?;
+        }
         Ok(self.commit()?)
+    }
+
+    /// Waits for the turn to replace the target; `None` for a device or pipe.
+    ///
+    /// # Errors
+    /// `Changed` if others take too long.
+    pub(super) fn turn(&self) -> Result<Option<Turn>> {
+        let target = self.commit.as_ref().map(|commit| &commit.target);
+        let turn = target.map(|NameAt { directory, name }| Turn::at(directory, name, &self.shown));
+        turn.transpose()
     }
 
     /// Replaces the target with the complete file; returns the size in bytes.

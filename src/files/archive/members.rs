@@ -18,7 +18,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files::SkipReason;
 use crate::ledger::Charge;
 
-/// Longest pax header or long name.
+/// Most bytes of the pax headers and long names of one member.
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 
 /// Most parts of a sparse file, of 16 bytes each.
@@ -61,19 +61,21 @@ pub(super) struct Member {
 
 /// An archive that is being read.
 pub(super) struct Members<R: BufRead> {
-    input: Input<Chain<Cursor<Vec<u8>>, R>>,
+    input: TarStream<Chain<Cursor<Vec<u8>>, R>>,
     /// For extensions, and for the decompressor.
     charge: Charge,
     /// What is charged in any case.
     base_charge: usize,
     /// What global headers say.
     global: Records,
+    /// Bytes of the extended headers of the next member.
+    extensions: u64,
     /// The content of the current member that was not read.
     content: Content,
 }
 
 /// The bytes of an archive.
-enum Input<R: BufRead> {
+enum TarStream<R: BufRead> {
     Plain(R),
     Gzip(Box<Decoder<R>>),
 }
@@ -112,23 +114,24 @@ impl<R: BufRead> Members<R> {
         let input = if is_gzip {
             base_charge += DECODER_BYTES;
             charge.set(base_charge)?;
-            Input::Gzip(Box::new(Decoder::new(input)))
+            TarStream::Gzip(Box::new(Decoder::new(input)))
         } else {
-            Input::Plain(input)
+            TarStream::Plain(input)
         };
         Ok(Self {
             input,
             charge,
             base_charge,
             global: Records::default(),
+            extensions: 0,
             content: Content::default(),
         })
     }
 
     fn input(&mut self) -> &mut dyn BufRead {
         match &mut self.input {
-            Input::Plain(input) => input,
-            Input::Gzip(input) => &mut **input,
+            TarStream::Plain(input) => input,
+            TarStream::Gzip(input) => &mut **input,
         }
     }
 
@@ -138,6 +141,7 @@ impl<R: BufRead> Members<R> {
     /// `BadArchive`, also if it ends early; or the source fails.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         self.skip_content()?;
+        self.extensions = 0;
         let mut records = self.global.clone();
         let (mut long_name, mut long_link) = (None, None);
         let mut is_extended = false;
@@ -302,13 +306,17 @@ impl<R: BufRead> Members<R> {
 
     /// Reads the data of an extended header.
     fn read_extension(&mut self, size: u64) -> Result<Vec<u8>> {
-        if size > MAX_EXTENSION_BYTES {
-            let text = format!("an extended header has more than {MAX_EXTENSION_BYTES} bytes");
+        self.extensions = self.extensions.saturating_add(size);
+        if self.extensions > MAX_EXTENSION_BYTES {
+            let text = format!(
+                "the extended headers of a member have more than {MAX_EXTENSION_BYTES} bytes"
+            );
             return Err(bad(text));
         }
         let size = usize::try_from(size).unwrap_or(usize::MAX);
+        let all = usize::try_from(self.extensions).unwrap_or(usize::MAX);
         self.charge
-            .set(self.base_charge + USES_OF_EXTENSION * size)?;
+            .set(self.base_charge + USES_OF_EXTENSION * all)?;
         let mut data = vec![0; size];
         self.read_exact(&mut data)?;
         self.begin_content(size as u64, Vec::new());

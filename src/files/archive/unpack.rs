@@ -33,6 +33,7 @@ use super::members::{Member, MemberKind, Members};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::files::SkipReason;
+use crate::files::condition::Turn;
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::name::{FilePath, show};
 use crate::files::name_at::NameAt;
@@ -40,6 +41,7 @@ use crate::files::remove::{Protected, remove_tree};
 use crate::files::root::{Files, Missing, Root};
 use crate::files::write::{Staging, stage, temporary_name};
 use crate::ledger::{Charge, Item, Ledger};
+use crate::logging;
 use crate::sys::{Rename, rename};
 
 /// Longest name of a member, in bytes.
@@ -478,6 +480,7 @@ impl<'f> Tree<'f> {
             attributes.apply(file).map_err(failed)?;
             match staged.take_new_name(name) {
                 Err(Errno::EEXIST) if self.replaces(member) => {
+                    let _turn = Turn::at(directory, name, show(&member.name))?;
                     self.has_room(parts, member)?;
                     staged.take_name(name)
                 }
@@ -507,8 +510,7 @@ impl<'f> Tree<'f> {
                 symlinkat(target, directory, name)?;
                 attributes.apply_to_link(directory, name)
             };
-            self.place(directory, name, make)
-                .map_err(|errno| self.member_error(member, errno))?;
+            self.place(directory, name, member, make)?;
         }
         self.links.add(parts, ());
         self.done.links += 1;
@@ -550,7 +552,7 @@ impl<'f> Tree<'f> {
             // Renaming one name of a file over another does nothing.
             if !existing.is_some_and(is_same) {
                 let make = |name: &[u8]| linkat(&above, *target, directory, name, AtFlags::empty());
-                self.place(directory, name, make).map_err(failed)?;
+                self.place(directory, name, member, make)?;
             }
         }
         self.done.links += 1;
@@ -562,19 +564,22 @@ impl<'f> Tree<'f> {
         &self,
         directory: &OwnedFd,
         name: &[u8],
+        member: &Member,
         make: impl Fn(&[u8]) -> nix::Result<()>,
-    ) -> nix::Result<()> {
+    ) -> Result<()> {
+        let failed = |errno| self.member_error(member, errno);
         match make(name) {
             Err(Errno::EEXIST) if self.options.overwrite == Overwrite::Replace => {}
-            other => return other,
+            other => return other.map_err(failed),
         }
+        let _turn = Turn::at(directory, name, show(&member.name))?;
         let temporary = temporary_name();
         let placed = make(&temporary)
             .and_then(|()| renameat(directory, temporary.as_slice(), directory, name));
         if placed.is_err() {
             let _ = unlinkat(directory, temporary.as_slice(), UnlinkatFlags::NoRemoveDir);
         }
-        placed
+        placed.map_err(failed)
     }
 
     /// Checks what is at a member's place. False if that stays.
@@ -934,7 +939,14 @@ impl<'t> StagingTree<'t> {
 impl Drop for StagingTree<'_> {
     fn drop(&mut self) {
         if let Ok(directory) = openat(&self.target.directory, ".", DIRECTORY, Mode::empty()) {
-            let _ = remove_tree(directory, &self.name, None, Protected::Open);
+            let removed = remove_tree(directory, &self.name, None, Protected::Open);
+            // It has another name if it took its place.
+            if !matches!(removed, Ok(true) | Err(Errno::ENOENT)) {
+                let name = show(&self.name);
+                logging::info(format_args!(
+                    "cannot delete {name}, which is no longer used"
+                ));
+            }
         }
     }
 }

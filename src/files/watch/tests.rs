@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use nix::errno::Errno;
 

@@ -1,4 +1,9 @@
-//! Whole trees as archives.
+//! Whole trees as archives: who may do what, how much memory it takes, and when it ends.
+//!
+//! The archive is a stream in both directions; nothing here holds more of it than a buffer, which is charged
+//! to the tenant. What an archive is, and where its members may go, is the matter of
+//! [`files::archive`](crate::files). Nothing here knows HTTP: bytes come from an [`UploadSource`] and go to a
+//! [`Sink`].
 
 use std::io::{self, BufRead, Read};
 use std::ops::Range;

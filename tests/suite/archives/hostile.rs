@@ -4,12 +4,13 @@
 use std::fs;
 use std::io::Write;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use serde_json::json;
 
 use super::{BLOCK, Place, Tar, in_both_modes, listing, record};
 use crate::files::Mount;
-use crate::fixture::{PATIENCE, memory_of, names_in, wait_until};
+use crate::fixture::{PATIENCE, Reply, memory_of, names_in, wait_until};
 use crate::skip;
 
 #[test]
@@ -330,11 +331,7 @@ fn a_bomb_costs_what_the_client_allows() {
 #[test]
 fn memory_is_constant_whatever_comes_out_of_an_archive() {
     in_both_modes(|place| {
-        let pid = if place.shown == "tree" {
-            place.server.inner_pid()
-        } else {
-            place.server.pid()
-        };
+        let pid = place.files_pid();
         let zeros = |size: usize| {
             let header = Tar::header(b'0', b"zeros", b"", 0o644, size as u64);
             gzip(&Tar::default().raw(&header).raw(&vec![0; size]).end())
@@ -348,6 +345,116 @@ fn memory_is_constant_whatever_comes_out_of_an_archive() {
         assert_eq!(done["bytes"], 64 << 20);
         let grown = peak() - before;
         assert!(grown <= 4 << 20, "{grown} bytes more at the peak");
+    });
+}
+
+/// Sends `start`, then 10 GiB of zeros in pieces of 64 MiB, each after `between`; all of it in 10 MB.
+fn flood(place: &Place, rest: &str, start: &[u8], between: &[u8]) -> Reply {
+    let zeros = gzip(&vec![0; 64 << 20]);
+    let (start, between) = (gzip(start), gzip(between));
+    let piece = [between, zeros].concat();
+    let body = [start, piece.repeat(160), gzip(&[0; 2 * BLOCK])].concat();
+    assert!(body.len() < 12 << 20, "{} bytes", body.len());
+    let mut connection = place.connect();
+    let patience = Some(Duration::from_secs(600));
+    connection.stream.set_read_timeout(patience).unwrap();
+    connection.request("PUT", &place.target(rest), &[], &body)
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn ten_gigabytes_of_zeros_cost_no_memory_and_the_limit_tells() {
+    in_both_modes(|place| {
+        let pid = place.files_pid();
+        place.unpack("", &gzip(&Tar::default().file("first", "x").end()));
+        let before = memory_of(pid, "VmHWM");
+        let member = Tar::header(b'0', b"zeros", b"", 0o644, 64 << 20);
+        let reply = flood(place, "&dry_run=1", b"", &member);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(reply.json()["bytes"], 10_u64 << 30);
+        assert_eq!(names_in(&place.directory), ["first"]);
+        for rest in ["&max_bytes=200000000", "&max_bytes=200000000&atomic=1"] {
+            let reply = flood(place, rest, b"", &member);
+            let error = reply.json();
+            assert_eq!(reply.code(), "too_large", "{error}");
+            assert_eq!(error["files"], 2, "{error}");
+            assert_eq!(error["bytes"], 128 << 20, "{error}");
+            if rest.contains("atomic") {
+                assert_eq!(names_in(&place.directory), ["first", "zeros"]);
+            }
+            place.check_no_litter();
+        }
+        let grown = memory_of(pid, "VmHWM") - before;
+        assert!(grown <= 4 << 20, "{grown} bytes more at the peak");
+    });
+}
+
+#[test]
+fn headers_of_any_size_cost_no_memory() {
+    in_both_modes(|place| {
+        let pid = place.files_pid();
+        let sized = |typeflag: u8, size: u64| Tar::header(typeflag, b"x", b"", 0o644, size);
+        let zeros = gzip(&vec![0; 64 << 20]);
+        let large = |typeflag: u8| [gzip(&sized(typeflag, 8 << 30)), zeros.repeat(2)].concat();
+        // One header that is allowed, again and again for one member.
+        let record = record("comment", &vec![b'c'; 900_000]);
+        let again = Tar::default()
+            .raw(&sized(b'x', record.len() as u64))
+            .content(&record);
+        let name = Tar::default()
+            .raw(&sized(b'L', 900_000))
+            .content(&vec![b'n'; 900_000]);
+        // Each block of the map has 21 parts and says that another one follows.
+        let mut sparse = sized(b'S', 0);
+        sparse[257..265].copy_from_slice(b"ustar  \0");
+        sparse[386..482].copy_from_slice(&b"00000000000\0".repeat(8));
+        sparse[482] = 1;
+        Tar::seal(&mut sparse);
+        let mut map = b"00000000000\0".repeat(42);
+        map.resize(BLOCK, 1);
+        let map = [gzip(&sparse), gzip(&map.repeat(1 << 17))].concat();
+        let twice = gzip(&gzip(
+            &Tar::default().file("x", "x").raw(&vec![0; 64 << 20]).0,
+        ));
+        place.refused("", &twice, 400, "bad_archive");
+        let before = memory_of(pid, "VmHWM");
+        for (what, archive) in [
+            ("pax", large(b'x')),
+            ("global pax", large(b'g')),
+            ("name", large(b'L')),
+            ("link", large(b'K')),
+            ("pax headers", gzip(&again.0.repeat(64))),
+            ("names", gzip(&name.0.repeat(64))),
+            ("sparse", map),
+            ("twice", twice),
+        ] {
+            let error = place.refused("", &archive, 400, "bad_archive");
+            assert_eq!(error["files"], 0, "{what}: {error}");
+            let grown = memory_of(pid, "VmHWM") - before;
+            assert!(grown <= 8 << 20, "{what}: {grown} bytes more at the peak");
+        }
+    });
+}
+
+#[test]
+fn what_is_left_of_an_upload_is_in_nobodys_way() {
+    in_both_modes(|place| {
+        place.unpack("", &Tar::default().file("old", "old").end());
+        // As a server that was killed leaves it.
+        let parent = place.directory.parent().unwrap();
+        let litter = parent.join(".sbx-upload-1-2-3");
+        fs::create_dir(&litter).unwrap();
+        fs::write(litter.join("half"), "half").unwrap();
+        for rest in ["&atomic=1", ""] {
+            place.unpack(rest, &Tar::default().file("new", "new").end());
+            assert_eq!(names_in(&place.directory), ["new"], "{rest}");
+        }
+        assert_eq!(names_in(&litter), ["half"]);
+        if place.shown == "tree" {
+            let reply = place.server.delete(&place.prefix);
+            assert_eq!(reply.status, 200, "{}", reply.text());
+            assert!(!parent.exists());
+        }
     });
 }
 

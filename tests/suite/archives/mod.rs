@@ -97,6 +97,15 @@ impl Place {
         reply.json()
     }
 
+    /// The process that reads archives.
+    fn files_pid(&self) -> i32 {
+        if self.shown == "tree" {
+            self.server.inner_pid()
+        } else {
+            self.server.pid()
+        }
+    }
+
     fn path(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }

@@ -1,6 +1,7 @@
 //! Archives that other programs write and read.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
@@ -169,12 +170,58 @@ fn what_python_writes_is_unpacked() {
             for mode in ["w|", "w|gz"] {
                 let _ = fs::remove_dir_all(&place.directory);
                 let tree = tree(format != "USTAR");
+                let odd = std::ffi::OsStr::from_bytes(b"odd-\xff\xfe");
+                fs::write(tree.path().join(odd), "bytes").unwrap();
                 let arguments = ["-c", script, format, mode];
                 let archive = archive_of("python3", &arguments, tree.path());
                 place.unpack("", &archive);
                 let found = in_seconds(listing(&place.directory));
                 assert_eq!(found, in_seconds(listing(tree.path())), "{format} {mode}");
+                let found = fs::read(place.directory.join(odd)).unwrap();
+                assert_eq!(found, b"bytes", "{format} {mode}");
             }
+        }
+    });
+}
+
+#[test]
+fn python_unpacks_what_was_packed_with_its_filter_of_data() {
+    let has_filter = "import sys, tarfile; sys.exit(not hasattr(tarfile, 'data_filter'))";
+    let has_filter = Command::new("python3").args(["-c", has_filter]).status();
+    if !has_filter.is_ok_and(|status| status.success()) {
+        skip!("needs a Python whose tarfile has filters");
+    }
+    let script = "import os, sys, tarfile\n\
+                  os.umask(0o022)\n\
+                  with tarfile.open(sys.argv[1]) as tar:\n\
+                  \x20   tar.extractall(sys.argv[2], filter='data')\n";
+    in_both_modes(|place| {
+        let source = tree(true);
+        for (name, mode) in [("file", 0o640), ("empty", 0o755)] {
+            let mode = fs::Permissions::from_mode(mode);
+            fs::set_permissions(source.path().join(name), mode).unwrap();
+        }
+        place.unpack("", &archive_of("tar", &["-c", "."], source.path()));
+        // Python sets no times of links.
+        let compared = |directory: &Path| {
+            let mut lines = in_seconds(listing(directory));
+            for line in lines.iter_mut().filter(|line| line.contains(" 120777 ")) {
+                let words: Vec<_> = line.split(' ').collect();
+                *line = [words[0], words[words.len() - 1]].join(" ");
+            }
+            lines
+        };
+        let expected = compared(&place.directory);
+        for format in ["tar", "tar.gz"] {
+            let target = place.target(&format!("&format={format}"));
+            let reply = place.connect().request("GET", &target, &[], b"");
+            assert_eq!(reply.status, 200);
+            let copy = TempDir::new();
+            let archive = copy.join("archive");
+            fs::write(&archive, reply.body).unwrap();
+            let into = copy.join("into");
+            archive_of("python3", &["-c", script, &archive, &into], copy.path());
+            assert_eq!(compared(Path::new(&into)), expected, "{format}");
         }
     });
 }

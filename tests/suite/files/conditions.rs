@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use super::{MIB, Mount, Place, begin, expect_error, expect_ok, mkfifo, target};
-use crate::fixture::{Server, TempDir, names_in, random_bytes, sha256};
+use crate::fixture::{Server, Stop, TempDir, names_in, random_bytes, sha256};
 use crate::skip;
 
 #[test]
@@ -187,6 +187,54 @@ fn clients_that_count_in_one_file_lose_nothing() {
         });
         assert_eq!(fs::read_to_string(place.path("count")).unwrap(), "100");
         eprintln!("{refused:?} were told to try again");
+    });
+}
+
+/// Writers that append on condition, against one that puts a new beginning there by other routes: whatever
+/// is read after that begins with it, unless a write was based on what was there before.
+#[test]
+fn a_write_with_a_condition_loses_no_file_that_was_moved_there() {
+    Place::each(|place| {
+        place.make("log", "0:");
+        let stop = Stop::default();
+        thread::scope(|scope| {
+            let _stopped = stop.guard();
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    let mut connection = place.connect();
+                    while !stop.is_set() {
+                        let read = place.target("files/read?path=@log");
+                        let text = connection.request("GET", &read, &[], b"").text();
+                        let hash = sha256(text.as_bytes());
+                        let write =
+                            place.target(&format!("files/write?path=@log&if_sha256={hash}"));
+                        let next = format!("{text}+");
+                        let reply = connection.request("PUT", &write, &[], next.as_bytes());
+                        if reply.status != 200 {
+                            expect_error(&reply, 409, "changed");
+                        }
+                        if reply.header("connection") == Some("close") {
+                            connection = place.connect();
+                        }
+                    }
+                });
+            }
+            let mut connection = place.connect();
+            let wrong = (1..=300).find_map(|round| {
+                let mut send = |method, route: &str, body: &str| {
+                    let target = place.target(route);
+                    let reply = connection.request(method, &target, &[], body.as_bytes());
+                    assert_eq!(reply.status, 200, "{}", reply.text());
+                    reply.text()
+                };
+                let begin = format!("{round}:");
+                send("PUT", "files/write?path=@next", &begin);
+                send("POST", "files/move?from=@next&to=@log", "");
+                let found = send("GET", "files/read?path=@log", "");
+                (!found.starts_with(&begin)).then_some((begin, found))
+            });
+            assert_eq!(wrong, None);
+        });
     });
 }
 
