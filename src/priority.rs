@@ -6,14 +6,21 @@
 //! many shares, and the server one. So the server raises the nice value of its autogroup. Threads keep
 //! theirs, but those for searching and hashing: the lowest one for all was measured to make the server
 //! slower. A nice value cannot be lowered again, so such work has a thread of its own.
+//!
+//! These threads have the server's large share too, whatever their nice value. So those of a tenant take one
+//! processor together: each pauses in proportion to how many there are.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{getpid, getsid};
 
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
 use crate::logging;
 use crate::sys::make_thread_nice;
@@ -37,18 +44,101 @@ fn no_thread(error: &std::io::Error) -> Error {
     Error::new(Kind::NoThreads, text)
 }
 
-/// Runs `work` on a thread that gives way to others, and waits for it. On whose behalf this thread acts on
+/// The shortest and the longest pause. A client that leaves waits for one.
+const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(500)];
+
+/// How many threads of a tenant read much at this time.
+#[derive(Default)]
+pub struct BackgroundWork(AtomicUsize);
+
+/// One of these threads.
+pub struct BackgroundTurn {
+    work: Arc<BackgroundWork>,
+    /// The processor time of the thread when it was asked last, unless it was alone.
+    used: Option<Duration>,
+    owed: Duration,
+}
+
+impl BackgroundTurn {
+    fn new(work: &Arc<BackgroundWork>) -> Self {
+        work.0.fetch_add(1, Ordering::Relaxed);
+        Self {
+            work: Arc::clone(work),
+            used: None,
+            owed: Duration::ZERO,
+        }
+    }
+
+    /// Pauses if the tenant has more such threads. To be called every few milliseconds.
+    pub fn give_way(&mut self) {
+        let others = self.work.0.load(Ordering::Relaxed).saturating_sub(1);
+        if others == 0 {
+            self.used = None;
+            self.owed = Duration::ZERO;
+            return;
+        }
+        let Ok(now) = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID) else {
+            return;
+        };
+        let pause = self.pause(others, Duration::from(now));
+        if !pause.is_zero() {
+            std::thread::sleep(pause);
+        }
+    }
+
+    /// How long to pause beside so many others, at this processor time of the thread.
+    fn pause(&mut self, others: usize, now: Duration) -> Duration {
+        let before = self.used.replace(now).unwrap_or(now);
+        let others = u32::try_from(others).unwrap_or(u32::MAX);
+        let owed = now.saturating_sub(before).saturating_mul(others);
+        self.owed = self.owed.saturating_add(owed);
+        let [shortest, longest] = PAUSES;
+        if self.owed < shortest {
+            return Duration::ZERO;
+        }
+        let pause = self.owed.min(longest);
+        self.owed -= pause;
+        pause
+    }
+}
+
+impl Drop for BackgroundTurn {
+    fn drop(&mut self) {
+        self.work.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Gives way each time that it is asked.
+struct GivesWay<'a> {
+    interrupt: &'a mut dyn Interrupt,
+    turn: BackgroundTurn,
+}
+
+impl Interrupt for GivesWay<'_> {
+    fn check(&mut self) -> std::result::Result<(), Stopped> {
+        self.turn.give_way();
+        self.interrupt.check()
+    }
+}
+
+/// Runs `task` on a thread that gives way to others, and waits for it. On whose behalf this thread acts on
 /// files does not hold there.
 ///
 /// # Errors
-/// `NoThreads`; `work` did not begin.
-pub fn run_in_background(work: &mut (dyn FnMut() + Send)) -> Result<()> {
-    let nice_work = || {
+/// `NoThreads`; `task` did not begin.
+pub fn run_in_background(
+    work: &Arc<BackgroundWork>,
+    interrupt: &mut dyn Interrupt,
+    task: &mut (dyn FnMut(&mut dyn Interrupt) + Send),
+) -> Result<()> {
+    let turn = BackgroundTurn::new(work);
+    let mut interrupt = GivesWay { interrupt, turn };
+    let nice_task = || {
         make_thread_nice(BACKGROUND_NICE);
-        work();
+        task(&mut interrupt);
     };
     std::thread::scope(|scope| {
-        let thread = builder().spawn_scoped(scope, nice_work);
+        let thread = builder().spawn_scoped(scope, nice_task);
         let thread = thread.map_err(|error| no_thread(&error))?;
         thread
             .join()
@@ -56,34 +146,45 @@ pub fn run_in_background(work: &mut (dyn FnMut() + Send)) -> Result<()> {
     })
 }
 
-/// A thread that gives way to others and waits for its work: there is one before the answer begins.
+/// A thread that gives way to others and waits for its task: there is one before the answer begins.
 pub struct BackgroundThread {
-    sender: SyncSender<Work>,
+    sender: SyncSender<Task>,
     thread: JoinHandle<()>,
+    turn: BackgroundTurn,
 }
 
-type Work = Box<dyn FnOnce() + Send>;
+type Task = Box<dyn FnOnce() + Send>;
 
 impl BackgroundThread {
     /// # Errors
     /// `NoThreads`.
-    pub fn start() -> Result<Self> {
-        let (sender, receiver) = sync_channel::<Work>(1);
+    pub fn start(work: &Arc<BackgroundWork>) -> Result<Self> {
+        let (sender, receiver) = sync_channel::<Task>(1);
         let thread = builder().spawn(move || {
-            if let Ok(work) = receiver.recv() {
+            if let Ok(task) = receiver.recv() {
                 make_thread_nice(BACKGROUND_NICE);
-                work();
+                task();
             }
         });
         let thread = thread.map_err(|error| no_thread(&error))?;
-        Ok(Self { sender, thread })
+        let turn = BackgroundTurn::new(work);
+        Ok(Self {
+            sender,
+            thread,
+            turn,
+        })
     }
 
-    /// Runs `work`, and waits for it.
-    pub fn run(self, work: Work) {
+    /// Runs `task`, and waits for it.
+    pub fn run(self, task: impl FnOnce(BackgroundTurn) + Send + 'static) {
+        let Self {
+            sender,
+            thread,
+            turn,
+        } = self;
         // It waits for this, so it is there.
-        let _ = self.sender.send(work);
-        if let Err(panic) = self.thread.join() {
+        let _ = sender.send(Box::new(move || task(turn)));
+        if let Err(panic) = thread.join() {
             std::panic::resume_unwind(panic);
         }
     }
@@ -105,5 +206,34 @@ pub fn raise() {
             return;
         }
         std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_of_a_tenant_take_one_processor_together() {
+        let work = Arc::new(BackgroundWork::default());
+        let mut turn = BackgroundTurn::new(&work);
+        let others: Vec<_> = (0..3).map(|_| BackgroundTurn::new(&work)).collect();
+        assert_eq!(work.0.load(Ordering::Relaxed), 4);
+        let at = Duration::from_millis;
+        // What it used before there were others does not count.
+        assert_eq!(turn.pause(3, at(1000)), Duration::ZERO);
+        assert_eq!(turn.pause(3, at(1010)), at(30));
+        assert_eq!(turn.pause(3, at(1010)), Duration::ZERO);
+        // Short pauses are added up, and long ones are taken in parts.
+        assert_eq!(turn.pause(1, at(1011)), Duration::ZERO);
+        assert_eq!(turn.pause(1, at(1012)), at(2));
+        assert_eq!(turn.pause(3, at(1212)), at(500));
+        assert_eq!(turn.pause(3, at(1212)), at(100));
+        drop(others);
+        turn.pause(3, at(1300));
+        turn.give_way();
+        assert_eq!((turn.used, turn.owed), (None, Duration::ZERO));
+        drop(turn);
+        assert_eq!(work.0.load(Ordering::Relaxed), 0);
     }
 }

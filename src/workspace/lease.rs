@@ -10,6 +10,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files::{Files, Root};
 use crate::ledger::Ledger;
 use crate::ports::Ports;
+use crate::priority::BackgroundWork;
 use crate::process::registry::{Registry, Shared};
 use crate::workspace::watches::Watches;
 
@@ -27,6 +28,8 @@ pub struct Workspace {
     pub watches: Arc<Watches>,
     /// What is held for its clients and its processes.
     pub ledger: Arc<Ledger>,
+    /// Its threads that read much.
+    pub(super) background: Arc<BackgroundWork>,
     activity: Arc<Activity>,
 }
 
@@ -50,6 +53,7 @@ impl Workspace {
             processes,
             ports,
             ledger,
+            background: Arc::default(),
             activity,
         })
     }

@@ -1,5 +1,7 @@
 //! Comparing the files of a client with those of a tree, so that only what differs is sent again.
 
+use std::sync::Arc;
+
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
 use crate::files::hash::{Digest, FileHash};
@@ -93,7 +95,9 @@ impl Workspace {
             .map_err(Error::from)?;
         check_paths(&mut files)?;
         let mut walked = Ok((0, SkipList::default()));
-        run_in_background(&mut || walked = self.compare_tree(&tree, &mut files, interrupt))?;
+        run_in_background(&self.background, interrupt, &mut |interrupt| {
+            walked = self.compare_tree(&tree, &mut files, interrupt);
+        })?;
         let (extra, skipped) = walked?;
         Ok(CompareFiles {
             lease: self.share()?,
@@ -168,7 +172,10 @@ impl CompareFiles {
         let is_unhashed = |file: &ClientFile| file.state == FileState::Unhashed;
         if self.files.iter().any(is_unhashed) {
             let mut hashed = Ok(());
-            run_in_background(&mut || hashed = self.compare_contents(interrupt))?;
+            let background = Arc::clone(&self.lease.background);
+            run_in_background(&background, interrupt, &mut |interrupt| {
+                hashed = self.compare_contents(interrupt);
+            })?;
             hashed?;
         }
         Ok(Compared {

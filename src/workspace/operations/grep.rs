@@ -17,7 +17,7 @@ use crate::files::text::is_binary;
 use crate::files::{FileKind, FileVersion, SkipReason};
 use crate::ledger::{Charge, Item};
 use crate::logging;
-use crate::priority::BackgroundThread;
+use crate::priority::{BackgroundThread, BackgroundTurn};
 use crate::workspace::lease::{Lease, Workspace};
 
 /// Most matches of a search, and of one file, unless the client says otherwise.
@@ -185,7 +185,7 @@ impl Workspace {
         };
         Ok(PreparedGrep {
             lease: self.share()?,
-            thread: BackgroundThread::start()?,
+            thread: BackgroundThread::start(&self.background)?,
             plan: Plan {
                 path: grep.path,
                 searcher,
@@ -204,7 +204,12 @@ impl Workspace {
     ///
     /// # Errors
     /// `OverLimit`; the client disconnected. What was told before is then not all.
-    fn grep(&self, grep: Plan, sink: &mut dyn GrepSink) -> std::result::Result<Summary, Stopped> {
+    fn grep(
+        &self,
+        grep: Plan,
+        turn: BackgroundTurn,
+        sink: &mut dyn GrepSink,
+    ) -> std::result::Result<Summary, Stopped> {
         let Plan {
             path,
             searcher,
@@ -222,6 +227,7 @@ impl Workspace {
             buffer: Vec::new(),
             charge,
             summary: Summary::default(),
+            turn,
         };
         let files = self.files()?;
         let mut walk = match files.walk(&path, filter, None, &self.ledger) {
@@ -234,7 +240,7 @@ impl Workspace {
         };
         // Only one more match tells that the limit leaves some out.
         while !(search.is_full() && search.summary.truncated) {
-            sink.tick()?;
+            search.tick(sink)?;
             let Some(visit) = walk.next()? else { break };
             let found = match visit {
                 Visit::Entry(found) => found,
@@ -275,8 +281,8 @@ impl PreparedGrep {
             thread,
             plan,
         } = self;
-        thread.run(Box::new(move || {
-            let outcome = match lease.grep(plan, &mut *sink) {
+        thread.run(move |turn| {
+            let outcome = match lease.grep(plan, turn, &mut *sink) {
                 Ok(summary) => Ok(summary),
                 Err(Stopped::Failed(error)) => {
                     logging::about("files", format_args!("a search broke off: {error}"));
@@ -286,7 +292,7 @@ impl PreparedGrep {
             };
             // A client that is gone is told nothing.
             let _ = sink.ended(outcome);
-        }));
+        });
     }
 }
 
@@ -309,12 +315,19 @@ struct Search {
     /// For the searcher and the buffer.
     charge: Charge,
     summary: Summary,
+    turn: BackgroundTurn,
 }
 
 impl Search {
     /// Whether all matches were told that may be.
     fn is_full(&self) -> bool {
         self.summary.matches >= self.limit
+    }
+
+    /// Gives way to others between two pieces of work, and looks after the client.
+    fn tick(&mut self, sink: &mut dyn GrepSink) -> std::result::Result<(), Disconnected> {
+        self.turn.give_way();
+        sink.tick()
     }
 
     fn skip(
@@ -410,7 +423,11 @@ impl Search {
         let (mut at, mut found) = (0, 0);
         let (mut line, mut counted) = (1, 0);
         while at <= text.len() {
-            let mut tick = || sink.tick();
+            let turn = &mut self.turn;
+            let mut tick = || {
+                turn.give_way();
+                sink.tick()
+            };
             let Some(first) = self.searcher.find(text, at, text.len(), &mut tick)? else {
                 break;
             };

@@ -1,5 +1,7 @@
 //! Hashing files.
 
+use std::sync::Arc;
+
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Result};
 use crate::files::hash::{FileHash, Hashed};
@@ -81,7 +83,10 @@ impl HashFiles {
     pub fn run(&mut self, interrupt: &mut dyn Interrupt) -> std::result::Result<Results, Stopped> {
         let mut results = self.advance(IN_PLACE_BYTES, interrupt);
         if let Ok(None) = results {
-            run_in_background(&mut || results = self.advance(u64::MAX, interrupt))?;
+            let background = Arc::clone(&self.lease.background);
+            run_in_background(&background, interrupt, &mut |interrupt| {
+                results = self.advance(u64::MAX, interrupt);
+            })?;
         }
         Ok(results?.unwrap_or_default())
     }

@@ -8,6 +8,7 @@ use crate::files::name::FilePath;
 use crate::files::search::{Filter, Found, Matcher, Verdict, Visit};
 use crate::files::{Entry, FileKind};
 use crate::ledger::{Charge, Item};
+use crate::priority::run_in_background;
 use crate::workspace::lease::Workspace;
 
 /// Entries that one request finds, unless the client sets a limit.
@@ -112,8 +113,21 @@ impl Workspace {
     /// directory that cannot be read is left out: the answer is a list of names and has no place to tell it.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, a limit that is not accepted, `OverLimit`; or it was interrupted.
+    /// `NotFound`, `NotDirectory`, a limit that is not accepted, `OverLimit`, `NoThreads`; or it was interrupted.
     pub fn glob(
+        &self,
+        glob: &Glob,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Globbed, Stopped> {
+        // Stays so only if there is no thread.
+        let mut globbed = Err(Stopped::Due);
+        run_in_background(&self.background, interrupt, &mut |interrupt| {
+            globbed = self.find(glob, interrupt);
+        })?;
+        globbed
+    }
+
+    fn find(
         &self,
         glob: &Glob,
         interrupt: &mut dyn Interrupt,
