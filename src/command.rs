@@ -279,7 +279,7 @@ impl CommandSpec {
             }
         }
         let mut environment = self.environment.clone();
-        environment.sort();
+        environment.sort_unstable();
         for (name, value) in &environment {
             part(name.as_bytes());
             part(if value.is_some() { b"=" } else { b"-" });

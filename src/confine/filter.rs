@@ -355,7 +355,7 @@ fn compile(architecture: Architecture) -> Vec<sock_filter> {
 
 /// All numbers as ranges with one target each: the first number of each, ascending from 0.
 fn runs(mut entries: Vec<DeniedRange>, otherwise: Label) -> Vec<(u32, Label)> {
-    entries.sort_by_key(|(_, numbers, _)| *numbers.start());
+    entries.sort_unstable_by_key(|(_, numbers, _)| *numbers.start());
     let mut runs = Vec::new();
     let mut next = 0;
     for (name, numbers, target) in entries {

@@ -174,7 +174,7 @@ impl Host {
     /// All sandboxes, in the order of their creation.
     pub fn list(&self) -> Vec<Arc<Sandbox>> {
         let mut all: Vec<_> = self.table().sandboxes.values().cloned().collect();
-        all.sort_by_key(|sandbox| sandbox.number);
+        all.sort_unstable_by_key(|sandbox| sandbox.number);
         all
     }
 

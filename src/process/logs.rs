@@ -165,7 +165,7 @@ impl LogStore {
             let tenant = &most.tenant;
             let own = || logs.iter().filter(|log| Arc::ptr_eq(&log.tenant, tenant));
             let mut ended: Vec<_> = own().filter(|log| log.has_ended()).collect();
-            ended.sort_by_key(|log| log.ended.get());
+            ended.sort_unstable_by_key(|log| log.ended.get());
             let share = tenant.bytes();
             for log in ended {
                 if self.excess() == 0 {

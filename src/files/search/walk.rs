@@ -529,15 +529,15 @@ impl Walk<'_> {
                 self.charge.set(self.bytes + CHARGED_BYTES)?;
             }
         }
+        names.sort_unstable();
         if *is_partly_read {
             // Names that were dropped may be smaller than others that came later.
-            names.sort_unstable();
             let beyond = names.drain(BATCH_NAMES.min(names.len())..);
             self.bytes -= beyond
                 .map(|(name, _)| name.len() + NAME_BYTES)
                 .sum::<usize>();
         }
-        names.sort_unstable_by(|one, other| other.cmp(one));
+        names.reverse();
         self.pending += names.len();
         Ok(failed.map_or(Ok(has_ignores), Err))
     }

@@ -142,7 +142,8 @@ pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, EditError> {
             }
         }
     }
-    splices.sort_by_key(|(_, splice)| (splice.range.start, splice.range.end));
+    splices
+        .sort_unstable_by_key(|(number, splice)| (splice.range.start, splice.range.end, *number));
     for pair in splices.windows(2) {
         let [(one, first), (other, second)] = pair else {
             continue;
