@@ -6,13 +6,17 @@
 //!
 //! Memory is bounded whatever an archive holds, and charged before it is taken.
 
+mod attributes;
 #[cfg(test)]
 mod fuzz;
 mod gzip;
 mod header;
+mod known;
 mod members;
 mod pack;
+mod parts;
 mod pax;
+mod staging;
 mod unpack;
 mod write;
 

@@ -7,51 +7,36 @@
 //! above takes a few bytes, so descriptors and memory are bounded.
 //!
 //! A directory gets its mode and time when the way leaves it. Until then its owner may write in it.
+//!
+//! Here is the walk, and what comes of each member. Elsewhere: which names are allowed (`parts`), what is
+//! remembered of names (`known`), how attributes are set (`attributes`), and how what is complete takes its
+//! place (`staging`).
 
-use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
-use std::fs::File;
-use std::hash::BuildHasher;
 use std::io::BufRead;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat, renameat};
-use nix::sys::stat::{
-    FchmodatFlags, FileStat, Mode, UtimensatFlags, fchmod, fchmodat, fstat, fstatat, futimens,
-    mkdirat, utimensat,
-};
-use nix::sys::time::TimeSpec;
-use nix::unistd::{
-    Gid, Uid, UnlinkatFlags, fchown, fchownat, ftruncate, linkat, symlinkat, unlinkat,
-};
+use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mkdirat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, ftruncate, linkat, symlinkat, unlinkat};
 
+use super::attributes::Attributes;
 use super::header::Time;
+use super::known::Known;
 use super::members::{Member, MemberKind, Members};
+use super::parts::parts;
+use super::staging::{StagedFile, StagingTree};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::files::SkipReason;
 use crate::files::condition::Turn;
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::name::{FilePath, show};
-use crate::files::name_at::NameAt;
-use crate::files::remove::{Protected, remove_tree};
 use crate::files::root::{Files, Missing, Root};
-use crate::files::write::{Staging, stage, temporary_name};
+use crate::files::write::temporary_name;
 use crate::ledger::{Charge, Item, Ledger};
-use crate::logging;
-use crate::sys::{Rename, rename};
-
-/// Longest name of a member, in bytes.
-const MAX_NAME_BYTES: usize = 4096;
-
-/// Longest part of a name (`NAME_MAX`).
-const MAX_PART_BYTES: usize = 255;
-
-/// Most parts of a name.
-const MAX_LEVELS: usize = 256;
 
 /// Longest content of a symbolic link (`PATH_MAX`, with the NUL).
 const MAX_LINK_BYTES: usize = 4095;
@@ -146,56 +131,6 @@ struct Level {
     identity: Option<Identity>,
     /// What it gets when the way leaves it.
     finally: Attributes,
-}
-
-/// What a member says of its file.
-#[derive(Clone, Copy, Default)]
-struct Attributes {
-    mode: Option<u32>,
-    modified: Option<Time>,
-    owner: Option<(Uid, Gid)>,
-}
-
-/// What is known of some names of the archive, up to a bound.
-struct Known<T> {
-    /// By the hash of the name, which a secret makes unpredictable.
-    values: HashMap<u64, T>,
-    hasher: RandomState,
-    most: usize,
-    is_complete: bool,
-    charge: Charge,
-}
-
-impl<T: Copy> Known<T> {
-    /// Bytes that a value takes: a table is between half and seven eighths full, or twice that while it
-    /// grows.
-    const BYTES: usize = 3 * (size_of::<(u64, T)>() + 1);
-
-    fn new(most: usize, ledger: &Arc<Ledger>) -> Result<Self> {
-        Ok(Self {
-            values: HashMap::new(),
-            hasher: RandomState::new(),
-            most,
-            is_complete: true,
-            charge: ledger.charge(Item::Bodies, 0)?,
-        })
-    }
-
-    fn get(&self, parts: &[&[u8]]) -> Option<T> {
-        if self.values.is_empty() {
-            return None;
-        }
-        self.values.get(&self.hasher.hash_one(parts)).copied()
-    }
-
-    fn add(&mut self, parts: &[&[u8]], value: T) {
-        let count = self.values.len() + 1;
-        if count > self.most || self.charge.set(count * Self::BYTES).is_err() {
-            self.is_complete = false;
-        } else {
-            self.values.insert(self.hasher.hash_one(parts), value);
-        }
-    }
 }
 
 impl Files<'_> {
@@ -783,174 +718,6 @@ impl Drop for Tree<'_> {
     }
 }
 
-impl Attributes {
-    const NOT: TimeSpec = TimeSpec::UTIME_OMIT;
-
-    fn time(&self) -> Option<TimeSpec> {
-        let Time {
-            seconds,
-            nanoseconds,
-        } = self.modified?;
-        Some(TimeSpec::new(seconds, nanoseconds.into()))
-    }
-
-    /// Sets a new file's attributes. The owner first: that clears bits of the mode (chown(2)).
-    fn apply(&self, file: &File) -> nix::Result<()> {
-        if let Some((uid, gid)) = self.owner {
-            fchown(file, Some(uid), Some(gid))?;
-        }
-        if let Some(mode) = self.mode {
-            fchmod(file, Mode::from_bits_truncate(mode))?;
-        }
-        self.time()
-            .map_or(Ok(()), |modified| futimens(file, &Self::NOT, &modified))
-    }
-
-    fn apply_to_link(&self, directory: &OwnedFd, name: &[u8]) -> nix::Result<()> {
-        if let Some((uid, gid)) = self.owner {
-            let nofollow = AtFlags::AT_SYMLINK_NOFOLLOW;
-            fchownat(directory, name, Some(uid), Some(gid), nofollow)?;
-        }
-        let nofollow = UtimensatFlags::NoFollowSymlink;
-        self.time().map_or(Ok(()), |modified| {
-            utimensat(directory, name, &Self::NOT, &modified, nofollow)
-        })
-    }
-
-    /// Sets a directory's attributes by a descriptor that cannot be read. The mode last: it may forbid the
-    /// rest.
-    fn apply_to_directory(&self, directory: &OwnedFd) -> nix::Result<()> {
-        if let Some((uid, gid)) = self.owner {
-            fchownat(directory, ".", Some(uid), Some(gid), AtFlags::empty())?;
-        }
-        if let Some(modified) = self.time() {
-            let follow = UtimensatFlags::FollowSymlink;
-            utimensat(directory, ".", &Self::NOT, &modified, follow)?;
-        }
-        let follow = FchmodatFlags::FollowSymlink;
-        self.mode.map_or(Ok(()), |mode| {
-            fchmodat(directory, ".", Mode::from_bits_truncate(mode), follow)
-        })
-    }
-}
-
-/// A file that is being received, beside its place.
-struct StagedFile<'d> {
-    file: File,
-    staging: Staging,
-    directory: &'d OwnedFd,
-}
-
-impl<'d> StagedFile<'d> {
-    fn make(directory: &'d OwnedFd) -> nix::Result<Self> {
-        let (file, staging) = stage(directory, true)?;
-        Ok(Self {
-            file,
-            staging,
-            directory,
-        })
-    }
-
-    /// Gives the file its name; fails with `EEXIST` if another has it.
-    fn take_new_name(&mut self, name: &[u8]) -> nix::Result<()> {
-        self.staging.take_new_name(&self.file, self.directory, name)
-    }
-
-    /// Gives the file its name in place of another that has it.
-    fn take_name(&mut self, name: &[u8]) -> nix::Result<()> {
-        self.staging.take_name(&self.file, self.directory, name)
-    }
-}
-
-impl Drop for StagedFile<'_> {
-    fn drop(&mut self) {
-        self.staging.remove(self.directory);
-    }
-}
-
-/// A directory beside its place, removed with all that is in it unless it takes that place.
-struct StagingTree<'t> {
-    target: &'t NameAt,
-    name: Vec<u8>,
-    /// The mode of a new directory.
-    mode: u32,
-}
-
-impl<'t> StagingTree<'t> {
-    fn make(target: &'t NameAt) -> nix::Result<Self> {
-        let name = temporary_name();
-        mkdirat(
-            &target.directory,
-            name.as_slice(),
-            Mode::from_bits_truncate(0o777),
-        )?;
-        let mut staging = Self {
-            target,
-            name,
-            mode: 0,
-        };
-        let directory = staging.open()?;
-        staging.mode = fstat(&directory)?.st_mode & 0o7777;
-        // Nobody else sees what is not complete.
-        let private = Mode::from_bits_truncate(0o700);
-        fchmodat(&directory, ".", private, FchmodatFlags::FollowSymlink)?;
-        Ok(staging)
-    }
-
-    fn open(&self) -> nix::Result<OwnedFd> {
-        let flags = DIRECTORY | OFlag::O_NOFOLLOW;
-        openat(
-            &self.target.directory,
-            self.name.as_slice(),
-            flags,
-            Mode::empty(),
-        )
-    }
-
-    /// Takes the place of the `existing` directory, if there is one, which is then removed. Its mode and
-    /// owner are kept unless the archive says otherwise.
-    fn finish(&mut self, top: &Attributes, existing: Option<&FileStat>) -> nix::Result<()> {
-        let directory = self.open()?;
-        let mut attributes = *top;
-        let mode = existing.map_or(self.mode, |existing| existing.st_mode & 0o7777);
-        attributes.mode = attributes.mode.or(Some(mode));
-        let own = fstat(&directory)?;
-        attributes.owner = attributes.owner.or_else(|| {
-            let existing = existing?;
-            let is_same = (existing.st_uid, existing.st_gid) == (own.st_uid, own.st_gid);
-            let owner = (
-                Uid::from_raw(existing.st_uid),
-                Gid::from_raw(existing.st_gid),
-            );
-            (!is_same).then_some(owner)
-        });
-        attributes.apply_to_directory(&directory)?;
-        let NameAt { directory, name } = self.target;
-        let (directory, new) = (directory.as_fd(), self.name.as_slice());
-        if existing.is_some() {
-            // What is removed with this value is then the old directory.
-            rename(directory, new, name, Rename::Exchange)
-        } else {
-            rename(directory, new, name, Rename::ToNewName)
-        }
-    }
-}
-
-impl Drop for StagingTree<'_> {
-    fn drop(&mut self) {
-        if let Ok(directory) = openat(&self.target.directory, ".", DIRECTORY, Mode::empty()) {
-            let removed = remove_tree(directory, &self.name, None, Protected::Open);
-            // It has another name if it took its place.
-            if !matches!(removed, Ok(true) | Err(Errno::ENOENT)) {
-                let name = show(&self.name);
-                logging::info(format_args!(
-                    "cannot delete {name}, which is no longer used"
-                ));
-            }
-        }
-    }
-}
-
 /// The status of a file, not of what it links to; `None` if there is none.
 fn status_of(directory: &OwnedFd, name: &[u8]) -> nix::Result<Option<FileStat>> {
     match fstatat(directory, name, AtFlags::AT_SYMLINK_NOFOLLOW) {
@@ -959,70 +726,6 @@ fn status_of(directory: &OwnedFd, name: &[u8]) -> nix::Result<Option<FileStat>> 
     }
 }
 
-/// The parts of a member's name without the first `strip`; `None` if it has fewer. A `.` is no part.
-fn parts(name: &[u8], strip: usize) -> std::result::Result<Option<Vec<&[u8]>>, &'static str> {
-    if name.is_empty() {
-        return Err("its name is empty");
-    }
-    if name.starts_with(b"/") {
-        return Err("its name is absolute");
-    }
-    if name.contains(&0) {
-        return Err("its name has a NUL");
-    }
-    if name.len() > MAX_NAME_BYTES {
-        return Err("its name has more than 4096 bytes");
-    }
-    let parts: Vec<_> = name
-        .split(|byte| *byte == b'/')
-        .filter(|part| !part.is_empty() && *part != b".")
-        .collect();
-    if parts.contains(&&b".."[..]) {
-        return Err("its name has a ..");
-    }
-    if parts.iter().any(|part| part.len() > MAX_PART_BYTES) {
-        return Err("its name has a part of more than 255 bytes");
-    }
-    if parts.len() > MAX_LEVELS {
-        return Err("its name has more than 256 levels");
-    }
-    let is_short = parts.len() < strip || (strip > 0 && parts.len() == strip);
-    Ok((!is_short).then(|| parts[strip..].to_vec()))
-}
-
 fn refused(why: &str) -> Error {
     Error::new(Kind::BadArchive, format!("cannot unpack a member: {why}"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_have_parts_that_lead_nowhere_else() {
-        let long = "a".repeat(256);
-        let deep = "a/".repeat(257);
-        let far = "abc/".repeat(1025);
-        for name in [
-            "", "/", "/a", "..", "a/..", "a/../b", "../a", "a\0b", &long, &deep, &far,
-        ] {
-            assert!(parts(name.as_bytes(), 0).is_err(), "{name}");
-        }
-        for (name, strip, expected) in [
-            (".", 0, Some("")),
-            ("./", 0, Some("")),
-            ("./a//b/./", 0, Some("a/b")),
-            ("...", 0, Some("...")),
-            ("..a/b..", 0, Some("..a/b..")),
-            ("a/b", 1, Some("b")),
-            ("./a/b", 1, Some("b")),
-            ("a", 1, None),
-            ("./", 1, None),
-            ("a/b", 3, None),
-        ] {
-            let found = parts(name.as_bytes(), strip).unwrap();
-            let found = found.map(|parts| String::from_utf8(parts.join(&b'/')).unwrap());
-            assert_eq!(found.as_deref(), expected, "{name}");
-        }
-    }
 }

@@ -1,0 +1,56 @@
+//! A bounded memory of names: what an archive has made, however many members it has.
+//!
+//! A name takes the same few bytes whatever its length, and they are charged to the tenant. What is
+//! forgotten is told by [`Known::is_complete`]; what follows from that is decided by
+//! [`unpack`](super::unpack). No file is touched here.
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::sync::Arc;
+
+use crate::error::Result;
+use crate::ledger::{Charge, Item, Ledger};
+
+/// What is known of some names of the archive, up to a bound.
+pub(super) struct Known<T> {
+    /// By the hash of the name, which a secret makes unpredictable.
+    values: HashMap<u64, T>,
+    hasher: RandomState,
+    most: usize,
+    /// Whether nothing was forgotten.
+    pub(super) is_complete: bool,
+    charge: Charge,
+}
+
+impl<T: Copy> Known<T> {
+    /// Bytes that a value takes: a table is between half and seven eighths full, or twice that while it
+    /// grows.
+    const BYTES: usize = 3 * (size_of::<(u64, T)>() + 1);
+
+    pub(super) fn new(most: usize, ledger: &Arc<Ledger>) -> Result<Self> {
+        Ok(Self {
+            values: HashMap::new(),
+            hasher: RandomState::new(),
+            most,
+            is_complete: true,
+            charge: ledger.charge(Item::Bodies, 0)?,
+        })
+    }
+
+    pub(super) fn get(&self, parts: &[&[u8]]) -> Option<T> {
+        if self.values.is_empty() {
+            return None;
+        }
+        self.values.get(&self.hasher.hash_one(parts)).copied()
+    }
+
+    pub(super) fn add(&mut self, parts: &[&[u8]], value: T) {
+        let count = self.values.len() + 1;
+        if count > self.most || self.charge.set(count * Self::BYTES).is_err() {
+            self.is_complete = false;
+        } else {
+            self.values.insert(self.hasher.hash_one(parts), value);
+        }
+    }
+}
