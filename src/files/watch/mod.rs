@@ -5,11 +5,13 @@
 //! here waits for a client, and nothing is open between two steps except the inotify instance, so that a
 //! directory that is removed is noticed.
 
+mod event;
 mod limits;
 mod nodes;
 #[cfg(test)]
 mod tests;
 mod watcher;
 
+pub use event::{Ended, Settings, TreeChange, TreeEvent};
 pub use limits::{WatchShare, watched};
-pub use watcher::{Ended, Settings, TreeChange, TreeEvent, Watcher};
+pub use watcher::Watcher;
