@@ -589,7 +589,6 @@ fn a_directory_is_not_moved_into_itself_though_nobody_may_look_above_the_home() 
     }
 }
 
-/// Mounts something for as long as it lives.
 /// An archive of one member.
 fn archive(typeflag: u8, name: &str, link: &str) -> Vec<u8> {
     let mut block = [0; 1536];
@@ -662,6 +661,7 @@ fn nobody_replaces_a_file_in_the_turn_of_another_request() {
     }
 }
 
+/// Mounts something for as long as it lives.
 struct Mounted(PathBuf);
 
 impl Mounted {

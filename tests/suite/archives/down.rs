@@ -408,18 +408,19 @@ fn what_cannot_be_packed_is_told_or_breaks_the_archive_off() {
     });
 }
 
+/// Makes the file `large` of 1 TiB, all of it a hole.
+fn make_large(place: &Place) {
+    place.make("large", b"");
+    let file = File::options().write(true).open(place.path("large"));
+    file.unwrap().set_len(1 << 40).unwrap();
+}
+
 #[test]
 fn a_head_request_does_not_walk() {
     in_both_modes(|place| {
         fs::create_dir(&place.directory).unwrap();
         place.give("");
-        place.make("large", b"");
-        File::options()
-            .write(true)
-            .open(place.path("large"))
-            .unwrap()
-            .set_len(1 << 40)
-            .unwrap();
+        make_large(place);
         place.make_directory("inner");
         // The time of the last read of a directory tells of a walk.
         let old = std::time::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
@@ -510,13 +511,7 @@ fn work_for_a_client_that_leaves_ends() {
     in_both_modes(|place| {
         fs::create_dir(&place.directory).unwrap();
         place.give("");
-        place.make("large", b"");
-        File::options()
-            .write(true)
-            .open(place.path("large"))
-            .unwrap()
-            .set_len(1 << 40)
-            .unwrap();
+        make_large(place);
         for format in ["tar", "tar.gz"] {
             let mut connection = place.connect();
             let target = place.target(&format!("&format={format}"));
@@ -635,13 +630,7 @@ fn an_archive_of_a_sandbox_has_nothing_of_others() {
 fn a_slow_client_slows_down_nobody_else() {
     let place = Place::dedicated();
     fs::create_dir(&place.directory).unwrap();
-    place.make("large", b"");
-    File::options()
-        .write(true)
-        .open(place.path("large"))
-        .unwrap()
-        .set_len(1 << 40)
-        .unwrap();
+    make_large(&place);
     let mut stalled = place.connect();
     stalled.send_request("GET", &place.target(""), &[], b"");
     assert_eq!(stalled.read_head().status, 200);
