@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::os::unix::fs::{PermissionsExt, chown};
+use std::os::unix::fs::{PermissionsExt, chown, symlink};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -52,9 +52,10 @@ impl Cell {
             .find(|path| fs::metadata(path).is_ok())?;
         let root = TempDir::new();
         fs::set_permissions(root.path(), PermissionsExt::from_mode(0o755)).unwrap();
-        for name in ["bin", "dev", "proc", "tmp", "w"] {
+        for name in ["bin", "dev", "dev/pts", "proc", "tmp", "w"] {
             fs::create_dir(root.join(name)).unwrap();
         }
+        symlink("pts/ptmx", root.join("dev/ptmx")).unwrap();
         chown(root.join("w"), Some(65534), Some(65534)).unwrap();
         // By this name it is this program, whatever its arguments are.
         copy_program(busybox, root.join("bin/true"));
@@ -77,6 +78,7 @@ impl Cell {
         // the first process of its namespace, which is the shell.
         let script = "
             cp \"$2\" \"$0/sbx-server\" && mount -t proc proc \"$0/proc\" || exit
+            mount -t devpts -o newinstance,ptmxmode=666 devpts \"$0/dev/pts\" || exit
             ip link set lo up 2>/dev/null || ifconfig lo up 2>/dev/null || busybox ip link set lo up || exit
             prlimit --fsize=1048576 chroot --userspec=\"$1\" \"$0\" /sbx-server --init; exit";
         let root = self.root.path().to_str().unwrap();
