@@ -349,9 +349,8 @@ impl Upload<'_> {
                 checked = Some(check_again(&self.shown, &commit.target, digest, interrupt)?);
             }
         }
-        let NameAt { directory, name } = &commit.target;
-        let _turn = Turn::at(directory, name, &self.shown)?;
-        if let Some(version) = checked {
+        let _turn = self.turn()?;
+        if let (Some(version), Some(commit)) = (checked, &self.commit) {
             check_version(&self.shown, &commit.target, &version)?;
         }
         Ok(self.commit()?)
