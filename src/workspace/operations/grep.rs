@@ -119,22 +119,22 @@ pub trait GrepSink: Send {
     /// A match.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client disconnected.
     fn matched(&mut self, found: &Match<'_>) -> std::result::Result<(), Disconnected>;
     /// A file that was not searched.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client disconnected.
     fn skipped(&mut self, path: &str, why: SkipReason) -> std::result::Result<(), Disconnected>;
     /// Nothing for some moments.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client disconnected.
     fn tick(&mut self) -> std::result::Result<(), Disconnected>;
     /// The end: what was done, or why not all was.
     ///
     /// # Errors
-    /// The client is gone.
+    /// The client disconnected.
     fn ended(&mut self, outcome: Result<Summary>) -> std::result::Result<(), Disconnected>;
 }
 
@@ -290,7 +290,7 @@ impl PreparedGrep {
                 }
                 Err(Stopped::Disconnected | Stopped::Due) => return,
             };
-            // A client that is gone is told nothing.
+            // A client that has disconnected is told nothing.
             let _ = sink.ended(outcome);
         });
     }
