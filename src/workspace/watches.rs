@@ -284,16 +284,21 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
                 return;
             }
         }
+        // Whoever is told of an end may register anew at once, so the watcher has given back what it had by then.
+        let mut over = Vec::new();
         driven.retain_mut(|(watch, watcher)| match watch.read(&this.root, watcher) {
             Ok(next) => {
                 until = until.into_iter().chain(next).min();
                 true
             }
             Err(ended) => {
-                watch.end(ended);
+                over.push((Arc::clone(watch), ended));
                 false
             }
         });
+        for (watch, ended) in over {
+            watch.end(ended);
+        }
         drop(this);
         let mut entries: Vec<_> = driven
             .iter()
