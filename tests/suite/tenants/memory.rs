@@ -59,7 +59,7 @@ fn withstand<T>(attack: impl FnOnce(&Server, &Sandbox<'_>) -> T) {
 /// Waits for 503 `over_limit`: the server may still be busy with the requests that fill the share.
 #[track_caller]
 fn expect_refused(sandbox: &Sandbox<'_>, method: &str, route: &str, body: &[u8], what: &str) {
-    wait_until("the request is refused", PATIENCE, || {
+    wait_until("the request is refused", 3 * PATIENCE, || {
         let reply = sandbox.request(method, route, body);
         if [200, 400].contains(&reply.status) {
             return false;
@@ -233,11 +233,11 @@ fn pages_of_a_large_directory_that_nobody_reads() {
         std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o777)).unwrap();
         // Made in the container of the tests, which has more memory.
         let name = "n".repeat(220);
-        for index in 0..60_000 {
+        for index in 0..40_000 {
             std::fs::File::create(directory.join(format!("{name}{index}"))).unwrap();
         }
         let list = head(attacker, "GET", "files/list?path=many&limit=100000", "");
-        let held: Vec<_> = (0..60)
+        let held: Vec<_> = (0..40)
             .take_while(|_| is_alive(server))
             .map(|_| send_and_hold(server, &list))
             .collect();
