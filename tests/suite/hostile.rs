@@ -120,7 +120,7 @@ fn connections_above_the_cap_get_503_and_the_cap_counts_only_open_ones() {
     for round in 0..4 {
         // Those of the round before count until the server has seen them go.
         let mut held = Vec::new();
-        wait_until("as many as the cap are served", PATIENCE, || {
+        wait_until("as many as the cap are served", 3 * PATIENCE, || {
             held = (0..4).map(|_| Probe::new(&server)).collect();
             wait_until("answers", PATIENCE, || {
                 held.iter_mut()

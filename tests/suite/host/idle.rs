@@ -324,7 +324,7 @@ fn a_host_that_is_only_looked_at_ends_all_the_same() {
 #[test]
 fn a_host_stays_while_it_has_a_sandbox_and_ends_after_the_last() {
     needs_root!();
-    let mut server = Server::host().env("SBX_IDLE_TIMEOUT", 1).start();
+    let mut server = Server::host().env("SBX_IDLE_TIMEOUT", 3).start();
     let sandbox = server.sandbox();
     // Idle, but there; the other one lives for longer than the host would.
     let evicted = idling(&server, 4);
@@ -336,7 +336,7 @@ fn a_host_stays_while_it_has_a_sandbox_and_ends_after_the_last() {
     let status = server.wait_for_exit(PATIENCE);
     assert_eq!(status.code(), Some(0), "{}", server.log());
     assert!(
-        begun.elapsed() >= Duration::from_secs(1),
+        begun.elapsed() >= Duration::from_secs(3),
         "early is not fine"
     );
     assert_eq!(super::homes_of(&server), Vec::<String>::new());
@@ -345,7 +345,7 @@ fn a_host_stays_while_it_has_a_sandbox_and_ends_after_the_last() {
 #[test]
 fn a_host_ends_after_its_last_sandbox_was_evicted() {
     needs_root!();
-    let mut server = Server::host().env("SBX_IDLE_TIMEOUT", 1).start();
+    let mut server = Server::host().env("SBX_IDLE_TIMEOUT", 3).start();
     let sandbox = idling(&server, 1);
     sandbox.sh("echo x > file");
     assert_eq!(

@@ -81,7 +81,7 @@ fn a_daemon_that_outruns_every_look_is_caught(place: &Place<'_>) {
         let script = format!("exec 9>{fifo}; (setsid sh -c '{hop}' &); sleep 3600");
         let mut body = json!({"cmd": script});
         if ending == "timeout" {
-            body["timeout"] = json!(2);
+            body["timeout"] = json!(4);
         }
         let process = place.post("processes", &body);
         place.orphan(&mark, pid_of(&process));
