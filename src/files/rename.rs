@@ -126,15 +126,27 @@ pub(super) fn place_link(
     complete: impl FnOnce(&OwnedFd, &[u8]) -> nix::Result<()>,
 ) -> nix::Result<()> {
     let NameAt { directory, name } = new;
+    let make = |name: &[u8]| {
+        symlinkat(content, directory, name)?;
+        complete(directory, name)
+    };
     if is_exclusive {
-        symlinkat(content, directory, name.as_slice())?;
-        return complete(directory, name);
+        make(name)
+    } else {
+        replace_by(directory, name, make)
     }
+}
+
+/// Lets `make` make a link under a temporary name, and gives it this name, in place of the file that has it. That
+/// needs a [`Turn`].
+pub(super) fn replace_by(
+    directory: &OwnedFd,
+    name: &[u8],
+    make: impl FnOnce(&[u8]) -> nix::Result<()>,
+) -> nix::Result<()> {
     let temporary = temporary_name();
     let temporary = temporary.as_slice();
-    symlinkat(content, directory, temporary)?;
-    let placed = complete(directory, temporary)
-        .and_then(|()| renameat(directory, temporary, directory, name.as_slice()));
+    let placed = make(temporary).and_then(|()| renameat(directory, temporary, directory, name));
     if placed.is_err() {
         let _ = unlinkat(directory, temporary, UnlinkatFlags::NoRemoveDir);
     }

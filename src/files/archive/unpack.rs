@@ -18,9 +18,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat, renameat};
+use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mkdirat};
-use nix::unistd::{Gid, Uid, UnlinkatFlags, ftruncate, linkat, symlinkat, unlinkat};
+use nix::unistd::{Gid, Uid, ftruncate, linkat, symlinkat};
 
 use super::attributes::Attributes;
 use super::header::Time;
@@ -34,8 +34,8 @@ use crate::files::SkipReason;
 use crate::files::condition::Turn;
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::name::{FilePath, show};
+use crate::files::rename::replace_by;
 use crate::files::root::{Files, Missing, Root};
-use crate::files::write::temporary_name;
 use crate::ledger::{Charge, Item, Ledger};
 
 /// Longest content of a symbolic link (`PATH_MAX`, with the NUL).
@@ -508,13 +508,7 @@ impl<'f> Tree<'f> {
             other => return other.map_err(failed),
         }
         let _turn = Turn::at(directory, name, show(&member.name))?;
-        let temporary = temporary_name();
-        let placed = make(&temporary)
-            .and_then(|()| renameat(directory, temporary.as_slice(), directory, name));
-        if placed.is_err() {
-            let _ = unlinkat(directory, temporary.as_slice(), UnlinkatFlags::NoRemoveDir);
-        }
-        placed.map_err(failed)
+        replace_by(directory, name, make).map_err(failed)
     }
 
     /// Checks what is at a member's place. False if that stays.
