@@ -18,7 +18,7 @@ use crate::fixture::{
 use crate::skip;
 
 /// What the server and a neighbour promise while a sandbox attacks.
-const PROMPT: Duration = Duration::from_secs(2);
+const PROMPT: Duration = Duration::from_secs(1);
 
 /// Asserts that the promise is kept. Measured several times, because a machine has more to do than
 /// these tests; what a sandbox can bring about, it brings about every time.
