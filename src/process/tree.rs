@@ -40,6 +40,7 @@ const STRIKE_LIMIT: Duration = Duration::from_millis(100);
 const ROUNDS_OF_SINGLES: usize = 4;
 
 /// How often in a row a search may find nothing new while processes end or start: they may belong to others.
+/// An orphan that was listed and had ended before it was looked at is worth [`ROUNDS`].
 const FRUITLESS_ROUNDS: usize = 8;
 
 /// Threads of a process whose tracers are looked up: the search takes microseconds for each.
@@ -211,11 +212,12 @@ impl Orphans {
 }
 
 impl Roots {
-    /// Passes all processes of the trees to `found`, zombies included, each as early as possible. Returns
-    /// whether processes may be missing.
-    fn search(&self, found: &mut dyn FnMut(&Stat)) -> bool {
+    /// Passes all processes of the trees to `found`, zombies included, each as early as possible. Before
+    /// it looks at orphans, whosever they are, it passes their numbers to `listed`. Returns whether
+    /// processes may be missing.
+    fn search(&self, found: &mut dyn FnMut(&Stat), listed: &mut dyn FnMut(Pid)) -> bool {
         if Mark::are_available() && proc::lists_children() {
-            self.search_lists(found)
+            self.search_lists(found, listed)
         } else {
             self.search_all(found)
         }
@@ -224,17 +226,18 @@ impl Roots {
     /// The living processes of the trees.
     pub(super) fn living(&self) -> HashSet<Member> {
         let mut living = HashSet::new();
-        self.search(&mut |process| {
+        let mut found = |process: &Stat| {
             if !process.zombie {
                 living.insert(process.member());
             }
-        });
+        };
+        self.search(&mut found, &mut |_| ());
         living
     }
 
     /// Follows the lists of children: the trees first, then the orphans. A process whose parent ends
     /// meanwhile is in the one or in the other.
-    fn search_lists(&self, found: &mut dyn FnMut(&Stat)) -> bool {
+    fn search_lists(&self, found: &mut dyn FnMut(&Stat), listed: &mut dyn FnMut(Pid)) -> bool {
         let mut search = Search::new(found);
         let own = std::process::id().cast_signed();
         for leader in &self.leaders {
@@ -252,6 +255,7 @@ impl Roots {
         for (adopter, thread) in starters.chain(adopters) {
             let mut orphans = proc::children_of_thread(adopter, thread);
             orphans.retain(|pid| *pid != own && !commands.contains(pid));
+            orphans.iter().copied().for_each(&mut *listed);
             for orphan in orphans {
                 search.add(orphan, |process| is_orphan(process.pid));
             }
@@ -353,6 +357,7 @@ pub(super) struct Hunt {
     rounds: usize,
     /// Those in a row that found nothing new.
     fruitless: usize,
+    held: Held,
 }
 
 impl Hunt {
@@ -364,6 +369,7 @@ impl Hunt {
             known: HashSet::new(),
             rounds: 0,
             fruitless: 0,
+            held: Held::default(),
         }
     }
 
@@ -376,14 +382,16 @@ impl Hunt {
         let mut search_again = false;
         let deadline = Instant::now() + STRIKE_LIMIT;
         for _ in 0..ROUNDS {
-            let (roots, known) = (&self.roots, &mut self.known);
+            let (roots, known, held) = (&self.roots, &mut self.known, &mut self.held);
+            let mut ours = Vec::new();
             let is_outrun = self.rounds >= ROUNDS_OF_SINGLES;
             self.rounds += 1;
             let mut is_fruitful = false;
             search_again = false;
             let newest = proc::newest_pid();
-            let is_incomplete = roots.search(&mut |process| {
+            let mut found = |process: &Stat| {
                 let member = process.member();
+                ours.extend([process.pid, process.group]);
                 if !known.insert(member) {
                     return;
                 }
@@ -401,12 +409,19 @@ impl Hunt {
                 if !process.zombie {
                     fresh.push(member);
                 }
-            });
+            };
+            let is_incomplete = roots.search(&mut found, &mut |pid| held.meet(pid, is_outrun));
+            held.end_round(&ours);
             self.fruitless = if is_fruitful { 0 } else { self.fruitless + 1 };
             // The kernel's lists may leave out a process while others in them end, so a link of a chain of
             // processes may be missed. Its next link has a new pid.
             let is_changing = is_incomplete || proc::newest_pid() != newest;
-            search_again |= is_changing && self.fruitless < FRUITLESS_ROUNDS;
+            let patience = if is_incomplete {
+                ROUNDS
+            } else {
+                FRUITLESS_ROUNDS
+            };
+            search_again |= is_changing && self.fruitless < patience;
             // What a process has started before it stopped is found below it.
             self.roots.members.extend(&fresh);
             if !search_again || Instant::now() >= deadline {
@@ -416,6 +431,7 @@ impl Hunt {
         for member in &fresh {
             member.signal(libc::SIGKILL);
         }
+        self.held.release();
         search_again || !fresh.is_empty()
     }
 
@@ -423,6 +439,57 @@ impl Hunt {
     pub(super) fn forget_leaders(&mut self) {
         self.roots.leaders.clear();
     }
+}
+
+/// Orphans that were stopped before it was known whose they are, because a process that starts the next
+/// one and ends at once is gone before it is looked at. Their numbers are those of their process groups
+/// too, where the next ones begin.
+///
+/// Those of others go on a round later: what a group has begun meanwhile has been looked at by then.
+#[derive(Default)]
+struct Held {
+    /// All orphans so far. One that stays is looked at as it is.
+    met: HashSet<Pid>,
+    /// Those that were stopped in this round.
+    stopped: Vec<Pid>,
+    /// Those that were stopped in the one before.
+    earlier: Vec<Pid>,
+}
+
+impl Held {
+    fn meet(&mut self, pid: Pid, is_outrun: bool) {
+        if self.met.insert(pid) && is_outrun {
+            signal_with_group(pid, libc::SIGSTOP);
+            self.stopped.push(pid);
+        }
+    }
+
+    /// `ours` are the numbers of processes, and of their groups, that stay stopped.
+    fn end_round(&mut self, ours: &[Pid]) {
+        self.stopped.retain(|pid| !ours.contains(pid));
+        self.earlier.retain(|pid| !ours.contains(pid));
+        for pid in std::mem::take(&mut self.earlier) {
+            signal_with_group(pid, libc::SIGCONT);
+        }
+        std::mem::swap(&mut self.earlier, &mut self.stopped);
+    }
+
+    fn release(&mut self) {
+        self.end_round(&[]);
+        self.end_round(&[]);
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.release();
+    }
+}
+
+/// Signals a process that was just listed, and the group that bears its number.
+fn signal_with_group(pid: Pid, signal: i32) {
+    let _ = sys::signal_process(pid, signal);
+    let _ = sys::signal_group(pid, signal);
 }
 
 /// Stops the process group of a process that was just looked at. The process may have ended, but while its

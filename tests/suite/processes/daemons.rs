@@ -1,6 +1,7 @@
 //! Daemons: what a command has started and let go of ends when the command is ended by force, and not
 //! before; whatever it has done to lose its parents, its session and its output.
 
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::json;
@@ -74,22 +75,33 @@ fn a_daemon_ends_with_its_command_however_that_is_ended(place: &Place<'_>) {
 }
 
 fn a_daemon_that_outruns_every_look_is_caught(place: &Place<'_>) {
-    for ending in ["timeout", "delete"] {
-        let mark = Mark::new();
-        let (mut lifeline, fifo) = place.lifeline(ending);
-        let hop = place.probe(&json!([["hop"]]), &mark);
+    let hopping = |name: &str, mark: &Mark, timeout: f64| {
+        let (lifeline, fifo) = place.lifeline(name);
+        let sign = place.directory.join(format!("{name} hops"));
+        let hop = place.probe(&json!([["hop", sign]]), mark);
         let script = format!("exec 9>{fifo}; (setsid sh -c '{hop}' &); sleep 3600");
-        let mut body = json!({"cmd": script});
-        if ending == "timeout" {
-            body["timeout"] = json!(4);
-        }
-        let process = place.post("processes", &body);
-        place.orphan(&mark, pid_of(&process));
+        let process = place.post("processes", &json!({"cmd": script, "timeout": timeout}));
+        (lifeline, sign, process)
+    };
+    let goes_on = |what: &str, sign: &Path| {
+        // It is there or not, depending on how far the daemon has come.
+        let _ = std::fs::remove_file(sign);
+        wait_until(what, PATIENCE, || sign.exists());
+    };
+    let mark = Mark::new();
+    let (mut other_lifeline, other_sign, other) = hopping("other", &mark, 3600.0);
+    for ending in ["timeout", "delete"] {
+        let timeout = if ending == "timeout" { 4.0 } else { 3600.0 };
+        let (mut lifeline, sign, process) = hopping(ending, &mark, timeout);
+        wait_until("the daemon hops", PATIENCE, || sign.exists());
         if ending == "delete" {
             place.delete(&process);
         }
         lifeline.wait_cut(ending);
+        goes_on("that of another command goes on", &other_sign);
     }
+    place.delete(&other);
+    other_lifeline.wait_cut("the other one");
 }
 
 fn what_an_ended_command_left_behind_is_counted_and_ends_with_its_delete(place: &Place<'_>) {

@@ -454,16 +454,23 @@ fn perform(words: &[&str]) -> io::Result<String> {
             // SAFETY: plain integers.
             status(unsafe { libc::ptrace(libc::PTRACE_SEIZE, number(pid), 0, 0) })
         }
-        // For ever becomes another process in another session, each the child of one that has ended.
-        ["hop"] => loop {
-            // SAFETY: plain system calls.
-            unsafe {
-                if libc::fork() != 0 {
-                    libc::_exit(0);
+        // For ever becomes another process in another session, each the child of one that has ended. Nobody
+        // can count on seeing one of them, so every tenth makes a file.
+        ["hop", path] => {
+            for hop in 1_u64.. {
+                if hop.is_multiple_of(10) {
+                    File::create(path)?;
                 }
-                libc::setsid();
+                // SAFETY: plain system calls.
+                unsafe {
+                    if libc::fork() != 0 {
+                        libc::_exit(0);
+                    }
+                    libc::setsid();
+                }
             }
-        },
+            unreachable!("the numbers do not end")
+        }
         // Whoever opens the file waits until the kernel has lost its patience, see fcntl(2).
         ["lease", path] => {
             let file = File::open(path)?;
