@@ -1,9 +1,8 @@
 //! The activity of a workspace, from which its idle time is measured.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// Counts the leases and the running processes of a workspace.
 ///

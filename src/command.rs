@@ -9,6 +9,7 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
+use crate::language::Language;
 
 /// What a text takes besides its bytes: a string and the allocator's smallest block.
 const TEXT_BYTES: usize = size_of::<String>() + 40;
@@ -23,15 +24,29 @@ pub enum CommandLine {
     Shell(String),
     /// Executed directly; the first word is searched in PATH.
     Program(Vec<String>),
+    /// Code that the interpreter of its language runs as a script.
+    Code {
+        /// Its language.
+        language: Language,
+        /// The code.
+        code: String,
+        /// The arguments of the script.
+        arguments: Vec<String>,
+    },
 }
 
 impl CommandLine {
     /// Bytes in memory, approximately.
     pub fn size(&self) -> usize {
-        match self {
-            Self::Shell(script) => script.len() + TEXT_BYTES,
-            Self::Program(words) => words.iter().map(|word| word.len() + TEXT_BYTES).sum(),
-        }
+        let (text, words): (_, &[String]) = match self {
+            Self::Shell(script) => (Some(script), &[]),
+            Self::Program(words) => (None, words),
+            Self::Code {
+                code, arguments, ..
+            } => (Some(code), arguments),
+        };
+        let texts = text.into_iter().chain(words);
+        texts.map(|text| text.len() + TEXT_BYTES).sum()
     }
 }
 
@@ -186,6 +201,17 @@ impl CommandSpec {
                 }
                 words.iter().try_for_each(|word| no_nul("cmd", word))?;
             }
+            CommandLine::Code {
+                language,
+                code,
+                arguments,
+            } => {
+                if *language == Language::Bash {
+                    no_nul("code", code)?;
+                }
+                let mut words = arguments.iter();
+                words.try_for_each(|word| no_nul("args", word))?;
+            }
         }
         check_environment(&environment)?;
         no_nul("cwd", directory.as_deref().unwrap_or_default())?;
@@ -236,6 +262,27 @@ impl CommandSpec {
         match &self.line {
             CommandLine::Shell(script) => vec![c"/bin/sh".into(), c"-c".into(), c_string(script)],
             CommandLine::Program(words) => words.iter().map(c_string).collect(),
+            CommandLine::Code {
+                language,
+                code,
+                arguments,
+            } => {
+                let own = [language.program()]
+                    .into_iter()
+                    .chain(language.script(code).arguments);
+                let words = own.chain(arguments.iter().map(String::as_str));
+                words.map(c_string).collect()
+            }
+        }
+    }
+
+    /// The code that its program reads from descriptor 4.
+    pub fn passed_code(&self) -> Option<&[u8]> {
+        match &self.line {
+            CommandLine::Code { language, code, .. } if language.script(code).is_passed => {
+                Some(code.as_bytes())
+            }
+            _ => None,
         }
     }
 
@@ -244,6 +291,7 @@ impl CommandSpec {
         let name = match &self.line {
             CommandLine::Shell(_) => return vec![c"/bin/sh".to_owned()],
             CommandLine::Program(words) => words.first().map(String::as_bytes).unwrap_or_default(),
+            CommandLine::Code { language, .. } => language.program().as_bytes(),
         };
         if name.contains(&b'/') {
             return vec![c_string(name)];
@@ -265,18 +313,30 @@ impl CommandSpec {
             digest.update((bytes.len() as u64).to_le_bytes());
             digest.update(bytes);
         };
-        match &self.line {
+        let words: &[String] = match &self.line {
             CommandLine::Shell(script) => {
                 part(b"shell");
                 part(script.as_bytes());
+                &[]
             }
             CommandLine::Program(words) => {
                 part(b"program");
-                part(&words.len().to_le_bytes());
-                for word in words {
-                    part(word.as_bytes());
-                }
+                words
             }
+            CommandLine::Code {
+                language,
+                code,
+                arguments,
+            } => {
+                part(b"code");
+                part(language.name().as_bytes());
+                part(code.as_bytes());
+                arguments
+            }
+        };
+        part(&words.len().to_le_bytes());
+        for word in words {
+            part(word.as_bytes());
         }
         let mut environment = self.environment.clone();
         environment.sort_unstable();
@@ -344,9 +404,7 @@ impl ChosenId {
     /// # Errors
     /// `Invalid`, with the accepted form.
     pub fn new(id: String) -> Result<Self> {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
-        let length_is_right = (1..=Self::MAX).contains(&id.len());
-        if !length_is_right || !id.bytes().all(plain) || matches!(&*id, "." | "..") {
+        if !Self::is_plain(&id) {
             let text = "id must be 1 to 64 of the characters A-Z a-z 0-9 . _ -";
             return Err(Error::invalid(text));
         }
@@ -356,6 +414,13 @@ impl ChosenId {
             return Err(Error::invalid(text));
         }
         Ok(Self(id))
+    }
+
+    /// Whether a text has the form of an id, whoever chose it.
+    pub fn is_plain(id: &str) -> bool {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
+        let length_is_right = (1..=Self::MAX).contains(&id.len());
+        length_is_right && id.bytes().all(plain) && !matches!(id, "." | "..")
     }
 
     /// The id.
@@ -408,9 +473,38 @@ mod tests {
         );
     }
 
+    fn code(language: Language, code: &str, arguments: &[&str]) -> CommandSpec {
+        let line = CommandLine::Code {
+            language,
+            code: code.to_owned(),
+            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
+        };
+        CommandSpec::new(line, Vec::new(), None).unwrap()
+    }
+
+    #[test]
+    fn code_that_is_too_long_for_an_argument_is_passed() {
+        let at_most = "#".repeat(100 * 1024);
+        let more = format!("{at_most}#");
+        for language in Language::ALL {
+            for code_text in ["", &at_most, &more] {
+                let spec = code(language, code_text, &["--one"]);
+                let is_passed = language != Language::Bash || code_text.len() == more.len();
+                assert_eq!(spec.passed_code().is_some(), is_passed);
+                let arguments = spec.arguments();
+                assert!(arguments.iter().all(|word| word.count_bytes() < 128 * 1024));
+                assert_eq!(arguments.last().unwrap().to_bytes(), b"--one");
+            }
+        }
+    }
+
     #[test]
     fn fingerprints_tell_commands_apart() {
         let all = [
+            code(Language::Python, "ab", &[]),
+            code(Language::Bash, "ab", &[]),
+            code(Language::Bash, "a", &["b"]),
+            code(Language::Bash, "a", &["b", ""]),
             program(&["a", "b"]).unwrap(),
             program(&["ab"]).unwrap(),
             program(&["a", "", "b"]).unwrap(),

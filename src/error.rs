@@ -81,6 +81,22 @@ pub enum Kind {
     NoWatches,
     /// The machine has no terminal for the command.
     NoTerminals,
+    /// No interpreter runs this language.
+    UnsupportedLanguage,
+    /// The command that makes a virtual environment has failed.
+    VenvFailed,
+    /// The interpreter lacks what the back end needs.
+    NoBackend,
+    /// The interpreter of a context has ended.
+    ContextDead,
+    /// No code waits for input.
+    NotAsked,
+    /// An interpreter was started and is not ready.
+    KernelFailed,
+    /// As many executions wait as may.
+    QueueFull,
+    /// There are as many contexts as there may be.
+    TooManyContexts,
     /// No thread is left for a request that may block.
     NoThreads,
     /// The server or the sandbox is ending.

@@ -2,8 +2,8 @@
 //!
 //! A target is a test that hands [`check`] a property: a function of bytes that panics when a promise
 //! is broken. The targets stand beside the code that they test (`http::fuzz`, `api::rest::fuzz`,
-//! `files::fuzz`, `process::fuzz`, `codec::plain`), because most of that code is private. Each compares it with an
-//! independent model in another style.
+//! `files::fuzz`, `interpreter::fuzz`, `process::fuzz`, `codec::plain`), because most of that code is private.
+//! Each compares it with an independent model in another style.
 //!
 //! As a plain test, a target runs over its corpus (`tests/corpus/<target>`) and a fixed number of
 //! mutations, which are the same every time. `scripts/fuzz` runs it for a given time, with

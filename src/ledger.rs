@@ -15,11 +15,11 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crate::error::{Error, Kind};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// What memory is held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,10 +36,12 @@ pub enum Item {
     Responses,
     /// Directories that are watched, and events that clients have not fetched.
     Watches,
+    /// Code that waits for its turn, and events of executions.
+    Executions,
 }
 
 impl Item {
-    const COUNT: usize = 6;
+    const COUNT: usize = 7;
 
     fn name(self) -> &'static str {
         match self {
@@ -49,6 +51,7 @@ impl Item {
             Self::Commands => "the texts of commands",
             Self::Responses => "responses that clients have not read",
             Self::Watches => "watches",
+            Self::Executions => "executions",
         }
     }
 }

@@ -10,11 +10,10 @@ use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::os::fd::AsFd;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
 
 static DEBUG: AtomicBool = AtomicBool::new(false);
@@ -42,15 +41,6 @@ const OTHERS: &str = "others";
 /// Enables [`debug`].
 pub fn enable_debug() {
     DEBUG.store(true, Ordering::Relaxed);
-}
-
-/// Logs panics as one line with the source location. The panic's message is left out because it may
-/// quote data of a client, as that of a failed string slice does.
-pub fn describe_panics() {
-    std::panic::set_hook(Box::new(|panic| match panic.location() {
-        Some(place) => info(format_args!("panicked at {place}")),
-        None => info(format_args!("panicked")),
-    }));
 }
 
 /// Writes one line.

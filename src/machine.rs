@@ -11,8 +11,10 @@ use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
 use crate::host::Host;
+use crate::interpreter::ContextsSettings;
 use crate::ledger::{Budget, Ledger};
 use crate::memory;
+use crate::panics;
 use crate::ports::Ports;
 use crate::process::registry::Shared;
 use crate::sys;
@@ -75,15 +77,28 @@ impl Machine {
         let budget = Budget::new(memory / 2);
         let most = usize::try_from(memory / 8).unwrap_or(usize::MAX);
         let shared = Shared::new(config.log_bytes.min(most), config.log_total_bytes.min(most))?;
+        let contexts = ContextsSettings {
+            most: config.contexts,
+            journal_bytes: config.log_bytes.min(most),
+        };
         let kind = if let Some(settings) = &config.host {
             let path = environment.iter().find(|(name, _)| name == "PATH");
             let search = path.map(|(_, value)| value.as_os_str());
-            let host = Host::new(settings, search, Arc::clone(&shared), Arc::clone(&budget))?;
+            let host = Host::new(
+                settings,
+                search,
+                Arc::clone(&shared),
+                Arc::clone(&budget),
+                contexts,
+            )?;
             let own = Arc::clone(&host);
             thread::Builder::new()
                 .name("maintenance".to_owned())
                 .stack_size(256 * 1024)
-                .spawn(move || own.run_maintenance())
+                .spawn(move || {
+                    panics::depend_on_this_thread();
+                    own.run_maintenance();
+                })
                 .map_err(|error| Error::io("cannot start the maintenance of sandboxes", &error))?;
             Many(host)
         } else {
@@ -94,7 +109,14 @@ impl Machine {
             let shared = Arc::clone(&shared);
             let ports = Ports::machine();
             let ledger = budget.whole();
-            Dedicated(Workspace::new(root, confinement, ports, shared, ledger))
+            Dedicated(Workspace::new(
+                root,
+                confinement,
+                ports,
+                shared,
+                ledger,
+                contexts,
+            ))
         };
         Ok(Self {
             kind,

@@ -23,6 +23,7 @@ use nix::unistd::{getpid, getsid};
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
 use crate::logging;
+use crate::panics;
 use crate::sys::make_thread_nice;
 
 /// The nice value of work that reads much for one request.
@@ -133,16 +134,18 @@ pub fn run_in_background(
 ) -> Result<()> {
     let turn = BackgroundTurn::new(work);
     let mut interrupt = GivesWay { interrupt, turn };
+    let served = panics::served();
     let nice_task = || {
+        panics::work_for(served);
         make_thread_nice(BACKGROUND_NICE);
         task(&mut interrupt);
     };
     std::thread::scope(|scope| {
         let thread = builder().spawn_scoped(scope, nice_task);
         let thread = thread.map_err(|error| no_thread(&error))?;
-        thread
-            .join()
-            .map_err(|panic| std::panic::resume_unwind(panic))
+        // Not if it panicked: then both threads have stopped.
+        let _ = thread.join();
+        Ok(())
     })
 }
 
@@ -160,7 +163,9 @@ impl BackgroundThread {
     /// `NoThreads`.
     pub fn start(work: &Arc<BackgroundWork>) -> Result<Self> {
         let (sender, receiver) = sync_channel::<Task>(1);
+        let served = panics::served();
         let thread = builder().spawn(move || {
+            panics::work_for(served);
             if let Ok(task) = receiver.recv() {
                 make_thread_nice(BACKGROUND_NICE);
                 task();
@@ -184,9 +189,7 @@ impl BackgroundThread {
         } = self;
         // It waits for this, so it is there.
         let _ = sender.send(Box::new(move || task(turn)));
-        if let Err(panic) = thread.join() {
-            std::panic::resume_unwind(panic);
-        }
+        let _ = thread.join();
     }
 }
 

@@ -1,24 +1,16 @@
-//! Locks that a panic elsewhere may have poisoned, and counted places.
+//! Locks and counted places.
 //!
-//! Every critical section of this program leaves its data consistent, also when it panics, so a
-//! poisoned lock is used like any other.
+//! Every critical section of this program leaves its data consistent, also when it panics, so a lock that a
+//! thread held when it [panicked](crate::panics) is used like any other.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+pub use crate::sys::{Condvar, Mutex, MutexGuard};
 
 /// Locks `mutex`.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Waits on `condvar` until `blocked` is false.
-pub fn wait_while<'a, T>(
-    condvar: &Condvar,
-    guard: MutexGuard<'a, T>,
-    blocked: impl FnMut(&mut T) -> bool,
-) -> MutexGuard<'a, T> {
-    let guard = condvar.wait_while(guard, blocked);
-    guard.unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }
 
 /// One of a limited number of places, counted until it is dropped.

@@ -15,6 +15,7 @@ mod bytes;
 mod client;
 mod commands;
 mod confined;
+mod contexts;
 mod curves;
 mod files;
 mod floors;
@@ -154,7 +155,7 @@ impl Plan {
 type Group = fn(&Plan, &Scratch, &mut Table);
 
 /// What can be measured by itself, in the order of the table.
-const GROUPS: [(&str, Group); 13] = [
+const GROUPS: [(&str, Group); 14] = [
     ("start", start::measure),
     ("commands", commands::measure),
     ("output", output::measure),
@@ -164,6 +165,7 @@ const GROUPS: [(&str, Group); 13] = [
     ("search", search::measure),
     ("watch", watch::measure),
     ("proxy", proxy::measure),
+    ("contexts", contexts::measure),
     ("health", health::measure),
     ("sandboxes", sandboxes::measure),
     ("memory", memory::measure),

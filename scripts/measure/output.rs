@@ -166,7 +166,7 @@ impl Client {
     }
 
     /// The lines of an answer.
-    fn events(&mut self, mut event: impl FnMut(&[u8])) {
+    pub fn events(&mut self, mut event: impl FnMut(&[u8])) {
         let mut line = Vec::new();
         self.body(|mut piece| {
             while !piece.is_empty() {
@@ -325,7 +325,7 @@ pub fn stamp() {
 
 /// Nanoseconds of the machine's clock, which every process reads alike.
 #[allow(clippy::disallowed_methods)]
-fn now() -> u64 {
+pub fn now() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     u64::try_from(since.unwrap().as_nanos()).unwrap()
 }

@@ -1,9 +1,8 @@
 //! How many requests there were, by route and status.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// The statuses that are counted one by one. All others are counted together, because a server
 /// behind a port may answer with any number, and each would be a time series in the metrics.

@@ -56,6 +56,17 @@ fn accepted_words<T>(choices: &[(&str, T)]) -> String {
     words.join(" or ")
 }
 
+/// How many bytes at the end are the first bytes of an incomplete character.
+pub fn cut_character(data: &[u8]) -> usize {
+    (1..=data.len().min(3))
+        .find(|length| data[data.len() - length] >= 0xc0)
+        .filter(|length| {
+            let end = std::str::from_utf8(&data[data.len() - length..]);
+            end.is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
+        })
+        .unwrap_or(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,6 +120,24 @@ mod tests {
             "１",
         ] {
             assert_eq!(nanoseconds(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_cut_character_is_recognised() {
+        for (data, cut) in [
+            (&b""[..], 0),
+            (b"a", 0),
+            (b"\xc3", 1),
+            (b"a\xe2\x98", 2),
+            (b"\xf0\x9f\x98", 3),
+            (b"\xf0\x9f\x98\x80", 0),
+            (b"\x98\x98\x98", 0),
+            (b"\xff", 0),
+            (b"\xe0\x80", 0),
+            (b"\xed\xa0", 0),
+        ] {
+            assert_eq!(cut_character(data), cut, "{data:x?}");
         }
     }
 }

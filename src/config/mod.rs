@@ -38,6 +38,8 @@ pub struct Config {
     pub log_bytes: usize,
     /// Bytes of output kept for all processes.
     pub log_total_bytes: usize,
+    /// Most interpreter contexts of a workspace.
+    pub contexts: usize,
     /// Silence on a stream before a `ping`.
     pub ping_interval: Duration,
     /// Maximum number of connections.
@@ -107,6 +109,7 @@ impl Config {
                 .map(Duration::from_secs),
             log_bytes: variables.number(&table::LOG_BYTES)?,
             log_total_bytes: variables.number(&table::LOG_TOTAL_BYTES)?,
+            contexts: variables.number(&table::CONTEXTS)?,
             ping_interval: Duration::from_secs(variables.number(&table::PING_SECS)?),
             max_connections: variables.number(&table::MAX_CONNECTIONS)?,
             log_requests: variables.read(&table::LOG, |text| match text {

@@ -82,6 +82,8 @@ variables! {
         "Bytes of output kept per process.";
     LOG_TOTAL_BYTES = "268435456", Number(4096..=u64::MAX),
         "Bytes of output kept for all processes.";
+    CONTEXTS = "64", Number(0..=u64::MAX),
+        "Maximum number of interpreter contexts, on a host for each sandbox.";
     PING_SECS = "15", Number(1..=SECONDS),
         "Seconds of silence on a stream before the server sends a ping.";
     MAX_CONNECTIONS = "4096", Number(1..=u64::MAX),

@@ -24,6 +24,7 @@ use nix::errno::Errno;
 
 use crate::command::{CommandLine, CommandSpec, EnvironmentChange};
 use crate::error::{Error, Kind, Result};
+use crate::sync::{Mutex, lock};
 use crate::sys::{
     self, ActingAs, ChildPlan, Resource, Restriction, SpawnError, SpawnStep, Spawned, User,
 };
@@ -49,6 +50,8 @@ pub struct Confinement {
     /// Variables that the client chose for the sandbox; shared by sandboxes of one request.
     chosen: Arc<[EnvironmentChange]>,
     directory: PathBuf,
+    /// The virtual environment of commands that start from now on.
+    venv: Mutex<Option<String>>,
     limits: Vec<(Resource, libc::rlimit)>,
     /// `None` for commands with the server's identity.
     wall: Option<Wall>,
@@ -198,6 +201,7 @@ impl Policy {
             environment,
             chosen: Arc::clone(sandbox.environment),
             directory: sandbox.home.to_owned(),
+            venv: Mutex::default(),
             limits,
             wall: Some(Wall {
                 user: sandbox.user,
@@ -252,6 +256,16 @@ fn entry(name: &OsStr, value: &OsStr) -> Option<CString> {
     CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
 }
 
+/// `NAME=value`, by name.
+type Environment<'a> = BTreeMap<&'a OsStr, Cow<'a, CStr>>;
+
+/// PATH of an environment.
+fn search_path<'a>(environment: &'a Environment<'_>) -> &'a [u8] {
+    let path = environment.get(OsStr::new("PATH"));
+    path.and_then(|path| path.to_bytes().strip_prefix(b"PATH="))
+        .unwrap_or(DEFAULT_PATH.as_bytes())
+}
+
 impl Confinement {
     /// Commands with the server's identity and its environment without `SBX_*`.
     ///
@@ -275,6 +289,7 @@ impl Confinement {
             environment,
             chosen: Arc::default(),
             directory,
+            venv: Mutex::default(),
             limits: vec![open_files()],
             wall: None,
         }
@@ -293,12 +308,12 @@ impl Confinement {
     }
 
     /// The environment of a command, by name. Borrows what the command does not change.
-    fn environment<'a>(&'a self, spec: &'a CommandSpec) -> BTreeMap<&'a OsStr, Cow<'a, CStr>> {
+    fn environment<'a>(&'a self, spec: &'a CommandSpec) -> Environment<'a> {
         let own = self.environment.iter();
         let mut environment = BTreeMap::new();
         environment
             .extend(own.map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str()))));
-        let mut set = |name: &'a str, value: Option<&str>| {
+        let set = |environment: &mut Environment<'a>, name: &'a str, value: Option<&str>| {
             let name = OsStr::new(name);
             match value.and_then(|value| entry(name, value.as_ref())) {
                 Some(entry) => environment.insert(name, Cow::Owned(entry)),
@@ -306,18 +321,52 @@ impl Confinement {
             };
         };
         for (name, value) in self.chosen.iter() {
-            set(name, value.as_deref());
+            set(&mut environment, name, value.as_deref());
+        }
+        if let Some(venv) = self.venv() {
+            set(&mut environment, "VIRTUAL_ENV", Some(&venv));
+            let search = search_path(&environment);
+            let path = [venv.as_bytes(), b"/bin:", search].concat();
+            let path = entry(OsStr::new("PATH"), OsStr::from_bytes(&path));
+            environment.extend(path.map(|path| (OsStr::new("PATH"), Cow::Owned(path))));
         }
         if let Some(terminal) = &spec.terminal {
-            set("TERM", Some(terminal.name()));
+            set(&mut environment, "TERM", Some(terminal.name()));
             // Programs would believe these instead of the terminal.
-            set("LINES", None);
-            set("COLUMNS", None);
+            set(&mut environment, "LINES", None);
+            set(&mut environment, "COLUMNS", None);
         }
         for (name, value) in spec.environment() {
-            set(name, value.as_deref());
+            set(&mut environment, name, value.as_deref());
         }
         environment
+    }
+
+    /// Where commands start: the home of a sandbox, or where the server was started.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Whether a program is found in the PATH of commands.
+    pub fn finds(&self, program: &str) -> bool {
+        let entry = self.environment.get(OsStr::new("PATH"));
+        let path = entry.map_or(&b""[..], |entry| entry.to_bytes());
+        let path = OsStr::from_bytes(path.strip_prefix(b"PATH=").unwrap_or(path));
+        std::env::split_paths(path).any(|directory| {
+            let found = std::fs::metadata(directory.join(program));
+            found.is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+        })
+    }
+
+    /// The absolute path of the virtual environment that commands have.
+    pub fn venv(&self) -> Option<String> {
+        lock(&self.venv).clone()
+    }
+
+    /// Gives the commands that start from now on a virtual environment: `VIRTUAL_ENV`, and its programs first in
+    /// PATH unless the command's own environment sets that.
+    pub fn set_venv(&self, path: String) {
+        *lock(&self.venv) = Some(path);
     }
 
     /// The user of the commands; `None` for the server's own.
@@ -325,8 +374,8 @@ impl Confinement {
         self.wall.as_ref().map(|wall| wall.user)
     }
 
-    /// Starts a command with these descriptors as 0, 1 and 2, and a mark for its descendants. The child
-    /// stores its pid in `announcement` first.
+    /// Starts a command with these descriptors as 0, 1 and 2, `passed` as 4, and a
+    /// mark for its descendants. The child stores its pid in `announcement` first.
     ///
     /// # Errors
     /// `ProgramNotFound`, `ProgramNotExecutable`, `ProgramForbidden`, `BadDirectory`, `NoResources`,
@@ -335,15 +384,12 @@ impl Confinement {
         &self,
         spec: &CommandSpec,
         stdio: [BorrowedFd<'_>; 3],
+        passed: Option<BorrowedFd<'_>>,
         mark: Option<Mark>,
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
         let environment = self.environment(spec);
-        let search = environment
-            .get(OsStr::new("PATH"))
-            .and_then(|path| path.to_bytes().strip_prefix(b"PATH="))
-            .unwrap_or(DEFAULT_PATH.as_bytes());
-        let programs = spec.programs(search);
+        let programs = spec.programs(search_path(&environment));
         let directory = self.directory.join(spec.directory().unwrap_or_default());
         let mark = mark.map(Mark::limit);
         let limits: Vec<_> = self.limits.iter().copied().chain(mark).collect();
@@ -353,6 +399,7 @@ impl Confinement {
             environment: &environment.into_values().collect::<Vec<_>>(),
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,
+            passed,
             has_terminal: spec.terminal.is_some(),
             oom_score: oom_score().as_bytes(),
             limits: &limits,
@@ -399,6 +446,7 @@ fn start_error(
     let program = match spec.line() {
         CommandLine::Shell(_) => "/bin/sh",
         CommandLine::Program(words) => words.first().map(String::as_str).unwrap_or_default(),
+        CommandLine::Code { language, .. } => language.name(),
     };
     let cause = format!("{} ({errno:?})", errno.desc().to_lowercase());
     let (kind, why) = match (step, errno) {
@@ -411,12 +459,14 @@ fn start_error(
             return Error::new(Kind::BadDirectory, text);
         }
         (SpawnStep::Execute, Errno::ENOENT | Errno::ENOTDIR) => {
-            let why = if program.contains('/') {
-                "there is no such file, or the interpreter it names is missing"
+            let why = if let CommandLine::Code { language, .. } = spec.line() {
+                format!("there is no {} in PATH", language.program())
+            } else if program.contains('/') {
+                "there is no such file, or the interpreter it names is missing".to_owned()
             } else {
-                "there is no such program in PATH"
+                "there is no such program in PATH".to_owned()
             };
-            (Kind::ProgramNotFound, why.to_owned())
+            (Kind::ProgramNotFound, why)
         }
         (SpawnStep::Execute, Errno::ENOEXEC) => {
             let why = "it is no program; a script needs a first line such as #!/bin/sh";

@@ -8,7 +8,7 @@
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -23,7 +23,7 @@ use super::read::Opened;
 use super::root::Root;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Detail, Error, Kind};
-use crate::sync::lock;
+use crate::sync::{Condvar, Mutex, lock};
 
 /// What must hold for a file to be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -190,12 +190,10 @@ impl Turn {
     /// Waits for the turn; `None` if others take too long.
     fn take(keys: Vec<Vec<u8>>) -> Option<Self> {
         let replaced = lock(&REPLACED);
-        let (mut replaced, waited) = NEXT
-            .wait_timeout_while(replaced, TURN_LIMIT, |replaced| {
-                keys.iter().any(|key| replaced.contains(key))
-            })
-            .unwrap_or_else(PoisonError::into_inner);
-        if waited.timed_out() {
+        let (mut replaced, is_free) = NEXT.wait_while_for(replaced, TURN_LIMIT, |replaced| {
+            keys.iter().any(|key| replaced.contains(key))
+        });
+        if !is_free {
             return None;
         }
         replaced.extend(keys.iter().cloned());

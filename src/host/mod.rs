@@ -15,7 +15,7 @@ mod users;
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -25,13 +25,14 @@ use crate::config::HostSettings;
 use crate::confine::{Policy, SandboxSettings};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
+use crate::interpreter::ContextsSettings;
 use crate::ledger::{Budget, Ledger};
 use crate::logging;
 use crate::ports::Ports;
 use crate::proc;
 use crate::process::Reason;
 use crate::process::registry::Shared;
-use crate::sync::{lock, wait_while};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::sys::{self, User};
 use crate::workspace::{Lease, Workspace};
 use homes::Homes;
@@ -83,6 +84,7 @@ const STUCK_ROUNDS: u64 = 10;
 pub struct Host {
     policy: Arc<Policy>,
     shared: Arc<Shared>,
+    contexts: ContextsSettings,
     budget: Arc<Budget>,
     homes: Homes,
     signaller: Signaller,
@@ -123,6 +125,7 @@ impl Host {
         search: Option<&std::ffi::OsStr>,
         shared: Arc<Shared>,
         budget: Arc<Budget>,
+        contexts: ContextsSettings,
     ) -> Result<Arc<Self>> {
         let policy = Policy::new(search, settings.allow_unconfined)?;
         let (abi, least) = (policy.landlock_abi(), settings.min_landlock_abi);
@@ -148,6 +151,7 @@ impl Host {
         Ok(Arc::new(Self {
             policy,
             shared,
+            contexts,
             budget,
             homes,
             signaller,
@@ -272,7 +276,7 @@ impl Host {
             idle_timeout: spec.idle_timeout,
             max_processes,
             max_memory: spec.max_memory,
-            workspace: Workspace::new(root, confinement, ports, shared, ledger),
+            workspace: Workspace::new(root, confinement, ports, shared, ledger, self.contexts),
         }))
     }
 
@@ -297,8 +301,7 @@ impl Host {
             if !is_ending {
                 break;
             }
-            let waited = self.changed.wait_timeout(table, left);
-            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+            table = self.changed.wait_for(table, Some(left));
         }
         let sandbox = table.take(id).ok_or_else(|| unknown(id))?;
         drop(table);
@@ -408,7 +411,7 @@ impl Host {
     /// hang.
     pub fn run_maintenance(self: &Arc<Self>) {
         for round in 0_u64.. {
-            let mut table = wait_while(&self.changed, self.table(), |table| {
+            let mut table = self.changed.wait_while(self.table(), |table| {
                 table.occupied() == 0 && table.parting.is_empty()
             });
             let has_time = |(since, _): &(Instant, _)| since.elapsed() < PARTING_LIMIT;
@@ -545,10 +548,8 @@ impl Host {
 
     /// Waits until the condition is false, at most for `limit`.
     fn wait_while(&self, limit: Duration, condition: impl Fn(&SandboxTable) -> bool) {
-        let waited = self
-            .changed
-            .wait_timeout_while(self.table(), limit, |table| condition(table));
-        drop(waited.unwrap_or_else(PoisonError::into_inner));
+        let condition = |table: &mut SandboxTable| condition(table);
+        drop(self.changed.wait_while_for(self.table(), limit, condition));
     }
 }
 
@@ -611,7 +612,8 @@ mod tests {
                 allow_unconfined: true,
             };
             let shared = Shared::new(4096, 4096).unwrap();
-            let host = Host::new(&settings, None, shared, Budget::new(1 << 20)).unwrap();
+            let contexts = ContextsSettings::default();
+            let host = Host::new(&settings, None, shared, Budget::new(1 << 20), contexts).unwrap();
             Self { host, homes }
         }
 

@@ -6,7 +6,7 @@
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use super::sandbox::Sandbox;
 use crate::error::{Error, Kind, Result};
 use crate::proc;
 use crate::process::Reason;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::sys::{self, ActingAs, User};
 
 /// Where the search for an unused uid begins, downwards: 65534 and 65535 have a meaning, and a container's

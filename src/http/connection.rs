@@ -7,7 +7,6 @@ use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::os::fd::AsFd;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +20,7 @@ use super::seats::Seat;
 use super::stream::{SEND_LIMIT, StreamWriter};
 use crate::ledger::{Item, Ledger};
 use crate::logging;
+use crate::panics::{self, Served};
 use crate::sys::{Events, PollEntry, poll};
 
 /// Size of one read and one write of a file.
@@ -50,16 +50,29 @@ pub trait Handler: Send + Sync + 'static {
 }
 
 /// Serves requests until the connection ends; only one if `keep` is false.
-pub fn serve(socket: &Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler, keep: bool) {
+pub fn serve(socket: &Arc<TcpStream>, seat: Seat, handler: &dyn Handler, keep: bool) {
     // Fails only on a socket that was reset already.
     if socket.set_read_timeout(Some(BODY_LIMIT)).is_err()
         || socket.set_write_timeout(Some(SEND_LIMIT)).is_err()
     {
         return;
     }
+    let served = Served::new(socket);
+    panics::work_for(Some(Arc::clone(&served)));
+    serve_requests(socket, seat, handler, keep, &served);
+    panics::work_for(None);
+}
+
+fn serve_requests(
+    socket: &Arc<TcpStream>,
+    mut seat: Seat,
+    handler: &dyn Handler,
+    keep: bool,
+    served: &Served,
+) {
     let mut reader = SocketReader::new(Arc::clone(socket));
     while let Some(head) = reader.read_head(seat.ledger()).transpose() {
-        match serve_request(&mut reader, &mut seat, head, handler, keep) {
+        match serve_request(&mut reader, &mut seat, head, handler, keep, served) {
             Ok(true) => {}
             Ok(false) => return linger(socket),
             Err(error) => {
@@ -78,6 +91,7 @@ fn serve_request(
     head: Result<Head, ReceiveError>,
     handler: &dyn Handler,
     keep: bool,
+    served: &Served,
 ) -> io::Result<bool> {
     let begun = Instant::now();
     let socket = &Arc::clone(reader.socket());
@@ -107,17 +121,16 @@ fn serve_request(
                 ledger: Arc::clone(&ledger),
                 closes: false,
             };
-            let answer = catch_unwind(AssertUnwindSafe(|| handler.handle(&mut request)));
+            served.set_answered(false);
+            let response = handler.handle(&mut request);
+            served.set_answered(true);
             let Request {
                 head, body, closes, ..
             } = request;
             ledger = request.ledger;
             plan.is_head = head.method == "HEAD";
             plan.http_1_1 = head.minor_version == 1;
-            plan.keep_alive =
-                keep && !closes && head.keep_alive && body.is_drainable() && answer.is_ok();
-            let text = "the server failed to handle this request; its log says where";
-            let response = answer.unwrap_or_else(|_| Refusal::new(500, "internal", text).into());
+            plan.keep_alive = keep && !closes && head.keep_alive && body.is_drainable();
             logging::debug(format_args!(
                 "{} {} {} in {} us",
                 head.method,
@@ -345,46 +358,68 @@ fn linger(mut socket: &TcpStream) {
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
-    use std::sync::Mutex;
+    use std::sync::mpsc::{Receiver, channel};
     use std::thread;
 
     use super::*;
+    use crate::sync::{Mutex, lock};
 
     #[derive(Default)]
     struct Fragile {
         refused: Mutex<Vec<u16>>,
     }
 
+    struct Late(bool);
+
+    impl Read for Late {
+        fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+            assert!(
+                !std::mem::replace(&mut self.0, true),
+                "as the test wants it"
+            );
+            out[..5].copy_from_slice(b"begun");
+            Ok(5)
+        }
+    }
+
     impl Handler for Fragile {
         fn handle(&self, request: &mut Request<'_>) -> Response {
             assert_ne!(request.head.path, b"/panic", "as the test wants it");
+            if request.head.path == b"/late" {
+                return Response::new(200, Body::Reader(Box::new(Late(false))));
+            }
             Response::json(&"fine")
         }
 
         fn refused(&self, status: u16) {
-            self.refused.lock().unwrap().push(status);
+            lock(&self.refused).push(status);
         }
     }
 
-    fn ask(requests: &str) -> (String, Vec<u16>) {
+    /// What a client gets, and what tells of the refused requests once the connection is served.
+    fn begin(requests: &str) -> (String, Receiver<Vec<u16>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (socket, _) = listener.accept().unwrap();
-        let server = thread::spawn(move || {
+        let (served, is_served) = channel();
+        thread::spawn(move || {
             let handler = Fragile::default();
             let socket = Arc::new(socket);
             let seat = Seat::for_test(&socket);
             serve(&socket, seat, &handler, true);
-            handler.refused.into_inner().unwrap()
+            let refused = std::mem::take(&mut *lock(&handler.refused));
+            served.send(refused).unwrap();
         });
         client.write_all(requests.as_bytes()).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         let mut answer = String::new();
         client.read_to_string(&mut answer).unwrap();
-        let refused = server
-            .join()
-            .expect("the connection's thread outlives a panic");
-        (answer, refused)
+        (answer, is_served)
+    }
+
+    fn ask(requests: &str) -> (String, Vec<u16>) {
+        let (answer, is_served) = begin(requests);
+        (answer, is_served.recv().unwrap())
     }
 
     #[test]
@@ -405,11 +440,15 @@ mod tests {
 
     #[test]
     fn a_panic_costs_one_request_and_its_connection() {
-        let (answer, refused) = ask("GET /panic HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
-        assert!(refused.is_empty());
+        panics::install_for_tests();
+        let (answer, is_served) = begin("GET /panic HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
         assert!(answer.contains("Connection: close"), "{answer}");
         assert!(!answer.contains("fine"), "{answer}");
+        assert!(is_served.recv().is_err(), "its thread serves no other");
+        // A response that has begun is broken off.
+        let (answer, _) = begin("GET /late HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
+        assert!(answer.ends_with("\r\nbegun\r\n"), "{answer}");
         let (answer, _) = ask("GET / HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
         assert_eq!(answer.matches("\"fine\"").count(), 2, "{answer}");
     }

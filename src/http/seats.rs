@@ -10,12 +10,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 
 use crate::error::{Error, Kind};
 use crate::ledger::{Budget, Ledger};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// The least that a user of a host may hold without a token.
 const LEAST_LOCAL: usize = 16;

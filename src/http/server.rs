@@ -7,8 +7,8 @@
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{self, SyncSender, TrySendError};
-use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::connection::{self, Handler};
 use super::seats::{Peer, Seat, Seats};
 use crate::logging;
 use crate::memory::Room;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::sys;
 
 /// Address space; a thread touches a small part of it.

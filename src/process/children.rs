@@ -16,13 +16,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use nix::errno::Errno;
 
 use super::start::Start;
 use crate::confine::Mark;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::sys::{self, Ending, Pid};
 
 #[derive(Default)]

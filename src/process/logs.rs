@@ -6,11 +6,11 @@
 //! loses a log to a workspace that prints more, nor a quiet process to a chatty one beside it.
 
 use std::sync::atomic::{AtomicIsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::ring::{Cursor, Piece, Ring, Stream};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 /// The output of one process.
 pub(super) struct Log {
@@ -83,6 +83,17 @@ impl Log {
         lock(&self.ring).read(cursor, buffer, most)
     }
 
+    /// See [`Ring::copy`].
+    pub(super) fn copy(
+        &self,
+        stream: Stream,
+        position: u64,
+        bytes: usize,
+        buffer: &mut Vec<u8>,
+    ) -> bool {
+        lock(&self.ring).copy(stream, position, bytes, buffer)
+    }
+
     /// Records when the process ended: a log that ended early is dropped early.
     pub(super) fn set_ended(&self, at: Instant) {
         let _ = self.ended.set(at);
@@ -152,10 +163,10 @@ impl LogStore {
 
     fn reclaim(&self) {
         let _guard = match self.reclaiming.try_lock() {
-            Ok(guard) => guard,
+            Some(guard) => guard,
             // Whoever reclaims may be slower than all those who append.
-            Err(_) if self.excess() > self.limit / 8 => lock(&self.reclaiming),
-            Err(_) => return,
+            None if self.excess() > self.limit / 8 => lock(&self.reclaiming),
+            None => return,
         };
         let logs: Vec<Arc<Log>> = lock(&self.logs).iter().filter_map(Weak::upgrade).collect();
         while self.excess() > 0 {

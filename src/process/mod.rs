@@ -29,6 +29,7 @@ mod tree;
 mod viewer;
 
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
+pub use pump::{Buffer, Pump};
 pub use stdin::StdinWriter;
 #[cfg(test)]
 pub(crate) use stdin::tests as stdin_tests;

@@ -5,9 +5,9 @@
 //! machine. A SIGKILL that the server did not send is attributed to a kill that was counted since the
 //! last read.
 
-use std::sync::{LazyLock, Mutex};
+use std::sync::LazyLock;
 
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 
 struct Kills {
     /// The file with the count; `None` if no file has one.

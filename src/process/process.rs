@@ -4,22 +4,21 @@
 //! that the kernel has given to another process is never signalled.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-use nix::sys::eventfd::EventFd;
 
 use super::logs::Log;
 use super::ring::{Cursor, Stream};
 use super::terminal::Terminal;
 use super::tree::{self, Hunt, Orphans, Roots};
 use super::{children, oom};
+use crate::bell::Bell;
 use crate::client::Client;
 use crate::command::{CommandLine, CommandSpec, Fingerprint, TerminalSize};
 use crate::confine::Mark;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::{Charge, Ledger};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::sys::{self, Ending, Pid, Spawned, User};
 
 /// Why a process ended.
@@ -103,9 +102,9 @@ pub struct Process {
     life: Mutex<Life>,
     /// Guards who owns the writing end, not the writing.
     pub(super) stdin: Mutex<StdinSlot>,
-    /// Written to when there is output, the process has ended, its terminal was resized, or its stdin is
+    /// Rings when there is output, the process has ended, its terminal was resized, or its stdin is
     /// free for others.
-    pub(super) wakeups: Mutex<Vec<Arc<EventFd>>>,
+    pub(super) bell: Arc<Bell>,
     /// For the texts.
     charge: Charge,
 }
@@ -243,7 +242,7 @@ impl Process {
                 exit: None,
             }),
             stdin: Mutex::new(StdinSlot::Closed),
-            wakeups: Mutex::default(),
+            bell: Arc::default(),
             charge,
         }
     }
@@ -289,6 +288,23 @@ impl Process {
         self.log.written(stream)
     }
 
+    /// Bytes that both streams have carried so far.
+    pub fn position(&self) -> u64 {
+        self.log.position()
+    }
+
+    /// Appends to `buffer` this many bytes of a stream, the first of which is at a position. False if the log no
+    /// longer holds them all.
+    pub fn copy_output(
+        &self,
+        stream: Stream,
+        position: u64,
+        bytes: usize,
+        buffer: &mut Vec<u8>,
+    ) -> bool {
+        self.log.copy(stream, position, bytes, buffer)
+    }
+
     /// Its terminal.
     ///
     /// # Errors
@@ -312,7 +328,7 @@ impl Process {
             let text = format!("cannot resize the terminal of {}: it has ended", self.id);
             return Err(Error::new(Kind::NotRunning, text));
         }
-        self.wake_followers();
+        self.bell.ring();
         Ok(())
     }
 
@@ -381,7 +397,7 @@ impl Process {
     }
 
     /// Kills what it left behind when it ended.
-    pub(super) fn kill_left_behind(self: &Arc<Self>) {
+    pub fn kill_left_behind(self: &Arc<Self>) {
         if self.origin.mark.is_some() {
             finish(Hunt::new(roots([self].into_iter())));
         }
@@ -447,7 +463,7 @@ impl Process {
     /// first byte.
     pub(super) fn append(&self, stream: Stream, data: &[u8]) -> u64 {
         let offset = self.log.append(stream, data);
-        self.wake_followers();
+        self.bell.ring();
         offset
     }
 
@@ -496,15 +512,8 @@ impl Process {
         if let Some(terminal) = &self.terminal {
             terminal.release_master();
         }
-        self.wake_followers();
+        self.bell.ring();
         Some(exit)
-    }
-
-    pub(super) fn wake_followers(&self) {
-        for wakeup in lock(&self.wakeups).iter() {
-            // Fails only if the counter is full; the follower is awake then.
-            let _ = wakeup.write(1);
-        }
     }
 }
 

@@ -26,7 +26,7 @@ use super::ring::Stream;
 use super::stdio::Outputs;
 use super::terminal::TerminalShare;
 use crate::client::{Client, Disconnected, KeepAlive};
-use crate::ledger::Charge;
+use crate::ledger::{Charge, Ledger};
 use crate::sys::{self, Events, PollEntry, poll};
 
 /// What a pump reports to.
@@ -38,12 +38,17 @@ pub(super) trait PumpOwner: Send + Sync {
 }
 
 /// What output is read into.
-pub(super) struct Buffer {
+pub struct Buffer {
     bytes: Vec<u8>,
     portion: Portion,
 }
 
 impl Buffer {
+    /// For output that a client gets, whose tenant this is.
+    pub fn of(ledger: &Arc<Ledger>) -> Self {
+        Self::new(Portion::new(ledger))
+    }
+
     pub(super) fn new(portion: Portion) -> Self {
         let bytes = vec![0; portion.bytes()];
         Self { bytes, portion }
@@ -153,7 +158,7 @@ impl Pump {
     }
 
     /// Where a stream is read; `None` after its end.
-    pub(super) fn output(&self, stream: Stream) -> Option<BorrowedFd<'_>> {
+    pub fn output(&self, stream: Stream) -> Option<BorrowedFd<'_>> {
         self.outputs[stream.index()].as_ref().map(|end| end.as_fd())
     }
 
@@ -171,7 +176,7 @@ impl Pump {
     }
 
     /// The pidfd while it is worth waiting for.
-    pub(super) fn awaited_pidfd(&self) -> Option<BorrowedFd<'_>> {
+    pub fn awaited_pidfd(&self) -> Option<BorrowedFd<'_>> {
         let pidfd = self.pidfd().filter(|_| !self.is_held);
         pidfd.map(|pidfd| pidfd.as_fd())
     }
@@ -229,10 +234,36 @@ impl Pump {
         is_end
     }
 
-    /// Reads an output once, only into the log, and closes it at its end.
-    pub(super) fn read_or_close(&mut self, stream: Stream, buffer: &mut Buffer) {
-        if self.read(stream, buffer, &mut |_, _, _| {}) {
+    /// Reads an output once, and closes it at its end.
+    pub fn read_or_close(
+        &mut self,
+        stream: Stream,
+        buffer: &mut Buffer,
+        deliver: &mut dyn FnMut(Stream, u64, &[u8]),
+    ) {
+        if self.read(stream, buffer, deliver) {
             self.outputs[stream.index()] = None;
+        }
+    }
+
+    /// Reads what the outputs hold now, and no more: a flood does not hold the caller up.
+    pub fn read_available(
+        &mut self,
+        buffer: &mut Buffer,
+        deliver: &mut dyn FnMut(Stream, u64, &[u8]),
+    ) {
+        for stream in Stream::ALL {
+            let held = self
+                .output(stream)
+                .and_then(|pipe| sys::readable_bytes(pipe).ok());
+            let end = self.process.written(stream) + held.unwrap_or(0) as u64;
+            let mut before = None;
+            // Whoever has the pipe open can read it, too.
+            while self.process.written(stream) < end && before != Some(self.process.written(stream))
+            {
+                before = Some(self.process.written(stream));
+                self.read_or_close(stream, buffer, deliver);
+            }
         }
     }
 
@@ -255,7 +286,7 @@ impl Pump {
     pub(super) fn take_due(&mut self, now: Instant) -> bool {
         let is_due = self.deadline.take_if(|deadline| *deadline <= now).is_some();
         if is_due {
-            self.recheck = Some(Recheck::after(Recheck::LAST));
+            self.expect_end();
         }
         is_due
     }
@@ -275,7 +306,7 @@ impl Pump {
     }
 
     /// When to look at the deadline and at a process that should have ended.
-    pub(super) fn timer(&self) -> Option<Instant> {
+    pub fn timer(&self) -> Option<Instant> {
         let recheck = self.recheck.map(|recheck| recheck.at);
         recheck.into_iter().chain(self.deadline).min()
     }
@@ -320,16 +351,48 @@ impl Pump {
         exit
     }
 
-    /// Reaps the process if it has ended, reads its output and publishes the end; returns whether it
-    /// was published.
-    pub(super) fn finish(&mut self, buffer: &mut Buffer) -> bool {
+    /// Reaps the process if it has ended, reads its output and publishes the end, which is returned then.
+    pub(super) fn finish(
+        &mut self,
+        buffer: &mut Buffer,
+        deliver: &mut dyn FnMut(Stream, u64, &[u8]),
+    ) -> Option<Exit> {
         self.reap();
         for stream in Stream::ALL {
             while self.left(stream) > 0 {
-                self.read(stream, buffer, &mut |_, _, _| {});
+                self.read(stream, buffer, deliver);
             }
         }
-        self.publish().is_some()
+        self.publish()
+    }
+
+    /// As [`Pump::finish`], if the pidfd has told that the process has ended, or it is time to look again.
+    pub fn finish_if_due(
+        &mut self,
+        is_told: bool,
+        buffer: &mut Buffer,
+        deliver: &mut dyn FnMut(Stream, u64, &[u8]),
+    ) -> Option<Exit> {
+        let recheck = self.take_recheck(Instant::now());
+        if !is_told && recheck.is_none() {
+            return None;
+        }
+        let exit = self.finish(buffer, deliver);
+        if recheck.is_some_and(|interval| self.is_overdue(interval)) {
+            self.process.kill_tracers();
+        }
+        exit
+    }
+
+    /// The process was killed: from now on it is looked at also without word from the kernel.
+    pub fn expect_end(&mut self) {
+        self.recheck = Some(Recheck::after(Recheck::LAST));
+    }
+
+    /// Ends the outputs, so that nothing is left to do once the end was published. What still writes to them gets
+    /// SIGPIPE.
+    pub fn close_outputs(&mut self) {
+        self.outputs = [None, None];
     }
 
     /// Drives the process until it ends or its client disconnects, and leaves the rest to the
@@ -381,7 +444,7 @@ impl Pump {
                 // Usually no descendant holds the pipes. Both are at their end then, and the supervisor
                 // has nothing to do.
                 for stream in Stream::ALL {
-                    self.read_or_close(stream, &mut buffer);
+                    self.read_or_close(stream, &mut buffer, &mut |_, _, _| {});
                 }
                 return Ok(());
             }

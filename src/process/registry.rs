@@ -8,16 +8,16 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use super::logs::{Log, LogStore, LogTenant};
 use super::process::{Origin, Process, Reason, StdinSlot, finish, kill_trees};
 use super::pump::{GivenInput, HeldTerminal, Pump, PumpOwner};
 use super::start::Start;
-use super::stdio::Stdio;
+use super::stdio::{Stdio, sealed_file};
 use super::supervisor::Supervisor;
 use super::terminal::{OpenTerminals, Terminal};
 use super::tree::{Hunt, Orphans, Roots};
@@ -28,7 +28,7 @@ use crate::confine::{Confinement, Mark};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::logging;
-use crate::sync::{lock, wait_while};
+use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::sys::{self, Pid};
 
 /// How many ended processes a workspace keeps.
@@ -91,6 +91,8 @@ struct ProcessTable {
     processes: BTreeMap<u64, Arc<Process>>,
     by_id: HashMap<String, u64>,
     starts: Vec<Arc<Start>>,
+    /// Those of contexts that have not ended.
+    interpreters: Vec<Arc<Process>>,
     /// Numbers of ended processes, the oldest end first.
     ended: VecDeque<u64>,
     /// Bytes of their command lines.
@@ -108,6 +110,14 @@ pub enum StartOutcome {
     Started(Pump),
     /// The chosen id belongs to this process, which runs the same command.
     AlreadyExists(Arc<Process>),
+}
+
+/// What a process is to its workspace.
+enum Role {
+    /// Listed, work while it runs, and remembered after its end.
+    Command,
+    /// The interpreter of a context, with the socket of its bridge.
+    Interpreter(OwnedFd),
 }
 
 /// Lists a [`Start`] until it is dropped; shutdown and other starts with its id wait for that.
@@ -182,7 +192,7 @@ impl Registry {
     ) -> Result<StartOutcome> {
         let mut table = lock(&self.table);
         if let Some(id) = &spec.id {
-            table = wait_while(&self.start_ended, table, |table| {
+            table = self.start_ended.wait_while(table, |table| {
                 let mut starts = table.starts.iter();
                 starts.any(|start| start.id.as_ref() == Some(id))
             });
@@ -197,6 +207,33 @@ impl Registry {
                 return Err(Error::new(Kind::IdInUse, text));
             }
         }
+        let pump = self.start_in(table, spec, confinement, Role::Command)?;
+        Ok(StartOutcome::Started(pump))
+    }
+
+    /// Starts the interpreter of a context, which finds `socket` as descriptor 4. It is in no
+    /// list, has no number, is no activity, and is forgotten when it has ended; with the workspace it ends like
+    /// any other process.
+    ///
+    /// # Errors
+    /// It cannot be started; `ShuttingDown`.
+    pub fn start_interpreter(
+        self: &Arc<Self>,
+        spec: CommandSpec,
+        confinement: &Confinement,
+        socket: OwnedFd,
+    ) -> Result<Pump> {
+        let role = Role::Interpreter(socket);
+        self.start_in(lock(&self.table), spec, confinement, role)
+    }
+
+    fn start_in(
+        self: &Arc<Self>,
+        mut table: MutexGuard<'_, ProcessTable>,
+        spec: CommandSpec,
+        confinement: &Confinement,
+        role: Role,
+    ) -> Result<Pump> {
         if table.closed {
             let text = "cannot start a command: the sandbox is ending";
             return Err(Error::new(Kind::ShuttingDown, text));
@@ -212,12 +249,12 @@ impl Registry {
         };
         children::list_start(&start);
         self.shared.supervisor.watch_start(&start);
-        let pump = self.start_new(spec, confinement, &start)?;
+        let pump = self.start_new(spec, confinement, &start, role)?;
         drop(guard);
         if start.has_timed_out() {
             pump.process().kill_tree(Reason::Timeout);
         }
-        Ok(StartOutcome::Started(pump))
+        Ok(pump)
     }
 
     fn start_new(
@@ -225,7 +262,12 @@ impl Registry {
         spec: CommandSpec,
         confinement: &Confinement,
         start: &Arc<Start>,
+        role: Role,
     ) -> Result<Pump> {
+        let (number, socket) = match role {
+            Role::Command => (Some(&self.next), None),
+            Role::Interpreter(socket) => (None, Some(socket)),
+        };
         let mut texts = self.charge_texts(spec.start_bytes())?;
         let held_stdin = match &spec.input {
             StdinSource::Given(bytes) => bytes.len(),
@@ -234,13 +276,16 @@ impl Registry {
         let held_stdin = self.ledger.charge(Item::Stdin, held_stdin)?;
         let share = spec.terminal.is_some().then(|| self.terminals.add());
         let share = share.transpose()?;
-        let stdio = {
+        let mut stdio = {
             let _acting = confinement.act()?;
-            match &spec.terminal {
+            let mut stdio = match &spec.terminal {
                 Some(terminal) => Stdio::terminal(terminal.size)?,
                 None => Stdio::pipes(spec.input != StdinSource::Empty, &self.shared.null)?,
-            }
+            };
+            stdio.passed = spec.passed_code().map(sealed_file).transpose()?;
+            stdio
         };
+        stdio.passed = socket.or(stdio.passed);
         oom::begin();
         let started = (start.since, milliseconds_since_1970());
         let origin = Origin {
@@ -248,19 +293,21 @@ impl Registry {
             user: confinement.user(),
             starter: sys::thread_id(),
         };
-        let spawned = confinement.spawn(&spec, stdio.child(), origin.mark, &start.pid)?;
+        let (own, passed) = (stdio.child(), stdio.passed.as_ref().map(AsFd::as_fd));
+        let spawned = confinement.spawn(&spec, own, passed, origin.mark, &start.pid)?;
         children::end_start(start, Some((spawned.pid, origin.mark)));
         let held = share.map(|share| HeldTerminal {
             terminal: Some(Arc::clone(&stdio.child[0])),
             _share: share,
         });
-        drop(stdio.child);
+        drop((stdio.child, stdio.passed));
 
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let id = spec
-            .id
-            .as_ref()
-            .map_or_else(|| format!("p-{number}"), |id| id.as_str().to_owned());
+        let number = number.map(|next| next.fetch_add(1, Ordering::Relaxed));
+        let id = match (&spec.id, number) {
+            (Some(id), _) => id.as_str().to_owned(),
+            (None, Some(number)) => format!("p-{number}"),
+            (None, None) => "interpreter".to_owned(),
+        };
         let log = Log::new(&self.shared.logs, &self.logs, self.shared.log_bytes);
         // Cannot fail, because it is less than before. From the spawn on nothing may: the process would have no
         // driver.
@@ -286,7 +333,6 @@ impl Registry {
             _ => None,
         };
         let process = Arc::new(process);
-        self.activity.begin();
         self.list_process(number, &process);
         let owner = Arc::clone(self);
         let deadline = start.deadline;
@@ -316,10 +362,16 @@ impl Registry {
         }
     }
 
-    fn list_process(&self, number: u64, process: &Arc<Process>) {
+    /// Lists a command, or an interpreter, which has no number.
+    fn list_process(&self, number: Option<u64>, process: &Arc<Process>) {
         let (id, pid) = (&process.id, process.pid);
         logging::debug(format_args!("process {id} started, pid {pid}"));
         let mut table = lock(&self.table);
+        let Some(number) = number else {
+            table.interpreters.push(Arc::clone(process));
+            return;
+        };
+        self.activity.begin();
         table.by_id.insert(process.id.clone(), number);
         table.processes.insert(number, Arc::clone(process));
     }
@@ -499,24 +551,27 @@ impl Registry {
     fn end_starts(&self) {
         let mut table = lock(&self.table);
         for _ in 0..2 {
+            let is_starting = |table: &mut ProcessTable| !table.starts.is_empty();
             let waited = self
                 .start_ended
-                .wait_timeout_while(table, START_CHECK_AFTER, |table| !table.starts.is_empty());
-            table = waited.unwrap_or_else(PoisonError::into_inner).0;
+                .wait_while_for(table, START_CHECK_AFTER, is_starting);
+            table = waited.0;
             for start in &table.starts {
                 start.kill();
             }
         }
     }
 
-    /// How many processes have not ended.
+    /// How many commands have not ended.
     pub fn count_running(&self) -> usize {
         let table = lock(&self.table);
         table.processes.len() - table.ended.len()
     }
 
+    /// All processes that have not ended, interpreters too.
     fn running(&self) -> Vec<Arc<Process>> {
         let mut all = self.list();
+        all.extend_from_slice(&lock(&self.table).interpreters);
         all.retain(|process| process.exit().is_none());
         all
     }
@@ -528,12 +583,20 @@ impl PumpOwner for Registry {
     }
 
     fn ended(&self, process: &Arc<Process>) {
-        self.activity.end();
         if let Some(exit) = process.exit() {
             let (id, ending, reason) = (&process.id, exit.ending, exit.reason);
             logging::debug(format_args!("process {id} ended: {ending:?}, {reason:?}"));
         }
         let mut table = lock(&self.table);
+        let interpreters = &mut table.interpreters;
+        if let Some(at) = interpreters
+            .iter()
+            .position(|other| Arc::ptr_eq(other, process))
+        {
+            interpreters.swap_remove(at);
+            return;
+        }
+        self.activity.end();
         // A deleted process is not kept.
         let Some(number) = table.number_of(process) else {
             return;
@@ -577,11 +640,12 @@ fn given_number(id: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
+    use std::io::{Read, Write};
 
     use super::*;
     use crate::command::CommandLine;
     use crate::ledger::Budget;
+    use crate::sys::Ending;
 
     fn registry_in(shared: Arc<Shared>) -> Arc<Registry> {
         let ledger = Budget::new(1 << 20).whole();
@@ -631,6 +695,46 @@ mod tests {
     }
 
     #[test]
+    fn an_interpreter_is_no_work_and_in_no_list_but_ends_with_the_workspace() {
+        let shared = Shared::new(4096, 4096).unwrap();
+        let registry = registry_in(shared);
+        let confinement = Confinement::dedicated(std::env::vars_os(), "/".into());
+        let words = ["sh", "-c", "cat <&4; exec sleep 1000"].map(str::to_owned);
+        let spec = CommandSpec::new(CommandLine::Program(words.into()), Vec::new(), None).unwrap();
+        let (mut own, its) = std::os::unix::net::UnixStream::pair().unwrap();
+        let pump = registry.start_interpreter(spec, &confinement, its.into());
+        let process = Arc::clone(pump.unwrap().process());
+        own.write_all(b"hello").unwrap();
+        own.shutdown(std::net::Shutdown::Write).unwrap();
+        while process.written(super::super::ring::Stream::Stdout) < 5 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(registry.list().is_empty());
+        assert_eq!((registry.count_running(), registry.next_number()), (0, 1));
+        assert!(registry.find(&process.pid.to_string()).is_none());
+        assert!(registry.find(&process.id).is_none());
+        assert!(registry.activity.idle_for().is_some());
+
+        // As the workspace's end does. The end itself would also look for what other tests have started.
+        assert_eq!(kill_trees(&registry.running(), Reason::Killed), 1);
+        assert!(process.wait_ended(Duration::from_secs(5)));
+        let exit = process.exit().map(|exit| (exit.ending, exit.reason));
+        assert_eq!(
+            exit,
+            Some((Ending::Signaled(libc::SIGKILL), Reason::Killed))
+        );
+        while !lock(&registry.table).interpreters.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(registry.activity.idle_for().is_some());
+        assert_eq!(
+            own.read(&mut [0; 1]).unwrap(),
+            0,
+            "the server holds its end open"
+        );
+    }
+
+    #[test]
     fn a_pid_stands_for_the_latest_process_that_had_it() {
         let shared = Shared::new(4096, 4096).unwrap();
         let registry = registry_in(Arc::clone(&shared));
@@ -651,7 +755,7 @@ mod tests {
             let texts = registry.charge_texts(0).unwrap();
             let id = format!("p-{number}");
             let process = Process::new(id, &spec, spawned, started, origin, log, texts);
-            registry.list_process(number, &Arc::new(process));
+            registry.list_process(Some(number), &Arc::new(process));
         }
         for id in ["p-2", "p-1"] {
             assert_eq!(registry.find("77").unwrap().id, id);

@@ -297,6 +297,47 @@ impl Ring {
         }
         None
     }
+
+    /// Appends to `buffer` this many bytes of a stream, the first of which is at a position. False if the ring no
+    /// longer holds them all.
+    pub fn copy(
+        &self,
+        stream: Stream,
+        position: u64,
+        mut bytes: usize,
+        buffer: &mut Vec<u8>,
+    ) -> bool {
+        let first = self.chunks.partition_point(|chunk| chunk.end() <= position);
+        if self
+            .chunks
+            .get(first)
+            .is_none_or(|chunk| chunk.position > position)
+        {
+            return false;
+        }
+        for chunk in self.chunks.range(first..) {
+            if chunk.stream != stream {
+                continue;
+            }
+            let skip = position.saturating_sub(chunk.position);
+            let Some(data) = usize::try_from(skip)
+                .ok()
+                .and_then(|skip| chunk.data.get(skip..))
+            else {
+                return false;
+            };
+            if chunk.data.len() - data.len() < chunk.dropped {
+                return false;
+            }
+            let data = &data[..data.len().min(bytes)];
+            buffer.extend_from_slice(data);
+            bytes -= data.len();
+            if bytes == 0 {
+                return true;
+            }
+        }
+        bytes == 0
+    }
 }
 
 #[cfg(test)]
@@ -466,5 +507,33 @@ mod tests {
             assert_eq!(ring.footprint, footprint);
             assert!(ring.held <= ring.limit);
         }
+    }
+
+    #[test]
+    fn bytes_are_copied_by_their_position() {
+        let mut ring = Ring::new(3 * CHUNK_BYTES);
+        ring.append(Stream::Stdout, b"one");
+        ring.append(Stream::Stderr, b"two");
+        ring.append(Stream::Stdout, &vec![b'x'; CHUNK_BYTES]);
+        let copy = |ring: &Ring, stream, position, bytes| {
+            let mut buffer = Vec::new();
+            let is_whole = ring.copy(stream, position, bytes, &mut buffer);
+            is_whole.then_some(buffer)
+        };
+        assert_eq!(copy(&ring, Stream::Stdout, 0, 3).unwrap(), b"one");
+        assert_eq!(copy(&ring, Stream::Stderr, 4, 2).unwrap(), b"wo");
+        // From one chunk of a stream into the next one.
+        assert_eq!(copy(&ring, Stream::Stdout, 2, 3).unwrap(), b"exx");
+        let all = copy(&ring, Stream::Stdout, 6, CHUNK_BYTES).unwrap();
+        assert_eq!(all, vec![b'x'; CHUNK_BYTES]);
+        assert_eq!(copy(&ring, Stream::Stdout, 6, CHUNK_BYTES + 1), None);
+
+        ring.drop_oldest(4);
+        assert_eq!(copy(&ring, Stream::Stdout, 0, 3), None);
+        assert_eq!(copy(&ring, Stream::Stderr, 3, 3), None);
+        assert_eq!(copy(&ring, Stream::Stderr, 4, 2).unwrap(), b"wo");
+        ring.drop_oldest(2);
+        assert_eq!(copy(&ring, Stream::Stderr, 4, 2), None);
+        assert_eq!(copy(&ring, Stream::Stdout, 6, 2).unwrap(), b"xx");
     }
 }

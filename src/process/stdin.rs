@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::follow::Wakeup;
 use super::process::{Process, StdinSlot};
 use crate::client::Peer;
 use crate::error::{Error, Kind, Result};
@@ -63,7 +62,7 @@ impl Process {
     /// # Errors
     /// `StdinClosed`; `StdinBusy` if another client is still writing, or `client` disconnected.
     pub fn stdin_in_turn(self: &Arc<Self>, client: &mut dyn Peer) -> Result<StdinWriter> {
-        let wakeup = Wakeup::new(self);
+        let listener = self.bell.listen();
         let deadline = Instant::now() + TYPING_LIMIT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -72,15 +71,15 @@ impl Process {
                 result => return result,
             }
             let mut entries = [
-                PollEntry::new(wakeup.descriptor(), Events::READABLE),
+                PollEntry::new(listener.descriptor(), Events::READABLE),
                 PollEntry::new(client.descriptor(), client.interest()),
             ];
             poll(
                 &mut entries,
-                Some(wakeup.interval().unwrap_or(left).min(left)),
+                Some(listener.interval().unwrap_or(left).min(left)),
             );
             let client_events = entries[1].events();
-            wakeup.clear();
+            listener.clear();
             client.ready(client_events).map_err(|_| disconnected())?;
         }
     }
@@ -210,7 +209,7 @@ impl Drop for StdinWriter {
         let before = std::mem::replace(&mut *slot, next);
         drop(slot);
         if matches!(before, StdinSlot::Busy { is_awaited: true }) {
-            self.process.wake_followers();
+            self.process.bell.ring();
         }
     }
 }

@@ -4,11 +4,14 @@
 //! halves of the result and does not know how they are connected: a terminal appears three times in the
 //! child's half, its master twice in the server's, and an output that does not exist is `None` there.
 
+use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
+use nix::sys::memfd::{MFdFlags, memfd_create};
 
 use crate::command::TerminalSize;
 use crate::error::{Error, Kind, Result};
@@ -23,6 +26,8 @@ pub(super) struct Stdio {
     pub(super) outputs: Outputs,
     /// Where the server writes the input, without blocking; `None` if the command gets none.
     pub(super) input: Option<Arc<OwnedFd>>,
+    /// What the command gets besides; the server closes it after the start too.
+    pub(super) passed: Option<OwnedFd>,
 }
 
 /// The server's end of each output.
@@ -53,6 +58,7 @@ impl Stdio {
             child: [stdin, Arc::new(stdout_write), Arc::new(stderr_write)],
             outputs: [Some(stdout), Some(stderr)].map(|end| end.map(Arc::new)),
             input,
+            passed: None,
         })
     }
 
@@ -78,6 +84,7 @@ impl Stdio {
             child: [(); 3].map(|()| Arc::clone(&terminal)),
             outputs: [Some(Arc::clone(&master)), None],
             input: Some(master),
+            passed: None,
         })
     }
 
@@ -85,6 +92,30 @@ impl Stdio {
     pub(super) fn child(&self) -> [BorrowedFd<'_>; 3] {
         self.child.each_ref().map(|descriptor| descriptor.as_fd())
     }
+}
+
+/// A file in memory that nobody can change.
+///
+/// # Errors
+/// No descriptor or memory is left.
+pub(super) fn sealed_file(content: &[u8]) -> Result<OwnedFd> {
+    let failed = |errno| Error::system("cannot keep the code in memory", errno);
+    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
+    // Kernels before Linux 6.3 do not know the flag, and some later ones insist on it.
+    let no_program = MFdFlags::from_bits_retain(libc::MFD_NOEXEC_SEAL);
+    let file = memfd_create(c"code", flags | no_program)
+        .or_else(|_| memfd_create(c"code", flags))
+        .map_err(failed)?;
+    if sys::is_scarce(file.as_fd()) {
+        return Err(failed(Errno::EMFILE));
+    }
+    let file = File::from(file);
+    // It is read from its beginning: the offset stays there.
+    let written = file.write_all_at(content, 0);
+    written.map_err(|error| Error::io("cannot keep the code in memory", &error))?;
+    let seals = SealFlag::all();
+    fcntl(&file, FcntlArg::F_ADD_SEALS(seals)).map_err(failed)?;
+    Ok(file.into())
 }
 
 pub(super) const NO_TERMINAL: &str = "cannot open a terminal for the command";
@@ -100,4 +131,23 @@ fn pipe() -> Result<(OwnedFd, OwnedFd)> {
 
 fn failed(errno: Errno) -> Error {
     Error::system("cannot make a pipe for the command", errno)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_sealed_file_is_read_from_its_beginning_and_changed_by_nobody() {
+        let mut file = File::from(sealed_file(b"code").unwrap());
+        let seals = fcntl(&file, FcntlArg::F_GET_SEALS).unwrap();
+        assert_eq!(seals & SealFlag::all().bits(), SealFlag::all().bits());
+        assert!(file.write_at(b"harm", 0).is_err());
+        assert!(file.set_len(0).is_err() && file.set_len(100).is_err());
+        let mut text = String::new();
+        file.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "code");
+    }
 }

@@ -12,8 +12,8 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -31,7 +31,8 @@ use super::start::Start;
 use super::tree::Hunt;
 use crate::error::{Error, Result};
 use crate::logging;
-use crate::sync::lock;
+use crate::panics;
+use crate::sync::{Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
 
 /// Takes over pumps from other threads.
@@ -200,7 +201,7 @@ impl Supervisor {
                 due.push(Arc::clone(pump.process()));
             }
             if let Some(interval) = pump.take_recheck(now) {
-                pump.finish(buffer);
+                pump.finish(buffer, &mut |_, _, _| {});
                 if pump.is_overdue(interval) {
                     let _ = killer.send(Order::KillTracers(Arc::clone(pump.process())));
                 }
@@ -230,12 +231,12 @@ impl Supervisor {
 
     fn take_up(&self, driven: &mut Driven, mut pump: Pump, buffer: &mut Buffer) {
         // The process may have ended before its client disconnected, and no event would follow.
-        pump.finish(buffer);
+        pump.finish(buffer, &mut |_, _, _| {});
         if pump.is_over() {
             // Most such pipes were open in other children that had not called execve yet, and are at their
             // end.
             for stream in Stream::ALL {
-                pump.read_or_close(stream, buffer);
+                pump.read_or_close(stream, buffer, &mut |_, _, _| {});
             }
             if pump.is_done() {
                 return;
@@ -259,7 +260,7 @@ impl Supervisor {
                 let mut entries = [PollEntry::new(pidfd.as_fd(), Events::READABLE)];
                 poll(&mut entries, Some(Duration::from_secs(1)));
             }
-            pump.finish(buffer);
+            pump.finish(buffer, &mut |_, _, _| {});
             // Descendants that write to them get SIGPIPE.
             pump.outputs = [None, None];
             return;
@@ -311,7 +312,7 @@ impl Supervisor {
                 // The process reads no more input, reaped or not.
                 self.unwatch(pump.input());
                 let pidfd = pump.pidfd().cloned();
-                pump.finish(buffer);
+                pump.finish(buffer, &mut |_, _, _| {});
                 if pump.awaited_pidfd().is_none() {
                     self.unwatch(pidfd.as_ref().map(|pidfd| pidfd.as_fd()));
                 }
@@ -336,7 +337,10 @@ fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> 
     std::thread::Builder::new()
         .name(name.to_owned())
         .stack_size(256 * 1024)
-        .spawn(body)
+        .spawn(|| {
+            panics::depend_on_this_thread();
+            body();
+        })
         .map_err(|error| Error::io("cannot start the supervisor", &error))?;
     Ok(())
 }

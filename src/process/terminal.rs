@@ -5,8 +5,8 @@
 //! the foreground says which session that is, and keeps its leader from being reaped meanwhile.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
 
 use nix::errno::Errno;
 
@@ -14,7 +14,7 @@ use super::stdio::NO_TERMINAL;
 use crate::command::{TerminalSize, TerminalSpec};
 use crate::error::{Error, Kind, Result};
 use crate::proc;
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::sys::{self, Pid};
 
 /// The terminal of a process.

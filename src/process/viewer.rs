@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::follow::Wakeup;
 use super::portion::Portion;
 use super::process::{Exit, Process};
 use super::ring::{Cursor, Piece, Stream};
 use super::stdin::StdinWriter;
 use super::terminal::{SENT_BYTES, TYPED_BYTES, Terminal, VIEWERS};
+use crate::bell::Listener;
 use crate::command::TerminalSize;
 use crate::error::{Error, Kind, Result};
 
@@ -45,7 +45,7 @@ pub enum View<'a> {
 /// One who watches a terminal.
 pub struct Viewer {
     process: Arc<Process>,
-    wakeup: Wakeup,
+    listener: Listener,
     cursor: Cursor,
     portion: Portion,
     buffer: Vec<u8>,
@@ -66,7 +66,7 @@ impl Viewer {
     pub fn new(process: &Arc<Process>, start: Start) -> Result<Self> {
         let size = process.terminal()?.size();
         // Before the offset is chosen, so that no output is missed.
-        let wakeup = Wakeup::new(process);
+        let listener = process.bell.listen();
         let written = process.written(Stream::Stdout);
         let offset = match start {
             Start::Oldest => process.log.held_from(Stream::Stdout),
@@ -83,7 +83,7 @@ impl Viewer {
         VIEWERS.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             process: Arc::clone(process),
-            wakeup,
+            listener,
             cursor: Cursor::at(offset, 0),
             portion: Portion::new(process.ledger()),
             buffer: Vec::new(),
@@ -133,7 +133,7 @@ impl Viewer {
     /// Readable when there may be more to read, the process has ended, or something about its terminal has
     /// changed. `None` if the server has no descriptor left.
     pub fn wakeup(&self) -> Option<BorrowedFd<'_>> {
-        self.wakeup.descriptor()
+        self.listener.descriptor()
     }
 
     /// How long to sleep at most, however nothing wakes it up.
@@ -143,13 +143,13 @@ impl Viewer {
             .yields_until
             .and_then(|until| until.checked_duration_since(now));
         let retries = self.turn.as_ref().map(|_| StdinWriter::RETRY_INTERVAL);
-        let all = [yields, retries, self.wakeup.interval()];
+        let all = [yields, retries, self.listener.interval()];
         all.into_iter().flatten().min()
     }
 
     /// Makes [`Viewer::wakeup`] unreadable. What has changed before is to be looked at after this.
     pub fn clear_wakeup(&self) {
-        self.wakeup.clear();
+        self.listener.clear();
     }
 
     /// Lets it type, beside all others who may.
@@ -161,7 +161,7 @@ impl Viewer {
     /// Lets it type, and nobody else who is there now.
     pub fn take_over(&mut self) -> Result<()> {
         self.typist_since = Some(self.terminal()?.take_over());
-        self.process.wake_followers();
+        self.process.bell.ring();
         Ok(())
     }
 

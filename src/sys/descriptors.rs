@@ -5,10 +5,11 @@
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use nix::errno::Errno;
 
+use super::lock::Mutex;
 use super::system::limits;
 
 /// Sets close-on-exec on every inherited descriptor above 2, so that no command gets one, and reserves
@@ -20,7 +21,9 @@ pub fn prepare_descriptors() {
     // SAFETY: plain integers. With one thread the table is not shared, so CLOSE_RANGE_UNSHARE changes
     // nothing; it tells whether the kernel has it.
     if unsafe { libc::syscall(libc::SYS_close_range, 3, c_uint::MAX, flags) } == 0 {
-        ReservedSlots::reserve();
+        if let Some(slots) = ReservedSlots::reserve() {
+            let _ = RESERVED.set(slots);
+        }
     } else {
         close_inherited_one_by_one();
     }
@@ -42,9 +45,9 @@ fn close_inherited_one_by_one() {
 /// A child with a copy of the whole table costs more the more is open: 100 µs more with 1,000
 /// descriptors and 560 µs more with 4,000, where a command takes 640 µs; nothing with ten. So a child
 /// shares the table at first, and then copies only the part up to these numbers
-/// (`close_range(2)`, `CLOSE_RANGE_UNSHARE`). Reserving them adds 33 system calls to the start: 1 % of
+/// (`close_range(2)`, `CLOSE_RANGE_UNSHARE`). Reserving them adds 41 system calls to the start: 1 % of
 /// its time.
-struct ReservedSlots {
+pub(super) struct ReservedSlots {
     /// The first number above every slot.
     end: c_int,
     /// Guards the slots that no starting child uses.
@@ -56,30 +59,37 @@ static RESERVED: OnceLock<ReservedSlots> = OnceLock::new();
 impl ReservedSlots {
     /// Children that can start at the same time without a copy of the whole table.
     const COUNT: usize = 8;
-    /// The standard streams and the ruleset.
-    const WIDTH: usize = 4;
+    /// The standard streams, the ruleset and a passed descriptor.
+    const WIDTH: usize = 5;
     /// With a lower limit on open files the slots would take too large a share, and tables are small.
     const LEAST_LIMIT: u64 = 1024;
 
-    fn reserve() {
+    /// `None` if the limit is too low, or no number is left.
+    pub(super) fn reserve() -> Option<Self> {
         if limits(libc::RLIMIT_NOFILE).rlim_cur < Self::LEAST_LIMIT {
-            return;
+            return None;
         }
         let mut slots = [[0; Self::WIDTH]; Self::COUNT];
+        let mut end = 3;
         for number in slots.as_flattened_mut() {
             // A raw call: musl's fcntl makes two.
-            // SAFETY: duplicates standard input at the lowest free number from 3.
+            // SAFETY: duplicates standard input at the lowest free number above the last one.
             let result =
-                unsafe { libc::syscall(libc::SYS_fcntl, PLACEHOLDER, libc::F_DUPFD_CLOEXEC, 3) };
-            match RawFd::try_from(result) {
-                Ok(new) if new > 2 => *number = new,
-                _ => return,
-            }
+                unsafe { libc::syscall(libc::SYS_fcntl, PLACEHOLDER, libc::F_DUPFD_CLOEXEC, end) };
+            *number = RawFd::try_from(result).ok().filter(|new| *new >= end)?;
+            end = *number + 1;
         }
-        // Each number is the lowest that was free, so the last is the highest.
-        let end = slots[Self::COUNT - 1][Self::WIDTH - 1] + 1;
         let free = Mutex::new(slots.to_vec());
-        let _ = RESERVED.set(Self { end, free });
+        Some(Self { end, free })
+    }
+
+    /// `None` if all slots are in use.
+    pub(super) fn take(&'static self) -> Option<ReservedSlot> {
+        let numbers = self.free.lock().pop()?;
+        Some(ReservedSlot {
+            slots: self,
+            numbers,
+        })
     }
 }
 
@@ -95,9 +105,7 @@ pub(super) struct ReservedSlot {
 impl ReservedSlot {
     /// `None` if all slots are in use or the kernel has no `CLOSE_RANGE_UNSHARE`.
     pub(super) fn take() -> Option<Self> {
-        let slots = RESERVED.get()?;
-        let numbers = slots.free.lock().ok()?.pop()?;
-        Some(Self { slots, numbers })
+        RESERVED.get()?.take()
     }
 
     /// Duplicates `source` at the slot's number `index`, and returns that number.
@@ -118,9 +126,7 @@ impl Drop for ReservedSlot {
             // A child's end of a pipe must not stay open in the server.
             let _ = self.put(index, PLACEHOLDER);
         }
-        if let Ok(mut free) = self.slots.free.lock() {
-            free.push(self.numbers);
-        }
+        self.slots.free.lock().push(self.numbers);
     }
 }
 

@@ -15,6 +15,7 @@ mod clone;
 mod descriptors;
 mod diag;
 mod identity;
+mod lock;
 mod poll;
 mod process;
 mod pty;
@@ -33,6 +34,7 @@ pub use identity::{
     ActingAs, User, user_has_processes, withhold_capabilities_from_children,
     withhold_ptrace_from_children,
 };
+pub use lock::{Condvar, Mutex, MutexGuard, stop_thread};
 pub use poll::{Events, PollEntry, limit_unsent, poll, readable_bytes, receive_append};
 pub use process::{
     Ending, Pid, ended_child, fork, make_thread_nice, pidfd_open, pidfd_signal, reap, signal_group,

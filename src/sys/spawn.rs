@@ -68,6 +68,8 @@ pub struct ChildPlan<'a> {
     pub directory: &'a CStr,
     /// Become descriptors 0, 1 and 2.
     pub stdio: [BorrowedFd<'a>; 3],
+    /// Becomes descriptor 4.
+    pub passed: Option<BorrowedFd<'a>>,
     /// Whether descriptor 0 becomes the controlling terminal.
     pub has_terminal: bool,
     /// Written to `/proc/self/oom_score_adj`.
@@ -109,6 +111,7 @@ struct RawPlan<'a> {
     /// Become descriptors 0, 1 and 2.
     stdio: [RawFd; 3],
     ruleset: Option<RawFd>,
+    passed: Option<RawFd>,
     /// With a shared table: the number from which on the child needs none.
     shared_end: Option<c_int>,
     /// Signals that the server ignores or handles and the child must not.
@@ -129,6 +132,10 @@ struct RawPlan<'a> {
 /// # Errors
 /// The step that failed and its errno. The child has been reaped.
 pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
+    spawn_with(plan, ReservedSlot::take().as_ref())
+}
+
+fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawned, SpawnError> {
     fn pointers(strings: &[impl AsRef<CStr>]) -> Vec<*const c_char> {
         let pointers = strings.iter().map(|string| string.as_ref().as_ptr());
         pointers.chain([ptr::null()]).collect()
@@ -137,9 +144,10 @@ pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
     let restriction = plan.restriction;
     let mut stdio = plan.stdio.map(|stream| stream.as_raw_fd());
     let mut ruleset = restriction.and_then(|restriction| Some(restriction.ruleset?.as_raw_fd()));
-    let slot = ReservedSlot::take();
-    if let Some(slot) = &slot {
-        for (index, source) in stdio.iter_mut().chain(&mut ruleset).enumerate() {
+    let mut passed = plan.passed.map(|passed| passed.as_raw_fd());
+    if let Some(slot) = slot {
+        let sources = stdio.iter_mut().chain(&mut ruleset).chain(&mut passed);
+        for (index, source) in sources.enumerate() {
             *source = slot
                 .put(index, *source)
                 .map_err(failed(SpawnStep::Descriptors))?;
@@ -149,14 +157,15 @@ pub fn spawn(plan: &ChildPlan<'_>) -> Result<Spawned, SpawnError> {
         plan,
         stdio,
         ruleset,
-        shared_end: slot.as_ref().map(ReservedSlot::end),
+        passed,
+        shared_end: slot.map(ReservedSlot::end),
         changed_signals: changed_signals(),
         argv: pointers(plan.arguments),
         envp: pointers(plan.environment),
         failure: Cell::new(None),
         has_oom_score: Cell::new(false),
     };
-    let sharing = slot.as_ref().map_or(0, |_| libc::CLONE_FILES);
+    let sharing = slot.map_or(0, |_| libc::CLONE_FILES);
     let (argument, flags) = (
         (&raw const raw).cast_mut().cast(),
         libc::CLONE_VFORK | sharing,
@@ -194,6 +203,9 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
 
 /// Where the child has its ruleset: right above the standard streams.
 const RULESET_DESCRIPTOR: RawFd = 3;
+
+/// Where a program finds the descriptor that it was passed. Above the ruleset's, which is closed before.
+const PASSED_DESCRIPTOR: RawFd = 4;
 
 /// Prepares the child and executes its program. Returns only the step that failed, with its errno set.
 ///
@@ -274,7 +286,8 @@ unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
     }
 }
 
-/// Leaves the child the standard streams and its ruleset, and nothing else. Negative on failure.
+/// Leaves the child the standard streams, its ruleset and what it is passed, and nothing else. Negative on
+/// failure.
 ///
 /// # Safety
 /// As for [`run`].
@@ -287,15 +300,29 @@ unsafe fn place_descriptors(raw: &RawPlan<'_>) -> c_int {
                 return -1;
             }
         }
-        // The server uses no descriptor below 3, so no dup2 overwrites a later source. The ruleset
-        // may overwrite the source of a stream that is in place by then.
-        let targets = [0, 1, 2, RULESET_DESCRIPTOR].into_iter();
-        let mut end = 0;
-        for (target, source) in targets.zip(raw.stdio.into_iter().chain(raw.ruleset)) {
-            if libc::dup2(source, target) < 0 {
+        let mut passed = raw.passed;
+        if let Some(source) = &mut passed {
+            // Above every target: the ruleset could overwrite it, and dup2 to its own number would keep
+            // close-on-exec.
+            let above = PASSED_DESCRIPTOR + 1;
+            *source = libc::fcntl(*source, libc::F_DUPFD_CLOEXEC, above);
+            if *source < 0 {
                 return -1;
             }
-            end = target + 1;
+        }
+        // The server uses no descriptor below 3, so no dup2 overwrites a later source. The ruleset
+        // may overwrite the source of a stream that is in place by then.
+        let [stdin, stdout, stderr] = raw.stdio.map(Some);
+        let mut end = 0;
+        for (target, source) in (0..).zip([stdin, stdout, stderr, raw.ruleset, passed]) {
+            match source {
+                Some(source) if libc::dup2(source, target) < 0 => return -1,
+                Some(_) => end = target + 1,
+                None if passed.is_some() => {
+                    libc::close(target);
+                }
+                None => {}
+            }
         }
         // Everything else is close-on-exec already; this closes it also if that was missed.
         libc::syscall(libc::SYS_close_range, end, c_int::MAX, 0);
@@ -334,4 +361,107 @@ unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), SpawnStep> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::Read;
+    use std::os::fd::FromRawFd;
+    use std::os::unix::fs::FileExt;
+
+    use super::*;
+    use crate::sys::Ending;
+    use crate::sys::descriptors::ReservedSlots;
+
+    /// Lists what a child has open, and then what its fourth descriptor says.
+    const PROGRAM: &CStr = c"n=0; while [ $n -lt 300 ]; do [ -e /proc/$$/fd/$n ] && echo $n; n=$((n+1)); done; cat /dev/fd/4";
+
+    /// What a child says that was passed a file.
+    fn passed(
+        file: BorrowedFd<'_>,
+        restriction: Option<Restriction<'_>>,
+        slot: Option<ReservedSlot>,
+    ) -> String {
+        let (mut read, write) = std::io::pipe().unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let spawned = spawn_with(
+            &ChildPlan {
+                programs: &[c"/bin/sh".to_owned()],
+                arguments: &[c"sh".to_owned(), c"-c".to_owned(), PROGRAM.to_owned()],
+                environment: &[Cow::Borrowed(c"PATH=/usr/bin:/bin")],
+                directory: c"/",
+                stdio: [null.as_fd(), write.as_fd(), write.as_fd()],
+                passed: Some(file),
+                has_terminal: false,
+                oom_score: b"0",
+                limits: &[],
+                nice: 0,
+                restriction,
+                announcement: &AtomicI32::new(0),
+            },
+            slot.as_ref(),
+        );
+        drop(slot);
+        let spawned = spawned.unwrap();
+        drop(write);
+        let mut text = String::new();
+        read.read_to_string(&mut text).unwrap();
+        let ending = wait(spawned.pidfd.as_fd(), true).unwrap();
+        assert_eq!(ending, Some(Ending::Exited(0)));
+        text
+    }
+
+    /// A ruleset that forbids what no test does: making character devices. `None` without Landlock.
+    fn ruleset() -> Option<OwnedFd> {
+        let handled = 1_u64 << 6;
+        // SAFETY: the attribute of the first version is one integer; the result is a new descriptor.
+        unsafe {
+            let size = size_of_val(&handled);
+            let ruleset = libc::syscall(
+                libc::SYS_landlock_create_ruleset,
+                &raw const handled,
+                size,
+                0,
+            );
+            let ruleset = RawFd::try_from(ruleset).unwrap();
+            (ruleset >= 0).then(|| OwnedFd::from_raw_fd(ruleset))
+        }
+    }
+
+    #[test]
+    fn a_child_has_the_standard_streams_and_what_it_was_passed() {
+        // A table of this thread's own, where it may use any number.
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_FILES).unwrap();
+        let file = nix::sys::memfd::memfd_create(c"", nix::sys::memfd::MFdFlags::MFD_CLOEXEC);
+        let file = File::from(file.unwrap());
+        file.write_all_at(b"hello", 0).unwrap();
+        // SAFETY: the first is above all that is replaced, and nothing in this thread uses those.
+        let sources = unsafe {
+            let high = libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, 400);
+            [3, 4, 5, 290].map(|number| {
+                assert_eq!(libc::dup3(high, number, libc::O_CLOEXEC), number);
+                BorrowedFd::borrow_raw(number)
+            })
+        };
+        // Its number may be one of those that were replaced.
+        std::mem::forget(file);
+        let slots: &ReservedSlots = Box::leak(Box::new(ReservedSlots::reserve().unwrap()));
+        let ruleset = ruleset();
+        let is_root = nix::unistd::Uid::effective().is_root();
+        let restrict = |ruleset| Restriction {
+            user: User { uid: 0, gid: 0 },
+            ruleset,
+            filter: &[],
+        };
+        let restricted = is_root.then(|| restrict(ruleset.as_ref().map(AsFd::as_fd)));
+        for source in sources {
+            for restriction in [None, is_root.then(|| restrict(None)), restricted] {
+                for slot in [None, slots.take()] {
+                    let text = passed(source, restriction, slot);
+                    assert_eq!(text, "0\n1\n2\n4\nhello", "from {source:?}");
+                }
+            }
+        }
+    }
 }

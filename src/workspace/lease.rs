@@ -1,6 +1,7 @@
 //! A workspace, and the lease that keeps it from ending during a request, a stream or a transfer.
 
 use std::ops::Deref;
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use crate::activity::Activity;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::files::{Files, Root};
+use crate::interpreter::{Contexts, ContextsSettings};
 use crate::ledger::Ledger;
 use crate::ports::Ports;
 use crate::priority::BackgroundWork;
@@ -19,15 +21,19 @@ pub struct Workspace {
     this: Weak<Self>,
     pub(super) root: Arc<Root>,
     /// How its commands are started.
-    pub(super) confinement: Confinement,
+    pub(super) confinement: Arc<Confinement>,
     /// Its processes.
     pub processes: Arc<Registry>,
+    /// Its interpreters that stay.
+    pub contexts: Arc<Contexts>,
     /// Its servers.
     pub ports: Arc<Ports>,
     /// The trees that it watches for clients that poll.
     pub watches: Arc<Watches>,
     /// What is held for its clients and its processes.
     pub ledger: Arc<Ledger>,
+    /// Requests that make its virtual environment.
+    pub(super) venv_makers: Arc<AtomicUsize>,
     /// Its threads that read much.
     pub(super) background: Arc<BackgroundWork>,
     activity: Arc<Activity>,
@@ -41,18 +47,29 @@ impl Workspace {
         ports: Arc<Ports>,
         shared: Arc<Shared>,
         ledger: Arc<Ledger>,
+        contexts: ContextsSettings,
     ) -> Arc<Self> {
         let activity = Arc::new(Activity::new());
         let processes = Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger));
         let root = Arc::new(root);
+        let confinement = Arc::new(confinement);
+        let contexts = Contexts::new(
+            contexts,
+            Arc::clone(&processes),
+            Arc::clone(&confinement),
+            Arc::clone(&ledger),
+            Arc::clone(&activity),
+        );
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
             watches: Watches::new(Arc::clone(&root), Arc::clone(&ledger)),
             root,
             confinement,
             processes,
+            contexts,
             ports,
             ledger,
+            venv_makers: Arc::default(),
             background: Arc::default(),
             activity,
         })
@@ -107,6 +124,7 @@ impl Workspace {
     /// Ends the workspace: it gives no lease and starts nothing from here on.
     pub fn close(&self) {
         self.activity.close();
+        self.contexts.close();
         self.processes.close();
         self.ports.close();
         self.watches.close();

@@ -17,7 +17,7 @@ pub use lease::{Lease, Workspace};
 pub use operations::{
     AttachSpec, Attachment, ClientFile, Compared, EditRequest, Edited, FileChange, FilePart,
     FileState, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Order,
-    Patched, Run, SignalGroup, SortKey, Summary, ViewerEvent,
+    Patched, Run, SignalGroup, SortKey, Summary, Venv, ViewerEvent,
 };
 pub use upload::UploadSource;
 pub use watches::WatchSubscriber;

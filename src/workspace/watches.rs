@@ -7,11 +7,12 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
+use crate::bell::Bell;
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
 use crate::command::ChosenId;
 use crate::error::{Error, Kind, Result};
@@ -19,7 +20,7 @@ use crate::files::Root;
 use crate::files::name::FilePath;
 use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
 use crate::ledger::{Charge, Item, Ledger};
-use crate::sync::lock;
+use crate::sync::{Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
 
 /// Most watches of a workspace.
@@ -109,6 +110,8 @@ pub struct RegisteredWatch {
     settings: Settings,
     is_removed: AtomicBool,
     ring: Mutex<EventRing>,
+    /// Rings when the ring has changed.
+    bell: Arc<Bell>,
 }
 
 struct EventRing {
@@ -118,7 +121,6 @@ struct EventRing {
     ended: Option<Ended>,
     readers: usize,
     read_at: Instant,
-    wakeups: Vec<Arc<EventFd>>,
     bytes: usize,
     charge: Charge,
 }
@@ -157,7 +159,7 @@ impl Watches {
         let watch = self.find(id)?;
         watch.is_removed.store(true, Ordering::Relaxed);
         lock(&self.table).all.retain(|other| other.id != id);
-        watch.wake_readers();
+        watch.bell.ring();
         self.wake();
         Ok(())
     }
@@ -240,7 +242,7 @@ impl Watches {
     pub(super) fn close(&self) {
         for watch in lock(&self.table).all.drain(..) {
             watch.is_removed.store(true, Ordering::Relaxed);
-            watch.wake_readers();
+            watch.bell.ring();
         }
         self.wake();
     }
@@ -328,10 +330,10 @@ impl RegisteredWatch {
                 ended: None,
                 readers: 0,
                 read_at: Instant::now(),
-                wakeups: Vec::new(),
                 bytes: 0,
                 charge,
             }),
+            bell: Arc::default(),
         }
     }
 
@@ -354,7 +356,7 @@ impl RegisteredWatch {
             Ok(())
         });
         if has_told {
-            self.wake_readers();
+            self.bell.ring();
         }
         result
     }
@@ -366,13 +368,7 @@ impl RegisteredWatch {
         }
         ring.ended = Some(ended);
         drop(ring);
-        self.wake_readers();
-    }
-
-    fn wake_readers(&self) {
-        for wakeup in &lock(&self.ring).wakeups {
-            let _ = wakeup.write(1);
-        }
+        self.bell.ring();
     }
 
     /// Tells a subscriber the events after a number, which then are forgotten up to that number; waits for the first
@@ -388,9 +384,7 @@ impl RegisteredWatch {
         subscriber: &mut dyn WatchSubscriber,
     ) -> std::result::Result<(), Disconnected> {
         let _reader = Reader::new(self);
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wakeup = EventFd::from_flags(flags).ok().map(Arc::new);
-        lock(&self.ring).wakeups.extend(wakeup.clone());
+        let listener = self.bell.listen();
         let mut keep_alive = KeepAlive::new();
         let known = lock(&self.ring).known(after);
         let mut told = known;
@@ -398,16 +392,14 @@ impl RegisteredWatch {
         if has_told {
             subscriber.event(known, &TreeEvent::overflow());
         }
-        let result = loop {
+        loop {
             let (events, ended) = lock(&self.ring).after(known, told);
             for (number, event) in &events {
                 subscriber.event(*number, event);
                 told = *number;
                 has_told = true;
             }
-            if let Err(disconnected) = send_all(subscriber.client()) {
-                break Err(disconnected);
-            }
+            send_all(subscriber.client())?;
             if !events.is_empty() {
                 continue;
             }
@@ -421,32 +413,10 @@ impl RegisteredWatch {
             let now = Instant::now();
             if has_told || ended.is_some() || now >= until {
                 subscriber.end(told, ended);
-                break Ok(());
+                return Ok(());
             }
-            // Without a wakeup it looks now and then.
-            let look_at = now + Duration::from_millis(100);
-            let until = if wakeup.is_some() {
-                until
-            } else {
-                until.min(look_at)
-            };
-            let descriptor = wakeup
-                .as_ref()
-                .map(|wakeup| std::os::fd::AsFd::as_fd(wakeup));
-            let waited = keep_alive.wait(subscriber.client(), descriptor, Some(until));
-            if let Err(disconnected) = waited {
-                break Err(disconnected);
-            }
-            if let Some(wakeup) = &wakeup {
-                let _ = wakeup.read();
-            }
-        };
-        if let Some(own) = &wakeup {
-            lock(&self.ring)
-                .wakeups
-                .retain(|wakeup| !Arc::ptr_eq(wakeup, own));
+            listener.wait(&mut keep_alive, subscriber.client(), Some(until))?;
         }
-        result
     }
 }
 

@@ -33,6 +33,9 @@ COMMANDS = [
 # Few, so that requests meet what others have left.
 FILES = ["a", "b", "a", "c/d", "a", "c", "a/e"]
 
+# The same for executions: each is code of every language, if only for its error.
+CODES = ["1", "print(1)", "x = 1; x", "'\u00e9\u2028'", "(", "throw"]
+
 # What is sent where the contract has any bytes: an empty archive, and a patch.
 ARCHIVE = bytes(1024)
 PATCH = b"--- a/a\n+++ b/a\n@@ -0,0 +1 @@\n+new\n"
@@ -81,7 +84,7 @@ def driven(document, of_host):
         for name in server.get("variables", {})
     ]
     components = dict(document["components"])
-    sent = ("Command", "SandboxRequest", "TerminalRequest")
+    sent = ("Command", "SandboxRequest", "TerminalRequest", "ContextRequest", "ExecutionRequest")
     components["schemas"] = {
         name: schema if name in sent else closed(document, schema)
         for name, schema in components["schemas"].items()
@@ -92,15 +95,17 @@ def driven(document, of_host):
         if "$ref" in item:
             item = components["pathItems"][item["$ref"].split("/")[-1]]
         item = dict(item)
-        is_inside = "servers" not in item
-        item.pop("servers", None)
-        if is_inside:
+        servers = [one["url"] for one in item.pop("servers", document["servers"])]
+        if server["url"] in servers:
             item["parameters"] = inside + item.get("parameters", [])
             path = server["url"] + path
         # What is behind a port answers as it likes, and may be anything in dedicated mode; what never
         # listens is waited for without end where an odd value takes the place of the timeout; and a
         # watch has no end while its client stays. To attach takes a client of WebSocket.
         left_out = ("/procs", "/proxy", "/ports", "/files/watch", "/attach")
+        if not of_host:
+            # The interpreters of that machine are none.
+            left_out += ("/contexts", "/execute")
         is_left_out = any(f"{part}/" in f"{path}/" for part in left_out)
         if is_left_out or path.startswith("/v1/sandboxes") and not of_host:
             continue
@@ -117,7 +122,8 @@ def request(method, path, body=None):
         with urllib.request.urlopen(asked, timeout=30) as answer:
             return json.load(answer)
     except urllib.error.HTTPError as error:
-        if error.code in (404, 409):
+        # 400: there is no interpreter.
+        if error.code in (400, 404, 409):
             return None
         raise
 
@@ -152,6 +158,9 @@ import schemathesis  # noqa: E402
 @schemathesis.deserializer("application/x-ndjson")
 def events(_context, response):
     text = response.content.decode()
+    # There may be no more events of an execution.
+    if not text:
+        return []
     assert text.endswith("\n"), text
     return [json.loads(line) for line in text[:-1].split("\n")]
 
@@ -180,6 +189,14 @@ def provide(case, query):
         started = {"cmd": COMMANDS[State.calls % len(COMMANDS)], "pty": State.calls % 2 == 0}
         process = request("POST", inside.split("/{process_id}")[0], started)
         case.path_parameters["process_id"] = process["id"]
+    if "{context_id}" in inside:
+        contexts = inside.split("/{context_id}")[0]
+        context = request("POST", contexts, {"id": f"made-{State.calls % 3}"})
+        if context is not None:
+            case.path_parameters["context_id"] = context["id"]
+            executions = request("GET", f"{contexts}/{context['id']}/executions")
+            if "{execution_id}" in inside and executions:
+                case.path_parameters["execution_id"] = executions[-1]["id"]
     for name in ("path", "from", "to"):
         if name in query:
             query[name] = FILES[(State.calls + len(name)) % len(FILES)]
@@ -214,9 +231,19 @@ def before_call(_context, case, _kwargs):
             case.body["cmd"] = command
             if isinstance(case.body.get("shell"), bool):
                 case.body["shell"] = isinstance(command, str)
-        elif case.body.get("cmd") is None and case.body.get("pty"):
+        elif case.body.get("cmd") is case.body.get("code") is None and case.body.get("pty"):
             # Else a shell, which waits for somebody to type.
             case.body["cmd"] = COMMANDS[0]
+        if isinstance(case.body.get("code"), str):
+            case.body["code"] = CODES[State.calls % len(CODES)]
+        if case.meta.generation.mode.is_positive and case.body.get("backend"):
+            # That it is one of the language is said only in words.
+            case.body["backend"] = "auto"
+        if case.meta.generation.mode.is_positive and case.body.get("stateless") is True:
+            case.body.pop("context", None)
+        if case.meta.generation.mode.is_positive and case.body.get("context"):
+            # That it is the one of the context is said only in words.
+            case.body.pop("language", None)
         if isinstance(case.body.get("cwd"), str):
             case.body["cwd"] = "."
     query = case.query if isinstance(case.query, dict) else {}
@@ -232,6 +259,9 @@ def before_call(_context, case, _kwargs):
             if str(query.get(name)).isdecimal():
                 # File systems differ in how large a file can be.
                 query[name] = int(query[name]) % (1 << 20)
+    if "/contexts/" in case.path:
+        # What follows the log of an interpreter does so until that ends.
+        query.pop("follow", None)
     if case.path.endswith("/events") and case.meta.generation.mode.is_positive:
         query.pop("timeout", None)
     if case.meta.generation.mode.is_positive:
@@ -242,6 +272,9 @@ def before_call(_context, case, _kwargs):
         for name, others in EXCLUSIVE.items():
             for other in others if name in query else ():
                 query.pop(other, None)
+        # What an answer has to say first.
+        if query.get("sort") == "mtime":
+            query.pop("after", None)
         # What has a syntax of its own.
         if "pattern" in query:
             query["pattern"] = PATTERNS

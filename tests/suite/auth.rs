@@ -21,6 +21,24 @@ use crate::skip;
 // ---------------------------------------------------------------------------------------------
 // Refused requests.
 
+/// The routes of contexts, each with a request that takes code or ignores it.
+const CONTEXT_ROUTES: &[(&str, &str)] = &[
+    ("GET", "/v1/contexts"),
+    ("POST", "/v1/contexts"),
+    ("GET", "/v1/contexts/c-1"),
+    ("DELETE", "/v1/contexts/c-1"),
+    ("POST", "/v1/contexts/c-1/execute"),
+    ("POST", "/v1/contexts/c-1/interrupt"),
+    ("POST", "/v1/contexts/c-1/restart"),
+    ("POST", "/v1/contexts/c-1/input"),
+    ("GET", "/v1/contexts/c-1/logs"),
+    ("GET", "/v1/contexts/c-1/executions"),
+    ("GET", "/v1/contexts/c-1/executions/e-1"),
+    ("GET", "/v1/contexts/c-1/executions/e-1/events"),
+    ("POST", "/v1/execute"),
+    ("POST", "/execute"),
+];
+
 /// A server with something to lose: files, a process that reads its stdin, a finished process.
 struct Estate {
     server: Server,
@@ -114,6 +132,12 @@ impl Estate {
                 format!("/v1/files/move?from={dir}/kept&to={dir}/gone"),
                 Vec::new(),
             ),
+            ("GET", "/v1/venv".to_owned(), Vec::new()),
+            (
+                "POST",
+                "/v1/venv".to_owned(),
+                format!("{{\"path\":\"{dir}/venv\"}}").into_bytes(),
+            ),
             ("GET", format!("/v1/files/glob?path={dir}"), Vec::new()),
             (
                 "POST",
@@ -149,6 +173,7 @@ impl Estate {
             ),
             ("GET", "/v1/files/watches/w-1/events".to_owned(), Vec::new()),
             ("DELETE", "/v1/files/watches/w-1".to_owned(), Vec::new()),
+            ("GET", "/v1/languages".to_owned(), Vec::new()),
             ("OPTIONS", "/v1/exec".to_owned(), Vec::new()),
             ("OPTIONS", "/v1/nope".to_owned(), Vec::new()),
             ("BREW", "/v1/exec".to_owned(), Vec::new()),
@@ -174,6 +199,10 @@ impl Estate {
                 Vec::new(),
             ),
         ];
+        for (method, route) in CONTEXT_ROUTES {
+            let code = format!("{{\"code\":\"touch {dir}/ran\",\"language\":\"bash\"}}");
+            requests.push((method, (*route).to_owned(), code.into_bytes()));
+        }
         for family in ["processes", "procs"] {
             requests.push(("GET", format!("/v1/{family}"), Vec::new()));
             requests.push(("POST", format!("/v1/{family}"), run.clone()));

@@ -85,13 +85,14 @@ fn a_host_does_what_the_contract_says() {
     compare_with_contract(&Server::host().env("SBX_CAPACITY", 16).start());
 }
 
-/// Makes a directory into a machine: the program, a shell with its usual commands, and somewhere to
-/// work that everybody may write to.
+/// Makes a directory into a machine: the program, a shell with its usual commands, interpreters that do
+/// nothing, and somewhere to work that everybody may write to.
 fn populate(root: &Path) -> Result<(), String> {
     let make = format!(
         "set -e; cd '{}'; chmod 755 .; mkdir -p bin dev/pts proc work; chmod 777 work; : > dev/null; \
          ln -s pts/ptmx dev/ptmx; cp '{BINARY}' sbx-server; \
          cp \"$(command -v busybox)\" bin/busybox; for name in $(bin/busybox --list); do [ -e bin/$name ] || ln -s busybox bin/$name; done; \
+         for name in python3 node bash; do echo '#!/bin/sh' > bin/$name; chmod 755 bin/$name; done; \
          chroot . /bin/sh -c true",
         root.display()
     );

@@ -92,10 +92,11 @@ fn examples(text: &str, mark: &str) -> Vec<Example> {
     examples
 }
 
-/// The text with each number that differs from run to run replaced by `N`, and each id and token by
+/// The text with each number or version that differs from run to run replaced by `N`, and each id and token by
 /// `H`.
 fn steady(text: &str) -> String {
-    const CHANGING: [&str; 9] = [
+    const CHANGING: [&str; 10] = [
+        r#""version":""#,
         r#""pid":"#,
         r#""uid":"#,
         r#""created_at_ms":"#,
@@ -110,7 +111,8 @@ fn steady(text: &str) -> String {
     let mut rest = text;
     while !rest.is_empty() {
         if let Some(key) = CHANGING.into_iter().find(|key| rest.starts_with(key)) {
-            let after = rest[key.len()..].trim_start_matches(|c: char| c.is_ascii_digit());
+            let after =
+                rest[key.len()..].trim_start_matches(|c: char| c.is_ascii_digit() || c == '.');
             result.push_str(key);
             if after.len() + key.len() < rest.len() {
                 result.push('N');

@@ -172,6 +172,48 @@ fn the_javascript_example_runs() {
 }
 
 #[test]
+fn the_example_of_an_agent_repairs_its_error() {
+    if !is_installed("python3", "--version") {
+        skip!("python3 is not installed");
+    }
+    let directory = TempDir::new();
+    let server = server_in(&directory);
+    let output = run(&["python3"], "examples/agent.py", server.address);
+    assert_in_order(
+        &output,
+        &[
+            "print(len(prices), 'prices')\n3 prices\n",
+            ">>> sum(prices) / count\n",
+            "NameError: name 'count' is not defined\nIt failed",
+            ">>> sum(prices) / len(prices)\n5.333333333333333\n",
+        ],
+    );
+    let contexts = server.get("/v1/contexts").json();
+    assert_eq!(contexts, serde_json::json!([]), "it is deleted");
+    assert_eq!(count_entries(directory.path().to_str().unwrap()), 0);
+}
+
+#[test]
+fn the_notebook_page_shows_what_cells_do() {
+    for program in ["node", "python3"] {
+        if !is_installed(program, "--version") {
+            skip!("{program} is not installed");
+        }
+    }
+    let server = Server::builder()
+        .env("SBX_ALLOWED_ORIGINS", "http://127.0.0.1:8000")
+        .start();
+    let server = OrderlyServer(server);
+    output_of(
+        Command::new("node")
+            .arg(repository("tests/client/notebook_page.mjs"))
+            .arg(format!("http://{}", server.address))
+            .arg(TOKEN)
+            .arg(repository("examples/notebook.html")),
+    );
+}
+
+#[test]
 fn the_example_of_a_folder_up_and_down_runs() {
     let has_filters = Command::new("python3")
         .args(["-c", "import tarfile; tarfile.data_filter"])

@@ -7,16 +7,18 @@
 
 use std::fs;
 use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::files::send_what_is_wanted;
 use crate::fixture::{
-    Builder, EventStream, Mark, PATIENCE, Reply, Server, Stop, TOKEN, TempDir, events_of,
+    BINARY, Builder, EventStream, Mark, PATIENCE, Reply, Server, Stop, TOKEN, TempDir, events_of,
     has_namespaces, is_root, numbered_text, output_of, parse_replies, status_of, wait_until,
 };
 use crate::skip;
@@ -510,4 +512,53 @@ fn next_tick(stream: &mut EventStream) {
             .any(|kind| event["event"] == *kind),
         "{event}"
     );
+}
+
+// ---------------------------------------------------------------- the program itself
+
+/// The contract as it stands in the program.
+const CONTRACT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/openapi.json.deflate"));
+
+/// A program whose contract is broken, which it takes for impossible.
+fn broken_program(dir: &TempDir) -> String {
+    let mut program = fs::read(BINARY).unwrap();
+    let mut starts = program.windows(CONTRACT.len());
+    let start = starts.position(|window| window == CONTRACT).unwrap();
+    program[start..start + 1000].fill(0xff);
+    let path = dir.join("sbx-server");
+    fs::write(&path, program).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    path
+}
+
+#[test]
+fn a_panic_stops_one_thread_and_not_the_server() {
+    let dir = TempDir::new();
+    let builder = Server::builder();
+    let mut command = Command::new(broken_program(&dir));
+    for (name, value) in builder.command().get_envs() {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+    let mut server = builder.start_as(command);
+    let running = server.spawn(&json!({ "cmd": "sleep 1000" }));
+    for round in 1..=20 {
+        let reply = ask(&server, "GET", "/openapi.json", "");
+        assert_eq!((reply.status, &*reply.code()), (500, "internal"));
+        assert_eq!(server.exec(&json!({ "cmd": "echo on" })).stdout, "on\n");
+        assert_eq!(
+            server
+                .log()
+                .matches("panicked at src/api/rest/contract.rs:")
+                .count(),
+            round
+        );
+    }
+    assert_eq!(server.entry(&running["id"])["running"], true);
+    // It ends as if nothing had been.
+    server.signal(Signal::SIGTERM as i32);
+    let status = server.wait_for_exit(PATIENCE);
+    assert!(status.success(), "{status}");
 }

@@ -614,7 +614,7 @@ fn expect_idle(server: &Server, threads: u64, descriptors: usize) {
 fn valid_request(random: &mut Random) -> Vec<u8> {
     let token = format!("X-Sandbox-Token: {TOKEN}\r\n");
     let token = if random.below(8) == 0 { "" } else { &token };
-    let (start, body) = match random.below(19) {
+    let (start, body) = match random.below(24) {
         0 => ("GET /health", ""),
         1 => ("OPTIONS /v1/files/write", ""),
         2 => ("GET /v1/processes", ""),
@@ -649,6 +649,23 @@ fn valid_request(random: &mut Random) -> Vec<u8> {
         17 => (
             "POST /v1/files/compare",
             r#"{"path":".","entries":[{"path":"kept","size":8,"mtime_ms":-1,"sha256":null}]}"#,
+        ),
+        18 => (
+            "POST /v1/exec",
+            r#"{"code":"true","language":"sh","args":["a\ud83d"]}"#,
+        ),
+        19 => ("POST /v1/venv", r#"{"path":"a:b"}"#),
+        20 => (
+            "POST /v1/execute",
+            r#"{"code":":","language":"bash","timeout":5,"stdin":"\ud83d"}"#,
+        ),
+        21 => (
+            "GET /v1/contexts/default-bash/executions/e-1/events?after=1",
+            "",
+        ),
+        22 => (
+            "POST /v1/contexts/default-bash/interrupt",
+            r#"{"kill_after":1}"#,
         ),
         _ => ("POST /v1/nope", "a body that nobody wants"),
     };
@@ -748,7 +765,7 @@ fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {
 
 /// What mutated requests may be answered with. 500 is not among them: none is the server's fault.
 const STATUSES: &[u16] = &[
-    100, 200, 204, 206, 400, 403, 404, 405, 408, 409, 411, 413, 414, 416, 417, 426, 431, 501,
+    100, 102, 200, 204, 206, 400, 403, 404, 405, 408, 409, 411, 413, 414, 416, 417, 426, 431, 501,
 ];
 
 /// A server without privileges in a directory of its own: what a mutation makes of a command or

@@ -1131,3 +1131,26 @@ fn a_process_in_execve_is_found_by_its_mark() {
         assert_eq!(found, [child.id().cast_signed()]);
     }
 }
+
+/// The path names the context; what would choose another one is a field that is not known there.
+#[test]
+fn an_execution_in_a_context_ignores_what_chooses_another() {
+    let server = Server::start();
+    let made = server.post("/v1/contexts", &json!({"language": "bash", "id": "kept"}));
+    assert_eq!(made.status, 200, "{}", made.text());
+    for more in [
+        json!({"code": "n=$((n + 1)); echo $n", "stateless": true}),
+        json!({"code": "n=$((n + 1)); echo $n", "language": "python"}),
+    ] {
+        let reply = server.post("/v1/contexts/kept/execute", &more);
+        assert_eq!(reply.status, 200, "{more}: {}", reply.text());
+        assert!(
+            reply.text().contains(r#""context":"kept""#),
+            "{}",
+            reply.text()
+        );
+    }
+    let reply = server.post("/v1/contexts/kept/execute", &json!({"code": "echo $n"}));
+    assert!(reply.text().contains(r#""data":"2\n""#), "{}", reply.text());
+    server.delete("/v1/contexts/kept");
+}

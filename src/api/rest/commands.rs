@@ -89,13 +89,17 @@ pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> A
 
 /// `GET processes/{id}/logs`.
 pub(super) fn logs(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    log_stream(call, workspace.process(id)?)
+}
+
+/// The log of a process as the query asks for it.
+pub(super) fn log_stream(call: &Call<'_, '_>, process: Arc<Process>) -> Answer {
     let query = &call.query;
     let live = query.flag("follow")?;
     let stdout = query.number("stdout_offset")?.unwrap_or(0);
     let stderr = query.number("stderr_offset")?.unwrap_or(0);
     let encoding = query.choice("encoding", &ENCODINGS)?.unwrap_or_default();
     let is_plain = query.flag("plain")?;
-    let process = workspace.process(id)?;
     let respond = move |mut events: EventWriter<'_>| {
         if is_plain {
             events = events.plain();

@@ -101,6 +101,8 @@ mod tests {
                 .pattern
                 .replace("{sandbox}", "{sandbox_id}")
                 .replace("{process}", "{process_id}")
+                .replace("{context}", "{context_id}")
+                .replace("{execution}", "{execution_id}")
                 .replace("{watch}", "{watch_id}");
             let mut paths = vec![pattern.clone()];
             if !pattern.starts_with('/') {

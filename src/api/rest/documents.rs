@@ -12,12 +12,14 @@ use crate::files::name::{FilePath, show};
 use crate::files::{Entry, FileKind, Packed, Page, Skipped, Unpacked};
 use crate::host::Sandbox;
 use crate::http::{Body, Response};
+use crate::interpreter::event::End;
+use crate::interpreter::{Context, ContextState, Execution, ExecutionState};
 use crate::machine::Machine;
 use crate::ports::{Listener, Port};
 use crate::process::ring::Stream;
 use crate::process::{Exit, Process, Reason, Terminal};
 use crate::sys::Ending;
-use crate::workspace::{Edited, FileChange, Globbed, Patched};
+use crate::workspace::{Edited, FileChange, Globbed, Patched, Venv};
 
 /// The version of the contract with clients.
 pub(super) const PROTOCOL: u32 = 3;
@@ -99,6 +101,25 @@ enum CommandText<'a> {
     Program(Vec<Cow<'a, str>>),
 }
 
+/// The fields of a request that name what is executed; those of the other kind are absent.
+#[derive(Default, Serialize)]
+struct CommandDocument<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cmd: Option<CommandText<'a>>,
+    /// Absent if the command is whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cmd_truncated: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    language: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Vec<Cow<'a, str>>>,
+    /// Absent if code and arguments are whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code_truncated: Option<bool>,
+}
+
 /// Most bytes of a command in a list. The rest is in the document of the process.
 const LISTED_COMMAND_BYTES: usize = 16 * 1024;
 
@@ -141,15 +162,49 @@ impl Texts {
     }
 }
 
+impl<'a> CommandDocument<'a> {
+    /// The whole command or only its beginning.
+    fn of(command: &'a CommandLine, is_whole: bool) -> Self {
+        let mut texts = Texts {
+            left: if is_whole {
+                usize::MAX
+            } else {
+                LISTED_COMMAND_BYTES
+            },
+            is_cut: false,
+        };
+        let cmd = match command {
+            CommandLine::Shell(script) => CommandText::Script(texts.take(script)),
+            CommandLine::Program(words) => CommandText::Program(texts.take_all(words)),
+            CommandLine::Code {
+                language,
+                code,
+                arguments,
+            } => {
+                return Self {
+                    code: Some(texts.take(code)),
+                    language: Some(language.name()),
+                    args: Some(texts.take_all(arguments)),
+                    code_truncated: texts.is_cut.then_some(true),
+                    ..Self::default()
+                };
+            }
+        };
+        Self {
+            cmd: Some(cmd),
+            cmd_truncated: texts.is_cut.then_some(true),
+            ..Self::default()
+        }
+    }
+}
+
 /// A process.
 #[derive(Serialize)]
 pub(super) struct ProcessDocument<'a> {
     id: &'a str,
     pid: i32,
-    cmd: CommandText<'a>,
-    /// Absent if the command is whole.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    cmd_truncated: Option<bool>,
+    #[serde(flatten)]
+    command: CommandDocument<'a>,
     tag: Option<&'a str>,
     started_at_ms: u64,
     running: bool,
@@ -167,24 +222,11 @@ impl<'a> ProcessDocument<'a> {
     /// Describes the present state of a process, with its whole command or only the beginning.
     pub(super) fn of(process: &'a Process, is_whole: bool) -> Self {
         let exit = process.exit();
-        let (exit_code, signal) = exit.as_ref().map_or((None, None), codes);
-        let mut texts = Texts {
-            left: if is_whole {
-                usize::MAX
-            } else {
-                LISTED_COMMAND_BYTES
-            },
-            is_cut: false,
-        };
-        let cmd = match &process.command {
-            CommandLine::Shell(script) => CommandText::Script(texts.take(script)),
-            CommandLine::Program(words) => CommandText::Program(texts.take_all(words)),
-        };
+        let (exit_code, signal) = exit.map_or((None, None), |exit| codes(exit.ending));
         Self {
             id: &process.id,
             pid: process.pid,
-            cmd,
-            cmd_truncated: texts.is_cut.then_some(true),
+            command: CommandDocument::of(&process.command, is_whole),
             tag: process.tag.as_deref(),
             started_at_ms: process.started_at_ms,
             running: exit.is_none(),
@@ -196,6 +238,25 @@ impl<'a> ProcessDocument<'a> {
             pty: process.terminal().ok().map(TerminalDocument::of),
             stdout_bytes: process.written(Stream::Stdout),
             stderr_bytes: process.written(Stream::Stderr),
+        }
+    }
+}
+
+/// A virtual environment.
+#[derive(Serialize)]
+pub(super) struct VenvDocument<'a> {
+    path: &'a str,
+    python: String,
+    created: bool,
+}
+
+impl<'a> VenvDocument<'a> {
+    /// Describes a virtual environment and its interpreter.
+    pub(super) fn of(venv: &'a Venv) -> Self {
+        Self {
+            path: &venv.path,
+            python: format!("{}/bin/python", venv.path),
+            created: venv.created,
         }
     }
 }
@@ -254,7 +315,7 @@ pub(super) struct ExitEvent {
 impl ExitEvent {
     /// Describes how a process ended.
     pub(super) fn of(exit: &Exit) -> Self {
-        let (exit_code, signal) = codes(exit);
+        let (exit_code, signal) = codes(exit.ending);
         Self {
             event: "exit",
             exit_code,
@@ -267,8 +328,8 @@ impl ExitEvent {
 }
 
 /// The exit code, or the signal that ended the process.
-fn codes(exit: &Exit) -> (Option<i32>, Option<i32>) {
-    match exit.ending {
+fn codes(ending: Ending) -> (Option<i32>, Option<i32>) {
+    match ending {
         Ending::Exited(code) => (Some(code), None),
         Ending::Signaled(signal) => (None, Some(signal)),
         Ending::Unknown => (None, None),
@@ -291,6 +352,120 @@ fn reason(reason: Reason) -> &'static str {
 
 fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A context.
+#[derive(Serialize)]
+pub(super) struct ContextDocument {
+    id: String,
+    language: &'static str,
+    backend: String,
+    version: Option<String>,
+    state: &'static str,
+    why: Option<String>,
+    pid: Option<i32>,
+    generation: u64,
+    execution_count: u64,
+    execution: Option<String>,
+    queued: usize,
+    cwd: String,
+    tag: Option<String>,
+    created_at_ms: u64,
+    warm: bool,
+}
+
+impl ContextDocument {
+    /// Describes the present state of a context.
+    pub(super) fn of(context: &Context) -> Self {
+        let (generation, execution_count) = context.counts();
+        let (execution, queued) = context.work();
+        let (backend, version) = context.told().unzip();
+        let (state, why) = match context.state() {
+            ContextState::Starting => ("starting", None),
+            ContextState::Idle => ("idle", None),
+            ContextState::Busy => ("busy", None),
+            ContextState::Dead(why) => ("dead", Some(why)),
+        };
+        Self {
+            id: context.id().to_owned(),
+            language: context.language.name(),
+            backend: backend.unwrap_or_else(|| context.backend().to_owned()),
+            version,
+            state,
+            why,
+            pid: context.process().map(|process| process.pid),
+            generation,
+            execution_count,
+            execution,
+            queued,
+            cwd: context.directory(),
+            tag: context.spec().and_then(|spec| spec.tag.clone()),
+            created_at_ms: context.created_at_ms(),
+            warm: context.is_warm(),
+        }
+    }
+}
+
+/// An execution.
+#[derive(Serialize)]
+pub(super) struct ExecutionDocument {
+    id: String,
+    context: String,
+    state: &'static str,
+    reason: Option<&'static str>,
+    execution_count: u64,
+    events: u64,
+}
+
+impl ExecutionDocument {
+    /// Describes the present state of an execution.
+    pub(super) fn of(context: &Context, execution: &Execution) -> Self {
+        let (state, reason) = match execution.state() {
+            ExecutionState::Queued => ("queued", None),
+            ExecutionState::Running => ("running", None),
+            ExecutionState::Ended(reason) => ("ended", Some(reason.name())),
+        };
+        Self {
+            id: execution.id.clone(),
+            context: context.id().to_owned(),
+            state,
+            reason,
+            execution_count: execution.count(),
+            events: execution.events(),
+        }
+    }
+}
+
+/// The last event of an execution.
+#[derive(Serialize)]
+pub(super) struct EndEvent {
+    event: &'static str,
+    seq: u64,
+    reason: &'static str,
+    state: &'static str,
+    execution_count: u64,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    timed_out: bool,
+    duration_ms: u64,
+}
+
+impl EndEvent {
+    /// Describes how an execution ended.
+    pub(super) fn of(seq: u64, end: &End) -> Self {
+        let (exit_code, signal) = end.ending.map_or((None, None), codes);
+        Self {
+            event: "end",
+            seq,
+            reason: end.reason.name(),
+            state: if end.is_kept { "kept" } else { "lost" },
+            execution_count: end.count,
+            exit_code,
+            signal,
+            timed_out: end.has_timed_out,
+            duration_ms: milliseconds(end.duration),
+        }
+    }
 }
 
 /// A file or directory. Without detail it has exactly the keys of the clients' own type, whose

@@ -12,7 +12,7 @@ use super::documents::ExitEvent;
 use super::requests::Encoding;
 use crate::client::Client;
 use crate::codec::plain::PlainText;
-use crate::codec::{base64, escape};
+use crate::codec::{base64, cut_character, escape};
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Exit, Process, Subscriber};
@@ -41,13 +41,16 @@ struct PlainStream {
 }
 
 impl<'a> EventWriter<'a> {
+    /// What is sent while nothing happens.
+    pub(super) const PING: &'static [u8] = b"{\"event\":\"ping\"}\n";
+
     pub(super) fn new(
         stream: &'a mut StreamWriter,
         encoding: Encoding,
         ping_interval: Duration,
     ) -> Self {
         Self {
-            client: StreamClient::new(stream, b"{\"event\":\"ping\"}\n", ping_interval),
+            client: StreamClient::new(stream, Self::PING, ping_interval),
             encoding,
             carried: [(0, Vec::new()), (0, Vec::new())],
             torn: [false; 2],
@@ -235,39 +238,5 @@ impl Subscriber for EventWriter<'_> {
                 "{{\"event\":\"end\",\"running\":true,\"stdout_offset\":{stdout},\"stderr_offset\":{stderr}}}"
             )
         });
-    }
-}
-
-/// How many bytes at the end are the first bytes of an incomplete character.
-fn cut_character(data: &[u8]) -> usize {
-    (1..=data.len().min(3))
-        .find(|length| data[data.len() - length] >= 0xc0)
-        .filter(|length| {
-            let end = std::str::from_utf8(&data[data.len() - length..]);
-            end.is_err_and(|error| error.valid_up_to() == 0 && error.error_len().is_none())
-        })
-        .unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_cut_character_is_recognised() {
-        for (data, cut) in [
-            (&b""[..], 0),
-            (b"a", 0),
-            (b"\xc3", 1),
-            (b"a\xe2\x98", 2),
-            (b"\xf0\x9f\x98", 3),
-            (b"\xf0\x9f\x98\x80", 0),
-            (b"\x98\x98\x98", 0),
-            (b"\xff", 0),
-            (b"\xe0\x80", 0),
-            (b"\xed\xa0", 0),
-        ] {
-            assert_eq!(cut_character(data), cut, "{data:x?}");
-        }
     }
 }

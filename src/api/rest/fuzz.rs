@@ -16,6 +16,7 @@ use crate::codec::query::Query;
 use crate::command::{CommandLine, EnvironmentChange, INTERACTIVE_SHELL, StdinSource};
 use crate::fuzz::{Random, Script, bounded, check};
 use crate::http::stream::StreamWriter;
+use crate::language::Language;
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Exit, OnDisconnect, Reason, Subscriber};
 use crate::sys::Ending;
@@ -548,6 +549,11 @@ const JSON_TOKENS: &[&[u8]] = &[
     b"[]",
     b"\"cmd\":",
     b"\"a\"",
+    b"\"code\":",
+    b"\"language\":",
+    b"\"args\":",
+    b"\"js\"",
+    b"\"bash\"",
     b"\"shell\":",
     b"\"env\":",
     b"\"cwd\":",
@@ -618,7 +624,12 @@ fn a_command_is_what_its_json_says() {
                 (Value::Object(sent), Value::Object(read)) => {
                     assert!(same_environment(sent, read), "{sent:?} {read:?}");
                 }
+                (Value::String(sent), read) if name == "language" => {
+                    assert_eq!(Language::of(sent).unwrap().name(), read);
+                }
                 // Each has a value that means the same as leaving the field out.
+                (Value::Null, Value::Array(read)) if name == "args" => assert!(read.is_empty()),
+                (Value::Null, read) if name == "language" => assert_eq!(read, "python"),
                 (Value::Null, Value::Bool(false)) => {}
                 (Value::Null, Value::Object(read)) => assert!(read.is_empty()),
                 (Value::Null, Value::String(text)) => {
@@ -629,6 +640,9 @@ fn a_command_is_what_its_json_says() {
         }
         for name in [
             "cmd",
+            "code",
+            "language",
+            "args",
             "env",
             "cwd",
             "timeout",
@@ -657,13 +671,19 @@ fn document_of(request: &CommandRequest) -> Map<String, Value> {
     let environment: Map<String, Value> = spec.environment().iter().map(variable).collect();
     let mut document = Map::new();
     let mut put = |name: &str, value: Value| document.insert(name.to_owned(), value);
-    put(
-        "cmd",
-        match spec.line() {
-            CommandLine::Shell(script) => json!(script),
-            CommandLine::Program(words) => json!(words),
-        },
-    );
+    match spec.line() {
+        CommandLine::Shell(script) => put("cmd", json!(script)),
+        CommandLine::Program(words) => put("cmd", json!(words)),
+        CommandLine::Code {
+            language,
+            code,
+            arguments,
+        } => {
+            put("language", json!(language.name()));
+            put("args", json!(arguments));
+            put("code", json!(code))
+        }
+    };
     put("env", Value::Object(environment));
     put("background", json!(spec.background));
     if let Some(directory) = spec.directory() {
@@ -725,6 +745,27 @@ fn same_environment(sent: &Map<String, Value>, read: &Map<String, Value>) -> boo
         })
 }
 
+fn expected_code<'a>(field: &dyn Fn(&str) -> Option<&'a Value>) -> Result<(), Wrong> {
+    let Some(code) = field("code") else {
+        let has_rest = field("language").or(field("args")).is_some();
+        return if has_rest { Err("no code") } else { Ok(()) };
+    };
+    let code = code.as_str().ok_or("code")?;
+    if field("cmd").is_some() || field("shell").is_some() {
+        return Err("code and a command");
+    }
+    let known = ["python", "py", "javascript", "js", "node", "bash", "sh"];
+    let language = field("language").map_or(Some("python"), Value::as_str);
+    let language = language.filter(|name| known.contains(name));
+    if matches!(language.ok_or("language")?, "bash" | "sh") && code.contains('\0') {
+        return Err("NUL in bash");
+    }
+    let is_word = |word: &Value| word.as_str().is_some_and(|word| !word.contains('\0'));
+    let is_list = |args: &Value| args.as_array().is_some_and(|args| args.iter().all(is_word));
+    let has_words = field("args").is_none_or(is_list);
+    has_words.then_some(()).ok_or("args")
+}
+
 fn expected_command(document: &Value) -> Result<(), Wrong> {
     let fields = document.as_object().ok_or("no object")?;
     let field = |name: &str| fields.get(name).filter(|value| !value.is_null());
@@ -749,9 +790,10 @@ fn expected_command(document: &Value) -> Result<(), Wrong> {
                 return Err("cmd as an array");
             }
         }
-        None if has_terminal => {}
+        None if has_terminal || field("code").is_some() => {}
         _ => return Err("cmd"),
     }
+    expected_code(&field)?;
     if has_terminal && field("stdin").is_some() {
         return Err("stdin with a terminal");
     }

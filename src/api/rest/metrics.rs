@@ -13,6 +13,7 @@ use super::call::{Answer, Call};
 use crate::api::context::Context;
 use crate::files::watch::watched;
 use crate::http::{Body, Request, Response};
+use crate::interpreter::interpreter_use;
 use crate::{proc, process};
 
 /// Most time for walking through homes for one answer. Homes that were not reached have no figure.
@@ -40,6 +41,10 @@ struct Document {
     viewers: u64,
     viewer_sent_bytes: u64,
     viewer_typed_bytes: u64,
+    contexts: usize,
+    executions: u64,
+    #[serde(rename = "execution_seconds", serialize_with = "as_seconds")]
+    execution_time: Duration,
     sandboxes: usize,
     watches: usize,
     watched_dirs: usize,
@@ -113,6 +118,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         }
     }
     let terminals = process::terminal_use();
+    let interpreters = interpreter_use();
     let (watched_dirs, watches) = watched();
     let requests = context.requests.all().into_iter();
     let requests = requests.map(|((route, status), count)| RequestCount {
@@ -132,6 +138,9 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         viewers: terminals.viewers,
         viewer_sent_bytes: terminals.sent_bytes,
         viewer_typed_bytes: terminals.typed_bytes,
+        contexts: interpreters.contexts,
+        executions: interpreters.executions,
+        execution_time: interpreters.execution_time,
         sandboxes: machine.sandboxes(),
         watches,
         watched_dirs,
@@ -160,11 +169,14 @@ fn text(document: &Document) -> String {
     text.whole("log_bytes", "Bytes of output that are kept.", count(document.log_bytes));
     text.whole("terminals", "Terminals of running commands.", Some(document.terminals));
     text.whole("viewers", "Clients that are attached to terminals.", Some(document.viewers));
-    for (name, help, bytes) in [
-        ("viewer_sent_bytes_total", "Bytes of output for attached clients.", document.viewer_sent_bytes),
-        ("viewer_typed_bytes_total", "Bytes that attached clients have typed.", document.viewer_typed_bytes),
+    text.whole("contexts", "Interpreters that run, and those that are ready for new contexts.", count(document.contexts));
+    for (name, help, value) in [
+        ("viewer_sent_bytes_total", "Bytes of output for attached clients.", Value::Count(document.viewer_sent_bytes)),
+        ("viewer_typed_bytes_total", "Bytes that attached clients have typed.", Value::Count(document.viewer_typed_bytes)),
+        ("executions_total", "Executions in contexts that have ended.", Value::Count(document.executions)),
+        ("execution_seconds_total", "How long they took together.", Value::Time(document.execution_time)),
     ] {
-        text.figure(name, "counter", help, [(String::new(), Some(Value::Count(bytes)))]);
+        text.figure(name, "counter", help, [(String::new(), Some(value))]);
     }
     text.whole("sandboxes", "Sandboxes.", count(document.sandboxes));
     text.whole("watches", "Trees that are watched, for streams and for clients that poll.", count(document.watches));

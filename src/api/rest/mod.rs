@@ -12,6 +12,7 @@ mod archives;
 mod attach;
 mod call;
 mod commands;
+mod contexts;
 mod contract;
 mod documents;
 mod edit;
@@ -27,6 +28,8 @@ mod routes;
 mod sandboxes;
 mod search;
 mod server;
+mod simple;
+mod venv;
 mod watches;
 
 use super::context::Context;
@@ -81,6 +84,10 @@ pub(super) fn answer(
             let response = match operation {
                 InWorkspace::Plain(answer) => answer(&mut call, &lease),
                 InWorkspace::Process(answer) => answer(&mut call, &lease, captures.process),
+                InWorkspace::Context(answer) => answer(&mut call, &lease, captures.context),
+                InWorkspace::Execution(answer) => {
+                    answer(&call, &lease, captures.context, captures.execution)
+                }
                 InWorkspace::Watch(answer) => answer(&mut call, &lease, captures.watch),
                 InWorkspace::Port(answer) => {
                     answer(&call, &lease, lease.ports.parse(captures.port)?)

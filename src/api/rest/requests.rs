@@ -16,6 +16,8 @@ use crate::files::name::FilePath;
 use crate::files::search::Matcher;
 use crate::files::watch::Settings;
 use crate::host::SandboxSpec;
+use crate::interpreter::{Abandoned, ContextSpec, ExecutionSpec, KILL_AFTER};
+use crate::language::Language;
 use crate::process::OnDisconnect;
 use crate::workspace::{ClientFile, FileState, SignalGroup};
 
@@ -54,11 +56,19 @@ pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     let mut fields = Fields::parse(body)?;
     let shell = fields.boolean("shell")?;
     let terminal = terminal(&mut fields)?;
-    let line = match command_line(fields.take("cmd"), shell)? {
-        Some(line) => line,
-        None if terminal.is_some() => CommandLine::Shell(INTERACTIVE_SHELL.to_owned()),
-        None => {
-            let text = format!("cmd is missing; it takes {ACCEPTED_COMMAND}");
+    let line = match (command_line(fields.take("cmd"), shell)?, code(&mut fields)?) {
+        (Some(line), None) => line,
+        (None, Some(line)) if shell.is_none() => line,
+        (None, Some(_)) => return Err(Error::invalid("shell goes with cmd, not with code")),
+        (Some(_), Some(_)) => {
+            let text = "cmd and code are both given; send the one that is to be run";
+            return Err(Error::invalid(text));
+        }
+        (None, None) if terminal.is_some() => CommandLine::Shell(INTERACTIVE_SHELL.to_owned()),
+        (None, None) => {
+            let text = format!(
+                "cmd is missing, and so is code: cmd takes {ACCEPTED_COMMAND}, code a script"
+            );
             return Err(Error::invalid(text));
         }
     };
@@ -67,12 +77,7 @@ pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     let mut spec = CommandSpec::new(line, environment, directory)?;
     spec.timeout = fields.seconds("timeout")?;
     spec.background = fields.boolean("background")?.unwrap_or(false);
-    spec.tag = fields.string("tag")?;
-    if spec.tag.as_ref().map_or(0, String::len) > MAX_TAG_BYTES {
-        return Err(Error::invalid(format!(
-            "tag is longer than {MAX_TAG_BYTES} bytes; keep what belongs to it on your side"
-        )));
-    }
+    spec.tag = tag(&mut fields)?;
     spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
     if let Some(text) = fields.string("stdin")? {
         if terminal.is_some() {
@@ -110,17 +115,42 @@ fn command_line(cmd: Option<&RawValue>, shell: Option<bool>) -> Result<Option<Co
             return Err(Error::invalid(text));
         }
         (JsonType::String, _) => CommandLine::Shell(decoded("cmd", cmd)?),
-        (JsonType::Array, _) => {
-            let words = decoded::<Elements<'_>>("cmd", cmd)?.0.into_iter();
-            let decode = |word| match JsonType::of(word) {
-                JsonType::String => decoded("cmd", word),
-                _ => Err(wrong_type("cmd", ACCEPTED_COMMAND, word)),
-            };
-            CommandLine::Program(words.map(decode).collect::<Result<_>>()?)
-        }
-        _ => return Err(wrong_type("cmd", ACCEPTED_COMMAND, cmd)),
+        _ => CommandLine::Program(strings("cmd", ACCEPTED_COMMAND, cmd)?),
     };
     Ok(Some(line))
+}
+
+/// An array of strings; `accepted` says what the field takes.
+fn strings(name: &str, accepted: &str, array: &RawValue) -> Result<Vec<String>> {
+    if JsonType::of(array) != JsonType::Array {
+        return Err(wrong_type(name, accepted, array));
+    }
+    let elements = decoded::<Elements<'_>>(name, array)?.0.into_iter();
+    let decode = |element| match JsonType::of(element) {
+        JsonType::String => decoded(name, element),
+        _ => Err(wrong_type(name, accepted, element)),
+    };
+    elements.map(decode).collect()
+}
+
+/// The code that is executed; `None` if none is given.
+fn code(fields: &mut Fields<'_>) -> Result<Option<CommandLine>> {
+    let code = fields.string("code")?;
+    let language = fields.string("language")?;
+    let arguments = fields.take("args");
+    let Some(code) = code else {
+        return match (language, arguments) {
+            (None, None) => Ok(None),
+            (Some(_), _) => Err(Error::invalid("language goes with code, which is missing")),
+            (None, Some(_)) => Err(Error::invalid("args goes with code, which is missing")),
+        };
+    };
+    let arguments = arguments.map(|array| strings("args", "an array of strings", array));
+    Ok(Some(CommandLine::Code {
+        language: language.map_or(Ok(Language::Python), |name| Language::of(&name))?,
+        code,
+        arguments: arguments.transpose()?.unwrap_or_default(),
+    }))
 }
 
 /// The terminal that a command gets, if any.
@@ -147,6 +177,148 @@ fn terminal_spec(fields: &[u8]) -> Result<TerminalSpec> {
     )?;
     let name = fields.string("term")?;
     TerminalSpec::new(size, name.unwrap_or_else(|| usual.name().to_owned()))
+}
+
+/// A request to execute code.
+pub(super) struct ExecuteRequest {
+    pub(super) spec: ExecutionSpec,
+    /// Where: its id, and what a new one is made with.
+    pub(super) context: ContextSpec,
+    /// `None` if the request does not say.
+    pub(super) language: Option<Language>,
+    pub(super) is_stateless: bool,
+    pub(super) encoding: Encoding,
+    /// In the simple shape.
+    pub(super) is_simple: bool,
+}
+
+/// Reads the body of `execute`.
+///
+/// # Errors
+/// `Invalid` if the body is no JSON object, or a field is missing or has a wrong type or value;
+/// `UnsupportedLanguage`.
+pub(super) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
+    let mut fields = Fields::parse(body)?;
+    let missing = || Error::invalid("code is missing; it takes a string");
+    let mut spec = ExecutionSpec::new(fields.string("code")?.ok_or_else(missing)?);
+    spec.id = id(&mut fields, "id")?;
+    spec.timeout = fields.seconds("timeout")?;
+    spec.kill_after = fields.seconds("kill_after")?.unwrap_or(KILL_AFTER);
+    spec.stdin = fields.string("stdin")?;
+    spec.asks = fields.boolean("allow_input")?.unwrap_or(false);
+    if spec.asks && spec.stdin.is_some() {
+        let text = "stdin and allow_input are both given, but input comes from one of them";
+        return Err(Error::invalid(text));
+    }
+    let environment = environment(&mut fields)?;
+    check_environment(&environment)?;
+    let set = environment.into_iter();
+    spec.environment = set
+        .filter_map(|(name, value)| Some((name, value?)))
+        .collect();
+    let actions = [
+        ("interrupt", Abandoned::Interrupt),
+        ("keep", Abandoned::Keep),
+    ];
+    spec.abandoned = fields
+        .choice("on_disconnect", &actions)?
+        .unwrap_or(Abandoned::Interrupt);
+    spec.max_output = fields
+        .whole("max_output_bytes", 0..=u64::MAX)?
+        .unwrap_or(u64::MAX);
+    let formats = [("events", false), ("simple", true)];
+    let context = ContextSpec {
+        id: id(&mut fields, "context")?,
+        backend: fields.string("backend")?,
+        ..ContextSpec::default()
+    };
+    let is_stateless = fields.boolean("stateless")?.unwrap_or(false);
+    if is_stateless && context.id.is_some() {
+        let text = "stateless and context are both given, but a stateless execution has a context of its own";
+        return Err(Error::invalid(text));
+    }
+    Ok(ExecuteRequest {
+        spec,
+        context,
+        language: language(&mut fields)?,
+        is_stateless,
+        encoding: fields.choice("encoding", &ENCODINGS)?.unwrap_or_default(),
+        is_simple: fields.choice("format", &formats)?.unwrap_or(false),
+    })
+}
+
+/// Reads the body of a request for a context.
+///
+/// # Errors
+/// As for [`execute_request`].
+pub(super) fn context_request(body: &[u8]) -> Result<(Language, ContextSpec)> {
+    let mut fields = optional_fields(body)?;
+    let environment = environment(&mut fields)?;
+    check_environment(&environment)?;
+    let spec = ContextSpec {
+        id: id(&mut fields, "id")?,
+        backend: fields.string("backend")?,
+        directory: fields
+            .string("cwd")?
+            .filter(|directory| !directory.is_empty()),
+        environment,
+        tag: tag(&mut fields)?,
+    };
+    let language = language(&mut fields)?.unwrap_or(Language::Python);
+    Ok((language, spec))
+}
+
+/// Reads the body of `interrupt`: the execution, and when it is killed.
+///
+/// # Errors
+/// As for [`execute_request`].
+pub(super) fn interrupt_request(body: &[u8]) -> Result<(Option<String>, Option<Duration>)> {
+    let mut fields = optional_fields(body)?;
+    Ok((fields.string("execution")?, fields.seconds("kill_after")?))
+}
+
+/// Reads the body of `input`: a line, or `None` for the end of input.
+///
+/// # Errors
+/// As for [`execute_request`].
+pub(super) fn answer_request(body: &[u8]) -> Result<Option<String>> {
+    let mut fields = Fields::parse(body)?;
+    let is_end = fields.boolean("eof")?.unwrap_or(false);
+    match (fields.string("value")?, is_end) {
+        (Some(value), false) => Ok(Some(value)),
+        (None, true) => Ok(None),
+        _ => Err(Error::invalid(
+            "input takes value, a string, or eof, which is true",
+        )),
+    }
+}
+
+fn language(fields: &mut Fields<'_>) -> Result<Option<Language>> {
+    let name = fields.string("language")?;
+    name.map(|name| Language::of(&name)).transpose()
+}
+
+/// An id that a client chose for a context or an execution.
+fn id(fields: &mut Fields<'_>, name: &str) -> Result<Option<String>> {
+    let Some(id) = fields.string(name)? else {
+        return Ok(None);
+    };
+    if !ChosenId::is_plain(&id) {
+        let text = format!("{name} must be 1 to 64 of the characters A-Z a-z 0-9 . _ -");
+        return Err(Error::invalid(text));
+    }
+    Ok(Some(id))
+}
+
+/// A label of the client.
+fn tag(fields: &mut Fields<'_>) -> Result<Option<String>> {
+    let tag = fields.string("tag")?;
+    if tag.as_ref().map_or(0, String::len) > MAX_TAG_BYTES {
+        return Err(Error::invalid(format!(
+            "tag is longer than {MAX_TAG_BYTES} bytes; keep what belongs to it on your side"
+        )));
+    }
+    Ok(tag)
 }
 
 /// Rows and columns, where they are given.
@@ -378,25 +550,24 @@ pub(super) fn watch_request(body: &[u8]) -> Result<(Settings, Option<String>)> {
     let mut fields = Fields::parse(body)?;
     let path = fields.string("path")?;
     let path = path.ok_or_else(|| Error::invalid("path is missing; it takes a directory"))?;
-    let accepted = "a list of patterns";
-    let patterns = match fields.take("exclude") {
-        None => Vec::new(),
-        Some(list) if JsonType::of(list) != JsonType::Array => {
-            return Err(wrong_type("exclude", accepted, list));
-        }
-        Some(list) => decoded::<Elements<'_>>("exclude", list)?.0,
-    };
-    let pattern = |pattern: &RawValue| match JsonType::of(pattern) {
-        JsonType::String => decoded::<String>("exclude", pattern),
-        _ => Err(wrong_type("exclude", accepted, pattern)),
-    };
-    let patterns: Vec<String> = patterns.into_iter().map(pattern).collect::<Result<_>>()?;
+    let patterns = fields.take("exclude");
+    let patterns = patterns.map(|list| strings("exclude", "a list of patterns", list));
+    let patterns = patterns.transpose()?.unwrap_or_default();
     let settings = Settings {
         path: FilePath::new(path.as_bytes())?,
         recursive: fields.boolean("recursive")?.unwrap_or(false),
         exclude: Matcher::new(patterns.iter().map(String::as_bytes))?,
     };
     Ok((settings, fields.string("id")?))
+}
+
+/// Reads the body of a request for a virtual environment: its path, if the client has chosen one.
+///
+/// # Errors
+/// `Invalid` if the body is no JSON object, or the path has a wrong type or value.
+pub(super) fn venv_request(body: &[u8]) -> Result<Option<FilePath>> {
+    let path = optional_fields(body)?.string("path")?;
+    path.map(|path| FilePath::new(path.as_bytes())).transpose()
 }
 
 /// The fields of a body that may be left out.
@@ -423,6 +594,15 @@ mod tests {
             ("cmd", "1"),
             ("cmd", "[1]"),
             ("cmd", "{}"),
+            ("code", "1"),
+            ("code", "[]"),
+            ("code", "\"print()\""),
+            ("language", "1"),
+            ("language", "\"ruby\""),
+            ("language", "\"Python\""),
+            ("args", "\"a\""),
+            ("args", "[1]"),
+            ("args", "[\"\\u0000\"]"),
             ("shell", "\"yes\""),
             ("env", "[]"),
             ("env", "{\"A\":[]}"),
@@ -449,10 +629,10 @@ mod tests {
             ("term", "\"\""),
             ("term", "\"a/b\""),
         ] {
-            let rest = if field == "cmd" {
-                ""
-            } else {
-                ",\"cmd\":\"true\""
+            let rest = match field {
+                "cmd" => "",
+                "language" | "args" => ",\"code\":\"\"",
+                _ => ",\"cmd\":\"true\"",
             };
             let text = if matches!(field, "rows" | "cols" | "term") {
                 refused(&format!("{{\"pty\":{{\"{field}\":{value}}}{rest}}}"))
@@ -520,6 +700,44 @@ mod tests {
         refused(r#"{"cmd":["x"],"shell":true}"#);
         assert!(command_request(br#"{"cmd":"x","shell":true}"#).is_ok());
         assert!(command_request(br#"{"cmd":["x"],"shell":false}"#).is_ok());
+    }
+
+    #[test]
+    fn code_is_run_in_place_of_a_command() {
+        let line = |body: &str| {
+            let request = command_request(body.as_bytes()).unwrap();
+            request.spec.line().clone()
+        };
+        let run = |language, code: &str, arguments: &[&str]| CommandLine::Code {
+            language,
+            code: code.to_owned(),
+            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
+        };
+        assert_eq!(line(r#"{"code":"1"}"#), run(Language::Python, "1", &[]));
+        assert_eq!(
+            line(r#"{"cmd":null,"code":"","args":["","-x"],"language":"js"}"#),
+            run(Language::JavaScript, "", &["", "-x"])
+        );
+        for (names, language) in [
+            (&["python", "py"][..], Language::Python),
+            (&["javascript", "js", "node"], Language::JavaScript),
+            (&["bash", "sh"], Language::Bash),
+        ] {
+            for name in names {
+                let body = format!("{{\"code\":\"\",\"language\":\"{name}\"}}");
+                assert_eq!(line(&body), run(language, "", &[]));
+            }
+        }
+        for body in [
+            r#"{"code":"1","shell":true}"#,
+            r#"{"cmd":"x","args":["y"]}"#,
+            r#"{"cmd":"x","language":"bash"}"#,
+            r#"{"code":"\u0000","language":"bash"}"#,
+        ] {
+            refused(body);
+        }
+        let pty = r#"{"pty":true,"code":"1"}"#;
+        assert_eq!(line(pty), run(Language::Python, "1", &[]));
     }
 
     #[test]

@@ -6,8 +6,8 @@
 
 use super::call::{Answer, Call};
 use super::{
-    archives, attach, commands, contract, edit, files, metrics, ports, sandboxes, search, server,
-    watches,
+    archives, attach, commands, contexts, contract, edit, files, metrics, ports, sandboxes, search,
+    server, venv, watches,
 };
 use crate::auth::Access;
 use crate::codec::query::Query;
@@ -54,6 +54,10 @@ pub(super) enum InWorkspace {
     Plain(fn(&mut Call<'_, '_>, &Workspace) -> Answer),
     /// About one process, by its id or pid.
     Process(fn(&mut Call<'_, '_>, &Workspace, &str) -> Answer),
+    /// About one context, by its id.
+    Context(fn(&mut Call<'_, '_>, &Workspace, &str) -> Answer),
+    /// About one execution of a context, by both ids.
+    Execution(fn(&Call<'_, '_>, &Workspace, &str, &str) -> Answer),
     /// About one watch, by its id.
     Watch(fn(&mut Call<'_, '_>, &Workspace, &str) -> Answer),
     /// About one port.
@@ -62,7 +66,9 @@ pub(super) enum InWorkspace {
     Proxy,
 }
 
-use InWorkspace::{Plain, Port as OfPort, Process, Proxy, Watch};
+use InWorkspace::{
+    Context as OfContext, Execution as OfExecution, Plain, Port as OfPort, Process, Proxy, Watch,
+};
 use Operation::{Inside as In, OwnSandbox, Public, Sandbox, Sandboxes, Server};
 
 const GET: &[&str] = &["GET"];
@@ -101,6 +107,9 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "processes/{process}/resize", "resize", &[], In(Process(commands::resize))),
     row(PUT_POST, "processes/{process}/stdin", "stdin", &["eof"], In(Process(commands::stdin))),
 
+    row(GET, "venv", "venv", &[], In(Plain(venv::describe))),
+    row(POST, "venv", "venv", &[], In(Plain(venv::make))),
+
     row(GET, "files/read", "read", &["path", "offset", "length", "lines"], In(Plain(files::read))),
     row(PUT_POST, "files/write", "write", &["path", "offset", "truncate_to", "mode", "mkdir", "if_sha256", "if_absent", "hash"], In(Plain(files::write))),
     row(GET, "files/list", "list", &["path", "after", "limit", "detail"], In(Plain(files::list))),
@@ -122,6 +131,23 @@ pub(super) const ROUTES: &[Route] = &[
     row(GET, "files/watches/{watch}/events", "watches", &["after", "timeout"], In(Watch(watches::events))),
     row(GET, "files/archive", "archive", &["path", "format", "include", "exclude", "gitignore", "errors", "newer_than_ms"], In(Plain(archives::pack))),
     row(PUT, "files/archive", "archive", &["path", "mkdir", "strip", "overwrite", "atomic", "dry_run", "owners", "max_bytes", "max_files"], In(Plain(archives::unpack))),
+
+    row(GET, "languages", "languages", &[], In(Plain(contexts::languages))),
+    row(GET, "contexts", "contexts", &[], In(Plain(contexts::list))),
+    row(POST, "contexts", "contexts", &[], In(Plain(contexts::create))),
+    row(GET, "contexts/{context}", "context", &[], In(OfContext(contexts::describe))),
+    row(DELETE, "contexts/{context}", "context", &[], In(OfContext(contexts::delete))),
+    row(POST, "contexts/{context}/execute", "execute", &[], In(OfContext(contexts::execute_in))),
+    row(POST, "contexts/{context}/interrupt", "interrupt", &[], In(OfContext(contexts::interrupt))),
+    row(POST, "contexts/{context}/restart", "restart", &[], In(OfContext(contexts::restart))),
+    row(POST, "contexts/{context}/input", "input", &[], In(OfContext(contexts::input))),
+    row(GET, "contexts/{context}/logs", "context_logs", &["follow", "stdout_offset", "stderr_offset", "encoding", "plain"], In(OfContext(contexts::logs))),
+    row(GET, "contexts/{context}/executions", "executions", &[], In(OfContext(contexts::executions))),
+    row(GET, "contexts/{context}/executions/{execution}", "executions", &[], In(OfExecution(contexts::describe_execution))),
+    row(GET, "contexts/{context}/executions/{execution}/events", "executions", &["after", "follow", "encoding"], In(OfExecution(contexts::events))),
+    row(POST, "execute", "execute", &[], In(Plain(contexts::execute))),
+    row(POST, "/execute", "execute", &[], In(Plain(contexts::execute_simply))),
+    row(POST, "/sandboxes/{sandbox}/execute", "execute", &[], In(Plain(contexts::execute_simply))),
 
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),
@@ -172,11 +198,13 @@ pub(in crate::api) struct Target<'a> {
     pub(super) captures: Captures<'a>,
 }
 
-/// The values of `{sandbox}`, `{process}`, `{watch}`, `{port}` and `{path}` in a path.
+/// The values of `{sandbox}`, `{process}`, `{context}`, `{execution}`, `{watch}`, `{port}` and `{path}` in a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Captures<'a> {
     pub(super) sandbox: &'a str,
     pub(super) process: &'a str,
+    pub(super) context: &'a str,
+    pub(super) execution: &'a str,
     pub(super) watch: &'a str,
     pub(super) port: &'a [u8],
     /// Empty, or it begins with a slash.
@@ -195,10 +223,18 @@ impl<'a> Target<'a> {
                     Some(pattern) => capture(pattern, path.strip_prefix(b"/")?),
                     None => capture(pattern, inside?),
                 };
-                captures.map(|captures| Self {
-                    routes,
-                    scope,
-                    captures,
+                captures.map(|captures| {
+                    // A route of a workspace may be outside of `/v1`.
+                    let is_inside = matches!(routes[0].operation, In(_));
+                    let scope = match captures.sandbox {
+                        id if is_inside && !id.is_empty() => Scope::Sandbox(id),
+                        _ => scope,
+                    };
+                    Self {
+                        routes,
+                        scope,
+                        captures,
+                    }
                 })
             })
             .unwrap_or(Self {
@@ -286,6 +322,8 @@ fn capture<'a>(pattern: &'static str, path: &'a [u8]) -> Option<Captures<'a>> {
             "{port}" => captures.port = segment,
             "{sandbox}" => captures.sandbox = text().filter(|id| !id.is_empty())?,
             "{watch}" => captures.watch = text().filter(|id| !id.is_empty())?,
+            "{context}" => captures.context = text().filter(|id| !id.is_empty())?,
+            "{execution}" => captures.execution = text().filter(|id| !id.is_empty())?,
             "{process}" => captures.process = text().filter(|id| !id.is_empty())?,
             word => {
                 let alias = ALIASES.iter().find(|(_, stands_for)| *stands_for == word);
@@ -481,14 +519,21 @@ mod tests {
             let parameter = match operation {
                 Sandbox(_) | OwnSandbox(_) => "{sandbox}",
                 In(Process(_)) => "{process}",
+                In(OfContext(_)) => "{context}",
+                In(OfExecution(_)) => "{execution}",
                 In(Watch(_)) => "{watch}",
                 In(OfPort(_) | Proxy) => "{port}",
                 Public(_) | Server(_) | Sandboxes(_) | In(Plain(_)) => "",
             };
             assert!(pattern.contains(parameter), "{pattern}");
-            assert!(!parameter.is_empty() || !pattern.contains('{'), "{pattern}");
+            // The simple shape of `execute` is the only operation of a workspace outside of `/v1`.
+            let is_outside = pattern.ends_with("/execute") && pattern.starts_with('/');
+            assert!(
+                is_outside || !parameter.is_empty() || !pattern.contains('{'),
+                "{pattern}"
+            );
             assert_eq!(
-                matches!(operation, In(_)),
+                matches!(operation, In(_)) && !is_outside,
                 !pattern.starts_with('/'),
                 "{pattern}"
             );

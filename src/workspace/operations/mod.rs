@@ -6,6 +6,7 @@
 
 mod archives;
 mod compare;
+mod contexts;
 mod edit;
 mod files;
 mod grep;
@@ -15,6 +16,7 @@ mod processes;
 mod search;
 mod terminals;
 mod trees;
+mod venv;
 mod watch;
 
 pub use archives::MAX_ARCHIVE_FILES;
@@ -26,3 +28,4 @@ pub use patch::{FileChange, Patched};
 pub use processes::{Run, SignalGroup};
 pub use search::{Glob, Globbed, Kinds, Order, SortKey};
 pub use terminals::{AttachSpec, Attachment, ViewerEvent};
+pub use venv::Venv;

@@ -6,6 +6,7 @@ use serde_json::json;
 use crate::fixture::{PATIENCE, Server, TempDir, wait_until};
 
 #[test]
+#[allow(clippy::too_many_lines, reason = "it is a list")]
 fn json_answers_end_with_a_newline() {
     let server = Server::start();
     let dir = TempDir::new();
@@ -79,6 +80,29 @@ fn json_answers_end_with_a_newline() {
         ),
         ("GET", "/v1/files/watches/mine/events", ""),
         ("DELETE", "/v1/files/watches/mine", ""),
+        ("GET", "/v1/languages", ""),
+        ("POST", "/v1/contexts", r#"{"language":"bash","id":"mine"}"#),
+        ("GET", "/v1/contexts", ""),
+        ("GET", "/v1/contexts/mine", ""),
+        (
+            "POST",
+            "/v1/contexts/mine/execute",
+            r#"{"code":"true","id":"first"}"#,
+        ),
+        ("POST", "/v1/contexts/mine/interrupt", ""),
+        ("POST", "/v1/contexts/mine/input", r#"{"value":"x"}"#),
+        ("GET", "/v1/contexts/mine/executions", ""),
+        ("GET", "/v1/contexts/mine/executions/first", ""),
+        ("GET", "/v1/contexts/mine/executions/first/events", ""),
+        ("GET", "/v1/contexts/mine/logs", ""),
+        ("POST", "/v1/contexts/mine/restart", ""),
+        ("DELETE", "/v1/contexts/mine", ""),
+        ("POST", "/v1/execute", r#"{"code":"1","language":"cobol"}"#),
+        ("POST", "/execute", r#"{"code":"1","language":"cobol"}"#),
+        ("POST", "/v1/exec", r#"{"code":"true","language":"bash"}"#),
+        ("GET", "/v1/venv", ""),
+        ("POST", "/v1/venv", &format!(r#"{{"path":"{path}/venv"}}"#)),
+        ("GET", "/v1/venv", ""),
         ("GET", "/v1/ports", ""),
         (
             "GET",

@@ -51,6 +51,8 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("POST", format!("{family}/{id}/resize?rows=1&cols=1")),
             ("POST", format!("{family}/{id}/stdin?close=1")),
             ("POST", "exec?timeout=1".to_owned()),
+            ("GET", "venv?path=x".to_owned()),
+            ("POST", format!("venv?path={path}/venv")),
             ("PUT", format!("files/write?path={path}/new&modes=600")),
             ("GET", format!("files/read?path={path}/kept&limit=1")),
             ("HEAD", format!("files/read?path={path}/kept&Path=x")),
@@ -81,9 +83,30 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("POST", "files/watches?path=x".to_owned()),
             ("GET", "files/watches/w-1/events?before=1".to_owned()),
             ("DELETE", "files/watches/w-1?force=1".to_owned()),
+            ("GET", "languages?all=1".to_owned()),
+            ("GET", "contexts?language=bash".to_owned()),
+            ("POST", "contexts?language=bash".to_owned()),
+            ("GET", "contexts/c-1?x".to_owned()),
+            ("DELETE", "contexts/c-1?force=1".to_owned()),
+            ("POST", "contexts/c-1/execute?timeout=1".to_owned()),
+            ("POST", "contexts/c-1/interrupt?kill_after=1".to_owned()),
+            ("POST", "contexts/c-1/restart?wait=1".to_owned()),
+            ("POST", "contexts/c-1/input?eof=1".to_owned()),
+            ("GET", "contexts/c-1/logs?offset=1".to_owned()),
+            ("GET", "contexts/c-1/executions?after=1".to_owned()),
+            ("GET", "contexts/c-1/executions/e-1?x".to_owned()),
+            (
+                "GET",
+                "contexts/c-1/executions/e-1/events?before=1".to_owned(),
+            ),
+            ("POST", "execute?language=bash".to_owned()),
+            ("POST", "../execute?language=bash".to_owned()),
             ("GET", "ports/80/wait?timeout=0&%70=1".to_owned()),
         ] {
-            let target = format!("/v1/{target}");
+            let target = match target.strip_prefix("..") {
+                Some(outside) => outside.to_owned(),
+                None => format!("/v1/{target}"),
+            };
             let reply = server.request(method, &target, run.as_bytes());
             assert_eq!(reply.status, 400, "{method} {target}: {}", reply.text());
         }

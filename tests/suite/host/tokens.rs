@@ -129,6 +129,63 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
             format!("{prefix}/files/move?from=kept&to=gone"),
             &Value::Null,
         ),
+        Ask::new("GET", format!("{prefix}/languages"), &Value::Null),
+        Ask::new("GET", format!("{prefix}/contexts"), &Value::Null),
+        Ask::new(
+            "POST",
+            format!("{prefix}/contexts"),
+            &json!({"language": "bash", "id": "mine"}),
+        ),
+        Ask::new("GET", format!("{prefix}/contexts/mine"), &Value::Null),
+        Ask::new(
+            "POST",
+            format!("{prefix}/contexts/mine/execute"),
+            &json!({"code": "true"}),
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/contexts/mine/interrupt"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/contexts/mine/restart"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/contexts/mine/input"),
+            &json!({"value": "x"}),
+        ),
+        Ask::new("GET", format!("{prefix}/contexts/mine/logs"), &Value::Null),
+        Ask::new(
+            "GET",
+            format!("{prefix}/contexts/mine/executions"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "GET",
+            format!("{prefix}/contexts/mine/executions/e-1"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "GET",
+            format!("{prefix}/contexts/mine/executions/e-1/events"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/execute"),
+            &json!({"code": "true", "language": "bash"}),
+        ),
+        Ask::new(
+            "POST",
+            format!("{}/execute", prefix.trim_start_matches("/v1")),
+            &json!({"code": "true", "language": "bash"}),
+        ),
+        Ask::new("DELETE", format!("{prefix}/contexts/mine"), &Value::Null),
+        Ask::new("GET", format!("{prefix}/venv"), &Value::Null),
+        Ask::new("POST", format!("{prefix}/venv"), &json!({"path": "a:b"})),
         Ask::new("GET", format!("{prefix}/files/glob"), &Value::Null),
         Ask::new("POST", format!("{prefix}/files/patch"), &Value::Null),
         Ask::new(

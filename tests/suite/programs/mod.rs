@@ -5,7 +5,7 @@
 //! table of what does not work has a row for each of its tests.
 
 mod node;
-mod python;
+pub mod python;
 mod refused;
 mod shell;
 mod tools;

@@ -118,8 +118,10 @@ fn a_client_in_a_sandbox_reaches_a_server_of_the_machine() {
     assert_eq!(seen, "200\n");
 }
 
+/// Makes a wheel with a program, `greeting`, and a module.
+///
 /// Programs are installed where the sandbox finds them: ~/.local/bin is first in its PATH.
-const WHEEL: &str = "import zipfile
+pub const WHEEL: &str = "import zipfile
 with zipfile.ZipFile('greeting-1.0-py3-none-any.whl', 'w') as wheel:
     def write(name, text): wheel.writestr(name, text)
     write('greeting.py', 'def main():\\n    print(\"hello from\", __file__)\\n')

@@ -99,8 +99,7 @@ fn waiting_ends_in_time() {
     let reply = server.get(&format!("/v1/ports/{port}/wait?timeout=0"));
     assert_eq!(reply.json()["listening"], false);
     // One that the proxy would not reach does not count.
-    let listener = TcpListener::bind("127.0.0.2:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
+    let _listener = TcpListener::bind(("127.0.0.2", port)).unwrap();
     let reply = server.get(&format!("/v1/ports/{port}/wait?timeout=0"));
     assert_eq!(reply.json()["listening"], false);
 }

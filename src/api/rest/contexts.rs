@@ -1,0 +1,401 @@
+//! Interpreter contexts: JSON to executions, executions to documents and events.
+
+use std::io::Write;
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::call::{Answer, Call, event_stream};
+use super::documents::{ContextDocument, EndEvent, ExecutionDocument, ListDocument};
+use super::events::EventWriter;
+use super::requests::{
+    ENCODINGS, Encoding, ExecuteRequest, answer_request, context_request, execute_request,
+    interrupt_request,
+};
+use super::simple::SimpleWriter;
+use crate::client::{Client, Disconnected, send_all};
+use crate::codec::{base64, escape};
+use crate::error::{Error, Kind};
+use crate::http::Response;
+use crate::http::stream::{StreamClient, StreamWriter};
+use crate::interpreter::event::{Bundle, CodeError, Event};
+use crate::interpreter::{Context, Execution, ExecutionSubscriber};
+use crate::language::Language;
+use crate::process::ring::Stream;
+use crate::workspace::Workspace;
+
+/// Bytes of a bundle that are sent at a time.
+const PART_BYTES: usize = 64 * 1024;
+
+/// `GET languages`.
+pub(super) fn languages(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let mut listed = Language::ALL.iter();
+    let documents = listed.by_ref().map(|language| {
+        let available = workspace.has_program(language.program());
+        json!({ "language": language.name(), "available": available, "backends": language.backends() })
+    });
+    Ok(Response::json(&documents.collect::<Vec<_>>()))
+}
+
+/// `POST contexts`.
+pub(super) fn create(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let (language, spec) = context_request(&call.json_body()?)?;
+    let mut interrupt = call.interrupt();
+    let context = workspace.contexts.create(language, spec, &mut interrupt)?;
+    Ok(document(&context))
+}
+
+/// `GET contexts`.
+pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let mut contexts = workspace.contexts.list().into_iter();
+    let append_next = move |out: &mut Vec<u8>| {
+        let Some(context) = contexts.next() else {
+            return Ok(false);
+        };
+        serde_json::to_writer(out, &ContextDocument::of(&context)).map(|()| true)
+    };
+    Ok(ListDocument::array(append_next).respond())
+}
+
+/// `GET contexts/{id}`.
+pub(super) fn describe(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    Ok(document(&workspace.contexts.find(id)?))
+}
+
+/// `DELETE contexts/{id}`.
+pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    workspace.contexts.delete(id)?;
+    Ok(Response::json(&json!({ "id": id, "deleted": true })))
+}
+
+/// `POST contexts/{id}/execute`.
+pub(super) fn execute_in(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    call.require_body()?;
+    let mut request = execute_request(&call.json_body()?)?;
+    // What would choose another one.
+    (request.language, request.is_stateless) = (None, false);
+    request.context.id = Some(id.to_owned());
+    run(call, workspace, request)
+}
+
+/// `POST execute`.
+pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    call.require_body()?;
+    let request = execute_request(&call.json_body()?)?;
+    run(call, workspace, request)
+}
+
+/// `POST /execute`, outside of `/v1`.
+pub(super) fn execute_simply(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    call.require_body()?;
+    let mut request = execute_request(&call.json_body()?)?;
+    request.is_simple = true;
+    run(call, workspace, request)
+}
+
+fn run(call: &Call<'_, '_>, workspace: &Workspace, request: ExecuteRequest) -> Answer {
+    let (encoding, is_simple) = (request.encoding, request.is_simple);
+    let asked = workspace.execute_code(
+        request.language,
+        request.context,
+        request.spec,
+        request.is_stateless,
+        &mut call.interrupt(),
+    )?;
+    let ping_interval = call.ping_interval();
+    let write = move |stream: &mut StreamWriter| {
+        if is_simple {
+            let client = StreamClient::new(stream, SimpleWriter::PING, ping_interval);
+            asked.follow(&mut SimpleWriter::new(client));
+        } else {
+            let client = StreamClient::new(stream, EventWriter::PING, ping_interval);
+            let mut writer =
+                ExecutionWriter::new(client, asked.context(), &asked.execution, encoding);
+            asked.follow(&mut writer);
+        }
+    };
+    Ok(event_stream(Box::new(write)))
+}
+
+/// `POST contexts/{id}/interrupt`.
+pub(super) fn interrupt(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let (execution, kill_after) = interrupt_request(&call.json_body()?)?;
+    let context = workspace.contexts.find(id)?;
+    let interrupted = context.interrupt(execution.as_deref(), kill_after)?;
+    Ok(Response::json(&json!({
+        "interrupted": interrupted.was_sent,
+        "execution": interrupted.execution,
+        "ended": interrupted.has_ended,
+    })))
+}
+
+/// `POST contexts/{id}/restart`.
+pub(super) fn restart(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let context = workspace.contexts.find(id)?;
+    context.restart(&mut call.interrupt())?;
+    Ok(document(&context))
+}
+
+/// `POST contexts/{id}/input`.
+pub(super) fn input(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    call.require_body()?;
+    let value = answer_request(&call.json_body()?)?;
+    workspace.contexts.find(id)?.answer(value)?;
+    Ok(Response::json(&json!({ "sent": true })))
+}
+
+/// `GET contexts/{id}/executions`.
+pub(super) fn executions(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let context = workspace.contexts.find(id)?;
+    let executions = context.executions();
+    let documents = executions
+        .iter()
+        .map(|execution| ExecutionDocument::of(&context, execution));
+    Ok(Response::json(&documents.collect::<Vec<_>>()))
+}
+
+/// `GET contexts/{id}/executions/{id}`.
+pub(super) fn describe_execution(
+    _: &Call<'_, '_>,
+    workspace: &Workspace,
+    context: &str,
+    execution: &str,
+) -> Answer {
+    let context = workspace.contexts.find(context)?;
+    let execution = context.execution(execution)?;
+    Ok(Response::json(&ExecutionDocument::of(&context, &execution)))
+}
+
+/// `GET contexts/{id}/executions/{id}/events`.
+pub(super) fn events(
+    call: &Call<'_, '_>,
+    workspace: &Workspace,
+    context: &str,
+    execution: &str,
+) -> Answer {
+    let query = &call.query;
+    let next = query
+        .number("after")?
+        .map_or(0, |after: u64| after.saturating_add(1));
+    let is_live = query.flag("follow")?;
+    let encoding = query.choice("encoding", &ENCODINGS)?.unwrap_or_default();
+    let context = workspace.contexts.find(context)?;
+    let execution = context.execution(execution)?;
+    let ping_interval = call.ping_interval();
+    let write = move |stream: &mut StreamWriter| {
+        let client = StreamClient::new(stream, EventWriter::PING, ping_interval);
+        let mut writer = ExecutionWriter::new(client, &context, &execution, encoding);
+        // The client that leaves was only looking.
+        let _ = execution.follow(next, is_live, false, &mut writer);
+    };
+    Ok(event_stream(Box::new(write)))
+}
+
+/// `GET contexts/{id}/logs`.
+pub(super) fn logs(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let context = workspace.contexts.find(id)?;
+    let process = context.process().ok_or_else(|| {
+        Error::new(
+            Kind::NotRunning,
+            format!("context {id} has no interpreter yet"),
+        )
+    })?;
+    super::commands::log_stream(call, process)
+}
+
+fn document(context: &Arc<Context>) -> Response {
+    Response::json(&ContextDocument::of(context))
+}
+
+/// Writes what happens in an execution as events.
+struct ExecutionWriter<'a> {
+    client: StreamClient<'a>,
+    context: Arc<Context>,
+    execution: Arc<Execution>,
+    encoding: Encoding,
+}
+
+impl<'a> ExecutionWriter<'a> {
+    fn new(
+        client: StreamClient<'a>,
+        context: &Arc<Context>,
+        execution: &Arc<Execution>,
+        encoding: Encoding,
+    ) -> Self {
+        Self {
+            client,
+            context: Arc::clone(context),
+            execution: Arc::clone(execution),
+            encoding,
+        }
+    }
+
+    /// Adds a line: the name of the event, its number, and what `write` adds after a comma.
+    fn line(&mut self, name: &str, number: u64, write: impl FnOnce(&mut Vec<u8>)) {
+        self.client.push(|out| {
+            raw(out, &format!("{{\"event\":\"{name}\",\"seq\":{number}"));
+            write(out);
+            raw(out, "}\n");
+        });
+    }
+
+    fn output(&mut self, number: u64, stream: Stream, offset: u64, data: &[u8]) {
+        let encoding = self.encoding;
+        self.line(stream.name(), number, |out| {
+            out.reserve(data.len() + data.len() / 2 + 80);
+            raw(
+                out,
+                &format!(",\"offset\":{offset},\"bytes\":{}", data.len()),
+            );
+            match encoding {
+                Encoding::Utf8 => text(out, "data", data),
+                Encoding::Base64 => {
+                    raw(out, ",\"data_b64\":\"");
+                    base64::append(out, data);
+                    raw(out, "\"");
+                }
+            }
+        });
+    }
+
+    /// A bundle may be large, so it is sent part by part.
+    fn bundle(&mut self, number: u64, bundle: &Bundle) -> Result<(), Disconnected> {
+        let name = if bundle.is_main { "result" } else { "display" };
+        self.client.push(|out| {
+            raw(
+                out,
+                &format!(
+                    "{{\"event\":\"{name}\",\"seq\":{number},\"is_main\":{}",
+                    bundle.is_main
+                ),
+            );
+            if bundle.is_main {
+                raw(
+                    out,
+                    &format!(",\"execution_count\":{}", self.execution.count()),
+                );
+            }
+            if let Some(id) = &bundle.display_id {
+                text(out, "display_id", id.as_bytes());
+            }
+            if bundle.is_update {
+                raw(out, ",\"update\":true");
+            }
+            raw(out, ",\"data\":");
+        });
+        self.parts(&bundle.data)?;
+        self.client.push(|out| raw(out, ",\"metadata\":"));
+        self.parts(&bundle.metadata)?;
+        if let Some(dropped) = &bundle.dropped {
+            self.client.push(|out| raw(out, ",\"dropped\":"));
+            self.parts(dropped)?;
+        }
+        self.client.push(|out| raw(out, "}\n"));
+        Ok(())
+    }
+
+    fn parts(&mut self, json: &str) -> Result<(), Disconnected> {
+        for part in json.as_bytes().chunks(PART_BYTES) {
+            self.client.push(|out| out.extend_from_slice(part));
+            if json.len() > PART_BYTES {
+                send_all(&mut self.client)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn error(&mut self, number: u64, error: &CodeError) {
+        self.line("error", number, |out| {
+            text(out, "name", error.name.as_bytes());
+            text(out, "value", error.value.as_bytes());
+            raw(out, ",\"traceback\":[");
+            for (index, line) in error.traceback.iter().enumerate() {
+                raw(out, if index == 0 { "\"" } else { ",\"" });
+                escape::append(out, line.as_bytes());
+                raw(out, "\"");
+            }
+            raw(out, "]");
+        });
+    }
+}
+
+impl ExecutionSubscriber for ExecutionWriter<'_> {
+    fn client(&mut self) -> &mut dyn Client {
+        &mut self.client
+    }
+
+    fn event(&mut self, number: u64, event: &Event, output: &[u8]) -> Result<(), Disconnected> {
+        match event {
+            Event::Queued { position } => {
+                let (id, position) = (self.execution.id.clone(), *position);
+                self.line("queued", number, |out| {
+                    text(out, "execution", id.as_bytes());
+                    raw(out, &format!(",\"position\":{position}"));
+                });
+            }
+            Event::Start(start) => {
+                let (execution, context) = (self.execution.id.clone(), Arc::clone(&self.context));
+                self.line("start", number, |out| {
+                    text(out, "execution", execution.as_bytes());
+                    text(out, "context", context.id().as_bytes());
+                    let [stdout, stderr] = start.offsets;
+                    // Writing to memory does not fail.
+                    let _ = write!(
+                        out,
+                        ",\"execution_count\":{},\"generation\":{},\"fresh\":{},\"pid\":{},\
+                         \"stdout_offset\":{stdout},\"stderr_offset\":{stderr}",
+                        start.count, start.generation, start.is_fresh, start.pid
+                    );
+                });
+            }
+            Event::Output { stream, offset, .. } => self.output(number, *stream, *offset, output),
+            Event::Bundle(bundle) => return self.bundle(number, bundle),
+            Event::Clear { wait } => {
+                self.line("clear", number, |out| {
+                    raw(out, &format!(",\"wait\":{wait}"));
+                });
+            }
+            Event::Input { prompt, password } => self.line("input", number, |out| {
+                text(out, "prompt", prompt.as_bytes());
+                raw(out, &format!(",\"password\":{password}"));
+            }),
+            Event::Error(error) => self.error(number, error),
+            Event::Dropped { stream, bytes } => self.line("dropped", number, |out| {
+                raw(
+                    out,
+                    &format!(",\"stream\":\"{}\",\"bytes\":{bytes}", stream.name()),
+                );
+            }),
+            Event::End(end) => {
+                let event = EndEvent::of(number, end);
+                self.client.push(|out| {
+                    // Writing to memory does not fail.
+                    let _ = serde_json::to_writer(&mut *out, &event);
+                    out.push(b'\n');
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn dropped(&mut self, first: u64, last: u64) -> Result<(), Disconnected> {
+        self.client.push(|out| {
+            raw(
+                out,
+                &format!("{{\"event\":\"dropped\",\"from_seq\":{first},\"to_seq\":{last}}}\n"),
+            );
+        });
+        Ok(())
+    }
+}
+
+fn raw(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// Adds a member with a text.
+fn text(out: &mut Vec<u8>, name: &str, value: &[u8]) {
+    raw(out, &format!(",\"{name}\":\""));
+    escape::append(out, value);
+    raw(out, "\"");
+}

@@ -1,0 +1,22 @@
+//! The virtual environment of a workspace.
+
+use super::call::{Answer, Call, long_work};
+use super::documents::{VenvDocument, to_json};
+use super::requests::venv_request;
+use crate::http::Response;
+use crate::workspace::Workspace;
+
+/// `POST venv`.
+pub(super) fn make(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let path = venv_request(&call.json_body()?)?;
+    let mut making = workspace.make_venv(path)?;
+    long_work(call, move |interrupt| {
+        let venv = making.run(interrupt)?;
+        Ok(to_json(&VenvDocument::of(&venv)))
+    })
+}
+
+/// `GET venv`.
+pub(super) fn describe(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    Ok(Response::json(&VenvDocument::of(&workspace.venv()?)))
+}

@@ -1,0 +1,407 @@
+//! All contexts of a workspace, and the spares.
+//!
+//! A spare is an interpreter that is ready before it is asked for: one of each kind of which there was a context. It
+//! runs within the same walls, takes the directory and the environment of the context that it becomes, and is thrown
+//! away after some minutes. A bash is ready so soon that it needs none.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+use super::context::{Asked, Context, ContextSpec, ContextState, Identity, Site, now_ms};
+use super::execution::ExecutionSpec;
+use crate::activity::Activity;
+use crate::client::{Interrupt, Stopped};
+use crate::confine::Confinement;
+use crate::error::{Error, Kind, Result};
+use crate::language::Language;
+use crate::ledger::Ledger;
+use crate::process::registry::Registry;
+use crate::sync::{Mutex, lock};
+
+/// How many ids of deleted contexts are remembered: deleting them again is no error.
+const REMOVED: usize = 256;
+
+/// Before the name of a Jupyter kernel: a back end of Python contexts, whatever the kernel runs.
+const JUPYTER: &str = "jupyter:";
+
+/// What bounds the contexts of a workspace.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct ContextsSettings {
+    /// Most contexts.
+    pub most: usize,
+    /// Bytes of events that an execution keeps.
+    pub journal_bytes: usize,
+}
+
+/// The contexts of one workspace.
+pub struct Contexts {
+    this: Weak<Self>,
+    site: Arc<Site>,
+    most: usize,
+    table: Mutex<Table>,
+}
+
+/// Guarded by one lock, which is never held while an interpreter starts or ends.
+#[derive(Default)]
+struct Table {
+    /// In the order in which they were made.
+    contexts: Vec<Arc<Context>>,
+    /// Interpreters that are ready, or soon.
+    spares: Vec<Arc<Context>>,
+    removed: VecDeque<String>,
+    next: u64,
+    is_closed: bool,
+}
+
+impl Contexts {
+    /// No contexts.
+    pub fn new(
+        settings: ContextsSettings,
+        processes: Arc<Registry>,
+        confinement: Arc<Confinement>,
+        ledger: Arc<Ledger>,
+        activity: Arc<Activity>,
+    ) -> Arc<Self> {
+        let site = Arc::new(Site {
+            processes,
+            confinement,
+            ledger,
+            activity,
+            journal_bytes: settings.journal_bytes,
+        });
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            site,
+            most: settings.most,
+            table: Mutex::new(Table {
+                next: 1,
+                ..Table::default()
+            }),
+        })
+    }
+
+    /// All contexts, the oldest first.
+    pub fn list(&self) -> Vec<Arc<Context>> {
+        lock(&self.table).contexts.clone()
+    }
+
+    /// A context by its id.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn find(&self, id: &str) -> Result<Arc<Context>> {
+        let table = lock(&self.table);
+        table.find(id).cloned().ok_or_else(|| no_context(id))
+    }
+
+    /// Makes a context, or finds the one that has its id, and waits until it is ready.
+    ///
+    /// # Errors
+    /// The interpreter cannot be started; `IdInUse`; `TooManyContexts`; `Invalid` for a back end that the language
+    /// does not have.
+    pub fn create(
+        &self,
+        language: Language,
+        spec: ContextSpec,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Arc<Context>, Stopped> {
+        self.make(language, spec, false, interrupt)
+    }
+
+    fn make(
+        &self,
+        language: Language,
+        spec: ContextSpec,
+        is_stateless: bool,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Arc<Context>, Stopped> {
+        let backend = &backend(language, spec.backend.as_deref())?.to_owned();
+        let mut table = lock(&self.table);
+        if let Some(id) = &spec.id
+            && let Some(context) = table.find(id).cloned()
+        {
+            drop(table);
+            if context.is_deleted() {
+                // It is not gone yet, and its id is free when it is.
+                self.remove(&context)?;
+                return self.make(language, spec, is_stateless, interrupt);
+            }
+            if context.language != language {
+                let text = format!(
+                    "cannot make {id}: the id belongs to a context of {}; choose another",
+                    context.language.name()
+                );
+                return Err(Error::new(Kind::IdInUse, text).into());
+            }
+            // One that is dead says so itself when it is used.
+            if context.state() == ContextState::Starting {
+                context.wait_ready(interrupt)?;
+            }
+            return Ok(context);
+        }
+        if table.is_closed {
+            return Err(Error::new(Kind::ShuttingDown, "the sandbox is ending").into());
+        }
+        if table.contexts.len() >= self.most {
+            let text = format!(
+                "there are {} contexts, as many as there may be; delete one",
+                self.most
+            );
+            return Err(Error::new(Kind::TooManyContexts, text).into());
+        }
+        let spare = table.take_spare(language, backend, &spec);
+        let is_warm = spare.is_some();
+        let context =
+            spare.unwrap_or_else(|| Context::new(language, backend, &self.site, &self.this));
+        let id = spec.id.clone().unwrap_or_else(|| {
+            // A client may have chosen it.
+            loop {
+                let id = format!("c-{}", table.next);
+                table.next += 1;
+                if table.find(&id).is_none() {
+                    break id;
+                }
+            }
+        });
+        let asked = is_warm.then(|| spec.clone());
+        // Its client knows the id, and may ask for it again.
+        let is_known = spec.id.is_some() && !is_stateless;
+        context.identify(Identity {
+            id,
+            spec,
+            created_at_ms: now_ms(),
+            is_warm,
+            is_stateless,
+        });
+        table.contexts.push(Arc::clone(&context));
+        drop(table);
+        let started = if is_warm { Ok(()) } else { context.start() };
+        match started
+            .map_err(Stopped::from)
+            .and_then(|()| context.wait_ready(interrupt))
+        {
+            Ok(()) => {}
+            Err(Stopped::Failed(error)) => {
+                let _ = self.remove(&context);
+                return match asked {
+                    // The spare has ended in this moment.
+                    Some(asked) if error.kind() != Kind::BadDirectory => {
+                        self.make(language, asked, is_stateless, interrupt)
+                    }
+                    _ => Err(error.into()),
+                };
+            }
+            Err(stopped) => {
+                if !is_known {
+                    let _ = self.remove(&context);
+                }
+                return Err(stopped);
+            }
+        }
+        self.add_spare(language, backend);
+        Ok(context)
+    }
+
+    /// Executes code in the context with this id; without one in the default one of the language, which is made if it
+    /// is missing and started anew if it is dead.
+    ///
+    /// # Errors
+    /// As [`Contexts::create`] and [`Context::execute`].
+    pub fn execute(
+        &self,
+        language: Language,
+        context: ContextSpec,
+        spec: ExecutionSpec,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Asked, Stopped> {
+        if let Some(id) = &context.id {
+            return Ok(self.find(id)?.execute(spec)?);
+        }
+        let kernel = context.backend.as_deref();
+        let name = match kernel.and_then(|backend| backend.strip_prefix(JUPYTER)) {
+            Some(kernel) => format!("default-jupyter-{kernel}"),
+            None => format!("default-{}", language.name()),
+        };
+        let default = ContextSpec {
+            id: Some(name),
+            ..context
+        };
+        let context = self.create(language, default, interrupt)?;
+        if matches!(context.state(), ContextState::Dead(_)) {
+            context.revive(interrupt)?;
+        }
+        Ok(context.execute(spec)?)
+    }
+
+    /// Executes code in a context of its own, which goes with it.
+    ///
+    /// # Errors
+    /// As [`Contexts::create`] and [`Context::execute`].
+    pub fn execute_stateless(
+        &self,
+        language: Language,
+        context: ContextSpec,
+        spec: ExecutionSpec,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Asked, Stopped> {
+        let context = self.make(language, context, true, interrupt)?;
+        let asked = context.execute(spec).inspect_err(|_| {
+            let _ = self.remove(&context);
+        });
+        Ok(asked?)
+    }
+
+    /// Ends a context with everything that it has started, and forgets it. `None` if there never was one with this
+    /// id.
+    ///
+    /// # Errors
+    /// The kernel has not let it die yet.
+    pub fn delete(&self, id: &str) -> Result<()> {
+        let found = lock(&self.table).find(id).cloned();
+        match found {
+            Some(context) => self.remove(&context),
+            None if lock(&self.table)
+                .removed
+                .iter()
+                .any(|removed| removed == id) =>
+            {
+                Ok(())
+            }
+            None => Err(no_context(id)),
+        }
+    }
+
+    fn remove(&self, context: &Arc<Context>) -> Result<()> {
+        context.delete()?;
+        self.forget(context);
+        Ok(())
+    }
+
+    fn forget(&self, context: &Context) {
+        let mut table = lock(&self.table);
+        let count = table.contexts.len();
+        table
+            .contexts
+            .retain(|other| !std::ptr::eq(&raw const **other, context));
+        table
+            .spares
+            .retain(|other| !std::ptr::eq(&raw const **other, context));
+        if table.contexts.len() < count {
+            table.removed.push_back(context.id().to_owned());
+            if table.removed.len() > REMOVED {
+                table.removed.pop_front();
+            }
+        }
+    }
+
+    /// The interpreter of a context has ended. What nobody can use any more is forgotten.
+    pub(super) fn forget_ended(&self, context: &Context) {
+        if context.identity().is_none() || context.is_stateless() {
+            self.forget(context);
+        }
+    }
+
+    /// Starts a spare of a kind unless there is one.
+    fn add_spare(&self, language: Language, backend: &str) {
+        if language == Language::Bash || backend.starts_with(JUPYTER) {
+            return;
+        }
+        let spare = {
+            let mut table = lock(&self.table);
+            if table.is_closed
+                || table
+                    .spares
+                    .iter()
+                    .any(|spare| spare.is_kind(language, backend))
+            {
+                return;
+            }
+            let spare = Context::new(language, backend, &self.site, &self.this);
+            table.spares.push(Arc::clone(&spare));
+            spare
+        };
+        if spare.start().is_err() {
+            self.forget(&spare);
+        }
+    }
+
+    /// Ends the spares: what they were started with has changed.
+    pub fn drop_spares(&self) {
+        let spares = std::mem::take(&mut lock(&self.table).spares);
+        for spare in spares {
+            let _ = spare.delete();
+        }
+    }
+
+    /// Makes no more contexts. The interpreters end with the processes of the workspace.
+    pub fn close(&self) {
+        lock(&self.table).is_closed = true;
+    }
+}
+
+impl Table {
+    fn find(&self, id: &str) -> Option<&Arc<Context>> {
+        self.contexts.iter().find(|context| context.id() == id)
+    }
+
+    /// A spare that can become such a context, if there is one that is ready.
+    fn take_spare(
+        &mut self,
+        language: Language,
+        backend: &str,
+        spec: &ContextSpec,
+    ) -> Option<Arc<Context>> {
+        // What an interpreter reads when it starts.
+        let is_early = |name: &str| {
+            ["PYTHON", "LD_", "NODE_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+                || name == "PATH"
+        };
+        if spec.environment.iter().any(|(name, _)| is_early(name)) {
+            return None;
+        }
+        let at = self
+            .spares
+            .iter()
+            .position(|spare| spare.is_kind(language, backend) && spare.is_waiting())?;
+        Some(self.spares.remove(at))
+    }
+}
+
+/// The back end that is asked for, which the language has.
+fn backend(language: Language, asked: Option<&str>) -> Result<&str> {
+    let has = |asked: &str| {
+        language
+            .backends()
+            .iter()
+            .find(|backend| **backend == asked)
+    };
+    match asked {
+        None | Some("auto") => Ok(match language {
+            Language::Python => "auto",
+            Language::JavaScript => "node",
+            Language::Bash => "bash",
+        }),
+        Some(asked) if language == Language::Python && is_kernel(asked) => Ok(asked),
+        Some(asked) => has(asked).copied().ok_or_else(|| {
+            Error::invalid(format!(
+                "backend is {asked:?}; for {} it takes auto, {}",
+                language.name(),
+                language.backends().join(", ")
+            ))
+        }),
+    }
+}
+
+/// Whether it is `jupyter:` and what may be the name of a kernel.
+fn is_kernel(backend: &str) -> bool {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let name = backend.strip_prefix(JUPYTER).unwrap_or_default();
+    (1..=50).contains(&name.len()) && name.bytes().all(is_allowed)
+}
+
+fn no_context(id: &str) -> Error {
+    let text = format!("there is no context {id}; GET contexts lists those that there are");
+    Error::new(Kind::NotFound, text)
+}

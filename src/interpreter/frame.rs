@@ -1,0 +1,611 @@
+//! What a bridge and the server say to each other (`PROTOCOL.md`): a pure codec.
+//!
+//! Whatever comes from a bridge may come from the code that it runs, so nothing of it is trusted: every field is
+//! checked, and JSON that is passed on has no line ends and no half characters.
+
+use std::fmt::Write;
+
+use serde_json::value::RawValue;
+
+use super::event::{Bundle, CodeError};
+use crate::codec::escape;
+use crate::codec::fields::{Elements, Fields, JsonType, Members, decoded};
+use crate::error::{Error, Result};
+
+/// Most bytes of a frame.
+pub(super) const MAX_FRAME_BYTES: usize = 64 << 20;
+
+/// Most bytes of a line of a bash bridge.
+const MAX_LINE_BYTES: usize = 4096;
+
+/// How deep JSON that is passed on may be nested, counted from a bundle's values: many parsers go no deeper.
+const MAX_DEPTH: usize = 120;
+
+/// Most lines of a traceback that are passed on.
+const MAX_TRACEBACK_LINES: usize = 1000;
+
+/// Most bytes of an error. An execution keeps its error as long as it is known.
+const MAX_ERROR_BYTES: usize = 4 << 20;
+
+/// The form of messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wire {
+    /// JSON in frames, both ways.
+    Frames,
+    /// NUL-ended fields to the bridge, lines from it.
+    Lines,
+}
+
+/// A message from a bridge.
+#[derive(Debug, PartialEq)]
+pub(super) enum Incoming {
+    /// It can run code.
+    Ready { backend: String, version: String },
+    /// It cannot, and ends.
+    Failed { error: String },
+    /// From now on SIGINT interrupts the code.
+    Begun,
+    /// It has the environment that it was asked to take, or why not.
+    Adopted { error: Option<String> },
+    /// To be answered by `synced`.
+    Bundle { bundle: Bundle, n: Option<u64> },
+    /// To be answered by `synced`.
+    Clear { wait: bool, n: Option<u64> },
+    /// To be answered by `synced` once what the pipes hold is read.
+    Sync { n: Option<u64> },
+    /// To be answered by `input_reply`.
+    Input {
+        k: u64,
+        prompt: String,
+        password: bool,
+    },
+    /// The execution has ended.
+    Done {
+        error: Option<CodeError>,
+        exit_code: Option<u8>,
+        /// SIGINT ended it. Only bash says so: elsewhere it is an error.
+        is_interrupted: bool,
+    },
+}
+
+/// What is run.
+#[derive(Default)]
+pub(super) struct Run<'a> {
+    pub(super) code: &'a str,
+    pub(super) count: u64,
+    pub(super) stdin: Option<&'a str>,
+    pub(super) asks: bool,
+    pub(super) environment: &'a [(String, String)],
+    /// SIGINT was sent since the last run.
+    pub(super) is_signalled: bool,
+}
+
+/// The bytes of the first message, if it has arrived whole: of a frame with its head, of a line with its end.
+///
+/// # Errors
+/// The message is longer than one may be.
+pub(super) fn whole(wire: Wire, bytes: &[u8]) -> Result<Option<usize>> {
+    match wire {
+        Wire::Frames => {
+            let Some((head, rest)) = bytes.split_first_chunk() else {
+                return Ok(None);
+            };
+            let length = u32::from_le_bytes(*head) as usize;
+            if length > MAX_FRAME_BYTES {
+                return Err(broken("it announces a frame that is too long"));
+            }
+            Ok((rest.len() >= length).then_some(head.len() + length))
+        }
+        Wire::Lines => match memchr::memchr(b'\n', bytes) {
+            Some(end) if end <= MAX_LINE_BYTES => Ok(Some(end + 1)),
+            None if bytes.len() <= MAX_LINE_BYTES => Ok(None),
+            _ => Err(broken("its line does not end")),
+        },
+    }
+}
+
+/// How many bytes the first message will have, if that is known.
+pub(super) fn announced(wire: Wire, bytes: &[u8]) -> usize {
+    match (wire, bytes.first_chunk()) {
+        (Wire::Frames, Some(head)) => {
+            let length = u32::from_le_bytes(*head) as usize;
+            length.min(MAX_FRAME_BYTES) + head.len()
+        }
+        _ => 0,
+    }
+}
+
+/// Reads a message that [`whole`] has found.
+///
+/// # Errors
+/// It is none of the protocol's.
+pub(super) fn parse(wire: Wire, message: &[u8]) -> Result<Incoming> {
+    match wire {
+        Wire::Frames => parse_frame(message.get(4..).unwrap_or_default()),
+        Wire::Lines => parse_line(message),
+    }
+}
+
+fn broken(why: &str) -> Error {
+    Error::invalid(format!("the bridge broke its protocol: {why}"))
+}
+
+fn parse_line(line: &[u8]) -> Result<Incoming> {
+    let line = std::str::from_utf8(line).map_err(|_| broken("a line is not UTF-8"))?;
+    let line = line.trim_end();
+    let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
+    let done = |is_interrupted| {
+        let exit_code = rest.parse().ok();
+        let exit_code = Some(exit_code.ok_or_else(|| broken("a status is no number"))?);
+        Ok(Incoming::Done {
+            error: None,
+            exit_code,
+            is_interrupted,
+        })
+    };
+    match word {
+        "ready" => Ok(Incoming::Ready {
+            backend: "bash".to_owned(),
+            version: rest.to_owned(),
+        }),
+        "begun" => Ok(Incoming::Begun),
+        "done" => done(false),
+        "int" => done(true),
+        _ => Err(broken("an unknown line")),
+    }
+}
+
+fn parse_frame(frame: &[u8]) -> Result<Incoming> {
+    let mut fields = Fields::parse(frame)?;
+    let kind = fields.string("type")?.unwrap_or_default();
+    let n = fields.whole("n", 0..=u64::MAX)?;
+    Ok(match &*kind {
+        "ready" => Incoming::Ready {
+            backend: required(&mut fields, "backend")?,
+            version: required(&mut fields, "version")?,
+        },
+        "failed" => Incoming::Failed {
+            error: required(&mut fields, "error")?,
+        },
+        "begun" => Incoming::Begun,
+        "adopted" => Incoming::Adopted {
+            error: fields.string("error")?,
+        },
+        "display" | "result" => Incoming::Bundle {
+            bundle: Bundle {
+                is_main: kind == "result",
+                data: data(fields.take("data"))?,
+                metadata: object("metadata", fields.take("metadata"))?,
+                display_id: fields.string("display_id")?,
+                is_update: fields.boolean("update")?.unwrap_or(false),
+                dropped: fields
+                    .take("dropped")
+                    .map(|dropped| object("dropped", Some(dropped)))
+                    .transpose()?,
+            },
+            n,
+        },
+        "clear" => Incoming::Clear {
+            wait: fields.boolean("wait")?.unwrap_or(false),
+            n,
+        },
+        "sync" => Incoming::Sync { n },
+        "input" => Incoming::Input {
+            k: fields
+                .whole("k", 0..=u64::MAX)?
+                .ok_or_else(|| broken("k is missing"))?,
+            prompt: fields.string("prompt")?.unwrap_or_default(),
+            password: fields.boolean("password")?.unwrap_or(false),
+        },
+        "done" => Incoming::Done {
+            error: fields.take("error").map(code_error).transpose()?,
+            exit_code: fields
+                .whole("exit_code", 0..=255)?
+                .and_then(|code| u8::try_from(code).ok()),
+            is_interrupted: false,
+        },
+        _ => return Err(broken("an unknown type of frame")),
+    })
+}
+
+fn required(fields: &mut Fields<'_>, name: &str) -> Result<String> {
+    let text = fields.string(name)?;
+    text.ok_or_else(|| broken(&format!("{name} is missing")))
+}
+
+fn code_error(error: &RawValue) -> Result<CodeError> {
+    let mut fields = Fields::parse(error.get().as_bytes())?;
+    let mut traceback = Vec::new();
+    if let Some(lines) = fields.take("traceback") {
+        let lines = decoded::<Elements<'_>>("traceback", lines)?.0;
+        for line in lines.into_iter().take(MAX_TRACEBACK_LINES) {
+            traceback.push(decoded("traceback", line)?);
+        }
+    }
+    let error = CodeError {
+        name: required(&mut fields, "name")?,
+        value: fields.string("value")?.unwrap_or_default(),
+        traceback,
+    };
+    if error.size() > MAX_ERROR_BYTES {
+        return Err(broken("its error is too long"));
+    }
+    Ok(error)
+}
+
+/// The object of a bundle's values by MIME type: strings, or any JSON for types of JSON.
+fn data(data: Option<&RawValue>) -> Result<String> {
+    let data = data.ok_or_else(|| broken("data is missing"))?;
+    for (mime, value) in decoded::<Members<'_>>("data", data)?.0 {
+        if JsonType::of(value) != JsonType::String && !mime.ends_with("json") {
+            return Err(broken("a value in data is no string"));
+        }
+    }
+    passed_on(data)
+}
+
+fn object(name: &str, object: Option<&RawValue>) -> Result<String> {
+    let Some(object) = object else {
+        return Ok("{}".to_owned());
+    };
+    if JsonType::of(object) != JsonType::Object {
+        return Err(broken(&format!("{name} is no object")));
+    }
+    passed_on(object)
+}
+
+/// JSON that clients get as it is.
+fn passed_on(value: &RawValue) -> Result<String> {
+    if depth(value.get()) > MAX_DEPTH {
+        return Err(broken("a value is nested too deeply"));
+    }
+    Ok(one_line(value.get()))
+}
+
+/// How deep arrays and objects of valid JSON are nested.
+fn depth(json: &str) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let mut bytes = json.bytes();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b'"' => {
+                while let Some(byte) = bytes.next().filter(|byte| *byte != b'"') {
+                    if byte == b'\\' {
+                        bytes.next();
+                    }
+                }
+            }
+            _ => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
+}
+
+/// Valid JSON with the same value, for a line of events: without line ends of any kind, and with halves of
+/// characters as text.
+fn one_line(json: &str) -> String {
+    let mut line = String::with_capacity(json.len());
+    let mut rest = json;
+    // Outside of strings line ends are white space, and inside they are escaped. The other separators are inside.
+    while let Some(at) = rest.find(['\n', '\r', '\\', '\u{85}', '\u{2028}', '\u{2029}']) {
+        let (before, from) = rest.split_at(at);
+        line.push_str(before);
+        let special = from.chars().next().unwrap_or(' ');
+        rest = &from[special.len_utf8()..];
+        match special {
+            '\n' | '\r' => line.push(' '),
+            '\\' => rest = escape_sequence(rest, &mut line),
+            _ => {
+                // Writing to memory does not fail.
+                let _ = write!(line, "\\u{:04x}", u32::from(special));
+            }
+        }
+    }
+    line.push_str(rest);
+    line
+}
+
+/// Copies what follows a backslash, which was not copied, and returns the rest.
+fn escape_sequence<'a>(rest: &'a str, line: &mut String) -> &'a str {
+    let unit = |text: &str| u32::from_str_radix(text.strip_prefix('u')?.get(..4)?, 16).ok();
+    let length = match unit(rest) {
+        Some(0xdc00..=0xdfff) => {
+            // Without a first half before it. A text with a backslash is valid JSON, and says what was there.
+            line.push('\\');
+            5
+        }
+        Some(0xd800..=0xdbff) => {
+            let second = rest.get(5..).and_then(|after| after.strip_prefix('\\'));
+            if matches!(second.and_then(unit), Some(0xdc00..=0xdfff)) {
+                11
+            } else {
+                line.push('\\');
+                5
+            }
+        }
+        Some(_) => 5,
+        None => rest.chars().next().map_or(0, char::len_utf8),
+    };
+    line.push('\\');
+    let (sequence, rest) = rest.split_at(length);
+    line.push_str(sequence);
+    rest
+}
+
+/// Appends the frame or the fields that start a run.
+pub(super) fn run(wire: Wire, run: &Run<'_>, out: &mut Vec<u8>) {
+    match wire {
+        Wire::Frames => frame(out, |out| {
+            text(out, "{\"type\":\"run\",\"code\":", run.code);
+            if let Some(stdin) = run.stdin {
+                text(out, ",\"stdin\":", stdin);
+            }
+            let Run {
+                count,
+                asks,
+                is_signalled,
+                ..
+            } = run;
+            raw(
+                out,
+                &format!(",\"count\":{count},\"ask\":{asks},\"signalled\":{is_signalled},\"env\":"),
+            );
+            let changes = run.environment.iter();
+            members(out, changes.map(|(name, value)| (&**name, Some(&**value))));
+            raw(out, "}");
+        }),
+        Wire::Lines => {
+            field(out, &run.environment.len().to_string());
+            for (name, value) in run.environment {
+                field(out, &format!("{name}={value}"));
+            }
+            field(out, run.stdin.unwrap_or_default());
+            field(out, run.code);
+        }
+    }
+}
+
+/// Appends `init`: `modules` are names and sources that the bridge may need.
+pub(super) fn init(backend: &str, modules: &[(&str, &str)], out: &mut Vec<u8>) {
+    frame(out, |out| {
+        text(out, "{\"type\":\"init\",\"backend\":", backend);
+        raw(out, ",\"modules\":");
+        let modules = modules.iter();
+        members(out, modules.map(|(name, source)| (*name, Some(*source))));
+        raw(out, "}");
+    });
+}
+
+/// Appends `adopt`.
+pub(super) fn adopt(
+    directory: Option<&str>,
+    environment: &[(String, Option<String>)],
+    out: &mut Vec<u8>,
+) {
+    frame(out, |out| {
+        raw(out, "{\"type\":\"adopt\"");
+        if let Some(directory) = directory {
+            text(out, ",\"cwd\":", directory);
+        }
+        raw(out, ",\"env\":");
+        let changes = environment.iter();
+        members(
+            out,
+            changes.map(|(name, value)| (&**name, value.as_deref())),
+        );
+        raw(out, "}");
+    });
+}
+
+/// Appends `synced`.
+pub(super) fn synced(n: Option<u64>, out: &mut Vec<u8>) {
+    frame(out, |out| match n {
+        Some(n) => raw(out, &format!("{{\"type\":\"synced\",\"n\":{n}}}")),
+        None => raw(out, "{\"type\":\"synced\"}"),
+    });
+}
+
+/// Appends `input_reply`. `None` is the end of input.
+pub(super) fn input_reply(k: u64, value: Option<&str>, out: &mut Vec<u8>) {
+    frame(out, |out| {
+        let eof = value.is_none();
+        raw(
+            out,
+            &format!("{{\"type\":\"input_reply\",\"k\":{k},\"eof\":{eof}"),
+        );
+        text(out, ",\"value\":", value.unwrap_or_default());
+        raw(out, "}");
+    });
+}
+
+/// Appends a source as a bridge of this form is sent.
+pub(super) fn source(wire: Wire, source: &str, out: &mut Vec<u8>) {
+    match wire {
+        Wire::Frames => frame(out, |out| raw(out, source)),
+        Wire::Lines => field(out, source),
+    }
+}
+
+fn frame(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    write(out);
+    // A body is at most 16 MiB, and no byte of it becomes more than six.
+    let length = u32::try_from(out.len() - start - 4).unwrap_or(0);
+    out[start..start + 4].copy_from_slice(&length.to_le_bytes());
+}
+
+fn field(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(text.as_bytes());
+    out.push(0);
+}
+
+fn raw(out: &mut Vec<u8>, text: &str) {
+    out.extend_from_slice(text.as_bytes());
+}
+
+/// Appends `before` and a JSON string.
+fn text(out: &mut Vec<u8>, before: &str, value: &str) {
+    raw(out, before);
+    out.push(b'"');
+    escape::append(out, value.as_bytes());
+    out.push(b'"');
+}
+
+/// Appends an object of strings and nulls.
+fn members<'a>(out: &mut Vec<u8>, members: impl Iterator<Item = (&'a str, Option<&'a str>)>) {
+    out.push(b'{');
+    for (index, (name, value)) in members.enumerate() {
+        text(out, if index == 0 { "" } else { "," }, name);
+        out.push(b':');
+        match value {
+            Some(value) => text(out, "", value),
+            None => raw(out, "null"),
+        }
+    }
+    out.push(b'}');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn framed(json: &str) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        source(Wire::Frames, json, &mut bytes);
+        bytes
+    }
+
+    fn read(json: &str) -> Result<Incoming> {
+        let bytes = framed(json);
+        assert_eq!(whole(Wire::Frames, &bytes).unwrap(), Some(bytes.len()));
+        parse(Wire::Frames, &bytes)
+    }
+
+    #[test]
+    fn a_message_is_whole_at_its_last_byte() {
+        for (wire, message) in [
+            (Wire::Frames, framed("{\"type\":\"sync\"}")),
+            (Wire::Lines, b"done 0\n".to_vec()),
+        ] {
+            for end in 0..message.len() {
+                assert_eq!(whole(wire, &message[..end]).unwrap(), None, "{end}");
+            }
+            let more = [&message[..], b"x"].concat();
+            assert_eq!(whole(wire, &more).unwrap(), Some(message.len()));
+        }
+        assert!(
+            whole(Wire::Frames, &[1, 0, 0, 4]).is_err(),
+            "a byte too long"
+        );
+        assert!(whole(Wire::Lines, &[b'x'; MAX_LINE_BYTES + 1]).is_err());
+    }
+
+    #[test]
+    fn refuses_what_is_not_of_the_protocol() {
+        for json in [
+            "",
+            "[]",
+            "{}",
+            "{\"type\":\"dance\"}",
+            "{\"type\":7}",
+            "{\"type\":\"ready\"}",
+            "{\"type\":\"display\"}",
+            "{\"type\":\"display\",\"data\":[]}",
+            "{\"type\":\"display\",\"data\":{\"text/plain\":1}}",
+            "{\"type\":\"result\",\"data\":{},\"metadata\":1}",
+            "{\"type\":\"input\"}",
+            "{\"type\":\"done\",\"error\":1}",
+            "{\"type\":\"done\",\"error\":{}}",
+            "{\"type\":\"done\",\"error\":{\"name\":\"E\",\"traceback\":[1]}}",
+            "{\"type\":\"done\",\"exit_code\":256}",
+            "{\"type\":\"done\",\"exit_code\":-1}",
+            "{\"type\":\"sync\",\"n\":-1}",
+        ] {
+            assert!(read(json).is_err(), "{json}");
+        }
+        for line in [
+            "",
+            "\n",
+            "done\n",
+            "done x\n",
+            "done 256\n",
+            "int\n",
+            "sync\n",
+            "\u{fffd}\n",
+        ] {
+            assert!(parse(Wire::Lines, line.as_bytes()).is_err(), "{line}");
+        }
+        assert!(parse(Wire::Lines, b"\xff\n").is_err());
+    }
+
+    #[test]
+    fn what_is_passed_on_is_one_line_of_json() {
+        for (json, expected) in [
+            ("{}", "{}"),
+            ("{\n\"a\"\r\n:\t1}", "{ \"a\"  :\t1}"),
+            ("\"\\n\\\\n\\u2028\"", "\"\\n\\\\n\\u2028\""),
+            ("\"\u{2028}\u{85}\u{2029}\"", "\"\\u2028\\u0085\\u2029\""),
+            ("\"\\ud83d\\ude00\"", "\"\\ud83d\\ude00\""),
+            ("\"\\ud83d\"", "\"\\\\ud83d\""),
+            ("\"\\ud83dx\\ude00\"", "\"\\\\ud83dx\\\\ude00\""),
+            ("\"\\ud83d\\n\"", "\"\\\\ud83d\\n\""),
+            ("\"\\ud83d\\ud83d\\ude00\"", "\"\\\\ud83d\\ud83d\\ude00\""),
+            ("\"\\\\ud83d\"", "\"\\\\ud83d\""),
+        ] {
+            let line = one_line(json);
+            assert_eq!(line, expected);
+            serde_json::from_str::<serde_json::Value>(&line).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_is_passed_on_is_no_deeper_than_parsers_go() {
+        for (json, expected) in [
+            ("1", 0),
+            ("[]", 1),
+            ("{\"a\":[{}]}", 3),
+            ("[\"[[[\\\"[[\",[]]", 2),
+            ("\"\\\\\"", 0),
+        ] {
+            assert_eq!(depth(json), expected, "{json}");
+        }
+        let nested = |levels: usize| {
+            let (open, close) = ("[".repeat(levels), "]".repeat(levels));
+            read(&format!(
+                "{{\"type\":\"display\",\"data\":{{\"a/json\":{open}{close}}}}}"
+            ))
+        };
+        assert!(nested(MAX_DEPTH - 1).is_ok());
+        assert!(nested(MAX_DEPTH).is_err());
+        assert!(nested(1_000_000).is_err());
+    }
+
+    #[test]
+    fn a_run_arrives_as_it_was_given() {
+        let environment = [("A".to_owned(), "b\n\u{2028}".to_owned())];
+        let given = Run {
+            code: "print(\"\u{1f600}\\\")\n",
+            count: 7,
+            stdin: Some("in"),
+            environment: &environment,
+            ..Run::default()
+        };
+        let mut bytes = Vec::new();
+        run(Wire::Frames, &given, &mut bytes);
+        let json: serde_json::Value = serde_json::from_slice(&bytes[4..]).unwrap();
+        assert_eq!(json["code"], given.code);
+        assert_eq!(json["env"]["A"], "b\n\u{2028}");
+        assert_eq!((&json["count"], &json["stdin"]), (&7.into(), &"in".into()));
+        assert_eq!(json["ask"], false);
+
+        bytes.clear();
+        run(Wire::Lines, &given, &mut bytes);
+        let fields: Vec<&[u8]> = bytes.split(|byte| *byte == 0).collect();
+        let expected = ["1", "A=b\n\u{2028}", "in", given.code, ""];
+        assert_eq!(fields, expected.map(str::as_bytes));
+    }
+}
