@@ -9,7 +9,7 @@ mod output;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{Connection, Sandbox, Server, WebSocket, is_root};
+use crate::fixture::{Connection, PATIENCE, Sandbox, Server, WebSocket, is_root, wait_until};
 
 /// Where terminals run: on a dedicated machine, or in a sandbox of a host.
 pub struct Place<'a> {
@@ -56,10 +56,17 @@ impl<'a> Place<'a> {
         started["id"].as_str().unwrap().to_owned()
     }
 
-    /// Starts a program that does to its input what `stty` is told, says so, and reads.
+    /// Starts a program that does to its input what `stty` is told, says so, and reads. Returns when it
+    /// has said so: what is typed earlier is echoed.
     #[track_caller]
     pub fn reader(&self, settings: &str) -> String {
-        self.terminal(&format!("stty {settings}; echo ready; exec cat"))
+        let id = self.terminal(&format!("stty {settings}; echo ready; exec cat"));
+        let target = self.target(&format!("processes/{id}/logs?plain=1"));
+        wait_until("the program reads", PATIENCE, || {
+            let reply = self.connect().request("GET", &target, &[], b"");
+            reply.text().contains("ready")
+        });
+        id
     }
 
     #[track_caller]

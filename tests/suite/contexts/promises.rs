@@ -49,13 +49,18 @@ fn order_is_that_of_the_code_across_streams_and_children() {
         ];
         let expected = joined((0..3).flat_map(one).chain(last));
         // What a child writes to both is ordered per stream only, so it may come in either order.
-        let in_order = |mut story: Vec<(String, String)>| {
+        let in_order = |story: Vec<(String, String)>| {
+            let lines = |(name, text): (String, String)| {
+                let lines = text.split_inclusive('\n').map(str::to_owned);
+                lines.map(|line| (name.clone(), line)).collect::<Vec<_>>()
+            };
+            let mut story: Vec<_> = story.into_iter().flat_map(lines).collect();
             for index in 1..story.len() {
                 if story[index - 1].1.starts_with('d') && story[index].1.starts_with('c') {
                     story.swap(index - 1, index);
                 }
             }
-            story
+            joined(story)
         };
         for _ in 0..5 {
             let ran = place.run("p", code);
