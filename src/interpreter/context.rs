@@ -9,8 +9,6 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use super::contexts::Contexts;
-use super::driver;
 use super::event::{End, EndReason, Event};
 use super::execution::{Abandoned, Execution, ExecutionSpec, ExecutionState, ExecutionSubscriber};
 use crate::activity::Activity;
@@ -43,6 +41,18 @@ const LOOK_PAUSE: Duration = Duration::from_millis(50);
 /// How long an interpreter may take until it is ready.
 pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 
+/// Where the interpreter finds the bridge's socket.
+const BRIDGE_DESCRIPTOR: i32 = 4;
+
+/// Of the thread that drives an interpreter: enough for JSON as deep as the parser follows it.
+const STACK_BYTES: usize = 256 * 1024;
+
+/// Who lists contexts.
+pub(super) trait Home: Send + Sync {
+    /// The interpreter of a context has ended. What nobody can use any more is forgotten.
+    fn forget_ended(&self, context: &Context);
+}
+
 /// What all contexts of a workspace use.
 pub(super) struct Site {
     pub(super) processes: Arc<Registry>,
@@ -51,6 +61,8 @@ pub(super) struct Site {
     pub(super) activity: Arc<Activity>,
     /// Bytes of events that an execution keeps.
     pub(super) journal_bytes: usize,
+    /// Starts and drives the interpreters of a context, on a thread of its own.
+    pub(super) drive: fn(&Arc<Context>),
 }
 
 /// What a client asks of a new context.
@@ -101,7 +113,7 @@ pub struct Context {
     identity: OnceLock<Identity>,
     pub(super) site: Arc<Site>,
     /// Where it is listed.
-    pub(super) home: Weak<Contexts>,
+    pub(super) home: Weak<dyn Home>,
     state: Mutex<State>,
     /// Notified when an interpreter is ready, has failed or has ended.
     changed: Condvar,
@@ -171,14 +183,14 @@ impl Context {
         language: Language,
         backend: &str,
         site: &Arc<Site>,
-        home: &Weak<Contexts>,
+        home: Weak<dyn Home>,
     ) -> Arc<Self> {
         Arc::new(Self {
             language,
             backend: backend.to_owned(),
             identity: OnceLock::new(),
             site: Arc::clone(site),
-            home: Weak::clone(home),
+            home,
             state: Mutex::new(State {
                 phase: Phase::Starting,
                 told: None,
@@ -311,7 +323,7 @@ impl Context {
     /// The command that starts its interpreter.
     pub(super) fn command(&self) -> Result<CommandSpec> {
         let (start, _) = self.language.scripts();
-        let descriptor = driver::BRIDGE_DESCRIPTOR.to_string();
+        let descriptor = BRIDGE_DESCRIPTOR.to_string();
         let words: &[&str] = match self.language {
             Language::Python => &["-c", start, &descriptor],
             Language::JavaScript => &["-e", start, &descriptor],
@@ -335,8 +347,8 @@ impl Context {
         let own = Arc::clone(self);
         let started = std::thread::Builder::new()
             .name("context".to_owned())
-            .stack_size(driver::STACK_BYTES)
-            .spawn(move || driver::run(&own));
+            .stack_size(STACK_BYTES)
+            .spawn(move || (own.site.drive)(&own));
         started.map(drop).map_err(|error| {
             self.change(|state| {
                 state.has_driver = false;

@@ -7,7 +7,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use super::context::{Asked, Context, ContextSpec, ContextState, Identity, Site, now_ms};
+use super::context::{Asked, Context, ContextSpec, ContextState, Home, Identity, Site, now_ms};
+use super::driver;
 use super::execution::ExecutionSpec;
 use crate::activity::Activity;
 use crate::client::{Interrupt, Stopped};
@@ -68,6 +69,7 @@ impl Contexts {
             ledger,
             activity,
             journal_bytes: settings.journal_bytes,
+            drive: driver::run,
         });
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
@@ -152,7 +154,7 @@ impl Contexts {
         let spare = table.take_spare(language, backend, &spec);
         let is_warm = spare.is_some();
         let context =
-            spare.unwrap_or_else(|| Context::new(language, backend, &self.site, &self.this));
+            spare.unwrap_or_else(|| Context::new(language, backend, &self.site, self.this.clone()));
         let id = spec.id.clone().unwrap_or_else(|| {
             // A client may have chosen it.
             loop {
@@ -294,13 +296,6 @@ impl Contexts {
         }
     }
 
-    /// The interpreter of a context has ended. What nobody can use any more is forgotten.
-    pub(super) fn forget_ended(&self, context: &Context) {
-        if context.identity().is_none() || context.is_stateless() {
-            self.forget(context);
-        }
-    }
-
     /// Starts a spare of a kind unless there is one.
     fn add_spare(&self, language: Language, backend: &str) {
         if language == Language::Bash || backend.starts_with(JUPYTER) {
@@ -316,7 +311,7 @@ impl Contexts {
             {
                 return;
             }
-            let spare = Context::new(language, backend, &self.site, &self.this);
+            let spare = Context::new(language, backend, &self.site, self.this.clone());
             table.spares.push(Arc::clone(&spare));
             spare
         };
@@ -336,6 +331,14 @@ impl Contexts {
     /// Makes no more contexts. The interpreters end with the processes of the workspace.
     pub fn close(&self) {
         lock(&self.table).is_closed = true;
+    }
+}
+
+impl Home for Contexts {
+    fn forget_ended(&self, context: &Context) {
+        if context.identity().is_none() || context.is_stateless() {
+            self.forget(context);
+        }
     }
 }
 

@@ -26,12 +26,6 @@ use crate::process::{Buffer, Exit, Process, Pump, Reason};
 use crate::sync::lock;
 use crate::sys::{Ending, Events, PollEntry, poll};
 
-/// Where the interpreter finds the bridge's socket.
-pub(super) const BRIDGE_DESCRIPTOR: i32 = 4;
-
-/// Enough for JSON as deep as the parser follows it.
-pub(super) const STACK_BYTES: usize = 256 * 1024;
-
 /// Between two SIGINTs: a storm of them overflows the stack of handlers.
 const SIGNAL_PAUSE: Duration = Duration::from_millis(10);
 
