@@ -25,16 +25,16 @@
 //! that it allows (`seccomp_cache_prepare` in kernel/seccomp.c). So ordinary calls cost next to nothing,
 //! and a command pays for the attaching. Numbers are merged into ranges with one answer, and a binary
 //! search over their boundaries takes about seven comparisons; a linear search makes a program that takes
-//! ten times as long to attach. Only clone, unshare, socket, socketpair, setsockopt, fcntl and ioctl have
-//! their arguments checked.
+//! ten times as long to attach. Only clone, unshare, socket, socketpair, setsockopt, sendto, sendmsg,
+//! sendmmsg, fcntl and ioctl have their arguments checked.
 //!
 //! This module makes the program; the child attaches it, in `sys`.
 
 use std::ops::RangeInclusive;
 
 use libc::{
-    EAFNOSUPPORT, ENOPROTOOPT, ENOSYS, EPERM, EPROTONOSUPPORT, ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW,
-    SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, c_int, sock_filter,
+    EAFNOSUPPORT, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT, ESOCKTNOSUPPORT,
+    SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, c_int, sock_filter,
 };
 
 /// A system call and its number on each architecture that has it.
@@ -73,6 +73,8 @@ enum Denial {
     UnusualSockets,
     /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`.
     PortRange,
+    /// `EOPNOTSUPP` if the argument with this number, of flags, has `MSG_FASTOPEN`.
+    FastOpen(u32),
     /// `EPERM` if the second argument, an `int`, is one of these commands.
     Commands(&'static [c_int]),
 }
@@ -120,6 +122,13 @@ const TABLE: &[(Denial, &[Call])] = &[
     // With a port range of its own, a socket that listens without bind gets the port of its choice, which
     // Landlock's rules for bind do not see: also one that a server waits for on another address family.
     (Denial::PortRange, &[call("setsockopt", 54, 208)]),
+    // Data that opens its connection (tcp(7), RFC 7413) is sent without connect, and Landlock's rules for
+    // connect do not see it.
+    (
+        Denial::FastOpen(3),
+        &[call("sendto", 44, 206), call("sendmmsg", 307, 269)],
+    ),
+    (Denial::FastOpen(2), &[call("sendmsg", 46, 211)]),
     (
         Denial::Commands(&TERMINAL_COMMANDS),
         &[call("ioctl", 16, 29)],
@@ -490,6 +499,13 @@ impl Assembler {
                 let level = self.any_of(&[libc::IPPROTO_IP], option, allow);
                 self.load(low_word(1), level)
             }
+            Denial::FastOpen(argument) => {
+                // The kernel reads an `unsigned int`.
+                let refuse = self.errno(EOPNOTSUPP);
+                let fast_open = libc::MSG_FASTOPEN.cast_unsigned();
+                let flags = self.branch(IF_ANY_BIT, fast_open, refuse, allow);
+                self.load(low_word(argument), flags)
+            }
             Denial::Commands(commands) => {
                 // The kernel reads an `unsigned int`.
                 let refuse = self.errno(EPERM);
@@ -754,6 +770,9 @@ mod tests {
             ("clone", libc::SYS_clone),
             ("unshare", libc::SYS_unshare),
             ("setsockopt", libc::SYS_setsockopt),
+            ("sendto", libc::SYS_sendto),
+            ("sendmsg", libc::SYS_sendmsg),
+            ("sendmmsg", libc::SYS_sendmmsg),
             ("ioctl", libc::SYS_ioctl),
             ("fcntl", libc::SYS_fcntl),
         ] {
@@ -779,11 +798,11 @@ mod tests {
         (
             Architecture::X86_64,
             &[
-                16, 29, 30, 31, 41, 53, 54, 56, 64, 65, 66, 67, 68, 69, 70, 71, 72, 103, 134, 153,
-                154, 155, 156, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172, 173, 175,
-                176, 179, 180, 212, 220, 227, 240, 241, 246, 248, 249, 250, 272, 298, 300, 304,
-                308, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442,
-                443, 447, 457, 458, 467, 470,
+                16, 29, 30, 31, 41, 44, 46, 53, 54, 56, 64, 65, 66, 67, 68, 69, 70, 71, 72, 103,
+                134, 153, 154, 155, 156, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172,
+                173, 175, 176, 179, 180, 212, 220, 227, 240, 241, 246, 248, 249, 250, 272, 298,
+                300, 304, 307, 308, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432,
+                433, 435, 442, 443, 447, 457, 458, 467, 470,
             ],
         ),
         (
@@ -791,9 +810,9 @@ mod tests {
             &[
                 18, 25, 29, 39, 40, 41, 42, 51, 58, 60, 89, 97, 104, 105, 106, 112, 116, 142, 161,
                 162, 170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197,
-                198, 199, 208, 217, 218, 219, 220, 224, 225, 241, 262, 265, 268, 273, 280, 282,
-                294, 425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443, 447, 457, 458,
-                467, 470,
+                198, 199, 206, 208, 211, 217, 218, 219, 220, 224, 225, 241, 262, 265, 268, 269,
+                273, 280, 282, 294, 425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443,
+                447, 457, 458, 467, 470,
             ],
         ),
     ];
@@ -998,6 +1017,25 @@ mod tests {
     }
 
     #[test]
+    fn no_connection_is_opened_with_its_first_data() {
+        for (name, at) in [("sendto", 3), ("sendmsg", 2), ("sendmmsg", 3)] {
+            for upper in [0, HIGH_GARBAGE] {
+                for bit in 0..32 {
+                    let mut arguments = [u64::MAX; 4];
+                    arguments[at] = upper | 1 << bit;
+                    let expected = if bit == 29 {
+                        Refused(EOPNOTSUPP)
+                    } else {
+                        Allowed
+                    };
+                    assert_eq!(verdict(name, &arguments), expected, "{name} {bit}");
+                }
+            }
+        }
+        assert_eq!(libc::MSG_FASTOPEN, 1 << 29);
+    }
+
+    #[test]
     fn nothing_is_typed_into_a_terminal_and_no_line_discipline_is_loaded() {
         for command in [0x5412, 0x541c, 0x5423] {
             for upper in [0, HIGH_GARBAGE, u64::MAX << 32] {
@@ -1047,7 +1085,6 @@ mod tests {
         call("sendfile", 40, 71),
         call("connect", 42, 203),
         call("accept", 43, 202),
-        call("sendto", 44, 206),
         call("recvmsg", 47, 212),
         call("bind", 49, 200),
         call("listen", 50, 201),

@@ -88,6 +88,9 @@ fn no_call_of_the_table_is_left_out_of_this_test() {
             "socket",
             "socketpair",
             "setsockopt",
+            "sendto",
+            "sendmsg",
+            "sendmmsg",
             "ioctl",
             "fcntl",
         ];

@@ -14,7 +14,7 @@ use std::ffi::{CStr, CString};
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write as _};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, IntoRawFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
@@ -25,6 +25,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrLike, socket};
 use serde_json::{Value, json};
 
 use crate::fixture::{
@@ -313,6 +314,7 @@ fn perform(words: &[&str]) -> io::Result<String> {
         }
         ["tcp-bind", address] => done(TcpListener::bind(address)),
         ["tcp-connect", address] => done(TcpStream::connect(address)),
+        ["fast-open", call, address] => fast_open(number(call), address.parse().unwrap()),
         ["listen-without-bind", family, ref options @ ..] => listen_without_bind(family, options),
         ["take-ports", family] => done(listen_without_bind(family, &[])),
         ["connect-and-listen", address] => connect_and_listen(address.parse().unwrap()),
@@ -555,6 +557,43 @@ fn syscall(call: i64, arguments: &[&str]) -> io::Result<String> {
         }
     }
     status(result)
+}
+
+/// Opens a TCP connection with its first data (RFC 7413) by one of the calls that can.
+fn fast_open(call: i64, address: SocketAddrV4) -> io::Result<String> {
+    let kind = SockType::Stream;
+    let socket = socket(AddressFamily::Inet, kind, SockFlag::empty(), None)?;
+    let socket = socket.as_raw_fd();
+    let to = SockaddrIn::from(address);
+    let mut data = *b"first";
+    let mut vector = libc::iovec {
+        iov_base: data.as_mut_ptr().cast(),
+        iov_len: data.len(),
+    };
+    // SAFETY: plain data, of which zeros are a value.
+    let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
+    message.msg_hdr.msg_name = to.as_ptr().cast_mut().cast();
+    message.msg_hdr.msg_namelen = to.len();
+    message.msg_hdr.msg_iov = &raw mut vector;
+    message.msg_hdr.msg_iovlen = 1;
+    let message = &raw mut message;
+    let (flags, bytes) = (libc::MSG_FASTOPEN, vector.iov_base);
+    // SAFETY: every pointer is to memory that outlives the call.
+    status(unsafe {
+        match call {
+            libc::SYS_sendto => libc::syscall(
+                call,
+                socket,
+                bytes,
+                data.len(),
+                flags,
+                to.as_ptr(),
+                to.len(),
+            ),
+            libc::SYS_sendmsg => libc::syscall(call, socket, message, flags),
+            _ => libc::syscall(call, socket, message, 1, flags),
+        }
+    })
 }
 
 /// The open descriptors but for the one that lists them.

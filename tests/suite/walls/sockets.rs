@@ -109,6 +109,25 @@ fn nobody_is_served_by_tcp_and_everybody_can_be_asked() {
     probe.check(&plan);
 }
 
+/// Landlock's rules for connections do not see one that is opened with its first data.
+#[test]
+fn no_connection_is_opened_with_its_first_data() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let mut plan = Plan::default();
+    for call in [libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_sendmmsg] {
+        plan.add(&["fast-open", &call.to_string(), &address], "EOPNOTSUPP");
+    }
+    Probe::new(&sandbox).check(&plan);
+    assert!(listener.accept().is_err(), "somebody has come");
+}
+
 #[test]
 fn only_sockets_that_other_rules_cover_can_be_made() {
     if !is_root() {
