@@ -391,5 +391,7 @@ fn a_sandbox_that_cannot_be_ended_does_not_keep_a_host() {
     assert_eq!(super::list(&server).len(), 0);
     let status = server.wait_for_exit(PATIENCE);
     assert_eq!(status.code(), Some(0), "{}", server.log());
-    assert!(server.log().contains("is left"), "{}", server.log());
+    wait_until("what is left is told", PATIENCE, || {
+        server.log().contains("is left")
+    });
 }
