@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Result};
 use crate::language::Language;
+use crate::posture::Posture;
 
 /// What a text takes besides its bytes: a string and the allocator's smallest block.
 const TEXT_BYTES: usize = size_of::<String>() + 40;
@@ -174,6 +175,8 @@ pub struct CommandSpec {
     pub id: Option<ChosenId>,
     /// Whether it runs without a client.
     pub background: bool,
+    /// What it may reach over the network; `None` for what all commands of the workspace may.
+    pub network: Option<Posture>,
 }
 
 /// A digest of everything that decides what a command does.
@@ -225,6 +228,7 @@ impl CommandSpec {
             tag: None,
             id: None,
             background: false,
+            network: None,
         })
     }
 
@@ -358,6 +362,10 @@ impl CommandSpec {
             part(&size.rows.to_le_bytes());
             part(&size.columns.to_le_bytes());
             part(name.as_bytes());
+        }
+        if let Some(network) = self.network {
+            part(b"network");
+            part(network.name().as_bytes());
         }
         digest.finalize().into()
     }
@@ -500,7 +508,10 @@ mod tests {
 
     #[test]
     fn fingerprints_tell_commands_apart() {
+        let mut blocked = code(Language::Python, "ab", &[]);
+        blocked.network = Some(Posture::Blocked);
         let all = [
+            blocked,
             code(Language::Python, "ab", &[]),
             code(Language::Bash, "ab", &[]),
             code(Language::Bash, "a", &["b"]),

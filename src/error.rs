@@ -93,6 +93,10 @@ pub enum Kind {
     NotAsked,
     /// An interpreter was started and is not ready.
     KernelFailed,
+    /// A command may reach less than it asks for.
+    TooWide,
+    /// The machine cannot enforce what is asked for.
+    Unavailable,
     /// As many executions wait as may.
     QueueFull,
     /// There are as many contexts as there may be.

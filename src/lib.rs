@@ -29,6 +29,7 @@ mod machine;
 mod memory;
 mod panics;
 mod ports;
+mod posture;
 mod priority;
 mod proc;
 mod process;

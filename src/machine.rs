@@ -87,6 +87,7 @@ impl Machine {
             let host = Host::new(
                 settings,
                 search,
+                config.network,
                 Arc::clone(&shared),
                 Arc::clone(&budget),
                 contexts,
@@ -105,7 +106,7 @@ impl Machine {
             let directory = std::env::current_dir()
                 .map_err(|error| Error::io("cannot find the working directory", &error))?;
             let root = Root::machine(&directory)?;
-            let confinement = Confinement::dedicated(environment, directory);
+            let confinement = Confinement::dedicated(environment, directory, config.network)?;
             let shared = Arc::clone(&shared);
             let ports = Ports::machine();
             let ledger = budget.whole();
@@ -201,6 +202,14 @@ impl Machine {
     /// The layers of confinement around each sandbox.
     pub fn layers(&self) -> Vec<&'static str> {
         self.as_host().map_or_else(Vec::new, Host::layers)
+    }
+
+    /// The names of the network postures that commands can have here.
+    pub fn postures(&self) -> Vec<&'static str> {
+        match &self.kind {
+            Dedicated(workspace) => workspace.postures(),
+            Many(host) => host.postures(),
+        }
     }
 
     /// The number of sandboxes.

@@ -16,6 +16,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::logging;
+use crate::posture::Posture;
 use table::{Variable, decimal};
 pub use token::{MadeToken, Secret};
 
@@ -46,6 +47,8 @@ pub struct Config {
     pub max_connections: usize,
     /// Logs one line per request.
     pub log_requests: bool,
+    /// What commands reach over the network: on a host those of sandboxes that choose nothing else.
+    pub network: Posture,
     /// Settings of host mode; `None` selects dedicated mode.
     pub host: Option<HostSettings>,
     /// Refuses the host token on a sandbox's own routes.
@@ -117,6 +120,7 @@ impl Config {
                 "debug" => Some(true),
                 _ => None,
             })?,
+            network: variables.read(&table::NETWORK, Posture::named)?,
             host: is_host.then_some(host),
             strict_scopes: variables.flag(&table::STRICT_SCOPES)?,
         };

@@ -76,6 +76,8 @@ variables! {
         "Lowest Landlock ABI of the kernel that host mode accepts.";
     ALLOW_UNCONFINED = "0", Flag,
         "1 starts host mode on a kernel without some isolation layers.";
+    NETWORK = "open", Text("open or blocked"),
+        "Network posture of sandboxes that choose none; in dedicated mode, of all commands.";
     STRICT_SCOPES = "0", Flag,
         "1 refuses the host's token on a sandbox's own routes (host mode).";
     LOG_BYTES = "4194304", Number(4096..=u64::MAX),

@@ -1,11 +1,12 @@
-//! The system calls that are denied to commands in a sandbox: one table, and a small compiler that makes
-//! a seccomp filter of it (seccomp(2), Documentation/userspace-api/seccomp_filter.rst).
+//! The system calls that are denied to commands: two tables, and a small compiler that makes
+//! a seccomp filter of them (seccomp(2), Documentation/userspace-api/seccomp_filter.rst).
 //!
-//! Landlock guards the file system and the network, and the uid guards other users' processes. The table
-//! denies what neither covers: calls that reach deep into the kernel and that no ordinary program makes,
-//! calls that make objects which outlive the sandbox, and sockets that Landlock's rules do not see. It
-//! is a deny-list, because ordinary programs must never notice it: every other call is allowed, also
-//! those that future kernels add.
+//! Landlock guards the file system and the network, and the uid guards other users' processes. The tables
+//! deny what neither covers. [`KERNEL`] has calls that reach deep into the kernel and that no ordinary program
+//! makes, and calls that make objects which outlive the sandbox. [`NETWORK`] has sockets that Landlock's rules do
+//! not see, and what bypasses those rules. Commands of a sandbox get both; a command of a dedicated machine whose
+//! network is confined gets the second only. They are deny-lists, because ordinary programs must never notice
+//! them: every other call is allowed, also those that future kernels add.
 //!
 //! The errno is one that programs handle: `EPERM` where only privileged programs would succeed, `ENOSYS`
 //! where programs support older kernels and have a fallback, `EAFNOSUPPORT` and `EPROTONOSUPPORT` as
@@ -33,8 +34,9 @@
 use std::ops::RangeInclusive;
 
 use libc::{
-    EAFNOSUPPORT, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT, ESOCKTNOSUPPORT,
-    SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, c_int, sock_filter,
+    EAFNOSUPPORT, ENETUNREACH, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT,
+    ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, c_int,
+    sock_filter,
 };
 
 /// A system call and its number on each architecture that has it.
@@ -69,7 +71,7 @@ enum Denial {
     CloneFlags,
     /// `EPERM` for everything but [`UNSHARABLE`].
     Unsharing,
-    /// All sockets but those that [`Assembler::socket_check`] allows.
+    /// All sockets but those that [`Assembler::socket_check`] allows, by [`Sockets`].
     UnusualSockets,
     /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`.
     PortRange,
@@ -79,8 +81,57 @@ enum Denial {
     Commands(&'static [c_int]),
 }
 
-/// The whole policy: how each list of calls is denied. Numbers from 424 on are the same everywhere.
-const TABLE: &[(Denial, &[Call])] = &[
+/// Whose commands a filter is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// A sandbox's.
+    Sandbox,
+    /// Those of a dedicated machine, of which the network alone is confined.
+    Machine,
+}
+
+/// The internet sockets that can be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sockets {
+    /// Those that other rules cover.
+    Usual,
+    /// None. The errno of IPv4 is the one that programs report as an unreachable network; without IPv6 they try
+    /// IPv4.
+    None,
+}
+
+/// How each list of calls is denied.
+type Table = [(Denial, &'static [Call])];
+
+/// What would bypass the rules for the network. Numbers from 424 on are the same everywhere.
+const NETWORK: &Table = &[
+    (
+        Denial::UnusualSockets,
+        &[call("socket", 41, 198), call("socketpair", 53, 199)],
+    ),
+    // With a port range of its own, a socket that listens without bind gets the port of its choice, which
+    // Landlock's rules for bind do not see: also one that a server waits for on another address family.
+    (Denial::PortRange, &[call("setsockopt", 54, 208)]),
+    // Data that opens its connection (tcp(7), RFC 7413) is sent without connect, and Landlock's rules for
+    // connect do not see it.
+    (
+        Denial::FastOpen(3),
+        &[call("sendto", 44, 206), call("sendmmsg", 307, 269)],
+    ),
+    (Denial::FastOpen(2), &[call("sendmsg", 46, 211)]),
+    // Operations of an io_uring bypass every other rule of the tables.
+    (
+        Denial::Always(ENOSYS),
+        &[
+            call("io_uring_setup", 425, 425),
+            call("io_uring_enter", 426, 426),
+            call("io_uring_register", 427, 427),
+        ],
+    ),
+];
+
+/// The rest of what is denied to sandboxes.
+const KERNEL: &Table = &[
     // Mounts belong to the machine.
     (
         Denial::Always(EPERM),
@@ -115,20 +166,6 @@ const TABLE: &[(Denial, &[Call])] = &[
     (Denial::Unsharing, &[call("unshare", 272, 97)]),
     (Denial::Always(ENOSYS), &[call("clone3", 435, 435)]),
     (Denial::Always(EPERM), &[call("setns", 308, 268)]),
-    (
-        Denial::UnusualSockets,
-        &[call("socket", 41, 198), call("socketpair", 53, 199)],
-    ),
-    // With a port range of its own, a socket that listens without bind gets the port of its choice, which
-    // Landlock's rules for bind do not see: also one that a server waits for on another address family.
-    (Denial::PortRange, &[call("setsockopt", 54, 208)]),
-    // Data that opens its connection (tcp(7), RFC 7413) is sent without connect, and Landlock's rules for
-    // connect do not see it.
-    (
-        Denial::FastOpen(3),
-        &[call("sendto", 44, 206), call("sendmmsg", 307, 269)],
-    ),
-    (Denial::FastOpen(2), &[call("sendmsg", 46, 211)]),
     (
         Denial::Commands(&TERMINAL_COMMANDS),
         &[call("ioctl", 16, 29)],
@@ -179,15 +216,11 @@ const TABLE: &[(Denial, &[Call])] = &[
             call("fanotify_init", 300, 262),
         ],
     ),
-    // Operations of an io_uring bypass every other rule of this table. Secret memory is never swapped,
-    // and no limit counts it after it is unmapped while its descriptor is open. modify_ldt serves 16-bit
-    // programs.
+    // Secret memory is never swapped, and no limit counts it after it is unmapped while its descriptor is
+    // open. modify_ldt serves 16-bit programs.
     (
         Denial::Always(ENOSYS),
         &[
-            call("io_uring_setup", 425, 425),
-            call("io_uring_enter", 426, 426),
-            call("io_uring_register", 427, 427),
             call("memfd_secret", 447, 447),
             x86_64_only("modify_ldt", 154),
         ],
@@ -288,8 +321,17 @@ const INTERNET_PROTOCOLS: [c_int; 5] = [
 ];
 
 /// The filter for the architecture that this program is compiled for.
-pub fn program() -> Vec<sock_filter> {
-    compile(Architecture::COMPILED_FOR)
+pub fn program(subject: Subject, sockets: Sockets) -> Vec<sock_filter> {
+    compile(Architecture::COMPILED_FOR, subject, sockets)
+}
+
+/// The lists of calls that are denied to a subject.
+fn denied(subject: Subject) -> impl Iterator<Item = &'static (Denial, &'static [Call])> {
+    let kernel: &Table = match subject {
+        Subject::Sandbox => KERNEL,
+        Subject::Machine => &[],
+    };
+    NETWORK.iter().chain(kernel)
 }
 
 /// An architecture that the table has numbers for. Both are little-endian; big-endian ARM has another
@@ -338,19 +380,19 @@ impl Architecture {
 /// A name for messages, the numbers of the calls, and the code that answers them.
 type DeniedRange = (&'static str, RangeInclusive<u32>, Label);
 
-fn compile(architecture: Architecture) -> Vec<sock_filter> {
+fn compile(architecture: Architecture, subject: Subject, sockets: Sockets) -> Vec<sock_filter> {
     let mut program = Assembler::default();
     let allow = program.answer(SECCOMP_RET_ALLOW);
     let kill = program.answer(SECCOMP_RET_KILL_PROCESS);
     let mut entries = Vec::new();
-    for (denial, calls) in TABLE {
-        let target = program.denial(*denial, allow);
+    for (denial, calls) in denied(subject) {
+        let target = program.denial(*denial, sockets, allow);
         entries.extend(calls.iter().filter_map(|call| {
             let number = architecture.number_of(call)?;
             Some((call.name, number..=number, target))
         }));
     }
-    let missing = program.denial(Denial::Always(ENOSYS), allow);
+    let missing = program.errno(ENOSYS);
     let aliases = architecture.aliases().iter().cloned();
     entries.extend(aliases.map(|numbers| ("x32", numbers, missing)));
     let by_number = program.search(&runs(entries, allow));
@@ -472,7 +514,7 @@ impl Assembler {
         self.branch(IF_AT_LEAST, above[0].0, yes, no)
     }
 
-    fn denial(&mut self, denial: Denial, allow: Label) -> Label {
+    fn denial(&mut self, denial: Denial, sockets: Sockets, allow: Label) -> Label {
         match denial {
             Denial::Always(errno) => self.errno(errno),
             Denial::CloneFlags => {
@@ -490,7 +532,7 @@ impl Assembler {
                 let upper = self.branch(IF_EQUAL, 0, lower, refuse);
                 self.load(high_word(0), upper)
             }
-            Denial::UnusualSockets => self.socket_check(allow),
+            Denial::UnusualSockets => self.socket_check(sockets, allow),
             Denial::PortRange => {
                 // The kernel reads the level and the option as `int`.
                 let refuse = self.errno(ENOPROTOOPT);
@@ -515,29 +557,37 @@ impl Assembler {
         }
     }
 
-    /// Allows Unix sockets of every type, internet streams and datagrams of the [`INTERNET_PROTOCOLS`],
-    /// and `NETLINK_ROUTE`, which C libraries use to list network interfaces. All three arguments are an
-    /// `int`.
-    fn socket_check(&mut self, allow: Label) -> Label {
+    /// Allows Unix sockets of every type, `NETLINK_ROUTE`, which C libraries use to list network interfaces, and
+    /// internet sockets by [`Sockets`]. All three arguments are an `int`.
+    fn socket_check(&mut self, sockets: Sockets, allow: Label) -> Label {
         let no_family = self.errno(EAFNOSUPPORT);
-        let no_type = self.errno(ESOCKTNOSUPPORT);
         let no_protocol = self.errno(EPROTONOSUPPORT);
-        let refuse = self.errno(EPERM);
 
         let netlink = self.any_of(&[libc::NETLINK_ROUTE], allow, no_protocol);
         let netlink = self.load(low_word(2), netlink);
+        let [ipv4, ipv6] = match sockets {
+            Sockets::Usual => [self.usual_internet_sockets(allow); 2],
+            Sockets::None => [self.errno(ENETUNREACH), no_family],
+        };
 
+        let family = self.any_of(&[libc::AF_NETLINK], netlink, no_family);
+        let family = self.any_of(&[libc::AF_INET6], ipv6, family);
+        let family = self.any_of(&[libc::AF_INET], ipv4, family);
+        let family = self.any_of(&[libc::AF_UNIX], allow, family);
+        self.load(low_word(0), family)
+    }
+
+    /// Allows streams and datagrams of the [`INTERNET_PROTOCOLS`].
+    fn usual_internet_sockets(&mut self, allow: Label) -> Label {
+        let no_type = self.errno(ESOCKTNOSUPPORT);
+        let no_protocol = self.errno(EPROTONOSUPPORT);
+        let refuse = self.errno(EPERM);
         let protocol = self.any_of(&INTERNET_PROTOCOLS, allow, no_protocol);
         let protocol = self.load(low_word(2), protocol);
         let unusual = self.any_of(&[libc::SOCK_RAW], refuse, no_type);
         let internet = self.any_of(&[libc::SOCK_STREAM, libc::SOCK_DGRAM], protocol, unusual);
         let internet = self.mask(SOCKET_TYPE, internet);
-        let internet = self.load(low_word(1), internet);
-
-        let family = self.any_of(&[libc::AF_NETLINK], netlink, no_family);
-        let family = self.any_of(&[libc::AF_INET, libc::AF_INET6], internet, family);
-        let family = self.any_of(&[libc::AF_UNIX], allow, family);
-        self.load(low_word(0), family)
+        self.load(low_word(1), internet)
     }
 
     #[expect(
@@ -560,6 +610,13 @@ mod tests {
     use super::*;
 
     const BOTH: [Architecture; 2] = [Architecture::X86_64, Architecture::Aarch64];
+
+    const ALL: [(Subject, Sockets); 4] = [
+        (Subject::Sandbox, Sockets::Usual),
+        (Subject::Sandbox, Sockets::None),
+        (Subject::Machine, Sockets::Usual),
+        (Subject::Machine, Sockets::None),
+    ];
 
     /// What a caller may leave in the half of a register that the kernel does not look at.
     const HIGH_GARBAGE: u64 = 0xdead_beef_0000_0000;
@@ -640,14 +697,18 @@ mod tests {
         }
     }
 
+    /// The filter of a sandbox with an open network.
+    fn usual(architecture: Architecture) -> Vec<sock_filter> {
+        compile(architecture, Subject::Sandbox, Sockets::Usual)
+    }
+
     fn verdict_on(architecture: Architecture, number: u32, arguments: [u64; 6]) -> Verdict {
-        let program = compile(architecture);
+        let program = usual(architecture);
         run(&program, architecture.audit_number(), number, arguments).verdict
     }
 
     fn find(name: &str) -> &'static Call {
-        TABLE
-            .iter()
+        denied(Subject::Sandbox)
             .flat_map(|(_, calls)| *calls)
             .find(|call| call.name == name)
             .unwrap_or_else(|| panic!("{name} is not in the table"))
@@ -671,8 +732,7 @@ mod tests {
 
     /// All numbers of an architecture that the table has an opinion about.
     fn numbers(architecture: Architecture) -> Vec<u32> {
-        TABLE
-            .iter()
+        denied(Subject::Sandbox)
             .flat_map(|(_, calls)| *calls)
             .filter_map(|call| architecture.number_of(call))
             .collect()
@@ -682,7 +742,7 @@ mod tests {
     fn every_call_of_the_table_is_refused_with_its_errno_and_its_neighbours_are_allowed() {
         for architecture in BOTH {
             let listed = numbers(architecture);
-            for (denial, calls) in TABLE {
+            for (denial, calls) in denied(Subject::Sandbox) {
                 let Denial::Always(errno) = *denial else {
                     continue;
                 };
@@ -715,7 +775,7 @@ mod tests {
     #[test]
     fn no_number_is_refused_that_the_table_does_not_have() {
         for architecture in BOTH {
-            let program = compile(architecture);
+            let program = usual(architecture);
             let listed = numbers(architecture);
             for number in 0..512 {
                 let run = run(&program, architecture.audit_number(), number, [0; 6]);
@@ -832,7 +892,7 @@ mod tests {
         let arm = 0x4000_0028;
         let big_endian_arm64 = 0x8000_00b7;
         for architecture in BOTH {
-            let program = compile(architecture);
+            let program = usual(architecture);
             for other in BOTH
                 .map(Architecture::audit_number)
                 .into_iter()
@@ -1001,6 +1061,50 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_blocked_network_has_sockets_of_the_machine_only() {
+        for (architecture, subject) in BOTH.into_iter().flat_map(|architecture| {
+            [Subject::Sandbox, Subject::Machine].map(|subject| (architecture, subject))
+        }) {
+            let program = compile(architecture, subject, Sockets::None);
+            let verdict = |name: &str, arguments: [u64; 6]| {
+                let number = architecture.number_of(find(name)).expect("both have it");
+                run(&program, architecture.audit_number(), number, arguments).verdict
+            };
+            for (family, kind, protocol) in
+                (-1..=64).flat_map(|family| (0..=15).map(move |kind| (family, kind, kind % 3)))
+            {
+                let expected = match family {
+                    libc::AF_UNIX => Allowed,
+                    libc::AF_INET => Refused(ENETUNREACH),
+                    libc::AF_NETLINK if protocol == libc::NETLINK_ROUTE => Allowed,
+                    libc::AF_NETLINK => Refused(EPROTONOSUPPORT),
+                    _ => Refused(EAFNOSUPPORT),
+                };
+                for upper in [0, HIGH_GARBAGE] {
+                    let [family, kind, protocol] =
+                        [family, kind, protocol].map(|word| upper | int(word));
+                    for name in ["socket", "socketpair"] {
+                        let arguments = [family, kind, protocol, 7, 7, 7];
+                        assert_eq!(verdict(name, arguments), expected, "{name} {family:#x}");
+                    }
+                }
+            }
+            // What bypasses the rules is refused as ever.
+            let fast_open = int(libc::MSG_FASTOPEN);
+            assert_eq!(verdict("sendto", [fast_open; 6]), Refused(EOPNOTSUPP));
+            assert_eq!(verdict("io_uring_setup", [0; 6]), Refused(ENOSYS));
+            // The rest is denied to sandboxes only.
+            let rest = match subject {
+                Subject::Sandbox => Refused(EPERM),
+                Subject::Machine => Allowed,
+            };
+            assert_eq!(verdict("mount", [0; 6]), rest);
+            let other = run(&program, 0x4000_0003, 5, [0; 6]);
+            assert_eq!(other.verdict, Killed);
         }
     }
 
@@ -1178,7 +1282,7 @@ mod tests {
     #[test]
     fn everyday_calls_are_allowed_by_their_number_alone_within_a_dozen_instructions() {
         for architecture in BOTH {
-            let program = compile(architecture);
+            let program = usual(architecture);
             for call in EVERYDAY {
                 let Some(number) = architecture.number_of(call) else {
                     continue;
@@ -1198,17 +1302,20 @@ mod tests {
 
     #[test]
     fn the_program_is_for_this_machine_and_every_jump_stays_in_it() {
-        assert_eq!(program(), compile(Architecture::COMPILED_FOR));
-        for program in BOTH.map(compile) {
-            // Far below the kernel's 4096 (BPF_MAXINSNS): it is checked and translated at each start
-            // of a command.
-            assert!(program.len() < 160, "{}", program.len());
-            for (position, instruction) in program.iter().enumerate() {
-                let furthest = usize::from(instruction.jt.max(instruction.jf));
-                assert!(position + furthest < program.len());
+        for (subject, sockets) in ALL {
+            let own = program(subject, sockets);
+            assert_eq!(own, compile(Architecture::COMPILED_FOR, subject, sockets));
+            for program in BOTH.map(|architecture| compile(architecture, subject, sockets)) {
+                // Far below the kernel's 4096 (BPF_MAXINSNS): it is checked and translated at each start
+                // of a command.
+                assert!(program.len() < 160, "{}", program.len());
+                for (position, instruction) in program.iter().enumerate() {
+                    let furthest = usize::from(instruction.jt.max(instruction.jf));
+                    assert!(position + furthest < program.len());
+                }
+                let last = program.last().expect("not empty");
+                assert_eq!(u32::from(last.code), RETURN);
             }
-            let last = program.last().expect("not empty");
-            assert_eq!(u32::from(last.code), RETURN);
         }
     }
 }

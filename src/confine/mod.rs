@@ -7,6 +7,7 @@
 
 mod filter;
 mod mark;
+mod network;
 mod ruleset;
 
 use std::borrow::Cow;
@@ -24,11 +25,14 @@ use nix::errno::Errno;
 
 use crate::command::{CommandLine, CommandSpec, EnvironmentChange};
 use crate::error::{Error, Kind, Result};
+use crate::posture::Posture;
 use crate::sync::{Mutex, lock};
 use crate::sys::{
     self, ActingAs, ChildPlan, Resource, Restriction, SpawnError, SpawnStep, Spawned, User,
 };
+use filter::Subject;
 pub use mark::Mark;
+use network::Networks;
 use ruleset::SystemRules;
 
 /// PATH if the server's environment has none.
@@ -53,6 +57,9 @@ pub struct Confinement {
     /// The virtual environment of commands that start from now on.
     venv: Mutex<Option<String>>,
     limits: Vec<(Resource, libc::rlimit)>,
+    /// What commands reach over the network unless they choose less.
+    network: Posture,
+    networks: Arc<Networks>,
     /// `None` for commands with the server's identity.
     wall: Option<Wall>,
 }
@@ -61,7 +68,6 @@ pub struct Confinement {
 struct Wall {
     user: User,
     ruleset: Option<OwnedFd>,
-    policy: Arc<Policy>,
 }
 
 /// The `oom_score_adj` of commands, derived from the server's own. Read with the first command, because
@@ -85,7 +91,8 @@ fn open_files() -> (Resource, libc::rlimit) {
 /// The restrictions that all sandboxes of a host share.
 pub struct Policy {
     rules: SystemRules,
-    filter: Vec<libc::sock_filter>,
+    has_filters: bool,
+    networks: Arc<Networks>,
     /// PATH of commands after the sandbox's own directories.
     search: OsString,
     /// As the server was started with.
@@ -110,6 +117,8 @@ pub struct SandboxSettings<'a> {
     pub max_processes: u64,
     /// Most bytes of data of each process.
     pub max_memory: Option<u64>,
+    /// What its commands reach over the network.
+    pub network: Posture,
 }
 
 impl Policy {
@@ -126,13 +135,11 @@ impl Policy {
                  goes on without",
             ));
         }
+        let rules = SystemRules::open();
         Ok(Arc::new(Self {
-            rules: SystemRules::open(),
-            filter: if has_filters {
-                filter::program()
-            } else {
-                Vec::new()
-            },
+            has_filters,
+            networks: Arc::new(Networks::new(Subject::Sandbox, rules.abi)),
+            rules,
             search: searchable(search.unwrap_or(OsStr::new(DEFAULT_PATH))),
             open_files: open_files(),
             machine_files: std::fs::read_to_string("/proc/sys/fs/file-max")
@@ -145,7 +152,7 @@ impl Policy {
     /// The isolation layers. Each is a step of the child: a command whose step fails does not start.
     pub fn layers(&self) -> Vec<&'static str> {
         let mut layers = vec!["uid", "no_new_privs", "rlimits", "no_capabilities"];
-        layers.extend((!self.filter.is_empty()).then_some("seccomp"));
+        layers.extend(self.has_filters.then_some("seccomp"));
         layers.extend(self.rules.layers());
         layers
     }
@@ -153,6 +160,19 @@ impl Policy {
     /// The Landlock ABI of the rulesets, 0 without Landlock.
     pub fn landlock_abi(&self) -> u32 {
         self.rules.abi
+    }
+
+    /// The names of the network postures that are enforced here.
+    pub fn postures(&self) -> Vec<&'static str> {
+        self.networks.offered()
+    }
+
+    /// Checks that a network posture is enforced here.
+    ///
+    /// # Errors
+    /// `Unavailable`, with the reason.
+    pub fn check_network(&self, posture: Posture) -> Result<()> {
+        self.networks.walls(posture).map(drop)
     }
 
     /// The limit on open files of one of so many processes. Together they get a quarter of the machine's
@@ -172,7 +192,7 @@ impl Policy {
     ///
     /// # Errors
     /// `System` if the ruleset cannot be made.
-    pub fn confine(self: &Arc<Self>, sandbox: &SandboxSettings<'_>) -> Result<Confinement> {
+    pub fn confine(&self, sandbox: &SandboxSettings<'_>) -> Result<Confinement> {
         let home = sandbox.home.as_os_str();
         let below = |name: &str| sandbox.home.join(name).into_os_string();
         let mut path = below(".local/bin");
@@ -203,10 +223,11 @@ impl Policy {
             directory: sandbox.home.to_owned(),
             venv: Mutex::default(),
             limits,
+            network: sandbox.network,
+            networks: Arc::clone(&self.networks),
             wall: Some(Wall {
                 user: sandbox.user,
                 ruleset: self.rules.with_home(sandbox.home_directory)?,
-                policy: Arc::clone(self),
             }),
         })
     }
@@ -270,10 +291,14 @@ impl Confinement {
     /// Commands with the server's identity and its environment without `SBX_*`.
     ///
     /// Call it before the server changes its own limits: commands get the original ones.
+    ///
+    /// # Errors
+    /// `Unavailable` if the machine cannot enforce the network posture.
     pub fn dedicated(
         environment: impl IntoIterator<Item = (OsString, OsString)>,
         directory: PathBuf,
-    ) -> Self {
+        network: Posture,
+    ) -> Result<Self> {
         let default = ("PATH".into(), DEFAULT_PATH.into());
         let own = [default]
             .into_iter()
@@ -285,14 +310,41 @@ impl Confinement {
             });
         let mut environment = BTreeMap::new();
         environment.extend(own);
-        Self {
+        let networks = Arc::new(Networks::new(Subject::Machine, sys::landlock_abi()));
+        networks.walls(network)?;
+        Ok(Self {
             environment,
             chosen: Arc::default(),
             directory,
             venv: Mutex::default(),
             limits: vec![open_files()],
+            network,
+            networks,
             wall: None,
+        })
+    }
+
+    /// The names of the network postures that commands can have here.
+    pub fn postures(&self) -> Vec<&'static str> {
+        self.networks.offered()
+    }
+
+    /// What a command reaches over the network that asks for a posture, or for none.
+    ///
+    /// # Errors
+    /// `TooWide` if it asks for more than the workspace allows; `Unavailable` if the machine cannot enforce
+    /// it.
+    pub fn network(&self, asked: Option<Posture>) -> Result<Posture> {
+        let asked = asked.unwrap_or(self.network);
+        if !asked.is_within(self.network) {
+            let (asked, ceiling) = (asked.name(), self.network.name());
+            let text = format!(
+                "network is {asked}, which is wider than {ceiling}, what all commands here have; a command can only tighten it"
+            );
+            return Err(Error::new(Kind::TooWide, text));
         }
+        self.networks.walls(asked)?;
+        Ok(asked)
     }
 
     /// Makes the calling thread access files as the commands' user while the result lives; `None` if
@@ -374,12 +426,18 @@ impl Confinement {
         self.wall.as_ref().map(|wall| wall.user)
     }
 
+    /// The Landlock ruleset of the workspace.
+    fn file_rules(&self) -> Option<BorrowedFd<'_>> {
+        let wall = self.wall.as_ref()?;
+        wall.ruleset.as_ref().map(AsFd::as_fd)
+    }
+
     /// Starts a command with these descriptors as 0, 1 and 2, `passed` as 4, and a
     /// mark for its descendants. The child stores its pid in `announcement` first.
     ///
     /// # Errors
     /// `ProgramNotFound`, `ProgramNotExecutable`, `ProgramForbidden`, `BadDirectory`, `NoResources`,
-    /// `Invalid`, `System`.
+    /// `TooWide`, `Unavailable`, `Invalid`, `System`.
     pub fn spawn(
         &self,
         spec: &CommandSpec,
@@ -388,6 +446,9 @@ impl Confinement {
         mark: Option<Mark>,
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
+        let network = self.network(spec.network)?;
+        let walls = self.networks.walls(network)?;
+        let is_confined = self.wall.is_some() || network != Posture::Open;
         let environment = self.environment(spec);
         let programs = spec.programs(search_path(&environment));
         let directory = self.directory.join(spec.directory().unwrap_or_default());
@@ -404,10 +465,10 @@ impl Confinement {
             oom_score: oom_score().as_bytes(),
             limits: &limits,
             nice: if self.wall.is_some() { NICE } else { 0 },
-            restriction: self.wall.as_ref().map(|wall| Restriction {
-                user: wall.user,
-                ruleset: wall.ruleset.as_ref().map(AsFd::as_fd),
-                filter: &wall.policy.filter,
+            restriction: is_confined.then(|| Restriction {
+                user: self.user(),
+                rulesets: [self.file_rules(), walls.ruleset()],
+                filter: walls.filter(),
             }),
             announcement,
         };

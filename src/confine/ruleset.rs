@@ -1,4 +1,4 @@
-//! The Landlock ruleset of a sandbox: the files of the machine that its commands may use, and how.
+//! Landlock rulesets: the files of the machine that the commands of a sandbox may use, and how; and TCP.
 //!
 //! A ruleset is an allow-list. The system directories in it are opened once; each sandbox adds its home.
 //! The server makes the ruleset, where errors can be reported, and the child applies it by its
@@ -8,7 +8,7 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, PathBeneath, Ruleset, RulesetAttr,
+    ABI, Access, AccessFs, AccessNet, BitFlags, PathBeneath, Ruleset, RulesetAttr, RulesetCreated,
     RulesetCreatedAttr, RulesetError, Scope,
 };
 use nix::fcntl::{OFlag, open};
@@ -111,13 +111,31 @@ impl SystemRules {
             })
             .and_then(|ruleset| ruleset.add_rules(system))
             .map_err(|error| failed(&error))?;
-        let descriptor: Option<OwnedFd> = ruleset.into();
-        let none = || Error::new(Kind::System, format!("{FAILED}: the kernel made none"));
-        descriptor.ok_or_else(none).map(Some)
+        descriptor_of(ruleset).map(Some)
     }
 }
 
-const FAILED: &str = "cannot make the sandbox's Landlock ruleset";
+/// A ruleset by which no TCP socket is bound or connected; `None` if the kernel has no such rules (before ABI 4).
+///
+/// # Errors
+/// `System` if the kernel refuses the ruleset.
+pub(super) fn without_tcp(landlock_abi: u32) -> Result<Option<OwnedFd>> {
+    if landlock_abi < 4 {
+        return Ok(None);
+    }
+    let ruleset = Ruleset::default()
+        .handle_access(AccessNet::BindTcp | AccessNet::ConnectTcp)
+        .and_then(Ruleset::create)
+        .map_err(|error| failed(&error))?;
+    descriptor_of(ruleset).map(Some)
+}
+
+fn descriptor_of(ruleset: RulesetCreated) -> Result<OwnedFd> {
+    let descriptor: Option<OwnedFd> = ruleset.into();
+    descriptor.ok_or_else(|| Error::new(Kind::System, format!("{FAILED}: the kernel made none")))
+}
+
+const FAILED: &str = "cannot make a Landlock ruleset";
 
 /// The error with the errno that caused it, if there is one.
 fn failed(error: &RulesetError) -> Error {

@@ -42,14 +42,21 @@ impl Files<'_> {
             .map_err(failed)?;
         let kind = FileKind::of(&fstat(&file).map_err(failed)?);
         let bits = Mode::from_bits_truncate(mode);
-        if kind == FileKind::Link {
+        let is_link = || {
             let why = "it is a symbolic link, which has no mode of its own; name its target";
             let text = format!("cannot change the mode of {path}: {why}");
-            return Err(Error::new(Kind::NotRegular, text).into());
+            Error::new(Kind::NotRegular, text)
+        };
+        if kind == FileKind::Link {
+            return Err(is_link().into());
         }
         if kind != FileKind::Directory {
             let name = self.name_at(path, Missing::Refuse)?;
-            name.set_mode(mode).map_err(failed)?;
+            name.set_mode(mode).map_err(|errno| match errno {
+                // A link has taken its place meanwhile.
+                Errno::EOPNOTSUPP => is_link(),
+                errno => failed(errno),
+            })?;
             return Ok(Changed {
                 changed: 1,
                 skipped: 0,

@@ -29,6 +29,7 @@ use crate::interpreter::ContextsSettings;
 use crate::ledger::{Budget, Ledger};
 use crate::logging;
 use crate::ports::Ports;
+use crate::posture::Posture;
 use crate::proc;
 use crate::process::Reason;
 use crate::process::registry::Shared;
@@ -93,6 +94,7 @@ pub struct Host {
     /// Notified when the table changes: for waiting deletions and the maintenance.
     changed: Condvar,
     default_max_processes: u64,
+    default_network: Posture,
 }
 
 /// The result of a deletion.
@@ -114,7 +116,8 @@ pub struct AllEnded {
 }
 
 impl Host {
-    /// Prepares the machine; `search` is the PATH of commands after the sandbox's own directories.
+    /// Prepares the machine; `search` is the PATH of commands after the sandbox's own directories, and `network`
+    /// the posture of sandboxes that choose none.
     ///
     /// Call it before the server changes its own limits: commands get the original ones.
     ///
@@ -123,6 +126,7 @@ impl Host {
     pub fn new(
         settings: &HostSettings,
         search: Option<&std::ffi::OsStr>,
+        network: Posture,
         shared: Arc<Shared>,
         budget: Arc<Budget>,
         contexts: ContextsSettings,
@@ -136,6 +140,7 @@ impl Host {
             );
             return Err(Error::new(Kind::System, text));
         }
+        policy.check_network(network)?;
         let homes = Homes::open(&settings.homes)?;
         let uid = *settings.users.start();
         let first = User { uid, gid: uid };
@@ -158,6 +163,7 @@ impl Host {
             table: Mutex::new(SandboxTable::new(settings.capacity, users, ids)),
             changed: Condvar::new(),
             default_max_processes: default_max_processes(),
+            default_network: network,
         }))
     }
 
@@ -168,6 +174,11 @@ impl Host {
     /// The isolation layers of each sandbox.
     pub fn layers(&self) -> Vec<&'static str> {
         self.policy.layers()
+    }
+
+    /// The names of the network postures that sandboxes can have here.
+    pub fn postures(&self) -> Vec<&'static str> {
+        self.policy.postures()
     }
 
     /// Number of sandboxes.
@@ -209,8 +220,11 @@ impl Host {
     /// Makes as many of `count` sandboxes as there is capacity for: all of those, or none.
     ///
     /// # Errors
-    /// `System`, `NoSpace`, `ShuttingDown`; nothing is left of any of them.
+    /// `Unavailable` if the machine cannot enforce what is asked for. `System`, `NoSpace`, `ShuttingDown`; nothing is
+    /// left of any of them.
     pub fn create(&self, count: usize, spec: &SandboxSpec) -> Result<Vec<Arc<Sandbox>>> {
+        self.policy
+            .check_network(spec.network.unwrap_or(self.default_network))?;
         let reservations = self.table().reserve(count)?;
         let made: Result<Vec<_>> = reservations
             .iter()
@@ -251,6 +265,7 @@ impl Host {
         }
         let path = self.homes.path.join(&reservation.id);
         let max_processes = spec.max_processes.unwrap_or(self.default_max_processes);
+        let network = spec.network.unwrap_or(self.default_network);
         let confinement = self.policy.confine(&SandboxSettings {
             id: &reservation.id,
             user: reservation.user,
@@ -259,6 +274,7 @@ impl Host {
             environment: &spec.environment,
             max_processes,
             max_memory: spec.max_memory,
+            network,
         })?;
         let home = Arc::new(home);
         let ports = Ports::home(Arc::clone(&home), reservation.user);
@@ -276,6 +292,7 @@ impl Host {
             idle_timeout: spec.idle_timeout,
             max_processes,
             max_memory: spec.max_memory,
+            network,
             workspace: Workspace::new(root, confinement, ports, shared, ledger, self.contexts),
         }))
     }
@@ -613,7 +630,15 @@ mod tests {
             };
             let shared = Shared::new(4096, 4096).unwrap();
             let contexts = ContextsSettings::default();
-            let host = Host::new(&settings, None, shared, Budget::new(1 << 20), contexts).unwrap();
+            let host = Host::new(
+                &settings,
+                None,
+                Posture::Open,
+                shared,
+                Budget::new(1 << 20),
+                contexts,
+            )
+            .unwrap();
             Self { host, homes }
         }
 

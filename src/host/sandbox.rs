@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::command::EnvironmentChange;
 use crate::error::Result;
+use crate::posture::Posture;
 use crate::sys::User;
 use crate::workspace::Workspace;
 
@@ -22,6 +23,8 @@ pub struct SandboxSpec {
     pub max_processes: Option<u64>,
     /// Most bytes of data of each process (`RLIMIT_DATA`); `None` means no limit.
     pub max_memory: Option<u64>,
+    /// What its commands reach over the network; `None` for the host's default.
+    pub network: Option<Posture>,
 }
 
 /// A sandbox.
@@ -42,6 +45,8 @@ pub struct Sandbox {
     pub max_processes: u64,
     /// Most bytes of data of each process; `None` means no limit.
     pub max_memory: Option<u64>,
+    /// What its commands reach over the network.
+    pub network: Posture,
     pub(super) workspace: Arc<Workspace>,
 }
 

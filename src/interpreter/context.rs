@@ -19,6 +19,7 @@ use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::language::Language;
 use crate::ledger::{Item, Ledger};
+use crate::posture::Posture;
 use crate::process::Process;
 use crate::process::registry::Registry;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
@@ -78,6 +79,8 @@ pub struct ContextSpec {
     pub environment: Vec<EnvironmentChange>,
     /// The client's label.
     pub tag: Option<String>,
+    /// What it may reach over the network; `None` for what all commands of the workspace may.
+    pub network: Option<Posture>,
 }
 
 /// Who a context is. A spare is nobody yet.
@@ -332,11 +335,13 @@ impl Context {
         let words = [&[self.language.program()], words].concat();
         let words = words.into_iter().map(str::to_owned).collect();
         let spec = self.spec().cloned().unwrap_or_default();
-        CommandSpec::new(
+        let mut command = CommandSpec::new(
             CommandLine::Program(words),
             spec.environment,
             spec.directory,
-        )
+        )?;
+        command.network = spec.network;
+        Ok(command)
     }
 
     /// Starts the thread that starts and drives its interpreter. The caller has noted it in the state.

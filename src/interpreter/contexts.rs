@@ -99,8 +99,8 @@ impl Contexts {
     /// Makes a context, or finds the one that has its id, and waits until it is ready.
     ///
     /// # Errors
-    /// The interpreter cannot be started; `IdInUse`; `TooManyContexts`; `Invalid` for a back end that the language
-    /// does not have.
+    /// The interpreter cannot be started; `IdInUse`; `TooManyContexts`; `TooWide` and `Unavailable` for a network
+    /// posture; `Invalid` for a back end that the language does not have.
     pub fn create(
         &self,
         language: Language,
@@ -118,6 +118,9 @@ impl Contexts {
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<Arc<Context>, Stopped> {
         let backend = &backend(language, spec.backend.as_deref())?.to_owned();
+        let confinement = &self.site.confinement;
+        let network = confinement.network(spec.network)?;
+        let is_usual = network == confinement.network(None)?;
         let mut table = lock(&self.table);
         if let Some(id) = &spec.id
             && let Some(context) = table.find(id).cloned()
@@ -132,6 +135,14 @@ impl Contexts {
                 let text = format!(
                     "cannot make {id}: the id belongs to a context of {}; choose another",
                     context.language.name()
+                );
+                return Err(Error::new(Kind::IdInUse, text).into());
+            }
+            let its = context.spec().and_then(|spec| spec.network);
+            if spec.network.is_some() && confinement.network(its)? != network {
+                let text = format!(
+                    "cannot make {id}: the id belongs to a context whose network is not {}; choose another",
+                    network.name()
                 );
                 return Err(Error::new(Kind::IdInUse, text).into());
             }
@@ -151,7 +162,8 @@ impl Contexts {
             );
             return Err(Error::new(Kind::TooManyContexts, text).into());
         }
-        let spare = table.take_spare(language, backend, &spec);
+        let spare = is_usual.then(|| table.take_spare(language, backend, &spec));
+        let spare = spare.flatten();
         let is_warm = spare.is_some();
         let context =
             spare.unwrap_or_else(|| Context::new(language, backend, &self.site, self.this.clone()));
@@ -200,7 +212,9 @@ impl Contexts {
                 return Err(stopped);
             }
         }
-        self.add_spare(language, backend);
+        if is_usual {
+            self.add_spare(language, backend);
+        }
         Ok(context)
     }
 
@@ -217,7 +231,10 @@ impl Contexts {
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<Asked, Stopped> {
         if let Some(id) = &context.id {
-            return Ok(self.find(id)?.execute(spec)?);
+            let named = self.find(id)?;
+            // It has one already, but what no context of the language can have is an error.
+            self::backend(named.language, context.backend.as_deref())?;
+            return Ok(named.execute(spec)?);
         }
         let kernel = context.backend.as_deref();
         let name = match kernel.and_then(|backend| backend.strip_prefix(JUPYTER)) {

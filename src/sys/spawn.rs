@@ -35,7 +35,7 @@ pub enum SpawnStep {
     NoNewPrivileges,
     /// Set resource limits.
     Limits,
-    /// Enforce the Landlock ruleset.
+    /// Enforce the Landlock rulesets.
     Ruleset,
     /// Set groups, group and user, and drop capabilities.
     Identity,
@@ -85,13 +85,14 @@ pub struct ChildPlan<'a> {
     pub announcement: &'a AtomicI32,
 }
 
-/// What a sandbox's command gives up.
+/// What a command gives up.
 #[derive(Clone, Copy)]
 pub struct Restriction<'a> {
-    /// The user it runs as, without supplementary groups and capabilities.
-    pub user: User,
-    /// The Landlock ruleset; `None` if the kernel has no Landlock and the operator accepted that.
-    pub ruleset: Option<BorrowedFd<'a>>,
+    /// The user it runs as, without supplementary groups and capabilities; `None` for the server's own.
+    pub user: Option<User>,
+    /// Landlock rulesets, each a layer. None in the first place if the kernel has no Landlock and the operator
+    /// accepted that.
+    pub rulesets: [Option<BorrowedFd<'a>>; 2],
     /// The seccomp filter; empty if the kernel has none and the operator accepted that.
     pub filter: &'a [libc::sock_filter],
 }
@@ -110,8 +111,8 @@ struct RawPlan<'a> {
     plan: &'a ChildPlan<'a>,
     /// Become descriptors 0, 1 and 2.
     stdio: [RawFd; 3],
-    ruleset: Option<RawFd>,
-    passed: Option<RawFd>,
+    /// Become descriptors 3, 4 and 5: a ruleset, what is passed, another ruleset.
+    others: [Option<RawFd>; 3],
     /// With a shared table: the number from which on the child needs none.
     shared_end: Option<c_int>,
     /// Signals that the server ignores or handles and the child must not.
@@ -143,10 +144,11 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
     let failed = |step| move |errno| SpawnError { step, errno };
     let restriction = plan.restriction;
     let mut stdio = plan.stdio.map(|stream| stream.as_raw_fd());
-    let mut ruleset = restriction.and_then(|restriction| Some(restriction.ruleset?.as_raw_fd()));
-    let mut passed = plan.passed.map(|passed| passed.as_raw_fd());
+    let [first, second] = restriction.map_or([None; 2], |restriction| restriction.rulesets);
+    let others = [first, plan.passed, second];
+    let mut others = others.map(|source| source.map(|source| source.as_raw_fd()));
     if let Some(slot) = slot {
-        let sources = stdio.iter_mut().chain(&mut ruleset).chain(&mut passed);
+        let sources = stdio.iter_mut().chain(others.iter_mut().flatten());
         for (index, source) in sources.enumerate() {
             *source = slot
                 .put(index, *source)
@@ -156,8 +158,7 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
     let raw = RawPlan {
         plan,
         stdio,
-        ruleset,
-        passed,
+        others,
         shared_end: slot.map(ReservedSlot::end),
         changed_signals: changed_signals(),
         argv: pointers(plan.arguments),
@@ -201,11 +202,12 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
     unsafe { libc::_exit(127) }
 }
 
-/// Where the child has its ruleset: right above the standard streams.
-const RULESET_DESCRIPTOR: RawFd = 3;
+/// Where the child has its rulesets until it has applied them. A program finds the descriptor that it was
+/// passed at the number between them.
+const RULESET_DESCRIPTORS: [RawFd; 2] = [3, 5];
 
-/// Where a program finds the descriptor that it was passed. Above the ruleset's, which is closed before.
-const PASSED_DESCRIPTOR: RawFd = 4;
+/// The first number above all that a child has.
+const FIRST_FREE_DESCRIPTOR: RawFd = 6;
 
 /// Prepares the child and executes its program. Returns only the step that failed, with its errno set.
 ///
@@ -286,7 +288,7 @@ unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
     }
 }
 
-/// Leaves the child the standard streams, its ruleset and what it is passed, and nothing else. Negative on
+/// Leaves the child the standard streams, its rulesets and what it is passed, and nothing else. Negative on
 /// failure.
 ///
 /// # Safety
@@ -300,37 +302,40 @@ unsafe fn place_descriptors(raw: &RawPlan<'_>) -> c_int {
                 return -1;
             }
         }
-        let mut passed = raw.passed;
-        if let Some(source) = &mut passed {
-            // Above every target: the ruleset could overwrite it, and dup2 to its own number would keep
+        let mut others = raw.others;
+        for source in others.iter_mut().flatten() {
+            // Above every target: another one could overwrite it, and dup2 to its own number would keep
             // close-on-exec.
-            let above = PASSED_DESCRIPTOR + 1;
-            *source = libc::fcntl(*source, libc::F_DUPFD_CLOEXEC, above);
+            if *source < FIRST_FREE_DESCRIPTOR {
+                *source = libc::fcntl(*source, libc::F_DUPFD_CLOEXEC, FIRST_FREE_DESCRIPTOR);
+            }
             if *source < 0 {
                 return -1;
             }
         }
-        // The server uses no descriptor below 3, so no dup2 overwrites a later source. The ruleset
-        // may overwrite the source of a stream that is in place by then.
-        let [stdin, stdout, stderr] = raw.stdio.map(Some);
-        let mut end = 0;
-        for (target, source) in (0..).zip([stdin, stdout, stderr, raw.ruleset, passed]) {
+        // The server uses no descriptor below 3, so no dup2 overwrites the source of a later stream. The
+        // others may overwrite the source of a stream that is in place by then.
+        for (target, source) in (0..).zip(raw.stdio) {
+            if libc::dup2(source, target) < 0 {
+                return -1;
+            }
+        }
+        for (target, source) in (3..).zip(others) {
             match source {
                 Some(source) if libc::dup2(source, target) < 0 => return -1,
-                Some(_) => end = target + 1,
-                None if passed.is_some() => {
+                Some(_) => {}
+                None => {
                     libc::close(target);
                 }
-                None => {}
             }
         }
         // Everything else is close-on-exec already; this closes it also if that was missed.
-        libc::syscall(libc::SYS_close_range, end, c_int::MAX, 0);
+        libc::syscall(libc::SYS_close_range, FIRST_FREE_DESCRIPTOR, c_int::MAX, 0);
         0
     }
 }
 
-/// Gives up what a sandbox's command must not have. The order matters: the ruleset needs
+/// Gives up what a command must not have. The order matters: rulesets need
 /// `PR_SET_NO_NEW_PRIVS`, setting groups needs capabilities that the user then gives up, and the filter
 /// forbids some of these calls.
 ///
@@ -345,16 +350,21 @@ unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), SpawnStep> {
     };
     // SAFETY: plain system calls on integers and on memory that outlives them.
     unsafe {
-        if restriction.ruleset.is_some() {
-            if libc::syscall(libc::SYS_landlock_restrict_self, RULESET_DESCRIPTOR, 0) < 0 {
+        for (ruleset, descriptor) in restriction.rulesets.iter().zip(RULESET_DESCRIPTORS) {
+            if ruleset.is_none() {
+                continue;
+            }
+            if libc::syscall(libc::SYS_landlock_restrict_self, descriptor, 0) < 0 {
                 return Err(SpawnStep::Ruleset);
             }
-            libc::close(RULESET_DESCRIPTOR);
+            libc::close(descriptor);
         }
-        become_user(restriction.user).map_err(|_| SpawnStep::Identity)?;
-        // Until execve this is the server's memory, run by the sandbox's user. A change of user makes
-        // it as dumpable as `fs.suid_dumpable` says (proc(5)).
-        libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        if let Some(user) = restriction.user {
+            become_user(user).map_err(|_| SpawnStep::Identity)?;
+            // Until execve this is the server's memory, run by the sandbox's user. A change of user makes
+            // it as dumpable as `fs.suid_dumpable` says (proc(5)).
+            libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
+        }
         let mode = libc::SECCOMP_SET_MODE_FILTER;
         if !filter.is_empty() && libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program) < 0 {
             return Err(SpawnStep::Filter);
@@ -449,14 +459,21 @@ mod tests {
         let slots: &ReservedSlots = Box::leak(Box::new(ReservedSlots::reserve().unwrap()));
         let ruleset = ruleset();
         let is_root = nix::unistd::Uid::effective().is_root();
-        let restrict = |ruleset| Restriction {
-            user: User { uid: 0, gid: 0 },
-            ruleset,
+        let restrict = |rulesets| Restriction {
+            user: is_root.then_some(User { uid: 0, gid: 0 }),
+            rulesets,
             filter: &[],
         };
-        let restricted = is_root.then(|| restrict(ruleset.as_ref().map(AsFd::as_fd)));
+        let ruleset = ruleset.as_ref().map(AsFd::as_fd);
+        let restrictions = [
+            None,
+            Some(restrict([None, None])),
+            Some(restrict([ruleset, None])),
+            Some(restrict([None, ruleset])),
+            Some(restrict([ruleset, ruleset])),
+        ];
         for source in sources {
-            for restriction in [None, is_root.then(|| restrict(None)), restricted] {
+            for restriction in restrictions {
                 for slot in [None, slots.take()] {
                     let text = passed(source, restriction, slot);
                     assert_eq!(text, "0\n1\n2\n4\nhello", "from {source:?}");

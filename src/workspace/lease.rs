@@ -104,6 +104,11 @@ impl Workspace {
         self.root.files()
     }
 
+    /// The names of the network postures that its commands can have.
+    pub fn postures(&self) -> Vec<&'static str> {
+        self.confinement.postures()
+    }
+
     /// How long there has been no lease and no running process; `None` while there is one.
     pub fn idle_for(&self) -> Option<Duration> {
         self.activity.idle_for()

@@ -34,6 +34,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("SBX_UID_RANGE", "20000-64999"),
     ("SBX_MIN_LANDLOCK_ABI", "6"),
     ("SBX_ALLOW_UNCONFINED", "0"),
+    ("SBX_NETWORK", "open"),
     ("SBX_STRICT_SCOPES", "0"),
     ("SBX_LOG_BYTES", "4194304"),
     ("SBX_CONTEXTS", "64"),
@@ -160,6 +161,9 @@ fn every_bad_value_is_named_and_ends_the_start_with_status_2() {
     }
     for value in ["65536", "70000", "49983 ", "127.0.0.1:80", "http"] {
         expect_refusal("SBX_PORT", OsStr::new(value));
+    }
+    for value in ["", "closed", "Blocked", "allowlist", "open "] {
+        expect_refusal("SBX_NETWORK", OsStr::new(value));
     }
     for value in ["4MiB", "4194304.5"] {
         expect_refusal("SBX_LOG_BYTES", OsStr::new(value));

@@ -72,6 +72,10 @@ pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> A
 pub(super) fn execute_in(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     call.require_body()?;
     let mut request = execute_request(&call.json_body()?)?;
+    if request.context.network.is_some() {
+        let text = "network is chosen when a context is made, by POST contexts";
+        return Err(Error::invalid(text).into());
+    }
     // What would choose another one.
     (request.language, request.is_stateless) = (None, false);
     request.context.id = Some(id.to_owned());

@@ -33,7 +33,25 @@ pub(super) struct Health {
     pub(super) uptime_ms: u128,
     pub(super) mode: &'static str,
     pub(super) sandboxes: usize,
-    pub(super) isolation: Isolation,
+    pub(super) isolation: MachineIsolation,
+}
+
+/// What is enforced on every sandbox, and what can be chosen.
+#[derive(Serialize)]
+pub(super) struct MachineIsolation {
+    #[serde(flatten)]
+    always: Isolation,
+    postures: Vec<&'static str>,
+}
+
+impl MachineIsolation {
+    /// Describes what a machine can do.
+    pub(super) fn of(machine: &Machine) -> Self {
+        Self {
+            always: Isolation::of(machine),
+            postures: machine.postures(),
+        }
+    }
 }
 
 /// The isolation layers that are enforced.
@@ -73,6 +91,7 @@ pub(super) struct SandboxDocument {
     idle_timeout_secs: Option<u64>,
     max_procs: u64,
     max_mem_mb: Option<u64>,
+    network: &'static str,
     isolation: Isolation,
 }
 
@@ -88,6 +107,7 @@ impl SandboxDocument {
             idle_timeout_secs: sandbox.idle_timeout.map(|limit| limit.as_secs()),
             max_procs: sandbox.max_processes,
             max_mem_mb: sandbox.max_memory.map(|bytes| bytes >> 20),
+            network: sandbox.network.name(),
             isolation,
         }
     }

@@ -17,6 +17,8 @@ impl From<Error> for Refusal {
             Kind::ProgramForbidden => (400, "permission"),
             Kind::UnsupportedLanguage => (400, "unsupported_language"),
             Kind::NoBackend => (400, "no_backend"),
+            Kind::TooWide => (400, "too_wide"),
+            Kind::Unavailable => (400, "unavailable"),
             Kind::NoResources => (400, "no_resources"),
             Kind::Forbidden => (403, "forbidden"),
             Kind::NotFound => (404, "not_found"),

@@ -18,6 +18,7 @@ use crate::files::watch::Settings;
 use crate::host::SandboxSpec;
 use crate::interpreter::{Abandoned, ContextSpec, ExecutionSpec, KILL_AFTER};
 use crate::language::Language;
+use crate::posture::Posture;
 use crate::process::OnDisconnect;
 use crate::workspace::{ClientFile, FileState, SignalGroup};
 
@@ -78,6 +79,7 @@ pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     spec.timeout = fields.seconds("timeout")?;
     spec.background = fields.boolean("background")?.unwrap_or(false);
     spec.tag = tag(&mut fields)?;
+    spec.network = network(&mut fields)?;
     spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
     if let Some(text) = fields.string("stdin")? {
         if terminal.is_some() {
@@ -230,9 +232,14 @@ pub(super) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
     let context = ContextSpec {
         id: id(&mut fields, "context")?,
         backend: fields.string("backend")?,
+        network: network(&mut fields)?,
         ..ContextSpec::default()
     };
     let is_stateless = fields.boolean("stateless")?.unwrap_or(false);
+    if context.network.is_some() && !is_stateless {
+        let text = "network goes with stateless, or with POST contexts: a context that there is keeps the network that it has";
+        return Err(Error::invalid(text));
+    }
     if is_stateless && context.id.is_some() {
         let text = "stateless and context are both given, but a stateless execution has a context of its own";
         return Err(Error::invalid(text));
@@ -263,6 +270,7 @@ pub(super) fn context_request(body: &[u8]) -> Result<(Language, ContextSpec)> {
             .filter(|directory| !directory.is_empty()),
         environment,
         tag: tag(&mut fields)?,
+        network: network(&mut fields)?,
     };
     let language = language(&mut fields)?.unwrap_or(Language::Python);
     Ok((language, spec))
@@ -296,6 +304,11 @@ pub(super) fn answer_request(body: &[u8]) -> Result<Option<String>> {
 fn language(fields: &mut Fields<'_>) -> Result<Option<Language>> {
     let name = fields.string("language")?;
     name.map(|name| Language::of(&name)).transpose()
+}
+
+/// A network posture.
+fn network(fields: &mut Fields<'_>) -> Result<Option<Posture>> {
+    fields.choice("network", &Posture::NAMES)
 }
 
 /// An id that a client chose for a context or an execution.
@@ -407,6 +420,7 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
         idle_timeout: idle.filter(|seconds| *seconds > 0).map(Duration::from_secs),
         max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
         max_memory: memory.map(|megabytes| megabytes << 20),
+        network: network(&mut fields)?,
     };
     Ok((usize::try_from(count).unwrap_or(usize::MAX), spec))
 }

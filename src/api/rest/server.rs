@@ -1,7 +1,7 @@
 //! The routes without a token that describe the server.
 
 use super::call::{Answer, Call};
-use super::documents::{Health, Isolation, PROTOCOL};
+use super::documents::{Health, MachineIsolation, PROTOCOL};
 use crate::http::{Body, Response};
 
 /// `GET /`: a text for people who find the server and do not know it.
@@ -29,6 +29,6 @@ pub(super) fn health(call: &Call<'_, '_>) -> Answer {
         uptime_ms: machine.uptime().as_millis(),
         mode: machine.mode(),
         sandboxes: machine.sandboxes(),
-        isolation: Isolation::of(machine),
+        isolation: MachineIsolation::of(machine),
     }))
 }

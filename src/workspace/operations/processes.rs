@@ -128,8 +128,10 @@ impl Workspace {
     /// command stays open unless it is given.
     ///
     /// # Errors
-    /// The command cannot start, or its id belongs to a different command.
+    /// The command cannot start, its id belongs to a different command, or it asks for more than the workspace
+    /// allows.
     pub fn run(&self, mut spec: CommandSpec) -> Result<Run> {
+        self.confinement.network(spec.network)?;
         let is_background = spec.background;
         if is_background && spec.input == StdinSource::Empty {
             spec.input = StdinSource::Open;

@@ -104,6 +104,9 @@ fn a_field_of_the_wrong_type_is_refused_before_anything_happens() {
             ("max_output_bytes", json!(-1)),
             ("max_output_bytes", json!("5")),
             ("format", json!("xml")),
+            // None that a context of this language could have.
+            ("backend", json!("")),
+            ("backend", json!("node")),
         ];
         for (name, value) in cases {
             let mut body = json!({ "code": "ran = True" });

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use serde_json::{Value, json};
 
 use super::{needs_root, target};
-use crate::fixture::{Builder, PATIENCE, Server, TempDir, public_copy, wait_until};
+use crate::fixture::{Builder, PATIENCE, Server, TempDir, assert_error, public_copy, wait_until};
 use crate::skip;
 
 /// Starts what must not start; its last words.
@@ -199,7 +199,9 @@ fn homes_are_made_where_there_were_none() {
 /// What a server says of its sandboxes, everywhere it says it; they must agree.
 #[track_caller]
 fn isolation_of(server: &Server) -> (u64, Vec<String>) {
-    let health = server.get("/health").json()["isolation"].clone();
+    let mut health = server.get("/health").json()["isolation"].clone();
+    // What can be chosen is the machine's.
+    health.as_object_mut().unwrap().remove("postures").unwrap();
     let made = server.post(super::SANDBOXES, &json!({})).json();
     let made = &made["sandboxes"][0];
     assert_eq!(made["isolation"], health);
@@ -307,6 +309,10 @@ fn where_landlock_is_hidden_a_host_is_refused() {
         &refused(command, 1),
         &["Landlock ABI 0", "filter", "SBX_ALLOW_UNCONFINED"],
     );
+    // What cannot be enforced is not the default either.
+    let insisted = Server::host().env("SBX_ALLOW_UNCONFINED", 1);
+    let (_place, command) = without_landlock(insisted.env("SBX_NETWORK", "blocked"));
+    says(&refused(command, 1), &["network blocked", "Landlock ABI 0"]);
     // Less is asked for, but not none of it.
     let (_place, command) = without_landlock(Server::host().env("SBX_MIN_LANDLOCK_ABI", 1));
     says(&refused(command, 1), &["Landlock ABI 0"]);
@@ -336,6 +342,11 @@ fn where_landlock_is_hidden_one_may_insist_and_is_told_what_is_missing() {
     ] {
         assert!(layers.iter().any(|is| is == layer), "{layers:?}");
     }
+    let postures = &server.get("/health").json()["isolation"]["postures"];
+    assert_eq!(*postures, json!(["open"]));
+    let reply = server.post("/v1/sandboxes", &json!({ "network": "blocked" }));
+    assert_error(&reply, 400, "unavailable");
+    assert!(reply.text().contains("Landlock ABI 0"), "{}", reply.text());
     // It is the truth: what Landlock alone refuses is not refused, and what the rest refuses is.
     let (a, b) = (server.sandbox(), server.sandbox());
     let outside = TempDir::new();

@@ -25,7 +25,10 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrLike, socket};
+use nix::sys::socket::{
+    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, SockaddrIn,
+    SockaddrLike, bind, connect, recvmsg, sendmsg, socket,
+};
 use serde_json::{Value, json};
 
 use crate::fixture::{
@@ -41,6 +44,24 @@ impl Plan {
     pub fn add(&mut self, act: &[&str], expected: &str) {
         let act = act.iter().map(|word| (*word).to_owned()).collect();
         self.0.push((act, expected.to_owned()));
+    }
+
+    /// The acts.
+    pub fn acts(&self) -> Vec<Vec<String>> {
+        self.0.iter().map(|(act, _)| act.clone()).collect()
+    }
+
+    /// Tells together of all acts that did not end as expected.
+    #[track_caller]
+    pub fn compare(&self, outcomes: &[String]) {
+        assert_eq!(outcomes.len(), self.0.len(), "not all acts ended");
+        let mut wrong = String::new();
+        for ((act, expected), outcome) in self.0.iter().zip(outcomes) {
+            if !expected.split('|').any(|one| one == outcome) {
+                let _ = writeln!(wrong, "{act:?}: {outcome}, not {expected}");
+            }
+        }
+        assert!(wrong.is_empty(), "\n{wrong}");
     }
 }
 
@@ -108,13 +129,7 @@ impl<'a> Probe<'a> {
             .map(|(act, _)| act.iter().map(String::as_str).collect())
             .collect();
         let acts: Vec<&[&str]> = acts.iter().map(Vec::as_slice).collect();
-        let mut wrong = String::new();
-        for ((act, expected), outcome) in plan.0.iter().zip(self.run(&acts)) {
-            if !expected.split('|').any(|one| one == outcome) {
-                let _ = writeln!(wrong, "{act:?}: {outcome}, not {expected}");
-            }
-        }
-        assert!(wrong.is_empty(), "\n{wrong}");
+        plan.compare(&self.run(&acts));
     }
 
     /// Runs acts in the background and waits until all of them have ended; the process stays.
@@ -318,7 +333,10 @@ fn perform(words: &[&str]) -> io::Result<String> {
         ["listen-without-bind", family, ref options @ ..] => listen_without_bind(family, options),
         ["take-ports", family] => done(listen_without_bind(family, &[])),
         ["connect-and-listen", address] => connect_and_listen(address.parse().unwrap()),
+        ["give-sockets", path] => give_sockets(path),
+        ["use-given", path, act, address] => use_given(path, act, address.parse().unwrap()),
         ["udp-bind", address] => done(UdpSocket::bind(address)),
+        ["udp-send", from, to] => done(UdpSocket::bind(from)?.send_to(b"x", to)),
         ["udp-echo"] => {
             let socket = UdpSocket::bind("127.0.0.1:0")?;
             socket.send_to(b"x", socket.local_addr()?)?;
@@ -465,10 +483,12 @@ fn perform(words: &[&str]) -> io::Result<String> {
                 }
                 // SAFETY: plain system calls.
                 unsafe {
-                    if libc::fork() != 0 {
-                        libc::_exit(0);
-                    }
-                    libc::setsid();
+                    match libc::fork() {
+                        0 => libc::setsid(),
+                        // Those before are not reaped yet, and the sandbox has as many as it may.
+                        -1 => libc::sched_yield(),
+                        _ => libc::_exit(0),
+                    };
                 }
             }
             unreachable!("the numbers do not end")
@@ -559,11 +579,64 @@ fn syscall(call: i64, arguments: &[&str]) -> io::Result<String> {
     status(result)
 }
 
+/// Gives a fresh TCP socket to everybody who connects to a Unix socket, on a thread that stays.
+fn give_sockets(path: &str) -> io::Result<String> {
+    let hidden = format!("{path}.new");
+    let listener = UnixListener::bind(&hidden)?;
+    fs::rename(&hidden, path)?;
+    std::thread::spawn(move || {
+        for client in listener.incoming() {
+            let kind = SockType::Stream;
+            let socket = socket(AddressFamily::Inet, kind, SockFlag::empty(), None).unwrap();
+            let descriptors = [socket.as_raw_fd()];
+            let rights = [ControlMessage::ScmRights(&descriptors)];
+            let client = client.unwrap();
+            let data = [io::IoSlice::new(b"x")];
+            sendmsg::<()>(client.as_raw_fd(), &data, &rights, MsgFlags::empty(), None).unwrap();
+        }
+    });
+    Ok("ok".to_owned())
+}
+
+/// Takes a TCP socket that another process gives, and uses it.
+fn use_given(path: &str, act: &str, address: SocketAddrV4) -> io::Result<String> {
+    let passer = UnixStream::connect(path)?;
+    let mut buffer = nix::cmsg_space!([i32; 1]);
+    let mut data = [0];
+    let mut data = [io::IoSliceMut::new(&mut data)];
+    let flags = MsgFlags::empty();
+    let message = recvmsg::<()>(passer.as_raw_fd(), &mut data, Some(&mut buffer), flags)?;
+    let given = message.cmsgs()?.find_map(|message| match message {
+        ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
+        _ => None,
+    });
+    let socket = given.expect("a socket was given");
+    let connect = || connect(socket, &SockaddrIn::from(address)).map_err(io::Error::from);
+    match act {
+        "connect" => done(connect()),
+        "connect-after-unspecified" => {
+            // SAFETY: zeroes are an address without a family, which dissolves a connection (connect(2)).
+            unsafe {
+                let nobody: libc::sockaddr = std::mem::zeroed();
+                let length = u32::try_from(size_of::<libc::sockaddr>()).unwrap();
+                libc::connect(socket, &raw const nobody, length);
+            }
+            done(connect())
+        }
+        "bind" => done(bind(socket, &SockaddrIn::new(127, 0, 0, 1, 0)).map_err(io::Error::from)),
+        "fast-open" => fast_open_on(socket, libc::SYS_sendto, address),
+        _ => panic!("no use: {act}"),
+    }
+}
+
 /// Opens a TCP connection with its first data (RFC 7413) by one of the calls that can.
 fn fast_open(call: i64, address: SocketAddrV4) -> io::Result<String> {
     let kind = SockType::Stream;
     let socket = socket(AddressFamily::Inet, kind, SockFlag::empty(), None)?;
-    let socket = socket.as_raw_fd();
+    fast_open_on(socket.as_raw_fd(), call, address)
+}
+
+fn fast_open_on(socket: i32, call: i64, address: SocketAddrV4) -> io::Result<String> {
     let to = SockaddrIn::from(address);
     let mut data = *b"first";
     let mut vector = libc::iovec {
