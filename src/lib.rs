@@ -163,6 +163,9 @@ fn serve(as_init: bool) -> Result<(), Failure> {
         if let Some(file) = &config.token_file {
             host::check_token_file(file)?;
         }
+        if let Some(ports) = &settings.tcp_ports {
+            listen::reserve(ports);
+        }
         prepare_for_sandboxes()?;
     }
     // Init reaps the orphans of a sandbox: until then its user cannot be given to another one.
@@ -256,7 +259,7 @@ fn hold_port(port: u16) -> Result<HeldPort, Error> {
     let act = format_args!("cannot hold sandboxes: cannot take port {port} on every address");
     let held = HeldPort::take(port).map_err(|error| Error::io(act, &error))?;
     if port != 0 {
-        listen::reserve(port);
+        listen::reserve(&(port..=port));
     }
     Ok(held)
 }

@@ -204,6 +204,14 @@ impl Machine {
         self.as_host().map_or_else(Vec::new, Host::layers)
     }
 
+    /// The kinds of isolation that a new sandbox can have.
+    pub fn isolations(&self) -> &'static [&'static str] {
+        match &self.kind {
+            Dedicated(_) => &[],
+            Many(_) => &["landlock"],
+        }
+    }
+
     /// The names of the network postures that commands can have here.
     pub fn postures(&self) -> Vec<&'static str> {
         match &self.kind {

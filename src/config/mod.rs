@@ -68,6 +68,10 @@ pub struct HostSettings {
     pub min_landlock_abi: u32,
     /// Starts without some isolation layers.
     pub allow_unconfined: bool,
+    /// TCP ports that sandboxes can be given; `None` for none.
+    pub tcp_ports: Option<RangeInclusive<u16>>,
+    /// The file that the host's token was read from.
+    pub token_file: Option<PathBuf>,
 }
 
 /// Why the settings cannot be used: the variable, its value, and what it accepts.
@@ -275,6 +279,8 @@ impl Variables {
             users: self.read(&table::UID_RANGE, users)?,
             min_landlock_abi: self.number(&table::MIN_LANDLOCK_ABI)?,
             allow_unconfined: self.flag(&table::ALLOW_UNCONFINED)?,
+            tcp_ports: self.read_if_set(&table::TCP_PORT_RANGE, tcp_ports)?,
+            token_file: self.get(&table::TOKEN_FILE).map(PathBuf::from),
         })
     }
 }
@@ -294,6 +300,14 @@ fn users(text: &str) -> Option<RangeInclusive<u32>> {
     let (first, last) = text.split_once('-')?;
     let [first, last] = [decimal::<u16>(first)?, decimal::<u16>(last)?];
     (0 < first && first <= last).then(|| first.into()..=last.into())
+}
+
+/// Parses `FIRST-LAST`.
+fn tcp_ports(text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-')?;
+    let [first, last] = [decimal::<u16>(first)?, decimal::<u16>(last)?];
+    // Commands have no right to bind those below.
+    (1024 <= first && first <= last).then_some(first..=last)
 }
 
 #[cfg(test)]

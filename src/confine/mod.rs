@@ -6,6 +6,7 @@
 //! sandbox has its own user, Landlock ruleset and environment.
 
 mod filter;
+mod grants;
 mod mark;
 mod network;
 mod ruleset;
@@ -31,6 +32,7 @@ use crate::sys::{
     self, ActingAs, ChildPlan, Resource, Restriction, SpawnError, SpawnStep, Spawned, User,
 };
 use filter::Subject;
+pub use grants::{GrantedPaths, Grants};
 pub use mark::Mark;
 use network::Networks;
 use ruleset::SystemRules;
@@ -119,6 +121,10 @@ pub struct SandboxSettings<'a> {
     pub max_memory: Option<u64>,
     /// What its commands reach over the network.
     pub network: Posture,
+    /// Paths that its commands reach besides.
+    pub grants: &'a Grants,
+    /// TCP ports that its commands can listen on.
+    pub tcp_ports: &'a [u16],
 }
 
 impl Policy {
@@ -167,6 +173,11 @@ impl Policy {
         self.networks.offered()
     }
 
+    /// The paths of the machine that all sandboxes can read, or those that they can write to.
+    pub fn paths(&self, are_writable: bool) -> impl Iterator<Item = &'static str> {
+        self.rules.paths(are_writable)
+    }
+
     /// Checks that a network posture is enforced here.
     ///
     /// # Errors
@@ -198,6 +209,11 @@ impl Policy {
         let mut path = below(".local/bin");
         path.push(":");
         path.push(&self.search);
+        let ports: Vec<String> = sandbox.tcp_ports.iter().map(u16::to_string).collect();
+        let first_port = ports.first().map(|port| ("PORT", port.into()));
+        let all_ports = first_port
+            .is_some()
+            .then(|| ("SBX_TCP_PORTS", ports.join(",").into()));
         let environment = [
             ("PATH", path),
             ("HOME", home.to_owned()),
@@ -208,6 +224,8 @@ impl Policy {
             ("SBX_PROXY_DIR", below(".sbx/proxy")),
         ]
         .into_iter()
+        .chain(first_port)
+        .chain(all_ports)
         .filter_map(|(name, value)| Some((name.into(), entry(OsStr::new(name), &value)?)))
         .collect();
         let mut limits = vec![
@@ -227,7 +245,11 @@ impl Policy {
             networks: Arc::clone(&self.networks),
             wall: Some(Wall {
                 user: sandbox.user,
-                ruleset: self.rules.with_home(sandbox.home_directory)?,
+                ruleset: self.rules.of_sandbox(
+                    sandbox.home_directory,
+                    sandbox.grants,
+                    sandbox.tcp_ports,
+                )?,
             }),
         })
     }

@@ -8,12 +8,13 @@
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use landlock::{
-    ABI, Access, AccessFs, AccessNet, BitFlags, PathBeneath, Ruleset, RulesetAttr, RulesetCreated,
-    RulesetCreatedAttr, RulesetError, Scope,
+    ABI, Access, AccessFs, AccessNet, BitFlags, NetPort, PathBeneath, Ruleset, RulesetAttr,
+    RulesetCreated, RulesetCreatedAttr, RulesetError, Scope,
 };
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
+use super::grants::Grants;
 use crate::error::{Error, Kind, Result};
 use crate::sys;
 
@@ -44,6 +45,16 @@ const DEVICES: [&str; 8] = [
     "/dev/pts",
 ];
 
+/// Reading.
+fn look() -> BitFlags<AccessFs> {
+    AccessFs::ReadFile | AccessFs::ReadDir
+}
+
+/// Reading and executing.
+fn run() -> BitFlags<AccessFs> {
+    look() | AccessFs::Execute
+}
+
 /// The newest access rights that the library knows; it drops those that the kernel lacks.
 const RIGHTS: ABI = ABI::V9;
 
@@ -51,26 +62,31 @@ const RIGHTS: ABI = ABI::V9;
 pub(super) struct SystemRules {
     /// The running kernel's ABI, 0 without Landlock.
     pub(super) abi: u32,
-    rules: Vec<(OwnedFd, BitFlags<AccessFs>)>,
+    rules: Vec<SystemRule>,
+}
+
+struct SystemRule {
+    path: &'static str,
+    file: OwnedFd,
+    access: BitFlags<AccessFs>,
 }
 
 impl SystemRules {
     /// Opens the listed files that the image has.
     pub(super) fn open() -> Self {
-        let look = AccessFs::ReadFile | AccessFs::ReadDir;
-        let device = look | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
-        let lists: [(&[&str], BitFlags<AccessFs>); 3] = [
-            (&PROGRAMS, look | AccessFs::Execute),
-            (&READABLE, look),
-            (&DEVICES, device),
-        ];
+        let device = look() | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
+        let lists: [(&[&'static str], BitFlags<AccessFs>); 3] =
+            [(&PROGRAMS, run()), (&READABLE, look()), (&DEVICES, device)];
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
         Self {
             abi: sys::landlock_abi(),
             rules: lists
                 .into_iter()
                 .flat_map(|(paths, access)| paths.iter().map(move |path| (*path, access)))
-                .filter_map(|(path, access)| Some((open(path, flags, Mode::empty()).ok()?, access)))
+                .filter_map(|(path, access)| {
+                    let file = open(path, flags, Mode::empty()).ok()?;
+                    Some(SystemRule { path, file, access })
+                })
                 .collect(),
         }
     }
@@ -89,18 +105,40 @@ impl SystemRules {
             .map(|(_, layer)| layer)
     }
 
-    /// Makes the ruleset of the sandbox with this home; `None` if the kernel has no Landlock.
+    /// The listed files that the image has: those that can be written to, or the others.
+    pub(super) fn paths(&self, are_writable: bool) -> impl Iterator<Item = &'static str> {
+        let rules = self.rules.iter();
+        let chosen =
+            rules.filter(move |rule| rule.access.contains(AccessFs::WriteFile) == are_writable);
+        chosen.map(|rule| rule.path)
+    }
+
+    /// Makes the ruleset of the sandbox with this home, further paths, and the TCP ports that its commands can bind;
+    /// `None` if the kernel has no Landlock.
     ///
     /// # Errors
     /// `System` if the kernel has Landlock but refuses the ruleset.
-    pub(super) fn with_home(&self, home: BorrowedFd<'_>) -> Result<Option<OwnedFd>> {
+    pub(super) fn of_sandbox(
+        &self,
+        home: BorrowedFd<'_>,
+        grants: &Grants,
+        tcp_ports: &[u16],
+    ) -> Result<Option<OwnedFd>> {
         if self.abi == 0 {
             return Ok(None);
         }
-        let system = self
-            .rules
-            .iter()
-            .map(|(path, access)| Ok(PathBeneath::new(path, *access)));
+        let rules = self.rules.iter();
+        let system = rules.map(|rule| Ok(PathBeneath::new(&rule.file, rule.access)));
+        let granted = grants.opened.iter().map(|grant| {
+            let access = if grant.is_writable {
+                AccessFs::from_all(RIGHTS)
+            } else {
+                run()
+            };
+            Ok(PathBeneath::new(&grant.file, access))
+        });
+        let ports = tcp_ports.iter();
+        let ports = ports.map(|port| Ok(NetPort::new(*port, AccessNet::BindTcp)));
         let ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(RIGHTS))
             .and_then(|ruleset| ruleset.handle_access(AccessNet::BindTcp))
@@ -110,6 +148,8 @@ impl SystemRules {
                 ruleset.add_rule(PathBeneath::new(home, AccessFs::from_all(RIGHTS)))
             })
             .and_then(|ruleset| ruleset.add_rules(system))
+            .and_then(|ruleset| ruleset.add_rules(granted))
+            .and_then(|ruleset| ruleset.add_rules(ports))
             .map_err(|error| failed(&error))?;
         descriptor_of(ruleset).map(Some)
     }

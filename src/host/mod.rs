@@ -11,10 +11,12 @@ mod homes;
 mod sandbox;
 mod signals;
 mod table;
+mod tcp_ports;
 mod users;
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -22,7 +24,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use nix::errno::Errno;
 
 use crate::config::HostSettings;
-use crate::confine::{Policy, SandboxSettings};
+use crate::confine::{Grants, Policy, SandboxSettings};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
 use crate::interpreter::ContextsSettings;
@@ -40,6 +42,7 @@ use homes::Homes;
 pub use sandbox::{Sandbox, SandboxSpec};
 use signals::Signaller;
 use table::{Ids, Reservation, SandboxTable};
+use tcp_ports::TcpPorts;
 use users::Users;
 pub use users::{check_rights, check_token_file};
 
@@ -95,6 +98,9 @@ pub struct Host {
     changed: Condvar,
     default_max_processes: u64,
     default_network: Posture,
+    tcp_ports: Arc<TcpPorts>,
+    /// Paths that no sandbox is given.
+    private: Vec<PathBuf>,
 }
 
 /// The result of a deletion.
@@ -164,6 +170,12 @@ impl Host {
             changed: Condvar::new(),
             default_max_processes: default_max_processes(),
             default_network: network,
+            tcp_ports: TcpPorts::new(settings.tcp_ports.clone()),
+            private: [&settings.homes]
+                .into_iter()
+                .chain(&settings.token_file)
+                .cloned()
+                .collect(),
         }))
     }
 
@@ -223,12 +235,21 @@ impl Host {
     /// `Unavailable` if the machine cannot enforce what is asked for. `System`, `NoSpace`, `ShuttingDown`; nothing is
     /// left of any of them.
     pub fn create(&self, count: usize, spec: &SandboxSpec) -> Result<Vec<Arc<Sandbox>>> {
-        self.policy
-            .check_network(spec.network.unwrap_or(self.default_network))?;
+        let network = spec.network.unwrap_or(self.default_network);
+        self.policy.check_network(network)?;
+        if spec.tcp_ports > 0 && network != Posture::Open {
+            let text = format!(
+                "tcp_ports cannot be had with network {}: sockets of this posture listen on no TCP port",
+                network.name()
+            );
+            return Err(Error::new(Kind::Unavailable, text));
+        }
+        let (read, write) = (&spec.read_only_paths, &spec.read_write_paths);
+        let grants = Grants::open(read, write, &self.private)?;
         let reservations = self.table().reserve(count)?;
         let made: Result<Vec<_>> = reservations
             .iter()
-            .map(|reservation| self.make(reservation, spec))
+            .map(|reservation| self.make(reservation, spec, &grants))
             .collect();
         let made = made.inspect_err(|error| {
             logging::info(format_args!("cannot make a sandbox: {error}"));
@@ -256,7 +277,13 @@ impl Host {
         Ok(made)
     }
 
-    fn make(&self, reservation: &Reservation, spec: &SandboxSpec) -> Result<Arc<Sandbox>> {
+    fn make(
+        &self,
+        reservation: &Reservation,
+        spec: &SandboxSpec,
+        grants: &Grants,
+    ) -> Result<Arc<Sandbox>> {
+        let lease = self.tcp_ports.take(spec.tcp_ports)?;
         let home = self.homes.make(&reservation.id, reservation.user)?;
         if sys::is_getting_scarce(home.as_fd()) {
             let act = "cannot make a sandbox: the server needs its last descriptors for the existing ones; \
@@ -275,9 +302,11 @@ impl Host {
             max_processes,
             max_memory: spec.max_memory,
             network,
+            grants,
+            tcp_ports: lease.ports(),
         })?;
         let home = Arc::new(home);
-        let ports = Ports::home(Arc::clone(&home), reservation.user);
+        let ports = Ports::home(Arc::clone(&home), reservation.user, lease.ports());
         let root = Root::home(home, reservation.user);
         let (shared, ledger) = (Arc::clone(&self.shared), self.budget.ledger());
         #[expect(clippy::disallowed_methods, reason = "clients are told")]
@@ -293,6 +322,9 @@ impl Host {
             max_processes,
             max_memory: spec.max_memory,
             network,
+            granted: Arc::clone(&grants.paths),
+            policy: Arc::clone(&self.policy),
+            ports: lease,
             workspace: Workspace::new(root, confinement, ports, shared, ledger, self.contexts),
         }))
     }
@@ -627,6 +659,8 @@ mod tests {
                 users: uid..=uid,
                 min_landlock_abi: 0,
                 allow_unconfined: true,
+                tcp_ports: None,
+                token_file: None,
             };
             let shared = Shared::new(4096, 4096).unwrap();
             let contexts = ContextsSettings::default();

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::tcp_ports::PortLease;
 use crate::command::EnvironmentChange;
+use crate::confine::{GrantedPaths, Policy};
 use crate::error::Result;
 use crate::posture::Posture;
 use crate::sys::User;
@@ -25,6 +27,12 @@ pub struct SandboxSpec {
     pub max_memory: Option<u64>,
     /// What its commands reach over the network; `None` for the host's default.
     pub network: Option<Posture>,
+    /// Absolute paths of the machine that its commands can read.
+    pub read_only_paths: Vec<String>,
+    /// Those that they can change.
+    pub read_write_paths: Vec<String>,
+    /// How many TCP ports its commands can listen on.
+    pub tcp_ports: usize,
 }
 
 /// A sandbox.
@@ -47,10 +55,52 @@ pub struct Sandbox {
     pub max_memory: Option<u64>,
     /// What its commands reach over the network.
     pub network: Posture,
+    /// Paths that its commands reach besides those of all sandboxes.
+    pub(super) granted: Arc<GrantedPaths>,
+    pub(super) policy: Arc<Policy>,
+    pub(super) ports: PortLease,
     pub(super) workspace: Arc<Workspace>,
 }
 
+/// What sandboxes lack that programs on a machine of their own have.
+const RESTRICTIONS: [&str; 3] = ["tmp", "shm", "tcp_bind"];
+
 impl Sandbox {
+    /// The TCP ports that its commands can listen on.
+    pub fn tcp_ports(&self) -> &[u16] {
+        self.ports.ports()
+    }
+
+    /// The paths that its commands can read, and not change.
+    pub fn read_only_paths(&self) -> Vec<String> {
+        let system = self.policy.paths(false).map(str::to_owned);
+        system
+            .chain(self.granted.read_only.iter().cloned())
+            .collect()
+    }
+
+    /// The paths that its commands can change, the home first.
+    pub fn read_write_paths(&self) -> Vec<String> {
+        let home = self.home.to_string_lossy().into_owned();
+        let devices = self.policy.paths(true).map(str::to_owned);
+        let granted = self.granted.read_write.iter().cloned();
+        [home].into_iter().chain(granted).chain(devices).collect()
+    }
+
+    /// What programs find missing: writing to `/tmp`, shared memory, TCP ports of their choice.
+    pub fn restrictions(&self) -> Vec<&'static str> {
+        let abi = self.policy.landlock_abi();
+        let mut writable = self.granted.read_write.iter();
+        let has_tmp = abi < 1 || writable.any(|path| path == "/tmp");
+        let restrictions = RESTRICTIONS.into_iter();
+        let holds = |restriction: &&str| match *restriction {
+            "tmp" => !has_tmp,
+            "shm" => abi >= 1,
+            _ => abi >= 4,
+        };
+        restrictions.filter(holds).collect()
+    }
+
     /// Bytes that its home takes on the disk; `None` if it has too many files. Walks through the home.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use std::fs::OpenOptions;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
@@ -84,12 +85,13 @@ impl HeldPort {
     }
 }
 
-/// Keeps the kernel from choosing a port for a program that names none, also while no server has it. Changes the
+/// Keeps the kernel from choosing ports for a program that names none, also while no server has them. Changes the
 /// network namespace for good; does nothing where this process may not.
-pub fn reserve(port: u16) {
-    let list = OpenOptions::new().write(true).open(RESERVED_PORTS);
+pub fn reserve(ports: &RangeInclusive<u16>) {
+    let (first, last) = (ports.start(), ports.end());
+    let setting = OpenOptions::new().write(true).open(RESERVED_PORTS);
     // At any offset but 0 the kernel adds to the list.
-    let _ = list.and_then(|list| list.write_at(format!("{port}\n").as_bytes(), 1));
+    let _ = setting.and_then(|list| list.write_at(format!("{first}-{last}\n").as_bytes(), 1));
 }
 
 fn bind_holder(address: SocketAddr) -> nix::Result<OwnedFd> {

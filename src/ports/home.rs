@@ -68,6 +68,10 @@ impl Sockets {
         Self { home, owner }
     }
 
+    pub(super) fn owner(&self) -> User {
+        self.owner
+    }
+
     /// Opens the directory of the sockets without following links.
     fn directory(&self, flags: OFlag) -> nix::Result<OwnedFd> {
         let flags = flags | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
@@ -94,6 +98,11 @@ impl Sockets {
             Ok(socket) => return Ok(socket),
             Err(ConnectError::Rejected(cause)) => cause,
             Err(ConnectError::System(errno)) => match errno {
+                Errno::ENOENT if name.bytes().all(|byte| byte.is_ascii_digit()) => {
+                    "there is no such socket; bind a server to it, or ask for tcp_ports when the sandbox is made: without \
+                     them it listens on no TCP port"
+                        .to_owned()
+                }
                 Errno::ENOENT => "there is no such socket; bind a server to it".to_owned(),
                 Errno::ECONNREFUSED => "nothing listens on it".to_owned(),
                 Errno::EAGAIN => "it does not accept connections".to_owned(),

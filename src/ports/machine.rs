@@ -12,7 +12,7 @@ use nix::errno::Errno;
 use super::port::{Listener, Owner, Port, is_exhaustion, unreachable};
 use crate::error::{Error, Kind, Result};
 use crate::proc;
-use crate::sys::{self, Pid};
+use crate::sys::{self, Pid, User};
 
 pub(super) const ACCEPTED: &str = "a TCP port from 1 to 65535, in digits";
 
@@ -36,11 +36,20 @@ pub(super) fn parse(text: &[u8]) -> Option<u16> {
         .filter(|port: &u16| *port != 0 && port.to_string() == text)
 }
 
-/// Connects by IPv4, then by IPv6.
-pub(super) fn connect(port: u16, limit: Duration) -> Result<OwnedFd> {
+/// Connects by IPv4, then by IPv6, where the server is the owner's, if there is one.
+pub(super) fn connect(port: u16, owner: Option<User>, limit: Duration) -> Result<OwnedFd> {
     let mut tried = Vec::new();
     for address in LOOPBACK {
         let address = SocketAddr::new(address, port);
+        if let Some(owner) = owner
+            && let Ok(Some(uid)) = sys::tcp_listener_uid(address)
+            && uid != owner.uid
+        {
+            tried.push(format!(
+                "{address}: uid {uid} listens on it, not the sandbox"
+            ));
+            continue;
+        }
         let connected = TcpStream::connect_timeout(&address, limit).and_then(|socket| {
             // Without a server the kernel may choose the same port for the client's end. The connection
             // then leads to itself.
@@ -86,7 +95,7 @@ pub(super) fn is_listening(port: u16) -> bool {
     }
     found
         .or_else(|_| is_in_table(port))
-        .unwrap_or_else(|_| connect(port, Duration::from_millis(100)).is_ok())
+        .unwrap_or_else(|_| connect(port, None, Duration::from_millis(100)).is_ok())
 }
 
 /// Whether `/proc/net` has a server that listens on the port of the loopback interface.
@@ -101,19 +110,41 @@ fn is_in_table(port: u16) -> std::io::Result<bool> {
 
 /// All listening sockets with their processes.
 pub(super) fn list() -> Result<Vec<Listener>> {
+    let mut sockets = listening()?;
+    find_owners(&mut sockets);
+    Ok(shown(sockets))
+}
+
+/// The listening sockets on these ports.
+pub(super) fn list_of(ports: &[u16]) -> Result<Vec<Listener>> {
+    if ports.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut sockets = listening()?;
+    sockets.retain(|(socket, _)| ports.contains(&socket.port));
+    Ok(shown(sockets))
+}
+
+/// A listening socket and its process, once that is known.
+type Found = (Socket, Option<Owner>);
+
+fn listening() -> Result<Vec<Found>> {
     let mut sockets = Vec::new();
     for_each_listening(&mut |socket| sockets.push((socket, None))).map_err(|error| {
         let text = format!("cannot list ports: /proc/net/tcp: {error}");
         Error::new(Kind::System, text)
     })?;
+    Ok(sockets)
+}
+
+fn shown(mut sockets: Vec<Found>) -> Vec<Listener> {
     sockets.sort_unstable_by_key(|(socket, _)| (socket.port, socket.address));
-    find_owners(&mut sockets);
-    let show = |(socket, process): (Socket, _)| Listener {
+    let show = |(socket, process): Found| Listener {
         port: Port::Number(socket.port),
         address: socket.address.to_string(),
         process,
     };
-    Ok(sockets.into_iter().map(show).collect())
+    sockets.into_iter().map(show).collect()
 }
 
 /// A listening socket.
@@ -192,7 +223,7 @@ fn parse_address(text: &str) -> Option<IpAddr> {
 }
 
 /// Finds for each socket the process with the lowest pid that holds it.
-fn find_owners(sockets: &mut [(Socket, Option<Owner>)]) {
+fn find_owners(sockets: &mut [Found]) {
     let mut left = sockets.len();
     let mut pids: Vec<Pid> = proc::processes().collect();
     pids.sort_unstable();
@@ -210,9 +241,7 @@ fn find_owners(sockets: &mut [(Socket, Option<Owner>)]) {
                 target.strip_suffix(']')?.parse::<u64>().ok()
             });
             let Some(inode) = inode else { continue };
-            let held = |(socket, owner): &&mut (Socket, Option<Owner>)| {
-                socket.inode == inode && owner.is_none()
-            };
+            let held = |(socket, owner): &&mut Found| socket.inode == inode && owner.is_none();
             if let Some((_, owner)) = sockets.iter_mut().find(held) {
                 let command = command(pid);
                 *owner = Some(Owner { pid, command });
@@ -310,7 +339,7 @@ mod tests {
             while !is_in_table(port).unwrap() {
                 std::thread::yield_now();
             }
-            assert!(connect(port, Duration::from_secs(1)).is_ok());
+            assert!(connect(port, None, Duration::from_secs(1)).is_ok());
             let all = list().unwrap();
             let found = all
                 .iter()
@@ -324,7 +353,7 @@ mod tests {
             while is_listening(port) {
                 std::thread::yield_now();
             }
-            let tried = connect(port, Duration::from_secs(1))
+            let tried = connect(port, None, Duration::from_secs(1))
                 .unwrap_err()
                 .to_string();
             assert!(tried.contains(&format!("127.0.0.1:{port}: nothing listens")));
@@ -336,6 +365,6 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.2:0").unwrap();
         let port = listener.local_addr().unwrap().port();
         assert!(!is_listening(port));
-        assert!(connect(port, Duration::from_secs(1)).is_err());
+        assert!(connect(port, None, Duration::from_secs(1)).is_err());
     }
 }

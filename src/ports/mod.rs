@@ -1,7 +1,7 @@
 //! The servers inside a workspace: listing them, waiting for them, and connecting to them.
 //!
-//! A port leads to a TCP port of the loopback interface (the machine) or to a socket in a directory of
-//! the home (a sandbox). Callers hold a [`Port`] and do not know which. Nothing here knows the protocol
+//! A port leads to a TCP port of the loopback interface (the machine, and a sandbox that was given some) or to a
+//! socket in a directory of the home (a sandbox). Callers hold a [`Port`] and do not know which. Nothing here knows the protocol
 //! that is spoken on a connection.
 
 mod home;
@@ -44,8 +44,8 @@ pub struct Ports {
 enum Backend {
     /// TCP ports of the loopback interface, IPv4 before IPv6.
     Machine,
-    /// Sockets in a home.
-    Home(home::Sockets),
+    /// Sockets in a home, and the TCP ports that the sandbox was given.
+    Home(home::Sockets, Vec<u16>),
 }
 
 impl Ports {
@@ -54,9 +54,10 @@ impl Ports {
         Self::of(Backend::Machine)
     }
 
-    /// The sockets in the home `directory`, which belongs to `owner`.
-    pub fn home(directory: Arc<OwnedFd>, owner: User) -> Arc<Self> {
-        Self::of(Backend::Home(home::Sockets::new(directory, owner)))
+    /// The sockets in the home `directory`, which belongs to `owner`, and these TCP ports.
+    pub fn home(directory: Arc<OwnedFd>, owner: User, tcp_ports: &[u16]) -> Arc<Self> {
+        let sockets = home::Sockets::new(directory, owner);
+        Self::of(Backend::Home(sockets, tcp_ports.to_vec()))
     }
 
     fn of(backend: Backend) -> Arc<Self> {
@@ -79,7 +80,11 @@ impl Ports {
     pub fn parse(&self, text: &[u8]) -> Result<Port> {
         let (port, accepted) = match &self.backend {
             Backend::Machine => (machine::parse(text).map(Port::Number), machine::ACCEPTED),
-            Backend::Home(_) => (home::parse(text).map(Port::Socket), home::ACCEPTED),
+            Backend::Home(_, tcp_ports) => {
+                let given = machine::parse(text).filter(|number| tcp_ports.contains(number));
+                let socket = || home::parse(text).map(Port::Socket);
+                (given.map(Port::Number).or_else(socket), home::ACCEPTED)
+            }
         };
         port.ok_or_else(|| {
             let text = String::from_utf8_lossy(text);
@@ -94,8 +99,15 @@ impl Ports {
     /// memory left.
     pub fn connect(&self, port: &Port) -> Result<OwnedFd> {
         match (&self.backend, port) {
-            (Backend::Machine, Port::Number(number)) => machine::connect(*number, CONNECT_LIMIT),
-            (Backend::Home(sockets), Port::Socket(name)) => sockets.connect(name, CONNECT_LIMIT),
+            (Backend::Machine, Port::Number(number)) => {
+                machine::connect(*number, None, CONNECT_LIMIT)
+            }
+            (Backend::Home(sockets, tcp_ports), Port::Number(number))
+                if tcp_ports.contains(number) =>
+            {
+                machine::connect(*number, Some(sockets.owner()), CONNECT_LIMIT)
+            }
+            (Backend::Home(sockets, _), Port::Socket(name)) => sockets.connect(name, CONNECT_LIMIT),
             _ => Err(unreachable(port, "it belongs to another workspace")),
         }
     }
@@ -107,14 +119,18 @@ impl Ports {
     pub fn list(&self) -> Result<Vec<Listener>> {
         match &self.backend {
             Backend::Machine => machine::list(),
-            Backend::Home(sockets) => sockets.list(),
+            Backend::Home(sockets, tcp_ports) => {
+                let mut all = machine::list_of(tcp_ports)?;
+                all.extend(sockets.list()?);
+                Ok(all)
+            }
         }
     }
 
     fn is_listening(&self, port: &Port) -> bool {
         match (&self.backend, port) {
-            (Backend::Machine, Port::Number(number)) => machine::is_listening(*number),
-            (Backend::Home(sockets), Port::Socket(name)) => sockets.is_listening(name),
+            (_, Port::Number(number)) => machine::is_listening(*number),
+            (Backend::Home(sockets, _), Port::Socket(name)) => sockets.is_listening(name),
             _ => false,
         }
     }

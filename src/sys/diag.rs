@@ -53,6 +53,15 @@ pub fn tcp_peer_uid(local: SocketAddr, peer: SocketAddr) -> Option<libc::uid_t> 
 /// # Errors
 /// `ENOENT` if the kernel has no `inet_diag` for TCP; others if it has no such sockets, or forbids them.
 pub fn is_tcp_listening(address: SocketAddr) -> Result<bool, Errno> {
+    tcp_listener_uid(address).map(|uid| uid.is_some())
+}
+
+/// The user that made the listening TCP socket that would get a connection to an address of this machine; `None`
+/// if there is none.
+///
+/// # Errors
+/// As [`is_tcp_listening`].
+pub fn tcp_listener_uid(address: SocketAddr) -> Result<Option<libc::uid_t>, Errno> {
     check_support()?;
     let unspecified = match address {
         SocketAddr::V4(_) => IpAddr::from([0; 4]),
@@ -60,7 +69,9 @@ pub fn is_tcp_listening(address: SocketAddr) -> Result<bool, Errno> {
     };
     // The kernel prefers a connection, and no connection has this other end.
     let found = look_up(address, SocketAddr::new(unspecified, 0))?;
-    Ok(found.is_some_and(|socket| socket.state == LISTEN))
+    Ok(found
+        .filter(|socket| socket.state == LISTEN)
+        .map(|socket| socket.uid))
 }
 
 /// Asks for nothing. To a look-up, a kernel that knows no TCP sockets gives the same answer as one that
@@ -241,6 +252,8 @@ mod tests {
                 continue;
             };
             assert_eq!(is_tcp_listening(address), Ok(true), "{addresses:?}");
+            let uid = nix::unistd::geteuid().as_raw();
+            assert_eq!(tcp_listener_uid(address), Ok(Some(uid)), "{addresses:?}");
             let client = TcpStream::connect(address).unwrap();
             let end = client.local_addr().unwrap();
             assert_eq!(is_tcp_listening(end), Ok(false), "a connection");

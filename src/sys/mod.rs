@@ -29,7 +29,7 @@ mod testing;
 #[cfg(test)]
 pub use alloc::allocated_bytes;
 pub use descriptors::{clone_file, is_getting_scarce, is_scarce, prepare_descriptors};
-pub use diag::{is_tcp_listening, tcp_peer_uid};
+pub use diag::{is_tcp_listening, tcp_listener_uid, tcp_peer_uid};
 pub use identity::{
     ActingAs, User, user_has_processes, withhold_capabilities_from_children,
     withhold_ptrace_from_children,

@@ -34,6 +34,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("SBX_UID_RANGE", "20000-64999"),
     ("SBX_MIN_LANDLOCK_ABI", "6"),
     ("SBX_ALLOW_UNCONFINED", "0"),
+    ("SBX_TCP_PORT_RANGE", "none"),
     ("SBX_NETWORK", "open"),
     ("SBX_STRICT_SCOPES", "0"),
     ("SBX_LOG_BYTES", "4194304"),
@@ -161,6 +162,17 @@ fn every_bad_value_is_named_and_ends_the_start_with_status_2() {
     }
     for value in ["65536", "70000", "49983 ", "127.0.0.1:80", "http"] {
         expect_refusal("SBX_PORT", OsStr::new(value));
+    }
+    for value in [
+        "",
+        "8000",
+        "8000-",
+        "80-90",
+        "9000-8000",
+        "8000-70000",
+        "8000-9000 ",
+    ] {
+        expect_refusal("SBX_TCP_PORT_RANGE", OsStr::new(value));
     }
     for value in ["", "closed", "Blocked", "allowlist", "open "] {
         expect_refusal("SBX_NETWORK", OsStr::new(value));

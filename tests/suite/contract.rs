@@ -82,7 +82,8 @@ fn a_host_does_what_the_contract_says() {
     if !is_root() {
         skip!("only root can be a host");
     }
-    compare_with_contract(&Server::host().env("SBX_CAPACITY", 16).start());
+    let host = Server::host().env("SBX_CAPACITY", 16);
+    compare_with_contract(&host.env("SBX_TCP_PORT_RANGE", "10000-11999").start());
 }
 
 /// Makes a directory into a machine: the program, a shell with its usual commands, interpreters that do

@@ -107,6 +107,7 @@ fn steady(text: &str) -> String {
         r#""inode":"#,
         r#""landlock_abi":"#,
     ];
+    const PATHS: &str = r#""filesystem":{"#;
     let mut result = String::new();
     let mut rest = text;
     while !rest.is_empty() {
@@ -118,6 +119,10 @@ fn steady(text: &str) -> String {
                 result.push('N');
             }
             rest = after;
+        } else if let Some(lists) = rest.strip_prefix(PATHS) {
+            // What an image has. Pages may leave it out.
+            result.push_str(PATHS);
+            rest = lists.find('}').map_or("", |end| &lists[end..]);
         } else if let Some(after) = without_id(rest) {
             result.push('H');
             rest = after;

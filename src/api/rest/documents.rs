@@ -42,6 +42,7 @@ pub(super) struct MachineIsolation {
     #[serde(flatten)]
     always: Isolation,
     postures: Vec<&'static str>,
+    isolations: &'static [&'static str],
 }
 
 impl MachineIsolation {
@@ -50,6 +51,7 @@ impl MachineIsolation {
         Self {
             always: Isolation::of(machine),
             postures: machine.postures(),
+            isolations: machine.isolations(),
         }
     }
 }
@@ -92,7 +94,25 @@ pub(super) struct SandboxDocument {
     max_procs: u64,
     max_mem_mb: Option<u64>,
     network: &'static str,
-    isolation: Isolation,
+    tcp_ports: Vec<u16>,
+    filesystem: FilesystemDocument,
+    restrictions: Vec<&'static str>,
+    isolation: SandboxIsolation,
+}
+
+/// The paths that commands reach.
+#[derive(Serialize)]
+struct FilesystemDocument {
+    read_only: Vec<String>,
+    read_write: Vec<String>,
+}
+
+/// The isolation of a sandbox.
+#[derive(Serialize)]
+struct SandboxIsolation {
+    #[serde(flatten)]
+    layers: Isolation,
+    mode: &'static str,
 }
 
 impl SandboxDocument {
@@ -108,7 +128,16 @@ impl SandboxDocument {
             max_procs: sandbox.max_processes,
             max_mem_mb: sandbox.max_memory.map(|bytes| bytes >> 20),
             network: sandbox.network.name(),
-            isolation,
+            tcp_ports: sandbox.tcp_ports().to_vec(),
+            filesystem: FilesystemDocument {
+                read_only: sandbox.read_only_paths(),
+                read_write: sandbox.read_write_paths(),
+            },
+            restrictions: sandbox.restrictions(),
+            isolation: SandboxIsolation {
+                layers: isolation,
+                mode: "landlock",
+            },
         }
     }
 }

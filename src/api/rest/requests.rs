@@ -10,7 +10,7 @@ use crate::command::{
     ChosenId, CommandLine, CommandSpec, EnvironmentChange, INTERACTIVE_SHELL, StdinSource,
     TerminalSize, TerminalSpec, check_environment,
 };
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::files::hash::Digest;
 use crate::files::name::FilePath;
 use crate::files::search::Matcher;
@@ -391,6 +391,12 @@ const MAX_ENVIRONMENT_BYTES: usize = 128 * 1024;
 /// Largest `max_procs`.
 const MAX_PROCESSES: u64 = 1 << 20;
 
+/// Most TCP ports of a sandbox.
+const MAX_TCP_PORTS: u64 = 16;
+
+/// Most paths that are added to what a sandbox can read, or change.
+const MAX_PATHS: usize = 64;
+
 /// Largest `max_mem_mb`, in MiB.
 const MAX_MEMORY_MB: u64 = 1 << 30;
 
@@ -414,6 +420,8 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
     let count = fields.whole("count", 1..=MAX_SANDBOXES)?.unwrap_or(1);
     let idle = fields.whole("idle_timeout_secs", 0..=u32::MAX.into())?;
     let memory = fields.whole("max_mem_mb", 1..=MAX_MEMORY_MB)?;
+    let ports = fields.whole("tcp_ports", 0..=MAX_TCP_PORTS)?.unwrap_or(0);
+    refuse_unavailable(&mut fields)?;
     let spec = SandboxSpec {
         environment: environment.into(),
         // 0 means never, as in SBX_IDLE_TIMEOUT.
@@ -421,8 +429,42 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
         max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
         max_memory: memory.map(|megabytes| megabytes << 20),
         network: network(&mut fields)?,
+        read_only_paths: paths(&mut fields, "read_only_paths")?,
+        read_write_paths: paths(&mut fields, "read_write_paths")?,
+        tcp_ports: usize::try_from(ports).unwrap_or(usize::MAX),
     };
     Ok((usize::try_from(count).unwrap_or(usize::MAX), spec))
+}
+
+/// Absolute paths; none if there is no such field.
+fn paths(fields: &mut Fields<'_>, name: &str) -> Result<Vec<String>> {
+    let accepted = format!("an array of at most {MAX_PATHS} absolute paths");
+    let paths = fields
+        .take(name)
+        .map(|array| strings(name, &accepted, array));
+    let paths = paths.transpose()?.unwrap_or_default();
+    if paths.len() > MAX_PATHS {
+        let count = paths.len();
+        return Err(Error::invalid(format!(
+            "{name} has {count} paths; it takes {accepted}"
+        )));
+    }
+    Ok(paths)
+}
+
+/// Walls and limits that a client may ask for and that are not enforced here: a sandbox is never weaker than asked.
+fn refuse_unavailable(fields: &mut Fields<'_>) -> Result<()> {
+    let unavailable = |text: String| Err(Error::new(Kind::Unavailable, text));
+    let layers = [("landlock", true), ("namespaces", false)];
+    if fields.choice("isolation", &layers)? == Some(false) {
+        return unavailable("isolation namespaces cannot be had on this machine".to_owned());
+    }
+    for limit in ["max_total_mem_mb", "max_cpu"] {
+        if fields.take(limit).is_some() {
+            return unavailable(format!("{limit} cannot be enforced on this machine"));
+        }
+    }
+    Ok(())
 }
 
 /// Reads the body of `kill`: the signal, and the group that gets it. An empty body means SIGKILL.

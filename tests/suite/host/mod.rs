@@ -10,8 +10,10 @@ mod ending;
 mod homes;
 mod idle;
 mod inside;
+mod paths;
 mod requests;
 mod starting;
+mod tcp_ports;
 mod tokens;
 
 use std::collections::BTreeMap;

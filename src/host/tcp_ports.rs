@@ -1,0 +1,177 @@
+//! The TCP ports that sandboxes are given to listen on.
+//!
+//! A port belongs to one sandbox at a time. It is given again only when nothing on the machine listens on it, which
+//! the kernel is asked by binding to it.
+
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::RangeInclusive;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
+};
+
+use crate::error::{Error, Kind, Result};
+use crate::sync::{Mutex, lock};
+
+/// The ports of a host.
+pub(super) struct TcpPorts {
+    /// `None` if there are none.
+    range: Option<RangeInclusive<u16>>,
+    /// Guards which ports are given and where to look for the next one; held while the kernel is asked about one.
+    given: Mutex<Given>,
+}
+
+struct Given {
+    ports: BTreeSet<u16>,
+    next: u16,
+}
+
+/// The ports of a sandbox. They are free again when it is dropped.
+pub(super) struct PortLease {
+    pool: Arc<TcpPorts>,
+    ports: Vec<u16>,
+}
+
+impl PortLease {
+    /// The ports, in order.
+    pub(super) fn ports(&self) -> &[u16] {
+        &self.ports
+    }
+}
+
+impl Drop for PortLease {
+    fn drop(&mut self) {
+        let mut given = lock(&self.pool.given);
+        for port in &self.ports {
+            given.ports.remove(port);
+        }
+    }
+}
+
+impl TcpPorts {
+    pub(super) fn new(range: Option<RangeInclusive<u16>>) -> Arc<Self> {
+        let next = range.as_ref().map_or(0, |range| *range.start());
+        Arc::new(Self {
+            range,
+            given: Mutex::new(Given {
+                ports: BTreeSet::new(),
+                next,
+            }),
+        })
+    }
+
+    /// Gives a sandbox so many ports. The one that was free for longest comes first.
+    ///
+    /// # Errors
+    /// `Unavailable` if the host has none, `OverLimit` if too few are free.
+    pub(super) fn take(self: &Arc<Self>, count: usize) -> Result<PortLease> {
+        let mut lease = PortLease {
+            pool: Arc::clone(self),
+            ports: Vec::new(),
+        };
+        if count == 0 {
+            return Ok(lease);
+        }
+        let Some(range) = &self.range else {
+            let text = "tcp_ports cannot be had on this machine: SBX_TCP_PORT_RANGE is not set";
+            return Err(Error::new(Kind::Unavailable, text));
+        };
+        for _ in range.clone() {
+            let mut given = lock(&self.given);
+            let port = given.next;
+            given.next = if port == *range.end() {
+                *range.start()
+            } else {
+                port + 1
+            };
+            if !given.ports.contains(&port) && is_free(port) {
+                given.ports.insert(port);
+                drop(given);
+                lease.ports.push(port);
+                if lease.ports.len() == count {
+                    lease.ports.sort_unstable();
+                    return Ok(lease);
+                }
+            }
+        }
+        let text = format!(
+            "tcp_ports is {count}, but only {} ports of SBX_TCP_PORT_RANGE are free; delete a sandbox that has some",
+            lease.ports.len()
+        );
+        Err(Error::new(Kind::OverLimit, text))
+    }
+}
+
+/// Whether nothing listens on a port, at any address of both families. Connections that are still ending do not
+/// count.
+fn is_free(port: u16) -> bool {
+    let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
+    match try_bind(all) {
+        // A kernel without IPv6.
+        Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {
+            try_bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).is_ok()
+        }
+        bound => bound.is_ok(),
+    }
+}
+
+fn try_bind(address: SocketAddr) -> nix::Result<()> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&socket, sockopt::ReuseAddr, &true)?;
+    if address.is_ipv6() {
+        setsockopt(&socket, sockopt::Ipv6V6Only, &false)?;
+    }
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(address))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A range in which this test has the first port.
+    fn range() -> (TcpListener, RangeInclusive<u16>) {
+        loop {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let port = listener.local_addr().unwrap().port();
+            if port < u16::MAX - 3 && (1..=3).all(|next| is_free(port + next)) {
+                return (listener, port..=port + 3);
+            }
+        }
+    }
+
+    #[test]
+    fn a_port_belongs_to_one_at_a_time_and_to_nobody_who_listens() {
+        let (listener, range) = range();
+        let first = *range.start();
+        let ports = TcpPorts::new(Some(range));
+        let one = ports.take(2).unwrap();
+        assert_eq!(one.ports(), [first + 1, first + 2]);
+        let error = ports.take(2).err().unwrap();
+        assert_eq!(error.kind(), Kind::OverLimit);
+        // What could not be given whole is free again.
+        assert_eq!(ports.take(1).unwrap().ports(), [first + 3]);
+        // What was free for longest comes first.
+        drop(one);
+        drop(listener);
+        let next = ports.take(1).unwrap();
+        assert_eq!(next.ports(), [first]);
+        assert_eq!(ports.take(1).unwrap().ports(), [first + 1]);
+    }
+
+    #[test]
+    fn a_host_without_a_range_has_none_to_give() {
+        let ports = TcpPorts::new(None);
+        assert!(ports.take(0).unwrap().ports().is_empty());
+        assert_eq!(ports.take(1).err().unwrap().kind(), Kind::Unavailable);
+    }
+}
