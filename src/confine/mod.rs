@@ -183,7 +183,7 @@ impl Policy {
     /// # Errors
     /// `Unavailable`, with the reason.
     pub fn check_network(&self, posture: Posture) -> Result<()> {
-        self.networks.walls(posture).map(drop)
+        self.networks.check(posture)
     }
 
     /// The limit on open files of one of so many processes. Together they get a quarter of the machine's
@@ -333,7 +333,7 @@ impl Confinement {
         let mut environment = BTreeMap::new();
         environment.extend(own);
         let networks = Arc::new(Networks::new(Subject::Machine, sys::landlock_abi()));
-        networks.walls(network)?;
+        networks.check(network)?;
         Ok(Self {
             environment,
             chosen: Arc::default(),
@@ -365,7 +365,7 @@ impl Confinement {
             );
             return Err(Error::new(Kind::TooWide, text));
         }
-        self.networks.walls(asked)?;
+        self.networks.check(asked)?;
         Ok(asked)
     }
 

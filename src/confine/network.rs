@@ -8,6 +8,7 @@
 //! A posture is offered only where all of it is enforced; what cannot be enforced is refused with the reason.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 
 use super::filter::{self, Sockets, Subject};
 use super::ruleset;
@@ -20,9 +21,11 @@ const LEAST_ABI: u32 = 6;
 
 /// What commands get for their posture, made once for all commands of the machine.
 pub(super) struct Networks {
+    subject: Subject,
+    landlock_abi: u32,
     open: Walls,
-    /// Or why there is none.
-    blocked: std::result::Result<Walls, String>,
+    /// Made with the first command that needs it; or why there is none.
+    blocked: std::result::Result<OnceLock<Walls>, &'static str>,
 }
 
 /// What one posture adds to the confinement of a command.
@@ -52,56 +55,77 @@ impl Networks {
             Subject::Sandbox if has_filters => filter::program(subject, Sockets::Usual),
             _ => Vec::new(),
         };
+        let blocked = match lacking(subject, has_filters, landlock_abi) {
+            Some(why) => Err(why),
+            None => Ok(OnceLock::new()),
+        };
         Self {
+            subject,
+            landlock_abi,
             open: Walls {
                 filter: open,
                 ruleset: None,
             },
-            blocked: blocked(subject, has_filters, landlock_abi),
+            blocked,
         }
     }
 
     /// The names of the postures that are enforced here.
     pub(super) fn offered(&self) -> Vec<&'static str> {
         let names = Posture::NAMES.into_iter();
-        let offered = names.filter(|(_, posture)| self.walls(*posture).is_ok());
+        let offered = names.filter(|(_, posture)| self.check(*posture).is_ok());
         offered.map(|(name, _)| name).collect()
+    }
+
+    /// Checks that the machine can enforce a posture.
+    ///
+    /// # Errors
+    /// `Unavailable`, with the reason.
+    pub(super) fn check(&self, posture: Posture) -> Result<()> {
+        match posture {
+            Posture::Open => Ok(()),
+            Posture::Blocked => self.place_of_blocked().map(drop),
+        }
     }
 
     /// What enforces a posture.
     ///
     /// # Errors
-    /// `Unavailable` if the machine cannot enforce it.
+    /// `Unavailable` if the machine cannot enforce it; `System` if the ruleset cannot be made now.
     pub(super) fn walls(&self, posture: Posture) -> Result<&Walls> {
-        match posture {
-            Posture::Open => Ok(&self.open),
-            Posture::Blocked => self.blocked.as_ref().map_err(|why| {
-                let name = posture.name();
-                let text = format!("network {name} cannot be enforced on this machine: {why}");
-                Error::new(Kind::Unavailable, text)
-            }),
+        let place = match posture {
+            Posture::Open => return Ok(&self.open),
+            Posture::Blocked => self.place_of_blocked()?,
+        };
+        if let Some(made) = place.get() {
+            return Ok(made);
         }
+        let made = Walls {
+            filter: filter::program(self.subject, Sockets::None),
+            ruleset: ruleset::without_tcp(self.landlock_abi)?,
+        };
+        Ok(place.get_or_init(|| made))
+    }
+
+    fn place_of_blocked(&self) -> Result<&OnceLock<Walls>> {
+        self.blocked.as_ref().map_err(|why| {
+            let (name, abi) = (Posture::Blocked.name(), self.landlock_abi);
+            let text = format!(
+                "network {name} cannot be enforced on this machine: {why} (Landlock ABI {abi})"
+            );
+            Error::new(Kind::Unavailable, text)
+        })
     }
 }
 
-fn blocked(
-    subject: Subject,
-    has_filters: bool,
-    landlock_abi: u32,
-) -> std::result::Result<Walls, String> {
+/// What the kernel lacks to enforce `blocked`; `None` if it lacks nothing.
+fn lacking(subject: Subject, has_filters: bool, landlock_abi: u32) -> Option<&'static str> {
     if !has_filters {
-        return Err("the kernel has no seccomp filters, or hides them".to_owned());
+        return Some("the kernel has no seccomp filters, or hides them");
     }
     // On a dedicated machine commands can pass sockets to each other in any case.
-    if subject == Subject::Sandbox && landlock_abi < LEAST_ABI {
-        return Err(format!(
-            "the kernel has Landlock ABI {landlock_abi}, and {LEAST_ABI} is needed"
-        ));
-    }
-    Ok(Walls {
-        filter: filter::program(subject, Sockets::None),
-        ruleset: ruleset::without_tcp(landlock_abi).map_err(|error| error.to_string())?,
-    })
+    (subject == Subject::Sandbox && landlock_abi < LEAST_ABI)
+        .then_some("without ABI 6 of Landlock others could pass sockets in")
 }
 
 #[cfg(test)]
@@ -115,6 +139,7 @@ mod tests {
         let error = old.walls(Posture::Blocked).err().unwrap();
         assert_eq!(error.kind(), Kind::Unavailable);
         assert!(error.to_string().contains("Landlock ABI 5"), "{error}");
-        assert!(blocked(Subject::Machine, false, LEAST_ABI).is_err());
+        assert!(lacking(Subject::Machine, false, LEAST_ABI).is_some());
+        assert!(lacking(Subject::Machine, true, 0).is_none());
     }
 }
