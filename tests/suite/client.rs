@@ -37,11 +37,13 @@ fn pools_of_huggingface_hub_1_22_work_unmodified() {
 }
 
 #[test]
+#[ignore = "takes a while: .ci/run runs it"]
 fn pools_of_huggingface_hub_1_31_work_unmodified() {
     run_client("1.31.0", POOLS, &[]);
 }
 
 #[test]
+#[ignore = "takes a while: .ci/run runs it"]
 fn pools_of_huggingface_hub_2_0_work_unmodified() {
     run_client("2.0.0", POOLS, &[]);
 }

@@ -38,6 +38,7 @@ fn the_contract_is_for_everybody() {
 }
 
 #[test]
+#[ignore = "takes a while: .ci/run runs it"]
 fn a_dedicated_server_does_what_the_contract_says() {
     if !is_root() {
         skip!("only root can give a server another root directory");
@@ -78,6 +79,7 @@ fn a_dedicated_server_does_what_the_contract_says() {
 }
 
 #[test]
+#[ignore = "takes a while: .ci/run runs it"]
 fn a_host_does_what_the_contract_says() {
     if !is_root() {
         skip!("only root can be a host");

@@ -384,7 +384,8 @@ fn executions_run_one_after_another_in_the_order_of_arrival() {
         wait_until("it has left the queue", PATIENCE, || {
             place.context("a")["queued"] == 63
         });
-        let reply = place.post("contexts/a/interrupt", &json!({ "execution": "e-21" }));
+        let body = json!({ "execution": "e-21", "kill_after": 20 });
+        let reply = place.post("contexts/a/interrupt", &body);
         assert_eq!(
             reply.json(),
             json!({ "interrupted": true, "execution": "e-21", "ended": true })
@@ -484,12 +485,12 @@ fn an_interrupt_keeps_the_state() {
             place
                 .run(language, if language == "bash" { "x=5" } else { "x = 5" })
                 .expect("completed", "kept");
-            for body in [json!({}), json!({ "execution": "mine" })] {
-                let id = if body == json!({}) {
-                    Value::Null
-                } else {
-                    json!("mine")
-                };
+            // The answer waits for the end as long as the code may take to its kill, and two seconds otherwise.
+            for body in [
+                json!({ "kill_after": 20 }),
+                json!({ "kill_after": 20, "execution": "mine" }),
+            ] {
+                let id = &body["execution"];
                 let (running, start) =
                     place.begin_running(language, &json!({ "code": endless, "id": id }));
                 let done = place.post(&route, &body).json();

@@ -236,8 +236,8 @@ fn a_file_that_grows_is_hashed_to_the_size_that_it_had() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 let mut file = File::options().append(true).open(&path).unwrap();
-                while !stop.load(Ordering::Relaxed) && file.metadata().unwrap().len() < 1 << 26 {
-                    file.write_all(&[b'x'; 4096]).unwrap();
+                while !stop.load(Ordering::Relaxed) && file.metadata().unwrap().len() < 1 << 24 {
+                    file.write_all(&[b'x'; 64]).unwrap();
                 }
             });
             for _ in 0..20 {
