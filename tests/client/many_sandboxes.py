@@ -40,9 +40,22 @@ PATIENCE = 900
 PUBLISHED = {(1000, 20): 15.8}
 
 
+def of_process(read, path: str):
+    """What `read` gives for a path in /proc, and nothing when that process or thread has ended."""
+    try:
+        return read(path)
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def text_of(path: str) -> str:
+    return of_process(lambda path: Path(path).read_text(), path)
+
+
 def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    tasks = of_process(os.listdir, f"/proc/{pid}/task")
+    lists = [text_of(f"/proc/{pid}/task/{task}/children") for task in tasks]
+    return [int(child) for children in lists for child in children.split()]
 
 
 def below(pid: int) -> list[int]:
@@ -55,7 +68,7 @@ def processor_seconds(pids: list[int]) -> float:
     """What these processes, and those of their children that have ended, have used so far."""
     ticks = 0
     for pid in pids:
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        words = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
         ticks += sum(int(word) for word in words[11:15])
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -165,7 +178,7 @@ def through_the_proxy(host) -> http.client.HTTPConnection:
 def to_the_server(host, hub: int) -> http.client.HTTPConnection:
     # Who holds the machine has the name of its root, which is the job's, in its arguments.
     (runtime,) = (
-        pid for pid in children(hub) if host.job_id in Path(f"/proc/{pid}/cmdline").read_text()
+        pid for pid in children(hub) if host.job_id in text_of(f"/proc/{pid}/cmdline")
     )
     connection = http.client.HTTPConnection("127.0.0.1", SERVER_PORT)
     with open(f"/proc/{runtime}/ns/net") as network:
