@@ -24,6 +24,7 @@ mod init;
 mod interpreter;
 mod language;
 mod ledger;
+mod listen;
 mod logging;
 mod machine;
 mod memory;
@@ -57,9 +58,9 @@ use api::Api;
 use auth::Authenticator;
 use config::{Config, ConfigError, Variables};
 use error::Error;
-use http::listen::{self, HeldPort};
 use http::seats::Seats;
 use http::server::Server;
+use listen::HeldPort;
 use machine::Machine;
 use sys::{Events, PollEntry, poll};
 

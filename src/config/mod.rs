@@ -70,7 +70,7 @@ pub struct HostSettings {
     pub allow_unconfined: bool,
     /// TCP ports that sandboxes can be given; `None` for none.
     pub tcp_ports: Option<RangeInclusive<u16>>,
-    /// The file that the host's token was read from.
+    /// The file with the host's token.
     pub token_file: Option<PathBuf>,
 }
 
@@ -295,19 +295,21 @@ impl Variable {
     }
 }
 
-/// Parses `FIRST-LAST`.
 fn users(text: &str) -> Option<RangeInclusive<u32>> {
-    let (first, last) = text.split_once('-')?;
-    let [first, last] = [decimal::<u16>(first)?, decimal::<u16>(last)?];
-    (0 < first && first <= last).then(|| first.into()..=last.into())
+    let users = range_from(1, text)?;
+    Some((*users.start()).into()..=(*users.end()).into())
 }
 
-/// Parses `FIRST-LAST`.
 fn tcp_ports(text: &str) -> Option<RangeInclusive<u16>> {
-    let (first, last) = text.split_once('-')?;
-    let [first, last] = [decimal::<u16>(first)?, decimal::<u16>(last)?];
     // Commands have no right to bind those below.
-    (1024 <= first && first <= last).then_some(first..=last)
+    range_from(1024, text)
+}
+
+/// Parses `FIRST-LAST`, of which the first is `from` or more.
+fn range_from(from: u16, text: &str) -> Option<RangeInclusive<u16>> {
+    let (first, last) = text.split_once('-')?;
+    let [first, last] = [decimal(first)?, decimal(last)?];
+    (from <= first && first <= last).then_some(first..=last)
 }
 
 #[cfg(test)]

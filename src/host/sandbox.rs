@@ -62,9 +62,6 @@ pub struct Sandbox {
     pub(super) workspace: Arc<Workspace>,
 }
 
-/// What sandboxes lack that programs on a machine of their own have.
-const RESTRICTIONS: [&str; 3] = ["tmp", "shm", "tcp_bind"];
-
 impl Sandbox {
     /// The TCP ports that its commands can listen on.
     pub fn tcp_ports(&self) -> &[u16] {
@@ -91,14 +88,14 @@ impl Sandbox {
     pub fn restrictions(&self) -> Vec<&'static str> {
         let abi = self.policy.landlock_abi();
         let mut writable = self.granted.read_write.iter();
-        let has_tmp = abi < 1 || writable.any(|path| path == "/tmp");
-        let restrictions = RESTRICTIONS.into_iter();
-        let holds = |restriction: &&str| match *restriction {
-            "tmp" => !has_tmp,
-            "shm" => abi >= 1,
-            _ => abi >= 4,
-        };
-        restrictions.filter(holds).collect()
+        let has_tmp = writable.any(|path| path == "/tmp");
+        let restrictions = [
+            ("tmp", abi >= 1 && !has_tmp),
+            ("shm", abi >= 1),
+            ("tcp_bind", abi >= 4),
+        ];
+        let holding = restrictions.into_iter().filter(|(_, holds)| *holds);
+        holding.map(|(name, _)| name).collect()
     }
 
     /// Bytes that its home takes on the disk; `None` if it has too many files. Walks through the home.

@@ -4,17 +4,11 @@
 //! the kernel is asked by binding to it.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
-};
-
 use crate::error::{Error, Kind, Result};
+use crate::listen::HeldPort;
 use crate::sync::{Mutex, lock};
 
 /// The ports of a host.
@@ -109,27 +103,7 @@ impl TcpPorts {
 /// Whether nothing listens on a port, at any address of both families. Connections that are still ending do not
 /// count.
 fn is_free(port: u16) -> bool {
-    let all = SocketAddr::from((Ipv6Addr::UNSPECIFIED, port));
-    match try_bind(all) {
-        // A kernel without IPv6.
-        Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {
-            try_bind(SocketAddr::from((Ipv4Addr::UNSPECIFIED, port))).is_ok()
-        }
-        bound => bound.is_ok(),
-    }
-}
-
-fn try_bind(address: SocketAddr) -> nix::Result<()> {
-    let family = match address {
-        SocketAddr::V4(_) => AddressFamily::Inet,
-        SocketAddr::V6(_) => AddressFamily::Inet6,
-    };
-    let socket = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    setsockopt(&socket, sockopt::ReuseAddr, &true)?;
-    if address.is_ipv6() {
-        setsockopt(&socket, sockopt::Ipv6V6Only, &false)?;
-    }
-    bind(socket.as_raw_fd(), &SockaddrStorage::from(address))
+    HeldPort::take(port).is_ok()
 }
 
 #[cfg(test)]

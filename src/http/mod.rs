@@ -5,7 +5,7 @@
 //! [`body`] finds the end of a body, and [`stream`] sends without blocking; [`request`] and
 //! [`response`] are what a handler sees; [`connection`] owns the socket and alone frames responses, so
 //! no handler can break the framing; [`handshake`] and [`websocket`] are the way to another protocol
-//! and its frames, again pure functions, and [`channel`] is a connection that speaks them; [`listen`] makes the listening socket, [`seats`] counts who holds how
+//! and its frames, again pure functions, and [`channel`] is a connection that speaks them; [`seats`] counts who holds how
 //! many connections, and [`server`] accepts.
 
 pub mod body;
@@ -15,7 +15,6 @@ pub mod connection;
 #[cfg(test)]
 mod fuzz;
 pub mod handshake;
-pub mod listen;
 pub mod parse;
 pub mod reader;
 pub mod request;
