@@ -205,11 +205,7 @@ fn nothing_that_a_blocked_command_starts_is_freer() {
         let address = attacker.address();
         let out = place.path("out");
         let inner = json!([["tcp-connect", address]]).to_string();
-        let words: Vec<&str> = [place.program.as_str()]
-            .into_iter()
-            .chain(crate::walls::probe::ARGUMENTS)
-            .collect();
-        let program = words.join(" ");
+        let program = crate::walls::probe::words(&place.program).join(" ");
         // A child, one of another session, and one whose parents have ended.
         let script = format!(
             "echo '{inner}' | {program}; echo '{inner}' | setsid {program}; \

@@ -5,13 +5,10 @@
 mod blocked;
 mod choices;
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt;
-
 use serde_json::{Value, json};
 
 use crate::fixture::{Builder, Outcome, Reply, Sandbox, Server, TempDir, copy_program, is_root};
-use crate::walls::probe::{ARGUMENTS, Plan, outcomes};
+use crate::walls::probe::{Plan, Probe, command, outcomes};
 
 /// A workspace.
 struct Place<'a> {
@@ -40,15 +37,11 @@ impl<'a> Place<'a> {
     #[track_caller]
     fn sandbox(server: &'a Server, body: &Value) -> Self {
         let sandbox = server.sandbox_with(body);
-        let program = sandbox.home.join("probe");
-        copy_program(std::env::current_exe().unwrap(), &program);
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        std::os::unix::fs::chown(&program, Some(sandbox.uid), Some(sandbox.uid)).unwrap();
         Self {
             server,
+            program: Probe::put(&sandbox),
             sandbox: Some(sandbox),
             directory: TempDir::new(),
-            program: program.to_str().unwrap().to_owned(),
         }
     }
 
@@ -75,38 +68,34 @@ impl<'a> Place<'a> {
     /// Runs a command to its end; fields of `more` are added to the request.
     #[track_caller]
     fn exec(&self, cmd: &Value, more: &Value) -> Outcome {
-        let mut body = json!({ "cmd": cmd });
-        let fields = body.as_object_mut().unwrap();
-        fields.extend(more.as_object().unwrap().clone());
-        let body = body.to_string();
-        let stream = self
-            .server
-            .stream("POST", &self.target("exec"), body.as_bytes());
+        self.run(&with(json!({ "cmd": cmd }), more))
+    }
+
+    #[track_caller]
+    fn run(&self, body: &Value) -> Outcome {
+        let (target, body) = (self.target("exec"), body.to_string());
+        let stream = self.server.stream("POST", &target, body.as_bytes());
         Outcome::of(stream.collect())
     }
 
     /// The request that has the hostile program perform acts.
     fn acts(&self, acts: &[Vec<String>], more: &Value) -> Value {
-        let words: Vec<&str> = [self.program.as_str()]
-            .into_iter()
-            .chain(ARGUMENTS)
-            .collect();
-        let mut body = json!({ "cmd": words, "stdin": json!(acts).to_string() });
-        let fields = body.as_object_mut().unwrap();
-        fields.extend(more.as_object().unwrap().clone());
-        body
+        with(command(&self.program, &json!(acts)), more)
     }
 
     /// Has the hostile program perform a plan in a command with the fields of `more`.
     #[track_caller]
     fn check(&self, plan: &Plan, more: &Value) {
-        let body = self.acts(&plan.acts(), more).to_string();
-        let stream = self
-            .server
-            .stream("POST", &self.target("exec"), body.as_bytes());
-        let outcome = Outcome::of(stream.collect());
+        let outcome = self.run(&self.acts(&plan.acts(), more));
         plan.compare(&outcomes(&outcome.stdout));
     }
+}
+
+/// A request with more fields.
+fn with(mut body: Value, more: &Value) -> Value {
+    let fields = body.as_object_mut().unwrap();
+    fields.extend(more.as_object().unwrap().clone());
+    body
 }
 
 /// Runs a test on a dedicated machine, and as root in a sandbox.

@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::json;
 
-use super::probe::{ARGUMENTS, Plan, Probe, outcomes, set_file_capabilities};
+use super::probe::{ARGUMENTS, Plan, Probe, command, outcomes, set_file_capabilities};
 use crate::fixture::{Outcome, Sandbox, Server, TempDir, copy_program, events_of, is_root};
 use crate::skip;
 
@@ -160,11 +160,7 @@ fn try_inside(sandbox: &Sandbox<'_>, place: &Path, change: impl FnOnce(&Path)) -
     copy_program(std::env::current_exe().unwrap(), &program);
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
     change(&program);
-    let words: Vec<&str> = [program.to_str().unwrap()]
-        .into_iter()
-        .chain(ARGUMENTS)
-        .collect();
-    let body = json!({ "cmd": words, "stdin": r#"[["status"]]"# });
+    let body = command(program.to_str().unwrap(), &json!([["status"]]));
     let reply = sandbox.post("exec", &body);
     // What cannot be given is not left out of some programs: those do not start.
     if reply.status == 400 {

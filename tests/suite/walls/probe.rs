@@ -75,6 +75,16 @@ pub const ARGUMENTS: [&str; 5] = [
     "--test-threads=1",
 ];
 
+/// The command line of a copy of the suite at this path.
+pub fn words(program: &str) -> Vec<&str> {
+    [program].into_iter().chain(ARGUMENTS).collect()
+}
+
+/// The request that has such a copy perform acts as one process, one after the other.
+pub fn command(program: &str, acts: &Value) -> Value {
+    json!({ "cmd": words(program), "stdin": acts.to_string() })
+}
+
 /// The hostile program in a sandbox.
 pub struct Probe<'a> {
     pub sandbox: &'a Sandbox<'a>,
@@ -84,25 +94,24 @@ pub struct Probe<'a> {
 impl<'a> Probe<'a> {
     /// Puts it there, by hand, so that nothing depends on the server's file routes.
     pub fn new(sandbox: &'a Sandbox<'a>) -> Self {
+        let program = Self::put(sandbox);
+        Self { sandbox, program }
+    }
+
+    /// Only puts it there; its path.
+    pub fn put(sandbox: &Sandbox<'_>) -> String {
         let path = sandbox.home.join("probe");
         if !path.exists() {
             copy_program(std::env::current_exe().unwrap(), &path);
             fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
             std::os::unix::fs::chown(&path, Some(sandbox.uid), Some(sandbox.uid)).unwrap();
         }
-        Self {
-            sandbox,
-            program: path.to_str().unwrap().to_owned(),
-        }
+        path.to_str().unwrap().to_owned()
     }
 
     /// The request that runs acts as one process, one after the other.
     pub fn command(&self, acts: &[&[&str]]) -> Value {
-        let words: Vec<&str> = [self.program.as_str()]
-            .into_iter()
-            .chain(ARGUMENTS)
-            .collect();
-        json!({ "cmd": words, "stdin": json!(acts).to_string() })
+        command(&self.program, &json!(acts))
     }
 
     /// Runs acts as one process and returns how they ended.
