@@ -441,8 +441,8 @@ fn a_timeout_leaves_nothing_of_the_tree(engine: &Engine) {
 fn a_fork_bomb_ends_with_its_timeout(engine: &Engine) {
     let container = engine.start(&["--pids-limit", "150"], &[]);
     let outcome = container.server.exec(&json!({
-        // The main process needs no further fork, which might fail by now.
-        "cmd": "bomb() { bomb | bomb & }; bomb; exec sleep 1000",
+        // The shell forks once, before the table is full: a fork that fails would end it, and the command.
+        "cmd": "bomb() { bomb | bomb & }; bomb & exec sleep 1000",
         "timeout": 1,
     }));
     assert_eq!(outcome.exit["timed_out"], true);
