@@ -276,6 +276,28 @@
   // The watchdog thread of `breakOnSigint` stays on, so that SIGINT has its handler at every moment. What arrives while no
   // script runs is pending there.
   const { startSigintWatchdog, stopSigintWatchdog, watchdogHasPendingSigint } = process.binding('contextify');
+  const { readdirSync, readFileSync } = fs;
+  const threads = () => {
+    try {
+      return readdirSync('/proc/self/task');
+    } catch {
+      return [];
+    }
+  };
+  let watchdog; // the thread's number; undefined: not known
+  const startWatchdog = () => {
+    const before = new Set(threads());
+    startSigintWatchdog();
+    watchdog = threads().find((thread) => !before.has(thread));
+  };
+  // A signal's handler wakes the thread, which then takes the signal: once it sleeps again, none is on its way.
+  const awaitWatchdog = () => {
+    try {
+      while (!/\) S [^)]*$/.test(readFileSync(`/proc/self/task/${watchdog}/stat`, 'latin1'))) Atomics.wait(nap, 0, 0, 0.1);
+    } catch {
+      Atomics.wait(nap, 0, 0, 20); // enough, unless the machine is very busy
+    }
+  };
   const dropInterrupt = () => {
     call = () => {};
     interruptible.runInThisContext({ breakOnSigint: true }); // the end of a script forgets the pending one
@@ -443,7 +465,7 @@
     setEnvironment(values);
     setStreams(request.stdin);
     last = 0;
-    if (request.signalled) Atomics.wait(nap, 0, 0, 20); // until the watchdog thread has taken an older SIGINT
+    if (request.signalled) awaitWatchdog();
     try {
       dropInterrupt();
     } catch {} // it came during the script
@@ -475,7 +497,7 @@
     if (!process.listenerCount('SIGINT')) return;
     process.removeAllListeners('SIGINT');
     stopSigintWatchdog();
-    startSigintWatchdog();
+    startWatchdog();
   };
   const onException = (error) => streams.stderr.write(`Uncaught ${describe(error).traceback.join('\n')}\n`);
   const fixProcess = () => {
@@ -493,7 +515,7 @@
     }
     setStreams(null);
     fixProcess();
-    startSigintWatchdog();
+    startWatchdog();
     process.argv.length = 1;
     send({ type: 'ready', backend: 'node', version: process.version.slice(1), pid: process.pid });
   };
