@@ -17,7 +17,7 @@
   const { Readable, Writable } = require('stream');
   const childProcess = require('child_process');
   const { stringify, parse } = JSON;
-  const { writeSync, readSync } = fs;
+  const { writeSync, readSync, readdirSync, readFileSync } = fs;
   const [nextTurn, setTimer, clearTimer] = [setImmediate, setInterval, clearInterval];
   const MAX_BUNDLE = 16 << 20;
   const MAX_TEXT = 64 << 10;
@@ -276,7 +276,6 @@
   // The watchdog thread of `breakOnSigint` stays on, so that SIGINT has its handler at every moment. What arrives while no
   // script runs is pending there.
   const { startSigintWatchdog, stopSigintWatchdog, watchdogHasPendingSigint } = process.binding('contextify');
-  const { readdirSync, readFileSync } = fs;
   const threads = () => {
     try {
       return readdirSync('/proc/self/task');
@@ -288,7 +287,8 @@
   const startWatchdog = () => {
     const before = new Set(threads());
     startSigintWatchdog();
-    watchdog = threads().find((thread) => !before.has(thread));
+    const started = threads().filter((thread) => !before.has(thread));
+    watchdog = started.length === 1 ? started[0] : undefined; // a worker may start threads too
   };
   // A signal's handler wakes the thread, which then takes the signal: once it sleeps again, none is on its way.
   const awaitWatchdog = () => {
