@@ -19,6 +19,13 @@ use crate::error::{Error, Result};
 /// The fields of a JSON object. Null is the same as absent, and unknown fields are ignored.
 pub struct Fields<'a>(BTreeMap<String, &'a RawValue>);
 
+/// The members of an object inside the body.
+impl<'a> From<Members<'a>> for Fields<'a> {
+    fn from(Members(members): Members<'a>) -> Self {
+        Self(members)
+    }
+}
+
 impl<'a> Fields<'a> {
     pub fn parse(body: &'a [u8]) -> Result<Self> {
         let broken = |error| Error::invalid(format!("the body is not JSON: {error}"));
@@ -204,4 +211,17 @@ pub fn wrong_type(field: &str, accepted: &str, found: &RawValue) -> Error {
         JsonType::Object => "an object",
     };
     Error::invalid(format!("{field} is {found}; it takes {accepted}"))
+}
+
+/// An array of strings; `accepted` says what the field takes.
+pub fn strings(name: &str, accepted: &str, array: &RawValue) -> Result<Vec<String>> {
+    if JsonType::of(array) != JsonType::Array {
+        return Err(wrong_type(name, accepted, array));
+    }
+    let elements = decoded::<Elements<'_>>(name, array)?.0.into_iter();
+    let decode = |element| match JsonType::of(element) {
+        JsonType::String => decoded(name, element),
+        _ => Err(wrong_type(name, accepted, element)),
+    };
+    elements.map(decode).collect()
 }

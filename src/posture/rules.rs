@@ -1,0 +1,642 @@
+//! The rules of a network: what they may say, and which of them decides about a connection.
+//!
+//! Pure functions. Whoever asks resolves names and tells which addresses are the machine's own.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+
+use super::address::{Kind, Network, unwrapped};
+
+/// Where a connection shall lead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Host {
+    /// A DNS name in lower case, without a dot at its end.
+    Name(String),
+    /// An address.
+    Address(IpAddr),
+}
+
+/// Most characters of a name (RFC 1035).
+const MAX_NAME: usize = 253;
+
+impl Host {
+    /// Reads a name or an address; an IPv6 address may be in brackets. `None` if it is neither.
+    pub fn parse(text: &str) -> Option<Self> {
+        if let Some(inner) = text.strip_prefix('[') {
+            let address: Ipv6Addr = inner.strip_suffix(']')?.parse().ok()?;
+            return Some(Self::Address(address.into()));
+        }
+        if let Ok(address) = text.parse() {
+            return Some(Self::Address(address));
+        }
+        let name = text.strip_suffix('.').unwrap_or(text);
+        let is_label = |label: &str| {
+            let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+            (1..=63).contains(&label.len()) && label.bytes().all(plain)
+        };
+        let is_name = name.len() <= MAX_NAME && name.split('.').all(is_label);
+        is_name.then(|| Self::Name(name.to_ascii_lowercase()))
+    }
+}
+
+/// As in a URL: IPv6 in brackets.
+impl fmt::Display for Host {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => formatter.write_str(name),
+            Self::Address(IpAddr::V6(address)) => write!(formatter, "[{address}]"),
+            Self::Address(address) => write!(formatter, "{address}"),
+        }
+    }
+}
+
+/// Splits `HOST:PORT`; the port may be missing. `None` if either is malformed.
+pub fn host_and_port(text: &str) -> Option<(Host, Option<u16>)> {
+    // The colons of an IPv6 address are in brackets.
+    let split = match text.rfind(']') {
+        Some(bracket) => text[bracket + 1..].find(':').map(|at| bracket + 1 + at),
+        None => text.rfind(':'),
+    };
+    let Some(colon) = split else {
+        return Some((Host::parse(text)?, None));
+    };
+    Some((
+        Host::parse(&text[..colon])?,
+        Some(port(&text[colon + 1..])?),
+    ))
+}
+
+/// A port in digits, above 0.
+fn port(text: &str) -> Option<u16> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit());
+    let port = text.parse().ok().filter(|port| *port > 0);
+    port.filter(|_| is_plain)
+}
+
+/// What a rule is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Target {
+    Name(String),
+    /// Every name that ends in this, which begins with a dot.
+    Below(String),
+    Network(Network),
+    /// Addresses of a kind, and names that lead to them.
+    Kind(Kind, &'static [&'static str]),
+    /// Names, written as in rules.
+    Names(&'static [&'static str]),
+}
+
+/// The lists that rules name.
+const LISTS: &[(&str, Target)] = &[
+    (
+        "@cloud-metadata",
+        Target::Kind(
+            Kind::CloudMetadata,
+            &["metadata", "metadata.google.internal", "metadata.goog"],
+        ),
+    ),
+    ("@private", Target::Kind(Kind::Private, &[])),
+    ("localhost", Target::Kind(Kind::Machine, &["localhost"])),
+    (
+        "@pypi",
+        Target::Names(&["pypi.org", "files.pythonhosted.org", "pypi.python.org"]),
+    ),
+    (
+        "@npm",
+        Target::Names(&["registry.npmjs.org", "registry.yarnpkg.com"]),
+    ),
+    (
+        "@crates",
+        Target::Names(&["crates.io", "index.crates.io", "static.crates.io"]),
+    ),
+    (
+        "@github",
+        Target::Names(&["github.com", "*.github.com", "*.githubusercontent.com"]),
+    ),
+    (
+        "@huggingface",
+        Target::Names(&["huggingface.co", "*.huggingface.co", "hf.co", "*.hf.co"]),
+    ),
+];
+
+/// One entry of `allow` or `deny`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Rule {
+    /// As written.
+    text: String,
+    target: Target,
+    /// `None` for every port.
+    port: Option<u16>,
+}
+
+impl Rule {
+    /// What a rule can be, for messages.
+    pub const ACCEPTED: &str = "names, *.names, addresses, networks such as 10.0.0.0/8, each also with :port, and the \
+                                lists @cloud-metadata, @private, @pypi, @npm, @crates, @github, @huggingface";
+
+    /// Reads a rule; `None` if it is none.
+    pub fn parse(text: &str) -> Option<Self> {
+        let rule = |target, port| {
+            let text = text.to_owned();
+            Some(Self { text, target, port })
+        };
+        let is_address = text.parse::<IpAddr>().is_ok();
+        let (rest, number) = match text.rsplit_once(':') {
+            Some((rest, digits)) if !is_address && !digits.contains([']', '/']) => {
+                // Without brackets the colon may be one of an IPv6 network.
+                if rest.contains(':') && !rest.ends_with(']') {
+                    return None;
+                }
+                (rest, Some(port(digits)?))
+            }
+            _ => (text, None),
+        };
+        let lower = rest.to_ascii_lowercase();
+        let mut lists = LISTS.iter();
+        if let Some((_, target)) = lists.find(|(name, _)| *name == lower) {
+            return rule(target.clone(), number);
+        }
+        if let Some(parent) = rest.strip_prefix("*.") {
+            let Host::Name(name) = Host::parse(parent)? else {
+                return None;
+            };
+            return rule(Target::Below(format!(".{name}")), number);
+        }
+        if let Some((address, prefix)) = rest.split_once('/') {
+            let address = address.strip_prefix('[').unwrap_or(address);
+            let prefix = prefix.strip_suffix(']').unwrap_or(prefix);
+            let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
+            let prefix = prefix.parse().ok().filter(|_| is_number)?;
+            let network = Network::new(address.parse().ok()?, prefix)?;
+            return rule(Target::Network(network), number);
+        }
+        match Host::parse(rest)? {
+            Host::Name(name) => rule(Target::Name(name), number),
+            Host::Address(address) => {
+                let network = Network::only(address.to_canonical());
+                rule(Target::Network(network), number)
+            }
+        }
+    }
+
+    /// As written.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    fn is_about(&self, port: u16) -> bool {
+        self.port.is_none_or(|own| own == port)
+    }
+
+    fn has_name(&self, name: &str) -> bool {
+        let is_listed = |rule: &str| match rule.strip_prefix('*') {
+            Some(end) => name.ends_with(end),
+            None => name == rule,
+        };
+        match &self.target {
+            Target::Name(own) => own == name,
+            Target::Below(end) => name.len() > end.len() && name.ends_with(end.as_str()),
+            Target::Kind(_, names) | Target::Names(names) => names.iter().any(|own| is_listed(own)),
+            Target::Network(_) => false,
+        }
+    }
+
+    fn has_address(&self, address: IpAddr) -> bool {
+        match &self.target {
+            Target::Network(network) => network.contains(address),
+            Target::Kind(kind, _) => Kind::of(address) == Some(*kind),
+            Target::Name(_) | Target::Below(_) | Target::Names(_) => false,
+        }
+    }
+
+    /// Whether it names what is closed otherwise: addresses of a kind. A range that happens to hold them does not.
+    fn opens(&self, kind: Kind) -> bool {
+        match &self.target {
+            Target::Network(network) => kind.covers(*network),
+            Target::Kind(own, _) => *own == kind,
+            Target::Name(_) | Target::Below(_) | Target::Names(_) => false,
+        }
+    }
+
+    /// Whether it names this address alone.
+    fn is_only(&self, address: IpAddr) -> bool {
+        matches!(&self.target, Target::Network(network) if *network == Network::only(address))
+    }
+
+    /// Whether everything that it is about is something that another is about.
+    fn is_within(&self, other: &Self) -> bool {
+        if other.port.is_some() && other.port != self.port {
+            return false;
+        }
+        let listed = |names: &[&str]| {
+            names
+                .iter()
+                .all(|name| Self::parse(name).is_some_and(|rule| rule.is_within_names_of(other)))
+        };
+        match &self.target {
+            Target::Network(own) => match &other.target {
+                Target::Network(network) => own.is_within(*network),
+                Target::Kind(kind, _) => kind.covers(*own),
+                Target::Name(_) | Target::Below(_) | Target::Names(_) => false,
+            },
+            Target::Kind(kind, _) => {
+                matches!(&other.target, Target::Kind(other, _) if other == kind)
+            }
+            Target::Names(names) => listed(names),
+            Target::Name(_) | Target::Below(_) => self.is_within_names_of(other),
+        }
+    }
+
+    /// The same for a rule about one name, or those below one.
+    fn is_within_names_of(&self, other: &Self) -> bool {
+        let within = |own: &str| match &self.target {
+            Target::Below(end) => own.strip_prefix('*').is_some_and(|own| end.ends_with(own)),
+            Target::Name(name) => match own.strip_prefix('*') {
+                Some(own) => name.ends_with(own),
+                None => name == own,
+            },
+            _ => false,
+        };
+        match &other.target {
+            Target::Name(name) => within(name),
+            Target::Below(end) => within(&format!("*{end}")),
+            Target::Kind(_, names) | Target::Names(names) => names.iter().any(|own| within(own)),
+            Target::Network(_) => false,
+        }
+    }
+}
+
+/// Whether a connection may be made, and which rule says so.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether it may.
+    pub is_allowed: bool,
+    /// The rule as written, or a word for what has no rule.
+    pub rule: String,
+}
+
+impl Verdict {
+    /// A connection that may be made.
+    pub fn allowed(rule: &str) -> Self {
+        Self {
+            is_allowed: true,
+            rule: rule.to_owned(),
+        }
+    }
+
+    /// A connection that may not be made.
+    pub fn refused(rule: &str) -> Self {
+        Self {
+            is_allowed: false,
+            rule: rule.to_owned(),
+        }
+    }
+}
+
+/// What decides about connections.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Rules {
+    /// What is reached; `None` for everything that is not denied.
+    pub allow: Option<Vec<Rule>>,
+    /// What is not reached in any case.
+    pub deny: Vec<Rule>,
+}
+
+/// The word for what no rule allows.
+const NOT_LISTED: &str = "not in allow";
+
+impl Rules {
+    /// Decides about a name before it is looked up, so that nobody is asked about a name that is not allowed.
+    pub fn judge_name(&self, name: &str, port: u16) -> Verdict {
+        let is_meant = |rule: &&Rule| rule.is_about(port) && rule.has_name(name);
+        if let Some(rule) = self.deny.iter().find(is_meant) {
+            return Verdict::refused(&rule.text);
+        }
+        let Some(allow) = &self.allow else {
+            return Verdict::allowed("open");
+        };
+        match allow.iter().find(is_meant) {
+            Some(rule) => Verdict::allowed(&rule.text),
+            None => Verdict::refused(NOT_LISTED),
+        }
+    }
+
+    /// Decides about an address: one that was asked for, or one of an allowed name. `is_own` tells that the machine
+    /// has it.
+    pub fn judge_address(&self, address: IpAddr, port: u16, is_own: bool, named: bool) -> Verdict {
+        let (address, inner) = unwrapped(address);
+        let both = [Some(address), inner];
+        let has_it = |rule: &&Rule| {
+            let mut both = both.iter().flatten();
+            rule.is_about(port) && both.any(|address| rule.has_address(*address))
+        };
+        if let Some(rule) = self.deny.iter().find(has_it) {
+            return Verdict::refused(&rule.text);
+        }
+        let Some(allow) = &self.allow else {
+            return Verdict::allowed("open");
+        };
+        let mut open = allow.iter().filter(|rule| rule.is_about(port));
+        for address in both.into_iter().flatten() {
+            if let Some(kind) = Kind::of(address)
+                && !open
+                    .clone()
+                    .any(|rule| rule.opens(kind) && rule.has_address(address))
+            {
+                return Verdict::refused(kind.rule());
+            }
+        }
+        if is_own
+            && Kind::of(address) != Some(Kind::Machine)
+            && !open.clone().any(|rule| rule.is_only(address))
+        {
+            return Verdict::refused(Kind::Machine.rule());
+        }
+        match open.find(has_it) {
+            Some(rule) => Verdict::allowed(&rule.text),
+            // The name was allowed, and its address is nobody's but the public's.
+            None if named => Verdict::allowed("name"),
+            None => Verdict::refused(NOT_LISTED),
+        }
+    }
+
+    /// The first of its rules that allows something which others do not allow; `Err` without a rule if that is
+    /// everything.
+    ///
+    /// # Errors
+    /// As said.
+    pub fn check_within(&self, others: &Self) -> Result<(), Option<&Rule>> {
+        let Some(wider) = &others.allow else {
+            return Ok(());
+        };
+        let own = self.allow.as_ref().ok_or(None)?;
+        let is_wider = |rule: &&Rule| !wider.iter().any(|other| rule.is_within(other));
+        own.iter()
+            .find(is_wider)
+            .map_or(Ok(()), |rule| Err(Some(rule)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rules(allow: &[&str], deny: &[&str]) -> Rules {
+        let parse = |texts: &[&str]| {
+            texts
+                .iter()
+                .map(|text| Rule::parse(text).unwrap())
+                .collect()
+        };
+        Rules {
+            allow: Some(parse(allow)),
+            deny: parse(deny),
+        }
+    }
+
+    fn is_reached(rules: &Rules, host: &str, port: u16) -> bool {
+        let verdict = match Host::parse(host).unwrap() {
+            Host::Name(name) => rules.judge_name(&name, port),
+            Host::Address(address) => rules.judge_address(address, port, false, false),
+        };
+        verdict.is_allowed
+    }
+
+    #[test]
+    fn hosts_are_names_or_addresses() {
+        let name = |text: &str| Some(Host::Name(text.to_owned()));
+        assert_eq!(Host::parse("Example.COM."), name("example.com"));
+        assert_eq!(Host::parse("_sip.x-1"), name("_sip.x-1"));
+        let address = |text: &str| Some(Host::Address(text.parse().unwrap()));
+        assert_eq!(Host::parse("[::1]"), address("::1"));
+        assert_eq!(Host::parse("1.2.3.4"), address("1.2.3.4"));
+        for text in [
+            "",
+            ".",
+            "a..b",
+            "a b",
+            "a/b",
+            "a@b",
+            "[1.2.3.4]",
+            "[::1",
+            "é.fr",
+            "a\0",
+            &"a".repeat(64),
+        ] {
+            assert_eq!(Host::parse(text), None, "{text}");
+        }
+        let parsed = |text: &str| host_and_port(text).map(|(host, port)| (host.to_string(), port));
+        let shown = |host: &str, port| Some((host.to_owned(), port));
+        assert_eq!(parsed("a.b:80"), shown("a.b", Some(80)));
+        assert_eq!(parsed("[::1]:80"), shown("[::1]", Some(80)));
+        assert_eq!(parsed("[::1]"), shown("[::1]", None));
+        for text in [
+            "a:0", "a:65536", "a:+1", "a:", "[::1]80", "a:b:80", ":80", "::1:80x",
+        ] {
+            assert_eq!(parsed(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_rule_is_refused() {
+        for text in [
+            "",
+            "*",
+            "*.",
+            "*.*.com",
+            "a.*.com",
+            "10.0.0.0/33",
+            "10.0.0.0/-1",
+            "10.0.0/8",
+            "@none",
+            "a:0",
+            "a:x",
+            "http://a",
+            "a/24",
+            "*.1.2.3.4",
+            "[fd00::/8",
+            "::/0:80",
+        ] {
+            assert_eq!(Rule::parse(text), None, "{text}");
+        }
+        for text in [
+            "fd00::/8",
+            "[fd00::/8]:80",
+            "[::1]:80",
+            "::1",
+            "10.0.0.0/8:443",
+            "@private:22",
+            "A.b:443",
+        ] {
+            assert_eq!(Rule::parse(text).unwrap().text(), text);
+        }
+    }
+
+    #[test]
+    fn names_are_matched_whole() {
+        let rules = rules(
+            &[
+                "example.com",
+                "*.example.org",
+                "git.example.net:443",
+                "@pypi",
+            ],
+            &["bad.example.org"],
+        );
+        for (host, port, expected) in [
+            ("example.com", 80, true),
+            ("EXAMPLE.com.", 80, true),
+            ("www.example.com", 80, false),
+            ("notexample.com", 80, false),
+            ("a.example.org", 80, true),
+            ("a.b.example.org", 80, true),
+            ("example.org", 80, false),
+            ("evilexample.org", 80, false),
+            ("bad.example.org", 80, false),
+            ("git.example.net", 443, true),
+            ("git.example.net", 80, false),
+            ("pypi.org", 443, true),
+            ("files.pythonhosted.org", 443, true),
+            ("example.com.evil.net", 80, false),
+            ("1.1.1.1", 80, false),
+        ] {
+            assert_eq!(is_reached(&rules, host, port), expected, "{host}:{port}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_public_must_be_named() {
+        let all = rules(&["0.0.0.0/0", "::/0"], &[]);
+        for host in [
+            "127.0.0.1",
+            "10.0.0.1",
+            "169.254.169.254",
+            "[::1]",
+            "[fd00:ec2::254]",
+            "[::ffff:10.0.0.1]",
+            "[64:ff9b::a9fe:a9fe]",
+            "[2002:7f00:1::]",
+            "0.0.0.0",
+            "[fe80::1]",
+        ] {
+            assert!(!is_reached(&all, host, 80), "{host}");
+        }
+        assert!(is_reached(&all, "1.1.1.1", 80));
+        assert!(is_reached(&all, "[64:ff9b::101:101]", 80));
+        let named = rules(
+            &["10.1.0.0/16:5432", "127.0.0.1:8080", "169.254.169.254"],
+            &[],
+        );
+        for (host, port, expected) in [
+            ("10.1.9.9", 5432, true),
+            ("10.1.9.9", 80, false),
+            ("10.2.0.1", 5432, false),
+            ("127.0.0.1", 8080, true),
+            ("[::ffff:127.0.0.1]", 8080, true),
+            ("127.0.0.1", 80, false),
+            ("169.254.169.254", 80, true),
+            ("169.254.169.253", 80, false),
+        ] {
+            assert_eq!(is_reached(&named, host, port), expected, "{host}:{port}");
+        }
+        let private = rules(&["@private"], &[]);
+        assert!(is_reached(&private, "192.168.1.1", 80));
+        assert!(!is_reached(&private, "169.254.169.254", 80));
+        assert!(!is_reached(&private, "127.0.0.1", 80));
+        let local = rules(&["localhost:80"], &[]);
+        assert!(is_reached(&local, "localhost", 80) && is_reached(&local, "127.0.0.1", 80));
+        assert!(!is_reached(&local, "localhost", 81) && !is_reached(&local, "10.0.0.1", 80));
+    }
+
+    /// An allowed name that leads to what is not public (DNS rebinding).
+    #[test]
+    fn the_address_of_an_allowed_name_is_judged_too() {
+        let rules = rules(&["example.com", "10.1.0.0/16"], &["192.0.2.0/24"]);
+        let judge = |address: &str, is_own| {
+            rules
+                .judge_address(address.parse().unwrap(), 80, is_own, true)
+                .is_allowed
+        };
+        assert!(judge("1.1.1.1", false));
+        assert!(judge("10.1.2.3", false));
+        for address in [
+            "127.0.0.1",
+            "169.254.169.254",
+            "10.2.0.1",
+            "192.0.2.9",
+            "::ffff:192.0.2.9",
+        ] {
+            assert!(!judge(address, false), "{address}");
+        }
+        // An address of the machine, whatever range it is from.
+        assert!(!judge("1.1.1.1", true) && !judge("10.1.2.3", true));
+    }
+
+    #[test]
+    fn everything_but_what_is_denied() {
+        let open = Rules {
+            allow: None,
+            deny: rules(&[], &["@private", "evil.example", "127.0.0.0/8:22"]).deny,
+        };
+        for (host, port, expected) in [
+            ("example.com", 80, true),
+            ("evil.example", 80, false),
+            ("10.0.0.1", 80, false),
+            ("[64:ff9b::a00:1]", 80, false),
+            ("127.0.0.1", 22, false),
+            ("127.0.0.1", 80, true),
+            ("169.254.169.254", 80, true),
+        ] {
+            assert_eq!(is_reached(&open, host, port), expected, "{host}:{port}");
+        }
+    }
+
+    #[test]
+    fn tightening_names_no_more_than_the_ceiling() {
+        let ceiling = rules(
+            &[
+                "example.com",
+                "*.example.org:443",
+                "@github",
+                "10.0.0.0/8",
+                "@cloud-metadata",
+            ],
+            &[],
+        );
+        let wider = |allow: &[&str]| {
+            let own = rules(allow, &[]);
+            own.check_within(&ceiling)
+                .err()
+                .map(|rule| rule.unwrap().text().to_owned())
+        };
+        let narrow = [
+            "example.com:443",
+            "a.example.org:443",
+            "*.a.example.org:443",
+            "api.github.com",
+            "*.github.com",
+            "10.2.0.0/16",
+            "10.0.0.1:80",
+            "169.254.169.254",
+            "@github:443",
+        ];
+        assert_eq!(wider(&narrow), None);
+        for text in [
+            "*.example.com",
+            "a.example.org",
+            "example.org:443",
+            "*.example.org",
+            "@pypi",
+            "11.0.0.0/8",
+            "0.0.0.0/0",
+            "@private",
+            "*.org:443",
+        ] {
+            assert_eq!(wider(&["example.com", text]).as_deref(), Some(text));
+        }
+        let open = Rules::default();
+        assert_eq!(open.check_within(&ceiling), Err(None));
+        assert_eq!(ceiling.check_within(&open), Ok(()));
+        assert_eq!(open.check_within(&open), Ok(()));
+    }
+}
