@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::parse::{Framing, Head, at_most};
+use super::parse::{Framing, Head, NO_SLASH, ParseError, at_most};
 use super::reader::{BODY_LIMIT, SocketReader};
 use super::request::{BodyReader, ReceiveError, Request};
 use super::response::{Body, Refusal, Response, append_status_line, reason};
@@ -47,6 +47,11 @@ pub trait Handler: Send + Sync + 'static {
     /// Takes note of a request that was answered with `status` because its head could not be parsed
     /// or did not arrive in time. [`Handler::handle`] does not see such a request.
     fn refused(&self, _status: u16) {}
+
+    /// Whether it is a proxy, which takes targets that are no paths.
+    fn is_proxy(&self) -> bool {
+        false
+    }
 }
 
 /// Serves requests until the connection ends; only one if `keep` is false.
@@ -96,11 +101,17 @@ fn serve_request(
     let begun = Instant::now();
     let socket = &Arc::clone(reader.socket());
     let mut plan = Plan {
-        is_head: false,
+        asked: Asked::Body,
         http_1_1: true,
         keep_alive: false,
     };
     let mut ledger = Arc::clone(seat.ledger());
+    let head = head.and_then(|head| {
+        if head.path.is_empty() && !handler.is_proxy() {
+            return Err(ParseError::Malformed(NO_SLASH).into());
+        }
+        Ok(head)
+    });
     let (response, mut body) = match head {
         Err(error) => {
             let refusal = Refusal::from(error);
@@ -128,7 +139,11 @@ fn serve_request(
                 head, body, closes, ..
             } = request;
             ledger = request.ledger;
-            plan.is_head = head.method == "HEAD";
+            plan.asked = match &*head.method {
+                "HEAD" => Asked::Head,
+                "CONNECT" => Asked::Tunnel,
+                _ => Asked::Body,
+            };
             plan.http_1_1 = head.minor_version == 1;
             plan.keep_alive = keep && !closes && head.keep_alive && body.is_drainable();
             logging::debug(format_args!(
@@ -141,20 +156,36 @@ fn serve_request(
             (response, body)
         }
     };
-    plan.keep_alive &= response.status != 101;
+    plan.keep_alive &= !plan.is_tunnel(response.status);
     send_response(socket, response, plan, &mut body, &ledger)?;
     Ok(plan.keep_alive && body.drain())
+}
+
+/// What a request asks for, by its method.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Asked {
+    /// HEAD: no body is sent.
+    Head,
+    /// CONNECT: success turns the connection into a tunnel.
+    Tunnel,
+    Body,
 }
 
 /// What the framing of a response depends on besides the response.
 #[derive(Clone, Copy)]
 struct Plan {
-    /// The request was HEAD: no body is sent.
-    is_head: bool,
+    asked: Asked,
     /// The client understands chunks.
     http_1_1: bool,
     /// Another request may follow.
     keep_alive: bool,
+}
+
+impl Plan {
+    /// Whether the connection is another protocol's after a response: its head frames no body (RFC 9110 section 9.3.6).
+    fn is_tunnel(self, status: u16) -> bool {
+        status == 101 || (self.asked == Asked::Tunnel && (200..300).contains(&status))
+    }
 }
 
 /// Frames and sends a response.
@@ -197,14 +228,14 @@ fn send_response(
         }
         Framing::Chunked | Framing::None => {}
     }
-    if !plan.keep_alive && status != 101 {
+    if !plan.keep_alive && !plan.is_tunnel(status) {
         head.extend_from_slice(b"Connection: close\r\n");
     }
     head.extend_from_slice(b"\r\n");
     let stream = |head| StreamWriter::new(Arc::clone(socket), head, chunked);
     let result = match body {
         Body::Takeover(takeover) => takeover.run(&mut stream(head), request),
-        _ if plan.is_head => send_slices(socket, [&head]),
+        _ if plan.asked == Asked::Head => send_slices(socket, [&head]),
         Body::Empty => send_slices(socket, [&head]),
         Body::Bytes(bytes) => send_slices(socket, [&head, &bytes]),
         Body::File {

@@ -53,7 +53,10 @@ impl Fields {
 pub struct Head {
     /// As sent: methods are case-sensitive.
     pub method: String,
-    /// The path, undecoded, always beginning with a slash (or `*`).
+    /// The host, and perhaps the port, of a target that names them, undecoded. Only proxies use it.
+    pub authority: Option<Vec<u8>>,
+    /// The path, undecoded, beginning with a slash (or `*`). Empty for a target that is an authority only, which
+    /// `CONNECT` has (RFC 9112 section 3.2.3).
     pub path: Vec<u8>,
     /// The query without its question mark, undecoded.
     pub query: Option<Vec<u8>>,
@@ -146,9 +149,14 @@ pub fn head(bytes: &[u8]) -> Result<Progress<Head>, ParseError> {
     let Some(fields) = fields(&mut lines)? else {
         return partial(bytes);
     };
-    let (path, query) = target_parts(target)?;
+    let Target {
+        authority,
+        path,
+        query,
+    } = target_parts(&method, target)?;
     let mut head = Head {
         method,
+        authority,
         path,
         query,
         minor_version,
@@ -345,31 +353,47 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
-fn target_parts(target: &[u8]) -> Result<(Vec<u8>, Option<Vec<u8>>), ParseError> {
+/// The parts of a request target.
+struct Target {
+    authority: Option<Vec<u8>>,
+    path: Vec<u8>,
+    query: Option<Vec<u8>>,
+}
+
+fn target_parts(method: &str, target: &[u8]) -> Result<Target, ParseError> {
     // Clients do not send fragments (RFC 9112 section 3.2): this # is part of an unescaped name.
     if target.contains(&b'#') {
         return Err(Malformed("the target has a #, which is sent as %23"));
     }
-    // A proxy may send the absolute form (RFC 9112 section 3.2.2). The authority is ignored.
-    let origin = match target
+    // A client of a proxy sends the absolute form (RFC 9112 section 3.2.2), and so may a proxy.
+    let absolute = target
         .strip_prefix(b"http://")
-        .or(target.strip_prefix(b"https://"))
-    {
-        None => target,
+        .or(target.strip_prefix(b"https://"));
+    let (authority, origin) = match absolute {
+        None if method == "CONNECT" && !target.contains(&b'/') => (Some(target), &b""[..]),
+        None => (None, target),
         Some(rest) => match rest.iter().position(|byte| matches!(byte, b'/' | b'?')) {
-            Some(slash) if rest[slash] == b'/' => &rest[slash..],
+            Some(slash) if rest[slash] == b'/' => (Some(&rest[..slash]), &rest[slash..]),
             Some(_) => return Err(Malformed("the target has a query without a path")),
-            None => b"/",
+            None => (Some(rest), &b"/"[..]),
         },
     };
-    if !origin.starts_with(b"/") && origin != b"*" {
-        return Err(Malformed("the target does not begin with a slash"));
+    if !origin.starts_with(b"/") && origin != b"*" && !origin.is_empty() {
+        return Err(Malformed(NO_SLASH));
     }
-    Ok(match origin.iter().position(|byte| *byte == b'?') {
-        Some(mark) => (origin[..mark].to_vec(), Some(origin[mark + 1..].to_vec())),
-        None => (origin.to_vec(), None),
+    let (path, query) = match origin.iter().position(|byte| *byte == b'?') {
+        Some(mark) => (&origin[..mark], Some(origin[mark + 1..].to_vec())),
+        None => (origin, None),
+    };
+    Ok(Target {
+        authority: authority.map(<[u8]>::to_vec),
+        path: path.to_vec(),
+        query,
     })
 }
+
+/// What is wrong with a target that is no path, where one is needed.
+pub(super) const NO_SLASH: &str = "the target does not begin with a slash";
 
 fn framing(fields: &Fields, minor_version: u8) -> Result<Framing, ParseError> {
     let mut lengths = fields.values("content-length");
@@ -513,13 +537,42 @@ mod tests {
             "G@T / HTTP/1.1",
             "GET a HTTP/1.1",
             "GET /\u{1} HTTP/1.1",
-            "CONNECT a:1 HTTP/1.1",
+            "CONNECT a:1/ HTTP/1.1",
+            "connect a:1 HTTP/1.1",
+            "CONNECT http://a?b HTTP/1.1",
             "GET /a#b HTTP/1.1",
             "GET /?a#b HTTP/1.1",
             "GET x://a/b HTTP/1.1",
             "GET http://a?b/health HTTP/1.1",
         ] {
             forbid(&format!("{line}\r\n\r\n"));
+        }
+    }
+
+    #[test]
+    fn targets_of_proxies_name_their_authority() {
+        for (line, authority, path, query) in [
+            ("CONNECT a:1 HTTP/1.1", Some("a:1"), "", None),
+            ("CONNECT [::1]:1 HTTP/1.1", Some("[::1]:1"), "", None),
+            (
+                "GET http://a:80/b?c HTTP/1.1",
+                Some("a:80"),
+                "/b",
+                Some("c"),
+            ),
+            ("GET http://a HTTP/1.1", Some("a"), "/", None),
+            ("GET http:///b HTTP/1.1", Some(""), "/b", None),
+            ("GET /b HTTP/1.1", None, "/b", None),
+            ("CONNECT /b HTTP/1.1", None, "/b", None),
+        ] {
+            let head = complete(&format!("{line}\r\n\r\n"));
+            assert_eq!(
+                head.authority.as_deref(),
+                authority.map(str::as_bytes),
+                "{line}"
+            );
+            assert_eq!(head.path, path.as_bytes(), "{line}");
+            assert_eq!(head.query.as_deref(), query.map(str::as_bytes), "{line}");
         }
     }
 

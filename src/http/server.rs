@@ -199,7 +199,7 @@ fn spare_descriptor() -> Option<std::fs::File> {
 }
 
 /// Answers 503 without waiting for the client.
-fn refuse(mut socket: &TcpStream, code: &str, text: &str) {
+pub fn refuse(mut socket: &TcpStream, code: &str, text: &str) {
     let body = format!("{{\"error\":\"{text}\",\"code\":\"{code}\"}}\n");
     let response = format!(
         "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\

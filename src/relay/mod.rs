@@ -28,10 +28,10 @@ use crate::http::reader::{BODY_LIMIT, ReceiveError};
 use crate::http::request::{BodyReader, Request};
 use crate::http::response::{Body, Response, Takeover, append_status_line};
 use crate::http::stream::{SEND_LIMIT, StreamWriter};
-use crate::ledger::Ledger;
 use crate::sys::Events;
-use tunnel::Tunnel;
-pub use upstream::{Forward, RelayError};
+pub use tunnel::connect_through;
+use tunnel::{Connected, Tunnel};
+pub use upstream::{Account, Forward, RelayError};
 use upstream::{
     ReadSize, Upstream, append_fields, append_upgrade, end_to_end, poll_both, wants_upgrade,
 };
@@ -42,6 +42,12 @@ const MAX_UNSEEN_RESPONSES: usize = 100;
 /// A client that waits for `100 Continue` gets it after this long if the upstream server has not
 /// answered: many servers do not know the expectation (RFC 9110 section 10.1.1).
 const GO_AHEAD_LIMIT: Duration = Duration::from_secs(1);
+
+/// The answer to a client that asked for the connection that `socket` is: bytes in both directions.
+pub fn connected(socket: OwnedFd, account: Account) -> Response {
+    let connected = Connected { socket, account };
+    Response::new(200, Body::Takeover(Box::new(connected)))
+}
 
 /// Forwards a request over `socket` until the head of the response has arrived. Interim responses go
 /// to the client.
@@ -57,11 +63,15 @@ pub fn exchange(
     let Request {
         head, body, ledger, ..
     } = request;
+    let account = Account {
+        ledger: Arc::clone(ledger),
+        counter: forward.counter.clone(),
+    };
     let upgrades = wants_upgrade(head);
     let http_1_1 = head.minor_version == 1;
     let to_head = head.method == "HEAD";
     let mut exchange = Exchange {
-        upstream: Upstream::new(socket, head, body, forward, ledger),
+        upstream: Upstream::new(socket, head, body, forward, &account),
         request_ready: false,
         response_ready: false,
     };
@@ -88,7 +98,7 @@ pub fn exchange(
             match exchange.upstream.try_read_head()? {
                 None => exchange.response_ready = false,
                 Some(response) if response.status >= 200 => {
-                    let relay = Relay::new(exchange, response, to_head, Arc::clone(ledger));
+                    let relay = Relay::new(exchange, response, to_head, account);
                     let status = relay.head.status;
                     return Ok(Response::new(status, Body::Takeover(Box::new(relay))));
                 }
@@ -97,7 +107,7 @@ pub fn exchange(
                     let tunnel = Tunnel {
                         upstream,
                         head: response,
-                        ledger: Arc::clone(ledger),
+                        account,
                     };
                     return Ok(Response::new(101, Body::Takeover(Box::new(tunnel))));
                 }
@@ -240,12 +250,12 @@ struct Relay {
     decoder: BodyDecoder,
     /// The framing that the client gets.
     framing: Framing,
-    ledger: Arc<Ledger>,
+    account: Account,
 }
 
 impl Relay {
     /// Determines where the body ends (RFC 9112 section 6.3).
-    fn new(exchange: Exchange, head: ResponseHead, to_head: bool, ledger: Arc<Ledger>) -> Self {
+    fn new(exchange: Exchange, head: ResponseHead, to_head: bool, account: Account) -> Self {
         let (decoder, framing) = match (head.status, head.framing) {
             (204, _) => (BodyDecoder::Ended, Framing::None),
             // Has no content either, but may have a length.
@@ -263,7 +273,7 @@ impl Relay {
             head,
             decoder,
             framing,
-            ledger,
+            account,
         }
     }
 
@@ -306,7 +316,7 @@ impl Takeover for Relay {
         client: &mut StreamWriter,
         body: &mut BodyReader<'_>,
     ) -> io::Result<()> {
-        let mut size = ReadSize::new(&self.ledger);
+        let mut size = ReadSize::new(&self.account);
         // How the response ended; reported when the client has taken all of it.
         let mut outcome = None;
         // The first read adds to the head in the buffer: a small response is sent at once.
@@ -385,6 +395,7 @@ mod tests {
             host: "localhost",
             withheld: &[],
             added: Vec::new(),
+            counter: None,
         };
         let response = exchange(&mut request, upstream, &forward);
         outcome(client, response, &mut request.body);

@@ -9,27 +9,28 @@
 //! all before it, and is passed on by shutdown(2); the other direction continues.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
 
-use super::upstream::{ReadSize, Upstream, append_fields, append_upgrade, end_to_end, poll_both};
+use super::upstream::{
+    Account, ReadSize, Upstream, append_fields, append_upgrade, end_to_end, poll_both,
+};
 use crate::http::body::BodyDecoder;
 use crate::http::parse::{Framing, ResponseHead};
 use crate::http::reader::SocketReader;
 use crate::http::request::BodyReader;
 use crate::http::response::{Takeover, append_status_line};
 use crate::http::stream::{SEND_LIMIT, StreamWriter};
-use crate::ledger::Ledger;
 use crate::sys::Events;
 
 /// The connection of a client to an upstream server that has agreed to change the protocol.
 pub(super) struct Tunnel {
     pub(super) upstream: Upstream,
     pub(super) head: ResponseHead,
-    pub(super) ledger: Arc<Ledger>,
+    pub(super) account: Account,
 }
 
 impl Takeover for Tunnel {
@@ -43,75 +44,126 @@ impl Takeover for Tunnel {
         Framing::None
     }
 
-    /// Moves bytes until both directions have ended, or one side is gone.
     fn run(
         self: Box<Self>,
         to_client: &mut StreamWriter,
         request: &mut BodyReader<'_>,
     ) -> io::Result<()> {
-        let Upstream {
-            reader: mut from_upstream,
-            writer: mut to_upstream,
-            ..
-        } = self.upstream;
-        let from_client = request.connection();
-        let client = Arc::clone(to_client.socket());
-        let upstream = Arc::clone(to_upstream.socket());
-        let (mut up, mut down) = (Flow::new(&self.ledger), Flow::new(&self.ledger));
-        let mut upstream_is_gone = false;
-        loop {
-            up.advance(from_client, &mut to_upstream);
-            down.advance(&mut from_upstream, to_client);
-            // The tunnel ends with its client. When the server is gone, the client first gets what the
-            // server sent last.
-            let client_is_gone = up.source.has_failed() || down.target_is_lost;
-            if client_is_gone || (down.is_over() && (up.is_over() || upstream_is_gone)) {
-                return Ok(());
-            }
-            let (up_reads, down_reads) = (
-                up.is_open() && to_upstream.is_flushed(),
-                down.is_open() && to_client.is_flushed(),
-            );
-            let client_events = Events::NONE
-                .and_if(up_reads && !up.source_ready, Events::READABLE)
-                .and_if(!to_client.is_flushed(), Events::WRITABLE);
-            let upstream_events = Events::NONE
-                .and_if(down_reads && !down.source_ready, Events::READABLE)
-                .and_if(!to_upstream.is_flushed(), Events::WRITABLE);
-            // Poll always reports a side that has hung up. It is left out once that is known and
-            // nothing can be done about it, or the loop would spin.
-            let polls_client = client_events.any() || !up.source_ready || !down.is_shut;
-            let polls_upstream = upstream_events.any() || !down.source_ready;
-            let limit = if (up_reads && up.source_ready) || (down_reads && down.source_ready) {
-                Some(Duration::ZERO)
-            } else {
-                // A tunnel may be quiet without limit, but the client must take pending data in time.
-                (!to_client.is_flushed()).then_some(SEND_LIMIT)
-            };
-            let [client_found, upstream_found] = poll_both(
-                [
-                    polls_client.then(|| client.as_fd()),
-                    polls_upstream.then(|| upstream.as_fd()),
-                ],
-                [client_events, upstream_events],
-                limit,
-                || {
-                    to_client.trim();
-                    to_upstream.trim();
-                },
-            );
-            if limit == Some(SEND_LIMIT) && !client_found.any() && !upstream_found.any() {
-                return Err(io::ErrorKind::TimedOut.into());
-            }
-            let readable = Events::READABLE.and_if(true, Events::BROKEN);
-            up.source_ready |= client_found.has(readable);
-            down.source_ready |= upstream_found.has(readable);
-            upstream_is_gone |= upstream_found.has(Events::BROKEN);
-            // A client that closes both directions in order has hung up too, when its last bytes may
-            // still be unread.
-            if client_found.has(Events::BROKEN) && !(up.is_open() && down.is_shut) {
-                return Ok(());
-            }
+        let Upstream { reader, writer, .. } = self.upstream;
+        join(
+            request.connection(),
+            to_client,
+            reader,
+            writer,
+            &self.account,
+        )
+    }
+}
+
+/// The connection of a client of a proxy that has asked for it (RFC 9110 section 9.3.6).
+pub(super) struct Connected {
+    pub(super) socket: OwnedFd,
+    pub(super) account: Account,
+}
+
+impl Takeover for Connected {
+    fn append_head(&self, out: &mut Vec<u8>) {
+        append_status_line(out, 200, b"Connection established");
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::None
+    }
+
+    fn run(
+        self: Box<Self>,
+        to_client: &mut StreamWriter,
+        request: &mut BodyReader<'_>,
+    ) -> io::Result<()> {
+        connect_through(request.connection(), to_client, self.socket, &self.account)
+    }
+}
+
+/// Moves bytes between a client and a server that has sent nothing yet.
+///
+/// # Errors
+/// As [`join`].
+pub fn connect_through(
+    from_client: &mut SocketReader,
+    to_client: &mut StreamWriter,
+    server: OwnedFd,
+    account: &Account,
+) -> io::Result<()> {
+    let server = Arc::new(server);
+    let reader = SocketReader::new(Arc::clone(&server));
+    let writer = StreamWriter::new(server, Vec::new(), false);
+    join(from_client, to_client, reader, writer, account)
+}
+
+/// Moves bytes until both directions have ended, or one side is gone.
+fn join(
+    from_client: &mut SocketReader,
+    to_client: &mut StreamWriter,
+    mut from_upstream: SocketReader<Arc<OwnedFd>>,
+    mut to_upstream: StreamWriter<Arc<OwnedFd>>,
+    account: &Account,
+) -> io::Result<()> {
+    let client = Arc::clone(to_client.socket());
+    let upstream = Arc::clone(to_upstream.socket());
+    let (mut up, mut down) = (Flow::new(account), Flow::new(account));
+    let mut upstream_is_gone = false;
+    loop {
+        up.advance(from_client, &mut to_upstream);
+        down.advance(&mut from_upstream, to_client);
+        // The tunnel ends with its client. When the server is gone, the client first gets what the
+        // server sent last.
+        let client_is_gone = up.source.has_failed() || down.target_is_lost;
+        if client_is_gone || (down.is_over() && (up.is_over() || upstream_is_gone)) {
+            return Ok(());
+        }
+        let (up_reads, down_reads) = (
+            up.is_open() && to_upstream.is_flushed(),
+            down.is_open() && to_client.is_flushed(),
+        );
+        let client_events = Events::NONE
+            .and_if(up_reads && !up.source_ready, Events::READABLE)
+            .and_if(!to_client.is_flushed(), Events::WRITABLE);
+        let upstream_events = Events::NONE
+            .and_if(down_reads && !down.source_ready, Events::READABLE)
+            .and_if(!to_upstream.is_flushed(), Events::WRITABLE);
+        // Poll always reports a side that has hung up. It is left out once that is known and
+        // nothing can be done about it, or the loop would spin.
+        let polls_client = client_events.any() || !up.source_ready || !down.is_shut;
+        let polls_upstream = upstream_events.any() || !down.source_ready;
+        let limit = if (up_reads && up.source_ready) || (down_reads && down.source_ready) {
+            Some(Duration::ZERO)
+        } else {
+            // A tunnel may be quiet without limit, but the client must take pending data in time.
+            (!to_client.is_flushed()).then_some(SEND_LIMIT)
+        };
+        let [client_found, upstream_found] = poll_both(
+            [
+                polls_client.then(|| client.as_fd()),
+                polls_upstream.then(|| upstream.as_fd()),
+            ],
+            [client_events, upstream_events],
+            limit,
+            || {
+                to_client.trim();
+                to_upstream.trim();
+            },
+        );
+        if limit == Some(SEND_LIMIT) && !client_found.any() && !upstream_found.any() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        let readable = Events::READABLE.and_if(true, Events::BROKEN);
+        up.source_ready |= client_found.has(readable);
+        down.source_ready |= upstream_found.has(readable);
+        upstream_is_gone |= upstream_found.has(Events::BROKEN);
+        // A client that closes both directions in order has hung up too, when its last bytes may
+        // still be unread.
+        if client_found.has(Events::BROKEN) && !(up.is_open() && down.is_shut) {
+            return Ok(());
         }
     }
 }
@@ -129,11 +181,11 @@ struct Flow {
 }
 
 impl Flow {
-    fn new(ledger: &Arc<Ledger>) -> Self {
+    fn new(account: &Account) -> Self {
         Self {
             source: BodyDecoder::UntilClose,
             source_ready: true,
-            size: ReadSize::new(ledger),
+            size: ReadSize::new(account),
             is_shut: false,
             target_is_lost: false,
         }

@@ -7,6 +7,7 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -58,6 +59,17 @@ pub struct Forward<'a> {
     pub withheld: &'a [&'a str],
     /// Fields to add. A value is one line.
     pub added: Vec<(&'a str, Vec<u8>)>,
+    /// Counts the bytes of bodies, both ways.
+    pub counter: Option<Arc<AtomicU64>>,
+}
+
+/// Where the bytes that are moved are noted.
+#[derive(Clone)]
+pub struct Account {
+    /// What the buffers are charged to.
+    pub ledger: Arc<Ledger>,
+    /// Counts the bytes.
+    pub counter: Option<Arc<AtomicU64>>,
 }
 
 /// Why a request has no response.
@@ -103,19 +115,19 @@ impl Upstream {
         head: &Head,
         body: &BodyReader<'_>,
         forward: &Forward<'_>,
-        ledger: &Arc<Ledger>,
+        account: &Account,
     ) -> Self {
         let socket = Arc::new(socket);
         let head_bytes = request_head(head, body.awaits_go_ahead(), forward);
         let chunked = head.framing == Framing::Chunked;
         let mut reader = SocketReader::new(Arc::clone(&socket));
-        reader.charge_to(ledger);
+        reader.charge_to(&account.ledger);
         Self {
             reader,
             writer: StreamWriter::new(socket, head_bytes, chunked),
             is_fed: body.is_over(),
             was_reset: false,
-            size: ReadSize::new(ledger),
+            size: ReadSize::new(account),
         }
     }
 
@@ -269,16 +281,16 @@ pub(super) fn poll_both(
 /// The size of a read. It follows the amount of data that arrives, as far as the tenant's share allows.
 pub(super) struct ReadSize {
     bytes: usize,
-    ledger: Arc<Ledger>,
+    account: Account,
     /// For the buffers of the largest size so far.
     charge: Option<Charge>,
 }
 
 impl ReadSize {
-    pub(super) fn new(ledger: &Arc<Ledger>) -> Self {
+    pub(super) fn new(account: &Account) -> Self {
         Self {
             bytes: MIN_READ_BYTES,
-            ledger: Arc::clone(ledger),
+            account: account.clone(),
             charge: None,
         }
     }
@@ -295,6 +307,9 @@ impl ReadSize {
             let before = out.len();
             result = read(out, most);
             let count = out.len() - before;
+            if let Some(counter) = &self.account.counter {
+                counter.fetch_add(count as u64, Ordering::Relaxed);
+            }
             if count >= most {
                 self.grow(most * 4);
             } else if count < most / 8 {
@@ -309,7 +324,10 @@ impl ReadSize {
         let charged = self.charge.as_ref().map_or(0, Charge::bytes);
         if wanted * USES_OF_READ > charged {
             self.charge = None;
-            let charge = self.ledger.charge(Item::Responses, wanted * USES_OF_READ);
+            let charge = self
+                .account
+                .ledger
+                .charge(Item::Responses, wanted * USES_OF_READ);
             self.charge = charge.ok();
         }
         if self.charge.is_some() {
