@@ -16,6 +16,7 @@ mod descriptors;
 mod diag;
 mod identity;
 mod lock;
+mod notify;
 mod poll;
 mod process;
 mod pty;
@@ -35,6 +36,7 @@ pub use identity::{
     withhold_ptrace_from_children,
 };
 pub use lock::{Condvar, Mutex, MutexGuard, stop_thread};
+pub use notify::{CallListener, WaitingCall, has_listeners};
 pub use poll::{Events, PollEntry, limit_unsent, poll, readable_bytes, receive_append};
 pub use process::{
     Ending, Pid, ended_child, fork, make_thread_nice, pidfd_open, pidfd_signal, reap, signal_group,

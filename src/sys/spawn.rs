@@ -15,7 +15,8 @@ use nix::errno::Errno;
 use super::clone::{ChildStack, clone};
 use super::descriptors::ReservedSlot;
 use super::identity::{User, become_user};
-use super::process::{Pid, wait};
+use super::notify::{CallListener, LISTENER_FLAGS, ListenerChannel, send_listener};
+use super::process::{Pid, pidfd_signal, wait};
 use super::pty::take_controlling_terminal;
 use super::signals::{changed_signals, set_default};
 use super::system::Resource;
@@ -95,6 +96,8 @@ pub struct Restriction<'a> {
     pub rulesets: [Option<BorrowedFd<'a>>; 2],
     /// The seccomp filter; empty if the kernel has none and the operator accepted that.
     pub filter: &'a [libc::sock_filter],
+    /// Whether the filter leaves some calls to the server, which gets its listener.
+    pub has_listener: bool,
 }
 
 /// A child that runs its program.
@@ -103,6 +106,8 @@ pub struct Spawned {
     pub pid: Pid,
     /// Its pidfd.
     pub pidfd: OwnedFd,
+    /// Tells of the calls that its filter leaves to the server.
+    pub listener: Option<CallListener>,
 }
 
 /// The plan in the form that the child reads, and what it reports back. The server does not run this
@@ -111,8 +116,8 @@ struct RawPlan<'a> {
     plan: &'a ChildPlan<'a>,
     /// Become descriptors 0, 1 and 2.
     stdio: [RawFd; 3],
-    /// Become descriptors 3, 4 and 5: a ruleset, what is passed, another ruleset.
-    others: [Option<RawFd>; 3],
+    /// Become descriptors 3 to 6: a ruleset, what is passed, another ruleset, the channel for a listener.
+    others: [Option<RawFd>; 4],
     /// With a shared table: the number from which on the child needs none.
     shared_end: Option<c_int>,
     /// Signals that the server ignores or handles and the child must not.
@@ -145,7 +150,11 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
     let restriction = plan.restriction;
     let mut stdio = plan.stdio.map(|stream| stream.as_raw_fd());
     let [first, second] = restriction.map_or([None; 2], |restriction| restriction.rulesets);
-    let others = [first, plan.passed, second];
+    let has_listener = restriction.is_some_and(|restriction| restriction.has_listener);
+    let channel = has_listener.then(ListenerChannel::new).transpose();
+    let channel = channel.map_err(failed(SpawnStep::Descriptors))?;
+    let child_end = channel.as_ref().map(|channel| channel.child.as_fd());
+    let others = [first, plan.passed, second, child_end];
     let mut others = others.map(|source| source.map(|source| source.as_raw_fd()));
     if let Some(slot) = slot {
         let sources = stdio.iter_mut().chain(others.iter_mut().flatten());
@@ -184,7 +193,19 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
         // root. Then they belong to its user.
         let _ = std::fs::write(format!("/proc/{pid}/oom_score_adj"), plan.oom_score);
     }
-    Ok(Spawned { pid, pidfd })
+    let listener = channel.map(ListenerChannel::receive).transpose();
+    let listener = listener.map_err(|errno| {
+        // Without the server its sockets would hang.
+        let _ = pidfd_signal(pidfd.as_fd(), libc::SIGKILL);
+        plan.announcement.store(0, Ordering::Release);
+        let _ = wait(pidfd.as_fd(), true);
+        failed(SpawnStep::Filter)(errno)
+    })?;
+    Ok(Spawned {
+        pid,
+        pidfd,
+        listener,
+    })
 }
 
 /// The child's half of [`spawn`].
@@ -206,8 +227,11 @@ extern "C" fn child(argument: *mut c_void) -> c_int {
 /// passed at the number between them.
 const RULESET_DESCRIPTORS: [RawFd; 2] = [3, 5];
 
+/// Where it has the channel for its listener until it has used it.
+const CHANNEL_DESCRIPTOR: RawFd = 6;
+
 /// The first number above all that a child has.
-const FIRST_FREE_DESCRIPTOR: RawFd = 6;
+const FIRST_FREE_DESCRIPTOR: RawFd = 7;
 
 /// Prepares the child and executes its program. Returns only the step that failed, with its errno set.
 ///
@@ -365,9 +389,24 @@ unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), SpawnStep> {
             // it as dumpable as `fs.suid_dumpable` says (proc(5)).
             libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         }
+        if filter.is_empty() {
+            return Ok(());
+        }
         let mode = libc::SECCOMP_SET_MODE_FILTER;
-        if !filter.is_empty() && libc::syscall(libc::SYS_seccomp, mode, 0, &raw const program) < 0 {
+        let flags = if restriction.has_listener {
+            LISTENER_FLAGS
+        } else {
+            0
+        };
+        let listener = libc::syscall(libc::SYS_seccomp, mode, flags, &raw const program);
+        if listener < 0 {
             return Err(SpawnStep::Filter);
+        }
+        if restriction.has_listener {
+            // It is close-on-exec; the channel is not.
+            let listener = RawFd::try_from(listener).unwrap_or(-1);
+            send_listener(CHANNEL_DESCRIPTOR, listener).map_err(|_| SpawnStep::Filter)?;
+            libc::close(CHANNEL_DESCRIPTOR);
         }
     }
     Ok(())
