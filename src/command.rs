@@ -363,9 +363,9 @@ impl CommandSpec {
             part(&size.columns.to_le_bytes());
             part(name.as_bytes());
         }
-        if let Some(network) = self.network {
+        if let Some(network) = &self.network {
             part(b"network");
-            part(network.name().as_bytes());
+            part(network.identity().as_bytes());
         }
         digest.finalize().into()
     }

@@ -14,6 +14,7 @@ mod codec;
 mod command;
 mod config;
 mod confine;
+mod egress;
 mod error;
 mod files;
 #[cfg(test)]
@@ -58,7 +59,6 @@ use api::Api;
 use auth::Authenticator;
 use config::{Config, ConfigError, Variables};
 use error::Error;
-use http::seats::Seats;
 use http::server::Server;
 use listen::HeldPort;
 use machine::Machine;
@@ -198,10 +198,8 @@ fn serve(as_init: bool) -> Result<(), Failure> {
     }
     .map_err(cannot_listen)?;
     let address = listener.local_addr().map_err(cannot_listen)?;
-    let seats = Seats::new(
-        config.max_connections.min(machine.max_connections),
-        Arc::clone(&machine.budget),
-    );
+    machine.egress.close_port(address.port());
+    let seats = machine.seats.clone();
     let authenticator = Authenticator::new(config.token, config.strict_scopes)?;
     let api = Arc::new(Api::new(
         machine,

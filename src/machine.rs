@@ -8,9 +8,11 @@ use std::time::{Duration, Instant};
 
 use crate::config::Config;
 use crate::confine::Confinement;
+use crate::egress::{Egress, Exits};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
 use crate::host::Host;
+use crate::http::seats::Seats;
 use crate::interpreter::ContextsSettings;
 use crate::ledger::{Budget, Ledger};
 use crate::memory;
@@ -39,12 +41,12 @@ pub struct Machine {
     /// The kernel's Landlock ABI, 0 without Landlock.
     pub landlock_abi: u32,
     shared: Arc<Shared>,
-    /// The memory that requests may hold.
-    pub budget: Arc<Budget>,
     /// What requests about no workspace are charged to.
     pub operator: Arc<Ledger>,
-    /// Most connections that there is memory for.
-    pub max_connections: usize,
+    /// The connections that there are.
+    pub seats: Seats,
+    /// Where filtered connections of commands leave.
+    pub egress: Arc<Egress>,
 }
 
 enum MachineKind {
@@ -77,6 +79,12 @@ impl Machine {
         let budget = Budget::new(memory / 2);
         let most = usize::try_from(memory / 8).unwrap_or(usize::MAX);
         let shared = Shared::new(config.log_bytes.min(most), config.log_total_bytes.min(most))?;
+        let most_connections = usize::try_from(memory / 8 / CONNECTION_BYTES).unwrap_or(usize::MAX);
+        let seats = Seats::new(
+            config.max_connections.min(most_connections),
+            Arc::clone(&budget),
+        );
+        let egress = Egress::new(seats.clone());
         let contexts = ContextsSettings {
             most: config.contexts,
             journal_bytes: config.log_bytes.min(most),
@@ -87,7 +95,8 @@ impl Machine {
             let host = Host::new(
                 settings,
                 search,
-                config.network,
+                config.network.clone(),
+                Arc::clone(&egress),
                 Arc::clone(&shared),
                 Arc::clone(&budget),
                 contexts,
@@ -106,10 +115,12 @@ impl Machine {
             let directory = std::env::current_dir()
                 .map_err(|error| Error::io("cannot find the working directory", &error))?;
             let root = Root::machine(&directory)?;
-            let confinement = Confinement::dedicated(environment, directory, config.network)?;
+            let ledger = budget.whole();
+            let exits = Exits::new(Arc::clone(&egress), Arc::clone(&ledger), None);
+            let network = config.network.clone();
+            let confinement = Confinement::dedicated(environment, directory, network, exits)?;
             let shared = Arc::clone(&shared);
             let ports = Ports::machine();
-            let ledger = budget.whole();
             Dedicated(Workspace::new(
                 root,
                 confinement,
@@ -127,8 +138,8 @@ impl Machine {
             landlock_abi: sys::landlock_abi(),
             shared,
             operator: budget.whole(),
-            max_connections: usize::try_from(memory / 8 / CONNECTION_BYTES).unwrap_or(usize::MAX),
-            budget,
+            seats,
+            egress,
         })
     }
 

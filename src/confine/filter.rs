@@ -35,8 +35,8 @@ use std::ops::RangeInclusive;
 
 use libc::{
     EAFNOSUPPORT, ENETUNREACH, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT,
-    ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS, c_int,
-    sock_filter,
+    ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS,
+    SECCOMP_RET_USER_NOTIF, c_int, sock_filter,
 };
 
 /// A system call and its number on each architecture that has it.
@@ -95,6 +95,8 @@ pub enum Subject {
 pub enum Sockets {
     /// Those that other rules cover.
     Usual,
+    /// TCP over IPv4, made by the server, to which the calls are left. Whatever else is asked for does not exist.
+    HandedOut,
     /// None. The errno of IPv4 is the one that programs report as an unreachable network; without IPv6 they try
     /// IPv4.
     None,
@@ -567,6 +569,7 @@ impl Assembler {
         let netlink = self.load(low_word(2), netlink);
         let [ipv4, ipv6] = match sockets {
             Sockets::Usual => [self.usual_internet_sockets(allow); 2],
+            Sockets::HandedOut => [self.handed_out_sockets(), no_family],
             Sockets::None => [self.errno(ENETUNREACH), no_family],
         };
 
@@ -575,6 +578,17 @@ impl Assembler {
         let family = self.any_of(&[libc::AF_INET], ipv4, family);
         let family = self.any_of(&[libc::AF_UNIX], allow, family);
         self.load(low_word(0), family)
+    }
+
+    /// Leaves TCP to the server. All three arguments are in registers, so that it sees what is checked here.
+    fn handed_out_sockets(&mut self) -> Label {
+        let leave = self.answer(SECCOMP_RET_USER_NOTIF);
+        let refuse = self.errno(ENETUNREACH);
+        let protocol = self.any_of(&[libc::IPPROTO_IP, libc::IPPROTO_TCP], leave, refuse);
+        let protocol = self.load(low_word(2), protocol);
+        let stream = self.any_of(&[libc::SOCK_STREAM], protocol, refuse);
+        let stream = self.mask(SOCKET_TYPE, stream);
+        self.load(low_word(1), stream)
     }
 
     /// Allows streams and datagrams of the [`INTERNET_PROTOCOLS`].
@@ -611,10 +625,12 @@ mod tests {
 
     const BOTH: [Architecture; 2] = [Architecture::X86_64, Architecture::Aarch64];
 
-    const ALL: [(Subject, Sockets); 4] = [
+    const ALL: [(Subject, Sockets); 6] = [
         (Subject::Sandbox, Sockets::Usual),
+        (Subject::Sandbox, Sockets::HandedOut),
         (Subject::Sandbox, Sockets::None),
         (Subject::Machine, Sockets::Usual),
+        (Subject::Machine, Sockets::HandedOut),
         (Subject::Machine, Sockets::None),
     ];
 
@@ -624,10 +640,11 @@ mod tests {
     #[derive(Debug, PartialEq, Eq)]
     enum Verdict {
         Allowed,
+        Left,
         Refused(c_int),
         Killed,
     }
-    use Verdict::{Allowed, Killed, Refused};
+    use Verdict::{Allowed, Killed, Left, Refused};
 
     /// How the kernel comes to its verdict.
     struct Run {
@@ -679,6 +696,7 @@ mod tests {
                 RETURN => {
                     let verdict = match operand {
                         SECCOMP_RET_ALLOW => Allowed,
+                        SECCOMP_RET_USER_NOTIF => Left,
                         SECCOMP_RET_KILL_PROCESS => Killed,
                         other => {
                             assert_eq!(other & 0xffff_0000, SECCOMP_RET_ERRNO);

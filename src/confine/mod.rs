@@ -18,15 +18,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicI32;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use nix::errno::Errno;
 
 use crate::command::{CommandLine, CommandSpec, EnvironmentChange};
+use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
-use crate::posture::Posture;
+use crate::posture::{Posture, TooWide};
 use crate::sync::{Mutex, lock};
 use crate::sys::{
     self, ActingAs, ChildPlan, Resource, Restriction, SpawnError, SpawnStep, Spawned, User,
@@ -62,6 +63,8 @@ pub struct Confinement {
     /// What commands reach over the network unless they choose less.
     network: Posture,
     networks: Arc<Networks>,
+    /// Where filtered connections leave.
+    exits: Arc<Exits>,
     /// `None` for commands with the server's identity.
     wall: Option<Wall>,
 }
@@ -121,6 +124,8 @@ pub struct SandboxSettings<'a> {
     pub max_memory: Option<u64>,
     /// What its commands reach over the network.
     pub network: Posture,
+    /// Where its filtered connections leave.
+    pub exits: Arc<Exits>,
     /// Paths that its commands reach besides.
     pub grants: &'a Grants,
     /// TCP ports that its commands can listen on.
@@ -182,7 +187,7 @@ impl Policy {
     ///
     /// # Errors
     /// `Unavailable`, with the reason.
-    pub fn check_network(&self, posture: Posture) -> Result<()> {
+    pub fn check_network(&self, posture: &Posture) -> Result<()> {
         self.networks.check(posture)
     }
 
@@ -203,7 +208,7 @@ impl Policy {
     ///
     /// # Errors
     /// `System` if the ruleset cannot be made.
-    pub fn confine(&self, sandbox: &SandboxSettings<'_>) -> Result<Confinement> {
+    pub fn confine(&self, sandbox: SandboxSettings<'_>) -> Result<Confinement> {
         let home = sandbox.home.as_os_str();
         let below = |name: &str| sandbox.home.join(name).into_os_string();
         let mut path = below(".local/bin");
@@ -243,6 +248,7 @@ impl Policy {
             limits,
             network: sandbox.network,
             networks: Arc::clone(&self.networks),
+            exits: sandbox.exits,
             wall: Some(Wall {
                 user: sandbox.user,
                 ruleset: self.rules.of_sandbox(
@@ -277,6 +283,16 @@ pub fn is_among_programs(path: &Path) -> bool {
 
 /// Open files that every process of a sandbox may have: the usual soft limit, which programs expect.
 const ENOUGH_FILES: u64 = 1024;
+
+/// Where programs look for the proxy of a filtered network.
+const PROXY_VARIABLES: [&str; 6] = [
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+];
 
 /// The nice value of a sandbox's commands, so that the server gets the processor first.
 const NICE: i32 = 10;
@@ -320,6 +336,7 @@ impl Confinement {
         environment: impl IntoIterator<Item = (OsString, OsString)>,
         directory: PathBuf,
         network: Posture,
+        exits: Arc<Exits>,
     ) -> Result<Self> {
         let default = ("PATH".into(), DEFAULT_PATH.into());
         let own = [default]
@@ -333,7 +350,7 @@ impl Confinement {
         let mut environment = BTreeMap::new();
         environment.extend(own);
         let networks = Arc::new(Networks::new(Subject::Machine, sys::landlock_abi()));
-        networks.check(network)?;
+        networks.check(&network)?;
         Ok(Self {
             environment,
             chosen: Arc::default(),
@@ -342,8 +359,18 @@ impl Confinement {
             limits: vec![open_files()],
             network,
             networks,
+            exits,
             wall: None,
         })
+    }
+
+    /// Commands of this process, whose network is open.
+    #[cfg(test)]
+    pub fn for_test() -> Self {
+        let budget = crate::ledger::Budget::new(1 << 20);
+        let seats = crate::http::seats::Seats::new(1, Arc::clone(&budget));
+        let exits = Exits::new(crate::egress::Egress::new(seats), budget.whole(), None);
+        Self::dedicated(std::env::vars_os(), "/".into(), Posture::Open, exits).unwrap()
     }
 
     /// The names of the network postures that commands can have here.
@@ -356,17 +383,30 @@ impl Confinement {
     /// # Errors
     /// `TooWide` if it asks for more than the workspace allows; `Unavailable` if the machine cannot enforce
     /// it.
-    pub fn network(&self, asked: Option<Posture>) -> Result<Posture> {
-        let asked = asked.unwrap_or(self.network);
-        if !asked.is_within(self.network) {
-            let (asked, ceiling) = (asked.name(), self.network.name());
+    pub fn network(&self, asked: Option<&Posture>) -> Result<Posture> {
+        let Some(asked) = asked else {
+            return Ok(self.network.clone());
+        };
+        let posture = asked.clone().beneath(&self.network);
+        let posture = posture.map_err(|TooWide(what)| {
+            let ceiling = self.network.name();
             let text = format!(
-                "network is {asked}, which is wider than {ceiling}, what all commands here have; a command can only tighten it"
+                "network has {what}, which is wider than {ceiling}, what all commands here have; a command can only tighten it"
             );
-            return Err(Error::new(Kind::TooWide, text));
-        }
-        self.networks.check(asked)?;
-        Ok(asked)
+            Error::new(Kind::TooWide, text)
+        })?;
+        self.networks.check(&posture)?;
+        Ok(posture)
+    }
+
+    /// What commands reach over the network that ask for nothing else.
+    pub fn posture(&self) -> &Posture {
+        &self.network
+    }
+
+    /// What was allowed and refused to commands whose network is filtered.
+    pub fn exits(&self) -> &Exits {
+        &self.exits
     }
 
     /// Makes the calling thread access files as the commands' user while the result lives; `None` if
@@ -382,7 +422,7 @@ impl Confinement {
     }
 
     /// The environment of a command, by name. Borrows what the command does not change.
-    fn environment<'a>(&'a self, spec: &'a CommandSpec) -> Environment<'a> {
+    fn environment<'a>(&'a self, spec: &'a CommandSpec, gate: Option<u16>) -> Environment<'a> {
         let own = self.environment.iter();
         let mut environment = BTreeMap::new();
         environment
@@ -394,6 +434,17 @@ impl Confinement {
                 None => environment.remove(name),
             };
         };
+        if let Some(port) = gate {
+            let proxy = format!("http://127.0.0.1:{port}");
+            for name in PROXY_VARIABLES {
+                set(&mut environment, name, Some(&proxy));
+            }
+            // Node.js 24 and later ask for it.
+            set(&mut environment, "NODE_USE_ENV_PROXY", Some("1"));
+            for name in ["NO_PROXY", "no_proxy"] {
+                set(&mut environment, name, None);
+            }
+        }
         for (name, value) in self.chosen.iter() {
             set(&mut environment, name, value.as_deref());
         }
@@ -468,10 +519,15 @@ impl Confinement {
         mark: Option<Mark>,
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
-        let network = self.network(spec.network)?;
-        let walls = self.networks.walls(network)?;
+        let network = self.network(spec.network.as_ref())?;
+        let gate = match &network {
+            Posture::Filtered(filter) => Some(self.exits.gate(filter)?),
+            Posture::Open | Posture::Blocked => None,
+        };
+        let port = gate.as_ref().map(|gate| gate.port());
+        let walls = self.networks.walls(&network, port)?;
         let is_confined = self.wall.is_some() || network != Posture::Open;
-        let environment = self.environment(spec);
+        let environment = self.environment(spec, port);
         let programs = spec.programs(search_path(&environment));
         let directory = self.directory.join(spec.directory().unwrap_or_default());
         let mark = mark.map(Mark::limit);
@@ -491,6 +547,7 @@ impl Confinement {
                 user: self.user(),
                 rulesets: [self.file_rules(), walls.ruleset()],
                 filter: walls.filter(),
+                has_listener: walls.has_listener,
             }),
             announcement,
         };
@@ -507,9 +564,22 @@ impl Confinement {
                     std::thread::sleep(pause);
                     left -= pause;
                 }
-                result => {
+                Ok(mut spawned) => {
+                    let listener = spawned.listener.take();
+                    if let (Some(gate), Some(listener)) = (gate, listener)
+                        && let Err(error) = self.exits.serve(gate, listener)
+                    {
+                        // Its sockets would fail.
+                        announcement.store(0, Ordering::Release);
+                        let _ = sys::signal_group(spawned.pid, libc::SIGKILL);
+                        let _ = sys::wait(spawned.pidfd.as_fd(), true);
+                        return Err(error);
+                    }
+                    return Ok(spawned);
+                }
+                Err(error) => {
                     // As the command's user: the text must not reveal files that it may not see.
-                    return result.map_err(|error| match self.act() {
+                    return Err(match self.act() {
                         Ok(_acting) => start_error(error, spec, &programs, &directory),
                         Err(error) => error,
                     });

@@ -1,38 +1,49 @@
 //! How network postures are enforced: a filter for sockets, and rules of Landlock as a second lock.
 //!
-//! A command whose network is `blocked` can make no internet socket. One that a looser command of the same
-//! sandbox passes to it cannot be connected or bound, because Landlock asks the process that does so. A UDP socket, or
-//! a connected one, works when it is passed: so the posture of a sandbox is the wall, and that of a command keeps it
-//! from the network and not from an accomplice.
+//! A command whose network is `blocked` can make no internet socket. One whose network is filtered gets its sockets
+//! from the server, and Landlock lets them connect to the gate of its filter only (see `egress`). A socket that a looser
+//! command of the same sandbox passes to either cannot be connected or bound, because Landlock asks the process that
+//! does so. A UDP socket, or a connected one, works when it is passed: so the posture of a sandbox is the wall, and
+//! that of a command keeps it from the network and not from an accomplice.
 //!
 //! A posture is offered only where all of it is enforced; what cannot be enforced is refused with the reason.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use super::filter::{self, Sockets, Subject};
 use super::ruleset;
+use crate::egress;
 use crate::error::{Error, Kind, Result};
 use crate::posture::Posture;
 use crate::sys;
 
 /// The Landlock ABI without which sandboxes reach abstract Unix sockets of others, who could pass sockets.
-const LEAST_ABI: u32 = 6;
+const ABI_OF_SANDBOXES: u32 = 6;
+
+/// The Landlock ABI without which a command could connect to every port of the machine.
+const ABI_OF_FILTERS: u32 = 4;
 
 /// What commands get for their posture, made once for all commands of the machine.
 pub(super) struct Networks {
     subject: Subject,
     landlock_abi: u32,
-    open: Walls,
-    /// Made with the first command that needs it; or why there is none.
-    blocked: std::result::Result<OnceLock<Walls>, &'static str>,
+    has_filters: bool,
+    open: Arc<[libc::sock_filter]>,
+    /// Made with the first command that needs it.
+    filtered: OnceLock<Arc<[libc::sock_filter]>>,
+    blocked: OnceLock<Walls>,
+    /// Whether sockets of 127.0.0.1 stay on the machine; asked once for lists, and again for each gate.
+    keeps_loopback: OnceLock<bool>,
 }
 
 /// What one posture adds to the confinement of a command.
-#[derive(Default)]
+#[derive(Clone)]
 pub(super) struct Walls {
-    filter: Vec<libc::sock_filter>,
-    ruleset: Option<OwnedFd>,
+    filter: Arc<[libc::sock_filter]>,
+    ruleset: Option<Arc<OwnedFd>>,
+    /// Whether the filter leaves the making of sockets to the server.
+    pub(super) has_listener: bool,
 }
 
 impl Walls {
@@ -43,7 +54,7 @@ impl Walls {
 
     /// The Landlock ruleset for TCP.
     pub(super) fn ruleset(&self) -> Option<BorrowedFd<'_>> {
-        self.ruleset.as_ref().map(AsFd::as_fd)
+        self.ruleset.as_ref().map(|ruleset| ruleset.as_fd())
     }
 }
 
@@ -55,25 +66,27 @@ impl Networks {
             Subject::Sandbox if has_filters => filter::program(subject, Sockets::Usual),
             _ => Vec::new(),
         };
-        let blocked = match lacking(subject, has_filters, landlock_abi) {
-            Some(why) => Err(why),
-            None => Ok(OnceLock::new()),
-        };
         Self {
             subject,
             landlock_abi,
-            open: Walls {
-                filter: open,
-                ruleset: None,
-            },
-            blocked,
+            has_filters,
+            open: open.into(),
+            filtered: OnceLock::new(),
+            blocked: OnceLock::new(),
+            keeps_loopback: OnceLock::new(),
         }
     }
 
-    /// The names of the postures that are enforced here.
+    /// The names of the postures that are enforced here, the widest first.
     pub(super) fn offered(&self) -> Vec<&'static str> {
-        let names = Posture::NAMES.into_iter();
-        let offered = names.filter(|(_, posture)| self.check(*posture).is_ok());
+        let keeps_loopback = || *self.keeps_loopback.get_or_init(|| egress::check().is_ok());
+        let is_filtered = self.lacking(ABI_OF_FILTERS).is_none() && keeps_loopback();
+        let offered = [
+            ("open", true),
+            ("allowlist", is_filtered),
+            ("blocked", self.lacking(0).is_none()),
+        ];
+        let offered = offered.into_iter().filter(|(_, is_offered)| *is_offered);
         offered.map(|(name, _)| name).collect()
     }
 
@@ -81,65 +94,95 @@ impl Networks {
     ///
     /// # Errors
     /// `Unavailable`, with the reason.
-    pub(super) fn check(&self, posture: Posture) -> Result<()> {
-        match posture {
-            Posture::Open => Ok(()),
-            Posture::Blocked => self.place_of_blocked().map(drop),
-        }
-    }
-
-    /// What enforces a posture.
-    ///
-    /// # Errors
-    /// `Unavailable` if the machine cannot enforce it; `System` if the ruleset cannot be made now.
-    pub(super) fn walls(&self, posture: Posture) -> Result<&Walls> {
-        let place = match posture {
-            Posture::Open => return Ok(&self.open),
-            Posture::Blocked => self.place_of_blocked()?,
+    pub(super) fn check(&self, posture: &Posture) -> Result<()> {
+        let least = match posture {
+            Posture::Open => return Ok(()),
+            Posture::Filtered(_) => ABI_OF_FILTERS,
+            Posture::Blocked => 0,
         };
-        if let Some(made) = place.get() {
-            return Ok(made);
-        }
-        let made = Walls {
-            filter: filter::program(self.subject, Sockets::None),
-            ruleset: ruleset::without_tcp(self.landlock_abi)?,
-        };
-        Ok(place.get_or_init(|| made))
-    }
-
-    fn place_of_blocked(&self) -> Result<&OnceLock<Walls>> {
-        self.blocked.as_ref().map_err(|why| {
-            let (name, abi) = (Posture::Blocked.name(), self.landlock_abi);
+        if let Some(why) = self.lacking(least) {
+            let (name, abi) = (posture.name(), self.landlock_abi);
             let text = format!(
                 "network {name} cannot be enforced on this machine: {why} (Landlock ABI {abi})"
             );
-            Error::new(Kind::Unavailable, text)
-        })
+            return Err(Error::new(Kind::Unavailable, text));
+        }
+        match posture {
+            Posture::Filtered(_) => egress::check(),
+            _ => Ok(()),
+        }
     }
-}
 
-/// What the kernel lacks to enforce `blocked`; `None` if it lacks nothing.
-fn lacking(subject: Subject, has_filters: bool, landlock_abi: u32) -> Option<&'static str> {
-    if !has_filters {
-        return Some("the kernel has no seccomp filters, or hides them");
+    /// What enforces a posture that was [checked](Self::check); `gate` is the port of a filtered one.
+    ///
+    /// # Errors
+    /// `System` if the ruleset cannot be made now.
+    pub(super) fn walls(&self, posture: &Posture, gate: Option<u16>) -> Result<Walls> {
+        match posture {
+            Posture::Open => Ok(Walls {
+                filter: Arc::clone(&self.open),
+                ruleset: None,
+                has_listener: false,
+            }),
+            Posture::Filtered(_) => {
+                let program = || filter::program(self.subject, Sockets::HandedOut).into();
+                Ok(Walls {
+                    filter: Arc::clone(self.filtered.get_or_init(program)),
+                    ruleset: ruleset::of_network(self.landlock_abi, gate)?.map(Arc::new),
+                    has_listener: true,
+                })
+            }
+            Posture::Blocked => {
+                if let Some(made) = self.blocked.get() {
+                    return Ok(made.clone());
+                }
+                let made = Walls {
+                    filter: filter::program(self.subject, Sockets::None).into(),
+                    ruleset: ruleset::of_network(self.landlock_abi, None)?.map(Arc::new),
+                    has_listener: false,
+                };
+                Ok(self.blocked.get_or_init(|| made).clone())
+            }
+        }
     }
-    // On a dedicated machine commands can pass sockets to each other in any case.
-    (subject == Subject::Sandbox && landlock_abi < LEAST_ABI)
-        .then_some("without ABI 6 of Landlock others could pass sockets in")
+
+    /// What the kernel lacks to confine the network of commands, if rules of this Landlock ABI are needed; `None` if
+    /// it lacks nothing.
+    fn lacking(&self, least_abi: u32) -> Option<&'static str> {
+        if !self.has_filters {
+            return Some("the kernel has no seccomp filters, or hides them");
+        }
+        if self.landlock_abi < least_abi {
+            return Some("without ABI 4 of Landlock every port of the machine could be reached");
+        }
+        // On a dedicated machine commands can pass sockets to each other in any case.
+        (self.subject == Subject::Sandbox && self.landlock_abi < ABI_OF_SANDBOXES)
+            .then_some("without ABI 6 of Landlock others could pass sockets in")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::posture::{Filter, Rules};
 
     #[test]
     fn what_the_kernel_cannot_enforce_is_refused_with_the_reason() {
-        let old = Networks::new(Subject::Sandbox, LEAST_ABI - 1);
+        let filtered = Posture::Filtered(Arc::new(Filter::new(Rules::default(), None)));
+        let old = Networks::new(Subject::Sandbox, ABI_OF_SANDBOXES - 1);
         assert_eq!(old.offered(), ["open"]);
-        let error = old.walls(Posture::Blocked).err().unwrap();
-        assert_eq!(error.kind(), Kind::Unavailable);
-        assert!(error.to_string().contains("Landlock ABI 5"), "{error}");
-        assert!(lacking(Subject::Machine, false, LEAST_ABI).is_some());
-        assert!(lacking(Subject::Machine, true, 0).is_none());
+        for posture in [&Posture::Blocked, &filtered] {
+            let error = old.check(posture).err().unwrap();
+            assert_eq!(error.kind(), Kind::Unavailable);
+            assert!(error.to_string().contains("Landlock ABI 5"), "{error}");
+        }
+        let machine = Networks::new(Subject::Machine, 0);
+        assert_eq!(machine.offered(), ["open", "blocked"]);
+        assert!(machine.check(&Posture::Blocked).is_ok());
+        let error = machine.check(&filtered).err().unwrap();
+        assert!(error.to_string().contains("every port"), "{error}");
+        let mut hidden = Networks::new(Subject::Machine, ABI_OF_SANDBOXES);
+        hidden.has_filters = false;
+        assert_eq!(hidden.offered(), ["open"]);
     }
 }

@@ -155,17 +155,21 @@ impl SystemRules {
     }
 }
 
-/// A ruleset by which no TCP socket is bound or connected; `None` if the kernel has no such rules (before ABI 4).
+/// A ruleset by which no TCP socket is bound, and none is connected but to one port, or to none; `None` if the kernel
+/// has no such rules (before ABI 4).
 ///
 /// # Errors
 /// `System` if the kernel refuses the ruleset.
-pub(super) fn without_tcp(landlock_abi: u32) -> Result<Option<OwnedFd>> {
+pub(super) fn of_network(landlock_abi: u32, open_port: Option<u16>) -> Result<Option<OwnedFd>> {
     if landlock_abi < 4 {
         return Ok(None);
     }
+    let ports = open_port.into_iter();
+    let ports = ports.map(|port| Ok(NetPort::new(port, AccessNet::ConnectTcp)));
     let ruleset = Ruleset::default()
         .handle_access(AccessNet::BindTcp | AccessNet::ConnectTcp)
         .and_then(Ruleset::create)
+        .and_then(|ruleset| ruleset.add_rules(ports))
         .map_err(|error| failed(&error))?;
     descriptor_of(ruleset).map(Some)
 }

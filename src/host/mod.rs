@@ -25,6 +25,7 @@ use nix::errno::Errno;
 
 use crate::config::HostSettings;
 use crate::confine::{Grants, Policy, SandboxSettings};
+use crate::egress::{Egress, Exits};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
 use crate::interpreter::ContextsSettings;
@@ -98,6 +99,7 @@ pub struct Host {
     changed: Condvar,
     default_max_processes: u64,
     default_network: Posture,
+    egress: Arc<Egress>,
     tcp_ports: Arc<TcpPorts>,
     /// Paths that no sandbox is given.
     private: Vec<PathBuf>,
@@ -133,6 +135,7 @@ impl Host {
         settings: &HostSettings,
         search: Option<&std::ffi::OsStr>,
         network: Posture,
+        egress: Arc<Egress>,
         shared: Arc<Shared>,
         budget: Arc<Budget>,
         contexts: ContextsSettings,
@@ -146,7 +149,7 @@ impl Host {
             );
             return Err(Error::new(Kind::System, text));
         }
-        policy.check_network(network)?;
+        policy.check_network(&network)?;
         let homes = Homes::open(&settings.homes)?;
         let uid = *settings.users.start();
         let first = User { uid, gid: uid };
@@ -170,6 +173,7 @@ impl Host {
             changed: Condvar::new(),
             default_max_processes: default_max_processes(),
             default_network: network,
+            egress,
             tcp_ports: TcpPorts::new(settings.tcp_ports.clone()),
             private: [&settings.homes]
                 .into_iter()
@@ -235,9 +239,9 @@ impl Host {
     /// `Unavailable` if the machine cannot enforce what is asked for. `System`, `NoSpace`, `ShuttingDown`; nothing is
     /// left of any of them.
     pub fn create(&self, count: usize, spec: &SandboxSpec) -> Result<Vec<Arc<Sandbox>>> {
-        let network = spec.network.unwrap_or(self.default_network);
+        let network = self.network_of(spec);
         self.policy.check_network(network)?;
-        if spec.tcp_ports > 0 && network != Posture::Open {
+        if spec.tcp_ports > 0 && *network != Posture::Open {
             let text = format!(
                 "tcp_ports cannot be had with network {}: sockets of this posture listen on no TCP port",
                 network.name()
@@ -277,6 +281,11 @@ impl Host {
         Ok(made)
     }
 
+    /// What commands of a new sandbox reach.
+    fn network_of<'a>(&'a self, spec: &'a SandboxSpec) -> &'a Posture {
+        spec.network.as_ref().unwrap_or(&self.default_network)
+    }
+
     fn make(
         &self,
         reservation: &Reservation,
@@ -292,8 +301,11 @@ impl Host {
         }
         let path = self.homes.path.join(&reservation.id);
         let max_processes = spec.max_processes.unwrap_or(self.default_max_processes);
-        let network = spec.network.unwrap_or(self.default_network);
-        let confinement = self.policy.confine(&SandboxSettings {
+        let ledger = self.budget.ledger();
+        let user = Some(reservation.user);
+        let exits = Exits::new(Arc::clone(&self.egress), Arc::clone(&ledger), user);
+        let network = self.network_of(spec).clone();
+        let confinement = self.policy.confine(SandboxSettings {
             id: &reservation.id,
             user: reservation.user,
             home: &path,
@@ -301,14 +313,15 @@ impl Host {
             environment: &spec.environment,
             max_processes,
             max_memory: spec.max_memory,
-            network,
+            network: network.clone(),
+            exits,
             grants,
             tcp_ports: lease.ports(),
         })?;
         let home = Arc::new(home);
         let ports = Ports::home(Arc::clone(&home), reservation.user, lease.ports());
         let root = Root::home(home, reservation.user);
-        let (shared, ledger) = (Arc::clone(&self.shared), self.budget.ledger());
+        let shared = Arc::clone(&self.shared);
         #[expect(clippy::disallowed_methods, reason = "clients are told")]
         let created = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Arc::new(Sandbox {
@@ -643,6 +656,7 @@ mod tests {
     use std::path::PathBuf;
 
     use super::*;
+    use crate::http::seats::Seats;
 
     /// A host with a reservation for one sandbox, in a directory of its own.
     struct Small {
@@ -664,12 +678,15 @@ mod tests {
             };
             let shared = Shared::new(4096, 4096).unwrap();
             let contexts = ContextsSettings::default();
+            let budget = Budget::new(1 << 20);
+            let egress = Egress::new(Seats::new(1, Arc::clone(&budget)));
             let host = Host::new(
                 &settings,
                 None,
                 Posture::Open,
+                egress,
                 shared,
-                Budget::new(1 << 20),
+                budget,
                 contexts,
             )
             .unwrap();

@@ -119,7 +119,7 @@ impl Contexts {
     ) -> std::result::Result<Arc<Context>, Stopped> {
         let backend = &backend(language, spec.backend.as_deref())?.to_owned();
         let confinement = &self.site.confinement;
-        let network = confinement.network(spec.network)?;
+        let network = confinement.network(spec.network.as_ref())?;
         let is_usual = network == confinement.network(None)?;
         let mut table = lock(&self.table);
         if let Some(id) = &spec.id
@@ -138,7 +138,7 @@ impl Contexts {
                 );
                 return Err(Error::new(Kind::IdInUse, text).into());
             }
-            let its = context.spec().and_then(|spec| spec.network);
+            let its = context.spec().and_then(|spec| spec.network.as_ref());
             if spec.network.is_some() && confinement.network(its)? != network {
                 let text = format!(
                     "cannot make {id}: the id belongs to a context whose network is not {}; choose another",

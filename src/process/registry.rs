@@ -645,7 +645,6 @@ mod tests {
     use super::*;
     use crate::command::CommandLine;
     use crate::ledger::Budget;
-    use crate::posture::Posture;
     use crate::sys::Ending;
 
     fn registry_in(shared: Arc<Shared>) -> Arc<Registry> {
@@ -659,8 +658,7 @@ mod tests {
         let registry = registry_in(shared);
         let line = CommandLine::Program(program.iter().map(|&word| word.to_owned()).collect());
         let spec = CommandSpec::new(line, Vec::new(), None).unwrap();
-        let confinement =
-            Confinement::dedicated(std::env::vars_os(), "/".into(), Posture::Open).unwrap();
+        let confinement = Confinement::for_test();
         let StartOutcome::Started(pump) = registry.start(spec, &confinement).unwrap() else {
             unreachable!("its id is new");
         };
@@ -700,8 +698,7 @@ mod tests {
     fn an_interpreter_is_no_work_and_in_no_list_but_ends_with_the_workspace() {
         let shared = Shared::new(4096, 4096).unwrap();
         let registry = registry_in(shared);
-        let confinement =
-            Confinement::dedicated(std::env::vars_os(), "/".into(), Posture::Open).unwrap();
+        let confinement = Confinement::for_test();
         let words = ["sh", "-c", "cat <&4; exec sleep 1000"].map(str::to_owned);
         let spec = CommandSpec::new(CommandLine::Program(words.into()), Vec::new(), None).unwrap();
         let (mut own, its) = std::os::unix::net::UnixStream::pair().unwrap();

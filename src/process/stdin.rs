@@ -224,7 +224,6 @@ pub(crate) mod tests {
     use crate::command::{CommandLine, CommandSpec, TerminalSpec};
     use crate::confine::Confinement;
     use crate::ledger::Budget;
-    use crate::posture::Posture;
     use crate::process::Reason;
     use crate::process::pump::Pump;
     use crate::process::registry::{Registry, Shared, StartOutcome};
@@ -260,8 +259,7 @@ pub(crate) mod tests {
         let line = CommandLine::Program(vec!["sleep".to_owned(), "1000".to_owned()]);
         let mut spec = CommandSpec::new(line, Vec::new(), None).unwrap();
         spec.terminal = Some(TerminalSpec::default());
-        let confinement =
-            Confinement::dedicated(std::env::vars_os(), "/".into(), Posture::Open).unwrap();
+        let confinement = Confinement::for_test();
         let Ok(StartOutcome::Started(pump)) = registry.start(spec, &confinement) else {
             panic!("it has not started");
         };

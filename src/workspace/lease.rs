@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use crate::activity::Activity;
 use crate::confine::Confinement;
+use crate::egress::Report;
 use crate::error::{Error, Kind, Result};
 use crate::files::{Files, Root};
 use crate::interpreter::{Contexts, ContextsSettings};
 use crate::ledger::Ledger;
 use crate::ports::Ports;
+use crate::posture::Posture;
 use crate::priority::BackgroundWork;
 use crate::process::registry::{Registry, Shared};
 use crate::workspace::watches::Watches;
@@ -107,6 +109,14 @@ impl Workspace {
     /// The names of the network postures that its commands can have.
     pub fn postures(&self) -> Vec<&'static str> {
         self.confinement.postures()
+    }
+
+    /// What its commands reach over the network, and what those with filters were allowed and refused.
+    pub fn network(&self) -> (&Posture, Report) {
+        (
+            self.confinement.posture(),
+            self.confinement.exits().report(),
+        )
     }
 
     /// How long there has been no lease and no running process; `None` while there is one.

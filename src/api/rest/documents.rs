@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use super::network::PostureDocument;
 use crate::command::CommandLine;
 use crate::files::name::{FilePath, show};
 use crate::files::{Entry, FileKind, Packed, Page, Skipped, Unpacked};
@@ -93,7 +94,7 @@ pub(super) struct SandboxDocument {
     idle_timeout_secs: Option<u64>,
     max_procs: u64,
     max_mem_mb: Option<u64>,
-    network: &'static str,
+    network: PostureDocument,
     tcp_ports: Vec<u16>,
     filesystem: FilesystemDocument,
     restrictions: Vec<&'static str>,
@@ -127,7 +128,7 @@ impl SandboxDocument {
             idle_timeout_secs: sandbox.idle_timeout.map(|limit| limit.as_secs()),
             max_procs: sandbox.max_processes,
             max_mem_mb: sandbox.max_memory.map(|bytes| bytes >> 20),
-            network: sandbox.network.name(),
+            network: PostureDocument::of(&sandbox.network),
             tcp_ports: sandbox.tcp_ports().to_vec(),
             filesystem: FilesystemDocument {
                 read_only: sandbox.read_only_paths(),

@@ -48,6 +48,9 @@ struct Document {
     sandboxes: usize,
     watches: usize,
     watched_dirs: usize,
+    egress_allowed: u64,
+    egress_refused: u64,
+    egress_bytes: u64,
     requests: Vec<RequestCount>,
     machine: MachineDocument,
     per_sandbox: Vec<SandboxUse>,
@@ -120,6 +123,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
     let terminals = process::terminal_use();
     let interpreters = interpreter_use();
     let (watched_dirs, watches) = watched();
+    let egress = machine.egress.totals();
     let requests = context.requests.all().into_iter();
     let requests = requests.map(|((route, status), count)| RequestCount {
         route,
@@ -144,6 +148,9 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         sandboxes: machine.sandboxes(),
         watches,
         watched_dirs,
+        egress_allowed: egress.allowed,
+        egress_refused: egress.refused,
+        egress_bytes: egress.bytes,
         requests: requests.collect(),
         machine: MachineDocument {
             cpu: use_of_all.cpu,
@@ -173,6 +180,9 @@ fn text(document: &Document) -> String {
     for (name, help, value) in [
         ("viewer_sent_bytes_total", "Bytes of output for attached clients.", Value::Count(document.viewer_sent_bytes)),
         ("viewer_typed_bytes_total", "Bytes that attached clients have typed.", Value::Count(document.viewer_typed_bytes)),
+        ("egress_allowed_total", "Connections of commands with filtered networks that were allowed.", Value::Count(document.egress_allowed)),
+        ("egress_refused_total", "Those that were refused.", Value::Count(document.egress_refused)),
+        ("egress_bytes_total", "Bytes that went over them, both ways.", Value::Count(document.egress_bytes)),
         ("executions_total", "Executions in contexts that have ended.", Value::Count(document.executions)),
         ("execution_seconds_total", "How long they took together.", Value::Time(document.execution_time)),
     ] {

@@ -22,6 +22,7 @@ mod files;
 #[cfg(test)]
 mod fuzz;
 mod metrics;
+mod network;
 mod ports;
 mod requests;
 mod routes;

@@ -47,6 +47,7 @@ pub(super) fn forward(
         host: &host(&port),
         withheld: &WITHHELD,
         added: forwarded(request, path),
+        counter: None,
     };
     exchange(request, socket, &forward).map_err(|error| match error {
         RelayError::Client(error) => error.into(),

@@ -5,7 +5,8 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::value::RawValue;
 
-use crate::codec::fields::{Elements, Fields, JsonType, Members, decoded, wrong_type};
+use super::network;
+use crate::codec::fields::{Elements, Fields, JsonType, Members, decoded, strings, wrong_type};
 use crate::command::{
     ChosenId, CommandLine, CommandSpec, EnvironmentChange, INTERACTIVE_SHELL, StdinSource,
     TerminalSize, TerminalSpec, check_environment,
@@ -18,7 +19,6 @@ use crate::files::watch::Settings;
 use crate::host::SandboxSpec;
 use crate::interpreter::{Abandoned, ContextSpec, ExecutionSpec, KILL_AFTER};
 use crate::language::Language;
-use crate::posture::Posture;
 use crate::process::OnDisconnect;
 use crate::workspace::{ClientFile, FileState, SignalGroup};
 
@@ -79,7 +79,7 @@ pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     spec.timeout = fields.seconds("timeout")?;
     spec.background = fields.boolean("background")?.unwrap_or(false);
     spec.tag = tag(&mut fields)?;
-    spec.network = network(&mut fields)?;
+    spec.network = network::posture(&mut fields)?;
     spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
     if let Some(text) = fields.string("stdin")? {
         if terminal.is_some() {
@@ -120,19 +120,6 @@ fn command_line(cmd: Option<&RawValue>, shell: Option<bool>) -> Result<Option<Co
         _ => CommandLine::Program(strings("cmd", ACCEPTED_COMMAND, cmd)?),
     };
     Ok(Some(line))
-}
-
-/// An array of strings; `accepted` says what the field takes.
-fn strings(name: &str, accepted: &str, array: &RawValue) -> Result<Vec<String>> {
-    if JsonType::of(array) != JsonType::Array {
-        return Err(wrong_type(name, accepted, array));
-    }
-    let elements = decoded::<Elements<'_>>(name, array)?.0.into_iter();
-    let decode = |element| match JsonType::of(element) {
-        JsonType::String => decoded(name, element),
-        _ => Err(wrong_type(name, accepted, element)),
-    };
-    elements.map(decode).collect()
 }
 
 /// The code that is executed; `None` if none is given.
@@ -232,7 +219,7 @@ pub(super) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
     let context = ContextSpec {
         id: id(&mut fields, "context")?,
         backend: fields.string("backend")?,
-        network: network(&mut fields)?,
+        network: network::posture(&mut fields)?,
         ..ContextSpec::default()
     };
     let is_stateless = fields.boolean("stateless")?.unwrap_or(false);
@@ -270,7 +257,7 @@ pub(super) fn context_request(body: &[u8]) -> Result<(Language, ContextSpec)> {
             .filter(|directory| !directory.is_empty()),
         environment,
         tag: tag(&mut fields)?,
-        network: network(&mut fields)?,
+        network: network::posture(&mut fields)?,
     };
     let language = language(&mut fields)?.unwrap_or(Language::Python);
     Ok((language, spec))
@@ -304,11 +291,6 @@ pub(super) fn answer_request(body: &[u8]) -> Result<Option<String>> {
 fn language(fields: &mut Fields<'_>) -> Result<Option<Language>> {
     let name = fields.string("language")?;
     name.map(|name| Language::of(&name)).transpose()
-}
-
-/// A network posture.
-fn network(fields: &mut Fields<'_>) -> Result<Option<Posture>> {
-    fields.choice("network", &Posture::NAMES)
 }
 
 /// An id that a client chose for a context or an execution.
@@ -428,7 +410,7 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
         idle_timeout: idle.filter(|seconds| *seconds > 0).map(Duration::from_secs),
         max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
         max_memory: memory.map(|megabytes| megabytes << 20),
-        network: network(&mut fields)?,
+        network: network::posture(&mut fields)?,
         read_only_paths: paths(&mut fields, "read_only_paths")?,
         read_write_paths: paths(&mut fields, "read_write_paths")?,
         tcp_ports: usize::try_from(ports).unwrap_or(usize::MAX),

@@ -6,8 +6,8 @@
 
 use super::call::{Answer, Call};
 use super::{
-    archives, attach, commands, contexts, contract, edit, files, metrics, ports, sandboxes, search,
-    server, venv, watches,
+    archives, attach, commands, contexts, contract, edit, files, metrics, network, ports,
+    sandboxes, search, server, venv, watches,
 };
 use crate::auth::Access;
 use crate::codec::query::Query;
@@ -149,6 +149,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "/execute", "execute", &[], In(Plain(contexts::execute_simply))),
     row(POST, "/sandboxes/{sandbox}/execute", "execute", &[], In(Plain(contexts::execute_simply))),
 
+    row(GET, "network", "network", &[], In(Plain(network::describe))),
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),
     row(ANY, "proxy/{port}/{path}", "proxy", &[], In(Proxy)),

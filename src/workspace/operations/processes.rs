@@ -131,7 +131,7 @@ impl Workspace {
     /// The command cannot start, its id belongs to a different command, or it asks for more than the workspace
     /// allows.
     pub fn run(&self, mut spec: CommandSpec) -> Result<Run> {
-        self.confinement.network(spec.network)?;
+        self.confinement.network(spec.network.as_ref())?;
         let is_background = spec.background;
         if is_background && spec.input == StdinSource::Empty {
             spec.input = StdinSource::Open;

@@ -1,0 +1,272 @@
+//! From what a command asks for to a connection: judge, look up, judge again, connect.
+//!
+//! A name is looked up once, and only if it is allowed. Each address of the answer is judged, and the connection goes
+//! to one that was: never to the name, whose answer may be another the second time. With a proxy of the client's own
+//! the names are that proxy's to look up, and only addresses that are asked for are judged.
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use super::gate::Gate;
+use super::{Exits, is_own, socks};
+use crate::codec::base64;
+use crate::http::parse::{self, Progress};
+use crate::posture::{Host, Protocol, Upstream, Verdict};
+
+/// How long one address may take to answer.
+const ADDRESS_LIMIT: Duration = Duration::from_secs(10);
+
+/// How long all addresses of a name may take, and the client's own proxy.
+const CONNECT_LIMIT: Duration = Duration::from_secs(30);
+
+/// Most bytes of the answer of the client's own proxy.
+const MAX_ANSWER_BYTES: usize = 16 * 1024;
+
+/// Why there is no connection.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// A rule refuses it.
+    Refused(Verdict),
+    /// The name has no address, or cannot be looked up.
+    Unknown(String),
+    /// Nobody answers.
+    Unreachable(io::Error),
+    /// The client's own proxy does not connect; the text says why.
+    Upstream(String),
+}
+
+/// Decides about a destination and connects to it.
+///
+/// # Errors
+/// As said.
+pub(super) fn open(
+    exits: &Exits,
+    gate: &Gate,
+    host: &Host,
+    port: u16,
+) -> Result<TcpStream, Failure> {
+    let deadline = Instant::now() + CONNECT_LIMIT;
+    match route(exits, gate, host, port, deadline)? {
+        Route::Direct(addresses) => connect_to_any(&addresses, deadline),
+        Route::Through(upstream) => {
+            let mut socket = connect_to_upstream(upstream, deadline)?;
+            let handshake = match upstream.protocol {
+                Protocol::Http => ask_http(&mut socket, upstream, host, port),
+                Protocol::Socks => socks::ask(&mut socket, upstream, host, port),
+            };
+            handshake.map_err(|error| Failure::Upstream(error.to_string()))?;
+            let _ = socket.set_read_timeout(None);
+            Ok(socket)
+        }
+    }
+}
+
+/// How a plain request gets to its server: over this connection, to the server itself or to the client's own proxy.
+///
+/// # Errors
+/// As for [`open`].
+pub(super) fn open_for_request<'g>(
+    exits: &Exits,
+    gate: &'g Gate,
+    host: &Host,
+    port: u16,
+) -> Result<(TcpStream, Option<&'g Upstream>), Failure> {
+    match &gate.filter().upstream {
+        Some(upstream) if upstream.protocol == Protocol::Http => {
+            let deadline = Instant::now() + CONNECT_LIMIT;
+            route(exits, gate, host, port, deadline)?;
+            let socket = connect_to_upstream(upstream, deadline)?;
+            let _ = socket.set_read_timeout(None);
+            Ok((socket, Some(upstream)))
+        }
+        _ => Ok((open(exits, gate, host, port)?, None)),
+    }
+}
+
+/// Where an allowed connection leads.
+enum Route<'g> {
+    /// To one of these addresses, all of which were judged.
+    Direct(Vec<SocketAddr>),
+    /// To the client's own proxy.
+    Through(&'g Upstream),
+}
+
+/// Decides, and notes the verdict.
+fn route<'g>(
+    exits: &Exits,
+    gate: &'g Gate,
+    host: &Host,
+    port: u16,
+    deadline: Instant,
+) -> Result<Route<'g>, Failure> {
+    let filter = gate.filter();
+    let note = |verdict: Verdict| {
+        exits.note(&host.to_string(), port, &verdict);
+        if verdict.is_allowed {
+            Ok(())
+        } else {
+            Err(Failure::Refused(verdict))
+        }
+    };
+    // Before the look-up, whose question leaves the machine.
+    let named = match host {
+        Host::Name(name) => Some(filter.judge_name(name, port)),
+        Host::Address(_) => None,
+    };
+    if let Some(verdict) = &named
+        && !verdict.is_allowed
+    {
+        note(verdict.clone())?;
+    }
+    let judge = |address: IpAddr| {
+        let is_own = is_own(address);
+        if exits.is_server(port, is_own) {
+            return Verdict::refused("the server's own port");
+        }
+        let verdict = filter.judge_address(address, port, is_own, named.is_some());
+        match &named {
+            Some(named) if verdict.is_allowed => named.clone(),
+            _ => verdict,
+        }
+    };
+    if let Some(upstream) = &filter.upstream {
+        note(match host {
+            Host::Name(_) => named.unwrap_or_else(|| Verdict::refused("no rules")),
+            Host::Address(address) => judge(*address),
+        })?;
+        return Ok(Route::Through(upstream));
+    }
+    let addresses = match host {
+        Host::Address(address) => vec![*address],
+        Host::Name(name) => match look_up(name) {
+            Ok(addresses) if deadline > Instant::now() => addresses,
+            result => {
+                if let Some(verdict) = named {
+                    note(verdict)?;
+                }
+                let why = result.err().map_or_else(
+                    || "the look-up took too long".to_owned(),
+                    |error| error.to_string(),
+                );
+                return Err(Failure::Unknown(why));
+            }
+        },
+    };
+    let mut refusal = None;
+    let mut allowed = Vec::new();
+    let mut verdict = None;
+    for address in addresses {
+        let judged = judge(address);
+        if judged.is_allowed {
+            allowed.push(SocketAddr::new(address, port));
+            verdict.get_or_insert(judged);
+        } else {
+            refusal.get_or_insert(judged);
+        }
+    }
+    let verdict = verdict.or(refusal);
+    note(verdict.unwrap_or_else(|| Verdict::refused("no address")))?;
+    Ok(Route::Direct(allowed))
+}
+
+/// The addresses of a name, each once.
+fn look_up(name: &str) -> io::Result<Vec<IpAddr>> {
+    let mut addresses: Vec<IpAddr> = Vec::new();
+    // The port does not matter; the resolver wants one.
+    for found in (name, 0).to_socket_addrs()? {
+        let address = found.ip().to_canonical();
+        if !addresses.contains(&address) {
+            addresses.push(address);
+        }
+    }
+    if addresses.is_empty() {
+        return Err(io::Error::other("the name has no address"));
+    }
+    Ok(addresses)
+}
+
+/// Connects to the first address that answers.
+fn connect_to_any(addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStream, Failure> {
+    let mut failure = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Failure::Unreachable(io::ErrorKind::TimedOut.into()));
+        }
+        match TcpStream::connect_timeout(address, left.min(ADDRESS_LIMIT)) {
+            Ok(socket) => {
+                let _ = socket.set_nodelay(true);
+                return Ok(socket);
+            }
+            Err(error) => failure = error,
+        }
+    }
+    Err(Failure::Unreachable(failure))
+}
+
+/// Connects to the client's own proxy. No rule is asked: whoever chose the rules chose the proxy.
+fn connect_to_upstream(upstream: &Upstream, deadline: Instant) -> Result<TcpStream, Failure> {
+    let failed = |what: &dyn std::fmt::Display| {
+        Failure::Upstream(format!("{upstream} is not reached: {what}"))
+    };
+    let addresses = match &upstream.host {
+        Host::Address(address) => vec![*address],
+        Host::Name(name) => look_up(name).map_err(|error| failed(&error))?,
+    };
+    let addresses: Vec<_> = addresses
+        .into_iter()
+        .map(|address| SocketAddr::new(address, upstream.port))
+        .collect();
+    let socket = connect_to_any(&addresses, deadline).map_err(|failure| match failure {
+        Failure::Unreachable(error) => failed(&error),
+        failure => failure,
+    })?;
+    let _ = socket.set_read_timeout(Some(CONNECT_LIMIT));
+    Ok(socket)
+}
+
+/// The value of `Proxy-Authorization` for the client's own proxy (RFC 7617).
+pub(super) fn proxy_authorization(upstream: &Upstream) -> Option<Vec<u8>> {
+    let (user, password) = upstream.credentials.as_ref()?;
+    let mut value = b"Basic ".to_vec();
+    base64::append(&mut value, format!("{user}:{password}").as_bytes());
+    Some(value)
+}
+
+/// Asks a proxy for a connection by `CONNECT`.
+fn ask_http(socket: &mut TcpStream, upstream: &Upstream, host: &Host, port: u16) -> io::Result<()> {
+    let mut request =
+        format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n").into_bytes();
+    if let Some(value) = proxy_authorization(upstream) {
+        request.extend_from_slice(b"Proxy-Authorization: ");
+        request.extend_from_slice(&value);
+        request.extend_from_slice(b"\r\n");
+    }
+    request.extend_from_slice(b"\r\n");
+    socket.write_all(&request)?;
+    // Byte by byte: what follows the head is the server's.
+    let mut answer = Vec::new();
+    let mut byte = [0];
+    while answer.len() < MAX_ANSWER_BYTES {
+        socket.read_exact(&mut byte)?;
+        answer.push(byte[0]);
+        if byte != *b"\n" {
+            continue;
+        }
+        match parse::response_head(&answer) {
+            Ok(Progress::Partial) => {}
+            // An interim response.
+            Ok(Progress::Complete(head, _)) if head.status < 200 => answer.clear(),
+            Ok(Progress::Complete(head, _)) if head.status < 300 => return Ok(()),
+            Ok(Progress::Complete(head, _)) => {
+                let text = format!("{upstream} answered {}", head.status);
+                return Err(io::Error::other(text));
+            }
+            Err(_) => break,
+        }
+    }
+    Err(io::Error::other(format!(
+        "{upstream} does not speak HTTP/1.1"
+    )))
+}

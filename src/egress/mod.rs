@@ -1,0 +1,241 @@
+//! The way out of commands whose network is filtered: the sockets that they get, and the proxy that these lead to.
+//!
+//! Such a command can make no internet socket itself. Its filter leaves each socket(2) for TCP over IPv4 to the
+//! server, which answers with a socket that is bound to 127.0.0.1: the kernel sends nothing from there to another
+//! device, and Landlock lets it connect to one port only, that of the command's [`Gate`]. So whatever the program
+//! does with its socket, it reaches the gate or nothing. Behind the gate is a proxy, which decides by the rules.
+//!
+//! Each workspace has its [`Exits`]: one thread that makes the sockets and accepts the connections, so that no tenant
+//! waits for another, and one thread for each connection. They act as the workspace's user where they touch files and
+//! make sockets. May use `http` and `relay`; knows nothing of how commands are started.
+
+mod check;
+mod connect;
+mod gate;
+mod proxy;
+mod report;
+mod sockets;
+mod socks;
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use crate::error::{Error, Kind, Result};
+use crate::http::seats::Seats;
+use crate::ledger::Ledger;
+use crate::posture::Filter;
+use crate::sync::{Mutex, lock};
+use crate::sys::{CallListener, User};
+pub use check::check;
+pub use gate::Gate;
+use report::VerdictLog;
+pub use report::{Report, VerdictRecord};
+use sockets::Worker;
+
+/// Most filters of a workspace whose commands run at the same time. Each takes a port.
+const MAX_GATES: usize = 16;
+
+/// What all workspaces of a machine share.
+pub struct Egress {
+    /// The connections of the gates count among all.
+    seats: Seats,
+    /// The server's own port, which no rule opens. 0 until it is known.
+    server_port: AtomicU16,
+    /// Bytes that went through the gates, both ways.
+    moved: Arc<AtomicU64>,
+    allowed: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// Numbers for all workspaces since the start.
+pub struct Totals {
+    /// Connections that rules allowed.
+    pub allowed: u64,
+    /// Connections that rules refused.
+    pub refused: u64,
+    /// Bytes of both directions.
+    pub bytes: u64,
+}
+
+impl Egress {
+    /// Gates whose connections take `seats`.
+    pub fn new(seats: Seats) -> Arc<Self> {
+        Arc::new(Self {
+            seats,
+            server_port: AtomicU16::new(0),
+            moved: Arc::default(),
+            allowed: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        })
+    }
+
+    /// Keeps connections from the port that the server itself listens on. Call it before the first request.
+    pub fn close_port(&self, port: u16) {
+        self.server_port.store(port, Ordering::Relaxed);
+    }
+
+    /// What has gone through the gates.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            allowed: self.allowed.load(Ordering::Relaxed),
+            refused: self.refused.load(Ordering::Relaxed),
+            bytes: self.moved.load(Ordering::Relaxed),
+        }
+    }
+
+    fn count(&self, is_allowed: bool) {
+        let counter = if is_allowed {
+            &self.allowed
+        } else {
+            &self.refused
+        };
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The ways out of one workspace.
+pub struct Exits {
+    this: Weak<Self>,
+    egress: Arc<Egress>,
+    ledger: Arc<Ledger>,
+    /// Who connects to the gates; `None` for the server's own user.
+    user: Option<User>,
+    log: VerdictLog,
+    /// Guards which gates there are and whether the thread runs.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    gates: Vec<Weak<Gate>>,
+    /// The one that was used last stays open: opening one takes as long as a tenth of a command.
+    last: Option<Arc<Gate>>,
+    worker: Option<Worker>,
+}
+
+impl Exits {
+    /// The ways out of a workspace whose commands have this user, and whose connections are charged to this ledger.
+    pub fn new(egress: Arc<Egress>, ledger: Arc<Ledger>, user: Option<User>) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: Weak::clone(this),
+            egress,
+            ledger,
+            user,
+            log: VerdictLog::default(),
+            state: Mutex::default(),
+        })
+    }
+
+    /// The gate of a filter. It keeps its port while somebody holds it.
+    ///
+    /// # Errors
+    /// `Unavailable` if the machine does not keep sockets from leaving; `OverLimit` if there are too many gates;
+    /// `System` if there is no port left.
+    pub fn gate(&self, filter: &Arc<Filter>) -> Result<Arc<Gate>> {
+        if let Some(gate) = self.known_gate(filter)? {
+            return Ok(gate);
+        }
+        check()?;
+        let made = Arc::new(Gate::open(Arc::clone(filter))?);
+        // Another command may have been faster.
+        if let Some(gate) = self.known_gate(filter)? {
+            return Ok(gate);
+        }
+        let mut state = lock(&self.state);
+        state.gates.push(Arc::downgrade(&made));
+        state.last = Some(Arc::clone(&made));
+        Ok(made)
+    }
+
+    /// The gate that a filter has.
+    ///
+    /// # Errors
+    /// `OverLimit` if it has none, and there are too many to make one.
+    fn known_gate(&self, filter: &Arc<Filter>) -> Result<Option<Arc<Gate>>> {
+        let mut state = lock(&self.state);
+        state.gates.retain(|gate| gate.strong_count() > 0);
+        let mut gates = state.gates.iter().filter_map(Weak::upgrade);
+        if let Some(gate) = gates.find(|gate| *gate.filter() == **filter) {
+            state.last = Some(Arc::clone(&gate));
+            return Ok(Some(gate));
+        }
+        // One more than commands use.
+        if state.gates.len() > MAX_GATES {
+            let text = format!(
+                "commands with {MAX_GATES} different networks run already; let some end, or use one of theirs"
+            );
+            return Err(Error::new(Kind::OverLimit, text));
+        }
+        Ok(None)
+    }
+
+    /// Makes the sockets of a command, and serves what its gate is asked for, until no process has the filter any
+    /// more.
+    ///
+    /// # Errors
+    /// `NoResources` if no thread can be started.
+    pub fn serve(&self, gate: Arc<Gate>, listener: CallListener) -> Result<()> {
+        let mut state = lock(&self.state);
+        if let Some(worker) = &state.worker {
+            worker.add(gate, listener);
+            return Ok(());
+        }
+        let Some(exits) = self.this.upgrade() else {
+            return Ok(());
+        };
+        let worker = Worker::start(exits)?;
+        worker.add(gate, listener);
+        state.worker = Some(worker);
+        Ok(())
+    }
+
+    /// What was allowed and refused.
+    pub fn report(&self) -> Report {
+        self.log.report()
+    }
+
+    /// Notes a verdict.
+    fn note(&self, host: &str, port: u16, verdict: &crate::posture::Verdict) {
+        self.egress.count(verdict.is_allowed);
+        self.log.add(host, port, verdict);
+    }
+
+    /// Whether an address and a port are the server's own.
+    fn is_server(&self, port: u16, is_own: bool) -> bool {
+        is_own && port == self.egress.server_port.load(Ordering::Relaxed)
+    }
+}
+
+/// Whether an address is the machine's: the kernel would send to it from itself (a datagram socket that is connected
+/// sends nothing).
+fn is_own(address: IpAddr) -> bool {
+    let any: IpAddr = match address {
+        IpAddr::V4(_) => [0; 4].into(),
+        IpAddr::V6(_) => [0; 16].into(),
+    };
+    let socket = std::net::UdpSocket::bind((any, 0));
+    let from = socket.and_then(|socket| {
+        socket.connect((address, 9))?;
+        socket.local_addr()
+    });
+    address.is_loopback() || address.is_unspecified() || from.is_ok_and(|from| from.ip() == address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_addresses_are_known() {
+        for (text, expected) in [
+            ("127.0.0.1", true),
+            ("127.8.9.1", true),
+            ("0.0.0.0", true),
+            ("192.0.2.1", false),
+            ("::1", true),
+        ] {
+            assert_eq!(is_own(text.parse().unwrap()), expected, "{text}");
+        }
+    }
+}

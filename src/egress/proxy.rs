@@ -1,0 +1,186 @@
+//! The proxy behind a gate: HTTP/1.1 with `CONNECT` and absolute targets (RFC 9110, RFC 9112), and SOCKS 5.
+//!
+//! Requests are parsed and framed as strictly as those of clients. A refusal names the rule, so that whoever reads the
+//! output of a program knows what to add.
+
+use std::net::TcpStream;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use nix::sys::socket::{MsgFlags, recv};
+
+use super::connect::{self, Failure};
+use super::gate::Gate;
+use super::{Exits, socks};
+use crate::http::connection;
+use crate::http::parse::Framing;
+use crate::http::reader::SocketReader;
+use crate::http::seats::Seat;
+use crate::http::stream::StreamWriter;
+use crate::http::{Handler, Refusal, Request, Response};
+use crate::panics::{self, Served};
+use crate::posture::{Host, host_and_port};
+use crate::relay::{Account, Forward, RelayError, connect_through, connected, exchange};
+
+/// How long a client may take for its first byte, and for each part of a SOCKS request.
+const GREETING_LIMIT: Duration = Duration::from_secs(10);
+
+/// Header fields that are for the proxy.
+const WITHHELD: [&str; 1] = ["proxy-authorization"];
+
+/// The port of a plain request that names none.
+const HTTP_PORT: u16 = 80;
+
+/// Serves a connection of a command to its end.
+pub(super) fn serve(socket: &Arc<TcpStream>, seat: Seat, exits: Arc<Exits>, gate: Arc<Gate>) {
+    if socket.set_read_timeout(Some(GREETING_LIMIT)).is_err() {
+        return;
+    }
+    let mut first = [0];
+    let count = recv(socket.as_raw_fd(), &mut first, MsgFlags::MSG_PEEK);
+    let proxy = Proxy { exits, gate };
+    match (count, first) {
+        (Ok(1), [socks::VERSION]) => {
+            panics::work_for(Some(Served::new(socket)));
+            let _ = proxy.serve_socks(socket);
+            panics::work_for(None);
+        }
+        (Ok(1), _) => connection::serve(socket, seat, &proxy, true),
+        _ => {}
+    }
+}
+
+struct Proxy {
+    exits: Arc<Exits>,
+    gate: Arc<Gate>,
+}
+
+impl Handler for Proxy {
+    fn handle(&self, request: &mut Request<'_>) -> Response {
+        self.answer(request).unwrap_or_else(Response::from)
+    }
+
+    fn is_proxy(&self) -> bool {
+        true
+    }
+}
+
+impl Proxy {
+    fn account(&self) -> Account {
+        Account {
+            ledger: Arc::clone(&self.exits.ledger),
+            counter: Some(Arc::clone(&self.exits.egress.moved)),
+        }
+    }
+
+    fn answer(&self, request: &mut Request<'_>) -> Result<Response, Refusal> {
+        let is_connect = request.head.method == "CONNECT";
+        let authority = request.head.authority.as_deref();
+        let authority = authority.and_then(|authority| std::str::from_utf8(authority).ok());
+        let Some((host, port)) = authority.and_then(host_and_port) else {
+            let text = "this is the proxy of a sandbox's commands: it takes CONNECT host:port, requests for http:// URLs, \
+                        and SOCKS 5";
+            return Err(Refusal::new(400, "bad_request", text));
+        };
+        if is_connect {
+            let has_body = !matches!(request.head.framing, Framing::None | Framing::Length(0));
+            let Some(port) = port.filter(|_| !has_body) else {
+                let text = "CONNECT takes a host with a port, and has no body";
+                return Err(Refusal::new(400, "bad_request", text));
+            };
+            let socket = connect::open(&self.exits, &self.gate, &host, port);
+            let socket = socket.map_err(|failure| refusal(&failure, &host, port))?;
+            return Ok(connected(socket.into(), self.account()));
+        }
+        self.forward(request, &host, port)
+    }
+
+    /// Forwards a plain request.
+    fn forward(
+        &self,
+        request: &mut Request<'_>,
+        host: &Host,
+        port: Option<u16>,
+    ) -> Result<Response, Refusal> {
+        let number = port.unwrap_or(HTTP_PORT);
+        let opened = connect::open_for_request(&self.exits, &self.gate, host, number);
+        let (socket, upstream) = opened.map_err(|failure| refusal(&failure, host, number))?;
+        let authority = port.map_or_else(|| host.to_string(), |port| format!("{host}:{port}"));
+        let mut target = Vec::new();
+        let mut added = Vec::new();
+        if let Some(upstream) = upstream {
+            target.extend_from_slice(format!("http://{authority}").as_bytes());
+            let credentials = connect::proxy_authorization(upstream);
+            added.extend(credentials.map(|value| ("Proxy-Authorization", value)));
+        }
+        target.extend_from_slice(&request.head.path);
+        if let Some(query) = &request.head.query {
+            target.push(b'?');
+            target.extend_from_slice(query);
+        }
+        let forward = Forward {
+            target,
+            host: &authority,
+            withheld: &WITHHELD,
+            added,
+            counter: Some(Arc::clone(&self.exits.egress.moved)),
+        };
+        exchange(request, socket.into(), &forward).map_err(|error| match error {
+            RelayError::Client(error) => error.into(),
+            RelayError::Upstream(text) => Refusal::new(
+                502,
+                "bad_response",
+                format!("{authority} cannot be understood: {text}"),
+            ),
+        })
+    }
+
+    fn serve_socks(&self, socket: &Arc<TcpStream>) -> std::io::Result<()> {
+        let Some((host, port)) = socks::read_request(&mut &**socket)? else {
+            return Ok(());
+        };
+        match connect::open(&self.exits, &self.gate, &host, port) {
+            Ok(server) => {
+                socks::reply(&**socket, socks::Reply::Succeeded)?;
+                let mut from_client = SocketReader::new(Arc::clone(socket));
+                let mut to_client = StreamWriter::new(Arc::clone(socket), Vec::new(), false);
+                connect_through(
+                    &mut from_client,
+                    &mut to_client,
+                    server.into(),
+                    &self.account(),
+                )
+            }
+            Err(failure) => socks::reply(&**socket, socks::Reply::of(&failure)),
+        }
+    }
+}
+
+/// The answer to a request that leads to no connection.
+fn refusal(failure: &Failure, host: &Host, port: u16) -> Refusal {
+    match failure {
+        Failure::Refused(verdict) => Refusal::new(
+            403,
+            "not_allowed",
+            format!(
+                "{host}:{port} is not reached from here: the network of this sandbox refuses it ({})",
+                verdict.rule
+            ),
+        ),
+        Failure::Unknown(why) => Refusal::new(
+            502,
+            "unknown_host",
+            format!("the address of {host} is not known: {why}"),
+        ),
+        Failure::Unreachable(error) => {
+            let text = format!("{host}:{port} does not answer: {error}");
+            if error.kind() == std::io::ErrorKind::TimedOut {
+                Refusal::new(504, "timeout", text)
+            } else {
+                Refusal::new(502, "unreachable", text)
+            }
+        }
+        Failure::Upstream(why) => Refusal::new(502, "bad_proxy", why.clone()),
+    }
+}
