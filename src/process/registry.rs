@@ -744,6 +744,7 @@ mod tests {
             let spawned = sys::Spawned {
                 pid: 77,
                 pidfd: File::open("/dev/null").unwrap().into(),
+                listener: None,
             };
             let log = Log::new(&shared.logs, &registry.logs, 4096);
             let started = (Instant::now(), 0);

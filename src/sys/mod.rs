@@ -26,6 +26,9 @@ mod spawn;
 mod system;
 #[cfg(test)]
 mod testing;
+// Unit tests unwind. Without optimization across crates the standard library refers to more than this defines.
+#[cfg(not(any(test, debug_assertions)))]
+mod unwind;
 
 #[cfg(test)]
 pub use alloc::allocated_bytes;

@@ -502,6 +502,7 @@ mod tests {
             user: is_root.then_some(User { uid: 0, gid: 0 }),
             rulesets,
             filter: &[],
+            has_listener: false,
         };
         let ruleset = ruleset.as_ref().map(AsFd::as_fd);
         let restrictions = [
