@@ -53,7 +53,8 @@ impl Fields {
 pub struct Head {
     /// As sent: methods are case-sensitive.
     pub method: String,
-    /// The host, and perhaps the port, of a target that names them, undecoded. Only proxies use it.
+    /// The host, and perhaps the port, of a target that is `http://` or an authority only, undecoded. Only proxies use
+    /// it.
     pub authority: Option<Vec<u8>>,
     /// The path, undecoded, beginning with a slash (or `*`). Empty for a target that is an authority only, which
     /// `CONNECT` has (RFC 9112 section 3.2.3).
@@ -366,9 +367,8 @@ fn target_parts(method: &str, target: &[u8]) -> Result<Target, ParseError> {
         return Err(Malformed("the target has a #, which is sent as %23"));
     }
     // A client of a proxy sends the absolute form (RFC 9112 section 3.2.2), and so may a proxy.
-    let absolute = target
-        .strip_prefix(b"http://")
-        .or(target.strip_prefix(b"https://"));
+    let plain = target.strip_prefix(b"http://");
+    let absolute = plain.or(target.strip_prefix(b"https://"));
     let (authority, origin) = match absolute {
         None if method == "CONNECT" && !target.contains(&b'/') => (Some(target), &b""[..]),
         None => (None, target),
@@ -378,6 +378,8 @@ fn target_parts(method: &str, target: &[u8]) -> Result<Target, ParseError> {
             None => (Some(rest), &b"/"[..]),
         },
     };
+    // Whoever asks for https at a proxy wants it to speak TLS.
+    let authority = authority.filter(|_| plain.is_some() || absolute.is_none());
     if !origin.starts_with(b"/") && origin != b"*" && !origin.is_empty() {
         return Err(Malformed(NO_SLASH));
     }
@@ -562,6 +564,7 @@ mod tests {
             ),
             ("GET http://a HTTP/1.1", Some("a"), "/", None),
             ("GET http:///b HTTP/1.1", Some(""), "/b", None),
+            ("GET https://a/b HTTP/1.1", None, "/b", None),
             ("GET /b HTTP/1.1", None, "/b", None),
             ("CONNECT /b HTTP/1.1", None, "/b", None),
         ] {

@@ -163,8 +163,10 @@ impl Rule {
             return rule(Target::Below(format!(".{name}")), number);
         }
         if let Some((address, prefix)) = rest.split_once('/') {
-            let address = address.strip_prefix('[').unwrap_or(address);
-            let prefix = prefix.strip_suffix(']').unwrap_or(prefix);
+            let (address, prefix) = match address.strip_prefix('[') {
+                Some(address) => (address, prefix.strip_suffix(']')?),
+                None => (address, prefix),
+            };
             let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
             let prefix = prefix.parse().ok().filter(|_| is_number)?;
             let network = Network::new(address.parse().ok()?, prefix)?;

@@ -132,6 +132,7 @@ impl Estate {
                 format!("/v1/files/move?from={dir}/kept&to={dir}/gone"),
                 Vec::new(),
             ),
+            ("GET", "/v1/network".to_owned(), Vec::new()),
             ("GET", "/v1/venv".to_owned(), Vec::new()),
             (
                 "POST",

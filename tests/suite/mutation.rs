@@ -166,6 +166,12 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
             "exec",
             r#"{"code":"true","language":"bash","args":["a"]}"#,
         ),
+        (
+            "POST",
+            "exec",
+            r#"{"cmd":"true","network":{"mode":"allowlist","allow":["a.example:443","10.0.0.0/8"],"deny":["@private"]}}"#,
+        ),
+        ("GET", "network", ""),
         ("GET", "venv", ""),
         ("POST", "venv", r#"{"path":"venv"}"#),
         ("PUT", "processes/job/stdin?eof=1", "input"),

@@ -100,6 +100,7 @@ fn json_answers_end_with_a_newline() {
         ("POST", "/v1/execute", r#"{"code":"1","language":"cobol"}"#),
         ("POST", "/execute", r#"{"code":"1","language":"cobol"}"#),
         ("POST", "/v1/exec", r#"{"code":"true","language":"bash"}"#),
+        ("GET", "/v1/network", ""),
         ("GET", "/v1/venv", ""),
         ("POST", "/v1/venv", &format!(r#"{{"path":"{path}/venv"}}"#)),
         ("GET", "/v1/venv", ""),

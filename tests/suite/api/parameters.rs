@@ -52,6 +52,7 @@ fn every_route_refuses_an_unknown_parameter_before_it_acts() {
             ("POST", format!("{family}/{id}/stdin?close=1")),
             ("POST", "exec?timeout=1".to_owned()),
             ("GET", "venv?path=x".to_owned()),
+            ("GET", "network?recent=1".to_owned()),
             ("POST", format!("venv?path={path}/venv")),
             ("PUT", format!("files/write?path={path}/new&modes=600")),
             ("GET", format!("files/read?path={path}/kept&limit=1")),

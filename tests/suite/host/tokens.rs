@@ -184,6 +184,7 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
             &json!({"code": "true", "language": "bash"}),
         ),
         Ask::new("DELETE", format!("{prefix}/contexts/mine"), &Value::Null),
+        Ask::new("GET", format!("{prefix}/network"), &Value::Null),
         Ask::new("GET", format!("{prefix}/venv"), &Value::Null),
         Ask::new("POST", format!("{prefix}/venv"), &json!({"path": "a:b"})),
         Ask::new("GET", format!("{prefix}/files/glob"), &Value::Null),

@@ -220,6 +220,7 @@ const ROUTES: &[(&str, &[&str])] = &[
     ("/v1/contexts/c-1/executions/e-1/events", &["GET"]),
     ("/v1/execute", &["POST"]),
     ("/execute", &["POST"]),
+    ("/v1/network", &["GET"]),
     ("/v1/venv", &["GET", "POST"]),
     ("/v1/files/read", &["GET"]),
     ("/v1/files/write", &["PUT", "POST"]),

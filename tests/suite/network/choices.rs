@@ -145,7 +145,7 @@ fn each_sandbox_chooses_and_shows_its_network() {
             .collect();
         assert_eq!(listed, [default, default, "open", "blocked"]);
         let postures = &server.get("/health").json()["isolation"]["postures"];
-        assert_eq!(postures, &json!(["open", "blocked"]));
+        assert_eq!(postures, &json!(["open", "allowlist", "blocked"]));
     }
 }
 
@@ -160,7 +160,12 @@ fn what_is_no_posture_is_refused_before_anything_happens() {
             json!(0),
             json!([]),
             json!({}),
-            json!({ "mode": "blocked" }),
+            json!({ "mode": "closed" }),
+            json!({ "mode": "allowlist" }),
+            json!({ "mode": "allowlist", "allow": ["http://a.example"] }),
+            json!({ "mode": "allowlist", "allow": ["a.example"], "denny": ["b.example"] }),
+            json!({ "mode": "open", "allow": ["a.example"] }),
+            json!({ "mode": "open", "proxy": "https://proxy.example" }),
         ] {
             let body = json!({ "cmd": "touch ran", "network": network, "cwd": place.path("") });
             assert_error(&place.post("exec", &body), 400, "bad_request");

@@ -4,6 +4,7 @@
 
 mod blocked;
 mod choices;
+mod filtered;
 
 use serde_json::{Value, json};
 

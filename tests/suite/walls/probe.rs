@@ -338,6 +338,12 @@ fn perform(words: &[&str]) -> io::Result<String> {
         }
         ["tcp-bind", address] => done(TcpListener::bind(address)),
         ["tcp-connect", address] => done(TcpStream::connect(address)),
+        ["leave", address, ref steps @ ..] => leave(address.parse().unwrap(), steps),
+        ["leave-accepted", path, address] => leave_accepted(path, address.parse().unwrap()),
+        ["race-address", milliseconds, allowed, wanted] => race_address(
+            Duration::from_millis(number(milliseconds).cast_unsigned()),
+            [allowed, wanted].map(|address| address.parse().unwrap()),
+        ),
         ["fast-open", call, address] => fast_open(number(call), address.parse().unwrap()),
         ["listen-without-bind", family, ref options @ ..] => listen_without_bind(family, options),
         ["take-ports", family] => done(listen_without_bind(family, &[])),
@@ -607,6 +613,142 @@ fn give_sockets(path: &str) -> io::Result<String> {
     Ok("ok".to_owned())
 }
 
+/// Dissolves a connection, and what the socket is bound to as far as the kernel lets it (connect(2)).
+fn unspecify(socket: i32) {
+    // SAFETY: zeroes are an address without a family.
+    unsafe {
+        let nobody: libc::sockaddr = std::mem::zeroed();
+        let length = u32::try_from(size_of::<libc::sockaddr>()).unwrap();
+        libc::connect(socket, &raw const nobody, length);
+    }
+}
+
+/// Connects a TCP socket to an address after some steps, which may fail.
+fn leave(address: SocketAddrV4, steps: &[&str]) -> io::Result<String> {
+    let socket = socket(
+        AddressFamily::Inet,
+        SockType::Stream,
+        SockFlag::empty(),
+        None,
+    )?;
+    let raw = socket.as_raw_fd();
+    let set = |level: i32, option: i32, value: &[u8]| {
+        let length = u32::try_from(value.len()).unwrap();
+        // SAFETY: the value outlives the call.
+        unsafe { libc::setsockopt(raw, level, option, value.as_ptr().cast(), length) };
+    };
+    let on = 1_i32.to_ne_bytes();
+    // A packet that gets no answer is EINPROGRESS then (socket(7)), which no test expects.
+    let limit = [2_i64.to_ne_bytes(), 0_i64.to_ne_bytes()].concat();
+    set(libc::SOL_SOCKET, libc::SO_SNDTIMEO, &limit);
+    for step in steps {
+        match step.split_once(':').unwrap_or((step, "")) {
+            ("unspecified", _) => unspecify(raw),
+            // Leads to the proxy, where that is.
+            ("gate", _) => {
+                let gate = std::env::var("HTTP_PROXY").unwrap_or_default();
+                let port = gate
+                    .rsplit_once(':')
+                    .and_then(|(_, port)| port.parse().ok());
+                let gate = SockaddrIn::new(127, 0, 0, 1, port.unwrap_or(9));
+                let _ = connect(raw, &gate);
+            }
+            // SAFETY: plain integers.
+            ("shutdown", _) => unsafe {
+                libc::shutdown(raw, libc::SHUT_RDWR);
+            },
+            // SAFETY: plain integers.
+            ("listen", _) => unsafe {
+                libc::listen(raw, 1);
+            },
+            ("bind", at) => {
+                let at: SocketAddrV4 = at.parse().unwrap();
+                let _ = bind(raw, &SockaddrIn::from(at));
+            }
+            ("device", name) => set(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name.as_bytes()),
+            ("do-not-route", _) => set(libc::SOL_SOCKET, libc::SO_DONTROUTE, &on),
+            ("mark", _) => set(libc::SOL_SOCKET, libc::SO_MARK, &on),
+            ("free-bind", _) => set(libc::IPPROTO_IP, libc::IP_FREEBIND, &on),
+            ("transparent", _) => set(libc::IPPROTO_IP, libc::IP_TRANSPARENT, &on),
+            ("interface", index) => {
+                let index: u32 = index.parse().unwrap();
+                set(libc::IPPROTO_IP, libc::IP_UNICAST_IF, &index.to_be_bytes());
+            }
+            // Loose source routing (RFC 791) by way of the destination.
+            ("source-route", _) => {
+                let hop = address.ip().octets();
+                let route = [&[131, 7, 4][..], &hop, &[0]].concat();
+                set(libc::IPPROTO_IP, libc::IP_OPTIONS, &route);
+            }
+            ("repair", _) => set(libc::IPPROTO_TCP, libc::TCP_REPAIR, &on),
+            ("ulp", name) => set(libc::IPPROTO_TCP, libc::TCP_ULP, name.as_bytes()),
+            ("fast-open-connect", _) => {
+                set(libc::IPPROTO_TCP, libc::TCP_FASTOPEN_CONNECT, &on);
+            }
+            _ => panic!("no step: {step}"),
+        }
+    }
+    let mut socket = TcpStream::from(socket);
+    connect(raw, &SockaddrIn::from(address))?;
+    // With fast open the first data connects.
+    socket.write_all(b"x").map(|()| "ok".to_owned())
+}
+
+/// The same with a socket that was accepted. The port at which it waits for somebody goes into a file.
+fn leave_accepted(path: &str, address: SocketAddrV4) -> io::Result<String> {
+    let listener = socket(
+        AddressFamily::Inet,
+        SockType::Stream,
+        SockFlag::empty(),
+        None,
+    )?;
+    // SAFETY: plain integers.
+    status(unsafe { libc::listen(listener.as_raw_fd(), 1) }.into())?;
+    let listener = TcpListener::from(listener);
+    let hidden = format!("{path}.new");
+    fs::write(&hidden, listener.local_addr()?.port().to_string())?;
+    fs::rename(hidden, path)?;
+    let (accepted, _) = listener.accept()?;
+    unspecify(accepted.as_raw_fd());
+    connect(accepted.as_raw_fd(), &SockaddrIn::from(address))?;
+    Ok("ok".to_owned())
+}
+
+/// Connects again and again by an address that another thread changes all the time. Tells whether the wanted one was
+/// ever connected to.
+fn race_address(time: Duration, addresses: [SocketAddrV4; 2]) -> io::Result<String> {
+    let [allowed, wanted] = addresses.map(SockaddrIn::from);
+    let place = Box::leak(Box::new(allowed));
+    let place = (&raw mut *place) as usize;
+    std::thread::spawn(move || {
+        loop {
+            for address in [wanted, allowed] {
+                // SAFETY: the place is never freed; that another thread reads it meanwhile is the test.
+                unsafe { std::ptr::write_volatile(place as *mut SockaddrIn, address) };
+            }
+        }
+    });
+    let begun = Instant::now();
+    while begun.elapsed() < time {
+        let socket = socket(
+            AddressFamily::Inet,
+            SockType::Stream,
+            SockFlag::empty(),
+            None,
+        )?;
+        // SAFETY: the address is as long as it says.
+        let connected = unsafe {
+            let length = u32::try_from(size_of::<libc::sockaddr_in>()).unwrap();
+            libc::connect(socket.as_raw_fd(), place as *const libc::sockaddr, length) == 0
+        };
+        let peer = TcpStream::from(socket).peer_addr();
+        if connected && peer.is_ok_and(|peer| peer == SocketAddr::V4(addresses[1])) {
+            return Ok("reached".to_owned());
+        }
+    }
+    Ok("ok".to_owned())
+}
+
 /// Takes a TCP socket that another process gives, and uses it.
 fn use_given(path: &str, act: &str, address: SocketAddrV4) -> io::Result<String> {
     let passer = UnixStream::connect(path)?;
@@ -624,12 +766,7 @@ fn use_given(path: &str, act: &str, address: SocketAddrV4) -> io::Result<String>
     match act {
         "connect" => done(connect()),
         "connect-after-unspecified" => {
-            // SAFETY: zeroes are an address without a family, which dissolves a connection (connect(2)).
-            unsafe {
-                let nobody: libc::sockaddr = std::mem::zeroed();
-                let length = u32::try_from(size_of::<libc::sockaddr>()).unwrap();
-                libc::connect(socket, &raw const nobody, length);
-            }
+            unspecify(socket);
             done(connect())
         }
         "bind" => done(bind(socket, &SockaddrIn::new(127, 0, 0, 1, 0)).map_err(io::Error::from)),
