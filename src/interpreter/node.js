@@ -150,6 +150,12 @@
   for (const name of ['spawnSync', 'execSync', 'execFileSync']) childProcess[name] = beforeChild(childProcess[name]);
   const { ChildProcess } = childProcess;
   ChildProcess.prototype.spawn = beforeChild(ChildProcess.prototype.spawn);
+  // While a session is connected, V8's inspector takes the arguments of each call of console's own methods, with a stack,
+  // and keeps the last thousand: that takes as long as the write, and what was printed is not collected.
+  const { Console } = console;
+  for (const [name, method] of Object.entries(new Console(streams))) {
+    if (typeof method === 'function') console[name] = method;
+  }
   require('module').syncBuiltinESMExports();
 
   // Bundles

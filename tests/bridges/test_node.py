@@ -128,6 +128,20 @@ class Node(unittest.TestCase):
         expected = [(k, "%d\n" % i) for i in range(300) for k in ("stdout", "stderr")] + [("result", "'end'")]
         self.assertEqual(execution.order, expected)
 
+    def test_what_is_printed_is_not_kept(self):
+        self.value("require('v8').setFlagsFromString('--expose-gc'); var collect = require('vm').runInNewContext('gc');"
+                   "var printed = ['log', 'error', 'dir', 'table', 'trace'].map((name) => { const value = { a: [name] };"
+                   "console[name](value); return new WeakRef(value) });")
+        self.assertEqual(self.value("await new Promise(setImmediate); collect(); printed.filter((it) => it.deref()).length"), "0")
+
+    def test_console(self):
+        execution = self.run_code("console.group('g'); console.log('%s-%d', 'a', 1); console.groupEnd(); console.info({ a: { b: { c: { d: 1 } } } });"
+                                  "console.count(); console.count(); console.assert(false, 'no'); console.warn('w'); console.trace('t')")
+        self.assertEqual(execution.stdout, "g\n  a-1\n{ a: { b: { c: [Object] } } }\ndefault: 1\ndefault: 2\n")
+        self.assertRegex(execution.stderr, r"^Assertion failed: no\nw\nTrace: t\n    at cell-1:1:")
+        self.assertEqual(self.value("require('console') === console && console.log.name"), "'log'")
+        self.assertEqual(self.run_code("import { log } from 'console'; log(1)").stdout, "1\n")
+
     def test_late_output_and_rejections(self):
         self.value("setTimeout(() => { console.log('late'); display(5); throw new Error('later') }, 100); Promise.reject(new Error('alone')); 1")
         time.sleep(0.4)
