@@ -318,6 +318,15 @@ fn entry(name: &OsStr, value: &OsStr) -> Option<CString> {
 /// `NAME=value`, by name.
 type Environment<'a> = BTreeMap<&'a OsStr, Cow<'a, CStr>>;
 
+/// Sets a variable, or removes it if there is no value or one that cannot be a variable's.
+fn set<'a>(environment: &mut Environment<'a>, name: &'a str, value: Option<&str>) {
+    let name = OsStr::new(name);
+    match value.and_then(|value| entry(name, value.as_ref())) {
+        Some(entry) => environment.insert(name, Cow::Owned(entry)),
+        None => environment.remove(name),
+    };
+}
+
 /// PATH of an environment.
 fn search_path<'a>(environment: &'a Environment<'_>) -> &'a [u8] {
     let path = environment.get(OsStr::new("PATH"));
@@ -421,19 +430,12 @@ impl Confinement {
             .map_err(|errno| Error::system("cannot act as the sandbox", errno))
     }
 
-    /// The environment of a command, by name. Borrows what the command does not change.
-    fn environment<'a>(&'a self, spec: &'a CommandSpec, gate: Option<u16>) -> Environment<'a> {
+    /// The environment of a command that does not change it, by name; `gate` is the port of its filtered network.
+    fn common_environment(&self, gate: Option<u16>) -> Environment<'_> {
         let own = self.environment.iter();
         let mut environment = BTreeMap::new();
         environment
             .extend(own.map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str()))));
-        let set = |environment: &mut Environment<'a>, name: &'a str, value: Option<&str>| {
-            let name = OsStr::new(name);
-            match value.and_then(|value| entry(name, value.as_ref())) {
-                Some(entry) => environment.insert(name, Cow::Owned(entry)),
-                None => environment.remove(name),
-            };
-        };
         if let Some(port) = gate {
             let proxy = format!("http://127.0.0.1:{port}");
             for name in PROXY_VARIABLES {
@@ -455,6 +457,12 @@ impl Confinement {
             let path = entry(OsStr::new("PATH"), OsStr::from_bytes(&path));
             environment.extend(path.map(|path| (OsStr::new("PATH"), Cow::Owned(path))));
         }
+        environment
+    }
+
+    /// The environment of a command, by name. Borrows what the command does not change.
+    fn environment<'a>(&'a self, spec: &'a CommandSpec, gate: Option<u16>) -> Environment<'a> {
+        let mut environment = self.common_environment(gate);
         if let Some(terminal) = &spec.terminal {
             set(&mut environment, "TERM", Some(terminal.name()));
             // Programs would believe these instead of the terminal.
@@ -472,15 +480,19 @@ impl Confinement {
         &self.directory
     }
 
-    /// Whether a program is found in the PATH of commands.
-    pub fn finds(&self, program: &str) -> bool {
-        let entry = self.environment.get(OsStr::new("PATH"));
-        let path = entry.map_or(&b""[..], |entry| entry.to_bytes());
-        let path = OsStr::from_bytes(path.strip_prefix(b"PATH=").unwrap_or(path));
-        std::env::split_paths(path).any(|directory| {
-            let found = std::fs::metadata(directory.join(program));
+    /// Whether a program is found in the PATH of commands that do not change it. It looks as the commands' user,
+    /// because that one's links may lead anywhere.
+    ///
+    /// # Errors
+    /// Those of [`Confinement::act`].
+    pub fn finds(&self, program: &str) -> Result<bool> {
+        let environment = self.common_environment(None);
+        let _acting = self.act()?;
+        let path = OsStr::from_bytes(search_path(&environment));
+        Ok(std::env::split_paths(path).any(|directory| {
+            let found = std::fs::metadata(self.directory.join(directory).join(program));
             found.is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
-        })
+        }))
     }
 
     /// The absolute path of the virtual environment that commands have.

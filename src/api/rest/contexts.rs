@@ -15,7 +15,7 @@ use super::requests::{
 use super::simple::SimpleWriter;
 use crate::client::{Client, Disconnected, send_all};
 use crate::codec::{base64, escape};
-use crate::error::{Error, Kind};
+use crate::error::{self, Error, Kind};
 use crate::http::Response;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::interpreter::event::{Bundle, CodeError, Event};
@@ -29,12 +29,13 @@ const PART_BYTES: usize = 64 * 1024;
 
 /// `GET languages`.
 pub(super) fn languages(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let mut listed = Language::ALL.iter();
-    let documents = listed.by_ref().map(|language| {
-        let available = workspace.has_program(language.program());
-        json!({ "language": language.name(), "available": available, "backends": language.backends() })
+    let documents = Language::ALL.iter().map(|language| {
+        let available = workspace.has_program(language.program())?;
+        Ok(json!({ "language": language.name(), "available": available, "backends": language.backends() }))
     });
-    Ok(Response::json(&documents.collect::<Vec<_>>()))
+    Ok(Response::json(
+        &documents.collect::<error::Result<Vec<_>>>()?,
+    ))
 }
 
 /// `POST contexts`.

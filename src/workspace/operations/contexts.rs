@@ -1,7 +1,7 @@
 //! Executing code: where, and in which language.
 
 use crate::client::{Interrupt, Stopped};
-use crate::error::Error;
+use crate::error::{self, Error};
 use crate::interpreter::{Asked, ContextSpec, ExecutionSpec};
 use crate::language::Language;
 use crate::workspace::lease::Workspace;
@@ -39,7 +39,10 @@ impl Workspace {
     }
 
     /// Whether commands find a program by this name.
-    pub fn has_program(&self, name: &str) -> bool {
+    ///
+    /// # Errors
+    /// The server may not act as the commands' user.
+    pub fn has_program(&self, name: &str) -> error::Result<bool> {
         self.confinement.finds(name)
     }
 }

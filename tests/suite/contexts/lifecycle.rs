@@ -56,6 +56,36 @@ fn languages_are_those_in_path() {
 }
 
 #[test]
+fn languages_are_those_that_a_sandbox_finds() {
+    if !is_root() {
+        skip!("needs root: every sandbox has a user of its own");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox_with(&json!({"env": {"PATH": "tools"}}));
+    let available = || {
+        let listed = server.get(&sandbox.target("languages")).json();
+        [0, 1, 2].map(|number| listed[number]["available"].as_bool().unwrap())
+    };
+    assert_eq!(available(), [false; 3]);
+    let secret = TempDir::new();
+    fs::set_permissions(secret.path(), fs::Permissions::from_mode(0o700)).unwrap();
+    let tools = sandbox.home.join("tools");
+    fs::create_dir(&tools).unwrap();
+    fs::set_permissions(&tools, fs::Permissions::from_mode(0o755)).unwrap();
+    let hidden = secret.path().join("program");
+    for program in [tools.join("node"), hidden.clone()] {
+        fs::write(&program, "#!/bin/sh\n").unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    assert_eq!(available(), [false, true, false]);
+    // A link tells nothing about what the sandbox may not see.
+    std::os::unix::fs::symlink(&hidden, tools.join("bash")).unwrap();
+    assert_eq!(available(), [false, true, false]);
+    let reply = server.post(&sandbox.target("contexts"), &json!({"language": "bash"}));
+    assert_eq!(reply.status, 400, "{}", reply.text());
+}
+
+#[test]
 fn a_context_is_described_from_its_first_moment() {
     everywhere(|place| {
         needs!(place, "python");
