@@ -24,6 +24,7 @@ mod host;
 mod load;
 mod memory;
 mod mover;
+mod network;
 mod output;
 mod plot;
 mod program;
@@ -68,6 +69,7 @@ fn main() {
         ["feed", port, kind, size] => output::feed(number(port), kind, number(size)),
         ["print", kind, size] => output::print(kind, number(size)),
         ["stamp"] => output::stamp(),
+        ["sockets", count] => network::make_sockets(number(count)),
         ["--soak"] => soak::soak(10_000),
         ["--soak", cycles] if cycles.parse().is_ok_and(|cycles: usize| cycles > 0) => {
             soak::soak(number(cycles));
@@ -155,7 +157,7 @@ impl Plan {
 type Group = fn(&Plan, &Scratch, &mut Table);
 
 /// What can be measured by itself, in the order of the table.
-const GROUPS: [(&str, Group); 14] = [
+const GROUPS: [(&str, Group); 15] = [
     ("start", start::measure),
     ("commands", commands::measure),
     ("output", output::measure),
@@ -165,6 +167,7 @@ const GROUPS: [(&str, Group); 14] = [
     ("search", search::measure),
     ("watch", watch::measure),
     ("proxy", proxy::measure),
+    ("network", network::measure),
     ("contexts", contexts::measure),
     ("health", health::measure),
     ("sandboxes", sandboxes::measure),

@@ -12,13 +12,18 @@
 //! are ignored. They connect by entering the container's network namespace.
 
 use std::fs;
+use std::net::TcpListener;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
 
 use crate::bootstrap::SCRIPT;
-use crate::fixture::{BINARY, Bucket, PATIENCE, Sandbox, Server, TempDir, sha256, wait_until};
+use crate::fixture::{
+    BINARY, Bucket, Network, OUTSIDE, PATIENCE, Sandbox, Server, TempDir, join_hosts, serve_pages,
+    sha256, wait_until,
+};
+use crate::walls::probe::{Plan, command, outcomes};
 
 /// A container engine, by the address of its socket.
 struct Engine {
@@ -213,6 +218,7 @@ in_both!(
     a_bad_value_is_exit_2_with_a_sentence,
     health_answers_inside_an_image_without_curl,
     a_host_holds_sandboxes_and_is_stopped_cleanly,
+    a_list_is_all_that_a_sandbox_reaches,
     a_host_where_landlock_is_hidden_is_refused_or_says_so,
     bootstrap_works_in_an_image_of_busybox_alone,
     bootstrap_works_in_debian,
@@ -601,6 +607,63 @@ fn a_host_holds_sandboxes_and_is_stopped_cleanly(engine: &Engine) {
     let (duration, code) = container.stop();
     assert_eq!(code, "0", "{}", container.server.log());
     assert!(duration < Duration::from_secs(10), "{duration:?}");
+}
+
+/// With a host outside that waits at the port of the gate, too.
+fn a_list_is_all_that_a_sandbox_reaches(engine: &Engine) {
+    let suite = std::env::current_exe().unwrap();
+    let mount = format!("{}:/bin/probe:ro", suite.display());
+    let container = engine.start(&["-v", &mount], &[("SBX_HOST_MODE", "1")]);
+    let place = &container.place;
+    let pid = place
+        .engine
+        .ask(&["inspect", "--format", "{{.State.Pid}}", &place.name]);
+    let outside = Network::with_ports(32_768, 60_999).unwrap();
+    join_hosts(pid.parse().unwrap(), &outside).unwrap();
+    let listen = |port: u16| outside.run(|| TcpListener::bind((OUTSIDE, port)).unwrap());
+    let web = listen(0);
+    let allowed = web.local_addr().unwrap();
+    serve_pages(web, "the web");
+    let network = json!({"mode": "allowlist", "allow": [allowed.to_string()]});
+    let sandbox = container.server.sandbox_with(&json!({"network": network}));
+    let page = sandbox.sh(&format!("wget -qO- http://{allowed}/"));
+    assert!(page.starts_with("the web\n"), "{page}");
+    let other = format!("{OUTSIDE}:{}", allowed.port() ^ 1);
+    let refused = sandbox.exec(&json!({"cmd": format!("wget -qO- http://{other}/ 2>&1")}));
+    assert!(refused.stdout.contains("403"), "{refused:?}");
+    let gate = sandbox.sh("echo ${HTTP_PROXY##*:}");
+    let at_gate = listen(gate.trim().parse().unwrap());
+    let target = format!("{OUTSIDE}:{}", gate.trim());
+    let mut plan = Plan::default();
+    for steps in [
+        &[][..],
+        &["unspecified"],
+        &["gate", "unspecified"],
+        &["listen", "shutdown", "unspecified"],
+        &["bind:0.0.0.0:0"],
+        &["device:far"],
+        &["interface:2"],
+        &["source-route"],
+        &["fast-open-connect"],
+    ] {
+        plan.add(&[&["leave", &target], steps].concat(), "EINVAL|EISCONN");
+        plan.add(
+            &[&["leave", &allowed.to_string()], steps].concat(),
+            "EACCES|EISCONN",
+        );
+    }
+    let own = format!("127.0.0.1:{}", gate.trim());
+    plan.add(&["race-address", "400", &own, &target], "ok");
+    for kind in ["2", "3", "5"] {
+        plan.add(
+            &["syscall", &libc::SYS_socket.to_string(), "2", kind, "0"],
+            "ENETUNREACH",
+        );
+    }
+    let outcome = sandbox.exec(&command("/bin/probe", &json!(plan.acts())));
+    plan.compare(&outcomes(&outcome.stdout));
+    at_gate.set_nonblocking(true).unwrap();
+    assert!(at_gate.accept().is_err());
 }
 
 fn a_host_where_landlock_is_hidden_is_refused_or_says_so(engine: &Engine) {

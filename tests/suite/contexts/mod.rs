@@ -59,7 +59,7 @@ fn packages() -> Result<PathBuf, String> {
 }
 
 /// Where a virtual environment has its modules.
-fn modules_of(root: &Path) -> PathBuf {
+pub fn modules_of(root: &Path) -> PathBuf {
     let libraries = root.join("lib");
     let version = names_in(&libraries).remove(0);
     libraries.join(version).join("site-packages")
@@ -67,7 +67,7 @@ fn modules_of(root: &Path) -> PathBuf {
 
 /// Copies packages to where a sandbox may read them. Links are made faster; they cannot lead to another file system.
 #[track_caller]
-fn lend(packages: &Path, copy: &Path) {
+pub fn lend(packages: &Path, copy: &Path) {
     let copied = ["-al", "-a"].into_iter().any(|how| {
         let mut command = Command::new("cp");
         command.arg(how).args([packages, copy]);

@@ -4,6 +4,7 @@
 
 mod blocked;
 mod choices;
+mod clients;
 mod filtered;
 
 use serde_json::{Value, json};
