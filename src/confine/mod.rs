@@ -555,6 +555,7 @@ impl Confinement {
             oom_score: oom_score().as_bytes(),
             limits: &limits,
             nice: if self.wall.is_some() { NICE } else { 0 },
+            cgroup: None,
             restriction: is_confined.then(|| Restriction {
                 user: self.user(),
                 rulesets: [self.file_rules(), walls.ruleset()],

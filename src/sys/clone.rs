@@ -1,10 +1,12 @@
 //! Starting a process that shares the server's memory, which both [`super::spawn()`] and
 //! [`super::signal_user`] do. What runs in it is the caller's.
 
+use std::arch::asm;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 
@@ -40,19 +42,12 @@ pub(super) fn clone(
     flags: c_int,
 ) -> Result<(libc::pid_t, OwnedFd), Errno> {
     let mut pidfd: c_int = -1;
-    // SAFETY: the C library fills both sets before they are read. The stack is 16-aligned; the caller
-    // keeps it and the argument alive.
-    let (result, errno) = unsafe {
-        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
-        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
-        libc::sigfillset(all.as_mut_ptr());
-        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        let flags = flags | libc::CLONE_VM | libc::CLONE_PIDFD;
+    let flags = flags | libc::CLONE_VM | libc::CLONE_PIDFD;
+    // SAFETY: the stack is 16-aligned; the caller keeps it and the argument alive.
+    let (result, errno) = with_signals_blocked(|| unsafe {
         let result = libc::clone(entry, stack.top(), flags, argument, &raw mut pidfd);
-        let errno = Errno::last();
-        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
-        (result, errno)
-    };
+        (result, Errno::last())
+    });
     if result < 0 {
         return Err(errno);
     }
@@ -69,4 +64,140 @@ pub(super) fn clone(
     }
     // SAFETY: the kernel stored a new descriptor there, which nothing else owns.
     Ok((result, unsafe { OwnedFd::from_raw_fd(pidfd) }))
+}
+
+/// Whether clone3(2) was refused before: kernels before Linux 5.7 cannot start a process in a cgroup, and some
+/// containers' filters hide the call.
+static IS_REFUSED: AtomicBool = AtomicBool::new(false);
+
+/// The argument of clone3(2) up to the field that Linux 5.7 added (`struct clone_args`, version 2).
+#[repr(C)]
+#[derive(Default)]
+struct CloneArguments {
+    flags: u64,
+    pidfd: u64,
+    child_tid: u64,
+    parent_tid: u64,
+    exit_signal: u64,
+    stack: u64,
+    stack_size: u64,
+    tls: u64,
+    set_tid: u64,
+    set_tid_size: u64,
+    cgroup: u64,
+}
+
+/// As [`clone`], but the process is in a cgroup from its first instruction. Moving it there later makes the kernel
+/// wait for a grace period, which takes milliseconds. `None` if this machine cannot do it.
+pub(super) fn clone_into_cgroup(
+    entry: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+    stack: &mut ChildStack,
+    flags: c_int,
+    cgroup: BorrowedFd<'_>,
+) -> Option<Result<(libc::pid_t, OwnedFd), Errno>> {
+    // `linux/sched.h`.
+    const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+    if IS_REFUSED.load(Ordering::Relaxed) {
+        return None;
+    }
+    let mut pidfd: c_int = -1;
+    let flags = flags | libc::CLONE_VM | libc::CLONE_PIDFD;
+    let arguments = CloneArguments {
+        flags: u64::from(flags.cast_unsigned()) | CLONE_INTO_CGROUP,
+        pidfd: (&raw mut pidfd).expose_provenance() as u64,
+        stack: stack.0.as_mut_ptr().expose_provenance() as u64,
+        stack_size: ChildStack::BYTES as u64,
+        cgroup: u64::try_from(cgroup.as_raw_fd()).ok()?,
+        ..CloneArguments::default()
+    };
+    // SAFETY: the stack is 16-aligned; the caller keeps it and the argument alive.
+    let result = with_signals_blocked(|| unsafe { clone3(&arguments, entry, argument) });
+    match Errno::from_raw(i32::try_from(-result).unwrap_or(0)) {
+        Errno::ENOSYS | Errno::EPERM | Errno::EINVAL | Errno::E2BIG => {
+            IS_REFUSED.store(true, Ordering::Relaxed);
+            None
+        }
+        errno if result < 0 => Some(Err(errno)),
+        _ => {
+            let pid = libc::pid_t::try_from(result).ok()?;
+            // SAFETY: the kernel stored a new descriptor there, which nothing else owns.
+            Some(Ok((pid, unsafe { OwnedFd::from_raw_fd(pidfd) })))
+        }
+    }
+}
+
+/// clone3(2) by hand: its child begins on another stack, so it cannot return through a function of the C library.
+/// Returns the pid, or the errno as a negative number.
+///
+/// # Safety
+/// As for clone(2) with `CLONE_VM`: `arguments` names a stack that stays until the child ends or calls execve.
+unsafe fn clone3(
+    arguments: &CloneArguments,
+    entry: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+) -> i64 {
+    let result: i64;
+    // SAFETY: the parent only gets a number. The child has the registers that the parent had, an empty stack, and
+    // ends with what `entry` returns. A call pushes what keeps the stack aligned as its function expects it.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        asm!(
+            "syscall",
+            "test rax, rax",
+            "jnz 2f",
+            "xor ebp, ebp",
+            "mov rdi, r12",
+            "call r13",
+            "mov edi, eax",
+            "mov eax, {exit}",
+            "syscall",
+            "ud2",
+            "2:",
+            exit = const libc::SYS_exit,
+            inlateout("rax") libc::SYS_clone3 => result,
+            in("rdi") std::ptr::from_ref(arguments),
+            in("rsi") size_of::<CloneArguments>(),
+            in("r12") argument,
+            in("r13") entry,
+            lateout("rcx") _,
+            lateout("r11") _,
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        asm!(
+            "svc #0",
+            "cbnz x0, 2f",
+            "mov x29, xzr",
+            "mov x0, x10",
+            "blr x11",
+            "mov x8, {exit}",
+            "svc #0",
+            "brk #0",
+            "2:",
+            exit = const libc::SYS_exit,
+            inlateout("x0") std::ptr::from_ref(arguments) => result,
+            in("x1") size_of::<CloneArguments>(),
+            in("x8") libc::SYS_clone3,
+            in("x10") argument,
+            in("x11") entry,
+        );
+    }
+    result
+}
+
+/// Calls `act` with every signal blocked in this thread.
+fn with_signals_blocked<T>(act: impl FnOnce() -> T) -> T {
+    // SAFETY: the C library fills both sets before they are read.
+    unsafe {
+        let mut all = MaybeUninit::<libc::sigset_t>::uninit();
+        let mut before = MaybeUninit::<libc::sigset_t>::uninit();
+        libc::sigfillset(all.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
+        let result = act();
+        libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), ptr::null_mut());
+        result
+    }
 }

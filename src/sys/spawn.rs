@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::errno::Errno;
 
-use super::clone::{ChildStack, clone};
+use super::clone::{ChildStack, clone, clone_into_cgroup};
 use super::descriptors::ReservedSlot;
 use super::identity::{User, become_user};
 use super::notify::{CallListener, LISTENER_FLAGS, ListenerChannel, send_listener};
@@ -26,6 +26,8 @@ use super::system::Resource;
 pub enum SpawnStep {
     /// clone(2).
     Clone,
+    /// Enter the cgroup.
+    Cgroup,
     /// setsid(2).
     Session,
     /// Put the standard streams in place and close everything else.
@@ -79,6 +81,8 @@ pub struct ChildPlan<'a> {
     pub limits: &'a [(Resource, libc::rlimit)],
     /// The nice value if above 0 (setpriority(2)).
     pub nice: c_int,
+    /// The directory of the cgroup that it runs in; `None` for the server's own.
+    pub cgroup: Option<BorrowedFd<'a>>,
     /// `None` for a command with the server's own identity.
     pub restriction: Option<Restriction<'a>>,
     /// The child stores its process number here first, for other threads: the caller waits for the
@@ -127,6 +131,8 @@ struct RawPlan<'a> {
     failure: Cell<Option<SpawnError>>,
     /// Whether the child wrote its own `oom_score_adj`.
     has_oom_score: Cell<bool>,
+    /// The directory of the cgroup that the child has to enter by itself.
+    cgroup_to_enter: Cell<Option<RawFd>>,
 }
 
 /// Starts a program without copying the server's page tables or its table of descriptors.
@@ -174,13 +180,22 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
         envp: pointers(plan.environment),
         failure: Cell::new(None),
         has_oom_score: Cell::new(false),
+        cgroup_to_enter: Cell::new(None),
     };
     let sharing = slot.map_or(0, |_| libc::CLONE_FILES);
     let (argument, flags) = (
         (&raw const raw).cast_mut().cast(),
         libc::CLONE_VFORK | sharing,
     );
-    let cloned = clone(child, argument, &mut ChildStack::new(), flags);
+    let mut stack = ChildStack::new();
+    let inside = plan
+        .cgroup
+        .and_then(|cgroup| clone_into_cgroup(child, argument, &mut stack, flags, cgroup));
+    let cloned = inside.unwrap_or_else(|| {
+        let directory = plan.cgroup.map(|cgroup| cgroup.as_raw_fd());
+        raw.cgroup_to_enter.set(directory);
+        clone(child, argument, &mut stack, flags)
+    });
     let (pid, pidfd) = cloned.map_err(failed(SpawnStep::Clone))?;
     if let Some(failure) = raw.failure.get() {
         // Cleared before the child is reaped: then another process may get its number.
@@ -243,6 +258,12 @@ unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
     // locks.
     unsafe {
         plan.announcement.store(libc::getpid(), Ordering::Release);
+        // Before the descriptor is closed and the right is given up.
+        if let Some(directory) = raw.cgroup_to_enter.get()
+            && enter_cgroup(directory) < 0
+        {
+            return SpawnStep::Cgroup;
+        }
         // The command's processes are found again by their group and session.
         if libc::setsid() < 0 {
             return SpawnStep::Session;
@@ -309,6 +330,23 @@ unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
             Errno::EACCES.set();
         }
         SpawnStep::Execute
+    }
+}
+
+/// Moves the child into the cgroup with this directory. Negative on failure.
+///
+/// # Safety
+/// As for [`run`].
+unsafe fn enter_cgroup(directory: RawFd) -> libc::c_long {
+    let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+    // SAFETY: plain integers and constant texts. "0" is the process that writes it.
+    unsafe {
+        let name = c"cgroup.procs".as_ptr();
+        let file = libc::syscall(libc::SYS_openat, directory, name, flags);
+        if file < 0 {
+            return file;
+        }
+        libc::syscall(libc::SYS_write, file, c"0".as_ptr(), 1)
     }
 }
 
@@ -446,6 +484,7 @@ mod tests {
                 oom_score: b"0",
                 limits: &[],
                 nice: 0,
+                cgroup: None,
                 restriction,
                 announcement: &AtomicI32::new(0),
             },
@@ -476,6 +515,71 @@ mod tests {
             let ruleset = RawFd::try_from(ruleset).unwrap();
             (ruleset >= 0).then(|| OwnedFd::from_raw_fd(ruleset))
         }
+    }
+
+    /// A cgroup of version 2 that no process is in, mounted for this thread only. `None` where the test may not
+    /// make one.
+    fn cgroup() -> Option<std::path::PathBuf> {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNS).ok()?;
+        let mount = std::env::temp_dir().join(format!("sbx-cgroup-{}", std::process::id()));
+        std::fs::create_dir_all(&mount).unwrap();
+        let target = CString::new(mount.to_str()?).unwrap();
+        let private = libc::MS_REC | libc::MS_PRIVATE;
+        // SAFETY: constant texts, and one that outlives the calls.
+        let result = unsafe {
+            let none = c"none".as_ptr();
+            libc::mount(none, c"/".as_ptr(), ptr::null(), private, ptr::null());
+            libc::mount(none, target.as_ptr(), c"cgroup2".as_ptr(), 0, ptr::null())
+        };
+        let group = mount.join(format!("sbx-test-{}", std::process::id()));
+        (result == 0 && std::fs::create_dir(&group).is_ok()).then_some(group)
+    }
+
+    /// What `/proc/self/cgroup` says in a child that is started in a cgroup.
+    fn group_of_child(cgroup: &File) -> String {
+        let (mut read, write) = std::io::pipe().unwrap();
+        let null = File::open("/dev/null").unwrap();
+        let spawned = spawn(&ChildPlan {
+            programs: &[c"/bin/cat".to_owned()],
+            arguments: &[c"cat".to_owned(), c"/proc/self/cgroup".to_owned()],
+            environment: &[],
+            directory: c"/",
+            stdio: [null.as_fd(), write.as_fd(), write.as_fd()],
+            passed: None,
+            has_terminal: false,
+            oom_score: b"0",
+            limits: &[],
+            nice: 0,
+            cgroup: Some(cgroup.as_fd()),
+            restriction: None,
+            announcement: &AtomicI32::new(0),
+        });
+        let spawned = spawned.unwrap();
+        drop(write);
+        let mut text = String::new();
+        read.read_to_string(&mut text).unwrap();
+        wait(spawned.pidfd.as_fd(), true).unwrap();
+        text
+    }
+
+    #[test]
+    fn a_child_is_in_its_cgroup_with_and_without_clone3() {
+        let Some(path) = cgroup() else {
+            return;
+        };
+        let name = path.file_name().unwrap().to_str().unwrap();
+        let group = File::open(&path).unwrap();
+        let is_inside = |text: &str| {
+            let mut lines = text.lines().filter(|line| line.starts_with("0::"));
+            lines.any(|line| line.ends_with(&format!("/{name}")))
+        };
+        let text = group_of_child(&group);
+        assert!(is_inside(&text), "{text}");
+        crate::sys::hide_system_call(libc::SYS_clone3, Errno::ENOSYS).unwrap();
+        let text = group_of_child(&group);
+        assert!(is_inside(&text), "{text}");
+        let is_busy = |error: std::io::Error| error.kind() == std::io::ErrorKind::ResourceBusy;
+        while std::fs::remove_dir(&path).is_err_and(is_busy) {}
     }
 
     #[test]
