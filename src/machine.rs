@@ -223,6 +223,11 @@ impl Machine {
         }
     }
 
+    /// The names of the limits that a sandbox as a whole can have here.
+    pub fn limits(&self) -> Vec<&'static str> {
+        self.as_host().map_or_else(Vec::new, Host::limits)
+    }
+
     /// The names of the network postures that commands can have here.
     pub fn postures(&self) -> Vec<&'static str> {
         match &self.kind {

@@ -98,6 +98,16 @@ fn threads(pid: Pid) -> impl Iterator<Item = Pid> {
     names.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
 
+/// How many threads of a process wait so that only SIGKILL ends the wait, as for the end of vfork(2).
+pub fn waiting_threads(pid: Pid) -> usize {
+    let is_waiting = |tid: &Pid| {
+        let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+        let end = stat.iter().rposition(|byte| *byte == b')');
+        end.and_then(|end| stat.get(end + 2)) == Some(&b'D')
+    };
+    threads(pid).filter(is_waiting).count()
+}
+
 /// Those that trace the process or one of its first `most` threads (ptrace(2)).
 pub fn tracers(pid: Pid, most: usize) -> HashSet<Pid> {
     let status = |tid| std::fs::read_to_string(format!("/proc/{pid}/task/{tid}/status")).ok();
@@ -234,6 +244,12 @@ fn duration(ticks: u64, a_second: u64) -> Duration {
 /// The number that is all of a file.
 pub fn number_in(path: &str) -> Option<u64> {
     std::fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Whether the machine has any swap (proc(5)).
+pub fn has_swap() -> bool {
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    swaps.lines().count() > 1
 }
 
 /// The size in a line such as `VmSize:    1024 kB`, in bytes.

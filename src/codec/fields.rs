@@ -95,6 +95,18 @@ impl<'a> Fields<'a> {
         })
     }
 
+    /// Processors, as the processor time that they have in a second.
+    pub fn processors(
+        &mut self,
+        name: &str,
+        accepted: &str,
+        range: RangeInclusive<Duration>,
+    ) -> Result<Option<Duration>> {
+        self.number(name, accepted, |text| {
+            super::seconds(text).filter(|time| range.contains(time))
+        })
+    }
+
     pub fn integer(&mut self, name: &str) -> Result<Option<i64>> {
         self.number(name, "a whole number of 64 bits", |text| text.parse().ok())
     }

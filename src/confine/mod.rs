@@ -5,8 +5,10 @@
 //! commands have the server's identity. In host mode a [`Policy`] holds what all sandboxes share, and each
 //! sandbox has its own user, Landlock ruleset and environment.
 
+mod cgroup;
 mod filter;
 mod grants;
+mod limits;
 mod mark;
 mod network;
 mod ruleset;
@@ -34,6 +36,7 @@ use crate::sys::{
 };
 use filter::Subject;
 pub use grants::{GrantedPaths, Grants};
+pub use limits::{KillWatch, Limiter, Limits, MemoryKill, WholeLimits, ended_for_memory};
 pub use mark::Mark;
 use network::Networks;
 use ruleset::SystemRules;
@@ -72,6 +75,7 @@ pub struct Confinement {
 /// The restrictions of a sandbox's commands.
 struct Wall {
     user: User,
+    whole: Arc<Limits>,
     ruleset: Option<OwnedFd>,
 }
 
@@ -130,6 +134,8 @@ pub struct SandboxSettings<'a> {
     pub grants: &'a Grants,
     /// TCP ports that its commands can listen on.
     pub tcp_ports: &'a [u16],
+    /// The limits of the sandbox as a whole.
+    pub whole: &'a Arc<Limits>,
 }
 
 impl Policy {
@@ -251,6 +257,7 @@ impl Policy {
             exits: sandbox.exits,
             wall: Some(Wall {
                 user: sandbox.user,
+                whole: Arc::clone(sandbox.whole),
                 ruleset: self.rules.of_sandbox(
                     sandbox.home_directory,
                     sandbox.grants,
@@ -511,6 +518,11 @@ impl Confinement {
         self.wall.as_ref().map(|wall| wall.user)
     }
 
+    /// The limits of the sandbox as a whole; `None` for commands with the server's own identity.
+    pub fn limits(&self) -> Option<&Arc<Limits>> {
+        self.wall.as_ref().map(|wall| &wall.whole)
+    }
+
     /// The Landlock ruleset of the workspace.
     fn file_rules(&self) -> Option<BorrowedFd<'_>> {
         let wall = self.wall.as_ref()?;
@@ -555,7 +567,7 @@ impl Confinement {
             oom_score: oom_score().as_bytes(),
             limits: &limits,
             nice: if self.wall.is_some() { NICE } else { 0 },
-            cgroup: None,
+            cgroup: self.limits().and_then(|limits| limits.cgroup()),
             restriction: is_confined.then(|| Restriction {
                 user: self.user(),
                 rulesets: [self.file_rules(), walls.ruleset()],

@@ -5,7 +5,8 @@
 //! exact under concurrency. A uid is reused only after the kernel reported no process of it.
 //!
 //! This file has the life of a sandbox from creation to deletion. Its parts have files of their own:
-//! [`table`] counts, [`users`] assigns uids, [`homes`] makes directories, [`signals`] kills.
+//! [`table`] counts, [`users`] assigns uids, [`homes`] makes directories, [`signals`] kills, [`watchdog`] looks at
+//! the memory of sandboxes.
 
 mod homes;
 mod sandbox;
@@ -13,18 +14,20 @@ mod signals;
 mod table;
 mod tcp_ports;
 mod users;
+mod watchdog;
 
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
 
 use crate::config::HostSettings;
-use crate::confine::{Grants, Policy, SandboxSettings};
+use crate::confine::{Grants, Limiter, Policy, SandboxSettings};
 use crate::egress::{Egress, Exits};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
@@ -101,6 +104,11 @@ pub struct Host {
     default_network: Posture,
     egress: Arc<Egress>,
     tcp_ports: Arc<TcpPorts>,
+    limiter: Limiter,
+    /// The users of all sandboxes.
+    users: RangeInclusive<u32>,
+    /// Whether the watchdog runs.
+    is_watching: AtomicBool,
     /// Paths that no sandbox is given.
     private: Vec<PathBuf>,
 }
@@ -175,6 +183,9 @@ impl Host {
             default_network: network,
             egress,
             tcp_ports: TcpPorts::new(settings.tcp_ports.clone()),
+            limiter: Limiter::new(),
+            users: settings.users.clone(),
+            is_watching: AtomicBool::new(false),
             private: [&settings.homes]
                 .into_iter()
                 .chain(&settings.token_file)
@@ -195,6 +206,11 @@ impl Host {
     /// The names of the network postures that sandboxes can have here.
     pub fn postures(&self) -> Vec<&'static str> {
         self.policy.postures()
+    }
+
+    /// The names of the limits that a sandbox as a whole can have here.
+    pub fn limits(&self) -> Vec<&'static str> {
+        self.limiter.offered()
     }
 
     /// Number of sandboxes.
@@ -248,6 +264,7 @@ impl Host {
             );
             return Err(Error::new(Kind::Unavailable, text));
         }
+        self.limiter.check(spec.whole)?;
         let (read, write) = (&spec.read_only_paths, &spec.read_write_paths);
         let grants = Grants::open(read, write, &self.private)?;
         let reservations = self.table().reserve(count)?;
@@ -305,6 +322,8 @@ impl Host {
         let user = Some(reservation.user);
         let exits = Exits::new(Arc::clone(&self.egress), Arc::clone(&ledger), user);
         let network = self.network_of(spec).clone();
+        let id = &reservation.id;
+        let limits = self.limiter.apply(id, spec.whole, max_processes)?;
         let confinement = self.policy.confine(SandboxSettings {
             id: &reservation.id,
             user: reservation.user,
@@ -317,6 +336,7 @@ impl Host {
             exits,
             grants,
             tcp_ports: lease.ports(),
+            whole: &limits,
         })?;
         let home = Arc::new(home);
         let ports = Ports::home(Arc::clone(&home), reservation.user, lease.ports());
@@ -334,6 +354,8 @@ impl Host {
             idle_timeout: spec.idle_timeout,
             max_processes,
             max_memory: spec.max_memory,
+            limits,
+            is_ending: Mutex::new(false),
             network,
             granted: Arc::clone(&grants.paths),
             policy: Arc::clone(&self.policy),
@@ -421,8 +443,10 @@ impl Host {
         // Kill all first: they end in parallel, and removing a home may take long.
         for sandbox in all {
             sandbox.workspace.close();
+            *lock(&sandbox.is_ending) = true;
             if sys::user_has_processes(sandbox.user) {
                 sandbox.workspace.processes.expect_kill(Reason::Deleted);
+                sandbox.limits.kill_all();
                 self.signaller.signal(sandbox.user, libc::SIGKILL);
             }
         }
@@ -430,6 +454,7 @@ impl Host {
         let emptying_deadline = deadline.min(begun + EMPTYING_LIMIT);
         let done = |sandbox: &Arc<Sandbox>, is_empty| {
             let result = if is_empty {
+                sandbox.limits.discard();
                 self.homes.remove(&sandbox.id, Some(shares.next()))
             } else {
                 let id = &sandbox.id;
@@ -500,6 +525,10 @@ impl Host {
                 if is_idle && let Some(sandbox) = self.table().take(&sandbox.id) {
                     evicted.push(sandbox);
                 }
+            }
+            self.limiter.tidy();
+            if all.iter().any(|sandbox| sandbox.limits.watched().is_some()) {
+                watchdog::ensure_running(self);
             }
             drop(all);
             // Separately: retries took long before.
@@ -590,6 +619,7 @@ impl Host {
         let mut unfinished = Vec::new();
         // The home of one that is not empty goes too: whatever runs there ends with the server.
         let done = |sandbox: &Arc<Sandbox>, _is_empty| {
+            sandbox.limits.discard();
             if !matches!(
                 self.homes.remove(&sandbox.id, Some(shares.next())),
                 Ok(true)

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use super::tcp_ports::PortLease;
 use crate::command::EnvironmentChange;
-use crate::confine::{GrantedPaths, Policy};
+use crate::confine::{GrantedPaths, Limits, Policy, WholeLimits};
 use crate::error::Result;
 use crate::posture::Posture;
+use crate::sync::Mutex;
 use crate::sys::User;
 use crate::workspace::Workspace;
 
@@ -25,6 +26,8 @@ pub struct SandboxSpec {
     pub max_processes: Option<u64>,
     /// Most bytes of data of each process (`RLIMIT_DATA`); `None` means no limit.
     pub max_memory: Option<u64>,
+    /// Limits of the sandbox as a whole.
+    pub whole: WholeLimits,
     /// What its commands reach over the network; `None` for the host's default.
     pub network: Option<Posture>,
     /// Absolute paths of the machine that its commands can read.
@@ -53,12 +56,16 @@ pub struct Sandbox {
     pub max_processes: u64,
     /// Most bytes of data of each process; `None` means no limit.
     pub max_memory: Option<u64>,
+    /// Its limits as a whole.
+    pub limits: Arc<Limits>,
     /// What its commands reach over the network.
     pub network: Posture,
     /// Paths that its commands reach besides those of all sandboxes.
     pub(super) granted: Arc<GrantedPaths>,
     pub(super) policy: Arc<Policy>,
     pub(super) ports: PortLease,
+    /// Whether it is being deleted: its user may soon be another sandbox's. Held while the watchdog signals the user.
+    pub(super) is_ending: Mutex<bool>,
     pub(super) workspace: Arc<Workspace>,
 }
 

@@ -780,6 +780,7 @@ impl Driver {
             (Some(Fate::Restarted), _) => EndReason::Restarted,
             (Some(Fate::Deleted), _) | (None, Reason::Deleted) => EndReason::Deleted,
             (None, Reason::OutOfMemory) => EndReason::OutOfMemory,
+            (None, Reason::MemoryLimit) => EndReason::MemoryLimit,
             _ => EndReason::Died,
         };
         let error = match self.stage {
@@ -824,6 +825,9 @@ impl Driver {
             (Some(Fate::NotReady), ..) => "it was not ready in time".to_owned(),
             (Some(Fate::Broken), ..) => "its bridge was broken by the code".to_owned(),
             (None, Reason::OutOfMemory, _) => "the machine ran out of memory".to_owned(),
+            (None, Reason::MemoryLimit, _) => {
+                "the sandbox was above its limit on memory".to_owned()
+            }
             (None, _, Ending::Exited(status)) => {
                 format!("the interpreter exited with status {status}")
             }

@@ -129,6 +129,8 @@ pub enum EndReason {
     Died,
     /// The kernel's OOM killer ended the interpreter.
     OutOfMemory,
+    /// The sandbox was above its limit on memory.
+    MemoryLimit,
     /// The context was restarted.
     Restarted,
     /// The context was deleted.
@@ -150,6 +152,7 @@ impl EndReason {
             Self::Disconnected => "disconnected",
             Self::Died => "died",
             Self::OutOfMemory => "oom",
+            Self::MemoryLimit => "memory_limit",
             Self::Restarted => "restarted",
             Self::Deleted => "deleted",
             Self::Cancelled => "cancelled",

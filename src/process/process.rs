@@ -15,7 +15,7 @@ use super::{children, oom};
 use crate::bell::Bell;
 use crate::client::Client;
 use crate::command::{CommandLine, CommandSpec, Fingerprint, TerminalSize};
-use crate::confine::Mark;
+use crate::confine::{KillWatch, Mark, MemoryKill};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::{Charge, Ledger};
 use crate::sync::{Mutex, lock};
@@ -32,6 +32,8 @@ pub enum Reason {
     Timeout,
     /// The kernel's OOM killer.
     OutOfMemory,
+    /// The limit on the memory of its whole sandbox.
+    MemoryLimit,
     /// A signal that a client asked for, or the server's own end.
     Killed,
     /// A client deleted it, or its sandbox.
@@ -98,6 +100,8 @@ pub struct Process {
     pub(super) log: Arc<Log>,
     /// `None` for a process with pipes.
     pub(super) terminal: Option<Terminal>,
+    /// Tells kills for memory; `None` without a sandbox.
+    pub(super) kill_watch: Option<KillWatch>,
     /// Held while signalling and while reaping.
     life: Mutex<Life>,
     /// Guards who owns the writing end, not the writing.
@@ -231,6 +235,7 @@ impl Process {
             origin,
             log,
             terminal: None,
+            kill_watch: None,
             life: Mutex::new(Life {
                 background: spec.background,
                 clients: usize::from(!spec.background),
@@ -484,6 +489,16 @@ impl Process {
         life.ending.is_some()
     }
 
+    /// Who has sent a SIGKILL that this server does not know of.
+    fn unasked_kill(&self) -> Reason {
+        match self.kill_watch.as_ref().and_then(KillWatch::cause) {
+            Some(MemoryKill::Limit) => Reason::MemoryLimit,
+            Some(MemoryKill::Machine) => Reason::OutOfMemory,
+            None if oom::killed_one() => Reason::OutOfMemory,
+            None => Reason::Signaled,
+        }
+    }
+
     /// Makes the end known. The process was reaped and all its output is in the log.
     pub(super) fn publish(&self) -> Option<Exit> {
         let (ending, kill_reason, requested_signals) = {
@@ -499,7 +514,7 @@ impl Process {
             (Ending::Exited(_), _) => Reason::Exited,
             (Ending::Signaled(libc::SIGKILL), Some(reason)) => reason,
             (Ending::Signaled(signal), _) if requested_signals & bit(signal) != 0 => Reason::Killed,
-            (Ending::Signaled(libc::SIGKILL), None) if oom::killed_one() => Reason::OutOfMemory,
+            (Ending::Signaled(libc::SIGKILL), None) => self.unasked_kill(),
             (Ending::Signaled(_) | Ending::Unknown, _) => Reason::Signaled,
         };
         let exit = Exit {

@@ -24,7 +24,7 @@ use super::tree::{Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::activity::Activity;
 use crate::command::{CommandSpec, StdinSource};
-use crate::confine::{Confinement, Mark};
+use crate::confine::{Confinement, KillWatch, Mark};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::logging;
@@ -91,6 +91,8 @@ struct ProcessTable {
     processes: BTreeMap<u64, Arc<Process>>,
     by_id: HashMap<String, u64>,
     starts: Vec<Arc<Start>>,
+    /// Number of starts so far, those that failed too.
+    begun: u64,
     /// Those of contexts that have not ended.
     interpreters: Vec<Arc<Process>>,
     /// Numbers of ended processes, the oldest end first.
@@ -102,6 +104,15 @@ struct ProcessTable {
     removed_pids: VecDeque<Pid>,
     /// No more starts.
     closed: bool,
+}
+
+/// The commands that are being started at one moment.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Starts {
+    /// The pids of their children.
+    pub pids: Vec<Pid>,
+    /// How many have begun so far. If the number is the same later, no other child came in between.
+    pub begun: u64,
 }
 
 /// The result of [`Registry::start`].
@@ -242,6 +253,7 @@ impl Registry {
         let deadline = spec.timeout.and_then(|timeout| now.checked_add(timeout));
         let start = Arc::new(Start::new(spec.id.clone(), now, deadline));
         table.starts.push(Arc::clone(&start));
+        table.begun += 1;
         drop(table);
         let guard = StartGuard {
             registry: self,
@@ -294,6 +306,8 @@ impl Registry {
             starter: sys::thread_id(),
         };
         let (own, passed) = (stdio.child(), stdio.passed.as_ref().map(AsFd::as_fd));
+        // Before the process can be killed.
+        let kill_watch = confinement.limits().map(KillWatch::begin);
         let spawned = confinement.spawn(&spec, own, passed, origin.mark, &start.pid)?;
         children::end_start(start, Some((spawned.pid, origin.mark)));
         let held = share.map(|share| HeldTerminal {
@@ -315,6 +329,7 @@ impl Registry {
         let mut process = Process::new(id, &spec, spawned, started, origin, log, texts);
         let terminal = spec.terminal.zip(stdio.input.clone());
         process.terminal = terminal.map(|(spec, master)| Terminal::new(spec, master));
+        process.kill_watch = kill_watch;
         let given = match (stdio.input, spec.input) {
             (Some(master), _) if held.is_some() => {
                 *lock(&process.stdin) = StdinSlot::Open(master);
@@ -390,6 +405,17 @@ impl Registry {
     /// [`Registry::close`].
     pub fn is_starting(&self) -> bool {
         !lock(&self.table).starts.is_empty()
+    }
+
+    /// What tells a child that was not started yet from other processes: until execve it has the server's memory.
+    /// `None` if a child may exist whose pid is not known yet.
+    pub fn starts(&self) -> Option<Starts> {
+        let table = lock(&self.table);
+        let pids = table.starts.iter().map(|start| start.pid());
+        Some(Starts {
+            begun: table.begun,
+            pids: pids.collect::<Option<_>>()?,
+        })
     }
 
     /// Announces that the caller kills all running processes by their user.

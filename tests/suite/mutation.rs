@@ -299,7 +299,7 @@ fn other_requests(sandboxes: &[String]) -> Vec<Request> {
         (
             "POST",
             "/v1/sandboxes".to_owned(),
-            r#"{"count":2,"idle_timeout_secs":60,"max_mem_mb":99}"#,
+            r#"{"count":2,"idle_timeout_secs":60,"max_mem_mb":99,"max_total_mem_mb":99,"max_cpu":null}"#,
         ),
     ];
     for id in sandboxes {

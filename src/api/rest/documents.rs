@@ -44,6 +44,7 @@ pub(super) struct MachineIsolation {
     always: Isolation,
     postures: Vec<&'static str>,
     isolations: &'static [&'static str],
+    limits: Vec<&'static str>,
 }
 
 impl MachineIsolation {
@@ -53,6 +54,7 @@ impl MachineIsolation {
             always: Isolation::of(machine),
             postures: machine.postures(),
             isolations: machine.isolations(),
+            limits: machine.limits(),
         }
     }
 }
@@ -94,11 +96,24 @@ pub(super) struct SandboxDocument {
     idle_timeout_secs: Option<u64>,
     max_procs: u64,
     max_mem_mb: Option<u64>,
+    max_total_mem_mb: Option<u64>,
+    max_cpu: Option<f64>,
+    limits: LimitsDocument,
     network: PostureDocument,
     tcp_ports: Vec<u16>,
     filesystem: FilesystemDocument,
     restrictions: Vec<&'static str>,
     isolation: SandboxIsolation,
+}
+
+/// What keeps the limits of a sandbox as a whole; those that it does not have are absent.
+#[derive(Serialize)]
+struct LimitsDocument {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu: Option<&'static str>,
+    processes: &'static str,
 }
 
 /// The paths that commands reach.
@@ -118,7 +133,9 @@ struct SandboxIsolation {
 
 impl SandboxDocument {
     /// Describes a sandbox; its token is for the client that made it only.
-    pub(super) fn of(sandbox: &Sandbox, isolation: Isolation, token: Option<String>) -> Self {
+    pub(super) fn of(sandbox: &Sandbox, mut isolation: Isolation, token: Option<String>) -> Self {
+        let limits = &sandbox.limits;
+        isolation.layers.extend(limits.layers());
         Self {
             id: sandbox.id.clone(),
             token,
@@ -128,6 +145,13 @@ impl SandboxDocument {
             idle_timeout_secs: sandbox.idle_timeout.map(|limit| limit.as_secs()),
             max_procs: sandbox.max_processes,
             max_mem_mb: sandbox.max_memory.map(|bytes| bytes >> 20),
+            max_total_mem_mb: limits.asked().memory.map(|bytes| bytes >> 20),
+            max_cpu: limits.asked().cpu.map(|time| time.as_secs_f64()),
+            limits: LimitsDocument {
+                memory: limits.memory_by(),
+                cpu: limits.cpu_by(),
+                processes: limits.processes_by(),
+            },
             network: PostureDocument::of(&sandbox.network),
             tcp_ports: sandbox.tcp_ports().to_vec(),
             filesystem: FilesystemDocument {
@@ -394,6 +418,7 @@ fn reason(reason: Reason) -> &'static str {
         Reason::Signaled => "signaled",
         Reason::Timeout => TIMEOUT,
         Reason::OutOfMemory => "oom",
+        Reason::MemoryLimit => "memory_limit",
         Reason::Killed => "killed",
         Reason::Deleted => "deleted",
         Reason::Disconnected => "disconnected",

@@ -570,6 +570,8 @@ const JSON_TOKENS: &[&[u8]] = &[
     b"\"idle_timeout_secs\":",
     b"\"max_procs\":",
     b"\"max_mem_mb\":",
+    b"\"max_total_mem_mb\":",
+    b"\"max_cpu\":",
     b"\"pty\":",
     b"\"rows\":",
     b"\"cols\":",
@@ -911,16 +913,30 @@ fn sandboxes_are_what_their_json_says() {
                 number("idle_timeout_secs", 0, u64::from(u32::MAX))?,
                 number("max_procs", 1, 1 << 20)?,
                 number("max_mem_mb", 1, 1 << 30)?,
+                number("max_total_mem_mb", 1, 1 << 30)?,
+                match &document["max_cpu"] {
+                    Value::Null => None,
+                    value => Some(
+                        value
+                            .as_f64()
+                            .filter(|cores| (0.1..=4096.0).contains(cores))
+                            .ok_or("a number")?,
+                    ),
+                },
             ))
         };
         match (found, expected()) {
-            (Ok((made, spec)), Ok((count, idle, processes, memory))) => {
+            (Ok((made, spec)), Ok((count, idle, processes, memory, total, cpu))) => {
                 assert_eq!(made as u64, count);
                 assert_eq!(
                     spec.idle_timeout.map_or(0, |limit| limit.as_secs()),
                     idle.unwrap_or(0)
                 );
                 assert_eq!(spec.max_processes, processes);
+                assert_eq!(spec.whole.memory, total.map(|megabytes| megabytes << 20));
+                let found = spec.whole.cpu.map(|time| time.as_secs_f64());
+                let difference = found.unwrap_or(0.0) - cpu.unwrap_or(0.0);
+                assert!(difference.abs() < 1e-6, "{found:?} {cpu:?}");
                 assert_eq!(
                     spec.max_memory,
                     memory.map(|megabytes| megabytes * 1024 * 1024)

@@ -11,6 +11,7 @@ use serde::{Serialize, Serializer};
 
 use super::call::{Answer, Call};
 use crate::api::context::Context;
+use crate::confine::ended_for_memory;
 use crate::files::watch::watched;
 use crate::http::{Body, Request, Response};
 use crate::interpreter::interpreter_use;
@@ -46,6 +47,7 @@ struct Document {
     #[serde(rename = "execution_seconds", serialize_with = "as_seconds")]
     execution_time: Duration,
     sandboxes: usize,
+    memory_limit_kills: u64,
     watches: usize,
     watched_dirs: usize,
     egress_allowed: u64,
@@ -73,6 +75,11 @@ struct SandboxUse {
     #[serde(rename = "cpu_seconds", serialize_with = "as_seconds")]
     cpu: Duration,
     memory_bytes: u64,
+    /// Of a sandbox with a limit on memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_limit_bytes: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    memory_limit_used_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     disk_bytes: Option<u64>,
 }
@@ -112,6 +119,8 @@ fn gather(context: &Context, with_disk: bool) -> Document {
                 processes: taken.processes,
                 cpu: taken.cpu,
                 memory_bytes: taken.memory_bytes,
+                memory_limit_bytes: sandbox.limits.asked().memory,
+                memory_limit_used_bytes: sandbox.limits.memory_used(),
                 // A home that was deleted meanwhile, or that its owner made unreadable, has no figure.
                 disk_bytes: (with_disk && Instant::now() < enough)
                     .then(|| sandbox.disk_bytes().ok())
@@ -146,6 +155,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         executions: interpreters.executions,
         execution_time: interpreters.execution_time,
         sandboxes: machine.sandboxes(),
+        memory_limit_kills: ended_for_memory(),
         watches,
         watched_dirs,
         egress_allowed: egress.allowed,
@@ -184,6 +194,7 @@ fn text(document: &Document) -> String {
         ("egress_refused_total", "Those that were refused.", Value::Count(document.egress_refused)),
         ("egress_bytes_total", "Bytes that went over them, both ways.", Value::Count(document.egress_bytes)),
         ("executions_total", "Executions in contexts that have ended.", Value::Count(document.executions)),
+        ("memory_limit_kills_total", "Commands that were killed for the limit on the memory of their sandbox.", Value::Count(document.memory_limit_kills)),
         ("execution_seconds_total", "How long they took together.", Value::Time(document.execution_time)),
     ] {
         text.figure(name, "counter", help, [(String::new(), Some(value))]);
@@ -213,6 +224,10 @@ fn text(document: &Document) -> String {
     text.figure("sandbox_cpu_seconds", "gauge", "Processor time used by the present processes of a sandbox.", cpu);
     let memory = of_sandboxes(|sandbox| Some(Value::Count(sandbox.memory_bytes)));
     text.figure("sandbox_memory_bytes", "gauge", "Memory of the processes of a sandbox; shared memory counts for each.", memory);
+    let limit = of_sandboxes(|sandbox| sandbox.memory_limit_bytes.map(Value::Count));
+    text.figure("sandbox_memory_limit_bytes", "gauge", "Limit on the memory of a sandbox.", limit);
+    let used = of_sandboxes(|sandbox| sandbox.memory_limit_used_bytes.map(Value::Count));
+    text.figure("sandbox_memory_limit_used_bytes", "gauge", "Memory that counts for that limit, as found last.", used);
     let disk = of_sandboxes(|sandbox| sandbox.disk_bytes.map(Value::Count));
     text.figure("sandbox_disk_bytes", "gauge", "Disk space of a sandbox's home.", disk);
     text.0

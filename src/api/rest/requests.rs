@@ -1,5 +1,6 @@
 //! JSON bodies, parsed by [`Fields`] into typed requests.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
@@ -11,6 +12,7 @@ use crate::command::{
     ChosenId, CommandLine, CommandSpec, EnvironmentChange, INTERACTIVE_SHELL, StdinSource,
     TerminalSize, TerminalSpec, check_environment,
 };
+use crate::confine::WholeLimits;
 use crate::error::{Error, Kind, Result};
 use crate::files::hash::Digest;
 use crate::files::name::FilePath;
@@ -379,8 +381,14 @@ const MAX_TCP_PORTS: u64 = 16;
 /// Most paths that are added to what a sandbox can read, or change.
 const MAX_PATHS: usize = 64;
 
-/// Largest `max_mem_mb`, in MiB.
+/// Largest `max_mem_mb` and `max_total_mem_mb`, in MiB.
 const MAX_MEMORY_MB: u64 = 1 << 30;
+
+/// The values of `max_cpu`, in seconds of processor time for each second.
+const CPU: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(4096);
+
+/// The same for people.
+const ACCEPTED_CPU: &str = "a number of processors from 0.1 to 4096";
 
 /// Reads the body of a request for sandboxes: their number and settings. An empty body asks for one
 /// sandbox with the defaults.
@@ -402,6 +410,7 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
     let count = fields.whole("count", 1..=MAX_SANDBOXES)?.unwrap_or(1);
     let idle = fields.whole("idle_timeout_secs", 0..=u32::MAX.into())?;
     let memory = fields.whole("max_mem_mb", 1..=MAX_MEMORY_MB)?;
+    let total = fields.whole("max_total_mem_mb", 1..=MAX_MEMORY_MB)?;
     let ports = fields.whole("tcp_ports", 0..=MAX_TCP_PORTS)?.unwrap_or(0);
     refuse_unavailable(&mut fields)?;
     let spec = SandboxSpec {
@@ -410,6 +419,10 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
         idle_timeout: idle.filter(|seconds| *seconds > 0).map(Duration::from_secs),
         max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
         max_memory: memory.map(|megabytes| megabytes << 20),
+        whole: WholeLimits {
+            memory: total.map(|megabytes| megabytes << 20),
+            cpu: fields.processors("max_cpu", ACCEPTED_CPU, CPU)?,
+        },
         network: network::posture(&mut fields)?,
         read_only_paths: paths(&mut fields, "read_only_paths")?,
         read_write_paths: paths(&mut fields, "read_write_paths")?,
@@ -434,17 +447,12 @@ fn paths(fields: &mut Fields<'_>, name: &str) -> Result<Vec<String>> {
     Ok(paths)
 }
 
-/// Walls and limits that a client may ask for and that are not enforced here: a sandbox is never weaker than asked.
+/// Walls that a client may ask for and that are not enforced here: a sandbox is never weaker than asked.
 fn refuse_unavailable(fields: &mut Fields<'_>) -> Result<()> {
-    let unavailable = |text: String| Err(Error::new(Kind::Unavailable, text));
     let layers = [("landlock", true), ("namespaces", false)];
     if fields.choice("isolation", &layers)? == Some(false) {
-        return unavailable("isolation namespaces cannot be had on this machine".to_owned());
-    }
-    for limit in ["max_total_mem_mb", "max_cpu"] {
-        if fields.take(limit).is_some() {
-            return unavailable(format!("{limit} cannot be enforced on this machine"));
-        }
+        let text = "isolation namespaces cannot be had on this machine";
+        return Err(Error::new(Kind::Unavailable, text));
     }
     Ok(())
 }

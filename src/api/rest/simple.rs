@@ -70,6 +70,9 @@ impl<'a> SimpleWriter<'a> {
             EndReason::OutOfMemory => {
                 "the interpreter was ended because the machine had no memory left"
             }
+            EndReason::MemoryLimit => {
+                "the interpreter was ended because the sandbox was above its limit on memory"
+            }
             EndReason::Restarted => "the context was restarted",
             EndReason::Deleted => "the context was deleted",
             EndReason::Cancelled => "the execution was cancelled before it ran",

@@ -199,7 +199,9 @@ fn a_field_that_cannot_be_is_named_and_nothing_is_made() {
         ("max_procs", numbers),
         ("max_procs", &["0", "1048577"]),
         ("max_mem_mb", numbers),
+        ("max_total_mem_mb", numbers),
         ("max_mem_mb", &["0", "1073741825", "17592186044416"]),
+        ("max_total_mem_mb", &["0", "1073741825", "17592186044416"]),
         ("env", &["[]", "[\"A=1\"]", "\"A=1\"", "1", "true"]),
         (
             "env",

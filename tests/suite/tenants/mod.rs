@@ -2,6 +2,7 @@
 //! tenants are served.
 
 mod connections;
+mod limits;
 mod memory;
 
 use std::io::Write;

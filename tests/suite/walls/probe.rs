@@ -405,6 +405,36 @@ fn perform(words: &[&str]) -> io::Result<String> {
         }
         // Hogs, which stay below what makes the machine useless to others.
         ["hog-memory", megabytes] => Ok(hog_memory(number(megabytes))),
+        ["hog-shared", megabytes] => hog_shared(None, number(megabytes)),
+        ["hog-file", megabytes] => {
+            let mut file = memory_file()?;
+            let piece = vec![1; 1 << 20];
+            for _ in 0..number(megabytes) {
+                file.write_all(&piece)?;
+            }
+            keep(file);
+            Ok("ok".to_owned())
+        }
+        ["hog-mapped-file", megabytes] => hog_shared(Some(memory_file()?), number(megabytes)),
+        // Goes on as so many copies more, which have what was there before in common.
+        ["copies", count] => {
+            for _ in 0..number(count) {
+                // SAFETY: every copy does the same from here on, but makes no others.
+                if unsafe { libc::fork() } == 0 {
+                    break;
+                }
+            }
+            Ok("ok".to_owned())
+        }
+        // Closes its files in /proc to its own user.
+        ["hide"] => {
+            // SAFETY: plain integers.
+            status(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0).into() })
+        }
+        // Starts programs, each of which has this one's memory for a moment.
+        ["start-programs"] => loop {
+            Command::new("/bin/true").status()?;
+        },
         ["hog-descriptors"] => loop {
             if let Err(error) = File::open("/dev/null").map(keep) {
                 return Ok(name_of(&error));
@@ -865,6 +895,44 @@ fn hog_memory(limit: i64) -> String {
         unsafe { memory.write_bytes(1, 1 << 20) };
     }
     format!("{limit} ok")
+}
+
+/// A file in memory.
+fn memory_file() -> io::Result<File> {
+    let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+    let file = nix::sys::memfd::memfd_create(c"hog", flags).map_err(io::Error::from)?;
+    Ok(File::from(file))
+}
+
+/// Uses shared memory, of a file if there is one. It stays.
+fn hog_shared(file: Option<File>, megabytes: i64) -> io::Result<String> {
+    let bytes = usize::try_from(megabytes << 20).unwrap();
+    if let Some(file) = &file {
+        file.set_len(bytes as u64)?;
+    }
+    let anonymous = if file.is_none() {
+        libc::MAP_ANONYMOUS
+    } else {
+        0
+    };
+    let descriptor = file.as_ref().map_or(-1, File::as_raw_fd);
+    // SAFETY: memory of its own, which is written within its bounds.
+    unsafe {
+        let memory = libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED | anonymous,
+            descriptor,
+            0,
+        );
+        if memory == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        memory.write_bytes(1, bytes);
+    }
+    file.map(keep);
+    Ok("ok".to_owned())
 }
 
 /// How many processes there are to be had; not so many that the machine has none left for others.
