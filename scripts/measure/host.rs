@@ -52,7 +52,12 @@ pub fn children_of(pid: u32) -> Vec<u32> {
 }
 
 pub fn create(client: &mut Client, count: usize) -> Vec<String> {
-    let reply = client.post("/v1/sandboxes", &format!(r#"{{"count":{count}}}"#));
+    create_with(client, count, &format!(r#"{{"count":{count}}}"#))
+}
+
+/// As many sandboxes as the body of the request asks for.
+pub fn create_with(client: &mut Client, count: usize, body: &str) -> Vec<String> {
+    let reply = client.post("/v1/sandboxes", body);
     let ids: Vec<_> = reply
         .split(r#"{"id":""#)
         .skip(1)

@@ -1,12 +1,14 @@
 //! What sandboxes cost, in an empty host and in a full one.
 
+use std::fs::File;
+use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Plan;
 use super::client::Client;
 use super::confined::Floor;
-use super::host::{Host, create, delete, prefix, spawn_sleep};
+use super::host::{Host, create, create_with, delete, prefix, spawn_sleep};
 use super::program::Scratch;
 use super::report::{Figure, Limit, Samples, Table};
 
@@ -46,6 +48,59 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
         let limit = Limit::AtMost(1.1, 0.0);
         table.times(&what, full, empty, limit, "an empty host, in turn with it");
     }
+    drop((empty, full));
+    watchdog(plan, scratch, table);
+}
+
+/// How many sandboxes have a limit on their memory while it is watched, and how many processes run in all of them.
+const WATCHED: usize = 50;
+
+/// The limit of those whose figure is taken exactly, in MiB, and what the machine holds of shared memory then.
+const SMALL: usize = 64;
+
+/// What the watchdog of memory takes of one processor, where no cgroup keeps the limits: while no sandbox can be above
+/// its limit, and while each could, because the machine holds more shared memory than that.
+fn watchdog(plan: &Plan, scratch: &Scratch, table: &mut Table) {
+    for (megabytes, when, limit) in [(1 << 20, "", 3.0), (SMALL, ", exactly", 6.0)] {
+        let host = Host::start(scratch, "watched", "20000-29999");
+        let mut client = host.program.connect();
+        let body = format!(r#"{{"count":{WATCHED},"max_total_mem_mb":{megabytes}}}"#);
+        let sandboxes = create_with(&mut client, WATCHED, &body);
+        for number in 0..PROCESSES {
+            let at = number % WATCHED;
+            spawn_sleep(&mut client, &prefix(&sandboxes[at]));
+        }
+        let time = || watchdog_time(host.server());
+        let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
+        let mut shared = File::from(nix::sys::memfd::memfd_create(c"", flags).unwrap());
+        shared.write_all(&vec![1; SMALL << 20]).unwrap();
+        // It begins to run within a second; with cgroups there is none.
+        std::thread::sleep(Duration::from_secs(2));
+        let Some(before) = time() else {
+            return;
+        };
+        let window = plan.window.max(Duration::from_secs(1)) * 5;
+        std::thread::sleep(window);
+        let taken = time().unwrap().saturating_sub(before);
+        let part = Figure::one(taken.as_secs_f64() / window.as_secs_f64() * 100.0);
+        let row = format!(
+            "sandbox: watching the memory of {WATCHED} with {PROCESSES} processes{when}, % of a processor"
+        );
+        table.row(&row, part, None, Limit::Below(limit), "");
+    }
+}
+
+/// The processor time of the thread that watches memory.
+fn watchdog_time(server: u32) -> Option<Duration> {
+    let threads = std::fs::read_dir(format!("/proc/{server}/task")).ok()?;
+    let mut threads = threads.filter_map(|thread| Some(thread.ok()?.path()));
+    let thread = threads.find(|thread| {
+        let name = std::fs::read_to_string(thread.join("comm")).unwrap_or_default();
+        name.trim() == "watchdog"
+    });
+    let times = std::fs::read_to_string(thread?.join("schedstat")).ok()?;
+    let nanoseconds = times.split_ascii_whitespace().next()?.parse().ok()?;
+    Some(Duration::from_nanos(nanoseconds))
 }
 
 /// What a sandbox goes through.
