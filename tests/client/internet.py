@@ -75,8 +75,13 @@ class Internet(http.server.BaseHTTPRequestHandler):
         pass
 
 
+class Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, *_):
+        """A client may leave at any time."""
+
+
 def serve(address, port, context=None):
-    server = http.server.ThreadingHTTPServer((address, port), Internet)
+    server = Server((address, port), Internet)
     if context is not None:
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     threading.Thread(target=server.serve_forever).start()

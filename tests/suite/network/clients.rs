@@ -61,8 +61,13 @@ fn make_files(directory: &TempDir) {
     let names = HOSTS.map(|host| format!("DNS:{host}")).join(",");
     let script = format!(
         "set -e
-        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=internet -addext 'subjectAltName={names}' \
-            -addext basicConstraints=critical,CA:TRUE -keyout key.pem -out certificate.pem
+        openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=authority \
+            -addext basicConstraints=critical,CA:TRUE -keyout authority-key.pem -out authority.pem
+        openssl req -newkey rsa:2048 -nodes -subj /CN=internet -keyout key.pem -out request.pem
+        echo 'subjectAltName={names}' > extensions
+        echo 'basicConstraints=CA:FALSE' >> extensions
+        openssl x509 -req -in request.pem -CA authority.pem -CAkey authority-key.pem -CAcreateserial -days 2 \
+            -extfile extensions -out certificate.pem
         mkdir package
         echo '{{\"name\":\"greeting\",\"version\":\"1.0.0\",\"main\":\"index.js\"}}' > package/package.json
         echo 'module.exports = \"hello\";' > package/index.js
@@ -108,8 +113,8 @@ fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
     let ours = home.join("packages");
     lend(&packages, &ours);
     let modules = modules_of(&ours);
-    let certificate = home.join("certificate.pem");
-    std::fs::copy(internet.directory.join("certificate.pem"), &certificate).unwrap();
+    let certificate = home.join("authority.pem");
+    std::fs::copy(internet.directory.join("authority.pem"), &certificate).unwrap();
     readable(&certificate);
     let certificate = certificate.to_str().unwrap();
     let trust: Value = [

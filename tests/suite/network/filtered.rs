@@ -224,9 +224,13 @@ fn no_socket_leads_past_the_proxy() {
             ] {
                 let act = [&["leave", target.as_str()], steps].concat();
                 // A dedicated machine's commands may have root's rights, and find other reasons.
-                let expected = format!(
+                let mut expected = format!(
                     "{expected}|ENETUNREACH|EHOSTUNREACH|EISCONN|EINVAL|EACCES|EADDRNOTAVAIL|ENODEV"
                 );
+                // The packet goes round the loopback and finds nobody.
+                if steps.contains(&"device:lo") || steps.contains(&"source-route") {
+                    expected += "|EINPROGRESS";
+                }
                 plan.add(&act, &expected);
             }
             for call in [libc::SYS_sendto, libc::SYS_sendmsg, libc::SYS_sendmmsg] {
@@ -660,7 +664,7 @@ fn a_proxy_of_ones_own_gets_credentials_that_no_command_sees() {
     assert!(sh(&place, &none, "curl -sS http://other.example/").contains("not_allowed"));
     // It takes any CONNECT for a request, and what follows too.
     let tunnelled = place.exec(
-        &json!("curl -sS --proxytunnel --max-time 5 http://only.example/x"),
+        &json!("curl -sS --http0.9 --proxytunnel --max-time 5 http://only.example/x"),
         &none,
     );
     assert!(
