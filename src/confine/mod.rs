@@ -407,7 +407,7 @@ impl Confinement {
         let posture = posture.map_err(|TooWide(what)| {
             let ceiling = self.network.name();
             let text = format!(
-                "network has {what}, which is wider than {ceiling}, what all commands here have; a command can only tighten it"
+                "network {what}, which is wider than {ceiling}, what all commands here have; a command can only tighten it"
             );
             Error::new(Kind::TooWide, text)
         })?;

@@ -34,7 +34,7 @@ pub struct Filter {
     ceiling: Option<Arc<Self>>,
 }
 
-/// Why a posture is not within another.
+/// What a posture is or allows that another does not; the subject is the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TooWide(pub String);
 
@@ -72,7 +72,7 @@ impl Posture {
     /// # Errors
     /// `TooWide`, with what it allows and the ceiling does not.
     pub fn beneath(self, ceiling: &Self) -> Result<Self, TooWide> {
-        let too_wide = |what: &str| Err(TooWide(what.to_owned()));
+        let too_wide = |what: String| Err(TooWide(what));
         match (&self, ceiling) {
             (Self::Blocked, _) | (_, Self::Open) => Ok(self),
             (Self::Filtered(own), Self::Filtered(all)) => {
@@ -81,11 +81,11 @@ impl Posture {
                 }
                 match own.rules.check_within(&all.rules) {
                     Ok(()) => {}
-                    Err(None) => return too_wide("open"),
-                    Err(Some(rule)) => return too_wide(rule.text()),
+                    Err(None) => return too_wide("is open".to_owned()),
+                    Err(Some(rule)) => return too_wide(format!("allows {}", rule.text())),
                 }
                 if own.upstream.is_some() && own.upstream != all.upstream {
-                    return too_wide("another proxy");
+                    return too_wide("has another proxy".to_owned());
                 }
                 Ok(Self::Filtered(Arc::new(Filter {
                     rules: own.rules.clone(),
@@ -94,7 +94,7 @@ impl Posture {
                 })))
             }
             _ if self == *ceiling => Ok(self),
-            _ => too_wide(self.name()),
+            _ => too_wide(format!("is {}", self.name())),
         }
     }
 }
@@ -182,7 +182,7 @@ mod tests {
             assert_eq!(beneath.is_ok(), expected, "{own:?} {ceiling:?}");
         }
         let TooWide(what) = wide.beneath(&narrow).unwrap_err();
-        assert_eq!(what, "b.example");
+        assert_eq!(what, "allows b.example");
     }
 
     #[test]

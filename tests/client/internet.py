@@ -23,6 +23,9 @@ TARBALL = "greeting-1.0.0.tgz"
 class Internet(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
+    def do_HEAD(self):
+        self.do_GET()
+
     def do_GET(self):
         host = self.headers.get("Host", "").split(":")[0]
         path = self.path.split("?")[0]
@@ -69,7 +72,8 @@ class Internet(http.server.BaseHTTPRequestHandler):
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def log_message(self, *_):
         pass

@@ -95,10 +95,11 @@ fn examples(text: &str, mark: &str) -> Vec<Example> {
 /// The text with each number or version that differs from run to run replaced by `N`, and each id and token by
 /// `H`.
 fn steady(text: &str) -> String {
-    const CHANGING: [&str; 10] = [
+    const CHANGING: [&str; 11] = [
         r#""version":""#,
         r#""pid":"#,
         r#""uid":"#,
+        r#""at_ms":"#,
         r#""created_at_ms":"#,
         r#""uptime_ms":"#,
         r#""duration_ms":"#,

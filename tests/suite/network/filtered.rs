@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{Place, with};
 use crate::fixture::{
     INSIDE, Lan, Names, OTHERS, OUTSIDE, PATIENCE, Server, Wiretap, assert_error, in_network,
-    is_root, wait_until,
+    is_root, serve_pages, wait_until,
 };
 use crate::skip;
 use crate::walls::probe::Plan;
@@ -397,20 +397,7 @@ fn names_are_looked_up_once_and_what_they_lead_to_is_judged() {
     let lan = lan!();
     let names = Names::serve(&lan);
     let port = 8080;
-    let page = |address: &str, name: &'static str| {
-        let listener = lan.listen(address, port);
-        std::thread::spawn(move || {
-            for client in listener.incoming() {
-                let mut client = client.unwrap();
-                let head = format!(
-                    "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{name}",
-                    name.len()
-                );
-                let _ = std::io::Read::read(&mut client, &mut [0; 4096]);
-                let _ = std::io::Write::write_all(&mut client, head.as_bytes());
-            }
-        });
-    };
+    let page = |address, name| serve_pages(lan.listen(address, port), name);
     page(OUTSIDE, "public");
     page(OTHERS[0], "other");
     page(OTHERS[1], "private");
