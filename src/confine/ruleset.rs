@@ -158,17 +158,26 @@ impl SystemRules {
 /// A ruleset by which no TCP socket is bound, and none is connected but to one port, or to none; `None` if the kernel
 /// has no such rules (before ABI 4).
 ///
+/// Every ruleset denies to move and link files from one directory to another (`EXDEV`) unless it has a rule that
+/// allows this, also one that is not about files (Documentation/userspace-api/landlock.rst,
+/// `LANDLOCK_ACCESS_FS_REFER`). So this one allows it everywhere.
+///
 /// # Errors
-/// `System` if the kernel refuses the ruleset.
+/// `System` if the kernel refuses the ruleset, or `/` cannot be opened.
 pub(super) fn of_network(landlock_abi: u32, open_port: Option<u16>) -> Result<Option<OwnedFd>> {
     if landlock_abi < 4 {
         return Ok(None);
     }
     let ports = open_port.into_iter();
     let ports = ports.map(|port| Ok(NetPort::new(port, AccessNet::ConnectTcp)));
+    let root = open("/", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
+    let root =
+        root.map_err(|errno| Error::system(format_args!("{FAILED}: cannot open /"), errno))?;
     let ruleset = Ruleset::default()
         .handle_access(AccessNet::BindTcp | AccessNet::ConnectTcp)
+        .and_then(|ruleset| ruleset.handle_access(AccessFs::Refer))
         .and_then(Ruleset::create)
+        .and_then(|ruleset| ruleset.add_rule(PathBeneath::new(&root, AccessFs::Refer)))
         .and_then(|ruleset| ruleset.add_rules(ports))
         .map_err(|error| failed(&error))?;
     descriptor_of(ruleset).map(Some)

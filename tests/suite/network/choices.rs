@@ -149,6 +149,33 @@ fn each_sandbox_chooses_and_shows_its_network() {
     }
 }
 
+/// The rules for the network are rules of Landlock, which concern directories too.
+#[test]
+fn files_are_moved_and_linked_between_directories_under_every_network() {
+    in_both_modes(|place| {
+        let code = "import os
+for name in ('a', 'b'): os.makedirs(name, exist_ok=True)
+open('a/file', 'w').close()
+os.link('a/file', 'b/link')
+os.rename('a/file', 'b/file')
+os.rename('b', 'a/b')
+print(sorted(os.listdir('a/b')))
+os.unlink('a/b/link'); os.unlink('a/b/file'); os.rmdir('a/b')";
+        for network in [
+            json!("open"),
+            json!("blocked"),
+            json!({ "mode": "allowlist", "allow": [] }),
+        ] {
+            let more = json!({ "network": network, "cwd": place.path("") });
+            let outcome = place.exec(&json!(["python3", "-c", code]), &more);
+            assert_eq!(
+                outcome.stdout, "['file', 'link']\n",
+                "{network}: {outcome:?}"
+            );
+        }
+    });
+}
+
 #[test]
 fn what_is_no_posture_is_refused_before_anything_happens() {
     in_both_modes(|place| {

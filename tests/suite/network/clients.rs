@@ -148,7 +148,7 @@ fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
                  && PYTHONPATH= v/bin/python -c 'import greeting; print(greeting.__file__)'".to_owned(), "greeting"),
         ("uv", format!("{uv} pip install -q --no-cache --target u greeting && ls u"), "greeting"),
         ("npm", "npm install --silent --no-audit --no-fund greeting && node -p 'require(\"greeting\")'".to_owned(), "hello"),
-        ("git", "git clone -q https://github.com/greeting.git && cat greeting/file".to_owned(), "hello"),
+        ("git", "git clone -q https://github.com/greeting.git cloned && cat cloned/file".to_owned(), "hello"),
         ("urllib", python("import urllib.request as r; print(r.urlopen('https://plain.example/').read())"), "a page"),
         ("requests", python("import requests; print(requests.get('https://plain.example/').text)"), "a page"),
         ("httpx", python("import httpx; print(httpx.get('https://plain.example/').text)"), "a page"),
