@@ -3,6 +3,7 @@
 //! Requests are parsed and framed as strictly as those of clients. A refusal names the rule, so that whoever reads the
 //! output of a program knows what to add.
 
+use std::io::ErrorKind;
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
@@ -152,7 +153,7 @@ impl Proxy {
                     &self.account(),
                 )
             }
-            Err(failure) => socks::reply(&**socket, socks::Reply::of(&failure)),
+            Err(failure) => socks::reply(&**socket, reply_to(&failure)),
         }
     }
 }
@@ -175,12 +176,24 @@ fn refusal(failure: &Failure, host: &Host, port: u16) -> Refusal {
         ),
         Failure::Unreachable(error) => {
             let text = format!("{host}:{port} does not answer: {error}");
-            if error.kind() == std::io::ErrorKind::TimedOut {
+            if error.kind() == ErrorKind::TimedOut {
                 Refusal::new(504, "timeout", text)
             } else {
                 Refusal::new(502, "unreachable", text)
             }
         }
         Failure::Upstream(why) => Refusal::new(502, "bad_proxy", why.clone()),
+    }
+}
+
+/// The same in SOCKS.
+fn reply_to(failure: &Failure) -> socks::Reply {
+    match failure {
+        Failure::Refused(_) => socks::Reply::NotAllowed,
+        Failure::Unreachable(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            socks::Reply::Refused
+        }
+        Failure::Unreachable(_) | Failure::Unknown(_) => socks::Reply::HostUnreachable,
+        Failure::Upstream(_) => socks::Reply::Failed,
     }
 }

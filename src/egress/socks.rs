@@ -4,7 +4,6 @@
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 
-use super::connect::Failure;
 use crate::posture::{Host, Upstream};
 
 /// The version, the first byte that a client sends.
@@ -34,20 +33,6 @@ pub(super) enum Reply {
     Refused = 5,
     CommandUnknown = 7,
     AddressTypeUnknown = 8,
-}
-
-impl Reply {
-    /// The answer to a failure.
-    pub(super) fn of(failure: &Failure) -> Self {
-        match failure {
-            Failure::Refused(_) => Self::NotAllowed,
-            Failure::Unreachable(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-                Self::Refused
-            }
-            Failure::Unreachable(_) | Failure::Unknown(_) => Self::HostUnreachable,
-            Failure::Upstream(_) => Self::Failed,
-        }
-    }
 }
 
 /// Answers a request.
