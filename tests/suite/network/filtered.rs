@@ -360,17 +360,15 @@ fn the_gate_of_a_sandbox_serves_that_sandbox_only() {
         200
     );
     let stranger = Place::sandbox(&server, &json!({}));
-    let curl = format!("curl -sS -m 10 -x http://127.0.0.1:{gate} http://{web}/ 2>&1 >/dev/null");
+    let curl = format!("curl -sS -m 60 -x http://127.0.0.1:{gate} http://{web}/ 2>&1 >/dev/null");
     // What it opens itself it reaches; by the gate of the other it does not.
     let outcome = stranger.exec(
         &json!(format!("curl -sS http://{web}/ >/dev/null && {curl}")),
         &json!({}),
     );
     assert_ne!(outcome.code(), Some(0), "{outcome:?}");
-    assert!(
-        outcome.stdout.contains("reset") || outcome.stdout.contains("Empty"),
-        "{outcome:?}"
-    );
+    // Closed, and not left waiting.
+    assert!(!outcome.stdout.contains("timed out"), "{outcome:?}");
     // Nor does root of the machine.
     let mut client = lan
         .inside
@@ -777,7 +775,7 @@ fn nothing_is_left_of_commands_that_ended() {
     };
     run(0);
     // The thread of a workspace lingers for some seconds.
-    let settled = Duration::from_secs(12);
+    let settled = Duration::from_secs(30);
     let (mut before, mut busy) = (open(), threads());
     wait_until("what the first run took is given back", settled, || {
         let now = (open(), threads());
@@ -789,7 +787,7 @@ fn nothing_is_left_of_commands_that_ended() {
     for number in 1..=20 {
         run(number);
     }
-    wait_until("nothing is left", Duration::from_secs(30), || {
+    wait_until("nothing is left", Duration::from_secs(60), || {
         open() <= before + 1 && threads() <= busy + 1
     });
 }
@@ -813,7 +811,7 @@ fn a_flood_of_sockets_keeps_no_other_sandbox_waiting() {
         let page = sh(
             &quiet,
             &json!({}),
-            &format!("curl -sS --max-time 10 http://{web}/"),
+            &format!("curl -sS --max-time 60 http://{web}/"),
         );
         assert!(page.starts_with("the web"), "{page}");
     }
@@ -832,17 +830,12 @@ fn a_sandbox_with_open_connections_is_deleted() {
         assert_eq!(place.post("processes", &curl).status, 200);
     }
     let _accepted: Vec<_> = silent.incoming().take(3).collect();
-    assert!(
-        server
-            .get("/v1/metrics")
-            .text()
-            .contains("sbx_connections 4\n")
-    );
+    // With the one that asks.
+    let are_open = |count: usize| {
+        let metrics = server.get("/v1/metrics").text();
+        metrics.contains(&format!("sbx_connections {count}\n"))
+    };
+    wait_until("they count", PATIENCE, || are_open(4));
     place.sandbox.unwrap().delete();
-    wait_until("its connections have ended", PATIENCE, || {
-        server
-            .get("/v1/metrics")
-            .text()
-            .contains("sbx_connections 1\n")
-    });
+    wait_until("its connections have ended", PATIENCE, || are_open(1));
 }
