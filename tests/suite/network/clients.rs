@@ -90,6 +90,23 @@ fn make_files(directory: &TempDir) {
     run("python3", &["-c", WHEEL]);
 }
 
+/// The variables by which each client takes `certificate` as an authority.
+fn trust_in(certificate: &str) -> Value {
+    [
+        "CURL_CA_BUNDLE",
+        "SSL_CERT_FILE",
+        "REQUESTS_CA_BUNDLE",
+        "PIP_CERT",
+        "GIT_SSL_CAINFO",
+        "NPM_CONFIG_CAFILE",
+        "NODE_EXTRA_CA_CERTS",
+    ]
+    .into_iter()
+    .map(|name| (name.to_owned(), json!(certificate)))
+    .collect::<serde_json::Map<_, _>>()
+    .into()
+}
+
 #[test]
 fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
     let Some(lan) = Lan::new() else {
@@ -116,20 +133,7 @@ fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
     let certificate = home.join("authority.pem");
     std::fs::copy(internet.directory.join("authority.pem"), &certificate).unwrap();
     readable(&certificate);
-    let certificate = certificate.to_str().unwrap();
-    let trust: Value = [
-        "CURL_CA_BUNDLE",
-        "SSL_CERT_FILE",
-        "REQUESTS_CA_BUNDLE",
-        "PIP_CERT",
-        "GIT_SSL_CAINFO",
-        "NPM_CONFIG_CAFILE",
-        "NODE_EXTRA_CA_CERTS",
-    ]
-    .into_iter()
-    .map(|name| (name.to_owned(), json!(certificate)))
-    .collect::<serde_json::Map<_, _>>()
-    .into();
+    let trust = trust_in(certificate.to_str().unwrap());
     let run = |script: &str| {
         let mut env = trust.clone();
         env["PYTHONPATH"] = json!(modules);
