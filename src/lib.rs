@@ -23,6 +23,7 @@ mod host;
 mod http;
 mod init;
 mod interpreter;
+mod isolation;
 mod language;
 mod ledger;
 mod listen;
@@ -104,6 +105,14 @@ impl From<Error> for Failure {
 
 /// The program.
 pub fn main() -> ExitCode {
+    // The first process of a sandbox's namespaces: it does nothing, not even prepare to.
+    let mut words = std::env::args_os().skip(1);
+    if words
+        .next()
+        .is_some_and(|word| word == confine::HOLDER_ARGUMENT)
+    {
+        sys::wait_for_end();
+    }
     panics::install();
     sys::prepare_descriptors();
     match run_task() {

@@ -216,11 +216,8 @@ impl Machine {
     }
 
     /// The kinds of isolation that a new sandbox can have.
-    pub fn isolations(&self) -> &'static [&'static str] {
-        match &self.kind {
-            Dedicated(_) => &[],
-            Many(_) => &["landlock"],
-        }
+    pub fn isolations(&self) -> Vec<&'static str> {
+        self.as_host().map_or_else(Vec::new, Host::isolations)
     }
 
     /// The names of the limits that a sandbox as a whole can have here.

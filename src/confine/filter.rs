@@ -1,11 +1,11 @@
-//! The system calls that are denied to commands: two tables, and a small compiler that makes
+//! The system calls that are denied to commands: three tables, and a small compiler that makes
 //! a seccomp filter of them (seccomp(2), Documentation/userspace-api/seccomp_filter.rst).
 //!
 //! Landlock guards the file system and the network, and the uid guards other users' processes. The tables
 //! deny what neither covers. [`KERNEL`] has calls that reach deep into the kernel and that no ordinary program
-//! makes, and calls that make objects which outlive the sandbox. [`NETWORK`] has sockets that Landlock's rules do
-//! not see, and what bypasses those rules. Commands of a sandbox get both; a command of a dedicated machine whose
-//! network is confined gets the second only. They are deny-lists, because ordinary programs must never notice
+//! makes, and calls that make objects which outlive the sandbox; [`SHARED_IPC`] has more of those, which sandboxes
+//! with namespaces may make. [`NETWORK`] has sockets that Landlock's rules do not see, and what bypasses those rules.
+//! Commands of a sandbox get all; a command of a dedicated machine whose network is confined gets the last only. They are deny-lists, because ordinary programs must never notice
 //! them: every other call is allowed, also those that future kernels add.
 //!
 //! The errno is one that programs handle: `EPERM` where only privileged programs would succeed, `ENOSYS`
@@ -86,6 +86,8 @@ enum Denial {
 pub enum Subject {
     /// A sandbox's.
     Sandbox,
+    /// Those of a sandbox with namespaces, which has System V IPC and message queues of its own.
+    Namespaces,
     /// Those of a dedicated machine, of which the network alone is confined.
     Machine,
 }
@@ -187,27 +189,6 @@ const KERNEL: &Table = &[
             call("keyctl", 250, 219),
         ],
     ),
-    // So do these objects, which exist until they are removed. The calls on existing ones are denied
-    // too: their ids are small numbers.
-    (
-        Denial::Always(ENOSYS),
-        &[
-            call("shmget", 29, 194),
-            call("shmat", 30, 196),
-            call("shmctl", 31, 195),
-            call("shmdt", 67, 197),
-            call("semget", 64, 190),
-            call("semop", 65, 193),
-            call("semctl", 66, 191),
-            call("semtimedop", 220, 192),
-            call("msgget", 68, 186),
-            call("msgsnd", 69, 189),
-            call("msgrcv", 70, 188),
-            call("msgctl", 71, 187),
-            call("mq_open", 240, 180),
-            call("mq_unlink", 241, 181),
-        ],
-    ),
     // Large, young or rarely used parts of the kernel that attacks often start from.
     (
         Denial::Always(EPERM),
@@ -276,6 +257,31 @@ const KERNEL: &Table = &[
     ),
 ];
 
+/// What is denied besides where sandboxes share their IPC objects.
+const SHARED_IPC: &Table = &[
+    // These objects belong to uids and exist until they are removed. The calls on existing ones are denied
+    // too: their ids are small numbers.
+    (
+        Denial::Always(ENOSYS),
+        &[
+            call("shmget", 29, 194),
+            call("shmat", 30, 196),
+            call("shmctl", 31, 195),
+            call("shmdt", 67, 197),
+            call("semget", 64, 190),
+            call("semop", 65, 193),
+            call("semctl", 66, 191),
+            call("semtimedop", 220, 192),
+            call("msgget", 68, 186),
+            call("msgsnd", 69, 189),
+            call("msgrcv", 70, 188),
+            call("msgctl", 71, 187),
+            call("mq_open", 240, 180),
+            call("mq_unlink", 241, 181),
+        ],
+    ),
+];
+
 /// The flags of clone(2) that are denied: those for namespaces, and `CLONE_PARENT`, which would make the
 /// new process a child of the server. `CLONE_NEWTIME` is not among them: its bit is part of the exit
 /// signal.
@@ -329,11 +335,12 @@ pub fn program(subject: Subject, sockets: Sockets) -> Vec<sock_filter> {
 
 /// The lists of calls that are denied to a subject.
 fn denied(subject: Subject) -> impl Iterator<Item = &'static (Denial, &'static [Call])> {
-    let kernel: &Table = match subject {
-        Subject::Sandbox => KERNEL,
-        Subject::Machine => &[],
+    let (kernel, shared): (&Table, &Table) = match subject {
+        Subject::Sandbox => (KERNEL, SHARED_IPC),
+        Subject::Namespaces => (KERNEL, &[]),
+        Subject::Machine => (&[], &[]),
     };
-    NETWORK.iter().chain(kernel)
+    NETWORK.iter().chain(kernel).chain(shared)
 }
 
 /// An architecture that the table has numbers for. Both are little-endian; big-endian ARM has another
@@ -626,6 +633,9 @@ mod tests {
     const BOTH: [Architecture; 2] = [Architecture::X86_64, Architecture::Aarch64];
 
     const ALL: [(Subject, Sockets); 6] = [
+        (Subject::Namespaces, Sockets::Usual),
+        (Subject::Namespaces, Sockets::None),
+        (Subject::Namespaces, Sockets::HandedOut),
         (Subject::Sandbox, Sockets::Usual),
         (Subject::Sandbox, Sockets::HandedOut),
         (Subject::Sandbox, Sockets::None),
@@ -1085,7 +1095,8 @@ mod tests {
     #[test]
     fn a_blocked_network_has_sockets_of_the_machine_only() {
         for (architecture, subject) in BOTH.into_iter().flat_map(|architecture| {
-            [Subject::Sandbox, Subject::Machine].map(|subject| (architecture, subject))
+            [Subject::Sandbox, Subject::Namespaces, Subject::Machine]
+                .map(|subject| (architecture, subject))
         }) {
             let program = compile(architecture, subject, Sockets::None);
             let verdict = |name: &str, arguments: [u64; 6]| {
@@ -1117,10 +1128,17 @@ mod tests {
             assert_eq!(verdict("io_uring_setup", [0; 6]), Refused(ENOSYS));
             // The rest is denied to sandboxes only.
             let rest = match subject {
-                Subject::Sandbox => Refused(EPERM),
+                Subject::Sandbox | Subject::Namespaces => Refused(EPERM),
                 Subject::Machine => Allowed,
             };
             assert_eq!(verdict("mount", [0; 6]), rest);
+            let shared = match subject {
+                Subject::Sandbox => Refused(ENOSYS),
+                Subject::Namespaces | Subject::Machine => Allowed,
+            };
+            for name in ["shmget", "semop", "msgrcv", "mq_open", "mq_unlink"] {
+                assert_eq!(verdict(name, [0; 6]), shared, "{name}");
+            }
             let other = run(&program, 0x4000_0003, 5, [0; 6]);
             assert_eq!(other.verdict, Killed);
         }

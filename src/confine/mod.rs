@@ -10,6 +10,7 @@ mod filter;
 mod grants;
 mod limits;
 mod mark;
+mod namespaces;
 mod network;
 mod ruleset;
 
@@ -29,6 +30,7 @@ use nix::errno::Errno;
 use crate::command::{CommandLine, CommandSpec, EnvironmentChange};
 use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
+use crate::isolation::Isolation;
 use crate::posture::{Posture, TooWide};
 use crate::sync::{Mutex, lock};
 use crate::sys::{
@@ -38,6 +40,8 @@ use filter::Subject;
 pub use grants::{GrantedPaths, Grants};
 pub use limits::{KillWatch, Limiter, Limits, MemoryKill, WholeLimits, ended_for_memory};
 pub use mark::Mark;
+pub use namespaces::{HOLDER_ARGUMENT, Namespaces, holders};
+use namespaces::{NamespaceMaker, NamespacesSpec};
 use network::Networks;
 use ruleset::SystemRules;
 
@@ -70,6 +74,8 @@ pub struct Confinement {
     exits: Arc<Exits>,
     /// `None` for commands with the server's identity.
     wall: Option<Wall>,
+    /// `None` for commands in the server's own.
+    namespaces: Option<Arc<Namespaces>>,
 }
 
 /// The restrictions of a sandbox's commands.
@@ -102,6 +108,9 @@ pub struct Policy {
     rules: SystemRules,
     has_filters: bool,
     networks: Arc<Networks>,
+    /// For commands in namespaces of their sandbox.
+    inner_networks: Arc<Networks>,
+    namespaces: NamespaceMaker,
     /// PATH of commands after the sandbox's own directories.
     search: OsString,
     /// As the server was started with.
@@ -126,6 +135,8 @@ pub struct SandboxSettings<'a> {
     pub max_processes: u64,
     /// Most bytes of data of each process.
     pub max_memory: Option<u64>,
+    /// What surrounds its commands.
+    pub isolation: Isolation,
     /// What its commands reach over the network.
     pub network: Posture,
     /// Where its filtered connections leave.
@@ -156,6 +167,8 @@ impl Policy {
         Ok(Arc::new(Self {
             has_filters,
             networks: Arc::new(Networks::new(Subject::Sandbox, rules.abi)),
+            inner_networks: Arc::new(Networks::new(Subject::Namespaces, rules.abi)),
+            namespaces: NamespaceMaker::new(),
             rules,
             search: searchable(search.unwrap_or(OsStr::new(DEFAULT_PATH))),
             open_files: open_files(),
@@ -166,12 +179,33 @@ impl Policy {
         }))
     }
 
-    /// The isolation layers. Each is a step of the child: a command whose step fails does not start.
-    pub fn layers(&self) -> Vec<&'static str> {
+    /// The isolation layers, with those of these namespaces. Each is a step of the child: a command whose step fails
+    /// does not start.
+    pub fn layers(&self, namespaces: Option<&Namespaces>) -> Vec<&'static str> {
         let mut layers = vec!["uid", "no_new_privs", "rlimits", "no_capabilities"];
         layers.extend(self.has_filters.then_some("seccomp"));
-        layers.extend(self.rules.layers());
+        let has_network = namespaces.is_some_and(Namespaces::has_network);
+        layers.extend(self.rules.layers(has_network));
+        layers.extend(namespaces.into_iter().flat_map(Namespaces::layers));
         layers
+    }
+
+    /// Checks that a kind of isolation can be had here.
+    ///
+    /// # Errors
+    /// `Unavailable`, with the reason.
+    pub fn check_isolation(&self, isolation: Isolation) -> Result<()> {
+        match isolation {
+            Isolation::Landlock => Ok(()),
+            Isolation::Namespaces => self.namespaces.check(),
+        }
+    }
+
+    /// The names of the kinds of isolation that can be had here.
+    pub fn isolations(&self) -> Vec<&'static str> {
+        let names = Isolation::NAMES.into_iter();
+        let offered = names.filter(|(_, isolation)| self.check_isolation(*isolation).is_ok());
+        offered.map(|(name, _)| name).collect()
     }
 
     /// The Landlock ABI of the rulesets, 0 without Landlock.
@@ -213,8 +247,18 @@ impl Policy {
     /// Prepares the confinement of a sandbox.
     ///
     /// # Errors
-    /// `System` if the ruleset cannot be made.
+    /// `System` if the ruleset cannot be made; `Unavailable`, `NoResources` or `System` if its namespaces cannot.
     pub fn confine(&self, sandbox: SandboxSettings<'_>) -> Result<Confinement> {
+        let namespaces = match sandbox.isolation {
+            Isolation::Landlock => None,
+            Isolation::Namespaces => Some(self.namespaces.make(&NamespacesSpec {
+                user: sandbox.user,
+                home: sandbox.home,
+                granted: &sandbox.grants.paths,
+                network: sandbox.network == Posture::Blocked,
+                max_memory: sandbox.max_memory,
+            })?),
+        };
         let home = sandbox.home.as_os_str();
         let below = |name: &str| sandbox.home.join(name).into_os_string();
         let mut path = below(".local/bin");
@@ -253,7 +297,11 @@ impl Policy {
             venv: Mutex::default(),
             limits,
             network: sandbox.network,
-            networks: Arc::clone(&self.networks),
+            networks: Arc::clone(if namespaces.is_some() {
+                &self.inner_networks
+            } else {
+                &self.networks
+            }),
             exits: sandbox.exits,
             wall: Some(Wall {
                 user: sandbox.user,
@@ -261,9 +309,11 @@ impl Policy {
                 ruleset: self.rules.of_sandbox(
                     sandbox.home_directory,
                     sandbox.grants,
+                    namespaces.as_deref(),
                     sandbox.tcp_ports,
                 )?,
             }),
+            namespaces,
         })
     }
 }
@@ -304,7 +354,7 @@ const PROXY_VARIABLES: [&str; 6] = [
 /// The nice value of a sandbox's commands, so that the server gets the processor first.
 const NICE: i32 = 10;
 
-/// `USER` and `LOGNAME` in a sandbox. /etc/passwd has no entry for its uid.
+/// `USER` and `LOGNAME` in a sandbox. Outside of namespaces /etc/passwd has no entry for its uid.
 const USER_NAME: &str = "sandbox";
 
 /// A limit that the child cannot raise again, capped at the server's own hard limit.
@@ -377,6 +427,7 @@ impl Confinement {
             networks,
             exits,
             wall: None,
+            namespaces: None,
         })
     }
 
@@ -411,7 +462,7 @@ impl Confinement {
             );
             Error::new(Kind::TooWide, text)
         })?;
-        self.networks.check(&posture)?;
+        self.networks.check(self.posture_to_enforce(&posture))?;
         Ok(posture)
     }
 
@@ -423,6 +474,21 @@ impl Confinement {
     /// What was allowed and refused to commands whose network is filtered.
     pub fn exits(&self) -> &Exits {
         &self.exits
+    }
+
+    /// Of a posture, what rules have to enforce: nothing where the network has no way out.
+    fn posture_to_enforce<'p>(&self, posture: &'p Posture) -> &'p Posture {
+        let namespaces = self.namespaces.as_deref();
+        if namespaces.is_some_and(Namespaces::has_network) {
+            &Posture::Open
+        } else {
+            posture
+        }
+    }
+
+    /// The namespaces of the commands; `None` for the server's own.
+    pub fn namespaces(&self) -> Option<&Arc<Namespaces>> {
+        self.namespaces.as_ref()
     }
 
     /// Makes the calling thread access files as the commands' user while the result lives; `None` if
@@ -549,7 +615,9 @@ impl Confinement {
             Posture::Open | Posture::Blocked => None,
         };
         let port = gate.as_ref().map(|gate| gate.port());
-        let walls = self.networks.walls(&network, port)?;
+        let walls = self
+            .networks
+            .walls(self.posture_to_enforce(&network), port)?;
         let is_confined = self.wall.is_some() || network != Posture::Open;
         let environment = self.environment(spec, port);
         let programs = spec.programs(search_path(&environment));
@@ -574,6 +642,7 @@ impl Confinement {
                 filter: walls.filter(),
                 has_listener: walls.has_listener,
             }),
+            inside: self.namespaces.as_deref().map(Namespaces::holder),
             announcement,
         };
         let mut left = BUSY_LIMIT;
@@ -588,6 +657,16 @@ impl Confinement {
                     let pause = Duration::from_millis(2).min(left);
                     std::thread::sleep(pause);
                     left -= pause;
+                }
+                Err(_)
+                    if self
+                        .namespaces
+                        .as_ref()
+                        .is_some_and(|inside| !inside.are_alive()) =>
+                {
+                    let text = "cannot start a command: the first process of this sandbox's namespaces has ended, \
+                                and they with it; delete the sandbox and make another";
+                    return Err(Error::new(Kind::System, text));
                 }
                 Ok(mut spawned) => {
                     let listener = spawned.listener.take();

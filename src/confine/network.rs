@@ -63,7 +63,9 @@ impl Networks {
     pub(super) fn new(subject: Subject, landlock_abi: u32) -> Self {
         let has_filters = sys::has_filters();
         let open = match subject {
-            Subject::Sandbox if has_filters => filter::program(subject, Sockets::Usual),
+            Subject::Sandbox | Subject::Namespaces if has_filters => {
+                filter::program(subject, Sockets::Usual)
+            }
             _ => Vec::new(),
         };
         Self {
@@ -156,7 +158,7 @@ impl Networks {
             return Some("without ABI 4 of Landlock every port of the machine could be reached");
         }
         // On a dedicated machine commands can pass sockets to each other in any case.
-        (self.subject == Subject::Sandbox && self.landlock_abi < ABI_OF_SANDBOXES)
+        (self.subject != Subject::Machine && self.landlock_abi < ABI_OF_SANDBOXES)
             .then_some("without ABI 6 of Landlock others could pass sockets in")
     }
 }

@@ -15,6 +15,7 @@ use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
 use super::grants::Grants;
+use super::namespaces::Namespaces;
 use crate::error::{Error, Kind, Result};
 use crate::sys;
 
@@ -34,7 +35,7 @@ const READABLE: [&str; 4] = [
 ];
 
 /// Devices that programs expect. Not all of /dev, which has disks.
-const DEVICES: [&str; 8] = [
+pub(super) const DEVICES: [&str; 8] = [
     "/dev/null",
     "/dev/zero",
     "/dev/full",
@@ -53,6 +54,25 @@ fn look() -> BitFlags<AccessFs> {
 /// Reading and executing.
 fn run() -> BitFlags<AccessFs> {
     look() | AccessFs::Execute
+}
+
+/// Using a device.
+fn device() -> BitFlags<AccessFs> {
+    look() | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev
+}
+
+/// What a sandbox with namespaces has of its own there, besides its home. The rules for what it shares with the
+/// machine hold inside too, because a rule is about a file and not about its path.
+fn own_files() -> [(&'static str, BitFlags<AccessFs>); 5] {
+    let all = AccessFs::from_all(RIGHTS);
+    [
+        ("/tmp", all),
+        ("/dev/shm", all),
+        ("/dev/pts", device()),
+        ("/proc", look()),
+        // Nothing is in the directories below that others should not see.
+        ("/", AccessFs::ReadDir.into()),
+    ]
 }
 
 /// The newest access rights that the library knows; it drops those that the kernel lacks.
@@ -74,7 +94,7 @@ struct SystemRule {
 impl SystemRules {
     /// Opens the listed files that the image has.
     pub(super) fn open() -> Self {
-        let device = look() | AccessFs::WriteFile | AccessFs::Truncate | AccessFs::IoctlDev;
+        let device = device();
         let lists: [(&[&'static str], BitFlags<AccessFs>); 3] =
             [(&PROGRAMS, run()), (&READABLE, look()), (&DEVICES, device)];
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
@@ -91,17 +111,18 @@ impl SystemRules {
         }
     }
 
-    /// The layers that rulesets of this ABI enforce.
-    pub(super) fn layers(&self) -> impl Iterator<Item = &'static str> {
+    /// The layers that rulesets of this ABI enforce; that of TCP only without a network of its own.
+    pub(super) fn layers(&self, has_network: bool) -> impl Iterator<Item = &'static str> {
+        const TCP_BIND: &str = "landlock_tcp_bind";
         let since = [
             (1, "landlock_files"),
-            (4, "landlock_tcp_bind"),
+            (4, TCP_BIND),
             (6, "landlock_abstract_sockets"),
         ];
         let abi = self.abi;
         since
             .into_iter()
-            .filter(move |(first, _)| abi >= *first)
+            .filter(move |(first, layer)| abi >= *first && !(has_network && *layer == TCP_BIND))
             .map(|(_, layer)| layer)
     }
 
@@ -113,8 +134,9 @@ impl SystemRules {
         chosen.map(|rule| rule.path)
     }
 
-    /// Makes the ruleset of the sandbox with this home, further paths, and the TCP ports that its commands can bind;
-    /// `None` if the kernel has no Landlock.
+    /// Makes the ruleset of the sandbox with this home, further paths, what it has of its own inside its namespaces,
+    /// and the TCP ports that its commands can bind: all if its network is its own. `None` if the kernel has no
+    /// Landlock.
     ///
     /// # Errors
     /// `System` if the kernel has Landlock but refuses the ruleset.
@@ -122,6 +144,7 @@ impl SystemRules {
         &self,
         home: BorrowedFd<'_>,
         grants: &Grants,
+        namespaces: Option<&Namespaces>,
         tcp_ports: &[u16],
     ) -> Result<Option<OwnedFd>> {
         if self.abi == 0 {
@@ -137,11 +160,34 @@ impl SystemRules {
             };
             Ok(PathBeneath::new(&grant.file, access))
         });
+        let mut inside = Vec::new();
+        let own_files = namespaces
+            .into_iter()
+            .flat_map(|own| own_files().map(|file| (own, file)));
+        for (namespaces, (path, access)) in own_files {
+            let file = namespaces.open(path).map_err(|errno| {
+                Error::system(
+                    format_args!("{FAILED}: cannot open {path} of a sandbox"),
+                    errno,
+                )
+            })?;
+            inside.push((file, access));
+        }
+        let inside = inside
+            .iter()
+            .map(|(file, access)| Ok(PathBeneath::new(file, *access)));
         let ports = tcp_ports.iter();
         let ports = ports.map(|port| Ok(NetPort::new(*port, AccessNet::BindTcp)));
+        let is_alone = namespaces.is_some_and(Namespaces::has_network);
         let ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(RIGHTS))
-            .and_then(|ruleset| ruleset.handle_access(AccessNet::BindTcp))
+            .and_then(|ruleset| {
+                if is_alone {
+                    Ok(ruleset)
+                } else {
+                    ruleset.handle_access(AccessNet::BindTcp)
+                }
+            })
             .and_then(|ruleset| ruleset.scope(Scope::AbstractUnixSocket))
             .and_then(Ruleset::create)
             .and_then(|ruleset| {
@@ -149,7 +195,14 @@ impl SystemRules {
             })
             .and_then(|ruleset| ruleset.add_rules(system))
             .and_then(|ruleset| ruleset.add_rules(granted))
-            .and_then(|ruleset| ruleset.add_rules(ports))
+            .and_then(|ruleset| ruleset.add_rules(inside))
+            .and_then(|ruleset| {
+                if is_alone {
+                    Ok(ruleset)
+                } else {
+                    ruleset.add_rules(ports)
+                }
+            })
             .map_err(|error| failed(&error))?;
         descriptor_of(ruleset).map(Some)
     }

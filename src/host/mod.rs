@@ -32,9 +32,10 @@ use crate::egress::{Egress, Exits};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
 use crate::interpreter::ContextsSettings;
+use crate::isolation::Isolation;
 use crate::ledger::{Budget, Ledger};
 use crate::logging;
-use crate::ports::Ports;
+use crate::ports::{Ports, TcpPortsInside};
 use crate::posture::Posture;
 use crate::proc;
 use crate::process::Reason;
@@ -103,6 +104,7 @@ pub struct Host {
     default_max_processes: u64,
     default_network: Posture,
     egress: Arc<Egress>,
+    default_isolation: Isolation,
     tcp_ports: Arc<TcpPorts>,
     limiter: Limiter,
     /// The users of all sandboxes.
@@ -158,6 +160,7 @@ impl Host {
             return Err(Error::new(Kind::System, text));
         }
         policy.check_network(&network)?;
+        policy.check_isolation(settings.isolation)?;
         let homes = Homes::open(&settings.homes)?;
         let uid = *settings.users.start();
         let first = User { uid, gid: uid };
@@ -182,6 +185,7 @@ impl Host {
             default_max_processes: default_max_processes(),
             default_network: network,
             egress,
+            default_isolation: settings.isolation,
             tcp_ports: TcpPorts::new(settings.tcp_ports.clone()),
             limiter: Limiter::new(),
             users: settings.users.clone(),
@@ -198,9 +202,14 @@ impl Host {
         lock(&self.table)
     }
 
-    /// The isolation layers of each sandbox.
+    /// The isolation layers that each sandbox has.
     pub fn layers(&self) -> Vec<&'static str> {
-        self.policy.layers()
+        self.policy.layers(None)
+    }
+
+    /// The names of the kinds of isolation that sandboxes can have here.
+    pub fn isolations(&self) -> Vec<&'static str> {
+        self.policy.isolations()
     }
 
     /// The names of the network postures that sandboxes can have here.
@@ -256,8 +265,13 @@ impl Host {
     /// left of any of them.
     pub fn create(&self, count: usize, spec: &SandboxSpec) -> Result<Vec<Arc<Sandbox>>> {
         let network = self.network_of(spec);
-        self.policy.check_network(network)?;
-        if spec.tcp_ports > 0 && *network != Posture::Open {
+        let isolation = self.isolation_of(spec);
+        self.policy.check_isolation(isolation)?;
+        let has_network = isolation == Isolation::Namespaces && *network == Posture::Blocked;
+        if !has_network {
+            self.policy.check_network(network)?;
+        }
+        if spec.tcp_ports > 0 && *network != Posture::Open && !has_network {
             let text = format!(
                 "tcp_ports cannot be had with network {}: sockets of this posture listen on no TCP port",
                 network.name()
@@ -303,13 +317,25 @@ impl Host {
         spec.network.as_ref().unwrap_or(&self.default_network)
     }
 
+    /// What surrounds a new sandbox.
+    fn isolation_of(&self, spec: &SandboxSpec) -> Isolation {
+        spec.isolation.unwrap_or(self.default_isolation)
+    }
+
     fn make(
         &self,
         reservation: &Reservation,
         spec: &SandboxSpec,
         grants: &Grants,
     ) -> Result<Arc<Sandbox>> {
-        let lease = self.tcp_ports.take(spec.tcp_ports)?;
+        let network = self.network_of(spec).clone();
+        let isolation = self.isolation_of(spec);
+        let has_network = isolation == Isolation::Namespaces && network == Posture::Blocked;
+        let lease = if has_network {
+            self.tcp_ports.of_own_network(spec.tcp_ports)
+        } else {
+            self.tcp_ports.take(spec.tcp_ports)?
+        };
         let home = self.homes.make(&reservation.id, reservation.user)?;
         if sys::is_getting_scarce(home.as_fd()) {
             let act = "cannot make a sandbox: the server needs its last descriptors for the existing ones; \
@@ -321,7 +347,6 @@ impl Host {
         let ledger = self.budget.ledger();
         let user = Some(reservation.user);
         let exits = Exits::new(Arc::clone(&self.egress), Arc::clone(&ledger), user);
-        let network = self.network_of(spec).clone();
         let id = &reservation.id;
         let limits = self.limiter.apply(id, spec.whole, max_processes)?;
         let confinement = self.policy.confine(SandboxSettings {
@@ -332,6 +357,7 @@ impl Host {
             environment: &spec.environment,
             max_processes,
             max_memory: spec.max_memory,
+            isolation,
             network: network.clone(),
             exits,
             grants,
@@ -339,7 +365,12 @@ impl Host {
             whole: &limits,
         })?;
         let home = Arc::new(home);
-        let ports = Ports::home(Arc::clone(&home), reservation.user, lease.ports());
+        let namespaces = confinement.namespaces().cloned();
+        let tcp = match &namespaces {
+            Some(namespaces) if has_network => TcpPortsInside::All(Arc::clone(namespaces)),
+            _ => TcpPortsInside::Given(lease.ports().to_vec()),
+        };
+        let ports = Ports::home(Arc::clone(&home), reservation.user, tcp);
         let root = Root::home(home, reservation.user);
         let shared = Arc::clone(&self.shared);
         #[expect(clippy::disallowed_methods, reason = "clients are told")]
@@ -359,6 +390,8 @@ impl Host {
             network,
             granted: Arc::clone(&grants.paths),
             policy: Arc::clone(&self.policy),
+            namespaces,
+            is_loss_known: AtomicBool::new(false),
             ports: lease,
             workspace: Workspace::new(root, confinement, ports, shared, ledger, self.contexts),
         }))
@@ -444,7 +477,9 @@ impl Host {
         for sandbox in all {
             sandbox.workspace.close();
             *lock(&sandbox.is_ending) = true;
-            if sys::user_has_processes(sandbox.user) {
+            if sandbox.end_namespaces(Reason::Deleted) {
+                // Which ends all of its processes.
+            } else if sys::user_has_processes(sandbox.user) {
                 sandbox.workspace.processes.expect_kill(Reason::Deleted);
                 sandbox.limits.kill_all();
                 self.signaller.signal(sandbox.user, libc::SIGKILL);
@@ -517,6 +552,7 @@ impl Host {
             }
             let mut evicted = Vec::new();
             for sandbox in &all {
+                sandbox.report_loss();
                 sandbox.workspace.processes.kill_stopped_starts();
                 let is_idle = sandbox
                     .idle_timeout
@@ -704,6 +740,7 @@ mod tests {
                 min_landlock_abi: 0,
                 allow_unconfined: true,
                 tcp_ports: None,
+                isolation: Isolation::Landlock,
                 token_file: None,
             };
             let shared = Shared::new(4096, 4096).unwrap();

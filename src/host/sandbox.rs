@@ -4,16 +4,23 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::tcp_ports::PortLease;
 use crate::command::EnvironmentChange;
-use crate::confine::{GrantedPaths, Limits, Policy, WholeLimits};
+use crate::confine::{GrantedPaths, Limits, Namespaces, Policy, WholeLimits};
 use crate::error::Result;
+use crate::isolation::Isolation;
+use crate::logging;
 use crate::posture::Posture;
+use crate::process::Reason;
 use crate::sync::Mutex;
 use crate::sys::User;
 use crate::workspace::Workspace;
+
+/// What a sandbox with namespaces has of its own, in memory.
+const OWN_DIRECTORIES: [&str; 2] = ["/tmp", "/dev/shm"];
 
 /// The settings that a client chooses for new sandboxes.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +35,8 @@ pub struct SandboxSpec {
     pub max_memory: Option<u64>,
     /// Limits of the sandbox as a whole.
     pub whole: WholeLimits,
+    /// What surrounds its commands; `None` for the host's default.
+    pub isolation: Option<Isolation>,
     /// What its commands reach over the network; `None` for the host's default.
     pub network: Option<Posture>,
     /// Absolute paths of the machine that its commands can read.
@@ -63,6 +72,10 @@ pub struct Sandbox {
     /// Paths that its commands reach besides those of all sandboxes.
     pub(super) granted: Arc<GrantedPaths>,
     pub(super) policy: Arc<Policy>,
+    /// `None` if its commands have the machine's.
+    pub(super) namespaces: Option<Arc<Namespaces>>,
+    /// Whether the log says that its namespaces are lost.
+    pub(super) is_loss_known: AtomicBool,
     pub(super) ports: PortLease,
     /// Whether it is being deleted: its user may soon be another sandbox's. Held while the watchdog signals the user.
     pub(super) is_ending: Mutex<bool>,
@@ -88,7 +101,50 @@ impl Sandbox {
         let home = self.home.to_string_lossy().into_owned();
         let devices = self.policy.paths(true).map(str::to_owned);
         let granted = self.granted.read_write.iter().cloned();
-        [home].into_iter().chain(granted).chain(devices).collect()
+        let own = self.namespaces.iter().flat_map(|_| OWN_DIRECTORIES);
+        let own = own.map(str::to_owned);
+        let all = [home].into_iter().chain(granted).chain(own);
+        all.chain(devices).collect()
+    }
+
+    /// What surrounds its commands.
+    pub fn isolation(&self) -> Isolation {
+        match self.namespaces {
+            Some(_) => Isolation::Namespaces,
+            None => Isolation::Landlock,
+        }
+    }
+
+    /// The isolation layers that it has.
+    pub fn layers(&self) -> Vec<&'static str> {
+        let mut layers = self.policy.layers(self.namespaces.as_deref());
+        layers.extend(self.limits.layers());
+        layers
+    }
+
+    /// Ends its namespaces, and with them all of its processes; false if it has none.
+    pub(super) fn end_namespaces(&self, reason: Reason) -> bool {
+        if let Some(namespaces) = &self.namespaces {
+            self.workspace.processes.expect_kill(reason);
+            namespaces.end();
+        }
+        self.namespaces.is_some()
+    }
+
+    /// Whether its namespaces exist.
+    pub(super) fn has_namespaces(&self) -> bool {
+        self.namespaces.as_ref().is_some_and(|own| own.are_alive())
+    }
+
+    /// Tells in the log, once, when something has ended its namespaces.
+    pub(super) fn report_loss(&self) {
+        let is_lost = self.namespaces.is_some() && !self.has_namespaces();
+        if is_lost && !self.is_loss_known.swap(true, Ordering::Relaxed) {
+            let id = &self.id;
+            logging::info(format_args!(
+                "sandbox {id} is lost: the first process of its namespaces has ended; it takes no commands any more"
+            ));
+        }
     }
 
     /// What programs find missing: writing to `/tmp`, shared memory, TCP ports of their choice.
@@ -96,10 +152,15 @@ impl Sandbox {
         let abi = self.policy.landlock_abi();
         let mut writable = self.granted.read_write.iter();
         let has_tmp = writable.any(|path| path == "/tmp");
+        let has_own = self.namespaces.is_some();
+        let has_network = self
+            .namespaces
+            .as_ref()
+            .is_some_and(|own| own.has_network());
         let restrictions = [
-            ("tmp", abi >= 1 && !has_tmp),
-            ("shm", abi >= 1),
-            ("tcp_bind", abi >= 4),
+            ("tmp", abi >= 1 && !has_tmp && !has_own),
+            ("shm", abi >= 1 && !has_own),
+            ("tcp_bind", abi >= 4 && !has_network),
         ];
         let holding = restrictions.into_iter().filter(|(_, holds)| *holds);
         holding.map(|(name, _)| name).collect()

@@ -24,6 +24,9 @@ const LAST_USER: u32 = 65_533;
 /// The longest pause between two checks.
 const MAX_PAUSE: Duration = Duration::from_millis(20);
 
+/// How long the end of namespaces is left to itself.
+const ALONE_FOR: Duration = Duration::from_millis(100);
+
 /// After this time, killed processes that seem to live may be zombies. Init reaps its own sooner.
 const ZOMBIES_AFTER: Duration = Duration::from_millis(500);
 
@@ -73,7 +76,7 @@ impl Signaller {
         loop {
             let with_zombies_apart = begun.elapsed() >= ZOMBIES_AFTER;
             left.retain(|sandbox| {
-                let is_active = is_active(sandbox, with_zombies_apart);
+                let is_active = sandbox.has_namespaces() || is_active(sandbox, with_zombies_apart);
                 if !is_active {
                     done(sandbox, true);
                 }
@@ -83,8 +86,11 @@ impl Signaller {
                 break;
             }
             for sandbox in &left {
-                sandbox.workspace.processes.expect_kill(reason);
-                self.signal(sandbox.user, libc::SIGKILL);
+                // Almost always enough where there are namespaces.
+                if !sandbox.end_namespaces(reason) || begun.elapsed() >= ALONE_FOR {
+                    sandbox.workspace.processes.expect_kill(reason);
+                    self.signal(sandbox.user, libc::SIGKILL);
+                }
             }
             thread::sleep(pause);
             pause = (pause * 2).min(if with_zombies_apart {

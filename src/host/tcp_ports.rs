@@ -28,7 +28,12 @@ struct Given {
 pub(super) struct PortLease {
     pool: Arc<TcpPorts>,
     ports: Vec<u16>,
+    /// Whether they are ports of a network that is the sandbox's own.
+    is_own: bool,
 }
+
+/// The first port that a sandbox with a network of its own gets.
+const FIRST_OF_OWN: u16 = 8000;
 
 impl PortLease {
     /// The ports, in order.
@@ -39,6 +44,9 @@ impl PortLease {
 
 impl Drop for PortLease {
     fn drop(&mut self) {
+        if self.is_own {
+            return;
+        }
         let mut given = lock(&self.pool.given);
         for port in &self.ports {
             given.ports.remove(port);
@@ -58,6 +66,15 @@ impl TcpPorts {
         })
     }
 
+    /// Gives a sandbox so many ports of its own network: nobody else's, so they need not be free here.
+    pub(super) fn of_own_network(self: &Arc<Self>, count: usize) -> PortLease {
+        PortLease {
+            pool: Arc::clone(self),
+            ports: (FIRST_OF_OWN..).take(count).collect(),
+            is_own: true,
+        }
+    }
+
     /// Gives a sandbox so many ports. The one that was free for longest comes first.
     ///
     /// # Errors
@@ -66,6 +83,7 @@ impl TcpPorts {
         let mut lease = PortLease {
             pool: Arc::clone(self),
             ports: Vec::new(),
+            is_own: false,
         };
         if count == 0 {
             return Ok(lease);

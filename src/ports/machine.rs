@@ -1,18 +1,20 @@
-//! TCP ports of the machine. The kernel tells whether one of them has a server; all that have one are listed in
+//! TCP ports of the machine, and of a sandbox with a network of its own. The kernel tells whether one of them has a server; all that have one are listed in
 //! `/proc/net`, where it exists.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockType, SockaddrStorage, connect as connect_socket};
 
 use super::port::{Listener, Owner, Port, is_exhaustion, unreachable};
+use crate::confine::Namespaces;
 use crate::error::{Error, Kind, Result};
 use crate::proc;
-use crate::sys::{self, Pid, User};
+use crate::sys::{self, Events, Pid, PollEntry, User, poll};
 
 pub(super) const ACCEPTED: &str = "a TCP port from 1 to 65535, in digits";
 
@@ -50,29 +52,91 @@ pub(super) fn connect(port: u16, owner: Option<User>, limit: Duration) -> Result
             ));
             continue;
         }
-        let connected = TcpStream::connect_timeout(&address, limit).and_then(|socket| {
-            // Without a server the kernel may choose the same port for the client's end. The connection
-            // then leads to itself.
-            if socket.local_addr()? == address {
-                return Err(ErrorKind::ConnectionRefused.into());
-            }
-            socket.set_nodelay(true)?;
-            Ok(socket)
-        });
-        match connected {
-            Ok(socket) => return Ok(socket.into()),
-            Err(error) => {
-                let errno = error.raw_os_error().map(Errno::from_raw);
-                if let Some(errno) = errno.filter(|errno| is_exhaustion(*errno)) {
-                    let act = format!("cannot connect to port {port}");
-                    return Err(Error::system(act, errno));
-                }
-                tried.push(format!("{address}: {}", cause(&error)));
-            }
+        match checked(TcpStream::connect_timeout(&address, limit), address, port)? {
+            Ok(socket) => return Ok(socket),
+            Err(cause) => tried.push(cause),
         }
     }
+    Err(nothing_listens(port, &tried))
+}
+
+/// The same in the network of a sandbox.
+pub(super) fn connect_inside(
+    port: u16,
+    namespaces: &Namespaces,
+    limit: Duration,
+) -> Result<OwnedFd> {
+    let mut tried = Vec::new();
+    for address in LOOPBACK {
+        let address = SocketAddr::new(address, port);
+        match checked(
+            try_connect_inside(address, namespaces, limit),
+            address,
+            port,
+        )? {
+            Ok(socket) => return Ok(socket),
+            Err(cause) => tried.push(cause),
+        }
+    }
+    Err(nothing_listens(port, &tried))
+}
+
+fn try_connect_inside(
+    address: SocketAddr,
+    namespaces: &Namespaces,
+    limit: Duration,
+) -> std::io::Result<TcpStream> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let socket = TcpStream::from(namespaces.socket(family, SockType::Stream)?);
+    socket.set_nonblocking(true)?;
+    match connect_socket(socket.as_raw_fd(), &SockaddrStorage::from(address)) {
+        Ok(()) => {}
+        Err(Errno::EINPROGRESS) => {
+            let mut entries = [PollEntry::new(socket.as_fd(), Events::WRITABLE)];
+            if !poll(&mut entries, Some(limit)) {
+                return Err(ErrorKind::TimedOut.into());
+            }
+            if let Some(error) = socket.take_error()? {
+                return Err(error);
+            }
+        }
+        Err(errno) => return Err(errno.into()),
+    }
+    socket.set_nonblocking(false)?;
+    Ok(socket)
+}
+
+/// A connection to a server, or why there is none.
+fn checked(
+    connected: std::io::Result<TcpStream>,
+    address: SocketAddr,
+    port: u16,
+) -> Result<std::result::Result<OwnedFd, String>> {
+    let connected = connected.and_then(|socket| {
+        // Without a server the kernel may choose the same port for the client's end. The connection
+        // then leads to itself.
+        if socket.local_addr()? == address {
+            return Err(ErrorKind::ConnectionRefused.into());
+        }
+        socket.set_nodelay(true)?;
+        Ok(socket)
+    });
+    connected.map(|socket| Ok(socket.into())).or_else(|error| {
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        if let Some(errno) = errno.filter(|errno| is_exhaustion(*errno)) {
+            let act = format!("cannot connect to port {port}");
+            return Err(Error::system(act, errno));
+        }
+        Ok(Err(format!("{address}: {}", cause(&error))))
+    })
+}
+
+fn nothing_listens(port: u16, tried: &[String]) -> Error {
     let tried = tried.join(", ") + "; start a server that listens there";
-    Err(unreachable(port, &tried))
+    unreachable(port, &tried)
 }
 
 fn cause(error: &std::io::Error) -> String {
@@ -94,14 +158,15 @@ pub(super) fn is_listening(port: u16) -> bool {
         }
     }
     found
-        .or_else(|_| is_in_table(port))
+        .or_else(|_| is_in_table(port, None))
         .unwrap_or_else(|_| connect(port, None, Duration::from_millis(100)).is_ok())
 }
 
-/// Whether `/proc/net` has a server that listens on the port of the loopback interface.
-fn is_in_table(port: u16) -> std::io::Result<bool> {
+/// Whether `/proc/net`, as it is in these namespaces, has a server that listens on the port of the loopback
+/// interface.
+pub(super) fn is_in_table(port: u16, namespaces: Option<&Namespaces>) -> std::io::Result<bool> {
     let mut found = false;
-    for_each_listening(&mut |socket| {
+    for_each_listening(namespaces, &mut |socket| {
         let is_reachable = socket.address.is_unspecified() || LOOPBACK.contains(&socket.address);
         found |= socket.port == port && is_reachable;
     })?;
@@ -110,7 +175,7 @@ fn is_in_table(port: u16) -> std::io::Result<bool> {
 
 /// All listening sockets with their processes.
 pub(super) fn list() -> Result<Vec<Listener>> {
-    let mut sockets = listening()?;
+    let mut sockets = listening(None)?;
     find_owners(&mut sockets);
     Ok(shown(sockets))
 }
@@ -120,17 +185,23 @@ pub(super) fn list_of(ports: &[u16]) -> Result<Vec<Listener>> {
     if ports.is_empty() {
         return Ok(Vec::new());
     }
-    let mut sockets = listening()?;
+    let mut sockets = listening(None)?;
     sockets.retain(|(socket, _)| ports.contains(&socket.port));
     Ok(shown(sockets))
+}
+
+/// The listening sockets of a sandbox with a network of its own.
+pub(super) fn list_inside(namespaces: &Namespaces) -> Result<Vec<Listener>> {
+    Ok(shown(listening(Some(namespaces))?))
 }
 
 /// A listening socket and its process, once that is known.
 type Found = (Socket, Option<Owner>);
 
-fn listening() -> Result<Vec<Found>> {
+fn listening(namespaces: Option<&Namespaces>) -> Result<Vec<Found>> {
     let mut sockets = Vec::new();
-    for_each_listening(&mut |socket| sockets.push((socket, None))).map_err(|error| {
+    let mut add = |socket| sockets.push((socket, None));
+    for_each_listening(namespaces, &mut add).map_err(|error| {
         let text = format!("cannot list ports: /proc/net/tcp: {error}");
         Error::new(Kind::System, text)
     })?;
@@ -159,9 +230,16 @@ struct Socket {
 ///
 /// # Errors
 /// `/proc/net/tcp` cannot be read.
-fn for_each_listening(found: &mut dyn FnMut(Socket)) -> std::io::Result<()> {
-    for (table, optional) in [("/proc/net/tcp", false), ("/proc/net/tcp6", true)] {
-        let file = match File::open(table) {
+fn for_each_listening(
+    namespaces: Option<&Namespaces>,
+    found: &mut dyn FnMut(Socket),
+) -> std::io::Result<()> {
+    for (table, optional) in [("tcp", false), ("tcp6", true)] {
+        let file = match namespaces {
+            None => File::open(format!("/proc/net/{table}")),
+            Some(namespaces) => namespaces.open_network_file(table),
+        };
+        let file = match file {
             Ok(file) => file,
             // A kernel without IPv6.
             Err(_) if optional => continue,
@@ -336,7 +414,7 @@ mod tests {
             let port = listener.local_addr().unwrap().port();
             assert!(is_listening(port));
             // The table may skip a socket while others in it go away.
-            while !is_in_table(port).unwrap() {
+            while !is_in_table(port, None).unwrap() {
                 std::thread::yield_now();
             }
             assert!(connect(port, None, Duration::from_secs(1)).is_ok());

@@ -1,7 +1,7 @@
 //! The servers inside a workspace: listing them, waiting for them, and connecting to them.
 //!
-//! A port leads to a TCP port of the loopback interface (the machine, and a sandbox that was given some) or to a
-//! socket in a directory of the home (a sandbox). Callers hold a [`Port`] and do not know which. Nothing here knows the protocol
+//! A port leads to a TCP port of a loopback interface (the machine, a sandbox that was given some, and one that has
+//! a network of its own) or to a socket in a directory of the home (a sandbox). Callers hold a [`Port`] and do not know which. Nothing here knows the protocol
 //! that is spoken on a connection.
 
 mod home;
@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::client::{Client, Disconnected, KeepAlive};
+use crate::confine::Namespaces;
 use crate::error::{Error, Kind, Result};
 use crate::sync::CountedPlace;
 use crate::sys::User;
@@ -44,8 +45,41 @@ pub struct Ports {
 enum Backend {
     /// TCP ports of the loopback interface, IPv4 before IPv6.
     Machine,
-    /// Sockets in a home, and the TCP ports that the sandbox was given.
-    Home(home::Sockets, Vec<u16>),
+    /// Sockets in a home, and TCP ports.
+    Home(home::Sockets, TcpPortsInside),
+}
+
+/// The TCP ports of a sandbox.
+pub enum TcpPortsInside {
+    /// Those of the machine that it was given.
+    Given(Vec<u16>),
+    /// All of a network that is its own.
+    All(Arc<Namespaces>),
+}
+
+impl TcpPortsInside {
+    fn has(&self, number: u16) -> bool {
+        match self {
+            Self::Given(given) => given.contains(&number),
+            Self::All(_) => true,
+        }
+    }
+
+    fn is_listening(&self, number: u16) -> bool {
+        match self {
+            Self::Given(_) => machine::is_listening(number),
+            Self::All(namespaces) => {
+                machine::is_in_table(number, Some(namespaces)).unwrap_or(false)
+            }
+        }
+    }
+
+    fn list(&self) -> Result<Vec<Listener>> {
+        match self {
+            Self::Given(given) => machine::list_of(given),
+            Self::All(namespaces) => machine::list_inside(namespaces),
+        }
+    }
 }
 
 impl Ports {
@@ -55,9 +89,9 @@ impl Ports {
     }
 
     /// The sockets in the home `directory`, which belongs to `owner`, and these TCP ports.
-    pub fn home(directory: Arc<OwnedFd>, owner: User, tcp_ports: &[u16]) -> Arc<Self> {
+    pub fn home(directory: Arc<OwnedFd>, owner: User, tcp_ports: TcpPortsInside) -> Arc<Self> {
         let sockets = home::Sockets::new(directory, owner);
-        Self::of(Backend::Home(sockets, tcp_ports.to_vec()))
+        Self::of(Backend::Home(sockets, tcp_ports))
     }
 
     fn of(backend: Backend) -> Arc<Self> {
@@ -81,7 +115,7 @@ impl Ports {
         let (port, accepted) = match &self.backend {
             Backend::Machine => (machine::parse(text).map(Port::Number), machine::ACCEPTED),
             Backend::Home(_, tcp_ports) => {
-                let given = machine::parse(text).filter(|number| tcp_ports.contains(number));
+                let given = machine::parse(text).filter(|number| tcp_ports.has(*number));
                 let socket = || home::parse(text).map(Port::Socket);
                 (given.map(Port::Number).or_else(socket), home::ACCEPTED)
             }
@@ -102,10 +136,18 @@ impl Ports {
             (Backend::Machine, Port::Number(number)) => {
                 machine::connect(*number, None, CONNECT_LIMIT)
             }
-            (Backend::Home(sockets, tcp_ports), Port::Number(number))
-                if tcp_ports.contains(number) =>
+            (Backend::Home(sockets, TcpPortsInside::Given(given)), Port::Number(number))
+                if given.contains(number) =>
             {
                 machine::connect(*number, Some(sockets.owner()), CONNECT_LIMIT)
+            }
+            (Backend::Home(sockets, TcpPortsInside::All(namespaces)), Port::Number(number)) => {
+                // A socket in the home may have a number for a name.
+                let name = number.to_string();
+                if sockets.is_listening(&name) {
+                    return sockets.connect(&name, CONNECT_LIMIT);
+                }
+                machine::connect_inside(*number, namespaces, CONNECT_LIMIT)
             }
             (Backend::Home(sockets, _), Port::Socket(name)) => sockets.connect(name, CONNECT_LIMIT),
             _ => Err(unreachable(port, "it belongs to another workspace")),
@@ -120,7 +162,7 @@ impl Ports {
         match &self.backend {
             Backend::Machine => machine::list(),
             Backend::Home(sockets, tcp_ports) => {
-                let mut all = machine::list_of(tcp_ports)?;
+                let mut all = tcp_ports.list()?;
                 all.extend(sockets.list()?);
                 Ok(all)
             }
@@ -129,7 +171,12 @@ impl Ports {
 
     fn is_listening(&self, port: &Port) -> bool {
         match (&self.backend, port) {
-            (_, Port::Number(number)) => machine::is_listening(*number),
+            (Backend::Machine, Port::Number(number)) => machine::is_listening(*number),
+            (Backend::Home(sockets, tcp_ports), Port::Number(number)) => {
+                let is_everything = matches!(tcp_ports, TcpPortsInside::All(_));
+                tcp_ports.is_listening(*number)
+                    || (is_everything && sockets.is_listening(&number.to_string()))
+            }
             (Backend::Home(sockets, _), Port::Socket(name)) => sockets.is_listening(name),
             _ => false,
         }

@@ -142,6 +142,8 @@ pub(super) struct Origin {
     pub(super) user: Option<User>,
     /// The server's thread that has started it.
     pub(super) starter: Pid,
+    /// The first process of its namespaces, if it has any of its own.
+    pub(super) holder: Option<Pid>,
 }
 
 /// The writing end of a process's stdin.
@@ -208,7 +210,8 @@ fn roots<'a>(processes: impl Iterator<Item = &'a Arc<Process>> + Clone) -> Roots
         .filter_map(|origin| Some((origin.mark?, origin.user)));
     Roots {
         orphans: Orphans::Marked(marks.collect()),
-        starters: origins.map(|origin| origin.starter).collect(),
+        starters: origins.clone().map(|origin| origin.starter).collect(),
+        holders: origins.filter_map(|origin| origin.holder).collect(),
         ..Roots::default()
     }
 }

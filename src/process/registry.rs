@@ -288,10 +288,14 @@ impl Registry {
         let held_stdin = self.ledger.charge(Item::Stdin, held_stdin)?;
         let share = spec.terminal.is_some().then(|| self.terminals.add());
         let share = share.transpose()?;
+        let namespaces = confinement.namespaces();
         let mut stdio = {
             let _acting = confinement.act()?;
             let mut stdio = match &spec.terminal {
-                Some(terminal) => Stdio::terminal(terminal.size)?,
+                Some(terminal) => {
+                    let directory = namespaces.map(|namespaces| namespaces.terminals());
+                    Stdio::terminal(terminal.size, directory)?
+                }
                 None => Stdio::pipes(spec.input != StdinSource::Empty, &self.shared.null)?,
             };
             stdio.passed = spec.passed_code().map(sealed_file).transpose()?;
@@ -304,6 +308,7 @@ impl Registry {
             mark: Mark::next(),
             user: confinement.user(),
             starter: sys::thread_id(),
+            holder: namespaces.map(|namespaces| namespaces.holder().pid()),
         };
         let (own, passed) = (stdio.child(), stdio.passed.as_ref().map(AsFd::as_fd));
         // Before the process can be killed.
@@ -778,6 +783,7 @@ mod tests {
                 mark: None,
                 user: None,
                 starter: 0,
+                holder: None,
             };
             let texts = registry.charge_texts(0).unwrap();
             let id = format!("p-{number}");

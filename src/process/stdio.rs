@@ -62,19 +62,19 @@ impl Stdio {
         })
     }
 
-    /// A terminal of this size. What it shows is the first output.
+    /// A terminal of this size, among those of a directory or of the machine. What it shows is the first output.
     ///
     /// The caller acts as the command's user, for the same reason: nobody else may open the terminal, because
     /// all sandboxes share /dev/pts.
     ///
     /// # Errors
     /// `NoTerminals`.
-    pub(super) fn terminal(size: TerminalSize) -> Result<Self> {
+    pub(super) fn terminal(size: TerminalSize, directory: Option<BorrowedFd<'_>>) -> Result<Self> {
         let failed = |errno: Errno| {
             let text = format!("{NO_TERMINAL}: {} ({errno:?})", errno.desc().to_lowercase());
             Error::new(Kind::NoTerminals, text)
         };
-        let (master, terminal) = sys::open_terminal().map_err(failed)?;
+        let (master, terminal) = sys::open_terminal(directory).map_err(failed)?;
         if sys::is_scarce(terminal.as_fd()) {
             return Err(failed(Errno::EMFILE));
         }

@@ -2,7 +2,8 @@
 //!
 //! The machines this runs on offer no writable cgroups, so processes are found through /proc. A command's
 //! are its leader, everything below it, and those that have lost their parents: orphans become children
-//! of the server or of init, and are known there by the [`Mark`] that they inherited. So a search looks
+//! of the server or of init, or of the first process of their namespaces, and are known there by the [`Mark`] that
+//! they inherited. So a search looks
 //! at the command's own tree and at the orphans, whatever else runs on the machine.
 //!
 //! Without marks, or if the kernel does not list children (`CONFIG_PROC_CHILDREN`), the search reads all
@@ -25,7 +26,7 @@ use nix::errno::Errno;
 use nix::sys::prctl;
 
 use super::children;
-use crate::confine::Mark;
+use crate::confine::{self, Mark};
 use crate::proc::{self, Stat};
 use crate::sys::{self, Pid, User};
 
@@ -161,6 +162,8 @@ pub(super) struct Roots {
     /// The threads of the server that have started the commands. Children that a command makes with
     /// `CLONE_PARENT` are theirs.
     pub(super) starters: HashSet<Pid>,
+    /// The first processes of their namespaces, which adopt orphans there.
+    pub(super) holders: HashSet<Pid>,
 }
 
 /// Which of the children that the server and its init have adopted a search looks for.
@@ -251,7 +254,9 @@ impl Roots {
         let commands = children::commands();
         let is_orphan = self.orphans.condition();
         let starters = self.starters.iter().map(|thread| (own, *thread));
-        let adopters = self.orphans.adopters().into_iter().map(|pid| (pid, pid));
+        let adopters = self.orphans.adopters().into_iter();
+        let adopters = adopters.chain(self.holders.iter().copied());
+        let adopters = adopters.map(|pid| (pid, pid));
         for (adopter, thread) in starters.chain(adopters) {
             let mut orphans = proc::children_of_thread(adopter, thread);
             orphans.retain(|pid| *pid != own && !commands.contains(pid));
@@ -266,7 +271,8 @@ impl Roots {
     fn search_all(&self, found: &mut dyn FnMut(&Stat)) -> bool {
         let snapshot = Snapshot::take();
         let commands = children::commands();
-        let adopters = self.orphans.adopters();
+        let mut adopters = self.orphans.adopters();
+        adopters.extend(&self.holders);
         let is_orphan = self.orphans.condition();
         let trees = snapshot.trees(|process| {
             process.belongs_to(&self.leaders)
@@ -343,6 +349,7 @@ impl<'a> Search<'a> {
 pub fn count_left_behind() -> Option<usize> {
     let roots = Roots {
         orphans: Orphans::LeftBehind,
+        holders: confine::holders().into_iter().collect(),
         ..Roots::default()
     };
     Mark::are_available().then(|| roots.living().len())

@@ -1,5 +1,5 @@
-//! Starting a process that shares the server's memory, which both [`super::spawn()`] and
-//! [`super::signal_user`] do. What runs in it is the caller's.
+//! Starting a process that shares the server's memory, which [`super::spawn()`], [`super::signal_user`] and
+//! [`super::Holder`] do. What runs in it is the caller's.
 
 use std::arch::asm;
 use std::ffi::{c_int, c_void};
@@ -22,7 +22,7 @@ impl ChildStack {
     }
 
     /// The highest address: the stack grows down.
-    fn top(&mut self) -> *mut c_void {
+    pub(super) fn top(&mut self) -> *mut c_void {
         self.0.as_mut_ptr().wrapping_add(self.0.capacity()).cast()
     }
 }

@@ -90,7 +90,21 @@ pub(super) fn become_user(User { uid, gid }: User) -> Result<(), Errno> {
         Errno::result(libc::syscall(libc::SYS_setresgid, gid, gid, gid))?;
         Errno::result(libc::syscall(libc::SYS_setresuid, uid, uid, uid))?;
     }
+    drop_capabilities()
+}
+
+/// Gives up all capabilities of the calling thread, by a system call only.
+pub(super) fn drop_capabilities() -> Result<(), Errno> {
     set_capabilities([CapabilitySets::default(); 2])
+}
+
+/// From the next execve on, user 0 gets no capabilities for being that user, by a system call only
+/// (capabilities(7), `SECBIT_NOROOT` and its lock).
+pub(super) fn forbid_root_capabilities() -> Result<(), Errno> {
+    const NOROOT_LOCKED: libc::c_int = 0b11;
+    // SAFETY: plain integers.
+    let result = unsafe { libc::prctl(libc::PR_SET_SECUREBITS, NOROOT_LOCKED, 0, 0, 0) };
+    Errno::result(result).map(drop)
 }
 
 /// The first argument of capget(2) and capset(2): the interface's version 3 (`linux/capability.h`), and

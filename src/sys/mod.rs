@@ -16,6 +16,7 @@ mod descriptors;
 mod diag;
 mod identity;
 mod lock;
+mod namespaces;
 mod notify;
 mod poll;
 mod process;
@@ -39,6 +40,9 @@ pub use identity::{
     withhold_ptrace_from_children,
 };
 pub use lock::{Condvar, Mutex, MutexGuard, stop_thread};
+pub use namespaces::{
+    Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Setup, wait_for_end,
+};
 pub use notify::{CallListener, WaitingCall, has_listeners};
 pub use poll::{Events, PollEntry, limit_unsent, poll, readable_bytes, receive_append};
 pub use process::{

@@ -9,20 +9,24 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::{Mode, fchmod};
 
 use super::process::Pid;
 
-/// Opens a new terminal; returns the master, and the terminal. Its node in /dev/pts belongs to the
-/// calling thread's user and is closed to all others.
+/// Opens a new terminal, in a directory of terminals (`devpts`) or in that of the machine; returns the master, and
+/// the terminal. Its node there belongs to the calling thread's user and is closed to all others.
 ///
 /// # Errors
 /// `ENOSPC` if the machine has no more terminals, `ENOENT` if it has none at all, or that of open(2).
-pub fn open_terminal() -> Result<(OwnedFd, OwnedFd), Errno> {
+pub fn open_terminal(directory: Option<BorrowedFd<'_>>) -> Result<(OwnedFd, OwnedFd), Errno> {
     // Never the server's own controlling terminal.
     let flags = OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    let master = open("/dev/ptmx", flags | OFlag::O_NONBLOCK, Mode::empty())?;
+    let opened = flags | OFlag::O_NONBLOCK;
+    let master = match directory {
+        None => open("/dev/ptmx", opened, Mode::empty())?,
+        Some(directory) => openat(directory, "ptmx", opened, Mode::empty())?,
+    };
     let unlocked: c_int = 0;
     // SAFETY: TIOCSPTLCK reads one integer.
     let result = unsafe { libc::ioctl(master.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlocked) };
@@ -34,7 +38,7 @@ pub fn open_terminal() -> Result<(OwnedFd, OwnedFd), Errno> {
     };
     let terminal = match terminal {
         // Kernels before Linux 4.13, and stand-ins for a kernel.
-        Err(Errno::EINVAL | Errno::ENOTTY) => {
+        Err(Errno::EINVAL | Errno::ENOTTY) if directory.is_none() => {
             let path = format!("/dev/pts/{}", number(master.as_fd())?);
             open(path.as_str(), flags, Mode::empty())?
         }

@@ -49,6 +49,16 @@ pub(super) fn set_default(signal: c_int) {
     unsafe { sigaction(signal, &KernelSigaction::DEFAULT, ptr::null_mut()) };
 }
 
+/// Ignores a signal, by a system call only.
+pub(super) fn ignore_by_system_call(signal: c_int) {
+    const IGNORE: KernelSigaction = KernelSigaction {
+        handler: libc::SIG_IGN,
+        ..KernelSigaction::DEFAULT
+    };
+    // SAFETY: installs no handler.
+    unsafe { sigaction(signal, &IGNORE, ptr::null_mut()) };
+}
+
 /// # Safety
 /// As for `rt_sigaction(2)`.
 unsafe fn sigaction(

@@ -15,6 +15,7 @@ use nix::errno::Errno;
 use super::clone::{ChildStack, clone, clone_into_cgroup};
 use super::descriptors::ReservedSlot;
 use super::identity::{User, become_user};
+use super::namespaces::{EntranceError, Holder, clone_inside};
 use super::notify::{CallListener, LISTENER_FLAGS, ListenerChannel, send_listener};
 use super::process::{Pid, pidfd_signal, wait};
 use super::pty::take_controlling_terminal;
@@ -28,6 +29,8 @@ pub enum SpawnStep {
     Clone,
     /// Enter the cgroup.
     Cgroup,
+    /// Enter the namespaces of a sandbox (setns(2)).
+    Enter,
     /// setsid(2).
     Session,
     /// Put the standard streams in place and close everything else.
@@ -85,7 +88,9 @@ pub struct ChildPlan<'a> {
     pub cgroup: Option<BorrowedFd<'a>>,
     /// `None` for a command with the server's own identity.
     pub restriction: Option<Restriction<'a>>,
-    /// The child stores its process number here first, for other threads: the caller waits for the
+    /// Whose namespaces it starts in; `None` for the server's own.
+    pub inside: Option<&'a Holder>,
+    /// The child's process number is stored here first, for other threads: the caller waits for the
     /// child meanwhile. 0 after an error.
     pub announcement: &'a AtomicI32,
 }
@@ -187,16 +192,27 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
         (&raw const raw).cast_mut().cast(),
         libc::CLONE_VFORK | sharing,
     );
-    let mut stack = ChildStack::new();
-    let inside = plan
-        .cgroup
-        .and_then(|cgroup| clone_into_cgroup(child, argument, &mut stack, flags, cgroup));
-    let cloned = inside.unwrap_or_else(|| {
-        let directory = plan.cgroup.map(|cgroup| cgroup.as_raw_fd());
+    let directory = plan.cgroup.map(|cgroup| cgroup.as_raw_fd());
+    let cloned = if let Some(holder) = plan.inside {
         raw.cgroup_to_enter.set(directory);
-        clone(child, argument, &mut stack, flags)
-    });
-    let (pid, pidfd) = cloned.map_err(failed(SpawnStep::Clone))?;
+        clone_inside(holder, child, argument, sharing, plan.announcement).map_err(|error| {
+            match error {
+                EntranceError::Enter(errno) => failed(SpawnStep::Enter)(errno),
+                EntranceError::Clone(errno) => failed(SpawnStep::Clone)(errno),
+            }
+        })
+    } else {
+        let mut stack = ChildStack::new();
+        let inside = plan
+            .cgroup
+            .and_then(|cgroup| clone_into_cgroup(child, argument, &mut stack, flags, cgroup));
+        let cloned = inside.unwrap_or_else(|| {
+            raw.cgroup_to_enter.set(directory);
+            clone(child, argument, &mut stack, flags)
+        });
+        cloned.map_err(failed(SpawnStep::Clone))
+    };
+    let (pid, pidfd) = cloned?;
     if let Some(failure) = raw.failure.get() {
         // Cleared before the child is reaped: then another process may get its number.
         plan.announcement.store(0, Ordering::Release);
@@ -257,7 +273,10 @@ unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
     // SAFETY: plain system calls on integers and on memory that `raw` keeps alive. None allocates or
     // locks.
     unsafe {
-        plan.announcement.store(libc::getpid(), Ordering::Release);
+        // In another pid namespace the kernel has stored it: there this call gives another number.
+        if plan.inside.is_none() {
+            plan.announcement.store(libc::getpid(), Ordering::Release);
+        }
         // Before the descriptor is closed and the right is given up.
         if let Some(directory) = raw.cgroup_to_enter.get()
             && enter_cgroup(directory) < 0
@@ -486,6 +505,7 @@ mod tests {
                 nice: 0,
                 cgroup: None,
                 restriction,
+                inside: None,
                 announcement: &AtomicI32::new(0),
             },
             slot.as_ref(),

@@ -43,7 +43,7 @@ pub(super) struct MachineIsolation {
     #[serde(flatten)]
     always: Isolation,
     postures: Vec<&'static str>,
-    isolations: &'static [&'static str],
+    isolations: Vec<&'static str>,
     limits: Vec<&'static str>,
 }
 
@@ -133,9 +133,8 @@ struct SandboxIsolation {
 
 impl SandboxDocument {
     /// Describes a sandbox; its token is for the client that made it only.
-    pub(super) fn of(sandbox: &Sandbox, mut isolation: Isolation, token: Option<String>) -> Self {
+    pub(super) fn of(sandbox: &Sandbox, landlock_abi: u32, token: Option<String>) -> Self {
         let limits = &sandbox.limits;
-        isolation.layers.extend(limits.layers());
         Self {
             id: sandbox.id.clone(),
             token,
@@ -160,8 +159,11 @@ impl SandboxDocument {
             },
             restrictions: sandbox.restrictions(),
             isolation: SandboxIsolation {
-                layers: isolation,
-                mode: "landlock",
+                layers: Isolation {
+                    landlock_abi,
+                    layers: sandbox.layers(),
+                },
+                mode: sandbox.isolation().name(),
             },
         }
     }

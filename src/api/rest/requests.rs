@@ -13,13 +13,14 @@ use crate::command::{
     TerminalSize, TerminalSpec, check_environment,
 };
 use crate::confine::WholeLimits;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::files::hash::Digest;
 use crate::files::name::FilePath;
 use crate::files::search::Matcher;
 use crate::files::watch::Settings;
 use crate::host::SandboxSpec;
 use crate::interpreter::{Abandoned, ContextSpec, ExecutionSpec, KILL_AFTER};
+use crate::isolation::Isolation;
 use crate::language::Language;
 use crate::process::OnDisconnect;
 use crate::workspace::{ClientFile, FileState, SignalGroup};
@@ -412,13 +413,13 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
     let memory = fields.whole("max_mem_mb", 1..=MAX_MEMORY_MB)?;
     let total = fields.whole("max_total_mem_mb", 1..=MAX_MEMORY_MB)?;
     let ports = fields.whole("tcp_ports", 0..=MAX_TCP_PORTS)?.unwrap_or(0);
-    refuse_unavailable(&mut fields)?;
     let spec = SandboxSpec {
         environment: environment.into(),
         // 0 means never, as in SBX_IDLE_TIMEOUT.
         idle_timeout: idle.filter(|seconds| *seconds > 0).map(Duration::from_secs),
         max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
         max_memory: memory.map(|megabytes| megabytes << 20),
+        isolation: fields.choice("isolation", &Isolation::NAMES)?,
         whole: WholeLimits {
             memory: total.map(|megabytes| megabytes << 20),
             cpu: fields.processors("max_cpu", ACCEPTED_CPU, CPU)?,
@@ -445,16 +446,6 @@ fn paths(fields: &mut Fields<'_>, name: &str) -> Result<Vec<String>> {
         )));
     }
     Ok(paths)
-}
-
-/// Walls that a client may ask for and that are not enforced here: a sandbox is never weaker than asked.
-fn refuse_unavailable(fields: &mut Fields<'_>) -> Result<()> {
-    let layers = [("landlock", true), ("namespaces", false)];
-    if fields.choice("isolation", &layers)? == Some(false) {
-        let text = "isolation namespaces cannot be had on this machine";
-        return Err(Error::new(Kind::Unavailable, text));
-    }
-    Ok(())
 }
 
 /// Reads the body of `kill`: the signal, and the group that gets it. An empty body means SIGKILL.

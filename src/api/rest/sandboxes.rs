@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::call::{Answer, Call};
-use super::documents::{CreatedDocument, Isolation, ListDocument, SandboxDocument};
+use super::documents::{CreatedDocument, ListDocument, SandboxDocument};
 use super::requests::sandbox_request;
 use crate::host::{AllEnded, Host, Sandbox};
 use crate::http::Response;
@@ -13,12 +13,12 @@ use crate::http::Response;
 /// `GET /v1/sandboxes`.
 pub(super) fn list(call: &mut Call<'_, '_>, host: &Host) -> Answer {
     let mut sandboxes = host.list().into_iter();
-    let isolation = Isolation::of(&call.context.machine);
+    let landlock_abi = call.context.machine.landlock_abi;
     let append_next = move |out: &mut Vec<u8>| {
         let Some(sandbox) = sandboxes.next() else {
             return Ok(false);
         };
-        let document = SandboxDocument::of(&sandbox, isolation.clone(), None);
+        let document = SandboxDocument::of(&sandbox, landlock_abi, None);
         serde_json::to_writer(out, &document).map(|()| true)
     };
     Ok(ListDocument::array(append_next).respond())
@@ -71,5 +71,5 @@ pub(super) fn token(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
 }
 
 fn document(call: &Call<'_, '_>, sandbox: &Sandbox, token: Option<String>) -> SandboxDocument {
-    SandboxDocument::of(sandbox, Isolation::of(&call.context.machine), token)
+    SandboxDocument::of(sandbox, call.context.machine.landlock_abi, token)
 }

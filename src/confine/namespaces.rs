@@ -1,0 +1,654 @@
+//! The namespaces of a sandbox: what its commands see there, and whether the machine can make them.
+//!
+//! A sandbox has its own mounts, processes, IPC objects, host name and, unless it shares the machine's, its own
+//! network with nothing but a loopback interface. They exist as long as their first process, the holder, which
+//! `sys` starts. Here is what it sets up: the directories of programs, read-only; a `/tmp` and a `/dev/shm` of the
+//! sandbox's own, in memory; a few devices and terminals of its own; its own `/proc`; the home; and an `/etc/passwd`
+//! that knows the sandbox's user. All other rules hold inside as they do outside.
+//!
+//! Whether they can be made is found out by making some: with the server's capabilities, or else with a
+//! namespace of users, in which any process has them. What cannot be made is refused with the reason.
+
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsStr};
+use std::fs;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use nix::sys::stat::Mode;
+
+use super::USER_NAME;
+use super::grants::GrantedPaths;
+use super::ruleset::{DEVICES, PROGRAMS};
+use crate::error::{Error, Kind, Result};
+use crate::sync::{Mutex, lock};
+use crate::sys::{Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User};
+use crate::{memory, panics, proc};
+
+/// The word that makes this program the holder of namespaces.
+pub const HOLDER_ARGUMENT: &str = "hold-namespaces";
+
+/// Where the new root is put together: a directory that every machine has, and that holds nothing which sandboxes
+/// get.
+const STAGE: &str = "/proc";
+
+/// Of the devices, those that a sandbox has of its own.
+const TERMINALS: [&str; 2] = ["/dev/ptmx", "/dev/pts"];
+
+/// Part of the memory that `/tmp` may take, and `/dev/shm` as well.
+const MEMORY_SHARE: u64 = 8;
+
+/// The least that each of them may take.
+const LEAST_BYTES: u64 = 16 << 20;
+
+/// Bytes for each file of theirs: the kernel does not count what names and attributes take.
+const BYTES_PER_FILE: u64 = 8 << 10;
+
+/// Longer account files of an image are not shown to sandboxes.
+const MAX_ACCOUNT_BYTES: usize = 1 << 20;
+
+/// `MOUNT_ATTR_*` of linux/mount.h.
+const READ_ONLY: u64 = 1;
+const NO_SET_USER_ID: u64 = 2;
+const NO_DEVICES: u64 = 4;
+
+/// The namespaces of one sandbox. They end with this value.
+pub struct Namespaces {
+    holder: Holder,
+    /// Its directory of terminals.
+    terminals: OwnedFd,
+}
+
+/// The pids of all holders.
+static HOLDERS: Mutex<BTreeSet<Pid>> = Mutex::new(BTreeSet::new());
+
+/// The processes that adopt the orphans of sandboxes with namespaces.
+pub fn holders() -> Vec<Pid> {
+    lock(&HOLDERS).iter().copied().collect()
+}
+
+impl Namespaces {
+    fn new(holder: Holder) -> std::result::Result<Self, Errno> {
+        lock(&HOLDERS).insert(holder.pid());
+        let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let path = inside(holder.pid(), "/dev/pts");
+        let terminals = open(&path, flags, Mode::empty());
+        match terminals {
+            Ok(terminals) => Ok(Self { holder, terminals }),
+            Err(errno) => {
+                lock(&HOLDERS).remove(&holder.pid());
+                Err(errno)
+            }
+        }
+    }
+
+    /// The process that holds them, which adopts the orphans inside.
+    pub fn holder(&self) -> &Holder {
+        &self.holder
+    }
+
+    /// Where its terminals are made.
+    pub fn terminals(&self) -> BorrowedFd<'_> {
+        use std::os::fd::AsFd;
+        self.terminals.as_fd()
+    }
+
+    /// Whether the network is its own.
+    pub fn has_network(&self) -> bool {
+        self.holder.set().network
+    }
+
+    /// The names of the layers that they add.
+    pub fn layers(&self) -> impl Iterator<Item = &'static str> {
+        let user = self.holder.set().user.then_some("user_namespace");
+        std::iter::once("namespaces").chain(user)
+    }
+
+    /// Whether they exist. They end also when something kills the holder.
+    pub fn are_alive(&self) -> bool {
+        self.holder.is_alive()
+    }
+
+    /// Ends them, and with them all processes inside. Returns before all have ended.
+    pub fn end(&self) {
+        self.holder.kill();
+    }
+
+    /// Opens a file of a sandbox by the path that it has inside, to name it in a rule.
+    pub(super) fn open(&self, path: &str) -> std::result::Result<OwnedFd, Errno> {
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+        open(&inside(self.holder.pid(), path), flags, Mode::empty())
+    }
+
+    /// Makes a socket in the network of these namespaces, which any thread can use.
+    ///
+    /// # Errors
+    /// `ESRCH` if they have ended, or that of socket(2).
+    pub fn socket(&self, family: AddressFamily, kind: SockType) -> nix::Result<OwnedFd> {
+        self.holder.socket(family as i32, kind as i32)
+    }
+
+    /// Reads a file of `/proc/net` as it is inside.
+    ///
+    /// # Errors
+    /// That of the file; `NotFound` if they have ended.
+    pub fn open_network_file(&self, name: &str) -> std::io::Result<fs::File> {
+        let file = fs::File::open(format!("/proc/{}/net/{name}", self.holder.pid()));
+        // Its number may be another's by now.
+        if self.are_alive() {
+            file
+        } else {
+            Err(std::io::ErrorKind::NotFound.into())
+        }
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        lock(&HOLDERS).remove(&self.holder.pid());
+    }
+}
+
+/// A path as the process sees it, from outside.
+fn inside(pid: Pid, path: &str) -> PathBuf {
+    PathBuf::from(format!("/proc/{pid}/root{path}"))
+}
+
+/// What the namespaces of one sandbox are to have.
+pub(super) struct NamespacesSpec<'a> {
+    pub(super) user: User,
+    /// The path of the home, inside and outside.
+    pub(super) home: &'a Path,
+    pub(super) granted: &'a GrantedPaths,
+    /// Whether the network is the sandbox's own.
+    pub(super) network: bool,
+    /// Most bytes of its files in memory, if that is less than usual.
+    pub(super) max_memory: Option<u64>,
+}
+
+/// Makes namespaces, where the machine lets it.
+pub(super) struct NamespaceMaker {
+    /// Whether they need a namespace of users, or why there are none. Decided once.
+    decided: OnceLock<std::result::Result<NeedsUsers, String>>,
+    /// The thread that starts holders: they end with it, so it lives as long as the server.
+    starter: OnceLock<Sender<Order>>,
+    program: OnceLock<Arc<OwnedFd>>,
+}
+
+type NeedsUsers = bool;
+
+struct Order {
+    plan: HolderPlan,
+    reply: SyncSender<std::result::Result<Holder, Failure>>,
+}
+
+/// Why namespaces could not be made.
+struct Failure {
+    text: String,
+    /// Whether the machine has run out of something, and may have it later.
+    is_passing: bool,
+}
+
+impl NamespaceMaker {
+    pub(super) fn new() -> Self {
+        Self {
+            decided: OnceLock::new(),
+            starter: OnceLock::new(),
+            program: OnceLock::new(),
+        }
+    }
+
+    /// Checks that namespaces can be made on this machine, by making some the first time.
+    ///
+    /// # Errors
+    /// `Unavailable`, with the reason.
+    pub(super) fn check(&self) -> Result<()> {
+        self.needs_users().map(drop)
+    }
+
+    fn needs_users(&self) -> Result<NeedsUsers> {
+        let unavailable = |why: &str| {
+            let text = format!("isolation namespaces cannot be had on this machine: {why}");
+            Err(Error::new(Kind::Unavailable, text))
+        };
+        let decided = match self.decided.get() {
+            Some(decided) => decided,
+            None => match self.attempt() {
+                Ok(needs_users) => self.decided.get_or_init(|| Ok(needs_users)),
+                Err(failure) if failure.is_passing => return unavailable(&failure.text),
+                Err(failure) => self.decided.get_or_init(|| Err(failure.text)),
+            },
+        };
+        match decided {
+            Ok(needs_users) => Ok(*needs_users),
+            Err(why) => unavailable(why),
+        }
+    }
+
+    /// Makes namespaces in each way until one succeeds.
+    fn attempt(&self) -> std::result::Result<NeedsUsers, Failure> {
+        if !proc::shows_this_namespace() {
+            return Err(Failure {
+                text: "/proc does not show this pid namespace".to_owned(),
+                is_passing: false,
+            });
+        }
+        let attempt = |users| {
+            let spec = NamespacesSpec {
+                user: User { uid: 1, gid: 1 },
+                home: Path::new("/home/sandbox"),
+                granted: &GrantedPaths::default(),
+                network: true,
+                max_memory: None,
+            };
+            let made = self.start(layout(&spec, false), &spec, users)?;
+            let entered = made.socket(AddressFamily::Inet, SockType::Stream);
+            entered
+                .map(drop)
+                .map_err(|errno| failure("enter them", errno))
+        };
+        let Err(without) = attempt(false) else {
+            return Ok(false);
+        };
+        let Err(with) = attempt(true) else {
+            return Ok(true);
+        };
+        Err(Failure {
+            text: format!("{}; with a namespace of users: {}", without.text, with.text),
+            is_passing: without.is_passing || with.is_passing,
+        })
+    }
+
+    /// Makes the namespaces of a sandbox.
+    ///
+    /// # Errors
+    /// `Unavailable` if the machine has none; `System` if they cannot be made now.
+    pub(super) fn make(&self, spec: &NamespacesSpec<'_>) -> Result<Arc<Namespaces>> {
+        let users = self.needs_users()?;
+        let made = self.start(layout(spec, true), spec, users);
+        made.map(Arc::new).map_err(|failure| {
+            let text = format!("cannot make the namespaces of a sandbox: {}", failure.text);
+            let kind = if failure.is_passing {
+                Kind::NoResources
+            } else {
+                Kind::System
+            };
+            Error::new(kind, text)
+        })
+    }
+
+    /// Makes namespaces with a view of the file system.
+    fn start(
+        &self,
+        layout: Layout,
+        spec: &NamespacesSpec<'_>,
+        users: NeedsUsers,
+    ) -> std::result::Result<Namespaces, Failure> {
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let sockets = users.then(|| {
+            let kind = SockType::SeqPacket;
+            socketpair(AddressFamily::Unix, kind, None, flags)
+        });
+        let sockets = sockets.transpose();
+        let sockets = sockets.map_err(|errno| failure("make a socket", errno))?;
+        let (own, theirs) = sockets.unzip();
+        let set = NamespaceSet {
+            user: users,
+            network: spec.network,
+        };
+        let plan = HolderPlan {
+            set,
+            setup: layout.steps,
+            program: self.program()?,
+            arguments: vec![c"sbx-server".to_owned(), c_string(HOLDER_ARGUMENT)],
+            mapping: theirs,
+        };
+        let (reply, started) = sync_channel(1);
+        let order = Order { plan, reply };
+        let is_sent = self.starter()?.send(order);
+        if let (Some(own), Ok(())) = (own, is_sent) {
+            map_users(&own, spec.user);
+        }
+        let gone = |_| failure("start the first process", Errno::ESRCH);
+        let holder = started.recv().map_err(gone)??;
+        Namespaces::new(holder).map_err(|errno| failure("look into them", errno))
+    }
+
+    fn program(&self) -> std::result::Result<Arc<OwnedFd>, Failure> {
+        if let Some(program) = self.program.get() {
+            return Ok(Arc::clone(program));
+        }
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+        let program = open("/proc/self/exe", flags, Mode::empty());
+        let program = program.map_err(|errno| failure("open this program", errno))?;
+        Ok(Arc::clone(self.program.get_or_init(|| Arc::new(program))))
+    }
+
+    fn starter(&self) -> std::result::Result<Sender<Order>, Failure> {
+        if let Some(starter) = self.starter.get() {
+            return Ok(starter.clone());
+        }
+        let (orders, received) = channel::<Order>();
+        // Another one may be started at the same time: without orders it waits for nothing.
+        thread::Builder::new()
+            .name("namespaces".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                panics::depend_on_this_thread();
+                for Order { plan, reply } in received {
+                    let started = Holder::start(&plan);
+                    if let Some(mapping) = &plan.mapping {
+                        let _ = send(mapping.as_raw_fd(), DONE, MsgFlags::MSG_NOSIGNAL);
+                    }
+                    let _ = reply.send(started.map_err(|error| describe(error, &plan.setup)));
+                }
+            })
+            .map_err(|error| {
+                let errno = error.raw_os_error().map_or(Errno::EAGAIN, Errno::from_raw);
+                failure("start a thread for them", errno)
+            })?;
+        Ok(self.starter.get_or_init(|| orders).clone())
+    }
+}
+
+/// Says in place of a pid that no users are to be mapped any more.
+const DONE: &[u8] = b"0";
+
+/// Gives the first process its users as soon as it has told its pid: root and the sandbox's, which are the same inside
+/// and outside.
+fn map_users(channel: &OwnedFd, user: User) {
+    let mut message = [0; 16];
+    while let Ok(length) = recv(channel.as_raw_fd(), &mut message, MsgFlags::empty()) {
+        let message = message.get(..length).unwrap_or_default();
+        let Some(pid) = str::from_utf8(message)
+            .ok()
+            .and_then(|text| text.parse::<Pid>().ok())
+        else {
+            return;
+        };
+        if pid <= 0 {
+            return;
+        }
+        let map = |id: u32| format!("0 0 1\n{id} {id} 1\n");
+        let mapped = fs::write(format!("/proc/{pid}/uid_map"), map(user.uid))
+            .and_then(|()| fs::write(format!("/proc/{pid}/gid_map"), map(user.gid)));
+        let answer = [u8::from(mapped.is_ok())];
+        let _ = send(channel.as_raw_fd(), &answer, MsgFlags::MSG_NOSIGNAL);
+    }
+}
+
+fn failure(act: &str, errno: Errno) -> Failure {
+    let passing = [
+        Errno::EAGAIN,
+        Errno::ENOMEM,
+        Errno::EMFILE,
+        Errno::ENFILE,
+        Errno::ENOSPC,
+    ];
+    Failure {
+        text: format!("cannot {act}: {} ({errno:?})", errno.desc().to_lowercase()),
+        is_passing: passing.contains(&errno),
+    }
+}
+
+/// What the first process could not do.
+fn describe(error: HolderError, setup: &[Setup]) -> Failure {
+    let shown = |path: &CString| {
+        let path = path.to_string_lossy();
+        let path = path.strip_prefix(STAGE).unwrap_or(&path);
+        if path.is_empty() {
+            "/".to_owned()
+        } else {
+            path.to_owned()
+        }
+    };
+    let act = match error.step {
+        HolderStep::Clone => "make them".to_owned(),
+        HolderStep::Users => "map their users".to_owned(),
+        HolderStep::Descriptors => "close descriptors there".to_owned(),
+        HolderStep::Loopback => "bring the loopback interface up".to_owned(),
+        HolderStep::Privileges => "give up privileges there".to_owned(),
+        HolderStep::Execute => "execute their first program".to_owned(),
+        HolderStep::Setup(index) => match setup.get(index) {
+            Some(Setup::Directory(path, _) | Setup::File(path, _) | Setup::Link(_, path)) => {
+                format!("make {}", shown(path))
+            }
+            Some(Setup::Remove(path)) => format!("remove {}", shown(path)),
+            Some(Setup::Mount { target, kind, .. }) => {
+                let kind = kind.to_string_lossy();
+                format!("mount {kind} at {}", shown(target)).replace("  ", " ")
+            }
+            Some(Setup::Attributes(path, ..)) => format!("protect the mount at {}", shown(path)),
+            Some(Setup::Root(_)) | None => "change the root".to_owned(),
+        },
+    };
+    failure(&act, error.errno)
+}
+
+fn c_string(bytes: impl AsRef<OsStr>) -> CString {
+    // Paths of the kernel and of requests have no NUL: those with one were refused before.
+    CString::new(bytes.as_ref().as_bytes()).unwrap_or_default()
+}
+
+/// The steps to a view of the file system, below [`STAGE`] until it becomes the root.
+#[derive(Default)]
+struct Layout {
+    steps: Vec<Setup>,
+    /// Directories that exist there.
+    made: BTreeSet<PathBuf>,
+    /// Directories of the machine that are there with all that is in them.
+    bound: Vec<PathBuf>,
+}
+
+impl Layout {
+    /// A path inside, while the root is being put together.
+    fn stage(path: &Path) -> CString {
+        let mut stage = STAGE.as_bytes().to_vec();
+        stage.extend(path.as_os_str().as_bytes());
+        CString::new(stage).unwrap_or_default()
+    }
+
+    fn mount(&mut self, kind: &str, path: &str, flags: u64, options: String) {
+        self.directory(Path::new(path));
+        self.steps.push(Setup::Mount {
+            source: c_string(kind),
+            target: Self::stage(Path::new(path)),
+            kind: c_string(kind),
+            flags,
+            options: c_string(options),
+        });
+    }
+
+    fn is_bound(&self, path: &Path) -> bool {
+        self.bound.iter().any(|bound| path.starts_with(bound))
+    }
+
+    /// Makes a directory, with those above it.
+    fn directory(&mut self, path: &Path) {
+        let mut above: Vec<_> = path.ancestors().collect();
+        above.pop();
+        for directory in above.into_iter().rev() {
+            if !self.is_bound(directory) && self.made.insert(directory.to_owned()) {
+                let mode = 0o755;
+                self.steps
+                    .push(Setup::Directory(Self::stage(directory), mode));
+            }
+        }
+    }
+
+    /// Shows a file or a directory of the machine at its own path, with these attributes.
+    fn bind(&mut self, path: &Path, is_directory: bool, attributes: u64) {
+        if is_directory {
+            self.directory(path);
+        } else if let Some(parent) = path.parent() {
+            self.directory(parent);
+            if !self.is_bound(path) && self.made.insert(path.to_owned()) {
+                self.steps.push(Setup::File(Self::stage(path), Vec::new()));
+            }
+        }
+        self.bind_over(&c_string(path), path, attributes);
+        if is_directory {
+            self.bound.push(path.to_owned());
+        }
+    }
+
+    fn bind_over(&mut self, source: &CString, path: &Path, attributes: u64) {
+        self.steps.push(Setup::Mount {
+            source: source.clone(),
+            target: Self::stage(path),
+            kind: CString::default(),
+            // In a namespace of users a mount with others below it comes only with them.
+            flags: libc::MS_BIND | libc::MS_REC,
+            options: CString::default(),
+        });
+        if attributes != 0 {
+            self.steps
+                .push(Setup::Attributes(Self::stage(path), attributes, true));
+        }
+    }
+
+    /// Shows a directory, or a link to one, as the machine has it.
+    fn system_directory(&mut self, path: &Path) {
+        let Ok(found) = fs::symlink_metadata(path) else {
+            return;
+        };
+        if found.is_symlink() {
+            if let (Ok(target), Some(parent)) = (fs::read_link(path), path.parent()) {
+                self.directory(parent);
+                self.steps
+                    .push(Setup::Link(c_string(target), Self::stage(path)));
+            }
+        } else if found.is_dir() {
+            self.bind(path, true, READ_ONLY | NO_SET_USER_ID);
+        }
+    }
+
+    /// Shows what a path leads to, after all links, if that is not there yet.
+    fn target_of(&mut self, path: &Path) {
+        if let Ok(real) = path.canonicalize()
+            && !self.is_bound(&real)
+        {
+            let is_directory = real.is_dir();
+            self.bind(&real, is_directory, READ_ONLY | NO_SET_USER_ID);
+        }
+    }
+
+    /// Shows a file of accounts that names the sandbox's user first.
+    fn accounts(&mut self, path: &str, line: &str, name_of: impl Fn(&str) -> bool) {
+        let path = Path::new(path);
+        // Behind a link it would be another file.
+        let is_file = fs::symlink_metadata(path).is_ok_and(|found| found.is_file());
+        if !is_file || !self.is_bound(path) {
+            return;
+        }
+        let accounts = fs::read_to_string(path).unwrap_or_default();
+        let mut text = line.to_owned();
+        if accounts.len() <= MAX_ACCOUNT_BYTES {
+            let others = accounts.lines().filter(|line| !name_of(line));
+            text.extend(others.flat_map(|line| [line, "\n"]));
+        }
+        let source = Self::stage(Path::new("/.accounts"));
+        self.steps
+            .push(Setup::File(source.clone(), text.into_bytes()));
+        self.bind_over(&source, path, READ_ONLY | NO_SET_USER_ID | NO_DEVICES);
+        self.steps.push(Setup::Remove(source));
+    }
+}
+
+/// Puts together what a sandbox sees. Without `has_home` it has none, and no paths of its own.
+fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
+    let mut layout = Layout::default();
+    layout.steps.push(Setup::Mount {
+        source: CString::default(),
+        target: c"/".to_owned(),
+        kind: CString::default(),
+        flags: libc::MS_REC | libc::MS_PRIVATE,
+        options: CString::default(),
+    });
+    let usual = libc::MS_NOSUID | libc::MS_NODEV;
+    let own = "mode=755,size=4m".to_owned();
+    layout.mount("tmpfs", "", usual, own);
+    for path in PROGRAMS.iter().chain(&["/sys"]) {
+        layout.system_directory(Path::new(path));
+    }
+    for path in ["/etc/resolv.conf", "/var/lib/ca-certificates"] {
+        layout.target_of(Path::new(path));
+    }
+    let devices = DEVICES.iter().map(Path::new);
+    for device in
+        devices.filter(|path| path.exists() && !TERMINALS.iter().any(|own| *path == Path::new(own)))
+    {
+        layout.bind(device, false, NO_SET_USER_ID);
+    }
+    let terminals = "newinstance,ptmxmode=0666,mode=0600";
+    let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
+    layout.mount("devpts", "/dev/pts", flags, terminals.to_owned());
+    for (target, path) in [
+        ("pts/ptmx", "/dev/ptmx"),
+        ("/proc/self/fd", "/dev/fd"),
+        ("/proc/self/fd/0", "/dev/stdin"),
+        ("/proc/self/fd/1", "/dev/stdout"),
+        ("/proc/self/fd/2", "/dev/stderr"),
+    ] {
+        let path = Layout::stage(Path::new(path));
+        layout.steps.push(Setup::Link(c_string(target), path));
+    }
+    let share = (memory::limit() / MEMORY_SHARE).max(LEAST_BYTES);
+    let bytes = share.min(spec.max_memory.unwrap_or(u64::MAX));
+    let files = bytes / BYTES_PER_FILE;
+    for path in ["/tmp", "/dev/shm"] {
+        let options = format!("mode=1777,size={bytes},nr_inodes={files}");
+        layout.mount("tmpfs", path, usual, options);
+    }
+    layout.mount("proc", "/proc", usual | libc::MS_NOEXEC, String::new());
+    let User { uid, gid } = spec.user;
+    if has_home {
+        layout.bind(spec.home, true, NO_SET_USER_ID | NO_DEVICES);
+        for (paths, attributes) in [
+            (
+                &spec.granted.read_only,
+                READ_ONLY | NO_SET_USER_ID | NO_DEVICES,
+            ),
+            (&spec.granted.read_write, NO_SET_USER_ID | NO_DEVICES),
+        ] {
+            for path in paths.iter().map(Path::new) {
+                // What is seen already is as it should be, unless it is to be changed.
+                if attributes & READ_ONLY == 0 || !layout.is_bound(path) {
+                    layout.bind(path, path.is_dir(), attributes);
+                }
+            }
+        }
+        let shell = ["/bin/bash", "/bin/sh"].into_iter();
+        let shell = shell.clone().find(|shell| Path::new(shell).exists());
+        let (home, shell) = (spec.home.display(), shell.unwrap_or("/bin/sh"));
+        // The third field is the number.
+        let is_own = |line: &str, id: u32| {
+            let mut fields = line.split(':');
+            fields.next() == Some(USER_NAME) || fields.nth(1) == Some(&id.to_string())
+        };
+        let line = format!("{USER_NAME}:x:{uid}:{gid}::{home}:{shell}\n");
+        layout.accounts("/etc/passwd", &line, |line| is_own(line, uid));
+        let line = format!("{USER_NAME}:x:{gid}:\n");
+        layout.accounts("/etc/group", &line, |line| is_own(line, gid));
+    }
+    let path = Path::new("/var/tmp");
+    if !layout.is_bound(path) && !layout.made.contains(path) {
+        layout.directory(Path::new("/var"));
+        let link = Setup::Link(c_string("../tmp"), Layout::stage(path));
+        layout.steps.push(link);
+    }
+    let root = Layout::stage(Path::new(""));
+    let attributes = READ_ONLY | NO_SET_USER_ID | NO_DEVICES;
+    layout
+        .steps
+        .push(Setup::Attributes(root.clone(), attributes, false));
+    layout.steps.push(Setup::Root(root));
+    layout
+}
