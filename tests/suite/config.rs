@@ -35,6 +35,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("SBX_MIN_LANDLOCK_ABI", "6"),
     ("SBX_ALLOW_UNCONFINED", "0"),
     ("SBX_TCP_PORT_RANGE", "none"),
+    ("SBX_ISOLATION", "landlock"),
     ("SBX_NETWORK", "open"),
     ("SBX_STRICT_SCOPES", "0"),
     ("SBX_LOG_BYTES", "4194304"),
@@ -176,6 +177,9 @@ fn every_bad_value_is_named_and_ends_the_start_with_status_2() {
     }
     for value in ["", "closed", "Blocked", "allowlist", "open "] {
         expect_refusal("SBX_NETWORK", OsStr::new(value));
+    }
+    for value in ["", "none", "Namespaces", "namespace", "namespaces "] {
+        expect_refusal("SBX_ISOLATION", OsStr::new(value));
     }
     for value in ["4MiB", "4194304.5"] {
         expect_refusal("SBX_LOG_BYTES", OsStr::new(value));

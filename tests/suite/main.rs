@@ -31,6 +31,7 @@ mod jobs;
 mod lifecycle;
 mod logging;
 mod mutation;
+mod namespaces;
 mod network;
 mod processes;
 mod programs;

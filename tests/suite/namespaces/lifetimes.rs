@@ -1,0 +1,252 @@
+//! Everything ends with its command, its sandbox or the server, whoever has adopted it; and nothing is left.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Way, holders_of, needs_namespaces, sandbox};
+use crate::fixture::{
+    Mark, PATIENCE, Sandbox, Server, all_processes, count_entries, is_alive, pid_of, wait_until,
+};
+
+/// A command that leaves processes behind in every way: in the background, in sessions of their own, and as
+/// orphans that ignore signals.
+fn scatter(mark: &Mark) -> String {
+    format!(
+        "sleep {mark} & (setsid sleep {mark} &) ; (setsid sh -c 'trap \"\" TERM HUP; (sleep {mark} &); exec sleep {mark}' &) ; \
+         exec sleep {mark}"
+    )
+}
+
+const SCATTERED: usize = 5;
+
+#[test]
+fn a_command_ends_with_all_that_it_has_started() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let sandbox = sandbox(&server);
+        let (mark, other) = (Mark::new(), Mark::new());
+        let bystander = sandbox.spawn(&json!({ "cmd": scatter(&other) }));
+        other.wait_for(SCATTERED);
+
+        let process = sandbox.spawn(&json!({ "cmd": scatter(&mark) }));
+        mark.wait_for(SCATTERED);
+        let id = process["id"].as_str().unwrap();
+        let reply = sandbox.post(&format!("processes/{id}/kill"), &json!({}));
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        mark.wait_gone(PATIENCE);
+
+        let process = sandbox.spawn(&json!({ "cmd": scatter(&mark) }));
+        mark.wait_for(SCATTERED);
+        let id = process["id"].as_str().unwrap();
+        let reply = sandbox.request("DELETE", &format!("processes/{id}"), b"");
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        mark.wait_gone(PATIENCE);
+
+        let outcome = sandbox.exec(&json!({ "cmd": scatter(&mark), "timeout": 1 }));
+        assert_eq!(outcome.exit["timed_out"], true, "{outcome:?}");
+        mark.wait_gone(PATIENCE);
+
+        let stream = sandbox.exec_stream(&json!({ "cmd": scatter(&mark) }));
+        mark.wait_for(SCATTERED);
+        drop(stream);
+        mark.wait_gone(PATIENCE);
+
+        assert_eq!(other.pids().len(), SCATTERED, "what others run goes on");
+        let id = bystander["id"].as_str().unwrap();
+        sandbox.request("DELETE", &format!("processes/{id}"), b"");
+        other.wait_gone(PATIENCE);
+        wait_until("orphans are reaped", PATIENCE, || {
+            let holder = holders_of(&server)[0];
+            all_processes()
+                .iter()
+                .all(|process| process.parent != holder)
+        });
+    }
+}
+
+#[test]
+fn a_process_is_shown_by_the_number_that_it_has_outside() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let sandbox = sandbox(&server);
+        let mark = Mark::new();
+        let process = sandbox.spawn(&json!({ "cmd": format!("exec sleep {mark}") }));
+        let pid = mark.any();
+        assert_eq!(pid_of(&process), pid);
+        let by_pid = sandbox.get(&format!("processes/{pid}")).json();
+        assert_eq!(by_pid["id"], process["id"]);
+        let reply = sandbox.post(
+            &format!("processes/{pid}/kill"),
+            &json!({ "signal": "TERM" }),
+        );
+        assert_eq!(reply.status, 200);
+        mark.wait_gone(PATIENCE);
+    }
+}
+
+#[test]
+fn a_sandbox_ends_with_everything_in_it() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let (mark, other) = (Mark::new(), Mark::new());
+        let (doomed, spared) = (sandbox(&server), sandbox(&server));
+        doomed.spawn(&json!({ "cmd": scatter(&mark) }));
+        doomed.spawn(&json!({ "cmd": "f() { f | f & }; f" }));
+        spared.spawn(&json!({ "cmd": scatter(&other) }));
+        mark.wait_for(SCATTERED);
+        other.wait_for(SCATTERED);
+        doomed.delete();
+        assert_eq!(mark.pids(), Vec::<i32>::new());
+        assert_eq!(other.pids().len(), SCATTERED);
+        wait_until("one holder is left", PATIENCE, || {
+            holders_of(&server).len() == 1
+        });
+        spared.delete();
+    }
+}
+
+/// Nothing is weaker when the holder is gone: the sandbox takes no commands.
+#[test]
+fn a_sandbox_whose_first_process_is_killed_is_lost_and_says_so() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let sandbox = sandbox(&server);
+        let mark = Mark::new();
+        sandbox.spawn(&json!({ "cmd": format!("exec sleep {mark}") }));
+        let holder = holders_of(&server)[0];
+        mark.wait_for(1);
+        nix::sys::signal::kill(
+            nix::unistd::Pid::from_raw(holder),
+            nix::sys::signal::Signal::SIGKILL,
+        )
+        .unwrap();
+        mark.wait_gone(PATIENCE);
+        wait_until("the holder ends", PATIENCE, || !is_alive(holder));
+        for _ in 0..3 {
+            let reply = sandbox.post("exec", &json!({ "cmd": "echo weaker" }));
+            assert_eq!(reply.status, 500, "{}", reply.text());
+            assert!(reply.text().contains("first process"), "{}", reply.text());
+        }
+        assert_ne!(sandbox.get("proxy/8000/").status, 200);
+        assert_eq!(sandbox.get("ports").status, 500);
+        wait_until("the log says so", PATIENCE, || {
+            server
+                .log()
+                .contains(&format!("sandbox {} is lost", sandbox.id))
+        });
+        sandbox.delete();
+        assert_eq!(super::sandbox(&server).sh("echo again").trim(), "again");
+    }
+}
+
+#[test]
+fn a_server_that_is_killed_takes_them_along() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let mut server = way.builder().start();
+        let mark = Mark::new();
+        let sandbox = sandbox(&server);
+        sandbox.spawn(&json!({ "cmd": scatter(&mark) }));
+        mark.wait_for(SCATTERED);
+        let holders = holders_of(&server);
+        assert_eq!(holders.len(), 1);
+        let inner = nix::unistd::Pid::from_raw(server.inner_pid());
+        nix::sys::signal::kill(inner, nix::sys::signal::Signal::SIGKILL).unwrap();
+        mark.wait_gone(PATIENCE);
+        wait_until("the holder ends", PATIENCE, || !is_alive(holders[0]));
+        server.wait_for_exit(PATIENCE);
+
+        let mut server = way.builder().start();
+        let sandbox = super::sandbox(&server);
+        sandbox.spawn(&json!({ "cmd": format!("exec sleep {mark}") }));
+        mark.wait_for(1);
+        let begun = std::time::Instant::now();
+        server.signal(libc::SIGTERM);
+        server.wait_for_exit(PATIENCE);
+        assert!(
+            begun.elapsed() < Duration::from_secs(4),
+            "it waits for no holder"
+        );
+        assert_eq!(mark.pids(), Vec::<i32>::new());
+    }
+}
+
+/// The namespaces of every process of the machine, by their numbers.
+fn namespaces() -> BTreeSet<String> {
+    let kinds = ["mnt", "pid", "net", "ipc", "uts", "cgroup", "user"];
+    let processes = all_processes().into_iter();
+    let paths =
+        processes.flat_map(|process| kinds.map(|kind| format!("/proc/{}/ns/{kind}", process.pid)));
+    paths
+        .filter_map(|path| {
+            fs::read_link(path)
+                .ok()?
+                .into_os_string()
+                .into_string()
+                .ok()
+        })
+        .collect()
+}
+
+#[test]
+fn many_sandboxes_come_and_go_and_leave_nothing() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let cycle = |server: &Server| {
+            let made = server.post(
+                "/v1/sandboxes",
+                &json!({ "count": 8, "isolation": "namespaces", "network": "blocked" }),
+            );
+            assert_eq!(made.status, 200, "{}", made.text());
+            let made = made.json();
+            for made in made["sandboxes"].as_array().unwrap() {
+                let sandbox = Sandbox::of(server, made);
+                sandbox.sh("(sleep 100 &) ; echo hello > /tmp/file");
+                let socket = sandbox.get("proxy/8000/");
+                assert_eq!(socket.status, 502);
+                sandbox.delete();
+            }
+        };
+        cycle(&server);
+        let pid = server.inner_pid();
+        let mounts = || {
+            fs::read_to_string(format!("/proc/{pid}/mountinfo"))
+                .unwrap()
+                .lines()
+                .count()
+        };
+        let (before, open, seen) = (
+            mounts(),
+            count_entries(&format!("/proc/{pid}/fd")),
+            namespaces(),
+        );
+        for _ in 0..5 {
+            cycle(&server);
+        }
+        assert_eq!(mounts(), before);
+        assert_eq!(holders_of(&server), Vec::<i32>::new());
+        wait_until("no descriptor is left", PATIENCE, || {
+            count_entries(&format!("/proc/{pid}/fd")) <= open
+        });
+        wait_until("no zombie is left", PATIENCE, || {
+            all_processes().iter().all(|process| process.parent != pid)
+        });
+        let own = namespaces();
+        let left: Vec<_> = own.difference(&seen).collect();
+        // Other tests make namespaces as well, but no process of this server is in any.
+        let of_server = |name: &&&String| {
+            let mine = ["mnt", "pid", "net"]
+                .map(|kind| fs::read_link(format!("/proc/{pid}/ns/{kind}")).unwrap());
+            mine.iter().any(|one| one.to_str() == Some(name.as_str()))
+        };
+        assert_eq!(left.iter().filter(of_server).count(), 0);
+    }
+}
