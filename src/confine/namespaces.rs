@@ -9,26 +9,26 @@
 //! Whether they can be made is found out by making some: with the server's capabilities, or else with a
 //! namespace of users, in which any process has them. What cannot be made is refused with the reason.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{CString, OsStr};
 use std::fs;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use nix::sys::socket::{AddressFamily, SockType};
 use nix::sys::stat::Mode;
 
 use super::USER_NAME;
 use super::grants::GrantedPaths;
 use super::ruleset::{DEVICES, PROGRAMS};
 use crate::error::{Error, Kind, Result};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User};
 use crate::{memory, panics, proc};
 
@@ -96,7 +96,6 @@ impl Namespaces {
 
     /// Where its terminals are made.
     pub fn terminals(&self) -> BorrowedFd<'_> {
-        use std::os::fd::AsFd;
         self.terminals.as_fd()
     }
 
@@ -177,17 +176,11 @@ pub(super) struct NamespacesSpec<'a> {
 pub(super) struct NamespaceMaker {
     /// Whether they need a namespace of users, or why there are none. Decided once.
     decided: OnceLock<std::result::Result<NeedsUsers, String>>,
-    /// The thread that starts holders: they end with it, so it lives as long as the server.
-    starter: OnceLock<Sender<Order>>,
+    starter: OnceLock<Arc<Starter>>,
     program: OnceLock<Arc<OwnedFd>>,
 }
 
 type NeedsUsers = bool;
-
-struct Order {
-    plan: HolderPlan,
-    reply: SyncSender<std::result::Result<Holder, Failure>>,
-}
 
 /// Why namespaces could not be made.
 struct Failure {
@@ -291,33 +284,35 @@ impl NamespaceMaker {
         spec: &NamespacesSpec<'_>,
         users: NeedsUsers,
     ) -> std::result::Result<Namespaces, Failure> {
-        let flags = SockFlag::SOCK_CLOEXEC;
-        let sockets = users.then(|| {
-            let kind = SockType::SeqPacket;
-            socketpair(AddressFamily::Unix, kind, None, flags)
-        });
-        let sockets = sockets.transpose();
-        let sockets = sockets.map_err(|errno| failure("make a socket", errno))?;
+        let sockets = users.then(UnixDatagram::pair).transpose();
+        let sockets = sockets.map_err(|error| failure("make a socket", errno_of(&error)))?;
         let (own, theirs) = sockets.unzip();
         let set = NamespaceSet {
             user: users,
             network: spec.network,
         };
-        let plan = HolderPlan {
-            set,
-            setup: layout.steps,
-            program: self.program()?,
-            arguments: vec![c"sbx-server".to_owned(), c_string(HOLDER_ARGUMENT)],
-            mapping: theirs,
-        };
-        let (reply, started) = sync_channel(1);
-        let order = Order { plan, reply };
-        let is_sent = self.starter()?.send(order);
-        if let (Some(own), Ok(())) = (own, is_sent) {
+        let order = Arc::new(Order {
+            plan: HolderPlan {
+                set,
+                setup: layout.steps,
+                program: self.program()?,
+                arguments: vec![c"sbx-server".to_owned(), c_string(HOLDER_ARGUMENT)],
+                mapping: theirs,
+            },
+            started: Mutex::default(),
+            is_done: Condvar::new(),
+        });
+        self.starter()?.take(Arc::clone(&order));
+        if let Some(own) = own {
             map_users(&own, spec.user);
         }
-        let gone = |_| failure("start the first process", Errno::ESRCH);
-        let holder = started.recv().map_err(gone)??;
+        let is_open = |started: &mut Option<_>| started.is_none();
+        let mut started = order.is_done.wait_while(lock(&order.started), is_open);
+        let started = started.take().unwrap_or(Err(HolderError {
+            step: HolderStep::Clone,
+            errno: Errno::ESRCH,
+        }));
+        let holder = started.map_err(|error| describe(error, &order.plan.setup))?;
         Namespaces::new(holder).map_err(|errno| failure("look into them", errno))
     }
 
@@ -331,31 +326,63 @@ impl NamespaceMaker {
         Ok(Arc::clone(self.program.get_or_init(|| Arc::new(program))))
     }
 
-    fn starter(&self) -> std::result::Result<Sender<Order>, Failure> {
+    fn starter(&self) -> std::result::Result<&Arc<Starter>, Failure> {
         if let Some(starter) = self.starter.get() {
-            return Ok(starter.clone());
+            return Ok(starter);
         }
-        let (orders, received) = channel::<Order>();
-        // Another one may be started at the same time: without orders it waits for nothing.
+        let starter = Arc::new(Starter::default());
+        let own = Arc::clone(&starter);
+        // Another one may be started at the same time: without orders it does nothing.
         thread::Builder::new()
             .name("namespaces".to_owned())
             .stack_size(256 * 1024)
             .spawn(move || {
                 panics::depend_on_this_thread();
-                for Order { plan, reply } in received {
-                    let started = Holder::start(&plan);
-                    if let Some(mapping) = &plan.mapping {
-                        let _ = send(mapping.as_raw_fd(), DONE, MsgFlags::MSG_NOSIGNAL);
-                    }
-                    let _ = reply.send(started.map_err(|error| describe(error, &plan.setup)));
-                }
+                own.run();
             })
-            .map_err(|error| {
-                let errno = error.raw_os_error().map_or(Errno::EAGAIN, Errno::from_raw);
-                failure("start a thread for them", errno)
-            })?;
-        Ok(self.starter.get_or_init(|| orders).clone())
+            .map_err(|error| failure("start a thread for them", errno_of(&error)))?;
+        Ok(self.starter.get_or_init(|| starter))
     }
+}
+
+/// The thread that starts holders: they end with it, so it lives as long as the server.
+#[derive(Default)]
+struct Starter {
+    /// Guards what is to be started.
+    orders: Mutex<VecDeque<Arc<Order>>>,
+    is_wanted: Condvar,
+}
+
+impl Starter {
+    fn take(&self, order: Arc<Order>) {
+        lock(&self.orders).push_back(order);
+        self.is_wanted.notify_all();
+    }
+
+    fn run(&self) {
+        loop {
+            let is_empty = |orders: &mut VecDeque<_>| orders.is_empty();
+            let mut orders = self.is_wanted.wait_while(lock(&self.orders), is_empty);
+            let order = orders.pop_front();
+            drop(orders);
+            if let Some(order) = order {
+                let started = Holder::start(&order.plan);
+                if let Some(mapping) = &order.plan.mapping {
+                    let _ = mapping.send(DONE);
+                }
+                *lock(&order.started) = Some(started);
+                order.is_done.notify_all();
+            }
+        }
+    }
+}
+
+/// A holder to start.
+struct Order {
+    plan: HolderPlan,
+    /// Guards the result.
+    started: Mutex<Option<std::result::Result<Holder, HolderError>>>,
+    is_done: Condvar,
 }
 
 /// Says in place of a pid that no users are to be mapped any more.
@@ -363,14 +390,11 @@ const DONE: &[u8] = b"0";
 
 /// Gives the first process its users as soon as it has told its pid: root and the sandbox's, which are the same inside
 /// and outside.
-fn map_users(channel: &OwnedFd, user: User) {
+fn map_users(channel: &UnixDatagram, user: User) {
     let mut message = [0; 16];
-    while let Ok(length) = recv(channel.as_raw_fd(), &mut message, MsgFlags::empty()) {
-        let message = message.get(..length).unwrap_or_default();
-        let Some(pid) = str::from_utf8(message)
-            .ok()
-            .and_then(|text| text.parse::<Pid>().ok())
-        else {
+    while let Ok(length) = channel.recv(&mut message) {
+        let pid = str::from_utf8(&message[..length]).ok();
+        let Some(pid) = pid.and_then(|pid| pid.parse::<Pid>().ok()) else {
             return;
         };
         if pid <= 0 {
@@ -379,9 +403,12 @@ fn map_users(channel: &OwnedFd, user: User) {
         let map = |id: u32| format!("0 0 1\n{id} {id} 1\n");
         let mapped = fs::write(format!("/proc/{pid}/uid_map"), map(user.uid))
             .and_then(|()| fs::write(format!("/proc/{pid}/gid_map"), map(user.gid)));
-        let answer = [u8::from(mapped.is_ok())];
-        let _ = send(channel.as_raw_fd(), &answer, MsgFlags::MSG_NOSIGNAL);
+        let _ = channel.send(&[u8::from(mapped.is_ok())]);
     }
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    Errno::from_raw(error.raw_os_error().unwrap_or(libc::EAGAIN))
 }
 
 fn failure(act: &str, errno: Errno) -> Failure {
@@ -410,6 +437,9 @@ fn describe(error: HolderError, setup: &[Setup]) -> Failure {
         }
     };
     let act = match error.step {
+        HolderStep::Clone if error.errno == Errno::ENOSPC => {
+            "make more than /proc/sys/user allows".to_owned()
+        }
         HolderStep::Clone => "make them".to_owned(),
         HolderStep::Users => "map their users".to_owned(),
         HolderStep::Descriptors => "close descriptors there".to_owned(),

@@ -9,6 +9,7 @@ use std::cell::Cell;
 use std::ffi::{CString, c_int, c_ulong, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixDatagram;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -90,8 +91,8 @@ pub struct HolderPlan {
     /// `argv` of that program.
     pub arguments: Vec<CString>,
     /// With a namespace of users: where the child writes its pid and reads a byte when its users are mapped, 1 if
-    /// they are. A socket, because reading must not mix up both directions.
-    pub mapping: Option<OwnedFd>,
+    /// they are.
+    pub mapping: Option<UnixDatagram>,
 }
 
 /// The holder's steps, in order.
