@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::Plan;
 use super::client::Client;
-use super::confined::Floor;
+use super::confined::{Floor, make_namespaces};
 use super::host::{Host, create, create_with, delete, prefix, spawn_sleep};
 use super::program::Scratch;
 use super::report::{Figure, Limit, Samples, Table};
@@ -30,6 +30,7 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     let [ours, floors] = lives(plan, [&mut client], &floor);
     each(&ours, &floors, "", table);
     bulk(plan, &empty, table);
+    namespaces(plan, &mut client, table);
 
     let full = Host::start(scratch, "full", "30000-64999");
     let mut full_client = full.program.connect();
@@ -148,6 +149,44 @@ fn each(ours: &Life, floor: &Life, when: &str, table: &mut Table) {
     let note = "kill by user, wait, and rmdir";
     let row = format!("sandbox: delete with a process{when}");
     table.times(&row, &ours.delete, &floor.delete, limit, note);
+}
+
+/// Sandboxes with namespaces, in turn with others.
+fn namespaces(plan: &Plan, client: &mut Client, table: &mut Table) {
+    client.send("GET", "/health", 0, b"");
+    if !client.reply().contains(r#""namespaces""#) {
+        table.void("sandboxes with namespaces");
+        return;
+    }
+    let [
+        mut made,
+        mut floor,
+        mut commands,
+        mut usual,
+        mut deleted,
+        mut usually_deleted,
+    ] = [(); 6].map(|()| Samples::default());
+    for _ in 0..plan.samples / 8 {
+        let body = r#"{"isolation":"namespaces","network":"blocked"}"#;
+        let own = made.time(|| create_with(client, 1, body).remove(0));
+        floor.time(make_namespaces);
+        let other = create_with(client, 1, r#"{"count":1,"network":"blocked"}"#).remove(0);
+        for _ in 0..8 {
+            commands.time(|| client.run_true_in(&prefix(&own)));
+            usual.time(|| client.run_true_in(&prefix(&other)));
+        }
+        assert!(deleted.time(|| delete(client, &own)));
+        assert!(usually_deleted.time(|| delete(client, &other)));
+    }
+    let row = "sandbox with namespaces: create";
+    let note = "a process in the same namespaces, empty";
+    table.times(row, &made, &floor, Limit::Below(4000.0), note);
+    let row = "sandbox with namespaces: /bin/true";
+    let limit = Limit::AtMost(1.1, 0.0);
+    let note = "a sandbox without, in turn with it";
+    table.times(row, &commands, &usual, limit, note);
+    let row = "sandbox with namespaces: delete";
+    table.times(row, &deleted, &usually_deleted, Limit::None, note);
 }
 
 /// Many of them, from many clients, against the same from one.

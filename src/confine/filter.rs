@@ -632,7 +632,7 @@ mod tests {
 
     const BOTH: [Architecture; 2] = [Architecture::X86_64, Architecture::Aarch64];
 
-    const ALL: [(Subject, Sockets); 6] = [
+    const ALL: [(Subject, Sockets); 9] = [
         (Subject::Namespaces, Sockets::Usual),
         (Subject::Namespaces, Sockets::None),
         (Subject::Namespaces, Sockets::HandedOut),

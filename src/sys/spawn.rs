@@ -572,6 +572,7 @@ mod tests {
             nice: 0,
             cgroup: Some(cgroup.as_fd()),
             restriction: None,
+            inside: None,
             announcement: &AtomicI32::new(0),
         });
         let spawned = spawned.unwrap();

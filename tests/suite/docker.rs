@@ -20,8 +20,8 @@ use serde_json::json;
 
 use crate::bootstrap::SCRIPT;
 use crate::fixture::{
-    BINARY, Bucket, Network, OUTSIDE, PATIENCE, Sandbox, Server, TempDir, join_hosts, serve_pages,
-    sha256, wait_until,
+    BINARY, Bucket, Network, OUTSIDE, PATIENCE, Sandbox, Server, TempDir, assert_error, join_hosts,
+    serve_pages, sha256, wait_until,
 };
 use crate::walls::probe::{Plan, command, outcomes};
 
@@ -219,6 +219,7 @@ in_both!(
     health_answers_inside_an_image_without_curl,
     a_host_holds_sandboxes_and_is_stopped_cleanly,
     a_list_is_all_that_a_sandbox_reaches,
+    namespaces_are_refused_without_the_rights_and_made_with_them,
     a_host_where_landlock_is_hidden_is_refused_or_says_so,
     bootstrap_works_in_an_image_of_busybox_alone,
     bootstrap_works_in_debian,
@@ -664,6 +665,60 @@ fn a_list_is_all_that_a_sandbox_reaches(engine: &Engine) {
     plan.compare(&outcomes(&outcome.stdout));
     at_gate.set_nonblocking(true).unwrap();
     assert!(at_gate.accept().is_err());
+}
+
+fn namespaces_are_refused_without_the_rights_and_made_with_them(engine: &Engine) {
+    let asked = json!({"isolation": "namespaces", "network": "blocked"});
+    let isolations = |container: &Container<'_>| {
+        container.server.get("/health").json()["isolation"]["isolations"].clone()
+    };
+    let usual = engine.start(&[], &[("SBX_HOST_MODE", "1")]);
+    assert_eq!(isolations(&usual), json!(["landlock"]));
+    let reply = usual.server.post("/v1/sandboxes", &asked);
+    assert_error(&reply, 400, "unavailable");
+    assert_eq!(usual.server.get("/health").json()["sandboxes"], 0);
+    drop(usual);
+
+    let mut words = vec!["run", "--rm", "--network", "none"];
+    words.extend(engine.options);
+    words.extend(["--env", "SBX_TOKEN=secret", "--env", "SBX_HOST_MODE=1"]);
+    words.extend(["--env", "SBX_ISOLATION=namespaces"]);
+    words.extend([IMAGE, "/bin/sh", "-c", "exec /sbx-server"]);
+    let output = engine.docker(&words);
+    let text = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("namespaces cannot be had"), "{text}");
+
+    let capabilities = [
+        "--cap-add",
+        "SYS_ADMIN",
+        "--cap-add",
+        "NET_ADMIN",
+        "--security-opt",
+        "systempaths=unconfined",
+    ];
+    let no_filter = [
+        "--security-opt",
+        "seccomp=unconfined",
+        "--security-opt",
+        "systempaths=unconfined",
+    ];
+    for (options, has_users) in [(&capabilities[..], false), (&no_filter, true)] {
+        let container = engine.start(options, &[("SBX_HOST_MODE", "1")]);
+        let made = container.server.post("/v1/sandboxes", &asked);
+        assert_eq!(made.status, 200, "{options:?}: {}", made.text());
+        let made = made.json();
+        let layers = made["sandboxes"][0]["isolation"]["layers"].as_array();
+        let users = json!("user_namespace");
+        assert_eq!(layers.unwrap().contains(&users), has_users, "{made}");
+        let sandbox = Sandbox::of(&container.server, &made["sandboxes"][0]);
+        let shown = sandbox.sh("echo here > /tmp/file; cat /tmp/file; ls -d /proc/[0-9]* | wc -l");
+        let (text, processes) = shown.trim().split_once('\n').unwrap();
+        assert_eq!(text, "here");
+        assert!(processes.trim().parse::<usize>().unwrap() <= 5, "{shown}");
+        let target = format!("/v1/sandboxes/{}", sandbox.id);
+        assert_eq!(container.server.delete(&target).json()["deleted"], true);
+    }
 }
 
 fn a_host_where_landlock_is_hidden_is_refused_or_says_so(engine: &Engine) {
