@@ -9,7 +9,7 @@
 //! Whether they can be made is found out by making some: with the server's capabilities, or else with a
 //! namespace of users, in which any process has them. What cannot be made is refused with the reason.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::ffi::{CString, OsStr};
 use std::fs;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -67,26 +67,20 @@ pub struct Namespaces {
 }
 
 /// The pids of all holders.
-static HOLDERS: Mutex<BTreeSet<Pid>> = Mutex::new(BTreeSet::new());
+static HOLDERS: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
 /// The processes that adopt the orphans of sandboxes with namespaces.
 pub fn holders() -> Vec<Pid> {
-    lock(&HOLDERS).iter().copied().collect()
+    lock(&HOLDERS).clone()
 }
 
 impl Namespaces {
     fn new(holder: Holder) -> std::result::Result<Self, Errno> {
-        lock(&HOLDERS).insert(holder.pid());
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let path = inside(holder.pid(), "/dev/pts");
-        let terminals = open(&path, flags, Mode::empty());
-        match terminals {
-            Ok(terminals) => Ok(Self { holder, terminals }),
-            Err(errno) => {
-                lock(&HOLDERS).remove(&holder.pid());
-                Err(errno)
-            }
-        }
+        let terminals = open(&path, flags, Mode::empty())?;
+        lock(&HOLDERS).push(holder.pid());
+        Ok(Self { holder, terminals })
     }
 
     /// The process that holds them, which adopts the orphans inside.
@@ -151,7 +145,7 @@ impl Namespaces {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        lock(&HOLDERS).remove(&self.holder.pid());
+        lock(&HOLDERS).retain(|pid| *pid != self.holder.pid());
     }
 }
 
@@ -472,7 +466,7 @@ fn c_string(bytes: impl AsRef<OsStr>) -> CString {
 struct Layout {
     steps: Vec<Setup>,
     /// Directories that exist there.
-    made: BTreeSet<PathBuf>,
+    made: Vec<PathBuf>,
     /// Directories of the machine that are there with all that is in them.
     bound: Vec<PathBuf>,
 }
@@ -500,12 +494,21 @@ impl Layout {
         self.bound.iter().any(|bound| path.starts_with(bound))
     }
 
+    /// Whether a path has to be made. It is asked once for each.
+    fn is_new(&mut self, path: &Path) -> bool {
+        let is_new = !self.is_bound(path) && !self.made.iter().any(|made| made == path);
+        if is_new {
+            self.made.push(path.to_owned());
+        }
+        is_new
+    }
+
     /// Makes a directory, with those above it.
     fn directory(&mut self, path: &Path) {
         let mut above: Vec<_> = path.ancestors().collect();
         above.pop();
         for directory in above.into_iter().rev() {
-            if !self.is_bound(directory) && self.made.insert(directory.to_owned()) {
+            if self.is_new(directory) {
                 let mode = 0o755;
                 self.steps
                     .push(Setup::Directory(Self::stage(directory), mode));
@@ -519,7 +522,7 @@ impl Layout {
             self.directory(path);
         } else if let Some(parent) = path.parent() {
             self.directory(parent);
-            if !self.is_bound(path) && self.made.insert(path.to_owned()) {
+            if self.is_new(path) {
                 self.steps.push(Setup::File(Self::stage(path), Vec::new()));
             }
         }
@@ -669,8 +672,8 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
         layout.accounts("/etc/group", &line, |line| is_own(line, gid));
     }
     let path = Path::new("/var/tmp");
-    if !layout.is_bound(path) && !layout.made.contains(path) {
-        layout.directory(Path::new("/var"));
+    layout.directory(Path::new("/var"));
+    if layout.is_new(path) {
         let link = Setup::Link(c_string("../tmp"), Layout::stage(path));
         layout.steps.push(link);
     }

@@ -5,7 +5,7 @@
 //! descriptor (Documentation/userspace-api/landlock). The ruleset handles every file access right that
 //! the running kernel knows, so the kernel refuses what is not listed here.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, BitFlags, NetPort, PathBeneath, Ruleset, RulesetAttr,
@@ -150,35 +150,36 @@ impl SystemRules {
         if self.abi == 0 {
             return Ok(None);
         }
-        let rules = self.rules.iter();
-        let system = rules.map(|rule| Ok(PathBeneath::new(&rule.file, rule.access)));
-        let granted = grants.opened.iter().map(|grant| {
+        let mut rules = vec![(home, AccessFs::from_all(RIGHTS))];
+        rules.extend(
+            self.rules
+                .iter()
+                .map(|rule| (rule.file.as_fd(), rule.access)),
+        );
+        for grant in &grants.opened {
             let access = if grant.is_writable {
                 AccessFs::from_all(RIGHTS)
             } else {
                 run()
             };
-            Ok(PathBeneath::new(&grant.file, access))
-        });
-        let mut inside = Vec::new();
-        let own_files = namespaces
-            .into_iter()
-            .flat_map(|own| own_files().map(|file| (own, file)));
-        for (namespaces, (path, access)) in own_files {
-            let file = namespaces.open(path).map_err(|errno| {
-                Error::system(
-                    format_args!("{FAILED}: cannot open {path} of a sandbox"),
-                    errno,
-                )
-            })?;
-            inside.push((file, access));
+            rules.push((grant.file.as_fd(), access));
         }
-        let inside = inside
-            .iter()
-            .map(|(file, access)| Ok(PathBeneath::new(file, *access)));
-        let ports = tcp_ports.iter();
-        let ports = ports.map(|port| Ok(NetPort::new(*port, AccessNet::BindTcp)));
+        let mut inside = Vec::new();
+        if let Some(namespaces) = namespaces {
+            for (path, access) in own_files() {
+                let file = namespaces.open(path).map_err(|errno| {
+                    let act = format!("{FAILED}: cannot open {path} of a sandbox");
+                    Error::system(act, errno)
+                })?;
+                inside.push((file, access));
+            }
+        }
+        rules.extend(inside.iter().map(|(file, access)| (file.as_fd(), *access)));
+        let rules = rules.into_iter();
+        let files = rules.map(|(file, access)| Ok(PathBeneath::new(file, access)));
         let is_alone = namespaces.is_some_and(Namespaces::has_network);
+        let ports = tcp_ports.iter().filter(|_| !is_alone);
+        let ports = ports.map(|port| Ok(NetPort::new(*port, AccessNet::BindTcp)));
         let ruleset = Ruleset::default()
             .handle_access(AccessFs::from_all(RIGHTS))
             .and_then(|ruleset| {
@@ -190,19 +191,8 @@ impl SystemRules {
             })
             .and_then(|ruleset| ruleset.scope(Scope::AbstractUnixSocket))
             .and_then(Ruleset::create)
-            .and_then(|ruleset| {
-                ruleset.add_rule(PathBeneath::new(home, AccessFs::from_all(RIGHTS)))
-            })
-            .and_then(|ruleset| ruleset.add_rules(system))
-            .and_then(|ruleset| ruleset.add_rules(granted))
-            .and_then(|ruleset| ruleset.add_rules(inside))
-            .and_then(|ruleset| {
-                if is_alone {
-                    Ok(ruleset)
-                } else {
-                    ruleset.add_rules(ports)
-                }
-            })
+            .and_then(|ruleset| ruleset.add_rules(files))
+            .and_then(|ruleset| ruleset.add_rules(ports))
             .map_err(|error| failed(&error))?;
         descriptor_of(ruleset).map(Some)
     }
