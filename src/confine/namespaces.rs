@@ -170,8 +170,8 @@ pub(super) struct NamespacesSpec<'a> {
 pub(super) struct NamespaceMaker {
     /// Whether they need a namespace of users, or why there are none. Decided once.
     decided: OnceLock<std::result::Result<NeedsUsers, String>>,
-    starter: OnceLock<Arc<Starter>>,
-    program: OnceLock<Arc<OwnedFd>>,
+    /// Made with the first sandbox that needs it, and then kept: holders end with their thread.
+    means: OnceLock<Means>,
 }
 
 type NeedsUsers = bool;
@@ -187,8 +187,7 @@ impl NamespaceMaker {
     pub(super) fn new() -> Self {
         Self {
             decided: OnceLock::new(),
-            starter: OnceLock::new(),
-            program: OnceLock::new(),
+            means: OnceLock::new(),
         }
     }
 
@@ -207,7 +206,7 @@ impl NamespaceMaker {
         };
         let decided = match self.decided.get() {
             Some(decided) => decided,
-            None => match self.attempt() {
+            None => match attempt() {
                 Ok(needs_users) => self.decided.get_or_init(|| Ok(needs_users)),
                 Err(failure) if failure.is_passing => return unavailable(&failure.text),
                 Err(failure) => self.decided.get_or_init(|| Err(failure.text)),
@@ -219,47 +218,17 @@ impl NamespaceMaker {
         }
     }
 
-    /// Makes namespaces in each way until one succeeds.
-    fn attempt(&self) -> std::result::Result<NeedsUsers, Failure> {
-        if !proc::shows_this_namespace() {
-            return Err(Failure {
-                text: "/proc does not show this pid namespace".to_owned(),
-                is_passing: false,
-            });
-        }
-        let attempt = |users| {
-            let spec = NamespacesSpec {
-                user: User { uid: 1, gid: 1 },
-                home: Path::new("/home/sandbox"),
-                granted: &GrantedPaths::default(),
-                network: true,
-                max_memory: None,
-            };
-            let made = self.start(layout(&spec, false), &spec, users)?;
-            let entered = made.socket(AddressFamily::Inet, SockType::Stream);
-            entered
-                .map(drop)
-                .map_err(|errno| failure("enter them", errno))
-        };
-        let Err(without) = attempt(false) else {
-            return Ok(false);
-        };
-        let Err(with) = attempt(true) else {
-            return Ok(true);
-        };
-        Err(Failure {
-            text: format!("{}; with a namespace of users: {}", without.text, with.text),
-            is_passing: without.is_passing || with.is_passing,
-        })
-    }
-
     /// Makes the namespaces of a sandbox.
     ///
     /// # Errors
     /// `Unavailable` if the machine has none; `System` if they cannot be made now.
     pub(super) fn make(&self, spec: &NamespacesSpec<'_>) -> Result<Arc<Namespaces>> {
         let users = self.needs_users()?;
-        let made = self.start(layout(spec, true), spec, users);
+        let means = match self.means.get() {
+            Some(means) => Ok(means),
+            None => Means::new().map(|means| self.means.get_or_init(|| means)),
+        };
+        let made = means.and_then(|means| means.start(layout(spec, true), spec, users));
         made.map(Arc::new).map_err(|failure| {
             let text = format!("cannot make the namespaces of a sandbox: {}", failure.text);
             let kind = if failure.is_passing {
@@ -268,6 +237,71 @@ impl NamespaceMaker {
                 Kind::System
             };
             Error::new(kind, text)
+        })
+    }
+}
+
+/// Makes namespaces in each way until one succeeds.
+fn attempt() -> std::result::Result<NeedsUsers, Failure> {
+    if !proc::shows_this_namespace() {
+        return Err(Failure {
+            text: "/proc does not show this pid namespace".to_owned(),
+            is_passing: false,
+        });
+    }
+    // Not kept: many servers make none.
+    let means = Means::new()?;
+    let attempt = |users| {
+        let spec = NamespacesSpec {
+            user: User { uid: 1, gid: 1 },
+            home: Path::new("/home/sandbox"),
+            granted: &GrantedPaths::default(),
+            network: true,
+            max_memory: None,
+        };
+        let made = means.start(layout(&spec, false), &spec, users)?;
+        let entered = made.socket(AddressFamily::Inet, SockType::Stream);
+        entered
+            .map(drop)
+            .map_err(|errno| failure("enter them", errno))
+    };
+    let Err(without) = attempt(false) else {
+        return Ok(false);
+    };
+    let Err(with) = attempt(true) else {
+        return Ok(true);
+    };
+    Err(Failure {
+        text: format!("{}; with a namespace of users: {}", without.text, with.text),
+        is_passing: without.is_passing || with.is_passing,
+    })
+}
+
+/// What it takes to start holders.
+struct Means {
+    starter: Arc<Starter>,
+    /// This program, open.
+    program: Arc<OwnedFd>,
+}
+
+impl Means {
+    fn new() -> std::result::Result<Self, Failure> {
+        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
+        let program = open("/proc/self/exe", flags, Mode::empty());
+        let program = program.map_err(|errno| failure("open this program", errno))?;
+        let starter = Arc::new(Starter::default());
+        let own = Arc::clone(&starter);
+        thread::Builder::new()
+            .name("namespaces".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || {
+                panics::depend_on_this_thread();
+                own.run();
+            })
+            .map_err(|error| failure("start a thread for them", errno_of(&error)))?;
+        Ok(Self {
+            starter,
+            program: Arc::new(program),
         })
     }
 
@@ -289,14 +323,14 @@ impl NamespaceMaker {
             plan: HolderPlan {
                 set,
                 setup: layout.steps,
-                program: self.program()?,
+                program: Arc::clone(&self.program),
                 arguments: vec![c"sbx-server".to_owned(), c_string(HOLDER_ARGUMENT)],
                 mapping: theirs,
             },
             started: Mutex::default(),
             is_done: Condvar::new(),
         });
-        self.starter()?.take(Arc::clone(&order));
+        self.starter.take(Arc::clone(&order));
         if let Some(own) = own {
             map_users(&own, spec.user);
         }
@@ -309,64 +343,50 @@ impl NamespaceMaker {
         let holder = started.map_err(|error| describe(error, &order.plan.setup))?;
         Namespaces::new(holder).map_err(|errno| failure("look into them", errno))
     }
+}
 
-    fn program(&self) -> std::result::Result<Arc<OwnedFd>, Failure> {
-        if let Some(program) = self.program.get() {
-            return Ok(Arc::clone(program));
-        }
-        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-        let program = open("/proc/self/exe", flags, Mode::empty());
-        let program = program.map_err(|errno| failure("open this program", errno))?;
-        Ok(Arc::clone(self.program.get_or_init(|| Arc::new(program))))
-    }
-
-    fn starter(&self) -> std::result::Result<&Arc<Starter>, Failure> {
-        if let Some(starter) = self.starter.get() {
-            return Ok(starter);
-        }
-        let starter = Arc::new(Starter::default());
-        let own = Arc::clone(&starter);
-        // Another one may be started at the same time: without orders it does nothing.
-        thread::Builder::new()
-            .name("namespaces".to_owned())
-            .stack_size(256 * 1024)
-            .spawn(move || {
-                panics::depend_on_this_thread();
-                own.run();
-            })
-            .map_err(|error| failure("start a thread for them", errno_of(&error)))?;
-        Ok(self.starter.get_or_init(|| starter))
+impl Drop for Means {
+    fn drop(&mut self) {
+        lock(&self.starter.orders).is_closed = true;
+        self.starter.is_wanted.notify_all();
     }
 }
 
-/// The thread that starts holders: they end with it, so it lives as long as the server.
+/// The thread that starts holders, which end with it.
 #[derive(Default)]
 struct Starter {
     /// Guards what is to be started.
-    orders: Mutex<VecDeque<Arc<Order>>>,
+    orders: Mutex<Orders>,
     is_wanted: Condvar,
+}
+
+#[derive(Default)]
+struct Orders {
+    waiting: VecDeque<Arc<Order>>,
+    is_closed: bool,
 }
 
 impl Starter {
     fn take(&self, order: Arc<Order>) {
-        lock(&self.orders).push_back(order);
+        lock(&self.orders).waiting.push_back(order);
         self.is_wanted.notify_all();
     }
 
     fn run(&self) {
         loop {
-            let is_empty = |orders: &mut VecDeque<_>| orders.is_empty();
-            let mut orders = self.is_wanted.wait_while(lock(&self.orders), is_empty);
-            let order = orders.pop_front();
+            let is_idle = |orders: &mut Orders| orders.waiting.is_empty() && !orders.is_closed;
+            let mut orders = self.is_wanted.wait_while(lock(&self.orders), is_idle);
+            let order = orders.waiting.pop_front();
             drop(orders);
-            if let Some(order) = order {
-                let started = Holder::start(&order.plan);
-                if let Some(mapping) = &order.plan.mapping {
-                    let _ = mapping.send(DONE);
-                }
-                *lock(&order.started) = Some(started);
-                order.is_done.notify_all();
+            let Some(order) = order else {
+                return;
+            };
+            let started = Holder::start(&order.plan);
+            if let Some(mapping) = &order.plan.mapping {
+                let _ = mapping.send(DONE);
             }
+            *lock(&order.started) = Some(started);
+            order.is_done.notify_all();
         }
     }
 }

@@ -11,7 +11,7 @@ mod walls;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{Builder, Sandbox, Server, all_processes, processes_with, uid_of};
+use crate::fixture::{Builder, Sandbox, Server, all_processes, find};
 
 /// How a server makes namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,13 +92,15 @@ fn sandbox_with(server: &Server, mut fields: Value) -> Sandbox<'_> {
 /// The first processes of the namespaces that a server has made.
 fn holders_of(server: &Server) -> Vec<i32> {
     let parent = server.inner_pid();
-    let mut found = processes_with("hold-namespaces");
-    let all = all_processes();
-    found.retain(|pid| {
-        let process = all.iter().find(|process| process.pid == *pid);
-        process.is_some_and(|process| process.parent == parent) && uid_of(*pid) == Some(0)
-    });
-    found
+    let children = all_processes().into_iter();
+    let pids = children
+        .filter(|process| process.parent == parent)
+        .map(|process| process.pid);
+    let is_holder = |pid: &i32| {
+        let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        find(&line, b"hold-namespaces").is_some()
+    };
+    pids.filter(is_holder).collect()
 }
 
 /// What the server shows of a sandbox.

@@ -5,7 +5,7 @@ use std::fs;
 use serde_json::json;
 
 use super::{Way, holders_of, needs_namespaces, sandbox};
-use crate::fixture::{Server, TOKEN, count_entries, is_alive, secret_server};
+use crate::fixture::{PATIENCE, Server, TOKEN, count_entries, is_alive, secret_server, wait_until};
 use crate::walls::probe::{Plan, Probe};
 
 #[test]
@@ -196,6 +196,24 @@ fn the_first_process_is_out_of_reach_and_has_nothing() {
         // Its own memory is small.
         let rss = crate::fixture::memory_of(holder, "RssAnon");
         assert!(rss < 1 << 20, "{rss}");
+    }
+}
+
+#[test]
+fn processes_have_a_limit() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let sandbox = super::sandbox_with(&server, json!({ "max_procs": 20 }));
+        let command = "for n in $(seq 40); do sleep 100 & done 2>/dev/null; wait";
+        let process = sandbox.spawn(&json!({ "cmd": command }));
+        assert!(process["id"].is_string());
+        let counted = || sandbox.processes().len();
+        wait_until("as many run as may", PATIENCE, || counted() >= 20);
+        for _ in 0..20 {
+            assert!(counted() <= 20);
+        }
+        sandbox.delete();
     }
 }
 
