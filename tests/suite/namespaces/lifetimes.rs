@@ -160,9 +160,10 @@ fn a_server_that_is_killed_takes_them_along() {
         // Init would end them too, later.
         server.signal(libc::SIGSTOP);
         kill(inner, Signal::SIGKILL).unwrap();
-        wait_until("the holder ends", PATIENCE, || !is_alive(holders[0]));
         mark.wait_gone(PATIENCE);
+        // The holder waits until all that ended with it was reaped.
         server.signal(libc::SIGCONT);
+        wait_until("the holder ends", PATIENCE, || !is_alive(holders[0]));
         server.wait_for_exit(PATIENCE);
     }
 }
