@@ -2,6 +2,8 @@
 //!
 //! Pure values. `confine` enforces them; the doors read and show them.
 
+use crate::posture::Posture;
+
 /// What surrounds the commands of a sandbox besides its user, its limits and the filter of system calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Isolation {
@@ -24,6 +26,11 @@ impl Isolation {
         let mut all = Self::NAMES.into_iter();
         all.find(|(known, _)| *known == name)
             .map(|(_, isolation)| isolation)
+    }
+
+    /// Whether the network of a sandbox with this posture is its own. An open one is the machine's.
+    pub fn owns_network(self, posture: &Posture) -> bool {
+        self == Self::Namespaces && *posture != Posture::Open
     }
 
     /// Its name.

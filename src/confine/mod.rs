@@ -26,15 +26,17 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, SockType};
 
 use crate::command::{CommandLine, CommandSpec, EnvironmentChange};
-use crate::egress::Exits;
+use crate::egress::{Exits, Gate};
 use crate::error::{Error, Kind, Result};
 use crate::isolation::Isolation;
 use crate::posture::{Posture, TooWide};
 use crate::sync::{Mutex, lock};
 use crate::sys::{
-    self, ActingAs, ChildPlan, Resource, Restriction, SpawnError, SpawnStep, Spawned, User,
+    self, ActingAs, CallListener, ChildPlan, Resource, Restriction, SpawnError, SpawnStep, Spawned,
+    User,
 };
 use filter::Subject;
 pub use grants::{GrantedPaths, Grants};
@@ -76,6 +78,8 @@ pub struct Confinement {
     wall: Option<Wall>,
     /// `None` for commands in the server's own.
     namespaces: Option<Arc<Namespaces>>,
+    /// Where filtered connections arrive if the network is the sandbox's own.
+    inner_gate: Option<Arc<Gate>>,
 }
 
 /// The restrictions of a sandbox's commands.
@@ -255,9 +259,19 @@ impl Policy {
                 user: sandbox.user,
                 home: sandbox.home,
                 granted: &sandbox.grants.paths,
-                network: sandbox.network == Posture::Blocked,
+                network: sandbox.isolation.owns_network(&sandbox.network),
                 max_memory: sandbox.max_memory,
             })?),
+        };
+        let inner_gate = match (&namespaces, &sandbox.network) {
+            (Some(namespaces), Posture::Filtered(filter)) => {
+                let socket = namespaces.socket(AddressFamily::Inet, SockType::Stream);
+                let socket = socket.map_err(|errno| {
+                    Error::system("cannot make a socket in the network of a sandbox", errno)
+                })?;
+                Some(Gate::open_inside(Arc::clone(filter), socket).map(Arc::new)?)
+            }
+            _ => None,
         };
         let home = sandbox.home.as_os_str();
         let below = |name: &str| sandbox.home.join(name).into_os_string();
@@ -314,6 +328,7 @@ impl Policy {
                 )?,
             }),
             namespaces,
+            inner_gate,
         })
     }
 }
@@ -350,6 +365,9 @@ const PROXY_VARIABLES: [&str; 6] = [
     "https_proxy",
     "all_proxy",
 ];
+
+/// The hosts that commands reach without the proxy in a network of their own (`NO_PROXY`).
+const OWN_HOSTS: &str = "localhost,127.0.0.1";
 
 /// The nice value of a sandbox's commands, so that the server gets the processor first.
 const NICE: i32 = 10;
@@ -428,6 +446,7 @@ impl Confinement {
             exits,
             wall: None,
             namespaces: None,
+            inner_gate: None,
         })
     }
 
@@ -476,13 +495,33 @@ impl Confinement {
         &self.exits
     }
 
-    /// Of a posture, what rules have to enforce: nothing where the network has no way out.
+    /// Of a posture, what rules have to enforce: nothing if it is that of the sandbox, whose network is its own.
     fn posture_to_enforce<'p>(&self, posture: &'p Posture) -> &'p Posture {
         let namespaces = self.namespaces.as_deref();
-        if namespaces.is_some_and(Namespaces::has_network) {
+        if namespaces.is_some_and(Namespaces::has_network) && *posture == self.network {
             &Posture::Open
         } else {
             posture
+        }
+    }
+
+    /// Where the connections of commands with a posture arrive; `None` if nothing filters them.
+    fn gate(&self, posture: &Posture) -> Result<Option<Arc<Gate>>> {
+        match (posture, &self.inner_gate) {
+            (Posture::Open | Posture::Blocked, _) => Ok(None),
+            (_, Some(gate)) if *posture == self.network => Ok(Some(Arc::clone(gate))),
+            (Posture::Filtered(filter), _) => self.exits.gate(filter).map(Some),
+        }
+    }
+
+    /// Serves the gate of a command that has started.
+    fn serve_gate(&self, gate: Option<Arc<Gate>>, listener: Option<CallListener>) -> Result<()> {
+        match (gate, listener, self.namespaces.as_deref()) {
+            (Some(gate), Some(listener), _) => self.exits.serve(gate, listener),
+            (Some(gate), None, Some(namespaces)) => {
+                self.exits.serve_inside(&gate, namespaces.holder().as_fd())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -503,21 +542,25 @@ impl Confinement {
             .map_err(|errno| Error::system("cannot act as the sandbox", errno))
     }
 
-    /// The environment of a command that does not change it, by name; `gate` is the port of its filtered network.
-    fn common_environment(&self, gate: Option<u16>) -> Environment<'_> {
+    /// The environment of a command that does not change it, by name; `gate` is that of its filtered network.
+    fn common_environment(&self, gate: Option<&Gate>) -> Environment<'_> {
         let own = self.environment.iter();
         let mut environment = BTreeMap::new();
         environment
             .extend(own.map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str()))));
-        if let Some(port) = gate {
-            let proxy = format!("http://127.0.0.1:{port}");
+        if let Some(gate) = gate {
+            let proxy = format!("http://127.0.0.1:{}", gate.port());
             for name in PROXY_VARIABLES {
                 set(&mut environment, name, Some(&proxy));
             }
             // Node.js 24 and later ask for it.
             set(&mut environment, "NODE_USE_ENV_PROXY", Some("1"));
             for name in ["NO_PROXY", "no_proxy"] {
-                set(&mut environment, name, None);
+                set(
+                    &mut environment,
+                    name,
+                    gate.is_inside().then_some(OWN_HOSTS),
+                );
             }
         }
         for (name, value) in self.chosen.iter() {
@@ -534,7 +577,7 @@ impl Confinement {
     }
 
     /// The environment of a command, by name. Borrows what the command does not change.
-    fn environment<'a>(&'a self, spec: &'a CommandSpec, gate: Option<u16>) -> Environment<'a> {
+    fn environment<'a>(&'a self, spec: &'a CommandSpec, gate: Option<&Gate>) -> Environment<'a> {
         let mut environment = self.common_environment(gate);
         if let Some(terminal) = &spec.terminal {
             set(&mut environment, "TERM", Some(terminal.name()));
@@ -610,16 +653,14 @@ impl Confinement {
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
         let network = self.network(spec.network.as_ref())?;
-        let gate = match &network {
-            Posture::Filtered(filter) => Some(self.exits.gate(filter)?),
-            Posture::Open | Posture::Blocked => None,
-        };
-        let port = gate.as_ref().map(|gate| gate.port());
-        let walls = self
-            .networks
-            .walls(self.posture_to_enforce(&network), port)?;
+        let gate = self.gate(&network)?;
+        let walls = self.networks.walls(
+            self.posture_to_enforce(&network),
+            gate.as_ref().map(|gate| gate.port()),
+            self.namespaces.as_deref(),
+        )?;
         let is_confined = self.wall.is_some() || network != Posture::Open;
-        let environment = self.environment(spec, port);
+        let environment = self.environment(spec, gate.as_deref());
         let programs = spec.programs(search_path(&environment));
         let directory = self.directory.join(spec.directory().unwrap_or_default());
         let mark = mark.map(Mark::limit);
@@ -669,10 +710,7 @@ impl Confinement {
                     return Err(Error::new(Kind::System, text));
                 }
                 Ok(mut spawned) => {
-                    let listener = spawned.listener.take();
-                    if let (Some(gate), Some(listener)) = (gate, listener)
-                        && let Err(error) = self.exits.serve(gate, listener)
-                    {
+                    if let Err(error) = self.serve_gate(gate, spawned.listener.take()) {
                         // Its sockets would fail.
                         announcement.store(0, Ordering::Release);
                         let _ = sys::signal_group(spawned.pid, libc::SIGKILL);

@@ -6,12 +6,16 @@
 //! does so. A UDP socket, or a connected one, works when it is passed: so the posture of a sandbox is the wall, and
 //! that of a command keeps it from the network and not from an accomplice.
 //!
+//! A sandbox with namespaces and a posture other than open has a network of its own, which needs neither. They confine
+//! there the commands that choose less than their sandbox has.
+//!
 //! A posture is offered only where all of it is enforced; what cannot be enforced is refused with the reason.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
 
 use super::filter::{self, Sockets, Subject};
+use super::namespaces::Namespaces;
 use super::ruleset;
 use crate::egress;
 use crate::error::{Error, Kind, Result};
@@ -32,13 +36,14 @@ pub(super) struct Networks {
     open: Arc<[libc::sock_filter]>,
     /// Made with the first command that needs it.
     filtered: OnceLock<Arc<[libc::sock_filter]>>,
-    blocked: OnceLock<Walls>,
+    blocked: OnceLock<Arc<[libc::sock_filter]>>,
+    /// The rules of blocked commands that have the machine's root.
+    no_tcp: OnceLock<Option<Arc<OwnedFd>>>,
     /// Whether sockets of 127.0.0.1 stay on the machine; asked once for lists, and again for each gate.
     keeps_loopback: OnceLock<bool>,
 }
 
 /// What one posture adds to the confinement of a command.
-#[derive(Clone)]
 pub(super) struct Walls {
     filter: Arc<[libc::sock_filter]>,
     ruleset: Option<Arc<OwnedFd>>,
@@ -75,6 +80,7 @@ impl Networks {
             open: open.into(),
             filtered: OnceLock::new(),
             blocked: OnceLock::new(),
+            no_tcp: OnceLock::new(),
             keeps_loopback: OnceLock::new(),
         }
     }
@@ -115,11 +121,21 @@ impl Networks {
         }
     }
 
-    /// What enforces a posture that was [checked](Self::check); `gate` is the port of a filtered one.
+    /// What enforces a posture that was [checked](Self::check); `gate` is the port of a filtered one, and `namespaces`
+    /// are those of the command.
     ///
     /// # Errors
     /// `System` if the ruleset cannot be made now.
-    pub(super) fn walls(&self, posture: &Posture, gate: Option<u16>) -> Result<Walls> {
+    pub(super) fn walls(
+        &self,
+        posture: &Posture,
+        gate: Option<u16>,
+        namespaces: Option<&Namespaces>,
+    ) -> Result<Walls> {
+        let ruleset = |gate| {
+            let ruleset = ruleset::of_network(self.landlock_abi, gate, namespaces);
+            ruleset.map(|ruleset| ruleset.map(Arc::new))
+        };
         match posture {
             Posture::Open => Ok(Walls {
                 filter: Arc::clone(&self.open),
@@ -130,20 +146,26 @@ impl Networks {
                 let program = || filter::program(self.subject, Sockets::HandedOut).into();
                 Ok(Walls {
                     filter: Arc::clone(self.filtered.get_or_init(program)),
-                    ruleset: ruleset::of_network(self.landlock_abi, gate)?.map(Arc::new),
+                    ruleset: ruleset(gate)?,
                     has_listener: true,
                 })
             }
             Posture::Blocked => {
-                if let Some(made) = self.blocked.get() {
-                    return Ok(made.clone());
-                }
-                let made = Walls {
-                    filter: filter::program(self.subject, Sockets::None).into(),
-                    ruleset: ruleset::of_network(self.landlock_abi, None)?.map(Arc::new),
-                    has_listener: false,
+                let program = || filter::program(self.subject, Sockets::None).into();
+                let filter = Arc::clone(self.blocked.get_or_init(program));
+                let ruleset = match (namespaces, self.no_tcp.get()) {
+                    (None, Some(ruleset)) => ruleset.clone(),
+                    (None, None) => {
+                        let made = ruleset(None)?;
+                        self.no_tcp.get_or_init(|| made).clone()
+                    }
+                    (Some(_), _) => ruleset(None)?,
                 };
-                Ok(self.blocked.get_or_init(|| made).clone())
+                Ok(Walls {
+                    filter,
+                    ruleset,
+                    has_listener: false,
+                })
             }
         }
     }

@@ -203,17 +203,24 @@ impl SystemRules {
 ///
 /// Every ruleset denies to move and link files from one directory to another (`EXDEV`) unless it has a rule that
 /// allows this, also one that is not about files (Documentation/userspace-api/landlock.rst,
-/// `LANDLOCK_ACCESS_FS_REFER`). So this one allows it everywhere.
+/// `LANDLOCK_ACCESS_FS_REFER`). So this one allows it everywhere beneath the root that the command has.
 ///
 /// # Errors
-/// `System` if the kernel refuses the ruleset, or `/` cannot be opened.
-pub(super) fn of_network(landlock_abi: u32, open_port: Option<u16>) -> Result<Option<OwnedFd>> {
+/// `System` if the kernel refuses the ruleset, or the root cannot be opened.
+pub(super) fn of_network(
+    landlock_abi: u32,
+    open_port: Option<u16>,
+    namespaces: Option<&Namespaces>,
+) -> Result<Option<OwnedFd>> {
     if landlock_abi < 4 {
         return Ok(None);
     }
     let ports = open_port.into_iter();
     let ports = ports.map(|port| Ok(NetPort::new(port, AccessNet::ConnectTcp)));
-    let root = open("/", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty());
+    let root = match namespaces {
+        Some(namespaces) => namespaces.open("/"),
+        None => open("/", OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty()),
+    };
     let root =
         root.map_err(|errno| Error::system(format_args!("{FAILED}: cannot open /"), errno))?;
     let ruleset = Ruleset::default()

@@ -1,25 +1,32 @@
-//! A gate: the port of a filter, which nobody else can have at any address.
+//! A gate: the port of a filter, where the connections of its commands arrive.
 
-use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
+
+use nix::sys::socket::{Backlog, SockaddrIn, bind, listen};
 
 use crate::error::{Error, Result};
 use crate::listen::HeldPort;
 use crate::posture::Filter;
 
+const FAILED: &str = "cannot open a port for a filtered network";
+
 /// Where the connections of commands with one filter arrive.
 ///
-/// The port belongs to the gate at every address of both families: Landlock's rule for the commands has a port and no
-/// address, and a server at another address would be reached too. It must stay so until nothing with the filter runs.
+/// On the machine's network the port belongs to the gate at every address of both families: Landlock's rule for the
+/// commands has a port and no address, and a server at another address would be reached too. It must stay so until
+/// nothing with the filter runs. In a network of the sandbox's own there is nothing else to reach.
 pub struct Gate {
     filter: Arc<Filter>,
     listener: TcpListener,
     port: u16,
-    _held: HeldPort,
+    /// `None` in a network of the sandbox's own.
+    held: Option<HeldPort>,
 }
 
 impl Gate {
-    /// Takes a free port.
+    /// Takes a free port of the machine.
     ///
     /// # Errors
     /// `System` if there is none.
@@ -29,14 +36,41 @@ impl Gate {
             listener.set_nonblocking(true)?;
             Ok((held, listener.local_addr()?.port(), listener))
         });
-        let (held, port, listener) = opened
-            .map_err(|error| Error::io("cannot open a port for a filtered network", &error))?;
+        let (held, port, listener) = opened.map_err(|error| Error::io(FAILED, &error))?;
         Ok(Self {
             filter,
             listener,
             port,
-            _held: held,
+            held: Some(held),
         })
+    }
+
+    /// Takes a free port of a network that belongs to one sandbox; `socket` is a TCP socket of IPv4 that was made there.
+    ///
+    /// # Errors
+    /// `System` if there is none.
+    pub fn open_inside(filter: Arc<Filter>, socket: OwnedFd) -> Result<Self> {
+        let address = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
+        let opened = bind(socket.as_raw_fd(), &address)
+            .and_then(|()| listen(&socket, Backlog::MAXALLOWABLE))
+            .map_err(std::io::Error::from)
+            .and_then(|()| {
+                let listener = TcpListener::from(socket);
+                listener.set_nonblocking(true)?;
+                Ok((listener.local_addr()?.port(), listener))
+            });
+        let (port, listener) = opened.map_err(|error| Error::io(FAILED, &error))?;
+        Ok(Self {
+            filter,
+            listener,
+            port,
+            held: None,
+        })
+    }
+
+    /// Whether it is in a network of the sandbox's own, where nobody else can connect to it.
+    pub fn is_inside(&self) -> bool {
+        self.held.is_none()
     }
 
     /// The rules of who connects.

@@ -5,6 +5,9 @@
 //! device, and Landlock lets it connect to one port only, that of the command's [`Gate`]. So whatever the program
 //! does with its socket, it reaches the gate or nothing. Behind the gate is a proxy, which decides by the rules.
 //!
+//! In a network of the sandbox's own the gate is a socket of that network, and nothing else is there to be reached.
+//! Commands make their sockets themselves.
+//!
 //! Each workspace has its [`Exits`]: one thread that makes the sockets and accepts the connections, so that no tenant
 //! waits for another, and one thread for each connection. They act as the workspace's user where they touch files and
 //! make sockets. May use `http` and `relay`; knows nothing of how commands are started.
@@ -18,6 +21,7 @@ mod sockets;
 mod socks;
 
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -31,7 +35,7 @@ pub use check::check;
 pub use gate::Gate;
 use report::VerdictLog;
 pub use report::{Report, VerdictRecord};
-use sockets::Worker;
+use sockets::{Source, Worker};
 
 /// Most filters of a workspace whose commands run at the same time. Each takes a port.
 const MAX_GATES: usize = 16;
@@ -112,6 +116,8 @@ struct State {
     /// The one that was used last stays open: opening one takes as long as a tenth of a command.
     last: Option<Arc<Gate>>,
     worker: Option<Worker>,
+    /// Whether the thread serves the sandbox's own network.
+    serves_inside: bool,
 }
 
 impl Exits {
@@ -176,16 +182,35 @@ impl Exits {
     /// # Errors
     /// `NoResources` if no thread can be started.
     pub fn serve(&self, gate: Arc<Gate>, listener: CallListener) -> Result<()> {
+        self.add(&mut lock(&self.state), gate, Source::Command(listener))
+    }
+
+    /// Serves what the gate in the sandbox's own network is asked for, until `end` is readable. Later calls do nothing.
+    ///
+    /// # Errors
+    /// `NoResources` if no thread can be started, or there is no descriptor left.
+    pub fn serve_inside(&self, gate: &Arc<Gate>, end: BorrowedFd<'_>) -> Result<()> {
         let mut state = lock(&self.state);
+        if state.serves_inside {
+            return Ok(());
+        }
+        let end = end.try_clone_to_owned();
+        let end = end.map_err(|error| Error::io("cannot serve the network of commands", &error))?;
+        self.add(&mut state, Arc::clone(gate), Source::Network(end))?;
+        state.serves_inside = true;
+        Ok(())
+    }
+
+    fn add(&self, state: &mut State, gate: Arc<Gate>, source: Source) -> Result<()> {
         if let Some(worker) = &state.worker {
-            worker.add(gate, listener);
+            worker.add(gate, source);
             return Ok(());
         }
         let Some(exits) = self.this.upgrade() else {
             return Ok(());
         };
         let worker = Worker::start(exits)?;
-        worker.add(gate, listener);
+        worker.add(gate, source);
         state.worker = Some(worker);
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::thread;
 
@@ -40,10 +40,27 @@ const TYPE_BITS: u64 = 0xf;
 /// The thread, for those who give it commands.
 pub(super) struct Worker(Arc<Inbox>);
 
+/// Whose connections arrive at a gate.
+pub(super) enum Source {
+    /// A command that gets its sockets here.
+    Command(CallListener),
+    /// All commands of a sandbox with a network of its own. The descriptor is readable when that has ended.
+    Network(OwnedFd),
+}
+
+impl AsFd for Source {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Command(listener) => listener.as_fd(),
+            Self::Network(end) => end.as_fd(),
+        }
+    }
+}
+
 struct Inbox {
     wakeup: EventFd,
-    /// Guards the commands that the thread has not taken up yet.
-    arrived: Mutex<Vec<(Arc<Gate>, CallListener)>>,
+    /// Guards the sources that the thread has not taken up yet.
+    arrived: Mutex<Vec<(Arc<Gate>, Source)>>,
 }
 
 impl Worker {
@@ -74,9 +91,9 @@ impl Worker {
         Ok(Self(inbox))
     }
 
-    /// Gives the thread a command.
-    pub(super) fn add(&self, gate: Arc<Gate>, listener: CallListener) {
-        lock(&self.0.arrived).push((gate, listener));
+    /// Gives the thread a source of connections to a gate.
+    pub(super) fn add(&self, gate: Arc<Gate>, source: Source) {
+        lock(&self.0.arrived).push((gate, source));
         let _ = self.0.wakeup.write(1);
     }
 }
@@ -89,8 +106,10 @@ struct Served {
     exits: Arc<Exits>,
     epoll: Epoll,
     next_key: u64,
-    commands: HashMap<u64, (Arc<Gate>, CallListener)>,
+    sources: HashMap<u64, (Arc<Gate>, Source)>,
     gates: HashMap<u64, Arc<Gate>>,
+    /// Whether the sandbox has ended.
+    is_over: bool,
 }
 
 impl Served {
@@ -99,8 +118,9 @@ impl Served {
             exits,
             epoll,
             next_key: 0,
-            commands: HashMap::new(),
+            sources: HashMap::new(),
             gates: HashMap::new(),
+            is_over: false,
         }
     }
 
@@ -113,10 +133,10 @@ impl Served {
         };
         let mut events = [EpollEvent::empty(); 16];
         loop {
-            let timeout = if self.commands.is_empty() {
-                EpollTimeout::from(LINGER_MS)
-            } else {
-                EpollTimeout::NONE
+            let timeout = match (self.sources.is_empty(), self.is_over) {
+                (true, true) => EpollTimeout::ZERO,
+                (true, false) => EpollTimeout::from(LINGER_MS),
+                (false, _) => EpollTimeout::NONE,
             };
             let count = match self.epoll.wait(&mut events, timeout) {
                 Ok(count) => count,
@@ -144,19 +164,19 @@ impl Served {
 
     fn take_arrivals(&mut self, inbox: &Inbox) {
         let _ = inbox.wakeup.read();
-        for (gate, listener) in std::mem::take(&mut *lock(&inbox.arrived)) {
+        for (gate, source) in std::mem::take(&mut *lock(&inbox.arrived)) {
             let is_known = self.gates.values().any(|known| Arc::ptr_eq(known, &gate));
             if !is_known && let Some(key) = self.watch(gate.listener().as_fd()) {
                 self.gates.insert(key, Arc::clone(&gate));
             }
-            // Without this the listener is dropped, and the command's calls fail.
-            if let Some(key) = self.watch(listener.as_fd()) {
-                self.commands.insert(key, (gate, listener));
+            // Without this the source is dropped, and the calls of a command fail.
+            if let Some(key) = self.watch(source.as_fd()) {
+                self.sources.insert(key, (gate, source));
             }
         }
     }
 
-    fn watch(&mut self, descriptor: std::os::fd::BorrowedFd<'_>) -> Option<u64> {
+    fn watch(&mut self, descriptor: BorrowedFd<'_>) -> Option<u64> {
         let key = self.next_key;
         self.next_key += 1;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, key);
@@ -172,30 +192,31 @@ impl Served {
     fn serve(&mut self, key: u64, events: EpollFlags) {
         if let Some(gate) = self.gates.get(&key) {
             accept(&self.exits, gate);
-        } else if let Some((_, listener)) = self.commands.get(&key) {
-            if events.contains(EpollFlags::EPOLLIN) {
-                if let Ok(call) = listener.receive() {
-                    hand_out(listener, call);
+        } else if let Some((_, source)) = self.sources.get(&key) {
+            match source {
+                Source::Command(listener) if events.contains(EpollFlags::EPOLLIN) => {
+                    if let Ok(call) = listener.receive() {
+                        hand_out(listener, call);
+                    }
                 }
-            } else if let Some((gate, listener)) = self.commands.remove(&key) {
-                // No process has the filter any more.
-                let _ = self.epoll.delete(&listener);
-                self.leave(&gate);
+                // No process has the filter any more, or the network.
+                Source::Command(_) | Source::Network(_) => self.end(key),
             }
         }
     }
 
-    /// Lets go of a gate that no command leads to any more.
-    fn leave(&mut self, gate: &Arc<Gate>) {
-        if self
-            .commands
-            .values()
-            .any(|(own, _)| Arc::ptr_eq(own, gate))
-        {
+    /// Lets go of a source, and of its gate if nothing else leads there.
+    fn end(&mut self, key: u64) {
+        let Some((gate, source)) = self.sources.remove(&key) else {
             return;
+        };
+        let _ = self.epoll.delete(&source);
+        self.is_over |= matches!(source, Source::Network(_));
+        let is_used = |(own, _): &(Arc<Gate>, _)| Arc::ptr_eq(own, &gate);
+        if !self.sources.values().any(is_used) {
+            let _ = self.epoll.delete(gate.listener());
+            self.gates.retain(|_, own| !Arc::ptr_eq(own, &gate));
         }
-        let _ = self.epoll.delete(gate.listener());
-        self.gates.retain(|_, own| !Arc::ptr_eq(own, gate));
     }
 }
 
@@ -231,7 +252,9 @@ fn accept(exits: &Arc<Exits>, gate: &Arc<Gate>) {
         return;
     };
     // Other users of the machine can connect too.
-    if !is_of_user(exits, gate.address(), peer) || sys::is_scarce(socket.as_fd()) {
+    if !(gate.is_inside() || is_of_user(exits, gate.address(), peer))
+        || sys::is_scarce(socket.as_fd())
+    {
         return;
     }
     let socket = Arc::new(socket);

@@ -267,7 +267,7 @@ impl Host {
         let network = self.network_of(spec);
         let isolation = self.isolation_of(spec);
         self.policy.check_isolation(isolation)?;
-        let has_network = isolation == Isolation::Namespaces && *network == Posture::Blocked;
+        let has_network = isolation.owns_network(network);
         if !has_network {
             self.policy.check_network(network)?;
         }
@@ -330,7 +330,7 @@ impl Host {
     ) -> Result<Arc<Sandbox>> {
         let network = self.network_of(spec).clone();
         let isolation = self.isolation_of(spec);
-        let has_network = isolation == Isolation::Namespaces && network == Posture::Blocked;
+        let has_network = isolation.owns_network(&network);
         let lease = if has_network {
             self.tcp_ports.of_own_network(spec.tcp_ports)
         } else {

@@ -5,7 +5,11 @@ use std::net::TcpListener;
 use serde_json::{Value, json};
 
 use super::{Way, described, needs_namespaces, sandbox, sandbox_with};
-use crate::fixture::{Sandbox, Server, assert_error};
+use crate::fixture::{
+    INSIDE, Lan, OUTSIDE, PATIENCE, Sandbox, Server, Wiretap, assert_error, wait_until,
+};
+use crate::network::{MOVE_FILES, MOVED, Place, allow, sh, visitors, ways_to_leave, with};
+use crate::skip;
 use crate::walls::probe::{Plan, Probe};
 
 /// Listens in a sandbox until it ends, and answers everybody.
@@ -157,4 +161,190 @@ fn a_wait_ends_with_the_sandbox() {
         let answer = waiting.join().unwrap();
         assert!(!answer.contains("\"listening\":true"), "{answer}");
     });
+}
+
+/// What lets through the rules and is the sandbox's own network.
+fn list(rules: &[&str]) -> Value {
+    with(allow(rules), &json!({ "isolation": "namespaces" }))
+}
+
+#[test]
+fn a_list_is_a_network_of_its_own_with_one_way_out() {
+    needs_namespaces!();
+    let Some(lan) = Lan::new() else {
+        skip!("needs ip of iproute2, to make hosts");
+    };
+    let (web, other) = (lan.serve(OUTSIDE, "the web"), lan.serve(OUTSIDE, "another"));
+    for way in Way::BOTH {
+        let server = lan.start(way.builder());
+        let place = Place::sandbox(&server, &list(&[&web.to_string()]));
+        let sandbox = place.sandbox.as_ref().unwrap();
+        let shown = described(sandbox);
+        assert_eq!(shown["restrictions"], json!([]));
+        assert_eq!(shown["network"]["mode"], "allowlist");
+        let none = json!({});
+        for options in [
+            "",
+            "--proxytunnel",
+            "--proxy socks5://$GATE",
+            "--proxy socks5h://$GATE",
+        ] {
+            let gate = "GATE=${HTTP_PROXY#http://}";
+            let curl = |url| format!("{gate}; curl -s {options} http://{url}/; true");
+            let page = sh(&place, &none, &curl(&web));
+            assert!(page.starts_with("the web\n"), "{options}: {page}");
+            let page = sh(&place, &none, &curl(&other));
+            assert!(!page.contains("another"), "{options}: {page}");
+        }
+        let report = server.get(&place.target("network")).json();
+        assert_eq!(
+            (&report["allowed"], &report["refused"]),
+            (&json!(4), &json!(4))
+        );
+        // Its own servers are reached without the proxy, inside and from outside.
+        listen(sandbox, "127.0.0.1", 8000, "own");
+        for host in ["localhost", "127.0.0.1"] {
+            assert_eq!(
+                sh(&place, &none, &format!("curl -sS http://{host}:8000/")),
+                "own"
+            );
+        }
+        assert_eq!(sandbox.get("proxy/8000/").text(), "own");
+        // Another sandbox has another network.
+        let twin = Place::sandbox(&server, &list(&[&web.to_string()]));
+        let curl = "curl -sS http://127.0.0.1:8000/ 2>&1; true";
+        assert!(!sh(&twin, &none, curl).contains("own"));
+        assert!(sh(&twin, &none, &format!("curl -sS http://{web}/")).starts_with("the web\n"));
+    }
+}
+
+#[test]
+fn a_command_has_less_than_the_list_of_its_sandbox() {
+    needs_namespaces!();
+    let Some(lan) = Lan::new() else {
+        skip!("needs ip of iproute2, to make hosts");
+    };
+    let (one, two) = (lan.serve(OUTSIDE, "one"), lan.serve(OUTSIDE, "two"));
+    let (one, two) = (one.to_string(), two.to_string());
+    for way in Way::BOTH {
+        let server = lan.start(way.builder());
+        let place = Place::sandbox(&server, &list(&[&one, &two]));
+        let gate = sh(&place, &json!({}), "echo ${HTTP_PROXY#http://}");
+        let both = format!(
+            "curl -sS http://{one}/ | head -n 1; curl -sS http://{two}/ | head -n 1;
+            curl -s -x {} http://{one}/ || true",
+            gate.trim()
+        );
+        let said = sh(&place, &allow(&[&two]), &both);
+        assert!(
+            said.contains("not_allowed") && said.ends_with("two\n"),
+            "{said}"
+        );
+        let blocked = json!({ "network": "blocked" });
+        let said = sh(
+            &place,
+            &blocked,
+            &format!("curl -sS http://{one}/ 2>&1 || true"),
+        );
+        assert!(!said.contains("one\n"), "{said}");
+        let wider = with(json!({ "cmd": "true" }), &allow(&["other.example"]));
+        assert_error(&place.post("exec", &wider), 400, "too_wide");
+    }
+}
+
+/// Landlock's rules for the network concern directories, and the root is another one here.
+#[test]
+fn files_are_moved_between_directories_under_every_network() {
+    needs_namespaces!();
+    let networks = ["open", "blocked"].map(|word| json!({ "network": word }));
+    let [open, blocked] = &networks;
+    let (none, narrow) = (allow(&[]), allow(&["one.example"]));
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        for (whole, commands) in [
+            (open, &[open, &none, blocked][..]),
+            (&narrow, &[&narrow, &none, blocked]),
+            (blocked, &[blocked]),
+        ] {
+            let own = json!({ "isolation": "namespaces" });
+            let place = Place::sandbox(&server, &with(whole.clone(), &own));
+            for directory in ["$HOME", "/tmp", "/dev/shm"] {
+                let script = format!("cd {directory} && python3 -c \"{MOVE_FILES}\"");
+                for network in commands {
+                    let outcome = place.exec(&json!(script), network);
+                    assert_eq!(
+                        outcome.stdout, MOVED,
+                        "{whole} {network} {directory}: {outcome:?}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_socket_of_its_own_network_leads_out() {
+    needs_namespaces!();
+    let Some(lan) = Lan::new() else {
+        skip!("needs ip of iproute2, to make hosts");
+    };
+    let web = lan.serve(OUTSIDE, "the web");
+    let tap = Wiretap::start(&lan);
+    for way in Way::BOTH {
+        let server = lan.start(way.builder());
+        let place = Place::sandbox(&server, &list(&[&web.to_string()]));
+        let gate = sh(&place, &json!({}), "echo ${HTTP_PROXY##*:}");
+        let gate: u16 = gate.trim().parse().unwrap();
+        let (at_gate, outside) = (lan.listen(OUTSIDE, gate), lan.listen(OUTSIDE, 0));
+        let inside = lan.inside.run(|| TcpListener::bind("0.0.0.0:0").unwrap());
+        let port = |server: &TcpListener| server.local_addr().unwrap().port();
+        let targets = [
+            format!("{OUTSIDE}:{gate}"),
+            format!("{OUTSIDE}:{}", port(&outside)),
+            format!("127.0.0.1:{}", port(&inside)),
+            format!("127.0.0.2:{gate}"),
+            format!("{INSIDE}:{}", port(&inside)),
+            server.address.to_string(),
+        ];
+        let mut plan = Plan::default();
+        for target in &targets {
+            for steps in ways_to_leave() {
+                let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
+                let act = [&["leave", target.as_str()], &steps[..]].concat();
+                plan.add(
+                    &act,
+                    "ENETUNREACH|ECONNREFUSED|EHOSTUNREACH|EISCONN|EINVAL|EADDRNOTAVAIL|ENODEV|EINPROGRESS",
+                );
+            }
+            plan.add(&["udp-send", "0.0.0.0:0", target], "ENETUNREACH|ok");
+        }
+        place.check(&plan, &json!({}));
+        for server in [&at_gate, &outside, &inside] {
+            assert_eq!(visitors(server), 0);
+        }
+    }
+    assert_eq!(tap.finish(), Vec::<String>::new());
+}
+
+#[test]
+fn the_way_out_ends_with_the_sandbox() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let pid = server.inner_pid();
+        let threads = || -> usize {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            let names = tasks
+                .flatten()
+                .map(|task| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default());
+            names.filter(|name| name.trim() == "network").count()
+        };
+        for _ in 0..3 {
+            let sandbox = server.sandbox_with(&list(&["one.example"]));
+            sandbox.sh("true");
+            assert_eq!(threads(), 1);
+            sandbox.delete();
+            wait_until("its thread ends", PATIENCE, || threads() == 0);
+        }
+    }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Place, with};
+use super::{Place, allow, sh, visitors, ways_to_leave, with};
 use crate::fixture::{
     INSIDE, Lan, Names, OTHERS, OUTSIDE, PATIENCE, Server, Wiretap, assert_error, in_network,
     is_root, serve_pages, wait_until,
@@ -25,23 +25,11 @@ macro_rules! lan {
     };
 }
 
-fn allow(rules: &[&str]) -> Value {
-    json!({ "network": { "mode": "allowlist", "allow": rules } })
-}
-
 /// Runs a test on a dedicated machine whose commands have a network, and in a sandbox that has it.
 fn in_both_modes(lan: &Lan, network: &Value, test: impl Fn(&Place<'_>, &Value)) {
     test(&Place::dedicated(&lan.start(Server::builder())), network);
     let server = lan.start(Server::host());
     test(&Place::sandbox(&server, network), &json!({}));
-}
-
-/// What a shell prints.
-#[track_caller]
-fn sh(place: &Place<'_>, more: &Value, script: &str) -> String {
-    let outcome = place.exec(&json!(script), more);
-    assert_eq!(outcome.stderr, "", "{script}");
-    outcome.stdout
 }
 
 /// The port of the gate that commands have.
@@ -59,12 +47,6 @@ fn gate_of(place: &Place<'_>, more: &Value) -> u16 {
         assert_eq!(sh(place, more, &format!("echo ${name}")), proxy);
     }
     port
-}
-
-/// How many have come to a server that does not accept.
-fn visitors(server: &TcpListener) -> usize {
-    server.set_nonblocking(true).unwrap();
-    std::iter::from_fn(|| server.accept().ok()).count()
 }
 
 #[test]
@@ -200,29 +182,9 @@ fn no_socket_leads_past_the_proxy() {
         ];
         let mut plan = Plan::default();
         for (target, expected) in &targets {
-            for steps in [
-                &[][..],
-                &["unspecified"],
-                &["gate", "unspecified"],
-                &["gate", "shutdown", "unspecified"],
-                &["listen", "unspecified"],
-                &["listen", "shutdown", "unspecified"],
-                &["bind:0.0.0.0:0"],
-                &["unspecified", &format!("bind:{INSIDE}:0")],
-                &["device:far"],
-                &["device:lo"],
-                &["interface:2"],
-                &["do-not-route"],
-                &["free-bind", "bind:0.0.0.0:0"],
-                &["transparent", "bind:0.0.0.0:0"],
-                &["source-route"],
-                &["repair", "unspecified"],
-                &["mark"],
-                &["ulp:tls"],
-                &["fast-open-connect"],
-                &["device:far", "fast-open-connect", "unspecified"],
-            ] {
-                let act = [&["leave", target.as_str()], steps].concat();
+            for steps in ways_to_leave() {
+                let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
+                let act = [&["leave", target.as_str()], &steps[..]].concat();
                 // A dedicated machine's commands may have root's rights, and find other reasons.
                 let mut expected = format!(
                     "{expected}|ENETUNREACH|EHOSTUNREACH|EISCONN|EINVAL|EACCES|EADDRNOTAVAIL|ENODEV"

@@ -7,16 +7,20 @@ mod choices;
 mod clients;
 mod filtered;
 
+use std::net::TcpListener;
+
 use serde_json::{Value, json};
 
-use crate::fixture::{Builder, Outcome, Reply, Sandbox, Server, TempDir, copy_program, is_root};
+use crate::fixture::{
+    Builder, INSIDE, Outcome, Reply, Sandbox, Server, TempDir, copy_program, is_root,
+};
 use crate::walls::probe::{Plan, Probe, command, outcomes};
 
 /// A workspace.
-struct Place<'a> {
+pub struct Place<'a> {
     server: &'a Server,
     /// `None` on a dedicated machine.
-    sandbox: Option<Sandbox<'a>>,
+    pub sandbox: Option<Sandbox<'a>>,
     directory: TempDir,
     /// The hostile program.
     program: String,
@@ -37,7 +41,7 @@ impl<'a> Place<'a> {
 
     /// A new sandbox that is asked for with these fields.
     #[track_caller]
-    fn sandbox(server: &'a Server, body: &Value) -> Self {
+    pub fn sandbox(server: &'a Server, body: &Value) -> Self {
         let sandbox = server.sandbox_with(body);
         Self {
             server,
@@ -48,14 +52,14 @@ impl<'a> Place<'a> {
     }
 
     /// A path that its commands can write.
-    fn path(&self, name: &str) -> String {
+    pub fn path(&self, name: &str) -> String {
         match &self.sandbox {
             Some(sandbox) => sandbox.home.join(name).to_str().unwrap().to_owned(),
             None => self.directory.join(name),
         }
     }
 
-    fn target(&self, route: &str) -> String {
+    pub fn target(&self, route: &str) -> String {
         match &self.sandbox {
             Some(sandbox) => sandbox.target(route),
             None => format!("/v1/{route}"),
@@ -63,13 +67,13 @@ impl<'a> Place<'a> {
     }
 
     #[track_caller]
-    fn post(&self, route: &str, body: &Value) -> Reply {
+    pub fn post(&self, route: &str, body: &Value) -> Reply {
         self.server.post(&self.target(route), body)
     }
 
     /// Runs a command to its end; fields of `more` are added to the request.
     #[track_caller]
-    fn exec(&self, cmd: &Value, more: &Value) -> Outcome {
+    pub fn exec(&self, cmd: &Value, more: &Value) -> Outcome {
         self.run(&with(json!({ "cmd": cmd }), more))
     }
 
@@ -87,14 +91,14 @@ impl<'a> Place<'a> {
 
     /// Has the hostile program perform a plan in a command with the fields of `more`.
     #[track_caller]
-    fn check(&self, plan: &Plan, more: &Value) {
+    pub fn check(&self, plan: &Plan, more: &Value) {
         let outcome = self.run(&self.acts(&plan.acts(), more));
         plan.compare(&outcomes(&outcome.stdout));
     }
 }
 
 /// A request with more fields.
-fn with(mut body: Value, more: &Value) -> Value {
+pub fn with(mut body: Value, more: &Value) -> Value {
     let fields = body.as_object_mut().unwrap();
     fields.extend(more.as_object().unwrap().clone());
     body
@@ -111,3 +115,63 @@ fn in_both_modes_with(with: impl Fn(Builder) -> Builder, test: impl Fn(&Place<'_
         test(&Place::sandbox(&with(Server::host()).start(), &json!({})));
     }
 }
+
+/// The field of a network that lets through what the rules name.
+pub fn allow(rules: &[&str]) -> Value {
+    json!({ "network": { "mode": "allowlist", "allow": rules } })
+}
+
+/// What a shell prints.
+#[track_caller]
+pub fn sh(place: &Place<'_>, more: &Value, script: &str) -> String {
+    let outcome = place.exec(&json!(script), more);
+    assert_eq!(outcome.stderr, "", "{script}");
+    outcome.stdout
+}
+
+/// How many have come to a server that does not accept.
+pub fn visitors(server: &TcpListener) -> usize {
+    server.set_nonblocking(true).unwrap();
+    std::iter::from_fn(|| server.accept().ok()).count()
+}
+
+/// What a hostile program does to a socket before it connects it.
+pub fn ways_to_leave() -> Vec<Vec<String>> {
+    let ways: [&[&str]; 20] = [
+        &[],
+        &["unspecified"],
+        &["gate", "unspecified"],
+        &["gate", "shutdown", "unspecified"],
+        &["listen", "unspecified"],
+        &["listen", "shutdown", "unspecified"],
+        &["bind:0.0.0.0:0"],
+        &["unspecified", &format!("bind:{INSIDE}:0")],
+        &["device:far"],
+        &["device:lo"],
+        &["interface:2"],
+        &["do-not-route"],
+        &["free-bind", "bind:0.0.0.0:0"],
+        &["transparent", "bind:0.0.0.0:0"],
+        &["source-route"],
+        &["repair", "unspecified"],
+        &["mark"],
+        &["ulp:tls"],
+        &["fast-open-connect"],
+        &["device:far", "fast-open-connect", "unspecified"],
+    ];
+    let owned = ways.map(|steps| steps.iter().map(|step| (*step).to_owned()).collect());
+    owned.into()
+}
+
+/// Moves and links files from one directory to another.
+pub const MOVE_FILES: &str = "import os
+for name in ('a', 'b'): os.makedirs(name, exist_ok=True)
+open('a/file', 'w').close()
+os.link('a/file', 'b/link')
+os.rename('a/file', 'b/file')
+os.rename('b', 'a/b')
+print(sorted(os.listdir('a/b')))
+os.unlink('a/b/link'); os.unlink('a/b/file'); os.rmdir('a/b')";
+
+/// What it prints.
+pub const MOVED: &str = "['file', 'link']\n";
