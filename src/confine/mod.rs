@@ -42,7 +42,7 @@ use filter::Subject;
 pub use grants::{GrantedPaths, Grants};
 pub use limits::{KillWatch, Limiter, Limits, MemoryKill, WholeLimits, ended_for_memory};
 pub use mark::Mark;
-pub use namespaces::{HOLDER_ARGUMENT, Namespaces, holders};
+pub use namespaces::{HOLDER_ARGUMENT, IN_MEMORY, MemoryDisk, Namespaces, holders};
 use namespaces::{NamespaceMaker, NamespacesSpec};
 use network::Networks;
 use ruleset::SystemRules;
@@ -260,7 +260,7 @@ impl Policy {
                 home: sandbox.home,
                 granted: &sandbox.grants.paths,
                 network: sandbox.isolation.owns_network(&sandbox.network),
-                max_memory: sandbox.max_memory,
+                max_memory: most_in_memory(&sandbox),
             })?),
         };
         let inner_gate = match (&namespaces, &sandbox.network) {
@@ -331,6 +331,13 @@ impl Policy {
             inner_gate,
         })
     }
+}
+
+/// Most bytes of each directory that a sandbox has in memory, if its limits say so. Both together leave half of what all its
+/// processes may take: files stay when these are killed.
+fn most_in_memory(sandbox: &SandboxSettings<'_>) -> Option<u64> {
+    let whole = sandbox.whole.asked().memory.map(|bytes| bytes / 4);
+    sandbox.max_memory.into_iter().chain(whole).min()
 }
 
 /// The entries of a PATH that sandboxes may read. With an entry such as /root/.local/bin a missing program

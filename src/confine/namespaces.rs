@@ -22,7 +22,8 @@ use std::thread;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sys::socket::{AddressFamily, SockType};
-use nix::sys::stat::Mode;
+use nix::sys::stat::{Mode, stat};
+use nix::sys::statvfs::statvfs;
 
 use super::USER_NAME;
 use super::grants::GrantedPaths;
@@ -42,7 +43,10 @@ const STAGE: &str = "/proc";
 /// Of the devices, those that a sandbox has of its own.
 const TERMINALS: [&str; 2] = ["/dev/ptmx", "/dev/pts"];
 
-/// Part of the memory that `/tmp` may take, and `/dev/shm` as well.
+/// The directories in memory that a sandbox has of its own.
+pub const IN_MEMORY: [&str; 2] = ["/tmp", "/dev/shm"];
+
+/// Part of the memory that each of them may take.
 const MEMORY_SHARE: u64 = 8;
 
 /// The least that each of them may take.
@@ -58,6 +62,15 @@ const MAX_ACCOUNT_BYTES: usize = 1 << 20;
 const READ_ONLY: u64 = 1;
 const NO_SET_USER_ID: u64 = 2;
 const NO_DEVICES: u64 = 4;
+
+/// A file system in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct MemoryDisk {
+    /// Its number, as files on it have it.
+    pub device: libc::dev_t,
+    /// What its files hold.
+    pub bytes: u64,
+}
 
 /// The namespaces of one sandbox. They end with this value.
 pub struct Namespaces {
@@ -126,6 +139,18 @@ impl Namespaces {
     /// `ESRCH` if they have ended, or that of socket(2).
     pub fn socket(&self, family: AddressFamily, kind: SockType) -> nix::Result<OwnedFd> {
         self.holder.socket(family as i32, kind as i32)
+    }
+
+    /// The file systems in memory that the sandbox can write to.
+    pub fn disks(&self) -> impl Iterator<Item = MemoryDisk> {
+        IN_MEMORY.into_iter().filter_map(|path| {
+            let path = inside(self.holder.pid(), path);
+            let used = statvfs(&path).ok()?;
+            Some(MemoryDisk {
+                device: stat(&path).ok()?.st_dev,
+                bytes: (used.blocks() - used.blocks_free()) * used.fragment_size(),
+            })
+        })
     }
 
     /// Reads a file of `/proc/net` as it is inside.
@@ -656,7 +681,7 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
     let share = (memory::limit() / MEMORY_SHARE).max(LEAST_BYTES);
     let bytes = share.min(spec.max_memory.unwrap_or(u64::MAX));
     let files = bytes / BYTES_PER_FILE;
-    for path in ["/tmp", "/dev/shm"] {
+    for path in IN_MEMORY {
         let options = format!("mode=1777,size={bytes},nr_inodes={files}");
         layout.mount("tmpfs", path, usual, options);
     }

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use super::tcp_ports::PortLease;
 use crate::command::EnvironmentChange;
-use crate::confine::{GrantedPaths, Limits, Namespaces, Policy, WholeLimits};
+use crate::confine::{
+    GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy, WholeLimits,
+};
 use crate::error::Result;
 use crate::isolation::Isolation;
 use crate::logging;
@@ -18,9 +20,6 @@ use crate::process::Reason;
 use crate::sync::Mutex;
 use crate::sys::User;
 use crate::workspace::Workspace;
-
-/// What a sandbox with namespaces has of its own, in memory.
-const OWN_DIRECTORIES: [&str; 2] = ["/tmp", "/dev/shm"];
 
 /// The settings that a client chooses for new sandboxes.
 #[derive(Debug, Clone, Default)]
@@ -101,7 +100,7 @@ impl Sandbox {
         let home = self.home.to_string_lossy().into_owned();
         let devices = self.policy.paths(true).map(str::to_owned);
         let granted = self.granted.read_write.iter().cloned();
-        let own = self.namespaces.iter().flat_map(|_| OWN_DIRECTORIES);
+        let own = self.namespaces.iter().flat_map(|_| IN_MEMORY);
         let own = own.map(str::to_owned);
         let all = [home].into_iter().chain(granted).chain(own);
         all.chain(devices).collect()
@@ -129,6 +128,12 @@ impl Sandbox {
             namespaces.end();
         }
         self.namespaces.is_some()
+    }
+
+    /// The file systems in memory that it has of its own.
+    pub(super) fn disks(&self) -> Vec<MemoryDisk> {
+        let namespaces = self.namespaces.iter();
+        namespaces.flat_map(|own| own.disks()).collect()
     }
 
     /// Whether its namespaces exist.

@@ -2,9 +2,10 @@
 //! [`super::Holder`] do. What runs in it is the caller's.
 
 use std::arch::asm;
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -66,6 +67,39 @@ pub(super) fn clone(
     Ok((result, unsafe { OwnedFd::from_raw_fd(pidfd) }))
 }
 
+/// As [`clone`], in a cgroup if there is one. Where the kernel cannot start a process there, the child has to
+/// [enter](enter_cgroup) the one with the directory that is stored in `to_enter` before it runs.
+pub(super) fn clone_in(
+    cgroup: Option<BorrowedFd<'_>>,
+    to_enter: &Cell<Option<RawFd>>,
+    entry: extern "C" fn(*mut c_void) -> c_int,
+    argument: *mut c_void,
+    stack: &mut ChildStack,
+    flags: c_int,
+) -> Result<(libc::pid_t, OwnedFd), Errno> {
+    let cloned = cgroup.and_then(|cgroup| clone_into_cgroup(entry, argument, stack, flags, cgroup));
+    cloned.unwrap_or_else(|| {
+        to_enter.set(cgroup.map(|cgroup| cgroup.as_raw_fd()));
+        clone(entry, argument, stack, flags)
+    })
+}
+
+/// Moves the calling process into the cgroup with this directory.
+///
+/// # Safety
+/// Only in a child that makes system calls only.
+pub(super) unsafe fn enter_cgroup(directory: RawFd) -> Result<(), Errno> {
+    let flags = libc::O_WRONLY | libc::O_CLOEXEC;
+    // SAFETY: plain integers and constant texts. "0" is the process that writes it.
+    unsafe {
+        let name = c"cgroup.procs".as_ptr();
+        let file = Errno::result(libc::syscall(libc::SYS_openat, directory, name, flags))?;
+        let written = Errno::result(libc::syscall(libc::SYS_write, file, c"0".as_ptr(), 1));
+        libc::syscall(libc::SYS_close, file);
+        written.map(drop)
+    }
+}
+
 /// Whether clone3(2) was refused before: kernels before Linux 5.7 cannot start a process in a cgroup, and some
 /// containers' filters hide the call.
 static IS_REFUSED: AtomicBool = AtomicBool::new(false);
@@ -89,7 +123,7 @@ struct CloneArguments {
 
 /// As [`clone`], but the process is in a cgroup from its first instruction. Moving it there later makes the kernel
 /// wait for a grace period, which takes milliseconds. `None` if this machine cannot do it.
-pub(super) fn clone_into_cgroup(
+fn clone_into_cgroup(
     entry: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
     stack: &mut ChildStack,

@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::errno::Errno;
 
-use super::clone::{ChildStack, clone};
+use super::clone::{ChildStack, clone, clone_in, enter_cgroup};
 use super::identity::{drop_capabilities, forbid_root_capabilities};
 use super::poll::{Events, PollEntry, poll};
 use super::process::{Ending, Pid, pidfd_signal, wait};
@@ -502,6 +502,8 @@ unsafe fn become_root(path: &CString) -> bool {
 
 /// What a process enters before it starts a command.
 struct Entrance<'a> {
+    /// The directory of the cgroup that it has to enter by itself.
+    cgroup_to_enter: Cell<Option<RawFd>>,
     holder: RawFd,
     namespaces: c_int,
     entry: extern "C" fn(*mut c_void) -> c_int,
@@ -516,20 +518,24 @@ struct Entrance<'a> {
 /// Why nothing runs inside.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum EntranceError {
+    /// The cgroup could not be entered.
+    Cgroup(Errno),
     /// setns(2) failed.
     Enter(Errno),
     /// clone(2) failed.
     Clone(Errno),
 }
 
-/// As [`clone`], with `CLONE_VFORK`, in the namespaces of a holder. The kernel stores the new process's number, as the
+/// As [`clone_in`], with `CLONE_VFORK`, in the namespaces of a holder. The kernel stores the new process's number, as the
 /// server sees it, in `announcement` before it runs.
 ///
 /// A process cannot change its own pid namespace, and the server's threads may lack the right to enter one. So
 /// a short process enters, and starts the other one as its own sibling (`CLONE_PARENT`): a child of the calling
-/// thread, without an exit signal until execve like every child of [`clone`].
+/// thread, without an exit signal until execve like every child of [`clone`]. The short one is in the cgroup already: from
+/// inside a namespace of cgroups none beyond its root can be entered.
 pub(super) fn clone_inside(
     inside: &Holder,
+    cgroup: Option<BorrowedFd<'_>>,
     entry: extern "C" fn(*mut c_void) -> c_int,
     argument: *mut c_void,
     flags: c_int,
@@ -537,6 +543,7 @@ pub(super) fn clone_inside(
 ) -> Result<(Pid, OwnedFd), EntranceError> {
     let mut stack = ChildStack::new();
     let entrance = Entrance {
+        cgroup_to_enter: Cell::new(None),
         holder: inside.pidfd.as_raw_fd(),
         namespaces: inside.set.flags(),
         entry,
@@ -548,7 +555,8 @@ pub(super) fn clone_inside(
     };
     let own = (&raw const entrance).cast_mut().cast();
     let sharing = libc::CLONE_VFORK | libc::CLONE_FILES;
-    let cloned = clone(enter, own, &mut ChildStack::new(), sharing);
+    let (to_enter, mut own_stack) = (&entrance.cgroup_to_enter, ChildStack::new());
+    let cloned = clone_in(cgroup, to_enter, enter, own, &mut own_stack, sharing);
     let (_, pidfd) = cloned.map_err(EntranceError::Clone)?;
     let ending = wait(pidfd.as_fd(), true);
     let pid = announcement.load(Ordering::Acquire);
@@ -586,6 +594,12 @@ extern "C" fn enter(argument: *mut c_void) -> c_int {
     // system calls.
     unsafe {
         let entrance = &*argument.cast_const().cast::<Entrance<'_>>();
+        if let Some(directory) = entrance.cgroup_to_enter.get()
+            && let Err(errno) = enter_cgroup(directory)
+        {
+            entrance.result.set(Err(EntranceError::Cgroup(errno)));
+            libc::_exit(1)
+        }
         if !set_namespaces(entrance.holder, entrance.namespaces) {
             entrance
                 .result

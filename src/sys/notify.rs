@@ -116,20 +116,25 @@ impl ListenerChannel {
         Ok(Self { server, child })
     }
 
-    /// The listener that the child has sent.
-    pub(super) fn receive(self) -> Result<CallListener, Errno> {
+    /// The listener that the child has sent; `None` if something killed it before.
+    pub(super) fn receive(self) -> Result<Option<CallListener>, Errno> {
         let mut byte = [0];
         let mut parts = [IoSliceMut::new(&mut byte)];
         let mut space = nix::cmsg_space!(RawFd);
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_CMSG_CLOEXEC;
-        let message = recvmsg::<()>(self.server.as_raw_fd(), &mut parts, Some(&mut space), flags)?;
+        let server = self.server.as_raw_fd();
+        let message = match recvmsg::<()>(server, &mut parts, Some(&mut space), flags) {
+            Err(Errno::EAGAIN) => return Ok(None),
+            received => received?,
+        };
         let descriptors = message.cmsgs()?.find_map(|control| match control {
             ControlMessageOwned::ScmRights(descriptors) => descriptors.first().copied(),
             _ => None,
         });
         let descriptor = descriptors.ok_or(Errno::EBADMSG)?;
         // SAFETY: the kernel has just made it, and nothing else owns it.
-        Ok(CallListener(unsafe { OwnedFd::from_raw_fd(descriptor) }))
+        let listener = unsafe { OwnedFd::from_raw_fd(descriptor) };
+        Ok(Some(CallListener(listener)))
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicI32, Ordering};
 
 use nix::errno::Errno;
 
-use super::clone::{ChildStack, clone, clone_into_cgroup};
+use super::clone::{ChildStack, clone_in, enter_cgroup};
 use super::descriptors::ReservedSlot;
 use super::identity::{User, become_user};
 use super::namespaces::{EntranceError, Holder, clone_inside};
@@ -188,28 +188,20 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
         cgroup_to_enter: Cell::new(None),
     };
     let sharing = slot.map_or(0, |_| libc::CLONE_FILES);
-    let (argument, flags) = (
-        (&raw const raw).cast_mut().cast(),
-        libc::CLONE_VFORK | sharing,
-    );
-    let directory = plan.cgroup.map(|cgroup| cgroup.as_raw_fd());
+    let argument = (&raw const raw).cast_mut().cast();
     let cloned = if let Some(holder) = plan.inside {
-        raw.cgroup_to_enter.set(directory);
-        clone_inside(holder, child, argument, sharing, plan.announcement).map_err(|error| {
+        let announcement = plan.announcement;
+        clone_inside(holder, plan.cgroup, child, argument, sharing, announcement).map_err(|error| {
             match error {
+                EntranceError::Cgroup(errno) => failed(SpawnStep::Cgroup)(errno),
                 EntranceError::Enter(errno) => failed(SpawnStep::Enter)(errno),
                 EntranceError::Clone(errno) => failed(SpawnStep::Clone)(errno),
             }
         })
     } else {
-        let mut stack = ChildStack::new();
-        let inside = plan
-            .cgroup
-            .and_then(|cgroup| clone_into_cgroup(child, argument, &mut stack, flags, cgroup));
-        let cloned = inside.unwrap_or_else(|| {
-            raw.cgroup_to_enter.set(directory);
-            clone(child, argument, &mut stack, flags)
-        });
+        let (mut stack, to_enter) = (ChildStack::new(), &raw.cgroup_to_enter);
+        let flags = libc::CLONE_VFORK | sharing;
+        let cloned = clone_in(plan.cgroup, to_enter, child, argument, &mut stack, flags);
         cloned.map_err(failed(SpawnStep::Clone))
     };
     let (pid, pidfd) = cloned?;
@@ -235,7 +227,7 @@ fn spawn_with(plan: &ChildPlan<'_>, slot: Option<&ReservedSlot>) -> Result<Spawn
     Ok(Spawned {
         pid,
         pidfd,
-        listener,
+        listener: listener.flatten(),
     })
 }
 
@@ -279,7 +271,7 @@ unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
         }
         // Before the descriptor is closed and the right is given up.
         if let Some(directory) = raw.cgroup_to_enter.get()
-            && enter_cgroup(directory) < 0
+            && enter_cgroup(directory).is_err()
         {
             return SpawnStep::Cgroup;
         }
@@ -349,23 +341,6 @@ unsafe fn run(raw: &RawPlan<'_>) -> SpawnStep {
             Errno::EACCES.set();
         }
         SpawnStep::Execute
-    }
-}
-
-/// Moves the child into the cgroup with this directory. Negative on failure.
-///
-/// # Safety
-/// As for [`run`].
-unsafe fn enter_cgroup(directory: RawFd) -> libc::c_long {
-    let flags = libc::O_WRONLY | libc::O_CLOEXEC;
-    // SAFETY: plain integers and constant texts. "0" is the process that writes it.
-    unsafe {
-        let name = c"cgroup.procs".as_ptr();
-        let file = libc::syscall(libc::SYS_openat, directory, name, flags);
-        if file < 0 {
-            return file;
-        }
-        libc::syscall(libc::SYS_write, file, c"0".as_ptr(), 1)
     }
 }
 
@@ -479,6 +454,8 @@ mod tests {
     use super::*;
     use crate::sys::Ending;
     use crate::sys::descriptors::ReservedSlots;
+    use crate::sys::namespaces::{HolderPlan, NamespaceSet};
+    use std::sync::Arc;
 
     /// Lists what a child has open, and then what its fourth descriptor says.
     const PROGRAM: &CStr = c"n=0; while [ $n -lt 300 ]; do [ -e /proc/$$/fd/$n ] && echo $n; n=$((n+1)); done; cat /dev/fd/4";
@@ -556,7 +533,7 @@ mod tests {
     }
 
     /// What `/proc/self/cgroup` says in a child that is started in a cgroup.
-    fn group_of_child(cgroup: &File) -> String {
+    fn group_of_child(cgroup: &File, holder: Option<&Holder>) -> String {
         let (mut read, write) = std::io::pipe().unwrap();
         let null = File::open("/dev/null").unwrap();
         let spawned = spawn(&ChildPlan {
@@ -572,7 +549,7 @@ mod tests {
             nice: 0,
             cgroup: Some(cgroup.as_fd()),
             restriction: None,
-            inside: None,
+            inside: holder,
             announcement: &AtomicI32::new(0),
         });
         let spawned = spawned.unwrap();
@@ -594,11 +571,27 @@ mod tests {
             let mut lines = text.lines().filter(|line| line.starts_with("0::"));
             lines.any(|line| line.ends_with(&format!("/{name}")))
         };
-        let text = group_of_child(&group);
-        assert!(is_inside(&text), "{text}");
-        crate::sys::hide_system_call(libc::SYS_clone3, Errno::ENOSYS).unwrap();
-        let text = group_of_child(&group);
-        assert!(is_inside(&text), "{text}");
+        let holder = Holder::start(&HolderPlan {
+            set: NamespaceSet {
+                user: false,
+                network: false,
+            },
+            setup: Vec::new(),
+            program: Arc::new(File::open("/bin/sleep").unwrap().into()),
+            arguments: vec![c"sleep".to_owned(), c"1000".to_owned()],
+            mapping: None,
+        });
+        let holder = holder.map_err(|error| format!("{error:?}")).unwrap();
+        for is_hidden in [false, true] {
+            if is_hidden {
+                crate::sys::hide_system_call(libc::SYS_clone3, Errno::ENOSYS).unwrap();
+            }
+            for holder in [None, Some(&holder)] {
+                let text = group_of_child(&group, holder);
+                assert!(is_inside(&text), "{text}");
+            }
+        }
+        holder.kill();
         let is_busy = |error: std::io::Error| error.kind() == std::io::ErrorKind::ResourceBusy;
         while std::fs::remove_dir(&path).is_err_and(is_busy) {}
     }

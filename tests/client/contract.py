@@ -36,6 +36,9 @@ FILES = ["a", "b", "a", "c/d", "a", "c", "a/e"]
 # The same for executions: each is code of every language, if only for its error.
 CODES = ["1", "print(1)", "x = 1; x", "'\u00e9\u2028'", "(", "throw"]
 
+# What a network can name.
+RULES = ["example.com", "*.example.com:443", "10.0.0.0/8", "@pypi"]
+
 # What is sent where the contract has any bytes: an empty archive, and a patch.
 ARCHIVE = bytes(1024)
 PATCH = b"--- a/a\n+++ b/a\n@@ -0,0 +1 @@\n+new\n"
@@ -211,6 +214,27 @@ def provide(case, query):
         request("PUT", base + "/write?path=a", {})
 
 
+def make_possible(body, is_execution):
+    """Makes what the contract says of networks and limits only in words true of a request."""
+    network = body.get("network")
+    if isinstance(network, dict):
+        for name in ("allow", "deny"):
+            if network.get(name):
+                network[name] = RULES
+        if network.get("proxy") is not None:
+            network["proxy"] = "http://me:secret@127.0.0.1:9"
+            network.pop("socks", None)
+        if network.get("socks") is not None:
+            network["socks"] = "socks5h://127.0.0.1:9"
+    if network not in (None, "open"):
+        body.pop("tcp_ports", None)
+    if is_execution and not body.get("stateless"):
+        # A context keeps what it was made with.
+        body.pop("network", None)
+    # Not every machine has cgroups.
+    body.pop("max_cpu", None)
+
+
 @schemathesis.hook
 def before_call(_context, case, _kwargs):
     """Puts something possible where chance would find none, and what the contract says only in words."""
@@ -246,6 +270,8 @@ def before_call(_context, case, _kwargs):
             case.body.pop("language", None)
         if isinstance(case.body.get("cwd"), str):
             case.body["cwd"] = "."
+        if case.meta.generation.mode.is_positive:
+            make_possible(case.body, case.path.endswith("/execute"))
     query = case.query if isinstance(case.query, dict) else {}
     if State.calls % 3 and case.meta.generation.mode.is_positive:
         provide(case, query)

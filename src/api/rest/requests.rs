@@ -25,6 +25,9 @@ use crate::language::Language;
 use crate::process::OnDisconnect;
 use crate::workspace::{ClientFile, FileState, SignalGroup};
 
+/// Largest `max_output_bytes`: what every JSON library holds in an integer.
+const MAX_OUTPUT_BYTES: u64 = i64::MAX.cast_unsigned();
+
 /// Most bytes of a tag: it is kept, and sent in every list.
 const MAX_TAG_BYTES: usize = 1024;
 
@@ -216,7 +219,7 @@ pub(super) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
         .choice("on_disconnect", &actions)?
         .unwrap_or(Abandoned::Interrupt);
     spec.max_output = fields
-        .whole("max_output_bytes", 0..=u64::MAX)?
+        .whole("max_output_bytes", 0..=MAX_OUTPUT_BYTES)?
         .unwrap_or(u64::MAX);
     let formats = [("events", false), ("simple", true)];
     let context = ContextSpec {

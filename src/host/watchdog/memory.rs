@@ -10,6 +10,7 @@ use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crate::confine::MemoryDisk;
 use crate::proc;
 use crate::process::registry::Starts;
 use crate::sys::{ActingAs, Pid, User};
@@ -159,7 +160,7 @@ struct Sum {
     private: u64,
     /// Shared mappings, each page once.
     mapped: u64,
-    /// Memory files, mapped or not.
+    /// Memory files and files on disks in memory, mapped or not.
     files: u64,
 }
 
@@ -174,9 +175,15 @@ impl Sum {
     }
 }
 
-/// Bytes of memory that these processes of one user hold. Exact where it is near `limit`; else at least on the right
+/// Bytes of memory that these processes of one user hold, with what is on the disks in memory of theirs. Exact where it is near `limit`; else at least on the right
 /// side of it.
-pub(super) fn exact_use(reader: &mut Reader, user: User, pids: &[Pid], limit: u64) -> u64 {
+pub(super) fn exact_use(
+    reader: &mut Reader,
+    user: User,
+    pids: &[Pid],
+    disks: &[MemoryDisk],
+    limit: u64,
+) -> u64 {
     let members: Vec<_> = pids.iter().filter_map(|pid| reader.member(*pid)).collect();
     let members: Vec<_> = members
         .into_iter()
@@ -205,12 +212,13 @@ pub(super) fn exact_use(reader: &mut Reader, user: User, pids: &[Pid], limit: u6
         }
         find_files(member.pid, &mut files);
     }
-    sum.files = files.values().sum();
+    let on_disks: u64 = disks.iter().map(|disk| disk.bytes).sum();
+    sum.files = files.values().sum::<u64>() + on_disks;
     if sum.files > 0 && sum.least() <= limit && sum.most() > limit {
         // Which of them are mapped decides.
         let mapped: u64 = mapping
             .into_iter()
-            .map(|pid| mapped_of_files(pid, &files))
+            .map(|pid| mapped_of_files(pid, &files, disks))
             .sum();
         sum.mapped = sum.mapped.saturating_sub(mapped);
         return sum.most();
@@ -246,14 +254,14 @@ fn is_memory_file(target: &Path) -> bool {
         .starts_with(b"/memfd:")
 }
 
-/// The bytes that a process has mapped of these memory files, in proportion to those that share them.
-fn mapped_of_files(pid: Pid, files: &HashMap<u64, u64>) -> u64 {
+/// The bytes that a process has mapped of these memory files and disks, in proportion to those that share them.
+fn mapped_of_files(pid: Pid, files: &HashMap<u64, u64>, disks: &[MemoryDisk]) -> u64 {
     let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
-    mapped_in(&text, files)
+    mapped_in(&text, files, disks)
 }
 
 /// The same, given `smaps`. Only memory files have such names, and one kernel has them in one file system.
-fn mapped_in(smaps: &str, files: &HashMap<u64, u64>) -> u64 {
+fn mapped_in(smaps: &str, files: &HashMap<u64, u64>, disks: &[MemoryDisk]) -> u64 {
     let (mut is_file, mut bytes) = (false, 0);
     for line in smaps.lines() {
         if let Some(value) = line.strip_prefix("Pss:") {
@@ -261,15 +269,24 @@ fn mapped_in(smaps: &str, files: &HashMap<u64, u64>) -> u64 {
             bytes += if is_file { kibibytes * 1024 } else { 0 };
         } else if !line.split(' ').next().unwrap_or_default().ends_with(':') {
             // Addresses, rights, offset, device, inode and name.
-            let mut fields = line.split_ascii_whitespace().skip(4);
+            let mut fields = line.split_ascii_whitespace().skip(3);
+            let device = fields.next().and_then(device_in);
             let inode = fields.next().and_then(|inode| inode.parse().ok());
             let is_named = fields
                 .next()
                 .is_some_and(|name| name.starts_with("/memfd:"));
-            is_file = is_named && inode.is_some_and(|inode| files.contains_key(&inode));
+            is_file = is_named && inode.is_some_and(|inode| files.contains_key(&inode))
+                || disks.iter().any(|disk| Some(disk.device) == device);
         }
     }
     bytes
+}
+
+/// A device as `smaps` writes it: its major and its minor number in hexadecimal.
+fn device_in(text: &str) -> Option<libc::dev_t> {
+    let (major, minor) = text.split_once(':')?;
+    let number = |text| u32::from_str_radix(text, 16).ok();
+    Some(libc::makedev(number(major)?, number(minor)?))
 }
 
 /// Which processes have the memory of their parents until execve (vfork(2)), and would be counted twice. The parent's
@@ -352,9 +369,16 @@ mod tests {
             7f1-7f2 rw-s 00000000 00:01 1031    /dev/zero (deleted)\nPss:    20 kB\n\
             7f2-7f3 rw-s 00000000 00:01 1032    /memfd:other (deleted)\nPss:    40 kB\n\
             7f3-7f4 rw-p 00000000 00:00 0\nPss:    80 kB\nVmFlags: rd wr\n";
-        assert_eq!(mapped_in(smaps, &HashMap::from([(1030, 0)])), 6 << 10);
+        assert_eq!(mapped_in(smaps, &HashMap::from([(1030, 0)]), &[]), 6 << 10);
         let all = HashMap::from([(1030, 0), (1031, 0), (1032, 0)]);
-        assert_eq!(mapped_in(smaps, &all), 46 << 10);
+        assert_eq!(mapped_in(smaps, &all, &[]), 46 << 10);
+        let disk = MemoryDisk {
+            device: libc::makedev(0, 0x2a),
+            bytes: 0,
+        };
+        let on_disk = "7f0-7f1 rw-s 00000000 00:2a 7    /dev/shm/a b\nPss:    8 kB\n";
+        let all = [smaps, on_disk].concat();
+        assert_eq!(mapped_in(&all, &HashMap::new(), &[disk]), 8 << 10);
     }
 
     #[test]

@@ -135,7 +135,9 @@ impl Rounds {
             let uid = sandbox.user.uid;
             let own = members.iter().filter(|member| member.uid == uid);
             let bound = Bound::of(own.clone());
-            sandbox.limits.note_use(bound.private + bound.shared);
+            let on_disks = sandbox.disks().iter().map(|disk| disk.bytes).sum();
+            let shared = bound.shared.max(on_disks);
+            sandbox.limits.note_use(bound.private + shared);
             let (most, now) = (bound.most(machine_shared), Instant::now());
             if most <= *limit || own.clone().next().is_none() {
                 continue;
@@ -182,7 +184,8 @@ impl Rounds {
         let mut used = 0;
         for pause in [Duration::ZERO, CONFIRMED_AFTER] {
             thread::sleep(pause);
-            used = memory::exact_use(&mut self.reader, sandbox.user, pids, limit);
+            let disks = sandbox.disks();
+            used = memory::exact_use(&mut self.reader, sandbox.user, pids, &disks, limit);
             sandbox.limits.note_use(used);
             if used <= limit {
                 return false;

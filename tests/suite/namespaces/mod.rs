@@ -5,6 +5,7 @@
 
 mod choices;
 mod lifetimes;
+mod limits;
 mod network;
 mod programs;
 mod walls;

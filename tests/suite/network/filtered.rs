@@ -636,6 +636,19 @@ fn a_proxy_of_ones_own_gets_credentials_that_no_command_sees() {
     assert!(shown.contains(&format!("http://{http}")), "{shown}");
 }
 
+/// Its start ends before there is anything to serve.
+#[test]
+fn a_command_whose_time_is_over_at_once_is_timed_out() {
+    let lan = lan!();
+    in_both_modes(&lan, &allow(&[]), |place, more| {
+        for _ in 0..50 {
+            let body = with(json!({ "cmd": ["sleep", "1000"], "timeout": 1e-9 }), more);
+            let outcome = place.run(&body);
+            assert_eq!(outcome.exit["timed_out"], true, "{outcome:?}");
+        }
+    });
+}
+
 /// Nothing leaves while it is found out whether anything could.
 #[test]
 fn the_check_sends_nothing_where_the_kernel_keeps_sockets_in() {
