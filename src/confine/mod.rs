@@ -333,8 +333,8 @@ impl Policy {
     }
 }
 
-/// Most bytes of each directory that a sandbox has in memory, if its limits say so. Both together leave half of what all its
-/// processes may take: files stay when these are killed.
+/// Most bytes of each directory that a sandbox has in memory, and of its System V shared memory, if its limits say so.
+/// All three together leave room for processes: they stay when these are killed.
 fn most_in_memory(sandbox: &SandboxSettings<'_>) -> Option<u64> {
     let whole = sandbox.whole.asked().memory.map(|bytes| bytes / 4);
     sandbox.max_memory.into_iter().chain(whole).min()

@@ -46,7 +46,13 @@ const TERMINALS: [&str; 2] = ["/dev/ptmx", "/dev/pts"];
 /// The directories in memory that a sandbox has of its own.
 pub const IN_MEMORY: [&str; 2] = ["/tmp", "/dev/shm"];
 
-/// Part of the memory that each of them may take.
+/// Most queues of System V messages, each of which may hold 16 KiB of the kernel's memory.
+const MAX_MESSAGE_QUEUES: u64 = 256;
+
+/// The unit of the limit on System V shared memory: the smallest page that kernels have.
+const PAGE_BYTES: u64 = 4096;
+
+/// Part of the memory that each of them may take, and System V shared memory as well.
 const MEMORY_SHARE: u64 = 8;
 
 /// The least that each of them may take.
@@ -187,7 +193,7 @@ pub(super) struct NamespacesSpec<'a> {
     pub(super) granted: &'a GrantedPaths,
     /// Whether the network is the sandbox's own.
     pub(super) network: bool,
-    /// Most bytes of its files in memory, if that is less than usual.
+    /// Most bytes of each of its directories in memory, if that is less than usual.
     pub(super) max_memory: Option<u64>,
 }
 
@@ -495,7 +501,7 @@ fn describe(error: HolderError, setup: &[Setup]) -> Failure {
                 format!("mount {kind} at {}", shown(target)).replace("  ", " ")
             }
             Some(Setup::Attributes(path, ..)) => format!("protect the mount at {}", shown(path)),
-            Some(Setup::Root(_)) | None => "change the root".to_owned(),
+            Some(Setup::Root(_) | Setup::Limit(..)) | None => "change the root".to_owned(),
         },
     };
     failure(&act, error.errno)
@@ -686,6 +692,14 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
         layout.mount("tmpfs", path, usual, options);
     }
     layout.mount("proc", "/proc", usual | libc::MS_NOEXEC, String::new());
+    for (name, value) in [
+        ("shmall", bytes / PAGE_BYTES),
+        ("msgmni", MAX_MESSAGE_QUEUES),
+    ] {
+        let path = Layout::stage(&Path::new("/proc/sys/kernel").join(name));
+        let value = value.to_string().into_bytes();
+        layout.steps.push(Setup::Limit(path, value));
+    }
     let User { uid, gid } = spec.user;
     if has_home {
         layout.bind(spec.home, true, NO_SET_USER_ID | NO_DEVICES);

@@ -56,6 +56,9 @@ pub enum Setup {
     Directory(CString, libc::mode_t),
     /// A new file with a content, mode 0644.
     File(CString, Vec<u8>),
+    /// Writes a limit of the kernel (proc(5)). What the kernel refuses is left at that: in a namespace of users those
+    /// for System V IPC can be changed since Linux 6.9.
+    Limit(CString, Vec<u8>),
     /// symlink(2): the target, and the path of the link.
     Link(CString, CString),
     /// unlink(2).
@@ -422,18 +425,10 @@ unsafe fn set_up(step: &Setup) -> bool {
                 libc::syscall(libc::SYS_mkdirat, at, path.as_ptr(), *mode)
             }
             Setup::File(path, content) => {
-                let flags = libc::O_WRONLY | libc::O_CREAT | libc::O_EXCL | libc::O_CLOEXEC;
-                let file = libc::syscall(libc::SYS_openat, at, path.as_ptr(), flags, 0o644);
-                if file < 0 {
-                    return false;
-                }
-                let (bytes, count) = (content.as_ptr(), content.len());
-                let written = libc::syscall(libc::SYS_write, file, bytes, count);
-                libc::syscall(libc::SYS_close, file);
-                if usize::try_from(written) != Ok(count) {
-                    Errno::ENOSPC.set();
-                    return false;
-                }
+                return write_file(path, libc::O_CREAT | libc::O_EXCL, content);
+            }
+            Setup::Limit(path, value) => {
+                write_file(path, 0, value);
                 0
             }
             Setup::Link(target, path) => {
@@ -476,6 +471,29 @@ unsafe fn set_up(step: &Setup) -> bool {
         }
     };
     result >= 0
+}
+
+/// Writes a whole file by one call.
+///
+/// # Safety
+/// As for [`hold`].
+unsafe fn write_file(path: &CString, flags: c_int, content: &[u8]) -> bool {
+    let (at, flags) = (libc::AT_FDCWD, flags | libc::O_WRONLY | libc::O_CLOEXEC);
+    // SAFETY: a C string and bytes that outlive the calls.
+    unsafe {
+        let file = libc::syscall(libc::SYS_openat, at, path.as_ptr(), flags, 0o644);
+        if file < 0 {
+            return false;
+        }
+        let (bytes, count) = (content.as_ptr(), content.len());
+        let written = libc::syscall(libc::SYS_write, file, bytes, count);
+        libc::syscall(libc::SYS_close, file);
+        let is_whole = usize::try_from(written) == Ok(count);
+        if !is_whole {
+            Errno::ENOSPC.set();
+        }
+        is_whole
+    }
 }
 
 /// # Safety

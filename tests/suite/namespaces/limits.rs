@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::{Way, needs_namespaces, sandbox_with};
 use crate::fixture::{PATIENCE, Sandbox, wait_until};
-use crate::walls::probe::Probe;
+use crate::walls::probe::{Plan, Probe};
 
 /// The limit of the sandboxes here, in MiB. A quarter of it fits into each directory.
 const LIMIT: u64 = 64;
@@ -69,4 +69,24 @@ time.sleep(1000)";
         std::thread::sleep(std::time::Duration::from_millis(500));
         seen >= 3
     });
+}
+
+#[test]
+fn shared_memory_of_system_v_has_a_limit() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let sandbox = sandbox_with(&server, json!({ "max_total_mem_mb": LIMIT }));
+        let probe = Probe::new(&sandbox);
+        let (call, create) = (
+            libc::SYS_shmget.to_string(),
+            (libc::IPC_CREAT | 0o600).to_string(),
+        );
+        let mut plan = Plan::default();
+        for (megabytes, expected) in [(17, "ENOSPC"), (8, "ok"), (9, "ENOSPC"), (7, "ok")] {
+            let bytes = (megabytes << 20).to_string();
+            plan.add(&["syscall", &call, "0", &bytes, &create], expected);
+        }
+        probe.check(&plan);
+    }
 }
