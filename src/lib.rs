@@ -14,6 +14,7 @@ mod codec;
 mod command;
 mod config;
 mod confine;
+mod crew;
 mod egress;
 mod error;
 mod files;

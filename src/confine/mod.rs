@@ -44,7 +44,7 @@ pub use limits::{KillWatch, Limiter, Limits, MemoryKill, WholeLimits, ended_for_
 pub use mark::Mark;
 pub use namespaces::{HOLDER_ARGUMENT, IN_MEMORY, MemoryDisk, Namespaces, holders};
 use namespaces::{NamespaceMaker, NamespacesSpec};
-use network::Networks;
+use network::{Networks, TcpRules};
 use ruleset::SystemRules;
 
 /// PATH if the server's environment has none.
@@ -72,6 +72,8 @@ pub struct Confinement {
     /// What commands reach over the network unless they choose less.
     network: Posture,
     networks: Arc<Networks>,
+    /// Those of commands whose network is confined.
+    tcp_rules: TcpRules,
     /// Where filtered connections leave.
     exits: Arc<Exits>,
     /// `None` for commands with the server's identity.
@@ -316,6 +318,7 @@ impl Policy {
             } else {
                 &self.networks
             }),
+            tcp_rules: TcpRules::new(namespaces.clone()),
             exits: sandbox.exits,
             wall: Some(Wall {
                 user: sandbox.user,
@@ -450,6 +453,7 @@ impl Confinement {
             limits: vec![open_files()],
             network,
             networks,
+            tcp_rules: TcpRules::new(None),
             exits,
             wall: None,
             namespaces: None,
@@ -664,7 +668,7 @@ impl Confinement {
         let walls = self.networks.walls(
             self.posture_to_enforce(&network),
             gate.as_ref().map(|gate| gate.port()),
-            self.namespaces.as_deref(),
+            &self.tcp_rules,
         )?;
         let is_confined = self.wall.is_some() || network != Posture::Open;
         let environment = self.environment(spec, gate.as_deref());

@@ -20,6 +20,7 @@ use super::ruleset;
 use crate::egress;
 use crate::error::{Error, Kind, Result};
 use crate::posture::Posture;
+use crate::sync::{Mutex, lock};
 use crate::sys;
 
 /// The Landlock ABI without which sandboxes reach abstract Unix sockets of others, who could pass sockets.
@@ -37,16 +38,49 @@ pub(super) struct Networks {
     /// Made with the first command that needs it.
     filtered: OnceLock<Arc<[libc::sock_filter]>>,
     blocked: OnceLock<Arc<[libc::sock_filter]>>,
-    /// The rules of blocked commands that have the machine's root.
-    no_tcp: OnceLock<Option<Arc<OwnedFd>>>,
+    /// Of blocked commands that have the machine's root.
+    shared_rules: TcpRules,
     /// Whether sockets of 127.0.0.1 stay on the machine; asked once for lists, and again for each gate.
     keeps_loopback: OnceLock<bool>,
+}
+
+/// `None` on a kernel that has none.
+type OptionalRules = Option<Arc<OwnedFd>>;
+
+/// The Landlock rules for TCP of commands with one root.
+pub(super) struct TcpRules {
+    /// `None` for the machine's root.
+    namespaces: Option<Arc<Namespaces>>,
+    /// Those that were used last, with the port that they open. The next command is likely to have the same, and to make
+    /// them takes a fiftieth of a command.
+    last: Mutex<Option<(Option<u16>, OptionalRules)>>,
+}
+
+impl TcpRules {
+    pub(super) fn new(namespaces: Option<Arc<Namespaces>>) -> Self {
+        Self {
+            namespaces,
+            last: Mutex::default(),
+        }
+    }
+
+    fn get(&self, landlock_abi: u32, open_port: Option<u16>) -> Result<OptionalRules> {
+        if let Some((port, ruleset)) = &*lock(&self.last)
+            && *port == open_port
+        {
+            return Ok(ruleset.clone());
+        }
+        let namespaces = self.namespaces.as_deref();
+        let made = ruleset::of_network(landlock_abi, open_port, namespaces)?.map(Arc::new);
+        *lock(&self.last) = Some((open_port, made.clone()));
+        Ok(made)
+    }
 }
 
 /// What one posture adds to the confinement of a command.
 pub(super) struct Walls {
     filter: Arc<[libc::sock_filter]>,
-    ruleset: Option<Arc<OwnedFd>>,
+    ruleset: OptionalRules,
     /// Whether the filter leaves the making of sockets to the server.
     pub(super) has_listener: bool,
 }
@@ -80,7 +114,7 @@ impl Networks {
             open: open.into(),
             filtered: OnceLock::new(),
             blocked: OnceLock::new(),
-            no_tcp: OnceLock::new(),
+            shared_rules: TcpRules::new(None),
             keeps_loopback: OnceLock::new(),
         }
     }
@@ -121,8 +155,8 @@ impl Networks {
         }
     }
 
-    /// What enforces a posture that was [checked](Self::check); `gate` is the port of a filtered one, and `namespaces`
-    /// are those of the command.
+    /// What enforces a posture that was [checked](Self::check); `gate` is the port of a filtered one, and `rules`
+    /// are those of the workspace.
     ///
     /// # Errors
     /// `System` if the ruleset cannot be made now.
@@ -130,12 +164,8 @@ impl Networks {
         &self,
         posture: &Posture,
         gate: Option<u16>,
-        namespaces: Option<&Namespaces>,
+        rules: &TcpRules,
     ) -> Result<Walls> {
-        let ruleset = |gate| {
-            let ruleset = ruleset::of_network(self.landlock_abi, gate, namespaces);
-            ruleset.map(|ruleset| ruleset.map(Arc::new))
-        };
         match posture {
             Posture::Open => Ok(Walls {
                 filter: Arc::clone(&self.open),
@@ -146,24 +176,20 @@ impl Networks {
                 let program = || filter::program(self.subject, Sockets::HandedOut).into();
                 Ok(Walls {
                     filter: Arc::clone(self.filtered.get_or_init(program)),
-                    ruleset: ruleset(gate)?,
+                    ruleset: rules.get(self.landlock_abi, gate)?,
                     has_listener: true,
                 })
             }
             Posture::Blocked => {
                 let program = || filter::program(self.subject, Sockets::None).into();
-                let filter = Arc::clone(self.blocked.get_or_init(program));
-                let ruleset = match (namespaces, self.no_tcp.get()) {
-                    (None, Some(ruleset)) => ruleset.clone(),
-                    (None, None) => {
-                        let made = ruleset(None)?;
-                        self.no_tcp.get_or_init(|| made).clone()
-                    }
-                    (Some(_), _) => ruleset(None)?,
+                let rules = if rules.namespaces.is_some() {
+                    rules
+                } else {
+                    &self.shared_rules
                 };
                 Ok(Walls {
-                    filter,
-                    ruleset,
+                    filter: Arc::clone(self.blocked.get_or_init(program)),
+                    ruleset: rules.get(self.landlock_abi, None)?,
                     has_listener: false,
                 })
             }

@@ -203,16 +203,13 @@ impl Exits {
 
     fn add(&self, state: &mut State, gate: Arc<Gate>, source: Source) -> Result<()> {
         if let Some(worker) = &state.worker {
-            worker.add(gate, source);
-            return Ok(());
+            return worker.add(gate, source);
         }
         let Some(exits) = self.this.upgrade() else {
             return Ok(());
         };
-        let worker = Worker::start(exits)?;
-        worker.add(gate, source);
-        state.worker = Some(worker);
-        Ok(())
+        let worker = state.worker.insert(Worker::start(exits)?);
+        worker.add(gate, source)
     }
 
     /// What was allowed and refused.
@@ -235,6 +232,9 @@ impl Exits {
 /// Whether an address is the machine's: the kernel would send to it from itself (a datagram socket that is connected
 /// sends nothing).
 fn is_own(address: IpAddr) -> bool {
+    if address.is_loopback() || address.is_unspecified() {
+        return true;
+    }
     let any: IpAddr = match address {
         IpAddr::V4(_) => [0; 4].into(),
         IpAddr::V6(_) => [0; 16].into(),
@@ -244,7 +244,7 @@ fn is_own(address: IpAddr) -> bool {
         socket.connect((address, 9))?;
         socket.local_addr()
     });
-    address.is_loopback() || address.is_unspecified() || from.is_ok_and(|from| from.ip() == address)
+    from.is_ok_and(|from| from.ip() == address)
 }
 
 #[cfg(test)]

@@ -4,21 +4,20 @@
 //! other commands of its workspace, but no others.
 
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::thread;
+use std::sync::{Arc, Weak};
 
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::socket::SockFlag;
 
 use super::check::loopback_socket;
 use super::gate::Gate;
 use super::{Exits, proxy};
+use crate::crew::Crew;
 use crate::error::{Error, Kind, Result};
-use crate::http::seats::Peer;
+use crate::http::seats::{Peer, Seat};
 use crate::http::server::refuse;
 use crate::logging;
 use crate::memory::Room;
@@ -38,7 +37,7 @@ const ROOM_BYTES: usize = STACK_BYTES + (1 << 20);
 const TYPE_BITS: u64 = 0xf;
 
 /// The thread, for those who give it commands.
-pub(super) struct Worker(Arc<Inbox>);
+pub(super) struct Worker(Arc<Served>);
 
 /// Whose connections arrive at a gate.
 pub(super) enum Source {
@@ -57,166 +56,202 @@ impl AsFd for Source {
     }
 }
 
-struct Inbox {
-    wakeup: EventFd,
-    /// Guards the sources that the thread has not taken up yet.
-    arrived: Mutex<Vec<(Arc<Gate>, Source)>>,
-}
-
 impl Worker {
     /// Starts the thread.
     ///
     /// # Errors
     /// `NoResources` if there is no thread or descriptor left.
     pub(super) fn start(exits: Arc<Exits>) -> Result<Self> {
-        let failed = |cause: &dyn std::fmt::Display| {
-            let text = format!("cannot serve the network of commands: {cause}");
-            Error::new(Kind::NoResources, text)
-        };
-        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK;
-        let wakeup = EventFd::from_flags(flags).map_err(|errno| failed(&errno))?;
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|errno| failed(&errno))?;
-        let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKEUP);
-        epoll.add(&wakeup, event).map_err(|errno| failed(&errno))?;
-        let inbox = Arc::new(Inbox {
-            wakeup,
-            arrived: Mutex::default(),
+        let served = Arc::new_cyclic(|this: &Weak<Served>| {
+            let this = Weak::clone(this);
+            let lead = move |Lead| {
+                if let Some(served) = this.upgrade() {
+                    served.lead_or_give_up();
+                }
+            };
+            Served {
+                exits,
+                epoll,
+                watched: Mutex::default(),
+                threads: Crew::new("network", STACK_BYTES, lead),
+            }
         });
-        let own = Arc::clone(&inbox);
-        thread::Builder::new()
-            .name("network".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || Served::new(exits, epoll).run(&own))
-            .map_err(|error| failed(&error))?;
-        Ok(Self(inbox))
+        let started = served.threads.give(Lead);
+        started.map_err(|(_, error)| failed(&error))?;
+        Ok(Self(served))
     }
 
-    /// Gives the thread a source of connections to a gate.
-    pub(super) fn add(&self, gate: Arc<Gate>, source: Source) {
-        lock(&self.0.arrived).push((gate, source));
-        let _ = self.0.wakeup.write(1);
+    /// Gives the thread a source of connections to a gate. It need not wake up for that.
+    ///
+    /// # Errors
+    /// `NoResources` if the kernel can watch no more.
+    pub(super) fn add(&self, gate: Arc<Gate>, source: Source) -> Result<()> {
+        let epoll = &self.0.epoll;
+        let mut watched = lock(&self.0.watched);
+        let mut gates = watched.gates.values();
+        if !gates.any(|known| Arc::ptr_eq(known, &gate)) {
+            let key = watched.watch(epoll, gate.listener().as_fd())?;
+            watched.gates.insert(key, Arc::clone(&gate));
+        }
+        let key = watched.watch(epoll, source.as_fd())?;
+        watched.sources.insert(key, (gate, Arc::new(source)));
+        Ok(())
     }
 }
 
-/// The data of the event that tells of an arrival; nothing else has this key.
-const WAKEUP: u64 = u64::MAX;
+fn failed(cause: &dyn std::fmt::Display) -> Error {
+    let text = format!("cannot serve the network of commands: {cause}");
+    Error::new(Kind::NoResources, text)
+}
 
-/// What the thread serves, by the data of its events.
+/// What the thread serves.
 struct Served {
     exits: Arc<Exits>,
     epoll: Epoll,
+    /// Guards what `epoll` watches.
+    watched: Mutex<Watched>,
+    threads: Crew<Lead>,
+}
+
+/// The job to wait for events. One thread has it; it passes it on when it has accepted a connection, and serves that itself,
+/// so that no connection waits for another thread to wake up.
+struct Lead;
+
+/// What is watched, by the data of its events.
+#[derive(Default)]
+struct Watched {
     next_key: u64,
-    sources: HashMap<u64, (Arc<Gate>, Source)>,
+    sources: HashMap<u64, (Arc<Gate>, Arc<Source>)>,
     gates: HashMap<u64, Arc<Gate>>,
     /// Whether the sandbox has ended.
     is_over: bool,
 }
 
-impl Served {
-    fn new(exits: Arc<Exits>, epoll: Epoll) -> Self {
-        Self {
-            exits,
-            epoll,
-            next_key: 0,
-            sources: HashMap::new(),
-            gates: HashMap::new(),
-            is_over: false,
-        }
-    }
-
-    fn run(mut self, inbox: &Inbox) {
-        // Until the thread ends: its sockets are the user's, and so are those of the threads that it starts.
-        let acting = self.exits.user.map(ActingAs::new).transpose();
-        let Ok(_acting) = acting else {
-            logging::info(format_args!("network: cannot act as the sandbox"));
-            return;
-        };
-        let mut events = [EpollEvent::empty(); 16];
-        loop {
-            let timeout = match (self.sources.is_empty(), self.is_over) {
-                (true, true) => EpollTimeout::ZERO,
-                (true, false) => EpollTimeout::from(LINGER_MS),
-                (false, _) => EpollTimeout::NONE,
-            };
-            let count = match self.epoll.wait(&mut events, timeout) {
-                Ok(count) => count,
-                Err(Errno::EINTR) => continue,
-                Err(errno) => {
-                    logging::info(format_args!("network: epoll_wait: {errno:?}"));
-                    return;
-                }
-            };
-            if count == 0 {
-                let mut state = lock(&self.exits.state);
-                if lock(&inbox.arrived).is_empty() {
-                    state.worker = None;
-                    return;
-                }
-            }
-            for event in &events[..count] {
-                match event.data() {
-                    WAKEUP => self.take_arrivals(inbox),
-                    key => self.serve(key, event.events()),
-                }
-            }
-        }
-    }
-
-    fn take_arrivals(&mut self, inbox: &Inbox) {
-        let _ = inbox.wakeup.read();
-        for (gate, source) in std::mem::take(&mut *lock(&inbox.arrived)) {
-            let is_known = self.gates.values().any(|known| Arc::ptr_eq(known, &gate));
-            if !is_known && let Some(key) = self.watch(gate.listener().as_fd()) {
-                self.gates.insert(key, Arc::clone(&gate));
-            }
-            // Without this the source is dropped, and the calls of a command fail.
-            if let Some(key) = self.watch(source.as_fd()) {
-                self.sources.insert(key, (gate, source));
-            }
-        }
-    }
-
-    fn watch(&mut self, descriptor: BorrowedFd<'_>) -> Option<u64> {
+impl Watched {
+    fn watch(&mut self, epoll: &Epoll, descriptor: BorrowedFd<'_>) -> Result<u64> {
         let key = self.next_key;
         self.next_key += 1;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, key);
-        let added = self.epoll.add(descriptor, event);
-        added
-            .inspect_err(|errno| logging::info(format_args!("network: epoll_ctl: {errno:?}")))
-            .ok()
-            .map(|()| key)
+        let added = epoll.add(descriptor, event);
+        added.map(|()| key).map_err(|errno| failed(&errno))
+    }
+}
+
+impl Served {
+    fn lead_or_give_up(&self) {
+        if let Err(errno) = self.lead() {
+            logging::info(format_args!("network: {errno:?}"));
+            // The calls of its commands fail then, instead of waiting.
+            lock(&self.exits.state).worker = None;
+        }
     }
 
-    /// Serves one call or one connection, so that a command that makes sockets all the time does not keep the others
-    /// waiting.
-    fn serve(&mut self, key: u64, events: EpollFlags) {
-        if let Some(gate) = self.gates.get(&key) {
-            accept(&self.exits, gate);
-        } else if let Some((_, source)) = self.sources.get(&key) {
-            match source {
-                Source::Command(listener) if events.contains(EpollFlags::EPOLLIN) => {
-                    if let Ok(call) = listener.receive() {
-                        hand_out(listener, call);
-                    }
+    /// Waits for events until it serves a connection, or for some time after the last source, or until it cannot go on.
+    fn lead(&self) -> nix::Result<()> {
+        // Also while it serves a connection: its sockets are the user's.
+        let _acting = self.exits.user.map(ActingAs::new).transpose()?;
+        let mut events = [EpollEvent::empty(); 16];
+        loop {
+            let count = match self.epoll.wait(&mut events, self.timeout()) {
+                Ok(count) => count,
+                Err(Errno::EINTR) => continue,
+                Err(errno) => return Err(errno),
+            };
+            if count == 0 {
+                // Who adds a source holds this lock.
+                let mut state = lock(&self.exits.state);
+                if lock(&self.watched).sources.is_empty() {
+                    state.worker = None;
+                    return Ok(());
                 }
-                // No process has the filter any more, or the network.
-                Source::Command(_) | Source::Network(_) => self.end(key),
+            }
+            for event in &events[..count] {
+                if let Some(connection) = self.serve(event.data(), event.events()) {
+                    if self.threads.give(Lead).is_ok() {
+                        // What is left of the events is told to the next one again.
+                        self.serve_connection(connection);
+                        return Ok(());
+                    }
+                    let text =
+                        "the machine has no thread left for this connection; try again later";
+                    refuse(&connection.socket, "no_threads", text);
+                }
             }
         }
     }
 
-    /// Lets go of a source, and of its gate if nothing else leads there.
-    fn end(&mut self, key: u64) {
-        let Some((gate, source)) = self.sources.remove(&key) else {
+    fn serve_connection(&self, connection: Connection) {
+        let Connection {
+            socket,
+            seat,
+            room,
+            gate,
+        } = connection;
+        drop(room);
+        proxy::serve(&socket, seat, Arc::clone(&self.exits), gate);
+    }
+
+    fn timeout(&self) -> EpollTimeout {
+        let watched = lock(&self.watched);
+        match (watched.sources.is_empty(), watched.is_over) {
+            (true, true) => EpollTimeout::ZERO,
+            (true, false) => EpollTimeout::from(LINGER_MS),
+            (false, _) => EpollTimeout::NONE,
+        }
+    }
+
+    /// Serves one call, so that a command that makes sockets all the time does not keep the others waiting, or accepts
+    /// one connection.
+    fn serve(&self, key: u64, events: EpollFlags) -> Option<Connection> {
+        let (gate, source) = {
+            let watched = lock(&self.watched);
+            let source = watched.sources.get(&key);
+            (
+                watched.gates.get(&key).cloned(),
+                source.map(|(_, source)| Arc::clone(source)),
+            )
+        };
+        if let Some(gate) = gate {
+            return accept(&self.exits, gate);
+        }
+        match &*source? {
+            Source::Command(listener) if events.contains(EpollFlags::EPOLLIN) => {
+                if let Ok(call) = listener.receive() {
+                    hand_out(listener, call);
+                }
+            }
+            // No process has the filter any more, or the network.
+            Source::Command(_) | Source::Network(_) => self.end(key),
+        }
+        None
+    }
+
+    /// Lets go of a source, and of gates that nothing leads to; but not of the last one, which is likely to be needed
+    /// again.
+    fn end(&self, key: u64) {
+        let last = lock(&self.exits.state).last.clone();
+        let mut watched = lock(&self.watched);
+        let Watched {
+            sources,
+            gates,
+            is_over,
+            ..
+        } = &mut *watched;
+        let Some((_, source)) = sources.remove(&key) else {
             return;
         };
-        let _ = self.epoll.delete(&source);
-        self.is_over |= matches!(source, Source::Network(_));
-        let is_used = |(own, _): &(Arc<Gate>, _)| Arc::ptr_eq(own, &gate);
-        if !self.sources.values().any(is_used) {
-            let _ = self.epoll.delete(gate.listener());
-            self.gates.retain(|_, own| !Arc::ptr_eq(own, &gate));
-        }
+        let _ = self.epoll.delete(&*source);
+        *is_over |= matches!(*source, Source::Network(_));
+        gates.retain(|_, gate| {
+            let is_gate = |other: &Arc<Gate>| Arc::ptr_eq(other, gate);
+            let is_used = last.as_ref().is_some_and(is_gate)
+                || sources.values().any(|(other, _)| is_gate(other));
+            if !is_used {
+                let _ = self.epoll.delete(gate.listener());
+            }
+            is_used
+        });
     }
 }
 
@@ -246,49 +281,51 @@ fn hand_out(listener: &CallListener, call: WaitingCall) {
     }
 }
 
-/// Accepts a connection of a command and serves it on a thread of its own.
-fn accept(exits: &Arc<Exits>, gate: &Arc<Gate>) {
-    let Ok((socket, peer)) = gate.listener().accept() else {
-        return;
-    };
+/// A connection that is to be served.
+struct Connection {
+    socket: Arc<TcpStream>,
+    seat: Seat,
+    room: Room,
+    gate: Arc<Gate>,
+}
+
+/// Accepts a connection of a command; `None` if there is none to serve.
+fn accept(exits: &Exits, gate: Arc<Gate>) -> Option<Connection> {
+    let (socket, peer) = gate.listener().accept().ok()?;
     // Other users of the machine can connect too.
     if !(gate.is_inside() || is_of_user(exits, gate.address(), peer))
         || sys::is_scarce(socket.as_fd())
     {
-        return;
+        return None;
     }
     let socket = Arc::new(socket);
     let user = exits.user.map(|user| user.uid);
     let Some(mut seat) = exits.egress.seats.take(Peer::User(user), &socket) else {
-        return refuse(
+        refuse(
             &socket,
             "too_many_connections",
             "all connections of the server are in use; try again later",
         );
+        return None;
     };
     if let Err(error) = seat.give_to_tenant(&exits.ledger) {
-        return refuse(&socket, "over_limit", &error.to_string());
+        refuse(&socket, "over_limit", &error.to_string());
+        return None;
     }
     let Some(room) = Room::take(ROOM_BYTES) else {
-        return refuse(
+        refuse(
             &socket,
             "no_memory",
             "the machine has no memory left for this connection; try again later",
         );
+        return None;
     };
-    let (exits, gate) = (Arc::clone(exits), Arc::clone(gate));
-    let serve = {
-        let socket = Arc::clone(&socket);
-        move || {
-            drop(room);
-            proxy::serve(&socket, seat, exits, gate);
-        }
-    };
-    let thread = thread::Builder::new().stack_size(STACK_BYTES).spawn(serve);
-    if thread.is_err() {
-        let text = "the machine has no thread left for this connection; try again later";
-        refuse(&socket, "no_threads", text);
-    }
+    Some(Connection {
+        socket,
+        seat,
+        room,
+        gate,
+    })
 }
 
 /// Whether a connection comes from a command of the workspace.

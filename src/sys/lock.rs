@@ -193,6 +193,12 @@ impl Condvar {
         (guard, true)
     }
 
+    /// Wakes one of those who wait.
+    pub fn notify_one(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        futex_wake(&self.0, 1);
+    }
+
     /// Wakes all who wait.
     pub fn notify_all(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
