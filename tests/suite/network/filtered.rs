@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::{Place, allow, sh, visitors, ways_to_leave, with};
 use crate::fixture::{
-    INSIDE, Lan, Names, OTHERS, OUTSIDE, PATIENCE, Server, Wiretap, assert_error, in_network,
-    is_root, serve_pages, wait_until,
+    INSIDE, Lan, Names, OTHERS, OUTSIDE, PATIENCE, Sandbox, Server, Wiretap, assert_error,
+    in_network, is_root, serve_pages, wait_until,
 };
 use crate::skip;
 use crate::walls::probe::Plan;
@@ -765,6 +765,54 @@ fn nothing_is_left_of_commands_that_ended() {
     wait_until("nothing is left", Duration::from_secs(60), || {
         open() <= before + 1 && threads() <= busy + 1
     });
+}
+
+#[test]
+fn a_thousand_sandboxes_have_a_posture_each() {
+    let lan = lan!();
+    let (one, two) = (lan.serve(OUTSIDE, "one"), lan.serve(OUTSIDE, "two"));
+    let server = lan.start(Server::host().env("SBX_CAPACITY", 1000));
+    let postures = [
+        (json!({ "network": "open" }), "one two"),
+        (json!({ "network": "blocked" }), "- -"),
+        (allow(&[&one.to_string()]), "one not_allowed"),
+        (
+            json!({ "network": { "mode": "open", "deny": [one.to_string()] } }),
+            "not_allowed two",
+        ),
+    ];
+    let made: Vec<(Sandbox<'_>, &str)> = postures
+        .iter()
+        .flat_map(|(posture, expected)| {
+            let body = with(json!({ "count": 250 }), posture);
+            let reply = server.post("/v1/sandboxes", &body).json();
+            let all = reply["sandboxes"].as_array().unwrap().iter();
+            let all: Vec<_> = all
+                .map(|one| (Sandbox::of(&server, one), *expected))
+                .collect();
+            all
+        })
+        .collect();
+    assert_eq!(made.len(), 1000);
+    // Each tenth has a command that goes on meanwhile.
+    for (sandbox, _) in made.iter().step_by(10) {
+        sandbox.spawn(&json!({ "cmd": "sleep 1000" }));
+    }
+    let get = |url| format!("curl -s http://{url}/ | grep -oE '^(one|two)$|not_allowed' || echo -");
+    let script = format!("echo $({}) $({})", get(one), get(two));
+    let parts: Vec<_> = made.chunks(made.len() / 4).collect();
+    std::thread::scope(|scope| {
+        for part in parts {
+            scope.spawn(|| {
+                for (sandbox, expected) in part.iter().step_by(5) {
+                    assert_eq!(sandbox.sh(&script).trim(), *expected);
+                }
+            });
+        }
+    });
+    let reply = server.delete("/v1/sandboxes");
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    assert_eq!(server.get("/health").json()["sandboxes"], 0);
 }
 
 #[test]
