@@ -771,7 +771,8 @@ fn nothing_is_left_of_commands_that_ended() {
 fn a_thousand_sandboxes_have_a_posture_each() {
     let lan = lan!();
     let (one, two) = (lan.serve(OUTSIDE, "one"), lan.serve(OUTSIDE, "two"));
-    let server = lan.start(Server::host().env("SBX_CAPACITY", 1000));
+    // Users of whom no other test has any (see `spare_uid`).
+    let server = lan.start(Server::host().env("SBX_UID_RANGE", "55000-55999"));
     let postures = [
         (json!({ "network": "open" }), "one two"),
         (json!({ "network": "blocked" }), "- -"),
