@@ -13,6 +13,7 @@ mod mark;
 mod namespaces;
 mod network;
 mod ruleset;
+mod system_files;
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -358,7 +359,7 @@ fn searchable(path: &OsStr) -> OsString {
 pub fn is_among_programs(path: &Path) -> bool {
     let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
     let path = resolved(path);
-    ruleset::PROGRAMS
+    system_files::PROGRAMS
         .iter()
         .any(|directory| path.starts_with(resolved(Path::new(directory))))
 }

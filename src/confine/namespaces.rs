@@ -27,7 +27,7 @@ use nix::sys::statvfs::statvfs;
 
 use super::USER_NAME;
 use super::grants::GrantedPaths;
-use super::ruleset::{DEVICES, PROGRAMS};
+use super::system_files::{DEVICES, PROGRAMS};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User};

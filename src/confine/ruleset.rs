@@ -16,35 +16,9 @@ use nix::sys::stat::Mode;
 
 use super::grants::Grants;
 use super::namespaces::Namespaces;
+use super::system_files::{DEVICES, PROGRAMS, READABLE};
 use crate::error::{Error, Kind, Result};
 use crate::sys;
-
-/// Directories of programs: read and execute. Everything else is closed: /root, /home, /tmp, /var, /run,
-/// /mnt, /srv, other directories that an image or a job adds, and the homes of other sandboxes.
-pub(super) const PROGRAMS: [&str; 10] = [
-    "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/nix",
-];
-
-/// Files that can be read: the kernel's, and the targets of two links in /etc, without which host names
-/// and TLS certificates do not work.
-const READABLE: [&str; 4] = [
-    "/proc",
-    "/sys",
-    "/etc/resolv.conf",
-    "/var/lib/ca-certificates",
-];
-
-/// Devices that programs expect. Not all of /dev, which has disks.
-pub(super) const DEVICES: [&str; 8] = [
-    "/dev/null",
-    "/dev/zero",
-    "/dev/full",
-    "/dev/random",
-    "/dev/urandom",
-    "/dev/tty",
-    "/dev/ptmx",
-    "/dev/pts",
-];
 
 /// Reading.
 fn look() -> BitFlags<AccessFs> {

@@ -1,0 +1,28 @@
+//! The files of the machine that every sandbox reaches; those that an image lacks do not matter.
+
+/// Directories of programs: read and execute. Everything else is closed: /root, /home, /tmp, /var, /run,
+/// /mnt, /srv, other directories that an image or a job adds, and the homes of other sandboxes.
+pub(super) const PROGRAMS: [&str; 10] = [
+    "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/usr", "/etc", "/opt", "/nix",
+];
+
+/// Files that can be read: the kernel's, and the targets of two links in /etc, without which host names
+/// and TLS certificates do not work.
+pub(super) const READABLE: [&str; 4] = [
+    "/proc",
+    "/sys",
+    "/etc/resolv.conf",
+    "/var/lib/ca-certificates",
+];
+
+/// Devices that programs expect. Not all of /dev, which has disks.
+pub(super) const DEVICES: [&str; 8] = [
+    "/dev/null",
+    "/dev/zero",
+    "/dev/full",
+    "/dev/random",
+    "/dev/urandom",
+    "/dev/tty",
+    "/dev/ptmx",
+    "/dev/pts",
+];
