@@ -57,8 +57,8 @@ pub(super) struct CgroupLimits {
 pub(super) struct Kills {
     /// The cgroup was at its own limit, and nothing could be reclaimed.
     pub(super) at_limit: u64,
-    /// All its processes were killed together.
-    pub(super) whole: u64,
+    /// Processes that were killed.
+    pub(super) processes: u64,
 }
 
 /// The cgroup of one sandbox, removed on drop.
@@ -266,9 +266,9 @@ impl Cgroup {
     fn set(&self, limits: CgroupLimits) -> io::Result<()> {
         let set = |name: &str, value: &str| write(&self.path.join(name), value);
         if let Some(memory) = limits.memory {
+            // Not with `memory.oom.group`: the kernel would kill also who shares memory with a command, which the server does
+            // until execve. Who notices a kill kills the rest.
             set("memory.max", &memory.to_string())?;
-            // What is left after a kill would be in a state that nobody expects.
-            set("memory.oom.group", "1")?;
             match set("memory.swap.max", "0") {
                 // Swap is not accounted: harmless if there is none.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !proc::has_swap() => {}
@@ -353,10 +353,7 @@ fn kills_in(events: &str) -> Kills {
     };
     Kills {
         at_limit: count("oom").unwrap_or(0),
-        // Kernels before Linux 5.17 count only processes.
-        whole: count("oom_group_kill")
-            .or_else(|| count("oom_kill"))
-            .unwrap_or(0),
+        processes: count("oom_kill").unwrap_or(0),
     }
 }
 
@@ -417,11 +414,9 @@ mod tests {
         let events = "low 0\nhigh 0\nmax 7\noom 2\noom_kill 5\noom_group_kill 1\n";
         let expected = Kills {
             at_limit: 2,
-            whole: 1,
+            processes: 5,
         };
         assert_eq!(kills_in(events), expected);
-        let old = kills_in("oom 1\noom_kill 3\n");
-        assert_eq!((old.at_limit, old.whole), (1, 3));
         assert_eq!(kills_in(""), Kills::default());
     }
 

@@ -41,6 +41,8 @@ pub struct Limits {
     kills: AtomicU64,
     /// Bytes of memory at the watchdog's last look.
     used: AtomicU64,
+    /// After how many kills in the cgroup everything was killed last.
+    finished: AtomicU64,
 }
 
 /// Why a process was killed that nobody else has killed.
@@ -125,6 +127,7 @@ impl Limiter {
             cgroup,
             kills: AtomicU64::new(0),
             used: AtomicU64::new(0),
+            finished: AtomicU64::new(0),
         }))
     }
 
@@ -204,6 +207,19 @@ impl Limits {
         }
     }
 
+    /// Kills what a kill for memory has left in the cgroup: nobody expects half of a program. Call it about once a
+    /// second.
+    pub fn finish_kill(&self) {
+        if self.asked.memory.is_some()
+            && let Some(cgroup) = &self.cgroup
+        {
+            let kills = cgroup.kills().processes;
+            if self.finished.fetch_max(kills, Ordering::AcqRel) < kills {
+                let _ = cgroup.kill();
+            }
+        }
+    }
+
     /// Gives back what keeps the limits, once nothing runs in the sandbox any more.
     pub fn discard(&self) {
         if let Some(cgroup) = &self.cgroup {
@@ -218,7 +234,7 @@ impl Limits {
         let kills = self.kills.load(Ordering::Acquire);
         Kills {
             at_limit: kills,
-            whole: kills,
+            processes: kills,
         }
     }
 }
@@ -236,6 +252,7 @@ impl KillWatch {
     /// beginning and has died of SIGKILL.
     pub fn cause(&self) -> Option<MemoryKill> {
         let cause = cause(self.before, self.limits.kills());
+        self.limits.finish_kill();
         if cause == Some(MemoryKill::Limit) {
             ENDED_COMMANDS.fetch_add(1, Ordering::Relaxed);
         }
@@ -243,9 +260,9 @@ impl KillWatch {
     }
 }
 
-/// A kill of the whole is for the sandbox's limit if that was reached too.
+/// A kill is for the sandbox's limit if that was reached too.
 fn cause(before: Kills, after: Kills) -> Option<MemoryKill> {
-    (after.whole > before.whole).then_some(if after.at_limit > before.at_limit {
+    (after.processes > before.processes).then_some(if after.at_limit > before.at_limit {
         MemoryKill::Limit
     } else {
         MemoryKill::Machine
@@ -329,7 +346,10 @@ mod tests {
 
     #[test]
     fn a_kill_below_the_own_limit_is_the_machines() {
-        let kills = |at_limit, whole| Kills { at_limit, whole };
+        let kills = |at_limit, processes| Kills {
+            at_limit,
+            processes,
+        };
         assert_eq!(cause(kills(1, 1), kills(1, 1)), None);
         assert_eq!(cause(kills(1, 1), kills(2, 1)), None);
         assert_eq!(cause(kills(1, 1), kills(1, 2)), Some(MemoryKill::Machine));

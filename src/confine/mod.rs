@@ -268,10 +268,7 @@ impl Policy {
         };
         let inner_gate = match (&namespaces, &sandbox.network) {
             (Some(namespaces), Posture::Filtered(filter)) => {
-                let socket = namespaces.socket(AddressFamily::Inet, SockType::Stream);
-                let socket = socket.map_err(|errno| {
-                    Error::system("cannot make a socket in the network of a sandbox", errno)
-                })?;
+                let socket = inner_socket(namespaces)?;
                 Some(Gate::open_inside(Arc::clone(filter), socket).map(Arc::new)?)
             }
             _ => None,
@@ -335,6 +332,12 @@ impl Policy {
             inner_gate,
         })
     }
+}
+
+/// A TCP socket in the network of a sandbox.
+fn inner_socket(namespaces: &Namespaces) -> Result<OwnedFd> {
+    let socket = namespaces.socket(AddressFamily::Inet, SockType::Stream);
+    socket.map_err(|errno| Error::system("cannot make a socket in the network of a sandbox", errno))
 }
 
 /// Most bytes of each directory that a sandbox has in memory, and of its System V shared memory, if its limits say so.
@@ -522,7 +525,12 @@ impl Confinement {
         match (posture, &self.inner_gate) {
             (Posture::Open | Posture::Blocked, _) => Ok(None),
             (_, Some(gate)) if *posture == self.network => Ok(Some(Arc::clone(gate))),
-            (Posture::Filtered(filter), _) => self.exits.gate(filter).map(Some),
+            (Posture::Filtered(filter), _) => {
+                let namespaces = self.namespaces.as_deref();
+                let own = namespaces.filter(|namespaces| namespaces.has_network());
+                let socket = || own.map(inner_socket).transpose();
+                self.exits.gate(filter, socket).map(Some)
+            }
         }
     }
 
@@ -711,11 +719,12 @@ impl Confinement {
                     std::thread::sleep(pause);
                     left -= pause;
                 }
-                Err(_)
-                    if self
-                        .namespaces
-                        .as_ref()
-                        .is_some_and(|inside| !inside.are_alive()) =>
+                Err(error)
+                    if (error.step, error.errno) == (SpawnStep::Enter, Errno::ESRCH)
+                        || self
+                            .namespaces
+                            .as_ref()
+                            .is_some_and(|inside| !inside.are_alive()) =>
                 {
                     let text = "cannot start a command: the first process of this sandbox's namespaces has ended, \
                                 and they with it; delete the sandbox and make another";

@@ -31,7 +31,7 @@ use super::system_files::{DEVICES, PROGRAMS};
 use crate::error::{Error, Kind, Result};
 use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User};
-use crate::{memory, panics, proc};
+use crate::{memory, panics, proc, sys};
 
 /// The word that makes this program the holder of namespaces.
 pub const HOLDER_ARGUMENT: &str = "hold-namespaces";
@@ -46,8 +46,11 @@ const TERMINALS: [&str; 2] = ["/dev/ptmx", "/dev/pts"];
 /// The directories in memory that a sandbox has of its own.
 pub const IN_MEMORY: [&str; 2] = ["/tmp", "/dev/shm"];
 
-/// Most queues of System V messages, each of which may hold 16 KiB of the kernel's memory.
-const MAX_MESSAGE_QUEUES: u64 = 256;
+/// Most queues of System V messages. Each may hold 16,384 messages without text, which take 1 MiB of the kernel's memory.
+const MAX_MESSAGE_QUEUES: u64 = 16;
+
+/// Limits of System V semaphores: in a set, in all sets, operations of a call, sets (proc(5)). Each takes 64 bytes.
+const SEMAPHORES: &str = "250 32000 32 128";
 
 /// The unit of the limit on System V shared memory: the smallest page that kernels have.
 const PAGE_BYTES: u64 = 4096;
@@ -83,6 +86,8 @@ pub struct Namespaces {
     holder: Holder,
     /// Its directory of terminals.
     terminals: OwnedFd,
+    /// Of [`IN_MEMORY`], those that no path of the machine covers.
+    own_disks: Vec<&'static str>,
 }
 
 /// The pids of all holders.
@@ -94,12 +99,20 @@ pub fn holders() -> Vec<Pid> {
 }
 
 impl Namespaces {
-    fn new(holder: Holder) -> std::result::Result<Self, Errno> {
+    fn new(holder: Holder, granted: &GrantedPaths) -> std::result::Result<Self, Errno> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let path = inside(holder.pid(), "/dev/pts");
         let terminals = open(&path, flags, Mode::empty())?;
         lock(&HOLDERS).push(holder.pid());
-        Ok(Self { holder, terminals })
+        let covers = |path: &str| {
+            let mut all = granted.read_only.iter().chain(&granted.read_write);
+            all.any(|granted| granted == path)
+        };
+        Ok(Self {
+            holder,
+            terminals,
+            own_disks: IN_MEMORY.into_iter().filter(|path| !covers(path)).collect(),
+        })
     }
 
     /// The process that holds them, which adopts the orphans inside.
@@ -149,13 +162,15 @@ impl Namespaces {
 
     /// The file systems in memory that the sandbox can write to.
     pub fn disks(&self) -> impl Iterator<Item = MemoryDisk> {
-        IN_MEMORY.into_iter().filter_map(|path| {
+        self.own_disks.iter().filter_map(|path| {
             let path = inside(self.holder.pid(), path);
             let used = statvfs(&path).ok()?;
-            Some(MemoryDisk {
+            let disk = MemoryDisk {
                 device: stat(&path).ok()?.st_dev,
                 bytes: (used.blocks() - used.blocks_free()) * used.fragment_size(),
-            })
+            };
+            // The holder's number may be another's by now.
+            self.are_alive().then_some(disk)
         })
     }
 
@@ -313,6 +328,8 @@ struct Means {
     starter: Arc<Starter>,
     /// This program, open.
     program: Arc<OwnedFd>,
+    /// This process.
+    server: Arc<OwnedFd>,
 }
 
 impl Means {
@@ -320,6 +337,8 @@ impl Means {
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
         let program = open("/proc/self/exe", flags, Mode::empty());
         let program = program.map_err(|errno| failure("open this program", errno))?;
+        let own = Pid::try_from(std::process::id()).unwrap_or(0);
+        let server = sys::pidfd_open(own).map_err(|errno| failure("open this process", errno))?;
         let starter = Arc::new(Starter::default());
         let own = Arc::clone(&starter);
         thread::Builder::new()
@@ -333,6 +352,7 @@ impl Means {
         Ok(Self {
             starter,
             program: Arc::new(program),
+            server: Arc::new(server),
         })
     }
 
@@ -355,6 +375,7 @@ impl Means {
                 set,
                 setup: layout.steps,
                 program: Arc::clone(&self.program),
+                server: Arc::clone(&self.server),
                 arguments: vec![c"sbx-server".to_owned(), c_string(HOLDER_ARGUMENT)],
                 mapping: theirs,
             },
@@ -372,7 +393,7 @@ impl Means {
             errno: Errno::ESRCH,
         }));
         let holder = started.map_err(|error| describe(error, &order.plan.setup))?;
-        Namespaces::new(holder).map_err(|errno| failure("look into them", errno))
+        Namespaces::new(holder, spec.granted).map_err(|errno| failure("look into them", errno))
     }
 }
 
@@ -671,7 +692,7 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
     {
         layout.bind(device, false, NO_SET_USER_ID);
     }
-    let terminals = "newinstance,ptmxmode=0666,mode=0600";
+    let terminals = "newinstance,ptmxmode=0666,mode=0600,max=256";
     let flags = libc::MS_NOSUID | libc::MS_NOEXEC;
     layout.mount("devpts", "/dev/pts", flags, terminals.to_owned());
     for (target, path) in [
@@ -693,12 +714,12 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
     }
     layout.mount("proc", "/proc", usual | libc::MS_NOEXEC, String::new());
     for (name, value) in [
-        ("shmall", bytes / PAGE_BYTES),
-        ("msgmni", MAX_MESSAGE_QUEUES),
+        ("shmall", (bytes / PAGE_BYTES).to_string()),
+        ("sem", SEMAPHORES.to_owned()),
+        ("msgmni", MAX_MESSAGE_QUEUES.to_string()),
     ] {
         let path = Layout::stage(&Path::new("/proc/sys/kernel").join(name));
-        let value = value.to_string().into_bytes();
-        layout.steps.push(Setup::Limit(path, value));
+        layout.steps.push(Setup::Limit(path, value.into_bytes()));
     }
     let User { uid, gid } = spec.user;
     if has_home {

@@ -6,8 +6,8 @@
 //! does so. A UDP socket, or a connected one, works when it is passed: so the posture of a sandbox is the wall, and
 //! that of a command keeps it from the network and not from an accomplice.
 //!
-//! A sandbox with namespaces and a posture other than open has a network of its own, which needs neither. They confine
-//! there the commands that choose less than their sandbox has.
+//! A sandbox with namespaces and a posture other than open has a network of its own, which needs neither. Of its commands
+//! those that choose less have the rules of Landlock, which lead to another gate there.
 //!
 //! A posture is offered only where all of it is enforced; what cannot be enforced is refused with the reason.
 
@@ -64,6 +64,11 @@ impl TcpRules {
         }
     }
 
+    fn own_network(&self) -> bool {
+        let namespaces = self.namespaces.as_deref();
+        namespaces.is_some_and(Namespaces::has_network)
+    }
+
     fn get(&self, landlock_abi: u32, open_port: Option<u16>) -> Result<OptionalRules> {
         if let Some((port, ruleset)) = &*lock(&self.last)
             && *port == open_port
@@ -81,7 +86,7 @@ impl TcpRules {
 pub(super) struct Walls {
     filter: Arc<[libc::sock_filter]>,
     ruleset: OptionalRules,
-    /// Whether the filter leaves the making of sockets to the server.
+    /// Whether the filter has a listener, to which it may leave the making of sockets.
     pub(super) has_listener: bool,
 }
 
@@ -174,8 +179,15 @@ impl Networks {
             }),
             Posture::Filtered(_) => {
                 let program = || filter::program(self.subject, Sockets::HandedOut).into();
+                // A socket of the machine's network must not get into another one: it could be passed to a command that
+                // has no rules. There the listener only tells when the gate is not needed any more.
+                let filter = if rules.own_network() {
+                    &self.open
+                } else {
+                    self.filtered.get_or_init(program)
+                };
                 Ok(Walls {
-                    filter: Arc::clone(self.filtered.get_or_init(program)),
+                    filter: Arc::clone(filter),
                     ruleset: rules.get(self.landlock_abi, gate)?,
                     has_listener: true,
                 })

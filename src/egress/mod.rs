@@ -21,7 +21,7 @@ mod sockets;
 mod socks;
 
 use std::net::IpAddr;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -133,17 +133,28 @@ impl Exits {
         })
     }
 
-    /// The gate of a filter. It keeps its port while somebody holds it.
+    /// The gate of a filter: on the machine's network, or in the one that `inner_socket` makes a TCP socket of IPv4 in. It
+    /// keeps its port while somebody holds it.
     ///
     /// # Errors
     /// `Unavailable` if the machine does not keep sockets from leaving; `OverLimit` if there are too many gates;
     /// `System` if there is no port left.
-    pub fn gate(&self, filter: &Arc<Filter>) -> Result<Arc<Gate>> {
+    pub fn gate(
+        &self,
+        filter: &Arc<Filter>,
+        inner_socket: impl FnOnce() -> Result<Option<OwnedFd>>,
+    ) -> Result<Arc<Gate>> {
         if let Some(gate) = self.known_gate(filter)? {
             return Ok(gate);
         }
-        check()?;
-        let made = Arc::new(Gate::open(Arc::clone(filter))?);
+        let own = Arc::clone(filter);
+        let made = if let Some(socket) = inner_socket()? {
+            Gate::open_inside(own, socket)?
+        } else {
+            check()?;
+            Gate::open(own)?
+        };
+        let made = Arc::new(made);
         // Another command may have been faster.
         if let Some(gate) = self.known_gate(filter)? {
             return Ok(gate);

@@ -348,7 +348,11 @@ impl Host {
         let user = Some(reservation.user);
         let exits = Exits::new(Arc::clone(&self.egress), Arc::clone(&ledger), user);
         let id = &reservation.id;
-        let limits = self.limiter.apply(id, spec.whole, max_processes)?;
+        // A command in namespaces is started by a process that ends at once.
+        let starter = u64::from(isolation == Isolation::Namespaces);
+        let limits = self
+            .limiter
+            .apply(id, spec.whole, max_processes + starter)?;
         let confinement = self.policy.confine(SandboxSettings {
             id: &reservation.id,
             user: reservation.user,
@@ -553,6 +557,7 @@ impl Host {
             let mut evicted = Vec::new();
             for sandbox in &all {
                 sandbox.report_loss();
+                sandbox.limits.finish_kill();
                 sandbox.workspace.processes.kill_stopped_starts();
                 let is_idle = sandbox
                     .idle_timeout

@@ -190,9 +190,11 @@ pub(super) fn list_of(ports: &[u16]) -> Result<Vec<Listener>> {
     Ok(shown(sockets))
 }
 
-/// The listening sockets of a sandbox with a network of its own.
-pub(super) fn list_inside(namespaces: &Namespaces) -> Result<Vec<Listener>> {
-    Ok(shown(listening(Some(namespaces))?))
+/// The listening sockets of a sandbox with a network of its own; without those that the server has there.
+pub(super) fn list_inside(namespaces: &Namespaces, owner: User) -> Result<Vec<Listener>> {
+    let mut sockets = listening(Some(namespaces))?;
+    sockets.retain(|(socket, _)| socket.uid == owner.uid);
+    Ok(shown(sockets))
 }
 
 /// A listening socket and its process, once that is known.
@@ -223,6 +225,7 @@ fn shown(mut sockets: Vec<Found>) -> Vec<Listener> {
 struct Socket {
     address: IpAddr,
     port: u16,
+    uid: libc::uid_t,
     inode: u64,
 }
 
@@ -278,6 +281,7 @@ fn parse_line(line: &str) -> Line {
         Some(Socket {
             address: parse_address(address)?,
             port: u16::from_str_radix(port, 16).ok()?,
+            uid: fields.get(7)?.parse().ok()?,
             inode: fields.get(9)?.parse().ok()?,
         })
     };
@@ -375,12 +379,13 @@ mod tests {
 
     #[test]
     fn reads_the_tables_of_the_kernel() {
-        let line = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 12345 1 0";
+        let line = "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 12345 1 0";
         let socket = |address: &str, port, inode| {
             let address = address.parse().unwrap();
             Line::Listening(Socket {
                 address,
                 port,
+                uid: 1000,
                 inode,
             })
         };

@@ -74,10 +74,10 @@ impl TcpPortsInside {
         }
     }
 
-    fn list(&self) -> Result<Vec<Listener>> {
+    fn list(&self, owner: User) -> Result<Vec<Listener>> {
         match self {
             Self::Given(given) => machine::list_of(given),
-            Self::All(namespaces) => machine::list_inside(namespaces),
+            Self::All(namespaces) => machine::list_inside(namespaces, owner),
         }
     }
 }
@@ -162,7 +162,7 @@ impl Ports {
         match &self.backend {
             Backend::Machine => machine::list(),
             Backend::Home(sockets, tcp_ports) => {
-                let mut all = tcp_ports.list()?;
+                let mut all = tcp_ports.list(sockets.owner())?;
                 all.extend(sockets.list()?);
                 Ok(all)
             }

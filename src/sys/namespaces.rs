@@ -91,6 +91,8 @@ pub struct HolderPlan {
     pub setup: Vec<Setup>,
     /// The program that it executes, open.
     pub program: Arc<OwnedFd>,
+    /// The pidfd of the server.
+    pub server: Arc<OwnedFd>,
     /// `argv` of that program.
     pub arguments: Vec<CString>,
     /// With a namespace of users: where the child writes its pid and reads a byte when its users are mapped, 1 if
@@ -303,19 +305,31 @@ unsafe fn hold(raw: &RawPlan<'_>) -> HolderStep {
     let plan = raw.plan;
     // SAFETY: plain system calls on integers and on memory that `raw` keeps alive. None allocates or locks.
     unsafe {
+        // Before anything that takes time, and asked again afterwards: the server may have ended before.
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0 {
+            return HolderStep::Privileges;
+        }
+        let server = plan.server.as_raw_fd();
+        if has_ended(server) {
+            libc::_exit(1);
+        }
         if let Some(mapping) = &plan.mapping
             && !have_users_mapped(mapping.as_raw_fd())
         {
             return HolderStep::Users;
         }
-        // A private table with the program alone.
+        // A private table with the program and the server's pidfd alone.
         let program = plan.program.as_raw_fd();
-        let (rest, last) = (program + 1, c_int::MAX);
+        let (first, second) = (program.min(server), program.max(server));
         let unshare = libc::CLOSE_RANGE_UNSHARE;
-        if libc::syscall(libc::SYS_close_range, rest, last, unshare) < 0
-            || libc::syscall(libc::SYS_close_range, 0, program - 1, 0) < 0
-        {
-            return HolderStep::Descriptors;
+        for (from, to, flags) in [
+            (second + 1, c_int::MAX, unshare),
+            (first + 1, second - 1, 0),
+            (0, first - 1, 0),
+        ] {
+            if from <= to && libc::syscall(libc::SYS_close_range, from, to, flags) < 0 {
+                return HolderStep::Descriptors;
+            }
         }
         if plan.set.network && !bring_loopback_up() {
             return HolderStep::Loopback;
@@ -330,11 +344,16 @@ unsafe fn hold(raw: &RawPlan<'_>) -> HolderStep {
         if has_groups || forbid_root_capabilities().is_err() || drop_capabilities().is_err() {
             return HolderStep::Privileges;
         }
+        // A change of credentials may have cleared the signal (prctl(2)).
         if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0
             || libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL, 0, 0, 0) < 0
             || libc::setsid() < 0
         {
             return HolderStep::Privileges;
+        }
+        // Its thread may have ended just before it had a child that wanted to know.
+        if has_ended(server) {
+            libc::_exit(1);
         }
         for signal in raw.changed_signals {
             set_default(*signal);
@@ -354,6 +373,20 @@ unsafe fn hold(raw: &RawPlan<'_>) -> HolderStep {
         );
         HolderStep::Execute
     }
+}
+
+/// Whether the process with this pidfd has ended.
+///
+/// # Safety
+/// As for [`hold`].
+unsafe fn has_ended(pidfd: RawFd) -> bool {
+    let mut entry = libc::pollfd {
+        fd: pidfd,
+        events: libc::POLLIN,
+        revents: 0,
+    };
+    // SAFETY: one entry, which outlives the call.
+    unsafe { libc::poll(&raw mut entry, 1, 0) != 0 }
 }
 
 /// Tells the server the pid that it knows this process by, and waits until its users are mapped.

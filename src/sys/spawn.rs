@@ -578,6 +578,7 @@ mod tests {
             },
             setup: Vec::new(),
             program: Arc::new(File::open("/bin/sleep").unwrap().into()),
+            server: Arc::new(crate::sys::pidfd_open(std::process::id().cast_signed()).unwrap()),
             arguments: vec![c"sleep".to_owned(), c"1000".to_owned()],
             mapping: None,
         });

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -10,8 +11,8 @@ use serde_json::json;
 
 use super::{Way, holders_of, needs_namespaces, sandbox};
 use crate::fixture::{
-    Mark, PATIENCE, Sandbox, Server, all_processes, best_of, count_entries, is_alive, pid_of,
-    wait_until,
+    Mark, PATIENCE, Sandbox, Server, all_processes, best_of, count_entries, is_alive, names_in,
+    pid_of, wait_until,
 };
 
 /// A command that leaves processes behind in every way: in the background, in sessions of their own, and as
@@ -166,6 +167,40 @@ fn a_server_that_is_killed_takes_them_along() {
         wait_until("the holder ends", PATIENCE, || !is_alive(holders[0]));
         server.wait_for_exit(PATIENCE);
     }
+}
+
+/// A holder may not be ready to notice that its server is gone.
+#[test]
+fn a_server_that_is_killed_while_it_makes_them_leaves_none() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        for round in 0..12 {
+            let mut server = way.builder().start();
+            let homes = server.place.as_ref().unwrap().homes();
+            let inner = Pid::from_raw(server.inner_pid());
+            let body = json!({ "isolation": "namespaces", "network": "blocked", "count": 40 });
+            let body = body.to_string();
+            let mut request = server.connect();
+            request.send_request("POST", "/v1/sandboxes", &[], body.as_bytes());
+            // Anywhere in the middle.
+            let some = 1 + 3 * round;
+            wait_until("some are made", PATIENCE, || names_in(&homes).len() >= some);
+            kill(inner, Signal::SIGKILL).unwrap();
+            drop(request);
+            server.wait_for_exit(PATIENCE);
+            wait_until("no holder is left", PATIENCE, || {
+                all_processes()
+                    .iter()
+                    .all(|process| !shows(process.pid, &homes))
+            });
+        }
+    }
+}
+
+/// Whether a process has a mount of one of these homes.
+fn shows(pid: i32, homes: &Path) -> bool {
+    let mounts = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
+    mounts.contains(homes.to_str().unwrap())
 }
 
 #[test]

@@ -90,3 +90,27 @@ fn shared_memory_of_system_v_has_a_limit() {
         probe.check(&plan);
     }
 }
+
+/// Its objects take memory of the kernel that no limit of processes counts.
+#[test]
+fn semaphores_and_queues_of_system_v_are_few() {
+    needs_namespaces!();
+    for way in Way::BOTH {
+        let server = way.builder().start();
+        let sandbox = sandbox_with(&server, json!({}));
+        let probe = Probe::new(&sandbox);
+        let create = (libc::IPC_CREAT | 0o600).to_string();
+        let (queue, set) = (libc::SYS_msgget.to_string(), libc::SYS_semget.to_string());
+        let mut plan = Plan::default();
+        for _ in 0..16 {
+            plan.add(&["syscall", &queue, "0", &create], "ok");
+        }
+        plan.add(&["syscall", &queue, "0", &create], "ENOSPC");
+        plan.add(&["syscall", &set, "0", "251", &create], "EINVAL");
+        for _ in 0..128 {
+            plan.add(&["syscall", &set, "0", "250", &create], "ok");
+        }
+        plan.add(&["syscall", &set, "0", "1", &create], "ENOSPC");
+        probe.check(&plan);
+    }
+}

@@ -348,3 +348,51 @@ fn the_way_out_ends_with_the_sandbox() {
         }
     }
 }
+
+/// A socket that a command with a narrower list has made, and passed to one with the list of the sandbox.
+#[test]
+fn a_socket_of_a_narrower_command_leads_nowhere_else() {
+    needs_namespaces!();
+    let Some(lan) = Lan::new() else {
+        skip!("needs ip of iproute2, to make hosts");
+    };
+    let inside = lan.inside.run(|| TcpListener::bind("0.0.0.0:0").unwrap());
+    let port = inside.local_addr().unwrap().port();
+    let take = "import os, socket, sys
+s = socket.socket(socket.AF_UNIX); s.bind('u'); s.listen()
+_, passed, _, _ = socket.recv_fds(s.accept()[0], 1, 8)
+for fd in passed:
+    for port in sys.argv[1:]:
+        try: socket.socket(fileno=os.dup(fd)).connect(('127.0.0.1', int(port))); print('connected to', port)
+        except OSError as error: print(error)
+try: socket.socket(fileno=passed[0]).listen(); print(socket.socket(fileno=os.dup(passed[0])).getsockname()[0])
+except OSError as error: print(error)";
+    let give = "import socket, time
+u = socket.socket(socket.AF_UNIX)
+while True:
+    try: u.connect('u'); break
+    except OSError: time.sleep(0.01)
+made = [socket.socket(*kind) for kind in ((socket.AF_INET, socket.SOCK_STREAM), (socket.AF_INET, socket.SOCK_STREAM))]
+socket.send_fds(u, [b'x'], [s.fileno() for s in made])";
+    for way in Way::BOTH {
+        let server = lan.start(way.builder());
+        let place = Place::sandbox(&server, &list(&["one.example", "two.example"]));
+        let ports = [port, server.address.port()].map(|port| port.to_string());
+        let words = ["python3", "-c", take, &ports[0], &ports[1]];
+        let taker = place.post("processes", &json!({ "cmd": words, "id": "taker" }));
+        assert_eq!(taker.status, 200, "{}", taker.text());
+        let narrow = allow(&["one.example"]);
+        let given = place.exec(&json!(["python3", "-c", give]), &narrow);
+        assert_eq!(given.code(), Some(0), "{given:?}");
+        let logs = place.target("processes/taker/logs?follow=1");
+        let logs = server.get(&logs).text();
+        assert!(logs.contains("refused"), "{logs}");
+        assert!(!logs.contains("connected"), "{logs}");
+        assert_eq!(visitors(&inside), 0);
+        // The gates are the server's, and no servers of the sandbox.
+        let sandbox = place.sandbox.as_ref().unwrap();
+        let ports = sandbox.get("ports").json();
+        let listed = ports.as_array().or_else(|| ports["ports"].as_array());
+        assert_eq!(listed.map(Vec::len), Some(0), "{ports}");
+    }
+}
