@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use super::{Way, holders_of, needs_namespaces, sandbox};
+use super::{Way, holders_of, needs_namespaces, sandbox, sandbox_with};
 use crate::fixture::{
     Mark, PATIENCE, Sandbox, Server, all_processes, best_of, count_entries, is_alive, names_in,
     pid_of, wait_until,
@@ -99,12 +99,15 @@ fn a_sandbox_ends_with_everything_in_it() {
     for way in Way::BOTH {
         let server = way.builder().start();
         let (mark, other) = (Mark::new(), Mark::new());
-        let (doomed, spared) = (sandbox(&server), sandbox(&server));
+        let doomed = sandbox_with(&server, json!({ "max_procs": 64 }));
+        let spared = sandbox(&server);
         doomed.spawn(&json!({ "cmd": scatter(&mark) }));
-        doomed.spawn(&json!({ "cmd": "f() { f | f & }; f" }));
         spared.spawn(&json!({ "cmd": scatter(&other) }));
         mark.wait_for(SCATTERED);
         other.wait_for(SCATTERED);
+        // Not before: it leaves the others no process.
+        doomed.spawn(&json!({ "cmd": "f() { f | f & }; f" }));
+        wait_until("it is full", PATIENCE, || doomed.processes().len() > 32);
         doomed.delete();
         assert_eq!(mark.pids(), Vec::<i32>::new());
         assert_eq!(other.pids().len(), SCATTERED);
