@@ -666,10 +666,11 @@ fn storm(server: &Server, name: &str, seed: u64, renew: &(dyn Fn() -> Vec<Reques
     send_until(wanted / 10, seed);
     let is_quiet = || descendants_of(pid).is_empty();
     wait_until("its commands have ended", PATIENCE, is_quiet);
+    // A thread watches those with a limit on memory.
+    server.delete("/v1/sandboxes");
     wait_until("its connections have ended", PATIENCE, || {
         taken(pid)[1] <= idle[1]
     });
-    server.delete("/v1/sandboxes");
     let before = taken(pid);
     let started = Instant::now();
     send_until(wanted, seed + 1);
