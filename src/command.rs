@@ -37,6 +37,15 @@ pub enum CommandLine {
 }
 
 impl CommandLine {
+    /// The words that are executed, as far as they are short: of code only the program.
+    pub fn words(&self) -> Vec<&str> {
+        match self {
+            Self::Shell(script) => vec!["/bin/sh", "-c", script],
+            Self::Program(words) => words.iter().map(String::as_str).collect(),
+            Self::Code { language, .. } => vec![language.program()],
+        }
+    }
+
     /// Bytes in memory, approximately.
     pub fn size(&self) -> usize {
         let (text, words): (_, &[String]) = match self {
@@ -249,16 +258,15 @@ impl CommandSpec {
 
     /// Bytes in memory while it is started, approximately: the texts, and the copies that the kernel gets.
     pub fn start_bytes(&self) -> usize {
-        let changes = self.environment.iter().map(|(name, value)| {
-            name.len() + value.as_ref().map_or(0, String::len) + 2 * TEXT_BYTES
-        });
-        self.line.size() + 2 * changes.sum::<usize>() + self.kept_bytes()
+        self.line.size() + 2 * environment_bytes(&self.environment) + self.kept_bytes()
     }
 
     /// Bytes in memory as long as the process is remembered, approximately; never more than
     /// [`CommandSpec::start_bytes`].
     pub fn kept_bytes(&self) -> usize {
-        self.line.size() + self.tag.as_ref().map_or(0, String::len) + PROCESS_BYTES
+        let texts = [&self.tag, &self.directory].into_iter().flatten();
+        let texts: usize = texts.map(String::len).sum();
+        self.line.size() + environment_bytes(&self.environment) + texts + PROCESS_BYTES
     }
 
     /// `argv`.
@@ -369,6 +377,14 @@ impl CommandSpec {
         }
         digest.finalize().into()
     }
+}
+
+/// Bytes of changes to an environment in memory, approximately.
+pub fn environment_bytes(changes: &[EnvironmentChange]) -> usize {
+    let bytes = changes.iter().map(|(name, value)| {
+        name.len() + value.as_ref().map_or(0, String::len) + 2 * TEXT_BYTES
+    });
+    bytes.sum()
 }
 
 /// Checks that a program can be given these variables.

@@ -10,6 +10,7 @@ mod api;
 mod auth;
 mod bell;
 mod client;
+mod clock;
 mod codec;
 mod command;
 mod config;

@@ -31,6 +31,9 @@ const BUSY_CHECK: Duration = Duration::from_secs(2);
 /// What a quiet connection takes, in the kernel too: a thread, the used part of its stack, a socket.
 const CONNECTION_BYTES: u64 = 32 * 1024;
 
+/// The id of a machine that is the only sandbox, at doors where sandboxes have ids.
+pub const MACHINE_ID: &str = "machine";
+
 /// The machine, in one of its two modes.
 pub struct Machine {
     kind: MachineKind,
@@ -158,6 +161,14 @@ impl Machine {
     /// The ledger of a sandbox; `None` if there is no such sandbox.
     pub fn ledger_of(&self, sandbox: &str) -> Option<Arc<Ledger>> {
         self.as_host()?.ledger_of(sandbox)
+    }
+
+    /// Whether there is a sandbox with this id.
+    pub fn has_sandbox(&self, id: &str) -> bool {
+        match &self.kind {
+            Dedicated(_) => id == MACHINE_ID,
+            Many(host) => host.find(id).is_ok(),
+        }
     }
 
     /// Checks that workspaces of this scope exist in the server's mode.

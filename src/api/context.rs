@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::counts::RequestCounts;
 use super::origins::Origins;
-use crate::auth::Authenticator;
+use crate::auth::{Authenticator, Holder};
 use crate::error::{Error, Kind, Result};
 use crate::http::Request;
 use crate::http::seats::Seats;
+use crate::logging;
 use crate::machine::{Machine, Scope};
 use crate::workspace::Lease;
 
@@ -24,6 +25,57 @@ pub(super) struct Context {
 pub(super) const BEARER_SUBPROTOCOL: &[u8] = b"sbx.bearer.";
 
 impl Context {
+    /// Gives the connection to the holder of the token. If the holder has too many, it ends.
+    ///
+    /// # Errors
+    /// `OverLimit`.
+    pub(super) fn seat(&self, request: &mut Request<'_>, holder: Holder<'_>) -> Result<()> {
+        let machine = &self.machine;
+        let seat = &mut *request.seat;
+        let given = match holder {
+            Holder::Operator => seat.give_to_operator(&machine.operator),
+            // A token is valid longer than its sandbox.
+            Holder::Sandbox(id) => machine
+                .ledger_of(id)
+                .map_or(Ok(()), |ledger| seat.give_to_tenant(&ledger)),
+        };
+        request.closes = given.is_err();
+        request.ledger = Arc::clone(request.seat.ledger());
+        given
+    }
+
+    /// Tells the log that a request was refused for its credentials.
+    #[expect(clippy::unused_self, reason = "as its siblings")]
+    pub(super) fn note_refusal(&self, request: &Request<'_>, text: &str) {
+        let client = request.client_address().map(|address| address.to_string());
+        let client = format!("client {}", client.as_deref().unwrap_or("unknown"));
+        let line = format_args!(
+            "refused {} {}: {text}",
+            logging::quoted(request.head.method.as_bytes()),
+            logging::quoted(&request.head.path)
+        );
+        logging::about(&client, line);
+    }
+
+    /// Tells the log that a request of a tenant has failed. The client gets the error, but only the operator can
+    /// repair it.
+    #[expect(clippy::unused_self, reason = "as its siblings")]
+    pub(super) fn note_failure(
+        &self,
+        tenant: &str,
+        request: &Request<'_>,
+        status: u16,
+        text: &str,
+    ) {
+        let line = format_args!(
+            "failed {} {}: {status} {}",
+            logging::quoted(request.head.method.as_bytes()),
+            logging::quoted(&request.head.path),
+            logging::quoted(text.as_bytes())
+        );
+        logging::about(tenant, line);
+    }
+
     /// Begins work in a workspace, which lasts as long as the lease. What the request holds is charged to
     /// the workspace, whoever asks.
     ///

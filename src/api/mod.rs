@@ -1,28 +1,29 @@
 //! The hall: it authenticates a request, picks the door that answers it, and counts the answer. It
-//! knows no operation. [`context`] has the state that it shares with the doors.
+//! knows no operation. [`context`] has the state that it shares with the doors, and [`forward`] the way to servers
+//! inside of a workspace.
 //!
-//! [`rest`] is the door for HTTP and JSON. A door parses its own wire into typed operations of
+//! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs. A door parses its own wire into typed operations of
 //! `workspace` and writes its own answers; no door uses another.
 
 mod context;
 mod counts;
+mod e2b;
+mod forward;
 mod origins;
 mod rest;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use crate::auth::{Access, Authenticator, Holder, Refused};
 use crate::codec::base64;
 use crate::http::handshake::subprotocols;
 use crate::http::seats::Seats;
 use crate::http::{Body, Handler, Refusal, Request, Response};
-use crate::logging;
 use crate::machine::Machine;
 use context::{BEARER_SUBPROTOCOL, Context};
 use counts::RequestCounts;
 use origins::Origins;
-use rest::{Answer, Target};
+use rest::Answer;
 
 /// The handler of all requests.
 pub struct Api {
@@ -53,12 +54,41 @@ impl Api {
         &self.context.machine
     }
 
-    fn answer(&self, request: &mut Request<'_>, path: &[u8], target: &Target<'_>) -> Answer {
+    /// Answers a request that the door for HTTP and JSON takes.
+    fn answer_rest(&self, request: &mut Request<'_>, path: &[u8], origin: Option<String>) -> Response {
+        let target = rest::Target::find(path);
+        let answer = self.try_rest(request, path, &target);
+        if let Err(refusal) = &answer
+            && matches!(refusal.status, 500 | 507)
+        {
+            let tenant = match target.access(&request.head.method) {
+                Some(Access::Inside(id) | Access::Sandbox(id)) => format!("sandbox {id}"),
+                _ => "the machine".to_owned(),
+            };
+            self.context
+                .note_failure(&tenant, request, refusal.status, &refusal.text);
+        }
+        // A server behind a port decides which origins it allows.
+        let is_relayed = target.is_proxied() && answer.is_ok();
+        let mut response = answer.unwrap_or_else(Response::from);
+        if !is_relayed {
+            response = self.context.origins.label(response, origin);
+        }
+        self.context.requests.count(target.name(), response.status);
+        response
+    }
+
+    fn try_rest(
+        &self,
+        request: &mut Request<'_>,
+        path: &[u8],
+        target: &rest::Target<'_>,
+    ) -> Answer {
         // MCP clients and browsers read these paths before they have a token.
         let is_public = path.starts_with(b"/.well-known/");
         if let Some(access) = target.access(&request.head.method).filter(|_| !is_public) {
             let holder = self.authenticate(request, access, target)?;
-            self.seat(request, holder)?;
+            self.context.seat(request, holder)?;
         }
         if request.head.method == "OPTIONS" && path == b"*" {
             return Ok(Response::new(204, Body::Empty)
@@ -67,37 +97,29 @@ impl Api {
         rest::answer(&self.context, request, path, target)
     }
 
-    /// Gives the connection to the holder of the token. If the holder has too many, it ends.
-    fn seat(&self, request: &mut Request<'_>, holder: Holder<'_>) -> Result<(), Refusal> {
-        let machine = &self.context.machine;
-        let seat = &mut *request.seat;
-        let given = match holder {
-            Holder::Operator => seat.give_to_operator(&machine.operator),
-            // A token is valid longer than its sandbox.
-            Holder::Sandbox(id) => machine
-                .ledger_of(id)
-                .map_or(Ok(()), |ledger| seat.give_to_tenant(&ledger)),
-        };
-        request.closes = given.is_err();
-        request.ledger = Arc::clone(request.seat.ledger());
-        Ok(given?)
+    /// Answers a request that the door for E2B's clients takes.
+    fn answer_e2b(
+        &self,
+        request: &mut Request<'_>,
+        target: &e2b::Target<'_>,
+        origin: Option<String>,
+    ) -> Response {
+        let mut response = e2b::answer(&self.context, request, target);
+        if !target.is_proxied() {
+            response = self.context.origins.label(response, origin);
+        }
+        self.context.requests.count(target.name(), response.status);
+        response
     }
 
     fn authenticate<'a>(
         &self,
         request: &Request<'_>,
         access: Access<'a>,
-        target: &Target<'_>,
+        target: &rest::Target<'_>,
     ) -> Result<Holder<'a>, Refusal> {
         let refused = |text: &str| {
-            let client = request.client_address().map(|address| address.to_string());
-            let client = format!("client {}", client.as_deref().unwrap_or("unknown"));
-            let line = format_args!(
-                "refused {} {}: {text}",
-                logging::quoted(request.head.method.as_bytes()),
-                logging::quoted(&request.head.path)
-            );
-            logging::about(&client, line);
+            self.context.note_refusal(request, text);
             Err(Refusal::new(403, "forbidden", text))
         };
         let Ok(own) = only_value(request, "x-sandbox-token") else {
@@ -135,41 +157,25 @@ impl Api {
 impl Handler for Api {
     fn handle(&self, request: &mut Request<'_>) -> Response {
         let path = request.head.path.clone();
-        let target = Target::find(&path);
-        let origins = &self.context.origins;
-        let origin = origins.of(request);
+        let e2b = e2b::Target::find(&self.context, request, &path);
+        let origin = self.context.origins.of(request);
         if let Some(origin) = &origin
             && origins::is_preflight(request)
         {
-            self.context.requests.count(target.name(), 204);
-            return origins::preflight(origin, target.allow());
-        }
-        let answer = self.answer(request, &path, &target);
-        if let Err(refusal) = &answer
-            && matches!(refusal.status, 500 | 507)
-        {
-            // The client gets the error, but only the operator can repair it.
-            let tenant = match target.access(&request.head.method) {
-                Some(Access::Inside(id) | Access::Sandbox(id)) => format!("sandbox {id}"),
-                _ => "the machine".to_owned(),
+            let (name, allow) = match &e2b {
+                Some(target) => (target.name(), target.allow()),
+                None => {
+                    let target = rest::Target::find(&path);
+                    (target.name(), target.allow())
+                }
             };
-            let line = format_args!(
-                "failed {} {}: {} {}",
-                logging::quoted(request.head.method.as_bytes()),
-                logging::quoted(&path),
-                refusal.status,
-                logging::quoted(refusal.text.as_bytes())
-            );
-            logging::about(&tenant, line);
+            self.context.requests.count(name, 204);
+            return origins::preflight(origin, allow);
         }
-        // A server behind a port decides which origins it allows.
-        let is_relayed = target.is_proxied() && answer.is_ok();
-        let mut response = answer.unwrap_or_else(Response::from);
-        if !is_relayed {
-            response = origins.label(response, origin);
+        match e2b {
+            Some(target) => self.answer_e2b(request, &target, origin),
+            None => self.answer_rest(request, &path, origin),
         }
-        self.context.requests.count(target.name(), response.status);
-        response
     }
 
     fn refused(&self, status: u16) {

@@ -1,12 +1,15 @@
 //! Small encodings that the doors share: JSON fields, form-encoded queries, JSON text, Base64,
-//! terminal output as plain text.
+//! terminal output as plain text,
+//! times, gzip.
 //!
 //! Pure functions of bytes. Nothing here knows a route, a status or a mechanism.
 
 pub mod fields;
+pub mod gzip;
 pub mod plain;
 pub mod queries;
 pub mod query;
+pub mod time;
 
 use std::ops::Range;
 use std::time::Duration;

@@ -51,6 +51,13 @@ impl Query {
         pairs.map(|(_, value)| value.as_slice())
     }
 
+    /// All names and values, in their order.
+    pub fn pairs(&self) -> impl Iterator<Item = (&[u8], &[u8])> {
+        self.0
+            .iter()
+            .map(|(name, value)| (name.as_slice(), value.as_slice()))
+    }
+
     /// Checks that every parameter is one of `known`, which `route` takes.
     ///
     /// # Errors
@@ -155,13 +162,26 @@ impl Query {
     }
 }
 
+/// Undoes percent-encoding; a plus is a plus.
+///
+/// # Errors
+/// `Invalid` if a percent sign is not followed by two hexadecimal digits.
+pub fn percent_decoded(raw: &[u8]) -> Result<Vec<u8>> {
+    decode_with(raw, b'+')
+}
+
 fn decode(raw: &[u8]) -> Result<Vec<u8>> {
+    decode_with(raw, b' ')
+}
+
+/// Undoes percent-encoding; a plus stands for `plus`.
+fn decode_with(raw: &[u8], plus: u8) -> Result<Vec<u8>> {
     let mut decoded = Vec::with_capacity(raw.len());
     let mut rest = raw;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
         decoded.push(match byte {
-            b'+' => b' ',
+            b'+' => plus,
             b'%' => {
                 let digits = after
                     .get(..2)

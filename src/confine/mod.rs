@@ -134,6 +134,8 @@ pub struct SandboxSettings<'a> {
     pub user: User,
     /// The path of its home.
     pub home: &'a Path,
+    /// Where commands see it if they have mounts of their own.
+    pub shown_home: &'a Path,
     /// The home, open.
     pub home_directory: BorrowedFd<'a>,
     /// Variables that are added to the environment of every command.
@@ -261,6 +263,7 @@ impl Policy {
             Isolation::Namespaces => Some(self.namespaces.make(&NamespacesSpec {
                 user: sandbox.user,
                 home: sandbox.home,
+                shown_home: sandbox.shown_home,
                 granted: &sandbox.grants.paths,
                 network: sandbox.isolation.owns_network(&sandbox.network),
                 max_memory: most_in_memory(&sandbox),
@@ -273,8 +276,12 @@ impl Policy {
             }
             _ => None,
         };
-        let home = sandbox.home.as_os_str();
-        let below = |name: &str| sandbox.home.join(name).into_os_string();
+        let shown_home = match sandbox.isolation {
+            Isolation::Landlock => sandbox.home,
+            Isolation::Namespaces => sandbox.shown_home,
+        };
+        let home = shown_home.as_os_str();
+        let below = |name: &str| shown_home.join(name).into_os_string();
         let mut path = below(".local/bin");
         path.push(":");
         path.push(&self.search);
@@ -307,7 +314,7 @@ impl Policy {
         Ok(Confinement {
             environment,
             chosen: Arc::clone(sandbox.environment),
-            directory: sandbox.home.to_owned(),
+            directory: shown_home.to_owned(),
             venv: Mutex::default(),
             limits,
             network: sandbox.network,
@@ -387,7 +394,7 @@ const OWN_HOSTS: &str = "localhost,127.0.0.1";
 const NICE: i32 = 10;
 
 /// `USER` and `LOGNAME` in a sandbox. Outside of namespaces /etc/passwd has no entry for its uid.
-const USER_NAME: &str = "sandbox";
+pub const USER_NAME: &str = "sandbox";
 
 /// A limit that the child cannot raise again, capped at the server's own hard limit.
 fn limit(resource: Resource, most: u64) -> (Resource, libc::rlimit) {
@@ -614,6 +621,34 @@ impl Confinement {
     /// Where commands start: the home of a sandbox, or where the server was started.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+
+    /// The home of the commands: that of a sandbox, else what the server's environment says, else where it was started.
+    pub fn home(&self) -> &Path {
+        let home = self.environment.get(OsStr::new("HOME"));
+        let home = home.and_then(|entry| entry.to_bytes().strip_prefix(b"HOME="));
+        let home = home.map(|home| Path::new(OsStr::from_bytes(home)));
+        home.filter(|home| home.is_absolute())
+            .unwrap_or(&self.directory)
+    }
+
+    /// The variables of commands that do not change them.
+    pub fn variables(&self) -> Vec<(String, String)> {
+        let environment = self.common_environment(None);
+        let text = |entry: &CStr| {
+            let entry = entry.to_string_lossy();
+            let (name, value) = entry.split_once('=')?;
+            Some((name.to_owned(), value.to_owned()))
+        };
+        environment
+            .values()
+            .filter_map(|entry| text(entry))
+            .collect()
+    }
+
+    /// Whether commands that do not change their environment have this variable.
+    pub fn has_variable(&self, name: &str) -> bool {
+        self.common_environment(None).contains_key(OsStr::new(name))
     }
 
     /// Whether a program is found in the PATH of commands that do not change it. It looks as the commands' user,

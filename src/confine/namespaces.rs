@@ -205,6 +205,8 @@ pub(super) struct NamespacesSpec<'a> {
     pub(super) user: User,
     /// The path of the home, inside and outside.
     pub(super) home: &'a Path,
+    /// Another one that it has inside, or the same.
+    pub(super) shown_home: &'a Path,
     pub(super) granted: &'a GrantedPaths,
     /// Whether the network is the sandbox's own.
     pub(super) network: bool,
@@ -301,6 +303,7 @@ fn attempt() -> std::result::Result<NeedsUsers, Failure> {
         let spec = NamespacesSpec {
             user: User { uid: 1, gid: 1 },
             home: Path::new("/home/sandbox"),
+            shown_home: Path::new("/home/sandbox"),
             granted: &GrantedPaths::default(),
             network: true,
             max_memory: None,
@@ -724,6 +727,12 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
     let User { uid, gid } = spec.user;
     if has_home {
         layout.bind(spec.home, true, NO_SET_USER_ID | NO_DEVICES);
+        if spec.shown_home != spec.home {
+            layout.directory(spec.shown_home);
+            let home = c_string(spec.home);
+            layout.bind_over(&home, spec.shown_home, NO_SET_USER_ID | NO_DEVICES);
+            layout.bound.push(spec.shown_home.to_owned());
+        }
         for (paths, attributes) in [
             (
                 &spec.granted.read_only,
@@ -740,7 +749,7 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
         }
         let shell = ["/bin/bash", "/bin/sh"].into_iter();
         let shell = shell.clone().find(|shell| Path::new(shell).exists());
-        let (home, shell) = (spec.home.display(), shell.unwrap_or("/bin/sh"));
+        let (home, shell) = (spec.shown_home.display(), shell.unwrap_or("/bin/sh"));
         // The third field is the number.
         let is_own = |line: &str, id: u32| {
             let mut fields = line.split(':');

@@ -12,6 +12,7 @@ mod beneath;
 mod chmod;
 mod condition;
 mod copy;
+mod describe;
 mod entry;
 #[cfg(test)]
 mod fuzz;
@@ -41,6 +42,7 @@ pub use archive::{
 pub use chmod::Changed;
 pub use condition::{Condition, Turn};
 pub use copy::{CopyReport, Copying};
+pub use describe::{Attribute, Description};
 pub use entry::{Entry, FileKind, FileVersion, modified_ms};
 pub use home::{make_home, remove_home};
 pub use list::Page;

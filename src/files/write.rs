@@ -24,6 +24,7 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
+use super::describe::{Attribute, attribute_error};
 use super::condition::{Condition, Turn, changed, check_again, check_version, exists};
 use super::entry::{FileKind, FileVersion, Identity, size};
 use super::name::FilePath;
@@ -32,6 +33,7 @@ use super::root::{Root, opening_error};
 use super::splice_pipe::SplicePipe;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
+use crate::sys::set_attribute;
 
 /// Tries to open a file that other requests make, replace or protect at the same time.
 const ATTEMPTS: usize = 16;
@@ -248,6 +250,18 @@ impl Upload<'_> {
     /// Gives the complete file a mode.
     pub(super) fn set_mode(&mut self, mode: u32) {
         self.mode = Some(mode);
+    }
+
+    /// Gives the complete file extended attributes (xattr(7)).
+    ///
+    /// # Errors
+    /// `Unsupported` if the file system has none, `TooLarge` if they are too large for it.
+    pub fn set_attributes(&mut self, attributes: &[Attribute]) -> Result<()> {
+        for Attribute { name, value } in attributes {
+            set_attribute(self.file.as_fd(), name, value)
+                .map_err(|errno| attribute_error(&self.shown, errno))?;
+        }
+        Ok(())
     }
 
     /// The staged file. Its bytes are written by other means than [`Upload::write`].

@@ -22,10 +22,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
+use crate::clock::now_ms;
 use crate::config::HostSettings;
 use crate::confine::{Grants, Limiter, Policy, SandboxSettings};
 use crate::egress::{Egress, Exits};
@@ -44,7 +45,7 @@ use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::sys::{self, User};
 use crate::workspace::{Lease, Workspace};
 use homes::Homes;
-pub use sandbox::{Sandbox, SandboxSpec};
+pub use sandbox::{Expiry, Labels, Sandbox, SandboxSpec};
 use signals::Signaller;
 use table::{Ids, Reservation, SandboxTable};
 use tcp_ports::TcpPorts;
@@ -312,6 +313,37 @@ impl Host {
         Ok(made)
     }
 
+    /// Makes one sandbox, or finds the one that a request with the same key has made. `None` if the host is full.
+    ///
+    /// # Errors
+    /// As [`Host::create`].
+    pub fn create_once(&self, spec: &SandboxSpec) -> Result<Option<Arc<Sandbox>>> {
+        let Some(key) = &spec.labels.key else {
+            return self.create(1, spec).map(|mut made| made.pop());
+        };
+        let is_making = |table: &mut SandboxTable| table.keys.contains(key);
+        let mut table = self.changed.wait_while(self.table(), is_making);
+        let known = table.sandboxes.values();
+        let known = known
+            .into_iter()
+            .find(|sandbox| sandbox.labels.key.as_ref() == Some(key));
+        if let Some(known) = known {
+            return Ok(Some(Arc::clone(known)));
+        }
+        table.keys.insert(key.clone());
+        drop(table);
+        let made = self.create(1, spec);
+        self.table().keys.remove(key);
+        self.changed.notify_all();
+        made.map(|mut made| made.pop())
+    }
+
+    /// Finds a sandbox by what only its own clients know.
+    pub fn find_by(&self, is_it: impl Fn(&str) -> bool) -> Option<Arc<Sandbox>> {
+        // Checked without the table's lock: a check takes microseconds, and there may be thousands.
+        self.list().into_iter().find(|sandbox| is_it(&sandbox.id))
+    }
+
     /// What commands of a new sandbox reach.
     fn network_of<'a>(&'a self, spec: &'a SandboxSpec) -> &'a Posture {
         spec.network.as_ref().unwrap_or(&self.default_network)
@@ -357,6 +389,7 @@ impl Host {
             id: &reservation.id,
             user: reservation.user,
             home: &path,
+            shown_home: spec.shown_home.as_deref().unwrap_or(&path),
             home_directory: home.as_fd(),
             environment: &spec.environment,
             max_processes,
@@ -377,16 +410,15 @@ impl Host {
         let ports = Ports::home(Arc::clone(&home), reservation.user, tcp);
         let root = Root::home(home, reservation.user);
         let shared = Arc::clone(&self.shared);
-        #[expect(clippy::disallowed_methods, reason = "clients are told")]
-        let created = SystemTime::now().duration_since(UNIX_EPOCH);
         Ok(Arc::new(Sandbox {
             id: reservation.id.clone(),
             number: reservation.number,
             user: reservation.user,
             home: path,
-            created_at_ms: u64::try_from(created.unwrap_or_default().as_millis())
-                .unwrap_or(u64::MAX),
+            created_at_ms: now_ms(),
             idle_timeout: spec.idle_timeout,
+            expiry: Mutex::new(spec.lifetime.and_then(Expiry::after)),
+            labels: spec.labels.clone(),
             max_processes,
             max_memory: spec.max_memory,
             limits,
@@ -562,8 +594,10 @@ impl Host {
                 let is_idle = sandbox
                     .idle_timeout
                     .is_some_and(|limit| sandbox.workspace.close_if_idle(limit));
+                // Whatever runs in it.
+                let is_over = is_idle || sandbox.has_expired();
                 // Unless a request is deleting it already.
-                if is_idle && let Some(sandbox) = self.table().take(&sandbox.id) {
+                if is_over && let Some(sandbox) = self.table().take(&sandbox.id) {
                     evicted.push(sandbox);
                 }
             }

@@ -2,12 +2,14 @@
 //!
 //! Its [`Workspace`] knows what runs in it; the table of the host knows whether it still exists.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::tcp_ports::PortLease;
+use crate::clock::now_ms;
 use crate::command::EnvironmentChange;
 use crate::confine::{
     GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy, WholeLimits,
@@ -17,7 +19,7 @@ use crate::isolation::Isolation;
 use crate::logging;
 use crate::posture::Posture;
 use crate::process::Reason;
-use crate::sync::Mutex;
+use crate::sync::{Mutex, lock};
 use crate::sys::User;
 use crate::workspace::Workspace;
 
@@ -44,6 +46,42 @@ pub struct SandboxSpec {
     pub read_write_paths: Vec<String>,
     /// How many TCP ports its commands can listen on.
     pub tcp_ports: usize,
+    /// When it is deleted, whatever runs in it; `None` means never.
+    pub lifetime: Option<Duration>,
+    /// What its client has written on it.
+    pub labels: Labels,
+    /// Where commands see the home if they have mounts of their own; `None` for where it is.
+    pub shown_home: Option<PathBuf>,
+}
+
+/// What a client has written on a sandbox, to find it by.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// What it was made from.
+    pub template: String,
+    /// Values by name.
+    pub metadata: BTreeMap<String, String>,
+    /// Names the request that made it: the same request again gets the same sandbox.
+    pub key: Option<String>,
+}
+
+/// The end of a sandbox's life.
+#[derive(Debug, Clone, Copy)]
+pub struct Expiry {
+    at: Instant,
+    /// Milliseconds since 1970.
+    pub at_ms: u64,
+}
+
+impl Expiry {
+    /// After this time. `None` for one that no clock can show.
+    pub fn after(lifetime: Duration) -> Option<Self> {
+        let at_ms = now_ms() + u64::try_from(lifetime.as_millis()).ok()?;
+        Some(Self {
+            at: Instant::now().checked_add(lifetime)?,
+            at_ms,
+        })
+    }
 }
 
 /// A sandbox.
@@ -60,6 +98,10 @@ pub struct Sandbox {
     pub created_at_ms: u64,
     /// Idle time after which it is evicted; `None` means never.
     pub idle_timeout: Option<Duration>,
+    /// When it is deleted, whatever runs in it; `None` means never.
+    pub(super) expiry: Mutex<Option<Expiry>>,
+    /// What its client has written on it.
+    pub labels: Labels,
     /// Most processes and threads at once.
     pub max_processes: u64,
     /// Most bytes of data of each process; `None` means no limit.
@@ -82,6 +124,37 @@ pub struct Sandbox {
 }
 
 impl Sandbox {
+    /// Counts sandboxes in the order of their creation.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// When it is deleted, whatever runs in it; `None` means never.
+    pub fn expiry(&self) -> Option<Expiry> {
+        *lock(&self.expiry)
+    }
+
+    /// Ends it after this time from now.
+    pub fn set_lifetime(&self, lifetime: Duration) {
+        *lock(&self.expiry) = Expiry::after(lifetime);
+    }
+
+    /// Ends it no earlier than after this time from now. One that has no end keeps none.
+    pub fn extend_lifetime(&self, least: Duration) {
+        if let Some(expiry) = &mut *lock(&self.expiry)
+            && let Some(later) = Expiry::after(least)
+            && later.at > expiry.at
+        {
+            *expiry = later;
+        }
+    }
+
+    /// Whether its time is over.
+    pub(super) fn has_expired(&self) -> bool {
+        self.expiry()
+            .is_some_and(|expiry| expiry.at <= Instant::now())
+    }
+
     /// The TCP ports that its commands can listen on.
     pub fn tcp_ports(&self) -> &[u16] {
         self.ports.ports()

@@ -29,6 +29,8 @@ pub(super) struct SandboxTable {
     pub(super) sandboxes: HashMap<String, Arc<Sandbox>>,
     /// Number of sandboxes that are being made.
     pub(super) reserved: usize,
+    /// Keys of the requests that are making one.
+    pub(super) keys: HashSet<String>,
     /// Ids of sandboxes that are being deleted.
     pub(super) ending: HashSet<String>,
     /// Ids of stuck sandboxes whose deletion is being retried.
@@ -55,6 +57,7 @@ impl SandboxTable {
             ids,
             sandboxes: HashMap::new(),
             reserved: 0,
+            keys: HashSet::new(),
             ending: HashSet::new(),
             retried: HashSet::new(),
             stuck: HashMap::new(),

@@ -16,6 +16,7 @@ pub mod connection;
 mod fuzz;
 pub mod handshake;
 pub mod parse;
+pub mod range;
 pub mod reader;
 pub mod request;
 pub mod response;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::mem;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use super::event::{End, EndReason, Event};
 use super::execution::{Abandoned, Execution, ExecutionSpec, ExecutionState, ExecutionSubscriber};
@@ -763,12 +763,6 @@ fn fingerprint(spec: &ExecutionSpec) -> Fingerprint {
         part(value);
     }
     digest.finalize().into()
-}
-
-pub(super) fn now_ms() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "clients see it")]
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-    u64::try_from(since_1970.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// What all contexts of the server have done.

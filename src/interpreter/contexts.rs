@@ -7,10 +7,11 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
-use super::context::{Asked, Context, ContextSpec, ContextState, Home, Identity, Site, now_ms};
+use super::context::{Asked, Context, ContextSpec, ContextState, Home, Identity, Site};
 use super::driver;
 use super::execution::ExecutionSpec;
 use crate::activity::Activity;
+use crate::clock::now_ms;
 use crate::client::{Interrupt, Stopped};
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};

@@ -465,6 +465,7 @@ impl Driver {
             stdin: spec.stdin.as_deref(),
             asks: spec.asks,
             environment: &spec.environment,
+            sends_values: spec.sends_values,
             is_signalled: std::mem::take(&mut self.is_signalled),
         };
         frame::run(self.wire, &run, &mut self.outgoing);

@@ -55,6 +55,9 @@ pub struct ExecutionSpec {
     pub asks: bool,
     /// Variables for this execution.
     pub environment: Vec<(String, String)>,
+    /// Whether results and displays also come as values that programs read: JSON of lists and dictionaries, the data of
+    /// charts and tables.
+    pub sends_values: bool,
     /// Whether it ends with its client.
     pub abandoned: Abandoned,
     /// Output beyond this is thrown away.
@@ -72,6 +75,7 @@ impl ExecutionSpec {
             stdin: None,
             asks: false,
             environment: Vec::new(),
+            sends_values: false,
             abandoned: Abandoned::Interrupt,
             max_output: u64::MAX,
         }

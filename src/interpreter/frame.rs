@@ -76,6 +76,8 @@ pub(super) struct Run<'a> {
     pub(super) stdin: Option<&'a str>,
     pub(super) asks: bool,
     pub(super) environment: &'a [(String, String)],
+    /// Whether results and displays are also sent as values.
+    pub(super) sends_values: bool,
     /// SIGINT was sent since the last run.
     pub(super) is_signalled: bool,
 }
@@ -233,15 +235,20 @@ fn code_error(error: &RawValue) -> Result<CodeError> {
     Ok(error)
 }
 
-/// The object of a bundle's values by MIME type: strings, or any JSON for types of JSON.
+/// The object of a bundle's values by MIME type: strings, or any JSON for some types.
 fn data(data: Option<&RawValue>) -> Result<String> {
     let data = data.ok_or_else(|| broken("data is missing"))?;
     for (mime, value) in decoded::<Members<'_>>("data", data)?.0 {
-        if JsonType::of(value) != JsonType::String && !mime.ends_with("json") {
+        if JsonType::of(value) != JsonType::String && !is_json(&mime) {
             return Err(broken("a value in data is no string"));
         }
     }
     passed_on(data)
+}
+
+/// Whether values of a MIME type are JSON and no text: objects of the types of E2B's clients are, too.
+fn is_json(mime: &str) -> bool {
+    mime.ends_with("json") || mime.starts_with("e2b/")
 }
 
 fn object(name: &str, object: Option<&RawValue>) -> Result<String> {
@@ -346,12 +353,15 @@ pub(super) fn run(wire: Wire, run: &Run<'_>, out: &mut Vec<u8>) {
             let Run {
                 count,
                 asks,
+                sends_values,
                 is_signalled,
                 ..
             } = run;
             raw(
                 out,
-                &format!(",\"count\":{count},\"ask\":{asks},\"signalled\":{is_signalled},\"env\":"),
+                &format!(
+                    ",\"count\":{count},\"ask\":{asks},\"values\":{sends_values},\"signalled\":{is_signalled},\"env\":"
+                ),
             );
             let changes = run.environment.iter();
             members(out, changes.map(|(name, value)| (&**name, Some(&**value))));

@@ -82,10 +82,23 @@ def start_ipython():
     S.shell = shell = Shell.instance(config=config, user_module=main_module, user_ns=namespace)
     shell.user_ns["exit"] = shell.user_ns["quit"] = sys.modules["builtins"].exit
     shell.display_formatter.active_types = shell.display_formatter.format_types
+    shell.display_formatter.format = adding_values(shell.display_formatter.format)
     shell.compile.get_code_name = lambda raw, transformed, number: "<cell %d>" % S.count
     sys.excepthook, sys.displayhook = sys.__excepthook__, sys.__displayhook__
     S.execute, S.format_error, S.make_bundle = execute_ipython, format_ipython, shell.display_formatter.format
     return __version__
+
+
+def adding_values(show):
+    """IPython's format(), which adds values too where nobody has chosen types."""
+
+    def format_with_values(obj, *args, **options):
+        bundle = show(obj, *args, **options)
+        if S.values and bundle[0] and not any(args) and not any(options.values()):
+            add_values(obj, bundle[0])
+        return bundle
+
+    return format_with_values
 
 
 def execute_ipython(code):

@@ -1,9 +1,9 @@
 """The bridge of Python contexts: runs code in this interpreter and speaks PROTOCOL.md with the server on socket FD.
 
 The start waits while this file is compiled, so it holds only what every context needs; the sources of the IPython
-back end and of figures come with `init` and are executed in this file's namespace when they are needed. The code that
-a context runs shares this process: the bridge uses a private copy of the builtins (made by start_python.py) and
-private references, and it must not depend on anything that the code can replace.
+back end, of figures and of charts come with `init` and are executed in this file's namespace when they are needed. The
+code that a context runs shares this process: the bridge uses a private copy of the builtins (made by start_python.py)
+and private references, and it must not depend on anything that the code can replace.
 """
 import _ast
 import _signal
@@ -67,6 +67,7 @@ class State:
     has_children = False  # any of them may have written to the other one
     child = False  # this is a forked child: it has no server
     count = 0
+    values = False  # the execution asks for what objects hold
     shown = 0
     loop = None
     stdout = stderr = None
@@ -361,7 +362,7 @@ def plain_json(value, depth=0):
 
 
 def plain_value(mime, value):
-    if mime.endswith("json"):
+    if mime.endswith("json") or mime in ("e2b/data", "e2b/chart"):
         return plain_json(value)
     if isinstance(value, (bytes, bytearray)):
         if mime.startswith("text/") or mime.endswith(("+xml", "javascript")):
@@ -389,7 +390,16 @@ def make_bundle(obj):
         if value is None:
             continue
         data.update(value if mime is None else {mime: value})
+    if S.values:
+        add_values(obj, data)
     return data, metadata
+
+
+def add_values(obj, data):
+    """Adds to a bundle what the object holds. charts.py has the function that takes this one's place."""
+    if "charts" in S.modules:
+        exec(compile(S.modules["charts"], "<bridge>", "exec"), globals())
+        add_values(obj, data)
 
 
 def fit(data, metadata):
@@ -742,6 +752,7 @@ def flush_code_streams():
 
 def run(request):
     S.count = request.get("count") or S.count + 1
+    S.values = request.get("values") is True
     values = request.get("env") or {}
     before = {name: environ.get(name) for name in values}
     set_environment(values)

@@ -11,16 +11,26 @@ use super::process::{Process, Subscriber};
 use super::ring::{Cursor, Piece};
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
 
+/// How far a subscriber follows a process that has not ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Up to the end of the log.
+    Held,
+    /// To the end of the process.
+    Exit,
+    /// The same, or to this moment.
+    Until(Instant),
+}
+
 impl Process {
-    /// Sends a subscriber the output from `cursor` on: until the process has ended if `live`, else up to
-    /// the end of the log.
+    /// Sends a subscriber the output from `cursor` on.
     ///
     /// # Errors
     /// The client disconnected.
     pub fn follow(
         self: &Arc<Self>,
         mut cursor: Cursor,
-        live: bool,
+        extent: Extent,
         subscriber: &mut dyn Subscriber,
     ) -> Result<(), Disconnected> {
         let listener = self.bell.listen();
@@ -51,11 +61,15 @@ impl Process {
                 subscriber.exit(&exit);
                 return Ok(());
             }
-            if !live {
-                subscriber.caught_up(&cursor);
-                return Ok(());
-            }
-            listener.wait(&mut keep_alive, subscriber.client(), None)?;
+            let until = match extent {
+                Extent::Exit => None,
+                Extent::Until(until) if Instant::now() < until => Some(until),
+                Extent::Held | Extent::Until(_) => {
+                    subscriber.caught_up(&cursor);
+                    return Ok(());
+                }
+            };
+            listener.wait(&mut keep_alive, subscriber.client(), until)?;
         }
     }
 

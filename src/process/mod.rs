@@ -28,6 +28,7 @@ mod terminal;
 mod tree;
 mod viewer;
 
+pub use follow::Extent;
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 pub use pump::{Buffer, Pump};
 pub use stdin::StdinWriter;

@@ -14,7 +14,9 @@ use super::tree::{self, Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::bell::Bell;
 use crate::client::Client;
-use crate::command::{CommandLine, CommandSpec, Fingerprint, TerminalSize};
+use crate::command::{
+    CommandLine, CommandSpec, EnvironmentChange, Fingerprint, TerminalSize, environment_bytes,
+};
 use crate::confine::{KillWatch, Mark, MemoryKill};
 use crate::error::{Error, Kind, Result};
 use crate::ledger::{Charge, Ledger};
@@ -88,6 +90,10 @@ pub struct Process {
     pub pid: Pid,
     /// The command as the client sent it.
     pub command: CommandLine,
+    /// Its changes to the workspace's environment.
+    pub environment: Vec<EnvironmentChange>,
+    /// The working directory that was asked for; `None` means the workspace's.
+    pub directory: Option<String>,
     /// `None` if the server chose the id: such a start is never compared.
     fingerprint: Option<Fingerprint>,
     /// The client's label.
@@ -231,6 +237,8 @@ impl Process {
             id,
             pid: spawned.pid,
             command: spec.line().clone(),
+            environment: spec.environment().to_vec(),
+            directory: spec.directory().map(str::to_owned),
             fingerprint: spec.id.is_some().then(|| spec.fingerprint()),
             tag: spec.tag.clone(),
             started_at_ms,
@@ -253,6 +261,11 @@ impl Process {
             bell: Arc::default(),
             charge,
         }
+    }
+
+    /// Bytes of its texts in memory, approximately.
+    pub(super) fn text_bytes(&self) -> usize {
+        self.command.size() + environment_bytes(&self.environment)
     }
 
     /// Whether a start with the same chosen id asks for the same command.

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use super::logs::{Log, LogStore, LogTenant};
 use super::process::{Origin, Process, Reason, StdinSlot, finish, kill_trees};
@@ -23,6 +23,7 @@ use super::terminal::{OpenTerminals, Terminal};
 use super::tree::{Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::activity::Activity;
+use crate::clock::now_ms;
 use crate::command::{CommandSpec, StdinSource};
 use crate::confine::{Confinement, KillWatch, Mark};
 use crate::error::{Error, Kind, Result};
@@ -167,7 +168,7 @@ impl ProcessTable {
         self.by_id.remove(&process.id);
         if let Some(at) = self.ended.iter().position(|ended| *ended == number) {
             self.ended.remove(at);
-            self.ended_command_bytes -= process.command.size();
+            self.ended_command_bytes -= process.text_bytes();
         }
         // A given id is recognized by its number.
         if given_number(&process.id).is_none() {
@@ -303,7 +304,7 @@ impl Registry {
         };
         stdio.passed = socket.or(stdio.passed);
         oom::begin();
-        let started = (start.since, milliseconds_since_1970());
+        let started = (start.since, now_ms());
         let origin = Origin {
             mark: Mark::next(),
             user: confinement.user(),
@@ -633,7 +634,7 @@ impl PumpOwner for Registry {
             return;
         };
         table.ended.push_back(number);
-        table.ended_command_bytes += process.command.size();
+        table.ended_command_bytes += process.text_bytes();
         while table.ended.len() > HISTORY
             || (table.ended_command_bytes > HISTORY_COMMAND_BYTES && table.ended.len() > 1)
         {
@@ -641,12 +642,6 @@ impl PumpOwner for Registry {
             table.remove(oldest);
         }
     }
-}
-
-fn milliseconds_since_1970() -> u64 {
-    #[expect(clippy::disallowed_methods, reason = "clients see it")]
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-    u64::try_from(since_1970.unwrap_or_default().as_millis()).unwrap_or(u64::MAX)
 }
 
 /// Adds to a queue that keeps the latest [`HISTORY`] values.

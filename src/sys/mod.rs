@@ -11,6 +11,7 @@
 #![allow(unsafe_code, reason = "this is the folder that holds it")]
 
 mod alloc;
+mod attributes;
 mod clone;
 mod descriptors;
 mod diag;
@@ -33,6 +34,7 @@ mod unwind;
 
 #[cfg(test)]
 pub use alloc::allocated_bytes;
+pub use attributes::{attribute, attribute_names, set_attribute};
 pub use descriptors::{clone_file, is_getting_scarce, is_scarce, prepare_descriptors};
 pub use diag::{is_tcp_listening, tcp_listener_uid, tcp_peer_uid};
 pub use identity::{

@@ -3,15 +3,18 @@
 //! [`UploadSource`] hides where the bytes come from, so nothing here knows a protocol. Large uploads
 //! are spliced through a pipe, without copies.
 
+use std::io::{self, BufRead, Read};
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::{Interrupt, Lookout, Peer, Stopped};
-use crate::error::{Error, Result};
+use crate::codec::gzip::{DECODER_BYTES, Decoder};
+use crate::error::{Error, Kind, Result};
 use crate::files::hash::Hasher;
 use crate::files::{Condition, RangedWrite, SplicePipe, Upload};
-use crate::ledger::{Item, Ledger};
+use crate::ledger::{Charge, Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
 
 /// Bytes that are received at a time.
@@ -182,4 +185,106 @@ fn wait_for_room(upload: &Upload<'_>, client: &mut dyn Peer) -> Result<()> {
         return Ok(());
     }
     Err(upload.unread())
+}
+
+/// What a client sends, as a buffered reader. Why the source broke off is kept.
+pub(super) struct UploadReader<'s, S: UploadSource> {
+    source: &'s mut S,
+    buffer: Vec<u8>,
+    unread: Range<usize>,
+    _charge: Charge,
+    error: Option<S::Error>,
+}
+
+impl<'s, S: UploadSource> UploadReader<'s, S> {
+    pub(super) fn new(source: &'s mut S, ledger: &Arc<Ledger>) -> Self {
+        let charge = ledger.charge_up_to(Item::Bodies, READ_BYTES, LEAST_READ_BYTES);
+        Self {
+            source,
+            buffer: vec![0; charge.bytes()],
+            unread: 0..0,
+            _charge: charge,
+            error: None,
+        }
+    }
+
+    /// Why the source broke off, if it did.
+    pub(super) fn take_error(&mut self) -> Option<S::Error> {
+        self.error.take()
+    }
+}
+
+impl<S: UploadSource> BufRead for UploadReader<'_, S> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.unread.is_empty() {
+            let count = self.source.read(&mut self.buffer).map_err(|error| {
+                self.error = Some(error);
+                io::Error::from(io::ErrorKind::ConnectionAborted)
+            })?;
+            self.unread = 0..count;
+        }
+        Ok(&self.buffer[self.unread.clone()])
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.unread.start += count;
+    }
+}
+
+impl<S: UploadSource> Read for UploadReader<'_, S> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let count = self.fill_buf()?.read(into)?;
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+/// What a client sends compressed by gzip, in one member or several.
+pub struct GunzipSource<'s, S: UploadSource> {
+    decoder: Decoder<UploadReader<'s, S>>,
+    _charge: Charge,
+}
+
+impl<'s, S: UploadSource> GunzipSource<'s, S> {
+    /// What `source` sends, decompressed.
+    ///
+    /// # Errors
+    /// `OverLimit`.
+    pub fn new(source: &'s mut S, ledger: &Arc<Ledger>) -> Result<Self> {
+        let charge = ledger.charge(Item::Bodies, DECODER_BYTES)?;
+        let reader = UploadReader::new(source, ledger);
+        Ok(Self {
+            decoder: Decoder::new(reader),
+            _charge: charge,
+        })
+    }
+}
+
+impl<S: UploadSource> UploadSource for GunzipSource<'_, S> {
+    type Error = S::Error;
+
+    fn remaining(&self) -> Option<u64> {
+        None
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> std::result::Result<usize, S::Error> {
+        self.decoder.read(buffer).map_err(|error| {
+            let broken_off = self.decoder.input().take_error();
+            broken_off.unwrap_or_else(|| {
+                let text = match error.kind() {
+                    io::ErrorKind::UnexpectedEof => "the gzip data ends too early".to_owned(),
+                    _ => error.to_string(),
+                };
+                Error::new(Kind::BadArchive, text).into()
+            })
+        })
+    }
+
+    fn splice(&mut self, _: BorrowedFd<'_>) -> std::result::Result<Option<usize>, S::Error> {
+        Ok(None)
+    }
+
+    fn client(&self) -> Box<dyn Peer + Send> {
+        self.decoder.input_ref().source.client()
+    }
 }

@@ -72,6 +72,20 @@ struct WatchTable {
 }
 
 impl WatchTable {
+    /// Makes room for one more by removing the lasting watch that was unread for longest, if there is no other room.
+    fn make_room(&mut self) {
+        if self.all.len() < MAX_WATCHES {
+            return;
+        }
+        let lasting = self.all.iter().enumerate();
+        let lasting = lasting.filter(|(_, watch)| watch.lasting.is_some());
+        let oldest = lasting.min_by_key(|(_, watch)| lock(&watch.ring).read_at);
+        if let Some((at, watch)) = oldest {
+            watch.is_removed.store(true, Ordering::Relaxed);
+            self.all.remove(at);
+        }
+    }
+
     /// The watch that has an id already, if it is the same and has not ended.
     ///
     /// # Errors
@@ -83,7 +97,7 @@ impl WatchTable {
     ) -> Result<Option<Arc<RegisteredWatch>>> {
         let same_id = |watch: &&Arc<RegisteredWatch>| id.is_some_and(|id| id.as_str() == watch.id);
         match self.all.iter().find(same_id) {
-            Some(watch) if watch.settings == *settings => {
+            Some(watch) if watch.settings == *settings && watch.lasting.is_none() => {
                 let mut ring = lock(&watch.ring);
                 ring.read_at = Instant::now();
                 Ok(ring.ended.is_none().then(|| Arc::clone(watch)))
@@ -101,6 +115,13 @@ impl WatchTable {
     }
 }
 
+/// A watch that stays until it is removed, however long nobody reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Lasting {
+    /// Whether its reader wants to know what the files are that have changed.
+    pub describes: bool,
+}
+
 /// A watch that clients poll.
 pub struct RegisteredWatch {
     /// Its id.
@@ -108,6 +129,8 @@ pub struct RegisteredWatch {
     /// The directories that were watched when it began.
     pub directories: usize,
     settings: Settings,
+    /// `None` if it goes when nobody reads it.
+    pub lasting: Option<Lasting>,
     is_removed: AtomicBool,
     ring: Mutex<EventRing>,
     /// Rings when the ring has changed.
@@ -180,12 +203,16 @@ impl Watches {
     pub(super) fn add(
         self: &Arc<Self>,
         id: Option<&ChosenId>,
+        lasting: Option<Lasting>,
         watcher: Watcher,
     ) -> Result<Arc<RegisteredWatch>> {
         let wakeup = self.make_wakeup()?;
         let charge = self.ledger.charge(Item::Watches, 0)?;
         // Held from here on: others add watches at the same time.
         let mut table = lock(&self.table);
+        if lasting.is_some() {
+            table.make_room();
+        }
         if let Some(watch) = table.existing(id, watcher.settings())? {
             return Ok(watch);
         }
@@ -193,7 +220,13 @@ impl Watches {
         let number = table.last_number;
         let id = id.map_or_else(|| format!("w-{number}"), |id| id.as_str().to_owned());
         let (settings, directories) = (watcher.settings().clone(), watcher.directories());
-        let watch = Arc::new(RegisteredWatch::new(id, settings, directories, charge));
+        let watch = Arc::new(RegisteredWatch::new(
+            id,
+            settings,
+            lasting,
+            directories,
+            charge,
+        ));
         if !table.has_thread {
             let this = Arc::downgrade(self);
             let woken = Arc::clone(&wakeup);
@@ -255,10 +288,10 @@ impl Watches {
             let ring = lock(&watch.ring);
             let is_read = ring.readers > 0;
             let until = if is_read { now } else { ring.read_at } + UNREAD_LIMIT;
-            let stays = now < until;
-            if stays {
+            let stays = now < until || watch.lasting.is_some();
+            if stays && watch.lasting.is_none() {
                 next = Some(next.map_or(until, |next| next.min(until)));
-            } else {
+            } else if !stays {
                 watch.is_removed.store(true, Ordering::Relaxed);
             }
             stays
@@ -318,11 +351,18 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
 }
 
 impl RegisteredWatch {
-    fn new(id: String, settings: Settings, directories: usize, charge: Charge) -> Self {
+    fn new(
+        id: String,
+        settings: Settings,
+        lasting: Option<Lasting>,
+        directories: usize,
+        charge: Charge,
+    ) -> Self {
         Self {
             id,
             directories,
             settings,
+            lasting,
             is_removed: AtomicBool::new(false),
             ring: Mutex::new(EventRing {
                 events: VecDeque::new(),
@@ -340,6 +380,24 @@ impl RegisteredWatch {
     /// The directory that is watched.
     pub fn path(&self) -> &FilePath {
         &self.settings.path
+    }
+
+    /// Takes the events that nobody has taken, and why the watch is over, if it is.
+    pub fn take(&self) -> (Vec<TreeEvent>, Option<Ended>) {
+        let mut ring = lock(&self.ring);
+        ring.read_at = Instant::now();
+        let events = std::mem::take(&mut ring.events);
+        ring.count_bytes();
+        let is_removed = self.is_removed.load(Ordering::Relaxed);
+        let ended = if is_removed {
+            Some(Ended::Closed)
+        } else {
+            ring.ended
+        };
+        (
+            events.into_iter().map(|(_, event)| event).collect(),
+            ended,
+        )
     }
 
     /// Moves what has happened into the ring.
@@ -516,7 +574,7 @@ mod tests {
         };
         let charge = ledger.charge(Item::Watches, 0).unwrap();
         let id = "one".to_owned();
-        Arc::new(RegisteredWatch::new(id, settings, 1, charge))
+        Arc::new(RegisteredWatch::new(id, settings, None, 1, charge))
     }
 
     fn created(number: usize) -> TreeEvent {

@@ -119,6 +119,116 @@ class Figures(test_python.Case):
         self.assertIn("100%", execution.stderr)
 
 
+    values_of = test_python.Results.values_of
+
+    def chart(self, code, values=True):
+        """The one figure that the code leaves, which was a picture too."""
+        execution = self.run_code("import matplotlib.pyplot as plt\n" + code, values=values)
+        self.assertEqual(self.shown(execution), 1)
+        return [frame["data"].get("e2b/chart") for frame in execution.frames("display")][0]
+
+    def test_tables_are_columns(self):
+        self.run_code("import pandas as pd, numpy as np, datetime as dt")
+        table = (
+            "pd.DataFrame({'n': [1, 2], 'f': [.5, None], 's': ['a', None], 7: pd.to_datetime(['2024-05-06 07:08', None]),"
+            " 'd': [dt.date(2024, 5, 6), 1 << 70], 'i': pd.array([1, None], dtype='Int64'), 'l': [[1, np.nan], np.inf],"
+            " 'b': [True, False]})"
+        )
+        self.assertEqual(self.values_of(table)["e2b/data"], {
+            "n": [1, 2], "f": [0.5, None], "s": ["a", None], "7": ["2024-05-06T07:08:00", None],
+            "d": ["2024-05-06", float(1 << 70)], "i": [1, None], "l": [[1, None], None], "b": [True, False],
+        })
+        self.assertEqual(self.values_of("pd.DataFrame()")["e2b/data"], {})
+        levels = "pd.DataFrame({'a': [1], 'b': [2]}).set_axis([('x', 1), ('y', 2)], axis=1)"
+        self.assertEqual(self.values_of(levels)["e2b/data"], {"('x', 1)": [1], "('y', 2)": [2]})
+        self.assertIn("e2b/data", self.run_code("display(pd.DataFrame({'a': [1]}))", values=True).frames("display")[0]["data"])
+        for large in "{'a': range(100_001)}", "{'a': ['x' * 100_000] * 50}":
+            self.assertEqual(self.values_of("pd.DataFrame(%s)" % large), {})
+        self.assertNotIn("e2b/data", self.run_code("pd.DataFrame({'a': [1]})").result["data"])
+        hostile = "class F(pd.DataFrame):\n @property\n def iloc(self): 1/0\n __repr__ = lambda self: 'F'\nF({'a': [1]})"
+        self.assertEqual(self.values_of(hostile), {})
+
+    def test_lines(self):
+        chart = self.chart(
+            "plt.plot([1, 2, 4], [4, float('nan'), 6], label='a'); plt.plot([1, 3], [2, 4]); plt.axhline(5)\n"
+            "plt.title('T'); plt.xlabel('Time (s)'); plt.ylabel('Way [m]'); plt.xticks([1, 2, 4]); plt.yscale('log'); plt.yticks([1, 10]);"
+        )
+        labels = chart.pop("y_tick_labels")
+        self.assertEqual((len(labels), labels[1]), (2, "$\\mathdefault{10^{1}}$"))
+        self.assertEqual(chart, {
+            "type": "line", "title": "T", "x_label": "Time (s)", "y_label": "Way [m]", "x_unit": "s", "y_unit": "m",
+            "x_ticks": [1, 2, 4], "x_tick_labels": ["1", "2", "4"], "x_scale": "linear", "y_ticks": [1, 10], "y_scale": "log",
+            "elements": [
+                {"label": "a", "points": [[1, 4], [2, None], [4, 6]]}, {"label": "Line 1", "points": [[1, 2], [3, 4]]},
+            ],
+        })
+        self.assertEqual(self.chart("plt.plot([1, 2, 3], [1, 2, 1]); plt.xticks([]);")["x_ticks"], [])
+
+    def test_dates_and_categories(self):
+        chart = self.chart("import datetime as dt\nd = [dt.date(2024, 5, 6), dt.date(2024, 5, 7)]; plt.plot(d, [1, 2]); plt.xticks(d);")
+        self.assertEqual((chart["x_scale"], chart["x_label"], chart["x_unit"]), ("datetime", None, None))
+        self.assertEqual(chart["x_ticks"], ["2024-05-06T00:00:00+00:00", "2024-05-07T00:00:00+00:00"])
+        self.assertEqual(chart["elements"][0]["points"], [["2024-05-06", 1], ["2024-05-07", 2]])
+        chart = self.chart("import numpy as np; plt.plot(np.array(['2024-05-06T07:08', 'NaT'], 'M8[ns]'), [1, 2]);")
+        self.assertEqual(chart["elements"][0]["points"], [["2024-05-06T07:08:00", 1], [None, 2]])
+        chart = self.chart("plt.plot(['u', 'v', 'w'], [1, 3, 2]);")
+        self.assertEqual((chart["x_scale"], chart["x_ticks"], chart["x_tick_labels"]), ("categorical", [0, 1, 2], ["u", "v", "w"]))
+        self.assertEqual(chart["elements"], [{"label": "Line 0", "points": [["u", 1], ["v", 3], ["w", 2]]}])
+
+    def test_dots(self):
+        chart = self.chart("plt.scatter([1, 2], [3, 4], label='s'); plt.axvline(1.5);")
+        self.assertEqual((chart["type"], chart["title"], chart["x_scale"]), ("scatter", None, "linear"))
+        self.assertEqual(chart["elements"], [{"label": "s", "points": [[1, 3], [2, 4]]}])
+
+    def test_bars(self):
+        both = "(['a', 'b'], [3, 1], label='g'); plt.xlabel('X (u)'); plt.ylabel('Y');"
+        bars = [{"label": "a", "value": 3, "group": "g"}, {"label": "b", "value": 1, "group": "g"}]
+        expected = {"type": "bar", "title": None, "x_label": "X (u)", "x_unit": "u", "y_label": "Y", "y_unit": None, "elements": bars}
+        self.assertEqual(self.chart("plt.bar" + both), expected)
+        expected.update(x_label="Y", x_unit=None, y_label="X (u)", y_unit="u")
+        self.assertEqual(self.chart("plt.barh" + both), expected)
+        self.assertEqual(self.chart("plt.bar(['a'], [2]); plt.bar(['a'], [2], bottom=2);")["elements"], [
+            {"label": "a", "value": 2, "group": "Group 0"}, {"label": "a", "value": 2, "group": "Group 1"},
+        ])
+
+    def test_boxes(self):
+        first = {"label": "1", "min": 1, "first_quartile": 3, "median": 5, "third_quartile": 7, "max": 9, "outliers": [20, 30]}
+        second = {"label": "2", "min": 2, "first_quartile": 2, "median": 3, "third_quartile": 4, "max": 4, "outliers": []}
+        data = "[[1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 9, 20, 30], [2, 2, 3, 4, 4]]"
+        for more, labels in ("", ("Way (m)", None)), (", orientation='horizontal'", (None, "Way (m)")):
+            chart = self.chart("plt.boxplot(%s, patch_artist=True%s); plt.xlabel('Way (m)');" % (data, more))
+            self.assertEqual((chart["type"], chart["x_label"], chart["y_label"]), ("box_and_whisker", *labels))
+            self.assertEqual(chart["elements"], [first, second])
+        chart = self.chart("plt.boxplot([10000.25, 20000, 30000], patch_artist=True); plt.yticks([]);")
+        self.assertEqual([chart["elements"][0][k] for k in ("label", "min", "median", "max")], ["1", 10000, 20000, 30000])
+        shape = "from matplotlib.patches import PathPatch, Path\nplt.gca().add_patch(PathPatch(Path([(0, 0), (1, 2)])));"
+        self.assertIsNone(self.chart(shape))
+
+    def test_pies(self):
+        self.assertEqual(self.chart("plt.pie([1, 2], labels=['a', 'b'], radius=1.5, autopct='%d'); plt.title('P');"), {
+            "type": "pie", "title": "P",
+            "elements": [{"label": "a", "angle": 120, "radius": 1.5}, {"label": "b", "angle": 240, "radius": 1.5}],
+        })
+
+    def test_several_axes_and_other_kinds(self):
+        chart = self.chart("f, (a, b) = plt.subplots(1, 2); a.imshow([[1]]); b.pie([1]); f.suptitle('S'); a.set_title('I');")
+        self.assertEqual((chart["type"], chart["title"]), ("superchart", "S"))
+        self.assertEqual(chart["elements"][0], {"type": "unknown", "title": "I", "elements": []})
+        self.assertEqual([inner["type"] for inner in chart["elements"]], ["unknown", "pie"])
+        for nothing in "plt.subplots();", "plt.figure();", "plt.plot(range(100_000));":
+            self.assertIsNone(self.chart(nothing))
+        self.assertIsNone(self.chart("f, a = plt.subplots(); a.plot([1, 2]); a.get_title = lambda: 1/0;"))
+
+    def test_charts_wherever_figures_are_shown(self):
+        plot = "plt.plot([1, 2, 3]); "
+        self.assertIsNone(self.chart(plot, values=False))
+        for code in plot, plot + "plt.show()", "%matplotlib inline\n" + plot, "f, a = plt.subplots(); a.plot([1]); display(f)":
+            self.assertEqual(self.chart(code)["type"], "line", code)
+        execution = self.run_code("f, a = plt.subplots(); a.plot([1, 2]); f", values=True)
+        self.assertEqual((self.shown(execution), execution.result["data"]["e2b/chart"]["type"]), (0, "line"))
+        self.assertIn("image/png", execution.result["data"])
+
+
 class FiguresOfIPython(IPythonCase, Figures):
     pass
 

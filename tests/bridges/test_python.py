@@ -105,6 +105,49 @@ class Results(Case):
         self.assertEqual(execution.result["data"], {"text/plain": "p", "text/x": "y"})
         self.assertEqual(execution.result["metadata"], {"text/x": {"w": 1}})
 
+    def test_pictures_and_documents_are_base64(self):
+        data = self.run_code(
+            "class A:\n def _repr_pdf_(self): return b'%PDF-1'\n def _repr_jpeg_(self): return b'\\xff\\xd8'\n"
+            " def _repr_markdown_(self): return '*m*'\n def _repr_javascript_(self): return 'f()'\nA()"
+        ).result["data"]
+        self.assertEqual((data["application/pdf"].strip(), data["image/jpeg"].strip()), ("JVBERi0x", "/9g="))
+        self.assertEqual((data["text/markdown"], data["application/javascript"]), ("*m*", "f()"))
+
+    def values_of(self, code):
+        """What an execution with `values` adds to the bundle of its result."""
+        execution = self.run_code(code, values=True)
+        self.assertIsNone(execution.error, execution.error)
+        data = execution.result["data"]
+        added = {mime: value for mime, value in data.items() if mime in ("application/json", "e2b/data", "e2b/chart")}
+        self.assertIn("text/plain", data)
+        return added
+
+    def test_lists_and_dicts_are_json_too(self):
+        for code, value in (
+            ("[1, 'a', None, True, 1.5, (2,), {'k': []}]", [1, "a", None, True, 1.5, [2], {"k": []}]),
+            ("{'a': 1, 2: 'é', True: [], None: {}, 0.5: '\\ud800'}", {"a": 1, "2": "é", "true": [], "null": {}, "0.5": "\\ud800"}),
+            ("[]", []),
+            ("{}", {}),
+        ):
+            self.assertEqual(self.values_of(code), {"application/json": value}, code)
+        shown = self.run_code("display([1]); display({'e2b/data': {'a': [1, None]}}, raw=True)", values=True).frames("display")
+        self.assertEqual(shown[0]["data"]["application/json"], [1])
+        self.assertEqual(shown[1]["data"], {"e2b/data": {"a": [1, None]}})
+
+    def test_what_json_cannot_hold_is_none(self):
+        for code in (
+            "'text'", "(1, 2)", "[float('nan')]", "[float('inf')]", "[1 << 64]", "[object()]", "{(1, 2): 3}", "[{1, 2}]",
+            "a = []; a.append(a); a", "a = []\nfor _ in range(200): a = [a]\na", "[0] * 100_001", "['x' * 5_000_000]",
+            "class L(list):\n def __iter__(self): 1/0\n def __repr__(self): return 'L'\nL([1])", "[L([1])]",
+        ):
+            self.assertEqual(self.values_of(code), {}, code)
+
+    def test_no_values_unless_asked(self):
+        self.assertEqual(self.values_of("[1]"), {"application/json": [1]})
+        for fields in {}, {"values": False}:
+            self.assertEqual(self.run_code("[1]", **fields).result["data"], {"text/plain": "[1]"})
+        self.assertIsNone(self.run_code("[1];", values=True).result)
+
     def test_display_update_clear(self):
         execution = self.run_code(
             "h = display('one', display_id=True)\nh.update('two')\ndisplay('three', display_id='n')\n"

@@ -12,7 +12,7 @@ use super::requests::{ENCODINGS, Encoding, command_request, resize_request, sign
 use crate::http::Response;
 use crate::http::stream::StreamWriter;
 use crate::ledger::{Charge, Item};
-use crate::process::Process;
+use crate::process::{Extent, Process};
 use crate::process::ring::Cursor;
 use crate::workspace::{Run, Workspace};
 
@@ -95,7 +95,11 @@ pub(super) fn logs(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
 /// The log of a process as the query asks for it.
 pub(super) fn log_stream(call: &Call<'_, '_>, process: Arc<Process>) -> Answer {
     let query = &call.query;
-    let live = query.flag("follow")?;
+    let extent = if query.flag("follow")? {
+        Extent::Exit
+    } else {
+        Extent::Held
+    };
     let stdout = query.number("stdout_offset")?.unwrap_or(0);
     let stderr = query.number("stderr_offset")?.unwrap_or(0);
     let encoding = query.choice("encoding", &ENCODINGS)?.unwrap_or_default();
@@ -104,7 +108,7 @@ pub(super) fn log_stream(call: &Call<'_, '_>, process: Arc<Process>) -> Answer {
         if is_plain {
             events = events.plain();
         }
-        let _ = process.follow(Cursor::at(stdout, stderr), live, &mut events);
+        let _ = process.follow(Cursor::at(stdout, stderr), extent, &mut events);
     };
     Ok(process_stream(encoding, call.ping_interval(), respond))
 }

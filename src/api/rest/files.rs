@@ -14,7 +14,7 @@ use crate::files::hash::{Digest, Hashed};
 use crate::files::lines::LineRange;
 use crate::files::name::FilePath;
 use crate::files::{Condition, SkipList, SkipReason};
-use crate::http::parse::Head;
+use crate::http::range::{Range, range_of};
 use crate::http::request::BodyReader;
 use crate::http::{Body, Refusal, Response};
 use crate::workspace::{
@@ -40,18 +40,18 @@ pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     if let Some(size) = readable.size() {
         response = response.with_header("Accept-Ranges", "bytes");
         if offset.is_none() && length.is_none() {
-            range = range_header(&call.request.head, size);
+            range = range_of(&call.request.head, size);
         }
     }
     let size = readable.size().unwrap_or(0);
     let content = match range {
         Range::None => readable.part(offset, length)?,
-        Range::Satisfiable(span) => {
-            let last = span.offset + span.length - 1;
-            let range = format!("bytes {}-{last}/{size}", span.offset);
+        Range::Satisfiable { offset, length } => {
+            let last = offset + length - 1;
+            let range = format!("bytes {offset}-{last}/{size}");
             response = response.with_header("Content-Range", range);
             response.status = 206;
-            readable.exactly(span)?
+            readable.exactly(Span { offset, length })?
         }
         Range::Unsatisfiable => {
             let path = readable.path();
@@ -104,56 +104,6 @@ fn lines(query: &Query) -> Result<Option<LineRange>> {
     query.parsed("lines", accepted, LineRange::parse)
 }
 
-/// What a Range header asks for.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Range {
-    /// Nothing that this server understands: it sends the whole file (RFC 9110 section 14.2).
-    None,
-    Satisfiable(Span),
-    Unsatisfiable,
-}
-
-/// The range in a request's header. Only GET has ranges. If-Range never matches, because files have
-/// no version tags here (RFC 9110 sections 13.1.5, 14.2).
-fn range_header(head: &Head, size: u64) -> Range {
-    match head.header("range") {
-        Some(header) if head.method == "GET" && head.header("if-range").is_none() => {
-            byte_range(header, size)
-        }
-        _ => Range::None,
-    }
-}
-
-pub(super) fn byte_range(header: &[u8], size: u64) -> Range {
-    let parse = || -> Option<Range> {
-        let set = std::str::from_utf8(header).ok()?.strip_prefix("bytes=")?;
-        let (first, last) = set.trim().split_once('-')?;
-        let number = |text: &str| -> Option<u64> {
-            let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-            // A number beyond any file size means the end of the file.
-            is_number.then(|| text.parse().unwrap_or(u64::MAX))
-        };
-        let (offset, end) = match (first, last) {
-            ("", length) => (size.saturating_sub(number(length)?), size),
-            (first, "") => (number(first)?, size),
-            (first, last) => {
-                let (first, last) = (number(first)?, number(last)?);
-                if last < first {
-                    return None;
-                }
-                (first, last.saturating_add(1).min(size))
-            }
-        };
-        Some(if offset < end {
-            let length = end - offset;
-            Range::Satisfiable(Span { offset, length })
-        } else {
-            Range::Unsatisfiable
-        })
-    };
-    parse().unwrap_or(Range::None)
-}
-
 /// `PUT files/write`.
 pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;
@@ -176,6 +126,7 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         makes_parents: query.optional_flag("mkdir")?.unwrap_or(true),
         condition: condition(query)?,
         is_hashed: wants_hash(query)?,
+        attributes: Vec::new(),
     };
     let (size, sha256) = workspace.write_file(&path, &how, &mut call.request.body)?;
     let mut document = json!({ "path": path.to_string(), "size": size });
@@ -369,36 +320,4 @@ fn wants_hash(query: &Query) -> Result<bool> {
 
 fn detail(query: &Query) -> Result<bool> {
     Ok(query.choice("detail", &[("full", true)])?.unwrap_or(false))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ranges_as_the_standard_has_them() {
-        let part = |offset, length| Range::Satisfiable(Span { offset, length });
-        for (header, expected) in [
-            ("bytes=0-0", part(0, 1)),
-            ("bytes=2-5", part(2, 4)),
-            ("bytes=2-", part(2, 8)),
-            ("bytes=-3", part(7, 3)),
-            ("bytes=-30", part(0, 10)),
-            ("bytes=5-99999999999999999999999", part(5, 5)),
-            ("bytes=9-9", part(9, 1)),
-            ("bytes=10-", Range::Unsatisfiable),
-            ("bytes=99999999999999999999-", Range::Unsatisfiable),
-            ("bytes=-0", Range::Unsatisfiable),
-            ("bytes=5-2", Range::None),
-            ("bytes=0-1,3-4", Range::None),
-            ("bytes=a-b", Range::None),
-            ("bytes=-", Range::None),
-            ("bytes=+1-2", Range::None),
-            ("lines=1-2", Range::None),
-            ("", Range::None),
-        ] {
-            assert_eq!(byte_range(header.as_bytes(), 10), expected, "{header}");
-        }
-        assert_eq!(byte_range(b"bytes=0-", 0), Range::Unsatisfiable);
-    }
 }

@@ -7,7 +7,6 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::events::EventWriter;
-use super::files::{Range, byte_range};
 use super::requests::{CommandRequest, Encoding, command_request, sandbox_request};
 use crate::codec::base64;
 use crate::codec::plain::PlainText;
@@ -20,7 +19,7 @@ use crate::language::Language;
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Exit, OnDisconnect, Reason, Subscriber};
 use crate::sys::Ending;
-use crate::workspace::Span;
+use crate::http::range::{Range, byte_range};
 
 #[test]
 fn a_query_means_what_a_form_means() {
@@ -477,7 +476,7 @@ fn a_range_is_the_positions_it_names() {
             .min(i64::MAX.unsigned_abs());
         let header = lines.next().unwrap_or_default();
         let found = byte_range(header, size);
-        if let Range::Satisfiable(Span { offset, length }) = found {
+        if let Range::Satisfiable { offset, length } = found {
             assert!(length > 0 && offset < size && length <= size - offset);
         }
         let Some((first, last)) = positions(header) else {
@@ -500,7 +499,7 @@ fn a_range_is_the_positions_it_names() {
         let expected = if from >= to {
             Range::Unsatisfiable
         } else {
-            Range::Satisfiable(Span {
+            Range::Satisfiable {
                 offset: u64::try_from(from).unwrap(),
                 length: u64::try_from(to - from).unwrap(),
             })

@@ -431,6 +431,7 @@ pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
         read_only_paths: paths(&mut fields, "read_only_paths")?,
         read_write_paths: paths(&mut fields, "read_write_paths")?,
         tcp_ports: usize::try_from(ports).unwrap_or(usize::MAX),
+        ..SandboxSpec::default()
     };
     Ok((usize::try_from(count).unwrap_or(usize::MAX), spec))
 }

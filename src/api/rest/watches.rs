@@ -29,7 +29,7 @@ pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let watch = workspace.watch(&settings, &mut call.interrupt())?;
     Ok(watch_stream(call.ping_interval(), path, move |events| {
         events.line(&json!({ "event": "watching", "dirs": watch.directories() }));
-        watch.run(events);
+        watch.run(None, events);
     }))
 }
 

@@ -11,9 +11,9 @@
 use std::fmt::Display;
 use std::io::{self, BufRead, Chain, Cursor, ErrorKind, Read as _};
 
-use super::gzip::{self, DECODER_BYTES, Decoder};
 use super::header::{BLOCK, Block, Dialect, Header, Time, sparse_parts};
 use super::pax::{Records, Sparse, decimal};
+use crate::codec::gzip::{self, DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
 use crate::files::SkipReason;
 use crate::ledger::Charge;

@@ -1,6 +1,6 @@
 //! Trees as one stream: tar archives, plain or compressed by gzip, in both directions.
 //!
-//! [`header`], [`pax`], [`write`] and [`gzip`] are pure functions of bytes. [`members`] reads an archive as
+//! [`header`], [`pax`] and [`write`] are pure functions of bytes. [`members`] reads an archive as
 //! a stream of members, and [`unpack`] makes files of them beneath a directory that is held open: no
 //! member goes through a link, or out of the directory. [`pack`] walks through a tree and writes one.
 //!
@@ -9,7 +9,6 @@
 mod attributes;
 #[cfg(test)]
 mod fuzz;
-mod gzip;
 mod header;
 mod known;
 mod members;

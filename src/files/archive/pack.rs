@@ -15,11 +15,11 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::stat::{FileStat, fstat};
 
-use super::gzip::{ENCODER_BYTES, Encoder};
 use super::header::{BLOCK, Time};
 use super::write::{MemberHeader, append_member, append_report};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::client::Disconnected;
+use crate::codec::gzip::{ENCODER_BYTES, Encoder};
 use crate::error::{Error, Kind, Result};
 use crate::files::SkipReason;
 use crate::files::entry::{FileKind, link_target, modified_ms, size};

@@ -17,6 +17,7 @@ use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 
 use super::ignores::Ignores;
 use super::matcher::Matcher;
+use crate::files::describe::Description;
 use crate::error::Result;
 use crate::files::entry::{Entry, FileKind, Identity};
 use crate::files::list::kind_of;
@@ -160,6 +161,12 @@ impl Found<'_> {
             Err(Errno::ENOENT) => None,
             Err(_) => Some(Entry::unknown(self.name.to_vec(), self.kind)),
         }
+    }
+
+    /// What it is in full, with the attributes whose names begin with `prefix`; `None` if it was removed meanwhile.
+    pub fn describe(&self, prefix: &str) -> Option<Description> {
+        let (directory, entry) = (self.directory.as_fd(), self.entry()?);
+        Some(self.root.describe_in(directory, self.name, entry, prefix))
     }
 
     /// Opens it without blocking. In a sandbox a file of another mount is `EXDEV`.

@@ -5,8 +5,6 @@
 //! [`files::archive`](crate::files). Nothing here knows HTTP: bytes come from an [`UploadSource`] and go to a
 //! [`Sink`].
 
-use std::io::{self, BufRead, Read};
-use std::ops::Range;
 use std::sync::Arc;
 
 use crate::error::{Error, Result};
@@ -14,18 +12,12 @@ use crate::files::name::FilePath;
 use crate::files::{
     BrokenOff, Overwrite, Packed, Packing, Root, Sink, Source, Unpacked, Unpacking,
 };
-use crate::ledger::{Charge, Item, Ledger};
+use crate::ledger::Ledger;
 use crate::workspace::lease::Workspace;
-use crate::workspace::upload::UploadSource;
+use crate::workspace::upload::{UploadReader, UploadSource};
 
 /// Most files, directories and links of an archive unless the client sets a limit.
 pub const MAX_ARCHIVE_FILES: u64 = 1_000_000;
-
-/// Bytes of an archive that are received at a time.
-const READ_BYTES: usize = 256 * 1024;
-
-/// The same for a tenant that holds its share of the server's memory.
-const LEAST_READ_BYTES: usize = 8 * 1024;
 
 /// An archive that is made while it is sent.
 pub struct Archive {
@@ -80,21 +72,14 @@ impl Workspace {
         self.check_unpacking(options, is_atomic)?;
         let files = self.files()?;
         let ledger = &self.ledger;
-        let charge = ledger.charge_up_to(Item::Bodies, READ_BYTES, LEAST_READ_BYTES);
-        let mut input = UploadReader {
-            source,
-            buffer: vec![0; charge.bytes()],
-            _charge: charge,
-            unread: 0..0,
-            error: None,
-        };
+        let mut input = UploadReader::new(source, ledger);
         let unpacked = if is_atomic && !options.dry_run {
             files.unpack_atomically(path, options, &mut input, ledger)
         } else {
             files.unpack(path, options, &mut input, ledger)
         };
         drop(files);
-        match (unpacked, input.error) {
+        match (unpacked, input.take_error()) {
             (Err(_), Some(broken_off)) => Err(broken_off),
             (unpacked, _) => {
                 let unpacked = unpacked?;
@@ -115,39 +100,5 @@ impl Workspace {
             return Err(Error::invalid(text));
         }
         Ok(())
-    }
-}
-
-/// What a client sends, as a buffered reader. Why the source broke off is kept.
-struct UploadReader<'s, S: UploadSource> {
-    source: &'s mut S,
-    buffer: Vec<u8>,
-    unread: Range<usize>,
-    _charge: Charge,
-    error: Option<S::Error>,
-}
-
-impl<S: UploadSource> BufRead for UploadReader<'_, S> {
-    fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if self.unread.is_empty() {
-            let count = self.source.read(&mut self.buffer).map_err(|error| {
-                self.error = Some(error);
-                io::Error::from(io::ErrorKind::ConnectionAborted)
-            })?;
-            self.unread = 0..count;
-        }
-        Ok(&self.buffer[self.unread.clone()])
-    }
-
-    fn consume(&mut self, count: usize) {
-        self.unread.start += count;
-    }
-}
-
-impl<S: UploadSource> Read for UploadReader<'_, S> {
-    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
-        let count = self.fill_buf()?.read(into)?;
-        self.consume(count);
-        Ok(count)
     }
 }

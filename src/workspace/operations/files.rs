@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
-use crate::files::{Condition, Entry, Page};
+use crate::files::{Attribute, Condition, Entry, Page};
 use crate::ledger::Item;
 use crate::workspace::content::Readable;
 use crate::workspace::lease::Workspace;
@@ -31,7 +31,7 @@ pub enum FilePart {
 }
 
 /// How a file is to be written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileWrite {
     /// What is replaced.
     pub part: FilePart,
@@ -43,6 +43,8 @@ pub struct FileWrite {
     pub condition: Condition,
     /// Whether to hash what is written. Only for a whole file.
     pub is_hashed: bool,
+    /// Extended attributes of the new file. Only for a whole file.
+    pub attributes: Vec<Attribute>,
 }
 
 impl Workspace {
@@ -73,6 +75,7 @@ impl Workspace {
             makes_parents,
             condition,
             is_hashed,
+            ref attributes,
         } = *how;
         if part != FilePart::Whole && (condition != Condition::Always || is_hashed) {
             let text = "if_sha256, if_absent and hash go with whole files, so not with offset";
@@ -85,7 +88,8 @@ impl Workspace {
                 files
                     .check(path, condition, &mut WhileConnected::new(source.client()))
                     .map_err(unless_stopped)?;
-                let upload = files.upload(path, mode, makes_parents)?;
+                let mut upload = files.upload(path, mode, makes_parents)?;
+                upload.set_attributes(attributes)?;
                 receive_whole(source, upload, condition, hasher.as_mut(), &self.ledger)?
             }
             FilePart::Range {

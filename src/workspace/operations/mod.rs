@@ -8,6 +8,7 @@ mod archives;
 mod compare;
 mod contexts;
 mod edit;
+mod entries;
 mod files;
 mod grep;
 mod hash;

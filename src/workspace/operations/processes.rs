@@ -8,7 +8,7 @@ use crate::error::{Detail, Error, Kind, Result};
 use crate::ledger::Item;
 use crate::process::registry::StartOutcome;
 use crate::process::ring::Cursor;
-use crate::process::{OnDisconnect, Process, StdinWriter, Subscriber};
+use crate::process::{Extent, OnDisconnect, Process, StdinWriter, Subscriber};
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::UploadSource;
 
@@ -49,7 +49,7 @@ impl Foreground {
         match self.0 {
             StartOutcome::Started(pump) => pump.run_foreground(subscriber, on_disconnect),
             StartOutcome::AlreadyExists(process) => {
-                if process.follow(Cursor::default(), true, subscriber).is_err() {
+                if process.follow(Cursor::default(), Extent::Exit, subscriber).is_err() {
                     process.leave(on_disconnect);
                 }
             }

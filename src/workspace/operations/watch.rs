@@ -8,7 +8,7 @@ use crate::command::ChosenId;
 use crate::error::{Error, Result};
 use crate::files::watch::{Ended, Settings, TreeEvent, Watcher};
 use crate::workspace::lease::{Lease, Workspace};
-use crate::workspace::watches::{RegisteredWatch, WatchSubscriber};
+use crate::workspace::watches::{Lasting, RegisteredWatch, WatchSubscriber};
 
 /// Events that are added to a client's buffer before it is sent.
 const BATCH_EVENTS: usize = 256;
@@ -56,7 +56,22 @@ impl Workspace {
             return Ok(watch);
         }
         let WatchStream { lease, watcher } = self.watch(settings, interrupt)?;
-        Ok(lease.watches.add(id.as_ref(), watcher)?)
+        Ok(lease.watches.add(id.as_ref(), None, watcher)?)
+    }
+
+    /// Registers a watch that stays until it is removed. If there are as many as there may be, the one of these goes
+    /// that was unread for longest.
+    ///
+    /// # Errors
+    /// As [`Watcher::new`]; `OverLimit`.
+    pub fn register_lasting_watch(
+        &self,
+        settings: &Settings,
+        lasting: Lasting,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Arc<RegisteredWatch>, Stopped> {
+        let WatchStream { lease, watcher } = self.watch(settings, interrupt)?;
+        Ok(lease.watches.add(None, Some(lasting), watcher)?)
     }
 
     /// Tells the events of a registered watch after the one with the number `after`; waits for the first one at
@@ -89,10 +104,14 @@ impl WatchStream {
         self.watcher.directories()
     }
 
-    /// Tells what changes until the watch is over or the client disconnects.
-    pub fn run(mut self, subscriber: &mut dyn WatchSubscriber) {
+    /// Tells what changes until the watch is over, the client disconnects or `until` has passed.
+    pub fn run(mut self, until: Option<Instant>, subscriber: &mut dyn WatchSubscriber) {
         let mut last = 0;
-        if let Err(ended) = self.follow(&mut last, subscriber)
+        let followed = self.follow(&mut last, until, subscriber);
+        if followed.is_ok() {
+            subscriber.end(last, None);
+        }
+        if let Err(ended) = followed
             && ended != Ended::Disconnected
         {
             // The end of a workspace deletes its files, which the client did not ask for.
@@ -109,6 +128,7 @@ impl WatchStream {
     fn follow(
         &mut self,
         last: &mut u64,
+        limit: Option<Instant>,
         subscriber: &mut dyn WatchSubscriber,
     ) -> std::result::Result<(), Ended> {
         let mut keep_alive = KeepAlive::new();
@@ -133,6 +153,10 @@ impl WatchStream {
             if *last > before {
                 keep_alive.reset();
             }
+            if limit.is_some_and(|limit| limit <= Instant::now()) {
+                return Ok(());
+            }
+            let until = until.into_iter().chain(limit).min();
             let wake = Some(self.watcher.descriptor());
             keep_alive
                 .wait(subscriber.client(), wake, until)

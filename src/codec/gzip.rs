@@ -12,16 +12,16 @@ use miniz_oxide::inflate::stream::{InflateState, inflate};
 use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 
 /// The first bytes of every gzip member.
-pub(super) const MAGIC: [u8; 2] = [0x1f, 0x8b];
+pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// Bytes that are decompressed at a time.
 const OUTPUT_BYTES: usize = 64 * 1024;
 
 /// Memory of a [`Decoder`]: its output, and the window and tables of the decompressor.
-pub(super) const DECODER_BYTES: usize = OUTPUT_BYTES + 48 * 1024;
+pub const DECODER_BYTES: usize = OUTPUT_BYTES + 48 * 1024;
 
 /// Memory of an [`Encoder`]: what `miniz_oxide` allocates.
-pub(super) const ENCODER_BYTES: usize = 320 * 1024;
+pub const ENCODER_BYTES: usize = 320 * 1024;
 
 /// The stack on which a compressor is made.
 const MAKING_STACK_BYTES: usize = 2 << 20;
@@ -33,7 +33,7 @@ const MAX_FIELD_BYTES: usize = 64 * 1024;
 const LEVEL: i32 = 1;
 
 /// Decompresses all members of a gzip stream. Zeros may follow the last one, nothing else.
-pub(super) struct Decoder<R> {
+pub struct Decoder<R> {
     input: R,
     state: Box<InflateState>,
     output: Box<[u8]>,
@@ -55,7 +55,8 @@ enum Position {
 }
 
 impl<R: BufRead> Decoder<R> {
-    pub(super) fn new(input: R) -> Self {
+    /// A decoder of what `input` gives.
+    pub fn new(input: R) -> Self {
         Self {
             input,
             state: InflateState::new_boxed(DataFormat::Raw),
@@ -65,6 +66,16 @@ impl<R: BufRead> Decoder<R> {
             crc: 0,
             length: 0,
         }
+    }
+
+    /// Where the compressed data comes from.
+    pub fn input(&mut self) -> &mut R {
+        &mut self.input
+    }
+
+    /// As [`Decoder::input`], to look at.
+    pub fn input_ref(&self) -> &R {
+        &self.input
     }
 
     /// Decompresses until there is something to read, or the end.
@@ -220,7 +231,7 @@ fn invalid(why: &str) -> io::Error {
 }
 
 /// Compresses into one gzip member.
-pub(super) struct Encoder {
+pub struct Encoder {
     compressor: Box<CompressorOxide>,
     crc: u32,
     length: u64,
@@ -231,7 +242,7 @@ impl Encoder {
     /// # Errors
     /// No thread can be started: making a compressor takes more stack than a connection has, until it is
     /// on the heap.
-    pub(super) fn new() -> io::Result<Self> {
+    pub fn new() -> io::Result<Self> {
         // Negative window bits: without the framing of zlib.
         let flags = create_comp_flags_from_zip_params(LEVEL, -15, 0);
         let compressor = std::thread::Builder::new()
@@ -248,7 +259,7 @@ impl Encoder {
     }
 
     /// Appends compressed data to `out`; after `is_last` all of it and the trailer.
-    pub(super) fn push(&mut self, mut data: &[u8], is_last: bool, out: &mut Vec<u8>) {
+    pub fn push(&mut self, mut data: &[u8], is_last: bool, out: &mut Vec<u8>) {
         if !std::mem::replace(&mut self.has_begun, true) {
             // No name and no time: the same files give the same bytes. XFL 4 is fastest, OS 255 unknown.
             out.extend_from_slice(&[0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 4, 255]);

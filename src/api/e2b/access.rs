@@ -1,0 +1,313 @@
+//! Which sandbox a request is about, and whether its credentials open it.
+//!
+//! The API key is the host token. Each sandbox has its own token, which is also derived from it; clients send it in one
+//! of two headers, or prove with a signature that they know it. A request without an id is for the sandbox whose token
+//! it has.
+
+use super::calls::Call;
+use super::errors::{Code, Failure};
+use super::routes::Target;
+use super::signature::{Purpose, Signature};
+use crate::api::context::Context;
+use crate::auth::{Access, Holder};
+use crate::codec::base64;
+use crate::error::Kind;
+use crate::http::Request;
+use crate::machine::{MACHINE_ID, Scope};
+use crate::workspace::Lease;
+
+/// The sandbox that a request is about.
+pub(super) enum Place {
+    /// The machine, which is the only one.
+    Machine,
+    /// One of several.
+    Sandbox(String),
+}
+
+/// Before an API key, in the form that some clients demand.
+const KEY_PREFIX: &[u8] = b"e2b_";
+
+/// The headers that carry the token of a sandbox.
+const TOKENS: [&str; 2] = ["x-access-token", "e2b-traffic-access-token"];
+
+impl Place {
+    /// The id that its token is derived from.
+    fn id(&self) -> &str {
+        match self {
+            Self::Machine => MACHINE_ID,
+            Self::Sandbox(id) => id,
+        }
+    }
+}
+
+/// Begins work in a sandbox.
+///
+/// # Errors
+/// There is no such sandbox.
+pub(super) fn enter(
+    context: &Context,
+    request: &mut Request<'_>,
+    place: &Place,
+) -> Result<Lease, Failure> {
+    let scope = match place {
+        Place::Machine => Scope::Machine,
+        Place::Sandbox(id) => Scope::Sandbox(id),
+    };
+    let entered = context.enter(request, scope);
+    entered.map_err(|error| match error.kind() {
+        Kind::NotFound | Kind::ShuttingDown => Failure::gone(),
+        _ => error.into(),
+    })
+}
+
+/// Checks the API key.
+///
+/// # Errors
+/// 401.
+pub(super) fn of_api(
+    context: &Context,
+    request: &mut Request<'_>,
+    target: &Target<'_>,
+) -> Result<(), Failure> {
+    let access = match target.sandbox() {
+        // Its own token lets a client look at a sandbox, and end it.
+        Some(id) if matches!(&*request.head.method, "GET" | "HEAD" | "DELETE") => {
+            Access::Sandbox(id)
+        }
+        _ => Access::Machine,
+    };
+    let key = request.head.header("x-api-key").map(<[u8]>::to_vec);
+    let keys = [
+        key.as_deref(),
+        key.as_deref().and_then(|key| key.strip_prefix(KEY_PREFIX)),
+    ];
+    admit(context, request, access, &keys, "X-API-KEY")
+}
+
+/// Finds the sandbox that a request is about, and checks its token.
+///
+/// # Errors
+/// 401; there is no such sandbox.
+pub(super) fn of_sandbox(
+    context: &Context,
+    request: &mut Request<'_>,
+    target: &Target<'_>,
+) -> Result<Place, Failure> {
+    let tokens = TOKENS.map(|name| request.head.header(name).map(<[u8]>::to_vec));
+    with_tokens(context, request, target, &tokens)
+}
+
+/// As [`of_sandbox`], for a server behind a port: its client may send the token as clients of other doors do.
+///
+/// # Errors
+/// As [`of_sandbox`].
+pub(super) fn of_port(
+    context: &Context,
+    request: &mut Request<'_>,
+    target: &Target<'_>,
+) -> Result<Place, Failure> {
+    let names = [TOKENS[0], TOKENS[1], "x-sandbox-token"];
+    let tokens = names.map(|name| request.head.header(name).map(<[u8]>::to_vec));
+    with_tokens(context, request, target, &tokens)
+}
+
+fn with_tokens(
+    context: &Context,
+    request: &mut Request<'_>,
+    target: &Target<'_>,
+    tokens: &[Option<Vec<u8>>],
+) -> Result<Place, Failure> {
+    let tokens: Vec<_> = tokens.iter().map(Option::as_deref).collect();
+    let owns = |id: &str| {
+        let mut tokens = tokens.iter().flatten();
+        tokens.any(|token| context.authenticator.is_token_of(id, token))
+    };
+    let place = find(context, request, target, owns)?;
+    admit(
+        context,
+        request,
+        Access::Inside(place.id()),
+        &tokens,
+        "X-Access-Token",
+    )?;
+    Ok(place)
+}
+
+/// As [`of_sandbox`], where a signature may stand for the token.
+///
+/// # Errors
+/// As [`of_sandbox`]; the user is not known.
+pub(super) fn of_files(
+    context: &Context,
+    call: &mut Call<'_, '_>,
+    target: &Target<'_>,
+) -> Result<Place, Failure> {
+    let purpose = if call.request.head.method == "POST" {
+        Purpose::Write
+    } else {
+        Purpose::Read
+    };
+    let signature = Signature::of(&call.query, purpose)?;
+    let Some(signature) = signature else {
+        return of_sandbox(context, call.request, target);
+    };
+    let owns = |id: &str| signature.is_by(context.authenticator.sandbox_token(id).as_bytes());
+    let refused = |request: &Request<'_>, text: &str| {
+        context.note_refusal(request, text);
+        Failure::new(Code::Unauthenticated, text)
+    };
+    let place = find(context, call.request, target, owns)?;
+    if context.authenticator.needs_token() {
+        if !owns(place.id()) {
+            return Err(refused(call.request, "the signature is wrong"));
+        }
+        if signature.has_expired() {
+            return Err(refused(call.request, "the signature has expired"));
+        }
+    }
+    seat(context, call.request, Holder::Sandbox(place.id()))?;
+    Ok(place)
+}
+
+/// Finds out whether a sandbox runs.
+///
+/// # Errors
+/// It does not.
+pub(super) fn check_health(
+    context: &Context,
+    request: &Request<'_>,
+    target: &Target<'_>,
+) -> Result<(), Failure> {
+    match named(request, target) {
+        None => Ok(()),
+        Some(id) => place_of(context, id).map(drop),
+    }
+}
+
+/// The id of the sandbox in a request.
+fn named<'r>(request: &'r Request<'_>, target: &'r Target<'_>) -> Option<&'r str> {
+    let header = request.head.header("e2b-sandbox-id");
+    let header = header.and_then(|id| std::str::from_utf8(id).ok());
+    target.sandbox().or(header).filter(|id| !id.is_empty())
+}
+
+/// The sandbox that a request names, or else the one of which `owns` is true.
+fn find(
+    context: &Context,
+    request: &Request<'_>,
+    target: &Target<'_>,
+    owns: impl Fn(&str) -> bool,
+) -> Result<Place, Failure> {
+    let host = context.machine.host();
+    match (named(request, target), host) {
+        (Some(id), Err(_)) => place_of(context, id),
+        (None, Err(_)) => Ok(Place::Machine),
+        // Whether it exists is found out when its token was checked.
+        (Some(id), Ok(_)) => Ok(Place::Sandbox(id.to_owned())),
+        (None, Ok(host)) => {
+            let found = host.find_by(owns);
+            found
+                .map(|sandbox| Place::Sandbox(sandbox.id.clone()))
+                .ok_or_else(|| {
+                    let text = "the request names no sandbox, by E2b-Sandbox-Id, and has the token of none";
+                    context.note_refusal(request, text);
+                    Failure::new(Code::Unauthenticated, text)
+                })
+        }
+    }
+}
+
+/// The sandbox with an id. On a machine that is the only one and needs no token, any id is its own.
+fn place_of(context: &Context, id: &str) -> Result<Place, Failure> {
+    match context.machine.host() {
+        Ok(host) if host.find(id).is_ok() => Ok(Place::Sandbox(id.to_owned())),
+        Err(_) if id == MACHINE_ID || !context.authenticator.needs_token() => Ok(Place::Machine),
+        _ => Err(Failure::gone()),
+    }
+}
+
+/// Admits a request that has one of these tokens.
+fn admit(
+    context: &Context,
+    request: &mut Request<'_>,
+    access: Access<'_>,
+    tokens: &[Option<&[u8]>],
+    header: &str,
+) -> Result<(), Failure> {
+    let given: Vec<_> = tokens.iter().flatten().collect();
+    let mut checks = given
+        .iter()
+        .map(|token| context.authenticator.check(Some(token), access));
+    let holder = match checks.find_map(Result::ok) {
+        Some(holder) => holder,
+        None if given.is_empty() => match context.authenticator.check(None, access) {
+            Ok(holder) => holder,
+            Err(_) => return Err(refuse(context, request, &format!("{header} is missing"))),
+        },
+        None => {
+            let text = format!("{header} holds what does not open this");
+            return Err(refuse(context, request, &text));
+        }
+    };
+    seat(context, request, holder)
+}
+
+fn refuse(context: &Context, request: &Request<'_>, text: &str) -> Failure {
+    context.note_refusal(request, text);
+    Failure::new(Code::Unauthenticated, text)
+}
+
+/// Gives the connection to the holder of the token.
+fn seat(
+    context: &Context,
+    request: &mut Request<'_>,
+    holder: Holder<'_>,
+) -> Result<(), Failure> {
+    // The clients of a machine that is the only sandbox are its operator's.
+    let holder = match holder {
+        Holder::Sandbox(id) if id == MACHINE_ID => Holder::Operator,
+        holder => holder,
+    };
+    Ok(context.seat(request, holder)?)
+}
+
+/// Checks the name of the account that a request is to act as: that of the sandbox itself, or the usual name of E2B,
+/// which stands for it.
+///
+/// # Errors
+/// 401 for any other account.
+pub(super) fn check_user(
+    workspace: &crate::workspace::Workspace,
+    name: Option<&str>,
+) -> Result<(), Failure> {
+    const USUAL: &str = "user";
+    let Some(name) = name.filter(|name| !name.is_empty()) else {
+        return Ok(());
+    };
+    let own = workspace.account();
+    if name == own || (name == USUAL && !workspace.has_account(USUAL)) {
+        return Ok(());
+    }
+    let text = format!("invalid username {name:?}: everything here runs as {own}");
+    Err(Failure::new(Code::Unauthenticated, text))
+}
+
+/// The account in `Authorization: Basic`, which has no password here.
+///
+/// # Errors
+/// 400 if it is malformed.
+pub(super) fn user_of(request: &Request<'_>) -> Result<Option<String>, Failure> {
+    let Some(credentials) = request.head.header("authorization") else {
+        return Ok(None);
+    };
+    let Some((scheme, encoded)) = credentials.split_at_checked(6) else {
+        return Ok(None);
+    };
+    if !scheme.eq_ignore_ascii_case(b"basic ") {
+        return Ok(None);
+    }
+    let decoded = base64::decode(encoded.trim_ascii()).and_then(|user| String::from_utf8(user).ok());
+    let decoded = decoded.ok_or_else(|| Failure::invalid("Authorization is not Basic USER:"))?;
+    let user = decoded.split(':').next().unwrap_or_default();
+    Ok(Some(user.to_owned()))
+}

@@ -1,0 +1,97 @@
+//! An admitted request as the handlers of this door see it.
+
+use std::time::{Duration, Instant};
+
+use super::errors::Failure;
+use crate::api::context::Context;
+use crate::client::{Interrupt, Lookout, Stopped};
+use crate::codec::query::Query;
+use crate::http::Request;
+use crate::ledger::Charge;
+use crate::http::request::{ReceiveError, WaitingClient, WholeBody};
+
+/// Most bytes of a body that is not a file.
+const MAX_BODY_BYTES: u64 = 16 << 20;
+
+/// Most digits of a timeout (the Connect protocol).
+const MAX_TIMEOUT_DIGITS: usize = 10;
+
+/// An admitted request.
+pub(super) struct Call<'a, 'c> {
+    pub(super) context: &'a Context,
+    pub(super) request: &'a mut Request<'c>,
+    pub(super) query: Query,
+    /// Kept until the answer is sent.
+    pub(super) held: Option<Charge>,
+}
+
+impl Call<'_, '_> {
+    /// The whole body.
+    pub(super) fn body(&mut self) -> Result<WholeBody, Failure> {
+        let ledger = &self.request.ledger;
+        Ok(self.request.body.read_all(MAX_BODY_BYTES, ledger)?)
+    }
+
+    /// How long the client lets the call take; `None` for as long as it takes.
+    pub(super) fn timeout(&self) -> Result<Option<Duration>, Failure> {
+        self.milliseconds("connect-timeout-ms")
+    }
+
+    /// When the client ends the call.
+    pub(super) fn deadline(&self) -> Result<Option<Instant>, Failure> {
+        let timeout = self.timeout()?;
+        Ok(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
+    }
+
+    fn milliseconds(&self, header: &str) -> Result<Option<Duration>, Failure> {
+        let Some(value) = self.request.head.header(header) else {
+            return Ok(None);
+        };
+        let is_number = (1..=MAX_TIMEOUT_DIGITS).contains(&value.len())
+            && value.iter().all(u8::is_ascii_digit);
+        let number = std::str::from_utf8(value).ok().filter(|_| is_number);
+        let number = number.and_then(|number| number.parse().ok());
+        let accepted = || Failure::invalid(format!("{header} takes at most 10 digits"));
+        number
+            .map(|number| Some(Duration::from_millis(number)))
+            .ok_or_else(accepted)
+    }
+
+    /// The time without data after which the client expects a sign of life.
+    pub(super) fn keep_alive(&self) -> Duration {
+        const USUAL: u64 = 90;
+        let asked = self.request.head.header("keepalive-ping-interval");
+        let asked = asked.and_then(|value| std::str::from_utf8(value).ok());
+        let seconds = asked.and_then(|value| value.parse().ok());
+        Duration::from_secs(seconds.unwrap_or(USUAL).clamp(1, 3600))
+    }
+
+    /// Stops long work that the answer waits for when the client disconnects.
+    pub(super) fn interrupt(&self) -> impl Interrupt + use<> {
+        WhileConnected {
+            client: self.request.body.watch_client(),
+            lookout: Lookout::new(),
+        }
+    }
+}
+
+struct WhileConnected {
+    client: WaitingClient,
+    lookout: Lookout,
+}
+
+impl Interrupt for WhileConnected {
+    fn check(&mut self) -> Result<(), Stopped> {
+        self.lookout.look(&mut self.client)?;
+        Ok(())
+    }
+}
+
+impl From<Stopped> for Failure {
+    fn from(stopped: Stopped) -> Self {
+        match stopped {
+            Stopped::Failed(error) => error.into(),
+            Stopped::Disconnected | Stopped::Due => ReceiveError::Closed.into(),
+        }
+    }
+}

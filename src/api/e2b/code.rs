@@ -1,0 +1,377 @@
+//! The code interpreter: executions and contexts. Its errors are plain texts.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use serde_json::value::RawValue;
+
+use super::calls::Call;
+use super::errors::{Code, Failure};
+use super::paths::Paths;
+use super::processes::variables_in;
+use super::routes::Answer;
+use crate::client::{Client, Disconnected, send_all};
+use crate::clock::now_ms;
+use crate::codec::escape;
+use crate::codec::fields::{Fields, JsonType, Members, decoded};
+use crate::codec::time::rfc3339;
+use crate::command::check_environment;
+use crate::http::stream::{StreamClient, StreamWriter};
+use crate::http::{Body, Response};
+use crate::interpreter::event::{Bundle, CodeError, End, EndReason, Event};
+use crate::interpreter::{Context, ContextSpec, ExecutionSpec, ExecutionSubscriber};
+use crate::language::Language;
+use crate::workspace::Workspace;
+
+/// Silence after which a client is told that the code still runs.
+const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(5);
+const KEEP_ALIVE: &[u8] = b"{\"type\":\"keepalive\"}\n";
+
+/// Bytes of a value that are sent at a time.
+const PART_BYTES: usize = 64 * 1024;
+
+/// The names that clients have for the forms of a value, by MIME type.
+const FORMS: [(&str, &str); 12] = [
+    ("text/plain", "text"),
+    ("text/html", "html"),
+    ("text/markdown", "markdown"),
+    ("image/svg+xml", "svg"),
+    ("image/png", "png"),
+    ("image/jpeg", "jpeg"),
+    ("application/pdf", "pdf"),
+    ("text/latex", "latex"),
+    ("application/json", "json"),
+    ("application/javascript", "javascript"),
+    ("e2b/data", "data"),
+    ("e2b/chart", "chart"),
+];
+
+/// `POST /execute`.
+pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -> Answer {
+    let body = call.body()?;
+    let mut fields = Fields::parse(&body)?;
+    let missing = || Failure::invalid("code is missing");
+    let mut spec = ExecutionSpec::new(fields.string("code")?.ok_or_else(missing)?);
+    spec.sends_values = true;
+    let environment = variables_in(&mut fields, "env_vars")?;
+    check_environment(&environment)?;
+    let environment = environment.into_iter();
+    let environment = environment.filter_map(|(name, value)| Some((name, value?)));
+    spec.environment = environment.collect();
+    let id = fields.string("context_id")?;
+    let language = fields.string("language")?;
+    if id.is_some() && language.is_some() {
+        let text = "only one of context_id and language can be given";
+        return Err(Failure::invalid(text));
+    }
+    let language = match (&id, language) {
+        (Some(id), _) => {
+            let unknown = |_| Failure::not_found(format!("context {id} was not found"));
+            workspace.contexts.find(id).map_err(unknown)?;
+            None
+        }
+        (None, language) => Some(language_of(language.as_deref())?),
+    };
+    let context = ContextSpec {
+        id,
+        directory: Some(Paths::of(workspace).home()),
+        ..ContextSpec::default()
+    };
+    let asked = workspace
+        .execute_code(language, context, spec, false, &mut call.interrupt())
+        .map_err(|stopped| unusable(Failure::from(stopped)))?;
+    let write = move |stream: &mut StreamWriter| {
+        let client = StreamClient::new(stream, KEEP_ALIVE, KEEP_ALIVE_AFTER);
+        let mut writer = CodeEvents {
+            client,
+            has_error: false,
+        };
+        asked.follow(&mut writer);
+    };
+    Ok(Response::new(200, Body::Stream(Box::new(write)))
+        .with_header("Content-Type", "application/json")
+        .with_header("X-Accel-Buffering", "no")
+        .with_header("Cache-Control", "no-store"))
+}
+
+/// `GET /contexts`.
+pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -> Answer {
+    let contexts = workspace.contexts.list();
+    let documents = contexts.iter().map(|context| document(context));
+    Ok(Response::json(&documents.collect::<Vec<_>>()))
+}
+
+/// `POST /contexts`.
+pub(super) fn create(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -> Answer {
+    let body = call.body()?;
+    let body: &[u8] = if body.trim_ascii().is_empty() {
+        b"{}"
+    } else {
+        &body
+    };
+    let mut fields = Fields::parse(body)?;
+    let language = language_of(fields.string("language")?.as_deref())?;
+    let directory = fields.string("cwd")?.unwrap_or_default();
+    let directory = Paths::of(workspace).absolute(directory.as_bytes())?;
+    let spec = ContextSpec {
+        directory: Some(String::from_utf8_lossy(&directory).into_owned()),
+        ..ContextSpec::default()
+    };
+    let interrupt = &mut call.interrupt();
+    let context = workspace.contexts.create(language, spec, interrupt);
+    let context = context.map_err(|stopped| unusable(Failure::from(stopped)))?;
+    Ok(Response::json(&document(&context)))
+}
+
+/// `DELETE /contexts/{id}`.
+pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    workspace.contexts.find(id)?;
+    workspace.contexts.delete(id)?;
+    Ok(Response::json(&json!({})))
+}
+
+/// `POST /contexts/{id}/restart`.
+pub(super) fn restart(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
+    let context = workspace.contexts.find(id)?;
+    context.restart(&mut call.interrupt())?;
+    Ok(Response::json(&document(&context)))
+}
+
+fn document(context: &Arc<Context>) -> serde_json::Value {
+    json!({
+        "id": context.id(),
+        "language": context.language.name(),
+        "cwd": context.directory(),
+    })
+}
+
+/// The language of a name; Python if there is none.
+fn language_of(name: Option<&str>) -> Result<Language, Failure> {
+    let name = name.unwrap_or("python").trim().to_ascii_lowercase();
+    Language::of(&name).map_err(|_| {
+        let text = format!("{name} is not supported; the languages are python, javascript and bash");
+        Failure::new(Code::Internal, text)
+    })
+}
+
+/// A language whose program the image does not have is the server's failure for these clients.
+fn unusable(failure: Failure) -> Failure {
+    match failure.code {
+        Code::InvalidArgument => failure.with_status(500),
+        _ => failure,
+    }
+}
+
+/// Writes what happens in an execution as lines.
+struct CodeEvents<'a> {
+    client: StreamClient<'a>,
+    /// An exception was told: the end says no more.
+    has_error: bool,
+}
+
+impl CodeEvents<'_> {
+    fn line(&mut self, kind: &str, members: &[(&str, &str)]) {
+        self.client.push(|out| {
+            out.extend_from_slice(b"{\"type\":\"");
+            out.extend_from_slice(kind.as_bytes());
+            for (name, value) in members {
+                out.extend_from_slice(format!("\",\"{name}\":\"").as_bytes());
+                escape::append(out, value.as_bytes());
+            }
+            out.extend_from_slice(b"\"}\n");
+        });
+    }
+
+    fn raw(&mut self, text: &str) {
+        self.client.push(|out| out.extend_from_slice(text.as_bytes()));
+    }
+
+    /// A value may be large, so it is sent part by part.
+    fn parts(&mut self, json: &str) -> Result<(), Disconnected> {
+        for part in json.as_bytes().chunks(PART_BYTES) {
+            self.client.push(|out| out.extend_from_slice(part));
+            if json.len() > PART_BYTES {
+                send_all(&mut self.client)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn bundle(&mut self, bundle: &Bundle) -> Result<(), Disconnected> {
+        let Ok(Members(values)) = serde_json::from_str::<Members<'_>>(&bundle.data) else {
+            return Ok(());
+        };
+        let is_main = bundle.is_main;
+        self.raw(&format!("{{\"type\":\"result\",\"is_main_result\":{is_main}"));
+        let is_known = |mime: &str| FORMS.iter().any(|(known, _)| *known == mime);
+        for (mime, name) in FORMS {
+            let Some(value) = values.get(mime) else {
+                continue;
+            };
+            if name == "text"
+                && let Some(text) = plain_text(value)
+            {
+                self.client.push(|out| {
+                    out.extend_from_slice(b",\"text\":\"");
+                    escape::append(out, without_quotes(&text).as_bytes());
+                    out.extend_from_slice(b"\"");
+                });
+                continue;
+            }
+            self.raw(&format!(",\"{name}\":"));
+            self.parts(value.get())?;
+        }
+        let mut others = values.iter().filter(|(mime, _)| !is_known(mime)).peekable();
+        if others.peek().is_some() {
+            let mut separator = ",\"extra\":{\"";
+            for (mime, value) in others {
+                self.client.push(|out| {
+                    out.extend_from_slice(separator.as_bytes());
+                    escape::append(out, mime.as_bytes());
+                    out.extend_from_slice(b"\":");
+                });
+                self.parts(value.get())?;
+                separator = ",\"";
+            }
+            self.raw("}");
+        }
+        self.raw("}\n");
+        Ok(())
+    }
+
+    fn error(&mut self, error: &CodeError) {
+        self.has_error = true;
+        let traceback = error.traceback.join("\n");
+        let members = [
+            ("name", &*error.name),
+            ("value", &error.value),
+            ("traceback", &traceback),
+        ];
+        self.line("error", &members);
+    }
+
+    fn end(&mut self, end: &End) {
+        let (name, value) = match end.reason {
+            EndReason::Completed | EndReason::Error => ("", ""),
+            EndReason::Timeout => ("TimeoutError", "the execution was ended because its time was up"),
+            EndReason::Interrupted | EndReason::Disconnected => {
+                ("KeyboardInterrupt", "the execution was interrupted")
+            }
+            EndReason::Died => (
+                "InterpreterDied",
+                "the interpreter ended, and what the code had made is lost",
+            ),
+            EndReason::OutOfMemory => (
+                "OutOfMemory",
+                "the interpreter was ended because the machine had no memory left",
+            ),
+            EndReason::MemoryLimit => (
+                "OutOfMemory",
+                "the interpreter was ended because the sandbox was above its limit on memory",
+            ),
+            EndReason::Restarted => ("ContextRestarted", "the context was restarted"),
+            EndReason::Deleted => ("ContextDeleted", "the context was deleted"),
+            EndReason::Cancelled => ("Cancelled", "the execution was cancelled before it ran"),
+            EndReason::ContextDead => {
+                ("InterpreterDied", "the context died before the execution ran")
+            }
+        };
+        if !name.is_empty() && !self.has_error {
+            self.line("error", &[("name", name), ("value", value), ("traceback", "")]);
+        }
+        self.line("end_of_execution", &[]);
+    }
+}
+
+/// The text of a JSON string.
+fn plain_text(value: &RawValue) -> Option<String> {
+    let is_text = JsonType::of(value) == JsonType::String;
+    is_text.then(|| decoded("text", value).ok()).flatten()
+}
+
+/// A text without one pair of quotes around it: Python shows texts with them.
+fn without_quotes(text: &str) -> &str {
+    let inner = ['\'', '"'].into_iter().find_map(|quote| {
+        let inner = text.strip_prefix(quote)?.strip_suffix(quote);
+        inner.filter(|inner| !inner.is_empty() || text.len() == 2)
+    });
+    inner.unwrap_or(text)
+}
+
+impl ExecutionSubscriber for CodeEvents<'_> {
+    fn client(&mut self) -> &mut dyn Client {
+        &mut self.client
+    }
+
+    fn event(&mut self, _: u64, event: &Event, output: &[u8]) -> Result<(), Disconnected> {
+        match event {
+            Event::Start(start) => {
+                let count = start.count;
+                self.raw(&format!(
+                    "{{\"type\":\"number_of_executions\",\"execution_count\":{count}}}\n"
+                ));
+            }
+            Event::Output { stream, .. } => {
+                let timestamp = rfc3339(now_ms().cast_signed());
+                self.client.push(|out| {
+                    out.reserve(output.len() + output.len() / 2 + 80);
+                    out.extend_from_slice(b"{\"type\":\"");
+                    out.extend_from_slice(stream.name().as_bytes());
+                    out.extend_from_slice(b"\",\"text\":\"");
+                    escape::append(out, output);
+                    out.extend_from_slice(b"\",\"timestamp\":\"");
+                    out.extend_from_slice(timestamp.as_bytes());
+                    out.extend_from_slice(b"\"}\n");
+                });
+            }
+            Event::Bundle(bundle) => return self.bundle(bundle),
+            Event::Error(error) => self.error(error),
+            Event::Dropped { bytes, .. } => {
+                let text = format!("[{bytes} bytes of output were dropped]\n");
+                let timestamp = rfc3339(now_ms().cast_signed());
+                self.line("stderr", &[("text", &text), ("timestamp", &timestamp)]);
+            }
+            Event::End(end) => self.end(end),
+            Event::Queued { .. } | Event::Clear { .. } | Event::Input { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn dropped(&mut self, first: u64, last: u64) -> Result<(), Disconnected> {
+        let text = format!("[{} events were dropped]\n", last - first + 1);
+        let timestamp = rfc3339(now_ms().cast_signed());
+        self.line("stderr", &[("text", &text), ("timestamp", &timestamp)]);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_pair_of_quotes_goes() {
+        for (text, expected) in [
+            ("'a'", "a"),
+            ("\"it's\"", "it's"),
+            ("''", ""),
+            ("'", "'"),
+            ("'a", "'a"),
+            ("''a''", "'a'"),
+            ("b'a'", "b'a'"),
+            ("", ""),
+        ] {
+            assert_eq!(without_quotes(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_language_that_is_not_there_is_named() {
+        assert_eq!(language_of(None).unwrap(), Language::Python);
+        assert_eq!(language_of(Some(" JS ")).unwrap(), Language::JavaScript);
+        let failure = language_of(Some("r")).unwrap_err();
+        assert_eq!(failure.status, 500);
+        assert!(failure.text.contains("python, javascript and bash"));
+    }
+}

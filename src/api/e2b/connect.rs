@@ -1,0 +1,310 @@
+//! The codec of the Connect protocol with JSON, over HTTP/1.1 (connectrpc.com/docs/protocol).
+//!
+//! A message in a stream is in an envelope: a byte of flags, its length in four bytes, the greater ones first, and the
+//! message. The last envelope of an answer has a flag of its own, and says whether the call has failed.
+
+use serde_json::{Value, json};
+
+use super::errors::{Code, Failure};
+use crate::codec::base64;
+use crate::codec::fields::Fields;
+use crate::http::request::{BodyReader, WholeBody};
+use crate::http::stream::{StreamClient, StreamWriter};
+use crate::http::{Body, Request, Response};
+use crate::ledger::{Charge, Item, Ledger};
+use std::sync::Arc;
+
+/// The flag of a compressed message.
+const COMPRESSED: u8 = 1;
+
+/// The flag of the last envelope of an answer.
+const END: u8 = 2;
+
+/// The flags and the length of a message.
+const HEAD_BYTES: usize = 5;
+
+/// Most bytes of a message.
+const MAX_MESSAGE_BYTES: usize = 16 << 20;
+
+/// Bytes that are received at a time.
+const READ_BYTES: usize = 64 * 1024;
+
+const UNARY: &str = "application/json";
+const STREAM: &str = "application/connect+json";
+
+/// Checks that a request has the form of a unary call.
+pub(super) fn check_unary(request: &Request<'_>) -> Result<(), Failure> {
+    check(request, UNARY)
+}
+
+/// Checks that a request has the form of a streaming call.
+pub(super) fn check_stream(request: &Request<'_>) -> Result<(), Failure> {
+    check(request, STREAM)
+}
+
+fn check(request: &Request<'_>, expected: &str) -> Result<(), Failure> {
+    let found = request.head.header("content-type").unwrap_or_default();
+    let found = found.split(|byte| *byte == b';').next().unwrap_or_default();
+    if !found.trim_ascii().eq_ignore_ascii_case(expected.as_bytes()) {
+        let text = format!("this call takes Content-Type: {expected}");
+        return Err(Failure::invalid(text)
+            .with_status(415)
+            .with_header("Accept-Post", format!("{UNARY}, {STREAM}")));
+    }
+    for name in ["content-encoding", "connect-content-encoding"] {
+        let encoding = request.head.header(name).unwrap_or(b"identity");
+        if !encoding.eq_ignore_ascii_case(b"identity") {
+            let text = format!("{name}: no compression is supported here; send identity");
+            return Err(Failure::unimplemented(text));
+        }
+    }
+    Ok(())
+}
+
+/// The members of a message. An empty one has none.
+pub(super) fn message(bytes: &[u8]) -> Result<Fields<'_>, Failure> {
+    let bytes = if bytes.is_empty() { b"{}" } else { bytes };
+    Ok(Fields::parse(bytes)?)
+}
+
+/// The only message of a request.
+pub(super) fn only_message(body: &WholeBody) -> Result<&[u8], Failure> {
+    let broken = || Failure::invalid("the body takes one message in an envelope");
+    let (head, message) = body.split_at_checked(HEAD_BYTES).ok_or_else(broken)?;
+    if length_of(head)? != message.len() {
+        return Err(broken());
+    }
+    Ok(message)
+}
+
+/// The length in the head of an envelope.
+fn length_of(head: &[u8]) -> Result<usize, Failure> {
+    let [flags, length @ ..] = head else {
+        return Err(Failure::invalid("an envelope is cut off"));
+    };
+    if *flags & COMPRESSED != 0 {
+        let text = "a message is compressed; no compression is supported here";
+        return Err(Failure::unimplemented(text));
+    }
+    if *flags != 0 {
+        let text = format!("an envelope has the flags {flags}; a request takes 0");
+        return Err(Failure::invalid(text));
+    }
+    let length = length.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
+    if length > MAX_MESSAGE_BYTES {
+        let text = format!("a message has {length} bytes; it takes at most {MAX_MESSAGE_BYTES}");
+        return Err(Failure::new(Code::ResourceExhausted, text));
+    }
+    Ok(length)
+}
+
+/// The messages of a request, each as soon as it has arrived.
+pub(super) struct Messages<'b, 'c> {
+    body: &'b mut BodyReader<'c>,
+    ledger: Arc<Ledger>,
+    received: Vec<u8>,
+    /// For the bytes, and what is parsed from them.
+    charge: Option<Charge>,
+    /// Bytes of the message that was given last.
+    given: usize,
+}
+
+impl<'b, 'c> Messages<'b, 'c> {
+    pub(super) fn new(body: &'b mut BodyReader<'c>, ledger: &Arc<Ledger>) -> Self {
+        Self {
+            body,
+            ledger: Arc::clone(ledger),
+            received: Vec::new(),
+            charge: None,
+            given: 0,
+        }
+    }
+
+    /// The next message; `None` at the end.
+    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
+        self.received.drain(..self.given);
+        self.given = 0;
+        if !self.receive(HEAD_BYTES)? {
+            return match self.received.len() {
+                0 => Ok(None),
+                _ => Err(Failure::invalid("the body ends inside of an envelope")),
+            };
+        }
+        let whole = HEAD_BYTES + length_of(&self.received[..HEAD_BYTES])?;
+        if whole > READ_BYTES {
+            self.charge = None;
+            // Once as bytes, once as texts, once decoded.
+            self.charge = Some(
+                self.ledger
+                    .charge(Item::Bodies, 3 * whole)
+                    .map_err(crate::error::Error::from)?,
+            );
+        }
+        if !self.receive(whole)? {
+            return Err(Failure::invalid("the body ends inside of an envelope"));
+        }
+        self.given = whole;
+        Ok(Some(&self.received[HEAD_BYTES..whole]))
+    }
+
+    /// Receives until there are this many bytes; false if the body ends before.
+    fn receive(&mut self, wanted: usize) -> Result<bool, Failure> {
+        while self.received.len() < wanted {
+            let length = self.received.len();
+            // No further than this message: what is behind it may be a long time coming.
+            self.received.resize(wanted.min(length + READ_BYTES), 0);
+            let count = self.body.read(&mut self.received[length..]);
+            self.received.truncate(length + *count.as_ref().unwrap_or(&0));
+            if count? == 0 {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The client, to be watched.
+    pub(super) fn body(&self) -> &BodyReader<'c> {
+        self.body
+    }
+}
+
+/// The answer to a unary call.
+pub(super) fn unary(document: &Value) -> Result<Response, Failure> {
+    let body = document.to_string().into_bytes();
+    Ok(Response::new(200, Body::Bytes(body)).with_header("Content-Type", UNARY))
+}
+
+/// Appends an envelope with what `write` appends.
+pub(super) fn append(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    append_with(out, 0, write);
+}
+
+fn append_with(out: &mut Vec<u8>, flags: u8, write: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[flags, 0, 0, 0, 0]);
+    write(out);
+    // Nothing that is sent comes near to what four bytes hold.
+    let length = u32::try_from(out.len() - start - HEAD_BYTES).unwrap_or(u32::MAX);
+    out[start + 1..start + HEAD_BYTES].copy_from_slice(&length.to_be_bytes());
+}
+
+/// Appends an envelope with a document.
+pub(super) fn append_document(out: &mut Vec<u8>, document: &Value) {
+    append(out, |out| {
+        // Writing to memory does not fail.
+        let _ = serde_json::to_writer(out, document);
+    });
+}
+
+/// Appends the last envelope of an answer.
+pub(super) fn append_end(out: &mut Vec<u8>, failure: Option<&Failure>) {
+    append_with(out, END, |out| {
+        let end = match failure {
+            None => json!({}),
+            Some(Failure { code, text, .. }) => {
+                json!({ "error": { "code": code.name(), "message": text } })
+            }
+        };
+        // Writing to memory does not fail.
+        let _ = serde_json::to_writer(out, &end);
+    });
+}
+
+/// The answer to a streaming call that has one message.
+pub(super) fn only_answer(document: &Value) -> Response {
+    let mut body = Vec::new();
+    append_document(&mut body, document);
+    append_end(&mut body, None);
+    framed(Body::Bytes(body))
+}
+
+/// The answer to a streaming call that has failed. Its status is 200: some clients read no other body.
+pub(super) fn failed_stream(failure: &Failure) -> Response {
+    let mut body = Vec::new();
+    append_end(&mut body, Some(failure));
+    framed(Body::Bytes(body))
+}
+
+/// An answer that `write` sends, message by message.
+pub(super) fn stream(write: impl FnOnce(&mut StreamWriter) + Send + 'static) -> Response {
+    framed(Body::Stream(Box::new(write)))
+}
+
+fn framed(body: Body) -> Response {
+    Response::new(200, body)
+        .with_header("Content-Type", STREAM)
+        .with_header("X-Accel-Buffering", "no")
+        .with_header("Cache-Control", "no-store")
+}
+
+/// Adds one message to a stream.
+pub(super) fn push(client: &mut StreamClient<'_>, document: &Value) {
+    client.push(|out| append_document(out, document));
+}
+
+/// Ends a stream.
+pub(super) fn push_end(client: &mut StreamClient<'_>, failure: Option<&Failure>) {
+    client.push(|out| append_end(out, failure));
+}
+
+/// The bytes of a field: Base64 in either alphabet, with or without padding.
+pub(super) fn bytes(fields: &mut Fields<'_>, name: &str) -> Result<Option<Vec<u8>>, Failure> {
+    let Some(text) = fields.string(name)? else {
+        return Ok(None);
+    };
+    let text = text.trim_end_matches('=');
+    let digits: Vec<u8> = text
+        .bytes()
+        .map(|byte| match byte {
+            b'+' => b'-',
+            b'/' => b'_',
+            byte => byte,
+        })
+        .collect();
+    let decoded = base64::decode_url(&digits);
+    let accepted = || Failure::invalid(format!("{name} takes Base64"));
+    decoded.map(Some).ok_or_else(accepted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_envelope_has_its_length_before_it() {
+        let mut out = b"before".to_vec();
+        append(&mut out, |out| out.extend_from_slice(b"{\"a\":1}"));
+        append_end(&mut out, None);
+        assert_eq!(out, b"before\0\0\0\0\x07{\"a\":1}\x02\0\0\0\x02{}");
+        assert_eq!(length_of(&out[6..11]).unwrap(), 7);
+    }
+
+    #[test]
+    fn envelopes_that_no_client_sends_are_refused() {
+        for (head, code) in [
+            (&[1, 0, 0, 0, 1][..], Code::Unimplemented),
+            (&[2, 0, 0, 0, 1], Code::InvalidArgument),
+            (&[0, 255, 255, 255, 255], Code::ResourceExhausted),
+            (&[], Code::InvalidArgument),
+        ] {
+            assert_eq!(length_of(head).unwrap_err().code, code);
+        }
+    }
+
+    #[test]
+    fn bytes_come_in_any_alphabet() {
+        for (text, expected) in [
+            ("aGk=", Some(&b"hi"[..])),
+            ("aGk", Some(b"hi")),
+            ("++//", Some(b"\xfb\xef\xff")),
+            ("--__", Some(b"\xfb\xef\xff")),
+            ("", Some(b"")),
+            ("a", None),
+            ("a b=", None),
+        ] {
+            let body = format!(r#"{{"x":"{text}"}}"#);
+            let found = bytes(&mut message(body.as_bytes()).unwrap(), "x").ok();
+            assert_eq!(found.flatten().as_deref(), expected, "{text}");
+        }
+    }
+}

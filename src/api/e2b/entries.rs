@@ -1,0 +1,252 @@
+//! The unary calls of `filesystem.Filesystem`: what files are, and changes to directories.
+
+use std::collections::HashMap;
+
+use nix::unistd::{Gid, Group, Uid, User};
+use serde_json::{Map, Value, json};
+
+use super::access::{check_user, user_of};
+use super::calls::Call;
+use super::errors::{Code, Failure};
+use super::paths::{ClientPath, Paths};
+use super::routes::Document;
+use crate::codec::fields::Fields;
+use crate::codec::time::rfc3339;
+use crate::error::Kind;
+use crate::files::name::show;
+use crate::files::{Attribute, Description, Entry, FileKind};
+use crate::workspace::Workspace;
+
+/// The names of the attributes that hold metadata begin so.
+pub(super) const METADATA_PREFIX: &str = "user.e2b.";
+
+/// `Stat`.
+pub(super) fn stat(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fields<'_>) -> Document {
+    let path = only_path(call, workspace, fields, "path")?;
+    entry(workspace, &path)
+}
+
+/// `ListDir`.
+pub(super) fn list(
+    call: &mut Call<'_, '_>,
+    workspace: &Workspace,
+    mut fields: Fields<'_>,
+) -> Document {
+    let depth = fields.whole("depth", 0..=u32::MAX.into())?;
+    let depth = usize::try_from(depth.unwrap_or(0).max(1)).unwrap_or(usize::MAX);
+    let path = only_path(call, workspace, fields, "path")?;
+    let tree = workspace.describe_tree(&path.file, depth, METADATA_PREFIX)?;
+    let mut documents = Documents::of(workspace);
+    call.held = Some(tree.charge);
+    let entries = tree.entries.into_iter().map(|(relative, description)| {
+        let shown = Paths::join(&path.shown, &relative);
+        documents.entry(&description, shown)
+    });
+    Ok(json!({ "entries": entries.collect::<Vec<_>>() }))
+}
+
+/// `MakeDir`.
+pub(super) fn make_directory(
+    call: &mut Call<'_, '_>,
+    workspace: &Workspace,
+    fields: Fields<'_>,
+) -> Document {
+    let path = only_path(call, workspace, fields, "path")?;
+    workspace.make_new_directory(&path.file)?;
+    entry(workspace, &path)
+}
+
+/// `Move`.
+pub(super) fn rename(
+    call: &mut Call<'_, '_>,
+    workspace: &Workspace,
+    mut fields: Fields<'_>,
+) -> Document {
+    let from = fields.string("source")?;
+    let to = only_path(call, workspace, fields, "destination")?;
+    let missing = || Failure::invalid("source is missing");
+    let from = Paths::of(workspace).read(from.ok_or_else(missing)?.as_bytes())?;
+    workspace.move_file(&from.file, &to.file)?;
+    entry(workspace, &to)
+}
+
+/// `Remove`.
+pub(super) fn remove(
+    call: &mut Call<'_, '_>,
+    workspace: &Workspace,
+    fields: Fields<'_>,
+) -> Document {
+    let path = only_path(call, workspace, fields, "path")?;
+    match workspace.delete_file(&path.file, true) {
+        Err(error) if error.kind() != Kind::NotFound => Err(error.into()),
+        _ => Ok(json!({})),
+    }
+}
+
+/// The path in a field, for a caller that may act.
+pub(super) fn only_path(
+    call: &Call<'_, '_>,
+    workspace: &Workspace,
+    mut fields: Fields<'_>,
+    name: &str,
+) -> Result<ClientPath, Failure> {
+    check_user(workspace, user_of(call.request)?.as_deref())?;
+    let path = fields.string(name)?.unwrap_or_default();
+    if path.is_empty() {
+        return Err(Failure::invalid(format!("{name} is missing")));
+    }
+    Paths::of(workspace).read(path.as_bytes())
+}
+
+fn entry(workspace: &Workspace, path: &ClientPath) -> Document {
+    let description = workspace.describe_file(&path.file, METADATA_PREFIX);
+    let description = description.map_err(|error| match error.kind() {
+        // Below a file there is nothing.
+        Kind::NotDirectory => Failure::new(Code::NotFound, error.to_string()),
+        _ => error.into(),
+    })?;
+    let mut shown = path.shown.clone();
+    while shown.len() > 1 && shown.ends_with('/') {
+        shown.pop();
+    }
+    let entry = Documents::of(workspace).entry(&description, shown);
+    Ok(json!({ "entry": entry }))
+}
+
+/// Writes what files are. Names of accounts are looked up once.
+pub(super) struct Documents {
+    paths: Paths,
+    users: HashMap<u32, String>,
+    groups: HashMap<u32, String>,
+}
+
+impl Documents {
+    pub(super) fn of(workspace: &Workspace) -> Self {
+        let (mut users, mut groups) = (HashMap::new(), HashMap::new());
+        if let Some(user) = workspace.user() {
+            users.insert(user.uid, workspace.account());
+            groups.insert(user.gid, workspace.account());
+        }
+        Self {
+            paths: Paths::of(workspace),
+            users,
+            groups,
+        }
+    }
+
+    /// Describes a file that is shown at a path.
+    pub(super) fn entry(&mut self, description: &Description, shown: String) -> Value {
+        let Description {
+            entry,
+            followed,
+            attributes,
+        } = description;
+        let name = shown.rsplit('/').next().unwrap_or_default().to_owned();
+        // Of a link that is followed, kind and mode are those of its target.
+        let seen = followed.as_ref().map_or(entry, |(target, _)| target);
+        let mut document = json!({
+            "name": name,
+            "type": type_of(seen.kind),
+            "path": shown,
+            "size": seen.size.to_string(),
+            "mode": seen.mode,
+            "permissions": permissions(seen),
+            "owner": self.user(entry.uid),
+            "group": self.group(entry.gid),
+        });
+        if let Some(time) = seen.modified_ms {
+            document["modifiedTime"] = rfc3339(time).into();
+        }
+        if entry.kind == FileKind::Link {
+            let target = match (followed, &entry.target) {
+                (Some((_, path)), _) => Some(self.paths.show_target(path)),
+                (None, target) => target.as_deref().map(show),
+            };
+            document["symlinkTarget"] = target.into();
+            document["isSymlink"] = true.into();
+        }
+        if !attributes.is_empty() {
+            document["metadata"] = metadata_document(attributes);
+        }
+        document
+    }
+
+    fn user(&mut self, uid: u32) -> String {
+        let look_up = || {
+            let user = User::from_uid(Uid::from_raw(uid)).ok().flatten();
+            user.map_or_else(|| uid.to_string(), |user| user.name)
+        };
+        self.users.entry(uid).or_insert_with(look_up).clone()
+    }
+
+    fn group(&mut self, gid: u32) -> String {
+        let look_up = || {
+            let group = Group::from_gid(Gid::from_raw(gid)).ok().flatten();
+            group.map_or_else(|| gid.to_string(), |group| group.name)
+        };
+        self.groups.entry(gid).or_insert_with(look_up).clone()
+    }
+}
+
+/// The metadata of a file, by key.
+pub(super) fn metadata_document(attributes: &[Attribute]) -> Value {
+    let members = attributes.iter().filter_map(|Attribute { name, value }| {
+        let key = name.strip_prefix(METADATA_PREFIX)?;
+        let value = String::from_utf8_lossy(value).into_owned();
+        Some((key.to_owned(), value.into()))
+    });
+    Value::Object(members.collect::<Map<_, _>>())
+}
+
+fn type_of(kind: FileKind) -> &'static str {
+    match kind {
+        FileKind::Regular => "FILE_TYPE_FILE",
+        FileKind::Directory => "FILE_TYPE_DIRECTORY",
+        FileKind::Link => "FILE_TYPE_SYMLINK",
+        FileKind::Pipe
+        | FileKind::Socket
+        | FileKind::CharacterDevice
+        | FileKind::BlockDevice => "FILE_TYPE_UNSPECIFIED",
+    }
+}
+
+/// Kind and permissions as ls(1) shows them.
+fn permissions(entry: &Entry) -> String {
+    let kind = match entry.kind {
+        FileKind::Regular => '-',
+        FileKind::Directory => 'd',
+        FileKind::Link => 'l',
+        FileKind::Pipe => 'p',
+        FileKind::Socket => 's',
+        FileKind::CharacterDevice => 'c',
+        FileKind::BlockDevice => 'b',
+    };
+    let bits = (0..9).map(|bit| {
+        let is_set = entry.mode & (0o400 >> bit) != 0;
+        let letter = ['r', 'w', 'x'][bit % 3];
+        if is_set { letter } else { '-' }
+    });
+    std::iter::once(kind).chain(bits).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn permissions_are_shown_as_ls_shows_them() {
+        for (kind, mode, expected) in [
+            (FileKind::Regular, 0o644, "-rw-r--r--"),
+            (FileKind::Directory, 0o1755, "drwxr-xr-x"),
+            (FileKind::Link, 0o777, "lrwxrwxrwx"),
+            (FileKind::Pipe, 0, "p---------"),
+        ] {
+            let entry = Entry {
+                kind,
+                mode,
+                ..Entry::default()
+            };
+            assert_eq!(permissions(&entry), expected);
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! The one table from a kind of error to what the clients of this door see.
+
+use serde_json::json;
+
+use crate::error::{Error, Kind};
+use crate::http::request::ReceiveError;
+use crate::http::{Body, Refusal, Response};
+
+/// Longest text of an answer, in bytes. Some texts quote what the client has sent, which may be megabytes.
+const MAX_TEXT_BYTES: usize = 16 * 1024;
+
+/// The codes of the Connect protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Code {
+    InvalidArgument,
+    Unauthenticated,
+    PermissionDenied,
+    NotFound,
+    AlreadyExists,
+    ResourceExhausted,
+    FailedPrecondition,
+    Unimplemented,
+    Internal,
+    DataLoss,
+    DeadlineExceeded,
+    Unavailable,
+}
+
+impl Code {
+    /// Its word on the wire.
+    pub(super) fn name(self) -> &'static str {
+        self.row().0
+    }
+
+    fn row(self) -> (&'static str, u16) {
+        match self {
+            Self::InvalidArgument => ("invalid_argument", 400),
+            Self::Unauthenticated => ("unauthenticated", 401),
+            Self::PermissionDenied => ("permission_denied", 403),
+            Self::NotFound => ("not_found", 404),
+            Self::AlreadyExists => ("already_exists", 409),
+            Self::ResourceExhausted => ("resource_exhausted", 429),
+            Self::FailedPrecondition => ("failed_precondition", 400),
+            Self::Unimplemented => ("unimplemented", 501),
+            Self::Internal => ("internal", 500),
+            Self::DataLoss => ("data_loss", 500),
+            Self::DeadlineExceeded => ("deadline_exceeded", 504),
+            Self::Unavailable => ("unavailable", 503),
+        }
+    }
+}
+
+/// A refused request.
+#[derive(Debug)]
+pub(super) struct Failure {
+    pub(super) code: Code,
+    pub(super) status: u16,
+    /// A sentence for people.
+    pub(super) text: String,
+    headers: Vec<(&'static str, String)>,
+    /// Whether the status tells the client what the code cannot.
+    is_by_status: bool,
+}
+
+/// The form of a refusal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Style {
+    /// JSON, where `code` is the status.
+    Api,
+    /// JSON, where `code` is the word of the protocol.
+    Rpc,
+    /// The text alone.
+    Text,
+}
+
+impl Failure {
+    pub(super) fn new(code: Code, text: impl Into<String>) -> Self {
+        let mut text = text.into();
+        if text.len() > MAX_TEXT_BYTES {
+            let mut ends = (0..=MAX_TEXT_BYTES).rev();
+            let end = ends.find(|end| text.is_char_boundary(*end));
+            text.truncate(end.unwrap_or(0));
+            text.push('\u{2026}');
+        }
+        Self {
+            code,
+            status: code.row().1,
+            text,
+            headers: Vec::new(),
+            is_by_status: false,
+        }
+    }
+
+    pub(super) fn invalid(text: impl Into<String>) -> Self {
+        Self::new(Code::InvalidArgument, text)
+    }
+
+    pub(super) fn not_found(text: impl Into<String>) -> Self {
+        Self::new(Code::NotFound, text)
+    }
+
+    pub(super) fn unimplemented(text: impl Into<String>) -> Self {
+        Self::new(Code::Unimplemented, text)
+    }
+
+    /// There is no sandbox with the id that the request has. Clients know it by the status and the words.
+    pub(super) fn gone() -> Self {
+        let mut failure =
+            Self::new(Code::Unavailable, "The sandbox ID was not found").with_status(502);
+        failure.is_by_status = true;
+        failure
+    }
+
+    /// The command or the stream has taken longer than its client allows.
+    pub(super) fn overdue() -> Self {
+        Self::new(Code::DeadlineExceeded, "the time that the client allows has passed")
+    }
+
+    #[must_use]
+    pub(super) fn with_status(mut self, status: u16) -> Self {
+        self.status = status;
+        self
+    }
+
+    #[must_use]
+    pub(super) fn with_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.headers.push((name, value.into()));
+        self
+    }
+
+    /// The answer in the form that the clients of a route read.
+    pub(super) fn respond(self, style: Style) -> Response {
+        let (body, kind) = match style {
+            Style::Rpc if !self.is_by_status => {
+                let document = json!({ "code": self.code.name(), "message": self.text });
+                (document.to_string(), "application/json")
+            }
+            Style::Api | Style::Rpc => {
+                let document = json!({ "code": self.status, "message": self.text });
+                (document.to_string(), "application/json")
+            }
+            Style::Text => (self.text, "text/plain; charset=utf-8"),
+        };
+        let mut response = Response::new(self.status, Body::Bytes(body.into_bytes()))
+            .with_header("Content-Type", kind);
+        response.headers.extend(self.headers);
+        response
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let code = match error.kind() {
+            Kind::Invalid
+            | Kind::BadArchive
+            | Kind::ProgramNotFound
+            | Kind::ProgramNotExecutable
+            | Kind::BadDirectory
+            | Kind::ProgramForbidden
+            | Kind::UnsupportedLanguage
+            | Kind::NoBackend
+            | Kind::TooWide
+            | Kind::IsDirectory
+            | Kind::NotDirectory
+            | Kind::NotRegular => Code::InvalidArgument,
+            Kind::Unavailable | Kind::Unsupported => Code::Unimplemented,
+            Kind::Forbidden => Code::PermissionDenied,
+            Kind::NotFound => Code::NotFound,
+            Kind::Exists => Code::AlreadyExists,
+            Kind::NotEmpty
+            | Kind::CrossDevice
+            | Kind::Leased
+            | Kind::StdinClosed
+            | Kind::StdinBusy
+            | Kind::NotPty
+            | Kind::NotRunning
+            | Kind::ReadOnly
+            | Kind::IdInUse
+            | Kind::ContextDead
+            | Kind::NotAsked
+            | Kind::Changed
+            | Kind::NoMatch
+            | Kind::Ambiguous
+            | Kind::PatchFailed
+            | Kind::Binary
+            | Kind::VenvFailed => Code::FailedPrecondition,
+            Kind::TooLarge
+            | Kind::OverLimit
+            | Kind::NoWatches
+            | Kind::NoTerminals
+            | Kind::NoResources
+            | Kind::QueueFull
+            | Kind::TooManyContexts
+            | Kind::NoSpace => Code::ResourceExhausted,
+            Kind::NoThreads | Kind::ShuttingDown | Kind::Unfinished | Kind::Unreachable => {
+                Code::Unavailable
+            }
+            Kind::KernelFailed | Kind::System => Code::Internal,
+        };
+        let failure = Self::new(code, error.to_string());
+        match error.kind() {
+            Kind::NoSpace => failure.with_status(507),
+            Kind::TooLarge => failure.with_status(413),
+            _ => failure,
+        }
+    }
+}
+
+impl From<ReceiveError> for Failure {
+    fn from(error: ReceiveError) -> Self {
+        let Refusal { status, text, .. } = error.into();
+        let code = match status {
+            413 | 503 => Code::ResourceExhausted,
+            408 => Code::DeadlineExceeded,
+            _ => Code::InvalidArgument,
+        };
+        Self::new(code, text).with_status(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn body(failure: Failure, style: Style) -> (u16, String) {
+        let response = failure.respond(style);
+        match response.body {
+            Body::Bytes(bytes) => (response.status, String::from_utf8(bytes).unwrap()),
+            _ => unreachable!("a refusal is in memory"),
+        }
+    }
+
+    #[test]
+    fn a_refusal_has_the_form_that_its_client_reads() {
+        let missing = || Failure::from(Error::new(Kind::NotFound, "no file"));
+        let rpc = body(missing(), Style::Rpc);
+        assert_eq!(rpc, (404, r#"{"code":"not_found","message":"no file"}"#.into()));
+        let api = body(missing(), Style::Api);
+        assert_eq!(api, (404, r#"{"code":404,"message":"no file"}"#.into()));
+        assert_eq!(body(missing(), Style::Text), (404, "no file".into()));
+        // Clients look for these words, and for the number.
+        let gone = r#"{"code":502,"message":"The sandbox ID was not found"}"#;
+        assert_eq!(body(Failure::gone(), Style::Rpc), (502, gone.into()));
+        let full = Failure::from(Error::new(Kind::NoSpace, "full"));
+        assert_eq!((full.status, full.code), (507, Code::ResourceExhausted));
+    }
+}

@@ -1,0 +1,608 @@
+//! `process.Process`: commands and terminals.
+//!
+//! A command and the connection that started it are apart: it goes on without its client, and only its deadline ends it.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::access::{check_user, user_of};
+use super::calls::Call;
+use super::connect::{self, Messages, append, push, push_end};
+use super::errors::{Code, Failure};
+use super::paths::Paths;
+use super::routes::{Answer, Document};
+use crate::client::{Client, Peer};
+use crate::codec::base64;
+use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
+use crate::command::{
+    CommandLine, CommandSpec, EnvironmentChange, StdinSource, TerminalSize, TerminalSpec,
+};
+use crate::error::Kind;
+use crate::http::Response;
+use crate::http::request::BodyReader;
+use crate::http::stream::{StreamClient, StreamWriter};
+use crate::process::ring::{Cursor, Stream};
+use crate::process::{Exit, Extent, OnDisconnect, Process, Reason, Subscriber};
+use crate::sys::Ending;
+use crate::workspace::{Run, SignalGroup, UploadSource, Workspace};
+
+/// The shell that clients name, and the one that every image has.
+const USUAL_SHELL: &str = "/bin/bash";
+const PLAIN_SHELL: &str = "/bin/sh";
+
+/// Most bytes of a tag: it is kept, and sent in every list.
+const MAX_TAG_BYTES: usize = 1024;
+
+/// What is sent while nothing happens.
+const KEEP_ALIVE: &[u8] = b"\0\0\0\0\x1a{\"event\":{\"keepalive\":{}}}";
+
+/// `Start`.
+pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fields<'_>) -> Answer {
+    check_user(workspace, user_of(call.request)?.as_deref())?;
+    let mut start = StartRequest::parse(workspace, fields)?;
+    start.timeout = call.timeout()?;
+    let run = match workspace.run(start.spec()?) {
+        // Clients name this shell, and not every image has it.
+        Err(error)
+            if error.kind() == Kind::ProgramNotFound
+                && start.words.first().is_some_and(|word| word == USUAL_SHELL) =>
+        {
+            PLAIN_SHELL.clone_into(&mut start.words[0]);
+            workspace.run(start.spec()?)?
+        }
+        run => run?,
+    };
+    let Run::Foreground(run) = run else {
+        let text = "the command was started without its client";
+        return Err(Failure::new(Code::Internal, text));
+    };
+    let keep_alive = call.keep_alive();
+    Ok(connect::stream(move |stream: &mut StreamWriter| {
+        let process = Arc::clone(run.process());
+        let mut events = ProcessEvents::new(stream, keep_alive, &process);
+        events.is_own = true;
+        run.follow(&mut events, OnDisconnect::Keep);
+    }))
+}
+
+/// `Connect`.
+pub(super) fn connect(
+    call: &mut Call<'_, '_>,
+    workspace: &Workspace,
+    mut fields: Fields<'_>,
+) -> Answer {
+    let process = selected(workspace, &mut fields, true)?;
+    let extent = call.deadline()?.map_or(Extent::Exit, Extent::Until);
+    let keep_alive = call.keep_alive();
+    // What is written from now on.
+    let [stdout, stderr] = Stream::ALL.map(|stream| process.written(stream));
+    Ok(connect::stream(move |stream: &mut StreamWriter| {
+        let mut events = ProcessEvents::new(stream, keep_alive, &process);
+        // If the client has disconnected, the process goes on.
+        let _ = process.follow(Cursor::at(stdout, stderr), extent, &mut events);
+    }))
+}
+
+/// `List`.
+pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -> Document {
+    let processes = workspace.processes.list().into_iter();
+    let running = processes.filter(|process| process.exit().is_none());
+    let documents = running.map(|process| {
+        let words = process.command.words();
+        let (program, arguments) = words.split_first().unwrap_or((&"", &[]));
+        let environment = process.environment.iter();
+        let environment = environment.filter_map(|(name, value)| {
+            let value = value.as_deref()?;
+            Some((name.clone(), value.into()))
+        });
+        let environment: Map<String, Value> = environment.collect();
+        let mut config = json!({ "cmd": program, "args": arguments, "envs": environment });
+        if let Some(directory) = &process.directory {
+            config["cwd"] = directory.as_str().into();
+        }
+        let mut document = json!({ "config": config, "pid": process.pid });
+        if let Some(tag) = &process.tag {
+            document["tag"] = tag.as_str().into();
+        }
+        document
+    });
+    Ok(json!({ "processes": documents.collect::<Vec<_>>() }))
+}
+
+/// `SendInput`.
+pub(super) fn send_input(
+    call: &mut Call<'_, '_>,
+    workspace: &Workspace,
+    mut fields: Fields<'_>,
+) -> Document {
+    let process = selected(workspace, &mut fields, false)?;
+    let data = input(&mut fields)?;
+    write(&call.request.body, workspace, &process, &data, false)?;
+    Ok(json!({}))
+}
+
+/// `StreamInput`. Each message is acted on as it arrives.
+pub(super) fn stream_input(call: &mut Call<'_, '_>, workspace: &Workspace) -> Document {
+    let ledger = &workspace.ledger;
+    let mut messages = Messages::new(&mut call.request.body, ledger);
+    let mut process = None;
+    while let Some(message) = messages.next()? {
+        let mut fields = connect::message(message)?;
+        if let Some(start) = object(&mut fields, "start")? {
+            let mut start = Fields::from(start);
+            process = Some(selected(workspace, &mut start, false)?);
+            continue;
+        }
+        let Some(data) = object(&mut fields, "data")? else {
+            // A sign of life.
+            continue;
+        };
+        let missing = || Failure::invalid("data comes before start");
+        let process = process.as_ref().ok_or_else(missing)?;
+        let data = input(&mut Fields::from(data))?;
+        write(messages.body(), workspace, process, &data, false)?;
+    }
+    Ok(json!({}))
+}
+
+/// `CloseStdin`.
+pub(super) fn close_stdin(
+    call: &mut Call<'_, '_>,
+    workspace: &Workspace,
+    mut fields: Fields<'_>,
+) -> Document {
+    let process = selected(workspace, &mut fields, false)?;
+    if process.terminal().is_ok() {
+        let text = "the input of a terminal cannot be closed; send it the character 4 (Ctrl-D)";
+        return Err(Failure::new(Code::Internal, text));
+    }
+    match write(&call.request.body, workspace, &process, b"", true) {
+        Err(failure) if failure.1 == Some(Kind::StdinClosed) => Ok(json!({})),
+        written => written.map(|()| json!({})).map_err(Failure::from),
+    }
+}
+
+/// `SendSignal`.
+pub(super) fn send_signal(
+    _: &mut Call<'_, '_>,
+    workspace: &Workspace,
+    mut fields: Fields<'_>,
+) -> Document {
+    let process = selected(workspace, &mut fields, false)?;
+    let signals = [
+        ("SIGNAL_SIGKILL", "9", libc::SIGKILL),
+        ("SIGNAL_SIGTERM", "15", libc::SIGTERM),
+    ];
+    let asked: String = match fields.take("signal") {
+        Some(value) if JsonType::of(value) == JsonType::String => decoded("signal", value)?,
+        Some(value) => value.get().to_owned(),
+        None => String::new(),
+    };
+    let mut signals = signals.into_iter();
+    let found = signals.find(|(name, number, _)| [*name, *number].contains(&&*asked));
+    let Some((.., signal)) = found else {
+        let text = format!("signal is {asked:?}; it takes SIGNAL_SIGKILL or SIGNAL_SIGTERM");
+        return Err(Failure::unimplemented(text));
+    };
+    let (_, was_running) = workspace.signal(&process.id, signal, SignalGroup::Own)?;
+    if was_running {
+        Ok(json!({}))
+    } else {
+        Err(not_running(&process.pid.to_string()))
+    }
+}
+
+/// `Update`.
+pub(super) fn update(
+    _: &mut Call<'_, '_>,
+    workspace: &Workspace,
+    mut fields: Fields<'_>,
+) -> Document {
+    let process = selected(workspace, &mut fields, false)?;
+    let missing = || Failure::invalid("pty.size is missing");
+    let pty = object(&mut fields, "pty")?.ok_or_else(missing)?;
+    let size = terminal_size(pty)?.ok_or_else(missing)?;
+    match process.resize(size) {
+        Err(error) if error.kind() == Kind::NotPty => {
+            Err(Failure::new(Code::Internal, error.to_string()))
+        }
+        resized => Ok(resized.map(|()| json!({}))?),
+    }
+}
+
+/// `GET /envs`: the variables of commands that do not change them.
+pub(super) fn variables(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let variables = workspace.variables();
+    let members = variables.into_iter().map(|(name, value)| (name, value.into()));
+    Ok(Response::json(&Value::Object(members.collect())))
+}
+
+/// A command as a client asks for it.
+struct StartRequest {
+    words: Vec<String>,
+    environment: Vec<EnvironmentChange>,
+    directory: String,
+    terminal: Option<TerminalSize>,
+    tag: Option<String>,
+    has_stdin: bool,
+    timeout: Option<Duration>,
+}
+
+impl StartRequest {
+    fn parse(workspace: &Workspace, mut fields: Fields<'_>) -> Result<Self, Failure> {
+        let missing = |name| move || Failure::invalid(format!("{name} is missing"));
+        let process = object(&mut fields, "process")?;
+        let mut process = Fields::from(process.ok_or_else(missing("process"))?);
+        let program = process.string("cmd")?.ok_or_else(missing("process.cmd"))?;
+        let arguments = process.take("args");
+        let arguments =
+            arguments.map(|array| strings("process.args", "an array of strings", array));
+        let mut words = vec![program];
+        words.extend(arguments.transpose()?.unwrap_or_default());
+        let paths = Paths::of(workspace);
+        let mut environment: Vec<EnvironmentChange> = Vec::new();
+        for (name, value) in [
+            ("HOME", paths.home()),
+            ("USER", workspace.account()),
+            ("LOGNAME", workspace.account()),
+        ] {
+            if !workspace.has_variable(name) {
+                environment.push((name.to_owned(), Some(value)));
+            }
+        }
+        environment.extend(variables_in(&mut process, "envs")?);
+        let directory = process.string("cwd")?.unwrap_or_default();
+        let directory = paths.absolute(directory.as_bytes())?;
+        let directory = String::from_utf8(directory);
+        let pty = object(&mut fields, "pty")?;
+        let tag = fields.string("tag")?;
+        if tag.as_ref().is_some_and(|tag| tag.len() > MAX_TAG_BYTES) {
+            let text = format!("tag takes at most {MAX_TAG_BYTES} bytes");
+            return Err(Failure::invalid(text));
+        }
+        Ok(Self {
+            words,
+            environment,
+            directory: directory.map_err(|_| Failure::invalid("the home is not UTF-8"))?,
+            terminal: match pty {
+                None => None,
+                Some(pty) => Some(terminal_size(pty)?.unwrap_or_default()),
+            },
+            tag,
+            has_stdin: fields.boolean("stdin")?.unwrap_or(true),
+            timeout: None,
+        })
+    }
+
+    fn spec(&self) -> Result<CommandSpec, Failure> {
+        let mut spec = CommandSpec::new(
+            CommandLine::Program(self.words.clone()),
+            self.environment.clone(),
+            Some(self.directory.clone()),
+        )?;
+        if let Some(size) = self.terminal {
+            let mut own = self.environment.iter().rev();
+            let term = own.find(|(name, _)| name == "TERM");
+            let term = term.and_then(|(_, value)| value.clone());
+            spec.terminal = Some(match term {
+                Some(term) => TerminalSpec::new(size, term)?,
+                None => TerminalSpec::new(size, TerminalSpec::default().name().to_owned())?,
+            });
+        } else if self.has_stdin {
+            spec.input = StdinSource::Open;
+        }
+        spec.tag.clone_from(&self.tag);
+        spec.timeout = self.timeout;
+        Ok(spec)
+    }
+}
+
+/// The members of an object in a field; `None` if it is absent.
+fn object<'a>(fields: &mut Fields<'a>, name: &str) -> Result<Option<Members<'a>>, Failure> {
+    match fields.take(name) {
+        None => Ok(None),
+        Some(value) if JsonType::of(value) == JsonType::Object => Ok(Some(decoded(name, value)?)),
+        Some(value) => Err(wrong_type(name, "an object", value).into()),
+    }
+}
+
+/// Variables in a field, which are texts.
+pub(super) fn variables_in(
+    fields: &mut Fields<'_>,
+    name: &str,
+) -> Result<Vec<EnvironmentChange>, Failure> {
+    let Some(Members(members)) = object(fields, name)? else {
+        return Ok(Vec::new());
+    };
+    let members = members.into_iter().map(|(key, value)| {
+        let field = format!("{name}.{key}");
+        if JsonType::of(value) != JsonType::String {
+            return Err(Failure::from(wrong_type(&field, "a string", value)));
+        }
+        Ok((key, Some(decoded(&field, value)?)))
+    });
+    members.collect()
+}
+
+fn terminal_size(pty: Members<'_>) -> Result<Option<TerminalSize>, Failure> {
+    let Some(size) = object(&mut Fields::from(pty), "size")? else {
+        return Ok(None);
+    };
+    let mut size = Fields::from(size);
+    let usual = TerminalSize::default();
+    let most = 0..=u32::MAX.into();
+    let rows = size.whole("rows", most.clone())?;
+    let columns = size.whole("cols", most)?;
+    // A field at its default may be absent, so 0 says nothing.
+    let rows = rows.filter(|rows| *rows > 0).unwrap_or(usual.rows().into());
+    let columns = columns.filter(|columns| *columns > 0);
+    let columns = columns.unwrap_or(usual.columns().into());
+    Ok(Some(TerminalSize::new(rows, columns)?))
+}
+
+/// The process that a request selects. One that has ended only if `ended` is set.
+fn selected(
+    workspace: &Workspace,
+    fields: &mut Fields<'_>,
+    ended: bool,
+) -> Result<Arc<Process>, Failure> {
+    let missing = || Failure::invalid("process takes pid or tag");
+    let selector = object(fields, "process")?.ok_or_else(missing)?;
+    let mut selector = Fields::from(selector);
+    let (name, found) = match (selector.take("pid"), selector.string("tag")?) {
+        (Some(pid), _) => {
+            let pid = number(pid).ok_or_else(missing)?;
+            let found = workspace.processes.find(&pid);
+            (pid, found)
+        }
+        (None, Some(tag)) => {
+            let all = workspace.processes.list().into_iter().rev();
+            let mut tagged = all.filter(|process| process.tag.as_ref() == Some(&tag));
+            (tag.clone(), tagged.next())
+        }
+        (None, None) => return Err(missing()),
+    };
+    let usable = |process: &Arc<Process>| ended || process.exit().is_none();
+    found.filter(usable).ok_or_else(|| not_running(&name))
+}
+
+/// The digits of a number, which may be in a text.
+fn number(value: &RawValue) -> Option<String> {
+    let digits = value.get().trim_matches('"');
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    is_number.then(|| digits.to_owned())
+}
+
+fn not_running(name: &str) -> Failure {
+    Failure::not_found(format!("there is no process {name}, or it has ended"))
+}
+
+/// The bytes of `input`, for pipes and terminals alike.
+fn input(fields: &mut Fields<'_>) -> Result<Vec<u8>, Failure> {
+    let missing = || Failure::invalid("input takes stdin or pty");
+    let input = object(fields, "input")?.ok_or_else(missing)?;
+    let mut input = Fields::from(input);
+    let stdin = connect::bytes(&mut input, "stdin")?;
+    Ok(match stdin {
+        Some(stdin) => stdin,
+        // A field at its default may be absent.
+        None => connect::bytes(&mut input, "pty")?.unwrap_or_default(),
+    })
+}
+
+/// A failure to write, and its kind.
+struct Unwritten(Failure, Option<Kind>);
+
+impl From<crate::error::Error> for Unwritten {
+    fn from(error: crate::error::Error) -> Self {
+        let kind = error.kind();
+        Self(error.into(), Some(kind))
+    }
+}
+
+impl From<Unwritten> for Failure {
+    fn from(Unwritten(failure, _): Unwritten) -> Self {
+        failure
+    }
+}
+
+fn write(
+    body: &BodyReader<'_>,
+    workspace: &Workspace,
+    process: &Process,
+    data: &[u8],
+    eof: bool,
+) -> Result<(), Unwritten> {
+    let mut source = Given { data, body };
+    workspace
+        .write_stdin(&process.id, &mut source, eof)
+        .map(drop)
+}
+
+/// Input that a message has brought.
+struct Given<'d, 'c> {
+    data: &'d [u8],
+    body: &'d BodyReader<'c>,
+}
+
+impl UploadSource for Given<'_, '_> {
+    type Error = Unwritten;
+
+    fn remaining(&self) -> Option<u64> {
+        Some(self.data.len() as u64)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Unwritten> {
+        let (now, later) = self.data.split_at(self.data.len().min(buffer.len()));
+        buffer[..now.len()].copy_from_slice(now);
+        self.data = later;
+        Ok(now.len())
+    }
+
+    fn splice(&mut self, _: BorrowedFd<'_>) -> Result<Option<usize>, Unwritten> {
+        Ok(None)
+    }
+
+    fn client(&self) -> Box<dyn Peer + Send> {
+        Box::new(self.body.watch_client())
+    }
+}
+
+/// Writes what happens to a process as messages.
+struct ProcessEvents<'a> {
+    client: StreamClient<'a>,
+    is_terminal: bool,
+    /// Whether the stream belongs to who has started the process: then its deadline is that of the stream.
+    is_own: bool,
+    /// Bytes that were lost, because the client took too long.
+    lost: u64,
+}
+
+impl<'a> ProcessEvents<'a> {
+    /// Begins with the process's pid.
+    fn new(stream: &'a mut StreamWriter, keep_alive: Duration, process: &Process) -> Self {
+        let mut client = StreamClient::new(stream, KEEP_ALIVE, keep_alive);
+        push(
+            &mut client,
+            &json!({ "event": { "start": { "pid": process.pid } } }),
+        );
+        Self {
+            client,
+            is_terminal: process.terminal().is_ok(),
+            is_own: false,
+            lost: 0,
+        }
+    }
+
+    fn end(&mut self, failure: Option<&Failure>) {
+        let text = format!(
+            "{} bytes of output were lost, because this client took them too slowly",
+            self.lost
+        );
+        let loss = (self.lost > 0).then(|| Failure::new(Code::DataLoss, text));
+        push_end(&mut self.client, failure.or(loss.as_ref()));
+    }
+}
+
+impl Subscriber for ProcessEvents<'_> {
+    fn client(&mut self) -> &mut dyn Client {
+        &mut self.client
+    }
+
+    fn output(&mut self, stream: Stream, _: u64, data: &[u8]) {
+        let name = match stream {
+            _ if self.is_terminal => "pty",
+            Stream::Stdout => "stdout",
+            Stream::Stderr => "stderr",
+        };
+        self.client.push(|out| {
+            out.reserve(data.len() / 3 * 4 + 64);
+            append(out, |out| {
+                out.extend_from_slice(b"{\"event\":{\"data\":{\"");
+                out.extend_from_slice(name.as_bytes());
+                out.extend_from_slice(b"\":\"");
+                base64::append(out, data);
+                out.extend_from_slice(b"\"}}}");
+            });
+        });
+    }
+
+    fn dropped(&mut self, _: Stream, _: u64, bytes: u64) {
+        self.lost += bytes;
+    }
+
+    fn exit(&mut self, exit: &Exit) {
+        if exit.reason == Reason::Timeout && self.is_own {
+            return self.end(Some(&Failure::overdue()));
+        }
+        let end = end_document(exit);
+        push(&mut self.client, &json!({ "event": { "end": end } }));
+        self.end(None);
+    }
+
+    fn caught_up(&mut self, _: &Cursor) {
+        self.end(Some(&Failure::overdue()));
+    }
+}
+
+/// How a process has ended, in the words of Go's `os.ProcessState`, which clients know.
+fn end_document(exit: &Exit) -> Value {
+    let (code, status) = match exit.ending {
+        Ending::Exited(code) => (code, format!("exit status {code}")),
+        Ending::Signaled(signal) => (-1, format!("signal: {}", signal_name(signal))),
+        Ending::Unknown => (-1, "unknown".to_owned()),
+    };
+    let why = match exit.reason {
+        Reason::OutOfMemory => " (the machine had no memory left)",
+        Reason::MemoryLimit => " (the sandbox was above its limit on memory)",
+        Reason::Timeout => " (its time was up)",
+        _ => "",
+    };
+    let exited = matches!(exit.ending, Ending::Exited(_));
+    let mut document = json!({ "exitCode": code, "exited": exited, "status": status });
+    if exit.ending != Ending::Exited(0) {
+        document["error"] = format!("{status}{why}").into();
+    }
+    document
+}
+
+fn signal_name(signal: i32) -> String {
+    let name = match signal {
+        libc::SIGHUP => "hangup",
+        libc::SIGINT => "interrupt",
+        libc::SIGQUIT => "quit",
+        libc::SIGILL => "illegal instruction",
+        libc::SIGTRAP => "trace/breakpoint trap",
+        libc::SIGABRT => "aborted",
+        libc::SIGBUS => "bus error",
+        libc::SIGFPE => "floating point exception",
+        libc::SIGKILL => "killed",
+        libc::SIGUSR1 => "user defined signal 1",
+        libc::SIGSEGV => "segmentation fault",
+        libc::SIGUSR2 => "user defined signal 2",
+        libc::SIGPIPE => "broken pipe",
+        libc::SIGALRM => "alarm clock",
+        libc::SIGTERM => "terminated",
+        other => return format!("signal {other}"),
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_keep_alive_is_an_envelope() {
+        let mut out = Vec::new();
+        connect::append_document(&mut out, &json!({ "event": { "keepalive": {} } }));
+        assert_eq!(out, KEEP_ALIVE);
+    }
+
+    #[test]
+    fn ends_are_told_in_the_words_of_go() {
+        let end = |ending, reason| {
+            end_document(&Exit {
+                ending,
+                reason,
+                duration: Duration::ZERO,
+            })
+        };
+        assert_eq!(
+            end(Ending::Exited(0), Reason::Exited),
+            json!({ "exitCode": 0, "exited": true, "status": "exit status 0" })
+        );
+        assert_eq!(
+            end(Ending::Exited(3), Reason::Exited),
+            json!({ "exitCode": 3, "exited": true, "status": "exit status 3", "error": "exit status 3" })
+        );
+        assert_eq!(
+            end(Ending::Signaled(9), Reason::Killed),
+            json!({ "exitCode": -1, "exited": false, "status": "signal: killed", "error": "signal: killed" })
+        );
+    }
+}

@@ -1,0 +1,424 @@
+//! What this door serves, and which requests are its own.
+//!
+//! Some of its paths are also paths of other doors: there the headers decide. A request to a name such as
+//! `3000-ID.example.com` is for a port of the sandbox with this id, whatever its path is.
+
+use super::calls::Call;
+use super::errors::{Failure, Style};
+use super::{code, entries, files, processes, sandboxes, watches};
+use crate::api::context::Context;
+use crate::codec::query::Query;
+use crate::error::Result;
+use crate::http::{Request, Response};
+use crate::workspace::Workspace;
+use serde_json::Value;
+
+use crate::codec::fields::Fields;
+
+/// One operation.
+pub(super) struct Route {
+    /// None means any.
+    methods: &'static [&'static str],
+    pattern: &'static str,
+    /// Its name in the metrics.
+    name: &'static str,
+    pub(super) operation: Operation,
+}
+
+pub(super) type Answer = std::result::Result<Response, Failure>;
+pub(super) type Document = std::result::Result<Value, Failure>;
+
+/// A handler, by what it takes and how its answers look.
+#[derive(Clone, Copy)]
+pub(super) enum Operation {
+    /// About sandboxes, with the API key.
+    Api(fn(&mut Call<'_, '_>, &str) -> Answer),
+    /// What this server does not have, with a sentence that says so.
+    Unavailable(&'static str),
+    /// Whether a sandbox runs. It needs no credentials.
+    Health,
+    /// In a sandbox, with its token.
+    Sandbox(fn(&mut Call<'_, '_>, &Workspace) -> Answer),
+    /// The same, with its token or a signature of the request.
+    Files(fn(&mut Call<'_, '_>, &Workspace) -> Answer),
+    /// A call with one message in both directions.
+    Unary(fn(&mut Call<'_, '_>, &Workspace, Fields<'_>) -> Document),
+    /// A call with one message that many answer.
+    ServerStream(fn(&mut Call<'_, '_>, &Workspace, Fields<'_>) -> Answer),
+    /// A call with many messages that one answers.
+    ClientStream(fn(&mut Call<'_, '_>, &Workspace) -> Document),
+    /// The code interpreter; about one context, by its id, where the path has one.
+    Code(fn(&mut Call<'_, '_>, &Workspace, &str) -> Answer),
+}
+
+use Operation::{
+    Api, ClientStream, Code, Files, Health, Sandbox, ServerStream, Unary, Unavailable,
+};
+
+const GET: &[&str] = &["GET"];
+const POST: &[&str] = &["POST"];
+const PUT: &[&str] = &["PUT"];
+const DELETE: &[&str] = &["DELETE"];
+const ANY: &[&str] = &[];
+
+const NO_PAUSE: &str = "a sandbox here cannot be paused: it runs until it is killed or its timeout passes";
+const NO_SNAPSHOTS: &str = "there are no snapshots here, and so no forks";
+const NO_TEMPLATES: &str =
+    "templates are not built here: the image that the server runs in is the only one";
+const NO_VOLUMES: &str = "there are no volumes here";
+const NO_SECRETS: &str = "there are no secrets here; pass values by envs";
+const NO_NETWORK: &str =
+    "the network of a sandbox that runs cannot be changed; choose it when the sandbox is made";
+
+/// Rows of one pattern are adjacent.
+#[rustfmt::skip]
+const ROUTES: &[Route] = &[
+    row(POST, "/sandboxes", "e2b_sandboxes", Api(sandboxes::create)),
+    row(GET, "/sandboxes", "e2b_sandboxes", Api(sandboxes::list)),
+    row(POST, "/v2/sandboxes", "e2b_sandboxes", Api(sandboxes::create)),
+    row(GET, "/v2/sandboxes", "e2b_sandboxes", Api(sandboxes::list)),
+    row(GET, "/sandboxes/{sandbox}", "e2b_sandbox", Api(sandboxes::describe)),
+    row(DELETE, "/sandboxes/{sandbox}", "e2b_sandbox", Api(sandboxes::kill)),
+    row(POST, "/sandboxes/{sandbox}/connect", "e2b_connect", Api(sandboxes::connect)),
+    row(POST, "/sandboxes/{sandbox}/resume", "e2b_connect", Api(sandboxes::connect)),
+    row(POST, "/v2/sandboxes/{sandbox}/connect", "e2b_connect", Api(sandboxes::connect)),
+    row(POST, "/sandboxes/{sandbox}/timeout", "e2b_timeout", Api(sandboxes::set_timeout)),
+    row(POST, "/sandboxes/{sandbox}/refreshes", "e2b_timeout", Api(sandboxes::refresh)),
+    row(GET, "/sandboxes/{sandbox}/metrics", "e2b_metrics", Api(sandboxes::metrics)),
+    row(POST, "/sandboxes/{sandbox}/pause", "e2b_other", Unavailable(NO_PAUSE)),
+    row(POST, "/sandboxes/{sandbox}/snapshots", "e2b_other", Unavailable(NO_SNAPSHOTS)),
+    row(POST, "/sandboxes/{sandbox}/fork", "e2b_other", Unavailable(NO_SNAPSHOTS)),
+    row(PUT, "/sandboxes/{sandbox}/network", "e2b_other", Unavailable(NO_NETWORK)),
+    row(GET, "/snapshots", "e2b_other", Api(sandboxes::list_snapshots)),
+    row(ANY, "/snapshots/{rest}", "e2b_other", Unavailable(NO_SNAPSHOTS)),
+    row(ANY, "/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
+    row(ANY, "/v2/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
+    row(ANY, "/v3/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
+    row(ANY, "/default-templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
+    row(ANY, "/volumes/{rest}", "e2b_other", Unavailable(NO_VOLUMES)),
+    row(ANY, "/secrets/{rest}", "e2b_other", Unavailable(NO_SECRETS)),
+
+    row(GET, "/health", "e2b_health", Health),
+    row(GET, "/metrics", "e2b_metrics", Sandbox(sandboxes::metrics_inside)),
+    row(GET, "/envs", "e2b_envs", Sandbox(processes::variables)),
+    row(GET, "/files", "e2b_files", Files(files::read)),
+    row(POST, "/files", "e2b_files", Files(files::write)),
+
+    row(POST, "/process.Process/Start", "e2b_process", ServerStream(processes::start)),
+    row(POST, "/process.Process/Connect", "e2b_process", ServerStream(processes::connect)),
+    row(POST, "/process.Process/List", "e2b_process", Unary(processes::list)),
+    row(POST, "/process.Process/SendInput", "e2b_process", Unary(processes::send_input)),
+    row(POST, "/process.Process/StreamInput", "e2b_process", ClientStream(processes::stream_input)),
+    row(POST, "/process.Process/CloseStdin", "e2b_process", Unary(processes::close_stdin)),
+    row(POST, "/process.Process/SendSignal", "e2b_process", Unary(processes::send_signal)),
+    row(POST, "/process.Process/Update", "e2b_process", Unary(processes::update)),
+
+    row(POST, "/filesystem.Filesystem/Stat", "e2b_filesystem", Unary(entries::stat)),
+    row(POST, "/filesystem.Filesystem/ListDir", "e2b_filesystem", Unary(entries::list)),
+    row(POST, "/filesystem.Filesystem/MakeDir", "e2b_filesystem", Unary(entries::make_directory)),
+    row(POST, "/filesystem.Filesystem/Move", "e2b_filesystem", Unary(entries::rename)),
+    row(POST, "/filesystem.Filesystem/Remove", "e2b_filesystem", Unary(entries::remove)),
+    row(POST, "/filesystem.Filesystem/CreateWatcher", "e2b_watch", Unary(watches::create)),
+    row(POST, "/filesystem.Filesystem/GetWatcherEvents", "e2b_watch", Unary(watches::events)),
+    row(POST, "/filesystem.Filesystem/RemoveWatcher", "e2b_watch", Unary(watches::remove)),
+    row(POST, "/filesystem.Filesystem/WatchDir", "e2b_watch", ServerStream(watches::watch)),
+
+    row(POST, "/execute", "e2b_execute", Code(code::execute)),
+    row(GET, "/contexts", "e2b_contexts", Code(code::list)),
+    row(POST, "/contexts", "e2b_contexts", Code(code::create)),
+    row(DELETE, "/contexts/{context}", "e2b_contexts", Code(code::delete)),
+    row(POST, "/contexts/{context}/restart", "e2b_contexts", Code(code::restart)),
+];
+
+const fn row(
+    methods: &'static [&'static str],
+    pattern: &'static str,
+    name: &'static str,
+    operation: Operation,
+) -> Route {
+    Route {
+        methods,
+        pattern,
+        name,
+        operation,
+    }
+}
+
+/// Paths that only E2B's clients ask for, each with all that is below it.
+const OWN: [&str; 13] = [
+    "/files",
+    "/contexts",
+    "/v2",
+    "/v3",
+    "/templates",
+    "/default-templates",
+    "/snapshots",
+    "/volumes",
+    "/secrets",
+    "/envs",
+    "/init",
+    "/process.Process",
+    "/filesystem.Filesystem",
+];
+
+/// Paths that other doors have too.
+const SHARED: [&str; 4] = ["/health", "/metrics", "/execute", "/sandboxes"];
+
+/// Paths that are never this door's.
+const FOREIGN: [&str; 5] = ["/v1", "/mcp", "/console", "/t", "/openapi.json"];
+
+/// Headers that only E2B's clients send; the last one is the beginning of several.
+const HEADERS: [&str; 3] = ["x-api-key", "x-access-token", "connect-protocol-version"];
+const HEADER_PREFIX: &str = "e2b-";
+
+/// The ports that E2B's clients name for the sandbox itself and for its code interpreter.
+const OWN_PORTS: [u16; 2] = [49983, 49999];
+
+fn is_below(path: &[u8], families: &[&str]) -> bool {
+    families.iter().any(|family| {
+        let rest = path.strip_prefix(family.as_bytes());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+    })
+}
+
+impl Route {
+    /// Reads the query of a request. Parameters that are not known are ignored: newer clients have more.
+    pub(super) fn query(&self, raw: Option<&[u8]>) -> Result<Query> {
+        Query::parse(raw)
+    }
+}
+
+/// What a request is about.
+pub(in crate::api) struct Target<'a> {
+    /// The rows of the path's pattern; empty if there is none.
+    routes: Vec<&'static Route>,
+    path: &'a [u8],
+    /// The sandbox that the host's name names.
+    labelled: Option<String>,
+    /// The port of a server in it that the host's name names.
+    port: Option<u16>,
+    /// Those in the path.
+    sandbox: Option<&'a str>,
+    context: Option<&'a str>,
+}
+
+impl<'a> Target<'a> {
+    /// What a request with this path is about; `None` if it is another door's.
+    pub(in crate::api) fn find(
+        context: &Context,
+        request: &Request<'_>,
+        path: &'a [u8],
+    ) -> Option<Self> {
+        let labelled = host_label(request.head.header("host"));
+        let labelled = labelled.filter(|(_, id)| context.machine.has_sandbox(id));
+        if let Some((port, id)) = &labelled
+            && !OWN_PORTS.contains(port)
+        {
+            return Some(Self {
+                routes: Vec::new(),
+                path,
+                labelled: Some(id.clone()),
+                port: Some(*port),
+                sandbox: None,
+                context: None,
+            });
+        }
+        if is_below(path, &FOREIGN) {
+            return None;
+        }
+        let is_own = labelled.is_some()
+            || is_below(path, &OWN)
+            || (is_below(path, &SHARED) && has_own_header(request));
+        is_own.then(|| {
+            let mut target = Self {
+                routes: Vec::new(),
+                path,
+                labelled: labelled.map(|(_, id)| id),
+                port: None,
+                sandbox: None,
+                context: None,
+            };
+            for route in ROUTES {
+                if let Some(captured) = capture(route.pattern, path) {
+                    target.routes.push(route);
+                    (target.sandbox, target.context) = captured;
+                }
+            }
+            target
+        })
+    }
+
+    /// The name in the metrics.
+    pub(in crate::api) fn name(&self) -> &'static str {
+        match (self.routes.first(), self.port) {
+            (Some(route), _) => route.name,
+            (None, Some(_)) => "e2b_port",
+            (None, None) => "e2b_other",
+        }
+    }
+
+    /// Whether a server in a sandbox answers.
+    pub(in crate::api) fn is_proxied(&self) -> bool {
+        self.port.is_some()
+    }
+
+    /// Its methods, as in `Allow`.
+    pub(in crate::api) fn allow(&self) -> String {
+        let methods = self.routes.iter().flat_map(|route| route.methods);
+        let mut methods: Vec<&str> = methods.copied().collect();
+        if methods.is_empty() {
+            methods = vec!["GET", "POST", "PUT", "PATCH", "DELETE"];
+        }
+        methods.push("OPTIONS");
+        methods.join(", ")
+    }
+
+    /// The row for a method.
+    ///
+    /// # Errors
+    /// 404 or 405.
+    pub(super) fn route(&self, method: &str) -> std::result::Result<&'static Route, Failure> {
+        let method = if method == "HEAD" { "GET" } else { method };
+        let mut routes = self.routes.iter();
+        let found =
+            routes.find(|route| route.methods.is_empty() || route.methods.contains(&method));
+        if let Some(route) = found {
+            return Ok(route);
+        }
+        let path = String::from_utf8_lossy(self.path);
+        if self.routes.is_empty() {
+            return Err(Failure::not_found(format!("there is nothing at {path}")));
+        }
+        let allow = self.allow();
+        let text = format!("{path} has no method {method}; it has {allow}");
+        Err(Failure::new(super::errors::Code::Unimplemented, text)
+            .with_status(405)
+            .with_header("Allow", allow))
+    }
+
+    /// How failures look.
+    pub(super) fn style(&self, method: &str) -> Style {
+        match self.route(method).map(|route| route.operation) {
+            Ok(Unary(_) | ServerStream(_) | ClientStream(_)) => Style::Rpc,
+            Ok(Code(_)) => Style::Text,
+            _ => Style::Api,
+        }
+    }
+
+    /// The port of a server that the request is for.
+    pub(super) fn port(&self) -> Option<u16> {
+        self.port
+    }
+
+    /// The sandbox that the path or the host's name names.
+    pub(super) fn sandbox(&self) -> Option<&str> {
+        self.sandbox.or(self.labelled.as_deref())
+    }
+
+    /// The context that the path names; empty if it names none.
+    pub(super) fn context(&self) -> &'a str {
+        self.context.unwrap_or_default()
+    }
+}
+
+/// The port and the sandbox in a name such as `3000-ID.example.com`.
+fn host_label(host: Option<&[u8]>) -> Option<(u16, String)> {
+    let (label, _) = std::str::from_utf8(host?).ok()?.split_once('.')?;
+    let (port, id) = label.split_once('-')?;
+    let is_number = !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    let port = port.parse().ok().filter(|port| is_number && *port > 0)?;
+    // Names of hosts have no case.
+    Some((port, id.to_ascii_lowercase()))
+}
+
+fn has_own_header(request: &Request<'_>) -> bool {
+    request.head.fields.iter().any(|(name, _)| {
+        let name = name.to_ascii_lowercase();
+        HEADERS.contains(&name.as_str()) || name.starts_with(HEADER_PREFIX)
+    })
+}
+
+/// The sandbox and the context in a path that has the form of a pattern.
+fn capture<'a>(pattern: &str, path: &'a [u8]) -> Option<(Option<&'a str>, Option<&'a str>)> {
+    let path = std::str::from_utf8(path).ok()?;
+    let (mut sandbox, mut context) = (None, None);
+    let mut segments = path.split('/');
+    for expected in pattern.split('/') {
+        match (expected, segments.next()) {
+            ("{rest}", _) => return Some((sandbox, context)),
+            (_, None) => return None,
+            ("{sandbox}", Some(id)) => sandbox = Some(id).filter(|id| !id.is_empty()),
+            ("{context}", Some(id)) => context = Some(id).filter(|id| !id.is_empty()),
+            (expected, Some(found)) if expected == found => {}
+            _ => return None,
+        }
+    }
+    let is_complete = pattern.contains("{sandbox}") <= sandbox.is_some()
+        && pattern.contains("{context}") <= context.is_some();
+    (segments.next().is_none() && is_complete).then_some((sandbox, context))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rows_of_a_pattern_stand_together() {
+        let mut patterns: Vec<_> = ROUTES.iter().map(|route| route.pattern).collect();
+        patterns.dedup();
+        let count = patterns.len();
+        patterns.sort_unstable();
+        patterns.dedup();
+        assert_eq!(patterns.len(), count);
+        for pattern in patterns {
+            let path = pattern.as_bytes();
+            assert!(is_below(path, &OWN) != is_below(path, &SHARED), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn a_host_names_a_port_and_a_sandbox() {
+        for (host, expected) in [
+            ("3000-abc.example.com", Some((3000, "abc"))),
+            ("3000-ABC.localhost:49983", Some((3000, "abc"))),
+            ("49983-a-b.x", Some((49983, "a-b"))),
+            ("3000-abc", None),
+            ("3000-abc:80", None),
+            ("+300-abc.x", None),
+            ("-abc.x", None),
+            ("0-abc.x", None),
+            ("65536-abc.x", None),
+            ("a3000-abc.x", None),
+        ] {
+            let found = host_label(Some(host.as_bytes()));
+            let expected = expected.map(|(port, id)| (port, id.to_owned()));
+            assert_eq!(found, expected, "{host}");
+        }
+    }
+
+    #[test]
+    fn paths_have_the_form_of_their_patterns() {
+        for (pattern, path, expected) in [
+            ("/sandboxes", "/sandboxes", Some((None, None))),
+            ("/sandboxes", "/sandboxes/", None),
+            ("/sandboxes/{sandbox}", "/sandboxes/a", Some((Some("a"), None))),
+            ("/sandboxes/{sandbox}", "/sandboxes/", None),
+            ("/sandboxes/{sandbox}", "/sandboxes/a/b", None),
+            (
+                "/sandboxes/{sandbox}/connect",
+                "/sandboxes/a/connect",
+                Some((Some("a"), None)),
+            ),
+            (
+                "/contexts/{context}/restart",
+                "/contexts/c-1/restart",
+                Some((None, Some("c-1"))),
+            ),
+            ("/templates/{rest}", "/templates", Some((None, None))),
+            ("/templates/{rest}", "/templates/a/b", Some((None, None))),
+            ("/templates/{rest}", "/template", None),
+        ] {
+            assert_eq!(capture(pattern, path.as_bytes()), expected, "{path}");
+        }
+    }
+}

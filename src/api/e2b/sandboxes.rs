@@ -1,0 +1,642 @@
+//! The control plane: sandboxes as E2B's API knows them.
+//!
+//! On a host these are its sandboxes. A machine that is one sandbox shows itself, with a fixed id; it ends with its job
+//! and not by this API.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::calls::Call;
+use super::errors::{Code, Failure};
+use super::paths::USUAL_HOME;
+use super::processes::variables_in;
+use super::routes::Answer;
+use crate::clock::now_ms;
+use crate::codec::fields::{Fields, JsonType, strings, wrong_type};
+use crate::codec::query::{Query, percent_decoded};
+use crate::codec::time::{parse_rfc3339, rfc3339};
+use crate::command::{check_environment, environment_bytes};
+use crate::host::{Host, Labels, Sandbox, SandboxSpec};
+use crate::http::{Body, Response};
+use crate::machine::MACHINE_ID;
+use crate::posture::{Filter, Posture, Rule, Rules};
+use crate::proc;
+use crate::workspace::Workspace;
+
+/// The version of E2B's agent whose features are here.
+const VERSION: &str = "0.6.13";
+
+/// The templates that clients ask for unless they choose one. Both are the image that the server runs in.
+const TEMPLATES: [&str; 2] = ["base", "code-interpreter-v1"];
+
+/// How long a sandbox lives unless its client says how long.
+const LIFETIME: Duration = Duration::from_secs(300);
+
+/// The end of a sandbox that has none, in milliseconds since 1970: the last second of the year 9999.
+const NEVER_MS: u64 = 253_402_300_799_000;
+
+/// Sandboxes of a page unless the client sets a limit, and the most.
+const PAGE: u64 = 100;
+const MAX_PAGE: u64 = 1000;
+
+/// Most bytes of the environment of a sandbox, and of its metadata.
+const MAX_ENVIRONMENT_BYTES: usize = 64 * 1024;
+const MAX_METADATA_BYTES: usize = 16 * 1024;
+
+/// Most characters of a key that makes creating idempotent.
+const MAX_KEY: usize = 256;
+
+/// All addresses, as clients write it.
+const ALL_TRAFFIC: &str = "0.0.0.0/0";
+
+/// Most rules in each list.
+const MAX_RULES: usize = 256;
+
+/// `POST /v2/sandboxes`.
+pub(super) fn create(call: &mut Call<'_, '_>, _: &str) -> Answer {
+    let key = call.request.head.header("idempotency-key");
+    let key = key.map(|key| String::from_utf8_lossy(key).into_owned());
+    if key.as_ref().is_some_and(|key| key.len() > MAX_KEY) {
+        let text = format!("Idempotency-Key takes at most {MAX_KEY} characters");
+        return Err(Failure::invalid(text));
+    }
+    let body = call.body()?;
+    let mut spec = sandbox_spec(Fields::parse(&body)?)?;
+    spec.labels.key = key;
+    let Ok(host) = call.context.machine.host() else {
+        // It has the network that it has.
+        if spec.network.is_some() {
+            let text = "the network of this machine is chosen when the server starts (SBX_NETWORK)";
+            return Err(Failure::unimplemented(text));
+        }
+        return Ok(created(call, MACHINE_ID, &spec.labels.template));
+    };
+    let made = host.create_once(&spec)?;
+    let full = || Failure::new(Code::ResourceExhausted, "the host is full; kill a sandbox");
+    let made = made.ok_or_else(full)?;
+    Ok(created(call, &made.id, &made.labels.template))
+}
+
+/// `POST /v2/sandboxes/{id}/connect`.
+pub(super) fn connect(call: &mut Call<'_, '_>, id: &str) -> Answer {
+    let body = call.body()?;
+    let least = lifetime(&mut fields(&body)?, "timeout")?;
+    let template = match place(call, id)? {
+        None => TEMPLATES[0].to_owned(),
+        Some((_, sandbox)) => {
+            sandbox.extend_lifetime(least.unwrap_or(LIFETIME));
+            template_of(&sandbox)
+        }
+    };
+    let mut response = created(call, id, &template);
+    response.status = 200;
+    Ok(response)
+}
+
+/// `GET /sandboxes/{id}`.
+pub(super) fn describe(call: &mut Call<'_, '_>, id: &str) -> Answer {
+    let mut document = match place(call, id)? {
+        None => machine_document(call),
+        Some((_, sandbox)) => document(&sandbox),
+    };
+    document["envdAccessToken"] = call.context.authenticator.sandbox_token(id).into();
+    if let Some(domain) = domain(call) {
+        document["domain"] = domain.into();
+    }
+    Ok(Response::json(&document))
+}
+
+/// `DELETE /sandboxes/{id}`.
+pub(super) fn kill(call: &mut Call<'_, '_>, id: &str) -> Answer {
+    let Some((host, _)) = place(call, id)? else {
+        let text = "this machine ends with its job, and not by this API";
+        return Err(Failure::not_found(text));
+    };
+    host.delete(id)?;
+    Ok(Response::new(204, Body::Empty))
+}
+
+/// `POST /sandboxes/{id}/timeout`.
+pub(super) fn set_timeout(call: &mut Call<'_, '_>, id: &str) -> Answer {
+    let body = call.body()?;
+    let missing = || Failure::invalid("timeout is missing; it takes seconds");
+    let lifetime = lifetime(&mut fields(&body)?, "timeout")?.ok_or_else(missing)?;
+    let Some((_, sandbox)) = place(call, id)? else {
+        let text = "this machine ends with its job, and not after a timeout";
+        return Err(Failure::unimplemented(text));
+    };
+    sandbox.set_lifetime(lifetime);
+    Ok(Response::new(204, Body::Empty))
+}
+
+/// `POST /sandboxes/{id}/refreshes`.
+pub(super) fn refresh(call: &mut Call<'_, '_>, id: &str) -> Answer {
+    let body = call.body()?;
+    let least = lifetime(&mut fields(&body)?, "duration")?;
+    if let Some((_, sandbox)) = place(call, id)? {
+        sandbox.extend_lifetime(least.unwrap_or(LIFETIME));
+    }
+    Ok(Response::new(204, Body::Empty))
+}
+
+/// `GET /v2/sandboxes`.
+pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
+    let query = &call.query;
+    let filter = metadata_filter(query)?;
+    let states = query.values("state");
+    let states: Vec<u8> = states.collect::<Vec<_>>().join(&b',');
+    let mut words = states.split(|byte| *byte == b',');
+    // Nothing is ever paused here.
+    let shows_running = states.is_empty() || words.any(|word| word == b"running");
+    let after = query.parsed("startedAfter", "a time such as 2026-01-31T12:00:00Z", |text| {
+        parse_rfc3339(text).or_else(|| text.parse().ok())
+    })?;
+    let is_descending = query.choice("order", &[("asc", false), ("desc", true)])?;
+    // The newest come first unless the client says otherwise.
+    let is_descending = is_descending.unwrap_or(true);
+    let limit = query.number("limit")?.unwrap_or(PAGE);
+    if !(1..=MAX_PAGE).contains(&limit) {
+        let text = format!("limit={limit}: not accepted; it takes 1 to {MAX_PAGE}");
+        return Err(Failure::invalid(text));
+    }
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    let next = query.number("nextToken")?;
+    let template = query.value("template")?.map(<[u8]>::to_vec);
+    let Ok(host) = call.context.machine.host() else {
+        let is_shown = shows_running && filter.is_empty() && next.is_none();
+        let all = is_shown.then(|| machine_document(call));
+        return Ok(Response::json(&all.into_iter().collect::<Vec<_>>()));
+    };
+    let mut all = host.list();
+    if is_descending {
+        all.reverse();
+    }
+    let is_next = |sandbox: &Sandbox| match next {
+        None => true,
+        Some(last) if is_descending => sandbox.number() < last,
+        Some(last) => sandbox.number() > last,
+    };
+    let has_metadata = |sandbox: &Sandbox| {
+        let metadata = &sandbox.labels.metadata;
+        filter.iter().all(|(key, value)| metadata.get(key) == Some(value))
+    };
+    all.retain(|sandbox| {
+        shows_running
+            && is_next(sandbox)
+            && has_metadata(sandbox)
+            && after.is_none_or(|after| sandbox.created_at_ms.cast_signed() > after)
+            && template
+                .as_ref()
+                .is_none_or(|asked| template_of(sandbox).as_bytes() == asked)
+    });
+    let has_more = all.len() > limit;
+    all.truncate(limit);
+    let documents: Vec<_> = all.iter().map(|sandbox| document(sandbox)).collect();
+    let mut response = Response::json(&documents);
+    if let Some(last) = all.last().filter(|_| has_more) {
+        response = response.with_header("x-next-token", last.number().to_string());
+    }
+    Ok(response)
+}
+
+/// `GET /snapshots`: there are none.
+pub(super) fn list_snapshots(_: &mut Call<'_, '_>, _: &str) -> Answer {
+    Ok(Response::json(&json!([])))
+}
+
+/// `GET /sandboxes/{id}/metrics`.
+pub(super) fn metrics(call: &mut Call<'_, '_>, id: &str) -> Answer {
+    let place = place(call, id)?;
+    let query = &call.query;
+    let (start, end) = (query.number("start")?, query.number("end")?);
+    let now = now_ms();
+    let is_asked = start.is_none_or(|start| start <= now / 1000 + 1)
+        && end.is_none_or(|end| end >= now / 1000);
+    if !is_asked {
+        return Ok(Response::json(&json!([])));
+    }
+    let figures = Figures::of(call, place.as_ref().map(|(_, sandbox)| &**sandbox));
+    Ok(Response::json(&json!([{
+        "timestamp": rfc3339(now.cast_signed()),
+        "timestampUnix": now / 1000,
+        "cpuCount": figures.processors,
+        "cpuUsedPct": figures.processor_share,
+        "memUsed": figures.memory_used,
+        "memTotal": figures.memory,
+        "memCache": 0,
+        "diskUsed": figures.disk_used,
+        "diskTotal": figures.disk,
+    }])))
+}
+
+/// `GET /metrics` of a sandbox.
+pub(super) fn metrics_inside(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    let host = call.context.machine.host().ok();
+    let own = host.and_then(|host| {
+        let mut all = host.list().into_iter();
+        all.find(|sandbox| Some(sandbox.user.uid) == workspace.user().map(|user| user.uid))
+    });
+    let figures = Figures::of(call, own.as_deref());
+    Ok(Response::json(&json!({
+        "ts": now_ms() / 1000,
+        "cpu_count": figures.processors,
+        "cpu_used_pct": figures.processor_share,
+        "mem_total": figures.memory,
+        "mem_used": figures.memory_used,
+        "mem_cache": 0,
+        "disk_used": figures.disk_used,
+        "disk_total": figures.disk,
+    })))
+}
+
+/// What a sandbox uses, in bytes, and of how much.
+struct Figures {
+    processors: usize,
+    /// Percent of one processor, on average since it was made.
+    processor_share: f64,
+    memory: u64,
+    memory_used: u64,
+    disk: u64,
+    disk_used: u64,
+}
+
+impl Figures {
+    /// Those of a sandbox, or of the machine.
+    fn of(call: &Call<'_, '_>, sandbox: Option<&Sandbox>) -> Self {
+        let machine = &call.context.machine;
+        let whole = proc::machine_use();
+        let disk = machine.disk();
+        let own = sandbox.map(|sandbox| {
+            let all = proc::use_by_user();
+            all.get(&sandbox.user.uid).copied().unwrap_or_default()
+        });
+        let cpu = own.map_or(whole.cpu, |own| Some(own.cpu));
+        let age = match sandbox {
+            Some(sandbox) => Duration::from_millis(now_ms().saturating_sub(sandbox.created_at_ms)),
+            None => uptime().unwrap_or_else(|| machine.uptime()),
+        };
+        let share = cpu.unwrap_or_default().as_secs_f64() / age.as_secs_f64().max(0.001);
+        Self {
+            processors: processors(sandbox),
+            processor_share: (share * 10_000.0).round() / 100.0,
+            memory: memory(sandbox),
+            memory_used: match own {
+                Some(own) => own.memory_bytes,
+                None => whole.memory_used_bytes.unwrap_or(0),
+            },
+            disk: disk.map_or(0, |disk| disk.bytes),
+            disk_used: disk.map_or(0, |disk| disk.used_bytes),
+        }
+    }
+}
+
+/// How long the machine runs.
+fn uptime() -> Option<Duration> {
+    let text = std::fs::read_to_string("/proc/uptime").ok()?;
+    let seconds: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
+    Duration::try_from_secs_f64(seconds).ok()
+}
+
+fn processors(sandbox: Option<&Sandbox>) -> usize {
+    let limit = sandbox.and_then(|sandbox| sandbox.limits.asked().cpu);
+    let limit = limit.and_then(|time| usize::try_from(time.as_millis().div_ceil(1000)).ok());
+    limit.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
+}
+
+fn memory(sandbox: Option<&Sandbox>) -> u64 {
+    let limit = sandbox.and_then(|sandbox| sandbox.limits.asked().memory);
+    limit.unwrap_or_else(|| proc::machine_use().memory_bytes.unwrap_or(0))
+}
+
+/// A sandbox of the host by its id, or the machine itself.
+fn place<'a>(
+    call: &Call<'a, '_>,
+    id: &str,
+) -> Result<Option<(&'a Host, Arc<Sandbox>)>, Failure> {
+    let unknown = || Failure::not_found(format!("there is no sandbox {id}"));
+    match call.context.machine.host() {
+        Ok(host) => {
+            let sandbox = host.find(id).map_err(|_| unknown())?;
+            Ok(Some((host, sandbox)))
+        }
+        Err(_) if id == MACHINE_ID || !call.context.authenticator.needs_token() => Ok(None),
+        Err(_) => Err(unknown()),
+    }
+}
+
+/// The answer to a client that may use a sandbox from now on.
+fn created(call: &Call<'_, '_>, id: &str, template: &str) -> Response {
+    let token = call.context.authenticator.sandbox_token(id);
+    let mut document = json!({
+        "templateID": template,
+        "sandboxID": id,
+        "clientID": CLIENT,
+        "envdVersion": VERSION,
+        "envdAccessToken": token,
+        "trafficAccessToken": token,
+    });
+    if let Some(domain) = domain(call) {
+        document["domain"] = domain.into();
+    }
+    let mut response = Response::json(&document);
+    response.status = 201;
+    response
+}
+
+/// A word that clients pass on and do not use.
+const CLIENT: &str = "sbx-server";
+
+/// The domain below which the names of sandboxes are: that by which the client has reached the server. Names below
+/// `localhost` lead to it, too.
+fn domain(call: &Call<'_, '_>) -> Option<String> {
+    let host = std::str::from_utf8(call.request.head.header("host")?).ok()?;
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b".:-[]".contains(&byte);
+    if host.is_empty() || !host.bytes().all(is_plain) {
+        return None;
+    }
+    for own in ["127.0.0.1", "[::1]"] {
+        if let Some(port) = host.strip_prefix(own) {
+            return Some(format!("localhost{port}"));
+        }
+    }
+    // E2B's clients ask `api.` before the domain.
+    Some(host.strip_prefix("api.").unwrap_or(host).to_owned())
+}
+
+fn template_of(sandbox: &Sandbox) -> String {
+    let template = &sandbox.labels.template;
+    let usual = || TEMPLATES[0].to_owned();
+    Some(template.clone())
+        .filter(|template| !template.is_empty())
+        .unwrap_or_else(usual)
+}
+
+fn document(sandbox: &Sandbox) -> Value {
+    let end = sandbox.expiry().map_or(NEVER_MS, |expiry| expiry.at_ms);
+    listed(
+        &sandbox.id,
+        &template_of(sandbox),
+        (sandbox.created_at_ms, end.min(NEVER_MS)),
+        (processors(Some(sandbox)), memory(Some(sandbox))),
+        &sandbox.labels.metadata,
+    )
+}
+
+fn machine_document(call: &Call<'_, '_>) -> Value {
+    let uptime = u64::try_from(call.context.machine.uptime().as_millis()).unwrap_or(0);
+    let mut document = listed(
+        MACHINE_ID,
+        TEMPLATES[0],
+        (now_ms().saturating_sub(uptime), NEVER_MS),
+        (processors(None), memory(None)),
+        &BTreeMap::new(),
+    );
+    let disk = call.context.machine.disk();
+    document["diskSizeMB"] = disk.map_or(0, |disk| disk.bytes >> 20).into();
+    document
+}
+
+fn listed(
+    id: &str,
+    template: &str,
+    (start, end): (u64, u64),
+    (processors, memory): (usize, u64),
+    metadata: &BTreeMap<String, String>,
+) -> Value {
+    let time = |at: u64| rfc3339(at.cast_signed());
+    json!({
+        "templateID": template,
+        "alias": template,
+        "sandboxID": id,
+        "clientID": CLIENT,
+        "startedAt": time(start),
+        "endAt": time(end),
+        "envdVersion": VERSION,
+        "cpuCount": processors,
+        "memoryMB": memory >> 20,
+        "diskSizeMB": 0,
+        "state": "running",
+        "metadata": metadata,
+    })
+}
+
+/// The members of a body that may be missing.
+fn fields(body: &[u8]) -> Result<Fields<'_>, Failure> {
+    let body = if body.trim_ascii().is_empty() {
+        b"{}"
+    } else {
+        body
+    };
+    Ok(Fields::parse(body)?)
+}
+
+fn lifetime(fields: &mut Fields<'_>, name: &str) -> Result<Option<Duration>, Failure> {
+    let seconds = fields.whole(name, 0..=u32::MAX.into())?;
+    Ok(seconds.map(Duration::from_secs))
+}
+
+/// What a client asks of a new sandbox.
+fn sandbox_spec(mut fields: Fields<'_>) -> Result<SandboxSpec, Failure> {
+    let missing = || Failure::invalid("templateID is missing");
+    let template = fields.string("templateID")?.ok_or_else(missing)?;
+    // A client may name a build of it.
+    let name = template.split(':').next().unwrap_or_default();
+    if !TEMPLATES.contains(&name) {
+        let text = format!(
+            "there is no template {template:?}: the image that the server runs in is the only one, as {}",
+            TEMPLATES.join(" or ")
+        );
+        return Err(Failure::not_found(text));
+    }
+    if fields.boolean("autoPause")?.unwrap_or(false) {
+        let text = "autoPause cannot be had here: a sandbox is killed when its timeout passes";
+        return Err(Failure::unimplemented(text));
+    }
+    for name in ["mcp", "iam", "volumeMounts"] {
+        let value = fields.take(name);
+        if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
+            return Err(Failure::unimplemented(format!(
+                "{name} cannot be had here"
+            )));
+        }
+    }
+    let environment = variables_in(&mut fields, "envVars")?;
+    check_environment(&environment)?;
+    if environment_bytes(&environment) > MAX_ENVIRONMENT_BYTES {
+        let text = format!("envVars are larger than {MAX_ENVIRONMENT_BYTES} bytes");
+        return Err(Failure::invalid(text));
+    }
+    let metadata = variables_in(&mut fields, "metadata")?;
+    if environment_bytes(&metadata) > MAX_METADATA_BYTES {
+        let text = format!("metadata is larger than {MAX_METADATA_BYTES} bytes");
+        return Err(Failure::invalid(text));
+    }
+    let metadata = metadata.into_iter();
+    let metadata = metadata.filter_map(|(key, value)| Some((key, value?)));
+    let has_internet = fields.boolean("allow_internet_access")?.unwrap_or(true);
+    let network = network(&mut fields)?;
+    Ok(SandboxSpec {
+        environment: environment.into(),
+        lifetime: Some(lifetime(&mut fields, "timeout")?.unwrap_or(LIFETIME)),
+        network: if has_internet {
+            network
+        } else {
+            Some(Posture::Blocked)
+        },
+        labels: Labels {
+            template,
+            metadata: metadata.collect(),
+            key: None,
+        },
+        shown_home: Some(PathBuf::from(USUAL_HOME)),
+        ..SandboxSpec::default()
+    })
+}
+
+/// The posture that `network` means, if that is one that can be had.
+fn network(fields: &mut Fields<'_>) -> Result<Option<Posture>, Failure> {
+    let Some(value) = fields.take("network") else {
+        return Ok(None);
+    };
+    if JsonType::of(value) != JsonType::Object {
+        return Err(wrong_type("network", "an object", value).into());
+    }
+    let mut network = Fields::parse(value.get().as_bytes())?;
+    for name in ["rules", "egressProxy", "maskRequestHost", "dnsServers"] {
+        let value = network.take(name);
+        if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
+            return Err(Failure::unimplemented(format!(
+                "network.{name} cannot be had here"
+            )));
+        }
+    }
+    let allow = rules(&mut network, "allowOut")?;
+    let deny = rules(&mut network, "denyOut")?;
+    let is_closed = deny.iter().any(|rule| rule.text() == ALL_TRAFFIC);
+    let filtered = |allow, deny| {
+        let filter = Filter::new(Rules { allow, deny }, None);
+        Ok(Some(Posture::Filtered(Arc::new(filter))))
+    };
+    match (allow.is_empty(), deny.is_empty()) {
+        (true, true) => Ok(None),
+        (true, false) if is_closed => Ok(Some(Posture::Blocked)),
+        (true, false) => filtered(None, deny),
+        (false, _) if is_closed => filtered(Some(allow), Vec::new()),
+        (false, _) => Err(Failure::invalid(
+            "network.allowOut goes with denyOut [\"0.0.0.0/0\"] here: what is not allowed is then denied",
+        )),
+    }
+}
+
+fn rules(network: &mut Fields<'_>, name: &str) -> Result<Vec<Rule>, Failure> {
+    let accepted = format!("an array of at most {MAX_RULES} rules");
+    let texts = network
+        .take(name)
+        .map(|array| strings(&format!("network.{name}"), &accepted, array));
+    let texts = texts.transpose()?.unwrap_or_default();
+    if texts.len() > MAX_RULES {
+        return Err(Failure::invalid(format!("network.{name} takes {accepted}")));
+    }
+    let parsed = texts.iter().map(|text| {
+        Rule::parse(text).ok_or_else(|| {
+            let text = format!("network.{name} has {text:?}; it takes {}", Rule::ACCEPTED);
+            Failure::invalid(text)
+        })
+    });
+    parsed.collect()
+}
+
+/// The pairs that a sandbox must have. They are a form in a parameter, and clients escape them once more.
+fn metadata_filter(query: &Query) -> Result<Vec<(String, String)>, Failure> {
+    let form = query.value("metadata")?;
+    let form = Query::parse(form)?;
+    let text = |bytes: &[u8]| {
+        let decoded = percent_decoded(bytes)?;
+        String::from_utf8(decoded).map_err(|_| Failure::invalid("metadata is not UTF-8"))
+    };
+    form.pairs()
+        .map(|(key, value)| Ok((text(key)?, text(value)?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec(body: &str) -> Result<SandboxSpec, Failure> {
+        sandbox_spec(Fields::parse(body.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn what_cannot_be_had_is_refused() {
+        for (more, status) in [
+            (r#""autoPause":true"#, 501),
+            (r#""mcp":{"a":{}}"#, 501),
+            (r#""iam":{"a":1}"#, 501),
+            (r#""volumeMounts":[{"name":"v"}]"#, 501),
+            (r#""network":{"rules":{"a":[]}}"#, 501),
+            (r#""network":{"egressProxy":{"address":"x:1"}}"#, 501),
+            (r#""network":{"allowOut":["x.org"]}"#, 400),
+            (r#""network":{"allowOut":["x.org"],"denyOut":["1.1.1.1"]}"#, 400),
+            (r#""network":{"denyOut":["not a rule"]}"#, 400),
+            (r#""network":7"#, 400),
+            (r#""metadata":{"a":1}"#, 400),
+            (r#""envVars":{"a=b":"x"}"#, 400),
+            (r#""timeout":-1"#, 400),
+            (r#""timeout":"5""#, 400),
+        ] {
+            let failure = spec(&format!(r#"{{"templateID":"base",{more}}}"#)).err();
+            assert_eq!(failure.map(|failure| failure.status), Some(status), "{more}");
+        }
+        assert_eq!(spec(r#"{"templateID":"mine"}"#).err().unwrap().status, 404);
+        assert_eq!(spec("{}").err().unwrap().status, 400);
+    }
+
+    #[test]
+    fn a_network_is_a_posture() {
+        let network = |more: &str| {
+            let body = format!(r#"{{"templateID":"base",{more}}}"#);
+            let posture = spec(&body).map_err(|failure| failure.text).unwrap().network;
+            posture.map(|posture| match posture {
+                Posture::Filtered(filter) => {
+                    let texts = |rules: &[Rule]| -> Vec<_> {
+                        rules.iter().map(|rule| rule.text().to_owned()).collect()
+                    };
+                    let Rules { allow, deny } = &filter.rules;
+                    format!("{:?} {:?}", allow.as_deref().map(texts), texts(deny))
+                }
+                other => other.name().to_owned(),
+            })
+        };
+        for (more, expected) in [
+            (r#""autoPause":false"#, None),
+            (r#""network":{}"#, None),
+            (r#""allow_internet_access":false"#, Some("blocked")),
+            (r#""network":{"denyOut":["0.0.0.0/0"]}"#, Some("blocked")),
+            (
+                r#""network":{"denyOut":["0.0.0.0/0"],"allowOut":["pypi.org"]}"#,
+                Some(r#"Some(["pypi.org"]) []"#),
+            ),
+            (
+                r#""network":{"denyOut":["10.0.0.0/8"]}"#,
+                Some(r#"None ["10.0.0.0/8"]"#),
+            ),
+        ] {
+            assert_eq!(network(more).as_deref(), expected, "{more}");
+        }
+    }
+
+    #[test]
+    fn metadata_is_escaped_twice() {
+        // {"a b": "c&d=%+"} in Python: urlencode({quote(k): quote(v)}), as a parameter.
+        let query = Query::parse(Some(b"metadata=a%252520b%3Dc%252526d%25253D%252525%25252B")).unwrap();
+        let expected = vec![("a b".to_owned(), "c&d=%+".to_owned())];
+        assert_eq!(metadata_filter(&query).unwrap(), expected);
+        assert!(metadata_filter(&Query::parse(None).unwrap()).unwrap().is_empty());
+    }
+}

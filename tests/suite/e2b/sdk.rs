@@ -1,0 +1,239 @@
+//! The promise of the E2B door: the unmodified E2B SDKs do real work here.
+//!
+//! The newest releases for Python and JavaScript, and older ones that speak the protocol differently: Python 2.45.1
+//! checks the form of the API key and uses the first version of the control plane; 2.20.0 has an RPC client of its own
+//! and does not name the sandbox that it connects to; npm 2.20.1 does not name the sandbox in which it runs code. Each is
+//! installed from its registry and kept under the target directory between runs. What is checked is in
+//! `tests/client/e2b_client.py` and `e2b_client.mjs`; this file only prepares the environments and runs them.
+
+use std::fs;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+
+use crate::client::environment;
+use crate::examples::is_installed;
+use crate::fixture::{BINARY, is_root};
+use crate::skip;
+
+/// A release of `e2b`, and that of its code interpreter which goes with it.
+struct Release {
+    e2b: &'static str,
+    interpreter: &'static str,
+    /// What code that is run imports.
+    more: &'static [&'static str],
+}
+
+const PYTHON_2_63: Release = Release {
+    e2b: "2.63.0",
+    interpreter: "2.11.5",
+    more: &["matplotlib", "pandas"],
+};
+
+const PYTHON_2_45: Release = Release {
+    e2b: "2.45.1",
+    interpreter: "2.10.0",
+    more: &[],
+};
+
+const PYTHON_2_20: Release = Release {
+    e2b: "2.20.0",
+    interpreter: "2.6.0",
+    more: &[],
+};
+
+const NPM_2_51: Release = Release {
+    e2b: "2.51.0",
+    interpreter: "2.8.0",
+    more: &[],
+};
+
+const NPM_2_20: Release = Release {
+    e2b: "2.20.1",
+    interpreter: "2.4.2",
+    more: &[],
+};
+
+/// Words for the checks of commands and files that are over in a second or two.
+const QUICK: &[&str] = &[
+    "host",
+    "machine",
+    "sync",
+    "commands_run",
+    "commands_exit_codes",
+    "commands_read_input",
+    "files_of_every_content",
+    "files_go_up_in_batches",
+];
+
+/// How checks end that find no place to run.
+const CANNOT_RUN: i32 = 77;
+
+#[test]
+fn the_python_sdk_runs_commands_and_moves_files() {
+    run_python(&PYTHON_2_63, QUICK);
+}
+
+#[test]
+#[ignore = "takes a while: .ci/run runs it"]
+fn the_python_sdk_2_63_works_unmodified() {
+    run_python(&PYTHON_2_63, &[]);
+}
+
+#[test]
+#[ignore = "takes a while: .ci/run runs it"]
+fn the_python_sdk_2_45_works_unmodified() {
+    run_python(&PYTHON_2_45, &[]);
+}
+
+#[test]
+#[ignore = "takes a while: .ci/run runs it"]
+fn the_python_sdk_2_20_works_unmodified() {
+    run_python(&PYTHON_2_20, &[]);
+}
+
+#[test]
+#[ignore = "takes a while: .ci/run runs it"]
+fn the_npm_sdk_2_51_works_unmodified() {
+    run_npm(&NPM_2_51);
+}
+
+#[test]
+#[ignore = "takes a while: .ci/run runs it"]
+fn the_npm_sdk_2_20_works_unmodified() {
+    run_npm(&NPM_2_20);
+}
+
+/// Runs the checks that `words` choose, or all of them, with a release for Python.
+#[track_caller]
+fn run_python(release: &Release, words: &[&str]) {
+    let Release {
+        e2b, interpreter, ..
+    } = release;
+    let packages = [
+        format!("e2b=={e2b}"),
+        format!("e2b-code-interpreter=={interpreter}"),
+    ];
+    let packages: Vec<&str> = packages
+        .iter()
+        .map(String::as_str)
+        .chain(release.more.iter().copied())
+        .collect();
+    let python = match environment(&format!("e2b-{e2b}"), &packages) {
+        Ok(python) => python,
+        Err(reason) => skip!("the Python SDK {e2b}: {reason}"),
+    };
+    let mut command = Command::new(python);
+    command
+        .arg("-B")
+        .arg(script("e2b_client.py"))
+        .args([BINARY, *e2b])
+        .args(words);
+    run_checks(command, release);
+}
+
+/// Runs all checks with a release for JavaScript.
+#[track_caller]
+fn run_npm(release: &Release) {
+    for program in ["node", "npm"] {
+        if !is_installed(program, "--version") {
+            skip!("{program} is not installed");
+        }
+    }
+    let modules = match node_modules(release) {
+        Ok(modules) => modules,
+        Err(reason) => skip!("the npm SDK {}: {reason}", release.e2b),
+    };
+    let mut command = Command::new("node");
+    command
+        .arg(script("e2b_client.mjs"))
+        .arg(BINARY)
+        .env("E2B_NODE_MODULES", modules);
+    run_checks(command, release);
+}
+
+fn script(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/client")
+        .join(name)
+}
+
+/// The directory in which npm has installed a release, or why there is none.
+fn node_modules(release: &Release) -> Result<PathBuf, String> {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("e2b-npm-{}", release.e2b));
+    let packages = [
+        format!("e2b@{}", release.e2b),
+        format!("@e2b/code-interpreter@{}", release.interpreter),
+    ];
+    let modules = root.join("node_modules");
+    // Written last, so that an installation that broke off is not taken for a whole one.
+    let mark = root.join("installed-with");
+    if fs::read_to_string(&mark).is_ok_and(|with| with == packages.join(" ")) {
+        return Ok(modules);
+    }
+    let _ = fs::remove_dir_all(&root);
+    fs::create_dir_all(&root).map_err(|error| error.to_string())?;
+    let output = Command::new("npm")
+        .args(["install", "--no-audit", "--no-fund", "--silent", "--prefix"])
+        .arg(&root)
+        .args(&packages)
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| format!("npm: {error}"))?;
+    if !output.status.success() {
+        let errors = String::from_utf8_lossy(&output.stderr);
+        return Err(format!("npm cannot install it: {errors}"));
+    }
+    fs::write(&mark, packages.join(" ")).map_err(|error| error.to_string())?;
+    Ok(modules)
+}
+
+/// Runs a program of checks to its end, one such program at a time: each keeps a machine busy.
+#[track_caller]
+fn run_checks(mut command: Command, release: &Release) {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    let (users, _claim) = claim_users();
+    command.env("SBX_UID_RANGE", users);
+    // The way to run some of the checks only: SBX_CLIENT_CHECKS="host commands" cargo test ...
+    if let Ok(words) = std::env::var("SBX_CLIENT_CHECKS") {
+        command.args(words.split_whitespace());
+    }
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let report = String::from_utf8_lossy(&output.stdout);
+    println!("{report}");
+    if output.status.code() == Some(CANNOT_RUN) {
+        skip!("{}", report.trim());
+    }
+    let summary = report.lines().last().unwrap_or_default();
+    assert!(
+        output.status.success() && summary.ends_with(" 0 failed"),
+        "{}: {summary}\n{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr),
+    );
+    // An older release lacks features; the newest lacks only what the machine does not have.
+    if [PYTHON_2_63.e2b, NPM_2_51.e2b].contains(&release.e2b) {
+        if let Some(line) = report.lines().find(|line| line.starts_with("SKIPPED")) {
+            skip!("{line}");
+        }
+    }
+}
+
+/// A range of users for one host, and the name that keeps other programs off it while it is held.
+fn claim_users() -> (String, UnixDatagram) {
+    const COUNT: u32 = 400;
+    for first in (56_000..64_000).step_by(400) {
+        let name = format!("sbx-test-uids-{first}");
+        let name = SocketAddr::from_abstract_name(name).unwrap();
+        if let Ok(claim) = UnixDatagram::bind_addr(&name) {
+            return (format!("{first}-{}", first + COUNT - 1), claim);
+        }
+    }
+    panic!("other programs hold all ranges of users");
+}
