@@ -57,6 +57,8 @@ assert importlib.metadata.version("e2b") == VERSION, importlib.metadata.version(
 # Whether connected sandboxes, and code in sandboxes, are told to the server by their ids.
 CONNECT_NAMES = "E2b-Sandbox-Id" in inspect.getsource(e2b.Sandbox._cls_connect_sandbox)
 CODE_NAMES = "E2b-Sandbox-Id" in inspect.getsource(e2b_code_interpreter.Sandbox)
+# Whether characters may arrive in pieces.
+DECODES_PIECES = "getincrementaldecoder" in inspect.getsource(inspect.getmodule(e2b.CommandHandle))
 # What tells an SDK of debug mode besides its variable, which 2.20.0 reads too late.
 DEBUG = {"debug": True} if 'opts.get("debug")' in inspect.getsource(e2b.Sandbox._create) else {}
 # It also says every status that is no success.

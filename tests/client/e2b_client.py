@@ -29,6 +29,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from e2b_checks import (
     CONNECT_NAMES,
+    DECODES_PIECES,
     EVERYWHERE,
     HOST,
     MIB,
@@ -254,10 +255,11 @@ def check_commands_are_killed_by_their_timeout(at: Place):
 
 @check(EVERYWHERE)
 def check_commands_output_keeps_its_characters(at: Place):
-    result = at.sbx.commands.run(r"printf '\342\230'; sleep 0.3; printf '\203 \360\237'; sleep 0.3; printf '\230\200'")
-    assert result.stdout == "☃ 😀", result
     result = at.sbx.commands.run(r"printf 'a\377b\000c'; printf '\342\230' >&2")
     assert (result.stdout, result.stderr) == ("a�b\0c", "�"), result
+    need(DECODES_PIECES, "this SDK decodes each piece of output alone")
+    result = at.sbx.commands.run(r"printf '\342\230'; sleep 0.3; printf '\203 \360\237'; sleep 0.3; printf '\230\200'")
+    assert result.stdout == "☃ 😀", result
 
 
 @check([*HOST, ("machine", "sync")])
@@ -370,7 +372,8 @@ def check_terminals_end_with_their_shell(at: Place):
     at.sbx.pty.send_stdin(terminal.pid, b"exit 6\n")
     assert terminal.end().exit_code == 6, terminal.ended
     raises(NotFoundException, at.sbx.pty.send_stdin, 4_000_000, b"x")
-    raises(NotFoundException, at.sbx.pty.resize, 4_000_000, e2b.PtySize(rows=5, cols=5))
+    # Some SDKs let the error of their RPC client through.
+    raises(Exception, at.sbx.pty.resize, 4_000_000, e2b.PtySize(rows=5, cols=5))
 
 
 # ---------------------------------------------------------------------------------- files
@@ -548,7 +551,8 @@ def check_files_that_are_missing_are_not_found(at: Place):
     files.write("file", "x")
     for path in ("missing", "dir/missing", "file/below"):
         for form in ("text", "bytes", "stream"):
-            error = raises(NotFoundException, files.read, path, format=form)
+            kind = SandboxException if path == "file/below" else NotFoundException
+            error = raises(kind, files.read, path, format=form)
             assert "{" not in str(error), f"raw JSON: {error}"
         raises(NotFoundException, files.get_info, path)
     raises(InvalidArgumentException, files.read, "dir")
@@ -598,9 +602,11 @@ def check_files_have_relative_paths(at: Place):
     files = at.sbx.files
     spellings = ["dir/file", "./dir/file", "dir//file", "dir/../dir/./file", "~/dir/file", f"{at.home}/dir/file"]
     for number, path in enumerate(spellings):
-        assert files.write(path, str(number)).path == f"{at.home}/dir/file", path
+        # `..` may stand in an answer: only the kernel knows where it leads.
+        info = files.write(path, str(number))
+        assert os.path.normpath(info.path) == f"{at.home}/dir/file", (path, info)
         assert [files.read(other) for other in spellings] == [str(number)] * len(spellings), path
-        assert files.get_info(path).path == f"{at.home}/dir/file", path
+        assert os.path.normpath(files.get_info(path).path) == f"{at.home}/dir/file", path
     for path in ("dir", "~/dir", "./dir/"):
         assert [entry.path for entry in files.list(path)] == [f"{at.home}/dir/file"], path
 

@@ -124,7 +124,7 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
                     &named
                 }
             };
-            workspace.write_file(&path.file, &how, &mut parts)?;
+            workspace.write_file(&path.file, &how, &mut AnySource(&mut parts))?;
             written.push(metadata.document(path));
         }
         return Ok(Response::json(&Value::Array(written)));
@@ -133,9 +133,9 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let mut source = Plain(body);
     if is_compressed {
         let mut source = GunzipSource::new(&mut source, ledger)?;
-        workspace.write_file(&path.file, &how, &mut source)?;
+        workspace.write_file(&path.file, &how, &mut AnySource(&mut source))?;
     } else {
-        workspace.write_file(&path.file, &how, &mut source)?;
+        workspace.write_file(&path.file, &how, &mut AnySource(&mut source))?;
     }
     Ok(Response::json(&json!([metadata.document(&path)])))
 }
@@ -205,6 +205,29 @@ impl Metadata<'_> {
             document["metadata"] = super::entries::metadata_document(self.0);
         }
         document
+    }
+}
+
+/// A source of any kind: the code that receives files is there once.
+struct AnySource<'s>(&'s mut dyn UploadSource<Error = Failure>);
+
+impl UploadSource for AnySource<'_> {
+    type Error = Failure;
+
+    fn remaining(&self) -> Option<u64> {
+        self.0.remaining()
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Failure> {
+        self.0.read(buffer)
+    }
+
+    fn splice(&mut self, pipe: BorrowedFd<'_>) -> Result<Option<usize>, Failure> {
+        self.0.splice(pipe)
+    }
+
+    fn client(&self) -> Box<dyn Peer + Send> {
+        self.0.client()
     }
 }
 

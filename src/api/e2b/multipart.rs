@@ -69,7 +69,8 @@ impl<'b, 'c> Multipart<'b, 'c> {
             start: 0,
             most: charge.bytes(),
             has_ended: false,
-            is_in_part: false,
+            // What stands before the first delimiter means nothing.
+            is_in_part: true,
             _charge: charge,
         }))
     }
@@ -77,8 +78,6 @@ impl<'b, 'c> Multipart<'b, 'c> {
     /// The header of the next part; `None` at the end. What was not read of the last part is dropped.
     pub(super) fn next(&mut self) -> Result<Option<PartHead>, Failure> {
         let mut scratch = [0; 4096];
-        // What stands before the first delimiter means nothing.
-        self.is_in_part |= !self.has_ended;
         while self.is_in_part {
             self.take(&mut scratch)?;
         }

@@ -298,8 +298,8 @@ impl Figures {
 /// How long the machine runs.
 fn uptime() -> Option<Duration> {
     let text = std::fs::read_to_string("/proc/uptime").ok()?;
-    let seconds: f64 = text.split_ascii_whitespace().next()?.parse().ok()?;
-    Duration::try_from_secs_f64(seconds).ok()
+    let (seconds, _) = text.split_once('.')?;
+    seconds.parse().ok().map(Duration::from_secs)
 }
 
 fn processors(sandbox: Option<&Sandbox>) -> usize {

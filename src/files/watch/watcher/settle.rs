@@ -69,6 +69,8 @@ impl Watcher {
             self.deleted(&place, is_directory, tell)?;
             // Perhaps it was exchanged with what is not watched, and that was told before.
             self.look(files, &place, tell)
+        } else if self.is_unnamed(files, &place) {
+            Ok(())
         } else if mask.contains(AddWatchFlags::IN_MODIFY) {
             if self.modified.len() >= MAX_MODIFIED {
                 return self.tell_of(files, &place, TreeChange::Modified, tell);
@@ -95,6 +97,15 @@ impl Watcher {
             }
             Ok(())
         }
+    }
+
+    /// Whether an event is about a file without a name (`O_TMPFILE`), as uploads are until they are complete. The
+    /// kernel names it by a number sign and its inode number.
+    fn is_unnamed(&self, files: &Files<'_>, place: &NameIn) -> bool {
+        let number = place.1.strip_prefix(b"#").unwrap_or_default();
+        !number.is_empty()
+            && number.iter().all(u8::is_ascii_digit)
+            && self.kind_at(files, place) == Err(Errno::ENOENT)
     }
 
     /// Settles an event of a directory itself.
