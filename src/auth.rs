@@ -89,9 +89,7 @@ impl Authenticator {
         match access {
             Access::Inside(_) if is_host && self.strict_scopes => Err(Refused::HostTokenInside),
             _ if is_host => Ok(Holder::Operator),
-            Access::Inside(id) | Access::Sandbox(id)
-                if self.is_token_of(id, presented) =>
-            {
+            Access::Inside(id) | Access::Sandbox(id) if self.is_token_of(id, presented) => {
                 Ok(Holder::Sandbox(id))
             }
             _ => Err(Refused::Wrong),

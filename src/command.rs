@@ -381,9 +381,9 @@ impl CommandSpec {
 
 /// Bytes of changes to an environment in memory, approximately.
 pub fn environment_bytes(changes: &[EnvironmentChange]) -> usize {
-    let bytes = changes.iter().map(|(name, value)| {
-        name.len() + value.as_ref().map_or(0, String::len) + 2 * TEXT_BYTES
-    });
+    let bytes = changes
+        .iter()
+        .map(|(name, value)| name.len() + value.as_ref().map_or(0, String::len) + 2 * TEXT_BYTES);
     bytes.sum()
 }
 

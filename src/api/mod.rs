@@ -55,7 +55,12 @@ impl Api {
     }
 
     /// Answers a request that the door for HTTP and JSON takes.
-    fn answer_rest(&self, request: &mut Request<'_>, path: &[u8], origin: Option<String>) -> Response {
+    fn answer_rest(
+        &self,
+        request: &mut Request<'_>,
+        path: &[u8],
+        origin: Option<String>,
+    ) -> Response {
         let target = rest::Target::find(path);
         let answer = self.try_rest(request, path, &target);
         if let Err(refusal) = &answer
@@ -162,12 +167,11 @@ impl Handler for Api {
         if let Some(origin) = &origin
             && origins::is_preflight(request)
         {
-            let (name, allow) = match &e2b {
-                Some(target) => (target.name(), target.allow()),
-                None => {
-                    let target = rest::Target::find(&path);
-                    (target.name(), target.allow())
-                }
+            let (name, allow) = if let Some(target) = &e2b {
+                (target.name(), target.allow())
+            } else {
+                let target = rest::Target::find(&path);
+                (target.name(), target.allow())
             };
             self.context.requests.count(name, 204);
             return origins::preflight(origin, allow);

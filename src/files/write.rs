@@ -24,8 +24,8 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
-use super::describe::{Attribute, attribute_error};
 use super::condition::{Condition, Turn, changed, check_again, check_version, exists};
+use super::describe::{Attribute, attribute_error};
 use super::entry::{FileKind, FileVersion, Identity, size};
 use super::name::FilePath;
 use super::name_at::NameAt;

@@ -11,8 +11,8 @@ use super::context::{Asked, Context, ContextSpec, ContextState, Home, Identity, 
 use super::driver;
 use super::execution::ExecutionSpec;
 use crate::activity::Activity;
-use crate::clock::now_ms;
 use crate::client::{Interrupt, Stopped};
+use crate::clock::now_ms;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::language::Language;

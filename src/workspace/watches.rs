@@ -394,10 +394,7 @@ impl RegisteredWatch {
         } else {
             ring.ended
         };
-        (
-            events.into_iter().map(|(_, event)| event).collect(),
-            ended,
-        )
+        (events.into_iter().map(|(_, event)| event).collect(), ended)
     }
 
     /// Moves what has happened into the ring.

@@ -1,7 +1,7 @@
 """What the checks of the E2B SDKs share: servers, the two SDKs as one, and a runner.
 
-Importing this module reads the command line of `e2b_client.py`, whose docstring describes it, and clears the variables that
-lead an SDK anywhere. So it is imported before `e2b`.
+Importing this module reads the command line of `e2b_client.py`, whose docstring describes it, and clears the
+variables that lead an SDK anywhere. So it is imported before `e2b`.
 """
 
 import asyncio
@@ -18,7 +18,6 @@ import random
 import re
 import secrets
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -37,11 +36,7 @@ MIB = 1024 * 1024
 # Where programs are on every machine; the test's own PATH may lead into root's home.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-SCRATCH = Path(tempfile.mkdtemp(prefix="sbx-e2b-"))
-# Sandboxes pass through it to their homes.
-SCRATCH.chmod(0o711)
-
-# Nothing of the caller may come between, such as a proxy for the outside world.
+# Settings of the caller, such as a proxy for the outside world, must not come between.
 for variable in list(os.environ):
     if variable.startswith("E2B_") or variable.lower().endswith("_proxy"):
         del os.environ[variable]
@@ -54,15 +49,20 @@ except ImportError as error:
     sys.exit(77)
 
 assert importlib.metadata.version("e2b") == VERSION, importlib.metadata.version("e2b")
-# Whether connected sandboxes, and code in sandboxes, are told to the server by their ids.
+# Whether the server is told the ids of sandboxes that were connected to.
 CONNECT_NAMES = "E2b-Sandbox-Id" in inspect.getsource(e2b.Sandbox._cls_connect_sandbox)
-CODE_NAMES = "E2b-Sandbox-Id" in inspect.getsource(e2b_code_interpreter.Sandbox)
-# Whether characters may arrive in pieces.
-DECODES_PIECES = "getincrementaldecoder" in inspect.getsource(inspect.getmodule(e2b.CommandHandle))
-# What tells an SDK of debug mode besides its variable, which 2.20.0 reads too late.
+# Whether the code interpreter honours E2B_SANDBOX_URL, or goes to https://49999-ID.DOMAIN all the same.
+CODE_GOES = "sandbox_url" in inspect.getsource(e2b_code_interpreter.Sandbox._jupyter_url.fget)
+# Older releases, of spring 2026, have some faults of their own.
+OF_AUTUMN = tuple(map(int, VERSION.split(".")[:2])) >= (2, 40)
+# What tells an SDK of debug mode besides its variable, which 2.20.0 reads only after it has made a sandbox.
 DEBUG = {"debug": True} if 'opts.get("debug")' in inspect.getsource(e2b.Sandbox._create) else {}
-# It also says every status that is no success.
+# That one also logs every status that is not a success.
 logging.disable()
+
+SCRATCH = Path(tempfile.mkdtemp(prefix="sbx-e2b-"))
+# Sandboxes pass through it to their homes.
+SCRATCH.chmod(0o711)
 
 
 class Skipped(Exception):
@@ -211,7 +211,7 @@ class Place:
 
     def new(self, **words):
         """One more sandbox, which ends with the check."""
-        need(not self._for_code or CODE_NAMES or self.mode != "host", "this SDK names no sandbox with its code")
+        need(not self._for_code or CODE_GOES, "this SDK sends its code elsewhere")
         self.made.append(self.Sandbox.create(**words, **(DEBUG if self.mode == "debug" else {})))
         return self.made[-1]
 
@@ -308,7 +308,8 @@ def give_up(name: str) -> None:
     print(f"FAIL {name}: not over after {PATIENCE_PER_CHECK} s", flush=True)
     faulthandler.dump_traceback(file=sys.stdout)
     for server in Server.running:
-        server.process.send_signal(signal.SIGKILL)
+        server.process.kill()
+    shutil.rmtree(SCRATCH, ignore_errors=True)
     os._exit(1)
 
 

@@ -32,7 +32,8 @@ from e2b import NotFoundException, SandboxException, TimeoutException
 @check(EVERYWHERE)
 def check_code_has_results(at: Place):
     run = at.sbx.run_code
-    for code, text in {"1 + 1": "2", "'a'": "a", "x = 5": None, "None": None, "3;": None, "'☃' * 2": "☃☃"}.items():
+    texts = {"1 + 1": "2", "'a'": "a", "x = 5": None, "None": None, "3;": None, "'☃' * 2": "☃☃"}
+    for code, text in texts.items():
         execution = run(code)
         assert execution.text == text and execution.error is None, (code, execution)
         assert [result.is_main_result for result in execution.results] == [True] * (text is not None), code
@@ -104,7 +105,7 @@ def check_code_keeps_state_in_contexts(at: Place):
 @check(EVERYWHERE)
 def check_code_runs_side_by_side_in_contexts(at: Place):
     contexts = [at.sbx.create_code_context() for _ in range(3)]
-    code = "import os, time; open(f'came.{%d}', 'w').close()\nwhile len([n for n in os.listdir() if n[:5] == 'came.']) < 3: time.sleep(0.02)\n%d"
+    code = "import glob, time; open('came.%d', 'w').close()\nwhile len(glob.glob('came.*')) < 3: time.sleep(0.02)\n%d"
     with ThreadPoolExecutor(3) as threads:
         texts = threads.map(lambda n: at.sbx.run_code(code % (n, n), context=contexts[n], timeout=30).text, range(3))
         assert list(texts) == ["0", "1", "2"]
@@ -168,8 +169,8 @@ def check_code_displays(at: Place):
         found = result[name]
         assert (base64.b64decode(found) if isinstance(value, bytes) else found) == value, (name, found)
     assert result.text == "rich" and result.extra is None, result
-    bundle = "class Own:\n    def _repr_mimebundle_(self, **_): return {'text/plain': 'own', 'application/x-own': 'data'}\nOwn()"
-    (result,) = at.sbx.run_code(bundle).results
+    bundle = {"text/plain": "own", "application/x-own": "data"}
+    (result,) = at.sbx.run_code(f"class Own:\n    def _repr_mimebundle_(self, **_): return {bundle!r}\nOwn()").results
     assert result.text == "own" and result.extra == {"application/x-own": "data"}, result
     assert at.sbx.run_code("import asyncio\nawait asyncio.sleep(0.01, 'awaited')").text == "awaited"
     assert "".join(at.sbx.run_code("!echo from a shell").logs.stdout) == "from a shell\n"

@@ -19,6 +19,7 @@ mod contexts;
 mod contract;
 mod docker;
 mod docs;
+mod e2b;
 mod examples;
 mod exec;
 mod faults;

@@ -258,11 +258,7 @@ fn refuse(context: &Context, request: &Request<'_>, text: &str) -> Failure {
 }
 
 /// Gives the connection to the holder of the token.
-fn seat(
-    context: &Context,
-    request: &mut Request<'_>,
-    holder: Holder<'_>,
-) -> Result<(), Failure> {
+fn seat(context: &Context, request: &mut Request<'_>, holder: Holder<'_>) -> Result<(), Failure> {
     // The clients of a machine that is the only sandbox are its operator's.
     let holder = match holder {
         Holder::Sandbox(id) if id == MACHINE_ID => Holder::Operator,
@@ -306,7 +302,8 @@ pub(super) fn user_of(request: &Request<'_>) -> Result<Option<String>, Failure> 
     if !scheme.eq_ignore_ascii_case(b"basic ") {
         return Ok(None);
     }
-    let decoded = base64::decode(encoded.trim_ascii()).and_then(|user| String::from_utf8(user).ok());
+    let decoded =
+        base64::decode(encoded.trim_ascii()).and_then(|user| String::from_utf8(user).ok());
     let decoded = decoded.ok_or_else(|| Failure::invalid("Authorization is not Basic USER:"))?;
     let user = decoded.split(':').next().unwrap_or_default();
     Ok(Some(user.to_owned()))

@@ -7,8 +7,8 @@ use crate::api::context::Context;
 use crate::client::{Interrupt, Lookout, Stopped};
 use crate::codec::query::Query;
 use crate::http::Request;
-use crate::ledger::Charge;
 use crate::http::request::{ReceiveError, WaitingClient, WholeBody};
+use crate::ledger::Charge;
 
 /// Most bytes of a body that is not a file.
 const MAX_BODY_BYTES: u64 = 16 << 20;
@@ -47,8 +47,8 @@ impl Call<'_, '_> {
         let Some(value) = self.request.head.header(header) else {
             return Ok(None);
         };
-        let is_number = (1..=MAX_TIMEOUT_DIGITS).contains(&value.len())
-            && value.iter().all(u8::is_ascii_digit);
+        let is_number =
+            (1..=MAX_TIMEOUT_DIGITS).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
         let number = std::str::from_utf8(value).ok().filter(|_| is_number);
         let number = number.and_then(|number| number.parse().ok());
         let accepted = || Failure::invalid(format!("{header} takes at most 10 digits"));

@@ -98,7 +98,7 @@ pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -
 /// `GET /contexts`.
 pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -> Answer {
     let contexts = workspace.contexts.list();
-    let documents = contexts.iter().map(|context| document(context));
+    let documents = contexts.iter().map(document);
     Ok(Response::json(&documents.collect::<Vec<_>>()))
 }
 
@@ -150,7 +150,8 @@ fn document(context: &Arc<Context>) -> serde_json::Value {
 fn language_of(name: Option<&str>) -> Result<Language, Failure> {
     let name = name.unwrap_or("python").trim().to_ascii_lowercase();
     Language::of(&name).map_err(|_| {
-        let text = format!("{name} is not supported; the languages are python, javascript and bash");
+        let text =
+            format!("{name} is not supported; the languages are python, javascript and bash");
         Failure::new(Code::Internal, text)
     })
 }
@@ -184,7 +185,8 @@ impl CodeEvents<'_> {
     }
 
     fn raw(&mut self, text: &str) {
-        self.client.push(|out| out.extend_from_slice(text.as_bytes()));
+        self.client
+            .push(|out| out.extend_from_slice(text.as_bytes()));
     }
 
     /// A value may be large, so it is sent part by part.
@@ -203,7 +205,9 @@ impl CodeEvents<'_> {
             return Ok(());
         };
         let is_main = bundle.is_main;
-        self.raw(&format!("{{\"type\":\"result\",\"is_main_result\":{is_main}"));
+        self.raw(&format!(
+            "{{\"type\":\"result\",\"is_main_result\":{is_main}"
+        ));
         let is_known = |mime: &str| FORMS.iter().any(|(known, _)| *known == mime);
         for (mime, name) in FORMS {
             let Some(value) = values.get(mime) else {
@@ -254,7 +258,10 @@ impl CodeEvents<'_> {
     fn end(&mut self, end: &End) {
         let (name, value) = match end.reason {
             EndReason::Completed | EndReason::Error => ("", ""),
-            EndReason::Timeout => ("TimeoutError", "the execution was ended because its time was up"),
+            EndReason::Timeout => (
+                "TimeoutError",
+                "the execution was ended because its time was up",
+            ),
             EndReason::Interrupted | EndReason::Disconnected => {
                 ("KeyboardInterrupt", "the execution was interrupted")
             }
@@ -273,12 +280,16 @@ impl CodeEvents<'_> {
             EndReason::Restarted => ("ContextRestarted", "the context was restarted"),
             EndReason::Deleted => ("ContextDeleted", "the context was deleted"),
             EndReason::Cancelled => ("Cancelled", "the execution was cancelled before it ran"),
-            EndReason::ContextDead => {
-                ("InterpreterDied", "the context died before the execution ran")
-            }
+            EndReason::ContextDead => (
+                "InterpreterDied",
+                "the context died before the execution ran",
+            ),
         };
         if !name.is_empty() && !self.has_error {
-            self.line("error", &[("name", name), ("value", value), ("traceback", "")]);
+            self.line(
+                "error",
+                &[("name", name), ("value", value), ("traceback", "")],
+            );
         }
         self.line("end_of_execution", &[]);
     }

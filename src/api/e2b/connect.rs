@@ -90,7 +90,9 @@ fn length_of(head: &[u8]) -> Result<usize, Failure> {
         let text = format!("an envelope has the flags {flags}; a request takes 0");
         return Err(Failure::invalid(text));
     }
-    let length = length.iter().fold(0, |length, byte| length << 8 | usize::from(*byte));
+    let length = length
+        .iter()
+        .fold(0, |length, byte| length << 8 | usize::from(*byte));
     if length > MAX_MESSAGE_BYTES {
         let text = format!("a message has {length} bytes; it takes at most {MAX_MESSAGE_BYTES}");
         return Err(Failure::new(Code::ResourceExhausted, text));
@@ -154,7 +156,8 @@ impl<'b, 'c> Messages<'b, 'c> {
             // No further than this message: what is behind it may be a long time coming.
             self.received.resize(wanted.min(length + READ_BYTES), 0);
             let count = self.body.read(&mut self.received[length..]);
-            self.received.truncate(length + *count.as_ref().unwrap_or(&0));
+            self.received
+                .truncate(length + *count.as_ref().unwrap_or(&0));
             if count? == 0 {
                 return Ok(false);
             }

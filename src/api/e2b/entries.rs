@@ -40,7 +40,7 @@ pub(super) fn list(
     call.held = Some(tree.charge);
     let entries = tree.entries.into_iter().map(|(relative, description)| {
         let shown = Paths::join(&path.shown, &relative);
-        documents.entry(&description, shown)
+        documents.entry(&description, &shown)
     });
     Ok(json!({ "entries": entries.collect::<Vec<_>>() }))
 }
@@ -105,10 +105,10 @@ fn entry(workspace: &Workspace, path: &ClientPath) -> Document {
         Kind::NotDirectory => Failure::new(Code::NotFound, error.to_string()),
         _ => error.into(),
     })?;
-    let mut shown = path.shown.clone();
-    while shown.len() > 1 && shown.ends_with('/') {
-        shown.pop();
-    }
+    let shown = match path.shown.trim_end_matches('/') {
+        "" => "/",
+        shown => shown,
+    };
     let entry = Documents::of(workspace).entry(&description, shown);
     Ok(json!({ "entry": entry }))
 }
@@ -135,7 +135,7 @@ impl Documents {
     }
 
     /// Describes a file that is shown at a path.
-    pub(super) fn entry(&mut self, description: &Description, shown: String) -> Value {
+    pub(super) fn entry(&mut self, description: &Description, shown: &str) -> Value {
         let Description {
             entry,
             followed,
@@ -203,10 +203,9 @@ fn type_of(kind: FileKind) -> &'static str {
         FileKind::Regular => "FILE_TYPE_FILE",
         FileKind::Directory => "FILE_TYPE_DIRECTORY",
         FileKind::Link => "FILE_TYPE_SYMLINK",
-        FileKind::Pipe
-        | FileKind::Socket
-        | FileKind::CharacterDevice
-        | FileKind::BlockDevice => "FILE_TYPE_UNSPECIFIED",
+        FileKind::Pipe | FileKind::Socket | FileKind::CharacterDevice | FileKind::BlockDevice => {
+            "FILE_TYPE_UNSPECIFIED"
+        }
     }
 }
 

@@ -113,7 +113,10 @@ impl Failure {
 
     /// The command or the stream has taken longer than its client allows.
     pub(super) fn overdue() -> Self {
-        Self::new(Code::DeadlineExceeded, "the time that the client allows has passed")
+        Self::new(
+            Code::DeadlineExceeded,
+            "the time that the client allows has passed",
+        )
     }
 
     #[must_use]
@@ -234,7 +237,10 @@ mod tests {
     fn a_refusal_has_the_form_that_its_client_reads() {
         let missing = || Failure::from(Error::new(Kind::NotFound, "no file"));
         let rpc = body(missing(), Style::Rpc);
-        assert_eq!(rpc, (404, r#"{"code":"not_found","message":"no file"}"#.into()));
+        assert_eq!(
+            rpc,
+            (404, r#"{"code":"not_found","message":"no file"}"#.into())
+        );
         let api = body(missing(), Style::Api);
         assert_eq!(api, (404, r#"{"code":404,"message":"no file"}"#.into()));
         assert_eq!(body(missing(), Style::Text), (404, "no file".into()));

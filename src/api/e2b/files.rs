@@ -18,9 +18,7 @@ use crate::http::parse::Head;
 use crate::http::range::{Range, range_of};
 use crate::http::request::BodyReader;
 use crate::http::{Body, Response};
-use crate::workspace::{
-    Content, FilePart, FileWrite, GunzipSource, Span, UploadSource, Workspace,
-};
+use crate::workspace::{Content, FilePart, FileWrite, GunzipSource, Span, UploadSource, Workspace};
 
 /// The headers that carry metadata of an uploaded file begin so.
 const METADATA_HEADER: &str = "x-metadata-";
@@ -115,14 +113,13 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
                 return Err(Failure::invalid(text));
             }
             let named;
-            let path = match &only {
-                Some(path) => path,
-                None => {
-                    let missing = || Failure::invalid("a part names no file, and there is no path");
-                    let name = head.filename.filter(|name| !name.is_empty());
-                    named = paths.read(name.ok_or_else(missing)?.as_bytes())?;
-                    &named
-                }
+            let path = if let Some(path) = &only {
+                path
+            } else {
+                let missing = || Failure::invalid("a part names no file, and there is no path");
+                let name = head.filename.filter(|name| !name.is_empty());
+                named = paths.read(name.ok_or_else(missing)?.as_bytes())?;
+                &named
             };
             workspace.write_file(&path.file, &how, &mut AnySource(&mut parts))?;
             written.push(metadata.document(path));

@@ -26,6 +26,7 @@ mod signature;
 mod watches;
 
 use super::context::Context;
+use crate::codec::query::Query;
 use crate::http::{Request, Response};
 use access::Place;
 use calls::Call;
@@ -69,7 +70,8 @@ fn try_answer(
         return Ok(response.map_or_else(Response::from, |response| response.holding(lease)));
     }
     let route = target.route(&request.head.method)?;
-    let query = route.query(request.head.query.as_deref())?;
+    // Parameters that are not known are ignored: newer clients have more.
+    let query = Query::parse(request.head.query.as_deref())?;
     let mut call = Call {
         context,
         request,
@@ -91,11 +93,11 @@ fn try_answer(
         }
         Operation::Sandbox(answer) => {
             let place = access::of_sandbox(context, call.request, target)?;
-            inside(&mut call, &place, |call, lease| answer(call, lease))
+            inside(&mut call, &place, answer)
         }
         Operation::Files(answer) => {
             let place = access::of_files(context, &mut call, target)?;
-            inside(&mut call, &place, |call, lease| answer(call, lease))
+            inside(&mut call, &place, answer)
         }
         Operation::Unary(answer) => {
             let place = access::of_sandbox(context, call.request, target)?;

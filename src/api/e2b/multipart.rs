@@ -235,12 +235,11 @@ fn part_head(bytes: &[u8]) -> Result<PartHead, Failure> {
         let Some((key, value)) = rest.split_once('=') else {
             break;
         };
-        let (value, after) = match value.strip_prefix('"') {
-            Some(quoted) => unquote(quoted),
-            None => {
-                let end = value.find(';').unwrap_or(value.len());
-                (value[..end].trim().to_owned(), &value[end..])
-            }
+        let (value, after) = if let Some(quoted) = value.strip_prefix('"') {
+            unquote(quoted)
+        } else {
+            let end = value.find(';').unwrap_or(value.len());
+            (value[..end].trim().to_owned(), &value[end..])
         };
         match key.trim().to_ascii_lowercase().as_str() {
             "name" => name = Some(value),
@@ -289,7 +288,10 @@ mod tests {
     fn a_boundary_is_found_in_a_content_type() {
         for (text, expected) in [
             ("multipart/form-data; boundary=abc", Some(Some("abc"))),
-            ("Multipart/Form-Data;charset=x; Boundary=\"a b\"", Some(Some("a b"))),
+            (
+                "Multipart/Form-Data;charset=x; Boundary=\"a b\"",
+                Some(Some("a b")),
+            ),
             ("application/octet-stream", Some(None)),
             ("multipart/form-data", None),
             ("multipart/form-data; boundary=", None),
@@ -298,17 +300,36 @@ mod tests {
             let expected = expected.map(|boundary| boundary.map(str::to_owned));
             assert_eq!(found, expected, "{text}");
         }
-        assert!(boundary(format!("multipart/form-data; boundary={}", "x".repeat(71)).as_bytes()).is_err());
+        assert!(
+            boundary(format!("multipart/form-data; boundary={}", "x".repeat(71)).as_bytes())
+                .is_err()
+        );
     }
 
     #[test]
     fn names_of_files_are_those_that_were_sent() {
         for (header, name, filename) in [
-            ("form-data; name=\"file\"; filename=\"a/b c.txt\"", "file", Some("a/b c.txt")),
-            ("form-data; name=file; filename=plain", "file", Some("plain")),
+            (
+                "form-data; name=\"file\"; filename=\"a/b c.txt\"",
+                "file",
+                Some("a/b c.txt"),
+            ),
+            (
+                "form-data; name=file; filename=plain",
+                "file",
+                Some("plain"),
+            ),
             ("form-data; name=\"x\"", "x", None),
-            ("form-data; filename=\"q%22;%0D%0A%09é%41%\"; name=\"file\"", "file", Some("q\";\r\n\té%41%")),
-            (r#"form-data; name="file"; filename="a\\b\c""#, "file", Some(r"a\b\c")),
+            (
+                "form-data; filename=\"q%22;%0D%0A%09é%41%\"; name=\"file\"",
+                "file",
+                Some("q\";\r\n\té%41%"),
+            ),
+            (
+                r#"form-data; name="file"; filename="a\\b\c""#,
+                "file",
+                Some(r"a\b\c"),
+            ),
         ] {
             let head = format!("X: y\r\nContent-Disposition: {header}");
             let expected = PartHead {

@@ -81,7 +81,9 @@ impl Paths {
             relative => [&self.home, &b"/"[..], relative].concat(),
         };
         let names = joined.split(|byte| *byte == b'/');
-        let names: Vec<_> = names.filter(|name| !name.is_empty() && *name != b".").collect();
+        let names: Vec<_> = names
+            .filter(|name| !name.is_empty() && *name != b".")
+            .collect();
         let ends_in_slash = joined.ends_with(b"/") && !names.is_empty() && given.len() > 1;
         let path = [&b"/"[..], &names.join(&b'/')].concat();
         // A file is never meant by a path that ends so.

@@ -217,7 +217,9 @@ pub(super) fn update(
 /// `GET /envs`: the variables of commands that do not change them.
 pub(super) fn variables(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let variables = workspace.variables();
-    let members = variables.into_iter().map(|(name, value)| (name, value.into()));
+    let members = variables
+        .into_iter()
+        .map(|(name, value)| (name, value.into()));
     Ok(Response::json(&Value::Object(members.collect())))
 }
 

@@ -7,8 +7,6 @@ use super::calls::Call;
 use super::errors::{Failure, Style};
 use super::{code, entries, files, processes, sandboxes, watches};
 use crate::api::context::Context;
-use crate::codec::query::Query;
-use crate::error::Result;
 use crate::http::{Request, Response};
 use crate::workspace::Workspace;
 use serde_json::Value;
@@ -61,7 +59,8 @@ const PUT: &[&str] = &["PUT"];
 const DELETE: &[&str] = &["DELETE"];
 const ANY: &[&str] = &[];
 
-const NO_PAUSE: &str = "a sandbox here cannot be paused: it runs until it is killed or its timeout passes";
+const NO_PAUSE: &str =
+    "a sandbox here cannot be paused: it runs until it is killed or its timeout passes";
 const NO_SNAPSHOTS: &str = "there are no snapshots here, and so no forks";
 const NO_TEMPLATES: &str =
     "templates are not built here: the image that the server runs in is the only one";
@@ -179,13 +178,6 @@ fn is_below(path: &[u8], families: &[&str]) -> bool {
         let rest = path.strip_prefix(family.as_bytes());
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
     })
-}
-
-impl Route {
-    /// Reads the query of a request. Parameters that are not known are ignored: newer clients have more.
-    pub(super) fn query(&self, raw: Option<&[u8]>) -> Result<Query> {
-        Query::parse(raw)
-    }
 }
 
 /// What a request is about.
@@ -346,7 +338,6 @@ fn capture<'a>(pattern: &str, path: &'a [u8]) -> Option<(Option<&'a str>, Option
     for expected in pattern.split('/') {
         match (expected, segments.next()) {
             ("{rest}", _) => return Some((sandbox, context)),
-            (_, None) => return None,
             ("{sandbox}", Some(id)) => sandbox = Some(id).filter(|id| !id.is_empty()),
             ("{context}", Some(id)) => context = Some(id).filter(|id| !id.is_empty()),
             (expected, Some(found)) if expected == found => {}
@@ -401,7 +392,11 @@ mod tests {
         for (pattern, path, expected) in [
             ("/sandboxes", "/sandboxes", Some((None, None))),
             ("/sandboxes", "/sandboxes/", None),
-            ("/sandboxes/{sandbox}", "/sandboxes/a", Some((Some("a"), None))),
+            (
+                "/sandboxes/{sandbox}",
+                "/sandboxes/a",
+                Some((Some("a"), None)),
+            ),
             ("/sandboxes/{sandbox}", "/sandboxes/", None),
             ("/sandboxes/{sandbox}", "/sandboxes/a/b", None),
             (

@@ -153,9 +153,11 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let mut words = states.split(|byte| *byte == b',');
     // Nothing is ever paused here.
     let shows_running = states.is_empty() || words.any(|word| word == b"running");
-    let after = query.parsed("startedAfter", "a time such as 2026-01-31T12:00:00Z", |text| {
-        parse_rfc3339(text).or_else(|| text.parse().ok())
-    })?;
+    let after = query.parsed(
+        "startedAfter",
+        "a time such as 2026-01-31T12:00:00Z",
+        |text| parse_rfc3339(text).or_else(|| text.parse().ok()),
+    )?;
     let is_descending = query.choice("order", &[("asc", false), ("desc", true)])?;
     // The newest come first unless the client says otherwise.
     let is_descending = is_descending.unwrap_or(true);
@@ -183,7 +185,9 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
     };
     let has_metadata = |sandbox: &Sandbox| {
         let metadata = &sandbox.labels.metadata;
-        filter.iter().all(|(key, value)| metadata.get(key) == Some(value))
+        filter
+            .iter()
+            .all(|(key, value)| metadata.get(key) == Some(value))
     };
     all.retain(|sandbox| {
         shows_running
@@ -314,10 +318,7 @@ fn memory(sandbox: Option<&Sandbox>) -> u64 {
 }
 
 /// A sandbox of the host by its id, or the machine itself.
-fn place<'a>(
-    call: &Call<'a, '_>,
-    id: &str,
-) -> Result<Option<(&'a Host, Arc<Sandbox>)>, Failure> {
+fn place<'a>(call: &Call<'a, '_>, id: &str) -> Result<Option<(&'a Host, Arc<Sandbox>)>, Failure> {
     let unknown = || Failure::not_found(format!("there is no sandbox {id}"));
     match call.context.machine.host() {
         Ok(host) => {
@@ -460,9 +461,7 @@ fn sandbox_spec(mut fields: Fields<'_>) -> Result<SandboxSpec, Failure> {
     for name in ["mcp", "iam", "volumeMounts"] {
         let value = fields.take(name);
         if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
-            return Err(Failure::unimplemented(format!(
-                "{name} cannot be had here"
-            )));
+            return Err(Failure::unimplemented(format!("{name} cannot be had here")));
         }
     }
     let environment = variables_in(&mut fields, "envVars")?;
@@ -582,7 +581,10 @@ mod tests {
             (r#""network":{"rules":{"a":[]}}"#, 501),
             (r#""network":{"egressProxy":{"address":"x:1"}}"#, 501),
             (r#""network":{"allowOut":["x.org"]}"#, 400),
-            (r#""network":{"allowOut":["x.org"],"denyOut":["1.1.1.1"]}"#, 400),
+            (
+                r#""network":{"allowOut":["x.org"],"denyOut":["1.1.1.1"]}"#,
+                400,
+            ),
             (r#""network":{"denyOut":["not a rule"]}"#, 400),
             (r#""network":7"#, 400),
             (r#""metadata":{"a":1}"#, 400),
@@ -591,7 +593,11 @@ mod tests {
             (r#""timeout":"5""#, 400),
         ] {
             let failure = spec(&format!(r#"{{"templateID":"base",{more}}}"#)).err();
-            assert_eq!(failure.map(|failure| failure.status), Some(status), "{more}");
+            assert_eq!(
+                failure.map(|failure| failure.status),
+                Some(status),
+                "{more}"
+            );
         }
         assert_eq!(spec(r#"{"templateID":"mine"}"#).err().unwrap().status, 404);
         assert_eq!(spec("{}").err().unwrap().status, 400);
@@ -634,9 +640,14 @@ mod tests {
     #[test]
     fn metadata_is_escaped_twice() {
         // {"a b": "c&d=%+"} in Python: urlencode({quote(k): quote(v)}), as a parameter.
-        let query = Query::parse(Some(b"metadata=a%252520b%3Dc%252526d%25253D%252525%25252B")).unwrap();
+        let query =
+            Query::parse(Some(b"metadata=a%252520b%3Dc%252526d%25253D%252525%25252B")).unwrap();
         let expected = vec![("a b".to_owned(), "c&d=%+".to_owned())];
         assert_eq!(metadata_filter(&query).unwrap(), expected);
-        assert!(metadata_filter(&Query::parse(None).unwrap()).unwrap().is_empty());
+        assert!(
+            metadata_filter(&Query::parse(None).unwrap())
+                .unwrap()
+                .is_empty()
+        );
     }
 }

@@ -84,7 +84,9 @@ mod tests {
         assert!(!read.is_by(b"other"));
         assert!(!signature(&query.replace("/a", "/b"), Purpose::Read).is_by(b"token"));
         assert!(!signature(&format!("{query}&username=x"), Purpose::Read).is_by(b"token"));
-        assert!(!signature(&format!("{query}&signature_expiration=9"), Purpose::Read).is_by(b"token"));
+        assert!(
+            !signature(&format!("{query}&signature_expiration=9"), Purpose::Read).is_by(b"token")
+        );
         assert!(read.is_by(b"token"));
         assert!(!read.has_expired());
         let late = signature("path=a&signature=x&signature_expiration=9", Purpose::Read);

@@ -77,7 +77,10 @@ pub(super) fn events(
         return Err(Failure::not_found(format!("there is no watcher {id}")));
     };
     let (events, ended) = watch.take();
-    if events.iter().any(|event| event.change == TreeChange::Overflow) {
+    if events
+        .iter()
+        .any(|event| event.change == TreeChange::Overflow)
+    {
         return Err(lost());
     }
     if events.is_empty()
@@ -114,11 +117,7 @@ fn watcher_id(fields: &mut Fields<'_>) -> Result<String, Failure> {
 }
 
 /// `WatchDir`.
-pub(super) fn watch(
-    call: &mut Call<'_, '_>,
-    workspace: &Workspace,
-    fields: Fields<'_>,
-) -> Answer {
+pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fields<'_>) -> Answer {
     let request = request(call, workspace, fields)?;
     let deadline = call.deadline()?;
     let keep_alive = call.keep_alive();
@@ -190,9 +189,10 @@ fn over(ended: Ended) -> Failure {
             let text = "nothing is left to watch a new directory with";
             Failure::new(Code::ResourceExhausted, text)
         }
-        Ended::Closed | Ended::Disconnected => {
-            Failure::new(Code::Unavailable, "the watch was removed, or its sandbox ends")
-        }
+        Ended::Closed | Ended::Disconnected => Failure::new(
+            Code::Unavailable,
+            "the watch was removed, or its sandbox ends",
+        ),
         Ended::Failed(_) => Failure::new(Code::Internal, "the directory cannot be watched"),
     }
 }
@@ -234,7 +234,9 @@ impl EventWriter<'_> {
     }
 
     fn has_content(&self, relative: &[u8]) -> bool {
-        let entry = self.at(relative).map(|path| self.workspace.stat_file(&path));
+        let entry = self
+            .at(relative)
+            .map(|path| self.workspace.stat_file(&path));
         entry.is_some_and(|entry| entry.is_ok_and(|entry| entry.size > 0))
     }
 
@@ -248,7 +250,7 @@ impl EventWriter<'_> {
                 let root = Paths::of(self.workspace).read(self.path.to_string().as_bytes());
                 let root = root.map_or_else(|_| String::new(), |root| root.shown);
                 let shown = Paths::join(&root, relative);
-                document["entry"] = Documents::of(self.workspace).entry(&description, shown);
+                document["entry"] = Documents::of(self.workspace).entry(&description, &shown);
             }
         }
         self.events.push(document);

@@ -12,8 +12,8 @@ use super::requests::{ENCODINGS, Encoding, command_request, resize_request, sign
 use crate::http::Response;
 use crate::http::stream::StreamWriter;
 use crate::ledger::{Charge, Item};
-use crate::process::{Extent, Process};
 use crate::process::ring::Cursor;
+use crate::process::{Extent, Process};
 use crate::workspace::{Run, Workspace};
 
 /// What a command takes in a response, as a multiple of its size: JSON writes some characters as six.

@@ -14,12 +14,12 @@ use crate::codec::queries::QueryFilter;
 use crate::codec::query::Query;
 use crate::command::{CommandLine, EnvironmentChange, INTERACTIVE_SHELL, StdinSource};
 use crate::fuzz::{Random, Script, bounded, check};
+use crate::http::range::{Range, byte_range};
 use crate::http::stream::StreamWriter;
 use crate::language::Language;
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Exit, OnDisconnect, Reason, Subscriber};
 use crate::sys::Ending;
-use crate::http::range::{Range, byte_range};
 
 #[test]
 fn a_query_means_what_a_form_means() {
@@ -502,7 +502,7 @@ fn a_range_is_the_positions_it_names() {
             Range::Satisfiable {
                 offset: u64::try_from(from).unwrap(),
                 length: u64::try_from(to - from).unwrap(),
-            })
+            }
         };
         assert_eq!(found, expected);
     });

@@ -17,8 +17,8 @@ use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 
 use super::ignores::Ignores;
 use super::matcher::Matcher;
-use crate::files::describe::Description;
 use crate::error::Result;
+use crate::files::describe::Description;
 use crate::files::entry::{Entry, FileKind, Identity};
 use crate::files::list::kind_of;
 use crate::files::name::FilePath;

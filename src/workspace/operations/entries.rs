@@ -102,7 +102,7 @@ impl Workspace {
                     continue;
                 }
             };
-            let level = 1 + found.path.iter().filter(|byte| **byte == b'/').count();
+            let level = found.path.split(|byte| *byte == b'/').count();
             is_deepest = found.kind == FileKind::Directory && level >= depth;
             if let Some(description) = found.describe(prefix) {
                 let attributes = description.attributes.iter();

@@ -49,7 +49,10 @@ impl Foreground {
         match self.0 {
             StartOutcome::Started(pump) => pump.run_foreground(subscriber, on_disconnect),
             StartOutcome::AlreadyExists(process) => {
-                if process.follow(Cursor::default(), Extent::Exit, subscriber).is_err() {
+                if process
+                    .follow(Cursor::default(), Extent::Exit, subscriber)
+                    .is_err()
+                {
                     process.leave(on_disconnect);
                 }
             }

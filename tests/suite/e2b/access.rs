@@ -1,0 +1,374 @@
+//! Whose request it is, and whether its credentials open what it asks for.
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use serde_json::{Value, json};
+
+use super::{Door, api, long_key, on_a_host};
+use crate::fixture::{Reply, Server, TOKEN, encode_base64};
+
+const LIST: &str = "/process.Process/List";
+
+/// One request to each kind of route of a sandbox.
+const ROUTES: [(&str, &str); 8] = [
+    ("POST", LIST),
+    ("POST", "/filesystem.Filesystem/Stat"),
+    ("GET", "/files?path=x"),
+    ("POST", "/files?path=x"),
+    ("GET", "/contexts"),
+    ("POST", "/execute"),
+    ("GET", "/metrics"),
+    ("GET", "/envs"),
+];
+
+fn bare(server: &Server, method: &str, target: &str, headers: &[(&str, &str)]) -> Reply {
+    let mut connection = server.connect();
+    connection.token = None;
+    let headers = [&[("content-type", "application/json")], headers].concat();
+    connection.request(method, target, &headers, b"{}")
+}
+
+#[test]
+fn a_token_opens_its_own_sandbox_and_no_other() {
+    on_a_host(|server| {
+        let (own, other) = (Door::open(server), Door::open(server));
+        let long = long_key();
+        for (method, target) in ROUTES {
+            let refused = |headers: &[(&str, &str)]| {
+                let reply = bare(server, method, target, headers);
+                assert_eq!(reply.status, 401, "{target} {headers:?}: {}", reply.text());
+                if target.starts_with("/process") {
+                    assert_eq!(reply.json()["code"], "unauthenticated");
+                } else if target.starts_with("/files") {
+                    assert_eq!(reply.json()["code"], 401);
+                }
+            };
+            refused(&[("e2b-sandbox-id", &own.id)]);
+            refused(&[("e2b-sandbox-id", &own.id), ("x-access-token", "")]);
+            refused(&[
+                ("e2b-sandbox-id", &own.id),
+                ("x-access-token", &other.token),
+            ]);
+            refused(&[
+                ("e2b-sandbox-id", &other.id),
+                ("x-access-token", &own.token),
+            ]);
+            refused(&[("x-access-token", "wrong")]);
+            refused(&[("e2b-sandbox-id", &own.id), ("x-access-token", &long)]);
+            refused(&[("e2b-sandbox-id", &own.id), ("x-sandbox-token", &own.token)]);
+            for name in ["x-access-token", "e2b-traffic-access-token"] {
+                for token in [&own.token, TOKEN] {
+                    let headers = [("e2b-sandbox-id", &*own.id), (name, token)];
+                    let reply = bare(server, method, target, &headers);
+                    assert_ne!(reply.status, 401, "{target}: {}", reply.text());
+                }
+            }
+            // Clients that send no id are known by their token.
+            let reply = bare(server, method, target, &[("x-access-token", &own.token)]);
+            assert_ne!(reply.status, 401, "{target}: {}", reply.text());
+        }
+        assert_eq!(own.sh("cat x").text(), "{}", "what its own token uploaded");
+    });
+}
+
+#[test]
+fn the_api_takes_its_key_only() {
+    on_a_host(|server| {
+        let door = Door::open(server);
+        let long = long_key();
+        let own = format!("/sandboxes/{}", door.id);
+        for (method, target) in [
+            ("GET", "/v2/sandboxes"),
+            ("POST", "/v2/sandboxes"),
+            ("GET", &*own),
+            ("GET", "/v3/templates"),
+        ] {
+            for headers in [
+                &[][..],
+                &[("x-api-key", "wrong")],
+                &[("x-api-key", "e2b_")],
+                &[("x-api-key", "")],
+            ] {
+                // A route that other doors have too is theirs without any of these headers.
+                if headers.is_empty() && !target.starts_with("/v") {
+                    continue;
+                }
+                let reply = bare(server, method, target, headers);
+                assert_eq!(reply.status, 401, "{target} {headers:?}");
+                assert_eq!(reply.json()["code"], 401);
+            }
+        }
+        for key in [TOKEN, &long] {
+            assert_eq!(
+                bare(server, "GET", "/v2/sandboxes", &[("x-api-key", key)]).status,
+                200
+            );
+        }
+        // Its own token lets it be looked at and ended, and nothing else.
+        let key = [("x-api-key", &*door.token)];
+        assert_eq!(bare(server, "GET", &own, &key).status, 200);
+        assert_eq!(bare(server, "GET", "/v2/sandboxes", &key).status, 401);
+        assert_eq!(
+            bare(server, "POST", &format!("{own}/timeout"), &key).status,
+            401
+        );
+        assert_eq!(
+            bare(server, "POST", &format!("{own}/connect"), &key).status,
+            401
+        );
+        let other = Door::open(server);
+        assert_eq!(
+            bare(server, "DELETE", &format!("/sandboxes/{}", other.id), &key).status,
+            401
+        );
+        assert_eq!(bare(server, "DELETE", &own, &key).status, 204);
+        assert_eq!(other.sh("echo hi").text(), "hi\n");
+        assert_eq!(
+            api(server, "GET", "/v2/sandboxes", &Value::Null)
+                .json()
+                .as_array()
+                .unwrap()
+                .len(),
+            1
+        );
+    });
+}
+
+#[test]
+fn with_strict_scopes_the_host_token_stays_outside() {
+    if !crate::fixture::is_root() {
+        crate::skip!("host mode needs root");
+    }
+    let server = Server::host().env("SBX_STRICT_SCOPES", 1).start();
+    let door = Door::open(&server);
+    let headers = [("e2b-sandbox-id", &*door.id), ("x-access-token", TOKEN)];
+    assert_eq!(bare(&server, "POST", LIST, &headers).status, 401);
+    assert_eq!(door.ok(LIST, &json!({}))["processes"], json!([]));
+}
+
+#[test]
+fn a_signature_opens_one_file_for_one_purpose() {
+    let sign = |path: &str, purpose: &str, token: &str, expires: Option<u64>| {
+        let after = expires.map_or_else(String::new, |at| format!(":{at}"));
+        let text = format!("{path}:{purpose}::{token}{after}");
+        let digest: Vec<u8> = crate::fixture::sha256(text.as_bytes())
+            .as_bytes()
+            .chunks(2)
+            .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap())
+            .collect();
+        let encoded = encode_base64(&digest);
+        let encoded = encoded.trim_end_matches('=').replace('+', "%2B");
+        let after = expires.map_or_else(String::new, |at| format!("&signature_expiration={at}"));
+        format!("/files?path={path}&signature=v1_{encoded}{after}")
+    };
+    on_a_host(|server| {
+        let (own, other) = (Door::open(server), Door::open(server));
+        for door in [&own, &other] {
+            door.sh(&format!("echo {} > f; echo secret > g", door.id));
+        }
+        let get = |target: &str| bare(server, "GET", target, &[]);
+        for door in [&own, &other] {
+            // The link names no sandbox: it is the one whose token verifies it.
+            let reply = get(&sign("f", "read", &door.token, None));
+            assert_eq!(reply.text().trim(), door.id);
+            let later = u64::MAX >> 1;
+            assert_eq!(
+                get(&sign("f", "read", &door.token, Some(later)))
+                    .text()
+                    .trim(),
+                door.id
+            );
+        }
+        let good = sign("f", "read", &own.token, None);
+        for target in [
+            sign("f", "read", &own.token, Some(5)),
+            sign("f", "write", &own.token, None),
+            sign("f", "read", "other", None),
+            good.replace("path=f", "path=g"),
+            format!("{good}&username=user"),
+            format!("{good}&signature_expiration=99999999999"),
+            good.replace("v1_", "v2_"),
+            "/files?path=f&signature=".to_owned(),
+        ] {
+            let reply = get(&target);
+            assert_eq!(
+                (reply.status, &reply.json()["code"]),
+                (401, &json!(401)),
+                "{target}"
+            );
+            // A token beside it does not count.
+            let headers = [("e2b-sandbox-id", &*own.id), ("x-access-token", &own.token)];
+            assert_eq!(bare(server, "GET", &target, &headers).status, 401);
+        }
+        let headers = [("e2b-sandbox-id", &*other.id)];
+        assert_eq!(bare(server, "GET", &good, &headers).status, 401);
+        let mut connection = server.connect();
+        connection.token = None;
+        let headers = [("content-type", "application/octet-stream")];
+        let reply = connection.request(
+            "POST",
+            &sign("new", "write", &own.token, None),
+            &headers,
+            b"x",
+        );
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(own.sh("cat new").text(), "x");
+        let reply = connection.request("POST", &good, &headers, b"x");
+        assert_eq!(reply.status, 401);
+    });
+}
+
+#[test]
+fn a_machine_without_a_token_takes_everything_and_one_with_a_token_nothing() {
+    let open = Server::builder().no_token().start();
+    for headers in [
+        &[][..],
+        &[("e2b-sandbox-id", "debug_sandbox_id")],
+        &[("x-access-token", "any")],
+    ] {
+        assert_eq!(bare(&open, "POST", LIST, headers).status, 200);
+        assert_eq!(bare(&open, "GET", "/contexts", headers).status, 200);
+    }
+    let closed = Server::start();
+    assert_eq!(bare(&closed, "POST", LIST, &[]).status, 401);
+    assert_eq!(
+        bare(
+            &closed,
+            "POST",
+            LIST,
+            &[("e2b-sandbox-id", "debug_sandbox_id")]
+        )
+        .status,
+        502
+    );
+    assert_eq!(
+        bare(&closed, "GET", "/health", &[("e2b-sandbox-id", "other")]).status,
+        502
+    );
+    assert_eq!(
+        bare(&closed, "GET", "/health", &[("e2b-sandbox-id", "machine")]).status,
+        204
+    );
+}
+
+#[test]
+fn shared_paths_are_this_doors_by_their_headers_only() {
+    on_a_host(|server| {
+        let door = Door::open(server);
+        // What other doors answer has their form.
+        assert_eq!(server.get("/health").json()["status"], "ok");
+        assert_eq!(server.get("/metrics").status, 404);
+        let simple = server.post(
+            &format!("/sandboxes/{}/execute", door.id),
+            &json!({ "code": "print(1)" }),
+        );
+        assert_eq!(simple.header("content-type"), Some("application/x-ndjson"));
+        let headers = [
+            ("x-access-token", &*door.token),
+            ("connect-protocol-version", "1"),
+        ];
+        for target in ["/v1/sandboxes", "/openapi.json", "/mcp", "/console", "/t/x"] {
+            let reply = bare(server, "GET", target, &headers);
+            let form = reply.json();
+            assert!(
+                form["code"].is_null() || form["code"].is_string(),
+                "{target}: {form}"
+            );
+        }
+        for header in [
+            "e2b-sandbox-port",
+            "x-access-token",
+            "connect-protocol-version",
+            "x-api-key",
+        ] {
+            assert_eq!(
+                bare(server, "GET", "/health", &[(header, "1")]).status,
+                204,
+                "{header}"
+            );
+        }
+    });
+}
+
+/// Sends a request with this Host.
+fn named(server: &Server, host: &str, target: &str, headers: &[(&str, &str)]) -> Reply {
+    let mut connection = server.connect();
+    let lines = headers
+        .iter()
+        .map(|(name, value)| format!("{name}: {value}\r\n"));
+    let lines: Vec<_> = lines.collect();
+    let head = format!(
+        "GET {target} HTTP/1.1\r\nHost: {host}\r\n{}\r\n",
+        lines.concat()
+    );
+    connection.send(head.as_bytes());
+    connection.read_reply()
+}
+
+#[test]
+fn a_host_names_a_port_of_a_sandbox() {
+    let server = Server::start();
+    let door = Door::open(&server);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let serving = std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            stream.read_exact(&mut byte).unwrap();
+            head.extend(byte);
+        }
+        let head = String::from_utf8(head).unwrap();
+        write!(
+            stream,
+            "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{head}",
+            head.len()
+        )
+        .unwrap();
+    });
+    let host = format!("{port}-machine.localhost:1234");
+    for headers in [
+        &[][..],
+        &[("X-Access-Token", "wrong")],
+        &[("Authorization", "Bearer app")],
+    ] {
+        assert_eq!(
+            named(&server, &host, "/v1/exec?a=b", headers).status,
+            401,
+            "{headers:?}"
+        );
+    }
+    let headers = [
+        ("E2B-Traffic-Access-Token", &*door.token),
+        ("Authorization", "Bearer app"),
+        ("X-API-KEY", "the app's"),
+    ];
+    // Every path is the server's, also those of doors.
+    let seen = named(&server, &host, "/v1/exec?a=b", &headers).text();
+    serving.join().unwrap();
+    assert!(seen.starts_with("GET /v1/exec?a=b HTTP/1.1\r\n"), "{seen}");
+    assert!(seen.contains("Authorization: Bearer app\r\n"), "{seen}");
+    assert!(seen.contains("X-API-KEY: the app's\r\n"), "{seen}");
+    assert!(
+        seen.contains(&format!("X-Forwarded-Host: {host}\r\n")),
+        "{seen}"
+    );
+    assert!(!seen.contains(&door.token), "{seen}");
+    // The ports that clients name for the sandbox itself are this door.
+    for port in [49983, 49999] {
+        let host = format!("{port}-machine.example.com");
+        let reply = named(&server, &host, "/contexts", &headers);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        assert_eq!(named(&server, &host, "/health", &[]).status, 204);
+    }
+    // Other names are no names of sandboxes.
+    for host in ["80-other.localhost", "x-machine.localhost", "80-machine"] {
+        assert_eq!(
+            named(&server, host, "/health", &[]).json()["status"],
+            "ok",
+            "{host}"
+        );
+    }
+}
