@@ -52,4 +52,4 @@ pub use root::{Files, Root};
 pub use skip::{SkipList, SkipReason};
 pub use splice_pipe::SplicePipe;
 pub use usage::Disk;
-pub use write::{RangedWrite, Upload};
+pub use write::{RangedWrite, Upload, is_temporary};

@@ -10,10 +10,10 @@ use super::paths::{ClientPath, Paths};
 use super::routes::{Answer, Document};
 use crate::client::Client;
 use crate::codec::fields::Fields;
-use crate::files::FileKind;
 use crate::files::name::{FilePath, show};
 use crate::files::search::Matcher;
 use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent};
+use crate::files::{FileKind, is_temporary};
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::workspace::{Lasting, Lease, WatchSubscriber, Workspace};
 
@@ -209,7 +209,14 @@ struct EventWriter<'a> {
 impl EventWriter<'_> {
     fn write(&mut self, event: &TreeEvent) {
         let path = &event.path;
+        if is_temporary(path) {
+            return;
+        }
         match &event.change {
+            // An upload that replaces a file.
+            TreeChange::Moved(from) if is_temporary(from) => {
+                self.add("EVENT_TYPE_WRITE", path, true);
+            }
             TreeChange::Created => {
                 self.add("EVENT_TYPE_CREATE", path, true);
                 // A file that comes with a content was written, too. Clients wait for that.

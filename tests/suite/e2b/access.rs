@@ -5,7 +5,7 @@ use std::net::TcpListener;
 
 use serde_json::{Value, json};
 
-use super::{Door, api, long_key, on_a_host};
+use super::{Door, api, long_key, machine, on_a_host};
 use crate::fixture::{Reply, Server, TOKEN, encode_base64};
 
 const LIST: &str = "/process.Process/List";
@@ -40,7 +40,7 @@ fn a_token_opens_its_own_sandbox_and_no_other() {
                 assert_eq!(reply.status, 401, "{target} {headers:?}: {}", reply.text());
                 if target.starts_with("/process") {
                     assert_eq!(reply.json()["code"], "unauthenticated");
-                } else if target.starts_with("/files") {
+                } else if target.starts_with("/files?") {
                     assert_eq!(reply.json()["code"], 401);
                 }
             };
@@ -308,7 +308,7 @@ fn named(server: &Server, host: &str, target: &str, headers: &[(&str, &str)]) ->
 
 #[test]
 fn a_host_names_a_port_of_a_sandbox() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();

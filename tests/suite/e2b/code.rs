@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Door, everywhere};
-use crate::fixture::{Reply, Server};
+use super::{Door, everywhere, machine};
+use crate::fixture::Reply;
 use crate::skip;
 
 /// The lines of an execution.
@@ -95,7 +95,7 @@ fn code_tells_its_output_its_value_and_its_end() {
 
 #[test]
 fn values_come_in_the_forms_that_clients_name() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     if !has_python(&door) {
         skip!("no python3");
@@ -201,7 +201,7 @@ fn contexts_are_made_used_restarted_and_removed() {
 
 #[test]
 fn languages_have_contexts_of_their_own() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     for (language, program, code, shown) in [
         ("javascript", "node", "6 * 7", "42"),
@@ -234,7 +234,7 @@ fn languages_have_contexts_of_their_own() {
 
 #[test]
 fn a_client_that_leaves_interrupts_its_code_and_keeps_the_context() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     if !has_python(&door) {
         skip!("no python3");
@@ -259,7 +259,7 @@ fn a_client_that_leaves_interrupts_its_code_and_keeps_the_context() {
 
 #[test]
 fn quiet_code_shows_that_it_lives() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     if !has_python(&door) {
         skip!("no python3");

@@ -4,8 +4,8 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 
 use serde_json::{Value, json};
 
-use super::{Door, everywhere, on_a_host};
-use crate::fixture::{Server, TempDir};
+use super::{Door, everywhere, machine, on_a_host};
+use crate::fixture::TempDir;
 
 const STAT: &str = "/filesystem.Filesystem/Stat";
 const LIST: &str = "/filesystem.Filesystem/ListDir";
@@ -139,7 +139,7 @@ fn directories_are_made_moved_and_removed() {
 
 #[test]
 fn links_are_followed_on_a_machine_and_named_in_a_sandbox() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     let place = TempDir::new();
     std::fs::write(place.path().join("f"), "hello").unwrap();
@@ -219,7 +219,7 @@ fn nothing_outside_of_the_home_is_reached() {
 
 #[test]
 fn messages_are_read_as_protobuf_has_them() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     // Unknown fields, null for absent ones, an empty message.
     let message = json!({ "path": "/tmp", "depth": null, "new": { "a": [1] } });

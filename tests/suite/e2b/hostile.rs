@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Door, envelope, on_a_host};
+use super::{Door, envelope, machine, on_a_host};
 use crate::fixture::{Random, Reply, Server, memory_of};
 
 const START: &str = "/process.Process/Start";
@@ -29,7 +29,7 @@ fn code(reply: &Reply) -> String {
 
 #[test]
 fn envelopes_that_are_cut_anywhere_start_nothing() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     let message = json!({ "process": { "cmd": "sleep", "args": ["1000"] } }).to_string();
     let whole = envelope(0, message.as_bytes());
@@ -84,10 +84,10 @@ fn envelopes_that_are_cut_anywhere_start_nothing() {
 
 #[test]
 fn lengths_that_are_announced_take_no_memory() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     door.sh("true");
-    let before = memory_of(server.inner_pid(), "VmRSS");
+    let before = memory_of(server.pid(), "VmRSS");
     let mut waiting = Vec::new();
     for _ in 0..50 {
         let mut connection = door.connect();
@@ -102,13 +102,13 @@ fn lengths_that_are_announced_take_no_memory() {
         waiting.push(connection);
     }
     door.sh("true");
-    let after = memory_of(server.inner_pid(), "VmRSS");
+    let after = memory_of(server.pid(), "VmRSS");
     assert!(after < before + (40 << 20), "{before} {after}");
 }
 
 #[test]
 fn bodies_of_many_parts_are_answered() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     let mut random = Random(5);
     let headers = [("content-type", "multipart/form-data; boundary=b")];

@@ -14,7 +14,7 @@ mod watches;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{Connection, Reply, Server, TOKEN, is_root};
+use crate::fixture::{Connection, Reply, Server, TOKEN, TempDir, is_root};
 
 /// A sandbox that this door has made, or the machine.
 struct Door<'a> {
@@ -269,10 +269,17 @@ fn api(server: &Server, method: &str, target: &str, body: &Value) -> Reply {
     connection.request(method, target, &headers, body.as_bytes())
 }
 
+/// A machine that is one sandbox, with a home of its own.
+fn machine() -> (TempDir, Server) {
+    let home = TempDir::new();
+    let server = Server::builder().env("HOME", home.path().display()).start();
+    (home, server)
+}
+
 /// Does the same in both modes.
 #[track_caller]
 fn everywhere(check: impl Fn(&Door<'_>)) {
-    let server = Server::start();
+    let (_home, server) = machine();
     check(&Door::open(&server));
     on_a_host(|server| check(&Door::open(server)));
 }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Door, Ran, everywhere, on_a_host};
-use crate::fixture::{Mark, PATIENCE, Server, decode_base64, encode_base64, is_alive, wait_until};
+use super::{Door, Ran, everywhere, machine, on_a_host};
+use crate::fixture::{Mark, PATIENCE, decode_base64, encode_base64, is_alive, wait_until};
 
 const START: &str = "/process.Process/Start";
 const CONNECT: &str = "/process.Process/Connect";
@@ -50,7 +50,7 @@ fn a_command_tells_its_start_its_output_and_its_end() {
 
 #[test]
 fn the_answer_begins_when_the_request_has_arrived_whole() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     let mut connection = door.connect();
     let body = super::envelope(0, shell("echo hi").to_string().as_bytes());
@@ -130,7 +130,7 @@ fn environment_and_directory_are_those_that_were_asked_for() {
 #[test]
 fn a_shell_that_the_image_lacks_is_replaced() {
     // An image without it, made by an empty directory over it, needs mounts; the name alone shows the same.
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     let (code, text) = door.stream_fails(START, &json!({ "process": { "cmd": "/bin/no-bash" } }));
     assert_eq!(code, "invalid_argument", "{text}");
@@ -380,7 +380,7 @@ fn a_terminal_has_a_size_and_job_control() {
 
 #[test]
 fn a_quiet_stream_shows_that_it_lives() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     let headers = [("keepalive-ping-interval", "1")];
     let mut stream = door.begin(START, &shell("sleep 1000"), &headers);

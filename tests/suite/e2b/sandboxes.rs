@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Door, api, on_a_host};
+use super::{Door, api, machine, on_a_host};
 use crate::fixture::{Mark, PATIENCE, Reply, Server, has_namespaces, is_root, wait_until};
 use crate::skip;
 
@@ -507,7 +507,7 @@ fn in_namespaces_the_home_is_that_of_the_examples() {
 
 #[test]
 fn a_machine_is_the_one_sandbox() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let body = json!({ "templateID": "base", "timeout": 60 });
     let made = api(&server, "POST", "/sandboxes", &body).json();
     assert_eq!(made["sandboxID"], "machine");

@@ -14,8 +14,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 use crate::client::environment;
-use crate::examples::is_installed;
-use crate::fixture::{BINARY, is_root};
+use crate::examples::{is_installed, repository};
+use crate::fixture::{BINARY, Server, TOKEN, is_root};
 use crate::skip;
 
 /// A release of `e2b`, and that of its code interpreter which goes with it.
@@ -106,30 +106,80 @@ fn the_npm_sdk_2_20_works_unmodified() {
     run_npm(&NPM_2_20);
 }
 
+#[test]
+fn the_python_example_runs_and_is_what_the_page_shows() {
+    let python = match python(&PYTHON_2_63) {
+        Ok(python) => python,
+        Err(reason) => skip!("the Python SDK: {reason}"),
+    };
+    let mut command = Command::new(python);
+    command.arg("-B").arg(repository("examples/e2b_sandbox.py"));
+    run_example(command, "examples/e2b_sandbox.py");
+}
+
+#[test]
+#[ignore = "takes a while: .ci/run runs it"]
+fn the_javascript_example_runs_and_is_what_the_page_shows() {
+    let modules = match node_modules(&NPM_2_51) {
+        Ok(modules) => modules,
+        Err(reason) => skip!("the npm SDK: {reason}"),
+    };
+    // Packages are found beside the program that imports them.
+    let program = modules.join("../e2b_sandbox.mjs");
+    fs::copy(repository("examples/e2b_sandbox.mjs"), &program).unwrap();
+    let mut command = Command::new("node");
+    command.arg(program);
+    run_example(command, "examples/e2b_sandbox.mjs");
+}
+
+/// Runs an example against a host, and compares what it prints.
+#[track_caller]
+fn run_example(mut command: Command, example: &str) {
+    let page = fs::read_to_string(repository("docs/e2b.md")).unwrap();
+    let text = fs::read_to_string(repository(example)).unwrap();
+    assert!(
+        page.contains(text.trim_end()),
+        "docs/e2b.md shows another {example}"
+    );
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    let server = Server::host().start();
+    let url = format!("http://{}", server.address);
+    let output = command
+        .env("E2B_API_URL", &url)
+        .env("E2B_SANDBOX_URL", &url)
+        .env("E2B_API_KEY", TOKEN)
+        .output()
+        .unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success(),
+        "{shown}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    for expected in ["lines: 3\n", "exit code 0", "sum 6\n", "IndexError\n"] {
+        assert!(shown.contains(expected), "{expected:?}: {shown}");
+    }
+    assert_eq!(
+        server.get("/v1/sandboxes").json(),
+        serde_json::json!([]),
+        "it is killed"
+    );
+}
+
 /// Runs the checks that `words` choose, or all of them, with a release for Python.
 #[track_caller]
 fn run_python(release: &Release, words: &[&str]) {
-    let Release {
-        e2b, interpreter, ..
-    } = release;
-    let packages = [
-        format!("e2b=={e2b}"),
-        format!("e2b-code-interpreter=={interpreter}"),
-    ];
-    let packages: Vec<&str> = packages
-        .iter()
-        .map(String::as_str)
-        .chain(release.more.iter().copied())
-        .collect();
-    let python = match environment(&format!("e2b-{e2b}"), &packages) {
+    let python = match python(release) {
         Ok(python) => python,
-        Err(reason) => skip!("the Python SDK {e2b}: {reason}"),
+        Err(reason) => skip!("the Python SDK {}: {reason}", release.e2b),
     };
     let mut command = Command::new(python);
     command
         .arg("-B")
         .arg(script("e2b_client.py"))
-        .args([BINARY, *e2b])
+        .args([BINARY, release.e2b])
         .args(words);
     run_checks(command, release);
 }
@@ -152,6 +202,22 @@ fn run_npm(release: &Release) {
         .arg(BINARY)
         .env("E2B_NODE_MODULES", modules);
     run_checks(command, release);
+}
+
+/// The interpreter that has a release for Python, or why there is none.
+fn python(release: &Release) -> Result<PathBuf, String> {
+    let Release {
+        e2b,
+        interpreter,
+        more,
+    } = release;
+    let packages = [
+        format!("e2b=={e2b}"),
+        format!("e2b-code-interpreter=={interpreter}"),
+    ];
+    let packages = packages.iter().map(String::as_str);
+    let packages: Vec<&str> = packages.chain(more.iter().copied()).collect();
+    environment(&format!("e2b-{e2b}"), &packages)
 }
 
 fn script(name: &str) -> PathBuf {

@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::{Door, everywhere};
-use crate::fixture::{PATIENCE, Server};
+use super::{Door, everywhere, machine};
+use crate::fixture::PATIENCE;
 
 const CREATE: &str = "/filesystem.Filesystem/CreateWatcher";
 const EVENTS: &str = "/filesystem.Filesystem/GetWatcherEvents";
@@ -58,7 +58,7 @@ fn a_client_that_polls_gets_what_has_happened_since() {
             assert_eq!(reply.status, 200);
         };
         upload("new");
-        door.sh(&format!("touch {place}/first"));
+        door.sh(&format!(": > {place}/first"));
         let events: Vec<_> = until(door, &id, "CREATE first").iter().map(brief).collect();
         // No more and no less: an upload is a file without a name until it is complete.
         assert_eq!(events, ["CREATE new", "WRITE new", "CREATE first"]);
@@ -157,7 +157,7 @@ fn a_stream_tells_what_happens_below_and_what_the_files_are() {
 
 #[test]
 fn the_watch_that_was_unread_for_longest_makes_room() {
-    let server = Server::start();
+    let (_home, server) = machine();
     let door = Door::open(&server);
     place(&door);
     let create = || door.ok(CREATE, &json!({ "path": "e2b-watch" }))["watcherId"].clone();
