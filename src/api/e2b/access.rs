@@ -6,7 +6,6 @@
 
 use super::calls::Call;
 use super::errors::{Code, Failure};
-use super::routes::Target;
 use super::signature::{Purpose, Signature};
 use crate::api::context::Context;
 use crate::auth::{Access, Holder};
@@ -60,16 +59,16 @@ pub(super) fn enter(
     })
 }
 
-/// Checks the API key.
+/// Checks the API key, for a request about all sandboxes or the one that is `named`.
 ///
 /// # Errors
 /// 401.
 pub(super) fn of_api(
     context: &Context,
     request: &mut Request<'_>,
-    target: &Target<'_>,
+    named: Option<&str>,
 ) -> Result<(), Failure> {
-    let access = match target.sandbox() {
+    let access = match named {
         // Its own token lets a client look at a sandbox, and end it.
         Some(id) if matches!(&*request.head.method, "GET" | "HEAD" | "DELETE") => {
             Access::Sandbox(id)
@@ -91,10 +90,10 @@ pub(super) fn of_api(
 pub(super) fn of_sandbox(
     context: &Context,
     request: &mut Request<'_>,
-    target: &Target<'_>,
+    named: Option<&str>,
 ) -> Result<Place, Failure> {
     let tokens = TOKENS.map(|name| request.head.header(name).map(<[u8]>::to_vec));
-    with_tokens(context, request, target, &tokens)
+    with_tokens(context, request, named, &tokens)
 }
 
 /// As [`of_sandbox`], for a server behind a port: its client may send the token as clients of other doors do.
@@ -104,17 +103,17 @@ pub(super) fn of_sandbox(
 pub(super) fn of_port(
     context: &Context,
     request: &mut Request<'_>,
-    target: &Target<'_>,
+    named: Option<&str>,
 ) -> Result<Place, Failure> {
-    let names = [TOKENS[0], TOKENS[1], "x-sandbox-token"];
-    let tokens = names.map(|name| request.head.header(name).map(<[u8]>::to_vec));
-    with_tokens(context, request, target, &tokens)
+    let headers = [TOKENS[0], TOKENS[1], "x-sandbox-token"];
+    let tokens = headers.map(|name| request.head.header(name).map(<[u8]>::to_vec));
+    with_tokens(context, request, named, &tokens)
 }
 
 fn with_tokens(
     context: &Context,
     request: &mut Request<'_>,
-    target: &Target<'_>,
+    named: Option<&str>,
     tokens: &[Option<Vec<u8>>],
 ) -> Result<Place, Failure> {
     let tokens: Vec<_> = tokens.iter().map(Option::as_deref).collect();
@@ -122,7 +121,7 @@ fn with_tokens(
         let mut tokens = tokens.iter().flatten();
         tokens.any(|token| context.authenticator.is_token_of(id, token))
     };
-    let place = find(context, request, target, owns)?;
+    let place = find(context, request, named, owns)?;
     admit(
         context,
         request,
@@ -140,7 +139,7 @@ fn with_tokens(
 pub(super) fn of_files(
     context: &Context,
     call: &mut Call<'_, '_>,
-    target: &Target<'_>,
+    named: Option<&str>,
 ) -> Result<Place, Failure> {
     let purpose = if call.request.head.method == "POST" {
         Purpose::Write
@@ -149,14 +148,14 @@ pub(super) fn of_files(
     };
     let signature = Signature::of(&call.query, purpose)?;
     let Some(signature) = signature else {
-        return of_sandbox(context, call.request, target);
+        return of_sandbox(context, call.request, named);
     };
     let owns = |id: &str| signature.is_by(context.authenticator.sandbox_token(id).as_bytes());
     let refused = |request: &Request<'_>, text: &str| {
         context.note_refusal(request, text);
         Failure::new(Code::Unauthenticated, text)
     };
-    let place = find(context, call.request, target, owns)?;
+    let place = find(context, call.request, named, owns)?;
     if context.authenticator.needs_token() {
         if !owns(place.id()) {
             return Err(refused(call.request, "the signature is wrong"));
@@ -176,30 +175,30 @@ pub(super) fn of_files(
 pub(super) fn check_health(
     context: &Context,
     request: &Request<'_>,
-    target: &Target<'_>,
+    named: Option<&str>,
 ) -> Result<(), Failure> {
-    match named(request, target) {
+    match named_in(request, named) {
         None => Ok(()),
         Some(id) => place_of(context, id).map(drop),
     }
 }
 
-/// The id of the sandbox in a request.
-fn named<'r>(request: &'r Request<'_>, target: &'r Target<'_>) -> Option<&'r str> {
+/// The id of the sandbox that a request is about: `named` by its path or its host, or in a header.
+fn named_in<'r>(request: &'r Request<'_>, named: Option<&'r str>) -> Option<&'r str> {
     let header = request.head.header("e2b-sandbox-id");
     let header = header.and_then(|id| std::str::from_utf8(id).ok());
-    target.sandbox().or(header).filter(|id| !id.is_empty())
+    named.or(header).filter(|id| !id.is_empty())
 }
 
 /// The sandbox that a request names, or else the one of which `owns` is true.
 fn find(
     context: &Context,
     request: &Request<'_>,
-    target: &Target<'_>,
+    named: Option<&str>,
     owns: impl Fn(&str) -> bool,
 ) -> Result<Place, Failure> {
     let host = context.machine.host();
-    match (named(request, target), host) {
+    match (named_in(request, named), host) {
         (Some(id), Err(_)) => place_of(context, id),
         (None, Err(_)) => Ok(Place::Machine),
         // Whether it exists is found out when its token was checked.

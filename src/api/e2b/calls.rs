@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use super::errors::Failure;
 use crate::api::context::Context;
 use crate::client::{Interrupt, Lookout, Stopped};
 use crate::codec::query::Query;
-use crate::http::Request;
 use crate::http::request::{ReceiveError, WaitingClient, WholeBody};
+use crate::http::{Request, Response};
 use crate::ledger::Charge;
 
 /// Most bytes of a body that is not a file.
@@ -15,6 +17,12 @@ const MAX_BODY_BYTES: u64 = 16 << 20;
 
 /// Most digits of a timeout (the Connect protocol).
 const MAX_TIMEOUT_DIGITS: usize = 10;
+
+/// The result of a handler that makes its own answer.
+pub(super) type Answer = Result<Response, Failure>;
+
+/// The result of a handler whose answer is one document.
+pub(super) type Document = Result<Value, Failure>;
 
 /// An admitted request.
 pub(super) struct Call<'a, 'c> {

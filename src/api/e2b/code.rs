@@ -6,11 +6,10 @@ use std::time::Duration;
 use serde_json::json;
 use serde_json::value::RawValue;
 
-use super::calls::Call;
+use super::calls::{Answer, Call};
 use super::errors::{Code, Failure};
 use super::paths::Paths;
 use super::processes::variables_in;
-use super::routes::Answer;
 use crate::client::{Client, Disconnected, send_all};
 use crate::clock::now_ms;
 use crate::codec::escape;

@@ -6,10 +6,9 @@ use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::{Map, Value, json};
 
 use super::access::{check_user, user_of};
-use super::calls::Call;
+use super::calls::{Call, Document};
 use super::errors::{Code, Failure};
 use super::paths::{ClientPath, Paths};
-use super::routes::Document;
 use crate::codec::fields::Fields;
 use crate::codec::time::rfc3339;
 use crate::error::Kind;

@@ -5,12 +5,11 @@ use std::os::fd::BorrowedFd;
 use serde_json::{Value, json};
 
 use super::access::check_user;
-use super::calls::Call;
+use super::calls::{Answer, Call};
 use super::entries::METADATA_PREFIX;
 use super::errors::Failure;
 use super::multipart::Multipart;
 use super::paths::{ClientPath, Paths};
-use super::routes::Answer;
 use crate::client::Peer;
 use crate::error::Kind;
 use crate::files::{Attribute, Condition};

@@ -58,7 +58,7 @@ fn try_answer(
     target: &Target<'_>,
 ) -> Result<Response, Failure> {
     if let Some(port) = target.port() {
-        let place = access::of_port(context, request, target)?;
+        let place = access::of_port(context, request, target.sandbox())?;
         let lease = access::enter(context, request, &place)?;
         let response = super::forward::forward(
             request,
@@ -80,27 +80,27 @@ fn try_answer(
     };
     match route.operation {
         Operation::Api(answer) => {
-            access::of_api(context, call.request, target)?;
+            access::of_api(context, call.request, target.sandbox())?;
             answer(&mut call, target.sandbox().unwrap_or_default())
         }
         Operation::Unavailable(sentence) => {
-            access::of_api(context, call.request, target)?;
+            access::of_api(context, call.request, target.sandbox())?;
             Err(Failure::unimplemented(sentence))
         }
         Operation::Health => {
-            access::check_health(context, call.request, target)?;
+            access::check_health(context, call.request, target.sandbox())?;
             Ok(Response::new(204, crate::http::Body::Empty))
         }
         Operation::Sandbox(answer) => {
-            let place = access::of_sandbox(context, call.request, target)?;
+            let place = access::of_sandbox(context, call.request, target.sandbox())?;
             inside(&mut call, &place, answer)
         }
         Operation::Files(answer) => {
-            let place = access::of_files(context, &mut call, target)?;
+            let place = access::of_files(context, &mut call, target.sandbox())?;
             inside(&mut call, &place, answer)
         }
         Operation::Unary(answer) => {
-            let place = access::of_sandbox(context, call.request, target)?;
+            let place = access::of_sandbox(context, call.request, target.sandbox())?;
             connect::check_unary(call.request)?;
             inside(&mut call, &place, |call, lease| {
                 let body = call.body()?;
@@ -108,7 +108,7 @@ fn try_answer(
             })
         }
         Operation::ServerStream(answer) => {
-            let place = access::of_sandbox(context, call.request, target)?;
+            let place = access::of_sandbox(context, call.request, target.sandbox())?;
             connect::check_stream(call.request)?;
             inside(&mut call, &place, |call, lease| {
                 // All of it is read before the head of the answer is sent: some clients stop sending then.
@@ -120,7 +120,7 @@ fn try_answer(
             })
         }
         Operation::ClientStream(answer) => {
-            let place = access::of_sandbox(context, call.request, target)?;
+            let place = access::of_sandbox(context, call.request, target.sandbox())?;
             connect::check_stream(call.request)?;
             inside(&mut call, &place, |call, lease| {
                 Ok(match answer(call, lease) {
@@ -130,7 +130,7 @@ fn try_answer(
             })
         }
         Operation::Code(answer) => {
-            let place = access::of_sandbox(context, call.request, target)?;
+            let place = access::of_sandbox(context, call.request, target.sandbox())?;
             let id = target.context();
             inside(&mut call, &place, |call, lease| answer(call, lease, id))
         }

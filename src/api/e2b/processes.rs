@@ -10,11 +10,10 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::access::{check_user, user_of};
-use super::calls::Call;
+use super::calls::{Answer, Call, Document};
 use super::connect::{self, Messages, append, push, push_end};
 use super::errors::{Code, Failure};
 use super::paths::Paths;
-use super::routes::{Answer, Document};
 use crate::client::{Client, Peer};
 use crate::codec::base64;
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};

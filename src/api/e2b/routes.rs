@@ -3,13 +3,12 @@
 //! Some of its paths are also paths of other doors: there the headers decide. A request to a name such as
 //! `3000-ID.example.com` is for a port of the sandbox with this id, whatever its path is.
 
-use super::calls::Call;
+use super::calls::{Answer, Call, Document};
 use super::errors::{Failure, Style};
 use super::{code, entries, files, processes, sandboxes, watches};
 use crate::api::context::Context;
-use crate::http::{Request, Response};
+use crate::http::Request;
 use crate::workspace::Workspace;
-use serde_json::Value;
 
 use crate::codec::fields::Fields;
 
@@ -22,9 +21,6 @@ pub(super) struct Route {
     name: &'static str,
     pub(super) operation: Operation,
 }
-
-pub(super) type Answer = std::result::Result<Response, Failure>;
-pub(super) type Document = std::result::Result<Value, Failure>;
 
 /// A handler, by what it takes and how its answers look.
 #[derive(Clone, Copy)]
@@ -269,7 +265,7 @@ impl<'a> Target<'a> {
     ///
     /// # Errors
     /// 404 or 405.
-    pub(super) fn route(&self, method: &str) -> std::result::Result<&'static Route, Failure> {
+    pub(super) fn route(&self, method: &str) -> Result<&'static Route, Failure> {
         let method = if method == "HEAD" { "GET" } else { method };
         let mut routes = self.routes.iter();
         let found =

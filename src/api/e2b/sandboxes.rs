@@ -11,11 +11,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::calls::Call;
+use super::calls::{Answer, Call};
 use super::errors::{Code, Failure};
 use super::paths::USUAL_HOME;
 use super::processes::variables_in;
-use super::routes::Answer;
 use crate::clock::now_ms;
 use crate::codec::fields::{Fields, JsonType, strings, wrong_type};
 use crate::codec::query::{Query, percent_decoded};

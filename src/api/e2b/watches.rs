@@ -2,12 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::calls::Call;
+use super::calls::{Answer, Call, Document};
 use super::connect::{self, append_document, push, push_end};
 use super::entries::{Documents, METADATA_PREFIX, only_path};
 use super::errors::{Code, Failure};
 use super::paths::{ClientPath, Paths};
-use super::routes::{Answer, Document};
 use crate::client::Client;
 use crate::codec::fields::Fields;
 use crate::files::name::{FilePath, show};
