@@ -70,8 +70,7 @@ pub fn decode_url(text: &[u8]) -> Option<Vec<u8>> {
 fn decode_digits(digits: impl Iterator<Item = u8>) -> Option<Vec<u8>> {
     let (mut out, mut bits, mut count) = (Vec::new(), 0_u32, 0);
     for digit in digits {
-        let value = ALPHABET.iter().position(|known| *known == digit)?;
-        bits = bits << 6 | u32::try_from(value).ok()?;
+        bits = bits << 6 | u32::from(value_of(digit)?);
         count += 6;
         if count >= 8 {
             count -= 8;
@@ -81,6 +80,18 @@ fn decode_digits(digits: impl Iterator<Item = u8>) -> Option<Vec<u8>> {
     }
     // Bits that are left over are zero, and there are fewer than in a digit.
     (bits == 0 && count < 6).then_some(out)
+}
+
+/// The six bits of a digit.
+fn value_of(digit: u8) -> Option<u8> {
+    Some(match digit {
+        b'A'..=b'Z' => digit - b'A',
+        b'a'..=b'z' => digit - b'a' + 26,
+        b'0'..=b'9' => digit - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => return None,
+    })
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ mod commands;
 mod confined;
 mod contexts;
 mod curves;
+mod e2b;
 mod files;
 mod floors;
 mod health;
@@ -157,7 +158,7 @@ impl Plan {
 type Group = fn(&Plan, &Scratch, &mut Table);
 
 /// What can be measured by itself, in the order of the table.
-const GROUPS: [(&str, Group); 15] = [
+const GROUPS: [(&str, Group); 16] = [
     ("start", start::measure),
     ("commands", commands::measure),
     ("output", output::measure),
@@ -169,6 +170,7 @@ const GROUPS: [(&str, Group); 15] = [
     ("proxy", proxy::measure),
     ("network", network::measure),
     ("contexts", contexts::measure),
+    ("e2b", e2b::measure),
     ("health", health::measure),
     ("sandboxes", sandboxes::measure),
     ("memory", memory::measure),
