@@ -1,6 +1,7 @@
 //! The machine that the server serves, as one sandbox or as a host of many. It decides when the server
 //! has been idle for too long, and ends everything in the right order.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::thread;
@@ -19,6 +20,7 @@ use crate::memory;
 use crate::panics;
 use crate::ports::Ports;
 use crate::process::registry::Shared;
+use crate::sync::{Mutex, lock};
 use crate::sys;
 use crate::workspace::{Lease, Workspace};
 
@@ -44,6 +46,8 @@ pub struct Machine {
     /// The kernel's Landlock ABI, 0 without Landlock.
     pub landlock_abi: u32,
     shared: Arc<Shared>,
+    /// What a client has written on a machine that is the only sandbox, to find it by.
+    labels: Mutex<BTreeMap<String, String>>,
     /// What requests about no workspace are charged to.
     pub operator: Arc<Ledger>,
     /// The connections that there are.
@@ -140,6 +144,7 @@ impl Machine {
             ping_interval: config.ping_interval,
             landlock_abi: sys::landlock_abi(),
             shared,
+            labels: Mutex::default(),
             operator: budget.whole(),
             seats,
             egress,
@@ -161,6 +166,16 @@ impl Machine {
     /// The ledger of a sandbox; `None` if there is no such sandbox.
     pub fn ledger_of(&self, sandbox: &str) -> Option<Arc<Ledger>> {
         self.as_host()?.ledger_of(sandbox)
+    }
+
+    /// What a client has written on a machine that is the only sandbox.
+    pub fn labels(&self) -> BTreeMap<String, String> {
+        lock(&self.labels).clone()
+    }
+
+    /// Writes this on a machine that is the only sandbox, in place of what was there.
+    pub fn set_labels(&self, labels: BTreeMap<String, String>) {
+        *lock(&self.labels) = labels;
     }
 
     /// Whether there is a sandbox with this id.

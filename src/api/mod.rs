@@ -174,7 +174,7 @@ impl Handler for Api {
                 (target.name(), target.allow())
             };
             self.context.requests.count(name, 204);
-            return origins::preflight(origin, allow);
+            return origins::preflight(request, origin, allow);
         }
         match e2b {
             Some(target) => self.answer_e2b(request, &target, origin),

@@ -10,7 +10,7 @@ use crate::http::{Body, Refusal, Request, Response};
 const REQUEST_HEADERS: &str = "X-Sandbox-Token, Authorization, Content-Type, Range, Mcp-Method, Mcp-Name, MCP-Protocol-Version";
 
 /// Headers that a page may read, besides the safelisted ones.
-const RESPONSE_HEADERS: &str = "Content-Range, Accept-Ranges";
+const RESPONSE_HEADERS: &str = "Content-Range, Accept-Ranges, X-Next-Token";
 
 /// Seconds for which a browser may remember the answer to a preflight.
 const MAX_AGE: &str = "600";
@@ -75,12 +75,26 @@ pub(super) fn is_preflight(request: &Request<'_>) -> bool {
             .is_some()
 }
 
-/// Answers a preflight for a route with these methods.
-pub(super) fn preflight(origin: &str, methods: String) -> Response {
+/// Most bytes of the names of headers that a page asks for.
+const MAX_ASKED_BYTES: usize = 2048;
+
+/// Answers a preflight for a route with these methods. Pages may send whatever headers they ask for: E2B's clients send
+/// many, and without a token none opens anything.
+pub(super) fn preflight(request: &Request<'_>, origin: &str, methods: String) -> Response {
+    let asked = request.head.header("access-control-request-headers");
+    let asked = asked.and_then(|asked| std::str::from_utf8(asked).ok());
+    let is_plain = |asked: &&str| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_, ".contains(&byte);
+        asked.len() <= MAX_ASKED_BYTES && asked.bytes().all(plain)
+    };
+    let headers = match asked.filter(is_plain) {
+        Some(asked) if !asked.trim().is_empty() => format!("{REQUEST_HEADERS}, {asked}"),
+        _ => REQUEST_HEADERS.to_owned(),
+    };
     Response::new(204, Body::Empty)
         .with_header("Access-Control-Allow-Origin", origin)
         .with_header("Access-Control-Allow-Methods", methods)
-        .with_header("Access-Control-Allow-Headers", REQUEST_HEADERS)
+        .with_header("Access-Control-Allow-Headers", headers)
         .with_header("Access-Control-Max-Age", MAX_AGE)
         .with_header("Vary", "Origin")
 }

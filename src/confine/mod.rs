@@ -88,6 +88,8 @@ pub struct Confinement {
 /// The restrictions of a sandbox's commands.
 struct Wall {
     user: User,
+    /// The path of the home on the machine.
+    home: PathBuf,
     whole: Arc<Limits>,
     ruleset: Option<OwnedFd>,
 }
@@ -327,6 +329,7 @@ impl Policy {
             exits: sandbox.exits,
             wall: Some(Wall {
                 user: sandbox.user,
+                home: sandbox.home.to_owned(),
                 whole: Arc::clone(sandbox.whole),
                 ruleset: self.rules.of_sandbox(
                     sandbox.home_directory,
@@ -630,6 +633,14 @@ impl Confinement {
         let home = home.map(|home| Path::new(OsStr::from_bytes(home)));
         home.filter(|home| home.is_absolute())
             .unwrap_or(&self.directory)
+    }
+
+    /// Where the home is on the machine.
+    pub fn real_home(&self) -> &Path {
+        match &self.wall {
+            Some(wall) => &wall.home,
+            None => self.home(),
+        }
     }
 
     /// The variables of commands that do not change them.

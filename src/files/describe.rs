@@ -12,10 +12,13 @@ use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Missing, Root};
 use crate::error::{Error, Kind, Result};
-use crate::sys::{attribute, attribute_names};
+use crate::sys::{attribute, attribute_names, attribute_names_of, remove_attribute, set_attribute};
 
 /// Most bytes of the names of all attributes of a file, and of a value: what Linux allows (xattr(7)).
 const MAX_ATTRIBUTE_BYTES: usize = 64 * 1024;
+
+/// Most bytes of the attributes of one file that are shown, names and values.
+const MAX_SHOWN_BYTES: usize = 16 * 1024;
 
 /// An extended attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -102,7 +105,31 @@ fn attributes_at(directory: BorrowedFd<'_>, name: &[u8], prefix: &str) -> Vec<At
             name: String::from_utf8(name.to_vec()).ok()?,
         })
     };
-    asked.filter_map(read).collect()
+    let mut room = MAX_SHOWN_BYTES;
+    let fits = |attribute: &Attribute| {
+        let bytes = attribute.name.len() + attribute.value.len();
+        let fits = bytes <= room;
+        room -= if fits { bytes } else { 0 };
+        fits
+    };
+    asked.filter_map(read).filter(fits).collect()
+}
+
+/// Sets attributes of an open file.
+pub(super) fn set_attributes(file: BorrowedFd<'_>, attributes: &[Attribute]) -> nix::Result<()> {
+    let mut attributes = attributes.iter();
+    attributes.try_for_each(|Attribute { name, value }| set_attribute(file, name, value))
+}
+
+/// Removes the attributes of an open file whose names begin with `prefix`.
+pub(super) fn clear_attributes(file: BorrowedFd<'_>, prefix: &str) -> nix::Result<()> {
+    let names = attribute_names_of(file, MAX_ATTRIBUTE_BYTES).unwrap_or_default();
+    for name in names.split(|byte| *byte == 0) {
+        if name.starts_with(prefix.as_bytes()) {
+            remove_attribute(file, name)?;
+        }
+    }
+    Ok(())
 }
 
 /// Why an attribute of a file cannot be set.

@@ -25,7 +25,7 @@ use nix::sys::stat::{FileStat, Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 
 use super::condition::{Condition, Turn, changed, check_again, check_version, exists};
-use super::describe::{Attribute, attribute_error};
+use super::describe::{Attribute, attribute_error, clear_attributes, set_attributes};
 use super::entry::{FileKind, FileVersion, Identity, size};
 use super::name::FilePath;
 use super::name_at::NameAt;
@@ -33,7 +33,6 @@ use super::root::{Root, opening_error};
 use super::splice_pipe::SplicePipe;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
-use crate::sys::set_attribute;
 
 /// Tries to open a file that other requests make, replace or protect at the same time.
 const ATTEMPTS: usize = 16;
@@ -65,6 +64,8 @@ struct Commit {
     staging: Staging,
     /// Whether there must be no file.
     is_exclusive: bool,
+    /// What the file gets in place of those of its attributes whose names begin so.
+    attributes: Option<(&'static str, Vec<Attribute>)>,
 }
 
 /// Where the bytes of an upload are until it is complete.
@@ -131,6 +132,7 @@ impl Root {
             kept,
             staging,
             is_exclusive: false,
+            attributes: None,
         };
         Ok(Upload::new(path, file, mode, Some(commit)))
     }
@@ -236,6 +238,7 @@ impl Upload<'_> {
             kept: None,
             staging,
             is_exclusive: false,
+            attributes: None,
         };
         Ok(Self::new(shown, file, None, Some(commit)))
     }
@@ -252,14 +255,15 @@ impl Upload<'_> {
         self.mode = Some(mode);
     }
 
-    /// Gives the complete file extended attributes (xattr(7)).
+    /// Gives the complete file extended attributes (xattr(7)), and no others whose names begin with `prefix`.
     ///
     /// # Errors
     /// `Unsupported` if the file system has none, `TooLarge` if they are too large for it.
-    pub fn set_attributes(&mut self, attributes: &[Attribute]) -> Result<()> {
-        for Attribute { name, value } in attributes {
-            set_attribute(self.file.as_fd(), name, value)
-                .map_err(|errno| attribute_error(&self.shown, errno))?;
+    pub fn set_attributes(&mut self, prefix: &'static str, attributes: &[Attribute]) -> Result<()> {
+        set_attributes(self.file.as_fd(), attributes)
+            .map_err(|errno| attribute_error(&self.shown, errno))?;
+        if let Some(commit) = &mut self.commit {
+            commit.attributes = Some((prefix, attributes.to_vec()));
         }
         Ok(())
     }
@@ -464,6 +468,10 @@ impl Commit {
             offset += count as u64;
         }
         ftruncate(&target, written)?;
+        if let Some((prefix, attributes)) = &self.attributes {
+            clear_attributes(target.as_fd(), prefix)?;
+            set_attributes(target.as_fd(), attributes)?;
+        }
         set_mode(&target, mode)
     }
 }

@@ -19,8 +19,8 @@ mod watchdog;
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -339,9 +339,33 @@ impl Host {
     }
 
     /// Finds a sandbox by what only its own clients know.
-    pub fn find_by(&self, is_it: impl Fn(&str) -> bool) -> Option<Arc<Sandbox>> {
-        // Checked without the table's lock: a check takes microseconds, and there may be thousands.
-        self.list().into_iter().find(|sandbox| is_it(&sandbox.id))
+    pub fn find_by(&self, is_it: impl Fn(&Sandbox) -> bool) -> Option<Arc<Sandbox>> {
+        // Without the table's lock: there may be thousands.
+        let all: Vec<_> = self.table().sandboxes.values().cloned().collect();
+        all.into_iter().find(|sandbox| is_it(sandbox))
+    }
+
+    /// Ends a sandbox after this time from now, whatever runs in it.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn set_lifetime(&self, id: &str, lifetime: Duration) -> Result<()> {
+        // Under the table's lock: one whose time is over is taken out of it under the same.
+        let table = self.table();
+        let sandbox = table.sandboxes.get(id).ok_or_else(|| unknown(id))?;
+        sandbox.set_lifetime(lifetime);
+        Ok(())
+    }
+
+    /// Ends a sandbox no earlier than after this time from now. One that has no end keeps none.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn extend_lifetime(&self, id: &str, least: Duration) -> Result<Arc<Sandbox>> {
+        let table = self.table();
+        let sandbox = table.sandboxes.get(id).ok_or_else(|| unknown(id))?;
+        sandbox.extend_lifetime(least);
+        Ok(Arc::clone(sandbox))
     }
 
     /// What commands of a new sandbox reach.
@@ -419,6 +443,7 @@ impl Host {
             idle_timeout: spec.idle_timeout,
             expiry: Mutex::new(spec.lifetime.and_then(Expiry::after)),
             labels: spec.labels.clone(),
+            token: OnceLock::new(),
             max_processes,
             max_memory: spec.max_memory,
             limits,
@@ -594,10 +619,11 @@ impl Host {
                 let is_idle = sandbox
                     .idle_timeout
                     .is_some_and(|limit| sandbox.workspace.close_if_idle(limit));
-                // Whatever runs in it.
-                let is_over = is_idle || sandbox.has_expired();
+                let mut table = self.table();
                 // Unless a request is deleting it already.
-                if is_over && let Some(sandbox) = self.table().take(&sandbox.id) {
+                if (is_idle || sandbox.has_expired())
+                    && let Some(sandbox) = table.take(&sandbox.id)
+                {
                     evicted.push(sandbox);
                 }
             }

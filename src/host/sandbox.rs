@@ -4,8 +4,8 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::tcp_ports::PortLease;
@@ -102,6 +102,8 @@ pub struct Sandbox {
     pub(super) expiry: Mutex<Option<Expiry>>,
     /// What its client has written on it.
     pub labels: Labels,
+    /// Its token, once somebody has asked whose a token is.
+    pub(super) token: OnceLock<String>,
     /// Most processes and threads at once.
     pub max_processes: u64,
     /// Most bytes of data of each process; `None` means no limit.
@@ -129,18 +131,23 @@ impl Sandbox {
         self.number
     }
 
+    /// Its token, which `derive` makes of its id the first time.
+    pub fn token(&self, derive: impl FnOnce(&str) -> String) -> &str {
+        self.token.get_or_init(|| derive(&self.id))
+    }
+
     /// When it is deleted, whatever runs in it; `None` means never.
     pub fn expiry(&self) -> Option<Expiry> {
         *lock(&self.expiry)
     }
 
     /// Ends it after this time from now.
-    pub fn set_lifetime(&self, lifetime: Duration) {
+    pub(super) fn set_lifetime(&self, lifetime: Duration) {
         *lock(&self.expiry) = Expiry::after(lifetime);
     }
 
     /// Ends it no earlier than after this time from now. One that has no end keeps none.
-    pub fn extend_lifetime(&self, least: Duration) {
+    pub(super) fn extend_lifetime(&self, least: Duration) {
         if let Some(expiry) = &mut *lock(&self.expiry)
             && let Some(later) = Expiry::after(least)
             && later.at > expiry.at

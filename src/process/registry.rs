@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::logs::{Log, LogStore, LogTenant};
-use super::process::{Origin, Process, Reason, StdinSlot, finish, kill_trees};
+use super::process::{Exit, Origin, Process, Reason, StdinSlot, finish, kill_trees};
 use super::pump::{GivenInput, HeldTerminal, Pump, PumpOwner};
 use super::start::Start;
 use super::stdio::{Stdio, sealed_file};
@@ -34,6 +34,12 @@ use crate::sys::{self, Pid};
 
 /// How many ended processes a workspace keeps.
 pub const HISTORY: usize = 256;
+
+/// How long the end of a process is known at least, also if more than [`HISTORY`] have ended since.
+const RECENT: Duration = Duration::from_secs(30);
+
+/// Most ends that are known beyond the history.
+const MAX_RECENT: usize = 4096;
 
 /// Most bytes of their command lines: one command line may have megabytes.
 const HISTORY_COMMAND_BYTES: usize = 4 << 20;
@@ -100,6 +106,8 @@ struct ProcessTable {
     ended: VecDeque<u64>,
     /// Bytes of their command lines.
     ended_command_bytes: usize,
+    /// The ends of processes that the history has no room for, and when they were told.
+    recent: VecDeque<(Instant, Pid, Exit)>,
     /// Chosen ids and pids of processes that were removed: deleting them again is no error.
     removed_ids: VecDeque<String>,
     removed_pids: VecDeque<Pid>,
@@ -158,6 +166,21 @@ impl ProcessTable {
 
     fn get(&self, id: &str) -> Option<&Arc<Process>> {
         self.processes.get(self.by_id.get(id)?)
+    }
+
+    /// Remembers how a process that is about to be forgotten has ended.
+    fn note_recent(&mut self, number: u64) {
+        let now = Instant::now();
+        while let Some((at, ..)) = self.recent.front()
+            && (self.recent.len() >= MAX_RECENT || now - *at > RECENT)
+        {
+            self.recent.pop_front();
+        }
+        let process = self.processes.get(&number);
+        if let Some((process, exit)) = process.and_then(|process| Some((process, process.exit()?)))
+        {
+            self.recent.push_back((now, process.pid, exit));
+        }
     }
 
     /// Removes a process, wherever it is in the order of ends.
@@ -494,6 +517,14 @@ impl Registry {
         latest_first.find(|process| process.pid == pid).cloned()
     }
 
+    /// How the latest process with this pid has ended, if that was a short time ago and the history has no room for it.
+    pub fn recent_end(&self, pid: Pid) -> Option<Exit> {
+        let table = lock(&self.table);
+        let mut latest_first = table.recent.iter().rev();
+        let found = latest_first.find(|(_, ended, _)| *ended == pid)?;
+        Some(found.2)
+    }
+
     /// Kills a process with all its descendants and removes it. Returns whether this call killed it;
     /// `None` if no process ever had this id, and none of the latest had this pid.
     ///
@@ -639,6 +670,7 @@ impl PumpOwner for Registry {
             || (table.ended_command_bytes > HISTORY_COMMAND_BYTES && table.ended.len() > 1)
         {
             let oldest = table.ended[0];
+            table.note_recent(oldest);
             table.remove(oldest);
         }
     }

@@ -18,6 +18,29 @@ pub fn set_attribute(file: BorrowedFd<'_>, name: &str, value: &[u8]) -> Result<(
     Errno::result(result).map(drop)
 }
 
+/// Removes an extended attribute of an open file (fremovexattr(2)).
+///
+/// # Errors
+/// `ENODATA` if it has none with this name.
+pub fn remove_attribute(file: BorrowedFd<'_>, name: &[u8]) -> Result<(), Errno> {
+    let result = name.with_nix_path(|name| {
+        // SAFETY: the name ends with a NUL and outlives the call.
+        unsafe { libc::fremovexattr(file.as_raw_fd(), name.as_ptr()) }
+    })?;
+    Errno::result(result).map(drop)
+}
+
+/// As [`attribute_names`], of an open file (flistxattr(2)).
+///
+/// # Errors
+/// As [`attribute_names`].
+pub fn attribute_names_of(file: BorrowedFd<'_>, most: usize) -> Result<Vec<u8>, Errno> {
+    read(most, |buffer, length| {
+        // SAFETY: the kernel writes at most `length` bytes to the buffer.
+        Ok(unsafe { libc::flistxattr(file.as_raw_fd(), buffer.cast(), length) })
+    })
+}
+
 /// The names of the extended attributes of a file, each with a NUL behind it (llistxattr(2)). A link at the end of
 /// the path is not followed.
 ///

@@ -34,7 +34,9 @@ mod unwind;
 
 #[cfg(test)]
 pub use alloc::allocated_bytes;
-pub use attributes::{attribute, attribute_names, set_attribute};
+pub use attributes::{
+    attribute, attribute_names, attribute_names_of, remove_attribute, set_attribute,
+};
 pub use descriptors::{clone_file, is_getting_scarce, is_scarce, prepare_descriptors};
 pub use diag::{is_tcp_listening, tcp_listener_uid, tcp_peer_uid};
 pub use identity::{

@@ -20,7 +20,7 @@ use crate::files::Root;
 use crate::files::name::FilePath;
 use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
 use crate::ledger::{Charge, Item, Ledger};
-use crate::sync::{Mutex, lock};
+use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
 
 /// Most watches of a workspace.
@@ -31,6 +31,9 @@ const RING_EVENTS: usize = 10_000;
 
 /// How long a watch stays that nobody reads.
 const UNREAD_LIMIT: Duration = Duration::from_secs(300);
+
+/// How long it is waited until a watch that makes room has given back what it had.
+const GIVE_UP_LIMIT: Duration = Duration::from_secs(2);
 
 /// Events that are sent at a time.
 const BATCH_EVENTS: usize = 256;
@@ -58,6 +61,8 @@ pub struct Watches {
     /// What all watches of the workspace may have of the kernel's.
     pub(super) share: Arc<WatchShare>,
     table: Mutex<WatchTable>,
+    /// Notified when a watcher of a removed watch is gone.
+    given_back: Condvar,
     /// Wakes the thread. `None` if the server had no descriptor left.
     wakeup: Mutex<Option<Arc<EventFd>>>,
 }
@@ -72,18 +77,14 @@ struct WatchTable {
 }
 
 impl WatchTable {
-    /// Makes room for one more by removing the lasting watch that was unread for longest, if there is no other room.
-    fn make_room(&mut self) {
-        if self.all.len() < MAX_WATCHES {
-            return;
-        }
+    /// Removes the lasting watch that was unread for longest; `None` if there is none.
+    fn give_up_one(&mut self) -> Option<Arc<RegisteredWatch>> {
         let lasting = self.all.iter().enumerate();
         let lasting = lasting.filter(|(_, watch)| watch.lasting.is_some());
-        let oldest = lasting.min_by_key(|(_, watch)| lock(&watch.ring).read_at);
-        if let Some((at, watch)) = oldest {
-            watch.is_removed.store(true, Ordering::Relaxed);
-            self.all.remove(at);
-        }
+        let (at, _) = lasting.min_by_key(|(_, watch)| lock(&watch.ring).read_at)?;
+        let watch = self.all.remove(at);
+        watch.is_removed.store(true, Ordering::Relaxed);
+        Some(watch)
     }
 
     /// The watch that has an id already, if it is the same and has not ended.
@@ -132,6 +133,8 @@ pub struct RegisteredWatch {
     /// `None` if it goes when nobody reads it.
     pub lasting: Option<Lasting>,
     is_removed: AtomicBool,
+    /// Whether the kernel has back what the watch had.
+    has_given_back: AtomicBool,
     ring: Mutex<EventRing>,
     /// Rings when the ring has changed.
     bell: Arc<Bell>,
@@ -156,6 +159,7 @@ impl Watches {
             share: WatchShare::new(ledger.is_whole()),
             ledger,
             table: Mutex::default(),
+            given_back: Condvar::new(),
             wakeup: Mutex::default(),
         })
     }
@@ -187,6 +191,27 @@ impl Watches {
         Ok(())
     }
 
+    /// Removes the lasting watch that was unread for longest, and waits until the kernel has what it had. False if there
+    /// is none.
+    pub(super) fn give_up_one(&self) -> bool {
+        let mut table = lock(&self.table);
+        let Some(given_up) = table.give_up_one() else {
+            return false;
+        };
+        self.wake();
+        let deadline = Instant::now() + GIVE_UP_LIMIT;
+        while !given_up.has_given_back.load(Ordering::Relaxed) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            (table, _) = self.given_back.wait_while_for(table, left, |_| {
+                !given_up.has_given_back.load(Ordering::Relaxed)
+            });
+        }
+        true
+    }
+
     /// As [`WatchTable::existing`].
     pub(super) fn existing(
         &self,
@@ -210,8 +235,8 @@ impl Watches {
         let charge = self.ledger.charge(Item::Watches, 0)?;
         // Held from here on: others add watches at the same time.
         let mut table = lock(&self.table);
-        if lasting.is_some() {
-            table.make_room();
+        if lasting.is_some() && table.all.len() >= MAX_WATCHES {
+            table.give_up_one();
         }
         if let Some(watch) = table.existing(id, watcher.settings())? {
             return Ok(watch);
@@ -312,7 +337,12 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
         {
             let mut table = lock(&this.table);
             driven.append(&mut table.inbox);
-            driven.retain(|(watch, _)| !watch.is_removed.load(Ordering::Relaxed));
+            let is_removed = |watch: &RegisteredWatch| watch.is_removed.load(Ordering::Relaxed);
+            for (watch, watcher) in driven.extract_if(.., |(watch, _)| is_removed(watch)) {
+                drop(watcher);
+                watch.has_given_back.store(true, Ordering::Relaxed);
+            }
+            this.given_back.notify_all();
             // Those that have ended are there to be read, and to be removed.
             if table.all.is_empty() {
                 table.has_thread = false;
@@ -364,6 +394,7 @@ impl RegisteredWatch {
             settings,
             lasting,
             is_removed: AtomicBool::new(false),
+            has_given_back: AtomicBool::new(false),
             ring: Mutex::new(EventRing {
                 events: VecDeque::new(),
                 last: 0,

@@ -4,6 +4,8 @@
 //! of two headers, or prove with a signature that they know it. A request without an id is for the sandbox whose token
 //! it has.
 
+use subtle::ConstantTimeEq;
+
 use super::calls::Call;
 use super::errors::{Code, Failure};
 use super::signature::{Purpose, Signature};
@@ -59,28 +61,37 @@ pub(super) fn enter(
     })
 }
 
-/// Checks the API key, for a request about all sandboxes or the one that is `named`.
+/// Checks the API key. The token of the sandbox `own` opens the request, too.
 ///
 /// # Errors
 /// 401.
 pub(super) fn of_api(
     context: &Context,
     request: &mut Request<'_>,
-    named: Option<&str>,
+    own: Option<&str>,
 ) -> Result<(), Failure> {
-    let access = match named {
-        // Its own token lets a client look at a sandbox, and end it.
-        Some(id) if matches!(&*request.head.method, "GET" | "HEAD" | "DELETE") => {
-            Access::Sandbox(id)
-        }
-        _ => Access::Machine,
-    };
+    let access = own.map_or(Access::Machine, Access::Sandbox);
     let key = request.head.header("x-api-key").map(<[u8]>::to_vec);
     let keys = [
         key.as_deref(),
         key.as_deref().and_then(|key| key.strip_prefix(KEY_PREFIX)),
     ];
     admit(context, request, access, &keys, "X-API-KEY")
+}
+
+/// Whether a request has the API key of this server, or the token of any of its sandboxes, in the header for API keys.
+pub(super) fn has_own_key(context: &Context, request: &Request<'_>) -> bool {
+    let mut keys = request.head.values("x-api-key");
+    keys.any(|key| {
+        let forms = [Some(key), key.strip_prefix(KEY_PREFIX)];
+        let mut forms = forms.into_iter().flatten();
+        forms.any(|key| {
+            context
+                .authenticator
+                .check(Some(key), Access::Machine)
+                .is_ok()
+        })
+    })
 }
 
 /// Finds the sandbox that a request is about, and checks its token.
@@ -117,9 +128,9 @@ fn with_tokens(
     tokens: &[Option<Vec<u8>>],
 ) -> Result<Place, Failure> {
     let tokens: Vec<_> = tokens.iter().map(Option::as_deref).collect();
-    let owns = |id: &str| {
+    let owns = |own: &str| {
         let mut tokens = tokens.iter().flatten();
-        tokens.any(|token| context.authenticator.is_token_of(id, token))
+        tokens.any(|token| own.as_bytes().ct_eq(token).into())
     };
     let place = find(context, request, named, owns)?;
     admit(
@@ -150,14 +161,14 @@ pub(super) fn of_files(
     let Some(signature) = signature else {
         return of_sandbox(context, call.request, named);
     };
-    let owns = |id: &str| signature.is_by(context.authenticator.sandbox_token(id).as_bytes());
+    let owns = |token: &str| signature.is_by(token.as_bytes());
     let refused = |request: &Request<'_>, text: &str| {
         context.note_refusal(request, text);
         Failure::new(Code::Unauthenticated, text)
     };
     let place = find(context, call.request, named, owns)?;
     if context.authenticator.needs_token() {
-        if !owns(place.id()) {
+        if !owns(&context.authenticator.sandbox_token(place.id())) {
             return Err(refused(call.request, "the signature is wrong"));
         }
         if signature.has_expired() {
@@ -168,19 +179,16 @@ pub(super) fn of_files(
     Ok(place)
 }
 
-/// Finds out whether a sandbox runs.
+/// Finds the sandbox that is asked after. No credentials are needed.
 ///
 /// # Errors
-/// It does not.
-pub(super) fn check_health(
+/// There is no such sandbox.
+pub(super) fn of_health(
     context: &Context,
     request: &Request<'_>,
     named: Option<&str>,
-) -> Result<(), Failure> {
-    match named_in(request, named) {
-        None => Ok(()),
-        Some(id) => place_of(context, id).map(drop),
-    }
+) -> Result<Place, Failure> {
+    named_in(request, named).map_or(Ok(Place::Machine), |id| place_of(context, id))
 }
 
 /// The id of the sandbox that a request is about: `named` by its path or its host, or in a header.
@@ -190,7 +198,7 @@ fn named_in<'r>(request: &'r Request<'_>, named: Option<&'r str>) -> Option<&'r 
     named.or(header).filter(|id| !id.is_empty())
 }
 
-/// The sandbox that a request names, or else the one of which `owns` is true.
+/// The sandbox that a request names, or else the one whose token `owns` knows.
 fn find(
     context: &Context,
     request: &Request<'_>,
@@ -204,7 +212,8 @@ fn find(
         // Whether it exists is found out when its token was checked.
         (Some(id), Ok(_)) => Ok(Place::Sandbox(id.to_owned())),
         (None, Ok(host)) => {
-            let found = host.find_by(owns);
+            let derive = |id: &str| context.authenticator.sandbox_token(id);
+            let found = host.find_by(|sandbox| owns(sandbox.token(derive)));
             found
                 .map(|sandbox| Place::Sandbox(sandbox.id.clone()))
                 .ok_or_else(|| {

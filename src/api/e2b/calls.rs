@@ -1,5 +1,6 @@
 //! An admitted request as the handlers of this door see it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -8,9 +9,10 @@ use super::errors::Failure;
 use crate::api::context::Context;
 use crate::client::{Interrupt, Lookout, Stopped};
 use crate::codec::query::Query;
+use crate::error::Error;
 use crate::http::request::{ReceiveError, WaitingClient, WholeBody};
-use crate::http::{Request, Response};
-use crate::ledger::Charge;
+use crate::http::{Body, Request, Response};
+use crate::ledger::{Charge, Item, Ledger};
 
 /// Most bytes of a body that is not a file.
 const MAX_BODY_BYTES: u64 = 16 << 20;
@@ -24,13 +26,67 @@ pub(super) type Answer = Result<Response, Failure>;
 /// The result of a handler whose answer is one document.
 pub(super) type Document = Result<Value, Failure>;
 
+/// The result of a handler whose answer may be long.
+pub(super) type ListAnswer = Result<ListBody, Failure>;
+
+/// A list as JSON, item by item. What it takes is charged before it is taken.
+pub(super) struct ListBody {
+    bytes: Vec<u8>,
+    charge: Charge,
+    is_empty: bool,
+    /// What stands behind the list.
+    end: &'static str,
+}
+
+impl ListBody {
+    /// The beginning of a list; it is the only member of an object if it has a name.
+    pub(super) fn new(name: Option<&str>, ledger: &Arc<Ledger>) -> Result<Self, Failure> {
+        let (begin, end) = match name {
+            Some(name) => (format!("{{\"{name}\":["), "]}"),
+            None => ("[".to_owned(), "]"),
+        };
+        let charge = ledger.charge(Item::Responses, 0).map_err(Error::from)?;
+        Ok(Self {
+            bytes: begin.into_bytes(),
+            charge,
+            is_empty: true,
+            end,
+        })
+    }
+
+    /// Adds an item.
+    pub(super) fn push(&mut self, item: &Value) -> Result<(), Failure> {
+        if !std::mem::replace(&mut self.is_empty, false) {
+            self.bytes.push(b',');
+        }
+        // Writing to memory does not fail.
+        let _ = serde_json::to_writer(&mut self.bytes, item);
+        // It doubles when it grows.
+        let bytes = 2 * self.bytes.len();
+        if bytes > self.charge.bytes() {
+            let more = self.charge.set(bytes + CHARGED_BYTES);
+            more.map_err(Error::from)?;
+        }
+        Ok(())
+    }
+
+    /// The answer.
+    pub(super) fn respond(mut self) -> Response {
+        self.bytes.extend_from_slice(self.end.as_bytes());
+        Response::new(200, Body::Bytes(self.bytes))
+            .with_header("Content-Type", "application/json")
+            .holding(self.charge)
+    }
+}
+
+/// Bytes that are charged at a time.
+const CHARGED_BYTES: usize = 32 * 1024;
+
 /// An admitted request.
 pub(super) struct Call<'a, 'c> {
     pub(super) context: &'a Context,
     pub(super) request: &'a mut Request<'c>,
     pub(super) query: Query,
-    /// Kept until the answer is sent.
-    pub(super) held: Option<Charge>,
 }
 
 impl Call<'_, '_> {

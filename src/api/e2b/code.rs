@@ -7,15 +7,16 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::calls::{Answer, Call};
-use super::errors::{Code, Failure};
+use super::errors::Failure;
 use super::paths::Paths;
 use super::processes::variables_in;
-use crate::client::{Client, Disconnected, send_all};
+use crate::client::{Client, Disconnected, Stopped, send_all};
 use crate::clock::now_ms;
 use crate::codec::escape;
 use crate::codec::fields::{Fields, JsonType, Members, decoded};
 use crate::codec::time::rfc3339;
 use crate::command::check_environment;
+use crate::error::Kind;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::http::{Body, Response};
 use crate::interpreter::event::{Bundle, CodeError, End, EndReason, Event};
@@ -79,7 +80,7 @@ pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -
     };
     let asked = workspace
         .execute_code(language, context, spec, false, &mut call.interrupt())
-        .map_err(|stopped| unusable(Failure::from(stopped)))?;
+        .map_err(unusable)?;
     let write = move |stream: &mut StreamWriter| {
         let client = StreamClient::new(stream, KEEP_ALIVE, KEEP_ALIVE_AFTER);
         let mut writer = CodeEvents {
@@ -119,7 +120,7 @@ pub(super) fn create(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) ->
     };
     let interrupt = &mut call.interrupt();
     let context = workspace.contexts.create(language, spec, interrupt);
-    let context = context.map_err(|stopped| unusable(Failure::from(stopped)))?;
+    let context = context.map_err(unusable)?;
     Ok(Response::json(&document(&context)))
 }
 
@@ -151,15 +152,26 @@ fn language_of(name: Option<&str>) -> Result<Language, Failure> {
     Language::of(&name).map_err(|_| {
         let text =
             format!("{name} is not supported; the languages are python, javascript and bash");
-        Failure::new(Code::Internal, text)
+        Failure::invalid(text).with_status(500)
     })
 }
 
 /// A language whose program the image does not have is the server's failure for these clients.
-fn unusable(failure: Failure) -> Failure {
-    match failure.code {
-        Code::InvalidArgument => failure.with_status(500),
-        _ => failure,
+fn unusable(stopped: Stopped) -> Failure {
+    let is_missing = match &stopped {
+        Stopped::Failed(error) => {
+            matches!(
+                error.kind(),
+                Kind::ProgramNotFound | Kind::UnsupportedLanguage
+            )
+        }
+        Stopped::Disconnected | Stopped::Due => false,
+    };
+    let failure = Failure::from(stopped);
+    if is_missing {
+        failure.with_status(500)
+    } else {
+        failure
     }
 }
 
@@ -177,7 +189,7 @@ impl CodeEvents<'_> {
             out.extend_from_slice(kind.as_bytes());
             for (name, value) in members {
                 out.extend_from_slice(format!("\",\"{name}\":\"").as_bytes());
-                escape::append(out, value.as_bytes());
+                append_text(out, value.as_bytes());
             }
             out.extend_from_slice(b"\"}\n");
         });
@@ -190,11 +202,16 @@ impl CodeEvents<'_> {
 
     /// A value may be large, so it is sent part by part.
     fn parts(&mut self, json: &str) -> Result<(), Disconnected> {
-        for part in json.as_bytes().chunks(PART_BYTES) {
-            self.client.push(|out| out.extend_from_slice(part));
+        let mut rest = json;
+        while !rest.is_empty() {
+            let mut ends = (0..=rest.len().min(PART_BYTES)).rev();
+            let end = ends.find(|end| rest.is_char_boundary(*end));
+            let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
+            self.client.push(|out| append_ascii(out, part));
             if json.len() > PART_BYTES {
                 send_all(&mut self.client)?;
             }
+            rest = after;
         }
         Ok(())
     }
@@ -217,7 +234,7 @@ impl CodeEvents<'_> {
             {
                 self.client.push(|out| {
                     out.extend_from_slice(b",\"text\":\"");
-                    escape::append(out, without_quotes(&text).as_bytes());
+                    append_text(out, without_quotes(&text).as_bytes());
                     out.extend_from_slice(b"\"");
                 });
                 continue;
@@ -231,7 +248,7 @@ impl CodeEvents<'_> {
             for (mime, value) in others {
                 self.client.push(|out| {
                     out.extend_from_slice(separator.as_bytes());
-                    escape::append(out, mime.as_bytes());
+                    append_text(out, mime.as_bytes());
                     out.extend_from_slice(b"\":");
                 });
                 self.parts(value.get())?;
@@ -294,6 +311,30 @@ impl CodeEvents<'_> {
     }
 }
 
+/// Appends a text as it stands in a JSON string. A client of these decodes each piece that it receives by itself, so no
+/// character may have more than one byte.
+fn append_text(out: &mut Vec<u8>, text: &[u8]) {
+    let mut escaped = Vec::with_capacity(text.len() + text.len() / 8);
+    escape::append(&mut escaped, text);
+    append_ascii(out, &String::from_utf8_lossy(&escaped));
+}
+
+/// Appends JSON with all characters beyond ASCII escaped. They are in strings only.
+fn append_ascii(out: &mut Vec<u8>, json: &str) {
+    if json.is_ascii() {
+        return out.extend_from_slice(json.as_bytes());
+    }
+    for character in json.chars() {
+        if character.is_ascii() {
+            out.push(character as u8);
+            continue;
+        }
+        for unit in character.encode_utf16(&mut [0; 2]) {
+            out.extend_from_slice(format!("\\u{unit:04x}").as_bytes());
+        }
+    }
+}
+
 /// The text of a JSON string.
 fn plain_text(value: &RawValue) -> Option<String> {
     let is_text = JsonType::of(value) == JsonType::String;
@@ -329,7 +370,7 @@ impl ExecutionSubscriber for CodeEvents<'_> {
                     out.extend_from_slice(b"{\"type\":\"");
                     out.extend_from_slice(stream.name().as_bytes());
                     out.extend_from_slice(b"\",\"text\":\"");
-                    escape::append(out, output);
+                    append_text(out, output);
                     out.extend_from_slice(b"\",\"timestamp\":\"");
                     out.extend_from_slice(timestamp.as_bytes());
                     out.extend_from_slice(b"\"}\n");
@@ -359,6 +400,13 @@ impl ExecutionSubscriber for CodeEvents<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_character_has_more_than_one_byte() {
+        let mut out = Vec::new();
+        append_text(&mut out, "a\"☃\u{1f600}\u{2028}\n".as_bytes());
+        assert_eq!(out, br#"a\"\u2603\ud83d\ude00\u2028\n"#);
+    }
 
     #[test]
     fn one_pair_of_quotes_goes() {

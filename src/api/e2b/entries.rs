@@ -6,8 +6,8 @@ use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::{Map, Value, json};
 
 use super::access::{check_user, user_of};
-use super::calls::{Call, Document};
-use super::errors::{Code, Failure};
+use super::calls::{Call, Document, ListAnswer, ListBody};
+use super::errors::Failure;
 use super::paths::{ClientPath, Paths};
 use crate::codec::fields::Fields;
 use crate::codec::time::rfc3339;
@@ -30,18 +30,24 @@ pub(super) fn list(
     call: &mut Call<'_, '_>,
     workspace: &Workspace,
     mut fields: Fields<'_>,
-) -> Document {
+) -> ListAnswer {
     let depth = fields.whole("depth", 0..=u32::MAX.into())?;
     let depth = usize::try_from(depth.unwrap_or(0).max(1)).unwrap_or(usize::MAX);
     let path = only_path(call, workspace, fields, "path")?;
-    let tree = workspace.describe_tree(&path.file, depth, METADATA_PREFIX)?;
     let mut documents = Documents::of(workspace);
-    call.held = Some(tree.charge);
-    let entries = tree.entries.into_iter().map(|(relative, description)| {
-        let shown = Paths::join(&path.shown, &relative);
-        documents.entry(&description, &shown)
-    });
-    Ok(json!({ "entries": entries.collect::<Vec<_>>() }))
+    let mut body = ListBody::new(Some("entries"), &workspace.ledger)?;
+    let listed = workspace.describe_tree(
+        &path.file,
+        depth,
+        METADATA_PREFIX,
+        &mut call.interrupt(),
+        |relative, description| {
+            let shown = Paths::join(&path.shown, relative);
+            body.push(&documents.entry(description, &shown))
+        },
+    );
+    listed.map_err(|failure| failure.unless_missing(workspace, &path.file))?;
+    Ok(body)
 }
 
 /// `MakeDir`.
@@ -65,7 +71,8 @@ pub(super) fn rename(
     let to = only_path(call, workspace, fields, "destination")?;
     let missing = || Failure::invalid("source is missing");
     let from = Paths::of(workspace).read(from.ok_or_else(missing)?.as_bytes())?;
-    workspace.move_file(&from.file, &to.file)?;
+    let moved = workspace.move_file(&from.file, &to.file);
+    moved.map_err(|error| Failure::from(error).unless_missing(workspace, &from.file))?;
     entry(workspace, &to)
 }
 
@@ -77,7 +84,10 @@ pub(super) fn remove(
 ) -> Document {
     let path = only_path(call, workspace, fields, "path")?;
     match workspace.delete_file(&path.file, true) {
-        Err(error) if error.kind() != Kind::NotFound => Err(error.into()),
+        // Below a file there is nothing, either.
+        Err(error) if !matches!(error.kind(), Kind::NotFound | Kind::NotDirectory) => {
+            Err(error.into())
+        }
         _ => Ok(json!({})),
     }
 }
@@ -99,11 +109,8 @@ pub(super) fn only_path(
 
 fn entry(workspace: &Workspace, path: &ClientPath) -> Document {
     let description = workspace.describe_file(&path.file, METADATA_PREFIX);
-    let description = description.map_err(|error| match error.kind() {
-        // Below a file there is nothing.
-        Kind::NotDirectory => Failure::new(Code::NotFound, error.to_string()),
-        _ => error.into(),
-    })?;
+    let description =
+        description.map_err(|error| Failure::from(error).unless_missing(workspace, &path.file))?;
     let shown = match path.shown.trim_end_matches('/') {
         "" => "/",
         shown => shown,

@@ -3,8 +3,10 @@
 use serde_json::json;
 
 use crate::error::{Error, Kind};
+use crate::files::name::FilePath;
 use crate::http::request::ReceiveError;
 use crate::http::{Body, Refusal, Response};
+use crate::workspace::Workspace;
 
 /// Longest text of an answer, in bytes. Some texts quote what the client has sent, which may be megabytes.
 const MAX_TEXT_BYTES: usize = 16 * 1024;
@@ -117,6 +119,24 @@ impl Failure {
             Code::DeadlineExceeded,
             "the time that the client allows has passed",
         )
+    }
+
+    /// This failure about a path, or that the path leads nowhere if it goes through a file.
+    #[must_use]
+    pub(super) fn unless_missing(mut self, workspace: &Workspace, path: &FilePath) -> Self {
+        let is_wrong_kind = self.code == Code::InvalidArgument;
+        if is_wrong_kind
+            && let Err(error) = workspace.stat_file(path)
+            && matches!(error.kind(), Kind::NotFound | Kind::NotDirectory)
+        {
+            self = Self::new(Code::NotFound, error.to_string());
+        }
+        self
+    }
+
+    /// Whether only the operator can repair it.
+    pub(super) fn is_for_operator(&self) -> bool {
+        self.code == Code::Internal || self.status == 507
     }
 
     #[must_use]

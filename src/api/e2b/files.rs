@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use serde_json::{Value, json};
 
 use super::access::check_user;
-use super::calls::{Answer, Call};
+use super::calls::{Answer, Call, ListBody};
 use super::entries::METADATA_PREFIX;
 use super::errors::Failure;
 use super::multipart::Multipart;
@@ -36,11 +36,11 @@ pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     check_user(workspace, user(call)?.as_deref())?;
     let path = path(call, workspace)?;
     let ClientPath { file, shown } = path.ok_or_else(|| Failure::invalid("path is missing"))?;
-    let readable = workspace.open_file(file, false).map_err(|error| {
+    let readable = workspace.open_file(file.clone(), false).map_err(|error| {
         if error.kind() == Kind::IsDirectory {
             return Failure::invalid(format!("{shown} is a directory"));
         }
-        error.into()
+        Failure::from(error).unless_missing(workspace, &file)
     })?;
     let mut response =
         Response::new(200, Body::Empty).with_header("Content-Type", "application/octet-stream");
@@ -89,13 +89,14 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         makes_parents: true,
         condition: Condition::Always,
         is_hashed: false,
-        attributes: attributes.clone(),
+        attributes: Some((METADATA_PREFIX, attributes.clone())),
     };
     let ledger = &workspace.ledger;
     let kind = call.request.head.header("content-type").unwrap_or_default();
     let kind = kind.to_vec();
     let is_compressed = is_gzip(&call.request.head)?;
-    let mut written = Vec::new();
+    let mut written = ListBody::new(None, ledger)?;
+    let mut count = 0;
     let body = &mut call.request.body;
     if let Some(mut parts) = Multipart::new(&kind, body, ledger)? {
         if is_compressed {
@@ -107,10 +108,12 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             if head.name != "file" {
                 continue;
             }
-            if written.len() == MAX_FILES || (only.is_some() && !written.is_empty()) {
-                let text = "the body has more files than one request takes";
+            if count == MAX_FILES || (only.is_some() && count > 0) {
+                let text =
+                    format!("the body has more than {count} files; the first {count} were written");
                 return Err(Failure::invalid(text));
             }
+            count += 1;
             let named;
             let path = if let Some(path) = &only {
                 path
@@ -121,9 +124,9 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
                 &named
             };
             workspace.write_file(&path.file, &how, &mut AnySource(&mut parts))?;
-            written.push(metadata.document(path));
+            written.push(&metadata.document(path))?;
         }
-        return Ok(Response::json(&Value::Array(written)));
+        return Ok(written.respond());
     }
     let path = only.ok_or_else(|| Failure::invalid("path is missing"))?;
     let mut source = Plain(body);

@@ -27,7 +27,7 @@ mod watches;
 
 use super::context::Context;
 use crate::codec::query::Query;
-use crate::http::{Request, Response};
+use crate::http::{Body, Request, Response};
 use access::Place;
 use calls::Call;
 use errors::Failure;
@@ -43,8 +43,9 @@ pub(super) fn answer(
 ) -> Response {
     let answered = try_answer(context, request, target);
     answered.unwrap_or_else(|failure| {
-        if matches!(failure.status, 500 | 507) {
-            let tenant = target.sandbox().map(|id| format!("sandbox {id}"));
+        if failure.is_for_operator() {
+            let tenant = target.listed().or(target.labelled());
+            let tenant = tenant.map(|id| format!("sandbox {id}"));
             let tenant = tenant.unwrap_or_else(|| "the machine".to_owned());
             context.note_failure(&tenant, request, failure.status, &failure.text);
         }
@@ -58,14 +59,14 @@ fn try_answer(
     target: &Target<'_>,
 ) -> Result<Response, Failure> {
     if let Some(port) = target.port() {
-        let place = access::of_port(context, request, target.sandbox())?;
+        let place = access::of_port(context, request, target.labelled())?;
         let lease = access::enter(context, request, &place)?;
         let response = super::forward::forward(
             request,
             &lease,
             port.to_string().as_bytes(),
             &request.head.path.clone(),
-            &WITHHELD_FROM_PORTS,
+            &withheld(context, request),
         );
         return Ok(response.map_or_else(Response::from, |response| response.holding(lease)));
     }
@@ -76,73 +77,81 @@ fn try_answer(
         context,
         request,
         query,
-        held: None,
     };
+    let named = target.labelled();
+    let listed = target.listed().unwrap_or_default();
+    let place = match route.operation {
+        Operation::Api(_) | Operation::Unavailable(_) => {
+            access::of_api(context, call.request, None)?;
+            Place::Machine
+        }
+        Operation::OwnApi(_) => {
+            access::of_api(context, call.request, Some(listed))?;
+            Place::Machine
+        }
+        Operation::Health => access::of_health(context, call.request, named)?,
+        Operation::Files(_) => access::of_files(context, &mut call, named)?,
+        Operation::Sandbox(_)
+        | Operation::Unary(_)
+        | Operation::List(_)
+        | Operation::ServerStream(_)
+        | Operation::ClientStream(_)
+        | Operation::Code(_) => access::of_sandbox(context, call.request, named)?,
+    };
+    if call.request.head.method == "OPTIONS" {
+        return Ok(Response::new(204, Body::Empty).with_header("Allow", target.allow()));
+    }
     match route.operation {
-        Operation::Api(answer) => {
-            access::of_api(context, call.request, target.sandbox())?;
-            answer(&mut call, target.sandbox().unwrap_or_default())
-        }
-        Operation::Unavailable(sentence) => {
-            access::of_api(context, call.request, target.sandbox())?;
-            Err(Failure::unimplemented(sentence))
-        }
-        Operation::Health => {
-            access::check_health(context, call.request, target.sandbox())?;
-            Ok(Response::new(204, crate::http::Body::Empty))
-        }
-        Operation::Sandbox(answer) => {
-            let place = access::of_sandbox(context, call.request, target.sandbox())?;
-            inside(&mut call, &place, answer)
-        }
-        Operation::Files(answer) => {
-            let place = access::of_files(context, &mut call, target.sandbox())?;
-            inside(&mut call, &place, answer)
-        }
-        Operation::Unary(answer) => {
-            let place = access::of_sandbox(context, call.request, target.sandbox())?;
+        Operation::Api(answer) | Operation::OwnApi(answer) => answer(&mut call, listed),
+        Operation::Unavailable(sentence) => Err(Failure::unimplemented(sentence)),
+        Operation::Health => Ok(Response::new(204, Body::Empty)),
+        Operation::Sandbox(answer) | Operation::Files(answer) => inside(&mut call, &place, answer),
+        Operation::Unary(answer) => inside(&mut call, &place, |call, lease| {
             connect::check_unary(call.request)?;
-            inside(&mut call, &place, |call, lease| {
-                let body = call.body()?;
-                connect::unary(&answer(call, lease, connect::message(&body)?)?)
-            })
-        }
-        Operation::ServerStream(answer) => {
-            let place = access::of_sandbox(context, call.request, target.sandbox())?;
+            let body = call.body()?;
+            connect::unary(&answer(call, lease, connect::message(&body)?)?)
+        }),
+        Operation::List(answer) => inside(&mut call, &place, |call, lease| {
+            connect::check_unary(call.request)?;
+            let body = call.body()?;
+            Ok(answer(call, lease, connect::message(&body)?)?.respond())
+        }),
+        Operation::ServerStream(answer) => inside(&mut call, &place, |call, lease| {
             connect::check_stream(call.request)?;
-            inside(&mut call, &place, |call, lease| {
-                // All of it is read before the head of the answer is sent: some clients stop sending then.
-                let answered = call.body().and_then(|body| {
-                    let message = connect::only_message(&body)?;
-                    answer(call, lease, connect::message(message)?)
-                });
-                Ok(answered.unwrap_or_else(|failure| connect::failed_stream(&failure)))
-            })
-        }
-        Operation::ClientStream(answer) => {
-            let place = access::of_sandbox(context, call.request, target.sandbox())?;
+            // All of it is read before the head of the answer is sent: some clients stop sending then.
+            let answered = call.body().and_then(|body| {
+                let message = connect::only_message(&body)?;
+                answer(call, lease, connect::message(message)?)
+            });
+            Ok(answered.unwrap_or_else(|failure| connect::failed_stream(&failure)))
+        }),
+        Operation::ClientStream(answer) => inside(&mut call, &place, |call, lease| {
             connect::check_stream(call.request)?;
-            inside(&mut call, &place, |call, lease| {
-                Ok(match answer(call, lease) {
-                    Ok(document) => connect::only_answer(&document),
-                    Err(failure) => connect::failed_stream(&failure),
-                })
+            Ok(match answer(call, lease) {
+                Ok(document) => connect::only_answer(&document),
+                Err(failure) => connect::failed_stream(&failure),
             })
-        }
-        Operation::Code(answer) => {
-            let place = access::of_sandbox(context, call.request, target.sandbox())?;
-            let id = target.context();
-            inside(&mut call, &place, |call, lease| answer(call, lease, id))
-        }
+        }),
+        Operation::Code(answer) => inside(&mut call, &place, |call, lease| {
+            answer(call, lease, target.context())
+        }),
     }
 }
 
-/// Credentials of this door are not for the servers behind ports.
-const WITHHELD_FROM_PORTS: [&str; 3] = [
-    "x-sandbox-token",
-    "x-access-token",
-    "e2b-traffic-access-token",
-];
+/// Credentials, which are for this server or for the proxy before it, and not for the servers behind ports. Those may
+/// have API keys of their own, so only the own one is among them.
+fn withheld(context: &Context, request: &Request<'_>) -> Vec<&'static str> {
+    let mut withheld = vec![
+        "x-sandbox-token",
+        "x-access-token",
+        "e2b-traffic-access-token",
+        "authorization",
+    ];
+    if access::has_own_key(context, request) {
+        withheld.push("x-api-key");
+    }
+    withheld
+}
 
 /// Does something in a sandbox; the lease lasts until the last byte of the answer is sent.
 fn inside(
@@ -151,6 +160,5 @@ fn inside(
     answer: impl FnOnce(&mut Call<'_, '_>, &crate::workspace::Workspace) -> Result<Response, Failure>,
 ) -> Result<Response, Failure> {
     let lease = access::enter(call.context, call.request, place)?;
-    let response = answer(call, &lease)?;
-    Ok(response.holding((lease, call.held.take())))
+    Ok(answer(call, &lease)?.holding(lease))
 }

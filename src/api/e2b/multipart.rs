@@ -1,5 +1,6 @@
 //! `multipart/form-data` (RFC 7578), part by part as it arrives. Nothing holds more of a part than a buffer.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -28,10 +29,9 @@ pub(super) struct Multipart<'b, 'c> {
     body: &'b mut BodyReader<'c>,
     /// What stands before each part, and at the end: a line end, two hyphens and the boundary.
     delimiter: Finder<'static>,
-    buffer: Vec<u8>,
-    /// Received and not taken: from here to the end of `buffer`.
-    start: usize,
-    most: usize,
+    buffer: Box<[u8]>,
+    /// Received and not taken: this part of `buffer`.
+    unread: Range<usize>,
     has_ended: bool,
     is_in_part: bool,
     _charge: Charge,
@@ -61,13 +61,14 @@ impl<'b, 'c> Multipart<'b, 'c> {
         };
         let charge = ledger.charge_up_to(Item::Bodies, READ_BYTES, LEAST_READ_BYTES);
         let delimiter = [b"\r\n--", boundary.as_bytes()].concat();
+        let mut buffer = vec![0; charge.bytes()].into_boxed_slice();
+        // The first delimiter needs no line before it.
+        buffer[..2].copy_from_slice(b"\r\n");
         Ok(Some(Self {
             body,
             delimiter: Finder::new(&delimiter).into_owned(),
-            // The first delimiter needs no line before it.
-            buffer: b"\r\n".to_vec(),
-            start: 0,
-            most: charge.bytes(),
+            buffer,
+            unread: 0..2,
             has_ended: false,
             // What stands before the first delimiter means nothing.
             is_in_part: true,
@@ -96,27 +97,26 @@ impl<'b, 'c> Multipart<'b, 'c> {
         };
         let head = part_head(&self.unread()[..end])?;
         // The line end belongs to the header, unless there is nothing in the part.
-        self.start += end + 4;
+        self.unread.start += end + 4;
         self.is_in_part = true;
         Ok(Some(head))
     }
 
     fn unread(&self) -> &[u8] {
-        &self.buffer[self.start..]
+        &self.buffer[self.unread.clone()]
     }
 
-    /// Receives more; false at the end of the body.
+    /// Receives more; false at the end of the body, or if there is no room.
     fn receive(&mut self) -> Result<bool, Failure> {
-        self.buffer.drain(..self.start);
-        self.start = 0;
-        let length = self.buffer.len();
-        if length >= self.most {
+        self.buffer.copy_within(self.unread.clone(), 0);
+        self.unread = 0..self.unread.len();
+        let room = &mut self.buffer[self.unread.end..];
+        if room.is_empty() {
             return Ok(false);
         }
-        self.buffer.resize(self.most, 0);
-        let count = self.body.read(&mut self.buffer[length..]);
-        self.buffer.truncate(length + *count.as_ref().unwrap_or(&0));
-        Ok(count? > 0)
+        let count = self.body.read(room)?;
+        self.unread.end += count;
+        Ok(count > 0)
     }
 
     /// Takes bytes of the part; 0 at its end.
@@ -125,7 +125,7 @@ impl<'b, 'c> Multipart<'b, 'c> {
             if !self.is_in_part {
                 return Ok(0);
             }
-            let unread = &self.buffer[self.start..];
+            let unread = &self.buffer[self.unread.clone()];
             let length = self.delimiter.needle().len();
             let found = self.delimiter.find(unread);
             // The last bytes may be the beginning of a delimiter.
@@ -133,11 +133,11 @@ impl<'b, 'c> Multipart<'b, 'c> {
             if available > 0 {
                 let count = available.min(into.len());
                 into[..count].copy_from_slice(&unread[..count]);
-                self.start += count;
+                self.unread.start += count;
                 return Ok(count);
             }
             if found.is_some() {
-                self.start += length;
+                self.unread.start += length;
                 self.end_part()?;
             } else if !self.receive()? {
                 return Err(Failure::invalid("the body ends inside of a part"));
@@ -159,7 +159,7 @@ impl<'b, 'c> Multipart<'b, 'c> {
             match unread.get(padding..padding + 2).map(|end| end == b"\r\n") {
                 Some(true) => {
                     // Stays, so that a part without header fields has an empty line, too.
-                    self.start += padding;
+                    self.unread.start += padding;
                     self.is_in_part = false;
                     return Ok(());
                 }
@@ -265,6 +265,7 @@ fn unquote(quoted: &str) -> (String, &str) {
             '\\' if rest.as_str().starts_with(['\\', '"']) => text.extend(rest.next()),
             '%' => {
                 let digits = rest.as_str().get(..2);
+                let digits = digits.filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()));
                 let escaped = digits.and_then(|digits| u8::from_str_radix(digits, 16).ok());
                 match escaped.filter(|byte| *byte < b' ' || matches!(byte, b'"' | 0x7f)) {
                     Some(byte) => {

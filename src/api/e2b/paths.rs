@@ -16,6 +16,8 @@ pub(super) const USUAL_HOME: &str = "/home/user";
 pub(super) struct Paths {
     /// The home, as commands see it.
     home: Vec<u8>,
+    /// Other paths that stand for it.
+    aliases: Vec<Vec<u8>>,
     /// Whether only what is beneath the home is reached.
     is_beneath: bool,
 }
@@ -30,6 +32,13 @@ impl Paths {
     pub(super) fn of(workspace: &Workspace) -> Self {
         Self {
             home: workspace.home().as_os_str().as_bytes().to_vec(),
+            aliases: match workspace.user() {
+                Some(_) => {
+                    let real = workspace.real_home().as_os_str().as_bytes();
+                    vec![real.to_vec(), USUAL_HOME.into()]
+                }
+                None => Vec::new(),
+            },
             is_beneath: workspace.user().is_some(),
         }
     }
@@ -56,7 +65,6 @@ impl Paths {
             Failure::new(Code::PermissionDenied, text)
         };
         let rest = below(&absolute, &self.home).ok_or_else(outside)?;
-        // Where that is, the kernel decides; `..` does not lead out.
         let file = if rest.is_empty() { b"." } else { rest };
         Ok(ClientPath {
             file: FilePath::new(file)?,
@@ -64,7 +72,8 @@ impl Paths {
         })
     }
 
-    /// The absolute path of what a client names, without dots where they mean nothing.
+    /// The absolute path of what a client names. `..` means the directory before it in the path, as for E2B's own
+    /// agent.
     pub(super) fn absolute(&self, given: &[u8]) -> Result<Vec<u8>, Failure> {
         let joined = match given {
             b"" | b"~" => self.home.clone(),
@@ -73,26 +82,32 @@ impl Paths {
                 let text = "a path that begins with ~ takes the own home only: ~ or ~/NAME";
                 return Err(Failure::invalid(text));
             }
-            [b'/', ..] if self.is_beneath => match below(given, USUAL_HOME.as_bytes()) {
-                Some(rest) => [&self.home, &b"/"[..], rest].concat(),
-                None => given.to_vec(),
-            },
             [b'/', ..] => given.to_vec(),
             relative => [&self.home, &b"/"[..], relative].concat(),
         };
-        let names = joined.split(|byte| *byte == b'/');
-        let names: Vec<_> = names
-            .filter(|name| !name.is_empty() && *name != b".")
-            .collect();
-        let ends_in_slash = joined.ends_with(b"/") && !names.is_empty() && given.len() > 1;
-        let path = [&b"/"[..], &names.join(&b'/')].concat();
+        let mut names = Vec::new();
+        for name in joined.split(|byte| *byte == b'/') {
+            match name {
+                b"" | b"." => {}
+                b".." => drop(names.pop()),
+                name => names.push(name),
+            }
+        }
+        let mut path = [&b"/"[..], &names.join(&b'/')].concat();
+        let alias = self.aliases.iter().find_map(|alias| below(&path, alias));
+        if let Some(rest) = alias {
+            let rest = if rest.is_empty() {
+                vec![]
+            } else {
+                [b"/", rest].concat()
+            };
+            path = [&self.home[..], &rest].concat();
+        }
         // A file is never meant by a path that ends so.
-        let end: &[u8] = if ends_in_slash && given.ends_with(b"/") {
-            b"/"
-        } else {
-            b""
-        };
-        Ok([&path, end].concat())
+        if given.ends_with(b"/") && path != b"/" {
+            path.push(b'/');
+        }
+        Ok(path)
     }
 
     /// The path of an entry, as it is shown.
@@ -131,6 +146,7 @@ mod tests {
         let home = b"/sbx/homes/ab".to_vec();
         let sandbox = Paths {
             home,
+            aliases: vec![USUAL_HOME.into(), b"/real/ab".to_vec()],
             is_beneath: true,
         };
         for (given, file, shown) in [
@@ -143,7 +159,10 @@ mod tests {
             ("/home/user/", "", "/sbx/homes/ab/"),
             ("/home/user/x y", "x y", "/sbx/homes/ab/x y"),
             ("/sbx/homes/ab/x", "x", "/sbx/homes/ab/x"),
-            ("/sbx/homes/ab/../b", "../b", "/sbx/homes/ab/../b"),
+            ("/sbx/homes/ab/x/../b", "b", "/sbx/homes/ab/b"),
+            ("/home/user/../user/f", "f", "/sbx/homes/ab/f"),
+            ("/real/ab/f", "f", "/sbx/homes/ab/f"),
+            ("x/..", ".", "/sbx/homes/ab"),
         ] {
             let path = sandbox.read(given.as_bytes()).map_err(|error| error.text);
             let file = if file.is_empty() { "." } else { file };
@@ -156,6 +175,9 @@ mod tests {
             ("/sbx/homes/abc", Code::PermissionDenied),
             ("/home/username", Code::PermissionDenied),
             ("/", Code::PermissionDenied),
+            ("..", Code::PermissionDenied),
+            ("/sbx/homes/ab/../b", Code::PermissionDenied),
+            ("/home/user/../../etc", Code::PermissionDenied),
             ("~root/x", Code::InvalidArgument),
             ("a\0b", Code::InvalidArgument),
         ] {
@@ -164,6 +186,7 @@ mod tests {
         }
         let machine = Paths {
             home: b"/root".to_vec(),
+            aliases: Vec::new(),
             is_beneath: false,
         };
         for (given, shown) in [
@@ -171,7 +194,8 @@ mod tests {
             ("/home/user/a", "/home/user/a"),
             ("/", "/"),
             ("//etc//x", "/etc/x"),
-            ("/a/../b", "/a/../b"),
+            ("/a/../b", "/b"),
+            ("/../..", "/"),
         ] {
             let path = machine.read(given.as_bytes()).map_err(|error| error.text);
             assert_eq!(path.unwrap().shown, shown);

@@ -10,13 +10,13 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
 use super::access::{check_user, user_of};
-use super::calls::{Answer, Call, Document};
+use super::calls::{Answer, Call, Document, ListAnswer, ListBody};
 use super::connect::{self, Messages, append, push, push_end};
 use super::errors::{Code, Failure};
 use super::paths::Paths;
 use crate::client::{Client, Peer};
-use crate::codec::base64;
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
+use crate::codec::{base64, cut_character};
 use crate::command::{
     CommandLine, CommandSpec, EnvironmentChange, StdinSource, TerminalSize, TerminalSpec,
 };
@@ -26,7 +26,7 @@ use crate::http::request::BodyReader;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Exit, Extent, OnDisconnect, Process, Reason, Subscriber};
-use crate::sys::Ending;
+use crate::sys::{Ending, Pid};
 use crate::workspace::{Run, SignalGroup, UploadSource, Workspace};
 
 /// The shell that clients name, and the one that every image has.
@@ -74,7 +74,20 @@ pub(super) fn connect(
     workspace: &Workspace,
     mut fields: Fields<'_>,
 ) -> Answer {
-    let process = selected(workspace, &mut fields, true)?;
+    let process = match selected(workspace, &mut fields, true)? {
+        Selected::Process(process) => process,
+        Selected::Ended(pid, exit) => {
+            return Ok(connect::stream(move |stream: &mut StreamWriter| {
+                let mut client = StreamClient::new(stream, KEEP_ALIVE, Duration::MAX);
+                push(&mut client, &start_document(pid));
+                push(
+                    &mut client,
+                    &json!({ "event": { "end": end_document(&exit) } }),
+                );
+                push_end(&mut client, None);
+            }));
+        }
+    };
     let extent = call.deadline()?.map_or(Extent::Exit, Extent::Until);
     let keep_alive = call.keep_alive();
     // What is written from now on.
@@ -87,10 +100,10 @@ pub(super) fn connect(
 }
 
 /// `List`.
-pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -> Document {
+pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -> ListAnswer {
+    let mut body = ListBody::new(Some("processes"), &workspace.ledger)?;
     let processes = workspace.processes.list().into_iter();
-    let running = processes.filter(|process| process.exit().is_none());
-    let documents = running.map(|process| {
+    for process in processes.filter(|process| process.exit().is_none()) {
         let words = process.command.words();
         let (program, arguments) = words.split_first().unwrap_or((&"", &[]));
         let environment = process.environment.iter();
@@ -107,9 +120,9 @@ pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -
         if let Some(tag) = &process.tag {
             document["tag"] = tag.as_str().into();
         }
-        document
-    });
-    Ok(json!({ "processes": documents.collect::<Vec<_>>() }))
+        body.push(&document)?;
+    }
+    Ok(body)
 }
 
 /// `SendInput`.
@@ -118,7 +131,7 @@ pub(super) fn send_input(
     workspace: &Workspace,
     mut fields: Fields<'_>,
 ) -> Document {
-    let process = selected(workspace, &mut fields, false)?;
+    let process = running(workspace, &mut fields)?;
     let data = input(&mut fields)?;
     write(&call.request.body, workspace, &process, &data, false)?;
     Ok(json!({}))
@@ -133,7 +146,7 @@ pub(super) fn stream_input(call: &mut Call<'_, '_>, workspace: &Workspace) -> Do
         let mut fields = connect::message(message)?;
         if let Some(start) = object(&mut fields, "start")? {
             let mut start = Fields::from(start);
-            process = Some(selected(workspace, &mut start, false)?);
+            process = Some(running(workspace, &mut start)?);
             continue;
         }
         let Some(data) = object(&mut fields, "data")? else {
@@ -154,7 +167,7 @@ pub(super) fn close_stdin(
     workspace: &Workspace,
     mut fields: Fields<'_>,
 ) -> Document {
-    let process = selected(workspace, &mut fields, false)?;
+    let process = running(workspace, &mut fields)?;
     if process.terminal().is_ok() {
         let text = "the input of a terminal cannot be closed; send it the character 4 (Ctrl-D)";
         return Err(Failure::new(Code::Internal, text));
@@ -171,7 +184,7 @@ pub(super) fn send_signal(
     workspace: &Workspace,
     mut fields: Fields<'_>,
 ) -> Document {
-    let process = selected(workspace, &mut fields, false)?;
+    let process = running(workspace, &mut fields)?;
     let signals = [
         ("SIGNAL_SIGKILL", "9", libc::SIGKILL),
         ("SIGNAL_SIGTERM", "15", libc::SIGTERM),
@@ -201,7 +214,7 @@ pub(super) fn update(
     workspace: &Workspace,
     mut fields: Fields<'_>,
 ) -> Document {
-    let process = selected(workspace, &mut fields, false)?;
+    let process = running(workspace, &mut fields)?;
     let missing = || Failure::invalid("pty.size is missing");
     let pty = object(&mut fields, "pty")?.ok_or_else(missing)?;
     let size = terminal_size(pty)?.ok_or_else(missing)?;
@@ -345,12 +358,27 @@ fn terminal_size(pty: Members<'_>) -> Result<Option<TerminalSize>, Failure> {
     Ok(Some(TerminalSize::new(rows, columns)?))
 }
 
+/// A process that a request selects.
+enum Selected {
+    Process(Arc<Process>),
+    /// It ended a short time ago, and only that is known.
+    Ended(Pid, Exit),
+}
+
+/// The process that a request selects, if it runs.
+fn running(workspace: &Workspace, fields: &mut Fields<'_>) -> Result<Arc<Process>, Failure> {
+    match selected(workspace, fields, false)? {
+        Selected::Process(process) => Ok(process),
+        Selected::Ended(pid, _) => Err(not_running(&pid.to_string())),
+    }
+}
+
 /// The process that a request selects. One that has ended only if `ended` is set.
 fn selected(
     workspace: &Workspace,
     fields: &mut Fields<'_>,
     ended: bool,
-) -> Result<Arc<Process>, Failure> {
+) -> Result<Selected, Failure> {
     let missing = || Failure::invalid("process takes pid or tag");
     let selector = object(fields, "process")?.ok_or_else(missing)?;
     let mut selector = Fields::from(selector);
@@ -362,13 +390,21 @@ fn selected(
         }
         (None, Some(tag)) => {
             let all = workspace.processes.list().into_iter().rev();
-            let mut tagged = all.filter(|process| process.tag.as_ref() == Some(&tag));
-            (tag.clone(), tagged.next())
+            let tagged = all.filter(|process| process.tag.as_ref() == Some(&tag));
+            // The latest, and of those that run if there is one.
+            let found = tagged.min_by_key(|process| process.exit().is_some());
+            (tag, found)
         }
         (None, None) => return Err(missing()),
     };
-    let usable = |process: &Arc<Process>| ended || process.exit().is_none();
-    found.filter(usable).ok_or_else(|| not_running(&name))
+    if let Some(process) = found.filter(|process| ended || process.exit().is_none()) {
+        return Ok(Selected::Process(process));
+    }
+    let recent = name.parse().ok().filter(|_| ended);
+    let recent = recent.and_then(|pid| Some((pid, workspace.processes.recent_end(pid)?)));
+    recent
+        .map(|(pid, exit)| Selected::Ended(pid, exit))
+        .ok_or_else(|| not_running(&name))
 }
 
 /// The digits of a number, which may be in a text.
@@ -461,21 +497,49 @@ struct ProcessEvents<'a> {
     is_own: bool,
     /// Bytes that were lost, because the client took too long.
     lost: u64,
+    /// Per stream, the first bytes of a character. Some clients decode each message by itself.
+    carried: [Vec<u8>; 2],
 }
 
 impl<'a> ProcessEvents<'a> {
     /// Begins with the process's pid.
     fn new(stream: &'a mut StreamWriter, keep_alive: Duration, process: &Process) -> Self {
         let mut client = StreamClient::new(stream, KEEP_ALIVE, keep_alive);
-        push(
-            &mut client,
-            &json!({ "event": { "start": { "pid": process.pid } } }),
-        );
+        push(&mut client, &start_document(process.pid));
         Self {
             client,
             is_terminal: process.terminal().is_ok(),
             is_own: false,
             lost: 0,
+            carried: <[Vec<u8>; 2]>::default(),
+        }
+    }
+
+    fn data(&mut self, stream: Stream, data: &[u8]) {
+        let name = match stream {
+            _ if self.is_terminal => "pty",
+            Stream::Stdout => "stdout",
+            Stream::Stderr => "stderr",
+        };
+        self.client.push(|out| {
+            out.reserve(data.len() / 3 * 4 + 64);
+            append(out, |out| {
+                out.extend_from_slice(b"{\"event\":{\"data\":{\"");
+                out.extend_from_slice(name.as_bytes());
+                out.extend_from_slice(b"\":\"");
+                base64::append(out, data);
+                out.extend_from_slice(b"\"}}}");
+            });
+        });
+    }
+
+    /// Sends what was held back.
+    fn release(&mut self) {
+        for stream in Stream::ALL {
+            let carried = std::mem::take(&mut self.carried[stream.index()]);
+            if !carried.is_empty() {
+                self.data(stream, &carried);
+            }
         }
     }
 
@@ -495,28 +559,28 @@ impl Subscriber for ProcessEvents<'_> {
     }
 
     fn output(&mut self, stream: Stream, _: u64, data: &[u8]) {
-        let name = match stream {
-            _ if self.is_terminal => "pty",
-            Stream::Stdout => "stdout",
-            Stream::Stderr => "stderr",
+        let carried = std::mem::take(&mut self.carried[stream.index()]);
+        let joined;
+        let data = if carried.is_empty() {
+            data
+        } else {
+            joined = [&carried, data].concat();
+            &joined[..]
         };
-        self.client.push(|out| {
-            out.reserve(data.len() / 3 * 4 + 64);
-            append(out, |out| {
-                out.extend_from_slice(b"{\"event\":{\"data\":{\"");
-                out.extend_from_slice(name.as_bytes());
-                out.extend_from_slice(b"\":\"");
-                base64::append(out, data);
-                out.extend_from_slice(b"\"}}}");
-            });
-        });
+        let (whole, cut) = data.split_at(data.len() - cut_character(data));
+        if !whole.is_empty() {
+            self.data(stream, whole);
+        }
+        self.carried[stream.index()] = cut.to_vec();
     }
 
     fn dropped(&mut self, _: Stream, _: u64, bytes: u64) {
+        self.release();
         self.lost += bytes;
     }
 
     fn exit(&mut self, exit: &Exit) {
+        self.release();
         if exit.reason == Reason::Timeout && self.is_own {
             return self.end(Some(&Failure::overdue()));
         }
@@ -526,8 +590,13 @@ impl Subscriber for ProcessEvents<'_> {
     }
 
     fn caught_up(&mut self, _: &Cursor) {
+        self.release();
         self.end(Some(&Failure::overdue()));
     }
+}
+
+fn start_document(pid: Pid) -> Value {
+    json!({ "event": { "start": { "pid": pid } } })
 }
 
 /// How a process has ended, in the words of Go's `os.ProcessState`, which clients know.

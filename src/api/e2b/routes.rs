@@ -3,7 +3,7 @@
 //! Some of its paths are also paths of other doors: there the headers decide. A request to a name such as
 //! `3000-ID.example.com` is for a port of the sandbox with this id, whatever its path is.
 
-use super::calls::{Answer, Call, Document};
+use super::calls::{Answer, Call, Document, ListAnswer};
 use super::errors::{Failure, Style};
 use super::{code, entries, files, processes, sandboxes, watches};
 use crate::api::context::Context;
@@ -27,6 +27,8 @@ pub(super) struct Route {
 pub(super) enum Operation {
     /// About sandboxes, with the API key.
     Api(fn(&mut Call<'_, '_>, &str) -> Answer),
+    /// About the sandbox that the path names, with its own token or the API key.
+    OwnApi(fn(&mut Call<'_, '_>, &str) -> Answer),
     /// What this server does not have, with a sentence that says so.
     Unavailable(&'static str),
     /// Whether a sandbox runs. It needs no credentials.
@@ -37,6 +39,8 @@ pub(super) enum Operation {
     Files(fn(&mut Call<'_, '_>, &Workspace) -> Answer),
     /// A call with one message in both directions.
     Unary(fn(&mut Call<'_, '_>, &Workspace, Fields<'_>) -> Document),
+    /// The same, where the answer may be long.
+    List(fn(&mut Call<'_, '_>, &Workspace, Fields<'_>) -> ListAnswer),
     /// A call with one message that many answer.
     ServerStream(fn(&mut Call<'_, '_>, &Workspace, Fields<'_>) -> Answer),
     /// A call with many messages that one answers.
@@ -46,7 +50,7 @@ pub(super) enum Operation {
 }
 
 use Operation::{
-    Api, ClientStream, Code, Files, Health, Sandbox, ServerStream, Unary, Unavailable,
+    Api, ClientStream, Code, Files, Health, List, OwnApi, Sandbox, ServerStream, Unary, Unavailable,
 };
 
 const GET: &[&str] = &["GET"];
@@ -72,8 +76,8 @@ const ROUTES: &[Route] = &[
     row(GET, "/sandboxes", "e2b_sandboxes", Api(sandboxes::list)),
     row(POST, "/v2/sandboxes", "e2b_sandboxes", Api(sandboxes::create)),
     row(GET, "/v2/sandboxes", "e2b_sandboxes", Api(sandboxes::list)),
-    row(GET, "/sandboxes/{sandbox}", "e2b_sandbox", Api(sandboxes::describe)),
-    row(DELETE, "/sandboxes/{sandbox}", "e2b_sandbox", Api(sandboxes::kill)),
+    row(GET, "/sandboxes/{sandbox}", "e2b_sandbox", OwnApi(sandboxes::describe)),
+    row(DELETE, "/sandboxes/{sandbox}", "e2b_sandbox", OwnApi(sandboxes::kill)),
     row(POST, "/sandboxes/{sandbox}/connect", "e2b_connect", Api(sandboxes::connect)),
     row(POST, "/sandboxes/{sandbox}/resume", "e2b_connect", Api(sandboxes::connect)),
     row(POST, "/v2/sandboxes/{sandbox}/connect", "e2b_connect", Api(sandboxes::connect)),
@@ -101,7 +105,7 @@ const ROUTES: &[Route] = &[
 
     row(POST, "/process.Process/Start", "e2b_process", ServerStream(processes::start)),
     row(POST, "/process.Process/Connect", "e2b_process", ServerStream(processes::connect)),
-    row(POST, "/process.Process/List", "e2b_process", Unary(processes::list)),
+    row(POST, "/process.Process/List", "e2b_process", List(processes::list)),
     row(POST, "/process.Process/SendInput", "e2b_process", Unary(processes::send_input)),
     row(POST, "/process.Process/StreamInput", "e2b_process", ClientStream(processes::stream_input)),
     row(POST, "/process.Process/CloseStdin", "e2b_process", Unary(processes::close_stdin)),
@@ -109,12 +113,12 @@ const ROUTES: &[Route] = &[
     row(POST, "/process.Process/Update", "e2b_process", Unary(processes::update)),
 
     row(POST, "/filesystem.Filesystem/Stat", "e2b_filesystem", Unary(entries::stat)),
-    row(POST, "/filesystem.Filesystem/ListDir", "e2b_filesystem", Unary(entries::list)),
+    row(POST, "/filesystem.Filesystem/ListDir", "e2b_filesystem", List(entries::list)),
     row(POST, "/filesystem.Filesystem/MakeDir", "e2b_filesystem", Unary(entries::make_directory)),
     row(POST, "/filesystem.Filesystem/Move", "e2b_filesystem", Unary(entries::rename)),
     row(POST, "/filesystem.Filesystem/Remove", "e2b_filesystem", Unary(entries::remove)),
     row(POST, "/filesystem.Filesystem/CreateWatcher", "e2b_watch", Unary(watches::create)),
-    row(POST, "/filesystem.Filesystem/GetWatcherEvents", "e2b_watch", Unary(watches::events)),
+    row(POST, "/filesystem.Filesystem/GetWatcherEvents", "e2b_watch", List(watches::events)),
     row(POST, "/filesystem.Filesystem/RemoveWatcher", "e2b_watch", Unary(watches::remove)),
     row(POST, "/filesystem.Filesystem/WatchDir", "e2b_watch", ServerStream(watches::watch)),
 
@@ -268,8 +272,10 @@ impl<'a> Target<'a> {
     pub(super) fn route(&self, method: &str) -> Result<&'static Route, Failure> {
         let method = if method == "HEAD" { "GET" } else { method };
         let mut routes = self.routes.iter();
-        let found =
-            routes.find(|route| route.methods.is_empty() || route.methods.contains(&method));
+        // All of a path say which methods there are.
+        let found = routes.find(|route| {
+            method == "OPTIONS" || route.methods.is_empty() || route.methods.contains(&method)
+        });
         if let Some(route) = found {
             return Ok(route);
         }
@@ -287,7 +293,7 @@ impl<'a> Target<'a> {
     /// How failures look.
     pub(super) fn style(&self, method: &str) -> Style {
         match self.route(method).map(|route| route.operation) {
-            Ok(Unary(_) | ServerStream(_) | ClientStream(_)) => Style::Rpc,
+            Ok(Unary(_) | List(_) | ServerStream(_) | ClientStream(_)) => Style::Rpc,
             Ok(Code(_)) => Style::Text,
             _ => Style::Api,
         }
@@ -298,9 +304,14 @@ impl<'a> Target<'a> {
         self.port
     }
 
-    /// The sandbox that the path or the host's name names.
-    pub(super) fn sandbox(&self) -> Option<&str> {
-        self.sandbox.or(self.labelled.as_deref())
+    /// The sandbox that the path names: of the API.
+    pub(super) fn listed(&self) -> Option<&'a str> {
+        self.sandbox
+    }
+
+    /// The sandbox that the host's name names.
+    pub(super) fn labelled(&self) -> Option<&str> {
+        self.labelled.as_deref()
     }
 
     /// The context that the path names; empty if it names none.

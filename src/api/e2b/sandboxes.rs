@@ -73,6 +73,12 @@ pub(super) fn create(call: &mut Call<'_, '_>, _: &str) -> Answer {
             let text = "the network of this machine is chosen when the server starts (SBX_NETWORK)";
             return Err(Failure::unimplemented(text));
         }
+        if !spec.environment.is_empty() {
+            let text =
+                "envVars of this machine are those of the server; pass others with each command";
+            return Err(Failure::unimplemented(text));
+        }
+        call.context.machine.set_labels(spec.labels.metadata);
         return Ok(created(call, MACHINE_ID, &spec.labels.template));
     };
     let made = host.create_once(&spec)?;
@@ -87,10 +93,7 @@ pub(super) fn connect(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let least = lifetime(&mut fields(&body)?, "timeout")?;
     let template = match place(call, id)? {
         None => TEMPLATES[0].to_owned(),
-        Some((_, sandbox)) => {
-            sandbox.extend_lifetime(least.unwrap_or(LIFETIME));
-            template_of(&sandbox)
-        }
+        Some((host, _)) => template_of(&*host.extend_lifetime(id, least.unwrap_or(LIFETIME))?),
     };
     let mut response = created(call, id, &template);
     response.status = 200;
@@ -125,11 +128,11 @@ pub(super) fn set_timeout(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let body = call.body()?;
     let missing = || Failure::invalid("timeout is missing; it takes seconds");
     let lifetime = lifetime(&mut fields(&body)?, "timeout")?.ok_or_else(missing)?;
-    let Some((_, sandbox)) = place(call, id)? else {
+    let Some((host, _)) = place(call, id)? else {
         let text = "this machine ends with its job, and not after a timeout";
         return Err(Failure::unimplemented(text));
     };
-    sandbox.set_lifetime(lifetime);
+    host.set_lifetime(id, lifetime)?;
     Ok(Response::new(204, Body::Empty))
 }
 
@@ -137,8 +140,8 @@ pub(super) fn set_timeout(call: &mut Call<'_, '_>, id: &str) -> Answer {
 pub(super) fn refresh(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let body = call.body()?;
     let least = lifetime(&mut fields(&body)?, "duration")?;
-    if let Some((_, sandbox)) = place(call, id)? {
-        sandbox.extend_lifetime(least.unwrap_or(LIFETIME));
+    if let Some((host, _)) = place(call, id)? {
+        host.extend_lifetime(id, least.unwrap_or(LIFETIME))?;
     }
     Ok(Response::new(204, Body::Empty))
 }
@@ -169,7 +172,15 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let next = query.number("nextToken")?;
     let template = query.value("template")?.map(<[u8]>::to_vec);
     let Ok(host) = call.context.machine.host() else {
-        let is_shown = shows_running && filter.is_empty() && next.is_none();
+        let labels = call.context.machine.labels();
+        let started = now_ms().saturating_sub(uptime_ms(call));
+        let is_shown = shows_running
+            && next.is_none()
+            && filter
+                .iter()
+                .all(|(key, value)| labels.get(key) == Some(value))
+            && after.is_none_or(|after| started.cast_signed() > after)
+            && template.is_none_or(|asked| asked == TEMPLATES[0].as_bytes());
         let all = is_shown.then(|| machine_document(call));
         return Ok(Response::json(&all.into_iter().collect::<Vec<_>>()));
     };
@@ -237,14 +248,10 @@ pub(super) fn metrics(call: &mut Call<'_, '_>, id: &str) -> Answer {
     }])))
 }
 
-/// `GET /metrics` of a sandbox.
-pub(super) fn metrics_inside(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let host = call.context.machine.host().ok();
-    let own = host.and_then(|host| {
-        let mut all = host.list().into_iter();
-        all.find(|sandbox| Some(sandbox.user.uid) == workspace.user().map(|user| user.uid))
-    });
-    let figures = Figures::of(call, own.as_deref());
+/// `GET /metrics` of a sandbox: those of the machine, because a look at all processes for each request of a tenant would
+/// be too much.
+pub(super) fn metrics_inside(call: &mut Call<'_, '_>, _: &Workspace) -> Answer {
+    let figures = Figures::of(call, None);
     Ok(Response::json(&json!({
         "ts": now_ms() / 1000,
         "cpu_count": figures.processors,
@@ -388,17 +395,20 @@ fn document(sandbox: &Sandbox) -> Value {
 }
 
 fn machine_document(call: &Call<'_, '_>) -> Value {
-    let uptime = u64::try_from(call.context.machine.uptime().as_millis()).unwrap_or(0);
     let mut document = listed(
         MACHINE_ID,
         TEMPLATES[0],
-        (now_ms().saturating_sub(uptime), NEVER_MS),
+        (now_ms().saturating_sub(uptime_ms(call)), NEVER_MS),
         (processors(None), memory(None)),
-        &BTreeMap::new(),
+        &call.context.machine.labels(),
     );
     let disk = call.context.machine.disk();
     document["diskSizeMB"] = disk.map_or(0, |disk| disk.bytes >> 20).into();
     document
+}
+
+fn uptime_ms(call: &Call<'_, '_>) -> u64 {
+    u64::try_from(call.context.machine.uptime().as_millis()).unwrap_or(0)
 }
 
 fn listed(

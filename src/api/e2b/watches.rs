@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::calls::{Answer, Call, Document};
+use super::calls::{Answer, Call, Document, ListAnswer, ListBody};
 use super::connect::{self, append_document, push, push_end};
 use super::entries::{Documents, METADATA_PREFIX, only_path};
 use super::errors::{Code, Failure};
@@ -60,7 +60,9 @@ pub(super) fn create(
         describes: request.describes,
     };
     let interrupt = &mut call.interrupt();
-    let watch = workspace.register_lasting_watch(&request.settings(), lasting, interrupt)?;
+    let watch = workspace.register_lasting_watch(&request.settings(), lasting, interrupt);
+    let watch = watch
+        .map_err(|stopped| Failure::from(stopped).unless_missing(workspace, &request.path.file))?;
     Ok(json!({ "watcherId": watch.id }))
 }
 
@@ -69,7 +71,7 @@ pub(super) fn events(
     _: &mut Call<'_, '_>,
     workspace: &Workspace,
     mut fields: Fields<'_>,
-) -> Document {
+) -> ListAnswer {
     let id = watcher_id(&mut fields)?;
     let watch = workspace.watches.find(&id)?;
     let Some(lasting) = watch.lasting else {
@@ -93,10 +95,14 @@ pub(super) fn events(
         describes: lasting.describes,
         events: Vec::new(),
     };
+    let mut body = ListBody::new(Some("events"), &workspace.ledger)?;
     for event in &events {
         writer.write(event);
+        for document in writer.events.drain(..) {
+            body.push(&document)?;
+        }
     }
-    Ok(json!({ "events": writer.events }))
+    Ok(body)
 }
 
 /// `RemoveWatcher`.
@@ -121,7 +127,9 @@ pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
     let deadline = call.deadline()?;
     let keep_alive = call.keep_alive();
     let lease = workspace.share()?;
-    let watch = workspace.watch(&request.settings(), &mut call.interrupt())?;
+    let watch = workspace.watch_in_place_of_another(&request.settings(), &mut call.interrupt());
+    let watch = watch
+        .map_err(|stopped| Failure::from(stopped).unless_missing(workspace, &request.path.file))?;
     Ok(connect::stream(move |stream: &mut StreamWriter| {
         let client = StreamClient::new(stream, KEEP_ALIVE, keep_alive);
         let mut events = WatchEvents {

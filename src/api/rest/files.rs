@@ -126,7 +126,7 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         makes_parents: query.optional_flag("mkdir")?.unwrap_or(true),
         condition: condition(query)?,
         is_hashed: wants_hash(query)?,
-        attributes: Vec::new(),
+        attributes: None,
     };
     let (size, sha256) = workspace.write_file(&path, &how, &mut call.request.body)?;
     let mut document = json!({ "path": path.to_string(), "size": size });

@@ -4,31 +4,28 @@ use std::path::Path;
 
 use nix::unistd::{User as Account, geteuid};
 
+use crate::client::{Interrupt, Stopped};
 use crate::confine::USER_NAME;
 use crate::error::{Error, Kind, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Visit};
 use crate::files::{Description, FileKind};
-use crate::ledger::{Charge, Item};
 use crate::sys::User;
 use crate::workspace::lease::Workspace;
 
-/// What a description takes in a list and in an answer that is made of it, besides its path.
-const DESCRIPTION_BYTES: usize = 1024;
-
-/// The files of a tree, each with its path relative to the tree.
-pub struct Tree {
-    /// Every directory comes before what is in it.
-    pub entries: Vec<(Vec<u8>, Description)>,
-    /// For the list, and the answer that is made of it.
-    pub charge: Charge,
-}
+/// Names that are passed before the client is looked at.
+const NAMES_BETWEEN_LOOKS: usize = 256;
 
 impl Workspace {
     /// Where the paths of its clients begin that are relative to a home: the home of a sandbox, or of the user that
     /// the server runs as.
     pub fn home(&self) -> &Path {
         self.confinement.home()
+    }
+
+    /// Where that is for the server: commands may see it elsewhere.
+    pub fn real_home(&self) -> &Path {
+        self.confinement.real_home()
     }
 
     /// The user of its commands; `None` for the server's own.
@@ -74,42 +71,45 @@ impl Workspace {
     }
 
     /// Describes what is in a directory, down to `depth` levels of which its own names are the first. Links are not
-    /// entered.
+    /// entered, and every directory comes before what is in it. `take` gets each path, relative to the directory.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, `Forbidden`; `OverLimit` if there is no memory for so many.
-    pub fn describe_tree(&self, path: &FilePath, depth: usize, prefix: &str) -> Result<Tree> {
-        let mut charge = self.ledger.charge(Item::Responses, 0)?;
-        let mut entries = Vec::new();
-        let files = self.files()?;
-        let mut walk = files.walk(path, Filter::default(), None, &self.ledger)?;
-        let mut is_deepest = false;
+    /// `NotFound`, `NotDirectory`, `Forbidden`; the client disconnected; those of `take`.
+    pub fn describe_tree<E: From<Stopped>>(
+        &self,
+        path: &FilePath,
+        depth: usize,
+        prefix: &str,
+        interrupt: &mut dyn Interrupt,
+        mut take: impl FnMut(&[u8], &Description) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let failed = |error: Error| E::from(Stopped::Failed(error));
+        let files = self.files().map_err(failed)?;
+        let walk = files.walk(path, Filter::default(), None, &self.ledger);
+        let mut walk = walk.map_err(failed)?;
+        let (mut is_deepest, mut passed) = (false, 0_usize);
         loop {
-            if is_deepest {
+            if std::mem::take(&mut is_deepest) {
                 walk.skip_contents();
             }
-            let Some(visit) = walk.next()? else {
-                return Ok(Tree { entries, charge });
-            };
-            let found = match visit {
-                Visit::Entry(found) => found,
-                Visit::Unreadable(b".", errno) => {
-                    return Err(Error::system(format_args!("cannot list {path}"), errno));
+            passed += 1;
+            if passed.is_multiple_of(NAMES_BETWEEN_LOOKS) {
+                interrupt.check()?;
+            }
+            let found = match walk.next().map_err(failed)? {
+                None => return Ok(()),
+                Some(Visit::Entry(found)) => found,
+                Some(Visit::Unreadable(b".", errno)) => {
+                    let error = Error::system(format_args!("cannot list {path}"), errno);
+                    return Err(failed(error));
                 }
                 // What is in it is not shown; the directory is.
-                Visit::Unreadable(..) => {
-                    is_deepest = false;
-                    continue;
-                }
+                Some(Visit::Unreadable(..)) => continue,
             };
             let level = found.path.split(|byte| *byte == b'/').count();
             is_deepest = found.kind == FileKind::Directory && level >= depth;
             if let Some(description) = found.describe(prefix) {
-                let attributes = description.attributes.iter();
-                let attributes = attributes.map(|attribute| attribute.value.len());
-                let bytes = DESCRIPTION_BYTES + 8 * found.path.len() + attributes.sum::<usize>();
-                charge.set(charge.bytes() + bytes)?;
-                entries.push((found.path.to_vec(), description));
+                take(found.path, &description)?;
             }
         }
     }

@@ -43,8 +43,8 @@ pub struct FileWrite {
     pub condition: Condition,
     /// Whether to hash what is written. Only for a whole file.
     pub is_hashed: bool,
-    /// Extended attributes of the new file. Only for a whole file.
-    pub attributes: Vec<Attribute>,
+    /// Extended attributes of the new file, in place of all whose names begin so. Only for a whole file.
+    pub attributes: Option<(&'static str, Vec<Attribute>)>,
 }
 
 impl Workspace {
@@ -89,7 +89,9 @@ impl Workspace {
                     .check(path, condition, &mut WhileConnected::new(source.client()))
                     .map_err(unless_stopped)?;
                 let mut upload = files.upload(path, mode, makes_parents)?;
-                upload.set_attributes(attributes)?;
+                if let Some((prefix, attributes)) = attributes {
+                    upload.set_attributes(prefix, attributes)?;
+                }
                 receive_whole(source, upload, condition, hasher.as_mut(), &self.ledger)?
             }
             FilePart::Range {

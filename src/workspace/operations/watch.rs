@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::client::{Disconnected, Interrupt, KeepAlive, Stopped, send_all};
 use crate::command::ChosenId;
-use crate::error::{Error, Result};
+use crate::error::{Error, Kind, Result};
 use crate::files::watch::{Ended, Settings, TreeEvent, Watcher};
 use crate::workspace::lease::{Lease, Workspace};
 use crate::workspace::watches::{Lasting, RegisteredWatch, WatchSubscriber};
@@ -70,8 +70,32 @@ impl Workspace {
         lasting: Lasting,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<Arc<RegisteredWatch>, Stopped> {
-        let WatchStream { lease, watcher } = self.watch(settings, interrupt)?;
+        let WatchStream { lease, watcher } = self.watch_in_place_of_another(settings, interrupt)?;
         Ok(lease.watches.add(None, Some(lasting), watcher)?)
+    }
+
+    /// As [`Workspace::watch`]. If there are as many as the kernel or the share allows, registered watches that stay go,
+    /// those first that were unread for longest.
+    ///
+    /// # Errors
+    /// As [`Watcher::new`].
+    pub fn watch_in_place_of_another(
+        &self,
+        settings: &Settings,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<WatchStream, Stopped> {
+        loop {
+            match self.watch(settings, interrupt) {
+                Err(Stopped::Failed(error))
+                    if matches!(error.kind(), Kind::NoWatches | Kind::OverLimit) =>
+                {
+                    if !self.watches.give_up_one() {
+                        return Err(error.into());
+                    }
+                }
+                watch => return watch,
+            }
+        }
     }
 
     /// Tells the events of a registered watch after the one with the number `after`; waits for the first one at
@@ -137,6 +161,10 @@ impl WatchStream {
             let files = self.lease.files()?;
             let mut unsent = 0;
             let until = self.watcher.advance(&files, &mut |event| {
+                // The end of a workspace deletes its files, which the client did not ask for.
+                if self.lease.check_open().is_err() {
+                    return Ok(());
+                }
                 *last += 1;
                 subscriber.event(*last, &event);
                 unsent += 1;

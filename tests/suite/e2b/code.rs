@@ -75,6 +75,11 @@ fn code_tells_its_output_its_value_and_its_end() {
         let lines = run(door, "x = [1, {'b': None}]\nx");
         assert_eq!(lines[1]["json"], json!([1, { "b": null }]));
         assert_eq!(lines[1]["text"], "[1, {'b': None}]");
+        assert_eq!(
+            run(door, "print('☃é\u{1f600}', end='')")[1]["text"],
+            "☃é\u{1f600}"
+        );
+        assert_eq!(run(door, "['☃']")[1]["json"], json!(["☃"]));
         // None is no value, and the context is the same.
         assert_eq!(run(door, "x.append(2)\nNone").len(), 2);
         assert_eq!(run(door, "len(x)")[1]["text"], "3");

@@ -107,7 +107,7 @@ fn several_files_have_their_names_in_the_parts() {
             ("name=\"file\"; filename=\"e2b-files/a b/1.txt\"", b"one"),
             ("name=\"other\"; filename=\"e2b-files/not\"", b"no file"),
             ("name=\"file\"; filename=\"~/e2b-files/é%22q.txt\"", b"two"),
-            ("name=\"file\"; filename=\"e2b-files/%41+%2B\"", b""),
+            ("name=\"file\"; filename=\"e2b-files/%41+%2B%+5\"", b""),
             (r#"name="file"; filename="e2b-files/back\\slash""#, b"four"),
         ];
         let reply = post(door, "", &FORM, &multipart(&parts));
@@ -121,7 +121,7 @@ fn several_files_have_their_names_in_the_parts() {
             .collect();
         assert_eq!(
             names,
-            ["/a b/1.txt", "/é\"q.txt", "/%41+%2B", r"/back\slash"]
+            ["/a b/1.txt", "/é\"q.txt", "/%41+%2B%+5", r"/back\slash"]
         );
         let read = |query: &str| {
             door.request("GET", &format!("/files?path={query}"), &[], b"")
@@ -131,7 +131,7 @@ fn several_files_have_their_names_in_the_parts() {
         assert_eq!(read("e2b-files/a+b/1.txt"), "one");
         assert_eq!(read("e2b-files/a%20b/1.txt"), "one");
         assert_eq!(read("e2b-files/%C3%A9%22q.txt"), "two");
-        assert_eq!(read("e2b-files/%2541%2B%252B"), "");
+        assert_eq!(read("e2b-files/%2541%2B%252B%25%2B5"), "");
         assert_eq!(door.sh(&format!("ls {place} | wc -l")).text().trim(), "4");
         door.ok(
             "/filesystem.Filesystem/Remove",
@@ -288,6 +288,27 @@ fn refusals_have_their_status_as_a_number() {
         let get = |query: &str| door.request("GET", &format!("/files{query}"), &[], b"");
         expect(&get("?path=e2b-files/none"), 404);
         expect(&get("?path=e2b-files"), 400);
+        post(door, "?path=e2b-files/f", &RAW, b"x");
+        expect(&get("?path=e2b-files/f/below"), 404);
+        for method in ["ListDir", "CreateWatcher"] {
+            let below = json!({ "path": "e2b-files/f/below" });
+            door.fails(
+                &format!("/filesystem.Filesystem/{method}"),
+                &below,
+                404,
+                "not_found",
+            );
+        }
+        let below = json!({ "source": "e2b-files/f/below", "destination": "e2b-files/g" });
+        door.fails("/filesystem.Filesystem/Move", &below, 404, "not_found");
+        door.ok(
+            "/filesystem.Filesystem/Remove",
+            &json!({ "path": "e2b-files/f/below" }),
+        );
+        door.ok(
+            "/filesystem.Filesystem/Remove",
+            &json!({ "path": "e2b-files/f" }),
+        );
         expect(&get(""), 400);
         expect(&get("?path=e2b-files/none&username=nobody"), 401);
         expect(&post(door, "", &RAW, b"x"), 400);

@@ -197,3 +197,27 @@ fn a_flood_of_clients_that_leave_leaves_nothing_behind() {
         assert_eq!(door.sh("echo hi").text(), "hi\n");
     });
 }
+
+#[test]
+fn long_lists_take_no_more_memory_than_their_text() {
+    on_a_host(|server| {
+        let door = Door::open(server);
+        let script = "import os\nopen('f', 'w').close()\n\
+                      for i in range(150): os.setxattr('f', f'user.e2b.{i}', b'v' * 10)\n\
+                      os.mkdir('d')\nfor i in range(10000): os.link('f', f'd/{i}')";
+        let ran = door.run(&json!({ "cmd": "python3", "args": ["-c", script] }));
+        if ran.end["exitCode"] != 0 {
+            crate::skip!("no python3, or no attributes here: {ran:?}");
+        }
+        let before = memory_of(server.pid(), "VmRSS");
+        let reply = door.call("/filesystem.Filesystem/ListDir", &json!({ "path": "d" }));
+        let text = reply.body.len() as u64;
+        assert!(
+            reply.status == 200 && text > 10_000 * 150 * 10,
+            "{}",
+            reply.status
+        );
+        let after = memory_of(server.pid(), "VmHWM");
+        assert!(after < before + 3 * text, "{before} {after} {text}");
+    });
+}

@@ -478,3 +478,66 @@ fn another_account_is_refused() {
         }
     });
 }
+
+#[test]
+fn the_end_of_a_process_is_known_for_a_while_however_many_end_after_it() {
+    let (_home, server) = machine();
+    let door = Door::open(&server);
+    let first = door.sh("exit 7").pid;
+    for _ in 0..300 {
+        door.run(&json!({ "cmd": "true" }));
+    }
+    let messages = door.stream(CONNECT, &select(first));
+    assert_eq!(messages[0].1["event"]["start"]["pid"], first);
+    assert_eq!(messages[1].1["event"]["end"]["exitCode"], 7, "{messages:?}");
+    assert_eq!((messages.len(), messages[2].0), (3, 2));
+    door.fails(
+        "/process.Process/CloseStdin",
+        &select(first),
+        404,
+        "not_found",
+    );
+}
+
+#[test]
+fn of_several_processes_with_a_tag_one_that_runs_is_meant() {
+    let (_home, server) = machine();
+    let door = Door::open(&server);
+    let start = |program: &str, arguments: &[&str]| {
+        let process = json!({ "cmd": program, "args": arguments });
+        door.begin(
+            START,
+            &json!({ "process": process, "tag": "t", "stdin": false }),
+            &[],
+        )
+    };
+    let mut older = start("sleep", &["1000"]);
+    let pid = older.next().unwrap().1["event"]["start"]["pid"].clone();
+    start("true", &[]).rest();
+    let selector = json!({ "process": { "tag": "t" } });
+    let mut connected = door.begin(CONNECT, &selector, &[]);
+    assert_eq!(connected.next().unwrap().1["event"]["start"]["pid"], pid);
+    door.ok(
+        "/process.Process/SendSignal",
+        &json!({ "process": { "tag": "t" }, "signal": 9 }),
+    );
+    older.rest();
+}
+
+#[test]
+fn no_message_has_a_part_of_a_character() {
+    let (_home, server) = machine();
+    let door = Door::open(&server);
+    let script = "i=0; while [ $i -lt 20000 ]; do printf '\\342\\230\\203\\303\\251'; i=$((i+1)); done; printf '\\342\\230'";
+    let messages = door.stream(START, &shell(script));
+    let parts: Vec<Vec<u8>> = messages
+        .iter()
+        .filter_map(|(_, message)| message["event"]["data"]["stdout"].as_str())
+        .map(decode_base64)
+        .collect();
+    let (last, parts) = parts.split_last().unwrap();
+    assert!(parts.iter().all(|part| std::str::from_utf8(part).is_ok()));
+    // What never becomes a character comes at the end.
+    assert_eq!(last, b"\xe2\x98");
+    assert_eq!(parts.concat(), "☃é".repeat(20_000).as_bytes());
+}
