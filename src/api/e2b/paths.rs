@@ -61,7 +61,7 @@ impl Paths {
         }
         let outside = || {
             let home = self.home();
-            let text = format!("{whole} is outside of the sandbox, whose files are in {home}");
+            let text = format!("{whole} is outside the sandbox, whose files are in {home}");
             Failure::new(Code::PermissionDenied, text)
         };
         let rest = below(&absolute, &self.home).ok_or_else(outside)?;
