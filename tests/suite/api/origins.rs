@@ -20,13 +20,20 @@ fn ask(server: &Server, method: &str, target: &str, headers: &[(&str, &str)]) ->
 }
 
 fn preflight(server: &Server, target: &str, origin: &str, method: &str) -> Reply {
+    preflight_with(server, target, origin, method, "authorization")
+}
+
+fn preflight_with(server: &Server, target: &str, origin: &str, method: &str, asked: &str) -> Reply {
     let headers = [
         ("Origin", origin),
         ("Access-Control-Request-Method", method),
-        ("Access-Control-Request-Headers", "authorization"),
+        ("Access-Control-Request-Headers", asked),
     ];
     ask(server, "OPTIONS", target, &headers)
 }
+
+/// Headers that every page may send.
+const USUAL_HEADERS: &str = "X-Sandbox-Token, Authorization, Content-Type, Range, Mcp-Method, Mcp-Name, MCP-Protocol-Version";
 
 fn cors_headers(reply: &Reply) -> Vec<&str> {
     reply
@@ -47,7 +54,7 @@ fn assert_readable(reply: &Reply, origin: &str) {
     assert_eq!(reply.header("vary"), Some("Origin"));
     assert_eq!(
         reply.header("access-control-expose-headers"),
-        Some("Content-Range, Accept-Ranges")
+        Some("Content-Range, Accept-Ranges, X-Next-Token")
     );
 }
 
@@ -75,10 +82,38 @@ fn a_preflight_of_an_allowed_page_needs_no_token() {
             assert_eq!(header("access-control-allow-methods"), methods);
             assert_eq!(
                 header("access-control-allow-headers"),
-                "X-Sandbox-Token, Authorization, Content-Type, Range, Mcp-Method, Mcp-Name, MCP-Protocol-Version"
+                format!("{USUAL_HEADERS}, authorization")
             );
             assert!(header("access-control-max-age").parse::<u32>().unwrap() > 0);
             assert_eq!(header("vary"), "Origin");
+        }
+    }
+}
+
+#[test]
+fn a_page_may_send_the_headers_that_it_asks_for() {
+    let server = server();
+    let long = "a".repeat(4000);
+    for (asked, more) in [
+        (
+            "x-api-key,e2b-sandbox-id,connect-protocol-version",
+            ", x-api-key,e2b-sandbox-id,connect-protocol-version",
+        ),
+        ("", ""),
+        (" ", ""),
+        // No names of headers.
+        ("x-a: b", ""),
+        ("x-a;q=1", ""),
+        (&long, ""),
+    ] {
+        for target in ["/v1/exec", "/process.Process/Start"] {
+            let reply = preflight_with(&server, target, PAGE, "POST", asked);
+            assert_eq!(reply.status, 204, "{asked}");
+            assert_eq!(
+                reply.header("access-control-allow-headers"),
+                Some(&*format!("{USUAL_HEADERS}{more}")),
+                "{asked}"
+            );
         }
     }
 }

@@ -295,7 +295,7 @@ fn only_exact_paths_are_routes() {
     for target in [
         "/v1",
         "/v1/",
-        "/v2/exec",
+        "/v9/exec",
         "/v1/execs",
         "/v1/exec/",
         "//v1/exec",
