@@ -2,8 +2,8 @@
 //! knows no operation. [`context`] has the state that it shares with the doors, and [`forward`] the way to servers
 //! inside of a workspace.
 //!
-//! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs. A door parses its own wire into typed operations of
-//! `workspace` and writes its own answers; no door uses another.
+//! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs. A door parses its own wire into typed
+//! operations of `workspace` and writes its own answers; no door uses another.
 
 mod context;
 mod counts;

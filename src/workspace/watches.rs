@@ -191,8 +191,8 @@ impl Watches {
         Ok(())
     }
 
-    /// Removes the lasting watch that was unread for longest, and waits until the kernel has what it had. False if there
-    /// is none.
+    /// Removes the lasting watch that was unread for longest, and waits until the kernel has what it had. False if
+    /// there is none.
     pub(super) fn give_up_one(&self) -> bool {
         let mut table = lock(&self.table);
         let Some(given_up) = table.give_up_one() else {

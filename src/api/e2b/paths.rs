@@ -1,7 +1,7 @@
 //! Paths as these clients write them, and as they are shown them: absolute ones, as commands see them.
 //!
-//! A sandbox's files are those beneath its home. `/home/user`, the home in E2B's own images and in most examples, stands
-//! for the home wherever it is.
+//! A sandbox's files are those beneath its home. `/home/user`, the home in E2B's own images and in most examples,
+//! stands for the home wherever it is.
 
 use std::os::unix::ffi::OsStrExt;
 

@@ -1,6 +1,7 @@
 //! `process.Process`: commands and terminals.
 //!
-//! A command and the connection that started it are apart: it goes on without its client, and only its deadline ends it.
+//! A command and the connection that started it are apart: it goes on without its client, and only its deadline ends
+//! it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

@@ -7,10 +7,9 @@ use super::calls::{Answer, Call, Document, ListAnswer};
 use super::errors::{Failure, Style};
 use super::{code, entries, files, processes, sandboxes, watches};
 use crate::api::context::Context;
+use crate::codec::fields::Fields;
 use crate::http::Request;
 use crate::workspace::Workspace;
-
-use crate::codec::fields::Fields;
 
 /// One operation.
 pub(super) struct Route {
@@ -272,7 +271,7 @@ impl<'a> Target<'a> {
     pub(super) fn route(&self, method: &str) -> Result<&'static Route, Failure> {
         let method = if method == "HEAD" { "GET" } else { method };
         let mut routes = self.routes.iter();
-        // All of a path say which methods there are.
+        // OPTIONS is answered by the first row: `Allow` has the methods of all.
         let found = routes.find(|route| {
             method == "OPTIONS" || route.methods.is_empty() || route.methods.contains(&method)
         });

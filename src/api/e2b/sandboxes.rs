@@ -248,8 +248,8 @@ pub(super) fn metrics(call: &mut Call<'_, '_>, id: &str) -> Answer {
     }])))
 }
 
-/// `GET /metrics` of a sandbox: those of the machine, because a look at all processes for each request of a tenant would
-/// be too much.
+/// `GET /metrics` of a sandbox: those of the machine, because a look at all processes for each request of a tenant
+/// would be too much.
 pub(super) fn metrics_inside(call: &mut Call<'_, '_>, _: &Workspace) -> Answer {
     let figures = Figures::of(call, None);
     Ok(Response::json(&json!({
