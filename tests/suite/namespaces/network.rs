@@ -342,7 +342,8 @@ fn the_way_out_ends_with_the_sandbox() {
         for _ in 0..3 {
             let sandbox = server.sandbox_with(&list(&["one.example"]));
             sandbox.sh("true");
-            assert_eq!(threads(), 1);
+            // A thread has its name when it first runs.
+            wait_until("it has a thread", PATIENCE, || threads() == 1);
             sandbox.delete();
             wait_until("its thread ends", PATIENCE, || threads() == 0);
         }
