@@ -199,16 +199,11 @@ impl Watches {
             return false;
         };
         self.wake();
-        let deadline = Instant::now() + GIVE_UP_LIMIT;
-        while !given_up.has_given_back.load(Ordering::Relaxed) {
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            (table, _) = self.given_back.wait_while_for(table, left, |_| {
-                !given_up.has_given_back.load(Ordering::Relaxed)
-            });
-        }
+        let is_kept = |_: &mut WatchTable| !given_up.has_given_back.load(Ordering::Relaxed);
+        drop(
+            self.given_back
+                .wait_while_for(table, GIVE_UP_LIMIT, is_kept),
+        );
         true
     }
 
