@@ -44,38 +44,6 @@ impl Context {
         given
     }
 
-    /// Tells the log that a request was refused for its credentials.
-    #[expect(clippy::unused_self, reason = "as its siblings")]
-    pub(super) fn note_refusal(&self, request: &Request<'_>, text: &str) {
-        let client = request.client_address().map(|address| address.to_string());
-        let client = format!("client {}", client.as_deref().unwrap_or("unknown"));
-        let line = format_args!(
-            "refused {} {}: {text}",
-            logging::quoted(request.head.method.as_bytes()),
-            logging::quoted(&request.head.path)
-        );
-        logging::about(&client, line);
-    }
-
-    /// Tells the log that a request of a tenant has failed. The client gets the error, but only the operator can
-    /// repair it.
-    #[expect(clippy::unused_self, reason = "as its siblings")]
-    pub(super) fn note_failure(
-        &self,
-        tenant: &str,
-        request: &Request<'_>,
-        status: u16,
-        text: &str,
-    ) {
-        let line = format_args!(
-            "failed {} {}: {status} {}",
-            logging::quoted(request.head.method.as_bytes()),
-            logging::quoted(&request.head.path),
-            logging::quoted(text.as_bytes())
-        );
-        logging::about(tenant, line);
-    }
-
     /// Begins work in a workspace, which lasts as long as the lease. What the request holds is charged to
     /// the workspace, whoever asks.
     ///
@@ -91,4 +59,28 @@ impl Context {
         request.ledger = Arc::clone(&lease.ledger);
         Ok(lease)
     }
+}
+
+/// Tells the log that a request was refused for its credentials.
+pub(super) fn note_refusal(request: &Request<'_>, text: &str) {
+    let client = request.client_address().map(|address| address.to_string());
+    let client = format!("client {}", client.as_deref().unwrap_or("unknown"));
+    let line = format_args!(
+        "refused {} {}: {text}",
+        logging::quoted(request.head.method.as_bytes()),
+        logging::quoted(&request.head.path)
+    );
+    logging::about(&client, line);
+}
+
+/// Tells the log that a request of a tenant has failed. The client gets the error, but only the operator can
+/// repair it.
+pub(super) fn note_failure(tenant: &str, request: &Request<'_>, status: u16, text: &str) {
+    let line = format_args!(
+        "failed {} {}: {status} {}",
+        logging::quoted(request.head.method.as_bytes()),
+        logging::quoted(&request.head.path),
+        logging::quoted(text.as_bytes())
+    );
+    logging::about(tenant, line);
 }

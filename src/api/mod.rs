@@ -5,6 +5,7 @@
 //! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs. A door parses its own wire into typed
 //! operations of `workspace` and writes its own answers; no door uses another.
 
+mod content;
 mod context;
 mod counts;
 mod e2b;
@@ -20,7 +21,7 @@ use crate::http::handshake::subprotocols;
 use crate::http::seats::Seats;
 use crate::http::{Body, Handler, Refusal, Request, Response};
 use crate::machine::Machine;
-use context::{BEARER_SUBPROTOCOL, Context};
+use context::{BEARER_SUBPROTOCOL, Context, note_failure, note_refusal};
 use counts::RequestCounts;
 use origins::Origins;
 use rest::Answer;
@@ -70,8 +71,7 @@ impl Api {
                 Some(Access::Inside(id) | Access::Sandbox(id)) => format!("sandbox {id}"),
                 _ => "the machine".to_owned(),
             };
-            self.context
-                .note_failure(&tenant, request, refusal.status, &refusal.text);
+            note_failure(&tenant, request, refusal.status, &refusal.text);
         }
         // A server behind a port decides which origins it allows.
         let is_relayed = target.is_proxied() && answer.is_ok();
@@ -124,7 +124,7 @@ impl Api {
         target: &rest::Target<'_>,
     ) -> Result<Holder<'a>, Refusal> {
         let refused = |text: &str| {
-            self.context.note_refusal(request, text);
+            note_refusal(request, text);
             Err(Refusal::new(403, "forbidden", text))
         };
         let Ok(own) = only_value(request, "x-sandbox-token") else {

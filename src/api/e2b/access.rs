@@ -9,7 +9,7 @@ use subtle::ConstantTimeEq;
 use super::calls::Call;
 use super::errors::{Code, Failure};
 use super::signature::{Purpose, Signature};
-use crate::api::context::Context;
+use crate::api::context::{Context, note_refusal};
 use crate::auth::{Access, Holder};
 use crate::codec::base64;
 use crate::error::Kind;
@@ -79,7 +79,7 @@ pub(super) fn of_api(
     admit(context, request, access, &keys, "X-API-KEY")
 }
 
-/// Whether a request has the API key of this server, or the token of any of its sandboxes, in the header for API keys.
+/// Whether a request has the API key of this server in the header for API keys.
 pub(super) fn has_own_key(context: &Context, request: &Request<'_>) -> bool {
     let mut keys = request.head.values("x-api-key");
     keys.any(|key| {
@@ -162,17 +162,13 @@ pub(super) fn of_files(
         return of_sandbox(context, call.request, named);
     };
     let owns = |token: &str| signature.is_by(token.as_bytes());
-    let refused = |request: &Request<'_>, text: &str| {
-        context.note_refusal(request, text);
-        Failure::new(Code::Unauthenticated, text)
-    };
     let place = find(context, call.request, named, owns)?;
     if context.authenticator.needs_token() {
         if !owns(&context.authenticator.sandbox_token(place.id())) {
-            return Err(refused(call.request, "the signature is wrong"));
+            return Err(refuse(call.request, "the signature is wrong"));
         }
         if signature.has_expired() {
-            return Err(refused(call.request, "the signature has expired"));
+            return Err(refuse(call.request, "the signature has expired"));
         }
     }
     seat(context, call.request, Holder::Sandbox(place.id()))?;
@@ -218,20 +214,24 @@ fn find(
                 .map(|sandbox| Place::Sandbox(sandbox.id.clone()))
                 .ok_or_else(|| {
                     let text = "the request names no sandbox, by E2b-Sandbox-Id, and has the token of none";
-                    context.note_refusal(request, text);
-                    Failure::new(Code::Unauthenticated, text)
+                    refuse(request, text)
                 })
         }
     }
 }
 
-/// The sandbox with an id. On a machine that is the only one and needs no token, any id is its own.
+/// The sandbox with an id.
 fn place_of(context: &Context, id: &str) -> Result<Place, Failure> {
     match context.machine.host() {
         Ok(host) if host.find(id).is_ok() => Ok(Place::Sandbox(id.to_owned())),
-        Err(_) if id == MACHINE_ID || !context.authenticator.needs_token() => Ok(Place::Machine),
+        Err(_) if names_machine(context, id) => Ok(Place::Machine),
         _ => Err(Failure::gone()),
     }
+}
+
+/// Whether an id is that of a machine that is the only sandbox. Without a token, any is.
+pub(super) fn names_machine(context: &Context, id: &str) -> bool {
+    id == MACHINE_ID || !context.authenticator.needs_token()
 }
 
 /// Admits a request that has one of these tokens.
@@ -250,18 +250,18 @@ fn admit(
         Some(holder) => holder,
         None if given.is_empty() => match context.authenticator.check(None, access) {
             Ok(holder) => holder,
-            Err(_) => return Err(refuse(context, request, &format!("{header} is missing"))),
+            Err(_) => return Err(refuse(request, &format!("{header} is missing"))),
         },
         None => {
             let text = format!("{header} holds what does not open this");
-            return Err(refuse(context, request, &text));
+            return Err(refuse(request, &text));
         }
     };
     seat(context, request, holder)
 }
 
-fn refuse(context: &Context, request: &Request<'_>, text: &str) -> Failure {
-    context.note_refusal(request, text);
+fn refuse(request: &Request<'_>, text: &str) -> Failure {
+    note_refusal(request, text);
     Failure::new(Code::Unauthenticated, text)
 }
 

@@ -10,6 +10,7 @@ use super::entries::METADATA_PREFIX;
 use super::errors::Failure;
 use super::multipart::Multipart;
 use super::paths::{ClientPath, Paths};
+use crate::api::content::body;
 use crate::client::Peer;
 use crate::error::Kind;
 use crate::files::{Attribute, Condition};
@@ -17,7 +18,7 @@ use crate::http::parse::Head;
 use crate::http::range::{Range, range_of};
 use crate::http::request::BodyReader;
 use crate::http::{Body, Response};
-use crate::workspace::{Content, FilePart, FileWrite, GunzipSource, Span, UploadSource, Workspace};
+use crate::workspace::{FilePart, FileWrite, GunzipSource, Span, UploadSource, Workspace};
 
 /// The headers that carry metadata of an uploaded file begin so.
 const METADATA_HEADER: &str = "x-metadata-";
@@ -61,19 +62,7 @@ pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
                 .with_header("Content-Range", format!("bytes */{size}")));
         }
     };
-    response.body = match content {
-        Content::Bytes(bytes) => Body::Bytes(bytes),
-        Content::Reader(reader) => Body::Reader(reader),
-        Content::File {
-            file,
-            length,
-            start,
-        } => Body::File {
-            file,
-            length,
-            start,
-        },
-    };
+    response.body = body(content);
     Ok(response)
 }
 

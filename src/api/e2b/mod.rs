@@ -25,7 +25,7 @@ mod sandboxes;
 mod signature;
 mod watches;
 
-use super::context::Context;
+use super::context::{Context, note_failure};
 use crate::codec::query::Query;
 use crate::http::{Body, Request, Response};
 use access::Place;
@@ -47,7 +47,7 @@ pub(super) fn answer(
             let tenant = target.listed().or(target.labelled());
             let tenant = tenant.map(|id| format!("sandbox {id}"));
             let tenant = tenant.unwrap_or_else(|| "the machine".to_owned());
-            context.note_failure(&tenant, request, failure.status, &failure.text);
+            note_failure(&tenant, request, failure.status, &failure.text);
         }
         failure.respond(target.style(&request.head.method))
     })

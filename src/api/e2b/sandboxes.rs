@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use super::access::names_machine;
 use super::calls::{Answer, Call};
 use super::errors::{Code, Failure};
 use super::paths::USUAL_HOME;
@@ -24,7 +25,7 @@ use crate::host::{Host, Labels, Sandbox, SandboxSpec};
 use crate::http::{Body, Response};
 use crate::machine::MACHINE_ID;
 use crate::posture::{Filter, Posture, Rule, Rules};
-use crate::proc;
+use crate::proc::{self, MachineUse};
 use crate::workspace::Workspace;
 
 /// The version of E2B's agent whose features are here.
@@ -104,7 +105,7 @@ pub(super) fn connect(call: &mut Call<'_, '_>, id: &str) -> Answer {
 pub(super) fn describe(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let mut document = match place(call, id)? {
         None => machine_document(call),
-        Some((_, sandbox)) => document(&sandbox),
+        Some((_, sandbox)) => document(&sandbox, Size::of_machine(&proc::machine_use())),
     };
     document["envdAccessToken"] = call.context.authenticator.sandbox_token(id).into();
     if let Some(domain) = domain(call) {
@@ -210,7 +211,9 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
     });
     let has_more = all.len() > limit;
     all.truncate(limit);
-    let documents: Vec<_> = all.iter().map(|sandbox| document(sandbox)).collect();
+    let whole = Size::of_machine(&proc::machine_use());
+    let documents = all.iter().map(|sandbox| document(sandbox, whole));
+    let documents: Vec<_> = documents.collect();
     let mut response = Response::json(&documents);
     if let Some(last) = all.last().filter(|_| has_more) {
         response = response.with_header("x-next-token", last.number().to_string());
@@ -238,10 +241,10 @@ pub(super) fn metrics(call: &mut Call<'_, '_>, id: &str) -> Answer {
     Ok(Response::json(&json!([{
         "timestamp": rfc3339(now.cast_signed()),
         "timestampUnix": now / 1000,
-        "cpuCount": figures.processors,
+        "cpuCount": figures.size.processors,
         "cpuUsedPct": figures.processor_share,
         "memUsed": figures.memory_used,
-        "memTotal": figures.memory,
+        "memTotal": figures.size.memory,
         "memCache": 0,
         "diskUsed": figures.disk_used,
         "diskTotal": figures.disk,
@@ -254,9 +257,9 @@ pub(super) fn metrics_inside(call: &mut Call<'_, '_>, _: &Workspace) -> Answer {
     let figures = Figures::of(call, None);
     Ok(Response::json(&json!({
         "ts": now_ms() / 1000,
-        "cpu_count": figures.processors,
+        "cpu_count": figures.size.processors,
         "cpu_used_pct": figures.processor_share,
-        "mem_total": figures.memory,
+        "mem_total": figures.size.memory,
         "mem_used": figures.memory_used,
         "mem_cache": 0,
         "disk_used": figures.disk_used,
@@ -266,10 +269,9 @@ pub(super) fn metrics_inside(call: &mut Call<'_, '_>, _: &Workspace) -> Answer {
 
 /// What a sandbox uses, in bytes, and of how much.
 struct Figures {
-    processors: usize,
+    size: Size,
     /// Percent of one processor, on average since it was made.
     processor_share: f64,
-    memory: u64,
     memory_used: u64,
     disk: u64,
     disk_used: u64,
@@ -292,9 +294,8 @@ impl Figures {
         };
         let share = cpu.unwrap_or_default().as_secs_f64() / age.as_secs_f64().max(0.001);
         Self {
-            processors: processors(sandbox),
+            size: Size::of_machine(&whole).limited_by(sandbox),
             processor_share: (share * 10_000.0).round() / 100.0,
-            memory: memory(sandbox),
             memory_used: match own {
                 Some(own) => own.memory_bytes,
                 None => whole.memory_used_bytes.unwrap_or(0),
@@ -312,15 +313,33 @@ fn uptime() -> Option<Duration> {
     seconds.parse().ok().map(Duration::from_secs)
 }
 
-fn processors(sandbox: Option<&Sandbox>) -> usize {
-    let limit = sandbox.and_then(|sandbox| sandbox.limits.asked().cpu);
-    let limit = limit.and_then(|time| usize::try_from(time.as_millis().div_ceil(1000)).ok());
-    limit.unwrap_or_else(|| thread::available_parallelism().map_or(1, usize::from))
+/// What there is of processors and of memory, in bytes.
+#[derive(Clone, Copy)]
+struct Size {
+    processors: usize,
+    memory: u64,
 }
 
-fn memory(sandbox: Option<&Sandbox>) -> u64 {
-    let limit = sandbox.and_then(|sandbox| sandbox.limits.asked().memory);
-    limit.unwrap_or_else(|| proc::machine_use().memory_bytes.unwrap_or(0))
+impl Size {
+    fn of_machine(whole: &MachineUse) -> Self {
+        Self {
+            processors: thread::available_parallelism().map_or(1, usize::from),
+            memory: whole.memory_bytes.unwrap_or(0),
+        }
+    }
+
+    /// What a sandbox may have of it.
+    fn limited_by(self, sandbox: Option<&Sandbox>) -> Self {
+        let asked = sandbox.map(|sandbox| sandbox.limits.asked());
+        let time = asked.as_ref().and_then(|asked| asked.cpu);
+        let processors =
+            time.and_then(|time| usize::try_from(time.as_millis().div_ceil(1000)).ok());
+        let memory = asked.as_ref().and_then(|asked| asked.memory);
+        Self {
+            processors: processors.unwrap_or(self.processors),
+            memory: memory.unwrap_or(self.memory),
+        }
+    }
 }
 
 /// A sandbox of the host by its id, or the machine itself.
@@ -331,7 +350,7 @@ fn place<'a>(call: &Call<'a, '_>, id: &str) -> Result<Option<(&'a Host, Arc<Sand
             let sandbox = host.find(id).map_err(|_| unknown())?;
             Ok(Some((host, sandbox)))
         }
-        Err(_) if id == MACHINE_ID || !call.context.authenticator.needs_token() => Ok(None),
+        Err(_) if names_machine(call.context, id) => Ok(None),
         Err(_) => Err(unknown()),
     }
 }
@@ -383,13 +402,14 @@ fn template_of(sandbox: &Sandbox) -> String {
         .unwrap_or_else(usual)
 }
 
-fn document(sandbox: &Sandbox) -> Value {
+/// A sandbox of a machine of this size.
+fn document(sandbox: &Sandbox, whole: Size) -> Value {
     let end = sandbox.expiry().map_or(NEVER_MS, |expiry| expiry.at_ms);
     listed(
         &sandbox.id,
         &template_of(sandbox),
         (sandbox.created_at_ms, end.min(NEVER_MS)),
-        (processors(Some(sandbox)), memory(Some(sandbox))),
+        whole.limited_by(Some(sandbox)),
         &sandbox.labels.metadata,
     )
 }
@@ -399,7 +419,7 @@ fn machine_document(call: &Call<'_, '_>) -> Value {
         MACHINE_ID,
         TEMPLATES[0],
         (now_ms().saturating_sub(uptime_ms(call)), NEVER_MS),
-        (processors(None), memory(None)),
+        Size::of_machine(&proc::machine_use()),
         &call.context.machine.labels(),
     );
     let disk = call.context.machine.disk();
@@ -415,7 +435,7 @@ fn listed(
     id: &str,
     template: &str,
     (start, end): (u64, u64),
-    (processors, memory): (usize, u64),
+    size: Size,
     metadata: &BTreeMap<String, String>,
 ) -> Value {
     let time = |at: u64| rfc3339(at.cast_signed());
@@ -427,8 +447,8 @@ fn listed(
         "startedAt": time(start),
         "endAt": time(end),
         "envdVersion": VERSION,
-        "cpuCount": processors,
-        "memoryMB": memory >> 20,
+        "cpuCount": size.processors,
+        "memoryMB": size.memory >> 20,
         "diskSizeMB": 0,
         "state": "running",
         "metadata": metadata,

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::call::{Answer, Call, long_work};
 use super::documents::{EntryDocument, page_response, to_json};
 use super::requests::{compare_request, paths_request};
+use crate::api::content::body;
 use crate::client::Peer;
 use crate::codec::query::Query;
 use crate::error::{Error, Result};
@@ -17,9 +18,7 @@ use crate::files::{Condition, SkipList, SkipReason};
 use crate::http::range::{Range, range_of};
 use crate::http::request::BodyReader;
 use crate::http::{Body, Refusal, Response};
-use crate::workspace::{
-    Compared, Content, FilePart, FileState, FileWrite, Span, UploadSource, Workspace,
-};
+use crate::workspace::{Compared, FilePart, FileState, FileWrite, Span, UploadSource, Workspace};
 
 /// `GET files/read`.
 pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
@@ -62,22 +61,6 @@ pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     };
     response.body = body(content);
     Ok(response)
-}
-
-fn body(content: Content) -> Body {
-    match content {
-        Content::Bytes(bytes) => Body::Bytes(bytes),
-        Content::Reader(reader) => Body::Reader(reader),
-        Content::File {
-            file,
-            length,
-            start,
-        } => Body::File {
-            file,
-            length,
-            start,
-        },
-    }
 }
 
 /// `GET files/read?lines=`.
