@@ -8,7 +8,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
 use crate::fixture::{BINARY, is_root};
@@ -74,15 +74,23 @@ pub fn run_client(version: &str, checks: &str, words: &[&str]) {
         .arg(BINARY)
         .arg(version)
         .args(words);
+    if let Err(reason) = run_checks(command) {
+        skip!("{reason}");
+    }
+}
+
+/// Runs a program of checks to its end. Returns what it has printed, or why it cannot run here.
+#[track_caller]
+pub fn run_checks(mut command: Command) -> Result<String, String> {
     // The way to run some of the checks only: SBX_CLIENT_CHECKS="timeout links" cargo test ...
     if let Ok(names) = std::env::var("SBX_CLIENT_CHECKS") {
         command.args(names.split_whitespace());
     }
-    let output = command.output().unwrap();
-    let report = String::from_utf8_lossy(&output.stdout);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    let report = String::from_utf8_lossy(&output.stdout).into_owned();
     println!("{report}");
     if output.status.code() == Some(CANNOT_RUN) {
-        skip!("{}", report.trim());
+        return Err(report.trim().to_owned());
     }
     let summary = report.lines().last().unwrap_or_default();
     assert!(
@@ -91,6 +99,7 @@ pub fn run_client(version: &str, checks: &str, words: &[&str]) {
         output.status,
         String::from_utf8_lossy(&output.stderr),
     );
+    Ok(report)
 }
 
 /// The interpreter of a virtual environment that has these packages, or why there is none.
