@@ -10,6 +10,7 @@ mod context;
 mod counts;
 mod e2b;
 mod forward;
+mod json;
 mod origins;
 mod rest;
 

@@ -1,8 +1,8 @@
 //! Archives: queries to typed operations, reports to documents.
 
 use super::call::{Answer, Call};
-use super::documents::{ArchiveDocument, to_json};
 use super::files::path;
+use crate::api::json::documents::{ArchiveDocument, to_json};
 use crate::client::{Client, Disconnected, check_peer, send_all_within};
 use crate::codec::query::Query;
 use crate::error::Result;

@@ -11,9 +11,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::call::{Answer, Call};
-use super::documents::ExitEvent;
-use super::requests::{TerminalRequest, terminal_request};
 use crate::api::context::BEARER_SUBPROTOCOL;
+use crate::api::json::documents::ExitEvent;
+use crate::api::json::requests::{TerminalRequest, terminal_request};
 use crate::client::Disconnected;
 use crate::codec::queries::QueryFilter;
 use crate::codec::query::Query;

@@ -6,9 +6,11 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::call::{Answer, Call, event_stream, json_later};
-use super::documents::{ListDocument, ProcessDocument, WaitDocument};
 use super::events::EventWriter;
-use super::requests::{ENCODINGS, Encoding, command_request, resize_request, signal_request};
+use crate::api::json::documents::{ListDocument, ProcessDocument, WaitDocument};
+use crate::api::json::requests::{
+    ENCODINGS, Encoding, command_request, resize_request, signal_request,
+};
 use crate::http::Response;
 use crate::http::stream::StreamWriter;
 use crate::ledger::{Charge, Item};

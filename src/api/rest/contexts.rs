@@ -6,13 +6,13 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::call::{Answer, Call, event_stream};
-use super::documents::{ContextDocument, EndEvent, ExecutionDocument, ListDocument};
 use super::events::EventWriter;
-use super::requests::{
+use super::simple::SimpleWriter;
+use crate::api::json::documents::{ContextDocument, EndEvent, ExecutionDocument, ListDocument};
+use crate::api::json::requests::{
     ENCODINGS, Encoding, ExecuteRequest, answer_request, context_request, execute_request,
     interrupt_request,
 };
-use super::simple::SimpleWriter;
 use crate::client::{Client, Disconnected, send_all};
 use crate::codec::{base64, escape};
 use crate::error::{self, Error, Kind};

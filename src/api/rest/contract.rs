@@ -144,7 +144,7 @@ mod tests {
     /// code.
     fn made() -> BTreeSet<(u16, String)> {
         let mut made = BTreeSet::new();
-        for directory in ["api", "api/rest", "http", "relay"] {
+        for directory in ["api", "api/json", "api/rest", "http", "relay"] {
             let directory = format!("{}/src/{directory}", env!("CARGO_MANIFEST_DIR"));
             for file in std::fs::read_dir(directory).unwrap() {
                 let path = file.unwrap().path();

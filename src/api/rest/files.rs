@@ -5,9 +5,9 @@ use std::os::fd::BorrowedFd;
 use serde_json::{Value, json};
 
 use super::call::{Answer, Call, long_work};
-use super::documents::{EntryDocument, page_response, to_json};
-use super::requests::{compare_request, paths_request};
 use crate::api::content::body;
+use crate::api::json::documents::{EntryDocument, page_response, to_json};
+use crate::api::json::requests::{compare_request, paths_request};
 use crate::client::Peer;
 use crate::codec::query::Query;
 use crate::error::{Error, Result};
@@ -290,11 +290,6 @@ pub(super) fn change_mode(call: &mut Call<'_, '_>, workspace: &Workspace) -> Ans
 pub(super) fn path(query: &Query, name: &str) -> Result<FilePath> {
     let missing = || Error::invalid(format!("the parameter {name} is missing"));
     FilePath::new(query.value(name)?.ok_or_else(missing)?)
-}
-
-/// A path that may be left out: then it is the directory that relative paths begin at.
-pub(super) fn optional_path(decoded: Option<&[u8]>) -> Result<FilePath> {
-    FilePath::new(decoded.unwrap_or(b"."))
 }
 
 fn wants_hash(query: &Query) -> Result<bool> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::events::EventWriter;
-use super::requests::{CommandRequest, Encoding, command_request, sandbox_request};
+use crate::api::json::requests::{CommandRequest, Encoding, command_request, sandbox_request};
 use crate::codec::base64;
 use crate::codec::plain::PlainText;
 use crate::codec::queries::QueryFilter;

@@ -14,9 +14,7 @@ mod call;
 mod commands;
 mod contexts;
 mod contract;
-mod documents;
 mod edit;
-mod errors;
 mod events;
 mod files;
 #[cfg(test)]
@@ -24,7 +22,6 @@ mod fuzz;
 mod metrics;
 mod network;
 mod ports;
-mod requests;
 mod routes;
 mod sandboxes;
 mod search;

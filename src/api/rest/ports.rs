@@ -1,8 +1,8 @@
 //! The servers inside a workspace: forwarding requests to them, listing them, waiting for them.
 
 use super::call::{Answer, Call, json_later};
-use super::documents::{ListenerDocument, PortDocument};
 use crate::api::forward;
+use crate::api::json::documents::{ListenerDocument, PortDocument};
 use crate::http::{Request, Response};
 use crate::ports::Port;
 use crate::workspace::Workspace;

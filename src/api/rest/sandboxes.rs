@@ -5,8 +5,8 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::call::{Answer, Call};
-use super::documents::{CreatedDocument, ListDocument, SandboxDocument};
-use super::requests::sandbox_request;
+use crate::api::json::documents::{CreatedDocument, ListDocument, SandboxDocument};
+use crate::api::json::requests::sandbox_request;
 use crate::host::{AllEnded, Host, Sandbox};
 use crate::http::Response;
 

@@ -1,7 +1,7 @@
 //! The routes without a token that describe the server.
 
 use super::call::{Answer, Call};
-use super::documents::{Health, MachineIsolation, PROTOCOL};
+use crate::api::json::documents::{Health, MachineIsolation, PROTOCOL};
 use crate::http::{Body, Response};
 
 /// `GET /`: a text for people who find the server and do not know it.

@@ -33,7 +33,7 @@ const MAX_TAG_BYTES: usize = 1024;
 
 /// How events carry the output of a command.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) enum Encoding {
+pub(in crate::api) enum Encoding {
     /// As text. Bytes that are not UTF-8 become U+FFFD.
     #[default]
     Utf8,
@@ -42,24 +42,24 @@ pub(super) enum Encoding {
 }
 
 /// The values of an `encoding` parameter or field.
-pub(super) const ENCODINGS: [(&str, Encoding); 2] =
+pub(in crate::api) const ENCODINGS: [(&str, Encoding); 2] =
     [("utf-8", Encoding::Utf8), ("base64", Encoding::Base64)];
 
 /// A request to run a command.
-pub(super) struct CommandRequest {
+pub(in crate::api) struct CommandRequest {
     /// The command.
-    pub(super) spec: CommandSpec,
+    pub(in crate::api) spec: CommandSpec,
     /// The encoding of its output.
-    pub(super) encoding: Encoding,
+    pub(in crate::api) encoding: Encoding,
     /// What happens to the command if the client disconnects.
-    pub(super) on_disconnect: OnDisconnect,
+    pub(in crate::api) on_disconnect: OnDisconnect,
 }
 
 /// Reads the body of `exec` and `processes`.
 ///
 /// # Errors
 /// `Invalid` if the body is no JSON object, or a field has a wrong type or value.
-pub(super) fn command_request(body: &[u8]) -> Result<CommandRequest> {
+pub(in crate::api) fn command_request(body: &[u8]) -> Result<CommandRequest> {
     let mut fields = Fields::parse(body)?;
     let shell = fields.boolean("shell")?;
     let terminal = terminal(&mut fields)?;
@@ -175,16 +175,16 @@ fn terminal_spec(fields: &[u8]) -> Result<TerminalSpec> {
 }
 
 /// A request to execute code.
-pub(super) struct ExecuteRequest {
-    pub(super) spec: ExecutionSpec,
+pub(in crate::api) struct ExecuteRequest {
+    pub(in crate::api) spec: ExecutionSpec,
     /// Where: its id, and what a new one is made with.
-    pub(super) context: ContextSpec,
+    pub(in crate::api) context: ContextSpec,
     /// `None` if the request does not say.
-    pub(super) language: Option<Language>,
-    pub(super) is_stateless: bool,
-    pub(super) encoding: Encoding,
+    pub(in crate::api) language: Option<Language>,
+    pub(in crate::api) is_stateless: bool,
+    pub(in crate::api) encoding: Encoding,
     /// In the simple shape.
-    pub(super) is_simple: bool,
+    pub(in crate::api) is_simple: bool,
 }
 
 /// Reads the body of `execute`.
@@ -192,7 +192,7 @@ pub(super) struct ExecuteRequest {
 /// # Errors
 /// `Invalid` if the body is no JSON object, or a field is missing or has a wrong type or value;
 /// `UnsupportedLanguage`.
-pub(super) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
+pub(in crate::api) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
     let mut fields = Fields::parse(body)?;
     let missing = || Error::invalid("code is missing; it takes a string");
     let mut spec = ExecutionSpec::new(fields.string("code")?.ok_or_else(missing)?);
@@ -251,7 +251,7 @@ pub(super) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
 ///
 /// # Errors
 /// As for [`execute_request`].
-pub(super) fn context_request(body: &[u8]) -> Result<(Language, ContextSpec)> {
+pub(in crate::api) fn context_request(body: &[u8]) -> Result<(Language, ContextSpec)> {
     let mut fields = optional_fields(body)?;
     let environment = environment(&mut fields)?;
     check_environment(&environment)?;
@@ -273,7 +273,7 @@ pub(super) fn context_request(body: &[u8]) -> Result<(Language, ContextSpec)> {
 ///
 /// # Errors
 /// As for [`execute_request`].
-pub(super) fn interrupt_request(body: &[u8]) -> Result<(Option<String>, Option<Duration>)> {
+pub(in crate::api) fn interrupt_request(body: &[u8]) -> Result<(Option<String>, Option<Duration>)> {
     let mut fields = optional_fields(body)?;
     Ok((fields.string("execution")?, fields.seconds("kill_after")?))
 }
@@ -282,7 +282,7 @@ pub(super) fn interrupt_request(body: &[u8]) -> Result<(Option<String>, Option<D
 ///
 /// # Errors
 /// As for [`execute_request`].
-pub(super) fn answer_request(body: &[u8]) -> Result<Option<String>> {
+pub(in crate::api) fn answer_request(body: &[u8]) -> Result<Option<String>> {
     let mut fields = Fields::parse(body)?;
     let is_end = fields.boolean("eof")?.unwrap_or(false);
     match (fields.string("value")?, is_end) {
@@ -335,7 +335,7 @@ fn terminal_sides(fields: &mut Fields<'_>) -> Result<[Option<u64>; 2]> {
 ///
 /// # Errors
 /// `Invalid` if rows or cols are missing, or not those of a terminal.
-pub(super) fn resize_request(body: &[u8]) -> Result<TerminalSize> {
+pub(in crate::api) fn resize_request(body: &[u8]) -> Result<TerminalSize> {
     match terminal_sides(&mut Fields::parse(body)?)? {
         [Some(rows), Some(columns)] => TerminalSize::new(rows, columns),
         [None, _] => Err(Error::invalid("rows is missing")),
@@ -399,7 +399,7 @@ const ACCEPTED_CPU: &str = "a number of processors from 0.1 to 4096";
 ///
 /// # Errors
 /// `Invalid` if the body is no JSON object, or a field has a wrong type or value.
-pub(super) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
+pub(in crate::api) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
     let mut fields = optional_fields(body)?;
     let environment = environment(&mut fields)?;
     // The same rules hold for the variables of a command.
@@ -456,7 +456,7 @@ fn paths(fields: &mut Fields<'_>, name: &str) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// `Invalid` if the signal or the group is not known.
-pub(super) fn signal_request(body: &[u8]) -> Result<(i32, SignalGroup)> {
+pub(in crate::api) fn signal_request(body: &[u8]) -> Result<(i32, SignalGroup)> {
     let mut fields = optional_fields(body)?;
     let groups = [("foreground", SignalGroup::Foreground)];
     let group = fields.choice("group", &groups)?.unwrap_or(SignalGroup::Own);
@@ -466,19 +466,19 @@ pub(super) fn signal_request(body: &[u8]) -> Result<(i32, SignalGroup)> {
 
 /// What a client asks of the terminal that it is attached to. Several requests are carried out in the order
 /// of the fields here.
-pub(super) struct TerminalRequest {
+pub(in crate::api) struct TerminalRequest {
     /// Take the input over from all others.
-    pub(super) take: bool,
+    pub(in crate::api) take: bool,
     /// Set the size.
-    pub(super) resize: Option<TerminalSize>,
+    pub(in crate::api) resize: Option<TerminalSize>,
     /// Send a signal to the foreground group.
-    pub(super) signal: Option<i32>,
+    pub(in crate::api) signal: Option<i32>,
     /// End the input.
-    pub(super) eof: bool,
+    pub(in crate::api) eof: bool,
 }
 
 /// Reads a text frame of an attached client; `None` if it is no JSON object.
-pub(super) fn terminal_request(text: &[u8]) -> Option<Result<TerminalRequest>> {
+pub(in crate::api) fn terminal_request(text: &[u8]) -> Option<Result<TerminalRequest>> {
     let mut fields = Fields::parse(text).ok()?;
     let read = |fields: &mut Fields<'_>| {
         let resize = fields.take("resize");
@@ -526,7 +526,7 @@ fn signal(signal: &RawValue) -> Result<i32> {
 ///
 /// # Errors
 /// `Invalid` if `paths` is no list of paths.
-pub(super) fn paths_request(body: &[u8]) -> Result<Vec<FilePath>> {
+pub(in crate::api) fn paths_request(body: &[u8]) -> Result<Vec<FilePath>> {
     let accepted = "a list of paths";
     let Some(paths) = Fields::parse(body)?.take("paths") else {
         return Err(Error::invalid(format!(
@@ -550,7 +550,7 @@ pub(super) fn paths_request(body: &[u8]) -> Result<Vec<FilePath>> {
 ///
 /// # Errors
 /// `Invalid` if a field is missing, or has a wrong type or value.
-pub(super) fn compare_request(body: &[u8]) -> Result<(FilePath, Vec<ClientFile>)> {
+pub(in crate::api) fn compare_request(body: &[u8]) -> Result<(FilePath, Vec<ClientFile>)> {
     let missing = |name| Error::invalid(format!("{name} is missing"));
     let mut fields = Fields::parse(body)?;
     let tree = fields.string("path")?.ok_or_else(|| missing("path"))?;
@@ -587,7 +587,7 @@ pub(super) fn compare_request(body: &[u8]) -> Result<(FilePath, Vec<ClientFile>)
 ///
 /// # Errors
 /// `Invalid` if a field has a wrong type or value.
-pub(super) fn watch_request(body: &[u8]) -> Result<(Settings, Option<String>)> {
+pub(in crate::api) fn watch_request(body: &[u8]) -> Result<(Settings, Option<String>)> {
     let mut fields = Fields::parse(body)?;
     let path = fields.string("path")?;
     let path = path.ok_or_else(|| Error::invalid("path is missing; it takes a directory"))?;
@@ -606,7 +606,7 @@ pub(super) fn watch_request(body: &[u8]) -> Result<(Settings, Option<String>)> {
 ///
 /// # Errors
 /// `Invalid` if the body is no JSON object, or the path has a wrong type or value.
-pub(super) fn venv_request(body: &[u8]) -> Result<Option<FilePath>> {
+pub(in crate::api) fn venv_request(body: &[u8]) -> Result<Option<FilePath>> {
     let path = optional_fields(body)?.string("path")?;
     path.map(|path| FilePath::new(path.as_bytes())).transpose()
 }

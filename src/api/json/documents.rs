@@ -23,23 +23,23 @@ use crate::sys::Ending;
 use crate::workspace::{Edited, FileChange, Globbed, Patched, Venv};
 
 /// The version of the contract with clients.
-pub(super) const PROTOCOL: u32 = 3;
+pub(in crate::api) const PROTOCOL: u32 = 3;
 
 /// `GET /health`.
 #[derive(Serialize)]
-pub(super) struct Health {
-    pub(super) status: &'static str,
-    pub(super) version: &'static str,
-    pub(super) protocol: u32,
-    pub(super) uptime_ms: u128,
-    pub(super) mode: &'static str,
-    pub(super) sandboxes: usize,
-    pub(super) isolation: MachineIsolation,
+pub(in crate::api) struct Health {
+    pub(in crate::api) status: &'static str,
+    pub(in crate::api) version: &'static str,
+    pub(in crate::api) protocol: u32,
+    pub(in crate::api) uptime_ms: u128,
+    pub(in crate::api) mode: &'static str,
+    pub(in crate::api) sandboxes: usize,
+    pub(in crate::api) isolation: MachineIsolation,
 }
 
 /// What is enforced on every sandbox, and what can be chosen.
 #[derive(Serialize)]
-pub(super) struct MachineIsolation {
+pub(in crate::api) struct MachineIsolation {
     #[serde(flatten)]
     always: Isolation,
     postures: Vec<&'static str>,
@@ -49,7 +49,7 @@ pub(super) struct MachineIsolation {
 
 impl MachineIsolation {
     /// Describes what a machine can do.
-    pub(super) fn of(machine: &Machine) -> Self {
+    pub(in crate::api) fn of(machine: &Machine) -> Self {
         Self {
             always: Isolation::of(machine),
             postures: machine.postures(),
@@ -61,14 +61,14 @@ impl MachineIsolation {
 
 /// The isolation layers that are enforced.
 #[derive(Clone, Serialize)]
-pub(super) struct Isolation {
+pub(in crate::api) struct Isolation {
     landlock_abi: u32,
     layers: Vec<&'static str>,
 }
 
 impl Isolation {
     /// Describes the isolation of a machine's sandboxes.
-    pub(super) fn of(machine: &Machine) -> Self {
+    pub(in crate::api) fn of(machine: &Machine) -> Self {
         Self {
             landlock_abi: machine.landlock_abi,
             layers: machine.layers(),
@@ -78,15 +78,15 @@ impl Isolation {
 
 /// The answer to a request for sandboxes.
 #[derive(Serialize)]
-pub(super) struct CreatedDocument {
-    pub(super) sandboxes: Vec<SandboxDocument>,
+pub(in crate::api) struct CreatedDocument {
+    pub(in crate::api) sandboxes: Vec<SandboxDocument>,
     /// Number of sandboxes that exceeded the capacity.
-    pub(super) rejected: usize,
+    pub(in crate::api) rejected: usize,
 }
 
 /// A sandbox.
 #[derive(Serialize)]
-pub(super) struct SandboxDocument {
+pub(in crate::api) struct SandboxDocument {
     id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     token: Option<String>,
@@ -133,7 +133,7 @@ struct SandboxIsolation {
 
 impl SandboxDocument {
     /// Describes a sandbox; its token is for the client that made it only.
-    pub(super) fn of(sandbox: &Sandbox, landlock_abi: u32, token: Option<String>) -> Self {
+    pub(in crate::api) fn of(sandbox: &Sandbox, landlock_abi: u32, token: Option<String>) -> Self {
         let limits = &sandbox.limits;
         Self {
             id: sandbox.id.clone(),
@@ -276,7 +276,7 @@ impl<'a> CommandDocument<'a> {
 
 /// A process.
 #[derive(Serialize)]
-pub(super) struct ProcessDocument<'a> {
+pub(in crate::api) struct ProcessDocument<'a> {
     id: &'a str,
     pid: i32,
     #[serde(flatten)]
@@ -296,7 +296,7 @@ pub(super) struct ProcessDocument<'a> {
 
 impl<'a> ProcessDocument<'a> {
     /// Describes the present state of a process, with its whole command or only the beginning.
-    pub(super) fn of(process: &'a Process, is_whole: bool) -> Self {
+    pub(in crate::api) fn of(process: &'a Process, is_whole: bool) -> Self {
         let exit = process.exit();
         let (exit_code, signal) = exit.map_or((None, None), |exit| codes(exit.ending));
         Self {
@@ -320,7 +320,7 @@ impl<'a> ProcessDocument<'a> {
 
 /// A virtual environment.
 #[derive(Serialize)]
-pub(super) struct VenvDocument<'a> {
+pub(in crate::api) struct VenvDocument<'a> {
     path: &'a str,
     python: String,
     created: bool,
@@ -328,7 +328,7 @@ pub(super) struct VenvDocument<'a> {
 
 impl<'a> VenvDocument<'a> {
     /// Describes a virtual environment and its interpreter.
-    pub(super) fn of(venv: &'a Venv) -> Self {
+    pub(in crate::api) fn of(venv: &'a Venv) -> Self {
         Self {
             path: &venv.path,
             python: format!("{}/bin/python", venv.path),
@@ -358,7 +358,7 @@ impl<'a> TerminalDocument<'a> {
 
 /// A process at the end of a wait, which is its exit event too: a client may read it as either.
 #[derive(Serialize)]
-pub(super) struct WaitDocument<'a> {
+pub(in crate::api) struct WaitDocument<'a> {
     event: &'static str,
     timed_out: Option<bool>,
     #[serde(flatten)]
@@ -367,7 +367,7 @@ pub(super) struct WaitDocument<'a> {
 
 impl<'a> WaitDocument<'a> {
     /// Describes a process that has ended, or still runs when the wait's timeout has passed.
-    pub(super) fn of(process: &'a Process, is_whole: bool) -> Self {
+    pub(in crate::api) fn of(process: &'a Process, is_whole: bool) -> Self {
         let process = ProcessDocument::of(process, is_whole);
         Self {
             event: if process.running { "running" } else { "exit" },
@@ -379,7 +379,7 @@ impl<'a> WaitDocument<'a> {
 
 /// The last event of a stream.
 #[derive(Serialize)]
-pub(super) struct ExitEvent {
+pub(in crate::api) struct ExitEvent {
     event: &'static str,
     exit_code: Option<i32>,
     signal: Option<i32>,
@@ -390,7 +390,7 @@ pub(super) struct ExitEvent {
 
 impl ExitEvent {
     /// Describes how a process ended.
-    pub(super) fn of(exit: &Exit) -> Self {
+    pub(in crate::api) fn of(exit: &Exit) -> Self {
         let (exit_code, signal) = codes(exit.ending);
         Self {
             event: "exit",
@@ -433,7 +433,7 @@ fn milliseconds(duration: Duration) -> u64 {
 
 /// A context.
 #[derive(Serialize)]
-pub(super) struct ContextDocument {
+pub(in crate::api) struct ContextDocument {
     id: String,
     language: &'static str,
     backend: String,
@@ -453,7 +453,7 @@ pub(super) struct ContextDocument {
 
 impl ContextDocument {
     /// Describes the present state of a context.
-    pub(super) fn of(context: &Context) -> Self {
+    pub(in crate::api) fn of(context: &Context) -> Self {
         let (generation, execution_count) = context.counts();
         let (execution, queued) = context.work();
         let (backend, version) = context.told().unzip();
@@ -485,7 +485,7 @@ impl ContextDocument {
 
 /// An execution.
 #[derive(Serialize)]
-pub(super) struct ExecutionDocument {
+pub(in crate::api) struct ExecutionDocument {
     id: String,
     context: String,
     state: &'static str,
@@ -496,7 +496,7 @@ pub(super) struct ExecutionDocument {
 
 impl ExecutionDocument {
     /// Describes the present state of an execution.
-    pub(super) fn of(context: &Context, execution: &Execution) -> Self {
+    pub(in crate::api) fn of(context: &Context, execution: &Execution) -> Self {
         let (state, reason) = match execution.state() {
             ExecutionState::Queued => ("queued", None),
             ExecutionState::Running => ("running", None),
@@ -515,7 +515,7 @@ impl ExecutionDocument {
 
 /// The last event of an execution.
 #[derive(Serialize)]
-pub(super) struct EndEvent {
+pub(in crate::api) struct EndEvent {
     event: &'static str,
     seq: u64,
     reason: &'static str,
@@ -529,7 +529,7 @@ pub(super) struct EndEvent {
 
 impl EndEvent {
     /// Describes how an execution ended.
-    pub(super) fn of(seq: u64, end: &End) -> Self {
+    pub(in crate::api) fn of(seq: u64, end: &End) -> Self {
         let (exit_code, signal) = end.ending.map_or((None, None), codes);
         Self {
             event: "end",
@@ -548,7 +548,7 @@ impl EndEvent {
 /// A file or directory. Without detail it has exactly the keys of the clients' own type, whose
 /// constructor fails on any other key.
 #[derive(Serialize)]
-pub(super) struct EntryDocument {
+pub(in crate::api) struct EntryDocument {
     name: String,
     path: String,
     #[serde(rename = "type")]
@@ -560,7 +560,7 @@ pub(super) struct EntryDocument {
     detail: Option<Detail>,
     /// If it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) sha256: Option<String>,
+    pub(in crate::api) sha256: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -576,7 +576,7 @@ struct Detail {
 
 impl EntryDocument {
     /// Describes an entry. A client can use `path` to name it.
-    pub(super) fn of(entry: &Entry, path: String, detail: bool) -> Self {
+    pub(in crate::api) fn of(entry: &Entry, path: String, detail: bool) -> Self {
         Self {
             name: show(&entry.name),
             path,
@@ -607,7 +607,7 @@ impl EntryDocument {
 }
 
 /// The type of a file in clients' words.
-pub(super) fn type_word(kind: FileKind) -> &'static str {
+pub(in crate::api) fn type_word(kind: FileKind) -> &'static str {
     match kind {
         FileKind::Directory => "dir",
         FileKind::Link => "symlink",
@@ -616,7 +616,7 @@ pub(super) fn type_word(kind: FileKind) -> &'static str {
 }
 
 /// A document as text.
-pub(super) fn to_json(document: &impl Serialize) -> Vec<u8> {
+pub(in crate::api) fn to_json(document: &impl Serialize) -> Vec<u8> {
     // Fails only for maps whose keys are not strings; no document has any.
     serde_json::to_vec(document).unwrap_or_default()
 }
@@ -626,7 +626,7 @@ const PIECE_BYTES: usize = 32 * 1024;
 
 /// A document with a list, written piece by piece as the client takes it, so that it takes no more memory
 /// than its items.
-pub(super) struct ListDocument<F> {
+pub(in crate::api) struct ListDocument<F> {
     /// Appends the next item; false if there is none.
     append_next: F,
     tail: Vec<u8>,
@@ -640,7 +640,7 @@ where
     F: FnMut(&mut Vec<u8>) -> serde_json::Result<bool> + Send + 'static,
 {
     /// A JSON array.
-    pub(super) fn array(append_next: F) -> Self {
+    pub(in crate::api) fn array(append_next: F) -> Self {
         Self::new(b"[", append_next, b"]\n".to_vec())
     }
 
@@ -656,7 +656,7 @@ where
     }
 
     /// The answer with this document: at once if it is small.
-    pub(super) fn respond(mut self) -> Response {
+    pub(in crate::api) fn respond(mut self) -> Response {
         // Writing to memory does not fail, and neither does serializing a document.
         let _ = self.append_piece();
         let body = if self.has_ended {
@@ -703,7 +703,7 @@ where
 }
 
 /// One page of the directory `path`: `{"entries": [...], "next": ...}`.
-pub(super) fn page_response(mut page: Page, path: FilePath, detail: bool) -> Response {
+pub(in crate::api) fn page_response(mut page: Page, path: FilePath, detail: bool) -> Response {
     let next = page.after.as_deref().map(show);
     let tail = format!("],\"next\":{}}}\n", json!(next)).into_bytes();
     let append_next = move |out: &mut Vec<u8>| {
@@ -717,7 +717,7 @@ pub(super) fn page_response(mut page: Page, path: FilePath, detail: bool) -> Res
 }
 
 /// What a search by names found: `{"entries": [...], "next": ...}`.
-pub(super) fn glob_response(found: Globbed, path: FilePath, is_by_name: bool) -> Response {
+pub(in crate::api) fn glob_response(found: Globbed, path: FilePath, is_by_name: bool) -> Response {
     let next = found.entries.last().filter(|_| found.has_more).map(|last| {
         let shown = show(&last.moment.path);
         if is_by_name {
@@ -745,7 +745,7 @@ pub(super) fn glob_response(found: Globbed, path: FilePath, is_by_name: bool) ->
 
 /// What an edit did.
 #[derive(Serialize)]
-pub(super) struct EditDocument<'a> {
+pub(in crate::api) struct EditDocument<'a> {
     path: String,
     replaced: usize,
     size: u64,
@@ -757,7 +757,7 @@ pub(super) struct EditDocument<'a> {
 
 impl<'a> EditDocument<'a> {
     /// Describes an edit of the file `path`.
-    pub(super) fn of(path: &FilePath, edited: &'a Edited) -> Self {
+    pub(in crate::api) fn of(path: &FilePath, edited: &'a Edited) -> Self {
         Self {
             path: path.to_string(),
             replaced: edited.replaced,
@@ -771,13 +771,13 @@ impl<'a> EditDocument<'a> {
 
 /// What a patch did.
 #[derive(Serialize)]
-pub(super) struct PatchDocument<'a> {
+pub(in crate::api) struct PatchDocument<'a> {
     files: Vec<PatchedDocument<'a>>,
 }
 
 impl<'a> PatchDocument<'a> {
     /// Describes what was done to these files.
-    pub(super) fn of(patched: &'a [Patched]) -> Self {
+    pub(in crate::api) fn of(patched: &'a [Patched]) -> Self {
         let files = patched.iter().map(PatchedDocument::of).collect();
         Self { files }
     }
@@ -816,7 +816,7 @@ impl<'a> PatchedDocument<'a> {
 
 /// What an archive has, or what was made of it.
 #[derive(Serialize)]
-pub(super) struct ArchiveDocument {
+pub(in crate::api) struct ArchiveDocument {
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<String>,
     files: u64,
@@ -831,7 +831,7 @@ pub(super) struct ArchiveDocument {
 
 impl ArchiveDocument {
     /// Describes what an archive has.
-    pub(super) fn packed(done: &Packed) -> Self {
+    pub(in crate::api) fn packed(done: &Packed) -> Self {
         Self {
             path: None,
             files: done.files,
@@ -845,7 +845,7 @@ impl ArchiveDocument {
     }
 
     /// Describes what was made of an archive beneath `path`.
-    pub(super) fn unpacked(path: &FilePath, done: &Unpacked) -> Self {
+    pub(in crate::api) fn unpacked(path: &FilePath, done: &Unpacked) -> Self {
         Self {
             path: Some(path.to_string()),
             files: done.files,
@@ -885,7 +885,7 @@ fn port_value(port: &Port) -> Value {
 
 /// A listening socket.
 #[derive(Serialize)]
-pub(super) struct ListenerDocument<'a> {
+pub(in crate::api) struct ListenerDocument<'a> {
     port: Value,
     address: &'a str,
     pid: Option<i32>,
@@ -894,7 +894,7 @@ pub(super) struct ListenerDocument<'a> {
 
 impl<'a> ListenerDocument<'a> {
     /// Describes a listening socket.
-    pub(super) fn of(listener: &'a Listener) -> Self {
+    pub(in crate::api) fn of(listener: &'a Listener) -> Self {
         let process = listener.process.as_ref();
         Self {
             port: port_value(&listener.port),
@@ -907,14 +907,14 @@ impl<'a> ListenerDocument<'a> {
 
 /// Whether something listens on a port.
 #[derive(Serialize)]
-pub(super) struct PortDocument {
+pub(in crate::api) struct PortDocument {
     port: Value,
     listening: bool,
 }
 
 impl PortDocument {
     /// Describes a port at the end of a wait.
-    pub(super) fn of(port: &Port, listening: bool) -> Self {
+    pub(in crate::api) fn of(port: &Port, listening: bool) -> Self {
         Self {
             port: port_value(port),
             listening,

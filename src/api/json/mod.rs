@@ -1,0 +1,19 @@
+//! The JSON of this project's own API: what requests ask for, what answers say, and a code for each kind of
+//! failure.
+//!
+//! Several doors speak it: one sends a document as a body, another as the result of a tool. What frames it is theirs.
+
+pub(in crate::api) mod documents;
+pub(in crate::api) mod edits;
+mod errors;
+pub(in crate::api) mod network;
+pub(in crate::api) mod requests;
+pub(in crate::api) mod searches;
+
+use crate::error::Result;
+use crate::files::name::FilePath;
+
+/// A path that may be left out: then it is the directory that relative paths begin at.
+pub(in crate::api) fn optional_path(given: Option<&[u8]>) -> Result<FilePath> {
+    FilePath::new(given.unwrap_or(b"."))
+}

@@ -1,0 +1,288 @@
+//! Networks in JSON: the posture that a request asks for, and what was allowed and refused.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+
+use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
+use crate::egress::{Report, VerdictRecord};
+use crate::error::{Error, Kind, Result};
+use crate::posture::{Filter, Posture, Protocol, Rule, Rules, Upstream};
+
+/// Most rules in each of `allow` and `deny`.
+const MAX_RULES: usize = 256;
+
+/// What `network` takes.
+const ACCEPTED: &str = "open, blocked, or an object with mode";
+
+/// The members of the object.
+const MEMBERS: [&str; 6] = ["mode", "allow", "deny", "proxy", "socks", "transparent"];
+
+/// The posture that a request asks for; `None` if it asks for none.
+///
+/// # Errors
+/// `Invalid`; `Unavailable` for what this version cannot do.
+pub(in crate::api) fn posture(fields: &mut Fields<'_>) -> Result<Option<Posture>> {
+    let Some(value) = fields.take("network") else {
+        return Ok(None);
+    };
+    match JsonType::of(value) {
+        JsonType::String => {
+            let word: String = decoded("network", value)?;
+            let posture = Posture::named(&word);
+            let posture = posture
+                .ok_or_else(|| Error::invalid(format!("network is {word:?}; it takes {ACCEPTED}")));
+            posture.map(Some)
+        }
+        JsonType::Object => of_object(value).map(Some),
+        _ => Err(wrong_type("network", ACCEPTED, value)),
+    }
+}
+
+fn of_object(value: &RawValue) -> Result<Posture> {
+    let Members(members) = decoded("network", value)?;
+    // A rule under a wrong name would not hold, so unknown members are not ignored here.
+    if let Some(unknown) = members.keys().find(|name| !MEMBERS.contains(&&***name)) {
+        let text = format!("network has {unknown:?}; it takes {}", MEMBERS.join(", "));
+        return Err(Error::invalid(text));
+    }
+    let mut fields = Fields::from(Members(members));
+    let modes = [("allowlist", 0), ("open", 1), ("blocked", 2)];
+    let mode = fields.choice("mode", &modes)?;
+    let mode = mode
+        .ok_or_else(|| Error::invalid("network takes mode, which is allowlist, open or blocked"))?;
+    let allow = rules(&mut fields, "allow")?;
+    let deny = rules(&mut fields, "deny")?;
+    let proxy = upstream(&mut fields, "proxy", Protocol::Http)?;
+    let socks = upstream(&mut fields, "socks", Protocol::Socks)?;
+    if fields.boolean("transparent")?.unwrap_or(false) {
+        let text = "network cannot be transparent on this machine: programs find the proxy by HTTP_PROXY and the like";
+        return Err(Error::new(Kind::Unavailable, text));
+    }
+    if proxy.is_some() && socks.is_some() {
+        return Err(Error::invalid("network takes proxy or socks, and not both"));
+    }
+    let upstream = proxy.or(socks);
+    let has_more = deny.is_some() || upstream.is_some();
+    let deny = deny.unwrap_or_default();
+    let filtered = |allow, deny, upstream| {
+        let filter = Filter::new(Rules { allow, deny }, upstream);
+        Ok(Posture::Filtered(Arc::new(filter)))
+    };
+    match (mode, allow) {
+        (0, Some(allow)) => filtered(Some(allow), deny, upstream),
+        (0, None) => Err(Error::invalid(
+            "network with mode allowlist takes allow, an array",
+        )),
+        (1, Some(_)) => Err(Error::invalid(
+            "network with mode open takes no allow: everything is reached that deny does not name",
+        )),
+        (1, None) if deny.is_empty() && upstream.is_none() => Ok(Posture::Open),
+        (1, None) => filtered(None, deny, upstream),
+        (_, None) if !has_more => Ok(Posture::Blocked),
+        _ => Err(Error::invalid(
+            "network with mode blocked takes nothing else",
+        )),
+    }
+}
+
+fn rules(fields: &mut Fields<'_>, name: &str) -> Result<Option<Vec<Rule>>> {
+    let accepted = format!("an array of at most {MAX_RULES} rules");
+    let Some(array) = fields.take(name) else {
+        return Ok(None);
+    };
+    let texts = strings(&format!("network.{name}"), &accepted, array)?;
+    if texts.len() > MAX_RULES {
+        let text = format!(
+            "network.{name} has {} rules; it takes {accepted}",
+            texts.len()
+        );
+        return Err(Error::invalid(text));
+    }
+    let parsed = texts.iter().map(|text| {
+        Rule::parse(text).ok_or_else(|| {
+            let text = format!("network.{name} has {text:?}; it takes {}", Rule::ACCEPTED);
+            Error::invalid(text)
+        })
+    });
+    parsed.collect::<Result<_>>().map(Some)
+}
+
+/// A proxy of the client's own. The text of an error never quotes the URL, which may hold a password.
+fn upstream(fields: &mut Fields<'_>, name: &str, protocol: Protocol) -> Result<Option<Upstream>> {
+    let Some(url) = fields.string(name)? else {
+        return Ok(None);
+    };
+    let example = match protocol {
+        Protocol::Http => "http://user:password@host:port; TLS to the proxy is not supported",
+        Protocol::Socks => "socks5h://user:password@host:port",
+    };
+    let refused = || Error::invalid(format!("network.{name} takes a URL such as {example}"));
+    Upstream::parse(protocol, &url)
+        .ok_or_else(refused)
+        .map(Some)
+}
+
+/// A posture in an answer.
+#[derive(Serialize)]
+#[serde(untagged)]
+pub(in crate::api) enum PostureDocument {
+    Word(&'static str),
+    Filter {
+        mode: &'static str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        allow: Option<Vec<String>>,
+        deny: Vec<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        proxy: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        socks: Option<String>,
+    },
+}
+
+impl PostureDocument {
+    pub(in crate::api) fn of(posture: &Posture) -> Self {
+        let Posture::Filtered(filter) = posture else {
+            return Self::Word(posture.name());
+        };
+        let texts = |rules: &[Rule]| rules.iter().map(|rule| rule.text().to_owned()).collect();
+        let url = |protocol| {
+            let upstream = filter.upstream.as_ref();
+            let upstream = upstream.filter(|upstream| upstream.protocol == protocol);
+            upstream.map(ToString::to_string)
+        };
+        let allow = filter.rules.allow.as_ref();
+        Self::Filter {
+            mode: allow.map_or("open", |_| "allowlist"),
+            allow: allow.map(|rules| texts(rules)),
+            deny: texts(&filter.rules.deny),
+            proxy: url(Protocol::Http),
+            socks: url(Protocol::Socks),
+        }
+    }
+}
+
+/// The answer of `GET network`.
+#[derive(Serialize)]
+pub(in crate::api) struct NetworkDocument {
+    posture: PostureDocument,
+    allowed: u64,
+    refused: u64,
+    recent: Vec<VerdictDocument>,
+}
+
+#[derive(Serialize)]
+struct VerdictDocument {
+    at_ms: u64,
+    host: Box<str>,
+    port: u16,
+    verdict: &'static str,
+    rule: Box<str>,
+}
+
+impl From<VerdictRecord> for VerdictDocument {
+    fn from(record: VerdictRecord) -> Self {
+        let VerdictRecord {
+            at_ms,
+            host,
+            port,
+            is_allowed,
+            rule,
+        } = record;
+        let verdict = if is_allowed { "allowed" } else { "refused" };
+        Self {
+            at_ms,
+            host,
+            port,
+            verdict,
+            rule,
+        }
+    }
+}
+
+impl NetworkDocument {
+    /// Describes a posture, and what was allowed and refused under it.
+    pub(in crate::api) fn of((posture, report): (&Posture, Report)) -> Self {
+        let Report {
+            allowed,
+            refused,
+            recent,
+        } = report;
+        Self {
+            posture: PostureDocument::of(posture),
+            allowed,
+            refused,
+            recent: recent.into_iter().map(VerdictDocument::from).collect(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(network: &str) -> std::result::Result<Posture, String> {
+        let body = format!("{{\"network\":{network}}}");
+        let mut fields = Fields::parse(body.as_bytes()).unwrap();
+        let posture = posture(&mut fields).map_err(|error| error.to_string())?;
+        Ok(posture.unwrap())
+    }
+
+    fn shown(posture: &Posture) -> String {
+        serde_json::to_string(&PostureDocument::of(posture)).unwrap()
+    }
+
+    #[test]
+    fn what_is_asked_for_is_shown() {
+        for text in [
+            r#""open""#,
+            r#""blocked""#,
+            r#"{"mode":"allowlist","allow":[],"deny":[]}"#,
+            r#"{"mode":"allowlist","allow":["@pypi","*.example.com:443","10.0.0.0/8"],"deny":["@private"]}"#,
+            r#"{"mode":"open","deny":["@cloud-metadata"]}"#,
+            r#"{"mode":"open","deny":[],"proxy":"http://proxy.example:3128"}"#,
+            r#"{"mode":"allowlist","allow":["a.example"],"deny":[],"socks":"socks5h://[::1]:1080"}"#,
+        ] {
+            assert_eq!(shown(&parsed(text).unwrap()), text);
+        }
+        assert_eq!(parsed(r#"{"mode":"open"}"#), Ok(Posture::Open));
+        assert_eq!(parsed(r#"{"mode":"blocked"}"#), Ok(Posture::Blocked));
+    }
+
+    #[test]
+    fn credentials_are_not_shown() {
+        let posture = parsed(r#"{"mode":"open","proxy":"http://me:secret@proxy:1"}"#).unwrap();
+        assert!(!shown(&posture).contains("secret"));
+        let refused = parsed(r#"{"mode":"open","proxy":"https://me:secret@proxy:1"}"#).unwrap_err();
+        assert!(!refused.contains("secret"), "{refused}");
+    }
+
+    #[test]
+    fn what_cannot_be_meant_is_refused() {
+        for (text, part) in [
+            ("1", "network is a number"),
+            (r#""allowlist""#, "network is \"allowlist\""),
+            ("{}", "takes mode"),
+            (r#"{"mode":"none"}"#, "mode"),
+            (r#"{"mode":"allowlist"}"#, "takes allow"),
+            (r#"{"mode":"allowlist","allow":"a"}"#, "network.allow"),
+            (r#"{"mode":"allowlist","allow":[1]}"#, "network.allow"),
+            (r#"{"mode":"allowlist","allow":["a/b"]}"#, "\"a/b\""),
+            (r#"{"mode":"allowlist","allow":["a"],"denny":[]}"#, "denny"),
+            (r#"{"mode":"open","allow":["a"]}"#, "takes no allow"),
+            (r#"{"mode":"blocked","deny":["a"]}"#, "takes nothing else"),
+            (
+                r#"{"mode":"open","proxy":"http://a","socks":"socks5h://a"}"#,
+                "not both",
+            ),
+            (r#"{"mode":"open","transparent":true}"#, "transparent"),
+        ] {
+            let refused = parsed(text).unwrap_err();
+            assert!(refused.contains(part), "{text}: {refused}");
+        }
+        let many = vec!["\"a\""; MAX_RULES + 1].join(",");
+        let text = format!("{{\"mode\":\"allowlist\",\"allow\":[{many}]}}");
+        assert!(parsed(&text).unwrap_err().contains("257 rules"));
+    }
+}
