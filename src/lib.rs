@@ -58,7 +58,7 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
 
-use api::Api;
+use api::{Api, ApiSettings};
 use auth::Authenticator;
 use config::{Config, ConfigError, Variables};
 use error::Error;
@@ -216,7 +216,11 @@ fn serve(as_init: bool) -> Result<(), Failure> {
         machine,
         authenticator,
         seats.clone(),
-        config.allowed_origins,
+        ApiSettings {
+            allowed_origins: config.allowed_origins,
+            is_local: config.is_local,
+            doors: config.doors,
+        },
     ));
     let is_host = config.host.is_some();
     let server = Server::new(listener, Arc::clone(&api), seats, is_host).map_err(cannot_listen)?;

@@ -132,13 +132,26 @@ pub fn run_in_background(
     interrupt: &mut dyn Interrupt,
     task: &mut (dyn FnMut(&mut dyn Interrupt) + Send),
 ) -> Result<()> {
+    run_with_turn(work, &mut |turn| {
+        let interrupt = &mut *interrupt;
+        task(&mut GivesWay { interrupt, turn });
+    })
+}
+
+/// As [`run_in_background`], for a task that takes its turn itself.
+///
+/// # Errors
+/// `NoThreads`; `task` did not begin.
+pub fn run_with_turn(
+    work: &Arc<BackgroundWork>,
+    task: &mut (dyn FnMut(BackgroundTurn) + Send),
+) -> Result<()> {
     let turn = BackgroundTurn::new(work);
-    let mut interrupt = GivesWay { interrupt, turn };
     let served = panics::served();
     let nice_task = || {
         panics::work_for(served);
         make_thread_nice(BACKGROUND_NICE);
-        task(&mut interrupt);
+        task(turn);
     };
     std::thread::scope(|scope| {
         let thread = builder().spawn_scoped(scope, nice_task);

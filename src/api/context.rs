@@ -44,6 +44,14 @@ impl Context {
         given
     }
 
+    /// The sandbox of a host whose token is the one that `owns` knows. Each token is asked about.
+    pub(super) fn sandbox_whose_token(&self, owns: impl Fn(&str) -> bool) -> Option<String> {
+        let derive = |id: &str| self.authenticator.sandbox_token(id);
+        let found = self.machine.host().ok()?;
+        let found = found.find_by(|sandbox| owns(sandbox.token(derive)))?;
+        Some(found.id.clone())
+    }
+
     /// Begins work in a workspace, which lasts as long as the lease. What the request holds is charged to
     /// the workspace, whoever asks.
     ///

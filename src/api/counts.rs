@@ -6,9 +6,9 @@ use crate::sync::{Mutex, lock};
 
 /// The statuses that are counted one by one. All others are counted together, because a server
 /// behind a port may answer with any number, and each would be a time series in the metrics.
-const STATUSES: [u16; 26] = [
-    101, 200, 201, 204, 206, 400, 401, 403, 404, 405, 408, 409, 411, 413, 414, 416, 417, 426, 429,
-    431, 500, 501, 502, 503, 504, 507,
+const STATUSES: [u16; 28] = [
+    101, 200, 201, 202, 204, 206, 400, 401, 403, 404, 405, 406, 408, 409, 411, 413, 414, 416, 417,
+    426, 429, 431, 500, 501, 502, 503, 504, 507,
 ];
 
 /// Counters of requests.

@@ -2,7 +2,7 @@
 //! knows no operation. [`context`] has the state that it shares with the doors, and [`forward`] the way to servers
 //! inside of a workspace.
 //!
-//! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs. A door parses its own wire into typed
+//! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs, [`mcp`] that for MCP. A door parses its own wire into typed
 //! operations of `workspace` and writes its own answers; no door uses another.
 
 mod content;
@@ -11,34 +11,50 @@ mod counts;
 mod e2b;
 mod forward;
 mod json;
+mod mcp;
 mod origins;
 mod rest;
 
 use std::borrow::Cow;
 
+use subtle::ConstantTimeEq;
+
 use crate::auth::{Access, Authenticator, Holder, Refused};
 use crate::codec::base64;
+use crate::config::Doors;
 use crate::http::handshake::subprotocols;
 use crate::http::seats::Seats;
 use crate::http::{Body, Handler, Refusal, Request, Response};
-use crate::machine::Machine;
+use crate::machine::{Machine, Scope};
 use context::{BEARER_SUBPROTOCOL, Context, note_failure, note_refusal};
 use counts::RequestCounts;
 use origins::Origins;
 use rest::Answer;
 
+/// Who is served, and how.
+pub struct ApiSettings {
+    /// The origins whose web pages may use the server.
+    pub allowed_origins: Vec<String>,
+    /// Whether only programs of this machine are served, because there is no token.
+    pub is_local: bool,
+    /// The doors that there are besides the others.
+    pub doors: Doors,
+}
+
 /// The handler of all requests.
 pub struct Api {
     context: Context,
+    is_local: bool,
+    doors: Doors,
 }
 
 impl Api {
-    /// Serves `machine` to clients with the right tokens, and to web pages of `allowed_origins`.
+    /// Serves `machine` to clients with the right tokens.
     pub fn new(
         machine: Machine,
         authenticator: Authenticator,
         connections: Seats,
-        allowed_origins: Vec<String>,
+        settings: ApiSettings,
     ) -> Self {
         Self {
             context: Context {
@@ -46,8 +62,10 @@ impl Api {
                 authenticator,
                 connections,
                 requests: RequestCounts::default(),
-                origins: Origins(allowed_origins),
+                origins: Origins(settings.allowed_origins),
             },
+            is_local: settings.is_local,
+            doors: settings.doors,
         }
     }
 
@@ -93,7 +111,7 @@ impl Api {
         // MCP clients and browsers read these paths before they have a token.
         let is_public = path.starts_with(b"/.well-known/");
         if let Some(access) = target.access(&request.head.method).filter(|_| !is_public) {
-            let holder = self.authenticate(request, access, target)?;
+            let holder = self.authenticate(request, access, target.is_proxied())?;
             self.context.seat(request, holder)?;
         }
         if request.head.method == "OPTIONS" && path == b"*" {
@@ -118,33 +136,71 @@ impl Api {
         response
     }
 
+    /// Answers a request that the door for MCP takes.
+    fn answer_mcp(
+        &self,
+        request: &mut Request<'_>,
+        target: &mcp::Target<'_>,
+        origin: Option<String>,
+    ) -> Response {
+        let answer = self.try_mcp(request, target);
+        let response = answer.unwrap_or_else(Response::from);
+        let response = self.context.origins.label(response, origin);
+        self.context
+            .requests
+            .count(mcp::Target::NAME, response.status);
+        response
+    }
+
+    fn try_mcp(&self, request: &mut Request<'_>, target: &mcp::Target<'_>) -> Answer {
+        let own;
+        let scope = match (target, self.context.machine.host()) {
+            (mcp::Target::Sandbox(id), _) => Scope::Sandbox(id),
+            (mcp::Target::Own, Err(_)) => Scope::Machine,
+            (mcp::Target::Own, Ok(_)) => {
+                let token = presented_token(request, false);
+                let token = token.ok().and_then(|(_, token)| token);
+                let owner = |token: &[u8]| {
+                    let owns = |own: &str| own.as_bytes().ct_eq(token).into();
+                    self.context.sandbox_whose_token(owns)
+                };
+                own = token.as_deref().and_then(owner);
+                own.as_deref().map_or(Scope::Machine, Scope::Sandbox)
+            }
+        };
+        let access = match scope {
+            Scope::Machine => Access::Machine,
+            Scope::Sandbox(id) => Access::Inside(id),
+        };
+        let holder = self.authenticate(request, access, false)?;
+        self.context.seat(request, holder)?;
+        if scope == Scope::Machine && self.context.machine.host().is_ok() {
+            let text = "the token of the host is for no sandbox; use that of one here, or \
+                        /v1/sandboxes/{id}/mcp";
+            return Err(Refusal::new(404, "not_found", text));
+        }
+        mcp::answer(&self.context, request, scope)
+    }
+
     fn authenticate<'a>(
         &self,
         request: &Request<'_>,
         access: Access<'a>,
-        target: &rest::Target<'_>,
+        is_proxied: bool,
     ) -> Result<Holder<'a>, Refusal> {
         let refused = |text: &str| {
             note_refusal(request, text);
             Err(Refusal::new(403, "forbidden", text))
         };
-        let Ok(own) = only_value(request, "x-sandbox-token") else {
-            return refused("there are different X-Sandbox-Token headers");
+        let (place, presented) = match presented_token(request, is_proxied) {
+            Ok(presented) => presented,
+            Err(text) => return refused(text),
         };
-        let Ok(offered) = offered_token(request) else {
-            return refused("there are different sbx.bearer. subprotocols");
-        };
-        // If both headers are present, Authorization may be for a proxy in between. The server behind a port
-        // would get the subprotocols.
-        let (place, presented) = match (own, bearer(request), offered) {
-            (None, None, Some(token)) if !target.is_proxied() => {
-                ("sbx.bearer. subprotocol", Some(Cow::Owned(token)))
-            }
-            (None, bearer, _) => ("Authorization header", bearer.map(Cow::Borrowed)),
-            (Some(token), ..) => ("X-Sandbox-Token header", Some(Cow::Borrowed(token))),
-        };
-        let presented = presented.as_deref();
-        match self.context.authenticator.check(presented, access) {
+        match self
+            .context
+            .authenticator
+            .check(presented.as_deref(), access)
+        {
             Ok(holder) => Ok(holder),
             Err(Refused::Missing) => refused(
                 "the X-Sandbox-Token header is missing; without it, Authorization: Bearer <token> is accepted",
@@ -162,30 +218,68 @@ impl Api {
 
 impl Handler for Api {
     fn handle(&self, request: &mut Request<'_>) -> Response {
+        if self.is_local
+            && let Err(refusal) = origins::check_host(request)
+        {
+            note_refusal(request, &refusal.text);
+            self.context.requests.count("none", refusal.status);
+            return refusal.into();
+        }
         let path = request.head.path.clone();
         let e2b = e2b::Target::find(&self.context, request, &path);
+        let mcp = mcp::Target::find(&path).filter(|_| self.doors.mcp && e2b.is_none());
         let origin = self.context.origins.of(request);
         if let Some(origin) = &origin
             && origins::is_preflight(request)
         {
-            let (name, allow) = if let Some(target) = &e2b {
-                (target.name(), target.allow())
-            } else {
-                let target = rest::Target::find(&path);
-                (target.name(), target.allow())
+            let (name, allow) = match (&e2b, &mcp) {
+                (Some(target), _) => (target.name(), target.allow()),
+                (None, Some(_)) => (mcp::Target::NAME, mcp::Target::ALLOW.to_owned()),
+                (None, None) => {
+                    let target = rest::Target::find(&path);
+                    (target.name(), target.allow())
+                }
             };
             self.context.requests.count(name, 204);
             return origins::preflight(request, origin, allow);
         }
-        match e2b {
-            Some(target) => self.answer_e2b(request, &target, origin),
-            None => self.answer_rest(request, &path, origin),
+        match (e2b, mcp) {
+            (Some(target), _) => self.answer_e2b(request, &target, origin),
+            (None, Some(target)) => self.answer_mcp(request, &target, origin),
+            (None, None) => self.answer_rest(request, &path, origin),
         }
     }
 
     fn refused(&self, status: u16) {
         self.context.requests.count("none", status);
     }
+}
+
+/// The token of a request, if it has one, and where it was found.
+type Presented<'r> = (&'static str, Option<Cow<'r, [u8]>>);
+
+/// Finds the token of a request. The server behind a port would get the subprotocols.
+///
+/// # Errors
+/// There are several, and they differ.
+fn presented_token<'r>(
+    request: &'r Request<'_>,
+    is_proxied: bool,
+) -> Result<Presented<'r>, &'static str> {
+    let Ok(own) = only_value(request, "x-sandbox-token") else {
+        return Err("there are different X-Sandbox-Token headers");
+    };
+    let Ok(offered) = offered_token(request) else {
+        return Err("there are different sbx.bearer. subprotocols");
+    };
+    // If both headers are present, Authorization may be for a proxy in between.
+    Ok(match (own, bearer(request), offered) {
+        (None, None, Some(token)) if !is_proxied => {
+            ("sbx.bearer. subprotocol", Some(Cow::Owned(token)))
+        }
+        (None, bearer, _) => ("Authorization header", bearer.map(Cow::Borrowed)),
+        (Some(token), ..) => ("X-Sandbox-Token header", Some(Cow::Borrowed(token))),
+    })
 }
 
 /// The value of a header; `None` if it is absent.

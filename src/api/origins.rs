@@ -4,6 +4,8 @@
 //! Only origins that the operator named get CORS headers. A preflight carries no token and needs none;
 //! the request that follows needs its token.
 
+use std::net::{Ipv4Addr, Ipv6Addr};
+
 use crate::http::{Body, Refusal, Request, Response};
 
 /// Headers that a page may send, besides the safelisted ones.
@@ -14,6 +16,47 @@ const RESPONSE_HEADERS: &str = "Content-Range, Accept-Ranges, X-Next-Token";
 
 /// Seconds for which a browser may remember the answer to a preflight.
 const MAX_AGE: &str = "600";
+
+/// Checks that a request names this machine as browsers of the same machine do. The name of any page can be made to
+/// lead here (DNS rebinding), and the page is of the server's own origin then: where no token protects the server,
+/// the name does.
+///
+/// # Errors
+/// 403 for all other names.
+pub(super) fn check_host(request: &Request<'_>) -> Result<(), Refusal> {
+    match request.head.header("host") {
+        Some(host) if !is_local(host) => {
+            let text = "this server has no token, so it answers only requests to localhost, 127.0.0.1 or [::1]; set \
+                        SBX_TOKEN to use it by another name";
+            Err(Refusal::new(403, "forbidden", text))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Whether a host is this machine, by a name that no other can have: an address of a loopback interface, or
+/// `localhost` and what is below it (RFC 6761 section 6.3).
+fn is_local(host: &[u8]) -> bool {
+    let Ok(host) = std::str::from_utf8(host) else {
+        return false;
+    };
+    let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
+    if let Some(rest) = host.strip_prefix('[') {
+        let Some((address, port)) = rest.split_once(']') else {
+            return false;
+        };
+        let address = address.parse::<Ipv6Addr>();
+        let is_end = port.is_empty() || port.strip_prefix(':').is_some_and(is_port);
+        return is_end && address.is_ok_and(|address| address.to_canonical().is_loopback());
+    }
+    let (name, port) = host.split_once(':').unwrap_or((host, ""));
+    let name = name.to_ascii_lowercase();
+    let is_loopback = || {
+        name.parse::<Ipv4Addr>()
+            .is_ok_and(|address| address.is_loopback())
+    };
+    is_port(port) && (name == "localhost" || name.ends_with(".localhost") || is_loopback())
+}
 
 /// The allowed origins.
 pub(super) struct Origins(pub(super) Vec<String>);
@@ -97,4 +140,43 @@ pub(super) fn preflight(request: &Request<'_>, origin: &str, methods: String) ->
         .with_header("Access-Control-Allow-Headers", headers)
         .with_header("Access-Control-Max-Age", MAX_AGE)
         .with_header("Vary", "Origin")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_of_this_machine_are_local() {
+        for host in [
+            "localhost",
+            "LOCALHOST:49983",
+            "3000-machine.localhost:49983",
+            "127.0.0.1",
+            "127.1.2.3:80",
+            "[::1]",
+            "[::1]:49983",
+            "[::ffff:127.0.0.1]:1",
+        ] {
+            assert!(is_local(host.as_bytes()), "{host}");
+        }
+        for host in [
+            "",
+            "evil.example",
+            "evil.example:49983",
+            "localhost.evil.example",
+            "notlocalhost",
+            "127.0.0.1.evil.example",
+            "127.0.0.1:evil",
+            "10.0.0.1",
+            "0.0.0.0",
+            "[::]",
+            "[::1].evil.example",
+            "[fe80::1]:80",
+            "::1",
+            "2130706433",
+        ] {
+            assert!(!is_local(host.as_bytes()), "{host}");
+        }
+    }
 }

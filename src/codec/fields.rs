@@ -17,6 +17,7 @@ use super::{accepted_words, choose};
 use crate::error::{Error, Result};
 
 /// The fields of a JSON object. Null is the same as absent, and unknown fields are ignored.
+#[derive(Debug)]
 pub struct Fields<'a>(BTreeMap<String, &'a RawValue>);
 
 /// The members of an object inside the body.
@@ -130,6 +131,7 @@ pub const MAX_VALUES: usize = 65_536;
 pub struct Elements<'a>(pub Vec<&'a RawValue>);
 
 /// The members of an object, each as raw JSON. Of several with one name the last counts.
+#[derive(Debug, Default)]
 pub struct Members<'a>(pub BTreeMap<String, &'a RawValue>);
 
 impl<'a> Deserialize<'a> for Elements<'a> {

@@ -34,6 +34,8 @@ pub struct Config {
     pub token_file: Option<PathBuf>,
     /// Origins whose browser pages may call the API, as browsers send them in `Origin`.
     pub allowed_origins: Vec<String>,
+    /// Serves only programs of this machine: there is no token, and none is asked of others.
+    pub is_local: bool,
     /// Time without work until the server exits; `None` means never.
     pub idle_timeout: Option<Duration>,
     /// Bytes of output kept per process.
@@ -42,6 +44,8 @@ pub struct Config {
     pub log_total_bytes: usize,
     /// Most interpreter contexts of a workspace.
     pub contexts: usize,
+    /// The doors that the operator may close.
+    pub doors: Doors,
     /// Silence on a stream before a `ping`.
     pub ping_interval: Duration,
     /// Maximum number of connections.
@@ -54,6 +58,13 @@ pub struct Config {
     pub host: Option<HostSettings>,
     /// Refuses the host token on a sandbox's own routes.
     pub strict_scopes: bool,
+}
+
+/// Doors that are open unless the operator closes them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Doors {
+    /// That for clients of the Model Context Protocol.
+    pub mcp: bool,
 }
 
 /// Settings of host mode.
@@ -109,6 +120,7 @@ impl Config {
         let origins = variables.read_if_set(&table::ALLOWED_ORIGINS, origins::parse)?;
         let idle_timeout = variables.number_if_set(&table::IDLE_TIMEOUT)?;
         let config = Self {
+            is_local: token.is_none() && !insecure,
             listen: SocketAddr::new(address, port(variables)?),
             token,
             made_token,
@@ -120,6 +132,9 @@ impl Config {
             log_bytes: variables.number(&table::LOG_BYTES)?,
             log_total_bytes: variables.number(&table::LOG_TOTAL_BYTES)?,
             contexts: variables.number(&table::CONTEXTS)?,
+            doors: Doors {
+                mcp: variables.flag(&table::MCP)?,
+            },
             ping_interval: Duration::from_secs(variables.number(&table::PING_SECS)?),
             max_connections: variables.number(&table::MAX_CONNECTIONS)?,
             log_requests: variables.read(&table::LOG, |text| match text {

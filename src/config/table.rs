@@ -90,6 +90,8 @@ variables! {
         "Bytes of output kept for all processes.";
     CONTEXTS = "64", Number(0..=u64::MAX),
         "Maximum number of interpreter contexts, on a host for each sandbox.";
+    MCP = "1", Flag,
+        "0 turns the endpoint for MCP clients off.";
     PING_SECS = "15", Number(1..=SECONDS),
         "Seconds of silence on a stream before the server sends a ping.";
     MAX_CONNECTIONS = "4096", Number(1..=u64::MAX),

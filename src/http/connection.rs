@@ -12,10 +12,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::late::{LateStream, StreamHead};
 use super::parse::{Framing, Head, NO_SLASH, ParseError, at_most};
 use super::reader::{BODY_LIMIT, SocketReader};
 use super::request::{BodyReader, ReceiveError, Request};
-use super::response::{Body, Refusal, Response, append_status_line, reason};
+use super::response::{Body, FindAnswer, Refusal, Response, append_status_line, reason};
 use super::seats::Seat;
 use super::stream::{SEND_LIMIT, StreamWriter};
 use crate::ledger::{Item, Ledger};
@@ -202,25 +203,25 @@ fn send_response(
         body,
         held,
     } = response;
-    let mut head = Vec::with_capacity(256);
-    match &body {
-        Body::Takeover(takeover) => takeover.append_head(&mut head),
-        _ => append_status_line(&mut head, status, reason(status).as_bytes()),
-    }
-    for (name, value) in headers {
-        write!(head, "{name}: {value}\r\n")?;
-    }
     let framing = match &body {
         Body::Empty if status == 204 => Framing::None,
         Body::Empty => Framing::Length(0),
         Body::Bytes(bytes) => Framing::Length(bytes.len() as u64),
         Body::File { length, .. } => Framing::Length(*length),
-        Body::Reader(_) | Body::Stream(_) => Framing::Chunked,
+        Body::Reader(_) | Body::Stream(_) | Body::Late(_) => Framing::Chunked,
         Body::Takeover(takeover) => takeover.framing(),
     };
     let chunked = plan.http_1_1 && framing == Framing::Chunked;
     // A body of unknown length ends for a client of HTTP/1.0 when the connection does.
     let ends_by_close = framing == Framing::Chunked && !chunked;
+    let mut head = Vec::with_capacity(256);
+    match &body {
+        Body::Takeover(takeover) => takeover.append_head(&mut head),
+        _ => append_status_line(&mut head, status, reason(status).as_bytes()),
+    }
+    for (name, value) in &headers {
+        write!(head, "{name}: {value}\r\n")?;
+    }
     match framing {
         Framing::Length(length) => write!(head, "Content-Length: {length}\r\n")?,
         Framing::Chunked if chunked => {
@@ -250,12 +251,45 @@ fn send_response(
             stream.finish();
             send_rest(&mut stream)
         }
+        Body::Late(find) => {
+            head.truncate(head.len() - 2);
+            let head = StreamHead {
+                lines: head,
+                chunked,
+            };
+            send_late(socket, head, headers, find, plan, request, ledger)
+        }
     };
     if result.is_err() && ends_by_close {
         reset_on_close(socket);
     }
     drop(held);
     result
+}
+
+/// Sends what is found: as it was begun, or as a whole with these header fields besides its own.
+fn send_late(
+    socket: &Arc<TcpStream>,
+    head: StreamHead,
+    headers: Vec<(&'static str, String)>,
+    find: FindAnswer,
+    plan: Plan,
+    request: &mut BodyReader<'_>,
+    ledger: &Arc<Ledger>,
+) -> io::Result<()> {
+    let mut client = LateStream::new(socket, head, plan.http_1_1);
+    match (find(&mut client), client.into_stream()) {
+        (Some(mut response), None) => {
+            response.headers.extend(headers);
+            send_response(socket, response, plan, request, ledger)
+        }
+        (None, Some(mut stream)) => {
+            stream.finish();
+            send_rest(&mut stream)
+        }
+        // The client has disconnected, or gets no second answer.
+        (None, None) | (Some(_), Some(_)) => Err(io::ErrorKind::ConnectionAborted.into()),
+    }
 }
 
 /// Makes the close a reset, so that a client that waits for the close does not take half a body for

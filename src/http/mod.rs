@@ -2,7 +2,7 @@
 //!
 //! This folder knows nothing about sandboxes: what is served stands behind [`Handler`]. Each file uses
 //! only those before it: [`parse`] and [`chunked`] are pure functions of bytes; [`reader`] receives,
-//! [`body`] finds the end of a body, and [`stream`] sends without blocking; [`request`] and
+//! [`body`] finds the end of a body, and [`stream`] sends without blocking, [`late`] when its time has come; [`request`] and
 //! [`response`] are what a handler sees; [`connection`] owns the socket and alone frames responses, so
 //! no handler can break the framing; [`handshake`] and [`websocket`] are the way to another protocol
 //! and its frames, again pure functions, and [`channel`] is a connection that speaks them; [`seats`] counts who holds how
@@ -15,6 +15,7 @@ pub mod connection;
 #[cfg(test)]
 mod fuzz;
 pub mod handshake;
+pub mod late;
 pub mod parse;
 pub mod range;
 pub mod reader;

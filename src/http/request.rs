@@ -64,7 +64,7 @@ impl Request<'_> {
 ///
 /// A client that closed its sending half may be gone or may wait for the answer. Only sending tells,
 /// so it gets an interim response.
-pub struct WaitingClient(StreamWriter);
+pub struct WaitingClient(pub(super) StreamWriter);
 
 impl Peer for WaitingClient {
     fn descriptor(&self) -> BorrowedFd<'_> {

@@ -9,6 +9,7 @@ use std::io::{self, Read};
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
 
+use super::late::LateStream;
 use super::parse::{Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, ParseError};
 use super::request::{BodyReader, ReceiveError};
 use super::stream::StreamWriter;
@@ -45,9 +46,15 @@ pub enum Body {
     Reader(Box<dyn Read + Send>),
     /// A function that writes the body in pieces.
     Stream(Box<dyn FnOnce(&mut StreamWriter) + Send>),
+    /// A function that finds the answer. It returns one that has not begun; `None` if it has begun a stream and
+    /// written all of it, or if the client has disconnected. Header fields of this response go with either.
+    Late(FindAnswer),
     /// A response that moves its own bytes, and those of the request, in both directions.
     Takeover(Box<dyn Takeover>),
 }
+
+/// Finds an answer, see [`Body::Late`].
+pub type FindAnswer = Box<dyn FnOnce(&mut LateStream) -> Option<Response> + Send>;
 
 /// A response that is sent while the rest of the request is received.
 ///
@@ -232,6 +239,7 @@ pub(super) fn reason(status: u16) -> &'static str {
     match status {
         200 => "OK",
         201 => "Created",
+        202 => "Accepted",
         204 => "No Content",
         206 => "Partial Content",
         400 => "Bad Request",
@@ -239,6 +247,7 @@ pub(super) fn reason(status: u16) -> &'static str {
         403 => "Forbidden",
         404 => "Not Found",
         405 => "Method Not Allowed",
+        406 => "Not Acceptable",
         408 => "Request Timeout",
         409 => "Conflict",
         411 => "Length Required",

@@ -8,8 +8,11 @@ use std::time::{Duration, Instant};
 
 use super::portion::Portion;
 use super::process::{Process, Subscriber};
-use super::ring::{Cursor, Piece};
+use super::ring::{Cursor, Piece, Stream};
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
+
+/// How long a process has to be quiet after it has written something, for those who read it piece by piece.
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// How far a subscriber follows a process that has not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,6 +91,37 @@ impl Process {
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         while self.exit().is_none() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
             listener.wait(&mut keep_alive, client, deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the process has ended, or has written something after these offsets of its streams and then
+    /// paused, or has written `enough` bytes, at most until a moment. Pings the client meanwhile.
+    ///
+    /// # Errors
+    /// The client disconnected.
+    pub fn wait_for_output(
+        self: &Arc<Self>,
+        client: &mut dyn Client,
+        after: Cursor,
+        enough: u64,
+        until: Instant,
+    ) -> Result<(), Disconnected> {
+        let listener = self.bell.listen();
+        let mut keep_alive = KeepAlive::new();
+        let (mut seen, mut paused_at) = (0, until);
+        while self.exit().is_none() {
+            let more = |stream| self.written(stream).saturating_sub(after.next(stream));
+            let written: u64 = Stream::ALL.into_iter().map(more).sum();
+            let now = Instant::now();
+            if written > seen {
+                seen = written;
+                paused_at = until.min(now + PAUSE);
+            }
+            if now >= paused_at || seen >= enough {
+                break;
+            }
+            listener.wait(&mut keep_alive, client, Some(paused_at))?;
         }
         Ok(())
     }

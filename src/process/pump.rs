@@ -395,24 +395,37 @@ impl Pump {
         self.outputs = [None, None];
     }
 
-    /// Drives the process until it ends or its client disconnects, and leaves the rest to the
-    /// supervisor.
-    pub fn run_foreground(mut self, subscriber: &mut dyn Subscriber, on_disconnect: OnDisconnect) {
-        if self.run_until_exit(subscriber).is_err() {
-            self.process.leave(on_disconnect);
+    /// Drives the process until it ends or its client disconnects, at most until a moment, and leaves the
+    /// rest to the supervisor. At that moment the process goes on in the background.
+    pub fn run_foreground(
+        mut self,
+        subscriber: &mut dyn Subscriber,
+        on_disconnect: OnDisconnect,
+        until: Option<Instant>,
+    ) {
+        match self.run_until_exit(subscriber, until) {
+            Ok(true) => {}
+            Ok(false) => self.process.leave(OnDisconnect::Keep),
+            Err(Disconnected) => self.process.leave(on_disconnect),
         }
     }
 
-    fn run_until_exit(&mut self, subscriber: &mut dyn Subscriber) -> Result<(), Disconnected> {
+    /// Returns whether it has ended.
+    fn run_until_exit(
+        &mut self,
+        subscriber: &mut dyn Subscriber,
+        until: Option<Instant>,
+    ) -> Result<bool, Disconnected> {
         let mut buffer = Buffer::new(Portion::new(self.process.ledger()));
         let mut keep_alive = KeepAlive::new();
         loop {
             subscriber.client().flush()?;
             // Output is read only when the client has taken what was read before.
             let reading = subscriber.client().is_flushed();
-            let ping_at = keep_alive.due_at(subscriber.client());
+            let wake_at = keep_alive.due_at(subscriber.client());
+            let wake_at = until.map_or(wake_at, |until| until.min(wake_at));
             let [client, ended, input, outputs @ ..] =
-                self.poll(subscriber.client(), reading, ping_at);
+                self.poll(subscriber.client(), reading, wake_at);
             let now = Instant::now();
             if self.take_due(now) {
                 self.process.kill_tree(Reason::Timeout);
@@ -446,14 +459,17 @@ impl Pump {
                 for stream in Stream::ALL {
                     self.read_or_close(stream, &mut buffer, &mut |_, _, _| {});
                 }
-                return Ok(());
+                return Ok(true);
+            }
+            if until.is_some_and(|until| now >= until) {
+                return Ok(false);
             }
             keep_alive.ping_if_due(subscriber.client());
         }
     }
 
     /// Polls the client, the pidfd, the input and the two outputs, in this order.
-    fn poll(&self, client: &dyn Client, reading: bool, ping_at: Instant) -> [Events; 5] {
+    fn poll(&self, client: &dyn Client, reading: bool, wake_at: Instant) -> [Events; 5] {
         let output =
             |stream| PollEntry::new(self.output(stream).filter(|_| reading), Events::READABLE);
         let mut entries = [
@@ -463,7 +479,7 @@ impl Pump {
             output(Stream::Stdout),
             output(Stream::Stderr),
         ];
-        let until = self.timer().into_iter().chain([ping_at]).min();
+        let until = self.timer().into_iter().chain([wake_at]).min();
         let mut limit = until.map(|until| until.saturating_duration_since(Instant::now()));
         if reading && Stream::ALL.iter().any(|stream| self.left(*stream) > 0) {
             // A terminal may be empty, and then nothing would end the wait.

@@ -19,5 +19,5 @@ pub use operations::{
     FileState, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Order,
     Patched, Run, SignalGroup, SortKey, Summary, Venv, ViewerEvent,
 };
-pub use upload::{GunzipSource, UploadSource};
+pub use upload::{GunzipSource, MemorySource, UploadSource};
 pub use watches::{Lasting, WatchSubscriber};

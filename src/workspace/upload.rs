@@ -53,6 +53,42 @@ pub trait UploadSource {
     fn client(&self) -> Box<dyn Peer + Send>;
 }
 
+/// What a message has brought, from memory.
+pub struct MemorySource<'d> {
+    data: &'d [u8],
+    watch: &'d dyn Fn() -> Box<dyn Peer + Send>,
+}
+
+impl<'d> MemorySource<'d> {
+    /// These bytes; `watch` gives their sender.
+    pub fn new(data: &'d [u8], watch: &'d dyn Fn() -> Box<dyn Peer + Send>) -> Self {
+        Self { data, watch }
+    }
+}
+
+impl UploadSource for MemorySource<'_> {
+    type Error = Error;
+
+    fn remaining(&self) -> Option<u64> {
+        Some(self.data.len() as u64)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+        let (now, later) = self.data.split_at(self.data.len().min(buffer.len()));
+        buffer[..now.len()].copy_from_slice(now);
+        self.data = later;
+        Ok(now.len())
+    }
+
+    fn splice(&mut self, _: BorrowedFd<'_>) -> Result<Option<usize>> {
+        Ok(None)
+    }
+
+    fn client(&self) -> Box<dyn Peer + Send> {
+        (self.watch)()
+    }
+}
+
 /// A part of an upload.
 enum Part<'a> {
     /// It is in memory.

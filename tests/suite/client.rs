@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
+use crate::examples::is_installed;
 use crate::fixture::{BINARY, is_root};
 use crate::skip;
 
@@ -134,6 +135,35 @@ pub fn environment(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
     .map_err(|error| format!("it cannot be installed from the package index: {error}"))?;
     fs::write(&mark, known).map_err(|error| error.to_string())?;
     Ok(python)
+}
+
+/// The directory in which npm has installed these packages, or why there is none.
+pub fn node_modules(name: &str, packages: &[&str]) -> Result<PathBuf, String> {
+    // Two tests may want the same one.
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _installing = INSTALLING.lock();
+    for program in ["node", "npm"] {
+        if !is_installed(program, "--version") {
+            return Err(format!("{program} is not installed"));
+        }
+    }
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let modules = root.join("node_modules");
+    // Written last, so that an installation that broke off is not taken for a whole one.
+    let mark = root.join("installed-with");
+    if fs::read_to_string(&mark).is_ok_and(|with| with == packages.join(" ")) {
+        return Ok(modules);
+    }
+    let _ = fs::remove_dir_all(&root);
+    fs::create_dir_all(&root).map_err(|error| error.to_string())?;
+    run(Command::new("npm")
+        .args(["install", "--no-audit", "--no-fund", "--silent", "--prefix"])
+        .arg(&root)
+        .args(packages)
+        .stdin(Stdio::null()))
+    .map_err(|error| format!("npm cannot install it: {error}"))?;
+    fs::write(&mark, packages.join(" ")).map_err(|error| error.to_string())?;
+    Ok(modules)
 }
 
 /// The output of a command that succeeds, or what it complained about.

@@ -31,6 +31,7 @@ mod http;
 mod jobs;
 mod lifecycle;
 mod logging;
+mod mcp;
 mod mutation;
 mod namespaces;
 mod network;

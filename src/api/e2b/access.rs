@@ -207,15 +207,13 @@ fn find(
         (None, Err(_)) => Ok(Place::Machine),
         // Whether it exists is found out when its token was checked.
         (Some(id), Ok(_)) => Ok(Place::Sandbox(id.to_owned())),
-        (None, Ok(host)) => {
-            let derive = |id: &str| context.authenticator.sandbox_token(id);
-            let found = host.find_by(|sandbox| owns(sandbox.token(derive)));
-            found
-                .map(|sandbox| Place::Sandbox(sandbox.id.clone()))
-                .ok_or_else(|| {
-                    let text = "the request names no sandbox, by E2b-Sandbox-Id, and has the token of none";
-                    refuse(request, text)
-                })
+        (None, Ok(_)) => {
+            let found = context.sandbox_whose_token(owns).map(Place::Sandbox);
+            found.ok_or_else(|| {
+                let text =
+                    "the request names no sandbox, by E2b-Sandbox-Id, and has the token of none";
+                refuse(request, text)
+            })
         }
     }
 }

@@ -3,7 +3,6 @@
 //! A command and the connection that started it are apart: it goes on without its client, and only its deadline ends
 //! it.
 
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,14 +20,14 @@ use crate::codec::{base64, cut_character};
 use crate::command::{
     CommandLine, CommandSpec, EnvironmentChange, StdinSource, TerminalSize, TerminalSpec,
 };
-use crate::error::Kind;
+use crate::error::{Error, Kind};
 use crate::http::Response;
 use crate::http::request::BodyReader;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Exit, Extent, OnDisconnect, Process, Reason, Subscriber};
 use crate::sys::{Ending, Pid};
-use crate::workspace::{Run, SignalGroup, UploadSource, Workspace};
+use crate::workspace::{MemorySource, Run, SignalGroup, Workspace};
 
 /// The shell that clients name, and the one that every image has.
 const USUAL_SHELL: &str = "/bin/bash";
@@ -65,7 +64,7 @@ pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
         let process = Arc::clone(run.process());
         let mut events = ProcessEvents::new(stream, keep_alive, &process);
         events.is_own = true;
-        run.follow(&mut events, OnDisconnect::Keep);
+        run.follow(&mut events, OnDisconnect::Keep, None);
     }))
 }
 
@@ -174,7 +173,7 @@ pub(super) fn close_stdin(
         return Err(Failure::new(Code::Internal, text));
     }
     match write(&call.request.body, workspace, &process, b"", true) {
-        Err(failure) if failure.1 == Some(Kind::StdinClosed) => Ok(json!({})),
+        Err(error) if error.kind() == Kind::StdinClosed => Ok(json!({})),
         written => written.map(|()| json!({})).map_err(Failure::from),
     }
 }
@@ -432,62 +431,18 @@ fn input(fields: &mut Fields<'_>) -> Result<Vec<u8>, Failure> {
     })
 }
 
-/// A failure to write, and its kind.
-struct Unwritten(Failure, Option<Kind>);
-
-impl From<crate::error::Error> for Unwritten {
-    fn from(error: crate::error::Error) -> Self {
-        let kind = error.kind();
-        Self(error.into(), Some(kind))
-    }
-}
-
-impl From<Unwritten> for Failure {
-    fn from(Unwritten(failure, _): Unwritten) -> Self {
-        failure
-    }
-}
-
 fn write(
     body: &BodyReader<'_>,
     workspace: &Workspace,
     process: &Process,
     data: &[u8],
     eof: bool,
-) -> Result<(), Unwritten> {
-    let mut source = Given { data, body };
+) -> Result<(), Error> {
+    let watch = || Box::new(body.watch_client()) as Box<dyn Peer + Send>;
+    let mut source = MemorySource::new(data, &watch);
     workspace
         .write_stdin(&process.id, &mut source, eof)
         .map(drop)
-}
-
-/// Input that a message has brought.
-struct Given<'d, 'c> {
-    data: &'d [u8],
-    body: &'d BodyReader<'c>,
-}
-
-impl UploadSource for Given<'_, '_> {
-    type Error = Unwritten;
-
-    fn remaining(&self) -> Option<u64> {
-        Some(self.data.len() as u64)
-    }
-
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Unwritten> {
-        let (now, later) = self.data.split_at(self.data.len().min(buffer.len()));
-        buffer[..now.len()].copy_from_slice(now);
-        self.data = later;
-        Ok(now.len())
-    }
-
-    fn splice(&mut self, _: BorrowedFd<'_>) -> Result<Option<usize>, Unwritten> {
-        Ok(None)
-    }
-
-    fn client(&self) -> Box<dyn Peer + Send> {
-        Box::new(self.body.watch_client())
-    }
 }
 
 /// Writes what happens to a process as messages.

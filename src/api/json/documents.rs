@@ -381,11 +381,11 @@ impl<'a> WaitDocument<'a> {
 #[derive(Serialize)]
 pub(in crate::api) struct ExitEvent {
     event: &'static str,
-    exit_code: Option<i32>,
-    signal: Option<i32>,
-    timed_out: bool,
+    pub(in crate::api) exit_code: Option<i32>,
+    pub(in crate::api) signal: Option<i32>,
+    pub(in crate::api) timed_out: bool,
     duration_ms: u64,
-    reason: &'static str,
+    pub(in crate::api) reason: &'static str,
 }
 
 impl ExitEvent {
@@ -716,16 +716,20 @@ pub(in crate::api) fn page_response(mut page: Page, path: FilePath, detail: bool
     ListDocument::new(b"{\"entries\":[", append_next, tail).respond()
 }
 
+/// Where a search by names goes on; `None` if there is no more.
+pub(in crate::api) fn next_of_glob(found: &Globbed, is_by_name: bool) -> Option<String> {
+    let last = found.entries.last().filter(|_| found.has_more)?;
+    let shown = show(&last.moment.path);
+    Some(if is_by_name {
+        shown
+    } else {
+        format!("{}:{shown}", last.moment.modified)
+    })
+}
+
 /// What a search by names found: `{"entries": [...], "next": ...}`.
 pub(in crate::api) fn glob_response(found: Globbed, path: FilePath, is_by_name: bool) -> Response {
-    let next = found.entries.last().filter(|_| found.has_more).map(|last| {
-        let shown = show(&last.moment.path);
-        if is_by_name {
-            shown
-        } else {
-            format!("{}:{shown}", last.moment.modified)
-        }
-    });
+    let next = next_of_glob(&found, is_by_name);
     let tail = format!("],\"next\":{}}}\n", json!(next)).into_bytes();
     let Globbed {
         entries, charge, ..

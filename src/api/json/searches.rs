@@ -4,10 +4,11 @@ use std::io::Write;
 
 use crate::api::json::optional_path;
 use crate::codec::escape;
-use crate::codec::fields::{Elements, Fields, JsonType, decoded, wrong_type};
+use crate::codec::fields::{Elements, Fields, JsonType, decoded, strings, wrong_type};
 use crate::error::{Error, Result};
+use crate::files::name::FilePath;
 use crate::files::search::{Case, Matcher, Options};
-use crate::workspace::{Grep, Kinds, Match};
+use crate::workspace::{Glob, Grep, Kinds, Match, Order, SortKey};
 
 /// The words for kinds of files.
 pub(in crate::api) const KINDS: [(&str, Kinds); 4] = [
@@ -16,6 +17,52 @@ pub(in crate::api) const KINDS: [(&str, Kinds); 4] = [
     ("link", Kinds::Links),
     ("any", Kinds::Any),
 ];
+
+/// The words for orders: whether it is that of names.
+pub(in crate::api) const SORTS: [(&str, bool); 2] = [("name", true), ("mtime", false)];
+
+/// The order of a search, with the place to continue at: the path of the last entry, after its time and
+/// a colon where the order is that of times.
+pub(in crate::api) fn order(is_by_name: Option<bool>, after: Option<&[u8]>) -> Result<Order> {
+    let after = after.filter(|after| !after.is_empty());
+    let path = |text: &[u8]| Ok::<_, Error>(FilePath::new(text)?.bytes().to_vec());
+    if is_by_name.unwrap_or(true) {
+        return Ok(Order::Name(after.map(path).transpose()?));
+    }
+    let moment = |text: &[u8]| {
+        let colon = text.iter().position(|byte| *byte == b':');
+        let (time, shown) = colon.map(|colon| (&text[..colon], &text[colon + 1..]))?;
+        let modified = std::str::from_utf8(time).ok()?.parse().ok()?;
+        let path = path(shown).ok()?;
+        Some(SortKey { modified, path })
+    };
+    let bad = || Error::invalid("after is not what next said in an answer with sort=mtime");
+    let after = after.map(|text| moment(text).ok_or_else(bad)).transpose()?;
+    Ok(Order::Modified(after))
+}
+
+/// Reads the arguments of a search by names.
+///
+/// # Errors
+/// `Invalid` if one has a wrong type or value.
+pub(in crate::api) fn glob_request(fields: &mut Fields<'_>) -> Result<Glob> {
+    let path = fields.string("path")?;
+    let patterns = match fields.take("pattern") {
+        Some(one) if JsonType::of(one) == JsonType::String => vec![decoded("pattern", one)?],
+        Some(list) => strings("pattern", "a pattern, or an array of patterns", list)?,
+        None => Vec::new(),
+    };
+    let is_by_name = fields.choice("sort", &SORTS)?;
+    let after = fields.string("after")?;
+    Ok(Glob {
+        path: optional_path(path.as_deref().map(str::as_bytes))?,
+        patterns: Matcher::new(patterns.iter().map(String::as_bytes))?,
+        kinds: fields.choice("type", &KINDS)?.unwrap_or_default(),
+        all: fields.boolean("all")?.unwrap_or(false),
+        limit: fields.whole("limit", 0..=u64::MAX)?,
+        order: order(is_by_name, after.as_deref().map(str::as_bytes))?,
+    })
+}
 
 /// The words for case.
 const CASES: [(&str, Case); 3] = [

@@ -40,7 +40,7 @@ fn run(call: &mut Call<'_, '_>, workspace: &Workspace, background: bool) -> Answ
         Run::Foreground(run) => {
             let respond = move |mut events: EventWriter<'_>| {
                 events.start(run.process(), run.is_attached());
-                run.follow(&mut events, request.on_disconnect);
+                run.follow(&mut events, request.on_disconnect, None);
             };
             Ok(process_stream(
                 request.encoding,

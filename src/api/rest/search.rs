@@ -6,17 +6,15 @@ use std::time::Duration;
 use super::call::{Answer, Call, event_stream};
 use crate::api::json::documents::glob_response;
 use crate::api::json::optional_path;
-use crate::api::json::searches::{KINDS, append_match, grep_request};
+use crate::api::json::searches::{KINDS, SORTS, append_match, grep_request, order};
 use crate::client::{Client, Disconnected, KeepAlive, Lookout, send_all};
 use crate::codec::escape;
-use crate::codec::query::Query;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::SkipReason;
-use crate::files::name::FilePath;
 use crate::files::search::Matcher;
 use crate::http::Refusal;
 use crate::http::stream::{StreamClient, StreamWriter};
-use crate::workspace::{Glob, GrepSink, Match, Order, SortKey, Summary, Workspace};
+use crate::workspace::{Glob, GrepSink, Match, Order, Summary, Workspace};
 
 /// `GET files/glob`.
 pub(super) fn glob(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
@@ -28,33 +26,11 @@ pub(super) fn glob(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         kinds: query.choice("type", &KINDS)?.unwrap_or_default(),
         all: query.flag("all")?,
         limit: query.number("limit")?,
-        order: order(query)?,
+        order: order(query.choice("sort", &SORTS)?, query.value("after")?)?,
     };
     let is_by_name = matches!(glob.order, Order::Name(_));
     let found = workspace.glob(&glob, &mut call.interrupt())?;
     Ok(glob_response(found, path, is_by_name))
-}
-
-/// The order of a search, with the place to continue at: the path of the last entry, after its time and
-/// a colon where the order is that of times.
-fn order(query: &Query) -> Result<Order> {
-    let sort = [("name", true), ("mtime", false)];
-    let is_by_name = query.choice("sort", &sort)?.unwrap_or(true);
-    let after = query.value("after")?.filter(|after| !after.is_empty());
-    let path = |text: &[u8]| Ok::<_, Error>(FilePath::new(text)?.bytes().to_vec());
-    if is_by_name {
-        return Ok(Order::Name(after.map(path).transpose()?));
-    }
-    let moment = |text: &[u8]| {
-        let colon = text.iter().position(|byte| *byte == b':');
-        let (time, shown) = colon.map(|colon| (&text[..colon], &text[colon + 1..]))?;
-        let modified = std::str::from_utf8(time).ok()?.parse().ok()?;
-        let path = path(shown).ok()?;
-        Some(SortKey { modified, path })
-    };
-    let bad = || Error::invalid("after is not what next said in an answer with sort=mtime");
-    let after = after.map(|text| moment(text).ok_or_else(bad)).transpose()?;
-    Ok(Order::Modified(after))
 }
 
 /// `POST files/grep`.
@@ -180,6 +156,7 @@ impl GrepSink for GrepEvents {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Error;
 
     #[test]
     fn a_search_that_broke_off_says_why() {

@@ -17,7 +17,7 @@ use crate::files::text::is_binary;
 use crate::files::{FileKind, FileVersion, SkipReason};
 use crate::ledger::{Charge, Item};
 use crate::logging;
-use crate::priority::{BackgroundThread, BackgroundTurn};
+use crate::priority::{BackgroundThread, BackgroundTurn, run_with_turn};
 use crate::workspace::lease::{Lease, Workspace};
 
 /// Most matches of a search, and of one file, unless the client says otherwise.
@@ -145,6 +145,35 @@ impl Workspace {
     /// `Invalid`, with the `offset` in a pattern that cannot be read; `NotFound`; `Forbidden`;
     /// `NotRegular`; `OverLimit`; `NoThreads`.
     pub fn prepare_grep(&self, grep: Grep) -> Result<PreparedGrep> {
+        let plan = self.plan_grep(grep)?;
+        Ok(PreparedGrep {
+            lease: self.share()?,
+            thread: BackgroundThread::start(&self.background)?,
+            plan,
+        })
+    }
+
+    /// Searches at once, and tells what it finds as it finds it, but not that it has ended.
+    ///
+    /// # Errors
+    /// As [`Workspace::prepare_grep`]; the client disconnected.
+    pub fn search_text(
+        &self,
+        grep: Grep,
+        sink: &mut dyn GrepSink,
+    ) -> std::result::Result<Summary, Stopped> {
+        let mut plan = Some(self.plan_grep(grep)?);
+        // Stays so only if there is no thread.
+        let mut summary = Err(Stopped::Due);
+        run_with_turn(&self.background, &mut |turn| {
+            if let Some(plan) = plan.take() {
+                summary = self.grep(plan, turn, sink);
+            }
+        })?;
+        summary
+    }
+
+    fn plan_grep(&self, grep: Grep) -> Result<Plan> {
         let within = |name: &str, value: Option<u64>, range: Range<u64>, default: u64| match value {
             Some(value) if !range.contains(&value) => Err(Error::invalid(format!(
                 "{name} is {value}; it takes a whole number from {} to {}",
@@ -183,20 +212,16 @@ impl Workspace {
         } else {
             Filter::of_search()
         };
-        Ok(PreparedGrep {
-            lease: self.share()?,
-            thread: BackgroundThread::start(&self.background)?,
-            plan: Plan {
-                path: grep.path,
-                searcher,
-                filter,
-                globs: grep.globs,
-                context,
-                limit,
-                per_file,
-                max_file_bytes,
-                charge,
-            },
+        Ok(Plan {
+            path: grep.path,
+            searcher,
+            filter,
+            globs: grep.globs,
+            context,
+            limit,
+            per_file,
+            max_file_bytes,
+            charge,
         })
     }
 

@@ -1,8 +1,9 @@
 //! Running commands, and what can be done to a process.
 
 use std::sync::Arc;
+use std::time::Instant;
 
-use crate::client::Peer;
+use crate::client::{Disconnected, Peer};
 use crate::command::{CommandSpec, StdinSource, TerminalSize};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::ledger::Item;
@@ -44,16 +45,23 @@ impl Foreground {
     }
 
     /// Sends the output from its beginning, and the exit. `on_disconnect` decides about the process
-    /// if the client disconnects first.
-    pub fn follow(self, subscriber: &mut dyn Subscriber, on_disconnect: OnDisconnect) {
+    /// if the client disconnects first. If the process still runs at `until`, it goes on in the background.
+    pub fn follow(
+        self,
+        subscriber: &mut dyn Subscriber,
+        on_disconnect: OnDisconnect,
+        until: Option<Instant>,
+    ) {
         match self.0 {
-            StartOutcome::Started(pump) => pump.run_foreground(subscriber, on_disconnect),
+            StartOutcome::Started(pump) => {
+                pump.run_foreground(subscriber, on_disconnect, until);
+            }
             StartOutcome::AlreadyExists(process) => {
-                if process
-                    .follow(Cursor::default(), Extent::Exit, subscriber)
-                    .is_err()
-                {
-                    process.leave(on_disconnect);
+                let extent = until.map_or(Extent::Exit, Extent::Until);
+                match process.follow(Cursor::default(), extent, subscriber) {
+                    Ok(()) if process.exit().is_some() => {}
+                    Ok(()) => process.leave(OnDisconnect::Keep),
+                    Err(Disconnected) => process.leave(on_disconnect),
                 }
             }
         }

@@ -10,10 +10,10 @@ use std::fs;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use crate::client::{environment, run_checks};
-use crate::examples::{is_installed, repository};
+use crate::examples::repository;
 use crate::fixture::{BINARY, Server, TOKEN, is_root};
 use crate::skip;
 
@@ -186,11 +186,6 @@ fn run_python(release: &Release, words: &[&str]) {
 /// Runs all checks with a release for JavaScript.
 #[track_caller]
 fn run_npm(release: &Release) {
-    for program in ["node", "npm"] {
-        if !is_installed(program, "--version") {
-            skip!("{program} is not installed");
-        }
-    }
     let modules = match node_modules(release) {
         Ok(modules) => modules,
         Err(reason) => skip!("the npm SDK {}: {reason}", release.e2b),
@@ -227,32 +222,12 @@ fn script(name: &str) -> PathBuf {
 
 /// The directory in which npm has installed a release, or why there is none.
 fn node_modules(release: &Release) -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("e2b-npm-{}", release.e2b));
     let packages = [
         format!("e2b@{}", release.e2b),
         format!("@e2b/code-interpreter@{}", release.interpreter),
     ];
-    let modules = root.join("node_modules");
-    // Written last, so that an installation that broke off is not taken for a whole one.
-    let mark = root.join("installed-with");
-    if fs::read_to_string(&mark).is_ok_and(|with| with == packages.join(" ")) {
-        return Ok(modules);
-    }
-    let _ = fs::remove_dir_all(&root);
-    fs::create_dir_all(&root).map_err(|error| error.to_string())?;
-    let output = Command::new("npm")
-        .args(["install", "--no-audit", "--no-fund", "--silent", "--prefix"])
-        .arg(&root)
-        .args(&packages)
-        .stdin(Stdio::null())
-        .output()
-        .map_err(|error| format!("npm: {error}"))?;
-    if !output.status.success() {
-        let errors = String::from_utf8_lossy(&output.stderr);
-        return Err(format!("npm cannot install it: {errors}"));
-    }
-    fs::write(&mark, packages.join(" ")).map_err(|error| error.to_string())?;
-    Ok(modules)
+    let packages: Vec<&str> = packages.iter().map(String::as_str).collect();
+    crate::client::node_modules(&format!("e2b-npm-{}", release.e2b), &packages)
 }
 
 /// Runs a program of checks to its end.

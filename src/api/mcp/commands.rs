@@ -1,0 +1,250 @@
+//! Tools for commands, processes and ports.
+
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::output::{Collector, ENOUGH_BYTES, Keep, Shown};
+use super::tools::{Outcome, ToolCall, ToolResult, fields, required, to_value};
+use crate::api::json::documents::{ExitEvent, ListenerDocument, PortDocument, ProcessDocument};
+use crate::api::json::requests::{command_request, signal_request};
+use crate::client::Stopped;
+use crate::codec::fields::{JsonType, decoded, wrong_type};
+use crate::error::{Error, Kind};
+use crate::process::ring::Cursor;
+use crate::process::{Exit, Extent, OnDisconnect, Process};
+use crate::workspace::{MemorySource, Run, SignalGroup};
+
+/// How long `run` waits for a command.
+const RUN_WAIT: Duration = Duration::from_secs(120);
+
+/// How long `ports` waits for a server.
+const PORT_WAIT: Duration = Duration::from_secs(60);
+
+/// Most processes in a list: the latest.
+const MAX_PROCESSES: usize = 500;
+
+/// A command that is waited for.
+pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
+    let wait = fields(arguments)?.seconds("wait")?.unwrap_or(RUN_WAIT);
+    let spec = command_request(arguments.get().as_bytes())?.spec;
+    let Run::Foreground(run) = call.workspace.run(spec)? else {
+        return Err(Error::new(Kind::System, "the command was started without its client").into());
+    };
+    let process = run.process().clone();
+    let until = Instant::now().checked_add(wait);
+    let mut collector = Collector::new(call.client, Keep::Ends, &Cursor::default(), false);
+    run.follow(&mut collector, OnDisconnect::Kill, until);
+    let exit = collector.exit;
+    let shown = collector.show();
+    if exit.is_none() && until.is_none_or(|until| Instant::now() < until) {
+        return Err(Stopped::Disconnected);
+    }
+    Ok(result(&process, exit, shown))
+}
+
+/// A command that is left running.
+pub(super) fn start(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
+    let mut spec = command_request(arguments.get().as_bytes())?.spec;
+    spec.background = true;
+    let Run::Background(process) = call.workspace.run(spec)? else {
+        return Err(Error::new(Kind::System, "the command was started with a client").into());
+    };
+    let text = format!("started {} (pid {})", process.id, process.pid);
+    Ok(ToolResult::new(
+        text,
+        to_value(&ProcessDocument::of(&process, false)),
+    ))
+}
+
+/// What a process has printed after a place.
+pub(super) fn output(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
+    let mut fields = fields(arguments)?;
+    let id = required(&mut fields, "id")?;
+    let mut offset = |name| Ok::<_, Error>(fields.whole(name, 0..=u64::MAX)?.unwrap_or(0));
+    let after = Cursor::at(offset("stdout_offset")?, offset("stderr_offset")?);
+    let wait = fields.seconds("wait")?;
+    let process = call.workspace.process(&id)?;
+    if let Some(until) = wait.and_then(|wait| Instant::now().checked_add(wait)) {
+        process.wait_for_output(call.client, after, ENOUGH_BYTES, until)?;
+    }
+    // Asked before the output is read: then that is complete if the process has ended.
+    let exit = process.exit();
+    let is_terminal = process.terminal().is_ok();
+    let mut collector = Collector::new(call.client, Keep::Beginning, &after, is_terminal);
+    process.follow(after, Extent::Held, &mut collector)?;
+    let shown = collector.show();
+    Ok(result(&process, exit, shown))
+}
+
+/// A process and some of its output.
+fn result(process: &Process, exit: Option<Exit>, [stdout, stderr]: [Shown; 2]) -> ToolResult {
+    let mut text = stdout.text.clone();
+    if !stderr.text.is_empty() {
+        if !text.is_empty() && !text.ends_with('\n') {
+            text.push('\n');
+        }
+        // Writing to memory does not fail.
+        let _ = write!(text, "[stderr]\n{}", stderr.text);
+    }
+    if !text.is_empty() && !text.ends_with('\n') {
+        text.push('\n');
+    }
+    let id = &process.id;
+    let end = exit.as_ref().map(ExitEvent::of);
+    let _ = match &end {
+        None => write!(
+            text,
+            "[still running as {id}; output reads on, input types, stop ends it]"
+        ),
+        Some(end) => match (end.exit_code, end.signal) {
+            (Some(code), _) => write!(text, "[exit code {code}]"),
+            (None, signal) => {
+                let signal = signal.map(|signal| format!("ended by signal {signal}, "));
+                let signal = signal.unwrap_or_default();
+                write!(text, "[{signal}reason: {}]", end.reason)
+            }
+        },
+    };
+    let truncated = stdout.is_cut || stderr.is_cut;
+    if truncated {
+        let _ = write!(
+            text,
+            "[not all is shown; output reads on with stdout_offset {} and stderr_offset {}]",
+            stdout.offset, stderr.offset
+        );
+    }
+    let structured = json!({
+        "id": id,
+        "running": end.is_none(),
+        "exit_code": end.as_ref().and_then(|end| end.exit_code),
+        "signal": end.as_ref().and_then(|end| end.signal),
+        "reason": end.as_ref().map(|end| end.reason),
+        "timed_out": end.as_ref().is_some_and(|end| end.timed_out),
+        "stdout": stdout.text,
+        "stderr": stderr.text,
+        "truncated": truncated,
+        "stdout_offset": stdout.offset,
+        "stderr_offset": stderr.offset,
+    });
+    ToolResult::new(text, structured)
+}
+
+/// Input of a process.
+pub(super) fn input(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
+    let mut fields = fields(arguments)?;
+    let id = required(&mut fields, "id")?;
+    let text = fields.string("text")?.unwrap_or_default();
+    let eof = fields.boolean("eof")?.unwrap_or(false);
+    if text.is_empty() && !eof {
+        return Err(Error::invalid("input takes text, or eof, which is true").into());
+    }
+    let watch = || call.client.watch();
+    let mut source = MemorySource::new(text.as_bytes(), &watch);
+    let written = call.workspace.write_stdin(&id, &mut source, eof)?;
+    let structured = json!({ "written": written, "eof": eof });
+    let end = if eof { ", and ended its input" } else { "" };
+    Ok(ToolResult::new(
+        format!("wrote {written} bytes to {id}{end}"),
+        structured,
+    ))
+}
+
+/// A signal to a process, or its end.
+pub(super) fn stop(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
+    let id = required(&mut fields(arguments)?, "id")?;
+    let (signal, _) = signal_request(arguments.get().as_bytes())?;
+    let (process, signaled) = call.workspace.signal(&id, signal, SignalGroup::Own)?;
+    let structured = json!({ "id": process.id, "signal": signal, "signaled": signaled });
+    let text = if signaled {
+        format!("sent signal {signal} to {id}")
+    } else {
+        format!("{id} had already ended")
+    };
+    Ok(ToolResult::new(text, structured))
+}
+
+/// The processes that there are, and those of the history.
+pub(super) fn processes(call: &mut ToolCall<'_, '_>, _: &RawValue) -> Outcome {
+    let all = call.workspace.processes.list();
+    let latest = &all[all.len().saturating_sub(MAX_PROCESSES)..];
+    let mut text = String::new();
+    let mut documents = Vec::new();
+    for process in latest {
+        let state = match process.exit().as_ref().map(ExitEvent::of) {
+            None => "running".to_owned(),
+            Some(end) => end
+                .exit_code
+                .map_or_else(|| end.reason.to_owned(), |code| format!("exit {code}")),
+        };
+        let command = process.command.words().join(" ");
+        let command: String = command.chars().take(100).collect();
+        let _ = writeln!(
+            text,
+            "{} (pid {}) {state}: {command}",
+            process.id, process.pid
+        );
+        documents.push(to_value(&ProcessDocument::of(process, false)));
+    }
+    if documents.is_empty() {
+        text.push_str("no process was started yet");
+    }
+    Ok(ToolResult::new(text, json!({ "processes": documents })))
+}
+
+/// The servers inside, at once or when one listens.
+pub(super) fn ports(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
+    let mut fields = fields(arguments)?;
+    let limit = fields.seconds("timeout")?.unwrap_or(PORT_WAIT);
+    let awaited = match fields.take("wait_for") {
+        None => None,
+        Some(port) => {
+            let name = match JsonType::of(port) {
+                JsonType::Number => port.get().to_owned(),
+                JsonType::String => decoded("wait_for", port)?,
+                _ => return Err(wrong_type("wait_for", "a port", port).into()),
+            };
+            let wait = call
+                .workspace
+                .ports
+                .wait(call.workspace.ports.parse(name.as_bytes())?)?;
+            let listening = wait.run(Some(limit), call.client)?;
+            Some((
+                name,
+                listening,
+                to_value(&PortDocument::of(wait.port(), listening)),
+            ))
+        }
+    };
+    let listeners = call.workspace.ports.list()?;
+    let documents: Vec<Value> = listeners
+        .iter()
+        .map(|listener| to_value(&ListenerDocument::of(listener)))
+        .collect();
+    let mut text = String::new();
+    if let Some((name, listening, _)) = &awaited {
+        let state = if *listening {
+            "listens"
+        } else {
+            "listens not yet"
+        };
+        let _ = writeln!(text, "a server {state} on port {name}");
+    }
+    for listener in &listeners {
+        let owner = listener
+            .process
+            .as_ref()
+            .map(|owner| format!(": {}", owner.command));
+        let _ = writeln!(text, "{}{}", listener.port, owner.unwrap_or_default());
+    }
+    if text.is_empty() {
+        text.push_str("nothing listens");
+    }
+    let mut structured = json!({ "ports": documents });
+    if let Some((.., document)) = awaited {
+        structured["waited_for"] = document;
+    }
+    Ok(ToolResult::new(text, structured))
+}

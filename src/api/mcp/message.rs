@@ -1,0 +1,315 @@
+//! Messages of JSON-RPC 2.0 as MCP sends them over HTTP, and what is wrong with those that are refused.
+//!
+//! The protocol has two eras. A request of the present one (revision 2026-07-28) tells its version in its `_meta`, and
+//! headers repeat what proxies look at. Requests of the eras before come after `initialize`, and may have a header
+//! with the version. Which era a message is of shows in itself, so nothing is remembered.
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use crate::codec::base64;
+use crate::codec::fields::{Fields, JsonType, Members, decoded};
+use crate::http::Response;
+use crate::http::parse::Head;
+
+/// The revisions of the present era.
+pub(super) const MODERN: &[&str] = &["2026-07-28"];
+
+/// Those before, the newest first.
+pub(super) const LEGACY: &[&str] = &["2025-11-25", "2025-06-18", "2025-03-26"];
+
+const VERSION_HEADER: &str = "MCP-Protocol-Version";
+const METHOD_HEADER: &str = "Mcp-Method";
+const NAME_HEADER: &str = "Mcp-Name";
+
+const VERSION_KEY: &str = "io.modelcontextprotocol/protocolVersion";
+const CAPABILITIES_KEY: &str = "io.modelcontextprotocol/clientCapabilities";
+
+/// The eras of the protocol.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Era {
+    Modern,
+    Legacy,
+}
+
+/// A request, or a notification.
+#[derive(Debug)]
+pub(super) struct Message<'a> {
+    /// `None` for a notification.
+    pub(super) id: Option<&'a RawValue>,
+    pub(super) method: String,
+    pub(super) params: Fields<'a>,
+    pub(super) era: Era,
+}
+
+/// Why a message is refused.
+#[derive(Debug)]
+pub(super) struct Failure {
+    status: u16,
+    code: i32,
+    text: String,
+    data: Option<Value>,
+    id: Option<Box<RawValue>>,
+}
+
+impl Failure {
+    fn new(status: u16, code: i32, text: impl Into<String>) -> Self {
+        Self {
+            status,
+            code,
+            text: text.into(),
+            data: None,
+            id: None,
+        }
+    }
+
+    /// The body is no JSON.
+    fn parse(text: impl Into<String>) -> Self {
+        Self::new(400, -32700, text)
+    }
+
+    /// The body is no message.
+    fn invalid(text: impl Into<String>) -> Self {
+        Self::new(400, -32600, text)
+    }
+
+    /// There is no such method.
+    pub(super) fn method(name: &str) -> Self {
+        let name: String = name.chars().take(100).collect();
+        Self::new(404, -32601, format!("there is no method {name:?}"))
+    }
+
+    /// The parameters are wrong.
+    pub(super) fn params(text: &str) -> Self {
+        Self::new(400, -32602, text)
+    }
+
+    /// A header is missing, or says something else than the body.
+    fn header(text: impl Into<String>) -> Self {
+        Self::new(400, -32020, text)
+    }
+
+    /// The version is not known.
+    fn version(requested: &str) -> Self {
+        let supported: Vec<_> = MODERN.iter().chain(LEGACY).collect();
+        let mut failure = Self::new(400, -32022, "this protocol version is not supported");
+        failure.data = Some(json!({ "supported": supported, "requested": requested }));
+        failure
+    }
+
+    /// The failure of a request. Clients of the former era take errors for answers only if the status is 200.
+    pub(super) fn about(mut self, id: &RawValue, era: Era) -> Self {
+        self.id = Some(id.to_owned());
+        if era == Era::Legacy {
+            self.status = 200;
+        }
+        self
+    }
+}
+
+#[derive(Serialize)]
+struct ErrorDocument<'a> {
+    jsonrpc: &'static str,
+    id: Option<&'a RawValue>,
+    error: ErrorMembers<'a>,
+}
+
+#[derive(Serialize)]
+struct ErrorMembers<'a> {
+    code: i32,
+    message: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    data: Option<&'a Value>,
+}
+
+impl From<Failure> for Response {
+    fn from(failure: Failure) -> Self {
+        let document = ErrorDocument {
+            jsonrpc: "2.0",
+            id: failure.id.as_deref(),
+            error: ErrorMembers {
+                code: failure.code,
+                message: &failure.text,
+                data: failure.data.as_ref(),
+            },
+        };
+        let mut response = Self::json(&document);
+        response.status = failure.status;
+        response
+    }
+}
+
+impl<'a> Message<'a> {
+    /// Reads a message.
+    ///
+    /// # Errors
+    /// What is wrong with it, for its era.
+    pub(super) fn parse(body: &'a [u8], head: &Head) -> Result<Self, Failure> {
+        let broken = |error| Failure::parse(format!("the body is not JSON: {error}"));
+        let document: &RawValue = serde_json::from_slice(body).map_err(broken)?;
+        match JsonType::of(document) {
+            JsonType::Object => {}
+            JsonType::Array => {
+                return Err(Failure::invalid(
+                    "batches are not accepted; send one message",
+                ));
+            }
+            _ => return Err(Failure::invalid("a message is a JSON object")),
+        }
+        let Members(mut members) = decoded("the message", document)
+            .map_err(|error| Failure::invalid(error.to_string()))?;
+        let id = members.remove("id");
+        if id.is_some_and(|id| !is_id(id)) {
+            return Err(Failure::invalid(
+                "id is neither a string nor a whole number",
+            ));
+        }
+        let mut fields = Fields::from(Members(members));
+        let read = Self::of_fields(&mut fields, id, head);
+        read.map_err(|failure| Failure {
+            id: id.map(RawValue::to_owned),
+            ..failure
+        })
+    }
+
+    fn of_fields(
+        fields: &mut Fields<'a>,
+        id: Option<&'a RawValue>,
+        head: &Head,
+    ) -> Result<Self, Failure> {
+        if !matches!(fields.string("jsonrpc"), Ok(Some(version)) if version == "2.0") {
+            return Err(Failure::invalid("jsonrpc is not \"2.0\""));
+        }
+        let Ok(Some(method)) = fields.string("method") else {
+            return Err(Failure::invalid(
+                "method is no string; only requests and notifications are accepted",
+            ));
+        };
+        let params = match fields.take("params") {
+            None => Members::default(),
+            Some(params) if JsonType::of(params) == JsonType::Object => {
+                decoded("params", params).map_err(|error| Failure::params(&error.to_string()))?
+            }
+            Some(_) => return Err(Failure::params("params is no object")),
+        };
+        let era = era(&params, head, &method, id.is_none())?;
+        Ok(Self {
+            id,
+            method,
+            params: Fields::from(params),
+            era,
+        })
+    }
+}
+
+/// Whether a value is an id, or a token: a string or a whole number.
+pub(super) fn is_id(value: &RawValue) -> bool {
+    match JsonType::of(value) {
+        JsonType::String => true,
+        JsonType::Number => !value.get().contains(['.', 'e', 'E']),
+        _ => false,
+    }
+}
+
+/// The era of a message whose version is known, and whose headers agree with its body.
+fn era(
+    params: &Members<'_>,
+    head: &Head,
+    method: &str,
+    is_notification: bool,
+) -> Result<Era, Failure> {
+    let header = text_of(head, VERSION_HEADER)?;
+    let meta: Option<Members<'_>> = params
+        .0
+        .get("_meta")
+        .filter(|meta| JsonType::of(meta) == JsonType::Object)
+        .and_then(|meta| decoded("_meta", meta).ok());
+    let named = meta.as_ref().and_then(|meta| meta.0.get(VERSION_KEY));
+    let is_modern = |version: &str| MODERN.contains(&version);
+    match &header {
+        Some(version) if is_modern(version) => {}
+        _ if named.is_some() => {}
+        Some(version) if LEGACY.contains(&&**version) => return Ok(Era::Legacy),
+        Some(version) => return Err(Failure::version(version)),
+        None => return Ok(Era::Legacy),
+    }
+    if is_notification {
+        // The revision demands no headers of these.
+        return header
+            .filter(|version| is_modern(version))
+            .map(|_| Era::Modern)
+            .ok_or_else(|| Failure::header(format!("{VERSION_HEADER} is missing or not known")));
+    }
+    let lacks = |key| meta.as_ref().is_none_or(|meta| !meta.0.contains_key(key));
+    for key in [VERSION_KEY, CAPABILITIES_KEY] {
+        if lacks(key) {
+            return Err(Failure::params(&format!("params._meta lacks {key}")));
+        }
+    }
+    let named = named.map(|named| decoded::<String>(VERSION_KEY, named));
+    let Some(Ok(version)) = named else {
+        return Err(Failure::params(&format!("{VERSION_KEY} is no string")));
+    };
+    let pairs = [
+        (VERSION_HEADER, header, &*version),
+        (METHOD_HEADER, text_of(head, METHOD_HEADER)?, method),
+    ];
+    for (name, header, body) in pairs {
+        agree(name, header.as_deref(), body)?;
+    }
+    if !is_modern(&version) {
+        return Err(Failure::version(&version));
+    }
+    Ok(Era::Modern)
+}
+
+/// Checks that a header repeats the name of a tool.
+///
+/// # Errors
+/// It is missing, or differs.
+pub(super) fn check_name(head: &Head, name: &str) -> Result<(), Failure> {
+    let header = text_of(head, NAME_HEADER)?;
+    agree(
+        NAME_HEADER,
+        header.as_deref().and_then(plain_value).as_deref(),
+        name,
+    )
+}
+
+fn agree(name: &str, header: Option<&str>, body: &str) -> Result<(), Failure> {
+    match header {
+        Some(header) if header == body => Ok(()),
+        Some(_) => Err(Failure::header(format!(
+            "the header {name} differs from the body"
+        ))),
+        None => Err(Failure::header(format!(
+            "the header {name} is missing or cannot be read"
+        ))),
+    }
+}
+
+/// A header that may be there once.
+fn text_of(head: &Head, name: &str) -> Result<Option<String>, Failure> {
+    let mut values = head.values(name);
+    let first = values.next();
+    if values.next().is_some() {
+        return Err(Failure::header(format!(
+            "the header {name} is there more than once"
+        )));
+    }
+    let text = first.map(|value| std::str::from_utf8(value).map(str::to_owned));
+    text.transpose()
+        .map_err(|_| Failure::header(format!("the header {name} is not text")))
+}
+
+/// What a header means whose value may be encoded; `None` if the encoding is broken.
+fn plain_value(value: &str) -> Option<String> {
+    let encoded = value
+        .strip_prefix("=?base64?")
+        .and_then(|rest| rest.strip_suffix("?="));
+    match encoded {
+        Some(encoded) => String::from_utf8(base64::decode(encoded.as_bytes())?).ok(),
+        None => Some(value.to_owned()),
+    }
+}

@@ -1,0 +1,264 @@
+//! The door for clients of the Model Context Protocol (MCP): tools over the operations that all doors share.
+//!
+//! It speaks Streamable HTTP and keeps no state: each request has all that its answer needs. [`message`] reads
+//! requests of both eras of the protocol and knows its errors, [`tools`] has the table of tools, and [`reply`] is
+//! the way back: one JSON document, or a stream of events for those who wait. Each family of tools has a file.
+
+#![allow(
+    clippy::unnecessary_wraps,
+    reason = "tools stand in one table, so they have one type"
+)]
+
+mod commands;
+mod files;
+mod message;
+mod output;
+mod reply;
+mod tools;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use super::context::Context;
+use crate::codec::fields::{Fields, JsonType, Members, decoded};
+use crate::http::parse::Head;
+use crate::http::{Body, Refusal, Request, Response};
+use crate::machine::Scope;
+use message::{Era, Failure, LEGACY, MODERN, Message};
+use tools::Invocation;
+
+/// Most bytes of a message.
+const MAX_BODY_BYTES: u64 = 16 << 20;
+
+/// What a client may do with what it was told, in milliseconds: the tools change only with the server.
+const FRESH_MS: u64 = 3_600_000;
+
+/// For models: what the tools are about.
+const INSTRUCTIONS: &str = "A Linux sandbox: run commands and work on files in it. run waits for a command; start \
+    leaves one running, and output, input and stop go on with it. Relative paths begin at the working directory of \
+    the sandbox. Prefer edit_file to rewriting a file, and grep and glob to running commands for them.";
+
+/// What a request is about.
+pub(super) enum Target<'a> {
+    /// What the token of the request opens.
+    Own,
+    /// The sandbox with this id.
+    Sandbox(&'a str),
+}
+
+impl<'a> Target<'a> {
+    /// The methods, as in `Allow`.
+    pub(super) const ALLOW: &'static str = "POST, OPTIONS";
+
+    /// The name in the metrics.
+    pub(super) const NAME: &'static str = "mcp";
+
+    /// What a request with this path is about; `None` if it is another door's.
+    pub(super) fn find(path: &'a [u8]) -> Option<Self> {
+        if path == b"/mcp" {
+            return Some(Self::Own);
+        }
+        let id = path
+            .strip_prefix(b"/v1/sandboxes/")?
+            .strip_suffix(b"/mcp")?;
+        let id = std::str::from_utf8(id).ok()?;
+        let is_id = !id.is_empty() && !id.contains('/');
+        is_id.then_some(Self::Sandbox(id))
+    }
+}
+
+/// Answers an admitted request about a workspace.
+pub(super) fn answer(
+    context: &Context,
+    request: &mut Request<'_>,
+    scope: Scope<'_>,
+) -> Result<Response, Refusal> {
+    context.machine.check(scope)?;
+    context.origins.admit(request)?;
+    let allow = Target::ALLOW;
+    match &*request.head.method {
+        "POST" => {}
+        "OPTIONS" => return Ok(Response::new(204, Body::Empty).with_header("Allow", allow)),
+        method => {
+            let text = format!(
+                "an MCP endpoint has no method {method}; it has {allow}: there are no sessions, and no stream \
+                 besides the answers"
+            );
+            return Err(Refusal::new(405, "method_not_allowed", text).with_header("Allow", allow));
+        }
+    }
+    if !accepts_both(&request.head) {
+        let text = "Accept must list application/json and text/event-stream";
+        return Err(Refusal::new(406, "not_acceptable", text));
+    }
+    let lease = context.enter(request, scope)?;
+    let body = request.body.read_all(MAX_BODY_BYTES, &request.ledger)?;
+    Ok(match dispatch(&request.head, &body) {
+        Ok(Dispatched::Known(response)) => response,
+        Ok(Dispatched::Call(id, era, invocation)) => {
+            reply::call(context, id, era, invocation, body, lease)
+        }
+        Err(failure) => failure.into(),
+    })
+}
+
+/// What becomes of a message.
+enum Dispatched {
+    /// Its answer is known.
+    Known(Response),
+    /// It calls a tool: its id, its era, the call.
+    Call(Box<RawValue>, Era, Invocation),
+}
+
+/// Whether a client takes both kinds of answers.
+fn accepts_both(head: &Head) -> bool {
+    let accepts = |kind: &str| {
+        let (family, _) = kind.split_once('/').unwrap_or((kind, ""));
+        let family = format!("{family}/*");
+        let values = head
+            .values("accept")
+            .flat_map(|value| value.split(|byte| *byte == b','));
+        let mut types = values.map(|value| {
+            let end = value.iter().position(|byte| *byte == b';');
+            value[..end.unwrap_or(value.len())].trim_ascii()
+        });
+        types.any(|found| {
+            let is = |kind: &str| found.eq_ignore_ascii_case(kind.as_bytes());
+            is(kind) || is(&family) || is("*/*")
+        })
+    };
+    accepts("application/json") && accepts("text/event-stream")
+}
+
+fn dispatch(head: &Head, body: &[u8]) -> Result<Dispatched, Failure> {
+    let Message {
+        id,
+        method,
+        mut params,
+        era,
+    } = Message::parse(body, head)?;
+    let Some(id) = id else {
+        // There is nothing that a notification could change: to cancel a request is to close its connection.
+        return Ok(Dispatched::Known(Response::new(202, Body::Empty)));
+    };
+    let at = |failure: Failure| failure.about(id, era);
+    let result = match (&*method, era) {
+        ("server/discover", Era::Modern) => discovery(),
+        ("initialize", Era::Legacy) => introduction(&mut params).map_err(at)?,
+        ("ping", Era::Legacy) => json!({}),
+        ("tools/list", _) => {
+            if params.take("cursor").is_some() {
+                return Err(at(Failure::params(
+                    "cursor is not one that this server has given",
+                )));
+            }
+            cacheable(json!({ "tools": tools::list() }))
+        }
+        ("tools/call", _) => {
+            let invocation = invocation(&mut params, head, era).map_err(at)?;
+            return Ok(Dispatched::Call(id.to_owned(), era, invocation));
+        }
+        _ => return Err(at(Failure::method(&method))),
+    };
+    Ok(Dispatched::Known(reply::document(id, era, result)))
+}
+
+/// The answer to `server/discover`.
+fn discovery() -> Value {
+    let versions: Vec<_> = MODERN.iter().chain(LEGACY).collect();
+    cacheable(json!({
+        "supportedVersions": versions,
+        "capabilities": capabilities(),
+        "instructions": INSTRUCTIONS,
+    }))
+}
+
+/// The answer to `initialize`: in the version that was asked for, if it is known.
+fn introduction(params: &mut Fields<'_>) -> Result<Value, Failure> {
+    let asked = params.string("protocolVersion");
+    let asked = asked.map_err(|error| Failure::params(&error.to_string()))?;
+    let known = LEGACY
+        .iter()
+        .find(|version| asked.as_deref() == Some(**version));
+    Ok(json!({
+        "protocolVersion": known.unwrap_or(&LEGACY[0]),
+        "capabilities": capabilities(),
+        "serverInfo": server_info(),
+        "instructions": INSTRUCTIONS,
+    }))
+}
+
+fn capabilities() -> Value {
+    json!({ "tools": {} })
+}
+
+fn server_info() -> Value {
+    json!({
+        "name": "sbx-server",
+        "title": "Sandbox",
+        "version": env!("CARGO_PKG_VERSION"),
+    })
+}
+
+/// Says for how long a result is fresh, and that it is for its client only.
+fn cacheable(mut result: Value) -> Value {
+    result["ttlMs"] = FRESH_MS.into();
+    result["cacheScope"] = "private".into();
+    result
+}
+
+/// The tool that a request calls, and its arguments.
+fn invocation(params: &mut Fields<'_>, head: &Head, era: Era) -> Result<Invocation, Failure> {
+    let name = params.string("name");
+    let name = name.map_err(|error| Failure::params(&error.to_string()))?;
+    let name = name.ok_or_else(|| Failure::params("name is missing"))?;
+    if era == Era::Modern {
+        message::check_name(head, &name)?;
+    }
+    let tool = tools::find(&name).ok_or_else(|| {
+        let names: Vec<_> = tools::TOOLS.iter().map(|tool| tool.name).collect();
+        let names = names.join(", ");
+        Failure::params(&format!("there is no tool {name:?}; there are {names}"))
+    })?;
+    let arguments = match params.take("arguments") {
+        Some(arguments) if JsonType::of(arguments) == JsonType::Object => arguments.to_owned(),
+        Some(_) => return Err(Failure::params("arguments is no object")),
+        None => RawValue::from_string("{}".to_owned()).unwrap_or_default(),
+    };
+    let progress_token = match params.take("_meta") {
+        Some(meta) if JsonType::of(meta) == JsonType::Object => {
+            let meta: Members<'_> =
+                decoded("_meta", meta).map_err(|error| Failure::params(&error.to_string()))?;
+            Fields::from(meta)
+                .take("progressToken")
+                .map(RawValue::to_owned)
+        }
+        _ => None,
+    };
+    if progress_token
+        .as_deref()
+        .is_some_and(|token| !message::is_id(token))
+    {
+        return Err(Failure::params(
+            "progressToken is neither a string nor a whole number",
+        ));
+    }
+    Ok(Invocation {
+        tool,
+        arguments,
+        progress_token,
+    })
+}
+
+/// A result with what clients of its era expect of any.
+fn finished(result: Value, era: Era) -> Map<String, Value> {
+    let Value::Object(mut result) = result else {
+        return Map::new();
+    };
+    if era == Era::Modern {
+        result.insert("resultType".to_owned(), "complete".into());
+        let meta = json!({ "io.modelcontextprotocol/serverInfo": server_info() });
+        result.insert("_meta".to_owned(), meta);
+    }
+    result
+}
