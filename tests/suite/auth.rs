@@ -507,8 +507,11 @@ fn a_server_without_a_token_is_open_and_ignores_tokens() {
         200
     );
     connection.token = Some("whatever".to_owned());
+    let headers = [("host", "localhost")];
     assert_eq!(
-        connection.request("GET", "/v1/processes", &[], b"").status,
+        connection
+            .request("GET", "/v1/processes", &headers, b"")
+            .status,
         200
     );
     assert_eq!(server.exec(&json!({"cmd": "echo open"})).stdout, "open\n");

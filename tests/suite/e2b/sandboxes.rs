@@ -36,7 +36,7 @@ fn a_sandbox_is_made_described_and_killed() {
             assert!(made[name].is_string(), "{name}: {made}");
         }
         assert_eq!(made["envdAccessToken"], made["trafficAccessToken"]);
-        assert_eq!(made["domain"], "sandbox");
+        assert_eq!(made["domain"], "localhost");
         let id = made["sandboxID"].as_str().unwrap();
         assert!(id.len() <= 63 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()));
         let door = Door {
