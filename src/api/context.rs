@@ -3,14 +3,17 @@
 use std::sync::Arc;
 
 use super::counts::RequestCounts;
+use super::credentials::{self, presented_token};
 use super::origins::Origins;
-use crate::auth::{Authenticator, Holder};
+use super::tickets::Tickets;
+use crate::auth::{Access, Authenticator, Holder};
+use crate::config::Doors;
 use crate::error::{Error, Kind, Result};
-use crate::http::Request;
 use crate::http::seats::Seats;
+use crate::http::{Refusal, Request};
 use crate::logging;
 use crate::machine::{Machine, Scope};
-use crate::workspace::Lease;
+use crate::workspace::{Lease, Workspace};
 
 /// The state behind all doors.
 pub(super) struct Context {
@@ -19,6 +22,8 @@ pub(super) struct Context {
     pub(super) connections: Seats,
     pub(super) requests: RequestCounts,
     pub(super) origins: Origins,
+    pub(super) tickets: Tickets<Workspace>,
+    pub(super) doors: Doors,
 }
 
 /// The beginning of a subprotocol of WebSocket that carries a token. Browsers can set no header there.
@@ -52,21 +57,81 @@ impl Context {
         Some(found.id.clone())
     }
 
+    /// What the token of a request opens.
+    ///
+    /// # Errors
+    /// 403 if it opens nothing here.
+    pub(super) fn opened_by(&self, request: &Request<'_>) -> std::result::Result<Opened, Refusal> {
+        let refused = |text: &str| {
+            note_refusal(request, text);
+            Refusal::new(403, "forbidden", text)
+        };
+        let (place, token) = presented_token(request, false).map_err(refused)?;
+        if self
+            .authenticator
+            .check(token.as_deref(), Access::Machine)
+            .is_ok()
+        {
+            return Ok(Opened::Server);
+        }
+        let Some(token) = token else {
+            return Ok(Opened::Nothing);
+        };
+        let owns = |own: &str| credentials::is_same(own, &token);
+        let sandbox = self.sandbox_whose_token(owns).map(Opened::Sandbox);
+        sandbox.ok_or_else(|| {
+            refused(&format!(
+                "the {place} holds a token that does not open this"
+            ))
+        })
+    }
+
     /// Begins work in a workspace, which lasts as long as the lease. What the request holds is charged to
     /// the workspace, whoever asks.
     ///
     /// # Errors
     /// `NoThreads`, `NotFound`, `ShuttingDown`.
     pub(super) fn enter(&self, request: &mut Request<'_>, scope: Scope<'_>) -> Result<Lease> {
-        if !request.may_block {
-            let text =
-                "the machine has no thread left for this; delete a sandbox, or try again later";
-            return Err(Error::new(Kind::NoThreads, text));
-        }
+        check_may_block(request)?;
         let lease = self.machine.lease(scope)?;
         request.ledger = Arc::clone(&lease.ledger);
         Ok(lease)
     }
+}
+
+/// What a token opens.
+pub(super) enum Opened {
+    /// There is no token, and the server needs one.
+    Nothing,
+    /// The server and all that is in it.
+    Server,
+    /// The sandbox with this id.
+    Sandbox(String),
+}
+
+/// Begins work in a workspace for a request that has a ticket in place of a token. Its connection is the workspace's from
+/// here on.
+///
+/// # Errors
+/// `NoThreads`, `ShuttingDown`, `OverLimit`.
+pub(super) fn enter_by_ticket(
+    request: &mut Request<'_>,
+    workspace: &Arc<Workspace>,
+) -> Result<Lease> {
+    check_may_block(request)?;
+    let lease = workspace.lease()?;
+    let given = request.seat.give_to_tenant(&lease.ledger);
+    request.closes = given.is_err();
+    request.ledger = Arc::clone(&lease.ledger);
+    given.map(|()| lease)
+}
+
+fn check_may_block(request: &Request<'_>) -> Result<()> {
+    if request.may_block {
+        return Ok(());
+    }
+    let text = "the machine has no thread left for this; delete a sandbox, or try again later";
+    Err(Error::new(Kind::NoThreads, text))
 }
 
 /// Tells the log that a request was refused for its credentials.

@@ -8,7 +8,7 @@
 use crate::http::parse::Head;
 use crate::http::{Refusal, Request, Response};
 use crate::ports::Port;
-use crate::relay::{Forward, RelayError, exchange};
+use crate::relay::{FieldChanges, Forward, Home, RelayError, exchange};
 use crate::workspace::Workspace;
 
 /// Headers that are not forwarded: those that this proxy writes itself, and what is for it as a proxy.
@@ -22,15 +22,15 @@ const OWN: [&str; 6] = [
 ];
 
 /// Forwards a request to the server behind a port, which sees `path` and nothing of what is before it.
-/// Of its headers, those that are `withheld` are not for that server.
+/// Of its headers, those that are `withheld` are not for that server. `changes` are made in its answer.
 pub(super) fn forward(
     request: &mut Request<'_>,
     workspace: &Workspace,
-    port: &[u8],
+    port: &Port,
     path: &[u8],
     withheld: &[&str],
+    changes: FieldChanges,
 ) -> Result<Response, Refusal> {
-    let port = workspace.ports.parse(port)?;
     if request.head.method == "CONNECT" {
         return Err(Refusal::new(
             501,
@@ -38,14 +38,15 @@ pub(super) fn forward(
             "CONNECT is not passed on; other protocols than HTTP begin with an Upgrade",
         ));
     }
-    let socket = workspace.ports.connect(&port)?;
+    let socket = workspace.ports.connect(port)?;
     let withheld = [&OWN, withheld].concat();
     let forward = Forward {
         target: target(path, request.head.query.as_deref()),
-        host: &host(&port),
+        host: &host(port),
         withheld: &withheld,
         added: forwarded(request, path),
         counter: None,
+        changes,
     };
     exchange(request, socket, &forward).map_err(|error| match error {
         RelayError::Client(error) => error.into(),
@@ -55,6 +56,14 @@ pub(super) fn forward(
             format!("the server at port {port} cannot be understood: {text}"),
         ),
     })
+}
+
+/// Where clients find the server behind a port whose paths are below `prefix`.
+pub(super) fn home(port: &Port, prefix: Vec<u8>) -> Home {
+    Home {
+        origin: format!("http://{}", host(port)),
+        prefix,
+    }
 }
 
 /// The request target for the server, with the percent-escapes of the client.

@@ -1,35 +1,34 @@
 //! The hall: it authenticates a request, picks the door that answers it, and counts the answer. It
-//! knows no operation. [`context`] has the state that it shares with the doors, and [`forward`] the way to servers
-//! inside of a workspace.
+//! knows no operation. [`context`] has the state that it shares with the doors, [`credentials`] finds tokens, and
+//! [`forward`] is the way to servers inside of a workspace, also for those who have one of the [`tickets`].
 //!
-//! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs, [`mcp`] that for MCP. A door parses its own wire into typed
-//! operations of `workspace` and writes its own answers; no door uses another.
+//! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs, [`mcp`] that for MCP, [`console`] that for browsers. A
+//! door parses its own wire into typed operations of `workspace` and writes its own answers; no door uses another.
 
+mod console;
 mod content;
 mod context;
 mod counts;
+mod credentials;
 mod e2b;
 mod forward;
 mod json;
 mod mcp;
 mod origins;
 mod rest;
-
-use std::borrow::Cow;
-
-use subtle::ConstantTimeEq;
+mod tickets;
 
 use crate::auth::{Access, Authenticator, Holder, Refused};
-use crate::codec::base64;
 use crate::config::Doors;
-use crate::http::handshake::subprotocols;
 use crate::http::seats::Seats;
 use crate::http::{Body, Handler, Refusal, Request, Response};
 use crate::machine::{Machine, Scope};
-use context::{BEARER_SUBPROTOCOL, Context, note_failure, note_refusal};
+use context::{Context, note_failure, note_refusal};
 use counts::RequestCounts;
+use credentials::presented_token;
 use origins::Origins;
 use rest::Answer;
+use tickets::Tickets;
 
 /// Who is served, and how.
 pub struct ApiSettings {
@@ -45,7 +44,6 @@ pub struct ApiSettings {
 pub struct Api {
     context: Context,
     is_local: bool,
-    doors: Doors,
 }
 
 impl Api {
@@ -56,6 +54,8 @@ impl Api {
         connections: Seats,
         settings: ApiSettings,
     ) -> Self {
+        let mut doors = settings.doors;
+        doors.console &= console::is_built();
         Self {
             context: Context {
                 machine,
@@ -63,9 +63,10 @@ impl Api {
                 connections,
                 requests: RequestCounts::default(),
                 origins: Origins(settings.allowed_origins),
+                tickets: Tickets::default(),
+                doors,
             },
             is_local: settings.is_local,
-            doors: settings.doors,
         }
     }
 
@@ -109,7 +110,7 @@ impl Api {
         target: &rest::Target<'_>,
     ) -> Answer {
         // MCP clients and browsers read these paths before they have a token.
-        let is_public = path.starts_with(b"/.well-known/");
+        let is_public = path.starts_with(b"/.well-known/") || path == b"/favicon.ico";
         if let Some(access) = target.access(&request.head.method).filter(|_| !is_public) {
             let holder = self.authenticate(request, access, target.is_proxied())?;
             self.context.seat(request, holder)?;
@@ -161,7 +162,7 @@ impl Api {
                 let token = presented_token(request, false);
                 let token = token.ok().and_then(|(_, token)| token);
                 let owner = |token: &[u8]| {
-                    let owns = |own: &str| own.as_bytes().ct_eq(token).into();
+                    let owns = |own: &str| credentials::is_same(own, token);
                     self.context.sandbox_whose_token(owns)
                 };
                 own = token.as_deref().and_then(owner);
@@ -226,8 +227,13 @@ impl Handler for Api {
             return refusal.into();
         }
         let path = request.head.path.clone();
+        if let Some(target) = console::Target::find(&self.context, &path) {
+            let response = console::answer(&self.context, request, &target);
+            self.context.requests.count(target.name(), response.status);
+            return response;
+        }
         let e2b = e2b::Target::find(&self.context, request, &path);
-        let mcp = mcp::Target::find(&path).filter(|_| self.doors.mcp && e2b.is_none());
+        let mcp = mcp::Target::find(&path).filter(|_| self.context.doors.mcp && e2b.is_none());
         let origin = self.context.origins.of(request);
         if let Some(origin) = &origin
             && origins::is_preflight(request)
@@ -253,68 +259,4 @@ impl Handler for Api {
     fn refused(&self, status: u16) {
         self.context.requests.count("none", status);
     }
-}
-
-/// The token of a request, if it has one, and where it was found.
-type Presented<'r> = (&'static str, Option<Cow<'r, [u8]>>);
-
-/// Finds the token of a request. The server behind a port would get the subprotocols.
-///
-/// # Errors
-/// There are several, and they differ.
-fn presented_token<'r>(
-    request: &'r Request<'_>,
-    is_proxied: bool,
-) -> Result<Presented<'r>, &'static str> {
-    let Ok(own) = only_value(request, "x-sandbox-token") else {
-        return Err("there are different X-Sandbox-Token headers");
-    };
-    let Ok(offered) = offered_token(request) else {
-        return Err("there are different sbx.bearer. subprotocols");
-    };
-    // If both headers are present, Authorization may be for a proxy in between.
-    Ok(match (own, bearer(request), offered) {
-        (None, None, Some(token)) if !is_proxied => {
-            ("sbx.bearer. subprotocol", Some(Cow::Owned(token)))
-        }
-        (None, bearer, _) => ("Authorization header", bearer.map(Cow::Borrowed)),
-        (Some(token), ..) => ("X-Sandbox-Token header", Some(Cow::Borrowed(token))),
-    })
-}
-
-/// The value of a header; `None` if it is absent.
-///
-/// # Errors
-/// It is present more than once, with different values.
-fn only_value<'r>(request: &'r Request<'_>, name: &'r str) -> Result<Option<&'r [u8]>, ()> {
-    let mut values = request.head.values(name);
-    let first = values.next();
-    if values.any(|other| Some(other) != first) {
-        return Err(());
-    }
-    Ok(first)
-}
-
-/// The token among the subprotocols that a WebSocket client offers. One that cannot be decoded is empty, which
-/// opens nothing.
-///
-/// # Errors
-/// There are several, and they differ.
-fn offered_token(request: &Request<'_>) -> Result<Option<Vec<u8>>, ()> {
-    let mut tokens =
-        subprotocols(&request.head).filter_map(|name| name.strip_prefix(BEARER_SUBPROTOCOL));
-    let first = tokens.next();
-    if tokens.any(|other| Some(other) != first) {
-        return Err(());
-    }
-    Ok(first.map(|token| base64::decode_url(token).unwrap_or_default()))
-}
-
-/// The token in `Authorization: Bearer <token>` (RFC 6750 section 2.1). The scheme's case does not
-/// matter (RFC 9110 section 11.1).
-fn bearer<'r>(request: &'r Request<'_>) -> Option<&'r [u8]> {
-    let credentials = only_value(request, "authorization").ok()??;
-    let (scheme, token) = credentials.split_at_checked(7)?;
-    let is_bearer = scheme.eq_ignore_ascii_case(b"bearer ");
-    is_bearer.then(|| token.trim_ascii_start())
 }

@@ -65,6 +65,8 @@ pub struct Config {
 pub struct Doors {
     /// That for clients of the Model Context Protocol.
     pub mcp: bool,
+    /// That for browsers: the console.
+    pub console: bool,
 }
 
 /// Settings of host mode.
@@ -134,6 +136,7 @@ impl Config {
             contexts: variables.number(&table::CONTEXTS)?,
             doors: Doors {
                 mcp: variables.flag(&table::MCP)?,
+                console: variables.flag(&table::CONSOLE)?,
             },
             ping_interval: Duration::from_secs(variables.number(&table::PING_SECS)?),
             max_connections: variables.number(&table::MAX_CONNECTIONS)?,

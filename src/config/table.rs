@@ -92,6 +92,8 @@ variables! {
         "Maximum number of interpreter contexts, on a host for each sandbox.";
     MCP = "1", Flag,
         "0 turns the endpoint for MCP clients off.";
+    CONSOLE = "1", Flag,
+        "0 turns the web page at /console off.";
     PING_SECS = "15", Number(1..=SECONDS),
         "Seconds of silence on a stream before the server sends a ping.";
     MAX_CONNECTIONS = "4096", Number(1..=u64::MAX),

@@ -22,7 +22,9 @@ use crate::http::stream::StreamWriter;
 use crate::http::{Handler, Refusal, Request, Response};
 use crate::panics::{self, Served};
 use crate::posture::{Host, host_and_port};
-use crate::relay::{Account, Forward, RelayError, connect_through, connected, exchange};
+use crate::relay::{
+    Account, FieldChanges, Forward, RelayError, connect_through, connected, exchange,
+};
 
 /// How long a client may take for its first byte, and for each part of a SOCKS request.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
@@ -126,6 +128,7 @@ impl Proxy {
             withheld: &WITHHELD,
             added,
             counter: Some(Arc::clone(&self.exits.egress.moved)),
+            changes: FieldChanges::default(),
         };
         exchange(request, socket.into(), &forward).map_err(|error| match error {
             RelayError::Client(error) => error.into(),

@@ -31,10 +31,8 @@ use crate::http::stream::{SEND_LIMIT, StreamWriter};
 use crate::sys::Events;
 pub use tunnel::connect_through;
 use tunnel::{Connected, Tunnel};
-pub use upstream::{Account, Forward, RelayError};
-use upstream::{
-    ReadSize, Upstream, append_fields, append_upgrade, end_to_end, poll_both, wants_upgrade,
-};
+pub use upstream::{Account, FieldChanges, Forward, Home, RelayError};
+use upstream::{ReadSize, Upstream, append_upgrade, poll_both, wants_upgrade};
 
 /// Interim responses of which the client sees nothing, so that its pace does not limit them.
 const MAX_UNSEEN_RESPONSES: usize = 100;
@@ -98,7 +96,8 @@ pub fn exchange(
             match exchange.upstream.try_read_head()? {
                 None => exchange.response_ready = false,
                 Some(response) if response.status >= 200 => {
-                    let relay = Relay::new(exchange, response, to_head, account);
+                    let changes = forward.changes.clone();
+                    let relay = Relay::new(exchange, response, to_head, account, changes);
                     let status = relay.head.status;
                     return Ok(Response::new(status, Body::Takeover(Box::new(relay))));
                 }
@@ -108,6 +107,7 @@ pub fn exchange(
                         upstream,
                         head: response,
                         account,
+                        changes: forward.changes.clone(),
                     };
                     return Ok(Response::new(101, Body::Takeover(Box::new(tunnel))));
                 }
@@ -126,7 +126,7 @@ pub fn exchange(
                 Some(interim) if http_1_1 => {
                     client.push(|out| {
                         append_status_line(out, interim.status, &interim.reason);
-                        append_fields(out, end_to_end(&interim.fields));
+                        forward.changes.append(out, &interim.fields);
                         out.extend_from_slice(b"\r\n");
                     });
                 }
@@ -251,11 +251,18 @@ struct Relay {
     /// The framing that the client gets.
     framing: Framing,
     account: Account,
+    changes: FieldChanges,
 }
 
 impl Relay {
     /// Determines where the body ends (RFC 9112 section 6.3).
-    fn new(exchange: Exchange, head: ResponseHead, to_head: bool, account: Account) -> Self {
+    fn new(
+        exchange: Exchange,
+        head: ResponseHead,
+        to_head: bool,
+        account: Account,
+        changes: FieldChanges,
+    ) -> Self {
         let (decoder, framing) = match (head.status, head.framing) {
             (204, _) => (BodyDecoder::Ended, Framing::None),
             // Has no content either, but may have a length.
@@ -274,6 +281,7 @@ impl Relay {
             decoder,
             framing,
             account,
+            changes,
         }
     }
 
@@ -300,7 +308,7 @@ impl Relay {
 impl Takeover for Relay {
     fn append_head(&self, out: &mut Vec<u8>) {
         append_status_line(out, self.head.status, &self.head.reason);
-        append_fields(out, end_to_end(&self.head.fields));
+        self.changes.append(out, &self.head.fields);
         if self.head.status == 426 {
             // Names the protocols to change to (RFC 9110 section 15.5.22).
             append_upgrade(out, &self.head.fields);
@@ -396,6 +404,7 @@ mod tests {
             withheld: &[],
             added: Vec::new(),
             counter: None,
+            changes: FieldChanges::default(),
         };
         let response = exchange(&mut request, upstream, &forward);
         outcome(client, response, &mut request.body);

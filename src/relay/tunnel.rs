@@ -15,9 +15,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{Shutdown, shutdown};
 
-use super::upstream::{
-    Account, ReadSize, Upstream, append_fields, append_upgrade, end_to_end, poll_both,
-};
+use super::upstream::{Account, FieldChanges, ReadSize, Upstream, append_upgrade, poll_both};
 use crate::http::body::BodyDecoder;
 use crate::http::parse::{Framing, ResponseHead};
 use crate::http::reader::SocketReader;
@@ -31,12 +29,13 @@ pub(super) struct Tunnel {
     pub(super) upstream: Upstream,
     pub(super) head: ResponseHead,
     pub(super) account: Account,
+    pub(super) changes: FieldChanges,
 }
 
 impl Takeover for Tunnel {
     fn append_head(&self, out: &mut Vec<u8>) {
         append_status_line(out, self.head.status, &self.head.reason);
-        append_fields(out, end_to_end(&self.head.fields));
+        self.changes.append(out, &self.head.fields);
         append_upgrade(out, &self.head.fields);
     }
 

@@ -61,6 +61,60 @@ pub struct Forward<'a> {
     pub added: Vec<(&'a str, Vec<u8>)>,
     /// Counts the bytes of bodies, both ways.
     pub counter: Option<Arc<AtomicU64>>,
+    /// What is changed in the fields of the response.
+    pub changes: FieldChanges,
+}
+
+/// What is changed in the fields of a response. The default is nothing.
+#[derive(Debug, Clone, Default)]
+pub struct FieldChanges {
+    /// Names of fields that are not passed on, in lower case.
+    pub dropped: &'static [&'static str],
+    /// Where redirects to the server itself lead.
+    pub home: Option<Home>,
+}
+
+/// Where the client finds a server that knows itself by another address.
+#[derive(Debug, Clone)]
+pub struct Home {
+    /// The server's address as it knows it, such as `http://localhost:3000`.
+    pub origin: String,
+    /// The path that stands for it here, without a slash at its end.
+    pub prefix: Vec<u8>,
+}
+
+impl FieldChanges {
+    /// Appends the fields of a response that are for its client.
+    pub(super) fn append(&self, out: &mut Vec<u8>, fields: &Fields) {
+        for (name, value) in end_to_end(fields) {
+            let is = |other: &&str| other.eq_ignore_ascii_case(name);
+            if self.dropped.iter().any(is) {
+                continue;
+            }
+            let home = self.home.as_ref().filter(|_| is(&"location"));
+            match home.and_then(|home| home.path_of(value)) {
+                Some(path) => append_fields(out, [(name, &path[..])].into_iter()),
+                None => append_fields(out, [(name, value)].into_iter()),
+            }
+        }
+    }
+}
+
+impl Home {
+    /// Where a redirect leads that stays on the server; `None` for one that leaves it, or is relative.
+    fn path_of(&self, location: &[u8]) -> Option<Vec<u8>> {
+        let inside = location
+            .strip_prefix(self.origin.as_bytes())
+            .filter(|rest| matches!(rest.first(), None | Some(b'/' | b'?' | b'#')))
+            .unwrap_or(location);
+        // Browsers take what begins with two slashes, of either kind, for the address of a host.
+        let is_path = match inside {
+            [b'/', b'/' | b'\\', ..] => false,
+            [b'/', ..] => true,
+            _ => inside.len() < location.len(),
+        };
+        is_path.then(|| [&self.prefix, inside].concat())
+    }
 }
 
 /// Where the bytes that are moved are noted.

@@ -98,6 +98,11 @@ impl Workspace {
         self.this.upgrade().ok_or_else(ending)?.lease()
     }
 
+    /// A reference that does not keep it.
+    pub fn downgrade(&self) -> Weak<Self> {
+        Weak::clone(&self.this)
+    }
+
     /// Its files. Until the value is dropped, this thread acts on files as their owner.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ mod bootstrap;
 mod bridges;
 mod client;
 mod config;
+mod console;
 mod contexts;
 mod contract;
 mod docker;

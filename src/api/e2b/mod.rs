@@ -26,8 +26,10 @@ mod signature;
 mod watches;
 
 use super::context::{Context, note_failure};
+use super::forward::forward;
 use crate::codec::query::Query;
 use crate::http::{Body, Request, Response};
+use crate::relay::FieldChanges;
 use access::Place;
 use calls::Call;
 use errors::Failure;
@@ -61,13 +63,19 @@ fn try_answer(
     if let Some(port) = target.port() {
         let place = access::of_port(context, request, target.labelled())?;
         let lease = access::enter(context, request, &place)?;
-        let response = super::forward::forward(
-            request,
-            &lease,
-            port.to_string().as_bytes(),
-            &request.head.path.clone(),
-            &withheld(context, request),
-        );
+        let path = request.head.path.clone();
+        let withheld = withheld(context, request);
+        let port = lease.ports.parse(port.to_string().as_bytes());
+        let response = port.map_err(Into::into).and_then(|port| {
+            forward(
+                request,
+                &lease,
+                &port,
+                &path,
+                &withheld,
+                FieldChanges::default(),
+            )
+        });
         return Ok(response.map_or_else(Response::from, |response| response.holding(lease)));
     }
     let route = target.route(&request.head.method)?;

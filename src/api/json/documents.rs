@@ -37,6 +37,16 @@ pub(in crate::api) struct Health {
     pub(in crate::api) isolation: MachineIsolation,
 }
 
+/// `GET /v1/access`.
+#[derive(Serialize)]
+pub(in crate::api) struct AccessDocument {
+    pub(in crate::api) mode: &'static str,
+    /// `server`, `sandbox` or `nothing`.
+    pub(in crate::api) opens: &'static str,
+    /// The id, if it opens one sandbox.
+    pub(in crate::api) sandbox: Option<String>,
+}
+
 /// What is enforced on every sandbox, and what can be chosen.
 #[derive(Serialize)]
 pub(in crate::api) struct MachineIsolation {
@@ -922,6 +932,23 @@ impl PortDocument {
         Self {
             port: port_value(port),
             listening,
+        }
+    }
+}
+
+/// An address that leads to a port without a token.
+#[derive(Serialize)]
+pub(in crate::api) struct TicketDocument {
+    port: Value,
+    path: String,
+}
+
+impl TicketDocument {
+    /// Describes a ticket for a port.
+    pub(in crate::api) fn of(port: &Port, ticket: &str) -> Self {
+        Self {
+            port: port_value(port),
+            path: format!("/t/{ticket}/"),
         }
     }
 }

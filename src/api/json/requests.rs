@@ -343,6 +343,20 @@ pub(in crate::api) fn resize_request(body: &[u8]) -> Result<TerminalSize> {
     }
 }
 
+/// Reads the request to reach a port: its number, or its name, as the port proxy takes it in a path.
+///
+/// # Errors
+/// `Invalid` if it is missing, or is neither a text nor a number.
+pub(in crate::api) fn port_request(body: &[u8]) -> Result<String> {
+    let port = Fields::parse(body)?.take("port");
+    let port = port.ok_or_else(|| Error::invalid("port is missing"))?;
+    match JsonType::of(port) {
+        JsonType::String => decoded("port", port),
+        JsonType::Number => Ok(port.get().to_owned()),
+        _ => Err(wrong_type("port", "a number or a name", port)),
+    }
+}
+
 fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChange>> {
     let Some(variables) = fields.take("env") else {
         return Ok(Vec::new());

@@ -2,9 +2,12 @@
 //!
 //! The figures are gathered into one document, which is sent as JSON if `Accept` names it and in
 //! Prometheus' text format (version 0.0.4) otherwise. They are gathered only on request, by a walk
-//! through /proc and, with `disk=1`, through every home.
+//! through /proc and, with `disk=1`, through every home. `GET /v1/sandboxes/{id}/metrics` has those of one sandbox
+//! alone, for its own token; however often its holder asks, the walks do not become more than one a second.
 
+use std::collections::HashMap;
 use std::fmt::{self, Write};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::{Serialize, Serializer};
@@ -13,8 +16,11 @@ use super::call::{Answer, Call};
 use crate::api::context::Context;
 use crate::confine::ended_for_memory;
 use crate::files::watch::watched;
+use crate::host::{Host, Sandbox};
 use crate::http::{Body, Request, Response};
 use crate::interpreter::interpreter_use;
+use crate::proc::UserUse;
+use crate::sync::{Mutex, lock};
 use crate::{proc, process};
 
 /// Most time for walking through homes for one answer. Homes that were not reached have no figure.
@@ -62,6 +68,8 @@ struct Document {
 struct MachineDocument {
     #[serde(rename = "cpu_seconds", serialize_with = "as_seconds_or_null")]
     cpu: Option<Duration>,
+    /// How many processors may be used.
+    cpus: Option<usize>,
     memory_used_bytes: Option<u64>,
     memory_bytes: Option<u64>,
     disk_used_bytes: Option<u64>,
@@ -84,15 +92,84 @@ struct SandboxUse {
     disk_bytes: Option<u64>,
 }
 
+impl SandboxUse {
+    fn of(sandbox: &Sandbox, users: &UseByUser, with_disk: bool) -> Self {
+        let taken = users.get(&sandbox.user.uid).copied().unwrap_or_default();
+        Self {
+            id: sandbox.id.clone(),
+            processes: taken.processes,
+            cpu: taken.cpu,
+            memory_bytes: taken.memory_bytes,
+            memory_limit_bytes: sandbox.limits.asked().memory,
+            memory_limit_used_bytes: sandbox.limits.memory_used(),
+            // A home that was deleted meanwhile, or that its owner made unreadable, has no figure.
+            disk_bytes: with_disk
+                .then(|| sandbox.disk_bytes().ok())
+                .flatten()
+                .flatten(),
+        }
+    }
+}
+
 /// Answers with the present figures.
 pub(super) fn answer(call: &Call<'_, '_>) -> Answer {
     let with_disk = call.query.flag("disk")?;
     let document = gather(call.context, with_disk);
-    if wants_json(call.request) {
-        return Ok(Response::json(&document));
+    Ok(respond(call.request, &document, text))
+}
+
+/// Answers with those of one sandbox, at most a second old.
+pub(super) fn of_sandbox(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
+    let with_disk = call.query.flag("disk")?;
+    let sandbox = host.find(id)?;
+    let users = RECENT_USE.get();
+    let document = SandboxUse::of(&sandbox, &users, with_disk);
+    let text = |document: &SandboxUse| {
+        let mut text = Text(String::new());
+        figures_of(&mut text, std::slice::from_ref(document));
+        text.0
+    };
+    Ok(respond(call.request, &document, text))
+}
+
+fn respond<T: Serialize>(
+    request: &Request<'_>,
+    document: &T,
+    text: impl Fn(&T) -> String,
+) -> Response {
+    if wants_json(request) {
+        return Response::json(document);
     }
-    let body = Body::Bytes(text(&document).into_bytes());
-    Ok(Response::new(200, body).with_header("Content-Type", "text/plain; version=0.0.4"))
+    Response::new(200, Body::Bytes(text(document).into_bytes()))
+        .with_header("Content-Type", "text/plain; version=0.0.4")
+}
+
+/// What processes use, by uid.
+type UseByUser = HashMap<libc::uid_t, UserUse>;
+
+/// What was found last, and when. A walk through /proc costs what all sandboxes run, so the holders of their tokens
+/// share it. The lock is held to look and to store, and not during a walk.
+struct RecentUse(Mutex<Option<(Instant, Arc<UseByUser>)>>);
+
+static RECENT_USE: RecentUse = RecentUse(Mutex::new(None));
+
+impl RecentUse {
+    /// What was found within the last second, or is found now. While one thread walks, the others get the walk
+    /// before, if there was one.
+    fn get(&self) -> Arc<UseByUser> {
+        let mut found = lock(&self.0);
+        if let Some((at, users)) = &mut *found {
+            if at.elapsed() < Duration::from_secs(1) {
+                return Arc::clone(users);
+            }
+            // The others do not walk before the next second.
+            *at = Instant::now();
+        }
+        drop(found);
+        let users = Arc::new(proc::use_by_user());
+        *lock(&self.0) = Some((Instant::now(), Arc::clone(&users)));
+        users
+    }
 }
 
 fn wants_json(request: &Request<'_>) -> bool {
@@ -113,20 +190,8 @@ fn gather(context: &Context, with_disk: bool) -> Document {
     let mut per_sandbox = Vec::new();
     if let Ok(host) = machine.host() {
         for sandbox in host.list() {
-            let taken = users.get(&sandbox.user.uid).copied().unwrap_or_default();
-            per_sandbox.push(SandboxUse {
-                id: sandbox.id.clone(),
-                processes: taken.processes,
-                cpu: taken.cpu,
-                memory_bytes: taken.memory_bytes,
-                memory_limit_bytes: sandbox.limits.asked().memory,
-                memory_limit_used_bytes: sandbox.limits.memory_used(),
-                // A home that was deleted meanwhile, or that its owner made unreadable, has no figure.
-                disk_bytes: (with_disk && Instant::now() < enough)
-                    .then(|| sandbox.disk_bytes().ok())
-                    .flatten()
-                    .flatten(),
-            });
+            let with_disk = with_disk && Instant::now() < enough;
+            per_sandbox.push(SandboxUse::of(&sandbox, &users, with_disk));
         }
     }
     let terminals = process::terminal_use();
@@ -164,6 +229,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         requests: requests.collect(),
         machine: MachineDocument {
             cpu: use_of_all.cpu,
+            cpus: std::thread::available_parallelism().ok().map(Into::into),
             memory_used_bytes: use_of_all.memory_used_bytes,
             memory_bytes: use_of_all.memory_bytes,
             disk_used_bytes: disk.map(|disk| disk.used_bytes),
@@ -202,6 +268,7 @@ fn text(document: &Document) -> String {
     text.whole("sandboxes", "Sandboxes.", count(document.sandboxes));
     text.whole("watches", "Trees that are watched, for streams and for clients that poll.", count(document.watches));
     text.whole("watched_dirs", "Directories that are watched in them.", count(document.watched_dirs));
+    text.whole("machine_cpus", "Processors that may be used.", machine.cpus.map(|count| count as u64));
     text.whole("machine_memory_used_bytes", "Memory in use, of the container or the machine.", machine.memory_used_bytes);
     text.whole("machine_memory_bytes", "Memory in all.", machine.memory_bytes);
     text.whole("machine_disk_used_bytes", "Disk space in use where files are written.", machine.disk_used_bytes);
@@ -214,8 +281,15 @@ fn text(document: &Document) -> String {
         (labels, Some(Value::Count(request.count)))
     });
     text.figure("requests_total", "counter", "Requests by route and status.", requests);
+    figures_of(&mut text, &document.per_sandbox);
+    text.0
+}
+
+/// The figures of sandboxes.
+#[rustfmt::skip]
+fn figures_of(text: &mut Text, sandboxes: &[SandboxUse]) {
     let of_sandboxes = |value: fn(&SandboxUse) -> Option<Value>| {
-        let all = document.per_sandbox.iter();
+        let all = sandboxes.iter();
         all.map(move |sandbox| (format!("sandbox=\"{}\"", sandbox.id), value(sandbox)))
     };
     let processes = of_sandboxes(|sandbox| Some(Value::Count(sandbox.processes)));
@@ -230,7 +304,6 @@ fn text(document: &Document) -> String {
     text.figure("sandbox_memory_limit_used_bytes", "gauge", "Memory that counts for that limit, as found last.", used);
     let disk = of_sandboxes(|sandbox| sandbox.disk_bytes.map(Value::Count));
     text.figure("sandbox_disk_bytes", "gauge", "Disk space of a sandbox's home.", disk);
-    text.0
 }
 
 /// A value of a figure.

@@ -2,9 +2,11 @@
 
 use super::call::{Answer, Call, json_later};
 use crate::api::forward;
-use crate::api::json::documents::{ListenerDocument, PortDocument};
+use crate::api::json::documents::{ListenerDocument, PortDocument, TicketDocument};
+use crate::api::json::requests::port_request;
 use crate::http::{Request, Response};
 use crate::ports::Port;
+use crate::relay::FieldChanges;
 use crate::workspace::Workspace;
 
 /// Credentials, which are for this server or for the proxy before it.
@@ -17,7 +19,9 @@ pub(super) fn forward(
     port: &[u8],
     path: &[u8],
 ) -> Answer {
-    forward::forward(request, workspace, port, path, &WITHHELD)
+    let port = workspace.ports.parse(port)?;
+    let changes = FieldChanges::default();
+    forward::forward(request, workspace, &port, path, &WITHHELD, changes)
 }
 
 /// `GET ports`.
@@ -25,6 +29,18 @@ pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let listeners = workspace.ports.list()?;
     let documents = listeners.iter().map(ListenerDocument::of);
     Ok(Response::json(&documents.collect::<Vec<_>>()))
+}
+
+/// `POST tickets`: an address that leads to a port without a token.
+pub(super) fn ticket(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
+    call.require_body()?;
+    let port = port_request(&call.json_body()?)?;
+    let port = workspace.ports.parse(port.as_bytes())?;
+    let ticket = call
+        .context
+        .tickets
+        .make(workspace.downgrade(), port.clone())?;
+    Ok(Response::json(&TicketDocument::of(&port, &ticket)))
 }
 
 /// `GET ports/{port}/wait`.

@@ -86,6 +86,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(GET, "/", "root", &[], Public(server::welcome)),
     row(GET, "/health", "health", &[], Public(server::health)),
     row(GET, "/openapi.json", "openapi", &[], Public(contract::answer)),
+    row(GET, "/v1/access", "access", &[], Public(server::access)),
     row(GET, "/v1/metrics", "metrics", &["disk"], Server(metrics::answer)),
 
     row(GET, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::list)),
@@ -93,6 +94,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(DELETE, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::delete_all)),
     row(GET, "/v1/sandboxes/{sandbox}", "sandbox", &[], Sandbox(sandboxes::describe)),
     row(DELETE, "/v1/sandboxes/{sandbox}", "sandbox", &[], OwnSandbox(sandboxes::delete)),
+    row(GET, "/v1/sandboxes/{sandbox}/metrics", "metrics", &["disk"], OwnSandbox(metrics::of_sandbox)),
     row(GET, "/v1/sandboxes/{sandbox}/token", "token", &[], Sandbox(sandboxes::token)),
 
     row(POST, "exec", "exec", &[], In(Plain(commands::exec))),
@@ -152,6 +154,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(GET, "network", "network", &[], In(Plain(network::describe))),
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
     row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),
+    row(POST, "tickets", "tickets", &[], In(Plain(ports::ticket))),
     row(ANY, "proxy/{port}/{path}", "proxy", &[], In(Proxy)),
 ];
 

@@ -1,13 +1,19 @@
 //! The routes without a token that describe the server.
 
 use super::call::{Answer, Call};
-use crate::api::json::documents::{Health, MachineIsolation, PROTOCOL};
+use crate::api::context::Opened;
+use crate::api::json::documents::{AccessDocument, Health, MachineIsolation, PROTOCOL};
 use crate::http::{Body, Response};
 
 /// `GET /`: a text for people who find the server and do not know it.
 pub(super) fn welcome(call: &Call<'_, '_>) -> Answer {
+    let console = if call.context.doors.console {
+        "Open /console in a browser.\n"
+    } else {
+        ""
+    };
     let text = format!(
-        "sbx-server {}, {} mode\n\n\
+        "sbx-server {}, {} mode\n\n{console}\
          GET /openapi.json describes every request; GET /health tells whether the server is well.\n\
          All other requests need a token:\n\n    \
          X-Sandbox-Token: <token>\n\nor, without that header:\n\n    \
@@ -17,6 +23,20 @@ pub(super) fn welcome(call: &Call<'_, '_>) -> Answer {
     );
     Ok(Response::new(200, Body::Bytes(text.into_bytes()))
         .with_header("Content-Type", "text/plain; charset=utf-8"))
+}
+
+/// `GET /v1/access`: what the token of the request opens, for programs that have a token and nothing else.
+pub(super) fn access(call: &Call<'_, '_>) -> Answer {
+    let (opens, sandbox) = match call.context.opened_by(call.request)? {
+        Opened::Nothing => ("nothing", None),
+        Opened::Server => ("server", None),
+        Opened::Sandbox(id) => ("sandbox", Some(id)),
+    };
+    Ok(Response::json(&AccessDocument {
+        mode: call.context.machine.mode(),
+        opens,
+        sandbox,
+    }))
 }
 
 /// `GET /health`.

@@ -8,7 +8,7 @@ mod headers;
 mod peers;
 mod ports;
 mod relaying;
-mod sandboxes;
+pub mod sandboxes;
 mod smuggling;
 mod streaming;
 mod upgrades;

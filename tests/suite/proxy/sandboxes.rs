@@ -72,6 +72,15 @@ fn start(sandbox: &Sandbox<'_>, name: &str) {
     assert_eq!(waited.json(), json!({ "port": name, "listening": true }));
 }
 
+/// Starts a server that says whose it is. False if there is no program for it.
+pub fn serve_in(sandbox: &Sandbox<'_>, name: &str) -> bool {
+    let is_there = Path::new(PYTHON).exists();
+    if is_there {
+        start(sandbox, name);
+    }
+    is_there
+}
+
 /// A server of root's, which nobody may reach; it says `not yours`.
 fn listen_as_root(path: &Path) {
     let listener = UnixListener::bind(path).unwrap();

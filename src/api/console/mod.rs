@@ -1,0 +1,249 @@
+//! The door for browsers: the files of the console at `/console`, and servers behind ports at `/t` ([`tickets`]).
+//!
+//! The console is a page that uses the API as any other client does, so its files need no token and say nothing about
+//! this machine. The build compresses them, and they are sent as they are in the program: nothing is kept in memory.
+//!
+//! What a sandbox prints must not become a part of the page. The page shows it as text only, and the policy that is
+//! sent with each file ([`HEADERS`]) lets a browser run nothing but these files, and reach nothing but this server.
+
+mod tickets;
+
+use std::borrow::Cow;
+
+use crate::api::context::Context;
+use crate::codec::gzip;
+use crate::http::{Body, Refusal, Request, Response};
+
+/// A file of the console.
+struct File {
+    name: &'static str,
+    /// The value of `Content-Type`.
+    kind: &'static str,
+    /// The content as a member of gzip.
+    gzip: &'static [u8],
+}
+
+/// All files, by name. Empty if the program was built without the feature `console`.
+static FILES: &[File] = &include!(concat!(env!("OUT_DIR"), "/console.rs"));
+
+/// The file that `/console` is.
+const PAGE: &str = "index.html";
+
+/// Fields of every answer below `/console`. Styles may be inline because xterm.js sets some.
+const HEADERS: [(&str, &str); 5] = [
+    (
+        "Content-Security-Policy",
+        "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; \
+         img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    ("X-Content-Type-Options", "nosniff"),
+    ("Referrer-Policy", "no-referrer"),
+    ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cache-Control", "no-cache"),
+];
+
+/// Whether the program has the console's files.
+pub(super) fn is_built() -> bool {
+    !FILES.is_empty()
+}
+
+/// What a request is about.
+pub(super) enum Target<'a> {
+    /// The file with this name.
+    File(&'a [u8]),
+    /// The server that a ticket leads to.
+    Ticket {
+        ticket: &'a [u8],
+        /// Empty, or it begins with a slash.
+        path: &'a [u8],
+    },
+}
+
+impl<'a> Target<'a> {
+    /// What a request with this path is about; `None` if it is another door's.
+    pub(super) fn find(context: &Context, path: &'a [u8]) -> Option<Self> {
+        if let Some(rest) = path.strip_prefix(b"/t/") {
+            let end = rest.iter().position(|byte| *byte == b'/');
+            let (ticket, path) = rest.split_at(end.unwrap_or(rest.len()));
+            return Some(Self::Ticket { ticket, path });
+        }
+        let name = path
+            .strip_prefix(b"/console")
+            .filter(|_| context.doors.console)?;
+        match name {
+            b"" | b"/" => Some(Self::File(PAGE.as_bytes())),
+            _ => name.strip_prefix(b"/").map(Self::File),
+        }
+    }
+
+    /// The name in the metrics.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::File(_) => "console",
+            Self::Ticket { .. } => "ticket",
+        }
+    }
+}
+
+/// Answers a request. No token is needed: the files are no secrets, and a ticket is one.
+pub(super) fn answer(
+    context: &Context,
+    request: &mut Request<'_>,
+    target: &Target<'_>,
+) -> Response {
+    match *target {
+        Target::File(name) => {
+            let answer = serve(request, name).unwrap_or_else(Response::from);
+            HEADERS.iter().fold(answer, |answer, (name, value)| {
+                answer.with_header(name, *value)
+            })
+        }
+        Target::Ticket { ticket, path } => tickets::answer(context, request, ticket, path),
+    }
+}
+
+fn serve(request: &Request<'_>, name: &[u8]) -> Result<Response, Refusal> {
+    const ALLOW: &str = "GET, HEAD, OPTIONS";
+    let Some(file) = FILES.iter().find(|file| file.name.as_bytes() == name) else {
+        let text = "the console has no such file; it begins at /console";
+        return Err(Refusal::new(404, "not_found", text));
+    };
+    match &*request.head.method {
+        "GET" | "HEAD" => {}
+        "OPTIONS" => return Ok(Response::new(204, Body::Empty).with_header("Allow", ALLOW)),
+        method => {
+            let text = format!("files of the console have no method {method}; they have {ALLOW}");
+            let refusal = Refusal::new(405, "method_not_allowed", text);
+            return Err(refusal.with_header("Allow", ALLOW));
+        }
+    }
+    let takes_gzip = takes_gzip(request);
+    let tag = entity_tag(file, takes_gzip);
+    let is_known = request.head.values("if-none-match").any(|tags| {
+        let mut tags = tags.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        // Compared weakly (RFC 9110 section 13.1.2).
+        tags.any(|known| {
+            known == b"*" || known.strip_prefix(b"W/").unwrap_or(known) == tag.as_bytes()
+        })
+    });
+    let answer = match (is_known, takes_gzip) {
+        (true, _) => Response::new(304, Body::Empty),
+        (false, true) => Response::new(200, Body::Bytes(file.gzip.to_vec()))
+            .with_header("Content-Encoding", "gzip"),
+        (false, false) => Response::new(200, Body::Reader(Box::new(gzip::Decoder::new(file.gzip)))),
+    };
+    Ok(answer
+        .with_header("Content-Type", file.kind)
+        .with_header("Vary", "Accept-Encoding")
+        .with_header("ETag", tag))
+}
+
+/// The entity tag of a content in one of its codings: the checksum and the length, which end a member of gzip.
+fn entity_tag(file: &File, is_gzip: bool) -> String {
+    let end = file.gzip.last_chunk::<8>().copied().unwrap_or_default();
+    let coding = if is_gzip { "-gzip" } else { "" };
+    format!("\"{:016x}{coding}\"", u64::from_le_bytes(end))
+}
+
+/// Whether a client accepts content that is coded by gzip (RFC 9110 section 12.5.3).
+fn takes_gzip(request: &Request<'_>) -> bool {
+    let mut accepted = None;
+    for values in request.head.values("accept-encoding") {
+        for item in String::from_utf8_lossy(values).split(',') {
+            let mut parts = item.split(';').map(str::trim);
+            let coding = parts.next().unwrap_or_default();
+            let is_refused = parts.any(|part| {
+                let weight: Cow<'_, str> = part.to_ascii_lowercase().replace(' ', "").into();
+                weight
+                    .strip_prefix("q=")
+                    .is_some_and(|weight| weight.parse() == Ok(0.0_f32))
+            });
+            if coding.eq_ignore_ascii_case("gzip") || coding.eq_ignore_ascii_case("x-gzip") {
+                return !is_refused;
+            }
+            if coding == "*" {
+                accepted = Some(!is_refused);
+            }
+        }
+    }
+    accepted.unwrap_or(false)
+}
+
+#[cfg(all(test, feature = "console"))]
+mod tests {
+    use std::io::Read;
+
+    use sha2::{Digest, Sha256};
+
+    use super::*;
+
+    fn content(file: &File) -> Vec<u8> {
+        let mut content = Vec::new();
+        let mut decoder = gzip::Decoder::new(file.gzip);
+        decoder.read_to_end(&mut content).unwrap();
+        content
+    }
+
+    #[test]
+    fn the_files_of_others_are_those_that_they_published() {
+        let known = include_str!("xterm/README.md");
+        let mut found = 0;
+        for file in FILES.iter().filter(|file| file.name.starts_with("xterm")) {
+            let digest = format!("{:x}", Sha256::digest(content(file)));
+            let row = known
+                .lines()
+                .find(|line| line.starts_with(&format!("| `{}.gz` |", file.name)))
+                .unwrap_or_else(|| panic!("README.md does not name {}", file.name));
+            assert!(row.ends_with(&format!("`{digest}` |")), "{row}: {digest}");
+            found += 1;
+        }
+        assert_eq!(found, 3);
+    }
+
+    #[test]
+    fn the_files_of_the_page_are_sent_as_they_are_written() {
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/api/console/page");
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            let file = FILES.iter().find(|file| file.name == name).unwrap();
+            assert_eq!(content(file), std::fs::read(&path).unwrap(), "{name}");
+        }
+    }
+
+    #[test]
+    fn the_files_fit_their_budget() {
+        let sent: usize = FILES.iter().map(|file| file.gzip.len()).sum();
+        let of_others = FILES.iter().filter(|file| file.name.starts_with("xterm"));
+        let of_others: usize = of_others.map(|file| file.gzip.len()).sum();
+        assert!(sent < 180 * 1024, "{sent}");
+        assert!(sent - of_others < 50 * 1024, "{}", sent - of_others);
+    }
+
+    /// What a file names among the others: by a path, or beside itself.
+    #[test]
+    fn the_page_needs_only_files_that_there_are() {
+        let mut named = 0;
+        for file in FILES.iter().filter(|file| !file.name.starts_with("xterm")) {
+            let text = String::from_utf8(content(file)).unwrap();
+            let own = text.replace("http://www.w3.org/2000/svg", "");
+            assert!(
+                !own.contains("http://") && !own.contains("https://"),
+                "{}",
+                file.name
+            );
+            for start in ["\"/console/", "\"./"] {
+                for name in text.split(start).skip(1) {
+                    let name = name.split('"').next().unwrap();
+                    assert!(
+                        FILES.iter().any(|file| file.name == name),
+                        "{}: {name}",
+                        file.name
+                    );
+                    named += 1;
+                }
+            }
+        }
+        assert!(named > 20, "{named}");
+    }
+}

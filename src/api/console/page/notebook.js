@@ -1,0 +1,375 @@
+// Interpreter contexts as a notebook: cells of code, and what they show as text, tables and images. Rich results come
+// from code that nobody trusts, so HTML is read for its tables only, and images are data of an <img>.
+
+import { ApiError, at, call, events, get, post } from "./api.js";
+import { ask, badge, button, duration, empty, every, field, guarded, h, notify, reconcile, setText, visible } from "./dom.js";
+
+/** Most characters of one text that are shown. */
+const MOST_SHOWN = 200_000;
+/** Most rows of a table that are shown. */
+const MOST_ROWS = 500;
+
+export function notebookView(workspace, signal) {
+  const { prefix } = workspace;
+  let known = [];
+  let languages = [];
+  let shown = null;
+  let open = null;
+
+  const tabs = h("nav", { class: "tabs", "aria-label": "Contexts" });
+  const make = guarded(async () => {
+    languages = await get(`${prefix}/languages`, signal);
+    const choices = languages.filter((language) => language.available).flatMap(({ language, backends }) => backends.map((backend) => [language, typeof backend === "string" ? backend : backend.name]));
+    if (!choices.length) return notify("no interpreter is installed here: python3, node or bash", "bad");
+    const select = h("select", { name: "choice" }, choices.map(([language, backend]) => h("option", { value: `${language} ${backend}` }, backend === language || backend === "node" ? language : `${language} (${backend})`)));
+    const answer = await ask({ title: "New context", text: "An interpreter that keeps its variables between cells.", fields: [field("Language", select), field("Name", h("input", { name: "id", pattern: "[A-Za-z0-9._\\-]{1,64}", autocomplete: "off" }), "Optional: letters, digits, . _ -")], confirm: "Start" });
+    if (!answer) return;
+    const [language, backend] = answer.choice.split(" ");
+    const context = await post(`${prefix}/contexts`, { language, backend, id: answer.id || undefined });
+    await round();
+    workspace.go("n", context.id);
+  });
+  const bar = h("div", { class: "bar tabbar" }, tabs, button("plus", { title: "Start an interpreter", label: "New context", class: "primary", onclick: make }));
+  const pane = h("div", { class: "pane scrolls" });
+  const element = h("div", { class: "stack" }, bar, pane);
+
+  const makeTab = (context) => h("a", { href: workspace.link("n", context.id) }, h("span", { class: "dot" }), h("span", { class: "mono name" }));
+  function updateTab(tab, context) {
+    tab.firstChild.className = `dot ${{ busy: "busy", idle: "good", dead: "bad" }[context.state] ?? "quiet"}`;
+    setText(tab.lastChild, `${context.id} ${context.id.includes(context.language) ? "" : context.language}`.trim());
+    if (context.id === shown) tab.setAttribute("aria-current", "true");
+    else tab.removeAttribute("aria-current");
+  }
+
+  const round = every(3000, signal, async () => {
+    known = await get(`${prefix}/contexts`, signal);
+    reconcile(tabs, known, (context) => context.id, makeTab, updateTab);
+    open?.update(known.find((context) => context.id === shown));
+    if (!shown && pane.firstChild?.className !== "empty") {
+      pane.replaceChildren(known.length
+        ? empty("notebook", "Choose a context", "Variables, imports and the working directory stay from cell to cell.")
+        : empty("notebook", "No interpreter runs", "A context is a Python, JavaScript or bash that keeps its variables from cell to cell.", button("plus", { label: "New context", class: "primary", onclick: make })));
+    }
+  });
+
+  return {
+    element,
+    title: "Notebook",
+    show([id]) {
+      if (id === shown && open) return;
+      open?.close();
+      open = null;
+      shown = id ?? null;
+      if (id) {
+        open = notebook(workspace, id, signal, round);
+        pane.replaceChildren(open.element);
+      } else pane.replaceChildren();
+      round();
+    },
+    close: () => open?.close(),
+  };
+}
+
+/** The cells of one context. They are kept in this tab: the server keeps what executions showed, and not their code. */
+function notebook(workspace, id, parent, refresh) {
+  const path = `${workspace.prefix}/contexts/${encodeURIComponent(id)}`;
+  const key = `sbx-cells:${path}`;
+  const control = new AbortController();
+  parent.addEventListener("abort", () => control.abort());
+  const { signal } = control;
+  const cells = [];
+
+  const state = h("span", { role: "status" });
+  const facts = h("span", { class: "quiet" });
+  const list = h("div", { class: "cells" });
+  const element = h("article", { class: "notebook", "aria-label": `Context ${id}` },
+    h("header", { class: "bar" }, h("h2", { class: "mono" }, id), state, facts, h("span", { class: "space" }),
+      button("stop", { title: "Interrupt the code that runs", label: "Interrupt", onclick: guarded(async () => {
+        const answer = await post(`${path}/interrupt`);
+        if (answer.interrupted && !answer.ended) notify("the code goes on; restart the context to end it");
+      }) }),
+      button("restart", { title: "Start the interpreter anew: all variables are lost", label: "Restart", onclick: guarded(async () => {
+        await post(`${path}/restart`);
+        notify(`${id} is restarted`);
+        refresh();
+      }) }),
+      button("trash", { title: "End the interpreter", label: "Delete", onclick: guarded(async () => {
+        if (!await ask({ title: `Delete ${id}?`, text: "The interpreter ends, and its variables are lost.", confirm: "Delete", danger: true })) return;
+        await call("DELETE", path);
+        sessionStorage.removeItem(key);
+        workspace.go("n");
+      }) })),
+    list);
+
+  const remember = () => {
+    try {
+      sessionStorage.setItem(key, JSON.stringify(cells.filter((cell) => cell.source().trim()).map((cell) => ({ source: cell.source(), execution: cell.execution, generation: cell.generation }))));
+    } catch {
+      // The tab's storage is full: the cells live as long as the page.
+    }
+  };
+
+  function addCell(kept = {}, after = null) {
+    const cell = makeCell({ path, signal, kept, remember, refresh,
+      next: () => {
+        const at = cells.indexOf(cell);
+        (cells[at + 1] ?? addCell({}, cell)).focus();
+      },
+      remove: () => {
+        const at = cells.indexOf(cell);
+        cells.splice(at, 1);
+        cell.element.remove();
+        if (!cells.length) addCell();
+        remember();
+        (cells[at] ?? cells.at(-1)).focus();
+      } });
+    cells.splice(after ? cells.indexOf(after) + 1 : cells.length, 0, cell);
+    if (after) after.element.after(cell.element);
+    else list.append(cell.element);
+    return cell;
+  }
+
+  let kept = [];
+  try {
+    kept = JSON.parse(sessionStorage.getItem(key) ?? "[]");
+  } catch {
+    sessionStorage.removeItem(key);
+  }
+  for (const one of kept) addCell(one);
+  addCell();
+  queueMicrotask(() => cells.at(-1).focus());
+
+  return {
+    element,
+    update(context) {
+      if (!context) {
+        state.replaceChildren(badge("bad", "gone"));
+        return;
+      }
+      state.replaceChildren(badge({ busy: "busy", idle: "good", dead: "bad" }[context.state] ?? "quiet", context.state));
+      setText(facts, `${context.language} · ${context.backend} ${context.version ?? ""} · ${visible(context.cwd)}`);
+    },
+    close: () => control.abort(),
+  };
+}
+
+function makeCell({ path, signal, kept, remember, refresh, next, remove }) {
+  const area = h("textarea", { class: "code", rows: "1", spellcheck: "false", autocapitalize: "off", autocomplete: "off", value: kept.source ?? "",
+    "aria-label": "Code", "aria-description": "Shift Enter runs the cell; Tab indents, and moves on after Escape." });
+  const number = h("span", { class: "mono quiet count" }, "[ ]");
+  const output = h("div", { class: "output" });
+  const state = h("span", { class: "quiet small", role: "status" });
+  const run = button("play", { title: "Run this cell: Shift+Enter", onclick: () => execute() });
+  const element = h("section", { class: "cell" },
+    h("div", { class: "margin" }, number, run),
+    h("div", { class: "main" }, area, output, h("div", { class: "foot" }, state)),
+    button("close", { title: "Remove this cell", class: "ghost", onclick: remove }));
+  const cell = { element, source: () => area.value, execution: kept.execution ?? null, generation: kept.generation ?? null, focus: () => area.focus() };
+  let isRunning = false;
+
+  const grow = () => { area.rows = Math.min(40, Math.max(1, area.value.split("\n").length)); };
+  let movesOn = false;
+  area.addEventListener("input", () => {
+    grow();
+    remember();
+  });
+  area.addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && (event.shiftKey || event.ctrlKey || event.metaKey)) {
+      event.preventDefault();
+      execute();
+      if (event.shiftKey) next();
+    } else if (event.key === "Tab" && !movesOn && !event.shiftKey) {
+      event.preventDefault();
+      document.execCommand("insertText", false, "    ");
+    }
+    movesOn = event.key === "Escape";
+  });
+  grow();
+
+  const show = shower(output, path);
+
+  async function follow(stream) {
+    let last = -1;
+    let ended = null;
+    for await (const event of stream) {
+      if (event.seq !== undefined) last = event.seq;
+      if (event.event === "start") {
+        cell.execution = event.execution;
+        cell.generation = event.generation;
+        setText(number, `[${event.execution_count}]`);
+        setText(state, "running");
+        remember();
+      } else if (event.event === "queued") {
+        cell.execution = event.execution;
+        setText(state, `${event.position} before it`);
+      } else if (event.event === "end") {
+        ended = event;
+      } else show(event);
+    }
+    return { last, ended };
+  }
+
+  async function execute() {
+    if (isRunning || !area.value.trim()) return;
+    isRunning = true;
+    run.disabled = true;
+    show(null);
+    setText(number, "[*]");
+    cell.execution = null;
+    const execution = `console-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
+    try {
+      const json = { code: area.value, id: execution, allow_input: true, on_disconnect: "keep" };
+      let { last, ended } = await follow(events("POST", `${path}/execute`, { json, signal }));
+      // The connection broke: the rest is read where it is kept.
+      for (let wait = 250; !ended && !signal.aborted; wait = Math.min(2 * wait, 4000)) {
+        await new Promise((resolve) => setTimeout(resolve, wait));
+        const rest = await follow(events("GET", at(`${path}/executions/${execution}/events`, { follow: 1, after: last < 0 ? null : last }), { signal })).catch((error) => {
+          if (error instanceof ApiError) throw error;
+          return { last, ended: null };
+        });
+        last = Math.max(last, rest.last);
+        ended = rest.ended;
+      }
+      finish(ended);
+    } catch (error) {
+      setText(number, "[ ]");
+      setText(state, error.name === "AbortError" ? "" : error.message);
+    } finally {
+      isRunning = false;
+      run.disabled = false;
+      remember();
+      refresh();
+    }
+  }
+
+  function finish(ended) {
+    if (!ended) return;
+    const how = ended.reason === "completed" ? "" : ended.reason === "error" ? "failed, " : `${ended.reason}, `;
+    setText(state, `${how}${duration(ended.duration_ms)}${ended.exit_code ? `, exit ${ended.exit_code}` : ""}${ended.state === "lost" ? "; the variables are lost" : ""}`);
+  }
+
+  // What a cell of an earlier visit showed is still on the server, unless it has forgotten it.
+  if (cell.execution) {
+    follow(events("GET", at(`${path}/executions/${encodeURIComponent(cell.execution)}/events`, { follow: 1 }), { signal })).then(({ ended }) => finish(ended), (error) => {
+      if (error instanceof ApiError) setText(state, "its output is no longer kept");
+    });
+  }
+  return cell;
+}
+
+/** Shows events in `output`; null clears it. */
+function shower(output, path) {
+  let clears = false;
+  const displays = new Map();
+  return (event) => {
+    if (event === null) {
+      output.replaceChildren();
+      displays.clear();
+      return;
+    }
+    if (clears && event.event !== "clear") {
+      output.replaceChildren();
+      clears = false;
+    }
+    switch (event.event) {
+      case "stdout":
+      case "stderr": {
+        const last = output.lastElementChild;
+        const block = last?.matches(`pre.${event.event}`) ? last : h("pre", { class: event.event });
+        if (block !== last) output.append(block);
+        append(block, event.data);
+        break;
+      }
+      case "display":
+      case "result": {
+        const known = event.display_id && displays.get(event.display_id);
+        const made = richest(event.data ?? {});
+        if (event.update && known) known.replaceWith(made);
+        else output.append(made);
+        if (event.display_id) displays.set(event.display_id, made);
+        break;
+      }
+      case "clear":
+        if (event.wait) clears = true;
+        else output.replaceChildren();
+        break;
+      case "error":
+        output.append(h("pre", { class: "error" }, visibleLines(event.traceback?.length ? event.traceback.join("\n") : `${event.name}: ${event.value}`)));
+        break;
+      case "dropped":
+        output.append(h("p", { class: "quiet" }, event.bytes ? `${event.bytes} bytes of output were thrown away` : "part of the output is no longer kept"));
+        break;
+      case "input":
+        output.append(prompt(event, path));
+        break;
+    }
+  };
+}
+
+const ESCAPES = /\x1b\[[0-9;:]*[ -/]*[@-~]/g;
+
+/** Text of several lines, with what cannot be seen spelled out. */
+function visibleLines(text) {
+  return text.replace(ESCAPES, "").split("\n").map(visible).join("\n");
+}
+
+/** Adds to a block of text. A carriage return writes over its line, as progress bars do. */
+function append(block, data) {
+  const text = ((block.raw ?? "") + data).slice(-MOST_SHOWN);
+  block.raw = text.replace(/[^\n]*\r(?!\n|$)/g, "").replaceAll("\r\n", "\n");
+  block.textContent = visibleLines(block.raw.replace(/\r$/, "").replaceAll("\t", "    "));
+}
+
+function prompt(event, path) {
+  const input = h("input", { type: event.password ? "password" : "text", class: "mono", autocomplete: "off", "aria-label": visible(event.prompt) || "Input" });
+  const form = h("form", { class: "command", onsubmit: guarded(async (submitted) => {
+    submitted.preventDefault();
+    await post(`${path}/input`, { value: input.value });
+    form.replaceWith(h("pre", { class: "stdout" }, visibleLines(event.prompt) + (event.password ? "" : visible(input.value))));
+  }) }, h("span", { class: "mono" }, visible(event.prompt)), input, h("button", { class: "button primary" }, "Send"));
+  queueMicrotask(() => input.focus());
+  return form;
+}
+
+const PICTURES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
+
+/** A value in the richest of its forms that can be shown. */
+function richest(data) {
+  const plain = data["text/plain"];
+  for (const type of PICTURES) {
+    if (typeof data[type] === "string") return h("div", { class: "picture" }, h("img", { src: `data:${type};base64,${data[type].replaceAll(/\s/g, "")}`, alt: visible(plain ?? "image") }));
+  }
+  if (typeof data["image/svg+xml"] === "string") {
+    // As an image SVG runs no script and loads nothing.
+    return h("div", { class: "picture" }, h("img", { src: `data:image/svg+xml,${encodeURIComponent(data["image/svg+xml"])}`, alt: visible(plain ?? "drawing") }));
+  }
+  const table = typeof data["text/html"] === "string" && tableOf(data["text/html"]);
+  if (table) return table;
+  const text = plain ?? data["text/markdown"] ?? data["text/html"] ?? JSON.stringify(data["application/json"] ?? data, null, 2);
+  return h("pre", { class: "result" }, visibleLines(String(text).slice(0, MOST_SHOWN)));
+}
+
+/** The tags of tables, which are all that is left of an HTML text. */
+const TABLE_TAGS = new Set(["table", "thead", "tbody", "tfoot", "tr", "td", "th"]);
+const TAG = /<(\/?)([a-z][^\s/>]*)((?:"[^"]*"|'[^']*'|[^>"'])*)>|<!--[^]*?-->|<!?/gi;
+
+/** The tables of an HTML text, made anew from the texts of their cells. Null if it has none. */
+function tableOf(html) {
+  const bare = html.replace(/<(script|style)\b[^]*?<\/\1\s*>/gi, "").replace(TAG, (found, end, name, attributes) => {
+    if (!name) return found.startsWith("<!--") ? "" : "&lt;";
+    if (!TABLE_TAGS.has(name.toLowerCase())) return "";
+    const spans = end ? [] : [...attributes.matchAll(/\b(colspan|rowspan)\s*=\s*["']?(\d{1,3})/gi)];
+    return `<${end}${name}${spans.map(([, key, value]) => ` ${key}="${value}"`).join("")}>`;
+  });
+  // What is parsed has no attribute but spans, and a document that was parsed like this loads and runs nothing.
+  const parsed = new DOMParser().parseFromString(bare, "text/html");
+  const tables = [...parsed.querySelectorAll("table")].map((table) => {
+    const rows = [...table.rows];
+    const made = rows.slice(0, MOST_ROWS).map((row) => h("tr", {}, [...row.cells].map((cell) => h(cell.tagName === "TH" ? "th" : "td", {
+      colspan: cell.colSpan > 1 ? cell.colSpan : null, rowspan: cell.rowSpan > 1 ? cell.rowSpan : null,
+    }, visible(cell.textContent.trim())))));
+    if (rows.length > MOST_ROWS) made.push(h("tr", {}, h("td", { class: "quiet" }, `${rows.length - MOST_ROWS} more rows`)));
+    return h("table", { class: "frame" }, made);
+  });
+  return tables.length ? h("div", { class: "frames" }, tables) : null;
+}

@@ -1,0 +1,250 @@
+// Terminals: shells that stay when the page goes, each attached by a WebSocket that comes back where it was.
+
+import { at, get, post, socket } from "./api.js";
+import { ask, badge, button, empty, every, guarded, h, notify, pause, reconcile, setText, visible } from "./dom.js";
+import { commandText, signalButtons, stateBadge } from "./processes.js";
+
+/** The library of the terminal is loaded when the first one is opened. */
+let library;
+
+/** The 16 colours, on a ground of the page's own. */
+const DARK = {
+  background: "#0b0d10", foreground: "#d7dae0", cursor: "#5eead4", cursorAccent: "#0b0d10", selectionBackground: "#2b4a52",
+  black: "#2a2f36", red: "#f47174", green: "#7ecb8f", yellow: "#e2b86b", blue: "#79a8f0", magenta: "#c792ea", cyan: "#5fc9c4", white: "#d7dae0",
+  brightBlack: "#6b7480", brightRed: "#ff9497", brightGreen: "#a0e4ae", brightYellow: "#f5d28f", brightBlue: "#a3c4ff", brightMagenta: "#dfb6fa", brightCyan: "#8ee6e0", brightWhite: "#ffffff",
+};
+const LIGHT = {
+  background: "#ffffff", foreground: "#1f2328", cursor: "#0f766e", cursorAccent: "#ffffff", selectionBackground: "#cfe8e4",
+  black: "#1f2328", red: "#b42318", green: "#1a7f37", yellow: "#8a6100", blue: "#0b5cad", magenta: "#8250df", cyan: "#0f766e", white: "#6e7781",
+  brightBlack: "#57606a", brightRed: "#d1242f", brightGreen: "#1f883d", brightYellow: "#9a6700", brightBlue: "#0969da", brightMagenta: "#a475f9", brightCyan: "#1b7c83", brightWhite: "#32383f",
+};
+
+/** How often a lost connection is tried again before the pause between tries is this long. */
+const LONGEST_PAUSE = 5000;
+
+export function terminalsView(workspace, signal) {
+  const path = `${workspace.prefix}/processes`;
+  let known = [];
+  let shown = null;
+  let open = null;
+
+  const tabs = h("nav", { class: "tabs", "aria-label": "Terminals" });
+  const start = guarded(async () => {
+    const started = await post(path, { pty: { rows: 30, cols: 100 } });
+    await round();
+    workspace.go("t", started.id);
+  });
+  const bar = h("div", { class: "bar tabbar" }, tabs, button("plus", { title: "Start a shell in a new terminal", label: "New terminal", class: "primary", onclick: start }));
+  const pane = h("div", { class: "pane" });
+  const element = h("div", { class: "stack" }, bar, pane);
+
+  const makeTab = (process) => h("a", { href: workspace.link("t", process.id) }, h("span", { class: "dot" }), h("span", { class: "mono name" }));
+  function updateTab(tab, process) {
+    tab.firstChild.className = `dot ${process.running ? "busy" : "quiet"}`;
+    setText(tab.lastChild, visible(process.tag ?? `${process.id} ${commandText(process).split(" ")[0].split("/").pop()}`));
+    if (process.id === shown) tab.setAttribute("aria-current", "true");
+    else tab.removeAttribute("aria-current");
+  }
+
+  const round = every(3000, signal, async () => {
+    const all = await get(path, signal);
+    known = all.filter((process) => process.pty && (process.running || process.id === shown));
+    reconcile(tabs, known, (process) => process.id, makeTab, updateTab);
+    open?.update(known.find((process) => process.id === shown));
+    if (!shown && pane.firstChild?.className !== "empty") {
+      pane.replaceChildren(known.length
+        ? empty("terminal", "Choose a terminal", "Each one goes on when this page is closed, and shows all of its output when it is opened again.")
+        : empty("terminal", "No terminal is open", "A terminal is a shell that goes on when this page is closed.", button("plus", { label: "New terminal", class: "primary", onclick: start })));
+    }
+  });
+
+  return {
+    element,
+    title: "Terminals",
+    show([id]) {
+      if (id === shown && open) return;
+      open?.close();
+      open = null;
+      shown = id ?? null;
+      if (id) {
+        open = new Attached(workspace, id, signal);
+        pane.replaceChildren(open.element);
+        open.start();
+      } else pane.replaceChildren();
+      round();
+    },
+    close: () => open?.close(),
+  };
+}
+
+/** One terminal on the screen, and its connection. */
+class Attached {
+  #control = new AbortController();
+  #socket = null;
+  #terminal = null;
+  #fit = null;
+  /** The first byte of output that has not come yet. */
+  #offset = 0;
+  /** Whether what the terminal answers may be sent: not while old output is shown again. */
+  #isLive = false;
+  #hasEnded = false;
+
+  constructor(workspace, id, parent) {
+    this.workspace = workspace;
+    this.id = id;
+    this.path = `${workspace.prefix}/processes/${encodeURIComponent(id)}`;
+    parent.addEventListener("abort", () => this.close());
+    this.title = h("span", { class: "mono name" }, id);
+    this.state = h("span", { role: "status" });
+    this.size = h("span", { class: "quiet figures" });
+    this.signals = h("span", { class: "group" }, signalButtons(workspace, () => id, "foreground"));
+    this.screen = h("div", { class: "screen", "aria-label": "Terminal" });
+    this.element = h("article", { class: "terminal", "aria-label": `Terminal ${id}` },
+      h("div", { class: "bar" }, this.title, this.state, h("span", { class: "space" }), this.size,
+        h("a", { class: "button", href: workspace.link("p", id), title: "Its output as a log" }, "Log"), this.signals),
+      this.screen,
+      h("p", { class: "hint quiet small" }, "Tab and all other keys go to the terminal; Shift+Esc leaves it."));
+  }
+
+  async start() {
+    const { signal } = this.#control;
+    library ??= Promise.all([import("./xterm.mjs"), import("./xterm-addon-fit.mjs")]);
+    const [{ Terminal }, { FitAddon }] = await library;
+    if (signal.aborted) return;
+    const scheme = matchMedia("(prefers-color-scheme: dark)");
+    const look = () => ((document.documentElement.dataset.theme ?? (scheme.matches ? "dark" : "light")) === "dark" ? DARK : LIGHT);
+    const terminal = new Terminal({
+      allowProposedApi: false, convertEol: false, cursorBlink: false, fontSize: 13, scrollback: 10_000, theme: look(),
+      fontFamily: getComputedStyle(document.documentElement).getPropertyValue("--mono"),
+      linkHandler: { activate: (_, address) => this.#openLink(address) },
+      screenReaderMode: false,
+    });
+    this.#terminal = terminal;
+    const restyle = () => { terminal.options.theme = look(); };
+    scheme.addEventListener("change", restyle, { signal });
+    document.addEventListener("theme", restyle, { signal });
+    this.#fit = new FitAddon();
+    terminal.loadAddon(this.#fit);
+    terminal.open(this.screen);
+    terminal.attachCustomKeyEventHandler((event) => {
+      if (event.key !== "Escape" || !event.shiftKey) return true;
+      if (event.type === "keydown") this.element.querySelector(".bar a").focus();
+      return false;
+    });
+    terminal.onData((data) => this.#type(new TextEncoder().encode(data)));
+    terminal.onBinary((data) => this.#type(Uint8Array.from(data, (letter) => letter.charCodeAt(0))));
+    terminal.onTitleChange((title) => setText(this.title, visible(title) || this.id));
+    terminal.onResize(({ rows, cols }) => {
+      setText(this.size, `${cols} × ${rows}`);
+      this.#send({ resize: { rows, cols } });
+    });
+    const observer = new ResizeObserver(() => this.#refit());
+    observer.observe(this.screen);
+    signal.addEventListener("abort", () => {
+      observer.disconnect();
+      terminal.dispose();
+    });
+    this.#refit();
+    terminal.focus();
+    await this.#stay();
+  }
+
+  update(process) {
+    if (process && !this.#hasEnded && !process.running) this.#end(stateBadge(process));
+  }
+
+  close() {
+    this.#control.abort();
+    this.#socket?.close();
+  }
+
+  #refit() {
+    if (this.screen.clientHeight > 40 && this.screen.clientWidth > 40) this.#fit.fit();
+    setText(this.size, `${this.#terminal.cols} × ${this.#terminal.rows}`);
+  }
+
+  #type(data) {
+    if (this.#isLive && this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(data);
+  }
+
+  #send(request) {
+    if (this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(request));
+  }
+
+  /** Connects, and again when the connection breaks, from the byte that comes next. */
+  async #stay() {
+    let wait = 250;
+    while (!this.#control.signal.aborted && !this.#hasEnded) {
+      const wasConnected = await this.#connect();
+      if (this.#control.signal.aborted || this.#hasEnded) return;
+      this.state.replaceChildren(badge("bad", "connection lost, trying again"));
+      const gone = await get(this.path, this.#control.signal).then(() => false, (error) => error.status === 404);
+      if (gone) return this.#end(badge("bad", "gone: removed, or the server was restarted"));
+      if (wasConnected) wait = 250;
+      await pause(wait, this.#control.signal).catch(() => {});
+      wait = Math.min(wait * 2, LONGEST_PAUSE);
+    }
+  }
+
+  /** One connection, until it ends. Resolves to whether it was made. */
+  #connect() {
+    const { rows, cols } = this.#terminal;
+    this.#isLive = false;
+    return new Promise((resolve) => {
+      const connected = socket(at(`${this.path}/attach`, { offset: this.#offset, rows, cols }), "sbx.pty.v1");
+      this.#socket = connected;
+      let wasAttached = false;
+      connected.onmessage = ({ data }) => {
+        if (typeof data !== "string") {
+          this.#offset += data.byteLength;
+          this.#terminal.write(new Uint8Array(data));
+          return;
+        }
+        const event = JSON.parse(data);
+        if (event.event === "attached") {
+          wasAttached = true;
+          this.#offset = event.offset;
+          this.state.replaceChildren(badge("busy", "live"));
+        } else this.#told(event);
+      };
+      connected.onclose = () => resolve(wasAttached);
+    });
+  }
+
+  #told(event) {
+    switch (event.event) {
+      case "live":
+        // After all that was written before has been shown, and answered to.
+        this.#terminal.write("", () => { this.#isLive = true; });
+        break;
+      case "dropped":
+        this.#offset += event.bytes;
+        break;
+      case "mode":
+        this.state.replaceChildren(event.mode === "ro"
+          ? [badge("quiet", "watching: another client types"), " ", button(null, { label: "Take over", onclick: () => this.#send({ take: true }) })]
+          : badge("busy", "live"));
+        break;
+      case "error":
+        notify(event.error, "bad");
+        break;
+      case "exit":
+        this.#end(stateBadge({ ...event, running: false }));
+        break;
+    }
+  }
+
+  #end(state) {
+    this.#hasEnded = true;
+    this.#isLive = false;
+    this.signals.hidden = true;
+    this.state.replaceChildren(state);
+    if (this.#terminal) this.#terminal.options.cursorInactiveStyle = "none";
+  }
+
+  async #openLink(address) {
+    if (!/^https?:\/\//i.test(address)) return;
+    const answer = await ask({ title: "Open a link of the terminal?", text: visible(address), confirm: "Open" });
+    if (answer) window.open(address, "_blank", "noopener,noreferrer");
+  }
+}

@@ -1,0 +1,79 @@
+//! Where requests have their token.
+
+use std::borrow::Cow;
+
+use subtle::ConstantTimeEq;
+
+use super::context::BEARER_SUBPROTOCOL;
+use crate::codec::base64;
+use crate::http::Request;
+use crate::http::handshake::subprotocols;
+
+/// Whether a token is the one that was presented, compared in constant time.
+pub(super) fn is_same(token: &str, presented: &[u8]) -> bool {
+    token.as_bytes().ct_eq(presented).into()
+}
+
+/// The token of a request, if it has one, and where it was found.
+pub(super) type Presented<'r> = (&'static str, Option<Cow<'r, [u8]>>);
+
+/// Finds the token of a request. The server behind a port would get the subprotocols.
+///
+/// # Errors
+/// There are several, and they differ.
+pub(super) fn presented_token<'r>(
+    request: &'r Request<'_>,
+    is_proxied: bool,
+) -> Result<Presented<'r>, &'static str> {
+    let Ok(own) = only_value(request, "x-sandbox-token") else {
+        return Err("there are different X-Sandbox-Token headers");
+    };
+    let Ok(offered) = offered_token(request) else {
+        return Err("there are different sbx.bearer. subprotocols");
+    };
+    // If both headers are present, Authorization may be for a proxy in between.
+    Ok(match (own, bearer(request), offered) {
+        (None, None, Some(token)) if !is_proxied => {
+            ("sbx.bearer. subprotocol", Some(Cow::Owned(token)))
+        }
+        (None, bearer, _) => ("Authorization header", bearer.map(Cow::Borrowed)),
+        (Some(token), ..) => ("X-Sandbox-Token header", Some(Cow::Borrowed(token))),
+    })
+}
+
+/// The value of a header; `None` if it is absent.
+///
+/// # Errors
+/// It is present more than once, with different values.
+fn only_value<'r>(request: &'r Request<'_>, name: &'r str) -> Result<Option<&'r [u8]>, ()> {
+    let mut values = request.head.values(name);
+    let first = values.next();
+    if values.any(|other| Some(other) != first) {
+        return Err(());
+    }
+    Ok(first)
+}
+
+/// The token among the subprotocols that a WebSocket client offers. One that cannot be decoded is empty, which
+/// opens nothing.
+///
+/// # Errors
+/// There are several, and they differ.
+fn offered_token(request: &Request<'_>) -> Result<Option<Vec<u8>>, ()> {
+    let mut tokens =
+        subprotocols(&request.head).filter_map(|name| name.strip_prefix(BEARER_SUBPROTOCOL));
+    let first = tokens.next();
+    if tokens.any(|other| Some(other) != first) {
+        return Err(());
+    }
+    Ok(first.map(|token| base64::decode_url(token).unwrap_or_default()))
+}
+
+/// The token in `Authorization: Bearer <token>` (RFC 6750 section 2.1). The scheme's case does not
+/// matter (RFC 9110 section 11.1).
+fn bearer<'r>(request: &'r Request<'_>) -> Option<&'r [u8]> {
+    let credentials = only_value(request, "authorization").ok()??;
+    let (scheme, token) = credentials.split_at_checked(7)?;
+    let is_bearer = scheme.eq_ignore_ascii_case(b"bearer ");
+    is_bearer.then(|| token.trim_ascii_start())
+}

@@ -1,0 +1,901 @@
+// The console in a real browser: Debian's Chromium, driven by Playwright. Each check has a page of its own, and fails
+// besides its own assertions if the page makes a request to anywhere else, or anything is wrong in the browser's
+// console.
+//
+// usage: CONSOLE_NODE_MODULES=DIR node console_page.mjs BINARY [WORD...]
+//
+// With SBX_PICTURES=DIR the check `pictures` writes those of docs/console.md there. The last line is "N passed, M
+// failed". Exit status 77 means that it cannot run here.
+
+import assert from "node:assert/strict";
+import { execFileSync, spawn } from "node:child_process";
+import { once } from "node:events";
+import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import net from "node:net";
+import { tmpdir } from "node:os";
+import { join, resolve } from "node:path";
+import { setTimeout as sleep } from "node:timers/promises";
+
+const binary = resolve(process.argv[2]);
+const words = process.argv.slice(3);
+const TOKEN = "console-token";
+const CHROMIUM = "/usr/bin/chromium";
+/** Most milliseconds until something appears. */
+const PATIENCE = 20_000;
+
+const require = createRequire(join(process.env.CONSOLE_NODE_MODULES, "x.cjs"));
+if (!existsSync(CHROMIUM)) {
+  console.log(`cannot run here: there is no ${CHROMIUM}`);
+  process.exit(77);
+}
+const { chromium } = require("playwright-core");
+
+// --- the server, and a way to it that can break
+
+class Server {
+  static async start({ isHost = false, port = 0, scratch = null, environment = {} } = {}) {
+    const server = new Server();
+    server.scratch = scratch ?? mkdtempSync(join(tmpdir(), "sbx-console-"));
+    chmodSync(server.scratch, 0o711);
+    server.files = join(server.scratch, "files");
+    mkdirSync(server.files, { recursive: true });
+    const env = { PATH: process.env.PATH, SBX_PORT: String(port), SBX_BIND: "127.0.0.1", SBX_TOKEN: TOKEN, PS1: "$ ", LANG: "C.UTF-8", ...environment };
+    if (isHost) Object.assign(env, { SBX_HOST_MODE: "1", SBX_HOMES_DIR: `${server.scratch}/homes`, SBX_UID_RANGE: "64840-64859" });
+    server.child = spawn(binary, { cwd: server.files, env, stdio: ["ignore", "ignore", "pipe"] });
+    let said = "";
+    for await (const part of server.child.stderr) {
+      said += part;
+      if (said.includes("listening on ")) break;
+    }
+    server.child.stderr.resume?.();
+    server.port = Number(/listening on 127\.0\.0\.1:(\d+)/.exec(said)[1]);
+    server.url = `http://127.0.0.1:${server.port}`;
+    return server;
+  }
+
+  async api(method, path, body, token = TOKEN) {
+    const headers = { "X-Sandbox-Token": token };
+    const answer = await fetch(this.url + path, { method, headers, body: typeof body === "string" || body === undefined ? body : JSON.stringify(body) });
+    const text = await answer.text();
+    assert.ok(answer.ok, `${method} ${path}: ${answer.status} ${text}`);
+    try {
+      return JSON.parse(text);
+    } catch {
+      return text;
+    }
+  }
+
+  async kill(signal = "SIGTERM") {
+    if (this.child.exitCode !== null || this.child.signalCode !== null) return;
+    this.child.kill(signal);
+    await once(this.child, "exit");
+  }
+
+  async close() {
+    await this.kill();
+    rmSync(this.scratch, { recursive: true, force: true });
+  }
+}
+
+/** Forwards connections to a server until it is cut. */
+class Line {
+  #sockets = new Set();
+  #isCut = false;
+
+  static async to(port) {
+    const line = new Line();
+    line.server = net.createServer((client) => {
+      if (line.#isCut) return client.destroy();
+      const upstream = net.connect(port, "127.0.0.1");
+      for (const socket of [client, upstream]) {
+        line.#sockets.add(socket);
+        socket.on("error", () => {});
+        socket.on("close", () => {
+          line.#sockets.delete(socket);
+          client.destroy();
+          upstream.destroy();
+        });
+      }
+      client.pipe(upstream);
+      upstream.pipe(client);
+    });
+    line.server.listen(0, "127.0.0.1");
+    await once(line.server, "listening");
+    line.url = `http://127.0.0.1:${line.server.address().port}`;
+    return line;
+  }
+
+  cut() {
+    this.#isCut = true;
+    for (const socket of this.#sockets) socket.destroy();
+  }
+
+  mend() {
+    this.#isCut = false;
+  }
+
+  close() {
+    this.cut();
+    this.server.close();
+  }
+}
+
+async function until(what, condition, patience = PATIENCE) {
+  const end = Date.now() + patience;
+  for (;;) {
+    const value = await condition();
+    if (value) return value;
+    if (Date.now() > end) assert.fail(`${what} did not happen`);
+    await sleep(50);
+  }
+}
+
+// --- the browser
+
+const FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync", "--font-render-hinting=none"];
+let browser;
+
+/**
+ * Opens the console of a server at an address in it, signed in. `expected` are parts of messages in the browser's
+ * console that belong to the check, such as the 409 that it provokes.
+ */
+async function visit(checking, server, address = "#/", { expected = [], token = TOKEN, base = server.url, ...options } = {}) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, colorScheme: "dark", acceptDownloads: true, ...options });
+  context.setDefaultTimeout(PATIENCE);
+  checking.closers.push(() => context.close());
+  const page = await context.newPage();
+  const wrong = checking.wrong;
+  const watch = (watched) => {
+    watched.on("request", (request) => {
+      if (!request.url().startsWith(base) && !/^(data|blob):/.test(request.url())) wrong.push(`a request to ${request.url()}`);
+    });
+    watched.on("pageerror", (error) => wrong.push(`an error in the page: ${error.stack ?? error}`));
+    watched.on("dialog", (dialog) => {
+      wrong.push(`a dialog: ${dialog.message()}`);
+      dialog.dismiss();
+    });
+  };
+  watch(page);
+  page.on("console", (message) => {
+    if (!["error", "warning"].includes(message.type())) return;
+    if (!expected.some((part) => message.text().includes(part))) wrong.push(`in the browser's console: ${message.text()} (${message.location().url})`);
+  });
+  if (token !== null) {
+    // As a link with the token does it, and then to where the check begins.
+    await page.goto(`${base}/console#token=${encodeURIComponent(token)}`);
+    await page.waitForSelector(".sections");
+    await go(page, address);
+  } else await page.goto(`${base}/console${address}`);
+  return page;
+}
+
+const go = (page, address) => page.evaluate((hash) => { location.hash = hash; }, address);
+const text = (page, selector) => page.locator(selector).first().innerText();
+const sees = (page, selector, part) => page.locator(selector, { hasText: part }).first().waitFor();
+
+/** The screen of the terminal as text. */
+const screen = (page) => page.evaluate(() => [...document.querySelectorAll(".xterm-rows > div")].map((row) => row.textContent.trimEnd()).join("\n"));
+
+async function openTerminal(page) {
+  await go(page, "#/t");
+  await page.getByRole("button", { name: "New terminal" }).first().click();
+  await sees(page, ".terminal .badge", "live");
+  await until("a prompt", async () => /[$#] ?$/m.test(await screen(page)));
+}
+
+async function run(page, command) {
+  await page.getByLabel("Command").fill(command);
+  await page.keyboard.press("Enter");
+}
+
+// --- what is checked
+
+const checks = {
+  async signing_in(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "", { token: null, expected: ["403"] });
+    await page.getByLabel("Token").fill("wrong");
+    await page.keyboard.press("Enter");
+    await sees(page, ".problem", "does not open");
+    await page.getByLabel("Token").fill(TOKEN);
+    await page.getByRole("button", { name: "Sign in" }).click();
+    await page.waitForSelector(".sections");
+    await page.reload();
+    await page.waitForSelector(".sections");
+    const places = await page.evaluate(() => ({ address: location.href, cookie: document.cookie, local: JSON.stringify(localStorage), session: JSON.stringify(sessionStorage) }));
+    assert.ok(places.session.includes(TOKEN));
+    assert.ok(![places.address, places.cookie, places.local].some((place) => place.includes(TOKEN)), JSON.stringify(places));
+    await page.getByRole("button", { name: "Forget the token" }).click();
+    await page.getByLabel("Token").waitFor();
+    assert.equal(await page.evaluate(() => JSON.stringify(sessionStorage)), "{}");
+  },
+
+  async a_link_with_a_token(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server);
+    assert.ok(!(await page.evaluate(() => location.href)).includes(TOKEN));
+    // Not in the history either.
+    const earlier = await page.evaluate(() => new Promise((done) => {
+      addEventListener("hashchange", () => done(location.href), { once: true });
+      history.back();
+      setTimeout(() => done(location.href), 500);
+    }));
+    assert.ok(!earlier.includes(TOKEN), earlier);
+  },
+
+  async a_server_without_a_token_needs_none(checking) {
+    const server = await checking.server({ environment: { SBX_TOKEN: undefined } });
+    const page = await visit(checking, server, "", { token: null });
+    await page.waitForSelector(".sections");
+    await sees(page, "h1", "Overview");
+  },
+
+  async running_a_command(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/p");
+    await run(page, "printf '\\033[31mred\\033[0m plain\\n'; echo problem >&2; read line; echo \"got $line\"; exit 3");
+    await sees(page, ".log-line .c1", "red");
+    await sees(page, ".log-line.stderr", "problem");
+    await sees(page, ".state .badge", "running");
+    await page.getByLabel("Input", { exact: true }).fill("this line");
+    await page.keyboard.press("Enter");
+    await sees(page, ".log-line.stdout", "got this line");
+    await sees(page, ".log-line.note", "exited with 3");
+    await sees(page, ".state .badge", "exit 3");
+    assert.match(await page.evaluate(() => location.hash), /^#\/p\/p-\d+$/);
+    await page.getByRole("button", { name: "Remove" }).click();
+    await sees(page, ".notice", "is removed");
+    assert.deepEqual(await server.api("GET", "/v1/processes"), []);
+  },
+
+  async killing_a_process(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/p");
+    await run(page, "sleep 1000");
+    await page.getByRole("button", { name: "Kill" }).click();
+    await sees(page, ".log-line.note", "ended: killed, signal 9");
+    await sees(page, ".list a[aria-current]", "sleep 1000");
+  },
+
+  async a_log_of_100000_lines(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/p");
+    await page.evaluate(() => {
+      globalThis.longestGap = 0;
+      let last = performance.now();
+      const frame = (now) => {
+        globalThis.longestGap = Math.max(globalThis.longestGap, now - last);
+        last = now;
+        requestAnimationFrame(frame);
+      };
+      requestAnimationFrame(frame);
+    });
+    await run(page, "awk 'BEGIN { for (i = 1; i <= 100000; i++) { print \"line \" i \" of a long log\"; if (i % 1000 == 0) system(\"\") } }'");
+    await page.locator(".log-view [data-lines='100001']").waitFor();
+    await sees(page, ".log-line", "line 100000 of a long log");
+    assert.ok(await page.locator(".log-line").count() < 250, "only what can be seen is drawn");
+    const log = page.getByRole("log");
+    await log.evaluate((element) => { element.scrollTop = element.scrollHeight / 2; });
+    await sees(page, ".log-line", /line (49|50)\d\d\d of/);
+    await page.getByLabel("Find in the log").fill("line 77777 of");
+    await sees(page, ".log-line.chosen mark", "line 77777 of");
+    await sees(page, ".bar .figures", "1 of 1");
+    const gap = await page.evaluate(() => globalThis.longestGap);
+    console.log(`      the longest pause between two frames was ${Math.round(gap)} ms`);
+    assert.ok(gap < 2000, `the page stood still for ${gap} ms`);
+  },
+
+  async pausing_and_searching_a_log(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/p");
+    await run(page, "echo first; read x; echo needle one; echo NEEDLE two; read x; echo last");
+    await sees(page, ".log-line", "first");
+    await page.getByRole("button", { name: "Pause" }).click();
+    await page.getByLabel("Input", { exact: true }).fill("go");
+    await page.keyboard.press("Enter");
+    await sees(page, ".bar .figures", "held back");
+    assert.equal(await page.locator(".log-line", { hasText: "needle" }).count(), 0);
+    await page.getByRole("button", { name: "Pause" }).click();
+    await sees(page, ".log-line", "needle one");
+    await page.getByLabel("Find in the log").fill("needle");
+    await sees(page, ".bar .figures", "1 of 2");
+    await page.keyboard.press("Enter");
+    await sees(page, ".bar .figures", "2 of 2");
+    await sees(page, ".log-line.chosen", "NEEDLE two");
+    await page.keyboard.press("Shift+Enter");
+    await sees(page, ".log-line.chosen", "needle one");
+  },
+
+  async a_log_that_has_lost_its_beginning(checking) {
+    const server = await checking.server({ environment: { SBX_LOG_BYTES: "65536" } });
+    await server.api("POST", "/v1/processes", { cmd: "seq 1 100000", id: "many" });
+    await server.api("GET", "/v1/processes/many/wait");
+    const page = await visit(checking, server, "#/p/many");
+    await sees(page, ".log-line", "100000");
+    await page.getByRole("log").evaluate((element) => { element.scrollTop = 0; });
+    await sees(page, ".log-line.note", "of stdout are no longer kept");
+  },
+
+  async a_log_goes_on_after_the_connection_broke(checking) {
+    const server = await checking.server();
+    const line = await checking.line(server);
+    await server.api("POST", "/v1/processes", { cmd: "echo before; read x; echo between; read x; echo after", id: "broken" });
+    const page = await visit(checking, server, "#/p/broken", { base: line.url, expected: ["net::ERR"] });
+    await sees(page, ".log-line", "before");
+    line.cut();
+    await sees(page, ".banner", "does not answer");
+    await server.api("POST", "/v1/processes/broken/stdin", "x\n");
+    line.mend();
+    await sees(page, ".log-line", "between");
+    await page.locator(".banner").waitFor({ state: "hidden" });
+    await server.api("POST", "/v1/processes/broken/stdin", "x\n");
+    await sees(page, ".log-line", "after");
+    const lines = await page.locator(".log-line.stdout").allInnerTexts();
+    assert.deepEqual(lines, ["before", "between", "after"]);
+  },
+
+  async typing_in_a_terminal(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server);
+    await openTerminal(page);
+    await page.keyboard.type("echo $((6*7)) h\u00e9llo\n");
+    await until("the answer", async () => (await screen(page)).includes("42 h\u00e9llo"));
+    // Control keys reach the program.
+    await page.keyboard.type("sleep 1000\n");
+    await page.keyboard.press("Control+c");
+    await page.keyboard.type("echo status $?\n");
+    await until("the status of an interrupted command", async () => (await screen(page)).includes("status 130"));
+    await page.keyboard.press("Shift+Escape");
+    assert.equal(await page.evaluate(() => document.activeElement.textContent), "Log");
+    await page.locator(".xterm-helper-textarea").focus();
+    await page.keyboard.type("exit 4\n");
+    await sees(page, ".terminal .badge", "exit 4");
+  },
+
+  async resizing_a_terminal(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server);
+    await openTerminal(page);
+    const [id] = (await server.api("GET", "/v1/processes")).map((process) => process.id);
+    const sizeOf = async () => (await server.api("GET", `/v1/processes/${id}`)).pty;
+    const before = await sizeOf();
+    await page.setViewportSize({ width: 900, height: 500 });
+    const after = await until("a smaller terminal", async () => {
+      const size = await sizeOf();
+      return size.cols < before.cols && size.rows < before.rows && size;
+    });
+    await page.keyboard.type("stty size\n");
+    await until("the size that programs see", async () => (await screen(page)).includes(`${after.rows} ${after.cols}`));
+  },
+
+  async a_terminal_comes_back(checking) {
+    const server = await checking.server();
+    const line = await checking.line(server);
+    const page = await visit(checking, server, "#/", { base: line.url, expected: ["net::ERR", "WebSocket"] });
+    await openTerminal(page);
+    const [id] = (await server.api("GET", "/v1/processes")).map((process) => process.id);
+    await page.keyboard.type("echo one-$((1))\n");
+    await until("output", async () => (await screen(page)).includes("one-1"));
+    line.cut();
+    await sees(page, ".terminal .badge", "trying again");
+    await server.api("POST", `/v1/processes/${id}/stdin`, "echo two-$((2))\n");
+    line.mend();
+    await sees(page, ".terminal .badge", "live");
+    await until("what was printed meanwhile", async () => (await screen(page)).includes("two-2"));
+    await page.locator(".xterm-helper-textarea").focus();
+    await page.keyboard.type("echo three-$((3))\n");
+    await until("what is typed now", async () => (await screen(page)).includes("three-3"));
+    const shown = await screen(page);
+    for (const once_ of ["one-1", "two-2", "three-3"]) assert.equal(shown.split(once_).length, 2, `${once_} once:\n${shown}`);
+    // The whole of it is there again after the page was left.
+    await page.reload();
+    await until("the terminal again", async () => /one-1[^]*two-2[^]*three-3/.test(await screen(page)));
+  },
+
+  async a_restarted_server(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/p", { expected: ["net::ERR", "404"] });
+    await run(page, "echo here; sleep 20");
+    await sees(page, ".log-line", "here");
+    await server.kill("SIGKILL");
+    await sees(page, ".banner", "does not answer");
+    const again = await Server.start({ port: server.port, scratch: server.scratch });
+    checking.closers.push(() => again.close());
+    await page.locator(".banner").waitFor({ state: "hidden" });
+    await sees(page, ".log-line.note", "the server was restarted");
+    await sees(page, ".state .badge", "no longer known");
+    await run(page, "echo works again");
+    await sees(page, ".log-line", "works again");
+  },
+
+  async editing_a_file(checking) {
+    const server = await checking.server();
+    const path = join(server.files, "notes.txt");
+    writeFileSync(path, "one\r\ntwo\r\n", { mode: 0o640 });
+    const page = await visit(checking, server, `#/f${path}`);
+    const editor = page.getByLabel("Content of notes.txt");
+    assert.equal(await editor.inputValue(), "one\ntwo\n");
+    await editor.focus();
+    await page.keyboard.press("Control+End");
+    await page.keyboard.type("\tthree\n");
+    await page.keyboard.insertText("four");
+    await page.keyboard.press("Control+s");
+    await sees(page, ".notice", "Saved notes.txt");
+    assert.equal(readFileSync(path, "utf8"), "one\r\ntwo\r\n\tthree\r\nfour");
+    assert.equal(statSync(path).mode & 0o777, 0o640);
+  },
+
+  async editing_a_file_that_changed_meanwhile(checking) {
+    const server = await checking.server();
+    const path = join(server.files, "shared.txt");
+    writeFileSync(path, "ours\n");
+    const page = await visit(checking, server, `#/f${path}`, { expected: ["409"] });
+    const editor = page.getByLabel("Content of shared.txt");
+    await editor.fill("mine\n");
+    writeFileSync(path, "theirs\n");
+    await page.getByRole("button", { name: "Save" }).click();
+    await sees(page, "dialog h2", "changed meanwhile");
+    await page.keyboard.press("Escape");
+    assert.equal(await editor.inputValue(), "mine\n");
+    assert.equal(readFileSync(path, "utf8"), "theirs\n");
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.getByRole("button", { name: "Load theirs" }).click();
+    await until("their text", async () => (await editor.inputValue()) === "theirs\n");
+    await editor.fill("mine again\n");
+    writeFileSync(path, "theirs again\n");
+    await page.getByRole("button", { name: "Save" }).click();
+    await page.getByRole("button", { name: "Overwrite" }).click();
+    await sees(page, ".notice", "Saved");
+    assert.equal(readFileSync(path, "utf8"), "mine again\n");
+  },
+
+  async leaving_changes(checking) {
+    const server = await checking.server();
+    writeFileSync(join(server.files, "a.txt"), "a");
+    const page = await visit(checking, server, `#/f${server.files}/a.txt`);
+    await page.getByLabel("Content of a.txt").fill("changed");
+    await go(page, `#/f${server.files}`);
+    await sees(page, "dialog h2", "Leave the changes?");
+    await page.keyboard.press("Escape");
+    assert.equal(await page.getByLabel("Content of a.txt").inputValue(), "changed");
+    assert.match(await page.evaluate(() => location.hash), /a\.txt$/);
+  },
+
+  async managing_files(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, `#/f${server.files}`);
+    await page.getByRole("button", { name: "New folder" }).click();
+    await page.getByLabel("Name").fill("deep");
+    await page.keyboard.press("Enter");
+    await page.getByRole("link", { name: "deep" }).click();
+    await sees(page, ".crumbs", "deep");
+    await page.getByRole("button", { name: "New file" }).click();
+    await page.getByLabel("Name").fill("plan.md");
+    await page.keyboard.press("Enter");
+    await page.getByLabel("Content of plan.md").fill("# needle in the plan\n");
+    await page.keyboard.press("Control+s");
+    await sees(page, ".notice", "Saved plan.md");
+    await page.getByRole("button", { name: "Rename plan.md" }).click();
+    await page.getByRole("textbox", { name: "Name" }).fill("renamed.md");
+    await page.keyboard.press("Enter");
+    await page.getByRole("link", { name: "renamed.md" }).waitFor();
+    await page.getByLabel("Search in files").fill("needle");
+    await page.keyboard.press("Enter");
+    await sees(page, ".matches mark", "needle");
+    await sees(page, ".detail [role=status]", "1 in 1 of 1 files");
+    await page.getByRole("link", { name: "Close" }).click();
+    await page.getByRole("button", { name: "Delete renamed.md" }).click();
+    await page.getByRole("button", { name: "Delete", exact: true }).click();
+    await page.getByRole("link", { name: "renamed.md" }).waitFor({ state: "detached" });
+    assert.ok(!existsSync(join(server.files, "deep/renamed.md")));
+    // A file that appears on its own is listed.
+    writeFileSync(join(server.files, "deep/new.txt"), "");
+    await page.getByRole("link", { name: "new.txt" }).waitFor();
+  },
+
+  async a_folder_up_by_drop_and_down_again(checking) {
+    const server = await checking.server();
+    const source = mkdtempSync(join(tmpdir(), "sbx-dropped-"));
+    checking.closers.push(() => rmSync(source, { recursive: true, force: true }));
+    const tree = join(source, "project");
+    const long = `${"a long name ".repeat(12)}\u00e9.txt`;
+    mkdirSync(join(tree, "src/deep"), { recursive: true });
+    mkdirSync(join(tree, "empty"));
+    writeFileSync(join(tree, "src/deep/main.py"), "print(1)\n");
+    writeFileSync(join(tree, "src", long), "long");
+    writeFileSync(join(tree, "binary"), Buffer.from(Array.from({ length: 100_000 }, (_, at) => (at * 7) % 256)));
+    for (let at = 0; at < 150; at += 1) writeFileSync(join(tree, `src/${at}.txt`), String(at));
+    const page = await visit(checking, server, `#/f${server.files}`);
+    await page.locator(".files tbody tr").first().waitFor();
+    const session = await page.context().newCDPSession(page);
+    const { x, y, width, height } = await page.locator(".listing").boundingBox();
+    const data = { items: [], files: [tree], dragOperationsMask: 1 };
+    for (const type of ["dragEnter", "dragOver", "drop"]) await session.send("Input.dispatchDragEvent", { type, x: x + width / 2, y: y + height / 2, data });
+    await sees(page, ".notice", "Uploaded 153 files");
+    execFileSync("diff", ["-r", tree, join(server.files, "project")]);
+
+    await page.getByRole("link", { name: "project" }).click();
+    await sees(page, ".crumbs", "project");
+    const [download] = await Promise.all([page.waitForEvent("download"), page.getByRole("button", { name: "Archive" }).click()]);
+    assert.equal(download.suggestedFilename(), "project.tar.gz");
+    const archive = join(source, "down.tar.gz");
+    await download.saveAs(archive);
+    mkdirSync(join(source, "down"));
+    execFileSync("tar", ["-xzf", archive, "-C", join(source, "down")]);
+    execFileSync("diff", ["-r", tree, join(source, "down")]);
+  },
+
+  async what_cannot_be_edited(checking) {
+    const server = await checking.server();
+    writeFileSync(join(server.files, "data.bin"), Buffer.from([0, 1, 2, 255, 65]));
+    writeFileSync(join(server.files, "mixed.txt"), "a\r\nb\nc\r");
+    const pixel = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg==";
+    writeFileSync(join(server.files, "dot.png"), Buffer.from(pixel, "base64"));
+    const page = await visit(checking, server, `#/f${server.files}/data.bin`);
+    await sees(page, ".dump", "00 01 02 ff 41");
+    await go(page, `#/f${server.files}/mixed.txt`);
+    await sees(page, ".badge", "read only");
+    await go(page, `#/f${server.files}/dot.png`);
+    await until("the picture", () => page.locator(".picture img").evaluate((image) => image.naturalWidth === 1));
+  },
+
+  async a_notebook(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/n");
+    await page.getByRole("button", { name: "New context" }).first().click();
+    await page.locator("dialog select").selectOption({ index: 0 });
+    await page.getByLabel("Name").fill("work");
+    await page.getByRole("button", { name: "Start" }).click();
+    await sees(page, ".notebook .badge", "idle");
+    const cell = async (code) => {
+      await page.locator(".cell").last().getByLabel("Code").fill(code);
+      await page.keyboard.press("Shift+Enter");
+    };
+    await cell("x = 20\nprint('printed')\nx + 1");
+    await sees(page, ".output .stdout", "printed");
+    await sees(page, ".output .result", "21");
+    await cell("class T:\n  def _repr_html_(self): return '<table><tr><th>name</th></tr><tr><td>Ada</td></tr></table>'\nT()");
+    await sees(page, ".output table td", "Ada");
+    await cell("import base64, zlib, struct\ndef chunk(kind, data):\n  return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))\nclass P:\n  def _repr_png_(self):\n    return b'\\x89PNG\\r\\n\\x1a\\n' + chunk(b'IHDR', struct.pack('>IIBBBBB', 4, 3, 8, 2, 0, 0, 0)) + chunk(b'IDAT', zlib.compress(b'\\0' + b'\\x10\\x80\\x70' * 4 + b'\\0' + b'\\x10\\x80\\x70' * 4 + b'\\0' + b'\\x10\\x80\\x70' * 4)) + chunk(b'IEND', b'')\nP()");
+    await until("the plot", () => page.locator(".output .picture img").evaluateAll((images) => images.some((image) => image.naturalWidth === 4)));
+    await cell("raise ValueError(f'{x} is too small')");
+    await sees(page, ".output .error", "ValueError: 20 is too small");
+    await cell("name = input('who? ')\nprint('hello', name)");
+    await page.getByLabel("who?").fill("Ada");
+    await page.keyboard.press("Enter");
+    await sees(page, ".output .stdout", "hello Ada");
+    await cell("while True: pass");
+    await sees(page, ".notebook .badge", "busy");
+    await page.getByRole("button", { name: "Interrupt" }).click();
+    await sees(page, ".output .error", "KeyboardInterrupt");
+    // What was shown is there again after the page was left.
+    await page.reload();
+    await sees(page, ".output table td", "Ada");
+    await sees(page, ".output .error", "KeyboardInterrupt");
+    await page.getByRole("button", { name: "Restart" }).click();
+    await sees(page, ".notice", "work is restarted");
+    await cell("x");
+    await sees(page, ".output .error", "NameError");
+  },
+
+  async keyboard_only(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "", { token: null });
+    const press = (key) => page.keyboard.press(key);
+    /** Moves on with Tab until the focus is on what is looked for. */
+    const reach = async (name) => {
+      for (let at = 0; at < 60; at += 1) {
+        const focused = await page.evaluate(() => {
+          const element = document.activeElement;
+          const style = getComputedStyle(element);
+          return { name: element.getAttribute("aria-label") ?? element.textContent.trim(), isSeen: element === document.body || style.outlineStyle !== "none" || element.matches(".code, .xterm-helper-textarea") };
+        });
+        assert.ok(focused.isSeen, `the focus on ${focused.name} cannot be seen`);
+        if (focused.name.startsWith(name)) return;
+        await press("Tab");
+      }
+      assert.fail(`${name} cannot be reached with Tab`);
+    };
+    await page.getByLabel("Token").waitFor();
+    await page.keyboard.type(TOKEN);
+    await press("Enter");
+    await page.waitForSelector(".sections");
+    await reach("Skip to the content");
+    await reach("Processes");
+    await press("Enter");
+    await sees(page, ".empty h2", "Nothing has run yet");
+    await reach("Command");
+    await page.keyboard.type("echo by keyboard");
+    await press("Enter");
+    await sees(page, ".log-line", "by keyboard");
+    await reach("Output");
+    await press("/");
+    assert.equal(await page.evaluate(() => document.activeElement.getAttribute("aria-label")), "Find in the log");
+    await page.locator(".brand").first().focus();
+    await reach("Files");
+    await press("Enter");
+    await page.locator(".files tbody tr").first().waitFor();
+    await reach("New folder");
+    await press("Enter");
+    assert.equal(await page.evaluate(() => document.activeElement.name), "name");
+    await press("Escape");
+    await page.locator("dialog").waitFor({ state: "detached" });
+    await page.locator(".brand").first().focus();
+    await reach("Terminals");
+    await press("Enter");
+    await reach("New terminal");
+    await press("Enter");
+    await sees(page, ".terminal .badge", "live");
+    await until("a prompt", async () => /[$#] ?$/m.test(await screen(page)));
+    await page.keyboard.type("exit\n");
+    await sees(page, ".terminal .badge", "exit 0");
+    await press("Shift+Escape");
+    await reach("Log");
+  },
+
+  async three_hundred_and_twenty_pixels(checking) {
+    const server = await checking.server();
+    await server.api("POST", "/v1/processes", { cmd: "echo a line that is far longer than a narrow page can show at once; sleep 1000", id: "narrow" });
+    await server.api("POST", "/v1/processes", { pty: true, id: "shell" });
+    await server.api("POST", "/v1/contexts", { language: "python", id: "book" });
+    writeFileSync(join(server.files, `${"long".repeat(30)}.txt`), "text\n");
+    const page = await visit(checking, server, "#/", { viewport: { width: 320, height: 568 } });
+    const places = {
+      "#/": ".curve", "#/p": ".list a", "#/p/narrow": ".log-line", "#/t": ".tabs a", "#/t/shell": ".xterm-rows",
+      [`#/f${server.files}`]: ".files .name", [`#/f${server.files}/${"long".repeat(30)}.txt`]: ".editor", "#/n/book": ".code", "#/ports": ".page", "#/network": ".page",
+    };
+    for (const [address, seen] of Object.entries(places)) {
+      await go(page, address);
+      await page.locator(seen).first().waitFor();
+      const { wide, boxes } = await page.evaluate(() => ({
+        wide: document.documentElement.scrollWidth,
+        boxes: [...document.querySelectorAll("main .button, main input")].filter((element) => element.checkVisibility() && !element.closest(".table, .tabs, .files, .crumbs, .frames")).map((element) => ({ name: element.textContent || element.title || element.ariaLabel, right: element.getBoundingClientRect().right })),
+      }));
+      assert.ok(wide <= 320, `${address} is ${wide} wide`);
+      for (const { name, right } of boxes) assert.ok(right <= 321, `${address}: ${name} ends at ${right}`);
+    }
+    await go(page, "#/p/narrow");
+    await page.getByRole("link", { name: "All processes" }).click();
+    await page.locator(".list a").first().waitFor();
+  },
+
+  async dark_and_light(checking) {
+    const server = await checking.server();
+    await server.api("POST", "/v1/processes", { cmd: "echo text; echo wrong >&2; exit 1", id: "both" });
+    const page = await visit(checking, server, "#/p/both", { colorScheme: "light", reducedMotion: "reduce" });
+    await sees(page, ".log-line", "wrong");
+    /** The contrast (WCAG 2.2, 1.4.3) of texts with what is behind them. */
+    const contrasts = () => page.evaluate(() => {
+      const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+      const rgb = (color) => {
+        canvas.clearRect(0, 0, 1, 1);
+        canvas.fillStyle = color;
+        canvas.fillRect(0, 0, 1, 1);
+        return [...canvas.getImageData(0, 0, 1, 1).data];
+      };
+      const light = ([r, g, b]) => {
+        const [x, y, z] = [r, g, b].map((part) => (part / 255 <= 0.03928 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * x + 0.7152 * y + 0.0722 * z;
+      };
+      const behind = (element) => {
+        for (let at = element; at; at = at.parentElement) {
+          const color = rgb(getComputedStyle(at).backgroundColor);
+          if (color[3] === 255) return color;
+        }
+        return [255, 255, 255];
+      };
+      const texts = [...document.querySelectorAll("h1, h2, .quiet, .badge, .sections a, .button, dt, dd, .log-line, .list bdi")];
+      return texts.filter((element) => element.textContent.trim() && element.checkVisibility() && !element.closest(".unseen")).map((element) => {
+        const [one, other] = [light(rgb(getComputedStyle(element).color)), light(behind(element))].sort((a, b) => b - a);
+        return { name: `${element.className} ${element.textContent.slice(0, 20)}`, ratio: (one + 0.05) / (other + 0.05) };
+      });
+    });
+    const ground = () => page.evaluate(() => getComputedStyle(document.querySelector(".body")).backgroundColor);
+    const seen = [];
+    for (const scheme of ["light", "dark"]) {
+      await page.emulateMedia({ colorScheme: scheme });
+      seen.push(await ground());
+      for (const { name, ratio } of await contrasts()) assert.ok(ratio >= 4.5, `${scheme}: ${name} has a contrast of ${ratio.toFixed(2)}`);
+    }
+    assert.notEqual(seen[0], seen[1]);
+    // A choice of one's own wins over the system's, and stays.
+    await page.emulateMedia({ colorScheme: "light" });
+    await page.getByRole("button", { name: "Colours" }).click();
+    assert.equal(await ground(), seen[1]);
+    await page.reload();
+    await page.waitForSelector(".sections");
+    assert.equal(await ground(), seen[1]);
+  },
+
+  async hostile_output_and_names(checking) {
+    const server = await checking.server();
+    const names = ["<img src=x onerror=globalThis.hacked=1>.txt", "<script>hacked=1<\u2044script>", "gnp.\u202etxt.exe", "line\nbreak", "tab\there", "\u001b[31mred", "\u05d0\u05d1\u05d2.txt", "quote\"'&amp;", "%2e%2e", "#hash?query"];
+    for (const name of names) writeFileSync(join(server.files, name), "<script>globalThis.hacked = 1</script><img src=x onerror=globalThis.hacked=1>\n");
+    const output = "<script>globalThis.hacked=1</script><img src=x onerror=globalThis.hacked=1>\u202eevil\u202c \u001b]0;title\u0007\u001b]8;;javascript:globalThis.hacked=1\u0007link\u001b]8;;\u0007\u001b[2J\u001b[?1049h\u001bP+q\u001b\\end\n";
+    writeFileSync(join(server.files, "output"), output);
+    await server.api("POST", "/v1/processes", { cmd: `cat ${server.files}/output`, id: "hostile", tag: "<b>tag</b>" });
+    await server.api("POST", "/v1/processes", { cmd: `cat ${server.files}/output; sleep 1000`, id: "screen", pty: true });
+    await server.api("POST", "/v1/contexts", { language: "python", id: "book" });
+    const page = await visit(checking, server, "#/p/hostile");
+    await sees(page, ".log-line", "<script>globalThis.hacked=1</script>");
+    await sees(page, ".log-line", "\u2039202E\u203aevil");
+    await go(page, "#/t/screen");
+    await until("the terminal's output", async () => (await screen(page)).includes("end"));
+    await go(page, `#/f${server.files}`);
+    await sees(page, ".files .name", "gnp.\u2039202E\u203atxt.exe");
+    assert.equal(await page.locator(".files tbody tr").count(), names.length + 1);
+    for (const name of names) {
+      await go(page, `#/f${server.files}/${encodeURIComponent(name)}`);
+      const shown = await page.evaluate((raw) => raw, name);
+      await until(`the file ${JSON.stringify(shown)}`, async () => (await page.locator(".editor").count()) === 1 && (await page.locator(".editor").inputValue()).includes("hacked"));
+      await page.getByRole("link", { name: "Close" }).click();
+      await page.locator(".editor").waitFor({ state: "detached" });
+    }
+    await go(page, "#/n/book");
+    await page.getByLabel("Code").last().fill("class H:\n  def _repr_html_(self): return '<table><tr><td><img src=x onerror=globalThis.hacked=1>cell<script>globalThis.hacked=1</script></td></tr></table>'\n  def _repr_svg_(self): return None\nclass S:\n  def _repr_svg_(self): return '<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"7\" height=\"7\" onload=\"globalThis.hacked=1\"><script>parent.hacked=1</script><image href=\"http://127.0.0.1:1/x.png\"/></svg>'\ndisplay(S())\nH()");
+    await page.keyboard.press("Shift+Enter");
+    await sees(page, ".output td", "cell");
+    await until("the drawing", () => page.locator(".picture img").evaluateAll((images) => images.some((image) => image.naturalWidth === 7)));
+    const state = await page.evaluate(() => ({ hacked: globalThis.hacked, planted: document.querySelectorAll("[onerror], [onload], main script").length, title: document.title }));
+    assert.deepEqual(state, { hacked: undefined, planted: 0, title: "Notebook \u00b7 sbx" });
+  },
+
+  async a_server_behind_a_port(checking) {
+    const server = await checking.server();
+    const site = join(server.files, "site");
+    mkdirSync(site);
+    writeFileSync(join(site, "index.html"), `<!doctype html><title>Inside</title><p id=out>waiting</p><script type=module src=module.js></script>`);
+    writeFileSync(join(site, "data.json"), "{\"value\":42}");
+    writeFileSync(join(site, "module.js"), `
+      const found = {};
+      const attempt = async (name, action) => { try { found[name] = String(await action()); } catch (error) { found[name] = "refused"; } };
+      await attempt("own", async () => (await (await fetch("data.json")).json()).value);
+      await attempt("storage", () => sessionStorage.length);
+      await attempt("cookie", () => document.cookie);
+      await attempt("opener", () => (opener ? "there" : "none"));
+      await attempt("origin", () => self.origin);
+      await attempt("worker", () => navigator.serviceWorker.register("module.js"));
+      await attempt("api", async () => (await fetch("/v1/processes")).status);
+      await attempt("console", async () => (await fetch("/console")).status);
+      out.textContent = JSON.stringify(found);`);
+    await server.api("POST", "/v1/processes", { cmd: ["python3", "-m", "http.server", "0", "--bind", "127.0.0.1"], cwd: site, env: { PYTHONUNBUFFERED: "1" }, id: "web" });
+    const port = await until("the port", async () => (await server.api("GET", "/v1/ports")).find((one) => one.command?.includes("http.server"))?.port);
+    const page = await visit(checking, server, "#/ports");
+    const [tab] = await Promise.all([page.context().waitForEvent("page"), page.getByRole("button", { name: `Open port ${port} in a new tab` }).click()]);
+    await until("the page inside", async () => (await tab.locator("#out").textContent()) !== "waiting");
+    const found = JSON.parse(await tab.locator("#out").textContent());
+    assert.match(new URL(tab.url()).pathname, /^\/t\/[0-9a-f]{64}\/$/);
+    assert.deepEqual(found, { own: "42", storage: "refused", cookie: "refused", opener: "none", origin: "null", worker: "refused", api: "refused", console: "refused" });
+  },
+
+  async network_verdicts(checking) {
+    const server = await checking.server();
+    await server.api("POST", "/v1/exec", { cmd: "curl -s http://refused.example/", network: { mode: "allowlist", allow: ["127.0.0.1"] } });
+    const page = await visit(checking, server, "#/network");
+    await sees(page, "tr", "refused.example");
+    await sees(page, "tr .badge", "refused");
+  },
+
+  async curves(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/");
+    await until("a curve", () => page.locator(".curve .line").first().evaluate((line) => (line.getAttribute("d") ?? "").split("L").length > 2));
+    await sees(page, ".card .big", /MiB|GiB/);
+    await sees(page, ".gauge", "Memory");
+  },
+
+  async sandboxes_of_a_host(checking) {
+    const server = await checking.server({ isHost: true });
+    const page = await visit(checking, server, "#/");
+    await page.getByRole("button", { name: "New sandbox" }).click();
+    await page.getByRole("button", { name: "Create" }).click();
+    await sees(page, "h1", "Overview");
+    const [sandbox] = await server.api("GET", "/v1/sandboxes").then((list) => list.sandboxes ?? list);
+    assert.equal(await page.evaluate(() => location.hash), `#/s/${sandbox.id}`);
+    await sees(page, ".facts", "landlock");
+    await page.getByRole("link", { name: "Processes" }).click();
+    await run(page, "echo at home; pwd");
+    await sees(page, ".log-line", "at home");
+    assert.match(await page.evaluate(() => location.hash), new RegExp(`^#/s/${sandbox.id}/p/p-\\d+$`));
+    await page.getByRole("link", { name: "Terminals" }).click();
+    await page.getByRole("button", { name: "New terminal" }).first().click();
+    await sees(page, ".terminal .badge", "live");
+    await page.getByRole("link", { name: "Files" }).click();
+    await sees(page, ".crumbs", "home");
+    await page.getByRole("link", { name: "all sandboxes" }).click();
+    await sees(page, "table a", sandbox.id);
+    await page.getByRole("button", { name: `Delete sandbox ${sandbox.id}` }).click();
+    await page.getByRole("button", { name: "Delete", exact: true }).click();
+    await sees(page, ".empty h2", "No sandbox yet");
+  },
+
+  async the_token_of_a_sandbox(checking) {
+    const server = await checking.server({ isHost: true });
+    const made = (await server.api("POST", "/v1/sandboxes", { count: 2 })).sandboxes;
+    const page = await visit(checking, server, "#/", { token: made[0].token });
+    await sees(page, ".where", made[0].id);
+    await sees(page, "h1", "Overview");
+    await until("a curve", () => page.locator(".curve .line").first().evaluate((line) => (line.getAttribute("d") ?? "").split("L").length > 2));
+    assert.ok(!(await page.content()).includes(made[1].id));
+    await go(page, "#/p");
+    await run(page, "id -u");
+    await sees(page, ".log-line", String(made[0].uid));
+    await go(page, "#/f/");
+    await sees(page, ".crumbs", "home");
+    await go(page, "#/ports");
+    await sees(page, ".empty h2", "Nothing listens");
+  },
+
+  async pictures(checking) {
+    const folder = process.env.SBX_PICTURES;
+    const server = await checking.server({ environment: { PS1: "\\[\\e[36m\\]\\w\\[\\e[0m\\] $ " } });
+    writeFileSync(join(server.files, "test_median.py"), "from stats import median\n\n\ndef test_median():\n    assert median([3, 1, 2]) == 2\n");
+    await server.api("POST", "/v1/processes", { cmd: ["python3", "-m", "http.server", "8000", "--bind", "127.0.0.1"], id: "web", tag: "site" });
+    await server.api("POST", "/v1/processes", { cmd: "exit 1", id: "lint" });
+    await server.api("POST", "/v1/processes", { cmd: "sleep 0.4", id: "fetch" });
+    const build = "for n in $(seq 1 60); do printf '\\033[32mPASS\\033[0m tests/test_%02d.py::test_case_%d \\033[2m[%d ms]\\033[0m\\n' $n $n $((n * 7 % 40)); [ $((n % 23)) = 0 ] && echo \"warning: test_$n is slow\" >&2; done; printf '\\033[33mcollected 60 items\\033[0m\\n'; sleep 1000";
+    await server.api("POST", "/v1/processes", { cmd: build, id: "tests", tag: "nightly" });
+    const page = await visit(checking, server, "#/p/tests", { viewport: { width: 1200, height: 720 } });
+    await sees(page, ".log-line", "collected 60 items");
+    await until("a sample", async () => !(await text(page, ".gauge")).includes("\u2013"));
+    if (folder) await page.screenshot({ path: join(folder, "console-processes.png") });
+    await page.emulateMedia({ colorScheme: "light" });
+    await server.api("POST", "/v1/contexts", { language: "python", id: "analysis" });
+    await go(page, "#/n/analysis");
+    const cell = async (code) => {
+      await page.locator(".cell").last().getByLabel("Code").fill(code);
+      await page.keyboard.press("Shift+Enter");
+    };
+    await cell("class Frame:\n    def __init__(self, rows): self.rows = rows\n    def _repr_html_(self):\n        return '<table>' + ''.join('<tr>' + ''.join(f'<t{\"h\" if i == 0 else \"d\"}>{c}</t{\"h\" if i == 0 else \"d\"}>' for c in r) + '</tr>' for i, r in enumerate(self.rows)) + '</table>'\n\nFrame([['model', 'passed', 'seconds'], ['small', '41 / 60', '12.8'], ['large', '58 / 60', '31.4']])");
+    await sees(page, ".output td", "58 / 60");
+    await cell("class Plot:\n    def _repr_svg_(self):\n        bars = ''.join(f'<rect x=\"{20 + 44 * n}\" y=\"{110 - h}\" width=\"30\" height=\"{h}\" rx=\"3\" fill=\"#0f766e\" opacity=\"{0.45 + n / 14}\"/>' for n, h in enumerate([28, 44, 39, 61, 72, 90, 97]))\n        return f'<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"340\" height=\"124\">{bars}<path d=\"M12 110.5h316\" stroke=\"#98a2ad\"/></svg>'\n\nPlot()");
+    await until("the plot", () => page.locator(".picture img").evaluateAll((images) => images.some((image) => image.naturalWidth === 340)));
+    await page.locator(".cell").last().getByLabel("Code").fill("");
+    if (folder) await page.screenshot({ path: join(folder, "console-notebook.png") });
+  },
+};
+
+// --- the runner
+
+async function check(name, action) {
+  const checking = { closers: [], wrong: [] };
+  checking.server = async (options) => {
+    const server = await Server.start(options);
+    checking.closers.push(() => server.close());
+    return server;
+  };
+  checking.line = async (server) => {
+    const line = await Line.to(server.port);
+    checking.closers.push(() => line.close());
+    return line;
+  };
+  const begun = Date.now();
+  let failure = null;
+  try {
+    await action(checking);
+    assert.deepEqual(checking.wrong, []);
+  } catch (error) {
+    failure = error;
+    for (const context of browser.contexts()) {
+      for (const page of context.pages()) console.log(`      ${page.url()}\n${await page.locator("body").innerText().catch(() => "")}`.slice(0, 3000));
+    }
+    if (checking.wrong.length) console.log(checking.wrong.join("\n"));
+  }
+  for (const close of checking.closers.reverse()) await close();
+  console.log(`${failure ? "FAILED" : "ok"} ${name} (${((Date.now() - begun) / 1000).toFixed(1)} s)`);
+  if (failure) console.log(failure.stack);
+  return !failure;
+}
+
+browser = await chromium.launch({ executablePath: CHROMIUM, args: FLAGS });
+let passed = 0;
+let failed = 0;
+for (const [name, action] of Object.entries(checks)) {
+  if (words.length && !words.some((word) => name.includes(word))) continue;
+  if (await check(name, action)) passed += 1;
+  else failed += 1;
+}
+await browser.close();
+console.log(`${passed} passed, ${failed} failed`);
+process.exit(failed ? 1 : 0);
