@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use crate::codec::sort::sort;
 use crate::error::{Error, Result};
 use crate::language::Language;
 use crate::posture::Posture;
@@ -351,7 +352,7 @@ impl CommandSpec {
             part(word.as_bytes());
         }
         let mut environment = self.environment.clone();
-        environment.sort_unstable();
+        sort(&mut environment);
         for (name, value) in &environment {
             part(name.as_bytes());
             part(if value.is_some() { b"=" } else { b"-" });

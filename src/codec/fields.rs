@@ -38,9 +38,8 @@ impl<'a> Fields<'a> {
     }
 
     pub fn take(&mut self, name: &str) -> Option<&'a RawValue> {
-        self.0
-            .remove(name)
-            .filter(|value| JsonType::of(value) != JsonType::Null)
+        let value = std::mem::replace(self.0.get_mut(name)?, RawValue::NULL);
+        (JsonType::of(value) != JsonType::Null).then_some(value)
     }
 
     /// A field of one type; `None` if it is absent.

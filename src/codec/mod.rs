@@ -1,6 +1,6 @@
 //! Small encodings that the doors share: JSON fields, form-encoded queries, JSON text, Base64,
 //! terminal output as plain text,
-//! times, gzip.
+//! times, gzip; and sorting.
 //!
 //! Pure functions of bytes. Nothing here knows a route, a status or a mechanism.
 
@@ -9,6 +9,7 @@ pub mod gzip;
 pub mod plain;
 pub mod queries;
 pub mod query;
+pub mod sort;
 pub mod time;
 
 use std::ops::Range;

@@ -39,6 +39,8 @@ use libc::{
     SECCOMP_RET_USER_NOTIF, c_int, sock_filter,
 };
 
+use crate::codec::sort::sort_by;
+
 /// A system call and its number on each architecture that has it.
 struct Call {
     name: &'static str,
@@ -415,7 +417,9 @@ fn compile(architecture: Architecture, subject: Subject, sockets: Sockets) -> Ve
 
 /// All numbers as ranges with one target each: the first number of each, ascending from 0.
 fn runs(mut entries: Vec<DeniedRange>, otherwise: Label) -> Vec<(u32, Label)> {
-    entries.sort_unstable_by_key(|(_, numbers, _)| *numbers.start());
+    sort_by(&mut entries, |(_, one, _), (_, other, _)| {
+        one.start().cmp(other.start())
+    });
     let mut runs = Vec::new();
     let mut next = 0;
     for (name, numbers, target) in entries {

@@ -27,6 +27,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use crate::clock::now_ms;
+use crate::codec::sort::sort_by;
 use crate::config::HostSettings;
 use crate::confine::{Grants, Limiter, Policy, SandboxSettings};
 use crate::egress::{Egress, Exits};
@@ -231,7 +232,7 @@ impl Host {
     /// All sandboxes, in the order of their creation.
     pub fn list(&self) -> Vec<Arc<Sandbox>> {
         let mut all: Vec<_> = self.table().sandboxes.values().cloned().collect();
-        all.sort_unstable_by_key(|sandbox| sandbox.number);
+        sort_by(&mut all, |one, other| one.number.cmp(&other.number));
         all
     }
 

@@ -3,10 +3,11 @@
 //! A port belongs to one sandbox at a time. It is given again only when nothing on the machine listens on it, which
 //! the kernel is asked by binding to it.
 
-use std::collections::BTreeSet;
+use std::collections::HashSet;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
+use crate::codec::sort::sort;
 use crate::error::{Error, Kind, Result};
 use crate::listen::HeldPort;
 use crate::sync::{Mutex, lock};
@@ -20,7 +21,7 @@ pub(super) struct TcpPorts {
 }
 
 struct Given {
-    ports: BTreeSet<u16>,
+    ports: HashSet<u16>,
     next: u16,
 }
 
@@ -60,7 +61,7 @@ impl TcpPorts {
         Arc::new(Self {
             range,
             given: Mutex::new(Given {
-                ports: BTreeSet::new(),
+                ports: HashSet::new(),
                 next,
             }),
         })
@@ -105,7 +106,7 @@ impl TcpPorts {
                 drop(given);
                 lease.ports.push(port);
                 if lease.ports.len() == count {
-                    lease.ports.sort_unstable();
+                    sort(&mut lease.ports);
                     return Ok(lease);
                 }
             }

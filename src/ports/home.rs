@@ -20,6 +20,7 @@ use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::port::{Listener, Port, is_exhaustion, unreachable};
+use crate::codec::sort::sort;
 use crate::error::{Error, Result};
 use crate::sys::User;
 
@@ -184,7 +185,7 @@ impl Sockets {
                 break;
             }
         }
-        names.sort_unstable();
+        sort(&mut names);
         let path = DIRECTORY.join("/");
         Ok(names
             .into_iter()

@@ -11,6 +11,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockType, SockaddrStorage, connect as connect_socket};
 
 use super::port::{Listener, Owner, Port, is_exhaustion, unreachable};
+use crate::codec::sort::{sort, sort_by};
 use crate::confine::Namespaces;
 use crate::error::{Error, Kind, Result};
 use crate::proc;
@@ -211,7 +212,8 @@ fn listening(namespaces: Option<&Namespaces>) -> Result<Vec<Found>> {
 }
 
 fn shown(mut sockets: Vec<Found>) -> Vec<Listener> {
-    sockets.sort_unstable_by_key(|(socket, _)| (socket.port, socket.address));
+    let key = |(socket, _): &Found| (socket.port, socket.address);
+    sort_by(&mut sockets, |one, other| key(one).cmp(&key(other)));
     let show = |(socket, process): Found| Listener {
         port: Port::Number(socket.port),
         address: socket.address.to_string(),
@@ -308,7 +310,7 @@ fn parse_address(text: &str) -> Option<IpAddr> {
 fn find_owners(sockets: &mut [Found]) {
     let mut left = sockets.len();
     let mut pids: Vec<Pid> = proc::processes().collect();
-    pids.sort_unstable();
+    sort(&mut pids);
     for pid in pids {
         // The kernel hides the descriptors of other users' processes.
         let Ok(descriptors) = fs::read_dir(format!("/proc/{pid}/fd")) else {

@@ -14,7 +14,7 @@
 //!   Drivers take the same lock to reap a command and to forget its pid, so a known pid is never that of
 //!   another child.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
@@ -79,15 +79,15 @@ pub(super) fn reap_others() -> bool {
 }
 
 /// The pids of commands, being started or not reaped yet.
-pub(super) fn commands() -> BTreeSet<Pid> {
+pub(super) fn commands() -> HashSet<Pid> {
     let commands = lock(&COMMANDS);
     let starting = commands.starts.iter().filter_map(|start| start.pid());
     starting.chain(commands.running.keys().copied()).collect()
 }
 
 /// The marks of the commands that were not reaped yet.
-pub(super) fn marks() -> BTreeSet<Mark> {
-    let mut marks = BTreeSet::new();
+pub(super) fn marks() -> HashSet<Mark> {
+    let mut marks = HashSet::new();
     marks.extend(lock(&COMMANDS).running.values().copied().flatten());
     marks
 }

@@ -10,6 +10,7 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
 use super::ring::{Cursor, Piece, Ring, Stream};
+use crate::codec::sort::sort_by;
 use crate::sync::{Mutex, lock};
 
 /// The output of one process.
@@ -176,7 +177,9 @@ impl LogStore {
             let tenant = &most.tenant;
             let own = || logs.iter().filter(|log| Arc::ptr_eq(&log.tenant, tenant));
             let mut ended: Vec<_> = own().filter(|log| log.has_ended()).collect();
-            ended.sort_unstable_by_key(|log| log.ended.get());
+            sort_by(&mut ended, |one, other| {
+                one.ended.get().cmp(&other.ended.get())
+            });
             let share = tenant.bytes();
             for log in ended {
                 if self.excess() == 0 {

@@ -18,7 +18,7 @@
 //! therefore signalled through a pidfd, after its start time was compared with the one that was read
 //! before everything else about it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
 
@@ -170,7 +170,7 @@ pub(super) struct Roots {
 pub(super) enum Orphans {
     /// Those with these marks. Where commands have users of their own, orphans must have the same one:
     /// a process can take any lower mark than its own.
-    Marked(BTreeMap<Mark, Option<User>>),
+    Marked(HashMap<Mark, Option<User>>),
     /// Those whose command has ended.
     LeftBehind,
     /// All of the server's own. Init ends its children itself.
@@ -179,7 +179,7 @@ pub(super) enum Orphans {
 
 impl Default for Orphans {
     fn default() -> Self {
-        Self::Marked(BTreeMap::new())
+        Self::Marked(HashMap::new())
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::errors::Failure;
 use crate::api::context::Context;
@@ -28,6 +28,14 @@ pub(super) type Document = Result<Value, Failure>;
 
 /// The result of a handler whose answer may be long.
 pub(super) type ListAnswer = Result<ListBody, Failure>;
+
+/// A JSON object of these members.
+pub(super) fn object_of(members: impl Iterator<Item = (String, Value)>) -> Value {
+    let mut object = Map::new();
+    // Collecting them would sort them first, with code that nothing else here needs.
+    object.extend(members);
+    object.into()
+}
 
 /// A list as JSON, item by item. What it takes is charged before it is taken.
 pub(super) struct ListBody {

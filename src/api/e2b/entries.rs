@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 
 use nix::unistd::{Gid, Group, Uid, User};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::access::{check_user, user_of};
-use super::calls::{Call, Document, ListAnswer, ListBody};
+use super::calls::{Call, Document, ListAnswer, ListBody, object_of};
 use super::errors::Failure;
 use super::paths::{ClientPath, Paths};
 use crate::codec::fields::Fields;
@@ -201,7 +201,7 @@ pub(super) fn metadata_document(attributes: &[Attribute]) -> Value {
         let value = String::from_utf8_lossy(value).into_owned();
         Some((key.to_owned(), value.into()))
     });
-    Value::Object(members.collect::<Map<_, _>>())
+    object_of(members)
 }
 
 fn type_of(kind: FileKind) -> &'static str {

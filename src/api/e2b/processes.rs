@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::access::{check_user, user_of};
-use super::calls::{Answer, Call, Document, ListAnswer, ListBody};
+use super::calls::{Answer, Call, Document, ListAnswer, ListBody, object_of};
 use super::connect::{self, Messages, append, push, push_end};
 use super::errors::{Code, Failure};
 use super::paths::Paths;
@@ -111,7 +111,7 @@ pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -
             let value = value.as_deref()?;
             Some((name.clone(), value.into()))
         });
-        let environment: Map<String, Value> = environment.collect();
+        let environment = object_of(environment);
         let mut config = json!({ "cmd": program, "args": arguments, "envs": environment });
         if let Some(directory) = &process.directory {
             config["cwd"] = directory.as_str().into();
@@ -232,7 +232,7 @@ pub(super) fn variables(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let members = variables
         .into_iter()
         .map(|(name, value)| (name, value.into()));
-    Ok(Response::json(&Value::Object(members.collect())))
+    Ok(Response::json(&object_of(members)))
 }
 
 /// A command as a client asks for it.

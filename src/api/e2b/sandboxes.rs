@@ -504,8 +504,9 @@ fn sandbox_spec(mut fields: Fields<'_>) -> Result<SandboxSpec, Failure> {
         let text = format!("metadata is larger than {MAX_METADATA_BYTES} bytes");
         return Err(Failure::invalid(text));
     }
-    let metadata = metadata.into_iter();
-    let metadata = metadata.filter_map(|(key, value)| Some((key, value?)));
+    let given = metadata.into_iter();
+    let mut metadata = BTreeMap::new();
+    metadata.extend(given.filter_map(|(key, value)| Some((key, value?))));
     let has_internet = fields.boolean("allow_internet_access")?.unwrap_or(true);
     let network = network(&mut fields)?;
     Ok(SandboxSpec {
@@ -518,7 +519,7 @@ fn sandbox_spec(mut fields: Fields<'_>) -> Result<SandboxSpec, Failure> {
         },
         labels: Labels {
             template,
-            metadata: metadata.collect(),
+            metadata,
             key: None,
         },
         shown_home: Some(PathBuf::from(USUAL_HOME)),

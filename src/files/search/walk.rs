@@ -17,6 +17,7 @@ use nix::sys::stat::{FileStat, Mode, fstat, fstatat};
 
 use super::ignores::Ignores;
 use super::matcher::Matcher;
+use crate::codec::sort::sort;
 use crate::error::Result;
 use crate::files::describe::Description;
 use crate::files::entry::{Entry, FileKind, Identity};
@@ -526,7 +527,7 @@ impl Walk<'_> {
             names.push((name.to_vec(), kind_of(found.file_type())));
             self.bytes += name.len() + NAME_BYTES;
             if names.len() == 2 * BATCH_NAMES {
-                names.sort_unstable();
+                sort(names);
                 for (name, _) in names.drain(BATCH_NAMES..) {
                     self.bytes -= name.len() + NAME_BYTES;
                 }
@@ -536,7 +537,7 @@ impl Walk<'_> {
                 self.charge.set(self.bytes + CHARGED_BYTES)?;
             }
         }
-        names.sort_unstable();
+        sort(names);
         if *is_partly_read {
             // Names that were dropped may be smaller than others that came later.
             let beyond = names.drain(BATCH_NAMES.min(names.len())..);

@@ -4,11 +4,13 @@
 //! they must not overlap. In a text whose lines all end with CR LF, an edit that has LF alone means CR
 //! LF; in any other text the bytes are taken as they are.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use memchr::memmem::Finder;
 
 use super::diff::Splice;
+use crate::codec::sort::{sort, sort_by};
 
 /// Most line numbers of an ambiguous text that are told.
 const MAX_LINES_TOLD: usize = 100;
@@ -142,8 +144,11 @@ pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, EditError> {
             }
         }
     }
-    splices
-        .sort_unstable_by_key(|(number, splice)| (splice.range.start, splice.range.end, *number));
+    let key = |(number, splice): &(usize, Splice)| {
+        let Range { start, end } = splice.range;
+        (start, end, *number)
+    };
+    sort_by(&mut splices, |one, other| key(one).cmp(&key(other)));
     for pair in splices.windows(2) {
         let [(one, first), (other, second)] = pair else {
             continue;
@@ -192,7 +197,7 @@ fn occurrences(
         Some(start + 1 + inside)
     });
     let mut all: Vec<usize> = overlapping.chain(found.iter().copied()).collect();
-    all.sort_unstable();
+    sort(&mut all);
     all.dedup();
     if all.len() as u64 == count && all == found {
         return Ok(found);

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::client::{Interrupt, Stopped};
+use crate::codec::sort::sort_by;
 use crate::error::{Error, Kind, Result};
 use crate::files::hash::{Digest, FileHash};
 use crate::files::name::FilePath;
@@ -226,7 +227,7 @@ impl CompareFiles {
 
 /// Sorts the files as a walk does, and checks that each path leads into the tree and is there once.
 fn check_paths(files: &mut [ClientFile]) -> Result<()> {
-    files.sort_unstable_by(|one, other| parts(&one.path).cmp(parts(&other.path)));
+    sort_by(files, |one, other| parts(&one.path).cmp(parts(&other.path)));
     let mut last = None;
     for ClientFile { path, .. } in files {
         let is_inside = !path.bytes().starts_with(b"/")

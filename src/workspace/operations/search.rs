@@ -3,6 +3,7 @@
 use std::cmp::Ordering;
 
 use crate::client::{Interrupt, Stopped};
+use crate::codec::sort::sort_by;
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Found, Matcher, Verdict, Visit};
@@ -246,8 +247,9 @@ impl Kept {
 
     /// Sorts by time, and keeps the first `count`.
     fn cut(&mut self, count: usize) {
-        let by_moment = |one: &GlobEntry, other: &GlobEntry| one.moment.cmp(&other.moment);
-        self.entries.sort_unstable_by(by_moment);
+        sort_by(&mut self.entries, |one, other| {
+            one.moment.cmp(&other.moment)
+        });
         let beyond = self.entries.drain(count.min(self.entries.len())..);
         self.bytes -= beyond.map(|entry| entry.size()).sum::<usize>();
     }
