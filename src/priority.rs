@@ -12,7 +12,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{SyncSender, sync_channel};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
@@ -24,6 +23,7 @@ use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
 use crate::logging;
 use crate::panics;
+use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::make_thread_nice;
 
 /// The nice value of work that reads much for one request.
@@ -164,22 +164,44 @@ pub fn run_with_turn(
 
 /// A thread that gives way to others and waits for its task: there is one before the answer begins.
 pub struct BackgroundThread {
-    sender: SyncSender<Task>,
+    giver: Giver,
     thread: JoinHandle<()>,
     turn: BackgroundTurn,
 }
 
 type Task = Box<dyn FnOnce() + Send>;
 
+/// What a thread waits for.
+#[derive(Default)]
+struct Given {
+    /// Guards whether the wait is over, and the task, if there is one.
+    state: Mutex<(bool, Option<Task>)>,
+    has_changed: Condvar,
+}
+
+/// Lets the thread go when it is dropped, with a task or without.
+struct Giver(Arc<Given>);
+
+impl Drop for Giver {
+    fn drop(&mut self) {
+        lock(&self.0.state).0 = true;
+        self.0.has_changed.notify_one();
+    }
+}
+
 impl BackgroundThread {
     /// # Errors
     /// `NoThreads`.
     pub fn start(work: &Arc<BackgroundWork>) -> Result<Self> {
-        let (sender, receiver) = sync_channel::<Task>(1);
+        let given = Arc::<Given>::default();
+        let giver = Giver(Arc::clone(&given));
         let served = panics::served();
         let thread = builder().spawn(move || {
             panics::work_for(served);
-            if let Ok(task) = receiver.recv() {
+            let waits = |(is_over, _): &mut (bool, _)| !*is_over;
+            let state = lock(&given.state);
+            let task = given.has_changed.wait_while(state, waits).1.take();
+            if let Some(task) = task {
                 make_thread_nice(BACKGROUND_NICE);
                 task();
             }
@@ -187,7 +209,7 @@ impl BackgroundThread {
         let thread = thread.map_err(|error| no_thread(&error))?;
         let turn = BackgroundTurn::new(work);
         Ok(Self {
-            sender,
+            giver,
             thread,
             turn,
         })
@@ -196,12 +218,12 @@ impl BackgroundThread {
     /// Runs `task`, and waits for it.
     pub fn run(self, task: impl FnOnce(BackgroundTurn) + Send + 'static) {
         let Self {
-            sender,
+            giver,
             thread,
             turn,
         } = self;
-        // It waits for this, so it is there.
-        let _ = sender.send(Box::new(move || task(turn)));
+        lock(&giver.0.state).1 = Some(Box::new(move || task(turn)));
+        drop(giver);
         let _ = thread.join();
     }
 }

@@ -8,7 +8,6 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{self, SyncSender, TrySendError};
 use std::thread;
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use super::connection::{self, Handler};
 use super::seats::{Peer, Seat, Seats};
 use crate::logging;
 use crate::memory::Room;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Condvar, Mutex, lock};
 use crate::sys;
 
 /// Address space; a thread touches a small part of it.
@@ -33,8 +32,7 @@ pub struct Server<H> {
     listener: TcpListener,
     handler: Arc<H>,
     seats: Seats,
-    /// Takes a connection to the spare thread if it is idle.
-    spare_thread: Option<SyncSender<Seated>>,
+    spare_thread: Option<Arc<SpareThread>>,
     /// Closed when descriptors have run out, so that a connection can be accepted and refused.
     spare_descriptor: Option<std::fs::File>,
 }
@@ -55,7 +53,7 @@ impl<H: Handler> Server<H> {
         is_host: bool,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let spare_thread = is_host.then(|| start_spare_thread(&handler));
+        let spare_thread = is_host.then(|| SpareThread::start(&handler));
         Ok(Self {
             spare_thread: spare_thread.transpose()?,
             listener,
@@ -139,12 +137,10 @@ impl<H: Handler> Server<H> {
             return;
         };
         let refused = match &self.spare_thread {
-            Some(thread) if is_elsewhere => thread.try_send(left),
-            _ => Err(TrySendError::Full(left)),
+            Some(thread) if is_elsewhere => thread.give(left),
+            _ => Err(left),
         };
-        if let Err(TrySendError::Full((socket, _)) | TrySendError::Disconnected((socket, _))) =
-            refused
-        {
+        if let Err((socket, _)) = refused {
             logging::about(
                 "connections",
                 format_args!("no thread for a connection: {error}"),
@@ -169,19 +165,51 @@ impl<H: Handler> Server<H> {
     }
 }
 
-/// Starts the spare thread. It takes a connection only while it has none.
-fn start_spare_thread<H: Handler>(handler: &Arc<H>) -> io::Result<SyncSender<Seated>> {
-    let (sender, connections) = mpsc::sync_channel::<Seated>(0);
-    let handler = Arc::clone(handler);
-    thread::Builder::new()
-        .name("spare".to_owned())
-        .stack_size(STACK_BYTES)
-        .spawn(move || {
-            for (socket, seat) in connections {
-                connection::serve(&socket, seat, &*handler, false);
+/// A thread that takes a connection only while it has none.
+#[derive(Default)]
+struct SpareThread {
+    /// Guards whether the thread waits for a connection, and the one that it gets.
+    place: Mutex<(bool, Option<Seated>)>,
+    is_given: Condvar,
+}
+
+impl SpareThread {
+    fn start<H: Handler>(handler: &Arc<H>) -> io::Result<Arc<Self>> {
+        let (spare, handler) = (Arc::<Self>::default(), Arc::clone(handler));
+        let own = Arc::clone(&spare);
+        thread::Builder::new()
+            .name("spare".to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                loop {
+                    let (socket, seat) = own.wait();
+                    connection::serve(&socket, seat, &*handler, false);
+                }
+            })?;
+        Ok(spare)
+    }
+
+    /// Gives it a connection; it is the error if the thread has another one.
+    fn give(&self, connection: Seated) -> Result<(), Seated> {
+        let mut place = lock(&self.place);
+        if !std::mem::take(&mut place.0) {
+            return Err(connection);
+        }
+        place.1 = Some(connection);
+        self.is_given.notify_one();
+        Ok(())
+    }
+
+    fn wait(&self) -> Seated {
+        let mut place = lock(&self.place);
+        place.0 = true;
+        loop {
+            if let Some(given) = place.1.take() {
+                return given;
             }
-        })?;
-    Ok(sender)
+            place = self.is_given.wait_for(place, None);
+        }
+    }
 }
 
 /// Whether a connection comes from this machine. Sandboxes cannot choose another source address, because

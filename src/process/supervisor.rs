@@ -13,7 +13,6 @@
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -32,7 +31,7 @@ use super::tree::Hunt;
 use crate::error::{Error, Result};
 use crate::logging;
 use crate::panics;
-use crate::sync::{Mutex, lock};
+use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
 
 /// Takes over pumps from other threads.
@@ -44,6 +43,9 @@ pub(super) struct Supervisor {
     /// Pumps that the thread has not taken up yet.
     inbox: Mutex<Vec<Pump>>,
     starts: Mutex<Starts>,
+    /// What the other thread has not taken up yet.
+    orders: Mutex<Vec<Order>>,
+    has_orders: Condvar,
 }
 
 /// The commands with a deadline that are being started.
@@ -93,16 +95,18 @@ impl Supervisor {
             child_ended: SignalFd::with_flags(&signals, flags).map_err(failed)?,
             inbox: Mutex::default(),
             starts: Mutex::default(),
+            orders: Mutex::default(),
+            has_orders: Condvar::new(),
         });
         let event = EpollEvent::new(EpollFlags::EPOLLIN, WAKEUP);
         let added = supervisor.epoll.add(&supervisor.wakeup, event);
         added.map_err(failed)?;
         let added = supervisor.epoll.add(&supervisor.child_ended, child_event());
         added.map_err(failed)?;
-        let (killer, orders) = mpsc::channel();
-        spawn_thread("timeouts", move || carry_out(&orders))?;
         let own = Arc::clone(&supervisor);
-        spawn_thread("supervisor", move || own.run(&killer))?;
+        spawn_thread("timeouts", move || own.carry_out())?;
+        let own = Arc::clone(&supervisor);
+        spawn_thread("supervisor", move || own.run())?;
         Ok(supervisor)
     }
 
@@ -133,7 +137,7 @@ impl Supervisor {
         }
     }
 
-    fn run(&self, killer: &Sender<Order>) {
+    fn run(&self) {
         let mut driven = Driven::default();
         let mut buffer = Buffer::new(Portion::uncharged());
         let mut events = vec![EpollEvent::empty(); 256];
@@ -159,7 +163,7 @@ impl Supervisor {
                     data => self.handle(&mut driven, data, &mut buffer),
                 }
             }
-            self.check_timers(&mut driven, &mut buffer, killer);
+            self.check_timers(&mut driven, &mut buffer);
         }
     }
 
@@ -184,7 +188,7 @@ impl Supervisor {
         })
     }
 
-    fn check_timers(&self, driven: &mut Driven, buffer: &mut Buffer, killer: &Sender<Order>) {
+    fn check_timers(&self, driven: &mut Driven, buffer: &mut Buffer) {
         let now = Instant::now();
         for start in &lock(&self.starts).listed {
             start.enforce_deadline(now);
@@ -203,15 +207,14 @@ impl Supervisor {
             if let Some(interval) = pump.take_recheck(now) {
                 pump.finish(buffer, &mut |_, _, _| {});
                 if pump.is_overdue(interval) {
-                    let _ = killer.send(Order::KillTracers(Arc::clone(pump.process())));
+                    self.order(Order::KillTracers(Arc::clone(pump.process())));
                 }
             }
             driven.timers.extend(pump.timer().map(|at| (at, key)));
             driven.remove_if_done(key);
         }
         if !due.is_empty() {
-            // Fails only when the server ends.
-            let _ = killer.send(Order::KillTrees(due));
+            self.order(Order::KillTrees(due));
         }
         if driven.reap_at.is_some_and(|at| at <= now) {
             self.reap_others(driven, now);
@@ -363,36 +366,44 @@ enum Order {
     KillTracers(Arc<Process>),
 }
 
-/// Kills processes whose time is up, all that are due in one search. The thread exists from the start,
-/// because the processes it kills may leave no room for another one.
-///
-/// Processes that start others faster than they are found are hunted between the orders, so that nobody
-/// else's deadline waits for them.
-fn carry_out(orders: &Receiver<Order>) {
-    let mut hunts: VecDeque<(Instant, Hunt)> = VecDeque::new();
-    loop {
-        let first = if hunts.is_empty() {
-            orders.recv().map_err(RecvTimeoutError::from)
-        } else {
-            orders.recv_timeout(HUNT_PAUSE)
-        };
-        if matches!(first, Err(RecvTimeoutError::Disconnected)) {
-            return;
-        }
-        let mut due = Vec::new();
-        for order in first.into_iter().chain(orders.try_iter()) {
-            match order {
-                Order::KillTrees(processes) => due.extend(processes),
-                Order::KillTracers(process) => process.kill_tracers(),
+impl Supervisor {
+    fn order(&self, order: Order) {
+        lock(&self.orders).push(order);
+        self.has_orders.notify_one();
+    }
+
+    /// Kills processes whose time is up, all that are due in one search. The thread exists from the start,
+    /// because the processes it kills may leave no room for another one.
+    ///
+    /// Processes that start others faster than they are found are hunted between the orders, so that nobody
+    /// else's deadline waits for them.
+    fn carry_out(&self) {
+        let mut hunts: VecDeque<(Instant, Hunt)> = VecDeque::new();
+        loop {
+            let orders = {
+                let (none, orders) = (|orders: &mut Vec<_>| orders.is_empty(), lock(&self.orders));
+                let mut orders = if hunts.is_empty() {
+                    self.has_orders.wait_while(orders, none)
+                } else {
+                    self.has_orders.wait_while_for(orders, HUNT_PAUSE, none).0
+                };
+                std::mem::take(&mut *orders)
+            };
+            let mut due = Vec::new();
+            for order in orders {
+                match order {
+                    Order::KillTrees(processes) => due.extend(processes),
+                    Order::KillTracers(process) => process.kill_tracers(),
+                }
             }
-        }
-        let (_, hunt) = strike_trees(&due, Reason::Timeout);
-        hunts.extend(hunt.map(|hunt| (Instant::now(), hunt)));
-        if let Some((since, mut hunt)) = hunts.pop_front()
-            && hunt.strike()
-            && since.elapsed() < HUNT_LIMIT
-        {
-            hunts.push_back((since, hunt));
+            let (_, hunt) = strike_trees(&due, Reason::Timeout);
+            hunts.extend(hunt.map(|hunt| (Instant::now(), hunt)));
+            if let Some((since, mut hunt)) = hunts.pop_front()
+                && hunt.strike()
+                && since.elapsed() < HUNT_LIMIT
+            {
+                hunts.push_back((since, hunt));
+            }
         }
     }
 }
