@@ -8,7 +8,8 @@ use std::{env, fs};
 const LEVEL: u8 = 10;
 
 fn main() {
-    compress_contract();
+    compress_file("openapi.json");
+    compress_file("src/api/mcp/tools.json");
     compress_scripts();
     compress_console();
     leave_out_unwinding();
@@ -35,13 +36,13 @@ fn compress_scripts() {
             scripts.extend_from_slice(&[name.as_bytes(), b"\0", &text, b"\0"].concat());
         }
     }
-    let compressed = miniz_oxide::deflate::compress_to_vec(&scripts, LEVEL);
-    fs::write(out_directory().join("scripts.deflate"), compressed)
-        .expect("cannot write the compressed scripts");
+    compress("scripts", &scripts);
 }
 
-fn out_directory() -> PathBuf {
-    PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"))
+fn compress_file(path: &str) {
+    println!("cargo::rerun-if-changed={path}");
+    let document = fs::read(path).expect("cannot read a document");
+    compress(path.rsplit('/').next().unwrap_or(path), &document);
 }
 
 /// The files of the console: a table of names, types and contents compressed by gzip. It is empty without the feature
@@ -109,11 +110,14 @@ fn gzip(content: &[u8]) -> Vec<u8> {
     member
 }
 
-fn compress_contract() {
-    println!("cargo::rerun-if-changed=openapi.json");
-    let document = fs::read("openapi.json").expect("cannot read openapi.json");
-    println!("cargo::rustc-env=OPENAPI_BYTES={}", document.len());
-    let compressed = miniz_oxide::deflate::compress_to_vec(&document, LEVEL);
-    fs::write(out_directory().join("openapi.json.deflate"), compressed)
-        .expect("cannot write the compressed contract");
+/// Writes a document for `src/codec/carried.rs`: its length, and its compressed text.
+fn compress(name: &str, document: &[u8]) {
+    let length = u32::try_from(document.len()).expect("a document is small");
+    let compressed = miniz_oxide::deflate::compress_to_vec(document, LEVEL);
+    let carried = [&length.to_le_bytes()[..], &compressed].concat();
+    fs::write(out_directory().join(name), carried).expect("cannot write a compressed document");
+}
+
+fn out_directory() -> PathBuf {
+    PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"))
 }

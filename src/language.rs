@@ -2,6 +2,7 @@
 
 use std::sync::LazyLock;
 
+use crate::codec::carried::carried;
 use crate::error::{Error, Kind, Result};
 
 /// A language that code is in.
@@ -91,11 +92,8 @@ impl Language {
 const RUN_BASH: &str = r#"eval "exec 4<&-; $(</dev/fd/4)""#;
 
 /// NUL-ended names and texts of all scripts.
-static SCRIPTS: LazyLock<String> = LazyLock::new(|| {
-    const COMPRESSED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/scripts.deflate"));
-    let scripts = miniz_oxide::inflate::decompress_to_vec(COMPRESSED);
-    String::from_utf8(scripts.unwrap_or_default()).unwrap_or_default()
-});
+static SCRIPTS: LazyLock<String> =
+    LazyLock::new(|| String::from_utf8(carried!("scripts")).unwrap_or_default());
 
 /// A script of `src/interpreter` by its name; empty if there is none.
 pub fn script(name: &str) -> &'static str {

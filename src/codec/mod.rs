@@ -1,9 +1,10 @@
 //! Small encodings that the doors share: JSON fields, form-encoded queries, JSON text, Base64,
 //! terminal output as plain text,
-//! times, gzip; and sorting.
+//! times, gzip, documents that the program carries; and sorting.
 //!
 //! Pure functions of bytes. Nothing here knows a route, a status or a mechanism.
 
+pub mod carried;
 pub mod fields;
 pub mod gzip;
 pub mod plain;

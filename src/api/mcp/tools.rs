@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use super::reply::ToolClient;
 use super::{commands, files};
 use crate::client::Stopped;
+use crate::codec::carried::carried;
 use crate::codec::fields::{Fields, Members, decoded};
 use crate::error::{Error, Result};
 use crate::workspace::Workspace;
@@ -101,7 +102,7 @@ pub(super) fn find(name: &str) -> Option<&'static Tool> {
 /// The list of tools for clients.
 pub(super) fn list() -> Value {
     // A test checks that it is JSON.
-    serde_json::from_str(include_str!("tools.json")).unwrap_or_default()
+    serde_json::from_slice(&carried!("tools.json")).unwrap_or_default()
 }
 
 /// A call that was accepted.

@@ -4,14 +4,9 @@
 //! errors to expect. Tests compare it with the server: here paths, methods, query parameters and
 //! error codes; in `tests/suite/contract.rs` requests that are made from it.
 
-use miniz_oxide::inflate::stream::{InflateState, inflate};
-use miniz_oxide::{DataFormat, MZFlush};
-
 use super::call::{Answer, Call};
+use crate::codec::carried::carried;
 use crate::http::{Body, Response};
-
-/// The document, compressed (RFC 1951) by the build.
-const COMPRESSED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/openapi.json.deflate"));
 
 /// Answers with the document. It needs no token: every server has the same one, and it says nothing
 /// about this machine.
@@ -19,16 +14,8 @@ pub(super) fn answer(_: &Call<'_, '_>) -> Answer {
     Ok(Response::new(200, Body::Bytes(document())).with_header("Content-Type", "application/json"))
 }
 
-/// Decompresses as archives do: the program has the same code once.
 fn document() -> Vec<u8> {
-    let mut state = InflateState::new_boxed(DataFormat::Raw);
-    let length = env!("OPENAPI_BYTES")
-        .parse()
-        .expect("the build counted them");
-    let mut document = vec![0; length];
-    let result = inflate(&mut state, COMPRESSED, &mut document, MZFlush::Finish);
-    assert_eq!(result.bytes_written, length, "the build compressed it");
-    document
+    carried!("openapi.json")
 }
 
 #[cfg(test)]
