@@ -193,14 +193,14 @@ impl BackgroundThread {
     /// # Errors
     /// `NoThreads`.
     pub fn start(work: &Arc<BackgroundWork>) -> Result<Self> {
-        let given = Arc::<Given>::default();
-        let giver = Giver(Arc::clone(&given));
+        let shared = Arc::<Given>::default();
+        let giver = Giver(Arc::clone(&shared));
         let served = panics::served();
         let thread = builder().spawn(move || {
             panics::work_for(served);
             let waits = |(is_over, _): &mut (bool, _)| !*is_over;
-            let state = lock(&given.state);
-            let task = given.has_changed.wait_while(state, waits).1.take();
+            let state = lock(&shared.state);
+            let task = shared.has_changed.wait_while(state, waits).1.take();
             if let Some(task) = task {
                 make_thread_nice(BACKGROUND_NICE);
                 task();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
+use super::calls::{Outcome, ToolCall, ToolResult, fields, required, to_value};
 use super::output::{Collector, ENOUGH_BYTES, Keep, Shown};
-use super::tools::{Outcome, ToolCall, ToolResult, fields, required, to_value};
 use crate::api::json::documents::{ExitEvent, ListenerDocument, PortDocument, ProcessDocument};
 use crate::api::json::requests::{command_request, signal_request};
 use crate::client::Stopped;

@@ -6,7 +6,7 @@ use std::io::Read;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::tools::{Image, Outcome, ToolCall, ToolResult, fields, required, to_value};
+use super::calls::{Image, Outcome, ToolCall, ToolResult, fields, required, to_value};
 use crate::api::json::documents::{EditDocument, EntryDocument, next_of_glob};
 use crate::api::json::edits::edit_request;
 use crate::api::json::searches::{append_match, glob_request, grep_request};

@@ -313,3 +313,12 @@ fn plain_value(value: &str) -> Option<String> {
         None => Some(value.to_owned()),
     }
 }
+
+/// How the server names itself, in both eras.
+pub(super) fn server_info() -> Value {
+    json!({
+        "name": "sbx-server",
+        "title": "Sandbox",
+        "version": env!("CARGO_PKG_VERSION"),
+    })
+}

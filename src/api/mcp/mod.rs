@@ -9,6 +9,8 @@
     reason = "tools stand in one table, so they have one type"
 )]
 
+mod calls;
+mod client;
 mod commands;
 mod files;
 mod message;
@@ -17,14 +19,14 @@ mod reply;
 mod tools;
 
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use super::context::Context;
 use crate::codec::fields::{Fields, JsonType, Members, decoded};
 use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::machine::Scope;
-use message::{Era, Failure, LEGACY, MODERN, Message};
+use message::{Era, Failure, LEGACY, MODERN, Message, server_info};
 use tools::Invocation;
 
 /// Most bytes of a message.
@@ -192,14 +194,6 @@ fn capabilities() -> Value {
     json!({ "tools": {} })
 }
 
-fn server_info() -> Value {
-    json!({
-        "name": "sbx-server",
-        "title": "Sandbox",
-        "version": env!("CARGO_PKG_VERSION"),
-    })
-}
-
 /// Says for how long a result is fresh, and that it is for its client only.
 fn cacheable(mut result: Value) -> Value {
     result["ttlMs"] = FRESH_MS.into();
@@ -248,17 +242,4 @@ fn invocation(params: &mut Fields<'_>, head: &Head, era: Era) -> Result<Invocati
         arguments,
         progress_token,
     })
-}
-
-/// A result with what clients of its era expect of any.
-fn finished(result: Value, era: Era) -> Map<String, Value> {
-    let Value::Object(mut result) = result else {
-        return Map::new();
-    };
-    if era == Era::Modern {
-        result.insert("resultType".to_owned(), "complete".into());
-        let meta = json!({ "io.modelcontextprotocol/serverInfo": server_info() });
-        result.insert("_meta".to_owned(), meta);
-    }
-    result
 }

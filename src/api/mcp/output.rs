@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use super::reply::ToolClient;
+use super::client::ToolClient;
 use crate::client::Client;
 use crate::codec::cut_character;
 use crate::codec::plain::PlainText;

@@ -3,18 +3,16 @@
 //! A call that asks for progress is answered by events from the start, and one that takes long from then on, so that no
 //! proxy ends it.
 
-use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
-
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::finished;
-use super::message::Era;
-use super::tools::{Invocation, ToolCall, ToolResult};
+use super::calls::{ToolCall, ToolResult};
+use super::client::ToolClient;
+use super::message::{Era, server_info};
+use super::tools::Invocation;
 use crate::api::context::Context;
-use crate::client::{Client, Disconnected, Interrupt, Lookout, Peer, Stopped, send_all_within};
+use crate::client::{Stopped, send_all_within};
 use crate::error::Error;
 use crate::http::late::LateStream;
 use crate::http::request::WholeBody;
@@ -22,20 +20,26 @@ use crate::http::stream::SEND_LIMIT;
 use crate::http::{Body, Refusal, Response};
 use crate::ledger::Item;
 use crate::logging;
-use crate::sys::Events;
 use crate::workspace::Lease;
-
-/// How long a call may take before events are its answer.
-const SILENT_FOR: Duration = Duration::from_secs(10);
-
-/// The longest time between pings of a client that closed its sending half: only sending tells whether it is gone.
-const HALF_CLOSED_PING: Duration = Duration::from_millis(500);
 
 #[derive(Serialize)]
 struct Document<'a> {
     jsonrpc: &'static str,
     id: &'a RawValue,
     result: Map<String, Value>,
+}
+
+/// A result with what clients of its era expect of any.
+fn finished(result: Value, era: Era) -> Map<String, Value> {
+    let Value::Object(mut result) = result else {
+        return Map::new();
+    };
+    if era == Era::Modern {
+        result.insert("resultType".to_owned(), "complete".into());
+        let meta = json!({ "io.modelcontextprotocol/serverInfo": server_info() });
+        result.insert("_meta".to_owned(), meta);
+    }
+    result
 }
 
 fn to_json(id: &RawValue, era: Era, result: Value) -> Vec<u8> {
@@ -122,140 +126,4 @@ fn failed(tool: &str, error: Error) -> ToolResult {
     }
     let structured = serde_json::to_value(&refusal).unwrap_or_default();
     ToolResult::new(refusal.text, structured).into_error()
-}
-
-/// The client of a call.
-pub(super) struct ToolClient<'a> {
-    stream: &'a mut LateStream,
-    ping_interval: Duration,
-    sent_at: Instant,
-    lookout: Lookout,
-    progress: Option<Progress>,
-}
-
-/// What is told of a call before it is over.
-struct Progress {
-    token: Box<RawValue>,
-    amount: u64,
-}
-
-impl<'a> ToolClient<'a> {
-    fn new(
-        stream: &'a mut LateStream,
-        ping_interval: Duration,
-        progress_token: Option<Box<RawValue>>,
-    ) -> Self {
-        let mut client = Self {
-            stream,
-            ping_interval,
-            sent_at: Instant::now(),
-            lookout: Lookout::new(),
-            progress: progress_token.map(|token| Progress { token, amount: 0 }),
-        };
-        if client.progress.is_some() {
-            client.begin();
-        }
-        client
-    }
-
-    fn begin(&mut self) {
-        self.stream.begin("text/event-stream");
-    }
-
-    /// Adds an event with a document.
-    fn event(&mut self, document: &[u8]) {
-        self.stream.push(|out| {
-            out.reserve(document.len() + 32);
-            out.extend_from_slice(b"event: message\ndata: ");
-            out.extend_from_slice(document);
-            out.extend_from_slice(b"\n\n");
-        });
-        self.sent_at = Instant::now();
-    }
-
-    /// Whether the client asked for progress.
-    pub(super) fn wants_progress(&self) -> bool {
-        self.progress.is_some()
-    }
-
-    /// Tells progress, if the client asked for it: how much there is more, and a text.
-    pub(super) fn tell_progress(&mut self, more: u64, text: &str) {
-        let Some(progress) = &mut self.progress else {
-            return;
-        };
-        progress.amount += more;
-        let notification = json!({
-            "jsonrpc": "2.0",
-            "method": "notifications/progress",
-            "params": {
-                "progressToken": progress.token,
-                "progress": progress.amount,
-                "message": text,
-            },
-        });
-        self.event(notification.to_string().as_bytes());
-    }
-
-    /// Keeps the connection alive while things happen that the client is not told.
-    pub(super) fn keep_alive(&mut self) {
-        if self.sent_at.elapsed() >= self.ping_after() && self.is_flushed() {
-            self.ping();
-        }
-    }
-
-    /// The client, for another who watches it.
-    pub(super) fn watch(&self) -> Box<dyn Peer + Send> {
-        Box::new(self.stream.watch_client())
-    }
-}
-
-impl Peer for ToolClient<'_> {
-    fn descriptor(&self) -> BorrowedFd<'_> {
-        self.stream.descriptor()
-    }
-
-    fn interest(&self) -> Events {
-        self.stream.interest()
-    }
-
-    fn ready(&mut self, events: Events) -> Result<(), Disconnected> {
-        self.stream.ready(events)
-    }
-}
-
-impl Client for ToolClient<'_> {
-    /// A comment, which begins the stream.
-    fn ping(&mut self) {
-        self.begin();
-        self.stream.push(|out| out.extend_from_slice(b": ping\n\n"));
-        self.sent_at = Instant::now();
-    }
-
-    fn ping_after(&self) -> Duration {
-        if !self.stream.has_begun() {
-            SILENT_FOR
-        } else if self.stream.is_half_closed() {
-            self.ping_interval.min(HALF_CLOSED_PING)
-        } else {
-            self.ping_interval
-        }
-    }
-
-    fn flush(&mut self) -> Result<(), Disconnected> {
-        self.stream.flush()
-    }
-
-    fn is_flushed(&self) -> bool {
-        self.stream.is_flushed()
-    }
-}
-
-impl Interrupt for ToolClient<'_> {
-    fn check(&mut self) -> Result<(), Stopped> {
-        if self.lookout.look(self.stream)? {
-            self.keep_alive();
-            self.flush()?;
-        }
-        Ok(())
-    }
 }

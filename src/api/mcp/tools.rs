@@ -1,19 +1,13 @@
 //! The table of tools. What clients read about them is in `tools.json`, which a test compares with this table.
 
-use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
-use super::reply::ToolClient;
+use super::calls::{Outcome, ToolCall};
 use super::{commands, files};
-use crate::client::Stopped;
 use crate::codec::carried::carried;
-use crate::codec::fields::{Fields, Members, decoded};
-use crate::error::{Error, Result};
-use crate::workspace::Workspace;
-
-/// What a tool gives, or why it stopped.
-pub(super) type Outcome = std::result::Result<ToolResult, Stopped>;
+use crate::codec::fields::{Members, decoded};
+use crate::error::Error;
 
 /// One tool.
 pub(super) struct Tool {
@@ -113,12 +107,6 @@ pub(super) struct Invocation {
     pub(super) progress_token: Option<Box<RawValue>>,
 }
 
-/// What a tool works with.
-pub(super) struct ToolCall<'a, 's> {
-    pub(super) workspace: &'a Workspace,
-    pub(super) client: &'a mut ToolClient<'s>,
-}
-
 impl Tool {
     /// Calls it. An argument that it does not have is refused: a model must not believe that it was obeyed.
     pub(super) fn call(&self, call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
@@ -140,81 +128,11 @@ impl Tool {
     }
 }
 
-/// The arguments of a tool.
-pub(super) fn fields(arguments: &RawValue) -> Result<Fields<'_>> {
-    Ok(Fields::from(decoded::<Members<'_>>(
-        "arguments",
-        arguments,
-    )?))
-}
-
-/// An argument that must be there.
-pub(super) fn required(fields: &mut Fields<'_>, name: &str) -> Result<String> {
-    let missing = || Error::invalid(format!("the argument {name} is missing"));
-    fields.string(name)?.ok_or_else(missing)
-}
-
-/// What a tool gives.
-pub(super) struct ToolResult {
-    text: String,
-    image: Option<Image>,
-    structured: Value,
-    is_error: bool,
-}
-
-/// An image, which models see.
-pub(super) struct Image {
-    /// As Base64.
-    pub(super) data: String,
-    pub(super) media_type: &'static str,
-}
-
-impl ToolResult {
-    /// A text for models that read only text, and the same for programs.
-    pub(super) fn new(text: impl Into<String>, structured: Value) -> Self {
-        Self {
-            text: text.into(),
-            image: None,
-            structured,
-            is_error: false,
-        }
-    }
-
-    /// Marks it as that of a tool that failed.
-    pub(super) fn into_error(mut self) -> Self {
-        self.is_error = true;
-        self
-    }
-
-    /// With an image beside the text.
-    pub(super) fn with_image(mut self, image: Image) -> Self {
-        self.image = Some(image);
-        self
-    }
-
-    /// The result of `tools/call`.
-    pub(super) fn into_value(self) -> Value {
-        let mut content = vec![json!({ "type": "text", "text": self.text })];
-        content.extend(self.image.map(
-            |image| json!({ "type": "image", "data": image.data, "mimeType": image.media_type }),
-        ));
-        json!({
-            "content": content,
-            "structuredContent": self.structured,
-            "isError": self.is_error,
-        })
-    }
-}
-
-/// A document of the API as the result of a tool.
-pub(super) fn to_value(document: &impl Serialize) -> Value {
-    // Fails only for maps whose keys are not strings; no document has any.
-    serde_json::to_value(document).unwrap_or_default()
-}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+
+    use serde_json::json;
 
     use super::*;
 
