@@ -271,6 +271,8 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("GET", "ports", ""),
         ("GET", NEVER, ""),
         ("OPTIONS", "files/write", ""),
+        ("POST", "tickets", r#"{"port":9}"#),
+        ("POST", "tickets", r#"{"port":"web"}"#),
     ];
     all.map(|(method, route, body)| Request {
         method,
@@ -285,6 +287,92 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         body: body.into(),
     })
     .into()
+}
+
+/// Requests of MCP clients of both eras, among them one for each tool, at an endpoint whose path begins with `prefix`.
+fn mcp_requests(prefix: &str) -> Vec<Request> {
+    let meta = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}"#;
+    let request = |name: &str, method: &str, params: String| {
+        let params = format!("{params}{}{meta}", if params.is_empty() { "" } else { "," });
+        Request {
+            method: "POST",
+            target: format!("{prefix}/mcp"),
+            scope: prefix.len(),
+            limit: 0,
+            header: format!(
+                "Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2026-07-28\r\n\
+                 Mcp-Method: {method}\r\n{name}"
+            ),
+            body: format!(
+                r#"{{"jsonrpc":"2.0","id":7,"method":"{method}","params":{{{params}}}}}"#
+            )
+            .into(),
+        }
+    };
+    let tools = [
+        ("run", r#"{"cmd":["/bin/true"],"wait":5,"env":{"A":1}}"#),
+        (
+            "start",
+            r#"{"cmd":["/bin/true"],"id":"job","tag":"t","pty":true}"#,
+        ),
+        ("output", r#"{"id":"job","stdout_offset":0,"wait":0}"#),
+        ("input", r#"{"id":"job","text":"a","eof":true}"#),
+        ("stop", r#"{"id":"job","signal":"TERM"}"#),
+        ("processes", "{}"),
+        ("read_file", r#"{"path":"w/a","lines":"1-2"}"#),
+        (
+            "write_file",
+            r#"{"path":"w/a","content":"one\ntwo\n","mode":"644"}"#,
+        ),
+        (
+            "edit_file",
+            r#"{"path":"w/a","edits":[{"old":"one","new":"1"}],"dry_run":true}"#,
+        ),
+        ("list_files", r#"{"path":"w","depth":2}"#),
+        ("glob", r#"{"path":"w","pattern":["*","!b"],"limit":5}"#),
+        (
+            "grep",
+            r#"{"pattern":"o+","path":"w","before":1,"limit":5}"#,
+        ),
+        ("ports", "{}"),
+    ];
+    let mut all: Vec<_> = tools
+        .into_iter()
+        .map(|(tool, arguments)| {
+            let name = format!("Mcp-Name: {tool}\r\n");
+            let params = format!(r#""name":"{tool}","arguments":{arguments}"#);
+            request(&name, "tools/call", params)
+        })
+        .collect();
+    let told = request(
+        "Mcp-Name: run\r\n",
+        "tools/call",
+        r#""name":"run","arguments":{"cmd":["/bin/true"]}"#.to_owned(),
+    );
+    let body = String::from_utf8(told.body.clone()).unwrap();
+    let body = body.replace(r#""_meta":{"#, r#""_meta":{"progressToken":"p","#);
+    all.push(Request {
+        body: body.into(),
+        ..told
+    });
+    all.push(request("", "server/discover", String::new()));
+    all.push(request("", "tools/list", String::new()));
+    let initialize = r#"{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{},"clientInfo":{"name":"a","version":"1"}}}"#;
+    for body in [
+        initialize,
+        r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#,
+        r#"{"jsonrpc":"2.0","id":"a","method":"ping"}"#,
+    ] {
+        all.push(Request {
+            method: "POST",
+            target: format!("{prefix}/mcp"),
+            scope: prefix.len(),
+            limit: 0,
+            header: "Accept: application/json, text/event-stream\r\n".to_owned(),
+            body: body.into(),
+        });
+    }
+    all
 }
 
 /// One request for each route of E2B's clients, in a sandbox.
@@ -395,6 +483,10 @@ fn other_requests(sandboxes: &[String]) -> Vec<Request> {
         ("GET", "/health".to_owned(), ""),
         ("GET", "/v1/metrics".to_owned(), ""),
         ("GET", "/nowhere".to_owned(), ""),
+        ("GET", "/v1/access".to_owned(), ""),
+        ("GET", "/console".to_owned(), ""),
+        ("GET", "/console/xterm.css".to_owned(), ""),
+        ("GET", format!("/t/{}/a?b", "0".repeat(64)), ""),
         ("GET", "/v1/sandboxes".to_owned(), ""),
         (
             "POST",
@@ -440,6 +532,7 @@ fn other_requests(sandboxes: &[String]) -> Vec<Request> {
     for id in sandboxes {
         all.push(("GET", format!("/v1/sandboxes/{id}"), ""));
         all.push(("GET", format!("/v1/sandboxes/{id}/token"), ""));
+        all.push(("GET", format!("/v1/sandboxes/{id}/metrics?disk=1"), ""));
         all.push(("DELETE", format!("/v1/sandboxes/{id}"), ""));
     }
     let request = |header: String| {
@@ -731,6 +824,7 @@ fn is_refusal(reply: &Reply) -> bool {
     }
     let body = reply.json();
     body["error"].is_string()
+        || body["error"]["code"].is_i64() && body["error"]["message"].is_string()
         || body["message"].is_string() && (body["code"].is_string() || body["code"].is_u64())
 }
 
@@ -883,6 +977,7 @@ fn a_dedicated_server_survives_mutated_requests_as_it_was() {
     let server = cell.start(Server::builder(), "65534:65534");
     storm(&server, "dedicated", 11, &|| {
         let mut all = workspace_requests("/v1");
+        all.extend(mcp_requests(""));
         all.extend(e2b_requests("machine"));
         all.extend(other_requests(&["0123456789abcdef01234567".to_owned()]));
         all
@@ -918,6 +1013,7 @@ fn a_host_survives_mutated_requests_as_it_was() {
         let mut all = other_requests(&ids[..ids.len().min(1)]);
         for id in ids.iter().skip(1) {
             all.extend(workspace_requests(&format!("/v1/sandboxes/{id}")));
+            all.extend(mcp_requests(&format!("/v1/sandboxes/{id}")));
             all.extend(e2b_requests(id));
         }
         all

@@ -12,6 +12,22 @@ use crate::workspace::EditRequest;
 /// Most edits of a request.
 const MAX_EDITS: usize = 1000;
 
+/// The digest that a file must have so that a request changes it.
+///
+/// # Errors
+/// `Invalid` if it is none.
+pub(in crate::api) fn expected_digest(fields: &mut Fields<'_>) -> Result<Option<Digest>> {
+    let Some(text) = fields.string("if_sha256")? else {
+        return Ok(None);
+    };
+    let wrong = || {
+        Error::invalid(format!(
+            "if_sha256 is {text:?}; it takes 64 hexadecimal digits"
+        ))
+    };
+    Digest::parse(&text).map(Some).ok_or_else(wrong)
+}
+
 /// Reads the body of `files/edit`.
 ///
 /// # Errors
@@ -34,18 +50,11 @@ pub(in crate::api) fn edit_request(body: &[u8]) -> Result<EditRequest> {
     let edits = edits
         .map(|(number, edit)| one_edit(number, edit))
         .collect::<Result<_>>()?;
-    let expected = fields.string("if_sha256")?.map(|text| {
-        let why = || {
-            Error::invalid(format!(
-                "if_sha256 is {text:?}; it takes 64 hexadecimal digits"
-            ))
-        };
-        Digest::parse(&text).ok_or_else(why)
-    });
+    let expected = expected_digest(&mut fields)?;
     Ok(EditRequest {
         path: FilePath::new(path.as_bytes())?,
         edits,
-        expected_sha256: expected.transpose()?,
+        expected_sha256: expected,
         is_dry_run: fields.boolean("dry_run")?.unwrap_or(false),
     })
 }

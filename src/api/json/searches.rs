@@ -4,7 +4,7 @@ use std::io::Write;
 
 use crate::api::json::optional_path;
 use crate::codec::escape;
-use crate::codec::fields::{Elements, Fields, JsonType, decoded, strings, wrong_type};
+use crate::codec::fields::{Fields, JsonType, decoded, strings};
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Case, Matcher, Options};
@@ -80,18 +80,9 @@ pub(in crate::api) fn grep_request(body: &[u8]) -> Result<Grep> {
     let missing = || Error::invalid("the field pattern is missing");
     let pattern = fields.string("pattern")?.ok_or_else(missing)?;
     let path = fields.string("path")?;
-    let globs = match fields.take("glob") {
-        None => Vec::new(),
-        Some(list) if JsonType::of(list) == JsonType::Array => {
-            let list = decoded::<Elements<'_>>("glob", list)?.0;
-            let text = |raw| match JsonType::of(raw) {
-                JsonType::String => decoded::<String>("glob", raw),
-                _ => Err(wrong_type("an element of glob", "a string", raw)),
-            };
-            list.into_iter().map(text).collect::<Result<_>>()?
-        }
-        Some(other) => return Err(wrong_type("glob", "an array of patterns", other)),
-    };
+    let globs = fields.take("glob");
+    let globs = globs.map(|list| strings("glob", "an array of patterns", list));
+    let globs = globs.transpose()?.unwrap_or_default();
     let mut flag = |name: &str| Ok::<_, Error>(fields.boolean(name)?.unwrap_or(false));
     let (is_literal, is_word, is_multiline, all) = (
         flag("literal")?,

@@ -8,13 +8,13 @@ use serde_json::{Value, json};
 
 use super::calls::{Image, Outcome, ToolCall, ToolResult, fields, required, to_value};
 use crate::api::json::documents::{EditDocument, EntryDocument, next_of_glob};
-use crate::api::json::edits::edit_request;
+use crate::api::json::edits::{edit_request, expected_digest};
 use crate::api::json::searches::{append_match, glob_request, grep_request};
 use crate::client::{Disconnected, Interrupt, Stopped};
 use crate::codec::base64;
 use crate::codec::fields::Fields;
 use crate::error::{Error, Kind, Result};
-use crate::files::hash::{Digest, Hasher};
+use crate::files::hash::Hasher;
 use crate::files::lines::LineRange;
 use crate::files::name::{FilePath, show};
 use crate::files::text::is_binary;
@@ -195,20 +195,12 @@ pub(super) fn write(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
                 ))
             })
     });
-    let expected = fields.string("if_sha256")?.map(|text| {
-        Digest::parse(&text).ok_or_else(|| {
-            Error::invalid(format!(
-                "if_sha256 is {text:?}; it takes 64 hexadecimal digits"
-            ))
-        })
-    });
+    let expected = expected_digest(&mut fields)?;
     let how = FileWrite {
         part: FilePart::Whole,
         mode: mode.transpose()?,
         makes_parents: true,
-        condition: expected
-            .transpose()?
-            .map_or(Condition::Always, Condition::Content),
+        condition: expected.map_or(Condition::Always, Condition::Content),
         is_hashed: true,
         attributes: None,
     };
