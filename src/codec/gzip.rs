@@ -4,6 +4,7 @@
 //! Pure: bytes in, bytes out, in constant memory.
 
 use std::io::{self, BufRead, ErrorKind, Read};
+use std::sync::LazyLock;
 
 use miniz_oxide::deflate::core::{
     CompressorOxide, TDEFLFlush, TDEFLStatus, compress, create_comp_flags_from_zip_params,
@@ -298,54 +299,33 @@ fn closing(crc: u32, length: u64) -> [u8; 8] {
 }
 
 /// Tables for eight bytes at a time.
-static TABLES: [[u32; 256]; 8] = tables();
-
-const fn tables() -> [[u32; 256]; 8] {
+static TABLES: LazyLock<[[u32; 256]; 8]> = LazyLock::new(|| {
     let mut tables = [[0; 256]; 8];
-    let mut index: u8 = 0;
-    loop {
-        let mut value = index as u32;
-        let mut bit = 0;
-        while bit < 8 {
-            value = if value & 1 == 1 {
-                value >> 1 ^ 0xedb8_8320
-            } else {
-                value >> 1
-            };
-            bit += 1;
-        }
-        tables[0][index as usize] = value;
-        if index == u8::MAX {
-            break;
-        }
-        index += 1;
+    for (value, index) in tables[0].iter_mut().zip(0_u32..) {
+        *value = (0..8).fold(index, |value, _| (value >> 1) ^ ((value & 1) * 0xedb8_8320));
     }
-    let mut row = 1;
-    while row < 8 {
-        let mut index = 0;
-        while index < 256 {
-            let before: u32 = tables[row - 1][index];
-            tables[row][index] = before >> 8 ^ tables[0][(before & 0xff) as usize];
-            index += 1;
+    for row in 1..8 {
+        for column in 0..256 {
+            let value = tables[row - 1][column];
+            tables[row][column] = value >> 8 ^ tables[0][value as usize & 0xff];
         }
-        row += 1;
     }
     tables
-}
+});
 
 /// Continues a CRC-32 (RFC 1952 section 8); it begins with 0.
 fn crc32(crc: u32, data: &[u8]) -> u32 {
-    let mut crc = !crc;
+    let (tables, mut crc) = (&*TABLES, !crc);
     let (eights, rest) = data.as_chunks::<8>();
     for eight in eights {
         crc = (u64::from_le_bytes(*eight) ^ u64::from(crc))
             .to_le_bytes()
             .iter()
-            .zip(TABLES.iter().rev())
+            .zip(tables.iter().rev())
             .fold(0, |sum, (byte, table)| sum ^ table[usize::from(*byte)]);
     }
     for byte in rest {
-        crc = crc >> 8 ^ TABLES[0][usize::from(crc.to_le_bytes()[0] ^ byte)];
+        crc = crc >> 8 ^ tables[0][usize::from(crc.to_le_bytes()[0] ^ byte)];
     }
     !crc
 }
