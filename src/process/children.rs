@@ -14,9 +14,9 @@
 //!   Drivers take the same lock to reap a command and to forget its pid, so a known pid is never that of
 //!   another child.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use nix::errno::Errno;
 
@@ -29,7 +29,7 @@ use crate::sys::{self, Ending, Pid};
 struct Commands {
     starts: Vec<Arc<Start>>,
     /// By pid, until they are reaped.
-    running: BTreeMap<Pid, Option<Mark>>,
+    running: HashMap<Pid, Option<Mark>>,
 }
 
 impl Commands {
@@ -38,10 +38,7 @@ impl Commands {
     }
 }
 
-static COMMANDS: Mutex<Commands> = Mutex::new(Commands {
-    starts: Vec::new(),
-    running: BTreeMap::new(),
-});
+static COMMANDS: LazyLock<Mutex<Commands>> = LazyLock::new(Mutex::default);
 
 /// Lists a start. Every start is listed before its child exists.
 pub(super) fn list_start(start: &Arc<Start>) {

@@ -517,14 +517,15 @@ fn next_tick(stream: &mut EventStream) {
 // ---------------------------------------------------------------- the program itself
 
 /// The contract as it stands in the program.
-const CONTRACT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/openapi.json.deflate"));
+const CONTRACT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/openapi.json"));
 
 /// A program whose contract is broken, which it takes for impossible.
 fn broken_program(dir: &TempDir) -> String {
     let mut program = fs::read(BINARY).unwrap();
     let mut starts = program.windows(CONTRACT.len());
     let start = starts.position(|window| window == CONTRACT).unwrap();
-    program[start..start + 1000].fill(0xff);
+    // Its length stands before it.
+    program[start + 4..start + 1000].fill(0xff);
     let path = dir.join("sbx-server");
     fs::write(&path, program).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();

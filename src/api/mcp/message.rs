@@ -157,9 +157,9 @@ impl<'a> Message<'a> {
             }
             _ => return Err(Failure::invalid("a message is a JSON object")),
         }
-        let Members(mut members) = decoded("the message", document)
+        let Members(members) = decoded("the message", document)
             .map_err(|error| Failure::invalid(error.to_string()))?;
-        let id = members.remove("id");
+        let id = members.get("id").copied();
         if id.is_some_and(|id| !is_id(id)) {
             return Err(Failure::invalid(
                 "id is neither a string nor a whole number",
