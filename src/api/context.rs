@@ -110,20 +110,22 @@ pub(super) enum Opened {
 }
 
 /// Begins work in a workspace for a request that has a ticket in place of a token. Its connection is the workspace's from
-/// here on.
+/// here on. `None` if the workspace is ending, and its tickets with it.
 ///
 /// # Errors
-/// `NoThreads`, `ShuttingDown`, `OverLimit`.
+/// `NoThreads`, `OverLimit`.
 pub(super) fn enter_by_ticket(
     request: &mut Request<'_>,
     workspace: &Arc<Workspace>,
-) -> Result<Lease> {
+) -> Result<Option<Lease>> {
     check_may_block(request)?;
-    let lease = workspace.lease()?;
+    let Ok(lease) = workspace.lease() else {
+        return Ok(None);
+    };
     let given = request.seat.give_to_tenant(&lease.ledger);
     request.closes = given.is_err();
     request.ledger = Arc::clone(&lease.ledger);
-    given.map(|()| lease)
+    given.map(|()| Some(lease))
 }
 
 fn check_may_block(request: &Request<'_>) -> Result<()> {

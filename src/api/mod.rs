@@ -227,12 +227,14 @@ impl Handler for Api {
             return refusal.into();
         }
         let path = request.head.path.clone();
-        if let Some(target) = console::Target::find(&self.context, &path) {
+        let e2b = e2b::Target::find(&self.context, request, &path);
+        // Where the host names a port, all paths belong to the server behind it.
+        let console = console::Target::find(&self.context, &path).filter(|_| e2b.is_none());
+        if let Some(target) = console {
             let response = console::answer(&self.context, request, &target);
             self.context.requests.count(target.name(), response.status);
             return response;
         }
-        let e2b = e2b::Target::find(&self.context, request, &path);
         let mcp = mcp::Target::find(&path).filter(|_| self.context.doors.mcp && e2b.is_none());
         let origin = self.context.origins.of(request);
         if let Some(origin) = &origin

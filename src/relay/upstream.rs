@@ -113,7 +113,12 @@ impl Home {
             [b'/', ..] => true,
             _ => inside.len() < location.len(),
         };
-        is_path.then(|| [&self.prefix, inside].concat())
+        // A server that knows of the prefix has put it there.
+        let knows = inside
+            .strip_prefix(&self.prefix[..])
+            .is_some_and(|rest| matches!(rest.first(), None | Some(b'/' | b'?' | b'#')));
+        let prefix: &[u8] = if knows { b"" } else { &self.prefix };
+        is_path.then(|| [prefix, inside].concat())
     }
 }
 

@@ -551,7 +551,7 @@ fn a_panic_stops_one_thread_and_not_the_server() {
         assert_eq!(server.exec(&json!({ "cmd": "echo on" })).stdout, "on\n");
         wait_until("the panic is in the log", PATIENCE, || {
             let log = server.log();
-            log.matches("panicked at src/api/rest/contract.rs:").count() == round
+            log.matches("panicked at src/codec/carried.rs:").count() == round
         });
     }
     assert_eq!(server.entry(&running["id"])["running"], true);

@@ -28,7 +28,10 @@ const DROPPED: &[&str] = &[
     "alt-svc",
     "clear-site-data",
     "cross-origin-opener-policy",
+    "nel",
     "referrer-policy",
+    "report-to",
+    "reporting-endpoints",
     "service-worker-allowed",
     "set-cookie",
     "strict-transport-security",
@@ -80,7 +83,7 @@ fn try_answer(
         let home = String::from_utf8_lossy(&home).into_owned();
         return Ok(Response::new(308, Body::Empty).with_header("Location", home));
     }
-    let lease = enter_by_ticket(request, &workspace)?;
+    let lease = enter_by_ticket(request, &workspace)?.ok_or_else(unknown)?;
     let changes = FieldChanges {
         dropped: DROPPED,
         home: Some(forward::home(&port, [b"/t/", ticket].concat())),

@@ -361,7 +361,13 @@ fn shared_paths_are_this_doors_by_their_headers_only() {
             ("x-access-token", &*door.token),
             ("connect-protocol-version", "1"),
         ];
-        for target in ["/v1/sandboxes", "/openapi.json", "/mcp", "/console", "/t/x"] {
+        for target in [
+            "/v1/sandboxes",
+            "/openapi.json",
+            "/mcp",
+            "/console/x",
+            "/t/x",
+        ] {
             let reply = bare(server, "GET", target, &headers);
             let form = reply.json();
             assert!(
@@ -421,7 +427,7 @@ fn a_host_names_a_port_of_a_sandbox() {
     let door = Door::open(&server);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
-    let serving = std::thread::spawn(move || echo_head(&listener));
+    let serving = std::thread::spawn(move || (0..3).for_each(|_| echo_head(&listener)));
     let host = format!("{port}-machine.localhost:1234");
     for headers in [
         &[][..],
@@ -441,8 +447,15 @@ fn a_host_names_a_port_of_a_sandbox() {
     ];
     // Every path is the server's, also those of doors.
     let seen = named(&server, &host, "/v1/exec?a=b", &headers).text();
-    serving.join().unwrap();
     assert!(seen.starts_with("GET /v1/exec?a=b HTTP/1.1\r\n"), "{seen}");
+    for path in ["/console", "/t/x/"] {
+        let seen = named(&server, &host, path, &headers).text();
+        assert!(
+            seen.starts_with(&format!("GET {path} HTTP/1.1\r\n")),
+            "{seen}"
+        );
+    }
+    serving.join().unwrap();
     assert!(
         !seen.contains("Bearer app"),
         "it may be for a proxy in between: {seen}"
