@@ -23,6 +23,7 @@ mod floors;
 mod health;
 mod host;
 mod load;
+mod mcp;
 mod memory;
 mod mover;
 mod network;
@@ -158,7 +159,7 @@ impl Plan {
 type Group = fn(&Plan, &Scratch, &mut Table);
 
 /// What can be measured by itself, in the order of the table.
-const GROUPS: [(&str, Group); 16] = [
+const GROUPS: [(&str, Group); 17] = [
     ("start", start::measure),
     ("commands", commands::measure),
     ("output", output::measure),
@@ -171,6 +172,7 @@ const GROUPS: [(&str, Group); 16] = [
     ("network", network::measure),
     ("contexts", contexts::measure),
     ("e2b", e2b::measure),
+    ("mcp", mcp::measure),
     ("health", health::measure),
     ("sandboxes", sandboxes::measure),
     ("memory", memory::measure),

@@ -291,7 +291,7 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
 
 /// Requests of MCP clients of both eras, among them one for each tool, at an endpoint whose path begins with `prefix`.
 fn mcp_requests(prefix: &str) -> Vec<Request> {
-    let meta = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}"#;
+    let meta = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#;
     let request = |name: &str, method: &str, params: String| {
         let params = format!("{params}{}{meta}", if params.is_empty() { "" } else { "," });
         Request {
