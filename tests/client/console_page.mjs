@@ -177,6 +177,18 @@ const sees = (page, selector, part) => page.locator(selector, { hasText: part })
 /** The screen of the terminal as text. */
 const screen = (page) => page.evaluate(() => [...document.querySelectorAll(".xterm-rows > div")].map((row) => row.textContent.trimEnd()).join("\n"));
 
+/** Notes the longest time between two frames of the page from now on, in milliseconds, in `longestGap`. */
+const watchFrames = (page) => page.evaluate(() => {
+  globalThis.longestGap = 0;
+  let last = performance.now();
+  const frame = (now) => {
+    globalThis.longestGap = Math.max(globalThis.longestGap, now - last);
+    last = now;
+    requestAnimationFrame(frame);
+  };
+  requestAnimationFrame(frame);
+});
+
 async function openTerminal(page) {
   await go(page, "#/t");
   await page.getByRole("button", { name: "New terminal" }).first().click();
@@ -261,16 +273,7 @@ const checks = {
   async a_log_of_100000_lines(checking) {
     const server = await checking.server();
     const page = await visit(checking, server, "#/p");
-    await page.evaluate(() => {
-      globalThis.longestGap = 0;
-      let last = performance.now();
-      const frame = (now) => {
-        globalThis.longestGap = Math.max(globalThis.longestGap, now - last);
-        last = now;
-        requestAnimationFrame(frame);
-      };
-      requestAnimationFrame(frame);
-    });
+    await watchFrames(page);
     await run(page, "awk 'BEGIN { for (i = 1; i <= 100000; i++) { print \"line \" i \" of a long log\"; if (i % 1000 == 0) system(\"\") } }'");
     await page.locator(".log-view [data-lines='100001']").waitFor();
     await sees(page, ".log-line", "line 100000 of a long log");
@@ -739,6 +742,50 @@ const checks = {
     await until("the drawing", () => page.locator(".picture img").evaluateAll((images) => images.some((image) => image.naturalWidth === 7)));
     const state = await page.evaluate(() => ({ hacked: globalThis.hacked, planted: document.querySelectorAll("[onerror], [onload], main script").length, title: document.title }));
     assert.deepEqual(state, { hacked: undefined, planted: 0, title: "Notebook \u00b7 sbx" });
+  },
+
+  async hostile_amounts(checking) {
+    const server = await checking.server();
+    await server.api("POST", "/v1/contexts", { language: "python", id: "book" });
+    const page = await visit(checking, server, "#/n/book");
+    await watchFrames(page);
+    const cell = async (code, number) => {
+      await page.locator(".cell").last().getByLabel("Code").fill(code);
+      await page.keyboard.press("Shift+Enter");
+      await page.locator(".cell .count", { hasText: `[${number}]` }).waitFor();
+      await page.locator(".cell").nth(number - 1).locator(".foot [role=status]", { hasText: / m?s/ }).waitFor();
+    };
+    await cell("class H:\n  def __init__(self, html): self.html = html\n  def _repr_html_(self): return '<table><tr><td>cell</td></tr></table>' + self.html\nH('<a \"' * 400000)", 1);
+    await cell("H('<script' * 200000)", 2);
+    await cell("H('<table><tr><td>' * 20000)", 3);
+    await cell("for n in range(2000): print('x' * 500, end='')", 4);
+    await cell("import sys\nfor n in range(20000): print(n, end='\\r')\nprint('done')", 5);
+    await cell("for n in range(3000): display(n)", 6);
+    assert.ok(await page.locator(".cell").nth(5).locator(".output > *").count() <= 500);
+    assert.ok((await page.locator(".cell").nth(4).locator(".stdout").innerText()).length < 100);
+    await go(page, "#/p");
+    await run(page, "awk 'BEGIN { for (i = 0; i < 300000; i++) printf \"%d of 300000\\r\", i; print \"\\nend\" }'");
+    await sees(page, ".log-line", "end");
+    await run(page, "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo behind");
+    await sees(page, ".log-line", "behind");
+    const gap = await page.evaluate(() => globalThis.longestGap);
+    console.log(`      the longest pause between two frames was ${Math.round(gap)} ms`);
+    assert.ok(gap < 3000, `the page stood still for ${gap} ms`);
+  },
+
+  async a_sandbox_that_goes(checking) {
+    const server = await checking.server({ isHost: true });
+    const [sandbox] = (await server.api("POST", "/v1/sandboxes", {})).sandboxes;
+    const page = await visit(checking, server, `#/s/${sandbox.id}/p`, { expected: ["404"] });
+    await sees(page, ".empty h2", "Nothing has run yet");
+    await server.api("DELETE", `/v1/sandboxes/${sandbox.id}`);
+    await sees(page, ".notice", "This sandbox is gone");
+    await sees(page, ".empty h2", "No sandbox yet");
+    const [other] = (await server.api("POST", "/v1/sandboxes", {})).sandboxes;
+    const own = await visit(checking, server, "#/p", { token: other.token, expected: ["404", "403"] });
+    await sees(own, ".empty h2", "Nothing has run yet");
+    await server.api("DELETE", `/v1/sandboxes/${other.id}`);
+    await own.getByLabel("Token").waitFor();
   },
 
   async a_server_behind_a_port(checking) {

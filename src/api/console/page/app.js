@@ -1,7 +1,7 @@
 // The page itself: signing in, the frame, and which view the address shows. Views know nothing of each other.
 
 import { connection, enter, keepToken, recallToken, session } from "./api.js";
-import { button, bytes, field, h, icon, reconcile, setText } from "./dom.js";
+import { button, bytes, field, h, icon, notify, reconcile, setText } from "./dom.js";
 import { filesView } from "./files.js";
 import { networkView, portsView } from "./network.js";
 import { notebookView } from "./notebook.js";
@@ -162,8 +162,20 @@ class App {
       const rows = [["Processors", cpu === null ? "–" : `${Math.round(100 * cpu)} %`], ["Memory", bytes(memory)], ["Processes", String(processes)]];
       reconcile(this.gauge, rows, ([name]) => name, ([name]) => h("div", {}, h("dt", {}, name), h("dd", {})), (row, [, value]) => setText(row.lastChild, value));
       workspace.onSample?.();
-    });
+    }, loseAccess);
   }
+}
+
+/** The sandbox is gone, or the server has another token since it was restarted. */
+function loseAccess(error) {
+  if (error.status === 404 && session.isOperator) {
+    notify("This sandbox is gone.");
+    location.hash = "#/";
+    return;
+  }
+  keepToken(null);
+  location.hash = "";
+  location.reload();
 }
 
 function signOut() {

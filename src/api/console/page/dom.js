@@ -79,6 +79,12 @@ export function visible(text) {
   return text.replace(UNSEEN, (unseen) => `\u2039${unseen.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u203a`);
 }
 
+/** What a line shows: a carriage return that something follows writes over it, as progress bars do. */
+export function settled(line) {
+  const end = line.endsWith("\r") ? line.length - 1 : line.length;
+  return line.slice(line.lastIndexOf("\r", end - 1) + 1, end);
+}
+
 /** A name or a line from inside the sandbox: spelled out, and kept in its own direction. */
 export function foreign(text, tag = "bdi", properties = {}) {
   return h(tag, { dir: "auto", ...properties }, visible(text));

@@ -9,6 +9,8 @@ import { archive, dropped } from "./tar.js";
 
 /** Entries that a folder shows at first, and adds at a time. */
 const PAGE = 500;
+/** Entries of a folder that is listed again only when its time says that it changed. */
+const LARGE = 500;
 /** Largest text that can be edited here, in bytes. */
 const LARGEST_TEXT = 4 * 1024 * 1024;
 /** Largest image that is shown, in bytes. */
@@ -32,6 +34,7 @@ export function filesView(workspace, signal) {
   let entries = [];
   let next = null;
   let limit = PAGE;
+  let listedAt = null;
   let editor = null;
 
   const crumbs = h("nav", { class: "crumbs", "aria-label": "Path" });
@@ -75,6 +78,16 @@ export function filesView(workspace, signal) {
       path += `/${part}`;
       return [h("span", { class: "quiet", "aria-hidden": "true" }, "/"), h("a", { href: route(path) }, foreign(part))];
     }));
+  }
+
+  /** Lists again if something may have changed: a large folder only if a name in it has. */
+  async function relist() {
+    if (entries.length > LARGE) {
+      const { mtime_ms: changedAt } = await get(at(`${prefix}/files/stat`, { path: folder }), signal);
+      if (changedAt === listedAt) return;
+      listedAt = changedAt;
+    }
+    await list();
   }
 
   async function list() {
@@ -284,7 +297,7 @@ export function filesView(workspace, signal) {
     if (editor?.isDirty?.()) event.preventDefault();
   }, { signal });
   every(4000, signal, async () => {
-    if (folder !== null) await list();
+    if (folder !== null) await relist();
   });
 
   return {

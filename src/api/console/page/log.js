@@ -1,7 +1,7 @@
 // A log of any length: only the lines that can be seen are elements. It knows lines, colours, searching and
 // following; where the lines come from is the caller's business.
 
-import { button, count, h, icon, setText, visible } from "./dom.js";
+import { button, count, h, icon, setText, settled, visible } from "./dom.js";
 
 /** Height of a line in pixels; `.log-line` in style.css has the same. */
 const LINE = 18;
@@ -9,6 +9,11 @@ const LINE = 18;
 const SPARE = 30;
 /** Most lines that are kept; the oldest go first. */
 const MOST_LINES = 300_000;
+/** Most characters that are kept in all, and of one line. */
+const MOST_CHARACTERS = 100_000_000;
+const MOST_OF_LINE = 1_000_000;
+/** Most characters that are held back during a pause; more end it. */
+const MOST_HELD = 20_000_000;
 /** Most characters of a line that are drawn. */
 const MOST_DRAWN = 4_000;
 
@@ -52,12 +57,6 @@ function parts(text, state) {
   return [found, state];
 }
 
-/** What a line shows when it rewrites itself: the text after the last carriage return that something follows. */
-function settled(text) {
-  const end = text.endsWith("\r") ? text.length - 1 : text.length;
-  return text.slice(text.lastIndexOf("\r", end - 1) + 1, end);
-}
-
 function plain(text) {
   return text.includes("\x1b") ? text.replace(SEQUENCE, "") : text;
 }
@@ -69,6 +68,8 @@ export class LogView {
   #open = new Map();
   #dropped = 0;
   #waiting = [];
+  #held = 0;
+  #size = 0;
   #isPaused = false;
   #follows = true;
   #frame = 0;
@@ -99,28 +100,19 @@ export class LogView {
     new ResizeObserver(() => this.#draw()).observe(this.box);
   }
 
-  /** Forgets all lines. */
-  clear() {
-    this.#lines = [];
-    this.#open.clear();
-    this.#dropped = 0;
-    this.#waiting = [];
-    this.#search();
-    this.#draw();
-  }
-
   /** Adds output of a stream, which may end in the middle of a line. */
   add(stream, text) {
-    if (this.#isPaused) this.#waiting.push([stream, text]);
-    else this.#add(stream, text);
+    if (this.#isPaused) {
+      this.#waiting.push([stream, text]);
+      this.#held += text.length;
+      if (this.#held > MOST_HELD) this.#pause();
+    } else this.#add(stream, text);
     this.#draw();
   }
 
   /** Adds a line of the console's own. */
   note(text) {
-    if (this.#isPaused) this.#waiting.push(["note", text]);
-    else this.#add("note", text);
-    this.#draw();
+    this.add("note", text);
   }
 
   /** All lines as plain text. */
@@ -146,11 +138,17 @@ export class LogView {
     let state = open?.after ?? PLAIN;
     // A line goes on only where nothing of the other stream stands between its parts.
     if (open?.line && this.#lines.at(-1) === open.line) {
+      const before = open.line.text.length;
       open.line.text += pieces.shift();
+      // A bar that rewrites its line for hours leaves only its last state.
+      if (open.line.text.length > MOST_OF_LINE) open.line.text = settled(open.line.text).slice(0, MOST_OF_LINE);
+      this.#size += open.line.text.length - before;
       this.#rematch(open.line, this.#lines.length - 1);
       state = open.line.text.includes("\x1b") ? parts(open.line.text, open.line.state)[1] : open.line.state;
     }
-    for (const piece of pieces) {
+    for (const whole of pieces) {
+      const piece = whole.slice(0, MOST_OF_LINE);
+      this.#size += piece.length;
       this.#lines.push({ stream, text: piece, state });
       if (piece.includes("\x1b")) state = parts(piece, state)[1];
     }
@@ -161,8 +159,14 @@ export class LogView {
       this.#open.set(stream, { after: state });
     } else this.#open.set(stream, { line: last, after: state });
     if (this.#needle) for (let at = first; at < this.#lines.length; at += 1) this.#rematch(this.#lines[at], at);
-    const excess = this.#lines.length - MOST_LINES;
+    let excess = Math.max(0, this.#lines.length - MOST_LINES);
+    let left = this.#size;
+    for (let at = 0; at < this.#lines.length - 1 && (at < excess || left > MOST_CHARACTERS); at += 1) {
+      left -= this.#lines[at].text.length;
+      excess = Math.max(excess, at + 1);
+    }
     if (excess > 0) {
+      this.#size = left;
       this.#lines.splice(0, excess);
       this.#dropped += excess;
       this.box.scrollTop -= excess * LINE;
@@ -176,6 +180,7 @@ export class LogView {
     if (!this.#isPaused) {
       for (const [stream, text] of this.#waiting) this.#add(stream, text);
       this.#waiting = [];
+      this.#held = 0;
     }
     this.#draw();
   }

@@ -1,13 +1,19 @@
 // Interpreter contexts as a notebook: cells of code, and what they show as text, tables and images. Rich results come
-// from code that nobody trusts, so HTML is read for its tables only, and images are data of an <img>.
+// from code that nobody trusts, so HTML is read for the texts of its tables only, and images are data of an <img>.
 
 import { ApiError, at, call, events, get, post } from "./api.js";
-import { ask, badge, button, duration, empty, every, field, guarded, h, notify, reconcile, setText, visible } from "./dom.js";
+import { ask, badge, button, duration, empty, every, field, guarded, h, notify, reconcile, setText, settled, visible } from "./dom.js";
 
 /** Most characters of one text that are shown. */
 const MOST_SHOWN = 200_000;
 /** Most rows of a table that are shown. */
 const MOST_ROWS = 500;
+/** Most tables of one result. */
+const MOST_TABLES = 50;
+/** Most characters of HTML in which tables are looked for. */
+const MOST_HTML = 2_000_000;
+/** Most parts of the output of a cell; the oldest go first. */
+const MOST_PARTS = 500;
 
 export function notebookView(workspace, signal) {
   const { prefix } = workspace;
@@ -303,6 +309,7 @@ function shower(output, path) {
         output.append(prompt(event, path));
         break;
     }
+    while (output.childElementCount > MOST_PARTS) output.firstElementChild.remove();
   };
 }
 
@@ -313,11 +320,16 @@ function visibleLines(text) {
   return text.replace(ESCAPES, "").split("\n").map(visible).join("\n");
 }
 
-/** Adds to a block of text. A carriage return writes over its line, as progress bars do. */
+/** Adds to a block of text, which is drawn once a frame however often this is called. */
 function append(block, data) {
-  const text = ((block.raw ?? "") + data).slice(-MOST_SHOWN);
-  block.raw = text.replace(/[^\n]*\r(?!\n|$)/g, "").replaceAll("\r\n", "\n");
-  block.textContent = visibleLines(block.raw.replace(/\r$/, "").replaceAll("\t", "    "));
+  block.raw = ((block.raw ?? "") + data).slice(-MOST_SHOWN);
+  block.frame ??= requestAnimationFrame(() => {
+    block.frame = undefined;
+    const shown = block.raw.split("\n").map(settled).join("\n");
+    // What follows may write over a line that ends like this.
+    block.raw = block.raw.endsWith("\r") ? `${shown}\r` : shown;
+    block.textContent = visibleLines(shown.replaceAll("\t", "    "));
+  });
 }
 
 function prompt(event, path) {
@@ -349,27 +361,73 @@ function richest(data) {
   return h("pre", { class: "result" }, visibleLines(String(text).slice(0, MOST_SHOWN)));
 }
 
-/** The tags of tables, which are all that is left of an HTML text. */
-const TABLE_TAGS = new Set(["table", "thead", "tbody", "tfoot", "tr", "td", "th"]);
-const TAG = /<(\/?)([a-z][^\s/>]*)((?:"[^"]*"|'[^']*'|[^>"'])*)>|<!--[^]*?-->|<!?/gi;
+/** A text without what is between `start` and `end`, letters in either case. Without an end all of the rest goes. */
+function without(text, start, end) {
+  const lower = text.toLowerCase();
+  const kept = [];
+  let from = 0;
+  for (let at = lower.indexOf(start); at >= 0; at = lower.indexOf(start, from)) {
+    kept.push(text.slice(from, at));
+    const close = lower.indexOf(end, at);
+    if (close < 0) return kept.join("");
+    from = close + end.length;
+  }
+  kept.push(text.slice(from));
+  return kept.join("");
+}
 
-/** The tables of an HTML text, made anew from the texts of their cells. Null if it has none. */
-function tableOf(html) {
-  const bare = html.replace(/<(script|style)\b[^]*?<\/\1\s*>/gi, "").replace(TAG, (found, end, name, attributes) => {
-    if (!name) return found.startsWith("<!--") ? "" : "&lt;";
-    if (!TABLE_TAGS.has(name.toLowerCase())) return "";
-    const spans = end ? [] : [...attributes.matchAll(/\b(colspan|rowspan)\s*=\s*["']?(\d{1,3})/gi)];
-    return `<${end}${name}${spans.map(([, key, value]) => ` ${key}="${value}"`).join("")}>`;
+/** Tags that words do not run together across. */
+const BLOCKS = new Set(["br", "div", "li", "p", "td", "th", "tr"]);
+const TAG = /<(\/?)([a-z][a-z0-9]*)([^<>]*)>/gi;
+const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: " ", ndash: "–", mdash: "—", hellip: "…", times: "×", minus: "−" };
+
+/** The characters that a text of HTML stands for. */
+function decoded(text) {
+  return text.replace(/&(#x[0-9a-f]{1,6}|#[0-9]{1,7}|[a-z]{2,8});/gi, (found, name) => {
+    if (name[0] !== "#") return ENTITIES[name] ?? found;
+    const code = name[1].toLowerCase() === "x" ? parseInt(name.slice(2), 16) : Number(name.slice(1));
+    return code > 0 && code <= 0x10ffff ? String.fromCodePoint(code) : found;
   });
-  // What is parsed has no attribute but spans, and a document that was parsed like this loads and runs nothing.
-  const parsed = new DOMParser().parseFromString(bare, "text/html");
-  const tables = [...parsed.querySelectorAll("table")].map((table) => {
-    const rows = [...table.rows];
-    const made = rows.slice(0, MOST_ROWS).map((row) => h("tr", {}, [...row.cells].map((cell) => h(cell.tagName === "TH" ? "th" : "td", {
-      colspan: cell.colSpan > 1 ? cell.colSpan : null, rowspan: cell.rowSpan > 1 ? cell.rowSpan : null,
-    }, visible(cell.textContent.trim())))));
+}
+
+/**
+ * The tables of an HTML text, made anew from the texts of their cells; what is in a table in a cell is a part of the
+ * cell's text. Null if it has none, or is too long. The text is as hostile as the code that made it: nothing here
+ * parses it as HTML, and everything takes linear time.
+ */
+function tableOf(html) {
+  if (html.length > MOST_HTML) return null;
+  const text = [["<script", "</script>"], ["<style", "</style>"], ["<!--", "-->"]].reduce((rest, [start, end]) => without(rest, start, end), html);
+  const tables = [];
+  let depth = 0;
+  let row = null;
+  let cell = null;
+  let from = 0;
+  for (const found of text.matchAll(TAG)) {
+    if (cell) cell.text += text.slice(from, found.index);
+    from = found.index + found[0].length;
+    const name = found[2].toLowerCase();
+    const isEnd = found[1] === "/";
+    if (name === "table") {
+      depth = Math.max(0, depth + (isEnd ? -1 : 1));
+      if (!isEnd && depth === 1) tables.push([]);
+      if (depth === 0 || (!isEnd && depth === 1)) row = cell = null;
+    } else if (depth === 1 && name === "tr") {
+      row = cell = null;
+      if (!isEnd) tables.at(-1).push(row = []);
+    } else if (depth === 1 && (name === "td" || name === "th")) {
+      cell = null;
+      if (!isEnd) {
+        if (!row) tables.at(-1).push(row = []);
+        const span = (key) => new RegExp(`\\b${key}\\s*=\\s*["']?([2-9]|[1-9][0-9]{1,2})\\b`, "i").exec(found[3])?.[1];
+        row.push(cell = { name, text: "", colspan: span("colspan"), rowspan: span("rowspan") });
+      }
+    } else if (cell && BLOCKS.has(name)) cell.text += " ";
+  }
+  if (!tables.length) return null;
+  return h("div", { class: "frames" }, tables.slice(0, MOST_TABLES).map((rows) => {
+    const made = rows.slice(0, MOST_ROWS).map((cells) => h("tr", {}, cells.map(({ name, text: content, ...spans }) => h(name, spans, visible(decoded(content).replace(/\s+/g, " ").trim())))));
     if (rows.length > MOST_ROWS) made.push(h("tr", {}, h("td", { class: "quiet" }, `${rows.length - MOST_ROWS} more rows`)));
     return h("table", { class: "frame" }, made);
-  });
-  return tables.length ? h("div", { class: "frames" }, tables) : null;
+  }));
 }

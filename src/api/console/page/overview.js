@@ -38,10 +38,17 @@ export class Meter {
   }
 }
 
-/** Samples what `workspace` uses, as long as `signal` allows. */
-export function sample(path, meter, signal, changed) {
+/** Samples what a workspace uses, as long as `signal` allows. `lost` is told once that there is no access any more. */
+export function sample(path, meter, signal, changed, lost) {
+  let isLost = false;
   return every(PERIOD, signal, async () => {
-    meter.add(await call("GET", path, { signal }));
+    try {
+      meter.add(await call("GET", path, { signal }));
+    } catch (error) {
+      if (!isLost && [403, 404].includes(error.status)) lost(error);
+      isLost ||= [403, 404].includes(error.status);
+      throw error;
+    }
     changed();
   });
 }
