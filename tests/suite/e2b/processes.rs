@@ -298,7 +298,11 @@ fn input_is_sent_in_messages_and_as_a_stream() {
         send(&json!({ "data": { "input": { "stdin": "aGk=" } } }));
         assert_eq!(cat.next().unwrap().1["event"]["data"]["stdout"], "aGk=");
         drop(connection);
-        door.ok("/process.Process/CloseStdin", &select(pid));
+        // The input is free again once the server has noticed that.
+        wait_until("the input can be closed", PATIENCE, || {
+            let reply = door.call("/process.Process/CloseStdin", &select(pid));
+            reply.status == 200
+        });
         cat.rest();
         // A closed one is closed already.
         let mut sleeper = door.begin(START, &shell("sleep 1000"), &[]);
