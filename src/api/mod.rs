@@ -109,6 +109,9 @@ impl Api {
         path: &[u8],
         target: &rest::Target<'_>,
     ) -> Answer {
+        if !target.is_proxied() {
+            self.check_origin(request)?;
+        }
         // MCP clients and browsers read these paths before they have a token.
         let is_public = path.starts_with(b"/.well-known/") || path == b"/favicon.ico";
         if let Some(access) = target.access(&request.head.method).filter(|_| !is_public) {
@@ -129,7 +132,15 @@ impl Api {
         target: &e2b::Target<'_>,
         origin: Option<String>,
     ) -> Response {
-        let mut response = e2b::answer(&self.context, request, target);
+        let checked = if target.is_proxied() {
+            Ok(())
+        } else {
+            self.check_origin(request)
+        };
+        let mut response = match checked {
+            Ok(()) => e2b::answer(&self.context, request, target),
+            Err(refusal) => refusal.into(),
+        };
         if !target.is_proxied() {
             response = self.context.origins.label(response, origin);
         }
@@ -181,6 +192,16 @@ impl Api {
             return Err(Refusal::new(404, "not_found", text));
         }
         mcp::answer(&self.context, request, scope)
+    }
+
+    /// Refuses pages of other origins where no token does: browsers let any page send a request, and only hide its answer.
+    /// A server behind a port decides for itself.
+    fn check_origin(&self, request: &Request<'_>) -> Result<(), Refusal> {
+        if !self.is_local {
+            return Ok(());
+        }
+        let admitted = self.context.origins.admit(request);
+        admitted.inspect_err(|refusal| note_refusal(request, &refusal.text))
     }
 
     fn authenticate<'a>(

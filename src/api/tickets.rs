@@ -24,8 +24,11 @@ const UNUSED: Duration = Duration::from_secs(3600);
 /// Most tickets of a workspace.
 const MAX_OF_WORKSPACE: usize = 64;
 
+/// A ticket ends after this time, however often it is used.
+const LIFETIME: Duration = Duration::from_secs(24 * 3600);
+
 /// Most tickets in all.
-const MAX_TICKETS: usize = 8192;
+const MAX_TICKETS: usize = 65_536;
 
 /// All tickets, for workspaces of type `W`. The lock guards the table and is held for a look into it, or, when a ticket
 /// is made, for one pass through it.
@@ -34,6 +37,7 @@ pub(super) struct Tickets<W>(Mutex<HashMap<[u8; 32], Ticket<W>>>);
 struct Ticket<W> {
     workspace: Weak<W>,
     port: Port,
+    made_at: Instant,
     ends_at: Instant,
 }
 
@@ -77,6 +81,7 @@ impl<W> Tickets<W> {
         let ticket = Ticket {
             workspace,
             port,
+            made_at: now,
             ends_at: now + FIRST_USE,
         };
         tickets.insert(digest(text.as_bytes()), ticket);
@@ -96,7 +101,7 @@ impl<W> Tickets<W> {
         if now >= ticket.ends_at {
             return None;
         }
-        ticket.ends_at = now + UNUSED;
+        ticket.ends_at = (now + UNUSED).min(ticket.made_at + LIFETIME);
         Some((workspace, ticket.port.clone()))
     }
 }

@@ -242,6 +242,7 @@ pub(super) fn reason(status: u16) -> &'static str {
         202 => "Accepted",
         204 => "No Content",
         206 => "Partial Content",
+        308 => "Permanent Redirect",
         400 => "Bad Request",
         401 => "Unauthorized",
         403 => "Forbidden",

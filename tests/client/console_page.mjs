@@ -227,6 +227,11 @@ const checks = {
     const server = await checking.server();
     const page = await visit(checking, server);
     assert.ok(!(await page.evaluate(() => location.href)).includes(TOKEN));
+    // A link with another one is asked about, and not followed here: the dialog is dismissed.
+    await page.evaluate(() => { location.hash = "#token=other%"; });
+    await until("the question", () => checking.wrong.pop()?.startsWith("a dialog: This link has another token"));
+    await page.waitForSelector(".sections");
+    assert.equal(await page.evaluate(() => sessionStorage.getItem("sbx-token")), TOKEN);
     // Not in the history either.
     const earlier = await page.evaluate(() => new Promise((done) => {
       addEventListener("hashchange", () => done(location.href), { once: true });
@@ -448,9 +453,14 @@ const checks = {
     await editor.fill("mine again\n");
     writeFileSync(path, "theirs again\n");
     await page.getByRole("button", { name: "Save" }).click();
+    await page.getByRole("button", { name: "Load theirs" }).click();
+    await until("their text again", async () => (await editor.inputValue()) === "theirs again\n");
+    await editor.fill("mine at last\n");
+    writeFileSync(path, "theirs for ever\n");
+    await page.getByRole("button", { name: "Save" }).click();
     await page.getByRole("button", { name: "Overwrite" }).click();
     await sees(page, ".notice", "Saved");
-    assert.equal(readFileSync(path, "utf8"), "mine again\n");
+    assert.equal(readFileSync(path, "utf8"), "mine at last\n");
   },
 
   async leaving_changes(checking) {
@@ -462,7 +472,19 @@ const checks = {
     await sees(page, "dialog h2", "Leave the changes?");
     await page.keyboard.press("Escape");
     assert.equal(await page.getByLabel("Content of a.txt").inputValue(), "changed");
-    assert.match(await page.evaluate(() => location.hash), /a\.txt$/);
+    await until("the address of before", () => page.evaluate(() => location.hash.endsWith("a.txt")));
+    await page.getByRole("link", { name: "Processes" }).click();
+    await sees(page, "dialog h2", "Leave the changes?");
+    await page.keyboard.press("Escape");
+    await until("the address of before", () => page.evaluate(() => location.hash.endsWith("a.txt")));
+    await page.getByLabel("Search in files").fill("a");
+    await page.keyboard.press("Enter");
+    await sees(page, "dialog h2", "Leave the changes?");
+    await page.keyboard.press("Escape");
+    assert.equal(await page.getByLabel("Content of a.txt").inputValue(), "changed");
+    await page.getByRole("link", { name: "Processes" }).click();
+    await page.getByRole("button", { name: "Leave them" }).click();
+    await sees(page, ".empty h2", "Nothing has run yet");
   },
 
   async managing_files(checking) {
@@ -568,6 +590,13 @@ const checks = {
     await page.getByLabel("who?").fill("Ada");
     await page.keyboard.press("Enter");
     await sees(page, ".output .stdout", "hello Ada");
+    // Cells that wait for their turn keep no connection from the answer.
+    await cell("again = input('and? ')");
+    for (let at = 0; at < 7; at += 1) await cell(`print('cell', ${at})`);
+    await page.getByLabel("and?").fill("yes");
+    await page.keyboard.press("Enter");
+    await sees(page, ".output .stdout", "cell 6");
+    assert.equal(await page.locator(".output form").count(), 0);
     await cell("while True: pass");
     await sees(page, ".notebook .badge", "busy");
     await page.getByRole("button", { name: "Interrupt" }).click();
@@ -713,7 +742,7 @@ const checks = {
 
   async hostile_output_and_names(checking) {
     const server = await checking.server();
-    const names = ["<img src=x onerror=globalThis.hacked=1>.txt", "<script>hacked=1<\u2044script>", "gnp.\u202etxt.exe", "line\nbreak", "tab\there", "\u001b[31mred", "\u05d0\u05d1\u05d2.txt", "quote\"'&amp;", "%2e%2e", "#hash?query"];
+    const names = ["<img src=x onerror=globalThis.hacked=1>.txt", "<script>hacked=1<\u2044script>", "gnp.\u202etxt.exe", "line\nbreak", "tab\there", "\u001b[31mred", "\u05d0\u05d1\u05d2.txt", "quote\"'&amp;", "%2e%2e", "#hash?query", "constructor", "x.toString"];
     for (const name of names) writeFileSync(join(server.files, name), "<script>globalThis.hacked = 1</script><img src=x onerror=globalThis.hacked=1>\n");
     const output = "<script>globalThis.hacked=1</script><img src=x onerror=globalThis.hacked=1>\u202eevil\u202c \u001b]0;title\u0007\u001b]8;;javascript:globalThis.hacked=1\u0007link\u001b]8;;\u0007\u001b[2J\u001b[?1049h\u001bP+q\u001b\\end\n";
     writeFileSync(join(server.files, "output"), output);
@@ -761,11 +790,15 @@ const checks = {
     await cell("for n in range(2000): print('x' * 500, end='')", 4);
     await cell("import sys\nfor n in range(20000): print(n, end='\\r')\nprint('done')", 5);
     await cell("for n in range(3000): display(n)", 6);
+    await cell("H('<table><tr>' + '<td>x' * 100000)\ndisplay(H('<table><tr>' + '<td>x' * 100000)); print('behind it')", 7);
+    await sees(page, ".output .stdout", "behind it");
     assert.ok(await page.locator(".cell").nth(5).locator(".output > *").count() <= 500);
     assert.ok((await page.locator(".cell").nth(4).locator(".stdout").innerText()).length < 100);
     await go(page, "#/p");
     await run(page, "awk 'BEGIN { for (i = 0; i < 300000; i++) printf \"%d of 300000\\r\", i; print \"\\nend\" }'");
     await sees(page, ".log-line", "end");
+    await run(page, "awk 'BEGIN { for (i = 0; i < 140000; i++) printf \"\\033[32mab\"; for (i = 0; i < 200; i++) { printf \"x\"; fflush(); system(\"sleep 0.005\") } print \"\\nafter colours\" }'");
+    await sees(page, ".log-line", "after colours");
     await run(page, "head -c 3000000 /dev/zero | tr '\\0' x; echo; echo behind");
     await sees(page, ".log-line", "behind");
     const gap = await page.evaluate(() => globalThis.longestGap);
@@ -814,6 +847,22 @@ const checks = {
     const found = JSON.parse(await tab.locator("#out").textContent());
     assert.match(new URL(tab.url()).pathname, /^\/t\/[0-9a-f]{64}\/$/);
     assert.deepEqual(found, { own: "42", storage: "refused", cookie: "refused", opener: "none", origin: "null", worker: "refused", api: "refused", console: "refused" });
+  },
+
+  async ports_that_are_there_twice(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/ports");
+    const script = "import socket, time\ns = []\nport = 0\nfor _ in range(3):\n  one = socket.socket(); one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1); one.bind(('127.0.0.1', port)); one.listen(); port = one.getsockname()[1]; s.append(one)\nprint(port, flush=True)\ntime.sleep(1000)";
+    await server.api("POST", "/v1/processes", { code: script, id: "twice" });
+    const port = await until("the port", async () => /data":"(\d+)/.exec(JSON.stringify(await server.api("GET", "/v1/processes/twice/logs")).replaceAll("\\", ""))?.[1]);
+    const rows = page.locator("tr", { hasText: port });
+    await rows.first().waitFor();
+    await page.waitForResponse((answer) => answer.url().endsWith("/v1/ports"));
+    await page.waitForResponse((answer) => answer.url().endsWith("/v1/ports"));
+    const listed = (await server.api("GET", "/v1/ports")).filter((one) => String(one.port) === port).length;
+    await until("as many rows as ports", async () => (await rows.count()) === listed);
+    await server.api("DELETE", "/v1/processes/twice");
+    await until("no row", async () => (await rows.count()) === 0);
   },
 
   async network_verdicts(checking) {

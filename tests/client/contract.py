@@ -314,6 +314,9 @@ def before_call(_context, case, _kwargs):
                 edit.update({"lines": "1"} if edit.get("lines") else {"old": "a"})
         if case.path.endswith("/files/patch"):
             case.body = PATCH
+    if case.path.endswith("/tickets") and case.meta.generation.mode.is_positive:
+        # What a port may be depends on the mode, which is said only in words.
+        case.body["port"] = 8000
     if case.path.endswith("/files/compare") and case.meta.generation.mode.is_positive:
         # That each path leads into the tree, and is there once, is said only in words.
         for number, entry in enumerate(case.body.get("entries", [])):

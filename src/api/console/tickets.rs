@@ -35,6 +35,7 @@ const DROPPED: &[&str] = &[
     "service-worker-allowed",
     "set-cookie",
     "strict-transport-security",
+    "www-authenticate",
 ];
 
 /// Credentials for this server, for the proxy before it, and for its address.

@@ -118,7 +118,7 @@ pub(super) fn answer(call: &Call<'_, '_>) -> Answer {
     Ok(respond(call.request, &document, text))
 }
 
-/// Answers with those of one sandbox, at most a second old.
+/// Answers with those of one sandbox, about a second old.
 pub(super) fn of_sandbox(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
     let with_disk = call.query.flag("disk")?;
     let sandbox = host.find(id)?;
@@ -147,27 +147,38 @@ fn respond<T: Serialize>(
 /// What processes use, by uid.
 type UseByUser = HashMap<libc::uid_t, UserUse>;
 
-/// What was found last, and when. A walk through /proc costs what all sandboxes run, so the holders of their tokens
-/// share it. The lock is held to look and to store, and not during a walk.
-struct RecentUse(Mutex<Option<(Instant, Arc<UseByUser>)>>);
+/// What was found last. A walk through /proc costs what all sandboxes run, so the holders of their tokens share it. The
+/// lock is held to look and to store, and not during a walk.
+struct RecentUse(Mutex<Recent>);
 
-static RECENT_USE: RecentUse = RecentUse(Mutex::new(None));
+struct Recent {
+    found: Option<(Instant, Arc<UseByUser>)>,
+    is_walking: bool,
+}
+
+static RECENT_USE: RecentUse = RecentUse(Mutex::new(Recent {
+    found: None,
+    is_walking: false,
+}));
 
 impl RecentUse {
-    /// What was found within the last second, or is found now. While one thread walks, the others get the walk
-    /// before, if there was one.
+    /// What was found within the last second, or is found now. While one thread walks, the others get the walk before,
+    /// if that is not long ago.
     fn get(&self) -> Arc<UseByUser> {
-        let mut found = lock(&self.0);
-        if let Some((at, users)) = &mut *found {
-            if at.elapsed() < Duration::from_secs(1) {
+        let mut recent = lock(&self.0);
+        if let Some((at, users)) = &recent.found {
+            let limit = if recent.is_walking { 10 } else { 1 };
+            if at.elapsed() < Duration::from_secs(limit) {
                 return Arc::clone(users);
             }
-            // The others do not walk before the next second.
-            *at = Instant::now();
         }
-        drop(found);
+        recent.is_walking = true;
+        drop(recent);
         let users = Arc::new(proc::use_by_user());
-        *lock(&self.0) = Some((Instant::now(), Arc::clone(&users)));
+        *lock(&self.0) = Recent {
+            found: Some((Instant::now(), Arc::clone(&users))),
+            is_walking: false,
+        };
         users
     }
 }

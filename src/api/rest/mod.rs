@@ -52,7 +52,7 @@ pub(super) fn answer(
         return Err(Refusal::new(404, "not_found", text));
     };
     match operation {
-        Operation::Public(_) | Operation::Server(_) => {}
+        Operation::Public(_) | Operation::Anyone(_) | Operation::Server(_) => {}
         Operation::Inside(_) => context.machine.check(target.scope)?,
         _ => drop(context.machine.host()?),
     }
@@ -72,7 +72,9 @@ pub(super) fn answer(
     };
     let captures = target.captures;
     match route.operation {
-        Operation::Public(answer) | Operation::Server(answer) => answer(&call),
+        Operation::Public(answer) | Operation::Anyone(answer) | Operation::Server(answer) => {
+            answer(&call)
+        }
         Operation::Sandboxes(answer) => answer(&mut call, context.machine.host()?),
         Operation::Sandbox(answer) | Operation::OwnSandbox(answer) => {
             answer(&call, context.machine.host()?, captures.sandbox)

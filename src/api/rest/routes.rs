@@ -36,6 +36,8 @@ pub(super) struct Route {
 pub(super) enum Operation {
     /// About the server. No token is needed, and the query is ignored.
     Public(fn(&Call<'_, '_>) -> Answer),
+    /// About the token of the request, with any or none: it looks at the token itself.
+    Anyone(fn(&Call<'_, '_>) -> Answer),
     /// About the server, with the host token.
     Server(fn(&Call<'_, '_>) -> Answer),
     /// About all sandboxes, with the host token.
@@ -69,7 +71,7 @@ pub(super) enum InWorkspace {
 use InWorkspace::{
     Context as OfContext, Execution as OfExecution, Plain, Port as OfPort, Process, Proxy, Watch,
 };
-use Operation::{Inside as In, OwnSandbox, Public, Sandbox, Sandboxes, Server};
+use Operation::{Anyone, Inside as In, OwnSandbox, Public, Sandbox, Sandboxes, Server};
 
 const GET: &[&str] = &["GET"];
 const POST: &[&str] = &["POST"];
@@ -86,7 +88,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(GET, "/", "root", &[], Public(server::welcome)),
     row(GET, "/health", "health", &[], Public(server::health)),
     row(GET, "/openapi.json", "openapi", &[], Public(contract::answer)),
-    row(GET, "/v1/access", "access", &[], Public(server::access)),
+    row(GET, "/v1/access", "access", &[], Anyone(server::access)),
     row(GET, "/v1/metrics", "metrics", &["disk"], Server(metrics::answer)),
 
     row(GET, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::list)),
@@ -257,7 +259,7 @@ impl<'a> Target<'a> {
     pub(in crate::api) fn access(&self, method: &str) -> Option<Access<'a>> {
         let route = self.route(method).or(self.routes.first());
         match (route.map(|route| route.operation), self.scope) {
-            (Some(Public(_)), _) => None,
+            (Some(Public(_) | Anyone(_)), _) => None,
             (Some(OwnSandbox(_)), _) => Some(Access::Sandbox(self.captures.sandbox)),
             (Some(In(_)), Scope::Sandbox(id)) => Some(Access::Inside(id)),
             // No such route: both tokens of the sandbox get 404.
@@ -527,7 +529,7 @@ mod tests {
                 In(OfExecution(_)) => "{execution}",
                 In(Watch(_)) => "{watch}",
                 In(OfPort(_) | Proxy) => "{port}",
-                Public(_) | Server(_) | Sandboxes(_) | In(Plain(_)) => "",
+                Public(_) | Anyone(_) | Server(_) | Sandboxes(_) | In(Plain(_)) => "",
             };
             assert!(pattern.contains(parameter), "{pattern}");
             // The simple shape of `execute` is the only operation of a workspace outside of `/v1`.

@@ -254,6 +254,7 @@ fn a_token_learns_what_it_opens() {
     assert_eq!(access(server.token.as_deref()).json(), document("server"));
     assert_eq!(access(None).json(), document("nothing"));
     assert_error(&access(Some("wrong")), 403, "forbidden");
+    assert_error(&server.get("/v1/access?token=x"), 400, "bad_request");
 
     let open = Server::builder().no_token().start();
     assert_eq!(open.get("/v1/access").json(), document("server"));
@@ -304,4 +305,35 @@ fn the_token_of_a_sandbox_learns_its_id_and_what_it_uses() {
     let access = connection.request("GET", "/v1/access", &[], b"");
     assert_error(&access, 403, "forbidden");
     assert!(!server.get("/v1/metrics").text().contains(&id));
+}
+
+/// A browser sends requests of any page to this machine, and only hides the answers.
+#[test]
+fn a_server_without_a_token_does_nothing_for_pages_of_others() {
+    let server = Server::builder().no_token().start();
+    let command = br#"{"cmd":["true"]}"#;
+    let post = |target: &str, origin: &str| {
+        let host = server.address.to_string();
+        let headers = [
+            ("Host", &*host),
+            ("Origin", origin),
+            ("Content-Type", "text/plain"),
+        ];
+        server.connect().request("POST", target, &headers, command)
+    };
+    let own = format!("http://{}", server.address);
+    for target in ["/v1/exec", "/v1/processes", "/sandboxes", "/mcp"] {
+        for origin in ["https://evil.example", "null", "http://127.0.0.1:1"] {
+            assert_error(&post(target, origin), 403, "forbidden");
+        }
+    }
+    assert_eq!(server.get("/v1/processes").json(), serde_json::json!([]));
+    assert_eq!(post("/v1/exec", &own).status, 200);
+    // A token does it where there is one.
+    let server = Server::start();
+    let origin = [("Origin", "https://evil.example")];
+    let reply = server
+        .connect()
+        .request("POST", "/v1/exec", &origin, command);
+    assert_eq!(reply.status, 200);
 }

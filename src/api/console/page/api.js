@@ -15,12 +15,19 @@ const STORED = "sbx-token";
 
 /** Takes the token out of the address, where a link may carry it, or from this tab's earlier visit. */
 export function recallToken() {
-  const given = /^#token=([^&]*)/.exec(location.hash);
-  if (given) {
-    history.replaceState(null, "", location.pathname);
-    keepToken(decodeURIComponent(given[1]));
-  }
   session.token = sessionStorage.getItem(STORED);
+  const given = /^#token=([^&]*)/.exec(location.hash);
+  if (!given) return;
+  history.replaceState(null, "", location.pathname);
+  let token = given[1];
+  try {
+    token = decodeURIComponent(token);
+  } catch {
+    // It is not encoded.
+  }
+  // Any page can link here with a token of its own, and let somebody work in a sandbox that is not theirs.
+  const isOther = session.token !== null && session.token !== token;
+  if (!isOther || confirm("This link has another token than this tab. Sign in with it?")) keepToken(token);
 }
 
 /** Keeps the token for this tab; null forgets it. */

@@ -81,6 +81,8 @@ class App {
   #control = null;
   #workspace = null;
   #sampling = null;
+  #isAsking = false;
+  #address = "";
 
   start() {
     this.nav = h("nav", { class: "sections", "aria-label": "Sections" });
@@ -112,9 +114,20 @@ class App {
     setText(this.status.lastChild, isOnline ? "connected" : "no answer");
   }
 
-  route() {
+  async route() {
+    if (this.#isAsking) return;
     const { sandbox, section, rest } = readAddress();
     const name = `${sandbox} ${section}`;
+    if (this.#shown !== name && this.#view?.mayLeave) {
+      this.#isAsking = true;
+      const may = await this.#view.mayLeave();
+      this.#isAsking = false;
+      if (!may) {
+        history.replaceState(null, "", this.#address);
+        return;
+      }
+    }
+    this.#address = location.hash;
     if (!this.#workspace || this.#workspace.sandbox !== sandbox) this.#enter(sandbox);
     const known = SECTIONS.find(([letter]) => letter === section);
     if (this.#shown !== name) {

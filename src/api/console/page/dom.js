@@ -10,7 +10,9 @@ export function h(tag, properties, ...children) {
     else if (name === "value") element.value = value;
     else element.setAttribute(name, value === true ? "" : value);
   }
-  element.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  for (const child of children.flat(Infinity)) {
+    if (child !== null && child !== undefined && child !== false) element.append(child);
+  }
   return element;
 }
 
@@ -90,23 +92,28 @@ export function foreign(text, tag = "bdi", properties = {}) {
   return h(tag, { dir: "auto", ...properties }, visible(text));
 }
 
-/** Brings the children of `parent` in line with `items`, and keeps the elements of those that stay. */
+/**
+ * Brings the children of `parent` in line with `items`, and keeps the elements of those that stay. Items with the same key
+ * are told apart by their order.
+ */
 export function reconcile(parent, items, keyOf, make, update) {
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  const gone = new Set(parent.children);
+  const seen = new Map();
   let at = parent.firstElementChild;
   for (const item of items) {
-    const key = String(keyOf(item));
-    let element = known.get(key);
-    known.delete(key);
-    if (!element) {
-      element = make(item);
-      element.dataset.key = key;
-    }
+    const plain = String(keyOf(item));
+    const count = (seen.get(plain) ?? 0) + 1;
+    seen.set(plain, count);
+    const key = count === 1 ? plain : `${plain} #${count}`;
+    const element = known.get(key) ?? make(item);
+    gone.delete(element);
+    element.dataset.key = key;
     update?.(element, item);
     if (element === at) at = at.nextElementSibling;
     else parent.insertBefore(element, at);
   }
-  for (const gone of known.values()) gone.remove();
+  for (const element of gone) element.remove();
 }
 
 /** Sets the text of an element only if it differs, so that a selection in it stays. */
@@ -247,6 +254,7 @@ export function every(ms, signal, action) {
   let timer;
   let runs = false;
   let again = false;
+  let told = null;
   const round = async () => {
     if (runs) {
       again = true;
@@ -258,8 +266,11 @@ export function every(ms, signal, action) {
     try {
       await action();
     } catch (error) {
-      // The banner tells that the server does not answer; what else fails here fails again, where it is asked for.
-      if (error.name !== "AbortError" && !error.isOffline && !error.status) throw error;
+      // The banner tells that the server does not answer, and the page itself that a sandbox is gone.
+      if (error.name !== "AbortError" && !error.isOffline && error.status !== 404 && error.message !== told) {
+        told = error.message;
+        complain(error);
+      }
     } finally {
       runs = false;
       if (!signal.aborted) timer = setTimeout(round, again ? 0 : ms);

@@ -18,7 +18,7 @@ const LARGEST_IMAGE = 8 * 1024 * 1024;
 /** Bytes of a binary file that are shown. */
 const DUMPED = 4096;
 
-const IMAGES = { png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", svg: "image/svg+xml", avif: "image/avif" };
+const IMAGES = new Map(Object.entries({ png: "image/png", jpg: "image/jpeg", jpeg: "image/jpeg", gif: "image/gif", webp: "image/webp", svg: "image/svg+xml", avif: "image/avif" }));
 
 /** A path below another. */
 export const join = (folder, name) => (folder === "/" ? `/${name}` : `${folder}/${name}`);
@@ -35,6 +35,7 @@ export function filesView(workspace, signal) {
   let next = null;
   let limit = PAGE;
   let listedAt = null;
+  let opening = null;
   let editor = null;
 
   const crumbs = h("nav", { class: "crumbs", "aria-label": "Path" });
@@ -166,8 +167,8 @@ export function filesView(workspace, signal) {
     const name = path === "/" ? "files" : nameOf(path);
     notify(`Downloading ${name}`);
     const response = isFolder
-      ? await send("GET", at(`${prefix}/files/archive`, { path, format: "tar.gz" }), { signal })
-      : await send("GET", at(`${prefix}/files/read`, { path }), { signal });
+      ? await send("GET", at(`${prefix}/files/archive`, { path, format: "tar.gz" }))
+      : await send("GET", at(`${prefix}/files/read`, { path }));
     save(await response.blob(), isFolder ? `${name}.tar.gz` : name);
   }
 
@@ -192,10 +193,12 @@ export function filesView(workspace, signal) {
     }
   }
 
+  /** Asks before changes are lost that are not saved. */
+  const mayLeave = async () => !editor?.isDirty?.() || Boolean(await ask({ title: "Leave the changes?", text: `${visible(shown)} has changes that are not saved.`, confirm: "Leave them", danger: true }));
+
   async function search(pattern) {
-    editor?.close();
-    editor = null;
-    if (!pattern) return;
+    if (!pattern || !await mayLeave()) return;
+    closePane();
     const control = new AbortController();
     const found = h("ol", { class: "matches" });
     const state = h("p", { class: "quiet", role: "status" }, "Searching");
@@ -240,6 +243,7 @@ export function filesView(workspace, signal) {
   }
 
   function closePane() {
+    opening?.abort();
     editor?.close();
     editor = null;
     shown = null;
@@ -252,7 +256,7 @@ export function filesView(workspace, signal) {
   async function show(parts) {
     const path = `/${parts.join("/").replace(/^\/+/, "")}`.replace(/(.)\/+$/, "$1");
     if (path === shown) return;
-    if (editor?.isDirty?.() && !await ask({ title: "Leave the changes?", text: `${visible(shown)} has changes that are not saved.`, confirm: "Leave them", danger: true })) {
+    if (!await mayLeave()) {
       history.replaceState(null, "", route(shown));
       return;
     }
@@ -279,9 +283,16 @@ export function filesView(workspace, signal) {
         if (link.getAttribute("href") === route(path)) link.setAttribute("aria-current", "true");
         else link.removeAttribute("aria-current");
       }
-      editor = await openFile(workspace, path, entry, signal, { closeButton, changed: list, download });
-      openPane(editor.element);
+      await openInPane(path, entry);
     }
+  }
+
+  async function openInPane(path, entry) {
+    opening?.abort();
+    opening = new AbortController();
+    const reopen = async () => openInPane(path, await get(at(`${prefix}/files/stat`, { path }), signal));
+    editor = await openFile(workspace, path, entry, AbortSignal.any([signal, opening.signal]), { closeButton, changed: list, download, reopen });
+    openPane(editor.element);
   }
 
   async function enter(path) {
@@ -303,6 +314,7 @@ export function filesView(workspace, signal) {
   return {
     element,
     title: "Files",
+    mayLeave,
     show: (parts) => show(parts).catch((error) => {
       complain(error);
       rows.replaceChildren(h("tr", {}, h("td", { colspan: 5 }, h("p", { class: "quiet" }, error.message))));
@@ -312,7 +324,7 @@ export function filesView(workspace, signal) {
 }
 
 /** A file in the pane: as text that can be edited, as an image, or as the first bytes of something else. */
-async function openFile(workspace, path, entry, signal, { closeButton, changed, download }) {
+async function openFile(workspace, path, entry, signal, { closeButton, changed, download, reopen }) {
   const { prefix } = workspace;
   const name = nameOf(path);
   const state = h("span", { role: "status" });
@@ -329,9 +341,11 @@ async function openFile(workspace, path, entry, signal, { closeButton, changed, 
     return viewer;
   }
 
-  const image = IMAGES[name.split(".").pop().toLowerCase()];
+  // The file may grow while it is read, so each read has a limit.
+  const read = async (most) => (await send("GET", at(`${prefix}/files/read`, { path, length: most }), { signal })).arrayBuffer();
+  const image = IMAGES.get(name.split(".").pop().toLowerCase());
   if (image && entry.size <= LARGEST_IMAGE) {
-    const blob = await (await send("GET", at(`${prefix}/files/read`, { path }), { signal })).blob();
+    const blob = await read(LARGEST_IMAGE);
     const reader = new FileReader();
     reader.readAsDataURL(new Blob([blob], { type: image }));
     await new Promise((resolve) => { reader.onloadend = resolve; });
@@ -339,18 +353,20 @@ async function openFile(workspace, path, entry, signal, { closeButton, changed, 
     state.replaceChildren(badge("quiet", bytes(entry.size)));
     return viewer;
   }
-  const isWhole = entry.size <= LARGEST_TEXT;
   const stat = () => get(at(`${prefix}/files/stat`, { path, hash: "sha256" }), signal);
-  const read = async () => new Uint8Array(await (await send("GET", at(`${prefix}/files/read`, { path, length: isWhole ? null : DUMPED }), { signal })).arrayBuffer());
+  let isWhole = entry.size <= LARGEST_TEXT;
+  let isSettled = false;
   let before = isWhole ? await stat() : null;
-  let raw = await read();
+  let raw = null;
   // The content and its digest are of the same moment if the digest was the same on both sides of it.
-  while (isWhole) {
+  for (let tries = 0; isWhole && !isSettled && tries < 3; tries += 1) {
+    raw = new Uint8Array(await read(LARGEST_TEXT + 1));
+    isWhole = raw.length <= LARGEST_TEXT;
     const after = await stat();
-    if (after.sha256 === before.sha256) break;
+    isSettled = after.sha256 === before.sha256;
     before = after;
-    raw = await read();
   }
+  raw ??= new Uint8Array(await read(DUMPED));
   const text = isWhole ? asText(raw) : null;
   if (text === null) {
     content.replaceChildren(h("p", { class: "quiet" }, isWhole ? `Not text. ${bytes(entry.size)}:` : `${bytes(entry.size)}, too large to edit here. It begins:`), h("pre", { class: "dump" }, dump(raw.subarray(0, DUMPED))));
@@ -360,7 +376,7 @@ async function openFile(workspace, path, entry, signal, { closeButton, changed, 
   // A text area has lines that end with LF. What ends otherwise, but not throughout, would not come back as it was.
   const crlf = text.split("\r\n").length - 1;
   const isCrlf = crlf > 0 && crlf === text.split("\n").length - 1 && !text.replaceAll("\r\n", "").includes("\r");
-  const isEditable = isCrlf || !text.includes("\r");
+  const isEditable = isSettled && (isCrlf || !text.includes("\r"));
   let saved = isCrlf ? text.replaceAll("\r\n", "\n") : text;
   let digest = before.sha256;
 
@@ -370,7 +386,7 @@ async function openFile(workspace, path, entry, signal, { closeButton, changed, 
   const saveButton = h("button", { type: "button", class: "button primary", disabled: true, onclick: guarded(() => store()) }, "Save");
   actions.replaceChildren(saveButton);
   content.replaceChildren(h("div", { class: "editing" }, h("div", { class: "gutter" }, numbers), area));
-  if (!isEditable) state.replaceChildren(badge("quiet", "read only: its lines end in several ways"));
+  if (!isEditable) state.replaceChildren(badge("quiet", isSettled ? "read only: its lines end in several ways" : "read only: it is being written"));
 
   const isDirty = () => isEditable && area.value !== saved;
   let lines = 0;
@@ -415,11 +431,8 @@ async function openFile(workspace, path, entry, signal, { closeButton, changed, 
         text: "Somebody else has written this file since it was opened here. Nothing is saved yet.",
         confirm: "Overwrite", danger: true, others: [{ label: "Load theirs", answer: "load" }],
       });
-      if (answer === "load") {
-        const fresh = await openFile(workspace, path, await get(at(`${prefix}/files/stat`, { path }), signal), signal, { closeButton, changed, download });
-        Object.assign(viewer, fresh, { element });
-        element.replaceChildren(...fresh.element.childNodes);
-      } else if (answer) await store(true);
+      if (answer === "load") await reopen();
+      else if (answer) await store(true);
     }
   }
 

@@ -12,6 +12,8 @@ const MOST_LINES = 300_000;
 /** Most characters that are kept in all, and of one line. */
 const MOST_CHARACTERS = 100_000_000;
 const MOST_OF_LINE = 1_000_000;
+/** Most characters of a line that are searched. */
+const MOST_SEARCHED = 100_000;
 /** Most characters that are held back during a pause; more end it. */
 const MOST_HELD = 20_000_000;
 /** Most characters of a line that are drawn. */
@@ -138,13 +140,21 @@ export class LogView {
     let state = open?.after ?? PLAIN;
     // A line goes on only where nothing of the other stream stands between its parts.
     if (open?.line && this.#lines.at(-1) === open.line) {
+      const piece = pieces.shift();
       const before = open.line.text.length;
-      open.line.text += pieces.shift();
-      // A bar that rewrites its line for hours leaves only its last state.
-      if (open.line.text.length > MOST_OF_LINE) open.line.text = settled(open.line.text).slice(0, MOST_OF_LINE);
+      if (!open.isFull) open.line.text += piece;
+      if (open.line.text.length > MOST_OF_LINE) {
+        // A bar that rewrites its line for hours leaves its last state; of any other line the rest is not kept.
+        open.line.text = settled(open.line.text).slice(0, MOST_OF_LINE);
+        open.isFull = open.line.text.length > MOST_OF_LINE / 2;
+      }
       this.#size += open.line.text.length - before;
       this.#rematch(open.line, this.#lines.length - 1);
-      state = open.line.text.includes("\x1b") ? parts(open.line.text, open.line.state)[1] : open.line.state;
+      if (piece.includes("\x1b")) state = parts(piece.slice(0, MOST_OF_LINE), state)[1];
+      if (pieces.length === 0) {
+        open.after = state;
+        return;
+      }
     }
     for (const whole of pieces) {
       const piece = whole.slice(0, MOST_OF_LINE);
@@ -200,7 +210,7 @@ export class LogView {
   }
 
   #contains(line) {
-    return plain(settled(line.text)).toLowerCase().includes(this.#needle);
+    return plain(settled(line.text).slice(0, MOST_SEARCHED)).toLowerCase().includes(this.#needle);
   }
 
   #rematch(line, at) {

@@ -8,6 +8,7 @@ export function portsView(workspace, signal) {
   const table = h("table", { class: "table" },
     h("thead", {}, h("tr", {}, ["Port", "Address", "Process", "Command", ""].map((title) => h("th", { scope: "col" }, title || h("span", { class: "unseen" }, "Actions"))))), rows);
   const nothing = empty("ports", "Nothing listens", "Servers that run inside appear here, and open in a tab of their own.");
+  table.hidden = nothing.hidden = true;
   const element = h("div", { class: "page" }, table, nothing);
 
   /** Opens the server behind a port: by a ticket, because a new tab sends no token. */
@@ -37,6 +38,7 @@ export function networkView(workspace, signal) {
   const table = h("table", { class: "table" },
     h("thead", {}, h("tr", {}, ["Time", "Host", "Port", "Verdict", "Rule"].map((title) => h("th", { scope: "col" }, title)))), rows);
   const nothing = h("p", { class: "quiet" }, "No connection has been judged yet. Connections are judged where the network is an allow-list or has a deny-list.");
+  table.hidden = nothing.hidden = true;
   const element = h("div", { class: "page" }, posture, figures, table, nothing);
   const card = (title, number) => h("div", { class: "card" }, h("h3", {}, title), h("p", { class: "big figures" }, count(number)));
   const says = {

@@ -8,6 +8,8 @@ import { ask, badge, button, duration, empty, every, field, guarded, h, notify, 
 const MOST_SHOWN = 200_000;
 /** Most rows of a table that are shown. */
 const MOST_ROWS = 500;
+/** Most cells of a row that are shown. */
+const MOST_CELLS = 200;
 /** Most tables of one result. */
 const MOST_TABLES = 50;
 /** Most characters of HTML in which tables are looked for. */
@@ -81,9 +83,15 @@ function notebook(workspace, id, parent, refresh) {
   const path = `${workspace.prefix}/contexts/${encodeURIComponent(id)}`;
   const key = `sbx-cells:${path}`;
   const control = new AbortController();
-  parent.addEventListener("abort", () => control.abort());
+  parent.addEventListener("abort", () => control.abort(), { signal: control.signal });
   const { signal } = control;
   const cells = [];
+  let last = Promise.resolve();
+  // One after the other: a browser has few connections for a server, and a cell that runs or waits would keep one each.
+  const inTurn = (action) => {
+    last = last.then(action);
+    return last;
+  };
 
   const state = h("span", { role: "status" });
   const facts = h("span", { class: "quiet" });
@@ -116,7 +124,7 @@ function notebook(workspace, id, parent, refresh) {
   };
 
   function addCell(kept = {}, after = null) {
-    const cell = makeCell({ path, signal, kept, remember, refresh,
+    const cell = makeCell({ path, signal, kept, remember, refresh, inTurn,
       next: () => {
         const at = cells.indexOf(cell);
         (cells[at + 1] ?? addCell({}, cell)).focus();
@@ -159,7 +167,7 @@ function notebook(workspace, id, parent, refresh) {
   };
 }
 
-function makeCell({ path, signal, kept, remember, refresh, next, remove }) {
+function makeCell({ path, signal, kept, remember, refresh, inTurn, next, remove }) {
   const area = h("textarea", { class: "code", rows: "1", spellcheck: "false", autocapitalize: "off", autocomplete: "off", value: kept.source ?? "",
     "aria-label": "Code", "aria-description": "Shift Enter runs the cell; Tab indents, and moves on after Escape." });
   const number = h("span", { class: "mono quiet count" }, "[ ]");
@@ -192,7 +200,15 @@ function makeCell({ path, signal, kept, remember, refresh, next, remove }) {
   });
   grow();
 
-  const show = shower(output, path);
+  const shown = shower(output, path, element);
+  const show = (event) => {
+    try {
+      shown(event);
+    } catch (error) {
+      // What cannot be shown costs itself, and not what comes after it.
+      output.append(h("p", { class: "quiet" }, `a part of the output cannot be shown: ${error.message}`));
+    }
+  };
 
   async function follow(stream) {
     let last = -1;
@@ -208,9 +224,10 @@ function makeCell({ path, signal, kept, remember, refresh, next, remove }) {
       } else if (event.event === "queued") {
         cell.execution = event.execution;
         setText(state, `${event.position} before it`);
-      } else if (event.event === "end") {
-        ended = event;
-      } else show(event);
+      } else {
+        if (event.event === "end") ended = event;
+        show(event);
+      }
     }
     return { last, ended };
   }
@@ -221,7 +238,13 @@ function makeCell({ path, signal, kept, remember, refresh, next, remove }) {
     run.disabled = true;
     show(null);
     setText(number, "[*]");
+    setText(state, "waits");
     cell.execution = null;
+    await inTurn(executeNow);
+  }
+
+  async function executeNow() {
+    if (signal.aborted) return;
     const execution = `console-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`;
     try {
       const json = { code: area.value, id: execution, allow_input: true, on_disconnect: "keep" };
@@ -263,11 +286,15 @@ function makeCell({ path, signal, kept, remember, refresh, next, remove }) {
   return cell;
 }
 
-/** Shows events in `output`; null clears it. */
-function shower(output, path) {
+/** Shows events in the `output` of a cell; null clears it. */
+function shower(output, path, cell) {
   let clears = false;
+  let asking = null;
   const displays = new Map();
   return (event) => {
+    // Whatever comes after a question is after its answer.
+    asking?.settle();
+    asking = null;
     if (event === null) {
       output.replaceChildren();
       displays.clear();
@@ -306,7 +333,8 @@ function shower(output, path) {
         output.append(h("p", { class: "quiet" }, event.bytes ? `${event.bytes} bytes of output were thrown away` : "part of the output is no longer kept"));
         break;
       case "input":
-        output.append(prompt(event, path));
+        asking = prompt(event, path, cell);
+        output.append(asking);
         break;
     }
     while (output.childElementCount > MOST_PARTS) output.firstElementChild.remove();
@@ -332,14 +360,21 @@ function append(block, data) {
   });
 }
 
-function prompt(event, path) {
+/** A form for the answer to a question; `settle` leaves the question as text. */
+function prompt(event, path, cell) {
   const input = h("input", { type: event.password ? "password" : "text", class: "mono", autocomplete: "off", "aria-label": visible(event.prompt) || "Input" });
   const form = h("form", { class: "command", onsubmit: guarded(async (submitted) => {
     submitted.preventDefault();
     await post(`${path}/input`, { value: input.value });
-    form.replaceWith(h("pre", { class: "stdout" }, visibleLines(event.prompt) + (event.password ? "" : visible(input.value))));
+    form.settle(event.password ? "" : input.value);
   }) }, h("span", { class: "mono" }, visible(event.prompt)), input, h("button", { class: "button primary" }, "Send"));
-  queueMicrotask(() => input.focus());
+  form.settle = (answer = "") => {
+    if (form.isConnected) form.replaceWith(h("pre", { class: "stdout" }, visibleLines(event.prompt) + visible(answer)));
+  };
+  // Code that asks takes the keyboard from nothing but its own cell.
+  queueMicrotask(() => {
+    if (document.activeElement === document.body || cell.contains(document.activeElement)) input.focus();
+  });
   return form;
 }
 
@@ -426,7 +461,7 @@ function tableOf(html) {
   }
   if (!tables.length) return null;
   return h("div", { class: "frames" }, tables.slice(0, MOST_TABLES).map((rows) => {
-    const made = rows.slice(0, MOST_ROWS).map((cells) => h("tr", {}, cells.map(({ name, text: content, ...spans }) => h(name, spans, visible(decoded(content).replace(/\s+/g, " ").trim())))));
+    const made = rows.slice(0, MOST_ROWS).map((cells) => h("tr", {}, cells.slice(0, MOST_CELLS).map(({ name, text: content, ...spans }) => h(name, spans, visible(decoded(content).replace(/\s+/g, " ").trim())))));
     if (rows.length > MOST_ROWS) made.push(h("tr", {}, h("td", { class: "quiet" }, `${rows.length - MOST_ROWS} more rows`)));
     return h("table", { class: "frame" }, made);
   }));

@@ -1,7 +1,7 @@
 // Curves of what a workspace or the whole server uses, and what isolates it; on a host also the list of sandboxes.
 
 import { call, get, post, session } from "./api.js";
-import { ago, ask, badge, button, bytes, count, duration, empty, every, field, guarded, h, notify, reconcile, setText, svg, visible } from "./dom.js";
+import { ago, ask, badge, button, bytes, complain, count, duration, empty, every, field, guarded, h, notify, reconcile, setText, svg, visible } from "./dom.js";
 
 /** How far back curves go, in milliseconds. */
 const SPAN = 5 * 60_000;
@@ -132,7 +132,7 @@ export function overviewView(workspace, signal) {
       rows.push(["Sandbox", h("span", { class: "mono" }, workspace.sandbox)], ["Layers", words(isolation.layers)]);
     }
     about.replaceChildren(h("h3", {}, "Isolation and limits"), facts(rows));
-  })().catch(() => {});
+  })().catch(complain);
   return { element, isPage: true, title: "Overview", show() {}, close: () => { workspace.onSample = null; } };
 }
 
@@ -143,6 +143,7 @@ export function sandboxesView(workspace, signal) {
   const table = h("table", { class: "table" },
     h("thead", {}, h("tr", {}, ["Sandbox", "Age", "Processors", "Memory", "Processes", "Network", ""].map((title) => h("th", { scope: "col" }, title || h("span", { class: "unseen" }, "Actions"))))), rows);
   const nothing = empty("sandboxes", "No sandbox yet", "A sandbox has a user, a home and rules of its own, and takes less than a millisecond to make.");
+  table.hidden = nothing.hidden = true;
   const element = h("div", { class: "page" }, graphs.element,
     h("div", { class: "bar" }, h("h2", {}, "Sandboxes"), h("span", { class: "space" }), button("plus", { label: "New sandbox", class: "primary", onclick: guarded(make) })),
     table, nothing);

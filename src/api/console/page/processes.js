@@ -112,7 +112,7 @@ export function processesView(workspace, signal) {
 function processDetail(workspace, id, parent, refresh) {
   const path = `${workspace.prefix}/processes/${encodeURIComponent(id)}`;
   const control = new AbortController();
-  parent.addEventListener("abort", () => control.abort());
+  parent.addEventListener("abort", () => control.abort(), { signal: control.signal });
   const { signal } = control;
 
   const name = h("h2", { class: "mono" });

@@ -93,7 +93,7 @@ class Attached {
     this.workspace = workspace;
     this.id = id;
     this.path = `${workspace.prefix}/processes/${encodeURIComponent(id)}`;
-    parent.addEventListener("abort", () => this.close());
+    parent.addEventListener("abort", () => this.close(), { signal: this.#control.signal });
     this.title = h("span", { class: "mono name" }, id);
     this.state = h("span", { role: "status" });
     this.size = h("span", { class: "quiet figures" });
