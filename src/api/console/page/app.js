@@ -82,7 +82,6 @@ class App {
   #workspace = null;
   #sampling = null;
   #isAsking = false;
-  #address = "";
 
   start() {
     this.nav = h("nav", { class: "sections", "aria-label": "Sections" });
@@ -123,11 +122,10 @@ class App {
       const may = await this.#view.mayLeave();
       this.#isAsking = false;
       if (!may) {
-        history.replaceState(null, "", this.#address);
+        history.replaceState(null, "", this.#view.address());
         return;
       }
     }
-    this.#address = location.hash;
     if (!this.#workspace || this.#workspace.sandbox !== sandbox) this.#enter(sandbox);
     const known = SECTIONS.find(([letter]) => letter === section);
     if (this.#shown !== name) {

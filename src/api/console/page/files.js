@@ -315,6 +315,7 @@ export function filesView(workspace, signal) {
     element,
     title: "Files",
     mayLeave,
+    address: () => route(shown ?? folder ?? "/"),
     show: (parts) => show(parts).catch((error) => {
       complain(error);
       rows.replaceChildren(h("tr", {}, h("td", { colspan: 5 }, h("p", { class: "quiet" }, error.message))));
