@@ -803,8 +803,8 @@ fn converse(address: SocketAddr, requests: &[Request], random: &mut Random, tall
         let text = reply.text();
         let says = |causes: &[&str]| causes.iter().any(|cause| text.contains(cause));
         let may_fail = match reply.status {
-            // A sandbox may be ending by another request.
-            503 => says(&["shutting_down", "is ending"]),
+            // A sandbox may be ending by another request, and has so many tickets a minute.
+            503 => says(&["shutting_down", "is ending", "open links to ports"]),
             // What these are for E2B's clients: a language that is not here, and events that were lost.
             500 => says(&["cannot start ", " is not supported; ", "data_loss"]),
             status => [501, 502, 504, 507].contains(&status),

@@ -350,10 +350,11 @@ pub(in crate::api) fn resize_request(body: &[u8]) -> Result<TerminalSize> {
 pub(in crate::api) fn port_request(body: &[u8]) -> Result<String> {
     let port = Fields::parse(body)?.take("port");
     let port = port.ok_or_else(|| Error::invalid("port is missing"))?;
+    let is_whole = || port.get().bytes().all(|byte| byte.is_ascii_digit());
     match JsonType::of(port) {
         JsonType::String => decoded("port", port),
-        JsonType::Number => Ok(port.get().to_owned()),
-        _ => Err(wrong_type("port", "a number or a name", port)),
+        JsonType::Number if is_whole() => Ok(port.get().to_owned()),
+        _ => Err(wrong_type("port", "a whole number or a name", port)),
     }
 }
 

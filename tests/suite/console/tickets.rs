@@ -125,10 +125,11 @@ fn making_one_needs_a_token_and_a_port() {
     for (body, part) in [
         (json!({}), "port is missing"),
         (json!({ "port": null }), "port"),
-        (json!({ "port": [80] }), "a number or a name"),
+        (json!({ "port": [80] }), "a whole number or a name"),
         (json!({ "port": 0 }), "0"),
         (json!({ "port": 65536 }), "65536"),
-        (json!({ "port": 80.5 }), "80.5"),
+        (json!({ "port": 80.5 }), "a whole number"),
+        (json!({ "port": -80 }), "a whole number"),
         (json!({ "port": "../x" }), "../x"),
     ] {
         let reply = server.post("/v1/tickets", &body);
