@@ -26,9 +26,6 @@ pub(super) struct Context {
     pub(super) doors: Doors,
 }
 
-/// The beginning of a subprotocol of WebSocket that carries a token. Browsers can set no header there.
-pub(super) const BEARER_SUBPROTOCOL: &[u8] = b"sbx.bearer.";
-
 impl Context {
     /// Gives the connection to the holder of the token. If the holder has too many, it ends.
     ///

@@ -4,10 +4,12 @@ use std::borrow::Cow;
 
 use subtle::ConstantTimeEq;
 
-use super::context::BEARER_SUBPROTOCOL;
 use crate::codec::base64;
 use crate::http::Request;
 use crate::http::handshake::subprotocols;
+
+/// The beginning of a subprotocol of WebSocket that carries a token. Browsers can set no header there.
+pub(super) const BEARER_SUBPROTOCOL: &[u8] = b"sbx.bearer.";
 
 /// Whether a token is the one that was presented, compared in constant time.
 pub(super) fn is_same(token: &str, presented: &[u8]) -> bool {

@@ -350,7 +350,8 @@ const checks = {
     await page.keyboard.type("echo $((6*7)) h\u00e9llo\n");
     await until("the answer", async () => (await screen(page)).includes("42 h\u00e9llo"));
     // Control keys reach the program.
-    await page.keyboard.type("sleep 1000\n");
+    await page.keyboard.type("sh -c 'echo star\"\"ted; exec sleep 1000'\n");
+    await until("the command that is interrupted", async () => /^started$/m.test(await screen(page)));
     await page.keyboard.press("Control+c");
     await page.keyboard.type("echo status $?\n");
     await until("the status of an interrupted command", async () => (await screen(page)).includes("status 130"));

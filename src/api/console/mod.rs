@@ -8,8 +8,6 @@
 
 mod tickets;
 
-use std::borrow::Cow;
-
 use crate::api::context::Context;
 use crate::codec::gzip;
 use crate::http::{Body, Refusal, Request, Response};
@@ -153,7 +151,7 @@ fn takes_gzip(request: &Request<'_>) -> bool {
             let mut parts = item.split(';').map(str::trim);
             let coding = parts.next().unwrap_or_default();
             let is_refused = parts.any(|part| {
-                let weight: Cow<'_, str> = part.to_ascii_lowercase().replace(' ', "").into();
+                let weight = part.to_ascii_lowercase().replace(' ', "");
                 weight
                     .strip_prefix("q=")
                     .is_some_and(|weight| weight.parse() == Ok(0.0_f32))

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::call::{Answer, Call};
-use crate::api::context::BEARER_SUBPROTOCOL;
+use crate::api::credentials::BEARER_SUBPROTOCOL;
 use crate::api::json::documents::ExitEvent;
 use crate::api::json::requests::{TerminalRequest, terminal_request};
 use crate::client::Disconnected;

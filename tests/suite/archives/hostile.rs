@@ -2,15 +2,13 @@
 //! what happens to the tree when a client goes away or somebody changes names under an upload.
 
 use std::fs;
-use std::io::Write;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::json;
 
 use super::{BLOCK, Place, Tar, in_both_modes, listing, record};
 use crate::files::Mount;
-use crate::fixture::{PATIENCE, Reply, memory_of, names_in, wait_until};
+use crate::fixture::{PATIENCE, Reply, filtered, memory_of, names_in, wait_until};
 use crate::skip;
 
 #[test]
@@ -178,18 +176,7 @@ fn an_archive_that_ends_early_is_refused_wherever_it_ends() {
 
 /// Compressed by gzip.
 fn gzip(data: &[u8]) -> Vec<u8> {
-    let mut child = Command::new("gzip")
-        .arg("-c")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut input = child.stdin.take().unwrap();
-    let data = data.to_vec();
-    let writer = std::thread::spawn(move || input.write_all(&data));
-    let output = child.wait_with_output().unwrap();
-    writer.join().unwrap().unwrap();
-    output.stdout
+    filtered("gzip", &["-c"], data)
 }
 
 #[test]

@@ -1,9 +1,6 @@
 //! The files of the console as a browser gets them.
 
-use std::io::Read;
-use std::process::{Command, Stdio};
-
-use crate::fixture::{Reply, Server, assert_error, is_root};
+use crate::fixture::{Reply, Server, assert_error, filtered, is_root};
 use crate::skip;
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; \
@@ -33,24 +30,7 @@ fn assert_guarded(reply: &Reply) {
 }
 
 fn unpacked(bytes: &[u8]) -> Vec<u8> {
-    let mut gzip = Command::new("gzip")
-        .arg("-dc")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut input = gzip.stdin.take().unwrap();
-    let bytes = bytes.to_vec();
-    let writer = std::thread::spawn(move || std::io::Write::write_all(&mut input, &bytes));
-    let mut content = Vec::new();
-    gzip.stdout
-        .take()
-        .unwrap()
-        .read_to_end(&mut content)
-        .unwrap();
-    writer.join().unwrap().unwrap();
-    assert!(gzip.wait().unwrap().success());
-    content
+    filtered("gzip", &["-dc"], bytes)
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{ACCEPT, Endpoint, document_of, everywhere, machine, modern, on_a_host};
+use super::{Endpoint, document_of, everywhere, machine, modern, on_a_host};
 use crate::fixture::{PATIENCE, Server, memory_of, wait_until};
 
 /// Values of every type.
@@ -159,14 +159,8 @@ fn a_client_that_does_not_read_costs_no_memory() {
     let before = memory_of(server.pid(), "VmRSS");
     let params =
         json!({ "name": "run", "arguments": { "cmd": "yes" }, "_meta": { "progressToken": 1 } });
-    let (headers, body) = modern("tools/call", &params);
-    let mut headers: Vec<_> = headers
-        .iter()
-        .map(|(name, value)| (*name, &**value))
-        .collect();
-    headers.push(ACCEPT);
     let clients: Vec<_> = (0..8)
-        .map(|_| endpoint.send(&headers, body.to_string().as_bytes()))
+        .map(|_| endpoint.send_modern("tools/call", &params))
         .collect();
     let running = || {
         let listed = endpoint.call("processes", &json!({}));
@@ -275,20 +269,10 @@ fn results_count_for_their_tenant() {
         let neighbour = Endpoint::of_sandbox(server, &neighbour);
         endpoint.call("run", &json!({ "cmd": "seq 40000 > f" }));
         // Results that nobody reads.
-        let (headers, body) = modern(
-            "tools/call",
-            &json!({ "name": "read_file", "arguments": { "path": "f" } }),
-        );
-        let mut headers: Vec<_> = headers
-            .iter()
-            .map(|(name, value)| (*name, &**value))
+        let params = json!({ "name": "read_file", "arguments": { "path": "f" } });
+        let stalled: Vec<_> = (0..64)
+            .map(|_| endpoint.send_modern("tools/call", &params))
             .collect();
-        headers.push(ACCEPT);
-        let mut stalled = Vec::new();
-        for _ in 0..64 {
-            let connection = endpoint.send(&headers, body.to_string().as_bytes());
-            stalled.push(connection);
-        }
         let begun = Instant::now();
         assert_eq!(
             neighbour.call("run", &json!({ "cmd": "echo fine" }))["stdout"],

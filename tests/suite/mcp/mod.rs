@@ -70,15 +70,19 @@ impl<'a> Endpoint<'a> {
         self.post(&[], message.to_string().as_bytes())
     }
 
+    /// Sends a request of the present era.
+    #[track_caller]
+    fn send_modern(&self, method: &str, params: &Value) -> Connection {
+        let (headers, body) = modern(method, params);
+        let headers = headers.iter().map(|(name, value)| (*name, &**value));
+        let headers: Vec<_> = [ACCEPT].into_iter().chain(headers).collect();
+        self.send(&headers, body.to_string().as_bytes())
+    }
+
     /// A request of the present era.
     #[track_caller]
     fn modern(&self, method: &str, params: &Value) -> Reply {
-        let (headers, body) = modern(method, params);
-        let headers: Vec<_> = headers
-            .iter()
-            .map(|(name, value)| (*name, &**value))
-            .collect();
-        self.post(&headers, body.to_string().as_bytes())
+        self.send_modern(method, params).read_reply()
     }
 
     /// The result of a call.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::{Endpoint, document_of, events_of, everywhere, machine, modern};
+use super::{Endpoint, document_of, events_of, everywhere, machine};
 use crate::fixture::{Mark, PATIENCE, wait_until};
 
 #[test]
@@ -445,16 +445,10 @@ fn a_call_that_takes_long_turns_into_a_stream() {
             let endpoint = &endpoint;
             scope.spawn(move || {
                 let begun = Instant::now();
-                let (headers, body) = modern(
+                let mut connection = endpoint.send_modern(
                     "tools/call",
                     &json!({ "name": "run", "arguments": { "cmd": command } }),
                 );
-                let mut headers: Vec<_> = headers
-                    .iter()
-                    .map(|(name, value)| (*name, &**value))
-                    .collect();
-                headers.push(super::ACCEPT);
-                let mut connection = endpoint.send(&headers, body.to_string().as_bytes());
                 let head = connection.read_head();
                 let waited = begun.elapsed();
                 assert!(
@@ -481,13 +475,7 @@ fn a_client_that_closes_cancels() {
         for meta in [json!({}), json!({ "progressToken": 1 })] {
             let mark = Mark::new();
             let params = json!({ "name": "run", "arguments": { "cmd": format!("sleep {mark} & sleep {mark}") }, "_meta": meta });
-            let (headers, body) = modern("tools/call", &params);
-            let mut headers: Vec<_> = headers
-                .iter()
-                .map(|(name, value)| (*name, &**value))
-                .collect();
-            headers.push(super::ACCEPT);
-            let connection = endpoint.send(&headers, body.to_string().as_bytes());
+            let connection = endpoint.send_modern("tools/call", &params);
             mark.wait_for(2);
             drop(connection);
             mark.wait_gone(PATIENCE);
@@ -514,13 +502,7 @@ fn a_client_that_only_stops_sending_gets_its_answer() {
     everywhere(|endpoint| {
         for meta in [json!({}), json!({ "progressToken": 1 })] {
             let params = json!({ "name": "run", "arguments": { "cmd": "sleep 0.5; echo late" }, "_meta": meta });
-            let (headers, body) = modern("tools/call", &params);
-            let mut headers: Vec<_> = headers
-                .iter()
-                .map(|(name, value)| (*name, &**value))
-                .collect();
-            headers.push(super::ACCEPT);
-            let mut connection = endpoint.send(&headers, body.to_string().as_bytes());
+            let mut connection = endpoint.send_modern("tools/call", &params);
             connection
                 .stream
                 .shutdown(std::net::Shutdown::Write)

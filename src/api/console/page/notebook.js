@@ -2,7 +2,8 @@
 // from code that nobody trusts, so HTML is read for the texts of its tables only, and images are data of an <img>.
 
 import { ApiError, at, call, events, get, post } from "./api.js";
-import { ask, badge, button, duration, empty, every, field, guarded, h, notify, reconcile, setText, settled, visible } from "./dom.js";
+import { ask, badge, button, duration, field, guarded, h, notify, setText, settled, visible } from "./dom.js";
+import { tabsView } from "./tabs.js";
 
 /** Most characters of one text that are shown. */
 const MOST_SHOWN = 200_000;
@@ -17,16 +18,13 @@ const MOST_HTML = 2_000_000;
 /** Most parts of the output of a cell; the oldest go first. */
 const MOST_PARTS = 500;
 
+/** How a context stands. */
+const toneOf = (context) => ({ busy: "busy", idle: "good", dead: "bad" })[context.state] ?? "quiet";
+
 export function notebookView(workspace, signal) {
   const { prefix } = workspace;
-  let known = [];
-  let languages = [];
-  let shown = null;
-  let open = null;
-
-  const tabs = h("nav", { class: "tabs", "aria-label": "Contexts" });
   const make = guarded(async () => {
-    languages = await get(`${prefix}/languages`, signal);
+    const languages = await get(`${prefix}/languages`, signal);
     const choices = languages.filter((language) => language.available).flatMap(({ language, backends }) => backends.map((backend) => [language, typeof backend === "string" ? backend : backend.name]));
     if (!choices.length) return notify("no interpreter is installed here: python3, node or bash", "bad");
     const select = h("select", { name: "choice" }, choices.map(([language, backend]) => h("option", { value: `${language} ${backend}` }, backend === language || backend === "node" ? language : `${language} (${backend})`)));
@@ -34,48 +32,23 @@ export function notebookView(workspace, signal) {
     if (!answer) return;
     const [language, backend] = answer.choice.split(" ");
     const context = await post(`${prefix}/contexts`, { language, backend, id: answer.id || undefined });
-    await round();
+    await view.round();
     workspace.go("n", context.id);
   });
-  const bar = h("div", { class: "bar tabbar" }, tabs, button("plus", { title: "Start an interpreter", label: "New context", class: "primary", onclick: make }));
-  const pane = h("div", { class: "pane scrolls" });
-  const element = h("div", { class: "stack" }, bar, pane);
-
-  const makeTab = (context) => h("a", { href: workspace.link("n", context.id) }, h("span", { class: "dot" }), h("span", { class: "mono name" }));
-  function updateTab(tab, context) {
-    tab.firstChild.className = `dot ${{ busy: "busy", idle: "good", dead: "bad" }[context.state] ?? "quiet"}`;
-    setText(tab.lastChild, `${context.id} ${context.id.includes(context.language) ? "" : context.language}`.trim());
-    if (context.id === shown) tab.setAttribute("aria-current", "true");
-    else tab.removeAttribute("aria-current");
-  }
-
-  const round = every(3000, signal, async () => {
-    known = await get(`${prefix}/contexts`, signal);
-    reconcile(tabs, known, (context) => context.id, makeTab, updateTab);
-    open?.update(known.find((context) => context.id === shown));
-    if (!shown && pane.firstChild?.className !== "empty") {
-      pane.replaceChildren(known.length
-        ? empty("notebook", "Choose a context", "Variables, imports and the working directory stay from cell to cell.")
-        : empty("notebook", "No interpreter runs", "A context is a Python, JavaScript or bash that keeps its variables from cell to cell.", button("plus", { label: "New context", class: "primary", onclick: make })));
-    }
+  const starter = (properties) => button("plus", { label: "New context", class: "primary", onclick: make, ...properties });
+  const view = tabsView(workspace, signal, {
+    section: "n",
+    title: "Contexts",
+    start: starter({ title: "Start an interpreter" }),
+    list: () => get(`${prefix}/contexts`, signal),
+    look: (context) => ({ tone: toneOf(context), name: `${context.id} ${context.id.includes(context.language) ? "" : context.language}`.trim() }),
+    open: (id, round) => notebook(workspace, id, signal, round),
+    nothing: (areSome) => (areSome
+      ? ["notebook", "Choose a context", "Variables, imports and the working directory stay from cell to cell."]
+      : ["notebook", "No interpreter runs", "A context is a Python, JavaScript or bash that keeps its variables from cell to cell.", starter()]),
+    scrolls: true,
   });
-
-  return {
-    element,
-    title: "Notebook",
-    show([id]) {
-      if (id === shown && open) return;
-      open?.close();
-      open = null;
-      shown = id ?? null;
-      if (id) {
-        open = notebook(workspace, id, signal, round);
-        pane.replaceChildren(open.element);
-      } else pane.replaceChildren();
-      round();
-    },
-    close: () => open?.close(),
-  };
+  return { ...view, title: "Notebook" };
 }
 
 /** The cells of one context. They are kept in this tab: the server keeps what executions showed, and not their code. */
@@ -160,7 +133,7 @@ function notebook(workspace, id, parent, refresh) {
         state.replaceChildren(badge("bad", "gone"));
         return;
       }
-      state.replaceChildren(badge({ busy: "busy", idle: "good", dead: "bad" }[context.state] ?? "quiet", context.state));
+      state.replaceChildren(badge(toneOf(context), context.state));
       setText(facts, `${context.language} · ${context.backend} ${context.version ?? ""} · ${visible(context.cwd)}`);
     },
     close: () => control.abort(),

@@ -1,8 +1,9 @@
 // Terminals: shells that stay when the page goes, each attached by a WebSocket that comes back where it was.
 
 import { at, get, post, socket } from "./api.js";
-import { ask, badge, button, empty, every, guarded, h, notify, pause, reconcile, setText, visible } from "./dom.js";
+import { ask, badge, button, guarded, h, notify, pause, setText, visible } from "./dom.js";
 import { commandText, signalButtons, stateBadge } from "./processes.js";
+import { tabsView } from "./tabs.js";
 
 /** The library of the terminal is loaded when the first one is opened. */
 let library;
@@ -24,57 +25,27 @@ const LONGEST_PAUSE = 5000;
 
 export function terminalsView(workspace, signal) {
   const path = `${workspace.prefix}/processes`;
-  let known = [];
-  let shown = null;
-  let open = null;
-
-  const tabs = h("nav", { class: "tabs", "aria-label": "Terminals" });
   const start = guarded(async () => {
     const started = await post(path, { pty: { rows: 30, cols: 100 } });
-    await round();
+    await view.round();
     workspace.go("t", started.id);
   });
-  const bar = h("div", { class: "bar tabbar" }, tabs, button("plus", { title: "Start a shell in a new terminal", label: "New terminal", class: "primary", onclick: start }));
-  const pane = h("div", { class: "pane" });
-  const element = h("div", { class: "stack" }, bar, pane);
-
-  const makeTab = (process) => h("a", { href: workspace.link("t", process.id) }, h("span", { class: "dot" }), h("span", { class: "mono name" }));
-  function updateTab(tab, process) {
-    tab.firstChild.className = `dot ${process.running ? "busy" : "quiet"}`;
-    setText(tab.lastChild, visible(process.tag ?? `${process.id} ${commandText(process).split(" ")[0].split("/").pop()}`));
-    if (process.id === shown) tab.setAttribute("aria-current", "true");
-    else tab.removeAttribute("aria-current");
-  }
-
-  const round = every(3000, signal, async () => {
-    const all = await get(path, signal);
-    known = all.filter((process) => process.pty && (process.running || process.id === shown));
-    reconcile(tabs, known, (process) => process.id, makeTab, updateTab);
-    open?.update(known.find((process) => process.id === shown));
-    if (!shown && pane.firstChild?.className !== "empty") {
-      pane.replaceChildren(known.length
-        ? empty("terminal", "Choose a terminal", "Each one goes on when this page is closed, and shows all of its output when it is opened again.")
-        : empty("terminal", "No terminal is open", "A terminal is a shell that goes on when this page is closed.", button("plus", { label: "New terminal", class: "primary", onclick: start })));
-    }
-  });
-
-  return {
-    element,
+  const starter = (properties) => button("plus", { label: "New terminal", class: "primary", onclick: start, ...properties });
+  const view = tabsView(workspace, signal, {
+    section: "t",
     title: "Terminals",
-    show([id]) {
-      if (id === shown && open) return;
-      open?.close();
-      open = null;
-      shown = id ?? null;
-      if (id) {
-        open = new Attached(workspace, id, signal);
-        pane.replaceChildren(open.element);
-        open.start();
-      } else pane.replaceChildren();
-      round();
-    },
-    close: () => open?.close(),
-  };
+    start: starter({ title: "Start a shell in a new terminal" }),
+    list: async (shown) => (await get(path, signal)).filter((process) => process.pty && (process.running || process.id === shown)),
+    look: (process) => ({
+      tone: process.running ? "busy" : "quiet",
+      name: visible(process.tag ?? `${process.id} ${commandText(process).split(" ")[0].split("/").pop()}`),
+    }),
+    open: (id) => new Attached(workspace, id, signal),
+    nothing: (areSome) => (areSome
+      ? ["terminal", "Choose a terminal", "Each one goes on when this page is closed, and shows all of its output when it is opened again."]
+      : ["terminal", "No terminal is open", "A terminal is a shell that goes on when this page is closed.", starter()]),
+  });
+  return view;
 }
 
 /** One terminal on the screen, and its connection. */
