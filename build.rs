@@ -4,9 +4,6 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
-/// The level of `miniz_oxide` that compresses most.
-const LEVEL: u8 = 10;
-
 fn main() {
     compress_file("openapi.json");
     compress_file("src/api/mcp/tools.json");
@@ -104,16 +101,24 @@ fn gzip(content: &[u8]) -> Vec<u8> {
     });
     let length = u32::try_from(content.len()).expect("files of the console are small");
     let mut member = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 255];
-    member.extend(miniz_oxide::deflate::compress_to_vec(content, LEVEL));
+    member.extend(deflate(content));
     member.extend((!crc).to_le_bytes());
     member.extend(length.to_le_bytes());
     member
 }
 
+/// Compresses slowly and well (RFC 1951).
+fn deflate(content: &[u8]) -> Vec<u8> {
+    let mut compressed = Vec::new();
+    let (options, format) = (zopfli::Options::default(), zopfli::Format::Deflate);
+    zopfli::compress(options, format, content, &mut compressed).expect("memory takes all");
+    compressed
+}
+
 /// Writes a document for `src/codec/carried.rs`: its length, and its compressed text.
 fn compress(name: &str, document: &[u8]) {
     let length = u32::try_from(document.len()).expect("a document is small");
-    let compressed = miniz_oxide::deflate::compress_to_vec(document, LEVEL);
+    let compressed = deflate(document);
     let carried = [&length.to_le_bytes()[..], &compressed].concat();
     fs::write(out_directory().join(name), carried).expect("cannot write a compressed document");
 }

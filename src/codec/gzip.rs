@@ -298,9 +298,9 @@ fn closing(crc: u32, length: u64) -> [u8; 8] {
     (length << 32 | u64::from(crc)).to_le_bytes()
 }
 
-/// Tables for eight bytes at a time.
-static TABLES: LazyLock<[[u32; 256]; 8]> = LazyLock::new(|| {
-    let mut tables = [[0; 256]; 8];
+/// Tables for eight bytes at a time. In a box, so that the program's file has no room for them.
+static TABLES: LazyLock<Box<[[u32; 256]; 8]>> = LazyLock::new(|| {
+    let mut tables = Box::new([[0; 256]; 8]);
     for (value, index) in tables[0].iter_mut().zip(0_u32..) {
         *value = (0..8).fold(index, |value, _| (value >> 1) ^ ((value & 1) * 0xedb8_8320));
     }
@@ -315,7 +315,7 @@ static TABLES: LazyLock<[[u32; 256]; 8]> = LazyLock::new(|| {
 
 /// Continues a CRC-32 (RFC 1952 section 8); it begins with 0.
 fn crc32(crc: u32, data: &[u8]) -> u32 {
-    let (tables, mut crc) = (&*TABLES, !crc);
+    let (tables, mut crc): (&[_; 8], _) = (&TABLES, !crc);
     let (eights, rest) = data.as_chunks::<8>();
     for eight in eights {
         crc = (u64::from_le_bytes(*eight) ^ u64::from(crc))

@@ -28,6 +28,7 @@ mod spawn;
 mod system;
 #[cfg(test)]
 mod testing;
+mod thread_name;
 // Unit tests unwind. Without optimization across crates the standard library refers to more than this defines.
 #[cfg(not(any(test, debug_assertions)))]
 mod unwind;

@@ -152,9 +152,12 @@ fn takes_gzip(request: &Request<'_>) -> bool {
             let coding = parts.next().unwrap_or_default();
             let is_refused = parts.any(|part| {
                 let weight = part.to_ascii_lowercase().replace(' ', "");
-                weight
-                    .strip_prefix("q=")
-                    .is_some_and(|weight| weight.parse() == Ok(0.0_f32))
+                // 0, or 0 with up to three decimals.
+                let is_zero = |weight: &str| {
+                    let rest = weight.strip_prefix('0');
+                    rest.is_some_and(|rest| rest.trim_start_matches('.').trim_matches('0') == "")
+                };
+                weight.strip_prefix("q=").is_some_and(is_zero)
             });
             if coding.eq_ignore_ascii_case("gzip") || coding.eq_ignore_ascii_case("x-gzip") {
                 return !is_refused;
