@@ -313,7 +313,9 @@ fn interrupt(plan: &Plan, kind: &Kind, server: &Program, table: &mut Table) {
     let context = kind.create(&mut client, "");
     let (target, body) = execution(&context, "print('begun')\nwhile True: pass");
     let interrupt = format!("/v1/contexts/{}/interrupt", member(&context, "id"));
-    let endless = "while True:\n  try:\n    print('begun', flush=True)\n    while True: pass\n  \
+    // A shell's background jobs ignore SIGINT, and Python then does too.
+    let endless = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n\
+                   while True:\n  try:\n    print('begun', flush=True)\n    while True: pass\n  \
                    except KeyboardInterrupt: print('done', flush=True)";
     let mut bare = Bare::start(kind, endless);
     let [ours, floor] = in_turns(

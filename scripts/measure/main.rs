@@ -72,6 +72,7 @@ fn main() {
         ["print", kind, size] => output::print(kind, number(size)),
         ["stamp"] => output::stamp(),
         ["sockets", count] => network::make_sockets(number(count)),
+        ["connections", count, target] => network::make_connections(number(count), target),
         ["--soak"] => soak::soak(10_000),
         ["--soak", cycles] if cycles.parse().is_ok_and(|cycles: usize| cycles > 0) => {
             soak::soak(number(cycles));

@@ -3,6 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::thread;
 use std::time::Instant;
 
@@ -21,6 +22,7 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     client.health();
     sockets(plan, &mut client, table);
     connections(plan, &mut client, table);
+    led_connections(plan, &mut client, table);
 }
 
 /// A command in sandboxes of each posture.
@@ -85,6 +87,51 @@ pub fn make_sockets(count: u32) {
         drop(nix::sys::socket::socket(family, kind, flags, None).unwrap());
     }
     println!("{}", (begun.elapsed() / count).as_nanos());
+}
+
+/// Connects to a port of this machine, or to a Unix socket, and closes; prints how long each took, in nanoseconds.
+pub fn make_connections(count: u32, target: &str) {
+    let begun = Instant::now();
+    for _ in 0..count {
+        match target.parse::<u16>() {
+            Ok(port) => drop(TcpStream::connect((Ipv4Addr::LOCALHOST, port)).unwrap()),
+            Err(_) => drop(UnixStream::connect(target).unwrap()),
+        }
+    }
+    println!("{}", (begun.elapsed() / count).as_nanos());
+}
+
+/// What `connect` costs where it is led to the gate. What is behind the gate goes on meanwhile.
+fn led_connections(plan: &Plan, client: &mut Client, table: &mut Table) {
+    let own = std::env::current_exe().unwrap();
+    let path = std::env::temp_dir().join(format!("sbx-bench-{}", std::process::id()));
+    let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let unix = UnixListener::bind(&path).unwrap();
+    let port = tcp.local_addr().unwrap().port().to_string();
+    thread::spawn(move || tcp.incoming().for_each(drop));
+    thread::spawn(move || unix.incoming().for_each(drop));
+    let mut transparent = local();
+    transparent["transparent"] = json!(true);
+    for (row, target) in [
+        ("network transparent: a connection", port.as_str()),
+        (
+            "network transparent: one of a Unix socket",
+            path.to_str().unwrap(),
+        ),
+    ] {
+        let cmd = json!([own.to_str().unwrap(), "connections", "200", target]);
+        let [mut ours, mut floor] = [(); 2].map(|()| Vec::new());
+        for _ in 0..plan.rounds {
+            for (network, times) in [(&transparent, &mut ours), (&json!("open"), &mut floor)] {
+                let nanoseconds: f64 = run(client, &cmd, network).trim().parse().unwrap();
+                times.push(nanoseconds / 1e3);
+            }
+        }
+        let [ours, floor] = [ours, floor].map(|times| Figure::highest(&times));
+        let row = format!("{row}, µs");
+        table.row(&row, ours, Some(floor), Limit::None, "the kernel alone");
+    }
+    let _ = std::fs::remove_file(path);
 }
 
 fn sockets(plan: &Plan, client: &mut Client, table: &mut Table) {

@@ -75,8 +75,10 @@ enum Denial {
     Unsharing,
     /// All sockets but those that [`Assembler::socket_check`] allows, by [`Sockets`].
     UnusualSockets,
-    /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`.
-    PortRange,
+    /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`. Where the server answers look-ups, 0 for [`libc::IP_RECVERR`].
+    SocketOptions,
+    /// Never by the filter: the server answers.
+    Left,
     /// `EOPNOTSUPP` if the argument with this number, of flags, has `MSG_FASTOPEN`.
     FastOpen(u32),
     /// `EPERM` if the second argument, an `int`, is one of these commands.
@@ -101,6 +103,8 @@ pub enum Sockets {
     Usual,
     /// TCP over IPv4, made by the server, to which the calls are left. Whatever else is asked for does not exist.
     HandedOut,
+    /// The same, and the server connects them. Datagrams of IPv4 are made by it too, for look-ups of names.
+    Redirected,
     /// None. The errno of IPv4 is the one that programs report as an unreachable network; without IPv6 they try
     /// IPv4.
     None,
@@ -117,7 +121,7 @@ const NETWORK: &Table = &[
     ),
     // With a port range of its own, a socket that listens without bind gets the port of its choice, which
     // Landlock's rules for bind do not see: also one that a server waits for on another address family.
-    (Denial::PortRange, &[call("setsockopt", 54, 208)]),
+    (Denial::SocketOptions, &[call("setsockopt", 54, 208)]),
     // Data that opens its connection (tcp(7), RFC 7413) is sent without connect, and Landlock's rules for
     // connect do not see it.
     (
@@ -135,6 +139,12 @@ const NETWORK: &Table = &[
         ],
     ),
 ];
+
+/// What is left to the server where it connects sockets.
+const REDIRECTED: &Table = &[(
+    Denial::Left,
+    &[call("connect", 42, 203), call("listen", 50, 201)],
+)];
 
 /// The rest of what is denied to sandboxes.
 const KERNEL: &Table = &[
@@ -335,14 +345,21 @@ pub fn program(subject: Subject, sockets: Sockets) -> Vec<sock_filter> {
     compile(Architecture::COMPILED_FOR, subject, sockets)
 }
 
-/// The lists of calls that are denied to a subject.
-fn denied(subject: Subject) -> impl Iterator<Item = &'static (Denial, &'static [Call])> {
+/// The lists of calls that are denied to a subject, or left to the server.
+fn denied(
+    subject: Subject,
+    sockets: Sockets,
+) -> impl Iterator<Item = &'static (Denial, &'static [Call])> {
     let (kernel, shared): (&Table, &Table) = match subject {
         Subject::Sandbox => (KERNEL, SHARED_IPC),
         Subject::Namespaces => (KERNEL, &[]),
         Subject::Machine => (&[], &[]),
     };
-    NETWORK.iter().chain(kernel).chain(shared)
+    let redirected: &Table = match sockets {
+        Sockets::Redirected => REDIRECTED,
+        Sockets::Usual | Sockets::HandedOut | Sockets::None => &[],
+    };
+    NETWORK.iter().chain(kernel).chain(shared).chain(redirected)
 }
 
 /// An architecture that the table has numbers for. Both are little-endian; big-endian ARM has another
@@ -396,7 +413,7 @@ fn compile(architecture: Architecture, subject: Subject, sockets: Sockets) -> Ve
     let allow = program.answer(SECCOMP_RET_ALLOW);
     let kill = program.answer(SECCOMP_RET_KILL_PROCESS);
     let mut entries = Vec::new();
-    for (denial, calls) in denied(subject) {
+    for (denial, calls) in denied(subject, sockets) {
         let target = program.denial(*denial, sockets, allow);
         entries.extend(calls.iter().filter_map(|call| {
             let number = architecture.number_of(call)?;
@@ -546,10 +563,18 @@ impl Assembler {
                 self.load(high_word(0), upper)
             }
             Denial::UnusualSockets => self.socket_check(sockets, allow),
-            Denial::PortRange => {
+            Denial::Left => self.answer(SECCOMP_RET_USER_NOTIF),
+            Denial::SocketOptions => {
                 // The kernel reads the level and the option as `int`.
                 let refuse = self.errno(ENOPROTOOPT);
-                let option = self.any_of(&[PORT_RANGE], refuse, allow);
+                let other = if sockets == Sockets::Redirected {
+                    // glibc sets it for look-ups, and gives up without it. Unix sockets do not have it.
+                    let pretend = self.errno(0);
+                    self.any_of(&[libc::IP_RECVERR], pretend, allow)
+                } else {
+                    allow
+                };
+                let option = self.any_of(&[PORT_RANGE], refuse, other);
                 let option = self.load(low_word(2), option);
                 let level = self.any_of(&[libc::IPPROTO_IP], option, allow);
                 self.load(low_word(1), level)
@@ -580,7 +605,10 @@ impl Assembler {
         let netlink = self.load(low_word(2), netlink);
         let [ipv4, ipv6] = match sockets {
             Sockets::Usual => [self.usual_internet_sockets(allow); 2],
-            Sockets::HandedOut => [self.handed_out_sockets(), no_family],
+            Sockets::HandedOut | Sockets::Redirected => {
+                let datagrams = sockets == Sockets::Redirected;
+                [self.handed_out_sockets(datagrams), no_family]
+            }
             Sockets::None => [self.errno(ENETUNREACH), no_family],
         };
 
@@ -591,15 +619,25 @@ impl Assembler {
         self.load(low_word(0), family)
     }
 
-    /// Leaves TCP to the server. All three arguments are in registers, so that it sees what is checked here.
-    fn handed_out_sockets(&mut self) -> Label {
+    /// Leaves TCP to the server, and perhaps UDP. All three arguments are in registers, so that it sees what is checked
+    /// here.
+    fn handed_out_sockets(&mut self, datagrams: bool) -> Label {
         let leave = self.answer(SECCOMP_RET_USER_NOTIF);
         let refuse = self.errno(ENETUNREACH);
-        let protocol = self.any_of(&[libc::IPPROTO_IP, libc::IPPROTO_TCP], leave, refuse);
-        let protocol = self.load(low_word(2), protocol);
-        let stream = self.any_of(&[libc::SOCK_STREAM], protocol, refuse);
-        let stream = self.mask(SOCKET_TYPE, stream);
-        self.load(low_word(1), stream)
+        let of_type = |program: &mut Self, protocol| {
+            let protocol = program.any_of(&[libc::IPPROTO_IP, protocol], leave, refuse);
+            program.load(low_word(2), protocol)
+        };
+        let datagram = if datagrams {
+            of_type(self, libc::IPPROTO_UDP)
+        } else {
+            refuse
+        };
+        let stream = of_type(self, libc::IPPROTO_TCP);
+        let kind = self.any_of(&[libc::SOCK_DGRAM], datagram, refuse);
+        let kind = self.any_of(&[libc::SOCK_STREAM], stream, kind);
+        let kind = self.mask(SOCKET_TYPE, kind);
+        self.load(low_word(1), kind)
     }
 
     /// Allows streams and datagrams of the [`INTERNET_PROTOCOLS`].
@@ -636,7 +674,10 @@ mod tests {
 
     const BOTH: [Architecture; 2] = [Architecture::X86_64, Architecture::Aarch64];
 
-    const ALL: [(Subject, Sockets); 9] = [
+    const ALL: [(Subject, Sockets); 12] = [
+        (Subject::Namespaces, Sockets::Redirected),
+        (Subject::Sandbox, Sockets::Redirected),
+        (Subject::Machine, Sockets::Redirected),
         (Subject::Namespaces, Sockets::Usual),
         (Subject::Namespaces, Sockets::None),
         (Subject::Namespaces, Sockets::HandedOut),
@@ -740,7 +781,7 @@ mod tests {
     }
 
     fn find(name: &str) -> &'static Call {
-        denied(Subject::Sandbox)
+        denied(Subject::Sandbox, Sockets::Usual)
             .flat_map(|(_, calls)| *calls)
             .find(|call| call.name == name)
             .unwrap_or_else(|| panic!("{name} is not in the table"))
@@ -764,7 +805,7 @@ mod tests {
 
     /// All numbers of an architecture that the table has an opinion about.
     fn numbers(architecture: Architecture) -> Vec<u32> {
-        denied(Subject::Sandbox)
+        denied(Subject::Sandbox, Sockets::Usual)
             .flat_map(|(_, calls)| *calls)
             .filter_map(|call| architecture.number_of(call))
             .collect()
@@ -774,7 +815,7 @@ mod tests {
     fn every_call_of_the_table_is_refused_with_its_errno_and_its_neighbours_are_allowed() {
         for architecture in BOTH {
             let listed = numbers(architecture);
-            for (denial, calls) in denied(Subject::Sandbox) {
+            for (denial, calls) in denied(Subject::Sandbox, Sockets::Usual) {
                 let Denial::Always(errno) = *denial else {
                     continue;
                 };
@@ -1145,6 +1186,73 @@ mod tests {
             }
             let other = run(&program, 0x4000_0003, 5, [0; 6]);
             assert_eq!(other.verdict, Killed);
+        }
+    }
+
+    #[test]
+    fn what_leads_a_connection_is_left_to_the_server() {
+        let datagram = int(libc::SOCK_DGRAM | libc::SOCK_CLOEXEC);
+        let (stream, udp, tcp) = (
+            int(libc::SOCK_STREAM),
+            int(libc::IPPROTO_UDP),
+            int(libc::IPPROTO_TCP),
+        );
+        let (ipv4, ipv6) = (int(libc::AF_INET), int(libc::AF_INET6));
+        let cases: [(Sockets, &str, [u64; 3], Verdict); 16] = [
+            (Sockets::Redirected, "connect", [0; 3], Left),
+            (Sockets::Redirected, "listen", [u64::MAX; 3], Left),
+            (Sockets::HandedOut, "connect", [0; 3], Allowed),
+            (Sockets::HandedOut, "listen", [0; 3], Allowed),
+            (Sockets::Redirected, "socket", [ipv4, stream, 0], Left),
+            (Sockets::Redirected, "socket", [ipv4, stream, tcp], Left),
+            (Sockets::Redirected, "socket", [ipv4, datagram, 0], Left),
+            (Sockets::Redirected, "socket", [ipv4, datagram, udp], Left),
+            (
+                Sockets::HandedOut,
+                "socket",
+                [ipv4, datagram, udp],
+                Refused(ENETUNREACH),
+            ),
+            (
+                Sockets::Redirected,
+                "socket",
+                [ipv4, datagram, tcp],
+                Refused(ENETUNREACH),
+            ),
+            (
+                Sockets::Redirected,
+                "socket",
+                [ipv4, stream, udp],
+                Refused(ENETUNREACH),
+            ),
+            (
+                Sockets::Redirected,
+                "socket",
+                [ipv6, stream, tcp],
+                Refused(EAFNOSUPPORT),
+            ),
+            // IP_RECVERR, which Unix sockets do not have.
+            (Sockets::Redirected, "setsockopt", [3, 0, 11], Refused(0)),
+            (Sockets::Redirected, "setsockopt", [3, 1, 11], Allowed),
+            (Sockets::HandedOut, "setsockopt", [3, 0, 11], Allowed),
+            (
+                Sockets::Redirected,
+                "setsockopt",
+                [3, 0, 51],
+                Refused(ENOPROTOOPT),
+            ),
+        ];
+        for architecture in BOTH {
+            for (sockets, name, [a, b, c], expected) in &cases {
+                let program = compile(architecture, Subject::Sandbox, *sockets);
+                let call = denied(Subject::Sandbox, Sockets::Redirected)
+                    .flat_map(|(_, calls)| *calls)
+                    .find(|call| call.name == *name);
+                let number = architecture.number_of(call.unwrap()).expect("both have it");
+                let arguments = [*a, *b, *c, 7, 7, 7];
+                let run = run(&program, architecture.audit_number(), number, arguments);
+                assert_eq!(run.verdict, *expected, "{sockets:?} {name} {a} {b} {c}");
+            }
         }
     }
 

@@ -30,7 +30,7 @@ use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockType};
 
 use crate::command::{CommandLine, CommandSpec, EnvironmentChange};
-use crate::egress::{Exits, Gate};
+use crate::egress::{Exits, Gate, MakeSocket};
 use crate::error::{Error, Kind, Result};
 use crate::isolation::Isolation;
 use crate::posture::{Posture, TooWide};
@@ -234,12 +234,13 @@ impl Policy {
         self.rules.paths(are_writable)
     }
 
-    /// Checks that a network posture is enforced here.
+    /// Checks that a network posture is enforced here for sandboxes with this isolation.
     ///
     /// # Errors
     /// `Unavailable`, with the reason.
-    pub fn check_network(&self, posture: &Posture) -> Result<()> {
-        self.networks.check(posture)
+    pub fn check_network(&self, isolation: Isolation, posture: &Posture) -> Result<()> {
+        self.networks
+            .check(posture, isolation.owns_network(posture))
     }
 
     /// The limit on open files of one of so many processes. Together they get a quarter of the machine's
@@ -273,8 +274,8 @@ impl Policy {
         };
         let inner_gate = match (&namespaces, &sandbox.network) {
             (Some(namespaces), Posture::Filtered(filter)) => {
-                let socket = inner_socket(namespaces)?;
-                Some(Gate::open_inside(Arc::clone(filter), socket).map(Arc::new)?)
+                let own = Arc::clone(filter);
+                Some(Gate::open_inside(own, inner_sockets(namespaces)).map(Arc::new)?)
             }
             _ => None,
         };
@@ -344,10 +345,16 @@ impl Policy {
     }
 }
 
-/// A TCP socket in the network of a sandbox.
-fn inner_socket(namespaces: &Namespaces) -> Result<OwnedFd> {
-    let socket = namespaces.socket(AddressFamily::Inet, SockType::Stream);
-    socket.map_err(|errno| Error::system("cannot make a socket in the network of a sandbox", errno))
+/// Makes TCP sockets in the network of a sandbox, as long as that exists.
+fn inner_sockets(namespaces: &Arc<Namespaces>) -> MakeSocket {
+    let namespaces = Arc::downgrade(namespaces);
+    Box::new(move || {
+        let inside = namespaces.upgrade().ok_or(Errno::ENETDOWN);
+        let socket = inside.and_then(|inside| inside.socket(AddressFamily::Inet, SockType::Stream));
+        socket.map_err(|errno| {
+            Error::system("cannot make a socket in the network of a sandbox", errno)
+        })
+    })
 }
 
 /// Most bytes of each directory that a sandbox has in memory, and of its System V shared memory, if its limits say so.
@@ -456,7 +463,7 @@ impl Confinement {
         let mut environment = BTreeMap::new();
         environment.extend(own);
         let networks = Arc::new(Networks::new(Subject::Machine, sys::landlock_abi()));
-        networks.check(&network)?;
+        networks.check(&network, false)?;
         Ok(Self {
             environment,
             chosen: Arc::default(),
@@ -504,7 +511,7 @@ impl Confinement {
             );
             Error::new(Kind::TooWide, text)
         })?;
-        self.networks.check(self.posture_to_enforce(&posture))?;
+        self.networks.check(&posture, self.owns(&posture))?;
         Ok(posture)
     }
 
@@ -518,14 +525,9 @@ impl Confinement {
         &self.exits
     }
 
-    /// Of a posture, what rules have to enforce: nothing if it is that of the sandbox, whose network is its own.
-    fn posture_to_enforce<'p>(&self, posture: &'p Posture) -> &'p Posture {
-        let namespaces = self.namespaces.as_deref();
-        if namespaces.is_some_and(Namespaces::has_network) && *posture == self.network {
-            &Posture::Open
-        } else {
-            posture
-        }
+    /// Whether the sandbox's own network enforces a posture, so that rules need not.
+    fn owns(&self, posture: &Posture) -> bool {
+        self.own_network().is_some() && *posture == self.network
     }
 
     /// Where the connections of commands with a posture arrive; `None` if nothing filters them.
@@ -534,10 +536,8 @@ impl Confinement {
             (Posture::Open | Posture::Blocked, _) => Ok(None),
             (_, Some(gate)) if *posture == self.network => Ok(Some(Arc::clone(gate))),
             (Posture::Filtered(filter), _) => {
-                let namespaces = self.namespaces.as_deref();
-                let own = namespaces.filter(|namespaces| namespaces.has_network());
-                let socket = || own.map(inner_socket).transpose();
-                self.exits.gate(filter, socket).map(Some)
+                let inside = self.own_network().map(inner_sockets);
+                self.exits.gate(filter, inside).map(Some)
             }
         }
     }
@@ -551,6 +551,12 @@ impl Confinement {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The namespaces of the commands, if the network there is the sandbox's own.
+    pub fn own_network(&self) -> Option<&Arc<Namespaces>> {
+        let namespaces = self.namespaces.as_ref();
+        namespaces.filter(|namespaces| namespaces.has_network())
     }
 
     /// The namespaces of the commands; `None` for the server's own.
@@ -585,6 +591,10 @@ impl Confinement {
             }
             // Node.js 24 and later ask for it.
             set(&mut environment, "NODE_USE_ENV_PROXY", Some("1"));
+            if gate.filter().is_transparent {
+                // glibc and c-ares look names up over TCP then: over UDP c-ares cannot.
+                set(&mut environment, "RES_OPTIONS", Some("use-vc"));
+            }
             for name in ["NO_PROXY", "no_proxy"] {
                 set(
                     &mut environment,
@@ -725,7 +735,8 @@ impl Confinement {
         let network = self.network(spec.network.as_ref())?;
         let gate = self.gate(&network)?;
         let walls = self.networks.walls(
-            self.posture_to_enforce(&network),
+            &network,
+            self.owns(&network),
             gate.as_ref().map(|gate| gate.port()),
             &self.tcp_rules,
         )?;

@@ -37,6 +37,8 @@ pub(super) struct Networks {
     open: Arc<[libc::sock_filter]>,
     /// Made with the first command that needs it.
     filtered: OnceLock<Arc<[libc::sock_filter]>>,
+    /// Of commands whose connections are led to the gate.
+    transparent: OnceLock<Arc<[libc::sock_filter]>>,
     blocked: OnceLock<Arc<[libc::sock_filter]>>,
     /// Of blocked commands that have the machine's root.
     shared_rules: TcpRules,
@@ -118,10 +120,20 @@ impl Networks {
             has_filters,
             open: open.into(),
             filtered: OnceLock::new(),
+            transparent: OnceLock::new(),
             blocked: OnceLock::new(),
             shared_rules: TcpRules::new(None),
             keeps_loopback: OnceLock::new(),
         }
+    }
+
+    /// The filter that leaves sockets to the server in this way.
+    fn leaving(&self, sockets: Sockets) -> &Arc<[libc::sock_filter]> {
+        let made = match sockets {
+            Sockets::Redirected => &self.transparent,
+            Sockets::Usual | Sockets::HandedOut | Sockets::None => &self.filtered,
+        };
+        made.get_or_init(|| filter::program(self.subject, sockets).into())
     }
 
     /// The names of the postures that are enforced here, the widest first.
@@ -137,12 +149,22 @@ impl Networks {
         offered.map(|(name, _)| name).collect()
     }
 
-    /// Checks that the machine can enforce a posture.
+    /// Checks that the machine can enforce a posture. A network of the sandbox's own, if it `is_owned`, is enforced
+    /// already.
     ///
     /// # Errors
     /// `Unavailable`, with the reason.
-    pub(super) fn check(&self, posture: &Posture) -> Result<()> {
+    pub(super) fn check(&self, posture: &Posture, is_owned: bool) -> Result<()> {
         let least = match posture {
+            Posture::Filtered(filter) if is_owned && filter.is_transparent => {
+                if self.has_filters && sys::has_listeners() {
+                    return Ok(());
+                }
+                let text = "network cannot be transparent on this machine: the kernel cannot leave system calls to the \
+                            server (Linux 5.19)";
+                return Err(Error::new(Kind::Unavailable, text));
+            }
+            _ if is_owned => return Ok(()),
             Posture::Open => return Ok(()),
             Posture::Filtered(_) => ABI_OF_FILTERS,
             Posture::Blocked => 0,
@@ -160,31 +182,38 @@ impl Networks {
         }
     }
 
-    /// What enforces a posture that was [checked](Self::check); `gate` is the port of a filtered one, and `rules`
-    /// are those of the workspace.
+    /// What enforces a posture that was [checked](Self::check). A network of the sandbox's own, if it `is_owned`, needs
+    /// only to be reached. `gate` is the port of a filtered one, and `rules` are those of the workspace.
     ///
     /// # Errors
     /// `System` if the ruleset cannot be made now.
     pub(super) fn walls(
         &self,
         posture: &Posture,
+        is_owned: bool,
         gate: Option<u16>,
         rules: &TcpRules,
     ) -> Result<Walls> {
         match posture {
+            Posture::Filtered(filter) if is_owned && filter.is_transparent => Ok(Walls {
+                filter: Arc::clone(self.leaving(Sockets::Redirected)),
+                ruleset: None,
+                has_listener: true,
+            }),
+            _ if is_owned => self.walls(&Posture::Open, false, gate, rules),
             Posture::Open => Ok(Walls {
                 filter: Arc::clone(&self.open),
                 ruleset: None,
                 has_listener: false,
             }),
-            Posture::Filtered(_) => {
-                let program = || filter::program(self.subject, Sockets::HandedOut).into();
+            Posture::Filtered(filter) => {
                 // A socket of the machine's network must not get into another one: it could be passed to a command that
-                // has no rules. There the listener only tells when the gate is not needed any more.
-                let filter = if rules.own_network() {
-                    &self.open
-                } else {
-                    self.filtered.get_or_init(program)
+                // has no rules. There the listener only tells when the gate is not needed any more, or it makes sockets of
+                // that network.
+                let filter = match (filter.is_transparent, rules.own_network()) {
+                    (true, _) => self.leaving(Sockets::Redirected),
+                    (false, true) => &self.open,
+                    (false, false) => self.leaving(Sockets::HandedOut),
                 };
                 Ok(Walls {
                     filter: Arc::clone(filter),
@@ -234,14 +263,14 @@ mod tests {
         let old = Networks::new(Subject::Sandbox, ABI_OF_SANDBOXES - 1);
         assert_eq!(old.offered(), ["open"]);
         for posture in [&Posture::Blocked, &filtered] {
-            let error = old.check(posture).err().unwrap();
+            let error = old.check(posture, false).err().unwrap();
             assert_eq!(error.kind(), Kind::Unavailable);
             assert!(error.to_string().contains("Landlock ABI 5"), "{error}");
         }
         let machine = Networks::new(Subject::Machine, 0);
         assert_eq!(machine.offered(), ["open", "blocked"]);
-        assert!(machine.check(&Posture::Blocked).is_ok());
-        let error = machine.check(&filtered).err().unwrap();
+        assert!(machine.check(&Posture::Blocked, false).is_ok());
+        let error = machine.check(&filtered, false).err().unwrap();
         assert!(error.to_string().contains("every port"), "{error}");
         let mut hidden = Networks::new(Subject::Machine, ABI_OF_SANDBOXES);
         hidden.has_filters = false;

@@ -120,11 +120,7 @@ fn route<'g>(
         note(verdict.clone())?;
     }
     let judge = |address: IpAddr| {
-        let is_own = is_own(address);
-        if exits.is_server(port, is_own) {
-            return Verdict::refused("the server's own port");
-        }
-        let verdict = filter.judge_address(address, port, is_own, named.is_some());
+        let verdict = judge_address(exits, gate, address, port, named.is_some());
         match &named {
             Some(named) if verdict.is_allowed => named.clone(),
             _ => verdict,
@@ -170,8 +166,34 @@ fn route<'g>(
     Ok(Route::Direct(allowed))
 }
 
+/// Decides about a destination by what it was asked for as: the addresses of a name are judged when they are known.
+pub(super) fn judge(exits: &Exits, gate: &Gate, host: &Host, port: u16) -> Verdict {
+    match host {
+        Host::Name(name) => gate.filter().judge_name(name, port),
+        Host::Address(address) => judge_address(exits, gate, *address, port, false),
+    }
+}
+
+fn judge_address(
+    exits: &Exits,
+    gate: &Gate,
+    address: IpAddr,
+    port: u16,
+    is_named: bool,
+) -> Verdict {
+    let is_own = is_own(address);
+    if exits.is_server(port, is_own) {
+        return Verdict::refused("the server's own port");
+    }
+    let filter = gate.filter();
+    filter.judge_address(address, port, is_own, is_named)
+}
+
 /// The addresses of a name, each once.
-fn look_up(name: &str) -> io::Result<Vec<IpAddr>> {
+///
+/// # Errors
+/// It has none, or nobody knows.
+pub(super) fn look_up(name: &str) -> io::Result<Vec<IpAddr>> {
     let mut addresses: Vec<IpAddr> = Vec::new();
     // The port does not matter; the resolver wants one.
     for found in (name, 0).to_socket_addrs()? {

@@ -4,8 +4,12 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use nix::sys::socket::{Backlog, SockaddrIn, bind, listen};
+use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::sys::socket::{Backlog, SockFlag, SockaddrIn, bind, listen};
 
+use super::check::loopback_socket;
+use super::resolver::Names;
 use crate::error::{Error, Result};
 use crate::listen::HeldPort;
 use crate::posture::Filter;
@@ -21,9 +25,20 @@ pub struct Gate {
     filter: Arc<Filter>,
     listener: TcpListener,
     port: u16,
-    /// `None` in a network of the sandbox's own.
-    held: Option<HeldPort>,
+    network: Network,
+    names: Names,
 }
+
+/// Whose network a gate is in.
+enum Network {
+    /// The machine's.
+    Machine { _port: HeldPort },
+    /// The sandbox's own.
+    Inside(MakeSocket),
+}
+
+/// Makes a TCP socket of IPv4 in the network of a sandbox.
+pub type MakeSocket = Box<dyn Fn() -> Result<OwnedFd> + Send + Sync>;
 
 impl Gate {
     /// Takes a free port of the machine.
@@ -41,15 +56,17 @@ impl Gate {
             filter,
             listener,
             port,
-            held: Some(held),
+            network: Network::Machine { _port: held },
+            names: Names::default(),
         })
     }
 
-    /// Takes a free port of a network that belongs to one sandbox; `socket` is a TCP socket of IPv4 that was made there.
+    /// Takes a free port of a network that belongs to one sandbox, in which `make` makes sockets.
     ///
     /// # Errors
     /// `System` if there is none.
-    pub fn open_inside(filter: Arc<Filter>, socket: OwnedFd) -> Result<Self> {
+    pub fn open_inside(filter: Arc<Filter>, make: MakeSocket) -> Result<Self> {
+        let socket = make()?;
         let address = SockaddrIn::from(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0));
         let opened = bind(socket.as_raw_fd(), &address)
             .and_then(|()| listen(&socket, Backlog::MAXALLOWABLE))
@@ -64,13 +81,38 @@ impl Gate {
             filter,
             listener,
             port,
-            held: None,
+            network: Network::Inside(make),
+            names: Names::default(),
         })
     }
 
     /// Whether it is in a network of the sandbox's own, where nobody else can connect to it.
     pub fn is_inside(&self) -> bool {
-        self.held.is_none()
+        matches!(self.network, Network::Inside(_))
+    }
+
+    /// A TCP socket for a program, which reaches nothing but the gate, or the program's own network. Its descriptor is closed
+    /// by execve.
+    ///
+    /// # Errors
+    /// Of socket(2), setsockopt(2), bind(2) or fcntl(2); `EIO` if the network of the sandbox has ended.
+    pub(super) fn socket(&self, is_non_blocking: bool) -> nix::Result<OwnedFd> {
+        match &self.network {
+            Network::Machine { .. } if is_non_blocking => loopback_socket(SockFlag::SOCK_NONBLOCK),
+            Network::Machine { .. } => loopback_socket(SockFlag::empty()),
+            Network::Inside(make) => {
+                let socket = make().map_err(|_| Errno::EIO)?;
+                if is_non_blocking {
+                    fcntl(&socket, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+                }
+                Ok(socket)
+            }
+        }
+    }
+
+    /// The names that its programs looked up.
+    pub(super) fn names(&self) -> &Names {
+        &self.names
     }
 
     /// The rules of who connects.

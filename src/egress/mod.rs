@@ -5,6 +5,8 @@
 //! device, and Landlock lets it connect to one port only, that of the command's [`Gate`]. So whatever the program
 //! does with its socket, it reaches the gate or nothing. Behind the gate is a proxy, which decides by the rules.
 //!
+//! Programs that know no proxy are led to the gate too where the filter is transparent (see `redirect`).
+//!
 //! In a network of the sandbox's own the gate is a socket of that network, and nothing else is there to be reached.
 //! Commands make their sockets themselves.
 //!
@@ -14,14 +16,17 @@
 
 mod check;
 mod connect;
+mod dns;
 mod gate;
 mod proxy;
+mod redirect;
 mod report;
+mod resolver;
 mod sockets;
 mod socks;
 
 use std::net::IpAddr;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -32,7 +37,7 @@ use crate::posture::Filter;
 use crate::sync::{Mutex, lock};
 use crate::sys::{CallListener, User};
 pub use check::check;
-pub use gate::Gate;
+pub use gate::{Gate, MakeSocket};
 use report::VerdictLog;
 pub use report::{Report, VerdictRecord};
 use sockets::{Source, Worker};
@@ -133,23 +138,19 @@ impl Exits {
         })
     }
 
-    /// The gate of a filter: on the machine's network, or in the one that `inner_socket` makes a TCP socket of IPv4 in. It
+    /// The gate of a filter: on the machine's network, or in the one that `inside` makes sockets in. It
     /// keeps its port while somebody holds it.
     ///
     /// # Errors
     /// `Unavailable` if the machine does not keep sockets from leaving; `OverLimit` if there are too many gates;
     /// `System` if there is no port left.
-    pub fn gate(
-        &self,
-        filter: &Arc<Filter>,
-        inner_socket: impl FnOnce() -> Result<Option<OwnedFd>>,
-    ) -> Result<Arc<Gate>> {
+    pub fn gate(&self, filter: &Arc<Filter>, inside: Option<MakeSocket>) -> Result<Arc<Gate>> {
         if let Some(gate) = self.known_gate(filter)? {
             return Ok(gate);
         }
         let own = Arc::clone(filter);
-        let made = if let Some(socket) = inner_socket()? {
-            Gate::open_inside(own, socket)?
+        let made = if let Some(make) = inside {
+            Gate::open_inside(own, make)?
         } else {
             check()?;
             Gate::open(own)?

@@ -1,19 +1,21 @@
-//! The proxy behind a gate: HTTP/1.1 with `CONNECT` and absolute targets (RFC 9110, RFC 9112), and SOCKS 5.
+//! The proxy behind a gate: HTTP/1.1 with `CONNECT` and absolute targets (RFC 9110, RFC 9112), SOCKS 5, and connections
+//! of programs that were led here.
 //!
 //! Requests are parsed and framed as strictly as those of clients. A refusal names the rule, so that whoever reads the
 //! output of a program knows what to add.
 
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use nix::sys::socket::{MsgFlags, recv};
+use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 
 use super::connect::{self, Failure};
+use super::dns::Question;
 use super::gate::Gate;
-use super::{Exits, socks};
+use super::{Exits, redirect, resolver, socks};
 use crate::http::connection;
 use crate::http::parse::Framing;
 use crate::http::reader::SocketReader;
@@ -29,6 +31,12 @@ use crate::relay::{
 /// How long a client may take for its first byte, and for each part of a SOCKS request.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);
 
+/// Closes a socket by a reset.
+const RESET: libc::linger = libc::linger {
+    l_onoff: 1,
+    l_linger: 0,
+};
+
 /// Header fields that are for the proxy.
 const WITHHELD: [&str; 1] = ["proxy-authorization"];
 
@@ -42,16 +50,19 @@ pub(super) fn serve(socket: &Arc<TcpStream>, seat: Seat, exits: Arc<Exits>, gate
     }
     let mut first = [0];
     let count = recv(socket.as_raw_fd(), &mut first, MsgFlags::MSG_PEEK);
-    let proxy = Proxy { exits, gate };
-    match (count, first) {
-        (Ok(1), [socks::VERSION]) => {
-            panics::work_for(Some(Served::new(socket)));
-            let _ = proxy.serve_socks(socket);
-            panics::work_for(None);
-        }
-        (Ok(1), _) => connection::serve(socket, seat, &proxy, true),
-        _ => {}
+    if count != Ok(1) {
+        return;
     }
+    let is_transparent = gate.filter().is_transparent;
+    let proxy = Proxy { exits, gate };
+    let serve = match first {
+        [socks::VERSION] => Proxy::serve_socks,
+        [redirect::MARK] if is_transparent => Proxy::serve_redirected,
+        _ => return connection::serve(socket, seat, &proxy, true),
+    };
+    panics::work_for(Some(Served::new(socket)));
+    let _ = serve(&proxy, socket);
+    panics::work_for(None);
 }
 
 struct Proxy {
@@ -147,17 +158,53 @@ impl Proxy {
         match connect::open(&self.exits, &self.gate, &host, port) {
             Ok(server) => {
                 socks::reply(&**socket, socks::Reply::Succeeded)?;
-                let mut from_client = SocketReader::new(Arc::clone(socket));
-                let mut to_client = StreamWriter::new(Arc::clone(socket), Vec::new(), false);
-                connect_through(
-                    &mut from_client,
-                    &mut to_client,
-                    server.into(),
-                    &self.account(),
-                )
+                self.join(socket, server)
             }
             Err(failure) => socks::reply(&**socket, reply_to(&failure)),
         }
+    }
+
+    /// Serves a program that knows nothing of the proxy. A reset is all that tells it of a failure.
+    fn serve_redirected(&self, socket: &Arc<TcpStream>) -> std::io::Result<()> {
+        let server = match redirect::read_line(&**socket)? {
+            Some((host, port)) if redirect::asks_for_names(&host, port) => {
+                return self.answer_questions(socket);
+            }
+            Some((host, port)) => connect::open(&self.exits, &self.gate, &host, port).ok(),
+            None => None,
+        };
+        match server {
+            Some(server) => self.join(socket, server),
+            None => Ok(setsockopt(socket, sockopt::Linger, &RESET)?),
+        }
+    }
+
+    /// Answers the look-ups of a program that uses TCP for them: each message has its length before it (RFC 1035 section
+    /// 4.2.2).
+    fn answer_questions(&self, socket: &Arc<TcpStream>) -> std::io::Result<()> {
+        let mut client = &**socket;
+        loop {
+            let mut length = [0; 2];
+            client.read_exact(&mut length)?;
+            let mut message = vec![0; u16::from_be_bytes(length).into()];
+            client.read_exact(&mut message)?;
+            let Some(question) = Question::parse(&message) else {
+                return Ok(());
+            };
+            let answer = resolver::answer(&self.exits, &self.gate, &question);
+            let mut answered = question.answered(answer);
+            let length = u16::try_from(answered.len()).map_err(std::io::Error::other)?;
+            answered.splice(..0, length.to_be_bytes());
+            client.write_all(&answered)?;
+        }
+    }
+
+    /// Moves bytes between a client and its server.
+    fn join(&self, client: &Arc<TcpStream>, server: TcpStream) -> std::io::Result<()> {
+        let mut from_client = SocketReader::new(Arc::clone(client));
+        let mut to_client = StreamWriter::new(Arc::clone(client), Vec::new(), false);
+        let account = self.account();
+        connect_through(&mut from_client, &mut to_client, server.into(), &account)
     }
 }
 

@@ -1,20 +1,24 @@
-//! The thread of a workspace that makes the sockets of its commands and accepts their connections.
+//! The thread of a workspace that makes the sockets of its commands and accepts their connections. Where they look names
+//! up on a socket that it made, it answers too.
 //!
 //! It ends some time after the last command. A caller that gets no processor time can hold it up, and with it the
 //! other commands of its workspace, but no others.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use nix::errno::Errno;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::SockFlag;
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 
-use super::check::loopback_socket;
+use super::dns::Question;
 use super::gate::Gate;
-use super::{Exits, proxy};
+use super::redirect::{self, Copies};
+use super::{Exits, proxy, resolver};
 use crate::crew::Crew;
 use crate::error::{Error, Kind, Result};
 use crate::http::seats::{Peer, Seat};
@@ -32,6 +36,15 @@ const STACK_BYTES: usize = 256 * 1024;
 
 /// A generous estimate of what a connection needs: its stack and its buffers.
 const ROOM_BYTES: usize = STACK_BYTES + (1 << 20);
+
+/// Sockets of a workspace's programs that look names up.
+const MAX_RESOLVERS: usize = 64;
+
+/// Names that are looked up for a workspace at the same time. Programs ask again for what was not answered.
+const MAX_LOOK_UPS: usize = 16;
+
+/// Most bytes of a question.
+const MAX_QUESTION_BYTES: usize = 1024;
 
 /// `SOCK_TYPE_MASK` of linux/net.h.
 const TYPE_BITS: u64 = 0xf;
@@ -65,19 +78,24 @@ impl Worker {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|errno| failed(&errno))?;
         let served = Arc::new_cyclic(|this: &Weak<Served>| {
             let this = Weak::clone(this);
-            let lead = move |Lead| {
+            let work = move |job| {
                 if let Some(served) = this.upgrade() {
-                    served.lead_or_give_up();
+                    match job {
+                        Job::Lead => served.lead_or_give_up(),
+                        Job::LookUp(resolver, question) => served.look_up(&resolver, &question),
+                    }
                 }
             };
             Served {
                 exits,
                 epoll,
                 watched: Mutex::default(),
-                threads: Crew::new("network", STACK_BYTES, lead),
+                copies: Copies::default(),
+                look_ups: AtomicUsize::new(0),
+                threads: Crew::new("network", STACK_BYTES, work),
             }
         });
-        let started = served.threads.give(Lead);
+        let started = served.threads.give(Job::Lead);
         started.map_err(|(_, error)| failed(&error))?;
         Ok(Self(served))
     }
@@ -111,12 +129,29 @@ struct Served {
     epoll: Epoll,
     /// Guards what `epoll` watches.
     watched: Mutex<Watched>,
-    threads: Crew<Lead>,
+    /// Of sockets that programs may connect.
+    copies: Copies,
+    /// How many names are being looked up.
+    look_ups: AtomicUsize,
+    threads: Crew<Job>,
 }
 
-/// The job to wait for events. One thread has it; it passes it on when it has accepted a connection, and serves that itself,
-/// so that no connection waits for another thread to wake up.
-struct Lead;
+/// What threads do.
+enum Job {
+    /// To wait for events. One thread does; it passes this on when it has accepted a connection, and serves that itself, so
+    /// that no connection waits for another thread to wake up.
+    Lead,
+    /// To look a name up and answer.
+    LookUp(Arc<Resolver>, Question),
+}
+
+/// The server's end of a socket on which a program looks names up.
+struct Resolver {
+    socket: OwnedFd,
+    gate: Arc<Gate>,
+    /// The number of the program's end.
+    inode: u64,
+}
 
 /// What is watched, by the data of its events.
 #[derive(Default)]
@@ -124,6 +159,8 @@ struct Watched {
     next_key: u64,
     sources: HashMap<u64, (Arc<Gate>, Arc<Source>)>,
     gates: HashMap<u64, Arc<Gate>>,
+    /// By age.
+    resolvers: BTreeMap<u64, Arc<Resolver>>,
     /// Whether the sandbox has ended.
     is_over: bool,
 }
@@ -168,7 +205,7 @@ impl Served {
             }
             for event in &events[..count] {
                 if let Some(connection) = self.serve(event.data(), event.events()) {
-                    if self.threads.give(Lead).is_ok() {
+                    if self.threads.give(Job::Lead).is_ok() {
                         // What is left of the events is told to the next one again.
                         self.serve_connection(connection);
                         return Ok(());
@@ -206,25 +243,152 @@ impl Served {
     fn serve(&self, key: u64, events: EpollFlags) -> Option<Connection> {
         let (gate, source) = {
             let watched = lock(&self.watched);
-            let source = watched.sources.get(&key);
-            (
-                watched.gates.get(&key).cloned(),
-                source.map(|(_, source)| Arc::clone(source)),
-            )
+            if let Some(gate) = watched.gates.get(&key) {
+                let gate = Arc::clone(gate);
+                drop(watched);
+                return accept(&self.exits, gate);
+            }
+            if let Some(resolver) = watched.resolvers.get(&key) {
+                let resolver = Arc::clone(resolver);
+                drop(watched);
+                self.serve_resolver(key, resolver);
+                return None;
+            }
+            watched.sources.get(&key)?.clone()
         };
-        if let Some(gate) = gate {
-            return accept(&self.exits, gate);
-        }
-        match &*source? {
+        match &*source {
             Source::Command(listener) if events.contains(EpollFlags::EPOLLIN) => {
                 if let Ok(call) = listener.receive() {
-                    hand_out(listener, call);
+                    self.answer(&gate, listener, call);
                 }
             }
             // No process has the filter any more, or the network.
             Source::Command(_) | Source::Network(_) => self.end(key),
         }
         None
+    }
+
+    /// Answers a call of a command.
+    fn answer(&self, gate: &Arc<Gate>, listener: &CallListener, call: WaitingCall) {
+        match i64::from(call.number) {
+            libc::SYS_socket => {
+                if let Err(errno) = self.hand_out(gate, listener, &call) {
+                    listener.refuse(call, errno);
+                }
+            }
+            libc::SYS_connect => {
+                let exits = &self.exits;
+                let is_resolver = |inode| self.has_resolver(inode);
+                redirect::answer_connect(exits, gate, &self.copies, is_resolver, listener, call);
+            }
+            libc::SYS_listen => {
+                // A copy would keep the port open when the program closes it.
+                drop(redirect::socket_of(&call).and_then(|socket| self.copies.take(socket)));
+                listener.proceed(call);
+            }
+            _ => listener.refuse(call, Errno::EOPNOTSUPP),
+        }
+    }
+
+    /// Answers socket(2). What is asked for is in registers, so the caller cannot change it meanwhile.
+    fn hand_out(
+        &self,
+        gate: &Arc<Gate>,
+        listener: &CallListener,
+        call: &WaitingCall,
+    ) -> nix::Result<()> {
+        let bits = |flag: SockFlag| u64::from(flag.bits().cast_unsigned());
+        let (non_blocking, close_on_exec) =
+            (bits(SockFlag::SOCK_NONBLOCK), bits(SockFlag::SOCK_CLOEXEC));
+        // An `int`: the kernel does not look at the upper half.
+        let kind = call.arguments[1] & u64::from(u32::MAX);
+        if kind & !(TYPE_BITS | non_blocking | close_on_exec) != 0 {
+            return Err(Errno::EINVAL);
+        }
+        let is_non_blocking = kind & non_blocking != 0;
+        let is_close_on_exec = kind & close_on_exec != 0;
+        let is_transparent = gate.filter().is_transparent;
+        let is_datagram = kind & TYPE_BITS == SockType::Datagram as u64;
+        let socket = if is_transparent && is_datagram {
+            self.add_resolver(gate, is_non_blocking)?
+        } else {
+            gate.socket(is_non_blocking)?
+        };
+        match listener.answer(*call, socket.as_fd(), is_close_on_exec) {
+            Ok(()) if is_transparent && !is_datagram => self.copies.keep(socket),
+            // The caller has gone.
+            Ok(()) | Err(Errno::ENOENT) => {}
+            Err(errno) => return Err(errno),
+        }
+        Ok(())
+    }
+
+    /// Makes a socket on which a program looks names up, and returns the program's end. Closes the oldest if there are too
+    /// many.
+    fn add_resolver(&self, gate: &Arc<Gate>, is_non_blocking: bool) -> nix::Result<OwnedFd> {
+        // Unlike datagrams these tell when the other end is closed.
+        let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
+        let (socket, theirs) = socketpair(AddressFamily::Unix, kind, None, flags)?;
+        if is_non_blocking {
+            fcntl(&theirs, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        }
+        let inode = redirect::inode(&theirs).ok_or(Errno::EBADF)?;
+        let mut watched = lock(&self.watched);
+        let key = watched.watch(&self.epoll, socket.as_fd());
+        let key = key.map_err(|_| Errno::ENOBUFS)?;
+        let resolver = Resolver {
+            socket,
+            gate: Arc::clone(gate),
+            inode,
+        };
+        watched.resolvers.insert(key, Arc::new(resolver));
+        if watched.resolvers.len() > MAX_RESOLVERS
+            && let Some((_, oldest)) = watched.resolvers.pop_first()
+        {
+            let _ = self.epoll.delete(&oldest.socket);
+        }
+        Ok(theirs)
+    }
+
+    fn has_resolver(&self, inode: u64) -> bool {
+        let watched = lock(&self.watched);
+        let mut resolvers = watched.resolvers.values();
+        resolvers.any(|resolver| resolver.inode == inode)
+    }
+
+    /// Takes one question, and answers it unless the name has to be looked up for that.
+    fn serve_resolver(&self, key: u64, resolver: Arc<Resolver>) {
+        let mut message = [0; MAX_QUESTION_BYTES];
+        let socket = resolver.socket.as_raw_fd();
+        let count = match recv(socket, &mut message, MsgFlags::MSG_DONTWAIT) {
+            Err(Errno::EAGAIN | Errno::EINTR) => return,
+            Ok(count) if count > 0 => count,
+            // The program has closed its end.
+            Ok(_) | Err(_) => {
+                let _ = self.epoll.delete(&resolver.socket);
+                lock(&self.watched).resolvers.remove(&key);
+                return;
+            }
+        };
+        let Some(question) = Question::parse(&message[..count]) else {
+            return;
+        };
+        if let Some(answer) = resolver::answer_at_once(&self.exits, &resolver.gate, &question) {
+            resolver.send(&question.answered(answer));
+        } else if self.look_ups.fetch_add(1, Ordering::Relaxed) >= MAX_LOOK_UPS
+            || self.threads.give(Job::LookUp(resolver, question)).is_err()
+        {
+            self.look_ups.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    fn look_up(&self, resolver: &Resolver, question: &Question) {
+        // The question leaves as the user's.
+        if let Ok(_acting) = self.exits.user.map(ActingAs::new).transpose() {
+            let answer = resolver::answer(&self.exits, &resolver.gate, question);
+            resolver.send(&question.answered(answer));
+        }
+        self.look_ups.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Lets go of a source, and of gates that nothing leads to; but not of the last one, which is likely to be needed
@@ -255,29 +419,11 @@ impl Served {
     }
 }
 
-/// Answers socket(2). What is asked for is in registers, so the caller cannot change it meanwhile.
-fn hand_out(listener: &CallListener, call: WaitingCall) {
-    let bits = |flag: SockFlag| u64::from(flag.bits().cast_unsigned());
-    let (non_blocking, close_on_exec) =
-        (bits(SockFlag::SOCK_NONBLOCK), bits(SockFlag::SOCK_CLOEXEC));
-    // An `int`: the kernel does not look at the upper half.
-    let kind = call.arguments[1] & u64::from(u32::MAX);
-    if i64::from(call.number) != libc::SYS_socket {
-        return listener.refuse(call, Errno::EOPNOTSUPP);
-    }
-    if kind & !(TYPE_BITS | non_blocking | close_on_exec) != 0 {
-        return listener.refuse(call, Errno::EINVAL);
-    }
-    let flags = if kind & non_blocking == 0 {
-        SockFlag::empty()
-    } else {
-        SockFlag::SOCK_NONBLOCK
-    };
-    let answered = loopback_socket(flags)
-        .and_then(|socket| listener.answer(call, socket.as_fd(), kind & close_on_exec != 0));
-    match answered {
-        Ok(()) | Err(Errno::ENOENT) => {}
-        Err(errno) => listener.refuse(call, errno),
+impl Resolver {
+    /// Answers a question. One that the program has no room for is lost, as in any network.
+    fn send(&self, message: &[u8]) {
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+        let _ = send(self.socket.as_raw_fd(), message, flags);
     }
 }
 

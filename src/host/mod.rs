@@ -161,8 +161,8 @@ impl Host {
             );
             return Err(Error::new(Kind::System, text));
         }
-        policy.check_network(&network)?;
         policy.check_isolation(settings.isolation)?;
+        policy.check_network(settings.isolation, &network)?;
         let homes = Homes::open(&settings.homes)?;
         let uid = *settings.users.start();
         let first = User { uid, gid: uid };
@@ -269,10 +269,8 @@ impl Host {
         let network = self.network_of(spec);
         let isolation = self.isolation_of(spec);
         self.policy.check_isolation(isolation)?;
+        self.policy.check_network(isolation, network)?;
         let has_network = isolation.owns_network(network);
-        if !has_network {
-            self.policy.check_network(network)?;
-        }
         if spec.tcp_ports > 0 && *network != Posture::Open && !has_network {
             let text = format!(
                 "tcp_ports cannot be had with network {}: sockets of this posture listen on no TCP port",
@@ -387,8 +385,7 @@ impl Host {
     ) -> Result<Arc<Sandbox>> {
         let network = self.network_of(spec).clone();
         let isolation = self.isolation_of(spec);
-        let has_network = isolation.owns_network(&network);
-        let lease = if has_network {
+        let lease = if isolation.owns_network(&network) {
             self.tcp_ports.of_own_network(spec.tcp_ports)
         } else {
             self.tcp_ports.take(spec.tcp_ports)?
@@ -428,9 +425,9 @@ impl Host {
         })?;
         let home = Arc::new(home);
         let namespaces = confinement.namespaces().cloned();
-        let tcp = match &namespaces {
-            Some(namespaces) if has_network => TcpPortsInside::All(Arc::clone(namespaces)),
-            _ => TcpPortsInside::Given(lease.ports().to_vec()),
+        let tcp = match confinement.own_network() {
+            Some(namespaces) => TcpPortsInside::All(Arc::clone(namespaces)),
+            None => TcpPortsInside::Given(lease.ports().to_vec()),
         };
         let ports = Ports::home(Arc::clone(&home), reservation.user, tcp);
         let root = Root::home(home, reservation.user);

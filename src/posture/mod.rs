@@ -30,6 +30,8 @@ pub struct Filter {
     pub rules: Rules,
     /// The proxy that connections go through; `None` for those that lead to their servers.
     pub upstream: Option<Upstream>,
+    /// Whether programs that know no proxy get through too.
+    pub is_transparent: bool,
     /// What the workspace lets through, if this is the filter of a single command: both decide.
     ceiling: Option<Arc<Self>>,
 }
@@ -90,6 +92,7 @@ impl Posture {
                 Ok(Self::Filtered(Arc::new(Filter {
                     rules: own.rules.clone(),
                     upstream: all.upstream.clone(),
+                    is_transparent: own.is_transparent,
                     ceiling: Some(Arc::clone(all)),
                 })))
             }
@@ -105,7 +108,7 @@ impl Filter {
         Self {
             rules,
             upstream,
-            ceiling: None,
+            ..Self::default()
         }
     }
 
@@ -118,6 +121,11 @@ impl Filter {
     /// See [`Rules::judge_name`].
     pub fn judge_name(&self, name: &str, port: u16) -> Verdict {
         first_refusal(self.all_rules().map(|rules| rules.judge_name(name, port)))
+    }
+
+    /// See [`Rules::judge_look_up`].
+    pub fn judge_look_up(&self, name: &str) -> Verdict {
+        first_refusal(self.all_rules().map(|rules| rules.judge_look_up(name)))
     }
 
     /// See [`Rules::judge_address`].

@@ -310,14 +310,31 @@ const NOT_LISTED: &str = "not in allow";
 impl Rules {
     /// Decides about a name before it is looked up, so that nobody is asked about a name that is not allowed.
     pub fn judge_name(&self, name: &str, port: u16) -> Verdict {
-        let is_meant = |rule: &&Rule| rule.is_about(port) && rule.has_name(name);
-        if let Some(rule) = self.deny.iter().find(is_meant) {
+        let is_about = |rule: &Rule| rule.is_about(port);
+        self.judge(name, is_about, is_about)
+    }
+
+    /// Decides about a name whose port is not known yet: whether any port of it may be allowed.
+    pub fn judge_look_up(&self, name: &str) -> Verdict {
+        self.judge(name, |deny| deny.port.is_none(), |_| true)
+    }
+
+    /// Decides about a name by the rules of each list that are about what is asked for.
+    fn judge(
+        &self,
+        name: &str,
+        is_denied: impl Fn(&Rule) -> bool,
+        is_allowed: impl Fn(&Rule) -> bool,
+    ) -> Verdict {
+        let mut deny = self.deny.iter();
+        if let Some(rule) = deny.find(|rule| is_denied(rule) && rule.has_name(name)) {
             return Verdict::refused(&rule.text);
         }
         let Some(allow) = &self.allow else {
             return Verdict::allowed("open");
         };
-        match allow.iter().find(is_meant) {
+        let mut allow = allow.iter();
+        match allow.find(|rule| is_allowed(rule) && rule.has_name(name)) {
             Some(rule) => Verdict::allowed(&rule.text),
             None => Verdict::refused(NOT_LISTED),
         }

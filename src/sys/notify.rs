@@ -33,6 +33,8 @@ pub struct CallListener(OwnedFd);
 #[derive(Debug, Clone, Copy)]
 pub struct WaitingCall {
     id: u64,
+    /// The calling thread, as /proc names it. It may have gone, and another may have its number.
+    pub thread: u32,
     /// The number of the system call.
     pub number: c_int,
     /// Its arguments.
@@ -60,6 +62,7 @@ impl CallListener {
         };
         Ok(WaitingCall {
             id: call.id,
+            thread: call.pid,
             number: call.data.nr,
             arguments: call.data.args,
         })
@@ -88,13 +91,35 @@ impl CallListener {
 
     /// Makes the call fail. A caller that has gone needs no answer.
     pub fn refuse(&self, call: WaitingCall, errno: Errno) {
+        self.respond(call, -(errno as i32), 0);
+    }
+
+    /// Makes the call return 0.
+    pub fn succeed(&self, call: WaitingCall) {
+        self.respond(call, 0, 0);
+    }
+
+    /// Lets the kernel make the call. What its pointers lead to may have been changed, so this is for calls that are safe
+    /// whatever they ask for.
+    pub fn proceed(&self, call: WaitingCall) {
+        self.respond(call, 0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE);
+    }
+
+    fn respond(&self, call: WaitingCall, error: c_int, flags: c_ulong) {
         let mut response = libc::seccomp_notif_resp {
             id: call.id,
             val: 0,
-            error: -(errno as i32),
-            flags: 0,
+            error,
+            flags: u32::try_from(flags).unwrap_or(0),
         };
         let _ = self.ioctl(libc::SECCOMP_IOCTL_NOTIF_SEND, (&raw mut response).cast());
+    }
+
+    /// Whether the call still waits: then the thread's number was the caller's until now.
+    pub fn is_waiting(&self, call: WaitingCall) -> bool {
+        let mut id = call.id;
+        let request = libc::SECCOMP_IOCTL_NOTIF_ID_VALID;
+        self.ioctl(request, (&raw mut id).cast()).is_ok()
     }
 
     fn ioctl(&self, request: libc::Ioctl, argument: *mut c_void) -> Result<(), Errno> {

@@ -155,7 +155,9 @@ fn takes_gzip(request: &Request<'_>) -> bool {
                 // 0, or 0 with up to three decimals.
                 let is_zero = |weight: &str| {
                     let rest = weight.strip_prefix('0');
-                    rest.is_some_and(|rest| rest.trim_start_matches('.').trim_matches('0') == "")
+                    rest.is_some_and(|rest| {
+                        rest.trim_start_matches('.').trim_matches('0').is_empty()
+                    })
                 };
                 weight.strip_prefix("q=").is_some_and(is_zero)
             });

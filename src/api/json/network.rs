@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
 use crate::egress::{Report, VerdictRecord};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Result};
 use crate::posture::{Filter, Posture, Protocol, Rule, Rules, Upstream};
 
 /// Most rules in each of `allow` and `deny`.
@@ -56,18 +56,16 @@ fn of_object(value: &RawValue) -> Result<Posture> {
     let deny = rules(&mut fields, "deny")?;
     let proxy = upstream(&mut fields, "proxy", Protocol::Http)?;
     let socks = upstream(&mut fields, "socks", Protocol::Socks)?;
-    if fields.boolean("transparent")?.unwrap_or(false) {
-        let text = "network cannot be transparent on this machine: programs find the proxy by HTTP_PROXY and the like";
-        return Err(Error::new(Kind::Unavailable, text));
-    }
+    let is_transparent = fields.boolean("transparent")?.unwrap_or(false);
     if proxy.is_some() && socks.is_some() {
         return Err(Error::invalid("network takes proxy or socks, and not both"));
     }
     let upstream = proxy.or(socks);
-    let has_more = deny.is_some() || upstream.is_some();
+    let has_more = deny.is_some() || upstream.is_some() || is_transparent;
     let deny = deny.unwrap_or_default();
     let filtered = |allow, deny, upstream| {
-        let filter = Filter::new(Rules { allow, deny }, upstream);
+        let mut filter = Filter::new(Rules { allow, deny }, upstream);
+        filter.is_transparent = is_transparent;
         Ok(Posture::Filtered(Arc::new(filter)))
     };
     match (mode, allow) {
@@ -78,6 +76,7 @@ fn of_object(value: &RawValue) -> Result<Posture> {
         (1, Some(_)) => Err(Error::invalid(
             "network with mode open takes no allow: everything is reached that deny does not name",
         )),
+        // Without rules all programs get through in any case.
         (1, None) if deny.is_empty() && upstream.is_none() => Ok(Posture::Open),
         (1, None) => filtered(None, deny, upstream),
         (_, None) if !has_more => Ok(Posture::Blocked),
@@ -138,6 +137,8 @@ pub(in crate::api) enum PostureDocument {
         proxy: Option<String>,
         #[serde(skip_serializing_if = "Option::is_none")]
         socks: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        transparent: Option<bool>,
     },
 }
 
@@ -159,6 +160,7 @@ impl PostureDocument {
             deny: texts(&filter.rules.deny),
             proxy: url(Protocol::Http),
             socks: url(Protocol::Socks),
+            transparent: filter.is_transparent.then_some(true),
         }
     }
 }
@@ -241,12 +243,15 @@ mod tests {
             r#"{"mode":"allowlist","allow":[],"deny":[]}"#,
             r#"{"mode":"allowlist","allow":["@pypi","*.example.com:443","10.0.0.0/8"],"deny":["@private"]}"#,
             r#"{"mode":"open","deny":["@cloud-metadata"]}"#,
+            r#"{"mode":"allowlist","allow":["@pypi"],"deny":[],"transparent":true}"#,
             r#"{"mode":"open","deny":[],"proxy":"http://proxy.example:3128"}"#,
             r#"{"mode":"allowlist","allow":["a.example"],"deny":[],"socks":"socks5h://[::1]:1080"}"#,
         ] {
             assert_eq!(shown(&parsed(text).unwrap()), text);
         }
         assert_eq!(parsed(r#"{"mode":"open"}"#), Ok(Posture::Open));
+        let nothing_to_lead = parsed(r#"{"mode":"open","transparent":true}"#);
+        assert_eq!(nothing_to_lead, Ok(Posture::Open));
         assert_eq!(parsed(r#"{"mode":"blocked"}"#), Ok(Posture::Blocked));
     }
 
@@ -276,7 +281,14 @@ mod tests {
                 r#"{"mode":"open","proxy":"http://a","socks":"socks5h://a"}"#,
                 "not both",
             ),
-            (r#"{"mode":"open","transparent":true}"#, "transparent"),
+            (
+                r#"{"mode":"blocked","transparent":true}"#,
+                "takes nothing else",
+            ),
+            (
+                r#"{"mode":"open","deny":["a"],"transparent":1}"#,
+                "transparent",
+            ),
         ] {
             let refused = parsed(text).unwrap_err();
             assert!(refused.contains(part), "{text}: {refused}");

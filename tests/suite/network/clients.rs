@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::Place;
+use super::{Place, allow, lan, transparent};
 use crate::client::environment;
 use crate::contexts::{lend, modules_of};
 use crate::fixture::{Lan, Names, OUTSIDE, Server, TempDir};
@@ -109,9 +109,17 @@ fn trust_in(certificate: &str) -> Value {
 
 #[test]
 fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
-    let Some(lan) = Lan::new() else {
-        skip!("needs root, and ip of iproute2, to make hosts");
-    };
+    check_clients(false);
+}
+
+/// The same clients without the variables.
+#[test]
+fn clients_that_are_told_of_no_proxy_get_through_where_it_is_transparent() {
+    check_clients(true);
+}
+
+fn check_clients(is_transparent: bool) {
+    let lan = lan!();
     let packages = match environment("internet", &["requests", "httpx", "uv"]) {
         Ok(python) => python.ancestors().nth(2).unwrap().to_owned(),
         Err(reason) => skip!("no clients: {reason}"),
@@ -123,9 +131,13 @@ fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
     let internet = Internet::start(&lan);
     let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
     let server = lan.start(Server::host().env("PATH", path));
-    let network =
-        json!({ "mode": "allowlist", "allow": ["@pypi", "@npm", "@github", "plain.example"] });
-    let place = Place::sandbox(&server, &json!({ "network": network }));
+    let rules = ["@pypi", "@npm", "@github", "plain.example"];
+    let network = if is_transparent {
+        transparent(&rules)
+    } else {
+        allow(&rules)
+    };
+    let place = Place::sandbox(&server, &network);
     let home = &place.sandbox.as_ref().unwrap().home;
     let ours = home.join("packages");
     lend(&packages, &ours);
@@ -137,6 +149,18 @@ fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
     let run = |script: &str| {
         let mut env = trust.clone();
         env["PYTHONPATH"] = json!(modules);
+        if is_transparent {
+            for name in [
+                "HTTP_PROXY",
+                "HTTPS_PROXY",
+                "ALL_PROXY",
+                "http_proxy",
+                "https_proxy",
+                "all_proxy",
+            ] {
+                env[name] = Value::Null;
+            }
+        }
         let body = json!({ "cmd": ["sh", "-c", script], "env": env, "timeout": 100 });
         let outcome = place.run(&body);
         (
@@ -166,11 +190,31 @@ fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
     let fetch = "fetch('https://plain.example/').then((answer) => answer.text()).then(console.log)";
     let (_, version) = run("node -p 'process.versions.node.split(\".\")[0]'");
     let (code, text) = run(&format!("node -e \"{fetch}\""));
-    if version.trim().parse::<u32>().unwrap() >= 24 {
+    if is_transparent || version.trim().parse::<u32>().unwrap() >= 24 {
         assert!(text.contains("a page"), "{text}");
     } else {
         assert_eq!(code, Some(1), "{text}");
     }
+    // Those who look the name up themselves learn that there is no such one.
+    let texts: &[&str] = if is_transparent {
+        &["not known", "Could not resolve"]
+    } else {
+        &["403"]
+    };
+    check_refusals(&run, texts);
+    // pip says only that it found nothing.
+    let index = "--retries 0 --index-url https://evil.example/simple/";
+    let (code, text) = run(&format!("PYTHONPATH= v/bin/pip download {index} greeting"));
+    assert_ne!(code, Some(0), "{text}");
+    assert!(!names.asked().contains(&"evil.example".to_owned()));
+    // A static program that looks for no variable.
+    let mut plan = Plan::default();
+    plan.add(&["tcp-connect", &format!("{OUTSIDE}:443")], "EACCES");
+    place.check(&plan, &json!({}));
+}
+
+/// Clients that ask for what is not allowed say why they fail, by one of the texts.
+fn check_refusals(run: &impl Fn(&str) -> (Option<i64>, String), texts: &[&str]) {
     let refused = [
         ("curl", "curl -sS https://evil.example/".to_owned()),
         (
@@ -193,17 +237,11 @@ fn clients_that_people_use_get_through_and_are_refused_with_a_reason() {
     for (client, script) in refused {
         let (code, text) = run(&script);
         assert_ne!(code, Some(0), "{client}: {text}");
-        assert!(text.contains("403"), "{client}: {text}");
+        assert!(
+            texts.iter().any(|known| text.contains(known)),
+            "{client}: {text}"
+        );
     }
-    // pip says only that it found nothing.
-    let index = "--retries 0 --index-url https://evil.example/simple/";
-    let (code, text) = run(&format!("PYTHONPATH= v/bin/pip download {index} greeting"));
-    assert_ne!(code, Some(0), "{text}");
-    assert!(!names.asked().contains(&"evil.example".to_owned()));
-    // A static program that looks for no variable.
-    let mut plan = Plan::default();
-    plan.add(&["tcp-connect", &format!("{OUTSIDE}:443")], "EACCES");
-    place.check(&plan, &json!({}));
 }
 
 /// The same for Java, whose programs take the proxy as properties.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Place, allow, sh, visitors, ways_to_leave, with};
+use super::{Place, allow, lan, sh, transparent, visitors, ways_to_leave, with};
 use crate::fixture::{
     INSIDE, Lan, Names, OTHERS, OUTSIDE, PATIENCE, Sandbox, Server, Wiretap, assert_error,
     in_network, is_root, serve_pages, wait_until,
@@ -15,18 +15,8 @@ use crate::fixture::{
 use crate::skip;
 use crate::walls::probe::Plan;
 
-/// The hosts, or a reason why not.
-macro_rules! lan {
-    () => {
-        match Lan::new() {
-            Some(lan) => lan,
-            None => skip!("needs root, and ip of iproute2, to make hosts"),
-        }
-    };
-}
-
 /// Runs a test on a dedicated machine whose commands have a network, and in a sandbox that has it.
-fn in_both_modes(lan: &Lan, network: &Value, test: impl Fn(&Place<'_>, &Value)) {
+pub fn in_both_modes(lan: &Lan, network: &Value, test: impl Fn(&Place<'_>, &Value)) {
     test(&Place::dedicated(&lan.start(Server::builder())), network);
     let server = lan.start(Server::host());
     test(&Place::sandbox(&server, network), &json!({}));
@@ -34,7 +24,7 @@ fn in_both_modes(lan: &Lan, network: &Value, test: impl Fn(&Place<'_>, &Value)) 
 
 /// The port of the gate that commands have.
 #[track_caller]
-fn gate_of(place: &Place<'_>, more: &Value) -> u16 {
+pub fn gate_of(place: &Place<'_>, more: &Value) -> u16 {
     let proxy = sh(place, more, "echo $HTTP_PROXY");
     let port = proxy.trim().rsplit_once(':').unwrap().1.parse().unwrap();
     for name in [
@@ -163,25 +153,40 @@ fn no_socket_leads_past_the_proxy() {
     let lan = lan!();
     let web = lan.serve(OUTSIDE, "the web");
     let tap = Wiretap::start(&lan);
-    let network = allow(&[&web.to_string()]);
-    in_both_modes(&lan, &network, |place, more| {
+    let allowed = web.to_string();
+    for (network, is_transparent) in [
+        (allow(&[&allowed]), false),
+        // What is allowed would be reached here.
+        (transparent(&["nobody.example"]), true),
+    ] {
+        check_ways_out(&lan, &network, web, is_transparent);
+    }
+    assert_eq!(tap.finish(), Vec::<String>::new());
+}
+
+fn check_ways_out(lan: &Lan, network: &Value, web: SocketAddr, is_transparent: bool) {
+    in_both_modes(lan, network, |place, more| {
         let gate = gate_of(place, more);
         // Somebody who waits at the port of the gate elsewhere, and at others.
         let at_gate = lan.listen(OUTSIDE, gate);
         let outside = lan.listen(OUTSIDE, 0);
         let inside = lan.inside.run(|| TcpListener::bind("0.0.0.0:0").unwrap());
         let port = |server: &TcpListener| server.local_addr().unwrap().port();
+        // Refused by the proxy before the kernel is asked.
+        let outside_gate = if is_transparent { "EACCES" } else { "EINVAL" };
         let targets = [
-            (format!("{OUTSIDE}:{gate}"), "EINVAL"),
+            (format!("{OUTSIDE}:{gate}"), outside_gate),
             (format!("{OUTSIDE}:{}", port(&outside)), "EACCES"),
             (web.to_string(), "EACCES"),
             (format!("127.0.0.1:{}", port(&inside)), "EACCES"),
             (format!("{INSIDE}:{}", port(&inside)), "EACCES"),
             // The port is the gate's at every address; nobody listens there.
             (format!("127.0.0.2:{gate}"), "ECONNREFUSED"),
+            (format!("{OUTSIDE}:53"), "EACCES"),
         ];
+        let targets = &targets[..targets.len() - usize::from(is_transparent)];
         let mut plan = Plan::default();
-        for (target, expected) in &targets {
+        for (target, expected) in targets {
             for steps in ways_to_leave() {
                 let steps: Vec<&str> = steps.iter().map(String::as_str).collect();
                 let act = [&["leave", target.as_str()], &steps[..]].concat();
@@ -204,7 +209,6 @@ fn no_socket_leads_past_the_proxy() {
             assert_eq!(visitors(server), 0);
         }
     });
-    assert_eq!(tap.finish(), Vec::<String>::new());
 }
 
 #[test]
@@ -243,18 +247,22 @@ fn there_are_no_other_sockets() {
 #[test]
 fn a_race_for_the_address_of_a_connection_is_lost() {
     let lan = lan!();
-    in_both_modes(&lan, &allow(&[]), |place, more| {
-        let gate = gate_of(place, more);
-        let at_gate = lan.listen(OUTSIDE, gate);
-        let other = lan.listen(OUTSIDE, 0);
-        let other = other.local_addr().unwrap().to_string();
-        let (own, wanted) = (format!("127.0.0.1:{gate}"), format!("{OUTSIDE}:{gate}"));
-        let mut plan = Plan::default();
-        plan.add(&["race-address", "400", &own, &wanted], "ok");
-        plan.add(&["race-address", "400", &own, &other], "ok");
-        place.check(&plan, more);
-        assert_eq!(visitors(&at_gate), 0);
-    });
+    for network in [allow(&[]), transparent(&[])] {
+        in_both_modes(&lan, &network, |place, more| {
+            let gate = gate_of(place, more);
+            let at_gate = lan.listen(OUTSIDE, gate);
+            let other = lan.listen(OUTSIDE, 0);
+            let at_other = other.local_addr().unwrap().to_string();
+            let (own, wanted) = (format!("127.0.0.1:{gate}"), format!("{OUTSIDE}:{gate}"));
+            let mut plan = Plan::default();
+            plan.add(&["race-address", "400", &own, &wanted], "ok");
+            plan.add(&["race-address", "400", &own, &at_other], "ok");
+            place.check(&plan, more);
+            for server in [&at_gate, &other] {
+                assert_eq!(visitors(server), 0);
+            }
+        });
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod blocked;
 mod choices;
 mod clients;
 mod filtered;
+mod transparent;
 
 use std::net::TcpListener;
 
@@ -120,6 +121,24 @@ fn in_both_modes_with(with: impl Fn(Builder) -> Builder, test: impl Fn(&Place<'_
 pub fn allow(rules: &[&str]) -> Value {
     json!({ "network": { "mode": "allowlist", "allow": rules } })
 }
+
+/// The same for programs that know no proxy.
+pub fn transparent(rules: &[&str]) -> Value {
+    let mut fields = allow(rules);
+    fields["network"]["transparent"] = json!(true);
+    fields
+}
+
+/// The hosts, or a reason why not.
+macro_rules! lan {
+    () => {
+        match crate::fixture::Lan::new() {
+            Some(lan) => lan,
+            None => crate::skip!("needs root, and ip of iproute2, to make hosts"),
+        }
+    };
+}
+pub(crate) use lan;
 
 /// What a shell prints.
 #[track_caller]
