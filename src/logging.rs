@@ -148,18 +148,23 @@ pub fn debug(line: fmt::Arguments<'_>) {
     }
 }
 
-/// Escapes text from a client to printable ASCII and cuts it to [`MAX_QUOTED`] characters.
-pub fn quoted(bytes: &[u8]) -> String {
-    let text = String::from_utf8_lossy(&bytes[..bytes.len().min(4 * MAX_QUOTED)]);
-    let mut quoted: String = text
-        .chars()
-        .flat_map(char::escape_default)
-        .take(MAX_QUOTED)
-        .collect();
-    if bytes.len() > MAX_QUOTED {
-        quoted.push_str("...");
+/// Text from a client, which is shown as printable ASCII and cut to [`MAX_QUOTED`] characters.
+pub fn quoted(bytes: &[u8]) -> impl fmt::Display {
+    Quoted(bytes)
+}
+
+struct Quoted<'a>(&'a [u8]);
+
+impl fmt::Display for Quoted<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = String::from_utf8_lossy(&self.0[..self.0.len().min(4 * MAX_QUOTED)]);
+        let mut escaped = text.chars().flat_map(char::escape_default).take(MAX_QUOTED);
+        escaped.try_for_each(|character| formatter.write_char(character))?;
+        if self.0.len() > MAX_QUOTED {
+            formatter.write_str("...")?;
+        }
+        Ok(())
     }
-    quoted
 }
 
 #[cfg(test)]
@@ -168,12 +173,14 @@ mod tests {
 
     #[test]
     fn what_a_client_wrote_stays_on_its_line() {
+        let quoted = |bytes| super::quoted(bytes).to_string();
+        let long = quoted(&[b'x'; 5000]);
         let quoted = quoted("/a\n\u{9b}2J\u{2028}\u{1b}é".as_bytes());
         assert!(
             quoted.bytes().all(|byte| byte.is_ascii_graphic()),
             "{quoted}"
         );
-        assert_eq!(super::quoted(&[b'x'; 5000]).len(), MAX_QUOTED + 3);
+        assert_eq!(long.len(), MAX_QUOTED + 3);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! The state that the hall shares with the doors: the machine, the tokens, and the figures for metrics.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+
+use serde_json::value::RawValue;
 
 use super::counts::RequestCounts;
 use super::credentials::{self, presented_token};
@@ -24,6 +26,8 @@ pub(super) struct Context {
     pub(super) origins: Origins,
     pub(super) tickets: Tickets<Workspace>,
     pub(super) doors: Doors,
+    /// What `/health` says of it, once it was asked.
+    pub(super) isolation: OnceLock<Box<RawValue>>,
 }
 
 impl Context {

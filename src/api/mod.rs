@@ -18,6 +18,8 @@ mod origins;
 mod rest;
 mod tickets;
 
+use std::sync::OnceLock;
+
 use crate::auth::{Access, Authenticator, Holder, Refused};
 use crate::config::Doors;
 use crate::http::seats::Seats;
@@ -65,6 +67,7 @@ impl Api {
                 origins: Origins(settings.allowed_origins),
                 tickets: Tickets::default(),
                 doors,
+                isolation: OnceLock::new(),
             },
             is_local: settings.is_local,
         }

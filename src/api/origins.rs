@@ -50,12 +50,15 @@ fn is_local(host: &[u8]) -> bool {
         return is_end && address.is_ok_and(|address| address.to_canonical().is_loopback());
     }
     let (name, port) = host.split_once(':').unwrap_or((host, ""));
-    let name = name.to_ascii_lowercase();
+    let is_localhost = name
+        .rsplit('.')
+        .next()
+        .is_some_and(|last| last.eq_ignore_ascii_case("localhost"));
     let is_loopback = || {
         name.parse::<Ipv4Addr>()
             .is_ok_and(|address| address.is_loopback())
     };
-    is_port(port) && (name == "localhost" || name.ends_with(".localhost") || is_loopback())
+    is_port(port) && (is_localhost || is_loopback())
 }
 
 /// The allowed origins.

@@ -24,13 +24,33 @@ pub enum Progress<H> {
 }
 
 /// The header fields of a message, in the order received.
+///
+/// All of them are in one buffer: a client sends ten of them with each request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Fields(Vec<(String, Vec<u8>)>);
+pub struct Fields {
+    /// Each name and its value.
+    text: Vec<u8>,
+    /// Where they end.
+    ends: Vec<(usize, usize)>,
+}
 
 impl Fields {
     /// Names as sent, with values without surrounding white space.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &[u8])> {
-        self.0.iter().map(|(name, value)| (&name[..], &value[..]))
+        let mut start = 0;
+        self.ends.iter().map(move |(name_end, end)| {
+            let (name, value) = (&self.text[start..*name_end], &self.text[*name_end..*end]);
+            start = *end;
+            // Names are tokens, which are ASCII.
+            (std::str::from_utf8(name).unwrap_or_default(), value)
+        })
+    }
+
+    fn push(&mut self, (name, value): (&[u8], &[u8])) {
+        self.text.extend_from_slice(name);
+        let name_end = self.text.len();
+        self.text.extend_from_slice(value);
+        self.ends.push((name_end, self.text.len()));
     }
 
     /// The values of all fields of a name.
@@ -204,16 +224,19 @@ pub fn response_head(bytes: &[u8]) -> Result<Progress<ResponseHead>, ParseError>
 
 /// The header lines up to the empty one; `None` if some are missing.
 fn fields(lines: &mut Lines<'_>) -> Result<Option<Fields>, ParseError> {
-    let mut fields = Vec::new();
+    let mut fields = Fields {
+        text: Vec::with_capacity(lines.bytes.len() - lines.at),
+        ends: Vec::new(),
+    };
     while let Some(line) = lines.next()? {
         if line.is_empty() {
             return if lines.at > MAX_HEAD_BYTES {
                 Err(ParseError::HeadTooLarge)
             } else {
-                Ok(Some(Fields(fields)))
+                Ok(Some(fields))
             };
         }
-        if fields.len() == MAX_HEADERS {
+        if fields.ends.len() == MAX_HEADERS {
             return Err(ParseError::HeadTooLarge);
         }
         fields.push(header_parts(line)?);
@@ -316,7 +339,7 @@ fn status_line_parts(line: &[u8]) -> Result<(u8, u16, &[u8]), ParseError> {
 ///
 /// # Errors
 /// `Malformed`.
-pub(super) fn header_parts(line: &[u8]) -> Result<(String, Vec<u8>), ParseError> {
+pub(super) fn header_parts(line: &[u8]) -> Result<(&[u8], &[u8]), ParseError> {
     if line.starts_with(b" ") || line.starts_with(b"\t") {
         return Err(Malformed("a folded header line"));
     }
@@ -331,10 +354,7 @@ pub(super) fn header_parts(line: &[u8]) -> Result<(String, Vec<u8>), ParseError>
     if !is_text(value) {
         return Err(Malformed("a header value has a control character"));
     }
-    Ok((
-        String::from_utf8_lossy(name).into_owned(),
-        value.trim_ascii().to_vec(),
-    ))
+    Ok((name, value.trim_ascii()))
 }
 
 /// The length of what is `left`, or `most` if that is less.

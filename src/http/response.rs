@@ -229,7 +229,12 @@ impl From<Refusal> for Response {
 
 /// Appends the status line of a response or an interim response.
 pub fn append_status_line(out: &mut Vec<u8>, status: u16, reason: &[u8]) {
-    out.extend_from_slice(format!("HTTP/1.1 {status} ").as_bytes());
+    out.extend_from_slice(b"HTTP/1.1 ");
+    // Three digits.
+    let digits =
+        [status / 100, status / 10, status].map(|digit| b"0123456789"[usize::from(digit % 10)]);
+    out.extend_from_slice(&digits);
+    out.push(b' ');
     out.extend_from_slice(reason);
     out.extend_from_slice(b"\r\n");
 }

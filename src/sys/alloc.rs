@@ -5,9 +5,38 @@
 //! keeps it: 128 MiB of forgotten logs stay resident.
 
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::UnsafeCell;
 use std::ptr;
+use std::sync::atomic::AtomicU32;
 
-use dlmalloc::GlobalDlmalloc;
+use dlmalloc::Dlmalloc;
+
+use super::lock::{FREE, acquire, release};
+
+/// The small allocations of all threads. The lock is a word, because a request takes it forty times: that of
+/// `dlmalloc::GlobalDlmalloc` is `pthread_mutex_lock(3)`, which takes twice as long and sleeps at once.
+struct SmallHeap {
+    lock: AtomicU32,
+    dlmalloc: UnsafeCell<Dlmalloc>,
+}
+
+static SMALL: SmallHeap = SmallHeap {
+    lock: AtomicU32::new(FREE),
+    dlmalloc: UnsafeCell::new(Dlmalloc::new()),
+};
+
+// SAFETY: only the thread that holds the lock reaches the heap.
+unsafe impl Sync for SmallHeap {}
+
+impl SmallHeap {
+    fn with<T>(&self, use_it: impl FnOnce(&mut Dlmalloc) -> T) -> T {
+        acquire(&self.lock);
+        // SAFETY: this thread holds the lock, and `use_it` cannot keep the reference. It does not panic.
+        let result = use_it(unsafe { &mut *self.dlmalloc.get() });
+        release(&self.lock);
+        result
+    }
+}
 
 struct Allocator;
 
@@ -33,7 +62,7 @@ unsafe impl GlobalAlloc for Allocator {
             if Self::is_large(layout.size()) {
                 System.alloc(layout)
             } else {
-                GlobalDlmalloc.alloc(layout)
+                SMALL.with(|heap| heap.malloc(layout.size(), layout.align()))
             }
         }
     }
@@ -44,7 +73,7 @@ unsafe impl GlobalAlloc for Allocator {
             if Self::is_large(layout.size()) {
                 System.alloc_zeroed(layout)
             } else {
-                GlobalDlmalloc.alloc_zeroed(layout)
+                SMALL.with(|heap| heap.calloc(layout.size(), layout.align()))
             }
         }
     }
@@ -55,7 +84,7 @@ unsafe impl GlobalAlloc for Allocator {
             if Self::is_large(layout.size()) {
                 System.dealloc(memory, layout);
             } else {
-                GlobalDlmalloc.dealloc(memory, layout);
+                SMALL.with(|heap| heap.free(memory, layout.size(), layout.align()));
             }
         }
     }
@@ -66,7 +95,9 @@ unsafe impl GlobalAlloc for Allocator {
         unsafe {
             match (Self::is_large(layout.size()), Self::is_large(size)) {
                 (true, true) => System.realloc(memory, layout, size),
-                (false, false) => GlobalDlmalloc.realloc(memory, layout, size),
+                (false, false) => {
+                    SMALL.with(|heap| heap.realloc(memory, layout.size(), layout.align(), size))
+                }
                 _ => {
                     let new = self.alloc(Layout::from_size_align_unchecked(size, layout.align()));
                     if !new.is_null() {

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use nix::libc::{self, c_int};
 use nix::sys::time::TimeSpec;
 
-const FREE: u32 = 0;
+pub(super) const FREE: u32 = 0;
 const HELD: u32 = 1;
 /// Held, and others may wait for it.
 const CONTENDED: u32 = 2;
@@ -98,10 +98,7 @@ impl<T> Mutex<T> {
 
     /// Waits until no other thread holds it.
     pub fn lock(&self) -> MutexGuard<'_, T> {
-        let (set, fetch) = (Ordering::Acquire, Ordering::Relaxed);
-        if self.word.compare_exchange(FREE, HELD, set, fetch).is_err() {
-            acquire_contended(&self.word);
-        }
+        acquire(&self.word);
         self.taken()
     }
 
@@ -206,6 +203,15 @@ impl Condvar {
     }
 }
 
+/// Takes a lock that is only a word. [`stop_thread`] knows nothing of it.
+#[inline]
+pub(super) fn acquire(word: &AtomicU32) {
+    let (set, fetch) = (Ordering::Acquire, Ordering::Relaxed);
+    if word.compare_exchange(FREE, HELD, set, fetch).is_err() {
+        acquire_contended(word);
+    }
+}
+
 #[cold]
 fn acquire_contended(word: &AtomicU32) {
     let (set, fetch) = (Ordering::Acquire, Ordering::Relaxed);
@@ -222,7 +228,8 @@ fn acquire_contended(word: &AtomicU32) {
     }
 }
 
-fn release(word: &AtomicU32) {
+#[inline]
+pub(super) fn release(word: &AtomicU32) {
     if word.swap(FREE, Ordering::Release) == CONTENDED {
         futex_wake(word, 1);
     }

@@ -331,8 +331,9 @@ fn host_label(host: Option<&[u8]>) -> Option<(u16, String)> {
 
 fn has_own_header(request: &Request<'_>) -> bool {
     request.head.fields.iter().any(|(name, _)| {
-        let name = name.to_ascii_lowercase();
-        HEADERS.contains(&name.as_str()) || name.starts_with(HEADER_PREFIX)
+        let beginning = name.get(..HEADER_PREFIX.len());
+        HEADERS.iter().any(|own| own.eq_ignore_ascii_case(name))
+            || beginning.is_some_and(|beginning| beginning.eq_ignore_ascii_case(HEADER_PREFIX))
     })
 }
 

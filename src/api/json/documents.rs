@@ -5,6 +5,7 @@ use std::io::{Cursor, Read};
 use std::time::Duration;
 
 use serde::Serialize;
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use super::network::PostureDocument;
@@ -27,14 +28,14 @@ pub(in crate::api) const PROTOCOL: u32 = 3;
 
 /// `GET /health`.
 #[derive(Serialize)]
-pub(in crate::api) struct Health {
+pub(in crate::api) struct Health<'a> {
     pub(in crate::api) status: &'static str,
     pub(in crate::api) version: &'static str,
     pub(in crate::api) protocol: u32,
     pub(in crate::api) uptime_ms: u128,
     pub(in crate::api) mode: &'static str,
     pub(in crate::api) sandboxes: usize,
-    pub(in crate::api) isolation: MachineIsolation,
+    pub(in crate::api) isolation: &'a RawValue,
 }
 
 /// `GET /v1/access`.
@@ -58,14 +59,15 @@ pub(in crate::api) struct MachineIsolation {
 }
 
 impl MachineIsolation {
-    /// Describes what a machine can do.
-    pub(in crate::api) fn of(machine: &Machine) -> Self {
-        Self {
+    /// Describes what a machine can do, which does not change: to keep.
+    pub(in crate::api) fn of(machine: &Machine) -> Box<RawValue> {
+        let isolation = Self {
             always: Isolation::of(machine),
             postures: machine.postures(),
             isolations: machine.isolations(),
             limits: machine.limits(),
-        }
+        };
+        to_raw_value(&isolation).expect("names and numbers are JSON")
     }
 }
 

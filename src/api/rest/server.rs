@@ -42,6 +42,7 @@ pub(super) fn access(call: &Call<'_, '_>) -> Answer {
 /// `GET /health`.
 pub(super) fn health(call: &Call<'_, '_>) -> Answer {
     let machine = &call.context.machine;
+    let isolation = &call.context.isolation;
     Ok(Response::json(&Health {
         status: "ok",
         version: env!("CARGO_PKG_VERSION"),
@@ -49,6 +50,6 @@ pub(super) fn health(call: &Call<'_, '_>) -> Answer {
         uptime_ms: machine.uptime().as_millis(),
         mode: machine.mode(),
         sandboxes: machine.sandboxes(),
-        isolation: MachineIsolation::of(machine),
+        isolation: isolation.get_or_init(|| MachineIsolation::of(machine)),
     }))
 }
