@@ -91,6 +91,7 @@ impl Worker {
                 epoll,
                 watched: Mutex::default(),
                 copies: Copies::default(),
+                spare: Mutex::default(),
                 look_ups: AtomicUsize::new(0),
                 threads: Crew::new("network", STACK_BYTES, work),
             }
@@ -131,6 +132,9 @@ struct Served {
     watched: Mutex<Watched>,
     /// Of sockets that programs may connect.
     copies: Copies,
+    /// Guards a socket that was made before it is asked for, so that the caller does not wait for that. It is the same for
+    /// all gates of a workspace.
+    spare: Mutex<Option<OwnedFd>>,
     /// How many names are being looked up.
     look_ups: AtomicUsize,
     threads: Crew<Job>,
@@ -312,7 +316,7 @@ impl Served {
         let socket = if is_transparent && is_datagram {
             self.add_resolver(gate, is_non_blocking)?
         } else {
-            gate.socket(is_non_blocking)?
+            self.socket(gate, is_non_blocking)?
         };
         match listener.answer(*call, socket.as_fd(), is_close_on_exec) {
             Ok(()) if is_transparent && !is_datagram => self.copies.keep(socket),
@@ -320,7 +324,21 @@ impl Served {
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
         }
+        if lock(&self.spare).is_none() {
+            let next = gate.socket(false).ok();
+            *lock(&self.spare) = next;
+        }
         Ok(())
+    }
+
+    fn socket(&self, gate: &Arc<Gate>, is_non_blocking: bool) -> nix::Result<OwnedFd> {
+        let Some(spare) = lock(&self.spare).take() else {
+            return gate.socket(is_non_blocking);
+        };
+        if is_non_blocking {
+            fcntl(&spare, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
+        }
+        Ok(spare)
     }
 
     /// Makes a socket on which a program looks names up, and returns the program's end. Closes the oldest if there are too
