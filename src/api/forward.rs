@@ -5,7 +5,9 @@
 //! because development servers refuse names that they do not know; the name that the client used is
 //! in `X-Forwarded-Host`.
 
-use crate::http::parse::Head;
+use crate::http::parse::{Framing, Head};
+use std::sync::Arc;
+
 use crate::http::{Refusal, Request, Response};
 use crate::ports::Port;
 use crate::relay::{FieldChanges, Forward, Home, RelayError, exchange};
@@ -38,7 +40,9 @@ pub(super) fn forward(
             "CONNECT is not passed on; other protocols than HTTP begin with an Upgrade",
         ));
     }
-    let socket = workspace.ports.connect(port)?;
+    let key = key(&request.head, port, path, withheld);
+    let slot = Arc::clone(request.kept);
+    let kept = can_be_repeated(&request.head).then(|| slot.take(&key));
     let withheld = [&OWN, withheld].concat();
     let forward = Forward {
         target: target(path, request.head.query.as_deref()),
@@ -47,15 +51,46 @@ pub(super) fn forward(
         added: forwarded(request, path),
         counter: None,
         changes,
+        keep: Some((slot, key)),
     };
-    exchange(request, socket, &forward).map_err(|error| match error {
+    let answer = match kept
+        .flatten()
+        .map(|connection| exchange(request, connection, &forward))
+    {
+        // Without one, or when the server has closed it while the request was on its way.
+        None | Some(Err(RelayError::NoAnswer(_))) => {
+            let connection = workspace.ports.connect(port)?;
+            exchange(request, Arc::new(connection), &forward)
+        }
+        Some(answer) => answer,
+    };
+    answer.map_err(|error| match error {
         RelayError::Client(error) => error.into(),
-        RelayError::Upstream(text) => Refusal::new(
+        RelayError::Upstream(text) | RelayError::NoAnswer(text) => Refusal::new(
             502,
             "bad_response",
             format!("the server at port {port} cannot be understood: {text}"),
         ),
     })
+}
+
+/// What requests have in common that may use one connection: the way here, and the credentials.
+fn key(head: &Head, port: &Port, path: &[u8], withheld: &[&str]) -> Vec<u8> {
+    let mut key = format!("{port}\n").into_bytes();
+    key.extend_from_slice(&head.path[..head.path.len() - path.len()]);
+    for name in ["host"].iter().chain(withheld) {
+        for value in head.values(name) {
+            key.extend_from_slice(format!("\n{name}: ").as_bytes());
+            key.extend_from_slice(value);
+        }
+    }
+    key
+}
+
+/// Whether a request can be sent again if its connection was closed meanwhile (RFC 9110 section 9.2.2).
+fn can_be_repeated(head: &Head) -> bool {
+    let is_safe = matches!(&*head.method, "GET" | "HEAD" | "OPTIONS");
+    is_safe && matches!(head.framing, Framing::None | Framing::Length(0))
 }
 
 /// Where clients find the server behind a port whose paths are below `prefix`.

@@ -140,10 +140,12 @@ impl Proxy {
             added,
             counter: Some(Arc::clone(&self.exits.egress.moved)),
             changes: FieldChanges::default(),
+            keep: None,
         };
-        exchange(request, socket.into(), &forward).map_err(|error| match error {
+        let socket = Arc::new(socket.into());
+        exchange(request, socket, &forward).map_err(|error| match error {
             RelayError::Client(error) => error.into(),
-            RelayError::Upstream(text) => Refusal::new(
+            RelayError::Upstream(text) | RelayError::NoAnswer(text) => Refusal::new(
                 502,
                 "bad_response",
                 format!("{authority} cannot be understood: {text}"),

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
+use super::kept::{KEPT_FOR, KeptSlot};
 use super::late::{LateStream, StreamHead};
 use super::parse::{Framing, Head, NO_SLASH, ParseError, at_most};
 use super::reader::{BODY_LIMIT, SocketReader};
@@ -77,14 +78,29 @@ fn serve_requests(
     served: &Served,
 ) {
     let mut reader = SocketReader::new(Arc::clone(socket));
-    while let Some(head) = reader.read_head(seat.ledger()).transpose() {
-        match serve_request(&mut reader, &mut seat, head, handler, keep, served) {
+    let kept = Arc::default();
+    loop {
+        drop_unless_used_soon(&kept, &reader);
+        let Some(head) = reader.read_head(seat.ledger()).transpose() else {
+            return;
+        };
+        match serve_request(&mut reader, &mut seat, head, handler, keep, served, &kept) {
             Ok(true) => {}
             Ok(false) => return linger(socket),
             Err(error) => {
                 logging::debug(format_args!("closed a connection: {error}"));
                 return;
             }
+        }
+    }
+}
+
+/// Waits a moment for the next request if a connection is kept for it.
+fn drop_unless_used_soon(kept: &KeptSlot, reader: &SocketReader) {
+    if !kept.is_empty() && reader.unused().is_empty() {
+        let mut entries = [PollEntry::new(reader.socket().as_fd(), Events::READABLE)];
+        if !poll(&mut entries, Some(KEPT_FOR)) {
+            kept.clear();
         }
     }
 }
@@ -98,6 +114,7 @@ fn serve_request(
     handler: &dyn Handler,
     keep: bool,
     served: &Served,
+    kept: &Arc<KeptSlot>,
 ) -> io::Result<bool> {
     let begun = Instant::now();
     let socket = &Arc::clone(reader.socket());
@@ -132,6 +149,7 @@ fn serve_request(
                 seat,
                 ledger: Arc::clone(&ledger),
                 closes: false,
+                kept,
             };
             served.set_answered(false);
             let response = handler.handle(&mut request);

@@ -15,6 +15,7 @@ pub mod connection;
 #[cfg(test)]
 mod fuzz;
 pub mod handshake;
+mod kept;
 pub mod late;
 pub mod parse;
 pub mod range;
@@ -27,5 +28,6 @@ pub mod stream;
 pub mod websocket;
 
 pub use connection::Handler;
+pub use kept::KeptSlot;
 pub use request::Request;
 pub use response::{Body, Refusal, Response};

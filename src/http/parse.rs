@@ -104,6 +104,8 @@ pub struct ResponseHead {
     pub fields: Fields,
     /// As announced; the status and the request decide as well where the body ends.
     pub framing: Framing,
+    /// Whether the server takes another request on the connection.
+    pub keep_alive: bool,
 }
 
 /// How a message announces the end of its body (RFC 9112 section 6.3).
@@ -217,6 +219,8 @@ pub fn response_head(bytes: &[u8]) -> Result<Progress<ResponseHead>, ParseError>
         status,
         reason: reason.to_vec(),
         framing: framing(&fields, minor_version)?,
+        keep_alive: minor_version == 1
+            && !fields.connection_options().any(|option| option == "close"),
         fields,
     };
     Ok(Progress::Complete(head, lines.at))

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{MsgFlags, send};
 
 use super::body::BodyDecoder;
+use super::kept::KeptSlot;
 use super::parse::Head;
 pub use super::reader::ReceiveError;
 use super::reader::SocketReader;
@@ -50,6 +51,8 @@ pub struct Request<'c> {
     pub ledger: Arc<Ledger>,
     /// Whether the connection ends with the answer.
     pub closes: bool,
+    /// Where a connection to another server may be, and may stay.
+    pub kept: &'c Arc<KeptSlot>,
 }
 
 impl Request<'_> {

@@ -1,7 +1,7 @@
 //! The port proxy's relay, where this server is the client of an upstream server.
 //!
-//! The upstream server gets exactly one request: its head is written here and its body is framed anew,
-//! and its connection is used for nothing else. No byte of the answer reaches the client unparsed: the
+//! The upstream server gets one request at a time: its head is written here and its body is framed anew. Its connection
+//! is the next request's only if that comes from the same client, soon, and there is no doubt where the answer ended. No byte of the answer reaches the client unparsed: the
 //! head is parsed by the rules for requests and written by `connection`, the body is taken out of its
 //! framing and put into another. So neither side can put the other out of step.
 //!
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, shutdown};
 
+use crate::http::KeptSlot;
 use crate::http::body::BodyDecoder;
 use crate::http::parse::{Framing, ResponseHead};
 use crate::http::reader::{BODY_LIMIT, ReceiveError};
@@ -51,11 +52,11 @@ pub fn connected(socket: OwnedFd, account: Account) -> Response {
 /// to the client.
 ///
 /// # Errors
-/// `Client` if the request cannot be received or the client has disconnected; `Upstream` if the server closes,
-/// or answers something other than HTTP/1.1.
+/// `Client` if the request cannot be received or the client has disconnected; `NoAnswer` if the server closes at once;
+/// `Upstream` if it closes later, or answers something other than HTTP/1.1.
 pub fn exchange(
     request: &mut Request<'_>,
-    socket: OwnedFd,
+    socket: Arc<OwnedFd>,
     forward: &Forward<'_>,
 ) -> Result<Response, RelayError> {
     let Request {
@@ -97,7 +98,8 @@ pub fn exchange(
                 None => exchange.response_ready = false,
                 Some(response) if response.status >= 200 => {
                     let changes = forward.changes.clone();
-                    let relay = Relay::new(exchange, response, to_head, account, changes);
+                    let keep = forward.keep.clone().filter(|_| response.keep_alive);
+                    let relay = Relay::new(exchange, response, to_head, account, changes, keep);
                     let status = relay.head.status;
                     return Ok(Response::new(status, Body::Takeover(Box::new(relay))));
                 }
@@ -252,6 +254,8 @@ struct Relay {
     framing: Framing,
     account: Account,
     changes: FieldChanges,
+    /// Where the server's connection stays, if it may.
+    keep: Option<(Arc<KeptSlot>, Vec<u8>)>,
 }
 
 impl Relay {
@@ -262,6 +266,7 @@ impl Relay {
         to_head: bool,
         account: Account,
         changes: FieldChanges,
+        keep: Option<(Arc<KeptSlot>, Vec<u8>)>,
     ) -> Self {
         let (decoder, framing) = match (head.status, head.framing) {
             (204, _) => (BodyDecoder::Ended, Framing::None),
@@ -275,7 +280,9 @@ impl Relay {
             (_, Framing::None) => (BodyDecoder::UntilClose, Framing::Chunked),
             (_, framing) => (BodyDecoder::new(framing), framing),
         };
+        let has_end = !matches!(decoder, BodyDecoder::UntilClose);
         Self {
+            keep: keep.filter(|_| has_end),
             exchange,
             head,
             decoder,
@@ -294,7 +301,7 @@ impl Relay {
         });
         self.exchange.response_ready = !upstream.reader.unused().is_empty();
         let is_cut = result.is_err()
-            || (ends_by_close && upstream.was_reset && matches!(decoder, BodyDecoder::Ended));
+            || (ends_by_close && upstream.was_reset() && matches!(decoder, BodyDecoder::Ended));
         if is_cut {
             return Some(Err(io::ErrorKind::UnexpectedEof.into()));
         }
@@ -339,6 +346,12 @@ impl Takeover for Relay {
             if client.is_flushed()
                 && let Some(outcome) = outcome.take()
             {
+                if outcome.is_ok()
+                    && let Some((slot, key)) = self.keep.take()
+                    && let Some(connection) = self.exchange.upstream.into_idle()
+                {
+                    slot.put(key, connection);
+                }
                 return outcome;
             }
             self.exchange.wait(client, body, outcome.is_none(), None)?;
@@ -397,6 +410,7 @@ mod tests {
             seat: &mut seat,
             ledger,
             closes: false,
+            kept: &Arc::default(),
         };
         let forward = Forward {
             target: b"/".to_vec(),
@@ -405,8 +419,9 @@ mod tests {
             added: Vec::new(),
             counter: None,
             changes: FieldChanges::default(),
+            keep: None,
         };
-        let response = exchange(&mut request, upstream, &forward);
+        let response = exchange(&mut request, Arc::new(upstream), &forward);
         outcome(client, response, &mut request.body);
     }
 

@@ -13,6 +13,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use crate::client::Disconnected;
+use crate::http::KeptSlot;
 use crate::http::parse::{
     Fields, Framing, Head, MAX_HEAD_BYTES, MAX_HEADERS, ParseError, ResponseHead,
 };
@@ -63,6 +64,9 @@ pub struct Forward<'a> {
     pub counter: Option<Arc<AtomicU64>>,
     /// What is changed in the fields of the response.
     pub changes: FieldChanges,
+    /// Where the connection to the server stays, if its answer allows that, and the key for it. Without it the server is
+    /// told to close it.
+    pub keep: Option<(Arc<KeptSlot>, Vec<u8>)>,
 }
 
 /// What is changed in the fields of a response. The default is nothing.
@@ -138,6 +142,8 @@ pub enum RelayError {
     Client(ReceiveError),
     /// The upstream server does not answer in HTTP; the text says what it did.
     Upstream(String),
+    /// The same, and not a byte of an answer has come.
+    NoAnswer(String),
 }
 
 impl From<Disconnected> for RelayError {
@@ -151,7 +157,7 @@ impl From<RelayError> for io::Error {
         match error {
             RelayError::Client(ReceiveError::TimedOut) => io::ErrorKind::TimedOut.into(),
             RelayError::Client(error) => Self::other(format!("client: {error:?}")),
-            RelayError::Upstream(text) => Self::other(text),
+            RelayError::Upstream(text) | RelayError::NoAnswer(text) => Self::other(text),
         }
     }
 }
@@ -162,21 +168,21 @@ pub(super) struct Upstream {
     pub(super) writer: StreamWriter<Arc<OwnedFd>>,
     /// Whether the whole request was handed over, or the server takes no more of it.
     is_fed: bool,
-    /// Whether sending failed with a reset. The kernel reports a reset once: reading afterwards finds
-    /// an orderly end.
-    pub(super) was_reset: bool,
+    /// Why sending failed. The kernel reports a reset once: reading afterwards finds an orderly end.
+    failure: Option<Errno>,
+    /// Whether a head has come.
+    has_answered: bool,
     size: ReadSize,
 }
 
 impl Upstream {
     pub(super) fn new(
-        socket: OwnedFd,
+        socket: Arc<OwnedFd>,
         head: &Head,
         body: &BodyReader<'_>,
         forward: &Forward<'_>,
         account: &Account,
     ) -> Self {
-        let socket = Arc::new(socket);
         let head_bytes = request_head(head, body.awaits_go_ahead(), forward);
         let chunked = head.framing == Framing::Chunked;
         let mut reader = SocketReader::new(Arc::clone(&socket));
@@ -185,7 +191,8 @@ impl Upstream {
             reader,
             writer: StreamWriter::new(socket, head_bytes, chunked),
             is_fed: body.is_over(),
-            was_reset: false,
+            failure: None,
+            has_answered: false,
             size: ReadSize::new(account),
         }
     }
@@ -210,7 +217,7 @@ impl Upstream {
     /// is not an error if it takes no more.
     pub(super) fn flush(&mut self) {
         if let Err(errno) = self.writer.try_flush() {
-            self.was_reset = errno == Errno::ECONNRESET;
+            self.failure = Some(errno);
             self.writer.discard();
             self.is_fed = true;
         }
@@ -218,13 +225,21 @@ impl Upstream {
 
     /// The head of the next response, interim ones included; `None` until it has arrived.
     pub(super) fn try_read_head(&mut self) -> Result<Option<ResponseHead>, RelayError> {
-        self.reader.try_read_response_head().map_err(|error| {
-            let begun = if self.reader.unused().is_empty() {
+        let result = self.reader.try_read_response_head();
+        self.has_answered |= matches!(result, Ok(Some(_)));
+        result.map_err(|error| {
+            let is_silent = self.reader.unused().is_empty();
+            let begun = if is_silent {
                 "before it answered"
             } else {
                 "in the middle of a response's head"
             };
-            RelayError::Upstream(match error {
+            let error_of = if is_silent && !self.has_answered {
+                RelayError::NoAnswer
+            } else {
+                RelayError::Upstream
+            };
+            error_of(match error {
                 ReceiveError::Parse(ParseError::Malformed(what)) => {
                     format!("its answer is not HTTP/1.1: {what}")
                 }
@@ -235,6 +250,21 @@ impl Upstream {
                 _ => format!("it closed the connection {begun}"),
             })
         })
+    }
+}
+
+impl Upstream {
+    /// Whether sending failed with a reset.
+    pub(super) fn was_reset(&self) -> bool {
+        self.failure == Some(Errno::ECONNRESET)
+    }
+
+    /// The connection, if another request can follow this one: all of it was sent, and nothing has come behind the
+    /// answer.
+    pub(super) fn into_idle(self) -> Option<Arc<OwnedFd>> {
+        let is_done = self.is_fed && self.failure.is_none() && self.writer.is_flushed();
+        let is_idle = is_done && self.reader.unused().is_empty();
+        is_idle.then(|| Arc::clone(self.reader.socket()))
     }
 }
 
@@ -265,6 +295,8 @@ fn request_head(head: &Head, expects: bool, forward: &Forward<'_>) -> Vec<u8> {
     }
     if wants_upgrade(head) {
         append_upgrade(&mut out, &head.fields);
+        out.extend_from_slice(b"\r\n");
+    } else if forward.keep.is_some() {
         out.extend_from_slice(b"\r\n");
     } else {
         out.extend_from_slice(b"Connection: close\r\n\r\n");

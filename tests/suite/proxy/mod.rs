@@ -5,6 +5,7 @@
 
 mod failing;
 mod headers;
+mod kept;
 mod peers;
 mod ports;
 mod relaying;
