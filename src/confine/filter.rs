@@ -77,7 +77,7 @@ enum Denial {
     UnusualSockets,
     /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`. Where the server answers look-ups, 0 for [`libc::IP_RECVERR`].
     SocketOptions,
-    /// Never by the filter: the server answers.
+    /// Not denied but left to the server, which answers the call.
     Left,
     /// `EOPNOTSUPP` if the argument with this number, of flags, has `MSG_FASTOPEN`.
     FastOpen(u32),

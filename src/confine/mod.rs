@@ -545,7 +545,17 @@ impl Confinement {
     /// Serves the gate of a command that has started.
     fn serve_gate(&self, gate: Option<Arc<Gate>>, listener: Option<CallListener>) -> Result<()> {
         match (gate, listener, self.namespaces.as_deref()) {
-            (Some(gate), Some(listener), _) => self.exits.serve(gate, listener),
+            (Some(gate), Some(listener), namespaces) => {
+                let is_inner = |inner: &Arc<Gate>| Arc::ptr_eq(inner, &gate);
+                if let Some(namespaces) =
+                    namespaces.filter(|_| self.inner_gate.as_ref().is_some_and(is_inner))
+                {
+                    // Until the sandbox ends: the last connections may be of programs that have ended.
+                    self.exits
+                        .serve_inside(&gate, namespaces.holder().as_fd())?;
+                }
+                self.exits.serve(gate, listener)
+            }
             (Some(gate), None, Some(namespaces)) => {
                 self.exits.serve_inside(&gate, namespaces.holder().as_fd())
             }
@@ -593,7 +603,9 @@ impl Confinement {
             set(&mut environment, "NODE_USE_ENV_PROXY", Some("1"));
             if gate.filter().is_transparent {
                 // glibc and c-ares look names up over TCP then: over UDP c-ares cannot.
-                set(&mut environment, "RES_OPTIONS", Some("use-vc"));
+                // Names are looked up as they are before the domains of the search list are tried: whether these exist may
+                // be for the client's own proxy to know.
+                set(&mut environment, "RES_OPTIONS", Some("use-vc ndots:0"));
             }
             for name in ["NO_PROXY", "no_proxy"] {
                 set(

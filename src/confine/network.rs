@@ -155,6 +155,11 @@ impl Networks {
     /// # Errors
     /// `Unavailable`, with the reason.
     pub(super) fn check(&self, posture: &Posture, is_owned: bool) -> Result<()> {
+        if let Posture::Filtered(filter) = posture
+            && filter.is_transparent
+        {
+            egress::check_memory_access()?;
+        }
         let least = match posture {
             Posture::Filtered(filter) if is_owned && filter.is_transparent => {
                 if self.has_filters && sys::has_listeners() {

@@ -53,6 +53,23 @@ pub fn check() -> Result<()> {
     }
 }
 
+/// Whether the server may read the memory of commands (Documentation/admin-guide/LSM/Yama.rst): of its descendants if the
+/// setting is below 2.
+///
+/// # Errors
+/// `Unavailable`, with the reason.
+pub fn check_memory_access() -> Result<()> {
+    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
+    // Without Yama there is no such file.
+    let scope = scope.map_or(Ok(0), |text| text.trim().parse::<u8>());
+    if scope.is_ok_and(|scope| scope < 2) {
+        return Ok(());
+    }
+    let text = "network cannot be transparent on this machine: kernel.yama.ptrace_scope keeps the server from the memory of \
+                programs; set it to 1";
+    Err(Error::new(Kind::Unavailable, text))
+}
+
 /// Whether any device sends packets with a loopback source.
 fn routes_loopback(devices: &Path) -> io::Result<bool> {
     for device in std::fs::read_dir(devices)? {

@@ -18,8 +18,9 @@ const MAX_LABEL_BYTES: usize = 63;
 /// The class of the internet.
 const INTERNET: u16 = 1;
 
-/// The type of IPv4 addresses.
+// Types of records (RFC 1035, RFC 3596).
 const IPV4: u16 = 1;
+const IPV6: u16 = 28;
 
 // Bits of the header's second word.
 const IS_ANSWER: u16 = 0x8000;
@@ -40,10 +41,21 @@ pub(super) struct Question {
     section: Vec<u8>,
     /// The host that it is about; `None` if the name cannot be one's.
     pub(super) host: Option<String>,
-    /// Whether it asks for IPv4 addresses.
-    pub(super) wants_ipv4: bool,
-    /// Whether it is an ordinary one.
+    /// What it asks for.
+    pub(super) kind: Kind,
+    /// Whether its class and operation are the usual ones.
     pub(super) is_understood: bool,
+}
+
+/// What a question asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// Addresses of IPv4.
+    Ipv4,
+    /// Addresses of IPv6.
+    Ipv6,
+    /// Records of another type.
+    Other,
 }
 
 /// What is said about a question.
@@ -55,6 +67,8 @@ pub(super) enum Answer {
     Nothing,
     /// There is no such host.
     NoHost,
+    /// Nobody can tell now.
+    Failed,
     /// Such questions are not answered here.
     NotImplemented,
 }
@@ -99,7 +113,11 @@ impl Question {
             flags,
             section: message[HEADER_BYTES..at + 4].to_vec(),
             host,
-            wants_ipv4: kind == IPV4,
+            kind: match kind {
+                IPV4 => Kind::Ipv4,
+                IPV6 => Kind::Ipv6,
+                _ => Kind::Other,
+            },
             is_understood: class == INTERNET && flags & OPERATION == 0,
         })
     }
@@ -108,6 +126,7 @@ impl Question {
     pub(super) fn answered(&self, answer: Answer) -> Vec<u8> {
         let code = match answer {
             Answer::Address(_) | Answer::Nothing => 0,
+            Answer::Failed => 2,
             Answer::NoHost => 3,
             Answer::NotImplemented => 4,
         };
@@ -153,7 +172,7 @@ mod tests {
         let asked = message(7, &[b"Pypi", b"org"], IPV4, INTERNET);
         let question = Question::parse(&asked).unwrap();
         assert_eq!(question.host.as_deref(), Some("pypi.org"));
-        assert!(question.wants_ipv4 && question.is_understood);
+        assert!(question.kind == Kind::Ipv4 && question.is_understood);
         let answer = question.answered(Answer::Address([198, 18, 0, 1].into()));
         // The question comes back as it was written.
         assert_eq!(
@@ -171,7 +190,8 @@ mod tests {
         let parsed = |labels: &[&[u8]], kind, class| {
             Question::parse(&message(1, labels, kind, class)).unwrap()
         };
-        assert!(!parsed(&[b"a"], 28, INTERNET).wants_ipv4);
+        assert_eq!(parsed(&[b"a"], 28, INTERNET).kind, Kind::Ipv6);
+        assert_eq!(parsed(&[b"a"], 33, INTERNET).kind, Kind::Other);
         assert!(!parsed(&[b"a"], IPV4, 3).is_understood);
         for labels in [
             &[b"a b" as &[u8]] as &[&[u8]],

@@ -5,7 +5,8 @@
 //! device, and Landlock lets it connect to one port only, that of the command's [`Gate`]. So whatever the program
 //! does with its socket, it reaches the gate or nothing. Behind the gate is a proxy, which decides by the rules.
 //!
-//! Programs that know no proxy are led to the gate too where the filter is transparent (see `redirect`).
+//! Where the filter is transparent the connections of programs without proxy support are redirected to the gate (see
+//! `redirect`).
 //!
 //! In a network of the sandbox's own the gate is a socket of that network, and nothing else is there to be reached.
 //! Commands make their sockets themselves.
@@ -36,7 +37,7 @@ use crate::ledger::Ledger;
 use crate::posture::Filter;
 use crate::sync::{Mutex, lock};
 use crate::sys::{CallListener, User};
-pub use check::check;
+pub use check::{check, check_memory_access};
 pub use gate::{Gate, MakeSocket};
 use report::VerdictLog;
 pub use report::{Report, VerdictRecord};

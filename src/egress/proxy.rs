@@ -1,5 +1,5 @@
 //! The proxy behind a gate: HTTP/1.1 with `CONNECT` and absolute targets (RFC 9110, RFC 9112), SOCKS 5, and connections
-//! of programs that were led here.
+//! that were redirected here.
 //!
 //! Requests are parsed and framed as strictly as those of clients. A refusal names the rule, so that whoever reads the
 //! output of a program knows what to add.
@@ -166,10 +166,16 @@ impl Proxy {
         }
     }
 
-    /// Serves a program that knows nothing of the proxy. A reset is all that tells it of a failure.
+    /// Serves a program without proxy support. A reset is all that tells it of a failure.
     fn serve_redirected(&self, socket: &Arc<TcpStream>) -> std::io::Result<()> {
         let server = match redirect::read_line(&**socket)? {
-            Some((host, port)) if redirect::asks_for_names(&host, port) => {
+            Some((host, port))
+                if redirect::asks_for_names(
+                    &host,
+                    port,
+                    &connect::judge(&self.exits, &self.gate, &host, port),
+                ) =>
+            {
                 return self.answer_questions(socket);
             }
             Some((host, port)) => connect::open(&self.exits, &self.gate, &host, port).ok(),

@@ -1,64 +1,79 @@
-//! Connections of programs that know no proxy, which are led to the gate all the same.
+//! Redirects the connections of programs without proxy support to the gate.
 //!
-//! The server keeps a copy of each socket that it hands out, and answers connect(2) too: it connects the copy, tells the
-//! proxy in a first line where the program wanted to go, and lets the call succeed. A datagram socket is one end of a pair of
-//! Unix sockets, on which the server answers questions for names.
+//! The server keeps a copy of each socket that it hands out, and answers connect(2) too: it connects the copy to the gate,
+//! sends the requested address in a first line, and lets the call succeed. A datagram socket is one end of a pair of
+//! Unix sockets, on which the server answers look-ups of names.
 //!
-//! Nothing here has to hold for the walls to hold. Where a program wants to go is read from its memory, which it may change
-//! meanwhile; but that is no more than a wish, about which the proxy decides. A call that is not understood goes on in
-//! the kernel, where a socket that was handed out reaches the gate or nothing (see the module above).
+//! The walls do not depend on any of this. The requested address is read from the program's memory, which may change
+//! meanwhile; the proxy judges whatever the line says. A call that the server does not understand continues in the kernel,
+//! where a socket that was handed out reaches the gate or nothing (see the module above).
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io::Read;
-use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddrV4};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{FcntlArg, OFlag, fcntl};
-use nix::sys::socket::{MsgFlags, SockaddrStorage, connect, send};
+use nix::sys::socket::{MsgFlags, SockaddrStorage, connect, send, setsockopt, sockopt};
 use nix::sys::stat::fstat;
 
 use super::Exits;
 use super::connect::judge;
 use super::gate::Gate;
-use super::resolver::DNS_PORT;
-use crate::posture::{Host, host_and_port};
+use super::resolver::{DNS_PORT, stands_for_a_name};
+use crate::posture::{Host, Verdict, host_and_port};
 use crate::sync::{Mutex, lock};
-use crate::sys::{CallListener, Events, PollEntry, WaitingCall, poll};
+use crate::sys::{self, CallListener, Events, PollEntry, TcpState, WaitingCall, poll};
 
-/// Sockets of a workspace that are not connected, of which the server has copies.
+/// Most sockets of a workspace that are not connected, of which the server has copies.
 const MAX_COPIES: usize = 64;
 
-/// How long the gate may take to accept. It is on this machine: longer only if more wait than it has places for.
-const GATE_LIMIT: Duration = Duration::from_millis(100);
+/// How long a handshake with the gate may take. It is on this machine, and the gate has room.
+const HANDSHAKE_LIMIT: Duration = Duration::from_millis(100);
 
-/// Begins a connection that was led here. No other protocol of the proxy begins so.
+/// Begins a connection that was redirected. No other protocol of the proxy begins so.
 pub(super) const MARK: u8 = 0;
 
 /// Most bytes of the line that begins such a connection: a name, its port and the mark.
 const MAX_LINE_BYTES: usize = 264;
 
-/// Copies of sockets that were handed out, by the number of their inode.
+/// Copies of sockets that were handed out and are not connected.
 #[derive(Default)]
 pub(super) struct Copies {
-    /// Guards the copies, the oldest first.
+    /// Guards the copies with the numbers of their inodes, the oldest first.
     sockets: Mutex<VecDeque<(u64, OwnedFd)>>,
 }
 
 impl Copies {
-    /// Keeps a copy, and closes the oldest if there are too many: a connection of that one is refused by the kernel.
+    /// Keeps a copy, unless descriptors are scarce. Drops those that are of no use any more, and the oldest if there are too
+    /// many: a connection of that one is refused by the kernel.
     pub(super) fn keep(&self, socket: OwnedFd) {
-        let Some(inode) = inode(&socket) else {
+        let Some(inode) = inode(&socket).filter(|_| !sys::is_getting_scarce(socket.as_fd())) else {
             return;
         };
-        let mut sockets = lock(&self.sockets);
-        if sockets.len() == MAX_COPIES {
-            sockets.pop_front();
+        let mut dropped = Vec::new();
+        {
+            let mut sockets = lock(&self.sockets);
+            let mut index = 0;
+            while let Some((_, socket)) = sockets.get(index) {
+                // A copy of a connection, or of a port, would keep it open when the program closes it.
+                if sys::tcp_state(socket.as_fd()) == Ok(TcpState::Unconnected) {
+                    index += 1;
+                } else {
+                    dropped.extend(sockets.remove(index));
+                }
+            }
+            if sockets.len() >= MAX_COPIES {
+                dropped.extend(sockets.pop_front());
+            }
+            sockets.push_back((inode, socket));
         }
-        sockets.push_back((inode, socket));
+        for (_, socket) in dropped {
+            close(socket);
+        }
     }
 
     /// Takes a copy out.
@@ -67,6 +82,24 @@ impl Copies {
         let index = sockets.iter().position(|(own, _)| *own == inode)?;
         sockets.remove(index).map(|(_, socket)| socket)
     }
+
+    /// Drops all: no command is left that could connect one.
+    pub(super) fn clear(&self) {
+        let sockets = std::mem::take(&mut *lock(&self.sockets));
+        for (_, socket) in sockets {
+            close(socket);
+        }
+    }
+}
+
+/// Closes a copy, which may be the last one: without waiting for what the program may have sent (socket(7), `SO_LINGER`).
+pub(super) fn close(socket: OwnedFd) {
+    let at_once = libc::linger {
+        l_onoff: 0,
+        l_linger: 0,
+    };
+    let _ = setsockopt(&socket, sockopt::Linger, &at_once);
+    drop(socket);
 }
 
 /// The number that /proc shows of a socket.
@@ -74,7 +107,8 @@ pub(super) fn inode(socket: impl AsFd) -> Option<u64> {
     fstat(socket).ok().map(|file| file.st_ino)
 }
 
-/// The socket that a call is about: its first argument. `None` if it is none, or the caller has gone.
+/// The inode of the socket that a call is about, its first argument. `None` if the argument is no socket, or the caller has
+/// gone.
 pub(super) fn socket_of(call: &WaitingCall) -> Option<u64> {
     let number = u32::try_from(call.arguments[0] & u64::from(u32::MAX)).ok()?;
     let link = fs::read_link(format!("/proc/{}/fd/{number}", call.thread)).ok()?;
@@ -82,8 +116,8 @@ pub(super) fn socket_of(call: &WaitingCall) -> Option<u64> {
     inode.strip_suffix(']')?.parse().ok()
 }
 
-/// Where connect(2) shall lead; `None` if that is no IPv4 address, or the memory cannot be read.
-fn wish_of(call: &WaitingCall) -> Option<SocketAddrV4> {
+/// The address that connect(2) was called with. `None` if it is not one of IPv4, or the memory cannot be read.
+fn requested_address(call: &WaitingCall) -> Option<SocketAddrV4> {
     let [_, pointer, length, ..] = call.arguments;
     // An `int`.
     if length & u64::from(u32::MAX) < size_of::<libc::sockaddr_in>() as u64 {
@@ -114,7 +148,7 @@ pub(super) fn answer_connect(
     if copy.is_none() && !is_resolver(socket) {
         return listener.proceed(call);
     }
-    let wish = wish_of(&call);
+    let address = requested_address(&call);
     // If the caller has gone, what was read may be another process's with its number.
     if !listener.is_waiting(call) {
         if let Some(copy) = copy {
@@ -123,80 +157,99 @@ pub(super) fn answer_connect(
         return;
     }
     let Some(copy) = copy else {
-        return match wish {
-            Some(wish) if wish.port() == DNS_PORT => listener.succeed(call),
+        return match address {
+            Some(address) if address.port() == DNS_PORT => listener.succeed(call),
             _ => listener.refuse(call, Errno::EACCES),
         };
     };
-    let Some(wish) = wish.filter(|wish| !is_left_alone(gate, *wish)) else {
+    let Some(address) = address.filter(|address| !connects_directly(gate, *address)) else {
         // Closed first: a copy of a connection would keep it open when the program closes it.
-        drop(copy);
+        close(copy);
         return listener.proceed(call);
     };
-    match lead(exits, gate, &copy, wish) {
+    let redirected = redirect(exits, gate, &copy, address);
+    match redirected {
         Ok(()) => listener.succeed(call),
-        Err(errno) => {
-            copies.keep(copy);
-            listener.refuse(call, errno);
-        }
+        Err(errno) => listener.refuse(call, errno),
+    }
+    // The program may try again, unless the socket was connected.
+    if redirected.is_err() {
+        copies.keep(copy);
+    } else {
+        close(copy);
     }
 }
 
-/// Whether a program may connect to an address by itself: to the proxy, and to the loopback interface of its own network.
-fn is_left_alone(gate: &Gate, wish: SocketAddrV4) -> bool {
-    let is_gate = wish.port() == gate.port();
-    wish.ip().is_loopback() && (is_gate || (gate.is_inside() && wish.port() != DNS_PORT))
+/// Whether a program connects to an address by itself: to the proxy, and to the loopback interface of its own network.
+fn connects_directly(gate: &Gate, address: SocketAddrV4) -> bool {
+    let is_gate = address.port() == gate.port();
+    let is_own = gate.is_inside() && address.port() != DNS_PORT;
+    let is_loopback = address.ip().is_loopback() || address.ip().is_unspecified();
+    is_loopback && (is_gate || is_own)
 }
 
-/// Leads a socket to the gate instead of an address.
-fn lead(exits: &Exits, gate: &Gate, socket: &OwnedFd, wish: SocketAddrV4) -> nix::Result<()> {
-    let port = wish.port();
-    let host = match gate.names().of(*wish.ip()) {
+/// Connects a socket to the gate instead of an address.
+fn redirect(
+    exits: &Exits,
+    gate: &Gate,
+    socket: &OwnedFd,
+    address: SocketAddrV4,
+) -> nix::Result<()> {
+    let port = address.port();
+    let host = match gate.names().of(*address.ip()) {
         Some(name) => Host::Name(name),
-        None => Host::Address((*wish.ip()).into()),
+        None => Host::Address((*address.ip()).into()),
     };
     // The proxy notes what is allowed.
-    let verdict = judge(exits, gate, &host, port);
-    if !asks_for_names(&host, port) && !verdict.is_allowed {
+    let verdict =
+        if host == Host::Address((*address.ip()).into()) && stands_for_a_name(*address.ip()) {
+            Verdict::refused("the name is not known any more")
+        } else {
+            judge(exits, gate, &host, port)
+        };
+    if !verdict.is_allowed && !asks_for_names(&host, port, &verdict) {
         exits.note(&host.to_string(), port, &verdict);
         return Err(Errno::EACCES);
     }
-    connect_soon(socket, gate.address())?;
+    connect_soon(socket, gate)?;
     let mut line = vec![MARK];
     line.extend_from_slice(format!("{host}:{port}\n").as_bytes());
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
-    send(socket.as_raw_fd(), &line, flags).map(drop)
+    // It fails if the program has shut the socket down meanwhile, and the proxy then closes the connection.
+    let _ = send(socket.as_raw_fd(), &line, flags);
+    Ok(())
 }
 
-/// Whether a connection is to a name server. There is one at every address.
-pub(super) fn asks_for_names(host: &Host, port: u16) -> bool {
-    port == DNS_PORT && matches!(host, Host::Address(_))
+/// Whether a connection is to a name server. There is one at every address, unless a rule names that address and the port.
+pub(super) fn asks_for_names(host: &Host, port: u16, verdict: &Verdict) -> bool {
+    let is_named = verdict.is_allowed && verdict.rule.ends_with(":53");
+    port == DNS_PORT && matches!(host, Host::Address(_)) && !is_named
 }
 
-/// Connects a socket of a program, whose flags are the program's too, within [`GATE_LIMIT`].
-fn connect_soon(socket: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
-    let flags = OFlag::from_bits_retain(fcntl(socket, FcntlArg::F_GETFL)?);
-    let may_block = !flags.contains(OFlag::O_NONBLOCK);
-    if may_block {
-        fcntl(socket, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK))?;
+/// Connects a socket of a program to a gate that has room.
+///
+/// The program decides whether the socket blocks, and may change that at any time. So a gate whose queue is half full refuses:
+/// connect(2) would wait for it, on the thread that accepts.
+fn connect_soon(socket: &OwnedFd, gate: &Gate) -> nix::Result<()> {
+    match sys::tcp_state(gate.listener().as_fd())? {
+        TcpState::Listening { waiting, most } if waiting < most.div_ceil(2) => {}
+        _ => return Err(Errno::ECONNREFUSED),
     }
-    let mut connected = connect(socket.as_raw_fd(), &SockaddrStorage::from(address));
-    if connected == Err(Errno::EINPROGRESS) {
-        let mut entries = [PollEntry::new(socket.as_fd(), Events::WRITABLE)];
-        connected = if poll(&mut entries, Some(GATE_LIMIT)) {
+    let address = SockaddrStorage::from(gate.address());
+    match connect(socket.as_raw_fd(), &address) {
+        Err(Errno::EINPROGRESS) => {
+            let mut entries = [PollEntry::new(socket.as_fd(), Events::WRITABLE)];
+            if !poll(&mut entries, Some(HANDSHAKE_LIMIT)) {
+                return Err(Errno::ETIMEDOUT);
+            }
             // Tells how it ended.
-            connect(socket.as_raw_fd(), &SockaddrStorage::from(address))
-        } else {
-            Err(Errno::ETIMEDOUT)
-        };
+            connect(socket.as_raw_fd(), &address)
+        }
+        connected => connected,
     }
-    if may_block {
-        fcntl(socket, FcntlArg::F_SETFL(flags))?;
-    }
-    connected
 }
 
-/// Reads the line that begins a connection: where the program wanted to go. `None` if it is none.
+/// Reads the line that begins a redirected connection: the requested destination. `None` if the line is malformed.
 ///
 /// # Errors
 /// The client has gone, or is too slow.
@@ -209,8 +262,8 @@ pub(super) fn read_line(mut client: impl Read) -> std::io::Result<Option<(Host, 
         if byte == *b"\n" {
             let text = line.strip_prefix(&[MARK]);
             let text = text.and_then(|text| std::str::from_utf8(text).ok());
-            let wish = text.and_then(host_and_port);
-            return Ok(wish.and_then(|(host, port)| Some((host, port?))));
+            let requested = text.and_then(host_and_port);
+            return Ok(requested.and_then(|(host, port)| Some((host, port?))));
         }
         line.push(byte[0]);
     }
@@ -222,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_says_where_a_program_wanted_to_go() {
+    fn a_line_holds_the_requested_destination() {
         let read = |text: &[u8]| read_line(text).ok().flatten();
         let name = Host::Name("a.example".to_owned());
         assert_eq!(read(b"\0a.example:80\nGET /"), Some((name, 80)));

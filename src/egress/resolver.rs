@@ -1,15 +1,15 @@
-//! The names of programs that know no proxy: what they are told when they look one up.
+//! Answers look-ups of programs without proxy support.
 //!
 //! They get an address that leads nowhere, made for the name out of 198.18.0.0/15, which is for tests of network devices
 //! and which no host of the internet has (RFC 2544). When they connect to it the server knows which name is meant, and
-//! lets the rules decide about that. So no address is ever looked up twice, and none that a program was told is trusted.
+//! lets the rules decide about that. The addresses that the name really has are looked up for the connection.
 
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
 use super::Exits;
 use super::connect::look_up;
-use super::dns::{Answer, Question};
+use super::dns::{Answer, Kind, Question};
 use super::gate::Gate;
 use crate::sync::{Mutex, lock};
 
@@ -78,6 +78,12 @@ fn address(number: u32) -> Ipv4Addr {
     Ipv4Addr::from_bits(FIRST + number)
 }
 
+/// Whether an address is one of those that are made for names.
+pub(super) fn stands_for_a_name(address: Ipv4Addr) -> bool {
+    let number = address.to_bits().checked_sub(FIRST);
+    number.is_some_and(|number| number < ADDRESSES)
+}
+
 /// Answers a question without asking anybody; `None` if the name has to be looked up for that.
 pub(super) fn answer_at_once(exits: &Exits, gate: &Gate, question: &Question) -> Option<Answer> {
     if !question.is_understood {
@@ -89,13 +95,15 @@ pub(super) fn answer_at_once(exits: &Exits, gate: &Gate, question: &Question) ->
     let verdict = gate.filter().judge_look_up(host);
     if !verdict.is_allowed {
         // Programs ask for addresses of both families.
-        if question.wants_ipv4 {
+        if question.kind == Kind::Ipv4 {
             exits.note(host, DNS_PORT, &verdict);
         }
         return Some(Answer::NoHost);
     }
-    if !question.wants_ipv4 {
-        return Some(Answer::Nothing);
+    match question.kind {
+        Kind::Ipv4 => {}
+        Kind::Ipv6 => return Some(Answer::Nothing),
+        Kind::Other => return Some(Answer::NotImplemented),
     }
     let names = gate.names();
     let address = names.address_of(host);
@@ -111,9 +119,18 @@ pub(super) fn answer(exits: &Exits, gate: &Gate, question: &Question) -> Answer 
         // Only whether there is such a host: programs go through the domains of their search list by that.
         match look_up(host) {
             Ok(_) => Answer::Address(gate.names().add(host)),
-            Err(_) => Answer::NoHost,
+            Err(error) if is_unknown(&error) => Answer::NoHost,
+            Err(_) => Answer::Failed,
         }
     })
+}
+
+/// Whether a look-up failed because there is no such host. The standard library has no kind for that: it has the texts of
+/// the C library, which is part of the program.
+fn is_unknown(error: &std::io::Error) -> bool {
+    let text = error.to_string();
+    let texts = ["Name does not resolve", "Name has no usable address"];
+    texts.iter().any(|known| text.ends_with(known))
 }
 
 #[cfg(test)]

@@ -4,16 +4,19 @@
 //! It ends some time after the last command. A caller that gets no processor time can hold it up, and with it the
 //! other commands of its workspace, but no others.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
+use std::io::IoSliceMut;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, SockFlag, SockType, recv, recvmsg, send, socketpair,
+};
 
 use super::dns::Question;
 use super::gate::Gate;
@@ -25,7 +28,7 @@ use crate::http::seats::{Peer, Seat};
 use crate::http::server::refuse;
 use crate::logging;
 use crate::memory::Room;
-use crate::sync::{Mutex, lock};
+use crate::sync::{CountedPlace, Mutex, lock};
 use crate::sys::{self, ActingAs, CallListener, WaitingCall};
 
 /// How long the thread stays without a command, in milliseconds: starting it again takes as long as a tenth of one.
@@ -37,7 +40,7 @@ const STACK_BYTES: usize = 256 * 1024;
 /// A generous estimate of what a connection needs: its stack and its buffers.
 const ROOM_BYTES: usize = STACK_BYTES + (1 << 20);
 
-/// Sockets of a workspace's programs that look names up.
+/// Most sockets of a workspace's programs that look names up.
 const MAX_RESOLVERS: usize = 64;
 
 /// Names that are looked up for a workspace at the same time. Programs ask again for what was not answered.
@@ -79,11 +82,21 @@ impl Worker {
         let served = Arc::new_cyclic(|this: &Weak<Served>| {
             let this = Weak::clone(this);
             let work = move |job| {
-                if let Some(served) = this.upgrade() {
-                    match job {
-                        Job::Lead => served.lead_or_give_up(),
-                        Job::LookUp(resolver, question) => served.look_up(&resolver, &question),
+                // Closing may take long, so nothing else is held meanwhile.
+                if let Job::Close(resolver) = job {
+                    return drop(resolver);
+                }
+                let Some(served) = this.upgrade() else {
+                    return;
+                };
+                match job {
+                    Job::Lead => served.lead_or_give_up(),
+                    Job::LookUp(look_up) => {
+                        served.look_up(&look_up);
+                        // First: the resolver may be closed with the name.
+                        drop(served);
                     }
+                    Job::Close(_) => {}
                 }
             };
             Served {
@@ -92,7 +105,8 @@ impl Worker {
                 watched: Mutex::default(),
                 copies: Copies::default(),
                 spare: Mutex::default(),
-                look_ups: AtomicUsize::new(0),
+                resolvers: Arc::default(),
+                look_ups: Arc::default(),
                 threads: Crew::new("network", STACK_BYTES, work),
             }
         });
@@ -135,8 +149,10 @@ struct Served {
     /// Guards a socket that was made before it is asked for, so that the caller does not wait for that. It is the same for
     /// all gates of a workspace.
     spare: Mutex<Option<OwnedFd>>,
+    /// How many sockets for look-ups there are.
+    resolvers: Arc<AtomicUsize>,
     /// How many names are being looked up.
-    look_ups: AtomicUsize,
+    look_ups: Arc<AtomicUsize>,
     threads: Crew<Job>,
 }
 
@@ -146,15 +162,33 @@ enum Job {
     /// that no connection waits for another thread to wake up.
     Lead,
     /// To look a name up and answer.
-    LookUp(Arc<Resolver>, Question),
+    LookUp(LookUp),
+    /// To close a socket that something was sent over.
+    Close(Arc<Resolver>),
+}
+
+/// A name that is looked up.
+struct LookUp {
+    gate: Arc<Gate>,
+    resolver: Arc<Resolver>,
+    question: Question,
+    /// Of a limited number.
+    _place: CountedPlace,
+    _room: Room,
 }
 
 /// The server's end of a socket on which a program looks names up.
+///
+/// A program can send descriptors over it. The kernel closes them in the thread that receives or closes the socket, and that
+/// can take as long as a program likes (socket(7), `SO_LINGER`). So such a message is never received, and its socket is closed
+/// by a thread that holds nothing else: not the gate, at which the descriptor's connection may wait.
 struct Resolver {
     socket: OwnedFd,
-    gate: Arc<Gate>,
+    gate: Weak<Gate>,
     /// The number of the program's end.
     inode: u64,
+    /// Of a limited number.
+    _place: CountedPlace,
 }
 
 /// What is watched, by the data of its events.
@@ -163,8 +197,7 @@ struct Watched {
     next_key: u64,
     sources: HashMap<u64, (Arc<Gate>, Arc<Source>)>,
     gates: HashMap<u64, Arc<Gate>>,
-    /// By age.
-    resolvers: BTreeMap<u64, Arc<Resolver>>,
+    resolvers: HashMap<u64, Arc<Resolver>>,
     /// Whether the sandbox has ended.
     is_over: bool,
 }
@@ -341,12 +374,15 @@ impl Served {
         Ok(spare)
     }
 
-    /// Makes a socket on which a program looks names up, and returns the program's end. Closes the oldest if there are too
-    /// many.
+    /// Makes a socket on which a program looks names up, and returns the program's end.
     fn add_resolver(&self, gate: &Arc<Gate>, is_non_blocking: bool) -> nix::Result<OwnedFd> {
+        let place = CountedPlace::take(&self.resolvers, MAX_RESOLVERS).ok_or(Errno::EMFILE)?;
         // Unlike datagrams these tell when the other end is closed.
         let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
         let (socket, theirs) = socketpair(AddressFamily::Unix, kind, None, flags)?;
+        if sys::is_getting_scarce(theirs.as_fd()) {
+            return Err(Errno::ENFILE);
+        }
         if is_non_blocking {
             fcntl(&theirs, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         }
@@ -356,15 +392,11 @@ impl Served {
         let key = key.map_err(|_| Errno::ENOBUFS)?;
         let resolver = Resolver {
             socket,
-            gate: Arc::clone(gate),
+            gate: Arc::downgrade(gate),
             inode,
+            _place: place,
         };
         watched.resolvers.insert(key, Arc::new(resolver));
-        if watched.resolvers.len() > MAX_RESOLVERS
-            && let Some((_, oldest)) = watched.resolvers.pop_first()
-        {
-            let _ = self.epoll.delete(&oldest.socket);
-        }
         Ok(theirs)
     }
 
@@ -377,36 +409,47 @@ impl Served {
     /// Takes one question, and answers it unless the name has to be looked up for that.
     fn serve_resolver(&self, key: u64, resolver: Arc<Resolver>) {
         let mut message = [0; MAX_QUESTION_BYTES];
-        let socket = resolver.socket.as_raw_fd();
-        let count = match recv(socket, &mut message, MsgFlags::MSG_DONTWAIT) {
-            Err(Errno::EAGAIN | Errno::EINTR) => return,
-            Ok(count) if count > 0 => count,
-            // The program has closed its end.
-            Ok(_) | Err(_) => {
+        let message = match resolver.receive(&mut message) {
+            Ok(Some(message)) => message,
+            Ok(None) => return,
+            Err(Ended) => {
                 let _ = self.epoll.delete(&resolver.socket);
                 lock(&self.watched).resolvers.remove(&key);
+                if let Err((job, _)) = self.threads.give(Job::Close(resolver))
+                    && let Job::Close(resolver) = job
+                {
+                    // Until there is a thread: that of the last command.
+                    lock(&self.watched).resolvers.insert(key, resolver);
+                }
                 return;
             }
         };
-        let Some(question) = Question::parse(&message[..count]) else {
+        let (Some(question), Some(gate)) = (Question::parse(message), resolver.gate.upgrade())
+        else {
             return;
         };
-        if let Some(answer) = resolver::answer_at_once(&self.exits, &resolver.gate, &question) {
-            resolver.send(&question.answered(answer));
-        } else if self.look_ups.fetch_add(1, Ordering::Relaxed) >= MAX_LOOK_UPS
-            || self.threads.give(Job::LookUp(resolver, question)).is_err()
-        {
-            self.look_ups.fetch_sub(1, Ordering::Relaxed);
+        if let Some(answer) = resolver::answer_at_once(&self.exits, &gate, &question) {
+            return resolver.send(&question.answered(answer));
+        }
+        let place = CountedPlace::take(&self.look_ups, MAX_LOOK_UPS);
+        if let (Some(place), Some(room)) = (place, Room::take(STACK_BYTES)) {
+            // Programs ask again for what was not answered.
+            let _ = self.threads.give(Job::LookUp(LookUp {
+                resolver,
+                gate,
+                question,
+                _place: place,
+                _room: room,
+            }));
         }
     }
 
-    fn look_up(&self, resolver: &Resolver, question: &Question) {
+    fn look_up(&self, look_up: &LookUp) {
         // The question leaves as the user's.
         if let Ok(_acting) = self.exits.user.map(ActingAs::new).transpose() {
-            let answer = resolver::answer(&self.exits, &resolver.gate, question);
-            resolver.send(&question.answered(answer));
+            let answer = resolver::answer(&self.exits, &look_up.gate, &look_up.question);
+            look_up.resolver.send(&look_up.question.answered(answer));
         }
-        self.look_ups.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Lets go of a source, and of gates that nothing leads to; but not of the last one, which is likely to be needed
@@ -423,6 +466,9 @@ impl Served {
         let Some((_, source)) = sources.remove(&key) else {
             return;
         };
+        if sources.is_empty() {
+            self.copies.clear();
+        }
         let _ = self.epoll.delete(&*source);
         *is_over |= matches!(*source, Source::Network(_));
         gates.retain(|_, gate| {
@@ -437,7 +483,31 @@ impl Served {
     }
 }
 
+/// A socket for look-ups is of no use any more.
+struct Ended;
+
 impl Resolver {
+    /// Receives one message; `None` if there is none.
+    ///
+    /// # Errors
+    /// `Ended` if the program has closed its end, or has sent more than bytes.
+    fn receive<'m>(&self, into: &'m mut [u8]) -> std::result::Result<Option<&'m [u8]>, Ended> {
+        let socket = self.socket.as_raw_fd();
+        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
+        let mut parts = [IoSliceMut::new(into)];
+        let has_more = match recvmsg::<()>(socket, &mut parts, None, flags) {
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
+            // There was no room for what came with it.
+            Ok(message) if message.bytes > 0 => message.flags.contains(MsgFlags::MSG_CTRUNC),
+            Ok(_) | Err(_) => true,
+        };
+        if has_more {
+            return Err(Ended);
+        }
+        let count = recv(socket, into, MsgFlags::MSG_DONTWAIT).map_err(|_| Ended)?;
+        Ok(into.get(..count))
+    }
+
     /// Answers a question. One that the program has no room for is lost, as in any network.
     fn send(&self, message: &[u8]) {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;

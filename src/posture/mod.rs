@@ -30,7 +30,7 @@ pub struct Filter {
     pub rules: Rules,
     /// The proxy that connections go through; `None` for those that lead to their servers.
     pub upstream: Option<Upstream>,
-    /// Whether programs that know no proxy get through too.
+    /// Whether programs without proxy support get through too.
     pub is_transparent: bool,
     /// What the workspace lets through, if this is the filter of a single command: both decide.
     ceiling: Option<Arc<Self>>,

@@ -3,8 +3,9 @@
 //!
 //! Needs no privileges. A kernel without `inet_diag`, and some filters, do not answer.
 
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
 use nix::errno::Errno;
@@ -33,6 +34,43 @@ const NEW_SYN_RECEIVED: u8 = 12;
 /// The index of the loopback interface, which is the first one of every network namespace. With it a look-up
 /// finds the sockets that are bound to no interface or to this one.
 const LOOPBACK: u32 = 1;
+
+/// What a TCP socket is about (tcp(7), `TCP_INFO`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TcpState {
+    /// Neither connected nor listening.
+    Unconnected,
+    /// It listens; so many connections of so many wait to be accepted.
+    Listening { waiting: u32, most: u32 },
+    /// Connected, or on the way to it or from it.
+    Connected,
+}
+
+/// The state of a TCP socket.
+///
+/// # Errors
+/// `EOPNOTSUPP` if it is another socket.
+pub fn tcp_state(socket: BorrowedFd<'_>) -> Result<TcpState, Errno> {
+    let mut info = MaybeUninit::<libc::tcp_info>::zeroed();
+    let mut length = libc::socklen_t::try_from(size_of::<libc::tcp_info>()).unwrap_or(0);
+    // SAFETY: the kernel fills at most `length` bytes of the structure, of which zeroes are a value.
+    let info = unsafe {
+        let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
+        let pointer = info.as_mut_ptr().cast();
+        let result = libc::getsockopt(socket.as_raw_fd(), level, option, pointer, &raw mut length);
+        Errno::result(result)?;
+        info.assume_init()
+    };
+    Ok(match info.tcpi_state {
+        CLOSED => TcpState::Unconnected,
+        // The kernel tells these numbers here (`tcp_get_info` in net/ipv4/tcp.c).
+        LISTEN => TcpState::Listening {
+            waiting: info.tcpi_unacked,
+            most: info.tcpi_sacked,
+        },
+        _ => TcpState::Connected,
+    })
+}
 
 /// The user that made the socket at the other end of a connection within this machine: `local` is this
 /// end, `peer` the other one. `None` if there is no such socket here or the kernel does not tell, and

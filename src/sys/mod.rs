@@ -39,7 +39,7 @@ pub use attributes::{
     attribute, attribute_names, attribute_names_of, remove_attribute, set_attribute,
 };
 pub use descriptors::{clone_file, is_getting_scarce, is_scarce, prepare_descriptors};
-pub use diag::{is_tcp_listening, tcp_listener_uid, tcp_peer_uid};
+pub use diag::{TcpState, is_tcp_listening, tcp_listener_uid, tcp_peer_uid, tcp_state};
 pub use identity::{
     ActingAs, User, user_has_processes, withhold_capabilities_from_children,
     withhold_ptrace_from_children,

@@ -122,7 +122,7 @@ pub fn allow(rules: &[&str]) -> Value {
     json!({ "network": { "mode": "allowlist", "allow": rules } })
 }
 
-/// The same for programs that know no proxy.
+/// The same for programs without proxy support.
 pub fn transparent(rules: &[&str]) -> Value {
     let mut fields = allow(rules);
     fields["network"]["transparent"] = json!(true);
