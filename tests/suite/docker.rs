@@ -665,6 +665,24 @@ fn a_list_is_all_that_a_sandbox_reaches(engine: &Engine) {
     plan.compare(&outcomes(&outcome.stdout));
     at_gate.set_nonblocking(true).unwrap();
     assert!(at_gate.accept().is_err());
+
+    // A program without proxy support: the server reads where it wants to go from its memory, also here.
+    let network = json!({"mode": "allowlist", "allow": [allowed.to_string()], "transparent": true});
+    let sandbox = container.server.sandbox_with(&json!({"network": network}));
+    let untold = "unset HTTP_PROXY http_proxy;";
+    let page = sandbox.sh(&format!("{untold} wget -qO- http://{allowed}/"));
+    assert!(page.starts_with("the web\n"), "{page}");
+    let refused = format!("{untold} wget -qO- http://{other}/ 2>&1");
+    let refused = sandbox.exec(&json!({ "cmd": refused }));
+    assert!(refused.stdout.contains("Permission denied"), "{refused:?}");
+    let plan = |address: &str, expected| {
+        let mut plan = Plan::default();
+        plan.add(&["tcp-connect", address], expected);
+        let outcome = sandbox.exec(&command("/bin/probe", &json!(plan.acts())));
+        plan.compare(&outcomes(&outcome.stdout));
+    };
+    plan(&allowed.to_string(), "ok");
+    plan(&other, "EACCES");
 }
 
 fn namespaces_are_refused_without_the_rights_and_made_with_them(engine: &Engine) {
