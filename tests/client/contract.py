@@ -268,6 +268,9 @@ def before_call(_context, case, _kwargs):
         if case.meta.generation.mode.is_positive and case.body.get("context"):
             # That it is the one of the context is said only in words.
             case.body.pop("language", None)
+        if case.meta.generation.mode.is_positive and "/contexts/" in case.path:
+            # That the network is that of the context is said only in words.
+            case.body.pop("network", None)
         if isinstance(case.body.get("cwd"), str):
             case.body["cwd"] = "."
         if case.meta.generation.mode.is_positive:
