@@ -22,7 +22,7 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     client.health();
     sockets(plan, &mut client, table);
     connections(plan, &mut client, table);
-    led_connections(plan, &mut client, table);
+    redirected_connections(plan, &mut client, table);
 }
 
 /// A command in sandboxes of each posture.
@@ -75,6 +75,18 @@ fn run(client: &mut Client, cmd: &Value, network: &Value) -> String {
     data.collect()
 }
 
+/// Runs a command that prints nanoseconds, under a network and an open one. Returns microseconds of both.
+fn each_in_turns(plan: &Plan, client: &mut Client, cmd: &Value, network: &Value) -> [Figure; 2] {
+    let [mut ours, mut floor] = [(); 2].map(|()| Vec::new());
+    for _ in 0..plan.rounds {
+        for (network, times) in [(network, &mut ours), (&json!("open"), &mut floor)] {
+            let nanoseconds: f64 = run(client, cmd, network).trim().parse().unwrap();
+            times.push(nanoseconds / 1e3);
+        }
+    }
+    [ours, floor].map(|times| Figure::highest(&times))
+}
+
 /// Makes sockets and closes them; prints how long each took, in nanoseconds.
 pub fn make_sockets(count: u32) {
     let begun = Instant::now();
@@ -101,8 +113,8 @@ pub fn make_connections(count: u32, target: &str) {
     println!("{}", (begun.elapsed() / count).as_nanos());
 }
 
-/// What `connect` costs where it is led to the gate. What is behind the gate goes on meanwhile.
-fn led_connections(plan: &Plan, client: &mut Client, table: &mut Table) {
+/// What `connect` costs where it is redirected to the gate. What is behind the gate goes on meanwhile.
+fn redirected_connections(plan: &Plan, client: &mut Client, table: &mut Table) {
     let own = std::env::current_exe().unwrap();
     let path = std::env::temp_dir().join(format!("sbx-bench-{}", std::process::id()));
     let tcp = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
@@ -120,14 +132,7 @@ fn led_connections(plan: &Plan, client: &mut Client, table: &mut Table) {
         ),
     ] {
         let cmd = json!([own.to_str().unwrap(), "connections", "200", target]);
-        let [mut ours, mut floor] = [(); 2].map(|()| Vec::new());
-        for _ in 0..plan.rounds {
-            for (network, times) in [(&transparent, &mut ours), (&json!("open"), &mut floor)] {
-                let nanoseconds: f64 = run(client, &cmd, network).trim().parse().unwrap();
-                times.push(nanoseconds / 1e3);
-            }
-        }
-        let [ours, floor] = [ours, floor].map(|times| Figure::highest(&times));
+        let [ours, floor] = each_in_turns(plan, client, &cmd, &transparent);
         let row = format!("{row}, µs");
         table.row(&row, ours, Some(floor), Limit::None, "the kernel alone");
     }
@@ -137,14 +142,7 @@ fn led_connections(plan: &Plan, client: &mut Client, table: &mut Table) {
 fn sockets(plan: &Plan, client: &mut Client, table: &mut Table) {
     let own = std::env::current_exe().unwrap();
     let cmd = json!([own.to_str().unwrap(), "sockets", "2000"]);
-    let [mut ours, mut floor] = [(); 2].map(|()| Vec::new());
-    for _ in 0..plan.rounds {
-        for (network, times) in [(local(), &mut ours), (json!("open"), &mut floor)] {
-            let nanoseconds: f64 = run(client, &cmd, &network).trim().parse().unwrap();
-            times.push(nanoseconds / 1e3);
-        }
-    }
-    let [ours, floor] = [ours, floor].map(|times| Figure::highest(&times));
+    let [ours, floor] = each_in_turns(plan, client, &cmd, &local());
     let limit = Limit::AtMost(1.0, 25.0);
     table.row(
         "network allowlist: a socket, µs",

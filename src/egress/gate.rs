@@ -9,7 +9,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::socket::{Backlog, SockFlag, SockaddrIn, bind, listen};
 
 use super::check::loopback_socket;
-use super::resolver::Names;
+use super::names::Names;
 use crate::error::{Error, Result};
 use crate::listen::HeldPort;
 use crate::posture::Filter;

@@ -19,6 +19,7 @@ mod check;
 mod connect;
 mod dns;
 mod gate;
+mod names;
 mod proxy;
 mod redirect;
 mod report;

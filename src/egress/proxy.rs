@@ -170,11 +170,7 @@ impl Proxy {
     fn serve_redirected(&self, socket: &Arc<TcpStream>) -> std::io::Result<()> {
         let server = match redirect::read_line(&**socket)? {
             Some((host, port))
-                if redirect::asks_for_names(
-                    &host,
-                    port,
-                    &connect::judge(&self.exits, &self.gate, &host, port),
-                ) =>
+                if redirect::asks_for_names(&self.exits, &self.gate, &host, port) =>
             {
                 return self.answer_questions(socket);
             }

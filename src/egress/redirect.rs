@@ -23,7 +23,8 @@ use nix::sys::stat::fstat;
 use super::Exits;
 use super::connect::judge;
 use super::gate::Gate;
-use super::resolver::{DNS_PORT, stands_for_a_name};
+use super::names::stands_for_a_name;
+use super::resolver::DNS_PORT;
 use crate::posture::{Host, Verdict, host_and_port};
 use crate::sync::{Mutex, lock};
 use crate::sys::{self, CallListener, Events, PollEntry, TcpState, WaitingCall, poll};
@@ -201,13 +202,13 @@ fn redirect(
         None => Host::Address((*address.ip()).into()),
     };
     // The proxy notes what is allowed.
-    let verdict =
-        if host == Host::Address((*address.ip()).into()) && stands_for_a_name(*address.ip()) {
+    let verdict = match host {
+        Host::Address(_) if stands_for_a_name(*address.ip()) => {
             Verdict::refused("the name is not known any more")
-        } else {
-            judge(exits, gate, &host, port)
-        };
-    if !verdict.is_allowed && !asks_for_names(&host, port, &verdict) {
+        }
+        _ => judge(exits, gate, &host, port),
+    };
+    if !verdict.is_allowed && !asks_for_names(exits, gate, &host, port) {
         exits.note(&host.to_string(), port, &verdict);
         return Err(Errno::EACCES);
     }
@@ -221,9 +222,12 @@ fn redirect(
 }
 
 /// Whether a connection is to a name server. There is one at every address, unless a rule names that address and the port.
-pub(super) fn asks_for_names(host: &Host, port: u16, verdict: &Verdict) -> bool {
-    let is_named = verdict.is_allowed && verdict.rule.ends_with(":53");
-    port == DNS_PORT && matches!(host, Host::Address(_)) && !is_named
+pub(super) fn asks_for_names(exits: &Exits, gate: &Gate, host: &Host, port: u16) -> bool {
+    let is_named = || {
+        let verdict = judge(exits, gate, host, port);
+        verdict.is_allowed && verdict.rule.ends_with(":53")
+    };
+    port == DNS_PORT && matches!(host, Host::Address(_)) && !is_named()
 }
 
 /// Connects a socket of a program to a gate that has room.

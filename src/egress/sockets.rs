@@ -81,23 +81,20 @@ impl Worker {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(|errno| failed(&errno))?;
         let served = Arc::new_cyclic(|this: &Weak<Served>| {
             let this = Weak::clone(this);
-            let work = move |job| {
-                // Closing may take long, so nothing else is held meanwhile.
-                if let Job::Close(resolver) = job {
-                    return drop(resolver);
-                }
-                let Some(served) = this.upgrade() else {
-                    return;
-                };
-                match job {
-                    Job::Lead => served.lead_or_give_up(),
-                    Job::LookUp(look_up) => {
-                        served.look_up(&look_up);
-                        // First: the resolver may be closed with the name.
-                        drop(served);
+            let work = move |job| match job {
+                Job::Lead => {
+                    if let Some(served) = this.upgrade() {
+                        served.lead_or_give_up();
                     }
-                    Job::Close(_) => {}
                 }
+                // The resolver may be closed with the look-up, after what is served was let go of.
+                Job::LookUp(look_up) => {
+                    if let Some(served) = this.upgrade() {
+                        served.look_up(&look_up);
+                    }
+                }
+                // That may take long, so nothing else is held meanwhile.
+                Job::Close(resolver) => drop(resolver),
             };
             Served {
                 exits,

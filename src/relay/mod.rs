@@ -1,9 +1,9 @@
 //! The port proxy's relay, where this server is the client of an upstream server.
 //!
 //! The upstream server gets one request at a time: its head is written here and its body is framed anew. Its connection
-//! is the next request's only if that comes from the same client, soon, and there is no doubt where the answer ended. No byte of the answer reaches the client unparsed: the
-//! head is parsed by the rules for requests and written by `connection`, the body is taken out of its
-//! framing and put into another. So neither side can put the other out of step.
+//! is the next request's only if that comes from the same client, soon, and there is no doubt where the answer ended. No
+//! byte of the answer reaches the client unparsed: the head is parsed by the rules for requests and written by
+//! `connection`, the body is taken out of its framing and put into another. So neither side can put the other out of step.
 //!
 //! [`exchange`] runs until the head of the response has arrived; then the connection runs `Relay`,
 //! or a `Tunnel` for another protocol. All of it runs on the client's thread. `Exchange` is the poll
@@ -22,7 +22,6 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, shutdown};
 
-use crate::http::KeptSlot;
 use crate::http::body::BodyDecoder;
 use crate::http::parse::{Framing, ResponseHead};
 use crate::http::reader::{BODY_LIMIT, ReceiveError};
@@ -33,7 +32,7 @@ use crate::sys::Events;
 pub use tunnel::connect_through;
 use tunnel::{Connected, Tunnel};
 pub use upstream::{Account, FieldChanges, Forward, Home, RelayError};
-use upstream::{ReadSize, Upstream, append_upgrade, poll_both, wants_upgrade};
+use upstream::{Keep, ReadSize, Upstream, append_upgrade, poll_both, wants_upgrade};
 
 /// Interim responses of which the client sees nothing, so that its pace does not limit them.
 const MAX_UNSEEN_RESPONSES: usize = 100;
@@ -255,7 +254,7 @@ struct Relay {
     account: Account,
     changes: FieldChanges,
     /// Where the server's connection stays, if it may.
-    keep: Option<(Arc<KeptSlot>, Vec<u8>)>,
+    keep: Option<Keep>,
 }
 
 impl Relay {
@@ -266,7 +265,7 @@ impl Relay {
         to_head: bool,
         account: Account,
         changes: FieldChanges,
-        keep: Option<(Arc<KeptSlot>, Vec<u8>)>,
+        keep: Option<Keep>,
     ) -> Self {
         let (decoder, framing) = match (head.status, head.framing) {
             (204, _) => (BodyDecoder::Ended, Framing::None),

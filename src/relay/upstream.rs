@@ -66,8 +66,11 @@ pub struct Forward<'a> {
     pub changes: FieldChanges,
     /// Where the connection to the server stays, if its answer allows that, and the key for it. Without it the server is
     /// told to close it.
-    pub keep: Option<(Arc<KeptSlot>, Vec<u8>)>,
+    pub keep: Option<Keep>,
 }
+
+/// Where a connection stays, and the key for it.
+pub type Keep = (Arc<KeptSlot>, Vec<u8>);
 
 /// What is changed in the fields of a response. The default is nothing.
 #[derive(Debug, Clone, Default)]
@@ -251,9 +254,7 @@ impl Upstream {
             })
         })
     }
-}
 
-impl Upstream {
     /// Whether sending failed with a reset.
     pub(super) fn was_reset(&self) -> bool {
         self.failure == Some(Errno::ECONNRESET)

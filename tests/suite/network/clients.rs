@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
-use super::{Place, allow, lan, transparent};
+use super::{PROXY_VARIABLES, Place, allow, lan, transparent};
 use crate::client::environment;
 use crate::contexts::{lend, modules_of};
 use crate::fixture::{Lan, Names, OUTSIDE, Server, TempDir};
@@ -150,14 +150,7 @@ fn check_clients(is_transparent: bool) {
         let mut env = trust.clone();
         env["PYTHONPATH"] = json!(modules);
         if is_transparent {
-            for name in [
-                "HTTP_PROXY",
-                "HTTPS_PROXY",
-                "ALL_PROXY",
-                "http_proxy",
-                "https_proxy",
-                "all_proxy",
-            ] {
+            for name in PROXY_VARIABLES {
                 env[name] = Value::Null;
             }
         }

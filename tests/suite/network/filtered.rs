@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::{Place, allow, lan, sh, transparent, visitors, ways_to_leave, with};
+use super::{PROXY_VARIABLES, Place, allow, lan, sh, transparent, visitors, ways_to_leave, with};
 use crate::fixture::{
     INSIDE, Lan, Names, OTHERS, OUTSIDE, PATIENCE, Sandbox, Server, Wiretap, assert_error,
     in_network, is_root, serve_pages, wait_until,
@@ -27,13 +27,7 @@ pub fn in_both_modes(lan: &Lan, network: &Value, test: impl Fn(&Place<'_>, &Valu
 pub fn gate_of(place: &Place<'_>, more: &Value) -> u16 {
     let proxy = sh(place, more, "echo $HTTP_PROXY");
     let port = proxy.trim().rsplit_once(':').unwrap().1.parse().unwrap();
-    for name in [
-        "HTTPS_PROXY",
-        "ALL_PROXY",
-        "http_proxy",
-        "https_proxy",
-        "all_proxy",
-    ] {
+    for name in PROXY_VARIABLES {
         assert_eq!(sh(place, more, &format!("echo ${name}")), proxy);
     }
     port

@@ -117,6 +117,16 @@ fn in_both_modes_with(with: impl Fn(Builder) -> Builder, test: impl Fn(&Place<'_
     }
 }
 
+/// The variables in which commands find the proxy.
+pub const PROXY_VARIABLES: [&str; 6] = [
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+];
+
 /// The field of a network that lets through what the rules name.
 pub fn allow(rules: &[&str]) -> Value {
     json!({ "network": { "mode": "allowlist", "allow": rules } })

@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use serde_json::{Value, json};
 
 use super::filtered::{gate_of, in_both_modes};
-use super::{Place, allow, lan, sh, transparent, visitors, with};
+use super::{PROXY_VARIABLES, Place, allow, lan, sh, transparent, visitors, with};
 use crate::fixture::{Lan, Names, OTHERS, OUTSIDE, PATIENCE, Server, serve_pages, wait_until};
 
 /// The port of the web outside.
@@ -31,9 +31,8 @@ fn python(code: &str) -> String {
 
 /// The same without the variables that tell of the proxy.
 fn untold(script: &str) -> String {
-    format!(
-        "unset HTTP_PROXY HTTPS_PROXY ALL_PROXY http_proxy https_proxy all_proxy RES_OPTIONS\n{script}"
-    )
+    let proxies = PROXY_VARIABLES.join(" ");
+    format!("unset {proxies} RES_OPTIONS\n{script}")
 }
 
 /// Verdicts, as host, port and rule.
