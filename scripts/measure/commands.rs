@@ -7,9 +7,9 @@ use super::client::Client;
 use super::confined::{self, Floor};
 use super::floors::spawn_true;
 use super::host::{Host, LOG_BYTES, create, prefix, spawn_sleep, spawn_with_log};
-use super::load::rate;
+use super::load::{rate, times};
 use super::program::{Program, Scratch, free_port};
-use super::report::{Figure, Limit, Samples, Table};
+use super::report::{Figure, Limit, Samples, Table, in_turns};
 
 /// What a full server holds.
 const SANDBOXES: usize = 500;
@@ -37,6 +37,7 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     table.times(what, &fresh, &floor, Limit::None, note);
 
     at_once(plan, &server, table);
+    crowd(plan, table);
     let full = Program::server(free_port());
     fill(&mut full.connect(), |_| "/v1".to_owned());
     let row = "/bin/true, 256 MiB of logs and 300 processes";
@@ -138,5 +139,34 @@ fn at_once(plan: &Plan, server: &Program, table: &mut Table) {
         let row = format!("/bin/true a second, {count} connections");
         let note = "vfork, exec and wait in as many threads";
         table.row(&row, ours, Some(floor), Limit::AtLeast(0.8), note);
+    }
+}
+
+/// How many commands each client runs where the slowest of all counts.
+const EACH: usize = 300;
+
+/// How long commands take that wait for each other: both sides have more of them than processors. The server leads
+/// a session, as in a container: what the kernel gives a program beside its commands depends on it (sched(7), autogroup).
+fn crowd(plan: &Plan, table: &mut Table) {
+    const CLIENTS: usize = 8;
+    let port = free_port();
+    let server = Program::start(port, &mut Program::leader_command(port));
+    let mut clients: Vec<_> = (0..CLIENTS).map(|_| server.connect()).collect();
+    let mut workers: Vec<_> = clients.iter_mut().map(|one| || one.run_true()).collect();
+    let mut threads = [confined::run_true; CLIENTS];
+    let [ours, floor] = in_turns(
+        plan.rounds,
+        |samples| times(&mut workers, EACH, samples),
+        |samples| times(&mut threads, EACH, samples),
+    );
+    let what = format!("/bin/true, {CLIENTS} connections at once");
+    let note = "vfork, exec and wait in as many threads";
+    table.times(&what, &ours, &floor, Limit::None, note);
+    let rows = [(99, "99th percentile", 1.3), (100, "slowest", 2.0)];
+    for (percent, name, times) in rows {
+        let [ours, floor] = [&ours, &floor]
+            .map(|samples| Figure::one(samples.percentile(percent).as_secs_f64() * 1e6));
+        let row = format!("{what}: the {name}, µs");
+        table.row(&row, ours, Some(floor), Limit::AtMost(times, 0.0), note);
     }
 }

@@ -3,6 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::report::Samples;
+
 /// Lets each worker work in a thread of its own, again and again for a while; how often a second they
 /// did it together.
 pub fn rate<W: FnMut() + Send>(workers: &mut [W], time: Duration) -> f64 {
@@ -24,6 +26,25 @@ pub fn rate<W: FnMut() + Send>(workers: &mut [W], time: Duration) -> f64 {
         threads.into_iter().map(|one| one.join().unwrap()).sum()
     });
     f64::from(count) / start.elapsed().as_secs_f64()
+}
+
+/// Lets each worker work so many times in a thread of its own, and adds how long each time took.
+pub fn times<W: FnMut() + Send>(workers: &mut [W], count: usize, samples: &mut Samples) {
+    thread::scope(|scope| {
+        let threads: Vec<_> = workers
+            .iter_mut()
+            .map(|work| {
+                scope.spawn(move || {
+                    let mut own = Samples::default();
+                    (0..count).for_each(|_| own.time(&mut *work));
+                    own
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .for_each(|one| samples.append(one.join().unwrap()));
+    });
 }
 
 /// Does something once for each number, each in a thread of its own.

@@ -27,7 +27,17 @@ impl Program {
     }
 
     pub fn server_command(port: u16) -> Command {
-        let mut command = Command::new(SERVER);
+        Self::with_settings(Command::new(SERVER), port)
+    }
+
+    /// As [`Program::server_command`], in a session of its own.
+    pub fn leader_command(port: u16) -> Command {
+        let mut command = Command::new("setsid");
+        command.arg(SERVER);
+        Self::with_settings(command, port)
+    }
+
+    fn with_settings(mut command: Command, port: u16) -> Command {
         // Commands have the server's environment, and what cargo sets in it has every program look for
         // its libraries in more places.
         command.env_clear();

@@ -17,6 +17,10 @@ impl Samples {
         self.0.push(sample);
     }
 
+    pub fn append(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
     pub fn time<T>(&mut self, action: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = action();
