@@ -17,6 +17,8 @@ mod descriptors;
 mod diag;
 mod identity;
 mod lock;
+#[cfg(target_arch = "x86_64")]
+mod memory;
 mod namespaces;
 mod notify;
 mod poll;
