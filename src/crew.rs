@@ -10,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::sync::{Condvar, Mutex, lock};
+use crate::sys::MemoryCache;
 
 /// How long a thread waits for a job.
 const LINGER: Duration = Duration::from_secs(1);
@@ -98,6 +99,7 @@ impl<J: Send + 'static> Crew<J> {
 
 impl<J> Shared<J> {
     fn run(&self) {
+        let _cache = MemoryCache::of_this_thread();
         loop {
             let job = {
                 let mut queue = lock(&self.queue);

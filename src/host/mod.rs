@@ -532,16 +532,14 @@ impl Host {
         mut report: impl FnMut(Result<Ended>),
     ) {
         let begun = Instant::now();
-        // Kill all first: they end in parallel, and removing a home may take long.
         for sandbox in all {
             sandbox.workspace.close();
             *lock(&sandbox.is_ending) = true;
-            if sandbox.end_namespaces(Reason::Deleted) {
-                // Which ends all of its processes.
-            } else if sys::user_has_processes(sandbox.user) {
+            if !sandbox.end_namespaces(Reason::Deleted)
+                && sys::user_has_processes(sandbox.user)
+            {
                 sandbox.workspace.processes.expect_kill(Reason::Deleted);
                 sandbox.limits.kill_all();
-                self.signaller.signal(sandbox.user, libc::SIGKILL);
             }
         }
         let mut shares = Shares::new(all.len(), deadline);

@@ -127,6 +127,7 @@ impl<H: Handler> Server<H> {
             .stack_size(STACK_BYTES)
             .spawn(move || {
                 drop(room);
+                let _cache = sys::MemoryCache::of_this_thread();
                 let taken = lock(&taken).take();
                 if let Some((socket, seat)) = taken {
                     connection::serve(&socket, seat, &*handler, true);

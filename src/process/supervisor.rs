@@ -32,7 +32,7 @@ use crate::error::{Error, Result};
 use crate::logging;
 use crate::panics;
 use crate::sync::{Condvar, Mutex, lock};
-use crate::sys::{Events, PollEntry, poll};
+use crate::sys::{Events, MemoryCache, PollEntry, poll};
 
 /// Takes over pumps from other threads.
 pub(super) struct Supervisor {
@@ -342,6 +342,7 @@ fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> 
         .stack_size(256 * 1024)
         .spawn(|| {
             panics::depend_on_this_thread();
+            let _cache = MemoryCache::of_this_thread();
             body();
         })
         .map_err(|error| Error::io("cannot start the supervisor", &error))?;

@@ -35,6 +35,7 @@ mod thread_name;
 #[cfg(not(any(test, debug_assertions)))]
 mod unwind;
 
+pub use alloc::MemoryCache;
 #[cfg(test)]
 pub use alloc::allocated_bytes;
 pub use attributes::{

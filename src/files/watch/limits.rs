@@ -5,7 +5,7 @@
 //! some. A tenant that is the only one may have all.
 
 use std::fs::read_to_string;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// What all tenants have: directories that are watched, and trees.
@@ -30,7 +30,8 @@ impl WatchShare {
         let share = |all, name| Share {
             used: AtomicUsize::new(0),
             all,
-            most: kernel_limit(name),
+            kernel_limit: OnceLock::new(),
+            name,
             is_only_tenant,
         };
         Arc::new(Self {
@@ -45,17 +46,23 @@ pub(super) struct Share {
     used: AtomicUsize,
     /// What all tenants have.
     all: &'static AtomicUsize,
-    /// What they may have together.
-    most: usize,
+    /// What they may have together, read when it is needed first: few tenants watch anything.
+    kernel_limit: OnceLock<usize>,
+    /// The kernel's name of the kind.
+    name: &'static str,
     is_only_tenant: bool,
 }
 
 impl Share {
+    fn most(&self) -> usize {
+        *self.kernel_limit.get_or_init(|| kernel_limit(self.name))
+    }
+
     /// Takes one; false if the tenant has its share.
     pub(super) fn take(&self) -> bool {
         let own = self.used.fetch_add(1, Ordering::Relaxed) + 1;
         let own = if self.is_only_tenant { 1 } else { own };
-        let more = |all: usize| (all + own <= self.most).then_some(all + 1);
+        let more = |all: usize| (all + own <= self.most()).then_some(all + 1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
         let is_taken = self.all.fetch_update(set, fetch, more).is_ok();
         if !is_taken {
@@ -71,7 +78,7 @@ impl Share {
 
     /// How many more the tenant may have if nobody else takes any.
     pub(super) fn left(&self) -> usize {
-        let free = self.most.saturating_sub(self.all.load(Ordering::Relaxed));
+        let free = self.most().saturating_sub(self.all.load(Ordering::Relaxed));
         if self.is_only_tenant {
             return free;
         }
@@ -102,7 +109,8 @@ mod tests {
         let share = |is_only_tenant| Share {
             used: AtomicUsize::new(0),
             all: &ALL,
-            most: 128,
+            kernel_limit: OnceLock::from(128),
+            name: "",
             is_only_tenant,
         };
         let take_all = |share: &Share| {
