@@ -277,7 +277,11 @@ mod tests {
                     let base = memory.as_mut_ptr();
                     // SAFETY: both ranges are in the vector.
                     unsafe { memmove(base.add(to_at).cast(), base.add(from_at).cast(), size) };
-                    assert_eq!(memory[to_at..to_at + size], expected, "{size} by {distance}");
+                    assert_eq!(
+                        memory[to_at..to_at + size],
+                        expected,
+                        "{size} by {distance}"
+                    );
                 }
             }
         }

@@ -4,6 +4,8 @@
 //! the check against `openapi.json` all use [`ROUTES`]. The path of a request selects the rows of one
 //! pattern, and its method then selects a row.
 
+use std::sync::LazyLock;
+
 use super::call::{Answer, Call};
 use super::{
     archives, attach, commands, contexts, contract, edit, files, metrics, network, ports,
@@ -160,6 +162,33 @@ pub(super) const ROUTES: &[Route] = &[
     row(ANY, "proxy/{port}/{path}", "proxy", &[], In(Proxy)),
 ];
 
+/// The rows of one pattern.
+struct Pattern {
+    /// Without a leading slash.
+    text: &'static str,
+    /// Its first word, which tells most paths apart from it.
+    first: &'static str,
+    /// Whether it is below the prefix of a workspace.
+    is_inside: bool,
+    routes: &'static [Route],
+}
+
+static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
+    let patterns = ROUTES.chunk_by(|one, other| one.pattern == other.pattern);
+    patterns
+        .map(|routes| {
+            let pattern = routes[0].pattern;
+            let text = pattern.strip_prefix('/').unwrap_or(pattern);
+            Pattern {
+                text,
+                first: text.split('/').next().unwrap_or_default(),
+                is_inside: text == pattern,
+                routes,
+            }
+        })
+        .collect()
+});
+
 /// Aliases of words in the paths of a workspace.
 pub(super) const ALIASES: &[(&str, &str)] = &[("procs", "processes")];
 
@@ -221,15 +250,21 @@ impl<'a> Target<'a> {
     /// Finds the target of an undecoded path.
     pub(in crate::api) fn find(path: &'a [u8]) -> Self {
         let (scope, inside) = workspace(path);
-        ROUTES
-            .chunk_by(|one, other| one.pattern == other.pattern)
-            .find_map(|routes| {
-                let pattern = routes[0].pattern;
-                let captures = match pattern.strip_prefix('/') {
-                    Some(pattern) => capture(pattern, path.strip_prefix(b"/")?),
-                    None => capture(pattern, inside?),
+        let whole = path.strip_prefix(b"/");
+        let [first, first_inside] = [whole, inside].map(|path| path.map(|path| word(cut(path).0)));
+        PATTERNS
+            .iter()
+            .find_map(|pattern| {
+                let routes = pattern.routes;
+                let (path, first) = if pattern.is_inside {
+                    (inside?, first_inside?)
+                } else {
+                    (whole?, first?)
                 };
-                captures.map(|captures| {
+                if pattern.first.as_bytes() != first {
+                    return None;
+                }
+                capture(pattern.text, path).map(|captures| {
                     // A route of a workspace may be outside of `/v1`.
                     let is_inside = matches!(routes[0].operation, In(_));
                     let scope = match captures.sandbox {
@@ -331,16 +366,19 @@ fn capture<'a>(pattern: &'static str, path: &'a [u8]) -> Option<Captures<'a>> {
             "{context}" => captures.context = text().filter(|id| !id.is_empty())?,
             "{execution}" => captures.execution = text().filter(|id| !id.is_empty())?,
             "{process}" => captures.process = text().filter(|id| !id.is_empty())?,
-            word => {
-                let alias = ALIASES.iter().find(|(_, stands_for)| *stands_for == word);
-                let is_alias = alias.is_some_and(|(alias, _)| alias.as_bytes() == segment);
-                if word.as_bytes() != segment && !is_alias {
-                    return None;
-                }
-            }
+            expected if expected.as_bytes() == word(segment) => {}
+            _ => return None,
         }
     }
     rest.is_none().then_some(captures)
+}
+
+/// The word that a segment of a path stands for.
+fn word(segment: &[u8]) -> &[u8] {
+    let alias = ALIASES
+        .iter()
+        .find(|(alias, _)| alias.as_bytes() == segment);
+    alias.map_or(segment, |(_, stands_for)| stands_for.as_bytes())
 }
 
 /// Splits before the first slash.

@@ -5,8 +5,8 @@
 //! some. A tenant that is the only one may have all.
 
 use std::fs::read_to_string;
-use std::sync::{Arc, OnceLock};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// What all tenants have: directories that are watched, and trees.
 static DIRECTORIES: AtomicUsize = AtomicUsize::new(0);
