@@ -68,7 +68,7 @@ impl Lists {
     const CLASSES: usize = 32;
 
     /// The most that a thread keeps.
-    const MOST_BYTES: usize = 4096;
+    const MOST_BYTES: usize = 2048;
 
     /// dlmalloc gives multiples of 16 bytes, of which it needs 8 itself.
     const fn class_of(size: usize) -> usize {

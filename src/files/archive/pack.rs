@@ -183,7 +183,7 @@ impl Root {
             encoder,
             out: Vec::new(),
             plain: Vec::new(),
-            buffer: vec![0; PIECE_BYTES],
+            buffer: vec![0; PIECE_BYTES + 1],
             fails: packing.fails,
             newer_than: packing.newer_than,
             done: Packed::default(),
@@ -280,13 +280,15 @@ impl Writer<'_> {
     /// Sends exactly `promised` bytes, and fills the last block.
     fn content(&mut self, path: &[u8], mut file: impl Read, promised: u64) -> Outcome {
         let mut left = promised;
-        let (mut is_short, mut is_lost) = (false, false);
+        let (mut is_short, mut is_lost, mut has_grown) = (false, false, false);
         while left > 0 {
             let most = usize::try_from(left).map_or(PIECE_BYTES, |left| left.min(PIECE_BYTES));
+            // With the last piece one byte more, which only a file that has grown has.
+            let asked = most + usize::from(most as u64 == left);
             let read = if is_lost {
                 Ok(0)
             } else {
-                file.read(&mut self.buffer[..most])
+                file.read(&mut self.buffer[..asked])
             };
             let count = match read {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
@@ -301,14 +303,18 @@ impl Writer<'_> {
                     self.buffer[..most].fill(0);
                     most
                 }
-                Ok(count) => count,
+                Ok(count) => {
+                    has_grown = count > most;
+                    count.min(most)
+                }
             };
             self.plain.extend_from_slice(&self.buffer[..count]);
             left -= count as u64;
             self.flush_if_full()?;
         }
-        let mut more = [0];
-        let has_grown = !is_short && file.read(&mut more).is_ok_and(|count| count > 0);
+        if promised == 0 {
+            has_grown = file.read(&mut self.buffer[..1]).is_ok_and(|count| count > 0);
+        }
         self.done.changed += u64::from(!is_lost && (is_short || has_grown));
         let filled = self.plain.len() + padding(promised);
         self.plain.resize(filled, 0);
@@ -503,7 +509,7 @@ mod tests {
             encoder: None,
             out: Vec::new(),
             plain: Vec::new(),
-            buffer: vec![0; PIECE_BYTES],
+            buffer: vec![0; PIECE_BYTES + 1],
             fails: false,
             newer_than: None,
             done: Packed::default(),
