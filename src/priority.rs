@@ -24,7 +24,7 @@ use crate::error::{Error, Kind, Result};
 use crate::logging;
 use crate::panics;
 use crate::sync::{Condvar, Mutex, lock};
-use crate::sys::make_thread_nice;
+use crate::sys::{MemoryCache, make_thread_nice};
 
 /// The nice value of work that reads much for one request.
 const BACKGROUND_NICE: i32 = 10;
@@ -150,6 +150,7 @@ pub fn run_with_turn(
     let served = panics::served();
     let nice_task = || {
         panics::work_for(served);
+        let _cache = MemoryCache::of_this_thread();
         make_thread_nice(BACKGROUND_NICE);
         task(turn);
     };
@@ -198,6 +199,7 @@ impl BackgroundThread {
         let served = panics::served();
         let thread = builder().spawn(move || {
             panics::work_for(served);
+            let _cache = MemoryCache::of_this_thread();
             let waits = |(is_over, _): &mut (bool, _)| !*is_over;
             let state = lock(&shared.state);
             let task = shared.has_changed.wait_while(state, waits).1.take();

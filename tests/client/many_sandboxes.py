@@ -17,13 +17,13 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import machines
 from jobs_api import SERVER_PORT, TOKEN, use_machines
+from phases import Clock, below, children, text_of
 
 SERVER = sys.argv[1]
 SANDBOXES = int(sys.argv[2]) if len(sys.argv) > 2 else 1000
@@ -38,79 +38,6 @@ PATIENCE = 900
 
 # For this many sandboxes on this many hosts, on real jobs.
 PUBLISHED = {(1000, 20): 15.8}
-
-
-def of_process(read, path: str):
-    """What `read` gives for a path in /proc, and nothing when that process or thread has ended."""
-    try:
-        return read(path)
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def text_of(path: str) -> str:
-    return of_process(lambda path: Path(path).read_text(), path)
-
-
-def children(pid: int) -> list[int]:
-    tasks = of_process(os.listdir, f"/proc/{pid}/task")
-    lists = [text_of(f"/proc/{pid}/task/{task}/children") for task in tasks]
-    return [int(child) for children in lists for child in children.split()]
-
-
-def below(pid: int) -> list[int]:
-    """All descendants. A server that is process 1 has another process that does the work."""
-    found = children(pid)
-    return found + [pid for child in found for pid in below(child)]
-
-
-def processor_seconds(pids: list[int]) -> float:
-    """What these processes, and those of their children that have ended, have used so far."""
-    ticks = 0
-    for pid in pids:
-        words = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
-        ticks += sum(int(word) for word in words[11:15])
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-class Clock:
-    """Measures phases: the time on the wall, and what each side's processes used of the processor."""
-
-    def __init__(self, hub: int) -> None:
-        self._hub = hub
-        self.rows = []
-
-    def _used(self) -> tuple[float, float, float]:
-        return (
-            processor_seconds([os.getpid()]),
-            processor_seconds([self._hub]),
-            processor_seconds(below(self._hub)),
-        )
-
-    def measure(self, way: str, phase: str, act):
-        before, started = self._used(), time.monotonic()
-        result = act()
-        wall = time.monotonic() - started
-        used = [after - first for after, first in zip(self._used(), before)]
-        self.rows.append((way, phase, wall, *used))
-        return result
-
-    def show(self) -> None:
-        print(f"{'':29}{'wall s':>8}   processor s:{'client':>8}{'proxy':>7}{'servers':>9}")
-        for way in dict.fromkeys(row[0] for row in self.rows):
-            rows = [row for row in self.rows if row[0] == way]
-            for _, phase, *figures in rows:
-                self._line(phase, figures, way)
-            # Booting is not part of what is compared.
-            rows = [row for row in rows if row[1] != "hosts"]
-            self._line("together", [sum(row[2 + at] for row in rows) for at in range(4)], way)
-
-    def _line(self, phase: str, figures: list[float], way: str) -> None:
-        wall, client, proxy, servers = figures
-        print(f"{way:19}{phase:10}{wall:8.2f}   {client:20.2f}{proxy:7.2f}{servers:9.2f}")
-
-    def together(self, way: str) -> float:
-        return sum(row[2] for row in self.rows if row[0] == way and row[1] != "hosts")
 
 
 def with_the_client(clock: Clock, finish) -> None:
@@ -210,7 +137,13 @@ def without_the_client(clock: Clock, hub: int, pool) -> None:
 
 def main() -> int:
     load = os.getloadavg()[0]
-    clock = Clock(HUB.pid)
+    clock = Clock(
+        {
+            "client": lambda: [os.getpid()],
+            "proxy": lambda: [HUB.pid],
+            "servers": lambda: below(HUB.pid),
+        }
+    )
     with_the_client(clock, lambda pool: without_the_client(clock, HUB.pid, pool))
     print(f"{SANDBOXES} sandboxes over {HOSTS} hosts on {os.cpu_count()} processors, ", end="")
     print(f"load {load:.1f} before; huggingface_hub {huggingface_hub.__version__}")
