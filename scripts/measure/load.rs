@@ -41,9 +41,9 @@ pub fn times<W: FnMut() + Send>(workers: &mut [W], count: usize, samples: &mut S
                 })
             })
             .collect();
-        threads
-            .into_iter()
-            .for_each(|one| samples.append(one.join().unwrap()));
+        for thread in threads {
+            samples.append(thread.join().unwrap());
+        }
     });
 }
 

@@ -89,8 +89,14 @@ impl Lists {
         Some(block.as_ptr().cast())
     }
 
+    /// Whether it has kept a block.
+    ///
     /// # Safety
     /// `memory` was allocated with the size of this class, and nothing else has it.
+    #[expect(
+        clippy::cast_ptr_alignment,
+        reason = "dlmalloc aligns each allocation for two pointers"
+    )]
     unsafe fn keep(&self, class: usize, memory: *mut u8) -> bool {
         let bytes = self.bytes.get() + Self::class_bytes(class);
         let (Some(list), true) = (self.first.get(class), bytes <= Self::MOST_BYTES) else {

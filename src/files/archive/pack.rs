@@ -313,7 +313,9 @@ impl Writer<'_> {
             self.flush_if_full()?;
         }
         if promised == 0 {
-            has_grown = file.read(&mut self.buffer[..1]).is_ok_and(|count| count > 0);
+            has_grown = file
+                .read(&mut self.buffer[..1])
+                .is_ok_and(|count| count > 0);
         }
         self.done.changed += u64::from(!is_lost && (is_short || has_grown));
         let filled = self.plain.len() + padding(promised);
