@@ -104,8 +104,7 @@ const KINDS: [Kind; 4] = [
 ];
 
 pub fn measure(plan: &Plan, _: &Scratch, table: &mut Table) {
-    let port = free_port();
-    let server = Program::start(port, Program::server_command(port).env("PATH", PATH));
+    let server = server(64);
     let mut client = server.connect();
     for kind in &KINDS {
         if !kind.runs() {
@@ -150,6 +149,28 @@ impl Kind {
         let body = format!(r#"{{"language":"{language}","backend":"{backend}"{more}}}"#);
         client.post("/v1/contexts", &body)
     }
+}
+
+/// A server that holds so many contexts.
+pub fn server(contexts: usize) -> Program {
+    let port = free_port();
+    let mut command = Program::server_command(port);
+    command
+        .env("PATH", PATH)
+        .env("SBX_CONTEXTS", contexts.to_string());
+    Program::start(port, &mut command)
+}
+
+/// Makes a context of bash; the request for an execution in it.
+pub fn make_bash(client: &mut Client) -> (String, String) {
+    let bash = KINDS.iter().find(|kind| kind.name == "bash").unwrap();
+    execution(&bash.create(client, ""), bash.code)
+}
+
+/// Executes, and checks that it succeeded.
+pub fn execute(client: &mut Client, (target, body): &(String, String)) {
+    let events = client.post(target, body);
+    assert!(events.contains(r#""reason":"completed""#), "{events}");
 }
 
 /// A string or number of a document.
@@ -220,12 +241,9 @@ fn ready(plan: &Plan, kind: &Kind, client: &mut Client, table: &mut Table) {
 
 fn again(plan: &Plan, kind: &Kind, client: &mut Client, table: &mut Table) {
     let context = kind.create(client, "");
-    let (target, body) = execution(&context, kind.code);
+    let request = execution(&context, kind.code);
     let mut bare = Bare::start(kind, kind.evaluate);
-    let mut ours = || {
-        let events = client.post(&target, &body);
-        assert!(events.contains(r#""reason":"completed""#), "{events}");
-    };
+    let mut ours = || execute(client, &request);
     ours();
     bare.evaluate(kind.code);
     thread::sleep(SETTLE);

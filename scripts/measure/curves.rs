@@ -6,6 +6,7 @@ use std::fs;
 
 use super::client::Client;
 use super::confined::Floor;
+use super::contexts;
 use super::host::{Host, LOG_BYTES, create, delete, prefix, spawn_sleep, spawn_with_log};
 use super::plot::{Panel, Series, svg};
 use super::program::{Program, Scratch, free_port};
@@ -17,7 +18,7 @@ const TABLE: &str = "docs/curves.md";
 
 pub fn measure(plan: &Plan) {
     let scratch = Scratch::new();
-    let mut panels = vec![over_logs(plan)];
+    let mut panels = vec![over_logs(plan), over_contexts(plan)];
     if super::is_root() {
         panels.insert(0, over_sandboxes(plan, &scratch));
         panels.push(over_lifetimes(plan, &scratch));
@@ -124,6 +125,34 @@ fn over_logs(plan: &Plan) -> Panel {
             name: "/bin/true",
             points: points.to_vec(),
         }],
+    }
+}
+
+fn over_contexts(plan: &Plan) -> Panel {
+    let steps = [1, 10, 100, 500];
+    let server = contexts::server(steps[3]);
+    let mut client = server.connect();
+    let mut made = Vec::new();
+    let [mut executions, mut commands] = [(); 2].map(|()| Vec::new());
+    for count in steps {
+        made.resize_with(count, || contexts::make_bash(&mut client));
+        let one = &made[count / 2];
+        executions.push(median(plan, |samples| {
+            samples.time(|| contexts::execute(&mut client, one));
+        }));
+        commands.push(median(plan, |samples| samples.time(|| client.run_true())));
+        eprintln!("{count} contexts are done");
+    }
+    let series = [("echo in one of them", executions), ("/bin/true", commands)];
+    Panel {
+        title: "More idle contexts of bash",
+        across: "contexts alive",
+        steps: steps.map(|count| count.to_string()).to_vec(),
+        upwards: "median, µs",
+        series: series
+            .into_iter()
+            .map(|(name, points)| Series { name, points })
+            .collect(),
     }
 }
 

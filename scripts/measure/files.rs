@@ -242,7 +242,7 @@ fn small(plan: &Plan, sides: &[Side], scratch: &Scratch, table: &mut Table) {
         return;
     };
     let content = PATTERN.at(0, SMALL_BYTES);
-    for (writes, least) in [(false, 1.0), (true, 0.6)] {
+    for (writes, least) in [(false, 1.0), (true, 0.8)] {
         for count in [1, 8] {
             let paths: Vec<_> = (0..count)
                 .map(|number| scratch.path(&format!("small-{number}")))

@@ -142,12 +142,13 @@ fn lives<const SERVERS: usize, const SIDES: usize>(
 }
 
 fn each(ours: &Life, floor: &Life, when: &str, table: &mut Table) {
-    let limit = Limit::AtMost(2.5, 0.0);
     let note = "mkdir, chown and a ruleset";
     let row = format!("sandbox: create{when}");
+    let limit = Limit::AtMost(2.5, 0.0);
     table.times(&row, &ours.create, &floor.create, limit, note);
     let note = "kill by user, wait, and rmdir";
     let row = format!("sandbox: delete with a process{when}");
+    let limit = Limit::AtMost(2.0, 0.0);
     table.times(&row, &ours.delete, &floor.delete, limit, note);
 }
 
@@ -226,5 +227,5 @@ fn bulk(plan: &Plan, host: &Host, table: &mut Table) {
     let [ours, floor] = [together, one_by_one].map(|times| Figure::highest(&times));
     let row = format!("sandbox: {MANY} x create, /bin/true, delete by {CLIENTS} clients, ms");
     let note = "the same one by one";
-    table.row(&row, ours, Some(floor), Limit::AtMost(0.5, 0.0), note);
+    table.row(&row, ours, Some(floor), Limit::AtMost(0.45, 0.0), note);
 }

@@ -14,7 +14,7 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
         floor.push(first_answer(|port| Program::responder(port, &reply)));
     }
     let note = "a static server that answers anything with one string";
-    let limit = Limit::AtMost(1.5, 0.0);
+    let limit = Limit::AtMost(1.4, 0.0);
     table.times("start to first /health", &ours, &floor, limit, note);
 }
 

@@ -12,6 +12,7 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
 
+use super::beneath::Resolver;
 use super::entry::DIRECTORY;
 use super::name::show;
 use super::remove::{Protected, remove_tree};
@@ -80,13 +81,14 @@ pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> R
 /// Removes a home that has nothing but its initial directories, in a quarter of the system calls. Removes empty
 /// directories only, so whatever fails may be left to [`remove_tree`].
 fn remove_unused(homes: &OwnedFd, name: &[u8]) -> nix::Result<()> {
-    let flags = DIRECTORY | OFlag::O_NOFOLLOW;
-    let home = openat(homes, name, flags, Mode::empty())?;
+    let resolver = Resolver::of_machine(homes);
+    let home = resolver.open(homes, name, DIRECTORY)?;
     let empty = UnlinkatFlags::RemoveDir;
     for directory in INITIAL_DIRECTORIES.iter().rev() {
         match directory.split_once('/') {
             Some((parent, name)) => {
-                unlinkat(openat(&home, parent, flags, Mode::empty())?, name, empty)?;
+                let parent = resolver.open(&home, parent.as_bytes(), DIRECTORY)?;
+                unlinkat(parent, name, empty)?;
             }
             None => unlinkat(&home, *directory, empty)?,
         }

@@ -778,6 +778,7 @@ fn unknown(id: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
     use std::path::PathBuf;
 
     use super::*;
@@ -791,11 +792,17 @@ mod tests {
 
     impl Small {
         fn new(uid: u32) -> Self {
+            Self::with_users(uid..=uid)
+        }
+
+        /// As many sandboxes as users.
+        fn with_users(users: RangeInclusive<u32>) -> Self {
+            let uid = *users.start();
             let homes = std::env::temp_dir().join(format!("sbx-host-{uid}-{}", std::process::id()));
             let settings = HostSettings {
-                capacity: 1,
+                capacity: users.clone().count(),
                 homes: homes.clone(),
-                users: uid..=uid,
+                users,
                 min_landlock_abi: 0,
                 allow_unconfined: true,
                 tcp_ports: None,
@@ -874,5 +881,31 @@ mod tests {
         let next = small.create().unwrap();
         assert_eq!(next.user, sandbox.user);
         assert_eq!(host.empty_for(), None);
+    }
+
+    /// Removing the home of one may take longer than the deletion of all.
+    #[test]
+    fn all_are_killed_before_anything_of_one_is_removed() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root");
+            return;
+        }
+        let small = Small::with_users(65_013..=65_014);
+        let all = small.host.create(2, &SandboxSpec::default()).unwrap();
+        let mut command = std::process::Command::new("/bin/sleep");
+        let mut sleeper = command.arg("1000").uid(all[1].user.uid).spawn().unwrap();
+        let mut ended = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let done = |sandbox: &Arc<Sandbox>, is_empty| {
+            let mut has_ended = || {
+                thread::sleep(Duration::from_millis(1));
+                sleeper.try_wait().unwrap().is_some()
+            };
+            assert!((0..10_000).any(|_| has_ended()));
+            ended.push((sandbox.number, is_empty));
+        };
+        let signaller = &small.host.signaller;
+        signaller.empty(&all, Reason::Deleted, deadline, done);
+        assert_eq!(ended, [(all[0].number, true), (all[1].number, true)]);
     }
 }

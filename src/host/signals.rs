@@ -66,8 +66,9 @@ impl Signaller {
         Ok(Self { sender_uid })
     }
 
-    /// Kills the processes of sandboxes until none is left, or until `deadline`. Passes each sandbox that
-    /// is empty to `done`, so that none waits for another, and at the deadline the others, with false.
+    /// Kills the processes of sandboxes until none is left, or until `deadline`: all are killed before `done` is called
+    /// for the first. Passes each sandbox that is empty to `done`, so that none waits for another, and at the deadline
+    /// the others, with false.
     pub(super) fn empty<'a>(
         &self,
         sandboxes: impl IntoIterator<Item = &'a Arc<Sandbox>>,
@@ -80,27 +81,27 @@ impl Signaller {
         let (mut pause, mut next_kill) = (FIRST_PAUSE, begun);
         loop {
             let with_zombies_apart = begun.elapsed() >= ZOMBIES_AFTER;
-            left.retain(|sandbox| {
-                let is_active = sandbox.has_namespaces() || is_active(sandbox, with_zombies_apart);
-                if !is_active {
-                    done(sandbox, true);
-                }
-                is_active
+            let (active, empty): (Vec<_>, Vec<_>) = left.into_iter().partition(|sandbox| {
+                sandbox.has_namespaces() || is_active(sandbox, with_zombies_apart)
             });
+            left = active;
             let now = Instant::now();
-            if left.is_empty() || now >= deadline {
-                break;
-            }
-            let is_due = now >= next_kill;
-            if is_due {
+            if now >= next_kill {
+                for sandbox in &left {
+                    // Almost always enough where there are namespaces.
+                    if !sandbox.end_namespaces(reason) || begun.elapsed() >= ALONE_FOR {
+                        sandbox.workspace.processes.expect_kill(reason);
+                        self.signal(sandbox.user, libc::SIGKILL);
+                    }
+                }
                 next_kill = now + KILL_AGAIN_AFTER;
             }
-            for sandbox in left.iter().filter(|_| is_due) {
-                // Almost always enough where there are namespaces.
-                if !sandbox.end_namespaces(reason) || begun.elapsed() >= ALONE_FOR {
-                    sandbox.workspace.processes.expect_kill(reason);
-                    self.signal(sandbox.user, libc::SIGKILL);
-                }
+            // After the signals: `done` may take long.
+            for sandbox in empty {
+                done(sandbox, true);
+            }
+            if left.is_empty() || now >= deadline {
+                break;
             }
             thread::sleep(pause);
             pause = (pause * 2).min(if with_zombies_apart {

@@ -7,7 +7,6 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::{Cell, UnsafeCell};
-use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::AtomicU32;
 
@@ -43,9 +42,8 @@ impl SmallHeap {
 /// Freed memory that a thread keeps for its next allocations, which then need no lock: with several connections the
 /// lock goes from processor to processor. Given back when the value is dropped, in the same thread.
 pub struct MemoryCache {
-    lists: Box<Lists>,
-    /// Of the thread that made it.
-    _of_thread: PhantomData<*const ()>,
+    /// A pointer, so that the value stays in the thread that made it.
+    lists: ptr::NonNull<Lists>,
 }
 
 thread_local! {
@@ -98,44 +96,52 @@ impl Lists {
         reason = "dlmalloc aligns each allocation for two pointers"
     )]
     unsafe fn keep(&self, class: usize, memory: *mut u8) -> bool {
-        let bytes = self.bytes.get() + Self::class_bytes(class);
-        let (Some(list), true) = (self.first.get(class), bytes <= Self::MOST_BYTES) else {
+        let Some(list) = self.first.get(class) else {
             return false;
         };
+        if self.bytes.get() + Self::class_bytes(class) > Self::MOST_BYTES {
+            // What is in the way may be of sizes that the thread needs no more.
+            self.empty();
+        }
         let Some(block) = ptr::NonNull::new(memory.cast::<FreeBlock>()) else {
             return false;
         };
         // SAFETY: each class has room for a pointer, and each allocation is aligned for one.
         unsafe { block.write(FreeBlock(list.get())) };
         list.set(Some(block));
-        self.bytes.set(bytes);
+        self.bytes.set(self.bytes.get() + Self::class_bytes(class));
         true
+    }
+
+    /// Gives everything back.
+    fn empty(&self) {
+        SMALL.with(|heap| {
+            for class in 0..Self::CLASSES {
+                while let Some(memory) = self.take(class) {
+                    // SAFETY: it was allocated with this size, and with an alignment that every allocation has.
+                    unsafe { heap.free(memory, Self::class_bytes(class), 1) };
+                }
+            }
+        });
     }
 }
 
 impl MemoryCache {
     /// A cache for the calling thread, which has none yet.
     pub fn of_this_thread() -> Self {
-        let lists = Box::<Lists>::default();
-        LISTS.set(&raw const *lists);
-        Self {
-            lists,
-            _of_thread: PhantomData,
-        }
+        debug_assert!(LISTS.get().is_null());
+        let lists = ptr::NonNull::from(Box::leak(Box::<Lists>::default()));
+        LISTS.set(lists.as_ptr());
+        Self { lists }
     }
 }
 
 impl Drop for MemoryCache {
     fn drop(&mut self) {
         LISTS.set(ptr::null());
-        SMALL.with(|heap| {
-            for class in 0..Lists::CLASSES {
-                while let Some(memory) = self.lists.take(class) {
-                    // SAFETY: it was allocated with this size and any alignment that needs no more.
-                    unsafe { heap.free(memory, Lists::class_bytes(class), 1) };
-                }
-            }
-        });
+        // SAFETY: they were leaked when this value was made, and nothing refers to them any more.
+        let lists = unsafe { Box::from_raw(self.lists.as_ptr()) };
+        lists.empty();
     }
 }
 
@@ -371,6 +377,8 @@ mod tests {
         let second = Box::new([2u64; 20]);
         assert_eq!(std::ptr::from_ref(&*second), first.cast_const());
         drop(vec![Box::new([0u64; 20]); 1000]);
-        assert!((160..=Lists::MOST_BYTES).contains(&cache.lists.bytes.get()));
+        // SAFETY: the cache holds them.
+        let kept = unsafe { cache.lists.as_ref() }.bytes.get();
+        assert!((160..=Lists::MOST_BYTES).contains(&kept), "{kept}");
     }
 }

@@ -3,87 +3,93 @@
 //! musl begins every copy with an instruction for long ones, and compares byte by byte. The copies of a request are
 //! short: names, values, pieces of JSON. Other architectures keep musl's functions, of which those for copying are
 //! written for short ones too.
-
-#![allow(
-    clippy::inline_always,
-    reason = "a call in between would take longer than what these do"
-)]
+//!
+//! What moves more than eight bytes is written in assembly: the compiler may turn copies of arrays, and loops, into calls
+//! of these very functions.
 
 use std::arch::asm;
-use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_storeu_si128};
 use std::ffi::{c_int, c_void};
 
-/// What one register holds.
-const WORD: usize = size_of::<__m128i>();
-
-/// What a loop copies at once.
-const BLOCK: usize = 4 * WORD;
+/// The largest copy that needs no loop: two times four registers.
+const SHORT: usize = 128;
 
 /// From this size on the processor's own loop is faster.
-const LONG: usize = 2048;
+const LONG: usize = 1024;
 
-/// Loads `N` values from the beginning and as many up to the end of `size` bytes, which may overlap, then stores all
-/// of them: so source and target may overlap too.
+/// Loads the value at the beginning and the one up to the end of `size` bytes, which may overlap, then stores both: so
+/// source and target may overlap too.
 ///
 /// # Safety
-/// `size` bytes can be read and written there, and are at least `N` values and at most twice as many.
-#[inline(always)]
-unsafe fn copy_ends<T: Copy, const N: usize>(to: *mut u8, from: *const u8, size: usize) {
-    // SAFETY: by the contract all of these are inside.
+/// `size` bytes can be read and written there, and are one to two values.
+unsafe fn copy_ends<T: Copy>(to: *mut u8, from: *const u8, size: usize) {
+    // SAFETY: by the contract both are inside.
     unsafe {
-        let end = size - N * size_of::<T>();
-        let first = from.cast::<[T; N]>().read_unaligned();
-        let last = from.add(end).cast::<[T; N]>().read_unaligned();
-        to.cast::<[T; N]>().write_unaligned(first);
-        to.add(end).cast::<[T; N]>().write_unaligned(last);
+        let end = size - size_of::<T>();
+        let first = from.cast::<T>().read_unaligned();
+        let last = from.add(end).cast::<T>().read_unaligned();
+        to.cast::<T>().write_unaligned(first);
+        to.add(end).cast::<T>().write_unaligned(last);
     }
 }
 
-/// A block in registers.
-#[derive(Clone, Copy)]
-struct Block([__m128i; 4]);
-
-impl Block {
-    /// # Safety
-    /// A block can be read there.
-    #[inline(always)]
-    unsafe fn load(from: *const u8) -> Self {
-        // SAFETY: by the contract; the instruction needs no alignment.
-        Self([0, 1, 2, 3].map(|at| unsafe { _mm_loadu_si128(from.add(at * WORD).cast()) }))
-    }
-
-    /// # Safety
-    /// A block can be written there.
-    #[inline(always)]
-    unsafe fn store(self, to: *mut u8) {
-        for (at, word) in self.0.into_iter().enumerate() {
-            // SAFETY: by the contract; the instruction needs no alignment.
-            unsafe { _mm_storeu_si128(to.add(at * WORD).cast(), word) };
-        }
-    }
-}
-
-/// Copies up to two blocks, whether they overlap or not.
+/// Copies up to [`SHORT`] bytes, whether they overlap or not.
 ///
 /// # Safety
-/// `size` bytes, at most two blocks, can be read and written there.
-#[inline(always)]
+/// `size` bytes, at most so many, can be read and written there.
 unsafe fn copy_short(to: *mut u8, from: *const u8, size: usize) {
-    // SAFETY: each size is within the bounds of its branch.
+    // SAFETY: each size is within the bounds of its branch. The assembly loads as many registers from the beginning as
+    // up to the end, and then stores them.
     unsafe {
         match size {
             0 => {}
             1 => to.write(from.read()),
-            2..4 => copy_ends::<u16, 1>(to, from, size),
-            4..8 => copy_ends::<u32, 1>(to, from, size),
-            8..16 => copy_ends::<u64, 1>(to, from, size),
-            16..32 => copy_ends::<__m128i, 1>(to, from, size),
-            32..64 => copy_ends::<__m128i, 2>(to, from, size),
-            _ => {
-                let (first, last) = (Block::load(from), Block::load(from.add(size - BLOCK)));
-                first.store(to);
-                last.store(to.add(size - BLOCK));
-            }
+            2..4 => copy_ends::<u16>(to, from, size),
+            4..8 => copy_ends::<u32>(to, from, size),
+            8..16 => copy_ends::<u64>(to, from, size),
+            16..32 => asm!(
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + {size} - 16]",
+                "movups [{to}], {a}",
+                "movups [{to} + {size} - 16], {b}",
+                from = in(reg) from, to = in(reg) to, size = in(reg) size,
+                a = out(xmm_reg) _, b = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            ),
+            32..64 => asm!(
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + 16]",
+                "movups {c}, [{from} + {size} - 32]",
+                "movups {d}, [{from} + {size} - 16]",
+                "movups [{to}], {a}",
+                "movups [{to} + 16], {b}",
+                "movups [{to} + {size} - 32], {c}",
+                "movups [{to} + {size} - 16], {d}",
+                from = in(reg) from, to = in(reg) to, size = in(reg) size,
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            ),
+            _ => asm!(
+                "movups {a}, [{from}]",
+                "movups {b}, [{from} + 16]",
+                "movups {c}, [{from} + 32]",
+                "movups {d}, [{from} + 48]",
+                "movups {e}, [{from} + {size} - 64]",
+                "movups {f}, [{from} + {size} - 48]",
+                "movups {g}, [{from} + {size} - 32]",
+                "movups {h}, [{from} + {size} - 16]",
+                "movups [{to}], {a}",
+                "movups [{to} + 16], {b}",
+                "movups [{to} + 32], {c}",
+                "movups [{to} + 48], {d}",
+                "movups [{to} + {size} - 64], {e}",
+                "movups [{to} + {size} - 48], {f}",
+                "movups [{to} + {size} - 32], {g}",
+                "movups [{to} + {size} - 16], {h}",
+                from = in(reg) from, to = in(reg) to, size = in(reg) size,
+                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+                e = out(xmm_reg) _, f = out(xmm_reg) _, g = out(xmm_reg) _, h = out(xmm_reg) _,
+                options(nostack, preserves_flags),
+            ),
         }
     }
 }
@@ -91,40 +97,53 @@ unsafe fn copy_short(to: *mut u8, from: *const u8, size: usize) {
 /// Copies from the beginning on: for memory that does not overlap, or whose target is before its source.
 ///
 /// # Safety
-/// `size` bytes, more than two blocks, can be read and written there.
+/// `size` bytes, more than [`SHORT`], can be read and written there.
 unsafe fn copy_up(to: *mut u8, from: *const u8, size: usize) {
-    // SAFETY: what the instructions read and write is within `size`, by the number of rounds. The compiler would make
-    // a call of memcpy(3) from a loop. The end may be overwritten before the loop gets there, so it is loaded first.
+    // SAFETY: what the instructions read and write is within `size`, by the number of rounds. The last bytes may be
+    // overwritten before the loop gets there, so they are loaded first. The direction flag is clear by the ABI.
     unsafe {
-        let last = Block::load(from.add(size - BLOCK));
         if size >= LONG {
             asm!(
+                "movups {a}, [rsi + {size} - 16]",
+                "lea {end}, [rdi + {size} - 16]",
                 "rep movsq",
+                "movups [{end}], {a}",
+                size = in(reg) size, end = out(reg) _, a = out(xmm_reg) _,
                 inout("rcx") size / 8 => _, inout("rsi") from => _, inout("rdi") to => _,
                 options(nostack, preserves_flags),
             );
-        } else {
-            asm!(
-                "2:",
-                "movups {a}, [{from}]",
-                "movups {b}, [{from} + 16]",
-                "movups {c}, [{from} + 32]",
-                "movups {d}, [{from} + 48]",
-                "movups [{to}], {a}",
-                "movups [{to} + 16], {b}",
-                "movups [{to} + 32], {c}",
-                "movups [{to} + 48], {d}",
-                "add {from}, 64",
-                "add {to}, 64",
-                "sub {rounds}, 1",
-                "jnz 2b",
-                from = inout(reg) from => _, to = inout(reg) to => _,
-                rounds = inout(reg) size / BLOCK => _,
-                a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
-                options(nostack),
-            );
+            return;
         }
-        last.store(to.add(size - BLOCK));
+        asm!(
+            "movups {e}, [{from} + {size} - 64]",
+            "movups {f}, [{from} + {size} - 48]",
+            "movups {g}, [{from} + {size} - 32]",
+            "movups {h}, [{from} + {size} - 16]",
+            "lea {end}, [{to} + {size} - 64]",
+            "shr {size}, 6",
+            "2:",
+            "movups {a}, [{from}]",
+            "movups {b}, [{from} + 16]",
+            "movups {c}, [{from} + 32]",
+            "movups {d}, [{from} + 48]",
+            "movups [{to}], {a}",
+            "movups [{to} + 16], {b}",
+            "movups [{to} + 32], {c}",
+            "movups [{to} + 48], {d}",
+            "add {from}, 64",
+            "add {to}, 64",
+            "sub {size}, 1",
+            "jnz 2b",
+            "movups [{end}], {e}",
+            "movups [{end} + 16], {f}",
+            "movups [{end} + 32], {g}",
+            "movups [{end} + 48], {h}",
+            from = inout(reg) from => _, to = inout(reg) to => _, size = inout(reg) size => _,
+            end = out(reg) _,
+            a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            e = out(xmm_reg) _, f = out(xmm_reg) _, g = out(xmm_reg) _, h = out(xmm_reg) _,
+            options(nostack),
+        );
     }
 }
 
@@ -135,8 +154,15 @@ unsafe fn copy_up(to: *mut u8, from: *const u8, size: usize) {
 unsafe fn copy_down(to: *mut u8, from: *const u8, size: usize) {
     // SAFETY: as in `copy_up`, in the other direction.
     unsafe {
-        let first = Block::load(from);
         asm!(
+            "movups {e}, [{from}]",
+            "movups {f}, [{from} + 16]",
+            "movups {g}, [{from} + 32]",
+            "movups {h}, [{from} + 48]",
+            "mov {begin}, {to}",
+            "add {from}, {size}",
+            "add {to}, {size}",
+            "shr {size}, 6",
             "2:",
             "movups {a}, [{from} - 16]",
             "movups {b}, [{from} - 32]",
@@ -148,14 +174,18 @@ unsafe fn copy_down(to: *mut u8, from: *const u8, size: usize) {
             "movups [{to} - 64], {d}",
             "sub {from}, 64",
             "sub {to}, 64",
-            "sub {rounds}, 1",
+            "sub {size}, 1",
             "jnz 2b",
-            from = inout(reg) from.add(size) => _, to = inout(reg) to.add(size) => _,
-            rounds = inout(reg) size / BLOCK => _,
+            "movups [{begin}], {e}",
+            "movups [{begin} + 16], {f}",
+            "movups [{begin} + 32], {g}",
+            "movups [{begin} + 48], {h}",
+            from = inout(reg) from => _, to = inout(reg) to => _, size = inout(reg) size => _,
+            begin = out(reg) _,
             a = out(xmm_reg) _, b = out(xmm_reg) _, c = out(xmm_reg) _, d = out(xmm_reg) _,
+            e = out(xmm_reg) _, f = out(xmm_reg) _, g = out(xmm_reg) _, h = out(xmm_reg) _,
             options(nostack),
         );
-        first.store(to);
     }
 }
 
@@ -163,11 +193,11 @@ unsafe fn copy_down(to: *mut u8, from: *const u8, size: usize) {
 ///
 /// # Safety
 /// `size` bytes can be read at `from` and written at `to`, and do not overlap.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(no_mangle)]
 unsafe extern "C" fn memcpy(to: *mut c_void, from: *const c_void, size: usize) -> *mut c_void {
     // SAFETY: by the contract.
     unsafe {
-        if size <= 2 * BLOCK {
+        if size <= SHORT {
             copy_short(to.cast(), from.cast(), size);
         } else {
             copy_up(to.cast(), from.cast(), size);
@@ -180,11 +210,11 @@ unsafe extern "C" fn memcpy(to: *mut c_void, from: *const c_void, size: usize) -
 ///
 /// # Safety
 /// `size` bytes can be read at `from` and written at `to`.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(no_mangle)]
 unsafe extern "C" fn memmove(to: *mut c_void, from: *const c_void, size: usize) -> *mut c_void {
     // SAFETY: by the contract. The difference wraps where the target is before the source.
     unsafe {
-        if size <= 2 * BLOCK {
+        if size <= SHORT {
             copy_short(to.cast(), from.cast(), size);
         } else if to.addr().wrapping_sub(from.addr()) >= size {
             copy_up(to.cast(), from.cast(), size);
@@ -199,7 +229,7 @@ unsafe extern "C" fn memmove(to: *mut c_void, from: *const c_void, size: usize) 
 ///
 /// # Safety
 /// They can be read there.
-#[inline(always)]
+#[inline]
 unsafe fn ordered(from: *const u8) -> u64 {
     // SAFETY: by the contract.
     u64::from_be(unsafe { from.cast::<u64>().read_unaligned() })
@@ -209,7 +239,7 @@ unsafe fn ordered(from: *const u8) -> u64 {
 ///
 /// # Safety
 /// `size` bytes can be read at both.
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(no_mangle)]
 unsafe extern "C" fn memcmp(one: *const c_void, other: *const c_void, size: usize) -> c_int {
     let (one, other) = (one.cast::<u8>(), other.cast::<u8>());
     // SAFETY: what is read is within `size`.
@@ -242,7 +272,7 @@ unsafe extern "C" fn memcmp(one: *const c_void, other: *const c_void, size: usiz
 ///
 /// # Safety
 /// As for [`memcmp`].
-#[cfg_attr(not(test), unsafe(no_mangle))]
+#[unsafe(no_mangle)]
 unsafe extern "C" fn bcmp(one: *const c_void, other: *const c_void, size: usize) -> c_int {
     // SAFETY: by the contract.
     unsafe { memcmp(one, other, size) }

@@ -17,8 +17,7 @@ mod descriptors;
 mod diag;
 mod identity;
 mod lock;
-// Without optimization a copy of a few words is a call of memcpy(3), which would then call itself.
-#[cfg(all(target_arch = "x86_64", any(test, not(debug_assertions))))]
+#[cfg(target_arch = "x86_64")]
 mod memory;
 mod namespaces;
 mod notify;

@@ -7,11 +7,13 @@ Everything that was started ends with this program.
 """
 
 import asyncio
+import ctypes
 import faulthandler
 import importlib.metadata
 import os
+import re
 import shutil
-import socket
+import signal
 import subprocess
 import sys
 import tempfile
@@ -30,6 +32,10 @@ AT_ONCE = 64
 # Whatever hangs, this ends, and everything else with it.
 PATIENCE = 900
 
+# From <sys/prctl.h>.
+PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
+
 FIRST_USER, LAST_USER = 20_000, 59_999
 KEY = "e2b_0123456789abcdef"
 WAY = "AsyncSandbox"
@@ -41,43 +47,51 @@ for variable in list(os.environ):
 from e2b import AsyncSandbox  # noqa: E402
 
 
-def free_port() -> int:
-    with socket.socket() as any_socket:
-        any_socket.bind(("127.0.0.1", 0))
-        return any_socket.getsockname()[1]
+def end_with_this_program() -> None:
+    """For a new process: it is killed when the one that started it has ended, however that ends."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class Host:
-    """A server in host mode, which ends with `end`."""
+    """A server in host mode."""
 
     def __init__(self, number: int, scratch: Path) -> None:
         users = (LAST_USER - FIRST_USER + 1) // HOSTS
-        first, port = FIRST_USER + number * users, free_port()
+        first = FIRST_USER + number * users
         settings = {
             "PATH": os.environ["PATH"],
             "SBX_HOST_MODE": "1",
             "SBX_BIND": "127.0.0.1",
-            "SBX_PORT": str(port),
+            "SBX_PORT": "0",
             "SBX_TOKEN": KEY,
             "SBX_HOMES_DIR": str(scratch / f"host-{number}"),
             "SBX_UID_RANGE": f"{first}-{first + users - 1}",
         }
-        self._port = port
-        self.process = subprocess.Popen([SERVER], env=settings, stderr=subprocess.DEVNULL)
-        url = f"http://127.0.0.1:{port}"
-        self.options = {"api_url": url, "sandbox_url": url, "api_key": KEY}
+        self._log = scratch / f"host-{number}.log"
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [SERVER], env=settings, stderr=log, preexec_fn=end_with_this_program
+            )
 
     def wait_until_ready(self) -> None:
         for _ in range(1000):
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self._port)) == 0:
-                    return
+            said = re.search(r"listening on (127\.0\.0\.1:\d+) ", self._log.read_text())
+            if said:
+                url = f"http://{said[1]}"
+                self.options = {"api_url": url, "sandbox_url": url, "api_key": KEY}
+                return
             time.sleep(0.01)
         raise RuntimeError("a server does not listen")
 
-    def end(self) -> None:
-        self.process.terminate()
-        self.process.wait(timeout=60)
+
+def end_all(hosts: list[Host]) -> None:
+    for host in hosts:
+        host.process.terminate()
+    for host in hosts:
+        try:
+            host.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            host.process.kill()
 
 
 async def each(act, things) -> list:
@@ -126,14 +140,14 @@ def main() -> None:
     clock = Clock({"client": lambda: [os.getpid()], "servers": servers})
     try:
         end = clock.begin(WAY, "hosts")
-        hosts += [Host(number, scratch) for number in range(HOSTS)]
+        for number in range(HOSTS):
+            hosts.append(Host(number, scratch))
         for host in hosts:
             host.wait_until_ready()
         end()
         asyncio.run(live(clock, hosts))
     finally:
-        for host in hosts:
-            host.end()
+        end_all(hosts)
         shutil.rmtree(scratch, ignore_errors=True)
     print(f"{SANDBOXES} sandboxes over {HOSTS} hosts on {os.cpu_count()} processors, ", end="")
     print(f"load {load:.1f} before; e2b {importlib.metadata.version('e2b')}")

@@ -55,14 +55,20 @@ pub(super) struct Share {
 
 impl Share {
     fn most(&self) -> usize {
-        *self.kernel_limit.get_or_init(|| kernel_limit(self.name))
+        let known = self.kernel_limit.get().copied();
+        // Not kept if it cannot be read: it may be later.
+        let found = known.or_else(|| {
+            let limit = kernel_limit(self.name)?;
+            Some(*self.kernel_limit.get_or_init(|| limit))
+        });
+        found.unwrap_or(usize::MAX)
     }
 
     /// Takes one; false if the tenant has its share.
     pub(super) fn take(&self) -> bool {
         let own = self.used.fetch_add(1, Ordering::Relaxed) + 1;
         let own = if self.is_only_tenant { 1 } else { own };
-        let more = |all: usize| (all + own <= self.most()).then_some(all + 1);
+        let more = |all: usize| (all.saturating_add(own) <= self.most()).then_some(all + 1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
         let is_taken = self.all.fetch_update(set, fetch, more).is_ok();
         if !is_taken {
@@ -83,12 +89,12 @@ impl Share {
             return free;
         }
         let own = self.used.load(Ordering::Relaxed);
-        (free + 1).saturating_sub(own) / 2
+        free.saturating_add(1).saturating_sub(own) / 2
     }
 }
 
-/// The smaller one of the machine's limit and the user namespace's.
-fn kernel_limit(name: &str) -> usize {
+/// The smaller one of the machine's limit and the user namespace's. `None` if neither can be read.
+fn kernel_limit(name: &str) -> Option<usize> {
     let paths = [
         format!("/proc/sys/fs/inotify/max_user_{name}"),
         format!("/proc/sys/user/max_inotify_{name}"),
@@ -96,7 +102,7 @@ fn kernel_limit(name: &str) -> usize {
     let limits = paths
         .iter()
         .filter_map(|path| read_to_string(path).ok()?.trim().parse().ok());
-    limits.min().unwrap_or(usize::MAX)
+    limits.min()
 }
 
 #[cfg(test)]

@@ -1,6 +1,8 @@
 //! The files of the console as a browser gets them.
 
-use crate::fixture::{Reply, Server, assert_error, filtered, is_root};
+use std::time::Duration;
+
+use crate::fixture::{Reply, Server, assert_error, filtered, is_root, wait_until};
 use crate::skip;
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; \
@@ -255,12 +257,15 @@ fn the_token_of_a_sandbox_learns_its_id_and_what_it_uses() {
 
     sandbox.spawn(&serde_json::json!({ "cmd": ["sleep", "1000"] }));
     let json = [("Accept", "application/json")];
-    let metrics = connection
-        .request("GET", &sandbox.target("metrics"), &json, b"")
-        .json();
-    assert_eq!(metrics["id"], sandbox.id);
-    assert_eq!(metrics["processes"], 1, "{metrics}");
-    assert!(metrics["memory_bytes"].as_u64().unwrap() > 0);
+    // The kernel counts the pages of a process that has just started a moment late.
+    wait_until("its memory", Duration::from_secs(10), || {
+        let metrics = connection
+            .request("GET", &sandbox.target("metrics"), &json, b"")
+            .json();
+        assert_eq!(metrics["id"], sandbox.id);
+        assert_eq!(metrics["processes"], 1, "{metrics}");
+        metrics["memory_bytes"].as_u64().unwrap() > 0
+    });
     let text = sandbox.get("metrics?disk=1").text();
     assert!(
         text.contains(&format!(
