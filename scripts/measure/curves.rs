@@ -80,7 +80,7 @@ fn over_sandboxes(plan: &Plan, scratch: &Scratch) -> Panel {
         ("the same without a server", floors),
         ("create one more", creates),
         ("delete it", deletes),
-        ("list a sandbox's own processes", lists),
+        ("list its processes, 256 of them ended", lists),
     ];
     Panel {
         title: "More sandboxes, each with a process",
