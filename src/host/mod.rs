@@ -893,7 +893,7 @@ mod tests {
         let small = Small::with_users(65_013..=65_014);
         let all = small.host.create(2, &SandboxSpec::default()).unwrap();
         let mut command = std::process::Command::new("/bin/sleep");
-        let mut sleeper = command.arg("1000").uid(all[1].user.uid).spawn().unwrap();
+        let mut sleeper = command.arg("60").uid(all[1].user.uid).spawn().unwrap();
         let mut ended = Vec::new();
         let deadline = Instant::now() + Duration::from_secs(60);
         let done = |sandbox: &Arc<Sandbox>, is_empty| {

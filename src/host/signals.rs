@@ -29,6 +29,9 @@ const MAX_PAUSE: Duration = Duration::from_millis(20);
 /// being started.
 const KILL_AGAIN_AFTER: Duration = Duration::from_millis(2);
 
+/// How long nothing is done but to kill, if that takes so long.
+const KILLING_FIRST: Duration = Duration::from_millis(100);
+
 /// How long the end of namespaces is left to itself.
 const ALONE_FOR: Duration = Duration::from_millis(100);
 
@@ -66,9 +69,9 @@ impl Signaller {
         Ok(Self { sender_uid })
     }
 
-    /// Kills the processes of sandboxes until none is left, or until `deadline`: all are killed before `done` is called
-    /// for the first. Passes each sandbox that is empty to `done`, so that none waits for another, and at the deadline
-    /// the others, with false.
+    /// Kills the processes of sandboxes until none is left, or until `deadline`. Passes each sandbox that is empty to
+    /// `done`, and at the deadline the others, with false. `done` may take long, so all are killed first; but those that
+    /// cannot be emptied hold up no other.
     pub(super) fn empty<'a>(
         &self,
         sandboxes: impl IntoIterator<Item = &'a Arc<Sandbox>>,
@@ -79,12 +82,15 @@ impl Signaller {
         let mut left: Vec<_> = sandboxes.into_iter().collect();
         let begun = Instant::now();
         let (mut pause, mut next_kill) = (FIRST_PAUSE, begun);
+        let mut empty = Vec::new();
         loop {
             let with_zombies_apart = begun.elapsed() >= ZOMBIES_AFTER;
-            let (active, empty): (Vec<_>, Vec<_>) = left.into_iter().partition(|sandbox| {
+            let is_left = |sandbox: &&Arc<Sandbox>| {
                 sandbox.has_namespaces() || is_active(sandbox, with_zombies_apart)
-            });
+            };
+            let (active, ended): (Vec<_>, Vec<_>) = left.into_iter().partition(is_left);
             left = active;
+            empty.extend(ended);
             let now = Instant::now();
             if now >= next_kill {
                 for sandbox in &left {
@@ -96,12 +102,14 @@ impl Signaller {
                 }
                 next_kill = now + KILL_AGAIN_AFTER;
             }
-            // After the signals: `done` may take long.
-            for sandbox in empty {
-                done(sandbox, true);
-            }
             if left.is_empty() || now >= deadline {
                 break;
+            }
+            // One at a time: it may take long, and there is more to kill.
+            if begun.elapsed() >= KILLING_FIRST
+                && let Some(sandbox) = empty.pop()
+            {
+                done(sandbox, true);
             }
             thread::sleep(pause);
             pause = (pause * 2).min(if with_zombies_apart {
@@ -109,6 +117,9 @@ impl Signaller {
             } else {
                 MAX_PAUSE
             });
+        }
+        for sandbox in empty {
+            done(sandbox, true);
         }
         for sandbox in left {
             done(sandbox, false);

@@ -502,12 +502,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_file_that_cannot_be_read_to_its_end_is_told_or_ends_the_archive() {
-        let ledger = crate::ledger::Budget::new(1 << 30).whole();
-        let mut sink = Nowhere;
-        let mut writer = Writer {
-            sink: &mut sink,
+    fn writer<'a>(sink: &'a mut Nowhere, ledger: &Arc<Ledger>) -> Writer<'a> {
+        Writer {
+            sink,
             encoder: None,
             out: Vec::new(),
             plain: Vec::new(),
@@ -516,11 +513,18 @@ mod tests {
             newer_than: None,
             done: Packed::default(),
             names: HashMap::new(),
-            names_charge: charge(&ledger, 0).unwrap(),
-            skipped_charge: charge(&ledger, 0).unwrap(),
+            names_charge: charge(ledger, 0).unwrap(),
+            skipped_charge: charge(ledger, 0).unwrap(),
             unlooked: 0,
-            _charge: charge(&ledger, 0).unwrap(),
-        };
+            _charge: charge(ledger, 0).unwrap(),
+        }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_to_its_end_is_told_or_ends_the_archive() {
+        let ledger = crate::ledger::Budget::new(1 << 30).whole();
+        let mut sink = Nowhere;
+        let mut writer = writer(&mut sink, &ledger);
         assert!(writer.content(b"f", Broken(3), 1000).is_ok());
         let content = [&b"xxx"[..], &[0; 2 * BLOCK - 3]].concat();
         assert_eq!(writer.plain, content);
@@ -530,5 +534,22 @@ mod tests {
         writer.fails = true;
         let ended = writer.content(b"f", Broken(3), 1000);
         assert!(matches!(ended, Err(BrokenOff::Failed(_))));
+    }
+
+    #[test]
+    fn a_file_that_has_another_size_than_it_told_is_counted_as_changed() {
+        let ledger = crate::ledger::Budget::new(1 << 30).whole();
+        let piece = PIECE_BYTES as u64;
+        for promised in [0, 1, piece - 1, piece, piece + 1, 2 * piece] {
+            let sizes = [promised.saturating_sub(1), promised, promised + 1];
+            for size in sizes {
+                let mut sink = Nowhere;
+                let mut writer = writer(&mut sink, &ledger);
+                let file = std::io::repeat(b'x').take(size);
+                assert!(writer.content(b"f", file, promised).is_ok());
+                let expected = u64::from(size != promised);
+                assert_eq!(writer.done.changed, expected, "{size} of {promised}");
+            }
+        }
     }
 }

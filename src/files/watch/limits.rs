@@ -68,7 +68,8 @@ impl Share {
     pub(super) fn take(&self) -> bool {
         let own = self.used.fetch_add(1, Ordering::Relaxed) + 1;
         let own = if self.is_only_tenant { 1 } else { own };
-        let more = |all: usize| (all.saturating_add(own) <= self.most()).then_some(all + 1);
+        let most = self.most();
+        let more = |all: usize| (all.saturating_add(own) <= most).then_some(all + 1);
         let (set, fetch) = (Ordering::Relaxed, Ordering::Relaxed);
         let is_taken = self.all.fetch_update(set, fetch, more).is_ok();
         if !is_taken {
