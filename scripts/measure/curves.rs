@@ -43,6 +43,22 @@ fn median(plan: &Plan, mut sample: impl FnMut(&mut Samples)) -> f64 {
     samples.times().median
 }
 
+/// A panel of medians, in microseconds.
+fn medians<const STEPS: usize, const SERIES: usize>(
+    title: &'static str,
+    across: &'static str,
+    steps: [usize; STEPS],
+    series: [(&'static str, Vec<f64>); SERIES],
+) -> Panel {
+    Panel {
+        title,
+        across,
+        steps: steps.map(|step| step.to_string()).to_vec(),
+        upwards: "median, µs",
+        series: series.map(|(name, points)| Series { name, points }).into(),
+    }
+}
+
 fn over_sandboxes(plan: &Plan, scratch: &Scratch) -> Panel {
     let host = Host::start(scratch, "curves", "20000-64999");
     let mut client = host.program.connect();
@@ -82,16 +98,8 @@ fn over_sandboxes(plan: &Plan, scratch: &Scratch) -> Panel {
         ("delete it", deletes),
         ("list its processes, 256 of them ended", lists),
     ];
-    Panel {
-        title: "More sandboxes, each with a process",
-        across: "sandboxes alive",
-        steps: steps.map(|count| count.to_string()).to_vec(),
-        upwards: "median, µs",
-        series: series
-            .into_iter()
-            .map(|(name, points)| Series { name, points })
-            .collect(),
-    }
+    let title = "More sandboxes, each with a process";
+    medians(title, "sandboxes alive", steps, series)
 }
 
 /// Medians of making a sandbox and of deleting it.
@@ -116,16 +124,8 @@ fn over_logs(plan: &Plan) -> Panel {
         }
         median(plan, |samples| samples.time(|| client.run_true()))
     });
-    Panel {
-        title: "More logs in memory",
-        across: "logs held, MiB",
-        steps: steps.map(|mib| mib.to_string()).to_vec(),
-        upwards: "median, µs",
-        series: vec![Series {
-            name: "/bin/true",
-            points: points.to_vec(),
-        }],
-    }
+    let series = [("/bin/true", points.to_vec())];
+    medians("More logs in memory", "logs held, MiB", steps, series)
 }
 
 fn over_contexts(plan: &Plan) -> Panel {
@@ -144,16 +144,8 @@ fn over_contexts(plan: &Plan) -> Panel {
         eprintln!("{count} contexts are done");
     }
     let series = [("echo in one of them", executions), ("/bin/true", commands)];
-    Panel {
-        title: "More idle contexts of bash",
-        across: "contexts alive",
-        steps: steps.map(|count| count.to_string()).to_vec(),
-        upwards: "median, µs",
-        series: series
-            .into_iter()
-            .map(|(name, points)| Series { name, points })
-            .collect(),
-    }
+    let title = "More idle contexts of bash";
+    medians(title, "contexts alive", steps, series)
 }
 
 fn over_lifetimes(plan: &Plan, scratch: &Scratch) -> Panel {
@@ -173,22 +165,9 @@ fn over_lifetimes(plan: &Plan, scratch: &Scratch) -> Panel {
         creates.push(create);
         deletes.push(delete);
     }
-    Panel {
-        title: "More sandboxes that were deleted",
-        across: "sandboxes made and deleted before",
-        steps: steps.map(|count| count.to_string()).to_vec(),
-        upwards: "median, µs",
-        series: vec![
-            Series {
-                name: "create",
-                points: creates,
-            },
-            Series {
-                name: "delete",
-                points: deletes,
-            },
-        ],
-    }
+    let series = [("create", creates), ("delete", deletes)];
+    let title = "More sandboxes that were deleted";
+    medians(title, "sandboxes made and deleted before", steps, series)
 }
 
 fn table(panels: &[Panel]) -> String {

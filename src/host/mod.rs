@@ -535,10 +535,6 @@ impl Host {
         for sandbox in all {
             sandbox.workspace.close();
             *lock(&sandbox.is_ending) = true;
-            if !sandbox.end_namespaces(Reason::Deleted) && sys::user_has_processes(sandbox.user) {
-                sandbox.workspace.processes.expect_kill(Reason::Deleted);
-                sandbox.limits.kill_all();
-            }
         }
         let mut shares = Shares::new(all.len(), deadline);
         let emptying_deadline = deadline.min(begun + EMPTYING_LIMIT);

@@ -97,6 +97,7 @@ impl Signaller {
                     // Almost always enough where there are namespaces.
                     if !sandbox.end_namespaces(reason) || begun.elapsed() >= ALONE_FOR {
                         sandbox.workspace.processes.expect_kill(reason);
+                        sandbox.limits.kill_all();
                         self.signal(sandbox.user, libc::SIGKILL);
                     }
                 }

@@ -79,7 +79,7 @@ impl Lists {
     }
 
     fn take(&self, class: usize) -> Option<*mut u8> {
-        let list = self.first.get(class)?;
+        let list = &self.first[class];
         let block = list.get()?;
         // SAFETY: `keep` has put it there, and nothing else has it.
         list.set(unsafe { block.as_ref() }.0);
@@ -87,30 +87,22 @@ impl Lists {
         Some(block.as_ptr().cast())
     }
 
-    /// Whether it has kept a block.
-    ///
     /// # Safety
     /// `memory` was allocated with the size of this class, and nothing else has it.
     #[expect(
         clippy::cast_ptr_alignment,
         reason = "dlmalloc aligns each allocation for two pointers"
     )]
-    unsafe fn keep(&self, class: usize, memory: *mut u8) -> bool {
-        let Some(list) = self.first.get(class) else {
-            return false;
-        };
+    unsafe fn keep(&self, class: usize, memory: *mut u8) {
         if self.bytes.get() + Self::class_bytes(class) > Self::MOST_BYTES {
             // What is in the way may be of sizes that the thread needs no more.
             self.empty();
         }
-        let Some(block) = ptr::NonNull::new(memory.cast::<FreeBlock>()) else {
-            return false;
-        };
+        let (list, block) = (&self.first[class], memory.cast::<FreeBlock>());
         // SAFETY: each class has room for a pointer, and each allocation is aligned for one.
         unsafe { block.write(FreeBlock(list.get())) };
-        list.set(Some(block));
+        list.set(ptr::NonNull::new(block));
         self.bytes.set(self.bytes.get() + Self::class_bytes(class));
-        true
     }
 
     /// Gives everything back.
@@ -215,7 +207,9 @@ unsafe impl GlobalAlloc for Allocator {
         unsafe {
             if Self::is_large(layout.size()) {
                 System.dealloc(memory, layout);
-            } else if !lists_for(layout).is_some_and(|(lists, class)| lists.keep(class, memory)) {
+            } else if let Some((lists, class)) = lists_for(layout) {
+                lists.keep(class, memory);
+            } else {
                 SMALL.with(|heap| heap.free(memory, rounded(layout), layout.align()));
             }
         }

@@ -66,6 +66,11 @@ def _call(name: str, *arguments) -> int:
     return result
 
 
+def end_with_parent() -> None:
+    """Has the kernel kill this process when the thread that started it has ended, however that ends."""
+    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def mount(source: str, target, kind: str | None, flags: int, options: str | None = None) -> None:
     words = [None if word is None else str(word).encode() for word in (source, target, kind, options)]
     _call("mount", words[0], words[1], words[2], ctypes.c_ulong(flags), words[3])
@@ -139,7 +144,7 @@ def populate(root: Path) -> None:
 def become(command: list[str], environment: dict[str, str], root: Path) -> None:
     """Process 1 of the machine: becomes the command."""
     # Its parent, the runtime, has one thread, so it is the process's end that counts.
-    _call("prctl", PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    end_with_parent()
     mount("proc", root / "proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     os.chroot(root)
     os.chdir("/")

@@ -7,19 +7,18 @@ Everything that was started ends with this program.
 """
 
 import asyncio
-import ctypes
 import faulthandler
 import importlib.metadata
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from machines import end_with_parent
 from phases import Clock, below
 
 SERVER = os.path.abspath(sys.argv[1])
@@ -32,10 +31,6 @@ AT_ONCE = 64
 # Whatever hangs, this ends, and everything else with it.
 PATIENCE = 900
 
-# From <sys/prctl.h>.
-PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None)
-
 FIRST_USER, LAST_USER = 20_000, 59_999
 KEY = "e2b_0123456789abcdef"
 WAY = "AsyncSandbox"
@@ -45,11 +40,6 @@ for variable in list(os.environ):
         del os.environ[variable]
 
 from e2b import AsyncSandbox  # noqa: E402
-
-
-def end_with_this_program() -> None:
-    """For a new process: it is killed when the one that started it has ended, however that ends."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 class Host:
@@ -70,7 +60,7 @@ class Host:
         self._log = scratch / f"host-{number}.log"
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
-                [SERVER], env=settings, stderr=log, preexec_fn=end_with_this_program
+                [SERVER], env=settings, stderr=log, preexec_fn=end_with_parent
             )
 
     def wait_until_ready(self) -> None:
