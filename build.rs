@@ -1,34 +1,118 @@
-//! Compresses what the program carries to send: documents are several times smaller than their text. Leaves out of
-//! it what it does not use.
+//! Compresses what the program carries to send: documents are several times smaller than their text. What belongs to
+//! a feature of cargo that this build does not have is left out.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::{env, fs};
 
+use serde_json::Value;
+
 fn main() {
-    compress_file("openapi.json");
-    compress_file("src/api/mcp/tools.json");
+    compress("openapi.json", &contract());
+    if has_feature("mcp") {
+        compress("tools.json", &read("src/api/mcp/tools.json"));
+    }
     compress_scripts();
-    compress_console();
-    leave_out_unwinding();
+    if has_feature("console") {
+        compress_console();
+    }
 }
 
-/// The program stops a thread that panics instead of unwinding its stack (`src/panics.rs`), so it needs no tables
-/// for that. Its libraries have them nevertheless.
-fn leave_out_unwinding() {
-    println!("cargo::rerun-if-changed=no-unwinding.ld");
-    let directory = env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
-    println!("cargo::rustc-link-arg-bins=-T{directory}/no-unwinding.ld");
-    println!("cargo::rustc-link-arg-bins=--no-eh-frame-hdr");
+fn has_feature(name: &str) -> bool {
+    let name = name.to_uppercase().replace('-', "_");
+    env::var_os(format!("CARGO_FEATURE_{name}")).is_some()
 }
 
-/// The scripts that interpreters get, as NUL-ended names and texts.
+/// The contract. A build that has all of it serves the file as it was written.
+fn contract() -> Vec<u8> {
+    let text = read("openapi.json");
+    let mut contract = serde_json::from_slice(&text).expect("the contract is JSON");
+    if !cut_features(&mut contract) {
+        return text;
+    }
+    while cut_components(&mut contract) {}
+    contract.to_string().into_bytes()
+}
+
+/// Removes all members whose `x-feature` is not built. True if there were any.
+fn cut_features(value: &mut Value) -> bool {
+    let is_cut = |member: &Value| {
+        let feature = member.get("x-feature").and_then(Value::as_str);
+        feature.is_some_and(|feature| !has_feature(feature))
+    };
+    let mut has_cut = false;
+    match value {
+        Value::Object(members) => {
+            // A schema must not require a property that is cut.
+            if let Some(properties) = members.get("properties").cloned()
+                && let Some(Value::Array(required)) = members.get_mut("required")
+            {
+                required.retain(|name| name.as_str().is_none_or(|name| !is_cut(&properties[name])));
+            }
+            let before = members.len();
+            members.retain(|_, member| !is_cut(member));
+            has_cut |= members.len() < before;
+            for member in members.values_mut() {
+                has_cut |= cut_features(member);
+            }
+        }
+        Value::Array(elements) => {
+            for element in elements {
+                has_cut |= cut_features(element);
+            }
+        }
+        _ => {}
+    }
+    has_cut
+}
+
+/// Removes the components that nothing refers to. True if there were any.
+fn cut_components(contract: &mut Value) -> bool {
+    let mut referred = BTreeSet::new();
+    collect_references(contract, &mut referred);
+    let mut has_cut = false;
+    for (kind, components) in contract["components"].as_object_mut().into_iter().flatten() {
+        // Security schemes are referred to by their names.
+        if kind != "securitySchemes"
+            && let Some(components) = components.as_object_mut()
+        {
+            let before = components.len();
+            components.retain(|name, _| referred.contains(&format!("#/components/{kind}/{name}")));
+            has_cut |= components.len() < before;
+        }
+    }
+    has_cut
+}
+
+fn collect_references(value: &Value, found: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(members) => {
+            for member in members.values() {
+                collect_references(member, found);
+            }
+        }
+        Value::Array(elements) => {
+            for element in elements {
+                collect_references(element, found);
+            }
+        }
+        Value::String(text) if text.starts_with("#/components/") => {
+            found.insert(text.clone());
+        }
+        _ => {}
+    }
+}
+
+/// The scripts that interpreters get, as NUL-ended names and texts. Commands need some of them too.
 fn compress_scripts() {
     const FOLDER: &str = "src/interpreter";
+    let is_for_commands = |name: &str| name.starts_with("run_") || name == "make_venv.py";
+    let is_built = |name: &&str| has_feature("interpreter") || is_for_commands(name);
     let mut scripts = Vec::new();
     for path in paths_in(FOLDER) {
         let name = path.file_name().and_then(|name| name.to_str());
         let is_script = |name: &&str| [".py", ".js", ".sh"].iter().any(|end| name.ends_with(end));
-        if let Some(name) = name.filter(is_script) {
+        if let Some(name) = name.filter(is_script).filter(is_built) {
             let text = fs::read(&path).expect("cannot read a script of interpreters");
             scripts.extend_from_slice(&[name.as_bytes(), b"\0", &text, b"\0"].concat());
         }
@@ -36,48 +120,45 @@ fn compress_scripts() {
     compress("scripts", &scripts);
 }
 
-fn compress_file(path: &str) {
+fn read(path: &str) -> Vec<u8> {
     println!("cargo::rerun-if-changed={path}");
-    let document = fs::read(path).expect("cannot read a document");
-    compress(path.rsplit('/').next().unwrap_or(path), &document);
+    fs::read(path).expect("cannot read a document")
 }
 
-/// The files of the console: a table of names, types and contents compressed by gzip. It is empty without the feature
-/// `console`. The files of others are in the repository as they are sent.
+/// The files of the console: a table of names, types and contents compressed by gzip. The files of others
+/// are in the repository as they are sent.
 fn compress_console() {
     const OWN: &str = "src/api/console/page";
     const OTHERS: &str = "src/api/console/xterm";
     let mut table = "[\n".to_owned();
-    if env::var_os("CARGO_FEATURE_CONSOLE").is_some() {
-        for path in [OWN, OTHERS].into_iter().flat_map(paths_in) {
-            let name = path.file_name().and_then(|name| name.to_str());
-            let name = name.expect("the names of the console's files are text");
-            let (name, sent) = match name.strip_suffix(".gz") {
-                Some(name) => {
-                    let manifest = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-                    (name, PathBuf::from(manifest).join(&path))
-                }
-                None if path.starts_with(OWN) => {
-                    let content = fs::read(&path).expect("cannot read a file of the console");
-                    let sent = out_directory().join(format!("{name}.gz"));
-                    fs::write(&sent, gzip(&content)).expect("cannot write a compressed file");
-                    (name, sent)
-                }
-                None => continue,
-            };
-            let kind = match name.rsplit('.').next() {
-                Some("html") => "text/html; charset=utf-8",
-                Some("css") => "text/css; charset=utf-8",
-                Some("js" | "mjs") => "text/javascript; charset=utf-8",
-                Some("svg") => "image/svg+xml",
-                _ => panic!("{name} has no type that is known"),
-            };
-            let sent = sent.to_str().expect("the paths of a build are text");
-            table.extend([
-                format!("    File {{ name: {name:?}, kind: {kind:?}, "),
-                format!("gzip: include_bytes!({sent:?}) }},\n"),
-            ]);
-        }
+    for path in [OWN, OTHERS].into_iter().flat_map(paths_in) {
+        let name = path.file_name().and_then(|name| name.to_str());
+        let name = name.expect("the names of the console's files are text");
+        let (name, sent) = match name.strip_suffix(".gz") {
+            Some(name) => {
+                let manifest = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
+                (name, PathBuf::from(manifest).join(&path))
+            }
+            None if path.starts_with(OWN) => {
+                let content = fs::read(&path).expect("cannot read a file of the console");
+                let sent = out_directory().join(format!("{name}.gz"));
+                fs::write(&sent, gzip(&content)).expect("cannot write a compressed file");
+                (name, sent)
+            }
+            None => continue,
+        };
+        let kind = match name.rsplit('.').next() {
+            Some("html") => "text/html; charset=utf-8",
+            Some("css") => "text/css; charset=utf-8",
+            Some("js" | "mjs") => "text/javascript; charset=utf-8",
+            Some("svg") => "image/svg+xml",
+            _ => panic!("{name} has no type that is known"),
+        };
+        let sent = sent.to_str().expect("the paths of a build are text");
+        table.extend([
+            format!("    File {{ name: {name:?}, kind: {kind:?}, "),
+            format!("gzip: include_bytes!({sent:?}) }},\n"),
+        ]);
     }
     table += "]\n";
     fs::write(out_directory().join("console.rs"), table).expect("cannot write a table");
@@ -107,12 +188,9 @@ fn gzip(content: &[u8]) -> Vec<u8> {
     member
 }
 
-/// Compresses slowly and well (RFC 1951).
+/// Compresses as well as the library can (RFC 1951).
 fn deflate(content: &[u8]) -> Vec<u8> {
-    let mut compressed = Vec::new();
-    let (options, format) = (zopfli::Options::default(), zopfli::Format::Deflate);
-    zopfli::compress(options, format, content, &mut compressed).expect("memory takes all");
-    compressed
+    miniz_oxide::deflate::compress_to_vec(content, 10)
 }
 
 /// Writes a document for `src/codec/carried.rs`: its length, and its compressed text.

@@ -1017,7 +1017,7 @@ fn ask_nonsense(place: &Place<'_>, random: &mut Random) {
 fn leave_half_a_request(place: &Place<'_>, random: &mut Random) {
     let body = r#"{"cmd":"echo never > never"}"#;
     let whole = format!(
-        "POST {} HTTP/1.1\r\nX-Sandbox-Token: {}\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST {} HTTP/1.1\r\nHost: sandbox\r\nX-Sandbox-Token: {}\r\nContent-Length: {}\r\n\r\n{body}",
         place.target("exec"),
         place.token,
         body.len(),

@@ -1,7 +1,7 @@
 //! Threads that do one job each, and then wait a moment for the next.
 //!
 //! Starting a thread and ending it costs as much as the short jobs that connections often are. A thread that waits costs
-//! its stack, of which a few pages are touched. A job that panics takes its thread along.
+//! its stack, of which a few pages are touched. A thread goes on after a job that has panicked.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use crate::panics::contain;
 use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::MemoryCache;
 
@@ -112,7 +113,8 @@ impl<J> Shared<J> {
                 queue.jobs.pop_front()
             };
             match job {
-                Some(job) => (self.work)(job),
+                // The panic was logged, and who waits for the job notices by what it has dropped.
+                Some(job) => drop(contain(|| (self.work)(job))),
                 None => return,
             }
         }
@@ -162,6 +164,24 @@ mod tests {
         assert_eq!(number, 8);
         assert!(threads.contains(&thread));
         assert_eq!(threads.len(), 8);
+    }
+
+    #[test]
+    fn a_thread_goes_on_after_a_job_that_has_panicked() {
+        let (done, results) = mpsc::channel();
+        let crew = Crew::with_linger(LONG, "crew", 64 * 1024, move |panics: bool| {
+            done.send(thread::current().id()).unwrap();
+            if panics {
+                std::panic::resume_unwind(Box::new("as the test wants it"));
+            }
+        });
+        crew.give(true).unwrap();
+        let first = results.recv().unwrap();
+        while lock(&crew.0.queue).idle == 0 {
+            thread::yield_now();
+        }
+        crew.give(false).unwrap();
+        assert_eq!(results.recv().unwrap(), first);
     }
 
     #[test]

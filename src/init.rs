@@ -1,4 +1,4 @@
-//! PID 1: reaps orphans, and ends all processes on SIGTERM or SIGINT.
+//! PID 1: reaps orphans, and ends all processes on the signals that end the server.
 //!
 //! The program forks before it has a second thread. The parent stays PID 1 (or becomes the subreaper,
 //! with `--init`) and only reaps; the child is the server. So orphans go to a process without other
@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::prctl;
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::signal::Signal;
 
 use crate::error::{Error, Result};
+use crate::signals::Signals;
 use crate::sys::{self, Ending, Events, Pid, PollEntry, poll};
 use crate::{priority, proc};
 
@@ -28,20 +28,18 @@ const GRACE: Duration = Duration::from_secs(5);
 pub fn split() -> Result<Init> {
     let init = Init(std::process::id());
     let failed = |errno| Error::system("cannot become init", errno);
-    let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD]);
-    // Blocked before the fork, so that none is lost.
-    signals.thread_block().map_err(failed)?;
+    // Before the fork, so that none is lost.
+    let signals = Signals::watch(true).map_err(failed)?;
     if std::process::id() != 1 {
         prctl::set_child_subreaper(true).map_err(failed)?;
     }
     let Some(server) = sys::fork().map_err(failed)? else {
         init.keep()?;
-        // Its own session has its own autogroup. A terminal's signals reach init, which forwards them.
+        // Its own session has its own autogroup. A terminal's signals reach init, which passes their meaning on.
         nix::unistd::setsid().map_err(failed)?;
         return Ok(init);
     };
-    let signal_fd = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK);
-    std::process::exit(signal_fd.map_or(1, |signal_fd| supervise(server, &signal_fd)))
+    std::process::exit(supervise(server, &signals))
 }
 
 /// The init process, by its pid.
@@ -66,7 +64,7 @@ impl Init {
 }
 
 /// Reaps until the server has ended, then ends the orphans. Returns the exit status.
-fn supervise(server: Pid, signal_fd: &SignalFd) -> c_int {
+fn supervise(server: Pid, signals: &Signals) -> c_int {
     priority::raise();
     let mut signaled_at = None;
     let mut terminated = HashSet::new();
@@ -74,20 +72,18 @@ fn supervise(server: Pid, signal_fd: &SignalFd) -> c_int {
         if let Some(ending) = reap_until(server) {
             break ending;
         }
-        let mut entries = [PollEntry::new(signal_fd.as_fd(), Events::READABLE)];
+        let mut entries = [PollEntry::new(signals.as_fd(), Events::READABLE)];
         poll(&mut entries, None);
-        while let Ok(Some(received)) = signal_fd.read_signal() {
-            let signal = received.ssi_signo.cast_signed();
-            if signal != libc::SIGCHLD {
-                signaled_at.get_or_insert_with(Instant::now);
-                let _ = sys::signal_process(server, signal);
-                let orphans = children().into_iter().filter(|child| *child != server);
-                terminate(orphans, &mut terminated);
-            }
+        if signals.take_end() {
+            signaled_at.get_or_insert_with(Instant::now);
+            // The one signal that ends the server whatever terminal it has.
+            let _ = sys::signal_process(server, libc::SIGTERM);
+            let orphans = children().into_iter().filter(|child| *child != server);
+            terminate(orphans, &mut terminated);
         }
     };
     let deadline = signaled_at.unwrap_or_else(Instant::now) + GRACE;
-    end_orphans(signal_fd, deadline, terminated);
+    end_orphans(signals, deadline, terminated);
     match ending {
         Ending::Exited(status) => status,
         Ending::Signaled(signal) => 128 + signal,
@@ -106,7 +102,7 @@ fn reap_until(server: Pid) -> Option<Ending> {
 
 /// Sends SIGTERM to all orphans, and SIGKILL after `deadline`. The children of an orphan that ends
 /// become orphans in turn, so this repeats until there are none.
-fn end_orphans(signal_fd: &SignalFd, deadline: Instant, mut terminated: HashSet<Pid>) {
+fn end_orphans(signals: &Signals, deadline: Instant, mut terminated: HashSet<Pid>) {
     loop {
         loop {
             match sys::wait_any() {
@@ -129,9 +125,9 @@ fn end_orphans(signal_fd: &SignalFd, deadline: Instant, mut terminated: HashSet<
             terminated.retain(|pid| orphans.contains(pid));
             terminate(orphans.into_iter(), &mut terminated);
         }
-        let mut entries = [PollEntry::new(signal_fd.as_fd(), Events::READABLE)];
+        let mut entries = [PollEntry::new(signals.as_fd(), Events::READABLE)];
         poll(&mut entries, Some(Duration::from_millis(20)));
-        while let Ok(Some(_)) = signal_fd.read_signal() {}
+        signals.take_end();
     }
 }
 

@@ -5,6 +5,22 @@
 //! connections until a signal or idleness ends the server. Comments name the steps that must
 //! precede others.
 
+// Each part is written for the build that has all of them, which is checked without this.
+#![cfg_attr(
+    not(all(
+        feature = "console",
+        feature = "e2b",
+        feature = "file-tools",
+        feature = "interpreter",
+        feature = "mcp"
+    )),
+    allow(
+        dead_code,
+        unused_imports,
+        reason = "parts that are left out are the only users of some things, and of what modules re-export"
+    )
+)]
+
 mod activity;
 mod api;
 mod auth;
@@ -18,12 +34,14 @@ mod confine;
 mod crew;
 mod egress;
 mod error;
+mod fault;
 mod files;
 #[cfg(test)]
 mod fuzz;
 mod host;
 mod http;
 mod init;
+#[cfg_attr(not(feature = "interpreter"), path = "interpreter/none.rs")]
 mod interpreter;
 mod isolation;
 mod language;
@@ -39,6 +57,7 @@ mod priority;
 mod proc;
 mod process;
 mod relay;
+mod signals;
 mod sync;
 mod sys;
 mod workspace;
@@ -54,8 +73,6 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::prctl;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, socket};
 
 use api::{Api, ApiSettings};
@@ -65,6 +82,7 @@ use error::Error;
 use http::server::Server;
 use listen::HeldPort;
 use machine::Machine;
+use signals::Signals;
 use sys::{Events, PollEntry, poll};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -117,7 +135,7 @@ pub fn main() -> ExitCode {
     }
     panics::install();
     sys::prepare_descriptors();
-    match run_task() {
+    match panics::essential(run_task) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             logging::info(format_args!("{}", failure.text));
@@ -189,7 +207,9 @@ fn serve(as_init: bool) -> Result<(), Failure> {
         // lost to it.
         let _ = prctl::set_child_subreaper(true);
     }
-    let signals = watch_for_end()?;
+    // Before the second thread.
+    let signals =
+        Signals::watch(false).map_err(|errno| Error::system("cannot watch for signals", errno))?;
     // Before the first sandbox, which could get the port at another address.
     let is_host = config.host.is_some();
     let held_port = is_host.then(|| hold_port(config.listen.port()));
@@ -211,6 +231,8 @@ fn serve(as_init: bool) -> Result<(), Failure> {
     let address = listener.local_addr().map_err(cannot_listen)?;
     machine.egress.close_port(address.port());
     let seats = machine.seats.clone();
+    let users = config.host.map(|settings| settings.users);
+    let kept_out = users.filter(|_| config.token.is_none());
     let authenticator = Authenticator::new(config.token, config.strict_scopes)?;
     let api = Arc::new(Api::new(
         machine,
@@ -220,9 +242,9 @@ fn serve(as_init: bool) -> Result<(), Failure> {
             allowed_origins: config.allowed_origins,
             is_local: config.is_local,
             doors: config.doors,
+            kept_out,
         },
     ));
-    let is_host = config.host.is_some();
     let server = Server::new(listener, Arc::clone(&api), seats, is_host).map_err(cannot_listen)?;
     if let Some(made) = config.made_token {
         made.publish()?;
@@ -278,20 +300,6 @@ fn hold_port(port: u16) -> Result<HeldPort, Error> {
     Ok(held)
 }
 
-/// Blocks the signals that end the server and returns a descriptor that receives them. Blocks SIGCHLD
-/// too, for the supervisor. This must precede the second thread: threads inherit the mask, and commands
-/// get theirs reset.
-fn watch_for_end() -> Result<SignalFd, Error> {
-    let failed = |errno| Error::system("cannot watch for signals", errno);
-    let mut ending = SigSet::empty();
-    ending.add(Signal::SIGTERM);
-    ending.add(Signal::SIGINT);
-    let mut blocked = ending;
-    blocked.add(Signal::SIGCHLD);
-    blocked.thread_set_mask().map_err(failed)?;
-    SignalFd::with_flags(&ending, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK).map_err(failed)
-}
-
 /// Raises the soft limit on descriptors to the hard one: every connection, pipe and process takes
 /// some. Commands get the limit that the server was started with.
 fn raise_descriptor_limit() {
@@ -310,7 +318,7 @@ fn isolation(machine: &Machine) -> String {
 }
 
 /// The server's loop. Returns when a signal or idleness ends it.
-fn accept_until_end(mut server: Server<Api>, machine: &Machine, signals: &SignalFd) {
+fn accept_until_end(mut server: Server<Api>, machine: &Machine, signals: &Signals) {
     loop {
         let mut entries = [
             PollEntry::new(server.descriptor(), Events::READABLE),
@@ -318,7 +326,7 @@ fn accept_until_end(mut server: Server<Api>, machine: &Machine, signals: &Signal
         ];
         poll(&mut entries, machine.next_idle_check());
         let [has_connection, has_signal] = entries.map(|entry| entry.events().any());
-        if has_signal {
+        if has_signal && signals.take_end() {
             logging::info(format_args!("told to end"));
             machine.shut_down();
             machine.wait_for_streams(STREAM_GRACE);

@@ -6,6 +6,7 @@
 //!
 //! Lines that a tenant can cause at will go through [`about`], which limits their number.
 
+use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::os::fd::AsFd;
@@ -66,7 +67,7 @@ struct LineCounts {
     began: Option<Instant>,
     all: u32,
     /// By tenant, how many were written and how many left out.
-    tenants: Vec<(String, u32, u64)>,
+    tenants: BTreeMap<String, (u32, u64)>,
 }
 
 impl LineCounts {
@@ -74,12 +75,8 @@ impl LineCounts {
         Self {
             began: None,
             all: 0,
-            tenants: Vec::new(),
+            tenants: BTreeMap::new(),
         }
-    }
-
-    fn place(&self, tenant: &str) -> Option<usize> {
-        self.tenants.iter().position(|(name, ..)| name == tenant)
     }
 
     /// Counts a line. Returns the lines left out in a window that has passed, by tenant, and whether to
@@ -89,17 +86,13 @@ impl LineCounts {
         if self.began.is_none_or(|began| now - began >= WINDOW) {
             let passed = std::mem::replace(self, Self::new());
             let tenants = passed.tenants.into_iter();
-            left_out.extend(tenants.map(|(tenant, _, lines)| (tenant, lines)));
+            left_out.extend(tenants.map(|(tenant, (_, lines))| (tenant, lines)));
             left_out.retain(|(_, lines)| *lines > 0);
             self.began = Some(now);
         }
-        let is_counted = self.tenants.len() < MAX_TENANTS || self.place(tenant).is_some();
+        let is_counted = self.tenants.len() < MAX_TENANTS || self.tenants.contains_key(tenant);
         let name = if is_counted { tenant } else { OTHERS };
-        let place = self.place(name).unwrap_or_else(|| {
-            self.tenants.push((name.to_owned(), 0, 0));
-            self.tenants.len() - 1
-        });
-        let (_, written, omitted) = &mut self.tenants[place];
+        let (written, omitted) = self.tenants.entry(name.to_owned()).or_default();
         let is_written = *written < TENANT_LINES && self.all < ALL_LINES;
         if is_written {
             *written += 1;

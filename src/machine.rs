@@ -17,7 +17,7 @@ use crate::http::seats::Seats;
 use crate::interpreter::ContextsSettings;
 use crate::ledger::{Budget, Ledger};
 use crate::memory;
-use crate::panics;
+use crate::panics::essential;
 use crate::ports::Ports;
 use crate::process::registry::Shared;
 use crate::sync::{Mutex, lock};
@@ -93,7 +93,9 @@ impl Machine {
         );
         let egress = Egress::new(seats.clone());
         let contexts = ContextsSettings {
+            #[cfg(feature = "interpreter")]
             most: config.contexts,
+            #[cfg(feature = "interpreter")]
             journal_bytes: config.log_bytes.min(most),
         };
         let kind = if let Some(settings) = &config.host {
@@ -112,10 +114,7 @@ impl Machine {
             thread::Builder::new()
                 .name("maintenance".to_owned())
                 .stack_size(256 * 1024)
-                .spawn(move || {
-                    panics::depend_on_this_thread();
-                    own.run_maintenance();
-                })
+                .spawn(move || essential(|| own.run_maintenance()))
                 .map_err(|error| Error::io("cannot start the maintenance of sandboxes", &error))?;
             Many(host)
         } else {

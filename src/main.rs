@@ -1,5 +1,4 @@
-//! The program. All of it is in the library, because unit tests need to unwind the stack after a panic, and
-//! `build.rs` leaves out of programs what that takes.
+//! The program. All of it is in the library.
 
 use std::process::ExitCode;
 

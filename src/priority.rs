@@ -21,8 +21,9 @@ use nix::unistd::{getpid, getsid};
 
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::logging;
-use crate::panics;
+use crate::panics::joined;
 use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{MemoryCache, make_thread_nice};
 
@@ -147,18 +148,16 @@ pub fn run_with_turn(
     task: &mut (dyn FnMut(BackgroundTurn) + Send),
 ) -> Result<()> {
     let turn = BackgroundTurn::new(work);
-    let served = panics::served();
     let nice_task = || {
-        panics::work_for(served);
         let _cache = MemoryCache::of_this_thread();
         make_thread_nice(BACKGROUND_NICE);
+        fault::point("background");
         task(turn);
     };
     std::thread::scope(|scope| {
         let thread = builder().spawn_scoped(scope, nice_task);
         let thread = thread.map_err(|error| no_thread(&error))?;
-        // Not if it panicked: then both threads have stopped.
-        let _ = thread.join();
+        joined(thread.join());
         Ok(())
     })
 }
@@ -196,14 +195,13 @@ impl BackgroundThread {
     pub fn start(work: &Arc<BackgroundWork>) -> Result<Self> {
         let shared = Arc::<Given>::default();
         let giver = Giver(Arc::clone(&shared));
-        let served = panics::served();
         let thread = builder().spawn(move || {
-            panics::work_for(served);
             let _cache = MemoryCache::of_this_thread();
             let waits = |(is_over, _): &mut (bool, _)| !*is_over;
             let state = lock(&shared.state);
             let task = shared.has_changed.wait_while(state, waits).1.take();
             if let Some(task) = task {
+                fault::point("prepared");
                 make_thread_nice(BACKGROUND_NICE);
                 task();
             }
@@ -226,7 +224,7 @@ impl BackgroundThread {
         } = self;
         lock(&giver.0.state).1 = Some(Box::new(move || task(turn)));
         drop(giver);
-        let _ = thread.join();
+        joined(thread.join());
     }
 }
 

@@ -92,20 +92,11 @@ pub fn lists_children() -> bool {
     shows_this_namespace() && *LISTED
 }
 
-fn threads(pid: Pid) -> impl Iterator<Item = Pid> {
+/// The threads of a process; none if it has ended.
+pub fn threads(pid: Pid) -> impl Iterator<Item = Pid> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok();
     let names = entries.into_iter().flatten();
     names.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-}
-
-/// How many threads of a process wait so that only SIGKILL ends the wait, as for the end of vfork(2).
-pub fn waiting_threads(pid: Pid) -> usize {
-    let is_waiting = |tid: &Pid| {
-        let stat = std::fs::read(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
-        let end = stat.iter().rposition(|byte| *byte == b')');
-        end.and_then(|end| stat.get(end + 2)) == Some(&b'D')
-    };
-    threads(pid).filter(is_waiting).count()
 }
 
 /// Those that trace the process or one of its first `most` threads (ptrace(2)).
@@ -117,24 +108,58 @@ pub fn tracers(pid: Pid, most: usize) -> HashSet<Pid> {
     tracers
 }
 
-/// A hard limit of a process, by its name in `/proc/<pid>/limits`; `None` if it is unlimited.
+/// A hard limit of a process, by its name in `/proc/<pid>/limits`; `u64::MAX` if it is unlimited, `None` if there is no
+/// such process.
 pub fn hard_limit(pid: Pid, name: &str) -> Option<u64> {
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
     let values = limits.lines().find_map(|line| line.strip_prefix(name))?;
-    values.split_ascii_whitespace().nth(1)?.parse().ok()
+    let value = values.split_ascii_whitespace().nth(1)?;
+    Some(value.parse().unwrap_or(u64::MAX))
+}
+
+/// Whether a process has `PR_SET_NO_NEW_PRIVS`, and whether its bounding set of capabilities is empty. It can undo
+/// neither. `None` if there is no such process.
+pub fn deprivation(pid: Pid) -> Option<(bool, bool)> {
+    let status = status(pid);
+    let no_new_privileges = number_of::<u8>(&status, "NoNewPrivs:")? == 1;
+    Some((
+        no_new_privileges,
+        number_of(&status, "CapBnd:") == Some(0_u8),
+    ))
+}
+
+/// Whether a process is in a pid namespace below this process's own, as those of containers are.
+pub fn is_nested(pid: Pid) -> bool {
+    let status = status(pid);
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    line.is_some_and(|line| line.split_ascii_whitespace().count() > 1)
 }
 
 /// Whether a process has this real uid and has not ended; `None` if /proc does not tell.
 pub fn user_has_living(uid: libc::uid_t) -> Option<bool> {
-    let is_living = |pid: Pid| {
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-        let is_zombie = number_of(&status, "Threads:") <= Some(1_u32)
-            && status
-                .lines()
-                .any(|line| line.starts_with("State:\tZ") || line.starts_with("State:\tX"));
-        number_of(&status, "Uid:") == Some(uid) && !is_zombie
+    let is_meant = |pid: Pid| {
+        let status = status(pid);
+        number_of(&status, "Uid:") == Some(uid) && !is_zombie(&status)
     };
-    shows_this_namespace().then(|| processes().any(is_living))
+    shows_this_namespace().then(|| processes().any(is_meant))
+}
+
+/// Whether a process has not ended.
+pub fn is_living(pid: Pid) -> bool {
+    let status = status(pid);
+    !status.is_empty() && !is_zombie(&status)
+}
+
+fn is_zombie(status: &str) -> bool {
+    number_of(status, "Threads:") <= Some(1_u32)
+        && status
+            .lines()
+            .any(|line| line.starts_with("State:\tZ") || line.starts_with("State:\tX"))
+}
+
+/// `/proc/<pid>/status`; empty if there is no such process.
+fn status(pid: Pid) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
 }
 
 /// The pids of all processes; none if /proc shows another pid namespace.
@@ -216,8 +241,7 @@ pub fn use_by_user() -> HashMap<libc::uid_t, UserUse> {
 /// The real uid of a process. The owner of its directory in /proc does not tell: it is root if the
 /// process is not dumpable.
 pub fn real_user(pid: Pid) -> Option<libc::uid_t> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    number_of(&status, "Uid:")
+    number_of(&status(pid), "Uid:")
 }
 
 /// The first number of a line of `/proc/<pid>/status`.

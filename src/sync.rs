@@ -1,16 +1,86 @@
 //! Locks and counted places.
 //!
-//! Every critical section of this program leaves its data consistent, also when it panics, so a lock that a
-//! thread held when it [panicked](crate::panics) is used like any other.
+//! A lock that a thread held when it [panicked](crate::panics) is used like any other: what `std` calls poison is
+//! ignored. Critical sections are short, and change their data by steps that each leave it usable; a server that
+//! refused the data from then on would fail more requests than one that goes on. That is decided here, so all
+//! locks outside of `sys` are taken by these functions.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, TryLockError};
+use std::time::Duration;
 
-pub use crate::sys::{Condvar, Mutex, MutexGuard};
+pub use std::sync::{Mutex, MutexGuard};
 
-/// Locks `mutex`.
+/// Waits until no other thread holds `mutex`, and takes it.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes `mutex` unless another thread holds it.
+pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// Threads wait here for a change of what a [`Mutex`] guards.
+#[derive(Default)]
+pub struct Condvar(std::sync::Condvar);
+
+impl Condvar {
+    /// Nobody waits.
+    pub const fn new() -> Self {
+        Self(std::sync::Condvar::new())
+    }
+
+    /// Releases the lock, waits for a notification, at most for `limit`, and takes the lock again. It may return
+    /// without either.
+    pub fn wait_for<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        limit: Option<Duration>,
+    ) -> MutexGuard<'a, T> {
+        let Some(limit) = limit else {
+            let waited = self.0.wait(guard);
+            return waited.unwrap_or_else(PoisonError::into_inner);
+        };
+        let waited = self.0.wait_timeout(guard, limit);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Waits as long as `blocked`.
+    pub fn wait_while<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        blocked: impl FnMut(&mut T) -> bool,
+    ) -> MutexGuard<'a, T> {
+        let waited = self.0.wait_while(guard, blocked);
+        waited.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits as long as `blocked`, at most for `limit`. False if it still is.
+    pub fn wait_while_for<'a, T>(
+        &self,
+        guard: MutexGuard<'a, T>,
+        limit: Duration,
+        blocked: impl FnMut(&mut T) -> bool,
+    ) -> (MutexGuard<'a, T>, bool) {
+        let waited = self.0.wait_timeout_while(guard, limit, blocked);
+        let (guard, result) = waited.unwrap_or_else(PoisonError::into_inner);
+        (guard, !result.timed_out())
+    }
+
+    /// Wakes one of those who wait.
+    pub fn notify_one(&self) {
+        self.0.notify_one();
+    }
+
+    /// Wakes all who wait.
+    pub fn notify_all(&self) {
+        self.0.notify_all();
+    }
 }
 
 /// One of a limited number of places, counted until it is dropped.
@@ -27,5 +97,36 @@ impl CountedPlace {
 impl Drop for CountedPlace {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_lock_that_was_held_in_a_panic_is_used_like_any_other() {
+        let (shared, changed) = (Arc::new(Mutex::new(1)), Arc::new(Condvar::new()));
+        let (theirs, theirs_changed) = (Arc::clone(&shared), Arc::clone(&changed));
+        let panicked = thread::spawn(move || {
+            let mut number = lock(&theirs);
+            *number = 2;
+            theirs_changed.notify_all();
+            std::panic::resume_unwind(Box::new(()));
+        });
+        let number = changed.wait_while(lock(&shared), |number| *number == 1);
+        assert_eq!(*number, 2);
+        drop(number);
+        assert!(panicked.join().is_err());
+        assert!(shared.is_poisoned());
+        assert_eq!(try_lock(&shared).as_deref(), Some(&2));
+        let (number, has_changed) =
+            changed.wait_while_for(lock(&shared), Duration::from_millis(1), |_| true);
+        assert_eq!((*number, has_changed), (2, false));
+        assert!(try_lock(&shared).is_none());
+        let number = changed.wait_for(number, Some(Duration::from_millis(1)));
+        assert_eq!(*number, 2);
     }
 }

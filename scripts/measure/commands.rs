@@ -67,7 +67,7 @@ fn in_sandboxes(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     table.times("/bin/true in a sandbox", &ours, &floor, limit, note);
     tail("/bin/true in a sandbox", &ours, &floor, table);
 
-    let full = Host::start(scratch, "full", "30000-64999");
+    let full = Host::start(scratch, "full", "30000-59999");
     let mut client = full.program.connect();
     let ids = create(&mut client, SANDBOXES);
     fill(&mut client, |number| prefix(&ids[number % SANDBOXES]));

@@ -60,7 +60,7 @@ fn medians<const STEPS: usize, const SERIES: usize>(
 }
 
 fn over_sandboxes(plan: &Plan, scratch: &Scratch) -> Panel {
-    let host = Host::start(scratch, "curves", "20000-64999");
+    let host = Host::start(scratch, "curves", "20000-59999");
     let mut client = host.program.connect();
     let mut ids: Vec<String> = Vec::new();
     let steps = [1, 10, 100, 1_000];
@@ -149,7 +149,7 @@ fn over_contexts(plan: &Plan) -> Panel {
 }
 
 fn over_lifetimes(plan: &Plan, scratch: &Scratch) -> Panel {
-    let host = Host::start(scratch, "lifetimes", "20000-64999");
+    let host = Host::start(scratch, "lifetimes", "20000-59999");
     let mut client = host.program.connect();
     let steps = [0, 1_000, 5_000, 10_000];
     let [mut creates, mut deletes] = [(); 2].map(|()| Vec::new());

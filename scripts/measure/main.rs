@@ -205,7 +205,7 @@ fn measure(plan: &Plan, only: &[&str]) {
 fn measure_size(_: &Plan, _: &Scratch, table: &mut Table) {
     let size = fs::metadata(SERVER).unwrap().len();
     let size = Figure::one(size as f64 / 1024.0);
-    let limit = Limit::Below(2048.0);
+    let limit = Limit::Below(3072.0);
     table.row("size of the program, KiB", size, None, limit, "");
 }
 

@@ -33,7 +33,7 @@ pub fn measure(_: &Plan, scratch: &Scratch, table: &mut Table) {
     let note = "the same with a thread a connection that does not parse";
     let [ours, floor] = idle.map(|memory| Figure::one(memory as f64));
     let what = "memory when idle, KiB";
-    table.row(what, ours, Some(floor), Limit::Below(1536.0), note);
+    table.row(what, ours, Some(floor), Limit::Below(2560.0), note);
     let [ours, floor] = [0, 1].map(|side| each(idle[side], crowded[side], CONNECTIONS));
     let what = "memory of an idle connection, KiB";
     table.row(what, ours, Some(floor), Limit::Below(16.0), note);

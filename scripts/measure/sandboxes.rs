@@ -32,7 +32,7 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     bulk(plan, &empty, table);
     namespaces(plan, &mut client, table);
 
-    let full = Host::start(scratch, "full", "30000-64999");
+    let full = Host::start(scratch, "full", "30000-59999");
     let mut full_client = full.program.connect();
     let others = create(&mut full_client, MANY);
     for number in 0..PROCESSES {

@@ -7,8 +7,9 @@ use serde_json::value::RawValue;
 use super::counts::RequestCounts;
 use super::credentials::{self, presented_token};
 use super::origins::Origins;
+#[cfg(feature = "console")]
 use super::tickets::Tickets;
-use crate::auth::{Access, Authenticator, Holder};
+use crate::auth::{Access, Authenticator, Holder, Refused};
 use crate::config::Doors;
 use crate::error::{Error, Kind, Result};
 use crate::http::seats::Seats;
@@ -24,6 +25,7 @@ pub(super) struct Context {
     pub(super) connections: Seats,
     pub(super) requests: RequestCounts,
     pub(super) origins: Origins,
+    #[cfg(feature = "console")]
     pub(super) tickets: Tickets<Workspace>,
     pub(super) doors: Doors,
     /// What `/health` says of it, once it was asked.
@@ -31,6 +33,49 @@ pub(super) struct Context {
 }
 
 impl Context {
+    /// Checks that the token of a request opens what it is about, and gives the connection to the holder of the token.
+    ///
+    /// # Errors
+    /// 403; `OverLimit` if the holder has too many connections.
+    pub(super) fn authenticate(
+        &self,
+        request: &mut Request<'_>,
+        access: Access<'_>,
+        is_proxied: bool,
+    ) -> std::result::Result<(), Refusal> {
+        let holder = self.holder(request, access, is_proxied)?;
+        Ok(self.seat(request, holder)?)
+    }
+
+    fn holder<'a>(
+        &self,
+        request: &Request<'_>,
+        access: Access<'a>,
+        is_proxied: bool,
+    ) -> std::result::Result<Holder<'a>, Refusal> {
+        let refused = |text: &str| {
+            note_refusal(request, text);
+            Err(Refusal::new(403, "forbidden", text))
+        };
+        let (place, presented) = match presented_token(request, is_proxied) {
+            Ok(presented) => presented,
+            Err(text) => return refused(text),
+        };
+        match self.authenticator.check(presented.as_deref(), access) {
+            Ok(holder) => Ok(holder),
+            Err(Refused::Missing) => refused(
+                "the X-Sandbox-Token header is missing; without it, Authorization: Bearer <token> is accepted",
+            ),
+            Err(Refused::Wrong) => refused(&format!(
+                "the {place} holds a token that does not open this"
+            )),
+            Err(Refused::HostTokenInside) => refused(&format!(
+                "the {place} holds the host token, which does not open what is inside a sandbox \
+                 (SBX_STRICT_SCOPES=1); use the sandbox's own"
+            )),
+        }
+    }
+
     /// Gives the connection to the holder of the token. If the holder has too many, it ends.
     ///
     /// # Errors

@@ -1,16 +1,23 @@
 //! Requests that are for a server inside a workspace.
 //!
 //! Such a request reaches its server as it was sent, except for the headers that describe its way and those that
-//! authenticate the client to this server. `Host` is `localhost`, for plain requests and upgrades alike,
+//! authenticate the client to this server, at whichever door. `Host` is `localhost`, for plain requests and upgrades alike,
 //! because development servers refuse names that they do not know; the name that the client used is
 //! in `X-Forwarded-Host`.
 
-use crate::http::parse::{Framing, Head};
 use std::sync::Arc;
 
+use super::context::Context;
+use super::credentials::{self, TokenHeader, forms_of_key, is_bearer, is_same};
+use crate::auth::Access;
+use crate::http::handshake::subprotocols;
+use crate::http::parse::{Framing, Head};
 use crate::http::{Refusal, Request, Response};
+use crate::machine::MACHINE_ID;
 use crate::ports::Port;
-use crate::relay::{FieldChanges, Forward, Home, RelayError, exchange};
+use crate::relay::{
+    FieldChanges, Forward, Home, RelayError, exchange, is_same_field, wants_upgrade,
+};
 use crate::workspace::Workspace;
 
 /// Headers that are not forwarded: those that this proxy writes itself, and what is for it as a proxy.
@@ -23,9 +30,24 @@ const OWN: [&str; 6] = [
     "x-forwarded-prefix",
 ];
 
+/// Fields by which an answer commands the proxy that it passes on its way, such as nginx: to send a file or the answer of
+/// another address in its place, or to keep it. `X-Accel-Buffering` is not among them: it keeps a stream flowing.
+pub(super) const TO_PROXIES: &[&str] = &[
+    "x-accel-charset",
+    "x-accel-expires",
+    "x-accel-limit-rate",
+    "x-accel-redirect",
+    "x-lighttpd-send-file",
+    "x-lighttpd-send-tempfile",
+    "x-reproxy-url",
+    "x-sendfile",
+];
+
 /// Forwards a request to the server behind a port, which sees `path` and nothing of what is before it.
-/// Of its headers, those that are `withheld` are not for that server. `changes` are made in its answer.
+/// Of its headers, those that are `withheld` are not for that server, besides [credentials](Withheld). `changes` are made
+/// in its answer.
 pub(super) fn forward(
+    context: &Context,
     request: &mut Request<'_>,
     workspace: &Workspace,
     port: &Port,
@@ -40,24 +62,26 @@ pub(super) fn forward(
             "CONNECT is not passed on; other protocols than HTTP begin with an Upgrade",
         ));
     }
-    let key = key(&request.head, port, path, withheld);
     let slot = Arc::clone(request.kept);
-    let kept = can_be_repeated(&request.head).then(|| slot.take(&key));
-    let withheld = [&OWN, withheld].concat();
+    let key = key(&request.head, workspace, port, path, withheld);
+    let kept = slot.take(&key);
+    let can_share = can_share(&request.head);
+    let Withheld { names, added } = Withheld::of(context, &request.head);
     let forward = Forward {
         target: target(path, request.head.query.as_deref()),
         host: &host(port),
-        withheld: &withheld,
-        added: forwarded(request, path),
+        withheld: &[&OWN, withheld, &names].concat(),
+        added: [forwarded(request, path), added].concat(),
         counter: None,
         changes,
-        keep: Some((slot, key)),
+        keep: (can_share && request.head.keep_alive).then_some((slot, key)),
     };
     let answer = match kept
-        .flatten()
+        .filter(|_| can_share)
         .map(|connection| exchange(request, connection, &forward))
     {
-        // Without one, or when the server has closed it while the request was on its way.
+        // Without one, or when the server has closed it while the request was on its way, or what it has sent is no answer
+        // to this request.
         None | Some(Err(RelayError::NoAnswer(_))) => {
             let connection = workspace.ports.connect(port)?;
             exchange(request, Arc::new(connection), &forward)
@@ -74,23 +98,88 @@ pub(super) fn forward(
     })
 }
 
-/// What requests have in common that may use one connection: the way here, and the credentials.
-fn key(head: &Head, port: &Port, path: &[u8], withheld: &[&str]) -> Vec<u8> {
-    let mut key = format!("{port}\n").into_bytes();
+/// Characters of a sandbox's token, which are hexadecimal digits.
+const TOKEN_DIGITS: usize = 64;
+
+/// What of a request is not for a server in a workspace.
+struct Withheld {
+    /// The names of header fields.
+    names: Vec<&'static str>,
+    /// Fields in their place.
+    added: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Withheld {
+    /// Finds the credentials of a request. Such a server may have API keys and subprotocols of its own, so of those only
+    /// the ones that carry a token of this server are withheld.
+    fn of(context: &Context, head: &Head) -> Self {
+        const SUBPROTOCOLS: &str = "sec-websocket-protocol";
+        let values = |name| {
+            let fields = head.fields.iter();
+            fields.filter_map(move |(other, value)| is_same_field(name, other).then_some(value))
+        };
+        let api_key = TokenHeader::API_KEY.name();
+        let mut keys = values(api_key);
+        let is_foreign = match (keys.next(), keys.next()) {
+            (Some(key), None) => !opens_something(context, key),
+            _ => false,
+        };
+        let mut names = credentials::NAMES.to_vec();
+        names.retain(|name| !(is_foreign && *name == api_key));
+        let mut offered = values(SUBPROTOCOLS).flat_map(|value| value.split(|byte| *byte == b','));
+        let mut added = Vec::new();
+        if offered.any(is_bearer) {
+            names.push(SUBPROTOCOLS);
+            let others: Vec<_> = subprotocols(head).filter(|name| !is_bearer(name)).collect();
+            if !others.is_empty() {
+                added.push(("Sec-WebSocket-Protocol", others.join(&b", "[..])));
+            }
+        }
+        Self { names, added }
+    }
+}
+
+/// Whether an API key is a token of this server.
+fn opens_something(context: &Context, key: &[u8]) -> bool {
+    let authenticator = &context.authenticator;
+    let is_token = |token: &[u8]| {
+        let opens = |access| authenticator.check(Some(token), access).is_ok();
+        let has_form = token.len() == TOKEN_DIGITS && token.iter().all(u8::is_ascii_hexdigit);
+        opens(Access::Sandbox(MACHINE_ID))
+            || (has_form
+                && context
+                    .sandbox_whose_token(|own| is_same(own, token))
+                    .is_some())
+    };
+    authenticator.needs_token() && forms_of_key(key).into_iter().flatten().any(is_token)
+}
+
+/// What requests have in common that may use one connection: the server, the way here, the credentials, and the client
+/// before a proxy.
+fn key(head: &Head, workspace: &Workspace, port: &Port, path: &[u8], withheld: &[&str]) -> Vec<u8> {
+    let mut key = format!("{}\n{port}\n", std::ptr::from_ref(workspace).addr()).into_bytes();
     key.extend_from_slice(&head.path[..head.path.len() - path.len()]);
-    for name in ["host"].iter().chain(withheld) {
-        for value in head.values(name) {
-            key.extend_from_slice(format!("\n{name}: ").as_bytes());
-            key.extend_from_slice(value);
+    key.push(b'\n');
+    key.extend_from_slice(head.host().unwrap_or_default());
+    for (name, value) in head.fields.iter() {
+        let mut names = ["x-forwarded-for"]
+            .iter()
+            .chain(withheld)
+            .chain(credentials::NAMES);
+        if names.any(|other| other.eq_ignore_ascii_case(name)) {
+            for part in [b"\n", name.as_bytes(), b":", value] {
+                key.extend_from_slice(part);
+            }
         }
     }
     key
 }
 
-/// Whether a request can be sent again if its connection was closed meanwhile (RFC 9110 section 9.2.2).
-fn can_be_repeated(head: &Head) -> bool {
+/// Whether a request can share a connection with others. It can be sent again if the connection was closed meanwhile (RFC
+/// 9110 section 9.2.2), and whatever the server inside reads of it, nothing is left that it could take for a request.
+fn can_share(head: &Head) -> bool {
     let is_safe = matches!(&*head.method, "GET" | "HEAD" | "OPTIONS");
-    is_safe && matches!(head.framing, Framing::None | Framing::Length(0))
+    is_safe && head.framing == Framing::None && !wants_upgrade(head)
 }
 
 /// Where clients find the server behind a port whose paths are below `prefix`.
@@ -102,7 +191,7 @@ pub(super) fn home(port: &Port, prefix: Vec<u8>) -> Home {
 }
 
 /// The request target for the server, with the percent-escapes of the client.
-fn target(path: &[u8], query: Option<&[u8]>) -> Vec<u8> {
+pub(super) fn target(path: &[u8], query: Option<&[u8]>) -> Vec<u8> {
     let mut target = if path.is_empty() { b"/" } else { path }.to_vec();
     if let Some(query) = query {
         target.push(b'?');
@@ -141,7 +230,7 @@ fn forwarded(request: &Request<'_>, path: &[u8]) -> Vec<(&'static str, Vec<u8>)>
     if !prefix.is_empty() {
         added.push(("X-Forwarded-Prefix", prefix));
     }
-    let host = header_or(head, "x-forwarded-host", head.header("host"));
+    let host = header_or(head, "x-forwarded-host", head.host());
     added.extend(host.map(|host| ("X-Forwarded-Host", host)));
     added
 }

@@ -1,36 +1,44 @@
-//! The hall: it authenticates a request, picks the door that answers it, and counts the answer. It
-//! knows no operation. [`context`] has the state that it shares with the doors, [`credentials`] finds tokens, and
-//! [`forward`] is the way to servers inside of a workspace, also for those who have one of the [`tickets`].
+//! The hall: it finds the door that answers a request, checks the page that sent it, and counts the answer. It knows no
+//! operation. [`context`] has the state that it shares with the doors, and authenticates for them; [`credentials`]
+//! finds tokens; [`origins`] and [`browsers`] know what pages may do; [`forward`] is the way to servers inside of a
+//! workspace, also for those who have one of the [`tickets`]; [`parts`] knows what a build can leave out.
 //!
 //! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs, [`mcp`] that for MCP, [`console`] that for browsers. A
 //! door parses its own wire into typed operations of `workspace` and writes its own answers; no door uses another.
 
+mod browsers;
+#[cfg(feature = "console")]
 mod console;
 mod content;
 mod context;
 mod counts;
 mod credentials;
+#[cfg(feature = "e2b")]
 mod e2b;
 mod forward;
 mod json;
+#[cfg(feature = "mcp")]
 mod mcp;
 mod origins;
+mod parts;
 mod rest;
+#[cfg(feature = "console")]
 mod tickets;
 
+use std::ops::RangeInclusive;
 use std::sync::OnceLock;
 
-use crate::auth::{Access, Authenticator, Holder, Refused};
+use crate::auth::Authenticator;
 use crate::config::Doors;
+use crate::http::parse::Head;
 use crate::http::seats::Seats;
-use crate::http::{Body, Handler, Refusal, Request, Response};
-use crate::machine::{Machine, Scope};
-use context::{Context, note_failure, note_refusal};
+use crate::http::{Handler, Refusal, Request, Response, Sender};
+use crate::machine::Machine;
+use crate::panics::contain;
+use context::{Context, note_refusal};
 use counts::RequestCounts;
-use credentials::presented_token;
 use origins::Origins;
-use rest::Answer;
-use tickets::Tickets;
+use parts::LeftOut;
 
 /// Who is served, and how.
 pub struct ApiSettings {
@@ -38,14 +46,17 @@ pub struct ApiSettings {
     pub allowed_origins: Vec<String>,
     /// Whether only programs of this machine are served, because there is no token.
     pub is_local: bool,
-    /// The doors that there are besides the others.
+    /// Which of the optional doors are open.
     pub doors: Doors,
+    /// The users of sandboxes, if no token keeps them out.
+    pub kept_out: Option<RangeInclusive<u32>>,
 }
 
 /// The handler of all requests.
 pub struct Api {
     context: Context,
     is_local: bool,
+    kept_out: Option<RangeInclusive<u32>>,
 }
 
 impl Api {
@@ -56,8 +67,6 @@ impl Api {
         connections: Seats,
         settings: ApiSettings,
     ) -> Self {
-        let mut doors = settings.doors;
-        doors.console &= console::is_built();
         Self {
             context: Context {
                 machine,
@@ -65,12 +74,34 @@ impl Api {
                 connections,
                 requests: RequestCounts::default(),
                 origins: Origins(settings.allowed_origins),
-                tickets: Tickets::default(),
-                doors,
+                #[cfg(feature = "console")]
+                tickets: tickets::Tickets::default(),
+                doors: settings.doors,
                 isolation: OnceLock::new(),
             },
             is_local: settings.is_local,
+            kept_out: settings.kept_out,
         }
+    }
+
+    /// Refuses commands of sandboxes where no token does: they would manage the host and all its sandboxes.
+    fn check_sender(&self, request: &Request<'_>, door: &Door<'_>) -> Result<(), Refusal> {
+        let is_health = || matches!(door, Door::Rest(target) if target.name() == "health");
+        let Some(users) = self.kept_out.as_ref().filter(|_| !is_health()) else {
+            return Ok(());
+        };
+        let text = match request.sender() {
+            Sender::Elsewhere => return Ok(()),
+            Sender::User(uid) if !users.contains(&uid) => return Ok(()),
+            Sender::User(_) => {
+                "this server has no token, so it serves no user of SBX_UID_RANGE; set SBX_TOKEN"
+            }
+            Sender::Unknown => {
+                "this server has no token, and the kernel does not tell which user of this machine asks; set SBX_TOKEN"
+            }
+        };
+        note_refusal(request, text);
+        Err(Refusal::new(403, "forbidden", text))
     }
 
     /// The machine that is served.
@@ -78,167 +109,129 @@ impl Api {
         &self.context.machine
     }
 
-    /// Answers a request that the door for HTTP and JSON takes.
-    fn answer_rest(
-        &self,
-        request: &mut Request<'_>,
-        path: &[u8],
-        origin: Option<String>,
-    ) -> Response {
-        let target = rest::Target::find(path);
-        let answer = self.try_rest(request, path, &target);
-        if let Err(refusal) = &answer
-            && matches!(refusal.status, 500 | 507)
+    /// Refuses pages of other sites: browsers let any page send a request, and only hide its answer. A token changes
+    /// nothing, because a proxy before this server may have added it: a page adds one only after a preflight, which is
+    /// answered to allowed origins alone.
+    fn check_page(&self, request: &Request<'_>, target: &dyn Target) -> Result<(), Refusal> {
+        let head = &request.head;
+        let needs_token = self.context.authenticator.needs_token();
+        if target.has_secret()
+            || target.is_beside(head)
+            || self.context.origins.of(request).is_some()
+            || (browsers::follows_link(head) && (needs_token || target.is_page()))
         {
-            let tenant = match target.access(&request.head.method) {
-                Some(Access::Inside(id) | Access::Sandbox(id)) => format!("sandbox {id}"),
-                _ => "the machine".to_owned(),
-            };
-            note_failure(&tenant, request, refusal.status, &refusal.text);
-        }
-        // A server behind a port decides which origins it allows.
-        let is_relayed = target.is_proxied() && answer.is_ok();
-        let mut response = answer.unwrap_or_else(Response::from);
-        if !is_relayed {
-            response = self.context.origins.label(response, origin);
-        }
-        self.context.requests.count(target.name(), response.status);
-        response
-    }
-
-    fn try_rest(
-        &self,
-        request: &mut Request<'_>,
-        path: &[u8],
-        target: &rest::Target<'_>,
-    ) -> Answer {
-        if !target.is_proxied() {
-            self.check_origin(request)?;
-        }
-        // MCP clients and browsers read these paths before they have a token.
-        let is_public = path.starts_with(b"/.well-known/") || path == b"/favicon.ico";
-        if let Some(access) = target.access(&request.head.method).filter(|_| !is_public) {
-            let holder = self.authenticate(request, access, target.is_proxied())?;
-            self.context.seat(request, holder)?;
-        }
-        if request.head.method == "OPTIONS" && path == b"*" {
-            return Ok(Response::new(204, Body::Empty)
-                .with_header("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS"));
-        }
-        rest::answer(&self.context, request, path, target)
-    }
-
-    /// Answers a request that the door for E2B's clients takes.
-    fn answer_e2b(
-        &self,
-        request: &mut Request<'_>,
-        target: &e2b::Target<'_>,
-        origin: Option<String>,
-    ) -> Response {
-        let checked = if target.is_proxied() {
-            Ok(())
-        } else {
-            self.check_origin(request)
-        };
-        let mut response = match checked {
-            Ok(()) => e2b::answer(&self.context, request, target),
-            Err(refusal) => refusal.into(),
-        };
-        if !target.is_proxied() {
-            response = self.context.origins.label(response, origin);
-        }
-        self.context.requests.count(target.name(), response.status);
-        response
-    }
-
-    /// Answers a request that the door for MCP takes.
-    fn answer_mcp(
-        &self,
-        request: &mut Request<'_>,
-        target: &mcp::Target<'_>,
-        origin: Option<String>,
-    ) -> Response {
-        let answer = self.try_mcp(request, target);
-        let response = answer.unwrap_or_else(Response::from);
-        let response = self.context.origins.label(response, origin);
-        self.context
-            .requests
-            .count(mcp::Target::NAME, response.status);
-        response
-    }
-
-    fn try_mcp(&self, request: &mut Request<'_>, target: &mcp::Target<'_>) -> Answer {
-        let own;
-        let scope = match (target, self.context.machine.host()) {
-            (mcp::Target::Sandbox(id), _) => Scope::Sandbox(id),
-            (mcp::Target::Own, Err(_)) => Scope::Machine,
-            (mcp::Target::Own, Ok(_)) => {
-                let token = presented_token(request, false);
-                let token = token.ok().and_then(|(_, token)| token);
-                let owner = |token: &[u8]| {
-                    let owns = |own: &str| credentials::is_same(own, token);
-                    self.context.sandbox_whose_token(owns)
-                };
-                own = token.as_deref().and_then(owner);
-                own.as_deref().map_or(Scope::Machine, Scope::Sandbox)
-            }
-        };
-        let access = match scope {
-            Scope::Machine => Access::Machine,
-            Scope::Sandbox(id) => Access::Inside(id),
-        };
-        let holder = self.authenticate(request, access, false)?;
-        self.context.seat(request, holder)?;
-        if scope == Scope::Machine && self.context.machine.host().is_ok() {
-            let text = "the token of the host is for no sandbox; use that of one here, or \
-                        /v1/sandboxes/{id}/mcp";
-            return Err(Refusal::new(404, "not_found", text));
-        }
-        mcp::answer(&self.context, request, scope)
-    }
-
-    /// Refuses pages of other origins where no token does: browsers let any page send a request, and only hide its answer.
-    /// A server behind a port decides for itself.
-    fn check_origin(&self, request: &Request<'_>) -> Result<(), Refusal> {
-        if !self.is_local {
             return Ok(());
         }
-        let admitted = self.context.origins.admit(request);
-        admitted.inspect_err(|refusal| note_refusal(request, &refusal.text))
+        if browsers::is_foreign(head) {
+            let text = "pages of other sites may not ask for this; SBX_ALLOWED_ORIGINS names those that may";
+            return Err(Refusal::new(403, "forbidden", text));
+        }
+        if target.admits_origins() || browsers::is_own(head) {
+            return Ok(());
+        }
+        self.context.origins.admit(request)
     }
+}
 
-    fn authenticate<'a>(
-        &self,
-        request: &Request<'_>,
-        access: Access<'a>,
-        is_proxied: bool,
-    ) -> Result<Holder<'a>, Refusal> {
-        let refused = |text: &str| {
-            note_refusal(request, text);
-            Err(Refusal::new(403, "forbidden", text))
-        };
-        let (place, presented) = match presented_token(request, is_proxied) {
-            Ok(presented) => presented,
-            Err(text) => return refused(text),
-        };
-        match self
-            .context
-            .authenticator
-            .check(presented.as_deref(), access)
-        {
-            Ok(holder) => Ok(holder),
-            Err(Refused::Missing) => refused(
-                "the X-Sandbox-Token header is missing; without it, Authorization: Bearer <token> is accepted",
-            ),
-            Err(Refused::Wrong) => refused(&format!(
-                "the {place} holds a token that does not open this"
-            )),
-            Err(Refused::HostTokenInside) => refused(&format!(
-                "the {place} holds the host token, which does not open what is inside a sandbox \
-                 (SBX_STRICT_SCOPES=1); use the sandbox's own"
-            )),
+/// What a request is about, in the door that answers it.
+enum Door<'a> {
+    Rest(rest::Target<'a>),
+    #[cfg(feature = "e2b")]
+    E2b(e2b::Target<'a>),
+    #[cfg(feature = "mcp")]
+    Mcp(mcp::Target<'a>),
+    #[cfg(feature = "console")]
+    Console(console::Target<'a>),
+    /// No door: this build does not have what the request is for.
+    LeftOut(LeftOut),
+}
+
+/// Finds the target of a path in one door; `None` if the request is another door's.
+type Find = for<'a> fn(&Context, &Request<'_>, &'a [u8]) -> Option<Door<'a>>;
+
+/// The doors that a build can leave out, in the order in which they are asked. E2B's is the first, because where the
+/// host names a port, all paths belong to the server behind it.
+const OPTIONAL_DOORS: &[Find] = &[
+    #[cfg(feature = "e2b")]
+    |context, request, path| e2b::Target::find(context, request, path).map(Door::E2b),
+    #[cfg(feature = "console")]
+    |context, _, path| console::Target::find(context, path).map(Door::Console),
+    #[cfg(feature = "mcp")]
+    |context, _, path| mcp::Target::find(context, path).map(Door::Mcp),
+];
+
+impl<'a> Door<'a> {
+    /// Finds the door of a request. REST has what no other door takes, and no part that this build leaves out.
+    fn find(context: &Context, request: &Request<'_>, path: &'a [u8]) -> Self {
+        let mut doors = OPTIONAL_DOORS.iter();
+        if let Some(door) = doors.find_map(|find| find(context, request, path)) {
+            return door;
+        }
+        match LeftOut::find(&request.head, path) {
+            Some(target) => Self::LeftOut(target),
+            None => Self::Rest(rest::Target::find(path)),
         }
     }
+
+    fn target(&self) -> &dyn Target {
+        match self {
+            Self::Rest(target) => target,
+            #[cfg(feature = "e2b")]
+            Self::E2b(target) => target,
+            #[cfg(feature = "mcp")]
+            Self::Mcp(target) => target,
+            #[cfg(feature = "console")]
+            Self::Console(target) => target,
+            Self::LeftOut(target) => target,
+        }
+    }
+}
+
+/// What the hall must know of a target, whichever door has it.
+trait Target {
+    /// The name in the metrics.
+    fn name(&self) -> &'static str;
+
+    /// The methods, as in `Allow`.
+    fn allow(&self) -> String;
+
+    /// Whether a server in a workspace answers. It decides itself which origins it allows.
+    fn is_proxied(&self) -> bool {
+        false
+    }
+
+    /// Whether the target itself decides which origins it admits.
+    fn admits_origins(&self) -> bool {
+        self.is_proxied()
+    }
+
+    /// Whether pages of the origins that the operator allows can use it.
+    fn has_cors(&self) -> bool {
+        true
+    }
+
+    /// Whether people open it in a browser. A link of any page may lead there.
+    fn is_page(&self) -> bool {
+        false
+    }
+
+    /// Whether its address is a secret that stands for a token.
+    fn has_secret(&self) -> bool {
+        false
+    }
+
+    /// Whether a request is of a page of the same sandbox.
+    fn is_beside(&self, _: &Head) -> bool {
+        false
+    }
+
+    /// Fields of all its answers, unless they have others of the same name.
+    fn fields(&self) -> &'static [(&'static str, &'static str)] {
+        browsers::OWN
+    }
+
+    /// Authenticates a request and answers it.
+    fn answer(&self, context: &Context, request: &mut Request<'_>) -> Result<Response, Refusal>;
 }
 
 impl Handler for Api {
@@ -251,35 +244,43 @@ impl Handler for Api {
             return refusal.into();
         }
         let path = request.head.path.clone();
-        let e2b = e2b::Target::find(&self.context, request, &path);
-        // Where the host names a port, all paths belong to the server behind it.
-        let console = console::Target::find(&self.context, &path).filter(|_| e2b.is_none());
-        if let Some(target) = console {
-            let response = console::answer(&self.context, request, &target);
-            self.context.requests.count(target.name(), response.status);
-            return response;
+        let door = Door::find(&self.context, request, &path);
+        let target = door.target();
+        if !target.is_proxied() {
+            request.kept.clear();
         }
-        let mcp = mcp::Target::find(&path).filter(|_| self.context.doors.mcp && e2b.is_none());
+        if let Err(refusal) = self.check_sender(request, &door) {
+            self.context.requests.count(target.name(), refusal.status);
+            return refusal.into();
+        }
         let origin = self.context.origins.of(request);
         if let Some(origin) = &origin
+            && target.has_cors()
             && origins::is_preflight(request)
         {
-            let (name, allow) = match (&e2b, &mcp) {
-                (Some(target), _) => (target.name(), target.allow()),
-                (None, Some(_)) => (mcp::Target::NAME, mcp::Target::ALLOW.to_owned()),
-                (None, None) => {
-                    let target = rest::Target::find(&path);
-                    (target.name(), target.allow())
-                }
-            };
-            self.context.requests.count(name, 204);
-            return origins::preflight(request, origin, allow);
+            self.context.requests.count(target.name(), 204);
+            return origins::preflight(request, origin, target.allow());
         }
-        match (e2b, mcp) {
-            (Some(target), _) => self.answer_e2b(request, &target, origin),
-            (None, Some(target)) => self.answer_mcp(request, &target, origin),
-            (None, None) => self.answer_rest(request, &path, origin),
+        let admitted = self.check_page(request, target);
+        let admitted = admitted.inspect_err(|refusal| note_refusal(request, &refusal.text));
+        // Here, so that the answer has what all answers of the door have.
+        let answer = contain(|| admitted.and_then(|()| target.answer(&self.context, request)));
+        let answer = answer.unwrap_or_else(|_| {
+            request.closes = true;
+            Err(Refusal::panicked())
+        });
+        let is_relayed = target.is_proxied() && answer.is_ok();
+        let mut response = answer.unwrap_or_else(Response::from);
+        for (name, value) in target.fields() {
+            if !response.headers.iter().any(|(other, _)| other == name) {
+                response = response.with_header(name, *value);
+            }
         }
+        if target.has_cors() && !is_relayed {
+            response = self.context.origins.label(response, origin);
+        }
+        self.context.requests.count(target.name(), response.status);
+        response
     }
 
     fn refused(&self, status: u16) {

@@ -24,7 +24,7 @@ const MAX_AGE: &str = "600";
 /// # Errors
 /// 403 for all other names.
 pub(super) fn check_host(request: &Request<'_>) -> Result<(), Refusal> {
-    match request.head.header("host") {
+    match request.head.host() {
         Some(host) if !is_local(host) => {
             let text = "this server has no token, so it answers only requests to localhost, 127.0.0.1 or [::1]; set \
                         SBX_TOKEN to use it by another name";
@@ -84,11 +84,15 @@ impl Origins {
         let Some(origin) = origins.next() else {
             return Ok(());
         };
-        let host = request.head.header("host").unwrap_or_default();
+        // A proxy that changes the host says what it was. No page can: it would take a preflight.
+        let hosts = [request.head.host(), request.head.header("x-forwarded-host")];
         let authority = [&b"https://"[..], b"http://"]
             .into_iter()
             .find_map(|scheme| origin.strip_prefix(scheme));
-        let is_own = authority.is_some_and(|authority| authority.eq_ignore_ascii_case(host));
+        let is_own = authority.is_some_and(|authority| {
+            let mut hosts = hosts.into_iter().flatten();
+            hosts.any(|host| authority.eq_ignore_ascii_case(host))
+        });
         if origins.next().is_none() && (is_own || self.of(request).is_some()) {
             return Ok(());
         }

@@ -12,6 +12,8 @@ use miniz_oxide::deflate::core::{
 use miniz_oxide::inflate::stream::{InflateState, inflate};
 use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 
+use crate::panics::joined;
+
 /// The first bytes of every gzip member.
 pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
 
@@ -249,8 +251,8 @@ impl Encoder {
         let compressor = std::thread::Builder::new()
             .stack_size(MAKING_STACK_BYTES)
             .spawn(move || Box::new(CompressorOxide::new(flags)))?
-            .join()
-            .map_err(|_| io::Error::from(ErrorKind::OutOfMemory))?;
+            .join();
+        let compressor = joined(compressor);
         Ok(Self {
             compressor,
             crc: 0,

@@ -1,7 +1,7 @@
 //! Sorting, with one copy of its code in the program.
 //!
-//! The standard library has several KiB of code for each type of elements that a program sorts. Here it only sorts
-//! numbers of places; the elements follow.
+//! The standard library has several KiB of code for each type of elements that a program sorts, 40 KB in this one. Here
+//! it only sorts numbers of places; the elements follow.
 
 use std::cmp::Ordering;
 use std::mem;

@@ -43,6 +43,7 @@ pub struct Config {
     /// Bytes of output kept for all processes.
     pub log_total_bytes: usize,
     /// Most interpreter contexts of a workspace.
+    #[cfg(feature = "interpreter")]
     pub contexts: usize,
     /// The doors that the operator may close.
     pub doors: Doors,
@@ -64,8 +65,10 @@ pub struct Config {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Doors {
     /// That for clients of the Model Context Protocol.
+    #[cfg(feature = "mcp")]
     pub mcp: bool,
     /// That for browsers: the console.
+    #[cfg(feature = "console")]
     pub console: bool,
 }
 
@@ -133,9 +136,12 @@ impl Config {
                 .map(Duration::from_secs),
             log_bytes: variables.number(&table::LOG_BYTES)?,
             log_total_bytes: variables.number(&table::LOG_TOTAL_BYTES)?,
+            #[cfg(feature = "interpreter")]
             contexts: variables.number(&table::CONTEXTS)?,
             doors: Doors {
+                #[cfg(feature = "mcp")]
                 mcp: variables.flag(&table::MCP)?,
+                #[cfg(feature = "console")]
                 console: variables.flag(&table::CONSOLE)?,
             },
             ping_interval: Duration::from_secs(variables.number(&table::PING_SECS)?),
@@ -210,9 +216,12 @@ impl Variables {
         let unknown = self.0.iter().filter(|(name, _)| !table::is_known(name));
         unknown.map(|(name, _)| {
             let shown = logging::quoted(name.as_bytes());
-            match table::nearest(name) {
-                Some(near) => format!("{shown} is not known; did you mean {near}?"),
-                None => format!("{shown} is not known; it is ignored"),
+            match (table::feature_of(name), table::nearest(name)) {
+                (Some(feature), _) => {
+                    format!("{shown} is ignored: this build is without the feature {feature}")
+                }
+                (None, Some(near)) => format!("{shown} is not known; did you mean {near}?"),
+                (None, None) => format!("{shown} is not known; it is ignored"),
             }
         })
     }

@@ -31,8 +31,8 @@ pub enum Accepts {
 use Accepts::{Flag, Number, Text};
 
 macro_rules! variables {
-    ($($name:ident = $default:literal, $accepts:expr, $meaning:literal;)*) => {
-        $(pub const $name: Variable = Variable {
+    ($($(#[$built:meta])? $name:ident = $default:literal, $accepts:expr, $meaning:literal;)*) => {
+        $($(#[$built])? pub const $name: Variable = Variable {
             name: concat!("SBX_", stringify!($name)),
             default: $default,
             accepts: $accepts,
@@ -40,7 +40,7 @@ macro_rules! variables {
         };)*
 
         /// All variables, in the order of `--help`.
-        pub const ALL: &[Variable] = &[$($name),*];
+        pub const ALL: &[Variable] = &[$($(#[$built])? $name),*];
     };
 }
 
@@ -61,7 +61,8 @@ variables! {
             lower case, no path, no trailing slash, no default port, no *"),
         "Origins whose browser pages may call the API (CORS).";
     INSECURE = "0", Flag,
-        "1 allows an address other than loopback, or host mode, without a token.";
+        "1 allows an address other than loopback, host mode and any host name without a token. \
+            Pages of other origins stay refused.";
     IDLE_TIMEOUT = "never", Number(0..=SECONDS),
         "Seconds without work (host mode: without a sandbox) until the server exits. 0 is never.";
     HOST_MODE = "0", Flag,
@@ -70,7 +71,7 @@ variables! {
         "Maximum number of sandboxes (host mode).";
     HOMES_DIR = "/sbx/homes", Text("an absolute path without colons"),
         "Directory of the sandboxes' homes (host mode).";
-    UID_RANGE = "20000-64999", Text("FIRST-LAST, uids from 1 to 65535"),
+    UID_RANGE = "20000-59999", Text("FIRST-LAST, uids from 1 to 65535"),
         "User and group ids of the sandboxes (host mode).";
     MIN_LANDLOCK_ABI = "6", Number(0..=255),
         "Lowest Landlock ABI of the kernel that host mode accepts.";
@@ -88,10 +89,13 @@ variables! {
         "Bytes of output kept per process.";
     LOG_TOTAL_BYTES = "268435456", Number(4096..=u64::MAX),
         "Bytes of output kept for all processes.";
+    #[cfg(feature = "interpreter")]
     CONTEXTS = "64", Number(0..=u64::MAX),
         "Maximum number of interpreter contexts, on a host for each sandbox.";
+    #[cfg(feature = "mcp")]
     MCP = "1", Flag,
         "0 turns the endpoint for MCP clients off.";
+    #[cfg(feature = "console")]
     CONSOLE = "1", Flag,
         "0 turns the web page at /console off.";
     PING_SECS = "15", Number(1..=SECONDS),
@@ -101,6 +105,13 @@ variables! {
     LOG = "info", Text("info or debug"),
         "debug also logs one line per request.";
 }
+
+/// The variables that a build has only with a feature of cargo, and the features.
+const OF_FEATURES: &[(&str, &str)] = &[
+    ("SBX_CONTEXTS", "interpreter"),
+    ("SBX_MCP", "mcp"),
+    ("SBX_CONSOLE", "console"),
+];
 
 /// Variables with the server's prefix that other programs read: the clients, and the scripts that
 /// download and start the server.
@@ -164,6 +175,14 @@ pub fn is_known(name: &str) -> bool {
     FOREIGN.contains(&name) || ALL.iter().any(|variable| variable.name == name)
 }
 
+/// The feature that a build must have for a variable of this name; `None` if every build has or lacks it.
+pub fn feature_of(name: &str) -> Option<&'static str> {
+    let mut of_features = OF_FEATURES.iter();
+    of_features
+        .find(|(variable, _)| *variable == name)
+        .map(|(_, feature)| *feature)
+}
+
 /// The variable that `name` begins, or from whose name it differs by a few typing errors.
 pub fn nearest(name: &str) -> Option<&'static str> {
     let names = ALL.iter().map(|variable| variable.name);
@@ -207,6 +226,10 @@ mod tests {
             .skip_while(|line| !line.starts_with("| `SBX_"))
             .take_while(|line| !line.is_empty())
             .map(|line| line.replace('`', ""))
+            .filter(|line| {
+                let name = line.split(' ').nth(1).unwrap();
+                is_known(name) || feature_of(name).is_none()
+            })
             .collect();
         let expected: Vec<String> = ALL
             .iter()

@@ -9,8 +9,8 @@
 //! them: every other call is allowed, also those that future kernels add.
 //!
 //! The errno is one that programs handle: `EPERM` where only privileged programs would succeed, `ENOSYS`
-//! where programs support older kernels and have a fallback, `EAFNOSUPPORT` and `EPROTONOSUPPORT` as
-//! from a kernel without the protocol.
+//! where programs support older kernels and have a fallback, `EAFNOSUPPORT`, `EPROTONOSUPPORT` and, for
+//! [`libc::TCP_ULP`], `ENOENT` as from a kernel without the protocol.
 //!
 //! Allowed on purpose:
 //! - ptrace, `process_vm_*`, `process_madvise`, `pidfd_getfd`, kcmp, signals, scheduling and memory
@@ -34,7 +34,7 @@
 use std::ops::RangeInclusive;
 
 use libc::{
-    EAFNOSUPPORT, ENETUNREACH, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT,
+    EAFNOSUPPORT, ENETUNREACH, ENOENT, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT,
     ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS,
     SECCOMP_RET_USER_NOTIF, c_int, sock_filter,
 };
@@ -75,7 +75,8 @@ enum Denial {
     Unsharing,
     /// All sockets but those that [`Assembler::socket_check`] allows, by [`Sockets`].
     UnusualSockets,
-    /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`. Where the server answers look-ups, 0 for [`libc::IP_RECVERR`].
+    /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`, `ENOENT` for [`libc::TCP_ULP`] of `IPPROTO_TCP`. Success without
+    /// effect for [`libc::SO_LINGER`] and, where the server answers look-ups, for [`libc::IP_RECVERR`].
     SocketOptions,
     /// Not denied but left to the server, which answers the call.
     Left,
@@ -121,6 +122,11 @@ const NETWORK: &Table = &[
     ),
     // With a port range of its own, a socket that listens without bind gets the port of its choice, which
     // Landlock's rules for bind do not see: also one that a server waits for on another address family.
+    // A socket that lingers makes whoever closes its last descriptor wait, for years if its owner likes
+    // (socket(7)). That may be a thread of the server, which holds copies of sockets, or one of the kernel, which
+    // closes what programs have sent to themselves (net/unix/garbage.c).
+    // An upper layer protocol replaces the operations of a TCP socket by those of a module of the kernel (`tls`, `smc`,
+    // `espintcp`), and Landlock knows TCP's only. Programs that ask for `tls` encrypt by themselves without it.
     (Denial::SocketOptions, &[call("setsockopt", 54, 208)]),
     // Data that opens its connection (tcp(7), RFC 7413) is sent without connect, and Landlock's rules for
     // connect do not see it.
@@ -567,16 +573,23 @@ impl Assembler {
             Denial::SocketOptions => {
                 // The kernel reads the level and the option as `int`.
                 let refuse = self.errno(ENOPROTOOPT);
+                let pretend = self.errno(0);
+                let linger = self.any_of(&[libc::SO_LINGER], pretend, allow);
+                let linger = self.load(low_word(2), linger);
                 let other = if sockets == Sockets::Redirected {
                     // glibc sets it for look-ups, and gives up without it. Unix sockets do not have it.
-                    let pretend = self.errno(0);
                     self.any_of(&[libc::IP_RECVERR], pretend, allow)
                 } else {
                     allow
                 };
                 let option = self.any_of(&[PORT_RANGE], refuse, other);
                 let option = self.load(low_word(2), option);
-                let level = self.any_of(&[libc::IPPROTO_IP], option, allow);
+                let no_protocol = self.errno(ENOENT);
+                let of_tcp = self.any_of(&[libc::TCP_ULP], no_protocol, allow);
+                let of_tcp = self.load(low_word(2), of_tcp);
+                let level = self.any_of(&[libc::SOL_SOCKET], linger, allow);
+                let level = self.any_of(&[libc::IPPROTO_TCP], of_tcp, level);
+                let level = self.any_of(&[libc::IPPROTO_IP], option, level);
                 self.load(low_word(1), level)
             }
             Denial::FastOpen(argument) => {
@@ -1198,7 +1211,7 @@ mod tests {
             int(libc::IPPROTO_TCP),
         );
         let (ipv4, ipv6) = (int(libc::AF_INET), int(libc::AF_INET6));
-        let cases: [(Sockets, &str, [u64; 3], Verdict); 16] = [
+        let cases: [(Sockets, &str, [u64; 3], Verdict); 17] = [
             (Sockets::Redirected, "connect", [0; 3], Left),
             (Sockets::Redirected, "listen", [u64::MAX; 3], Left),
             (Sockets::HandedOut, "connect", [0; 3], Allowed),
@@ -1230,6 +1243,12 @@ mod tests {
                 "socket",
                 [ipv6, stream, tcp],
                 Refused(EAFNOSUPPORT),
+            ),
+            (
+                Sockets::Redirected,
+                "setsockopt",
+                [3, 6, 31],
+                Refused(ENOENT),
             ),
             // IP_RECVERR, which Unix sockets do not have.
             (Sockets::Redirected, "setsockopt", [3, 0, 11], Refused(0)),
@@ -1265,6 +1284,44 @@ mod tests {
             for (level, name) in [(0, 50), (0, 52), (1, 51), (6, 51), (41, 51), (51, 0)] {
                 assert_eq!(option(level, name), Allowed, "{level} {name}");
             }
+        }
+    }
+
+    #[test]
+    fn no_socket_lingers() {
+        let option = |level: u64, name: u64| {
+            verdict(
+                "setsockopt",
+                &[3, HIGH_GARBAGE | level, HIGH_GARBAGE | name],
+            )
+        };
+        assert_eq!(option(1, 13), Refused(0));
+        for (level, name) in [(1, 12), (1, 14), (0, 13), (6, 13), (41, 13), (13, 1)] {
+            assert_eq!(option(level, name), Allowed, "{level} {name}");
+        }
+        assert_eq!((libc::SOL_SOCKET, libc::SO_LINGER), (1, 13));
+    }
+
+    #[test]
+    fn a_tcp_socket_stays_one() {
+        for upper in [0, HIGH_GARBAGE] {
+            let option =
+                |level: u64, name: u64| verdict("setsockopt", &[3, upper | level, upper | name]);
+            assert_eq!(option(6, 31), Refused(ENOENT));
+            for (level, name) in [(6, 30), (6, 32), (0, 31), (1, 31), (41, 31), (31, 6)] {
+                assert_eq!(option(level, name), Allowed, "{level} {name}");
+            }
+        }
+        assert_eq!((libc::IPPROTO_TCP, libc::TCP_ULP), (6, 31));
+        for (architecture, (subject, sockets)) in BOTH
+            .into_iter()
+            .flat_map(|architecture| ALL.map(|kind| (architecture, kind)))
+        {
+            let program = compile(architecture, subject, sockets);
+            let number = architecture.number_of(find("setsockopt")).unwrap();
+            let arguments = [3, 6, 31, 7, 7, 7];
+            let run = run(&program, architecture.audit_number(), number, arguments);
+            assert_eq!(run.verdict, Refused(ENOENT), "{subject:?} {sockets:?}");
         }
     }
 

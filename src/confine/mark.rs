@@ -12,6 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::proc;
 use crate::sys::{self, Pid, Resource};
 
+/// The name of the limit in `/proc/<pid>/limits`.
+const LIMIT: &str = "Max realtime timeout";
+
 /// Marks start above this. Numbers below are limits that someone else has set.
 const BASE: u64 = 1 << 62;
 
@@ -36,8 +39,18 @@ impl Mark {
 
     /// The mark of a process; `None` if it has none or does not exist.
     pub fn of(pid: Pid) -> Option<Self> {
-        let limit = proc::hard_limit(pid, "Max realtime timeout")?;
+        let limit = proc::hard_limit(pid, LIMIT).filter(|limit| *limit != u64::MAX)?;
         limit.checked_sub(BASE).map(Self)
+    }
+
+    /// Whether a process was started by a command of a sandbox, of this server or an earlier one; `None` if there is no
+    /// such process. Commands of a dedicated machine have marks too, and may gain privileges. A process that lowers its
+    /// mark keeps a limit, which others rarely have, and an empty bounding set.
+    pub fn is_of_sandbox(pid: Pid) -> Option<bool> {
+        let limit = proc::hard_limit(pid, LIMIT)?;
+        let (has_no_new_privileges, has_no_bounding_set) = proc::deprivation(pid)?;
+        let is_limited = limit != u64::MAX && (limit >= BASE || has_no_bounding_set);
+        Some(is_limited && has_no_new_privileges)
     }
 
     /// The limit that gives a process the mark.

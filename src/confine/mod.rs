@@ -421,19 +421,21 @@ fn entry(name: &OsStr, value: &OsStr) -> Option<CString> {
     CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok()
 }
 
-/// `NAME=value`, by name; `None` for a variable that was removed.
-type Environment<'a> = BTreeMap<&'a OsStr, Option<Cow<'a, CStr>>>;
+/// `NAME=value`, by name.
+type Environment<'a> = BTreeMap<&'a OsStr, Cow<'a, CStr>>;
 
 /// Sets a variable, or removes it if there is no value or one that cannot be a variable's.
 fn set<'a>(environment: &mut Environment<'a>, name: &'a str, value: Option<&str>) {
     let name = OsStr::new(name);
-    let entry = value.and_then(|value| entry(name, value.as_ref()));
-    environment.insert(name, entry.map(Cow::Owned));
+    match value.and_then(|value| entry(name, value.as_ref())) {
+        Some(entry) => environment.insert(name, Cow::Owned(entry)),
+        None => environment.remove(name),
+    };
 }
 
 /// PATH of an environment.
 fn search_path<'a>(environment: &'a Environment<'_>) -> &'a [u8] {
-    let path = environment.get(OsStr::new("PATH")).and_then(Option::as_ref);
+    let path = environment.get(OsStr::new("PATH"));
     path.and_then(|path| path.to_bytes().strip_prefix(b"PATH="))
         .unwrap_or(DEFAULT_PATH.as_bytes())
 }
@@ -590,10 +592,8 @@ impl Confinement {
     fn common_environment(&self, gate: Option<&Gate>) -> Environment<'_> {
         let own = self.environment.iter();
         let mut environment = BTreeMap::new();
-        environment.extend(own.map(|(name, entry)| {
-            let entry = Cow::Borrowed(entry.as_c_str());
-            (name.as_os_str(), Some(entry))
-        }));
+        environment
+            .extend(own.map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str()))));
         if let Some(gate) = gate {
             let proxy = format!("http://127.0.0.1:{}", gate.port());
             for name in PROXY_VARIABLES {
@@ -623,7 +623,7 @@ impl Confinement {
             let search = search_path(&environment);
             let path = [venv.as_bytes(), b"/bin:", search].concat();
             let path = entry(OsStr::new("PATH"), OsStr::from_bytes(&path));
-            environment.extend(path.map(|path| (OsStr::new("PATH"), Some(Cow::Owned(path)))));
+            environment.extend(path.map(|path| (OsStr::new("PATH"), Cow::Owned(path))));
         }
         environment
     }
@@ -675,17 +675,13 @@ impl Confinement {
         };
         environment
             .values()
-            .flatten()
             .filter_map(|entry| text(entry))
             .collect()
     }
 
     /// Whether commands that do not change their environment have this variable.
     pub fn has_variable(&self, name: &str) -> bool {
-        let environment = self.common_environment(None);
-        environment
-            .get(OsStr::new(name))
-            .is_some_and(Option::is_some)
+        self.common_environment(None).contains_key(OsStr::new(name))
     }
 
     /// Whether a program is found in the PATH of commands that do not change it. It looks as the commands' user,
@@ -761,7 +757,7 @@ impl Confinement {
         let plan = ChildPlan {
             programs: &programs,
             arguments: &spec.arguments(),
-            environment: &environment.into_values().flatten().collect::<Vec<_>>(),
+            environment: &environment.into_values().collect::<Vec<_>>(),
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,
             passed,

@@ -29,9 +29,10 @@ use super::USER_NAME;
 use super::grants::GrantedPaths;
 use super::system_files::{DEVICES, PROGRAMS};
 use crate::error::{Error, Kind, Result};
+use crate::panics::essential;
 use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User};
-use crate::{memory, panics, proc, sys};
+use crate::{memory, proc, sys};
 
 /// The word that makes this program the holder of namespaces.
 pub const HOLDER_ARGUMENT: &str = "hold-namespaces";
@@ -347,10 +348,7 @@ impl Means {
         thread::Builder::new()
             .name("namespaces".to_owned())
             .stack_size(256 * 1024)
-            .spawn(move || {
-                panics::depend_on_this_thread();
-                own.run();
-            })
+            .spawn(move || essential(|| own.run()))
             .map_err(|error| failure("start a thread for them", errno_of(&error)))?;
         Ok(Self {
             starter,

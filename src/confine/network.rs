@@ -158,7 +158,7 @@ impl Networks {
         if let Posture::Filtered(filter) = posture
             && filter.is_transparent
         {
-            egress::check_memory_access()?;
+            egress::check_redirection()?;
         }
         let least = match posture {
             Posture::Filtered(filter) if is_owned && filter.is_transparent => {

@@ -53,21 +53,33 @@ pub fn check() -> Result<()> {
     }
 }
 
-/// Whether the server may read the memory of commands (Documentation/admin-guide/LSM/Yama.rst): of its descendants if the
-/// setting is below 2.
+/// Checks that the server can redirect connections here: that it may read the memory of commands
+/// (Documentation/admin-guide/LSM/Yama.rst: of its descendants if the setting is below 2), and connect their sockets without
+/// waiting (Documentation/networking/ip-sysctl.rst: the lowest bit of the setting, which is set unless somebody clears it).
 ///
 /// # Errors
 /// `Unavailable`, with the reason.
-pub fn check_memory_access() -> Result<()> {
-    let scope = std::fs::read_to_string("/proc/sys/kernel/yama/ptrace_scope");
-    // Without Yama there is no such file.
-    let scope = scope.map_or(Ok(0), |text| text.trim().parse::<u8>());
-    if scope.is_ok_and(|scope| scope < 2) {
-        return Ok(());
+pub fn check_redirection() -> Result<()> {
+    // Without the file the kernel has no such restriction.
+    let setting = |name: &str| {
+        let text = std::fs::read_to_string(format!("/proc/sys/{name}")).ok()?;
+        Some(text.trim().parse::<u32>().unwrap_or(0))
+    };
+    let unavailable = |why: &str| {
+        let text = format!("network cannot be transparent on this machine: {why}");
+        Err(Error::new(Kind::Unavailable, text))
+    };
+    if setting("kernel/yama/ptrace_scope").is_some_and(|scope| scope >= 2) {
+        return unavailable(
+            "kernel.yama.ptrace_scope keeps the server from the memory of programs; set it to 1",
+        );
     }
-    let text = "network cannot be transparent on this machine: kernel.yama.ptrace_scope keeps the server from the memory of \
-                programs; set it to 1";
-    Err(Error::new(Kind::Unavailable, text))
+    if setting("net/ipv4/tcp_fastopen").is_some_and(|bits| bits & 1 == 0) {
+        return unavailable(
+            "net.ipv4.tcp_fastopen keeps the server from connecting without waiting; set it to 1",
+        );
+    }
+    Ok(())
 }
 
 /// Whether any device sends packets with a loopback source.

@@ -5,14 +5,14 @@
 //! the names are that proxy's to look up, and only addresses that are asked for are judged.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
 use super::gate::Gate;
-use super::{Exits, is_own, socks};
+use super::{Exits, leads_here, socks};
 use crate::codec::base64;
 use crate::http::parse::{self, Progress};
-use crate::posture::{Host, Protocol, Upstream, Verdict};
+use crate::posture::{Address, Host, Protocol, Upstream, Verdict};
 
 /// How long one address may take to answer.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(10);
@@ -22,6 +22,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
 /// Most bytes of the answer of the client's own proxy.
 const MAX_ANSWER_BYTES: usize = 16 * 1024;
+
+/// What is said about the port of the server, which no rule opens.
+const SERVERS_PORT: &str = "the server's own port";
 
 /// Why there is no connection.
 #[derive(Debug)]
@@ -50,10 +53,14 @@ pub(super) fn open(
     match route(exits, gate, host, port, deadline)? {
         Route::Direct(addresses) => connect_to_any(&addresses, deadline),
         Route::Through(upstream) => {
-            let mut socket = connect_to_upstream(upstream, deadline)?;
+            let socket = connect_to_upstream(exits, upstream, deadline)?;
+            let mut timed = Timed {
+                socket: &socket,
+                deadline,
+            };
             let handshake = match upstream.protocol {
-                Protocol::Http => ask_http(&mut socket, upstream, host, port),
-                Protocol::Socks => socks::ask(&mut socket, upstream, host, port),
+                Protocol::Http => ask_http(&mut timed, upstream, host, port),
+                Protocol::Socks => socks::ask(&mut timed, upstream, host, port),
             };
             handshake.map_err(|error| Failure::Upstream(error.to_string()))?;
             let _ = socket.set_read_timeout(None);
@@ -76,7 +83,7 @@ pub(super) fn open_for_request<'g>(
         Some(upstream) if upstream.protocol == Protocol::Http => {
             let deadline = Instant::now() + CONNECT_LIMIT;
             route(exits, gate, host, port, deadline)?;
-            let socket = connect_to_upstream(upstream, deadline)?;
+            let socket = connect_to_upstream(exits, upstream, deadline)?;
             let _ = socket.set_read_timeout(None);
             Ok((socket, Some(upstream)))
         }
@@ -119,7 +126,7 @@ fn route<'g>(
     {
         note(verdict.clone())?;
     }
-    let judge = |address: IpAddr| {
+    let judge = |address: Address| {
         let verdict = judge_address(exits, gate, address, port, named.is_some());
         match &named {
             Some(named) if verdict.is_allowed => named.clone(),
@@ -155,7 +162,7 @@ fn route<'g>(
     for address in addresses {
         let judged = judge(address);
         if judged.is_allowed {
-            allowed.push(SocketAddr::new(address, port));
+            allowed.push(SocketAddr::new(address.ip(), port));
             verdict.get_or_insert(judged);
         } else {
             refusal.get_or_insert(judged);
@@ -177,27 +184,26 @@ pub(super) fn judge(exits: &Exits, gate: &Gate, host: &Host, port: u16) -> Verdi
 fn judge_address(
     exits: &Exits,
     gate: &Gate,
-    address: IpAddr,
+    address: Address,
     port: u16,
     is_named: bool,
 ) -> Verdict {
-    let is_own = is_own(address);
-    if exits.is_server(port, is_own) {
-        return Verdict::refused("the server's own port");
+    if exits.is_server(address, port) {
+        return Verdict::refused(SERVERS_PORT);
     }
     let filter = gate.filter();
-    filter.judge_address(address, port, is_own, is_named)
+    filter.judge_address(address, port, leads_here(address), is_named)
 }
 
 /// The addresses of a name, each once.
 ///
 /// # Errors
 /// It has none, or nobody knows.
-pub(super) fn look_up(name: &str) -> io::Result<Vec<IpAddr>> {
-    let mut addresses: Vec<IpAddr> = Vec::new();
+pub(super) fn look_up(name: &str) -> io::Result<Vec<Address>> {
+    let mut addresses = Vec::new();
     // The port does not matter; the resolver wants one.
     for found in (name, 0).to_socket_addrs()? {
-        let address = found.ip().to_canonical();
+        let address = Address::from(found.ip());
         if !addresses.contains(&address) {
             addresses.push(address);
         }
@@ -227,8 +233,13 @@ fn connect_to_any(addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStre
     Err(Failure::Unreachable(failure))
 }
 
-/// Connects to the client's own proxy. No rule is asked: whoever chose the rules chose the proxy.
-fn connect_to_upstream(upstream: &Upstream, deadline: Instant) -> Result<TcpStream, Failure> {
+/// Connects to the client's own proxy. No rule is asked, because whoever chose the rules chose the proxy. Only the server
+/// itself is refused.
+fn connect_to_upstream(
+    exits: &Exits,
+    upstream: &Upstream,
+    deadline: Instant,
+) -> Result<TcpStream, Failure> {
     let failed = |what: &dyn std::fmt::Display| {
         Failure::Upstream(format!("{upstream} is not reached: {what}"))
     };
@@ -236,16 +247,48 @@ fn connect_to_upstream(upstream: &Upstream, deadline: Instant) -> Result<TcpStre
         Host::Address(address) => vec![*address],
         Host::Name(name) => look_up(name).map_err(|error| failed(&error))?,
     };
+    if addresses
+        .iter()
+        .any(|address| exits.is_server(*address, upstream.port))
+    {
+        return Err(failed(&SERVERS_PORT));
+    }
     let addresses: Vec<_> = addresses
         .into_iter()
-        .map(|address| SocketAddr::new(address, upstream.port))
+        .map(|address| SocketAddr::new(address.ip(), upstream.port))
         .collect();
-    let socket = connect_to_any(&addresses, deadline).map_err(|failure| match failure {
+    connect_to_any(&addresses, deadline).map_err(|failure| match failure {
         Failure::Unreachable(error) => failed(&error),
         failure => failure,
-    })?;
-    let _ = socket.set_read_timeout(Some(CONNECT_LIMIT));
-    Ok(socket)
+    })
+}
+
+/// A connection to the client's own proxy until it is agreed on. That proxy may send a byte now and then for ever, so all of
+/// it has one deadline.
+struct Timed<'s> {
+    socket: &'s TcpStream,
+    deadline: Instant,
+}
+
+impl Read for Timed<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        self.socket.set_read_timeout(Some(left))?;
+        self.socket.read(buffer)
+    }
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.socket.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The value of `Proxy-Authorization` for the client's own proxy (RFC 7617).
@@ -257,7 +300,12 @@ pub(super) fn proxy_authorization(upstream: &Upstream) -> Option<Vec<u8>> {
 }
 
 /// Asks a proxy for a connection by `CONNECT`.
-fn ask_http(socket: &mut TcpStream, upstream: &Upstream, host: &Host, port: u16) -> io::Result<()> {
+fn ask_http(
+    socket: &mut (impl Read + Write),
+    upstream: &Upstream,
+    host: &Host,
+    port: u16,
+) -> io::Result<()> {
     let mut request =
         format!("CONNECT {host}:{port} HTTP/1.1\r\nHost: {host}:{port}\r\n").into_bytes();
     if let Some(value) = proxy_authorization(upstream) {
@@ -270,7 +318,7 @@ fn ask_http(socket: &mut TcpStream, upstream: &Upstream, host: &Host, port: u16)
     // Byte by byte: what follows the head is the server's.
     let mut answer = Vec::new();
     let mut byte = [0];
-    while answer.len() < MAX_ANSWER_BYTES {
+    for _ in 0..MAX_ANSWER_BYTES {
         socket.read_exact(&mut byte)?;
         answer.push(byte[0]);
         if byte != *b"\n" {
@@ -291,4 +339,38 @@ fn ask_http(socket: &mut TcpStream, upstream: &Upstream, host: &Host, port: u16)
     Err(io::Error::other(format!(
         "{upstream} does not speak HTTP/1.1"
     )))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+
+    #[test]
+    fn a_proxy_that_never_comes_to_an_end_is_given_up() {
+        let upstream = Upstream::parse(Protocol::Http, "http://user:word@proxy.example:8080");
+        let upstream = upstream.unwrap();
+        let host = Host::parse("a.example").unwrap();
+        // Byte by byte without an end, and interim responses without an end.
+        for (answer, pause) in [("x", 10), ("HTTP/1.1 100 Continue\r\n\r\n", 0)] {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let proxy = thread::spawn(move || {
+                let (mut client, _) = listener.accept().unwrap();
+                while client.write_all(answer.as_bytes()).is_ok() {
+                    thread::sleep(Duration::from_millis(pause));
+                }
+            });
+            let mut timed = Timed {
+                socket: &socket,
+                deadline: Instant::now() + Duration::from_millis(300),
+            };
+            assert!(ask_http(&mut timed, &upstream, &host, 80).is_err());
+            assert!(socks::ask(&mut timed, &upstream, &host, 80).is_err());
+            drop(socket);
+            proxy.join().unwrap();
+        }
+    }
 }

@@ -1,5 +1,6 @@
 //! A gate: the port of a filter, where the connections of its commands arrive.
 
+use std::collections::HashSet;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use super::names::Names;
 use crate::error::{Error, Result};
 use crate::listen::HeldPort;
 use crate::posture::Filter;
+use crate::sync::{Mutex, lock};
 
 const FAILED: &str = "cannot open a port for a filtered network";
 
@@ -27,6 +29,8 @@ pub struct Gate {
     port: u16,
     network: Network,
     names: Names,
+    /// Guards where connections come from that the server has redirected here and not accepted yet.
+    redirected: Mutex<HashSet<SocketAddr>>,
 }
 
 /// Whose network a gate is in.
@@ -58,6 +62,7 @@ impl Gate {
             port,
             network: Network::Machine { _port: held },
             names: Names::default(),
+            redirected: Mutex::default(),
         })
     }
 
@@ -83,6 +88,7 @@ impl Gate {
             port,
             network: Network::Inside(make),
             names: Names::default(),
+            redirected: Mutex::default(),
         })
     }
 
@@ -115,6 +121,16 @@ impl Gate {
         &self.names
     }
 
+    /// Notes that the server itself has connected a program's socket here, from this address.
+    pub(super) fn note_redirected(&self, from: SocketAddr) {
+        lock(&self.redirected).insert(from);
+    }
+
+    /// Whether the server has connected a socket here from this address. It is told once for each connection.
+    pub(super) fn take_redirected(&self, from: SocketAddr) -> bool {
+        lock(&self.redirected).remove(&from)
+    }
+
     /// The rules of who connects.
     pub fn filter(&self) -> &Filter {
         &self.filter
@@ -130,7 +146,7 @@ impl Gate {
     }
 
     /// Its address, as its commands see it.
-    pub(super) fn address(&self) -> SocketAddr {
-        (Ipv4Addr::LOCALHOST, self.port).into()
+    pub(super) fn address(&self) -> SocketAddrV4 {
+        SocketAddrV4::new(Ipv4Addr::LOCALHOST, self.port)
     }
 }

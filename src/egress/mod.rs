@@ -27,7 +27,7 @@ mod resolver;
 mod sockets;
 mod socks;
 
-use std::net::IpAddr;
+use std::net::UdpSocket;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -35,10 +35,10 @@ use std::sync::{Arc, Weak};
 use crate::error::{Error, Kind, Result};
 use crate::http::seats::Seats;
 use crate::ledger::Ledger;
-use crate::posture::Filter;
+use crate::posture::{Address, Filter};
 use crate::sync::{Mutex, lock};
-use crate::sys::{CallListener, User};
-pub use check::{check, check_memory_access};
+use crate::sys::{self, CallListener, User};
+pub use check::{check, check_redirection};
 pub use gate::{Gate, MakeSocket};
 use report::VerdictLog;
 pub use report::{Report, VerdictRecord};
@@ -237,32 +237,27 @@ impl Exits {
         self.log.add(host, port, verdict);
     }
 
-    /// Whether an address and a port are the server's own.
-    fn is_server(&self, port: u16, is_own: bool) -> bool {
-        is_own && port == self.egress.server_port.load(Ordering::Relaxed)
+    /// Whether an address and a port lead to the server.
+    fn is_server(&self, address: Address, port: u16) -> bool {
+        port == self.egress.server_port.load(Ordering::Relaxed) && leads_here(address)
     }
 }
 
-/// Whether an address is the machine's: the kernel would send to it from itself (a datagram socket that is connected
-/// sends nothing).
-fn is_own(address: IpAddr) -> bool {
-    if address.is_loopback() || address.is_unspecified() {
-        return true;
-    }
-    let any: IpAddr = match address {
-        IpAddr::V4(_) => [0; 4].into(),
-        IpAddr::V6(_) => [0; 16].into(),
-    };
-    let socket = std::net::UdpSocket::bind((any, 0));
-    let from = socket.and_then(|socket| {
-        socket.connect((address, 9))?;
-        socket.local_addr()
-    });
-    from.is_ok_and(|from| from.ip() == address)
+/// Whether an address leads to this machine.
+fn leads_here(address: Address) -> bool {
+    address.with_embedded().map(Address::ip).any(|address| {
+        address.is_loopback()
+            // Where the kernel does not tell: only addresses of the machine can be bound, unless a setting
+            // (`ip_nonlocal_bind`) makes that so for all.
+            || sys::is_delivered_here(address)
+                .unwrap_or_else(|_| UdpSocket::bind((address, 0)).is_ok())
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     #[test]
@@ -273,8 +268,12 @@ mod tests {
             ("0.0.0.0", true),
             ("192.0.2.1", false),
             ("::1", true),
+            ("::ffff:0.0.0.0", true),
+            ("64:ff9b::7f00:1", true),
+            ("2001:db8::1", false),
         ] {
-            assert_eq!(is_own(text.parse().unwrap()), expected, "{text}");
+            let address: IpAddr = text.parse().unwrap();
+            assert_eq!(leads_here(address.into()), expected, "{text}");
         }
     }
 }

@@ -16,13 +16,14 @@ use super::connect::{self, Failure};
 use super::dns::Question;
 use super::gate::Gate;
 use super::{Exits, redirect, resolver, socks};
+use crate::fault;
 use crate::http::connection;
 use crate::http::parse::Framing;
 use crate::http::reader::SocketReader;
 use crate::http::seats::Seat;
 use crate::http::stream::StreamWriter;
 use crate::http::{Handler, Refusal, Request, Response};
-use crate::panics::{self, Served};
+use crate::panics::contain;
 use crate::posture::{Host, host_and_port};
 use crate::relay::{
     Account, FieldChanges, Forward, RelayError, connect_through, connected, exchange,
@@ -60,9 +61,8 @@ pub(super) fn serve(socket: &Arc<TcpStream>, seat: Seat, exits: Arc<Exits>, gate
         [redirect::MARK] if is_transparent => Proxy::serve_redirected,
         _ => return connection::serve(socket, seat, &proxy, true),
     };
-    panics::work_for(Some(Served::new(socket)));
-    let _ = serve(&proxy, socket);
-    panics::work_for(None);
+    // The connection is closed, whatever has become of it.
+    let _ = contain(|| serve(&proxy, socket));
 }
 
 struct Proxy {
@@ -89,12 +89,14 @@ impl Proxy {
     }
 
     fn answer(&self, request: &mut Request<'_>) -> Result<Response, Refusal> {
+        fault::point("way-out");
         let is_connect = request.head.method == "CONNECT";
         let authority = request.head.authority.as_deref();
+        let authority = authority.filter(|_| !request.head.is_https);
         let authority = authority.and_then(|authority| std::str::from_utf8(authority).ok());
         let Some((host, port)) = authority.and_then(host_and_port) else {
             let text = "this is the proxy of a sandbox's commands: it takes CONNECT host:port, requests for http:// URLs, \
-                        and SOCKS 5";
+                        and SOCKS 5; a host is a name, four decimal numbers, or an IPv6 address in brackets";
             return Err(Refusal::new(400, "bad_request", text));
         };
         if is_connect {

@@ -17,7 +17,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::sys::socket::{MsgFlags, SockaddrStorage, connect, send, setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, Shutdown, SockaddrIn, getsockname, send, shutdown};
 use nix::sys::stat::fstat;
 
 use super::Exits;
@@ -55,26 +55,13 @@ impl Copies {
         let Some(inode) = inode(&socket).filter(|_| !sys::is_getting_scarce(socket.as_fd())) else {
             return;
         };
-        let mut dropped = Vec::new();
-        {
-            let mut sockets = lock(&self.sockets);
-            let mut index = 0;
-            while let Some((_, socket)) = sockets.get(index) {
-                // A copy of a connection, or of a port, would keep it open when the program closes it.
-                if sys::tcp_state(socket.as_fd()) == Ok(TcpState::Unconnected) {
-                    index += 1;
-                } else {
-                    dropped.extend(sockets.remove(index));
-                }
-            }
-            if sockets.len() >= MAX_COPIES {
-                dropped.extend(sockets.pop_front());
-            }
-            sockets.push_back((inode, socket));
+        let mut sockets = lock(&self.sockets);
+        // A copy of a connection, or of a port, would keep it open when the program closes it.
+        sockets.retain(|(_, socket)| sys::tcp_state(socket.as_fd()) == Ok(TcpState::Unconnected));
+        if sockets.len() >= MAX_COPIES {
+            sockets.pop_front();
         }
-        for (_, socket) in dropped {
-            close(socket);
-        }
+        sockets.push_back((inode, socket));
     }
 
     /// Takes a copy out.
@@ -86,21 +73,8 @@ impl Copies {
 
     /// Drops all: no command is left that could connect one.
     pub(super) fn clear(&self) {
-        let sockets = std::mem::take(&mut *lock(&self.sockets));
-        for (_, socket) in sockets {
-            close(socket);
-        }
+        lock(&self.sockets).clear();
     }
-}
-
-/// Closes a copy, which may be the last one: without waiting for what the program may have sent (socket(7), `SO_LINGER`).
-pub(super) fn close(socket: OwnedFd) {
-    let at_once = libc::linger {
-        l_onoff: 0,
-        l_linger: 0,
-    };
-    let _ = setsockopt(&socket, sockopt::Linger, &at_once);
-    drop(socket);
 }
 
 /// The number that /proc shows of a socket.
@@ -164,8 +138,8 @@ pub(super) fn answer_connect(
         };
     };
     let Some(address) = address.filter(|address| !connects_directly(gate, *address)) else {
-        // Closed first: a copy of a connection would keep it open when the program closes it.
-        close(copy);
+        // First: a copy of a connection would keep it open when the program closes it.
+        drop(copy);
         return listener.proceed(call);
     };
     let redirected = redirect(exits, gate, &copy, address);
@@ -176,8 +150,6 @@ pub(super) fn answer_connect(
     // The program may try again, unless the socket was connected.
     if redirected.is_err() {
         copies.keep(copy);
-    } else {
-        close(copy);
     }
 }
 
@@ -213,6 +185,8 @@ fn redirect(
         return Err(Errno::EACCES);
     }
     connect_soon(socket, gate)?;
+    let from: SockaddrIn = getsockname(socket.as_raw_fd())?;
+    gate.note_redirected(SocketAddrV4::from(from).into());
     let mut line = vec![MARK];
     line.extend_from_slice(format!("{host}:{port}\n").as_bytes());
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
@@ -232,25 +206,29 @@ pub(super) fn asks_for_names(exits: &Exits, gate: &Gate, host: &Host, port: u16)
 
 /// Connects a socket of a program to a gate that has room.
 ///
-/// The program decides whether the socket blocks, and may change that at any time. So a gate whose queue is half full refuses:
-/// connect(2) would wait for it, on the thread that accepts.
+/// The program has the socket too. It decides whether that blocks, and can have it drop every packet that arrives, so no call
+/// here may wait for the connection: this thread serves the other commands of the workspace, and accepts. A gate whose queue
+/// is half full refuses, because it would not answer in time.
 fn connect_soon(socket: &OwnedFd, gate: &Gate) -> nix::Result<()> {
     match sys::tcp_state(gate.listener().as_fd())? {
         TcpState::Listening { waiting, most } if waiting < most.div_ceil(2) => {}
         _ => return Err(Errno::ECONNREFUSED),
     }
-    let address = SockaddrStorage::from(gate.address());
-    match connect(socket.as_raw_fd(), &address) {
-        Err(Errno::EINPROGRESS) => {
-            let mut entries = [PollEntry::new(socket.as_fd(), Events::WRITABLE)];
-            if !poll(&mut entries, Some(HANDSHAKE_LIMIT)) {
-                return Err(Errno::ETIMEDOUT);
-            }
-            // Tells how it ended.
-            connect(socket.as_raw_fd(), &address)
-        }
-        connected => connected,
+    let connect = || sys::connect_without_waiting(socket.as_fd(), gate.address());
+    match connect() {
+        Err(Errno::EINPROGRESS) => {}
+        other => return other,
     }
+    let mut entries = [PollEntry::new(socket.as_fd(), Events::WRITABLE)];
+    poll(&mut entries, Some(HANDSHAKE_LIMIT));
+    connect().map_err(|errno| match errno {
+        Errno::EALREADY | Errno::EINPROGRESS => {
+            // The program may try again, and is to find it unconnected.
+            let _ = shutdown(socket.as_raw_fd(), Shutdown::Both);
+            Errno::ETIMEDOUT
+        }
+        errno => errno,
+    })
 }
 
 /// Reads the line that begins a redirected connection: the requested destination. `None` if the line is malformed.

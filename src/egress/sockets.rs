@@ -5,7 +5,6 @@
 //! other commands of its workspace, but no others.
 
 use std::collections::HashMap;
-use std::io::IoSliceMut;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicUsize;
@@ -14,9 +13,7 @@ use std::sync::{Arc, Weak};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
-use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, recv, recvmsg, send, socketpair,
-};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 
 use super::dns::Question;
 use super::gate::Gate;
@@ -24,10 +21,12 @@ use super::redirect::{self, Copies};
 use super::{Exits, proxy, resolver};
 use crate::crew::Crew;
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::http::seats::{Peer, Seat};
 use crate::http::server::refuse;
 use crate::logging;
 use crate::memory::Room;
+use crate::panics::contain;
 use crate::sync::{CountedPlace, Mutex, lock};
 use crate::sys::{self, ActingAs, CallListener, WaitingCall};
 
@@ -87,14 +86,11 @@ impl Worker {
                         served.lead_or_give_up();
                     }
                 }
-                // The resolver may be closed with the look-up, after what is served was let go of.
                 Job::LookUp(look_up) => {
                     if let Some(served) = this.upgrade() {
                         served.look_up(&look_up);
                     }
                 }
-                // That may take long, so nothing else is held meanwhile.
-                Job::Close(resolver) => drop(resolver),
             };
             Served {
                 exits,
@@ -160,8 +156,6 @@ enum Job {
     Lead,
     /// To look a name up and answer.
     LookUp(LookUp),
-    /// To close a socket that something was sent over.
-    Close(Arc<Resolver>),
 }
 
 /// A name that is looked up.
@@ -175,10 +169,6 @@ struct LookUp {
 }
 
 /// The server's end of a socket on which a program looks names up.
-///
-/// A program can send descriptors over it. The kernel closes them in the thread that receives or closes the socket, and that
-/// can take as long as a program likes (socket(7), `SO_LINGER`). So such a message is never received, and its socket is closed
-/// by a thread that holds nothing else: not the gate, at which the descriptor's connection may wait.
 struct Resolver {
     socket: OwnedFd,
     gate: Weak<Gate>,
@@ -211,11 +201,21 @@ impl Watched {
 
 impl Served {
     fn lead_or_give_up(&self) {
-        if let Err(errno) = self.lead() {
-            logging::info(format_args!("network: {errno:?}"));
-            // The calls of its commands fail then, instead of waiting.
-            lock(&self.exits.state).worker = None;
+        match contain(|| self.lead()) {
+            Ok(Ok(())) => return,
+            Ok(Err(errno)) => logging::info(format_args!("network: {errno:?}")),
+            Err(_) => {}
         }
+        let mut state = lock(&self.exits.state);
+        let worker = state.worker.as_ref();
+        if worker.is_some_and(|worker| std::ptr::eq(&raw const *worker.0, self)) {
+            state.worker = None;
+            // The next command has it served again.
+            state.serves_inside = false;
+        }
+        drop(state);
+        // The calls of its commands fail when their listeners are closed, instead of waiting.
+        drop(std::mem::take(&mut *lock(&self.watched)));
     }
 
     /// Waits for events until it serves a connection, or for some time after the last source, or until it cannot go on.
@@ -237,11 +237,12 @@ impl Served {
                     return Ok(());
                 }
             }
+            fault::point("network");
             for event in &events[..count] {
                 if let Some(connection) = self.serve(event.data(), event.events()) {
                     if self.threads.give(Job::Lead).is_ok() {
                         // What is left of the events is told to the next one again.
-                        self.serve_connection(connection);
+                        let _ = contain(|| self.serve_connection(connection));
                         return Ok(());
                     }
                     let text =
@@ -380,6 +381,7 @@ impl Served {
         if sys::is_getting_scarce(theirs.as_fd()) {
             return Err(Errno::ENFILE);
         }
+        sys::refuse_descriptors(socket.as_fd());
         if is_non_blocking {
             fcntl(&theirs, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
         }
@@ -412,12 +414,6 @@ impl Served {
             Err(Ended) => {
                 let _ = self.epoll.delete(&resolver.socket);
                 lock(&self.watched).resolvers.remove(&key);
-                if let Err((job, _)) = self.threads.give(Job::Close(resolver))
-                    && let Job::Close(resolver) = job
-                {
-                    // Until there is a thread: that of the last command.
-                    lock(&self.watched).resolvers.insert(key, resolver);
-                }
                 return;
             }
         };
@@ -487,22 +483,13 @@ impl Resolver {
     /// Receives one message; `None` if there is none.
     ///
     /// # Errors
-    /// `Ended` if the program has closed its end, or has sent more than bytes.
+    /// `Ended` if the program has closed its end.
     fn receive<'m>(&self, into: &'m mut [u8]) -> std::result::Result<Option<&'m [u8]>, Ended> {
-        let socket = self.socket.as_raw_fd();
-        let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_PEEK;
-        let mut parts = [IoSliceMut::new(into)];
-        let has_more = match recvmsg::<()>(socket, &mut parts, None, flags) {
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
-            // There was no room for what came with it.
-            Ok(message) if message.bytes > 0 => message.flags.contains(MsgFlags::MSG_CTRUNC),
-            Ok(_) | Err(_) => true,
-        };
-        if has_more {
-            return Err(Ended);
+        match recv(self.socket.as_raw_fd(), into, MsgFlags::MSG_DONTWAIT) {
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(None),
+            Ok(0) | Err(_) => Err(Ended),
+            Ok(count) => Ok(into.get(..count)),
         }
-        let count = recv(socket, into, MsgFlags::MSG_DONTWAIT).map_err(|_| Ended)?;
-        Ok(into.get(..count))
     }
 
     /// Answers a question. One that the program has no room for is lost, as in any network.
@@ -523,10 +510,7 @@ struct Connection {
 /// Accepts a connection of a command; `None` if there is none to serve.
 fn accept(exits: &Exits, gate: Arc<Gate>) -> Option<Connection> {
     let (socket, peer) = gate.listener().accept().ok()?;
-    // Other users of the machine can connect too.
-    if !(gate.is_inside() || is_of_user(exits, gate.address(), peer))
-        || sys::is_scarce(socket.as_fd())
-    {
+    if !is_of_user(exits, &gate, peer) || sys::is_scarce(socket.as_fd()) {
         return None;
     }
     let socket = Arc::new(socket);
@@ -559,9 +543,12 @@ fn accept(exits: &Exits, gate: Arc<Gate>) -> Option<Connection> {
     })
 }
 
-/// Whether a connection comes from a command of the workspace.
-fn is_of_user(exits: &Exits, gate: SocketAddr, peer: SocketAddr) -> bool {
-    exits
-        .user
-        .is_none_or(|user| sys::tcp_peer_uid(gate, peer) == Some(user.uid))
+/// Whether a connection comes from a command of the workspace. Other users of the machine can connect to its gate too.
+fn is_of_user(exits: &Exits, gate: &Gate, peer: SocketAddr) -> bool {
+    let was_redirected = gate.take_redirected(peer);
+    let Some(user) = exits.user.filter(|_| !gate.is_inside()) else {
+        return true;
+    };
+    // The kernel does not tell whose a socket was that the program has closed meanwhile.
+    sys::tcp_peer_uid(gate.address().into(), peer).map_or(was_redirected, |uid| uid == user.uid)
 }

@@ -62,8 +62,8 @@ pub(super) fn read_request(client: &mut (impl Read + Write)) -> io::Result<Optio
     let [version, command, _, kind] = read(client)?;
     check_version(version)?;
     let host = match kind {
-        IPV4 => Some(Host::Address(IpAddr::from(read::<4>(client)?))),
-        IPV6 => Some(Host::Address(IpAddr::from(read::<16>(client)?))),
+        IPV4 => Some(Host::Address(read::<4>(client)?.into())),
+        IPV6 => Some(Host::Address(read::<16>(client)?.into())),
         NAME => {
             let [length] = read(client)?;
             let mut name = vec![0; length.into()];
@@ -118,14 +118,16 @@ pub(super) fn ask(
     }
     let mut message = vec![VERSION, CONNECT, 0];
     match host {
-        Host::Address(IpAddr::V4(address)) => {
-            message.push(IPV4);
-            message.extend_from_slice(&address.octets());
-        }
-        Host::Address(IpAddr::V6(address)) => {
-            message.push(IPV6);
-            message.extend_from_slice(&address.octets());
-        }
+        Host::Address(address) => match address.ip() {
+            IpAddr::V4(address) => {
+                message.push(IPV4);
+                message.extend_from_slice(&address.octets());
+            }
+            IpAddr::V6(address) => {
+                message.push(IPV6);
+                message.extend_from_slice(&address.octets());
+            }
+        },
         Host::Name(name) => {
             message.push(NAME);
             message.push(u8::try_from(name.len()).map_err(io::Error::other)?);

@@ -30,6 +30,7 @@ use super::skip::{SkipList, SkipReason};
 use super::write::Upload;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::ledger::Ledger;
 use crate::sys;
 
@@ -462,6 +463,7 @@ impl FileCopy {
 
     /// Copies a piece. True at the end.
     fn step(&mut self, buffer: &mut Vec<u8>) -> nix::Result<bool> {
+        fault::point("copy");
         let end = self.end.after(self.offset, &self.original)?;
         if self.offset >= end {
             return Ok(true);

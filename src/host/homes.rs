@@ -7,11 +7,14 @@ use std::fs::{DirBuilder, File};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Instant;
 
+use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg, OFlag, open};
 use nix::sys::stat::{Mode, fstat};
 
+use super::claims::{LOCK_LIMIT, LOCK_PAUSE};
 use super::table::is_id;
 use crate::confine::is_among_programs;
 use crate::error::{Error, Kind, Result};
@@ -62,14 +65,24 @@ impl Homes {
                 "others may write to it; it must belong to root and be writable only by root",
             );
         }
-        let file = File::from(directory.try_clone().map_err(failed)?);
-        match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => Ok(Self {
-                path: path.to_owned(),
-                directory,
-                _lock: lock,
-            }),
-            Err(_) => refused("another server has its sandboxes there"),
+        let mut file = File::from(directory.try_clone().map_err(failed)?);
+        let deadline = Instant::now() + LOCK_LIMIT;
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => {
+                    return Ok(Self {
+                        path: path.to_owned(),
+                        directory,
+                        _lock: lock,
+                    });
+                }
+                Err((_, Errno::EWOULDBLOCK)) if Instant::now() >= deadline => {
+                    return refused("another server has its sandboxes there");
+                }
+                Err((unlocked, Errno::EWOULDBLOCK)) => file = unlocked,
+                Err((_, errno)) => return Err(failed(errno.into())),
+            }
+            thread::sleep(LOCK_PAUSE);
         }
     }
 

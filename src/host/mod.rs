@@ -5,10 +5,12 @@
 //! exact under concurrency. A uid is reused only after the kernel reported no process of it.
 //!
 //! This file has the life of a sandbox from creation to deletion. Its parts have files of their own:
-//! [`table`] counts, [`users`] assigns uids, [`homes`] makes directories, [`signals`] kills, [`watchdog`] looks at
-//! the memory of sandboxes.
+//! [`table`] counts, [`users`] assigns uids, [`claims`] keeps other hosts off them, [`leftovers`] ends what an earlier server
+//! left, [`homes`] makes directories, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
 
+mod claims;
 mod homes;
+mod leftovers;
 mod sandbox;
 mod signals;
 mod table;
@@ -16,6 +18,7 @@ mod tcp_ports;
 mod users;
 mod watchdog;
 
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -32,11 +35,13 @@ use crate::config::HostSettings;
 use crate::confine::{Grants, Limiter, Policy, SandboxSettings};
 use crate::egress::{Egress, Exits};
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::files::{Disk, Root};
 use crate::interpreter::ContextsSettings;
 use crate::isolation::Isolation;
 use crate::ledger::{Budget, Ledger};
 use crate::logging;
+use crate::panics::contain;
 use crate::ports::{Ports, TcpPortsInside};
 use crate::posture::Posture;
 use crate::proc;
@@ -45,9 +50,11 @@ use crate::process::registry::Shared;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::sys::{self, User};
 use crate::workspace::{Lease, Workspace};
+use claims::Claims;
 use homes::Homes;
 pub use sandbox::{Expiry, Labels, Sandbox, SandboxSpec};
 use signals::Signaller;
+pub use table::Shortage;
 use table::{Ids, Reservation, SandboxTable};
 use tcp_ports::TcpPorts;
 use users::Users;
@@ -98,6 +105,8 @@ pub struct Host {
     contexts: ContextsSettings,
     budget: Arc<Budget>,
     homes: Homes,
+    /// Held as long as the server lives.
+    _claims: Claims,
     signaller: Signaller,
     /// Guards which sandboxes exist and the free slots; never held while a sandbox is made or removed.
     table: Mutex<SandboxTable>,
@@ -164,23 +173,35 @@ impl Host {
         policy.check_isolation(settings.isolation)?;
         policy.check_network(settings.isolation, &network)?;
         let homes = Homes::open(&settings.homes)?;
-        let uid = *settings.users.start();
-        let first = User { uid, gid: uid };
+        let claims = Claims::take(&settings.users, &settings.homes)?;
+        let accounts = users::accounts(&settings.users)?;
+        let first = settings
+            .users
+            .clone()
+            .find(|uid| !accounts.contains(uid))
+            .map(|uid| User { uid, gid: uid })
+            .ok_or_else(|| {
+                let text =
+                    "cannot hold sandboxes: every uid of SBX_UID_RANGE has an account or a group";
+                Error::new(Kind::System, text)
+            })?;
         homes.check_reachable(first)?;
-        let signaller = Signaller::new(&settings.users)?;
+        let signaller = Signaller::new(&settings.users, &claims)?;
+        leftovers::end(&settings.users, &accounts, &signaller);
         homes.sweep();
         let ids = Ids::new()?;
         // A missing right shows at start. Sandboxes are counted from 1.
         let unused = ids.of(0);
         drop(homes.make(&unused, first)?);
         homes.remove(&unused, None)?;
-        let users = Users::new(settings.users.clone());
+        let users = Users::new(settings.users.clone(), accounts);
         Ok(Arc::new(Self {
             policy,
             shared,
             contexts,
             budget,
             homes,
+            _claims: claims,
             signaller,
             table: Mutex::new(SandboxTable::new(settings.capacity, users, ids)),
             changed: Condvar::new(),
@@ -260,12 +281,16 @@ impl Host {
         self.find(id)?.workspace.lease().map_err(|_| unknown(id))
     }
 
-    /// Makes as many of `count` sandboxes as there is capacity for: all of those, or none.
+    /// Makes as many of `count` sandboxes as there is capacity for: all of those, or none. Says why it makes no more.
     ///
     /// # Errors
     /// `Unavailable` if the machine cannot enforce what is asked for. `System`, `NoSpace`, `ShuttingDown`; nothing is
     /// left of any of them.
-    pub fn create(&self, count: usize, spec: &SandboxSpec) -> Result<Vec<Arc<Sandbox>>> {
+    pub fn create(
+        &self,
+        count: usize,
+        spec: &SandboxSpec,
+    ) -> Result<(Vec<Arc<Sandbox>>, Option<Shortage>)> {
         let network = self.network_of(spec);
         let isolation = self.isolation_of(spec);
         self.policy.check_isolation(isolation)?;
@@ -281,44 +306,45 @@ impl Host {
         self.limiter.check(spec.whole)?;
         let (read, write) = (&spec.read_only_paths, &spec.read_write_paths);
         let grants = Grants::open(read, write, &self.private)?;
-        let reservations = self.table().reserve(count)?;
-        let made: Result<Vec<_>> = reservations
+        let (reservations, shortage) = self.table().reserve(count)?;
+        let mut reserved = Reserved {
+            host: self,
+            reservations,
+        };
+        let made: Result<Vec<_>> = reserved
+            .reservations
             .iter()
             .map(|reservation| self.make(reservation, spec, &grants))
             .collect();
+        // On an error the finished ones are dropped before `reserved`, which frees descriptors for the removals.
         let made = made.inspect_err(|error| {
             logging::info(format_args!("cannot make a sandbox: {error}"));
-            // The finished ones are dropped by now, which frees descriptors for the removal.
-            for reservation in &reservations {
-                let is_clean = self.homes.remove(&reservation.id, None).is_ok();
-                let mut table = self.table();
-                table.reserved -= 1;
-                table.give_back(reservation.user, is_clean);
-            }
-            self.changed.notify_all();
         })?;
         let mut table = self.table();
+        // So that nothing fails between the first and the last.
+        table.sandboxes.reserve(made.len());
         for sandbox in &made {
             let known = Arc::clone(sandbox);
             table.sandboxes.insert(sandbox.id.clone(), known);
         }
         table.reserved -= made.len();
+        reserved.reservations.clear();
         drop(table);
         self.changed.notify_all();
         for sandbox in &made {
             let Sandbox { id, user, .. } = &**sandbox;
             logging::info(format_args!("sandbox {id} created, uid {}", user.uid));
         }
-        Ok(made)
+        Ok((made, shortage))
     }
 
-    /// Makes one sandbox, or finds the one that a request with the same key has made. `None` if the host is full.
+    /// Makes one sandbox, or finds the one that a request with the same key has made.
     ///
     /// # Errors
-    /// As [`Host::create`].
-    pub fn create_once(&self, spec: &SandboxSpec) -> Result<Option<Arc<Sandbox>>> {
+    /// As [`Host::create`]; `OverLimit` if the host is full.
+    pub fn create_once(&self, spec: &SandboxSpec) -> Result<Arc<Sandbox>> {
         let Some(key) = &spec.labels.key else {
-            return self.create(1, spec).map(|mut made| made.pop());
+            return self.create_one(spec);
         };
         let is_making = |table: &mut SandboxTable| table.keys.contains(key);
         let mut table = self.changed.wait_while(self.table(), is_making);
@@ -327,14 +353,21 @@ impl Host {
             .into_iter()
             .find(|sandbox| sandbox.labels.key.as_ref() == Some(key));
         if let Some(known) = known {
-            return Ok(Some(Arc::clone(known)));
+            return Ok(Arc::clone(known));
         }
         table.keys.insert(key.clone());
         drop(table);
-        let made = self.create(1, spec);
-        self.table().keys.remove(key);
-        self.changed.notify_all();
-        made.map(|mut made| made.pop())
+        let _key = KeyInUse { host: self, key };
+        self.create_one(spec)
+    }
+
+    fn create_one(&self, spec: &SandboxSpec) -> Result<Arc<Sandbox>> {
+        let (mut made, shortage) = self.create(1, spec)?;
+        made.pop().ok_or_else(|| {
+            let why = shortage.map_or_else(String::new, |shortage| format!(": {shortage}"));
+            let text = format!("the host is full{why}; delete a sandbox");
+            Error::new(Kind::OverLimit, text)
+        })
     }
 
     /// Finds a sandbox by what only its own clients know.
@@ -391,6 +424,7 @@ impl Host {
             self.tcp_ports.take(spec.tcp_ports)?
         };
         let home = self.homes.make(&reservation.id, reservation.user)?;
+        fault::point("home");
         if sys::is_getting_scarce(home.as_fd()) {
             let act = "cannot make a sandbox: the server needs its last descriptors for the existing ones; \
                        delete some, or raise the limit on open files";
@@ -423,6 +457,7 @@ impl Host {
             tcp_ports: lease.ports(),
             whole: &limits,
         })?;
+        fault::point("sandbox");
         let home = Arc::new(home);
         let namespaces = confinement.namespaces().cloned();
         let tcp = match confinement.own_network() {
@@ -532,24 +567,36 @@ impl Host {
         mut report: impl FnMut(Result<Ended>),
     ) {
         let begun = Instant::now();
+        let mut unsettled = Unsettled {
+            host: self,
+            left: all.iter().map(|one| (one.number, one)).collect(),
+        };
         for sandbox in all {
             sandbox.workspace.close();
             *lock(&sandbox.is_ending) = true;
         }
         let mut shares = Shares::new(all.len(), deadline);
         let emptying_deadline = deadline.min(begun + EMPTYING_LIMIT);
-        let done = |sandbox: &Arc<Sandbox>, is_empty| {
-            let result = if is_empty {
+        let done = |sandbox: &Arc<Sandbox>, is_empty: bool| {
+            let share = shares.next();
+            // What panics for one of them holds up no other.
+            let result = contain(|| {
+                fault::point("deletion");
+                if !is_empty {
+                    let id = &sandbox.id;
+                    let text =
+                        format!("cannot end sandbox {id}: a process was killed but has not ended");
+                    return Err(Error::new(Kind::System, text));
+                }
                 sandbox.limits.discard();
-                self.homes.remove(&sandbox.id, Some(shares.next()))
-            } else {
-                let id = &sandbox.id;
-                let text =
-                    format!("cannot end sandbox {id}: a process was killed but has not ended");
-                Err(Error::new(Kind::System, text))
-            };
-            report(self.settle(sandbox, result, how, begun.elapsed()));
+                self.homes.remove(&sandbox.id, Some(share))
+            });
+            let result = result.unwrap_or_else(|_| Err(failed_to_delete()));
+            let settled = self.settle(sandbox, result, how, begun.elapsed());
+            unsettled.left.remove(&sandbox.number);
+            report(settled);
         };
+        fault::point("emptying");
         self.signaller
             .empty(all, Reason::Deleted, emptying_deadline, done);
     }
@@ -598,17 +645,21 @@ impl Host {
                 retried.extend(stuck.iter().filter_map(|id| table.take(id)));
             }
             drop(table);
+            fault::point("maintenance");
             for (_, ledger) in late {
                 ledger.connections.shut_down();
             }
             let mut evicted = Vec::new();
             for sandbox in &all {
-                sandbox.report_loss();
-                sandbox.limits.finish_kill();
-                sandbox.workspace.processes.kill_stopped_starts();
-                let is_idle = sandbox
-                    .idle_timeout
-                    .is_some_and(|limit| sandbox.workspace.close_if_idle(limit));
+                // A sandbox that panics here costs no other one its maintenance.
+                let is_idle = contain(|| {
+                    sandbox.report_loss();
+                    sandbox.limits.finish_kill();
+                    sandbox.workspace.processes.kill_stopped_starts();
+                    let limit = sandbox.idle_timeout;
+                    limit.is_some_and(|limit| sandbox.workspace.close_if_idle(limit))
+                });
+                let is_idle = is_idle.unwrap_or(false);
                 let mut table = self.table();
                 // Unless a request is deleting it already.
                 if (is_idle || sandbox.has_expired())
@@ -646,7 +697,8 @@ impl Host {
             .stack_size(256 * 1024)
             .spawn(move || end_all(&host, &theirs, BACKGROUND_LIMIT));
         if thread.is_err() {
-            end_all(self, &leaving, INLINE_LIMIT);
+            // What has panicked is tried again later.
+            let _ = contain(|| end_all(self, &leaving, INLINE_LIMIT));
         }
     }
 
@@ -772,6 +824,61 @@ fn unknown(id: &str) -> Error {
     )
 }
 
+/// What is reserved for sandboxes that are being made. Nothing is left of those that are not done when this is dropped.
+struct Reserved<'a> {
+    host: &'a Host,
+    reservations: Vec<Reservation>,
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        for reservation in self.reservations.drain(..) {
+            let is_clean = self.host.homes.remove(&reservation.id, None).is_ok();
+            let mut table = self.host.table();
+            table.reserved -= 1;
+            table.give_back(reservation.user, is_clean);
+            drop(table);
+            self.host.changed.notify_all();
+        }
+    }
+}
+
+/// The key of a request that is making a sandbox.
+struct KeyInUse<'a> {
+    host: &'a Host,
+    key: &'a str,
+}
+
+impl Drop for KeyInUse<'_> {
+    fn drop(&mut self) {
+        self.host.table().keys.remove(self.key);
+        self.host.changed.notify_all();
+    }
+}
+
+/// The result of a deletion that has panicked.
+fn failed_to_delete() -> Error {
+    let text = "the server failed to delete the sandbox, and its log says where; it is tried again";
+    Error::new(Kind::System, text)
+}
+
+/// Sandboxes whose deletion has not come to a result. After a panic it is retried.
+struct Unsettled<'a> {
+    host: &'a Host,
+    /// By number.
+    left: HashMap<u64, &'a Arc<Sandbox>>,
+}
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        for (_, sandbox) in self.left.drain() {
+            let failed = Err(failed_to_delete());
+            self.host.table().settle(sandbox, &failed);
+            self.host.changed.notify_all();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::CommandExt;
@@ -787,13 +894,10 @@ mod tests {
     }
 
     impl Small {
-        fn new(uid: u32) -> Self {
-            Self::with_users(uid..=uid)
-        }
-
-        /// As many sandboxes as users.
-        fn with_users(users: RangeInclusive<u32>) -> Self {
-            let uid = *users.start();
+        /// As many sandboxes as users, which no other test has, of this run or another.
+        fn new(count: u32) -> Self {
+            let uid = 64_100 + std::process::id() % 250 * 4 + count;
+            let users = uid..=uid + count - 1;
             let homes = std::env::temp_dir().join(format!("sbx-host-{uid}-{}", std::process::id()));
             let settings = HostSettings {
                 capacity: users.clone().count(),
@@ -823,7 +927,8 @@ mod tests {
         }
 
         fn create(&self) -> Option<Arc<Sandbox>> {
-            self.host.create(1, &SandboxSpec::default()).unwrap().pop()
+            let (mut made, _) = self.host.create(1, &SandboxSpec::default()).unwrap();
+            made.pop()
         }
     }
 
@@ -840,7 +945,7 @@ mod tests {
             assert!(std::env::var_os("CI").is_none(), "needs root");
             return;
         }
-        let small = Small::new(65_012);
+        let small = Small::new(1);
         let host = &small.host;
         let sandbox = small.create().unwrap();
         std::fs::write(sandbox.home.join("file"), "x").unwrap();
@@ -886,8 +991,8 @@ mod tests {
             assert!(std::env::var_os("CI").is_none(), "needs root");
             return;
         }
-        let small = Small::with_users(65_013..=65_014);
-        let all = small.host.create(2, &SandboxSpec::default()).unwrap();
+        let small = Small::new(2);
+        let (all, _) = small.host.create(2, &SandboxSpec::default()).unwrap();
         let mut command = std::process::Command::new("/bin/sleep");
         let mut sleeper = command.arg("60").uid(all[1].user.uid).spawn().unwrap();
         let mut ended = Vec::new();

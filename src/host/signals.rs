@@ -10,7 +10,9 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::claims::Claims;
 use super::sandbox::Sandbox;
+use super::users::accounts;
 use crate::error::{Error, Kind, Result};
 use crate::proc;
 use crate::process::Reason;
@@ -48,25 +50,28 @@ pub(super) struct Signaller {
 }
 
 impl Signaller {
-    /// Looks for a uid that has no account and no process and is not one of `users`.
+    /// Looks for a uid that has no account and no process, is not one of `users`, and is no other host's; claims it.
     ///
     /// # Errors
     /// `System` if no uid is free.
-    pub(super) fn new(users: &RangeInclusive<u32>) -> Result<Self> {
-        let accounts = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
-        let uid = |account: &str| account.split(':').nth(2)?.parse().ok();
-        let accounts: Vec<u32> = accounts.lines().filter_map(uid).collect();
-        let unused = (1..=LAST_USER)
-            .rev()
-            .filter(|uid| !users.contains(uid) && !accounts.contains(uid))
-            .map(|uid| User { uid, gid: uid })
-            .find(|user| !sys::user_has_processes(*user) && ActingAs::new(*user).is_ok());
-        let sender_uid = unused.map(Mutex::new).ok_or_else(|| {
-            let text =
-                "cannot hold sandboxes: SBX_UID_RANGE leaves no unused uid, and the server needs one";
-            Error::new(Kind::System, text)
-        })?;
-        Ok(Self { sender_uid })
+    pub(super) fn new(users: &RangeInclusive<u32>, claims: &Claims) -> Result<Self> {
+        let all = 1..=LAST_USER;
+        let accounts = accounts(&all)?;
+        for uid in all.rev() {
+            let user = User { uid, gid: uid };
+            if !users.contains(&uid)
+                && !accounts.contains(&uid)
+                && !sys::user_has_processes(user)
+                && ActingAs::new(user).is_ok()
+                && claims.add_one(uid)?
+            {
+                let sender_uid = Mutex::new(user);
+                return Ok(Self { sender_uid });
+            }
+        }
+        let text =
+            "cannot hold sandboxes: SBX_UID_RANGE leaves no unused uid, and the server needs one";
+        Err(Error::new(Kind::System, text))
     }
 
     /// Kills the processes of sandboxes until none is left, or until `deadline`. Passes each sandbox that is empty to

@@ -5,6 +5,7 @@
 //! listed, but keeps its slot and its user.
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -131,11 +132,11 @@ impl SandboxTable {
         self.note_occupation();
     }
 
-    /// Reserves slots, users and ids for as many of `count` sandboxes as there is capacity for.
+    /// Reserves slots, users and ids for as many of `count` sandboxes as there is capacity for, and says why for no more.
     ///
     /// # Errors
     /// `ShuttingDown`.
-    pub(super) fn reserve(&mut self, count: usize) -> Result<Vec<Reservation>> {
+    pub(super) fn reserve(&mut self, count: usize) -> Result<(Vec<Reservation>, Option<Shortage>)> {
         if self.closed {
             let text = "cannot make a sandbox: the server is ending";
             return Err(Error::new(Kind::ShuttingDown, text));
@@ -152,9 +153,21 @@ impl SandboxTable {
                 user,
             });
         }
+        let shortage = (reservations.len() < count).then(|| {
+            if reservations.len() < room {
+                Shortage::Uids {
+                    aside: self.users.aside(),
+                }
+            } else {
+                Shortage::Capacity {
+                    capacity: self.capacity,
+                    stuck: self.retried.len() + self.stuck.len(),
+                }
+            }
+        });
         self.reserved += reservations.len();
         self.note_occupation();
-        Ok(reservations)
+        Ok((reservations, shortage))
     }
 
     /// Ends a deletion with its result (true if nothing is left). Returns whether this is the first
@@ -180,6 +193,53 @@ impl SandboxTable {
     /// How long there has been no sandbox; `None` while there is one.
     pub(super) fn empty_for(&self) -> Option<Duration> {
         self.empty_since.map(|since| since.elapsed())
+    }
+}
+
+/// Why no more sandboxes can be made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shortage {
+    /// There are as many as the operator allows.
+    Capacity {
+        capacity: usize,
+        /// How many of them are deleted but for something that is left.
+        stuck: usize,
+    },
+    /// No uid is free.
+    Uids {
+        /// How many no sandbox has, but processes or files.
+        aside: usize,
+    },
+}
+
+impl Shortage {
+    /// The word for programs.
+    pub fn code(self) -> &'static str {
+        match self {
+            Self::Capacity { .. } => "capacity",
+            Self::Uids { .. } => "no_uid",
+        }
+    }
+}
+
+impl fmt::Display for Shortage {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Capacity { capacity, stuck: 0 } => {
+                write!(formatter, "all {capacity} places of SBX_CAPACITY are taken")
+            }
+            Self::Capacity { capacity, stuck } => write!(
+                formatter,
+                "all {capacity} places of SBX_CAPACITY are taken, {stuck} by deleted sandboxes of which something is left"
+            ),
+            Self::Uids { aside: 0 } => {
+                formatter.write_str("all uids of SBX_UID_RANGE that can be given are taken")
+            }
+            Self::Uids { aside } => write!(
+                formatter,
+                "no uid of SBX_UID_RANGE is free, and {aside} of them are put aside because processes or files have them"
+            ),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The uids of sandboxes, one each, and the rights that the server needs to assign them.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind;
 use std::ops::RangeInclusive;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -17,14 +18,18 @@ pub(super) struct Users {
     freed: VecDeque<u32>,
     /// Uids that no sandbox has, but that still have processes or files.
     aside: Vec<u32>,
+    /// Uids that are never given.
+    accounts: Vec<u32>,
 }
 
 impl Users {
-    pub(super) fn new(range: RangeInclusive<u32>) -> Self {
+    /// The users of a range, without those that are `accounts`.
+    pub(super) fn new(range: RangeInclusive<u32>, accounts: Vec<u32>) -> Self {
         Self {
             fresh: range,
             freed: VecDeque::new(),
             aside: Vec::new(),
+            accounts,
         }
     }
 
@@ -32,7 +37,9 @@ impl Users {
     pub(super) fn take(&mut self, is_busy: impl Fn(User) -> bool) -> Option<User> {
         let mut reconsidered = false;
         loop {
-            let Some(uid) = self.fresh.next().or_else(|| self.freed.pop_front()) else {
+            let accounts = &self.accounts;
+            let fresh = self.fresh.find(|uid| !accounts.contains(uid));
+            let Some(uid) = fresh.or_else(|| self.freed.pop_front()) else {
                 // The last resort: a uid that was busy earlier may be free by now.
                 if reconsidered || self.aside.is_empty() {
                     return None;
@@ -49,6 +56,11 @@ impl Users {
         }
     }
 
+    /// The number of uids that are put aside: something still has them, or had when it was last looked.
+    pub(super) fn aside(&self) -> usize {
+        self.aside.len()
+    }
+
     /// Gives back a user that has no process any more.
     pub(super) fn free(&mut self, user: User) {
         self.freed.push_back(user.uid);
@@ -58,6 +70,31 @@ impl Users {
     pub(super) fn set_aside(&mut self, user: User) {
         self.aside.push(user.uid);
     }
+}
+
+/// The numbers in `users` that are an account's or a group's on this machine. A sandbox has its uid for a gid, too.
+///
+/// # Errors
+/// `System` if a list of them cannot be read.
+pub(super) fn accounts(users: &RangeInclusive<u32>) -> Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    // The third field is the number, and in the first file the fourth is a group's.
+    for (path, fields) in [("/etc/passwd", 2..4), ("/etc/group", 2..3)] {
+        let list = match std::fs::read(path) {
+            Ok(list) => list,
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) => {
+                let act = format_args!("cannot hold sandboxes: cannot read {path}");
+                return Err(Error::io(act, &error));
+            }
+        };
+        for line in String::from_utf8_lossy(&list).lines() {
+            let fields = line.split(':').skip(fields.start).take(fields.len());
+            numbers.extend(fields.filter_map(|field| field.parse::<u32>().ok()));
+        }
+    }
+    numbers.retain(|number| users.contains(number));
+    Ok(numbers)
 }
 
 /// Checks that the server may act as the users of the range.
@@ -114,7 +151,7 @@ mod tests {
 
     #[test]
     fn those_that_were_free_for_longest_come_first() {
-        let mut users = Users::new(1..=3);
+        let mut users = Users::new(1..=3, Vec::new());
         assert_eq!([take(&mut users), take(&mut users)], [Some(1), Some(2)]);
         users.free(user(2));
         users.free(user(1));
@@ -123,8 +160,14 @@ mod tests {
     }
 
     #[test]
+    fn an_account_is_never_given() {
+        let mut users = Users::new(1..=3, vec![1, 3]);
+        assert_eq!([take(&mut users), take(&mut users)], [Some(2), None]);
+    }
+
+    #[test]
     fn a_busy_one_is_not_given_until_it_is_free() {
-        let mut users = Users::new(1..=2);
+        let mut users = Users::new(1..=2, Vec::new());
         assert_eq!(users.take(|user| user.uid == 1), Some(user(2)));
         assert_eq!(users.take(|user| user.uid == 1), None);
         assert_eq!(users.take(|_| false), Some(user(1)));

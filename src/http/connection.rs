@@ -12,17 +12,18 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
 
-use super::kept::{KEPT_FOR, KeptSlot};
+use super::kept::KeptSlot;
 use super::late::{LateStream, StreamHead};
-use super::parse::{Framing, Head, NO_SLASH, ParseError, at_most};
+use super::parse::{Framing, Head, NO_HOST, NO_SLASH, ParseError, at_most};
 use super::reader::{BODY_LIMIT, SocketReader};
 use super::request::{BodyReader, ReceiveError, Request};
 use super::response::{Body, FindAnswer, Refusal, Response, append_status_line, reason};
 use super::seats::Seat;
 use super::stream::{SEND_LIMIT, StreamWriter};
+use crate::fault;
 use crate::ledger::{Item, Ledger};
 use crate::logging;
-use crate::panics::{self, Served};
+use crate::panics::contain;
 use crate::sys::{Events, PollEntry, poll};
 
 /// Size of one read and one write of a file.
@@ -46,8 +47,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Answers a request. The connection drops what is left unread of the body.
     fn handle(&self, request: &mut Request<'_>) -> Response;
 
-    /// Takes note of a request that was answered with `status` because its head could not be parsed
-    /// or did not arrive in time. [`Handler::handle`] does not see such a request.
+    /// Takes note of a request that was answered with `status` and not by [`Handler::handle`]: its head could not be
+    /// parsed or did not arrive in time, or [`Handler::handle`] panicked.
     fn refused(&self, _status: u16) {}
 
     /// Whether it is a proxy, which takes targets that are no paths.
@@ -64,43 +65,29 @@ pub fn serve(socket: &Arc<TcpStream>, seat: Seat, handler: &dyn Handler, keep: b
     {
         return;
     }
-    let served = Served::new(socket);
-    panics::work_for(Some(Arc::clone(&served)));
-    serve_requests(socket, seat, handler, keep, &served);
-    panics::work_for(None);
+    // A panic outside of what answers a request closes the connection.
+    let _ = contain(|| serve_requests(socket, seat, handler, keep));
 }
 
-fn serve_requests(
-    socket: &Arc<TcpStream>,
-    mut seat: Seat,
-    handler: &dyn Handler,
-    keep: bool,
-    served: &Served,
-) {
+fn serve_requests(socket: &Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler, keep: bool) {
     let mut reader = SocketReader::new(Arc::clone(socket));
-    let kept = Arc::default();
+    let kept = Arc::<KeptSlot>::default();
     loop {
-        drop_unless_used_soon(&kept, &reader);
-        let Some(head) = reader.read_head(seat.ledger()).transpose() else {
+        let head = reader.read_head(seat.ledger(), |client| kept.wait_for(client));
+        let Some(head) = head.transpose() else {
             return;
         };
-        match serve_request(&mut reader, &mut seat, head, handler, keep, served, &kept) {
+        fault::point("connection");
+        match serve_request(&mut reader, &mut seat, head, handler, keep, &kept) {
             Ok(true) => {}
-            Ok(false) => return linger(socket),
+            Ok(false) => {
+                kept.clear();
+                return linger(socket);
+            }
             Err(error) => {
                 logging::debug(format_args!("closed a connection: {error}"));
                 return;
             }
-        }
-    }
-}
-
-/// Waits a moment for the next request if a connection is kept for it.
-fn drop_unless_used_soon(kept: &KeptSlot, reader: &SocketReader) {
-    if !kept.is_empty() && reader.unused().is_empty() {
-        let mut entries = [PollEntry::new(reader.socket().as_fd(), Events::READABLE)];
-        if !poll(&mut entries, Some(KEPT_FOR)) {
-            kept.clear();
         }
     }
 }
@@ -113,7 +100,6 @@ fn serve_request(
     head: Result<Head, ReceiveError>,
     handler: &dyn Handler,
     keep: bool,
-    served: &Served,
     kept: &Arc<KeptSlot>,
 ) -> io::Result<bool> {
     let begun = Instant::now();
@@ -127,6 +113,10 @@ fn serve_request(
     let head = head.and_then(|head| {
         if head.path.is_empty() && !handler.is_proxy() {
             return Err(ParseError::Malformed(NO_SLASH).into());
+        }
+        // Programs that use a proxy name the host in the target, and some of them nowhere else.
+        if head.minor_version == 1 && head.header("host").is_none() && !handler.is_proxy() {
+            return Err(ParseError::Malformed(NO_HOST).into());
         }
         Ok(head)
     });
@@ -151,9 +141,12 @@ fn serve_request(
                 closes: false,
                 kept,
             };
-            served.set_answered(false);
-            let response = handler.handle(&mut request);
-            served.set_answered(true);
+            let response = contain(|| handler.handle(&mut request));
+            let has_panicked = response.is_err();
+            let response = response.unwrap_or_else(|_| {
+                handler.refused(500);
+                failed()
+            });
             let Request {
                 head, body, closes, ..
             } = request;
@@ -164,7 +157,8 @@ fn serve_request(
                 _ => Asked::Body,
             };
             plan.http_1_1 = head.minor_version == 1;
-            plan.keep_alive = keep && !closes && head.keep_alive && body.is_drainable();
+            plan.keep_alive =
+                keep && !closes && !has_panicked && head.keep_alive && body.is_drainable();
             logging::debug(format_args!(
                 "{} {} {} in {} us",
                 head.method,
@@ -176,8 +170,15 @@ fn serve_request(
         }
     };
     plan.keep_alive &= !plan.is_tunnel(response.status);
-    send_response(socket, response, plan, &mut body, &ledger)?;
-    Ok(plan.keep_alive && body.drain())
+    // A request that was refused has not taken it.
+    kept.clear();
+    let may_go_on = send_response(socket, response, plan, &mut body, &ledger)?;
+    Ok(may_go_on && plan.keep_alive && body.drain())
+}
+
+/// The answer of a handler that has panicked.
+fn failed() -> Response {
+    Refusal::panicked().into()
 }
 
 /// What a request asks for, by its method.
@@ -207,14 +208,14 @@ impl Plan {
     }
 }
 
-/// Frames and sends a response.
+/// Frames and sends a response. False if it was another one in its place, and the connection ends.
 fn send_response(
     socket: &Arc<TcpStream>,
     response: Response,
     plan: Plan,
     request: &mut BodyReader<'_>,
     ledger: &Arc<Ledger>,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     let Response {
         status,
         headers,
@@ -252,7 +253,8 @@ fn send_response(
     }
     head.extend_from_slice(b"\r\n");
     let stream = |head| StreamWriter::new(Arc::clone(socket), head, chunked);
-    let result = match body {
+    let mut is_replaced = false;
+    let send = || match body {
         Body::Takeover(takeover) => takeover.run(&mut stream(head), request),
         _ if plan.asked == Asked::Head => send_slices(socket, [&head]),
         Body::Empty => send_slices(socket, [&head]),
@@ -275,17 +277,21 @@ fn send_response(
                 lines: head,
                 chunked,
             };
-            send_late(socket, head, headers, find, plan, request, ledger)
+            is_replaced = send_late(socket, head, headers, find, plan, request, ledger)?;
+            Ok(())
         }
     };
+    // After a panic the client has less than was announced, which only a close can tell it.
+    let result = contain(send).unwrap_or_else(|_| Err(io::Error::other("panicked")));
     if result.is_err() && ends_by_close {
         reset_on_close(socket);
     }
     drop(held);
-    result
+    result.map(|()| !is_replaced)
 }
 
-/// Sends what is found: as it was begun, or as a whole with these header fields besides its own.
+/// Sends what is found: as it was begun, or as a whole with these header fields besides its own. True if the client got
+/// another answer in its place.
 fn send_late(
     socket: &Arc<TcpStream>,
     head: StreamHead,
@@ -294,16 +300,27 @@ fn send_late(
     plan: Plan,
     request: &mut BodyReader<'_>,
     ledger: &Arc<Ledger>,
-) -> io::Result<()> {
+) -> io::Result<bool> {
     let mut client = LateStream::new(socket, head, plan.http_1_1);
-    match (find(&mut client), client.into_stream()) {
+    let found = match contain(|| find(&mut client)) {
+        Ok(found) => found,
+        Err(panicked) => {
+            if client.has_begun() {
+                panicked.resume();
+            }
+            let keep_alive = false;
+            let plan = Plan { keep_alive, ..plan };
+            return send_response(socket, failed(), plan, request, ledger).map(|_| true);
+        }
+    };
+    match (found, client.into_stream()) {
         (Some(mut response), None) => {
             response.headers.extend(headers);
-            send_response(socket, response, plan, request, ledger)
+            send_response(socket, response, plan, request, ledger).map(|_| false)
         }
         (None, Some(mut stream)) => {
             stream.finish();
-            send_rest(&mut stream)
+            send_rest(&mut stream).map(|()| false)
         }
         // The client has disconnected, or gets no second answer.
         (None, None) | (Some(_), Some(_)) => Err(io::ErrorKind::ConnectionAborted.into()),
@@ -452,14 +469,13 @@ mod tests {
         refused: Mutex<Vec<u16>>,
     }
 
-    struct Late(bool);
+    struct Begun(bool);
 
-    impl Read for Late {
+    impl Read for Begun {
         fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
-            assert!(
-                !std::mem::replace(&mut self.0, true),
-                "as the test wants it"
-            );
+            if std::mem::replace(&mut self.0, true) {
+                std::panic::resume_unwind(Box::new("as the test wants it"));
+            }
             out[..5].copy_from_slice(b"begun");
             Ok(5)
         }
@@ -467,11 +483,23 @@ mod tests {
 
     impl Handler for Fragile {
         fn handle(&self, request: &mut Request<'_>) -> Response {
-            assert_ne!(request.head.path, b"/panic", "as the test wants it");
-            if request.head.path == b"/late" {
-                return Response::new(200, Body::Reader(Box::new(Late(false))));
+            if request.head.path == b"/panic" {
+                std::panic::resume_unwind(Box::new("as the test wants it"));
             }
-            Response::json(&"fine")
+            let is_stream = request.head.path == b"/stream";
+            let body = match &*request.head.path {
+                b"/begun" => Body::Reader(Box::new(Begun(false))),
+                b"/late" | b"/stream" => Body::Late(Box::new(move |stream| {
+                    if is_stream {
+                        stream.begin("text/plain");
+                        stream.push(|out| out.extend_from_slice(b"begun"));
+                        stream.flush().unwrap();
+                    }
+                    std::panic::resume_unwind(Box::new("as the test wants it"))
+                })),
+                _ => return Response::json(&"fine"),
+            };
+            Response::new(200, body)
         }
 
         fn refused(&self, status: u16) {
@@ -480,7 +508,7 @@ mod tests {
     }
 
     /// What a client gets, and what tells of the refused requests once the connection is served.
-    fn begin(requests: &str) -> (String, Receiver<Vec<u16>>) {
+    fn begin(requests: &str) -> (io::Result<String>, Receiver<Vec<u16>>) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (socket, _) = listener.accept().unwrap();
@@ -496,26 +524,31 @@ mod tests {
         client.write_all(requests.as_bytes()).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
         let mut answer = String::new();
-        client.read_to_string(&mut answer).unwrap();
-        (answer, is_served)
+        let read = client.read_to_string(&mut answer);
+        (read.map(|_| answer), is_served)
     }
 
     fn ask(requests: &str) -> (String, Vec<u16>) {
         let (answer, is_served) = begin(requests);
-        (answer, is_served.recv().unwrap())
+        (answer.unwrap(), is_served.recv().unwrap())
     }
 
     #[test]
     fn the_handler_is_told_of_requests_that_cannot_be_parsed() {
-        let long_target = format!("GET /{} HTTP/1.1\r\n\r\n", "a".repeat(20_000));
-        let long_head = format!("GET / HTTP/1.1\r\nA: {}\r\n\r\n", "a".repeat(70_000));
+        let long_target = format!("GET /{} HTTP/1.1\r\nHost: h\r\n\r\n", "a".repeat(20_000));
+        let long_head = format!(
+            "GET / HTTP/1.1\r\nHost: h\r\nA: {}\r\n\r\n",
+            "a".repeat(70_000)
+        );
         for (request, status) in [
-            ("GET / HTTP/1.1\r\nA : b\r\n\r\n", 400),
+            ("GET / HTTP/1.1\r\nHost: h\r\nA : b\r\n\r\n", 400),
             (&long_target, 414),
-            ("PUT / HTTP/1.1\r\nExpect: x\r\n\r\n", 417),
+            ("PUT / HTTP/1.1\r\nHost: h\r\nExpect: x\r\n\r\n", 417),
+            ("GET / HTTP/1.1\r\n\r\n", 400),
+            ("GET http://h/ HTTP/1.1\r\n\r\n", 400),
             (&long_head, 431),
         ] {
-            let (answer, refused) = ask(&format!("GET / HTTP/1.1\r\n\r\n{request}"));
+            let (answer, refused) = ask(&format!("GET / HTTP/1.1\r\nHost: h\r\n\r\n{request}"));
             assert!(answer.contains(&format!("HTTP/1.1 {status} ")), "{answer}");
             assert_eq!(refused, [status]);
         }
@@ -523,16 +556,37 @@ mod tests {
 
     #[test]
     fn a_panic_costs_one_request_and_its_connection() {
-        panics::install_for_tests();
-        let (answer, is_served) = begin("GET /panic HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
+        let (answer, refused) =
+            ask("GET /panic HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n");
         assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
         assert!(answer.contains("Connection: close"), "{answer}");
+        assert!(answer.contains("\"internal\""), "{answer}");
         assert!(!answer.contains("fine"), "{answer}");
-        assert!(is_served.recv().is_err(), "its thread serves no other");
+        assert_eq!(refused, [500]);
         // A response that has begun is broken off.
-        let (answer, _) = begin("GET /late HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
+        let (answer, _) =
+            ask("GET /begun HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n");
         assert!(answer.ends_with("\r\nbegun\r\n"), "{answer}");
-        let (answer, _) = ask("GET / HTTP/1.1\r\n\r\nGET / HTTP/1.1\r\n\r\n");
+        // So that a client that reads until the end of the connection does not take half of it for the whole.
+        let broken = begin("GET /begun HTTP/1.0\r\n\r\n").0.unwrap_err();
+        assert_eq!(broken.kind(), io::ErrorKind::ConnectionReset);
+        // Of one that has not begun the client gets another one, and all of it.
+        for version in ["1.1", "1.0"] {
+            let late = format!(
+                "GET /late HTTP/{version}\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n"
+            );
+            let (answer, _) = ask(&late);
+            assert!(answer.starts_with("HTTP/1.1 500 "), "{answer}");
+            assert!(answer.ends_with("\"internal\"}\n"), "{answer}");
+        }
+        let (answer, _) =
+            ask("GET /stream HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        assert!(
+            !answer.ends_with("0\r\n\r\n") && !answer.contains("fine"),
+            "{answer}"
+        );
+        let (answer, _) = ask("GET / HTTP/1.1\r\nHost: h\r\n\r\nGET / HTTP/1.1\r\nHost: h\r\n\r\n");
         assert_eq!(answer.matches("\"fine\"").count(), 2, "{answer}");
     }
 }

@@ -264,7 +264,7 @@ fn head_of_block(block: &str, length: usize) -> Result<Expected, &'static str> {
     {
         return Err("expectation");
     }
-    if values("host").len() > 1 {
+    if values("host").len() > 1 || !values("host").iter().all(|host| is_host(host)) {
         return Err("hosts");
     }
     let has_body = !matches!(framing, Framing::None | Framing::Length(0));
@@ -286,6 +286,8 @@ fn path_and_query(target: &str) -> Option<(&str, Option<&str>)> {
         .or(target.strip_prefix("https://"));
     let local = match authority.map(|rest| (rest, rest.find(['/', '?']))) {
         None => target,
+        Some((rest, _)) if rest.starts_with([':', '/', '?']) || rest.is_empty() => return None,
+        Some((rest, end)) if !is_host(&rest[..end.unwrap_or(rest.len())]) => return None,
         Some((_, None)) => "/",
         Some((rest, Some(end))) => &rest[end..],
     };
@@ -294,6 +296,21 @@ fn path_and_query(target: &str) -> Option<(&str, Option<&str>)> {
         None => (local, None),
     };
     (local == "*" || local.starts_with('/')).then_some((path, query))
+}
+
+fn is_host(text: &str) -> bool {
+    let others = "-._~%!$&'()*+,;=";
+    let is_right = |one: char| one.is_ascii_alphanumeric() || others.contains(one);
+    let name = match text.rsplit_once(':') {
+        Some((name, port)) if port.chars().all(|digit| digit.is_ascii_digit()) => name,
+        _ => text,
+    };
+    match name.strip_prefix('[') {
+        Some(rest) => rest
+            .strip_suffix(']')
+            .is_some_and(|inner| !inner.is_empty() && inner.replace(':', "").chars().all(is_right)),
+        None => name.chars().all(is_right),
+    }
 }
 
 fn is_token(text: &str) -> bool {

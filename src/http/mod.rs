@@ -29,5 +29,5 @@ pub mod websocket;
 
 pub use connection::Handler;
 pub use kept::KeptSlot;
-pub use request::Request;
+pub use request::{Request, Sender};
 pub use response::{Body, Refusal, Response};

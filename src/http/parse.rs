@@ -73,9 +73,10 @@ impl Fields {
 pub struct Head {
     /// As sent: methods are case-sensitive.
     pub method: String,
-    /// The host, and perhaps the port, of a target that is `http://` or an authority only, undecoded. Only proxies use
-    /// it.
+    /// The host, and perhaps the port, of a target that is a URL or an authority only, undecoded.
     pub authority: Option<Vec<u8>>,
+    /// Whether the target is an `https://` URL. Whoever asks for one at a proxy wants it to speak TLS.
+    pub is_https: bool,
     /// The path, undecoded, beginning with a slash (or `*`). Empty for a target that is an authority only, which
     /// `CONNECT` has (RFC 9112 section 3.2.3).
     pub path: Vec<u8>,
@@ -140,6 +141,12 @@ impl Head {
         self.values(name).next()
     }
 
+    /// The host that the request names, and perhaps the port: that of its target if this is a URL, or else that of the
+    /// field `Host` (RFC 9112 section 3.2.2).
+    pub fn host(&self) -> Option<&[u8]> {
+        self.authority.as_deref().or_else(|| self.header("host"))
+    }
+
     /// See [`Fields::values`].
     pub fn values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
         self.fields.values(name)
@@ -174,12 +181,14 @@ pub fn head(bytes: &[u8]) -> Result<Progress<Head>, ParseError> {
     };
     let Target {
         authority,
+        is_https,
         path,
         query,
     } = target_parts(&method, target)?;
     let mut head = Head {
         method,
         authority,
+        is_https,
         path,
         query,
         minor_version,
@@ -190,9 +199,16 @@ pub fn head(bytes: &[u8]) -> Result<Progress<Head>, ParseError> {
         expects_continue: false,
     };
     head.expects_continue = expects_continue(&head)?;
-    if head.values("host").count() > 1 {
+    let mut hosts = head.values("host");
+    if hosts.next().is_some_and(|host| !is_host(host)) {
+        return Err(Malformed(
+            "the Host header is not a host with or without a port",
+        ));
+    }
+    if hosts.next().is_some() {
         return Err(Malformed("more than one Host header"));
     }
+    drop(hosts);
     Ok(Progress::Complete(head, lines.at))
 }
 
@@ -378,9 +394,32 @@ fn is_token(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte)
 }
 
+/// Whether `text` is a host, which may be empty, and perhaps a port: the syntax of `Host` (RFC 9110 section 7.2).
+fn is_host(text: &[u8]) -> bool {
+    let is_in_name = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+,;=".contains(byte);
+    let name_end = if text.starts_with(b"[") {
+        let end = text.iter().position(|byte| *byte == b']');
+        end.filter(|end| {
+            let address = &text[1..*end];
+            let is_in_address = |byte: &u8| *byte == b':' || is_in_name(byte);
+            !address.is_empty() && address.iter().all(is_in_address)
+        })
+        .map(|end| end + 1)
+    } else {
+        let end = text.iter().position(|byte| *byte == b':');
+        Some(end.unwrap_or(text.len())).filter(|end| text[..*end].iter().all(is_in_name))
+    };
+    name_end.is_some_and(|end| match &text[end..] {
+        [] => true,
+        [b':', port @ ..] => port.iter().all(u8::is_ascii_digit),
+        _ => false,
+    })
+}
+
 /// The parts of a request target.
 struct Target {
     authority: Option<Vec<u8>>,
+    is_https: bool,
     path: Vec<u8>,
     query: Option<Vec<u8>>,
 }
@@ -402,8 +441,11 @@ fn target_parts(method: &str, target: &[u8]) -> Result<Target, ParseError> {
             None => (Some(rest), &b"/"[..]),
         },
     };
-    // Whoever asks for https at a proxy wants it to speak TLS.
-    let authority = authority.filter(|_| plain.is_some() || absolute.is_none());
+    if absolute.is_some()
+        && authority.is_none_or(|host| matches!(host.first(), None | Some(b':')) || !is_host(host))
+    {
+        return Err(Malformed("the target is a URL without a valid host"));
+    }
     if !origin.starts_with(b"/") && origin != b"*" && !origin.is_empty() {
         return Err(Malformed(NO_SLASH));
     }
@@ -413,10 +455,14 @@ fn target_parts(method: &str, target: &[u8]) -> Result<Target, ParseError> {
     };
     Ok(Target {
         authority: authority.map(<[u8]>::to_vec),
+        is_https: absolute.is_some() && plain.is_none(),
         path: path.to_vec(),
         query,
     })
 }
+
+/// What is wrong with a request of HTTP/1.1 that does not say which host it is for (RFC 9112 section 3.2).
+pub(super) const NO_HOST: &str = "the Host header is missing";
 
 /// What is wrong with a target that is no path, where one is needed.
 pub(super) const NO_SLASH: &str = "the target does not begin with a slash";
@@ -570,6 +616,11 @@ mod tests {
             "GET /?a#b HTTP/1.1",
             "GET x://a/b HTTP/1.1",
             "GET http://a?b/health HTTP/1.1",
+            "GET http:///b HTTP/1.1",
+            "GET https://:80/b HTTP/1.1",
+            "GET http://user@a/b HTTP/1.1",
+            "GET http://a:x/b HTTP/1.1",
+            "GET http://a,b\\c/b HTTP/1.1",
         ] {
             forbid(&format!("{line}\r\n\r\n"));
         }
@@ -587,8 +638,7 @@ mod tests {
                 Some("c"),
             ),
             ("GET http://a HTTP/1.1", Some("a"), "/", None),
-            ("GET http:///b HTTP/1.1", Some(""), "/b", None),
-            ("GET https://a/b HTTP/1.1", None, "/b", None),
+            ("GET https://a/b HTTP/1.1", Some("a"), "/b", None),
             ("GET /b HTTP/1.1", None, "/b", None),
             ("CONNECT /b HTTP/1.1", None, "/b", None),
         ] {
@@ -598,9 +648,44 @@ mod tests {
                 authority.map(str::as_bytes),
                 "{line}"
             );
+            assert_eq!(head.is_https, line.contains("https:"), "{line}");
             assert_eq!(head.path, path.as_bytes(), "{line}");
             assert_eq!(head.query.as_deref(), query.map(str::as_bytes), "{line}");
         }
+    }
+
+    #[test]
+    fn a_host_is_a_name_or_an_address_with_or_without_a_port() {
+        let names = [
+            "",
+            "a",
+            "a.b:80",
+            "a_b:",
+            "127.0.0.1:1",
+            "[::1]",
+            "[::1]:1",
+            "a%41",
+            "\t a ",
+        ];
+        for host in names {
+            let head = complete(&format!("GET / HTTP/1.1\r\nHost:{host}\r\n\r\n"));
+            assert_eq!(head.host(), Some(host.trim().as_bytes()));
+        }
+        for host in [
+            "a b", "a/b", "a@b", "a:80:80", "a:x", "a:-1", "::1", "[::1", "[]", "[::1]a", "[a b]",
+            "a\\b", "a?b", "\"a\"", "<a>", "http://a", "a\u{e9}",
+        ] {
+            forbid(&format!("GET / HTTP/1.1\r\nHost: {host}\r\n\r\n"));
+        }
+    }
+
+    #[test]
+    fn the_target_decides_over_the_host_field() {
+        for (target, host) in [("/", "b"), ("http://a:1/", "a:1"), ("https://a", "a")] {
+            let head = complete(&format!("GET {target} HTTP/1.1\r\nHost: b\r\n\r\n"));
+            assert_eq!(head.host(), Some(host.as_bytes()));
+        }
+        assert_eq!(complete("GET / HTTP/1.0\r\n\r\n").host(), None);
     }
 
     #[test]

@@ -150,8 +150,13 @@ impl<S: AsFd> SocketReader<S> {
     }
 
     /// Waits for the next request and reads its head. `None` if the client closes instead, in the
-    /// middle of a head too, or stays idle for 120 s. A large head is charged to `ledger`.
-    pub fn read_head(&mut self, ledger: &Arc<Ledger>) -> Result<Option<Head>, ReceiveError> {
+    /// middle of a head too, or stays idle for 120 s. A large head is charged to `ledger`. `before_wait` gets the socket
+    /// before each receive.
+    pub fn read_head(
+        &mut self,
+        ledger: &Arc<Ledger>,
+        before_wait: impl Fn(BorrowedFd<'_>),
+    ) -> Result<Option<Head>, ReceiveError> {
         self.head_charge = None;
         self.chunk_charge = None;
         self.ledger = Some(Arc::clone(ledger));
@@ -177,6 +182,7 @@ impl<S: AsFd> SocketReader<S> {
                 let begun = *begun.get_or_insert_with(Instant::now);
                 self.deadline = Some(begun + HEAD_LIMIT);
             }
+            before_wait(self.socket.as_fd());
             let received = self.receive_more_of_head();
             let deadline = self.deadline.take();
             match received {

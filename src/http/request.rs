@@ -3,7 +3,8 @@
 //! [`BodyReader`] knows where the body ends, and nothing reads beyond it. It sends `100 Continue` when
 //! the first byte is wanted, so an upload can be refused before it is sent.
 
-use std::net::IpAddr;
+use std::io::ErrorKind;
+use std::net::{IpAddr, UdpSocket};
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use super::stream::StreamWriter;
 use crate::client::{Disconnected, Peer};
 use crate::ledger::{Charge, Item, Ledger};
 use crate::memory::Room;
-use crate::sys::Events;
+use crate::sys::{self, Events};
 
 /// Most bytes of an unread body that are dropped to keep the connection open.
 const MAX_DRAINED_BYTES: u64 = 64 * 1024;
@@ -51,7 +52,7 @@ pub struct Request<'c> {
     pub ledger: Arc<Ledger>,
     /// Whether the connection ends with the answer.
     pub closes: bool,
-    /// Where a connection to another server may be, and may stay.
+    /// Where a connection to another server may be, and may stay. A handler that does not take it and may last clears it.
     pub kept: &'c Arc<KeptSlot>,
 }
 
@@ -61,6 +62,34 @@ impl Request<'_> {
         let address = self.body.reader.socket().peer_addr().ok()?;
         Some(address.ip().to_canonical())
     }
+
+    /// Whose program is at the far end of the connection.
+    pub fn sender(&self) -> Sender {
+        let socket = self.body.reader.socket();
+        let (Ok(own), Ok(mut peer)) = (socket.local_addr(), socket.peer_addr()) else {
+            return Sender::Unknown;
+        };
+        if let Some(uid) = sys::tcp_peer_uid(own, peer) {
+            return Sender::User(uid);
+        }
+        peer.set_port(0);
+        // Only an address of this machine can be bound to.
+        match UdpSocket::bind(peer) {
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => Sender::Elsewhere,
+            _ => Sender::Unknown,
+        }
+    }
+}
+
+/// Whose program has sent a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sender {
+    /// A user's of this machine.
+    User(u32),
+    /// One of another machine, or of another network namespace.
+    Elsewhere,
+    /// One of this machine whose user the kernel does not tell, for example because it has closed its socket.
+    Unknown,
 }
 
 /// The client of a request that has not been answered yet.

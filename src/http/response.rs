@@ -130,6 +130,12 @@ pub struct Refusal {
 }
 
 impl Refusal {
+    /// What a client is told of a request whose handler has panicked.
+    pub fn panicked() -> Self {
+        let text = "the server failed to handle this request; its log says where";
+        Self::new(500, "internal", text)
+    }
+
     /// An error without header fields.
     pub fn new(status: u16, code: &'static str, text: impl Into<String>) -> Self {
         Self {
@@ -247,6 +253,7 @@ pub(super) fn reason(status: u16) -> &'static str {
         202 => "Accepted",
         204 => "No Content",
         206 => "Partial Content",
+        303 => "See Other",
         308 => "Permanent Redirect",
         400 => "Bad Request",
         401 => "Unauthorized",

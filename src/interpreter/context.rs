@@ -136,7 +136,7 @@ pub(super) struct State {
     pub(super) running: Option<Arc<Execution>>,
     pub(super) queue: VecDeque<Arc<Execution>>,
     /// Those that were asked for, the oldest first.
-    history: VecDeque<Arc<Execution>>,
+    pub(super) history: VecDeque<Arc<Execution>>,
     pub(super) orders: Vec<Order>,
     /// The number of the question that the code waits for.
     pub(super) asked: Option<u64>,
@@ -506,7 +506,7 @@ impl Context {
         if let Some(at) = state.queue.iter().position(is_this) {
             state.queue.remove(at);
             drop(state);
-            self.end_queued(execution, EndReason::Cancelled, true);
+            self.end_execution(execution, EndReason::Cancelled, true);
             return true;
         }
         if !state.running.as_ref().is_some_and(is_this) {
@@ -522,9 +522,9 @@ impl Context {
         true
     }
 
-    /// Ends an execution that never ran.
-    pub(super) fn end_queued(&self, execution: &Execution, reason: EndReason, is_kept: bool) {
-        execution.end(End {
+    /// Ends an execution that never ran, or whose driver is lost.
+    pub(super) fn end_execution(&self, execution: &Execution, reason: EndReason, is_kept: bool) {
+        let is_first = execution.end(End {
             reason,
             is_kept,
             count: 0,
@@ -532,7 +532,10 @@ impl Context {
             has_timed_out: false,
             duration: Duration::ZERO,
         });
-        self.site.activity.end();
+        // The driver and a request may both end it.
+        if is_first {
+            self.site.activity.end();
+        }
     }
 
     /// Answers the question of the code that runs; `None` is the end of input.
@@ -601,7 +604,7 @@ impl Context {
         state.phase = Phase::Starting;
         drop(state);
         for execution in queued {
-            self.end_queued(&execution, EndReason::Restarted, false);
+            self.end_execution(&execution, EndReason::Restarted, false);
         }
         if has_driver {
             self.bell.ring();
@@ -626,7 +629,7 @@ impl Context {
         drop(state);
         self.bell.ring();
         for execution in queued {
-            self.end_queued(&execution, EndReason::Deleted, false);
+            self.end_execution(&execution, EndReason::Deleted, false);
         }
         let is_driven = |state: &mut State| state.has_driver;
         let (state, _) = self

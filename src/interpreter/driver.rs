@@ -15,16 +15,18 @@ use std::time::{Duration, Instant};
 
 use super::context::{Context, CountedInterpreter, Order, Phase, START_LIMIT, count_execution};
 use super::event::{CodeError, End, EndReason, Event, Start};
-use super::execution::{Execution, ExecutionSpec};
+use super::execution::{Execution, ExecutionSpec, ExecutionState};
 use super::frame::{self, Incoming, Run, Wire};
 use crate::bell::Listener;
 use crate::codec::cut_character;
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::ledger::{Charge, Item};
+use crate::panics::contain;
 use crate::process::ring::Stream;
 use crate::process::{Buffer, Exit, Process, Pump, Reason};
 use crate::sync::lock;
-use crate::sys::{Ending, Events, PollEntry, poll};
+use crate::sys::{Ending, Events, PollEntry, poll, refuse_descriptors};
 
 /// Between two SIGINTs: a storm of them overflows the stack of handlers.
 const SIGNAL_PAUSE: Duration = Duration::from_millis(10);
@@ -55,9 +57,12 @@ const LAST_WORDS: usize = 2048;
 /// Starts interpreters for a context, one after the other, until one ends that is not to be started again.
 pub(super) fn run(context: &Arc<Context>) {
     loop {
-        match Driver::start(context) {
+        let driven = contain(|| match Driver::start(context) {
             Ok(driver) => driver.drive(),
             Err(error) => fail(context, "it could not be started", Some(error)),
+        });
+        if driven.is_err() {
+            let _ = contain(|| abandon(context));
         }
         let is_over = context.change(|state| {
             let is_restarted = state.is_restarting();
@@ -89,7 +94,41 @@ fn fail(context: &Context, why: &str, error: Option<Error>) {
         std::mem::take(&mut state.queue)
     });
     for execution in queued {
-        context.end_queued(&execution, EndReason::ContextDead, false);
+        context.end_execution(&execution, EndReason::ContextDead, false);
+    }
+}
+
+/// A panic has ended the driver of an interpreter. It is killed, and what it executed is over.
+fn abandon(context: &Context) {
+    const WHY: &str = "the server failed while it drove the interpreter; its log says where";
+    let (process, unfinished) = context.change(|state| {
+        if !state.is_restarting() {
+            state.phase = Phase::Dead(WHY.to_owned(), None);
+        }
+        let is_waiting = |execution: &&Arc<Execution>| {
+            let mut queue = state.queue.iter();
+            queue.any(|waiting| Arc::ptr_eq(waiting, execution))
+        };
+        let started = state.history.iter().filter(|one| !is_waiting(one));
+        let unfinished = started.filter(|one| !matches!(one.state(), ExecutionState::Ended(_)));
+        (
+            state.process.clone(),
+            unfinished.cloned().collect::<Vec<_>>(),
+        )
+    });
+    if let Some(process) = process {
+        // It may be what has panicked.
+        let _ = contain(|| {
+            process.kill_tree(Reason::Killed);
+            process.kill_left_behind();
+        });
+    }
+    for execution in unfinished {
+        context.end_execution(&execution, EndReason::Died, false);
+    }
+    fail(context, WHY, None);
+    if let Some(home) = context.home.upgrade() {
+        home.forget_ended(context);
     }
 }
 
@@ -188,6 +227,7 @@ impl Driver {
         let failed = |error| Error::io("cannot start the interpreter", &error);
         let (socket, far) = UnixStream::pair().map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
+        refuse_descriptors(socket.as_fd());
         let site = &context.site;
         let is_spare = context.identity().is_none();
         let pump = site
@@ -195,6 +235,8 @@ impl Driver {
             .start_interpreter(context.command()?, &site.confinement, OwnedFd::from(far))
             .map_err(|error| explained(context, error))?;
         let process = Arc::clone(pump.process());
+        context.change(|state| state.process = Some(Arc::clone(&process)));
+        fault::point("interpreter");
         let wire = context.language.wire();
         let (_, bridge) = context.language.scripts();
         let mut outgoing = Vec::new();
@@ -206,7 +248,6 @@ impl Driver {
                 &mut outgoing,
             );
         }
-        context.change(|state| state.process = Some(Arc::clone(&process)));
         Ok(Self {
             incoming_charge: site.ledger.charge(Item::Executions, 0)?,
             buffer: Buffer::of(&site.ledger),
@@ -251,6 +292,9 @@ impl Driver {
             let [bell, socket, ended, outputs @ ..] = self.poll(is_reading);
             if bell.any() {
                 self.listener.clear();
+            }
+            if matches!(self.stage, Stage::Running(_)) {
+                fault::point("execution");
             }
             if socket.any() && is_reading {
                 // Before the pipes: they were empty when it was sent.
@@ -769,8 +813,9 @@ impl Driver {
         }
         self.signal_at = None;
         count_execution(running.started);
-        execution.end(end);
-        self.context.site.activity.end();
+        if execution.end(end) {
+            self.context.site.activity.end();
+        }
     }
 
     /// The interpreter has ended.

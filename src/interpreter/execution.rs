@@ -306,9 +306,13 @@ impl Execution {
         self.bell.ring();
     }
 
-    /// Adds the last event.
-    pub(super) fn end(&self, end: End) {
+    /// Adds the last event. False if it has one already.
+    #[must_use = "only the first end is counted"]
+    pub(super) fn end(&self, end: End) -> bool {
         let mut journal = lock(&self.journal);
+        if matches!(journal.state, ExecutionState::Ended(_)) {
+            return false;
+        }
         journal.state = ExecutionState::Ended(end.reason);
         journal.append(Event::End(end), None, 0);
         drop(journal);
@@ -316,6 +320,7 @@ impl Execution {
         lock(&self.spec).take();
         self.ended.notify_all();
         self.bell.ring();
+        true
     }
 
     /// From now on the code is read without regard to clients: it was told to end.
@@ -583,7 +588,7 @@ mod tests {
         for _ in 0..100 {
             execution.append(display(1000));
         }
-        execution.end(end());
+        assert!(execution.end(end()));
         let (numbers, _) = numbers(&execution, false);
         assert_eq!(numbers.last(), Some(&100));
         assert_eq!(numbers.len(), 4, "three displays and the end: {numbers:?}");
@@ -602,7 +607,7 @@ mod tests {
             sent += part.len() as u64;
         }
         assert!(sent < 2 * BACKLOG_BYTES as u64);
-        execution.end(end());
+        assert!(execution.end(end()));
         let (found, output) = numbers(&execution, true);
         assert_eq!(found, (0..execution.events()).collect::<Vec<_>>());
         assert_eq!(output.len() as u64, sent);
@@ -635,7 +640,7 @@ mod tests {
             execution.append_output(Stream::Stdout, 0, 0, &[b'x'; 10_000]);
             execution.append(display(3 * MOST_BACKLOG_BYTES));
         }
-        execution.end(end());
+        assert!(execution.end(end()));
         let (found, output) = numbers(&execution, true);
         assert_eq!(found, (0..7).collect::<Vec<_>>());
         assert_eq!(output.len(), 30_000);

@@ -5,7 +5,7 @@
 //! same descriptor. The listener must run as the sandbox too, because a socket's file can outlive the
 //! process that bound it, and its descriptor can be passed to another process.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use super::port::{Listener, Port, is_exhaustion, unreachable};
 use crate::codec::sort::sort;
 use crate::error::{Error, Result};
-use crate::sys::User;
+use crate::sys::{User, refuse_descriptors};
 
 pub(super) const ACCEPTED: &str =
     "a name of 1 to 64 letters, digits, dots, dashes and underscores, other than . and ..";
@@ -142,6 +142,7 @@ impl Sockets {
         let file = self.open(name)?;
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+        refuse_descriptors(socket.as_fd());
         // While the queue is full, connect waits as long as the send timeout (unix(7)).
         let limit = i64::try_from(limit.as_millis()).unwrap_or(i64::MAX);
         setsockopt(&socket, sockopt::SendTimeout, &TimeVal::milliseconds(limit))?;

@@ -1,6 +1,61 @@
-//! Ranges of addresses: those that an allow-list never opens by accident, and those that rules name.
+//! Addresses in the form in which they are judged, and ranges of them: those that an allow-list never opens by
+//! accident, and those that rules name.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An address as it is judged, shown and connected to. Every way to write a destination becomes the same value: IPv4
+/// within IPv6 (RFC 4291 section 2.5.5.2) is IPv4, and an unspecified address is the loopback address that the kernel
+/// connects to in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address(IpAddr);
+
+impl<T: Into<IpAddr>> From<T> for Address {
+    fn from(address: T) -> Self {
+        Self(match address.into().to_canonical() {
+            IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
+            address => address,
+        })
+    }
+}
+
+impl Address {
+    /// The address to connect to.
+    pub fn ip(self) -> IpAddr {
+        self.0
+    }
+
+    /// The unspecified address, if that is another way to write this one.
+    fn unspecified(self) -> Option<IpAddr> {
+        match self.0 {
+            IpAddr::V4(Ipv4Addr::LOCALHOST) => Some(Ipv4Addr::UNSPECIFIED.into()),
+            IpAddr::V6(Ipv6Addr::LOCALHOST) => Some(Ipv6Addr::UNSPECIFIED.into()),
+            _ => None,
+        }
+    }
+
+    /// The address, and the IPv4 address that translators and tunnels find in it: at the end (RFC 6052, and the older
+    /// forms of RFC 4291 and RFC 2765), or as RFC 3056 and RFC 4380 say.
+    pub fn with_embedded(self) -> impl Iterator<Item = Self> + Clone {
+        let inner = match self.0 {
+            IpAddr::V4(_) | IpAddr::V6(Ipv6Addr::LOCALHOST) => None,
+            IpAddr::V6(wide) => embedded(wide),
+        };
+        [Some(self), inner.map(Self::from)].into_iter().flatten()
+    }
+}
+
+fn embedded(wide: Ipv6Addr) -> Option<Ipv4Addr> {
+    let bits = wide.to_bits();
+    #[expect(clippy::cast_possible_truncation, reason = "the parts of an address")]
+    let inner = match wide.segments() {
+        [0x64, 0xff9b, 0, 0, 0, 0, ..] | [0, 0, 0, 0, 0xffff | 0, 0, ..] => bits as u32,
+        [0x2002, ..] => (bits >> 80) as u32,
+        [0x2001, 0, ..] => !(bits as u32),
+        _ => return None,
+    };
+    Some(Ipv4Addr::from_bits(inner))
+}
 
 /// A range of addresses of one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -10,8 +65,23 @@ pub struct Network {
 }
 
 impl Network {
-    /// The addresses that share the first `prefix` bits of one; `None` if there are not so many.
+    /// The addresses that share the first `prefix` bits of one; `None` if there are not so many. IPv4 within IPv6 is
+    /// IPv4 here too.
     pub fn new(address: IpAddr, prefix: u8) -> Option<Self> {
+        let address_bits = if address.is_ipv4() { 32 } else { 128 };
+        if prefix == address_bits {
+            return Some(Self::only(address.into()));
+        }
+        let within_ipv6 = address_bits - 32;
+        if prefix >= within_ipv6
+            && let inner @ IpAddr::V4(_) = address.to_canonical()
+        {
+            return Self::masked(inner, prefix - within_ipv6);
+        }
+        Self::masked(address, prefix)
+    }
+
+    fn masked(address: IpAddr, prefix: u8) -> Option<Self> {
         let first = match address {
             IpAddr::V4(address) => {
                 let bits = 32_u32.checked_sub(prefix.into())?;
@@ -28,22 +98,29 @@ impl Network {
     }
 
     /// A single address.
-    pub fn only(address: IpAddr) -> Self {
-        let prefix = if address.is_ipv4() { 32 } else { 128 };
-        Self {
-            first: address,
-            prefix,
-        }
+    pub fn only(address: Address) -> Self {
+        let first = address.0;
+        let prefix = if first.is_ipv4() { 32 } else { 128 };
+        Self { first, prefix }
     }
 
-    /// Whether it has an address.
-    pub fn contains(self, address: IpAddr) -> bool {
-        address.is_ipv4() == self.first.is_ipv4() && Self::new(address, self.prefix) == Some(self)
+    /// Whether it has an address, in one of the ways to write it.
+    pub fn contains(self, address: Address) -> bool {
+        let unspecified = address.unspecified();
+        self.has(address.0) || unspecified.is_some_and(|other| self.has(other))
+    }
+
+    /// Whether it has an address as it is written.
+    fn has(self, address: IpAddr) -> bool {
+        address.is_ipv4() == self.first.is_ipv4()
+            && Self::masked(address, self.prefix) == Some(self)
     }
 
     /// Whether all its addresses are in another range.
     pub fn is_within(self, other: Self) -> bool {
-        self.prefix >= other.prefix && other.contains(self.first)
+        let only = Address(self.first);
+        let is_in = other.has(self.first) || self == Self::only(only) && other.contains(only);
+        self.prefix >= other.prefix && is_in
     }
 }
 
@@ -73,12 +150,7 @@ const fn v6(first: u128, prefix: u8) -> Network {
 const KINDS: &[(Kind, &[Network])] = &[
     (
         Kind::Machine,
-        &[
-            v4(127, 0, 0, 0, 8),
-            v4(0, 0, 0, 0, 8),
-            v6(0, 128),
-            v6(1, 128),
-        ],
+        &[v4(127, 0, 0, 0, 8), v4(0, 0, 0, 0, 8), v6(1, 128)],
     ),
     (
         Kind::CloudMetadata,
@@ -120,7 +192,7 @@ const KINDS: &[(Kind, &[Network])] = &[
 
 impl Kind {
     /// What an address is for; `None` if the public reaches it.
-    pub fn of(address: IpAddr) -> Option<Self> {
+    pub fn of(address: Address) -> Option<Self> {
         let mut kinds = KINDS.iter();
         let found =
             kinds.find(|(_, networks)| networks.iter().any(|network| network.contains(address)));
@@ -143,40 +215,83 @@ impl Kind {
     }
 }
 
-/// An address as rules see it: IPv4 that is written as IPv6 is IPv4. Translators and tunnels reach an IPv4 address
-/// that is part of an IPv6 one (RFC 6052, RFC 3056, RFC 4380); the second one is that.
-pub fn unwrapped(address: IpAddr) -> (IpAddr, Option<IpAddr>) {
-    let address = address.to_canonical();
-    let IpAddr::V6(wide) = address else {
-        return (address, None);
-    };
-    let bits = wide.to_bits();
-    #[expect(clippy::cast_possible_truncation, reason = "the parts of an address")]
-    let inner = match wide.segments() {
-        [0x64, 0xff9b, 0, 0, 0, 0, ..] => Some(bits as u32),
-        [0x2002, ..] => Some((bits >> 80) as u32),
-        [0x2001, 0, ..] => Some(!(bits as u32)),
-        _ => None,
-    };
-    let inner = inner.map(|bits| Ipv4Addr::from_bits(bits).into());
-    (address, inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn address(text: &str) -> IpAddr {
+    fn ip(text: &str) -> IpAddr {
         text.parse().unwrap()
+    }
+
+    fn address(text: &str) -> Address {
+        ip(text).into()
+    }
+
+    #[test]
+    fn every_way_to_write_a_destination_becomes_the_same_address() {
+        for (written, meant) in [
+            ("127.0.0.1", "127.0.0.1"),
+            ("0.0.0.0", "127.0.0.1"),
+            ("::ffff:127.0.0.1", "127.0.0.1"),
+            ("::ffff:7f00:1", "127.0.0.1"),
+            ("::ffff:0.0.0.0", "127.0.0.1"),
+            ("::ffff:0:0", "127.0.0.1"),
+            ("::ffff:10.0.0.1", "10.0.0.1"),
+            ("::", "::1"),
+            ("::1", "::1"),
+            // The kernel connects to these as they are, if at all.
+            ("0.0.0.1", "0.0.0.1"),
+            ("127.0.0.2", "127.0.0.2"),
+            ("::7f00:1", "::7f00:1"),
+            ("64:ff9b::7f00:1", "64:ff9b::7f00:1"),
+            ("2606:4700::1111", "2606:4700::1111"),
+        ] {
+            assert_eq!(address(written).ip(), ip(meant), "{written}");
+        }
+    }
+
+    #[test]
+    fn ranges_and_addresses_have_the_same_form() {
+        let contains = |network: &str, written: &str| {
+            let (first, prefix) = network.split_once('/').unwrap();
+            let network = Network::new(ip(first), prefix.parse().unwrap()).unwrap();
+            network.contains(address(written))
+        };
+        for network in [
+            "127.0.0.0/8",
+            "127.0.0.1/32",
+            "0.0.0.0/32",
+            "0.0.0.0/8",
+            "0.0.0.0/0",
+            "::ffff:0:0/96",
+            "::ffff:127.0.0.0/104",
+            "::ffff:0.0.0.0/104",
+            "::ffff:0.0.0.0/128",
+        ] {
+            for written in ["127.0.0.1", "0.0.0.0", "::ffff:127.0.0.1", "::ffff:0:0"] {
+                assert!(contains(network, written), "{network} {written}");
+            }
+            assert!(!contains(network, "::1") && !contains(network, "::"));
+        }
+        for network in ["::/0", "::/64", "::/96", "::/128", "::1/128"] {
+            assert!(contains(network, "::1") && contains(network, "::"));
+            // An address of IPv4, however it is written.
+            for written in ["0.0.0.0", "::ffff:0:0", "::ffff:127.0.0.1"] {
+                assert!(!contains(network, written), "{network} {written}");
+            }
+        }
+        assert!(!contains("0.0.0.0/8", "127.0.0.2"));
+        assert!(contains("127.0.0.0/8", "127.0.0.2") && contains("0.0.0.0/8", "0.0.0.1"));
+        assert_eq!(Network::new(ip("::ffff:0:0"), 129), None);
     }
 
     #[test]
     fn ranges_contain_what_shares_their_bits() {
-        let network = |text: &str, prefix| Network::new(address(text), prefix);
+        let network = |text: &str, prefix| Network::new(ip(text), prefix);
         let ten = network("10.1.2.3", 8).unwrap();
         assert!(ten.contains(address("10.255.0.1")));
         assert!(!ten.contains(address("11.0.0.1")));
-        assert!(!ten.contains(address("::ffff:10.0.0.1")));
+        assert!(ten.contains(address("::ffff:10.0.0.1")));
         assert!(network("10.9.0.0", 16).unwrap().is_within(ten));
         assert!(!ten.is_within(network("10.9.0.0", 16).unwrap()));
         let all = network("1.2.3.4", 0).unwrap();
@@ -184,6 +299,12 @@ mod tests {
         assert!(network("::", 0).unwrap().contains(address("ffff::1")));
         assert_eq!(network("10.0.0.0", 33), None);
         assert_eq!(network("::", 129), None);
+        // One address has two ways to write it.
+        let zero = network("0.0.0.0", 8).unwrap();
+        assert!(network("127.0.0.1", 32).unwrap().is_within(zero));
+        assert!(network("0.0.0.0", 32).unwrap().is_within(zero));
+        assert!(!zero.is_within(network("127.0.0.0", 8).unwrap()));
+        assert!(!network("127.0.0.0", 31).unwrap().is_within(zero));
     }
 
     #[test]
@@ -213,21 +334,25 @@ mod tests {
         ] {
             assert_eq!(Kind::of(address(text)), kind, "{text}");
         }
-        assert!(Kind::Private.covers(Network::new(address("10.1.0.0"), 16).unwrap()));
-        assert!(!Kind::Private.covers(Network::new(address("0.0.0.0"), 0).unwrap()));
+        assert!(Kind::Private.covers(Network::new(ip("10.1.0.0"), 16).unwrap()));
+        assert!(!Kind::Private.covers(Network::new(ip("0.0.0.0"), 0).unwrap()));
     }
 
     #[test]
     fn ipv4_inside_ipv6_is_found() {
+        let all = |text: &str| -> Vec<Address> { address(text).with_embedded().collect() };
         for (text, inner) in [
             ("64:ff9b::a9fe:a9fe", "169.254.169.254"),
+            ("64:ff9b::", "127.0.0.1"),
             ("2002:7f00:1::", "127.0.0.1"),
             ("2001:0:1:2:3:4:80ff:fffe", "127.0.0.1"),
+            ("::7f00:1", "127.0.0.1"),
+            ("::ffff:0:7f00:1", "127.0.0.1"),
         ] {
-            assert_eq!(unwrapped(address(text)).1, Some(address(inner)), "{text}");
+            assert_eq!(all(text), [address(text), address(inner)], "{text}");
         }
-        let mapped = unwrapped(address("::ffff:10.0.0.1"));
-        assert_eq!(mapped, (address("10.0.0.1"), None));
-        assert_eq!(unwrapped(address("2001:db8::1")).1, None);
+        for text in ["2001:db8::1", "::1", "::", "::ffff:10.0.0.1", "10.0.0.1"] {
+            assert_eq!(all(text), [address(text)], "{text}");
+        }
     }
 }

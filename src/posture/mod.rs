@@ -8,6 +8,7 @@ mod upstream;
 
 use std::sync::Arc;
 
+pub use address::Address;
 pub use rules::{Host, Rule, Rules, Verdict, host_and_port};
 pub use upstream::{Protocol, Upstream};
 
@@ -129,13 +130,7 @@ impl Filter {
     }
 
     /// See [`Rules::judge_address`].
-    pub fn judge_address(
-        &self,
-        address: std::net::IpAddr,
-        port: u16,
-        is_own: bool,
-        named: bool,
-    ) -> Verdict {
+    pub fn judge_address(&self, address: Address, port: u16, is_own: bool, named: bool) -> Verdict {
         let judged = |rules: &Rules| rules.judge_address(address, port, is_own, named);
         first_refusal(self.all_rules().map(judged))
     }

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::address::{Kind, Network, unwrapped};
+use super::address::{Address, Kind, Network};
 
 /// Where a connection shall lead.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,21 +13,22 @@ pub enum Host {
     /// A DNS name in lower case, without a dot at its end.
     Name(String),
     /// An address.
-    Address(IpAddr),
+    Address(Address),
 }
 
 /// Most characters of a name (RFC 1035).
 const MAX_NAME: usize = 253;
 
 impl Host {
-    /// Reads a name or an address; an IPv6 address may be in brackets. `None` if it is neither.
+    /// Reads a name or an address; an IPv6 address may be in brackets. `None` if it is neither, and for another way to
+    /// write an address of IPv4 than four decimal numbers: resolvers do not agree on those.
     pub fn parse(text: &str) -> Option<Self> {
         if let Some(inner) = text.strip_prefix('[') {
             let address: Ipv6Addr = inner.strip_suffix(']')?.parse().ok()?;
             return Some(Self::Address(address.into()));
         }
-        if let Ok(address) = text.parse() {
-            return Some(Self::Address(address));
+        if let Ok(address) = text.parse::<IpAddr>() {
+            return Some(Self::Address(address.into()));
         }
         let name = text.strip_suffix('.').unwrap_or(text);
         let is_label = |label: &str| {
@@ -35,7 +36,16 @@ impl Host {
             (1..=63).contains(&label.len()) && label.bytes().all(plain)
         };
         let is_name = name.len() <= MAX_NAME && name.split('.').all(is_label);
-        is_name.then(|| Self::Name(name.to_ascii_lowercase()))
+        (is_name && !ends_in_a_number(name)).then(|| Self::Name(name.to_ascii_lowercase()))
+    }
+}
+
+/// Whether programs take a name for an address of IPv4 (URL Standard, "ends in a number"; `inet_aton(3)`).
+fn ends_in_a_number(name: &str) -> bool {
+    let last = name.rsplit('.').next().unwrap_or(name);
+    match last.split_at_checked(2) {
+        Some(("0x" | "0X", digits)) => digits.bytes().all(|byte| byte.is_ascii_hexdigit()),
+        _ => last.bytes().all(|byte| byte.is_ascii_digit()),
     }
 }
 
@@ -44,8 +54,10 @@ impl fmt::Display for Host {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Name(name) => formatter.write_str(name),
-            Self::Address(IpAddr::V6(address)) => write!(formatter, "[{address}]"),
-            Self::Address(address) => write!(formatter, "{address}"),
+            Self::Address(address) => match address.ip() {
+                IpAddr::V4(address) => write!(formatter, "{address}"),
+                IpAddr::V6(address) => write!(formatter, "[{address}]"),
+            },
         }
     }
 }
@@ -96,7 +108,18 @@ const LISTS: &[(&str, Target)] = &[
         ),
     ),
     ("@private", Target::Kind(Kind::Private, &[])),
-    ("localhost", Target::Kind(Kind::Machine, &["localhost"])),
+    (
+        "localhost",
+        Target::Kind(
+            Kind::Machine,
+            &[
+                "localhost",
+                "localhost.localdomain",
+                "ip6-localhost",
+                "ip6-loopback",
+            ],
+        ),
+    ),
     (
         "@pypi",
         Target::Names(&["pypi.org", "files.pythonhosted.org", "pypi.python.org"]),
@@ -174,10 +197,7 @@ impl Rule {
         }
         match Host::parse(rest)? {
             Host::Name(name) => rule(Target::Name(name), number),
-            Host::Address(address) => {
-                let network = Network::only(address.to_canonical());
-                rule(Target::Network(network), number)
-            }
+            Host::Address(address) => rule(Target::Network(Network::only(address)), number),
         }
     }
 
@@ -203,7 +223,7 @@ impl Rule {
         }
     }
 
-    fn has_address(&self, address: IpAddr) -> bool {
+    fn has_address(&self, address: Address) -> bool {
         match &self.target {
             Target::Network(network) => network.contains(address),
             Target::Kind(kind, _) => Kind::of(address) == Some(*kind),
@@ -221,7 +241,7 @@ impl Rule {
     }
 
     /// Whether it names this address alone.
-    fn is_only(&self, address: IpAddr) -> bool {
+    fn is_only(&self, address: Address) -> bool {
         matches!(&self.target, Target::Network(network) if *network == Network::only(address))
     }
 
@@ -340,23 +360,25 @@ impl Rules {
         }
     }
 
-    /// Decides about an address: one that was asked for, or one of an allowed name. `is_own` tells that the machine
-    /// has it.
-    pub fn judge_address(&self, address: IpAddr, port: u16, is_own: bool, named: bool) -> Verdict {
-        let (address, inner) = unwrapped(address);
-        let both = [Some(address), inner];
+    /// Decides about an address: one that was asked for, or one of an allowed name. `is_own` tells that it leads to the
+    /// machine.
+    pub fn judge_address(&self, address: Address, port: u16, is_own: bool, named: bool) -> Verdict {
+        let all = address.with_embedded();
         let has_it = |rule: &&Rule| {
-            let mut both = both.iter().flatten();
-            rule.is_about(port) && both.any(|address| rule.has_address(*address))
+            rule.is_about(port) && all.clone().any(|address| rule.has_address(address))
         };
-        if let Some(rule) = self.deny.iter().find(has_it) {
+        let is_of_machine = |rule: &&Rule| {
+            is_own && rule.is_about(port) && matches!(rule.target, Target::Kind(Kind::Machine, _))
+        };
+        let mut deny = self.deny.iter();
+        if let Some(rule) = deny.find(|rule| has_it(rule) || is_of_machine(rule)) {
             return Verdict::refused(&rule.text);
         }
         let Some(allow) = &self.allow else {
             return Verdict::allowed("open");
         };
         let mut open = allow.iter().filter(|rule| rule.is_about(port));
-        for address in both.into_iter().flatten() {
+        for address in all.clone() {
             if let Some(kind) = Kind::of(address)
                 && !open
                     .clone()
@@ -365,10 +387,12 @@ impl Rules {
                 return Verdict::refused(kind.rule());
             }
         }
-        if is_own
-            && Kind::of(address) != Some(Kind::Machine)
-            && !open.clone().any(|rule| rule.is_only(address))
-        {
+        // Rules for the machine were asked above, if the address is of its kind.
+        let is_open = |address| {
+            Kind::of(address) == Some(Kind::Machine)
+                || open.clone().any(|rule| rule.is_only(address))
+        };
+        if is_own && !all.clone().any(is_open) {
             return Verdict::refused(Kind::Machine.rule());
         }
         match open.find(has_it) {
@@ -425,10 +449,19 @@ mod tests {
     fn hosts_are_names_or_addresses() {
         let name = |text: &str| Some(Host::Name(text.to_owned()));
         assert_eq!(Host::parse("Example.COM."), name("example.com"));
-        assert_eq!(Host::parse("_sip.x-1"), name("_sip.x-1"));
-        let address = |text: &str| Some(Host::Address(text.parse().unwrap()));
+        for text in ["_sip.x-1", "0.a", "7f000001", "0x7g", "1.0y1", "x0"] {
+            assert_eq!(Host::parse(text), name(text));
+        }
+        let address = |text: &str| Some(Host::Address(text.parse::<IpAddr>().unwrap().into()));
         assert_eq!(Host::parse("[::1]"), address("::1"));
         assert_eq!(Host::parse("1.2.3.4"), address("1.2.3.4"));
+        for (written, shown) in [
+            ("[::ffff:1.2.3.4]", "1.2.3.4"),
+            ("0.0.0.0", "127.0.0.1"),
+            ("[::]", "[::1]"),
+        ] {
+            assert_eq!(Host::parse(written).unwrap().to_string(), shown);
+        }
         for text in [
             "",
             ".",
@@ -440,6 +473,22 @@ mod tests {
             "[::1",
             "é.fr",
             "a\0",
+            // Names that programs take for addresses, and addresses with a zone.
+            "0",
+            "0.",
+            "0x",
+            "0X0",
+            "127.1",
+            "2130706433",
+            "0x7f000001",
+            "0177.0.0.1",
+            "127.0.0.01",
+            "127.0.0.1.",
+            "300.1.1.1",
+            "a.9",
+            "a.0Xa.",
+            "[::1%1]",
+            "fe80::1%lo",
             &"a".repeat(64),
         ] {
             assert_eq!(Host::parse(text), None, "{text}");
@@ -475,6 +524,11 @@ mod tests {
             "*.1.2.3.4",
             "[fd00::/8",
             "::/0:80",
+            "300.1.1.1",
+            "*.1",
+            "0:80",
+            "0x7f000001",
+            "127.1/8",
         ] {
             assert_eq!(Rule::parse(text), None, "{text}");
         }
@@ -565,6 +619,53 @@ mod tests {
         let local = rules(&["localhost:80"], &[]);
         assert!(is_reached(&local, "localhost", 80) && is_reached(&local, "127.0.0.1", 80));
         assert!(!is_reached(&local, "localhost", 81) && !is_reached(&local, "10.0.0.1", 80));
+        assert!(is_reached(&local, "LOCALHOST.", 80) && is_reached(&local, "ip6-localhost", 80));
+    }
+
+    #[test]
+    fn rules_and_destinations_have_one_form() {
+        let loopback = ["127.0.0.1", "0.0.0.0", "[::ffff:127.0.0.1]", "[::ffff:0:0]"];
+        for rule in [
+            "127.0.0.1",
+            "0.0.0.0",
+            "0.0.0.0/8",
+            "::ffff:0.0.0.0",
+            "::ffff:127.0.0.0/104",
+        ] {
+            let (allowed, denied) = (
+                rules(&[rule], &[]),
+                Rules {
+                    allow: None,
+                    deny: rules(&[], &[rule]).deny,
+                },
+            );
+            for host in loopback {
+                assert!(is_reached(&allowed, host, 80), "{rule} {host}");
+                assert!(!is_reached(&denied, host, 80), "{rule} {host}");
+            }
+            for host in ["[::]", "[::1]", "10.0.0.1"] {
+                assert!(!is_reached(&allowed, host, 80), "{rule} {host}");
+                assert!(is_reached(&denied, host, 80), "{rule} {host}");
+            }
+        }
+        // Through a translator.
+        let denied = Rules {
+            allow: None,
+            deny: rules(&[], &["127.0.0.0/8"]).deny,
+        };
+        for host in ["[64:ff9b::7f00:1]", "[64:ff9b::]", "[::127.0.0.1]"] {
+            assert!(!is_reached(&denied, host, 80), "{host}");
+        }
+        // The machine's own address is named by a rule for it alone, also where a translator leads to it.
+        let own = |allow: &[&str], address: &str| {
+            let address: IpAddr = address.parse().unwrap();
+            let judged = rules(allow, &[]).judge_address(address.into(), 80, true, false);
+            judged.is_allowed
+        };
+        let translated = "64:ff9b::203.0.113.1";
+        assert!(!own(&["203.0.113.0/24"], "203.0.113.1"));
+        assert!(!own(&["203.0.113.0/24", "64:ff9b::/96"], translated));
+        assert!(own(&["203.0.113.1"], "203.0.113.1") && own(&["203.0.113.1"], translated));
     }
 
     /// An allowed name that leads to what is not public (DNS rebinding).
@@ -573,7 +674,7 @@ mod tests {
         let rules = rules(&["example.com", "10.1.0.0/16"], &["192.0.2.0/24"]);
         let judge = |address: &str, is_own| {
             rules
-                .judge_address(address.parse().unwrap(), 80, is_own, true)
+                .judge_address(address.parse::<IpAddr>().unwrap().into(), 80, is_own, true)
                 .is_allowed
         };
         assert!(judge("1.1.1.1", false));
@@ -589,6 +690,20 @@ mod tests {
         }
         // An address of the machine, whatever range it is from.
         assert!(!judge("1.1.1.1", true) && !judge("10.1.2.3", true));
+    }
+
+    #[test]
+    fn all_addresses_of_the_machine_are_denied_by_its_name() {
+        let open = Rules {
+            allow: None,
+            deny: rules(&[], &["localhost:80"]).deny,
+        };
+        let judge = |port, is_own| {
+            let address = IpAddr::from([203, 0, 113, 7]).into();
+            open.judge_address(address, port, is_own, false).is_allowed
+        };
+        assert!(!judge(80, true));
+        assert!(judge(80, false) && judge(81, true));
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::portion::Portion;
 use super::process::{Process, Subscriber};
 use super::ring::{Cursor, Piece, Stream};
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
+use crate::fault;
 
 /// How long a process has to be quiet after it has written something, for those who read it piece by piece.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -44,6 +45,7 @@ impl Process {
             // Read in this order: once the exit is known, all output of the process is in the log. The
             // loop goes no further than `end`, because a descendant may write without end.
             let exit = self.exit();
+            fault::point("follow");
             let end = self.log.position();
             while cursor.position() < end
                 && let Some(piece) = self.log.read(&mut cursor, &mut buffer, portion.bytes())

@@ -11,7 +11,8 @@ use std::time::Instant;
 
 use super::ring::{Cursor, Piece, Ring, Stream};
 use crate::codec::sort::sort_by;
-use crate::sync::{Mutex, lock};
+use crate::panics::contain;
+use crate::sync::{Mutex, lock, try_lock};
 
 /// The output of one process.
 pub(super) struct Log {
@@ -52,11 +53,11 @@ impl Log {
     fn update<T>(&self, change: impl FnOnce(&mut Ring) -> T) -> T {
         let mut ring = lock(&self.ring);
         let before = ring.footprint();
-        let result = change(&mut ring);
+        let result = contain(|| change(&mut ring));
         let after = ring.footprint();
         drop(ring);
         self.store.account(&self.tenant, before, after);
-        result
+        result.unwrap_or_else(|panicked| panicked.resume())
     }
 
     /// Bytes that a stream has carried so far.
@@ -163,7 +164,7 @@ impl LogStore {
     }
 
     fn reclaim(&self) {
-        let _guard = match self.reclaiming.try_lock() {
+        let _guard = match try_lock(&self.reclaiming) {
             Some(guard) => guard,
             // Whoever reclaims may be slower than all those who append.
             None if self.excess() > self.limit / 8 => lock(&self.reclaiming),

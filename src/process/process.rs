@@ -19,7 +19,9 @@ use crate::command::{
 };
 use crate::confine::{KillWatch, Mark, MemoryKill};
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::ledger::{Charge, Ledger};
+use crate::panics::contain;
 use crate::sync::{Mutex, lock};
 use crate::sys::{self, Ending, Pid, Spawned, User};
 
@@ -102,8 +104,10 @@ pub struct Process {
     pub started_at_ms: u64,
     started: Instant,
     /// What its descendants are known by.
-    origin: Origin,
+    pub(super) origin: Origin,
     pub(super) log: Arc<Log>,
+    /// An interpreter of a context, which is no work and in no list.
+    pub(super) is_interpreter: bool,
     /// `None` for a process with pipes.
     pub(super) terminal: Option<Terminal>,
     /// Tells kills for memory; `None` without a sandbox.
@@ -173,21 +177,20 @@ pub(super) fn strike_trees(processes: &[Arc<Process>], reason: Reason) -> (usize
     let mut first = 0;
     let mut leaders = Vec::new();
     for process in processes {
-        if let Some(is_first) = process.begin_kill(reason) {
+        if let Some((held, is_first)) = process.begin_kill(reason) {
             first += usize::from(is_first);
-            leaders.push(process);
+            leaders.push(held);
         }
     }
     if leaders.is_empty() {
         return (0, None);
     }
-    let mut roots = roots(leaders.iter().copied());
-    roots.leaders = leaders.iter().map(|process| process.pid).collect();
+    let mut roots = roots(leaders.iter().map(|held| held.process));
+    roots.leaders = leaders.iter().map(|held| held.process.pid).collect();
     let mut hunt = Hunt::new(roots);
     hunt.strike();
-    for process in leaders {
-        process.end_kill();
-    }
+    fault::point("killing");
+    drop(leaders);
     hunt.forget_leaders();
     (first, Some(hunt))
 }
@@ -209,7 +212,7 @@ pub(super) fn finish(mut hunt: Hunt) {
 }
 
 /// Where the orphans of these processes are found.
-fn roots<'a>(processes: impl Iterator<Item = &'a Arc<Process>> + Clone) -> Roots {
+fn roots<'a>(processes: impl Iterator<Item = &'a Process> + Clone) -> Roots {
     let origins = processes.map(|process| process.origin);
     let marks = origins
         .clone()
@@ -219,6 +222,23 @@ fn roots<'a>(processes: impl Iterator<Item = &'a Arc<Process>> + Clone) -> Roots
         starters: origins.clone().map(|origin| origin.starter).collect(),
         holders: origins.filter_map(|origin| origin.holder).collect(),
         ..Roots::default()
+    }
+}
+
+/// A process that is not reaped, so that its pid is its own, until this is dropped.
+struct HeldProcess<'a> {
+    process: &'a Process,
+    /// Whether its group is killed then.
+    is_killed: bool,
+}
+
+impl Drop for HeldProcess<'_> {
+    fn drop(&mut self) {
+        let mut life = lock(&self.process.life);
+        if self.is_killed {
+            let _ = sys::signal_group(self.process.pid, libc::SIGKILL);
+        }
+        life.killers -= 1;
     }
 }
 
@@ -245,6 +265,7 @@ impl Process {
             started,
             origin,
             log,
+            is_interpreter: false,
             terminal: None,
             kill_watch: None,
             life: Mutex::new(Life {
@@ -382,20 +403,15 @@ impl Process {
     /// `NotPty` if it has no terminal, or the kernel refuses the signal.
     pub fn signal_foreground(&self, signal: i32) -> Result<bool> {
         let terminal = self.terminal()?;
-        {
-            let mut life = lock(&self.life);
-            if life.ending.is_some() {
-                return Ok(false);
-            }
-            // It is not reaped meanwhile, so its number is that of its session.
-            life.killers += 1;
-        }
+        // It is not reaped meanwhile, so its number is that of its session.
+        let Some(held) = self.hold(&mut lock(&self.life)) else {
+            return Ok(false);
+        };
         let group = terminal.signal_foreground(self.pid, signal);
-        let mut life = lock(&self.life);
-        life.killers -= 1;
         if group == Ok(Some(self.pid)) {
-            life.requested_signals |= bit(signal);
+            lock(&self.life).requested_signals |= bit(signal);
         }
+        drop(held);
         let act = format_args!("cannot signal the foreground of process {}", self.id);
         let group = group.map_err(|errno| Error::system(act, errno))?;
         Ok(group.is_some())
@@ -420,46 +436,49 @@ impl Process {
     /// Kills what it left behind when it ended.
     pub fn kill_left_behind(self: &Arc<Self>) {
         if self.origin.mark.is_some() {
-            finish(Hunt::new(roots([self].into_iter())));
+            finish(Hunt::new(roots([&**self].into_iter())));
         }
     }
 
     /// Kills tracers that hold up its end. A command that was killed ends whoever traces it; else only its
     /// own processes are meant.
     pub(super) fn kill_tracers(&self) {
-        let was_killed = {
+        let (_held, was_killed) = {
             let mut life = lock(&self.life);
-            if life.ending.is_some() {
+            let Some(held) = self.hold(&mut life) else {
                 return;
-            }
-            life.killers += 1;
-            life.kill_reason.is_some()
+            };
+            (held, life.kill_reason.is_some())
         };
         let mark = self.origin.mark;
         tree::kill_tracers(self.pid, |tracer| {
             was_killed || (mark.is_some() && Mark::of(tracer) == mark)
         });
-        lock(&self.life).killers -= 1;
     }
 
-    /// Stops its process group, which then forks no more while its descendants are searched, and holds
-    /// off reaping. Returns whether this is the first kill; `None` if it has ended.
-    fn begin_kill(&self, reason: Reason) -> Option<bool> {
-        let mut life = lock(&self.life);
+    /// Holds off reaping; `None` if it has ended.
+    fn hold(&self, life: &mut Life) -> Option<HeldProcess<'_>> {
         if life.ending.is_some() {
             return None;
         }
         life.killers += 1;
+        Some(HeldProcess {
+            process: self,
+            is_killed: false,
+        })
+    }
+
+    /// Stops its process group, which then forks no more while its descendants are searched, and holds
+    /// off reaping. What is returned kills the group when it is dropped, and tells whether this is the first kill;
+    /// `None` if it has ended.
+    fn begin_kill(&self, reason: Reason) -> Option<(HeldProcess<'_>, bool)> {
+        let mut life = lock(&self.life);
+        let mut held = self.hold(&mut life)?;
+        held.is_killed = true;
         let _ = sys::signal_group(self.pid, libc::SIGSTOP);
         let is_first = life.kill_reason.is_none();
         life.kill_reason.get_or_insert(reason);
-        Some(is_first)
-    }
-
-    fn end_kill(&self) {
-        let mut life = lock(&self.life);
-        let _ = sys::signal_group(self.pid, libc::SIGKILL);
-        life.killers -= 1;
+        Some((held, is_first))
     }
 
     /// Counts one more client, as if it had started the process.
@@ -471,7 +490,8 @@ impl Process {
     pub fn leave(self: &Arc<Self>, on_disconnect: OnDisconnect) {
         let is_unwanted = {
             let mut life = lock(&self.life);
-            life.clients -= 1;
+            // A client whose leaving panicked leaves once more.
+            life.clients = life.clients.saturating_sub(1);
             life.background |= on_disconnect == OnDisconnect::Keep;
             life.clients == 0 && !life.background
         };
@@ -522,17 +542,27 @@ impl Process {
             (life.ending, life.kill_reason, life.requested_signals)
         };
         let (ending, ended) = ending?;
-        if ending == Ending::Exited(128 + libc::SIGKILL) {
-            // A shell reports a child that SIGKILL ended. If the OOM killer did it, this is its kill.
-            oom::killed_one();
-        }
-        let reason = match (ending, kill_reason) {
-            (Ending::Exited(_), _) => Reason::Exited,
-            (Ending::Signaled(libc::SIGKILL), Some(reason)) => reason,
-            (Ending::Signaled(signal), _) if requested_signals & bit(signal) != 0 => Reason::Killed,
-            (Ending::Signaled(libc::SIGKILL), None) => self.unasked_kill(),
-            (Ending::Signaled(_) | Ending::Unknown, _) => Reason::Signaled,
+        let find_reason = || {
+            fault::point("reason");
+            if ending == Ending::Exited(128 + libc::SIGKILL) {
+                // A shell reports a child that SIGKILL ended. If the OOM killer did it, this is its kill.
+                oom::killed_one();
+            }
+            match (ending, kill_reason) {
+                (Ending::Exited(_), _) => Reason::Exited,
+                (Ending::Signaled(libc::SIGKILL), Some(reason)) => reason,
+                (Ending::Signaled(signal), _) if requested_signals & bit(signal) != 0 => {
+                    Reason::Killed
+                }
+                (Ending::Signaled(libc::SIGKILL), None) => self.unasked_kill(),
+                (Ending::Signaled(_) | Ending::Unknown, _) => Reason::Signaled,
+            }
         };
+        // Whatever becomes of the reason, clients wait for the end.
+        let reason = contain(find_reason).unwrap_or(match ending {
+            Ending::Exited(_) => Reason::Exited,
+            Ending::Signaled(_) | Ending::Unknown => Reason::Signaled,
+        });
         let exit = Exit {
             ending,
             reason,

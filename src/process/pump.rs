@@ -26,6 +26,7 @@ use super::ring::Stream;
 use super::stdio::Outputs;
 use super::terminal::TerminalShare;
 use crate::client::{Client, Disconnected, KeepAlive};
+use crate::fault;
 use crate::ledger::{Charge, Ledger};
 use crate::sys::{self, Events, PollEntry, poll};
 
@@ -390,9 +391,12 @@ impl Pump {
     }
 
     /// Ends the outputs, so that nothing is left to do once the end was published. What still writes to them gets
-    /// SIGPIPE.
+    /// SIGPIPE, and what was not read is lost.
     pub fn close_outputs(&mut self) {
         self.outputs = [None, None];
+        if let Phase::Draining(left) = &mut self.phase {
+            *left = [0, 0];
+        }
     }
 
     /// Drives the process until it ends or its client disconnects, at most until a moment, and leaves the
@@ -443,6 +447,7 @@ impl Pump {
             }
             let mut deliver = |stream: Stream, offset: u64, data: &[u8]| {
                 subscriber.output(stream, offset, data);
+                fault::point("foreground");
                 keep_alive.reset();
             };
             for stream in Stream::ALL {

@@ -27,8 +27,10 @@ use crate::clock::now_ms;
 use crate::command::{CommandSpec, StdinSource};
 use crate::confine::{Confinement, KillWatch, Mark};
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::logging;
+use crate::panics::contain;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::sys::{self, Pid};
 
@@ -144,12 +146,30 @@ enum Role {
 struct StartGuard<'a> {
     registry: &'a Registry,
     start: Arc<Start>,
+    /// Whether a pump drives the child.
+    is_driven: bool,
+}
+
+impl StartGuard<'_> {
+    /// A pump drives the child from now on.
+    fn hand_over(&mut self, process: &Process) {
+        children::end_start(&self.start, Some((process.pid, process.origin.mark)));
+        self.is_driven = true;
+    }
 }
 
 impl Drop for StartGuard<'_> {
     fn drop(&mut self) {
         self.registry.shared.supervisor.unwatch_start(&self.start);
-        children::end_start(&self.start, None);
+        if !self.is_driven {
+            // There is a child only after a panic. It leads a group since it has called execve. The supervisor reaps it
+            // as a child that is no command.
+            if let Some(pid) = self.start.pid() {
+                let _ = sys::signal_group(pid, libc::SIGKILL);
+            }
+            self.start.kill();
+            children::end_start(&self.start, None);
+        }
         let starts = &mut lock(&self.registry.table).starts;
         starts.retain(|start| !Arc::ptr_eq(start, &self.start));
         self.registry.start_ended.notify_all();
@@ -279,13 +299,14 @@ impl Registry {
         table.starts.push(Arc::clone(&start));
         table.begun += 1;
         drop(table);
-        let guard = StartGuard {
+        let mut guard = StartGuard {
             registry: self,
             start: Arc::clone(&start),
+            is_driven: false,
         };
         children::list_start(&start);
         self.shared.supervisor.watch_start(&start);
-        let pump = self.start_new(spec, confinement, &start, role)?;
+        let pump = self.start_new(spec, confinement, &mut guard, role)?;
         drop(guard);
         if start.has_timed_out() {
             pump.process().kill_tree(Reason::Timeout);
@@ -297,9 +318,11 @@ impl Registry {
         self: &Arc<Self>,
         spec: CommandSpec,
         confinement: &Confinement,
-        start: &Arc<Start>,
+        guard: &mut StartGuard<'_>,
         role: Role,
     ) -> Result<Pump> {
+        let start = Arc::clone(&guard.start);
+        fault::point("start");
         let (number, socket) = match role {
             Role::Command => (Some(&self.next), None),
             Role::Interpreter(socket) => (None, Some(socket)),
@@ -338,7 +361,7 @@ impl Registry {
         // Before the process can be killed.
         let kill_watch = confinement.limits().map(KillWatch::begin);
         let spawned = confinement.spawn(&spec, own, passed, origin.mark, &start.pid)?;
-        children::end_start(start, Some((spawned.pid, origin.mark)));
+        fault::point("started");
         let held = share.map(|share| HeldTerminal {
             terminal: Some(Arc::clone(&stdio.child[0])),
             _share: share,
@@ -352,13 +375,13 @@ impl Registry {
             (None, None) => "interpreter".to_owned(),
         };
         let log = Log::new(&self.shared.logs, &self.logs, self.shared.log_bytes);
-        // Cannot fail, because it is less than before. From the spawn on nothing may: the process would have no
-        // driver.
+        // Cannot fail, because it is less than before. From the spawn on nothing may: the process has no driver yet.
         let _ = texts.set(spec.kept_bytes());
         let mut process = Process::new(id, &spec, spawned, started, origin, log, texts);
         let terminal = spec.terminal.zip(stdio.input.clone());
         process.terminal = terminal.map(|(spec, master)| Terminal::new(spec, master));
         process.kill_watch = kill_watch;
+        process.is_interpreter = number.is_none();
         let given = match (stdio.input, spec.input) {
             (Some(master), _) if held.is_some() => {
                 *lock(&process.stdin) = StdinSlot::Open(master);
@@ -377,17 +400,32 @@ impl Registry {
             _ => None,
         };
         let process = Arc::new(process);
-        self.list_process(number, &process);
         let owner = Arc::clone(self);
         let deadline = start.deadline;
-        Ok(Pump::new(
-            process,
+        let pump = Pump::new(
+            Arc::clone(&process),
             owner,
             stdio.outputs,
             held,
             given,
             deadline,
-        ))
+        );
+        if !process.is_interpreter {
+            self.activity.begin();
+        }
+        guard.hand_over(&process);
+        let listed = contain(|| {
+            fault::point("driven");
+            self.list_process(number, &process);
+        });
+        if let Err(panicked) = listed {
+            // It would run on, and nobody could find it.
+            process.kill_tree(Reason::Killed);
+            // It may be reaped while the start is still listed.
+            start.pid.store(0, Ordering::Release);
+            panicked.resume();
+        }
+        Ok(pump)
     }
 
     /// Charges the texts of a command. Forgets as many ended processes as it needs room for, the oldest end
@@ -415,7 +453,6 @@ impl Registry {
             table.interpreters.push(Arc::clone(process));
             return;
         };
-        self.activity.begin();
         table.by_id.insert(process.id.clone(), number);
         table.processes.insert(number, Arc::clone(process));
     }
@@ -651,12 +688,9 @@ impl PumpOwner for Registry {
             logging::debug(format_args!("process {id} ended: {ending:?}, {reason:?}"));
         }
         let mut table = lock(&self.table);
-        let interpreters = &mut table.interpreters;
-        if let Some(at) = interpreters
-            .iter()
-            .position(|other| Arc::ptr_eq(other, process))
-        {
-            interpreters.swap_remove(at);
+        if process.is_interpreter {
+            let interpreters = &mut table.interpreters;
+            interpreters.retain(|other| !Arc::ptr_eq(other, process));
             return;
         }
         self.activity.end();

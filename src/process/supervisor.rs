@@ -12,6 +12,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
+use std::slice;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -29,10 +30,11 @@ use super::ring::Stream;
 use super::start::Start;
 use super::tree::Hunt;
 use crate::error::{Error, Result};
+use crate::fault;
 use crate::logging;
-use crate::panics;
+use crate::panics::{Panicked, contain, essential};
 use crate::sync::{Condvar, Mutex, lock};
-use crate::sys::{Events, MemoryCache, PollEntry, poll};
+use crate::sys::MemoryCache;
 
 /// Takes over pumps from other threads.
 pub(super) struct Supervisor {
@@ -147,7 +149,8 @@ impl Supervisor {
                 Err(Errno::EINTR) => 0,
                 Err(errno) => {
                     logging::info(format_args!("supervisor: epoll_wait: {errno:?}"));
-                    return;
+                    // Everybody depends on this thread.
+                    panic!("the supervisor cannot wait");
                 }
             };
             for event in &events[..count] {
@@ -156,11 +159,17 @@ impl Supervisor {
                         let _ = self.wakeup.read();
                         let arrived = std::mem::take(&mut *lock(&self.inbox));
                         for pump in arrived {
-                            self.take_up(&mut driven, pump, &mut buffer);
+                            let key = driven.add(pump);
+                            self.drive(&mut driven, key, &mut buffer, Self::take_up);
                         }
                     }
                     CHILD_ENDED => driven.reap_at = Some(Instant::now() + REAPING_DELAY),
-                    data => self.handle(&mut driven, data, &mut buffer),
+                    data => self.drive(
+                        &mut driven,
+                        data >> 2,
+                        &mut buffer,
+                        |this, driven, key, buffer| this.handle(driven, key, data & 3, buffer),
+                    ),
                 }
             }
             self.check_timers(&mut driven, &mut buffer);
@@ -198,20 +207,22 @@ impl Supervisor {
             && at <= now
         {
             driven.timers.pop_first();
-            let Some(pump) = driven.pumps.get_mut(&key) else {
-                continue;
-            };
-            if pump.take_due(now) {
-                due.push(Arc::clone(pump.process()));
-            }
-            if let Some(interval) = pump.take_recheck(now) {
-                pump.finish(buffer, &mut |_, _, _| {});
-                if pump.is_overdue(interval) {
-                    self.order(Order::KillTracers(Arc::clone(pump.process())));
+            self.drive(driven, key, buffer, |this, driven, key, buffer| {
+                let Some(pump) = driven.pumps.get_mut(&key) else {
+                    return;
+                };
+                if pump.take_due(now) {
+                    due.push(Arc::clone(pump.process()));
                 }
-            }
-            driven.timers.extend(pump.timer().map(|at| (at, key)));
-            driven.remove_if_done(key);
+                if let Some(interval) = pump.take_recheck(now) {
+                    pump.finish(buffer, &mut |_, _, _| {});
+                    if pump.is_overdue(interval) {
+                        this.order(Order::KillTracers(Arc::clone(pump.process())));
+                    }
+                }
+                driven.timers.extend(pump.timer().map(|at| (at, key)));
+                driven.remove_if_done(key);
+            });
         }
         if !due.is_empty() {
             self.order(Order::KillTrees(due));
@@ -232,7 +243,28 @@ impl Supervisor {
         };
     }
 
-    fn take_up(&self, driven: &mut Driven, mut pump: Pump, buffer: &mut Buffer) {
+    /// Does what is due for one pump. A panic costs its process, which would have no driver otherwise, and no other.
+    fn drive(
+        &self,
+        driven: &mut Driven,
+        key: u64,
+        buffer: &mut Buffer,
+        act: impl FnOnce(&Self, &mut Driven, u64, &mut Buffer),
+    ) {
+        let pump = driven.pumps.get(&key);
+        let pidfd = pump.and_then(|pump| pump.pidfd().cloned());
+        if contain(|| act(self, driven, key, buffer)).is_err() {
+            // The pump may have let go of it, and nothing else would end its watch.
+            self.unwatch(pidfd.as_ref().map(|pidfd| pidfd.as_fd()));
+            self.give_up(driven, key, buffer);
+        }
+    }
+
+    /// Begins to drive a pump.
+    fn take_up(&self, driven: &mut Driven, key: u64, buffer: &mut Buffer) {
+        let Some(pump) = driven.pumps.get_mut(&key) else {
+            return;
+        };
         // The process may have ended before its client disconnected, and no event would follow.
         pump.finish(buffer, &mut |_, _, _| {});
         if pump.is_over() {
@@ -242,34 +274,40 @@ impl Supervisor {
                 pump.read_or_close(stream, buffer, &mut |_, _, _| {});
             }
             if pump.is_done() {
+                driven.pumps.remove(&key);
                 return;
             }
         }
-        let key = driven.next_key;
-        driven.next_key += 1;
-        if let Err(errno) = self.watch(&pump, key) {
-            // The kernel has no memory for the watch. A process without a driver would never end for
-            // its clients, so it is killed; what its descendants write is lost.
+        if let Err(errno) = self.watch(pump, key) {
+            // The kernel has no memory for the watch.
             let line = format_args!(
                 "process {}: cannot be watched ({errno:?}), killed",
                 pump.process().id
             );
             logging::about("processes", line);
-            for (descriptor, ..) in watched(&pump) {
-                self.unwatch(descriptor);
-            }
-            pump.process().kill_tree(Reason::Killed);
-            if let Some(pidfd) = pump.pidfd() {
-                let mut entries = [PollEntry::new(pidfd.as_fd(), Events::READABLE)];
-                poll(&mut entries, Some(Duration::from_secs(1)));
-            }
-            pump.finish(buffer, &mut |_, _, _| {});
-            // Descendants that write to them get SIGPIPE.
-            pump.outputs = [None, None];
+            self.give_up(driven, key, buffer);
             return;
         }
         driven.timers.extend(pump.timer().map(|at| (at, key)));
-        driven.pumps.insert(key, pump);
+    }
+
+    /// Has a process killed that cannot be watched or has made its driver panic, and waits for its end by timers alone.
+    /// What it has written is read if that is possible; what it writes from now on is lost.
+    fn give_up(&self, driven: &mut Driven, key: u64, buffer: &mut Buffer) {
+        let Some(pump) = driven.pumps.get_mut(&key) else {
+            return;
+        };
+        for (descriptor, ..) in watched(pump) {
+            self.unwatch(descriptor);
+        }
+        let _ = contain(|| pump.read_available(buffer, &mut |_, _, _| {}));
+        // Descendants that write to them get SIGPIPE.
+        pump.close_outputs();
+        pump.input = None;
+        pump.expect_end();
+        self.order(Order::Kill(Arc::clone(pump.process())));
+        driven.timers.extend(pump.timer().map(|at| (at, key)));
+        driven.remove_if_done(key);
     }
 
     fn watch(&self, pump: &Pump, key: u64) -> nix::Result<()> {
@@ -291,12 +329,12 @@ impl Supervisor {
     }
 
     /// Handles one event.
-    fn handle(&self, driven: &mut Driven, data: u64, buffer: &mut Buffer) {
-        let key = data >> 2;
+    fn handle(&self, driven: &mut Driven, key: u64, purpose: u64, buffer: &mut Buffer) {
         let Some(pump) = driven.pumps.get_mut(&key) else {
             return;
         };
-        let (purpose, timer) = (data & 3, pump.timer());
+        let timer = pump.timer();
+        fault::point("supervised");
         match purpose {
             STDOUT | STDERR => {
                 let stream = Stream::ALL[usize::from(purpose == STDERR)];
@@ -341,9 +379,8 @@ fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> 
         .name(name.to_owned())
         .stack_size(256 * 1024)
         .spawn(|| {
-            panics::depend_on_this_thread();
             let _cache = MemoryCache::of_this_thread();
-            body();
+            essential(body);
         })
         .map_err(|error| Error::io("cannot start the supervisor", &error))?;
     Ok(())
@@ -363,6 +400,8 @@ fn watched(pump: &Pump) -> [(Option<BorrowedFd<'_>>, u64, EpollFlags); 4] {
 enum Order {
     /// The time of these processes is up.
     KillTrees(Vec<Arc<Process>>),
+    /// Nothing can watch this process.
+    Kill(Arc<Process>),
     /// This process should have ended, and a tracer may hold it up.
     KillTracers(Arc<Process>),
 }
@@ -390,17 +429,35 @@ impl Supervisor {
                 };
                 std::mem::take(&mut *orders)
             };
-            let mut due = Vec::new();
+            let (mut due, mut unwatched) = (Vec::new(), Vec::new());
             for order in orders {
                 match order {
                     Order::KillTrees(processes) => due.extend(processes),
-                    Order::KillTracers(process) => process.kill_tracers(),
+                    Order::Kill(process) => unwatched.push(process),
+                    Order::KillTracers(process) => drop(contain(|| process.kill_tracers())),
                 }
             }
-            let (_, hunt) = strike_trees(&due, Reason::Timeout);
-            hunts.extend(hunt.map(|hunt| (Instant::now(), hunt)));
+            let mut strike = |processes: &[Arc<Process>], reason| {
+                if processes.is_empty() {
+                    return Ok(());
+                }
+                let (_, hunt) = contain(|| {
+                    fault::point("timeouts");
+                    strike_trees(processes, reason)
+                })?;
+                hunts.extend(hunt.map(|hunt| (Instant::now(), hunt)));
+                Ok::<(), Panicked>(())
+            };
+            for (processes, reason) in [(due, Reason::Timeout), (unwatched, Reason::Killed)] {
+                if strike(&processes, reason).is_err() {
+                    // One of them may be the cause, and the others are due all the same.
+                    for process in &processes {
+                        let _ = strike(slice::from_ref(process), reason);
+                    }
+                }
+            }
             if let Some((since, mut hunt)) = hunts.pop_front()
-                && hunt.strike()
+                && contain(|| hunt.strike()).unwrap_or(false)
                 && since.elapsed() < HUNT_LIMIT
             {
                 hunts.push_back((since, hunt));
@@ -421,6 +478,13 @@ struct Driven {
 }
 
 impl Driven {
+    fn add(&mut self, pump: Pump) -> u64 {
+        let key = self.next_key;
+        self.next_key += 1;
+        self.pumps.insert(key, pump);
+        key
+    }
+
     fn remove_if_done(&mut self, key: u64) {
         if self.pumps.get(&key).is_some_and(Pump::is_done) {
             self.pumps.remove(&key);

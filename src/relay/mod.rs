@@ -1,8 +1,8 @@
 //! The port proxy's relay, where this server is the client of an upstream server.
 //!
 //! The upstream server gets one request at a time: its head is written here and its body is framed anew. Its connection
-//! is the next request's only if that comes from the same client, soon, and there is no doubt where the answer ended. No
-//! byte of the answer reaches the client unparsed: the head is parsed by the rules for requests and written by
+//! is the next request's only if that comes from the same client, soon, if neither has a body, and if there is no doubt
+//! where the answer ended. No byte of the answer reaches the client unparsed: the head is parsed by the rules for requests and written by
 //! `connection`, the body is taken out of its framing and put into another. So neither side can put the other out of step.
 //!
 //! [`exchange`] runs until the head of the response has arrived; then the connection runs `Relay`,
@@ -12,6 +12,7 @@
 //! its end on. Either side is read only when what it sent before was sent on, which bounds the
 //! buffers and slows down the faster side.
 
+mod set_cookie;
 mod tunnel;
 mod upstream;
 
@@ -22,6 +23,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{Shutdown, shutdown};
 
+use crate::fault;
 use crate::http::body::BodyDecoder;
 use crate::http::parse::{Framing, ResponseHead};
 use crate::http::reader::{BODY_LIMIT, ReceiveError};
@@ -29,10 +31,13 @@ use crate::http::request::{BodyReader, Request};
 use crate::http::response::{Body, Response, Takeover, append_status_line};
 use crate::http::stream::{SEND_LIMIT, StreamWriter};
 use crate::sys::Events;
+pub use set_cookie::Cookies;
 pub use tunnel::connect_through;
 use tunnel::{Connected, Tunnel};
-pub use upstream::{Account, FieldChanges, Forward, Home, RelayError};
-use upstream::{Keep, ReadSize, Upstream, append_upgrade, poll_both, wants_upgrade};
+pub use upstream::{
+    Account, FieldChanges, Forward, Home, RelayError, is_same_field, wants_upgrade,
+};
+use upstream::{Keep, MIN_READ_BYTES, ReadSize, Upstream, append_upgrade, poll_both};
 
 /// Interim responses of which the client sees nothing, so that its pace does not limit them.
 const MAX_UNSEEN_RESPONSES: usize = 100;
@@ -51,8 +56,8 @@ pub fn connected(socket: OwnedFd, account: Account) -> Response {
 /// to the client.
 ///
 /// # Errors
-/// `Client` if the request cannot be received or the client has disconnected; `NoAnswer` if the server closes at once;
-/// `Upstream` if it closes later, or answers something other than HTTP/1.1.
+/// `Client` if the request cannot be received or the client has disconnected; `NoAnswer` if the server closes at once, or
+/// begins with something other than HTTP/1.1; `Upstream` if it does so later, or with the first bytes of the body.
 pub fn exchange(
     request: &mut Request<'_>,
     socket: Arc<OwnedFd>,
@@ -78,7 +83,9 @@ pub fn exchange(
     // When the client last sent a part of the body, or did not have to.
     let mut heard_at = begun;
     let mut unseen = 0;
+    let mut keep = forward.keep.clone();
     loop {
+        fault::point("relay");
         if exchange.request_ready || !exchange.takes_request(body) {
             heard_at = Instant::now();
         }
@@ -97,8 +104,8 @@ pub fn exchange(
                 None => exchange.response_ready = false,
                 Some(response) if response.status >= 200 => {
                     let changes = forward.changes.clone();
-                    let keep = forward.keep.clone().filter(|_| response.keep_alive);
-                    let relay = Relay::new(exchange, response, to_head, account, changes, keep);
+                    let mut relay = Relay::new(exchange, response, to_head, account, changes, keep);
+                    relay.begin()?;
                     let status = relay.head.status;
                     return Ok(Response::new(status, Body::Takeover(Box::new(relay))));
                 }
@@ -120,19 +127,22 @@ pub fn exchange(
                     let text = "it sent too many interim responses";
                     return Err(RelayError::Upstream(text.to_owned()));
                 }
-                Some(interim) if interim.status == 100 => {
-                    unseen += 1;
-                    client.push_raw(body.take_go_ahead());
+                Some(interim) => {
+                    keep = keep.filter(|_| has_sure_end(&interim, to_head));
+                    if interim.status == 100 {
+                        unseen += 1;
+                        client.push_raw(body.take_go_ahead());
+                    } else if http_1_1 {
+                        client.push(|out| {
+                            append_status_line(out, interim.status, &interim.reason);
+                            forward.changes.append(out, &interim.fields);
+                            out.extend_from_slice(b"\r\n");
+                        });
+                    } else {
+                        // HTTP/1.0 has no interim responses.
+                        unseen += 1;
+                    }
                 }
-                Some(interim) if http_1_1 => {
-                    client.push(|out| {
-                        append_status_line(out, interim.status, &interim.reason);
-                        forward.changes.append(out, &interim.fields);
-                        out.extend_from_slice(b"\r\n");
-                    });
-                }
-                // HTTP/1.0 has no interim responses.
-                Some(_) => unseen += 1,
             }
         }
         // A client that sends its body without waiting gets the go-ahead immediately.
@@ -243,12 +253,29 @@ impl Exchange {
     }
 }
 
+/// Whether there is no doubt where a response ends, and that its server then reads the next request.
+fn has_sure_end(head: &ResponseHead, to_head: bool) -> bool {
+    let is_sure = match (head.status, head.framing) {
+        // The server may not have read all of a request that it refuses.
+        (400.., _) => false,
+        (_, Framing::Length(0)) | (100..200 | 204 | 304, Framing::None) => true,
+        // Not every server knows that none of these has the content that it announces.
+        (100..200 | 204 | 205 | 304, _) | (_, Framing::None) => false,
+        (_, Framing::Length(_) | Framing::Chunked) => !to_head,
+    };
+    is_sure && head.keep_alive
+}
+
 /// A response whose head has arrived, and the rest of its exchange.
 struct Relay {
     exchange: Exchange,
     head: ResponseHead,
     /// Of the response's body.
     decoder: BodyDecoder,
+    /// Whether the end of the connection is that of the body.
+    ends_by_close: bool,
+    /// What has been read of the body and is not on its way to the client.
+    beginning: Vec<u8>,
     /// The framing that the client gets.
     framing: Framing,
     account: Account,
@@ -279,32 +306,62 @@ impl Relay {
             (_, Framing::None) => (BodyDecoder::UntilClose, Framing::Chunked),
             (_, framing) => (BodyDecoder::new(framing), framing),
         };
-        let has_end = !matches!(decoder, BodyDecoder::UntilClose);
         Self {
-            keep: keep.filter(|_| has_end),
+            keep: keep.filter(|_| has_sure_end(&head, to_head)),
             exchange,
             head,
+            ends_by_close: matches!(decoder, BodyDecoder::UntilClose),
             decoder,
+            beginning: Vec::new(),
             framing,
             account,
             changes,
         }
     }
 
+    /// Reads what has arrived of the body, while the client can get an error in its place.
+    ///
+    /// # Errors
+    /// `Upstream` if the body fails before its first byte.
+    fn begin(&mut self) -> Result<(), RelayError> {
+        let (decoder, upstream) = (&mut self.decoder, &mut self.exchange.upstream);
+        let out = &mut self.beginning;
+        let result = decoder.append_available(&mut upstream.reader, out, MIN_READ_BYTES);
+        let has_ended = matches!(decoder, BodyDecoder::Ended | BodyDecoder::Failed);
+        let is_cut = result.is_err() || (has_ended && self.is_reset());
+        self.exchange.response_ready = has_ended || !self.beginning.is_empty();
+        if is_cut && self.beginning.is_empty() {
+            let text = match result {
+                Err(ReceiveError::Parse(_)) => "its response's body is not what its head announces",
+                _ => "it closed the connection before its response's body",
+            };
+            return Err(RelayError::Upstream(text.to_owned()));
+        }
+        Ok(())
+    }
+
+    /// Whether a body that ends with its connection was cut off instead.
+    fn is_reset(&self) -> bool {
+        self.ends_by_close && self.exchange.upstream.was_reset()
+    }
+
     /// Reads what has arrived of the body. Returns how the body ended, or `None` before its end.
     fn read(&mut self, client: &mut StreamWriter, size: &mut ReadSize) -> Option<io::Result<()>> {
         let (decoder, upstream) = (&mut self.decoder, &mut self.exchange.upstream);
-        let ends_by_close = matches!(decoder, BodyDecoder::UntilClose);
+        let beginning = std::mem::take(&mut self.beginning);
         let result = size.append(client, |out, most| {
-            decoder.append_available(&mut upstream.reader, out, most)
+            if beginning.is_empty() {
+                return decoder.append_available(&mut upstream.reader, out, most);
+            }
+            out.extend_from_slice(&beginning);
+            Ok(())
         });
-        self.exchange.response_ready = !upstream.reader.unused().is_empty();
-        let is_cut = result.is_err()
-            || (ends_by_close && upstream.was_reset() && matches!(decoder, BodyDecoder::Ended));
-        if is_cut {
+        self.exchange.response_ready = !upstream.reader.unused().is_empty() || decoder.has_failed();
+        let has_ended = matches!(decoder, BodyDecoder::Ended);
+        if result.is_err() || (has_ended && self.is_reset()) {
             return Some(Err(io::ErrorKind::UnexpectedEof.into()));
         }
-        matches!(decoder, BodyDecoder::Ended).then(|| {
+        has_ended.then(|| {
             client.finish();
             Ok(())
         })
@@ -335,7 +392,6 @@ impl Takeover for Relay {
         let mut outcome = None;
         // The first read adds to the head in the buffer: a small response is sent at once.
         let mut reads = true;
-        self.exchange.response_ready = true;
         loop {
             if reads && self.exchange.response_ready {
                 outcome = self.read(client, &mut size);
@@ -352,6 +408,11 @@ impl Takeover for Relay {
                     slot.put(key, connection);
                 }
                 return outcome;
+            }
+            if outcome.is_some() {
+                // The server may serve others while the client takes the rest.
+                self.keep = None;
+                self.exchange.upstream.end_requests();
             }
             self.exchange.wait(client, body, outcome.is_none(), None)?;
         }
@@ -520,6 +581,37 @@ mod tests {
             let error = takeover(response).run(&mut client, body).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::TimedOut);
         });
+    }
+
+    /// It may serve one connection at a time.
+    #[test]
+    fn a_server_is_released_while_the_client_has_not_taken_the_answer() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let (told, is_released) = channel();
+        let server = thread::spawn(move || {
+            let _ = far.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+            let mut received = Vec::new();
+            let _ = far.read_to_end(&mut received);
+            let _ = told.send(());
+        });
+        let request = "GET / HTTP/1.1\r\n\r\n";
+        exchanged(request, near.into(), |mut client, response, body| {
+            // Of an answer before; no socket takes as much at once.
+            let before = vec![b'x'; 32 << 20];
+            let mut stream = body.client_writer();
+            stream.push_raw(&before);
+            let reading = thread::spawn(move || {
+                is_released.recv().unwrap();
+                let mut received = Vec::new();
+                let _ = client.read_to_end(&mut received);
+                received
+            });
+            takeover(response).run(&mut stream, body).unwrap();
+            let _ = shutdown(stream.descriptor().as_raw_fd(), Shutdown::Both);
+            let received = reading.join().unwrap();
+            assert_eq!(received.len(), before.len() + 2);
+        });
+        server.join().unwrap();
     }
 
     #[test]

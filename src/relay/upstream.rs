@@ -5,13 +5,15 @@
 //! place that polls both sockets.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::socket::{Shutdown, shutdown};
 
+use super::set_cookie::Cookies;
 use crate::client::Disconnected;
 use crate::http::KeptSlot;
 use crate::http::parse::{
@@ -24,7 +26,7 @@ use crate::ledger::{Charge, Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
 
 /// The smallest size of a read, which is what a quiet connection costs.
-const MIN_READ_BYTES: usize = 4 * 1024;
+pub(super) const MIN_READ_BYTES: usize = 4 * 1024;
 
 /// The largest size of a read.
 const MAX_READ_BYTES: usize = 256 * 1024;
@@ -55,8 +57,7 @@ pub struct Forward<'a> {
     pub target: Vec<u8>,
     /// The value of `Host`.
     pub host: &'a str,
-    /// Names of fields that are not forwarded, in lower case and with dashes. Names with underscores
-    /// instead are not forwarded either: CGI programs see no difference (RFC 3875 section 4.1.18).
+    /// Names of fields that are not forwarded, nor is any that [a server may take for one](is_same_field).
     pub withheld: &'a [&'a str],
     /// Fields to add. A value is one line.
     pub added: Vec<(&'a str, Vec<u8>)>,
@@ -65,7 +66,8 @@ pub struct Forward<'a> {
     /// What is changed in the fields of the response.
     pub changes: FieldChanges,
     /// Where the connection to the server stays, if its answer allows that, and the key for it. Without it the server is
-    /// told to close it.
+    /// told to close it. Only for a request that announces no body and asks for no other protocol: a server that does not
+    /// read the body takes it for the next request, which may be another client's.
     pub keep: Option<Keep>,
 }
 
@@ -75,10 +77,12 @@ pub type Keep = (Arc<KeptSlot>, Vec<u8>);
 /// What is changed in the fields of a response. The default is nothing.
 #[derive(Debug, Clone, Default)]
 pub struct FieldChanges {
-    /// Names of fields that are not passed on, in lower case.
-    pub dropped: &'static [&'static str],
+    /// Lists of the names of fields that are not passed on, in lower case.
+    pub dropped: &'static [&'static [&'static str]],
     /// Where redirects to the server itself lead.
     pub home: Option<Home>,
+    /// For which addresses its cookies are.
+    pub cookies: Cookies,
 }
 
 /// Where the client finds a server that knows itself by another address.
@@ -95,14 +99,18 @@ impl FieldChanges {
     pub(super) fn append(&self, out: &mut Vec<u8>, fields: &Fields) {
         for (name, value) in end_to_end(fields) {
             let is = |other: &&str| other.eq_ignore_ascii_case(name);
-            if self.dropped.iter().any(is) {
+            if self.dropped.iter().copied().flatten().any(is) {
                 continue;
             }
-            let home = self.home.as_ref().filter(|_| is(&"location"));
-            match home.and_then(|home| home.path_of(value)) {
-                Some(path) => append_fields(out, [(name, &path[..])].into_iter()),
-                None => append_fields(out, [(name, value)].into_iter()),
-            }
+            let changed = if is(&"location") {
+                self.home.as_ref().and_then(|home| home.path_of(value))
+            } else if is(&"set-cookie") {
+                self.cookies.change(value)
+            } else {
+                None
+            };
+            let value = changed.as_deref().unwrap_or(value);
+            append_fields(out, [(name, value)].into_iter());
         }
     }
 }
@@ -145,7 +153,7 @@ pub enum RelayError {
     Client(ReceiveError),
     /// The upstream server does not answer in HTTP; the text says what it did.
     Upstream(String),
-    /// The same, and not a byte of an answer has come.
+    /// The same, and nothing of an answer has come: no byte, or first bytes that are no head.
     NoAnswer(String),
 }
 
@@ -237,10 +245,11 @@ impl Upstream {
             } else {
                 "in the middle of a response's head"
             };
-            let error_of = if is_silent && !self.has_answered {
-                RelayError::NoAnswer
-            } else {
+            let is_head = !matches!(error, ReceiveError::Parse(ParseError::Malformed(_)));
+            let error_of = if self.has_answered || (is_head && !is_silent) {
                 RelayError::Upstream
+            } else {
+                RelayError::NoAnswer
             };
             error_of(match error {
                 ReceiveError::Parse(ParseError::Malformed(what)) => {
@@ -263,9 +272,20 @@ impl Upstream {
     /// The connection, if another request can follow this one: all of it was sent, and nothing has come behind the
     /// answer.
     pub(super) fn into_idle(self) -> Option<Arc<OwnedFd>> {
-        let is_done = self.is_fed && self.failure.is_none() && self.writer.is_flushed();
+        let is_done = self.is_sent() && self.failure.is_none();
         let is_idle = is_done && self.reader.unused().is_empty();
         is_idle.then(|| Arc::clone(self.reader.socket()))
+    }
+
+    /// Tells the server that no other request follows this one, if all of it was sent.
+    pub(super) fn end_requests(&self) {
+        if self.is_sent() {
+            let _ = shutdown(self.reader.socket().as_raw_fd(), Shutdown::Write);
+        }
+    }
+
+    fn is_sent(&self) -> bool {
+        self.is_fed && self.writer.is_flushed()
     }
 }
 
@@ -275,11 +295,8 @@ fn request_head(head: &Head, expects: bool, forward: &Forward<'_>) -> Vec<u8> {
     out.extend_from_slice(b" HTTP/1.1\r\n");
     append_fields(&mut out, [("Host", forward.host.as_bytes())].into_iter());
     let passed_on = end_to_end(&head.fields).filter(|(name, _)| {
-        !name.eq_ignore_ascii_case("host")
-            && !forward
-                .withheld
-                .iter()
-                .any(|other| other.eq_ignore_ascii_case(&name.replace('_', "-")))
+        let mut others = ["host"].iter().chain(forward.withheld);
+        !others.any(|other| is_same_field(name, other))
     });
     append_fields(&mut out, passed_on);
     let added = forward.added.iter();
@@ -307,7 +324,7 @@ fn request_head(head: &Head, expects: bool, forward: &Forward<'_>) -> Vec<u8> {
 
 /// Whether the client asks for another protocol on this connection. A request with a body is forwarded
 /// as a plain one, which RFC 9110 section 7.8 allows.
-pub(super) fn wants_upgrade(head: &Head) -> bool {
+pub fn wants_upgrade(head: &Head) -> bool {
     head.minor_version == 1
         && matches!(head.framing, Framing::None | Framing::Length(0))
         && head.fields.values("upgrade").next().is_some()
@@ -325,8 +342,19 @@ pub(super) fn end_to_end(fields: &Fields) -> impl Iterator<Item = (&str, &[u8])>
             .iter()
             .copied()
             .chain(named.iter().map(String::as_str))
-            .any(|other| other.eq_ignore_ascii_case(name))
+            .any(|other| is_same_field(name, other))
     })
+}
+
+/// Whether a server may take a field for another one. CGI makes upper case and underscores of their names (RFC 3875
+/// section 4.1.18), and so do interfaces after it, such as WSGI; some servers make underscores of all punctuation.
+pub fn is_same_field(name: &str, other: &str) -> bool {
+    let letter = |byte: u8| match byte.to_ascii_lowercase() {
+        byte if byte.is_ascii_alphanumeric() => byte,
+        _ => b'_',
+    };
+    let bytes = name.bytes().map(letter);
+    name.len() == other.len() && bytes.eq(other.bytes().map(letter))
 }
 
 pub(super) fn append_fields<'f>(

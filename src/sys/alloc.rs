@@ -6,37 +6,19 @@
 //! itself, so that it rarely takes dlmalloc's lock.
 
 use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::{Cell, UnsafeCell};
+use std::cell::Cell;
 use std::ptr;
-use std::sync::atomic::AtomicU32;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use dlmalloc::Dlmalloc;
 
-use super::lock::{FREE, acquire, release};
+/// The small allocations of all threads. `dlmalloc::GlobalDlmalloc` would lock by `pthread_mutex_lock(3)`, which takes
+/// twice as long as the futex of `std`, and sleeps at once.
+static SMALL: Mutex<Dlmalloc> = Mutex::new(Dlmalloc::new());
 
-/// The small allocations of all threads. The lock is a word, because a command takes it many times: that of
-/// `dlmalloc::GlobalDlmalloc` is `pthread_mutex_lock(3)`, which takes twice as long and sleeps at once.
-struct SmallHeap {
-    lock: AtomicU32,
-    dlmalloc: UnsafeCell<Dlmalloc>,
-}
-
-static SMALL: SmallHeap = SmallHeap {
-    lock: AtomicU32::new(FREE),
-    dlmalloc: UnsafeCell::new(Dlmalloc::new()),
-};
-
-// SAFETY: only the thread that holds the lock reaches the heap.
-unsafe impl Sync for SmallHeap {}
-
-impl SmallHeap {
-    fn with<T>(&self, use_it: impl FnOnce(&mut Dlmalloc) -> T) -> T {
-        acquire(&self.lock);
-        // SAFETY: this thread holds the lock, and `use_it` cannot keep the reference. It does not panic.
-        let result = use_it(unsafe { &mut *self.dlmalloc.get() });
-        release(&self.lock);
-        result
-    }
+fn small() -> MutexGuard<'static, Dlmalloc> {
+    // The heap does not panic. Even so, poison would be no reason to stop.
+    SMALL.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Freed memory that a thread keeps for its next allocations, which then need no lock: with several connections the
@@ -107,14 +89,13 @@ impl Lists {
 
     /// Gives everything back.
     fn empty(&self) {
-        SMALL.with(|heap| {
-            for class in 0..Self::CLASSES {
-                while let Some(memory) = self.take(class) {
-                    // SAFETY: it was allocated with this size, and with an alignment that every allocation has.
-                    unsafe { heap.free(memory, Self::class_bytes(class), 1) };
-                }
+        let mut heap = small();
+        for class in 0..Self::CLASSES {
+            while let Some(memory) = self.take(class) {
+                // SAFETY: it was allocated with this size, and with an alignment that every allocation has.
+                unsafe { heap.free(memory, Self::class_bytes(class), 1) };
             }
-        });
+        }
     }
 }
 
@@ -179,9 +160,7 @@ unsafe impl GlobalAlloc for Allocator {
                 System.alloc(layout)
             } else {
                 let cached = lists_for(layout).and_then(|(lists, class)| lists.take(class));
-                cached.unwrap_or_else(|| {
-                    SMALL.with(|heap| heap.malloc(rounded(layout), layout.align()))
-                })
+                cached.unwrap_or_else(|| small().malloc(rounded(layout), layout.align()))
             }
         }
     }
@@ -197,7 +176,7 @@ unsafe impl GlobalAlloc for Allocator {
                     memory.write_bytes(0, layout.size());
                     return memory;
                 }
-                SMALL.with(|heap| heap.calloc(rounded(layout), layout.align()))
+                small().calloc(rounded(layout), layout.align())
             }
         }
     }
@@ -210,7 +189,7 @@ unsafe impl GlobalAlloc for Allocator {
             } else if let Some((lists, class)) = lists_for(layout) {
                 lists.keep(class, memory);
             } else {
-                SMALL.with(|heap| heap.free(memory, rounded(layout), layout.align()));
+                small().free(memory, rounded(layout), layout.align());
             }
         }
     }
@@ -223,9 +202,9 @@ unsafe impl GlobalAlloc for Allocator {
             match (Self::is_large(layout.size()), Self::is_large(size)) {
                 (true, true) => System.realloc(memory, layout, size),
                 (false, false) if rounded(layout) == rounded(to) => memory,
-                (false, false) if lists_for(layout).is_none() => SMALL.with(|heap| {
-                    heap.realloc(memory, rounded(layout), layout.align(), rounded(to))
-                }),
+                (false, false) if lists_for(layout).is_none() => {
+                    small().realloc(memory, rounded(layout), layout.align(), rounded(to))
+                }
                 _ => {
                     let new = self.alloc(to);
                     if !new.is_null() {

@@ -5,11 +5,10 @@
 
 use std::ffi::{c_int, c_uint};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
-use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use nix::errno::Errno;
 
-use super::lock::Mutex;
 use super::system::limits;
 
 /// Sets close-on-exec on every inherited descriptor above 2, so that no command gets one, and reserves
@@ -83,9 +82,13 @@ impl ReservedSlots {
         Some(Self { end, free })
     }
 
+    fn free(&self) -> MutexGuard<'_, Vec<[RawFd; Self::WIDTH]>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// `None` if all slots are in use.
     pub(super) fn take(&'static self) -> Option<ReservedSlot> {
-        let numbers = self.free.lock().pop()?;
+        let numbers = self.free().pop()?;
         Some(ReservedSlot {
             slots: self,
             numbers,
@@ -126,7 +129,7 @@ impl Drop for ReservedSlot {
             // A child's end of a pipe must not stay open in the server.
             let _ = self.put(index, PLACEHOLDER);
         }
-        self.slots.free.lock().push(self.numbers);
+        self.slots.free().push(self.numbers);
     }
 }
 

@@ -1,5 +1,5 @@
-//! What the kernel knows about sockets of this network namespace (`sock_diag(7)`): single TCP sockets,
-//! looked up by their addresses. A look-up costs the same however many sockets there are.
+//! What the kernel knows about this network namespace: single TCP sockets (`sock_diag(7)`) and routes
+//! (`rtnetlink(7)`), looked up by their addresses. A look-up costs the same however many there are.
 //!
 //! Needs no privileges. A kernel without `inet_diag`, and some filters, do not answer.
 
@@ -23,6 +23,11 @@ const DONE: u16 = 3;
 /// `NLM_F_REQUEST`, alone and with `NLM_F_DUMP`.
 const ONE: u16 = 1;
 const ALL: u16 = 0x301;
+
+/// `RTM_GETROUTE`, `RTA_DST` and `RTN_LOCAL` (`linux/rtnetlink.h`).
+const GET_ROUTE: u16 = 26;
+const DESTINATION: u16 = 1;
+const LOCAL: u8 = 2;
 
 /// States of a TCP socket (`net/tcp_states.h`).
 const SYN_RECEIVED: u8 = 3;
@@ -119,7 +124,7 @@ fn check_support() -> Result<(), Errno> {
     let is_supported = if let Some(known) = IS_SUPPORTED.get() {
         *known
     } else {
-        let (answer, _) = exchange(ALL, libc::AF_INET, &[0; SOCKET_BYTES])?;
+        let (answer, _) = ask_for_sockets(ALL, libc::AF_INET, &[0; SOCKET_BYTES])?;
         *IS_SUPPORTED.get_or_init(|| answer == DONE)
     };
     is_supported.then_some(()).ok_or(Errno::ENOENT)
@@ -169,43 +174,75 @@ fn look_up(local: SocketAddr, remote: SocketAddr) -> Result<Option<Found>, Errno
     id[20..36].copy_from_slice(&addresses[1]);
     id[36..40].copy_from_slice(&interface.to_ne_bytes());
     id[40..].fill(0xff);
-    match exchange(ONE, family, &id)? {
+    match ask_for_sockets(ONE, family, &id)? {
         (BY_FAMILY, body) => Ok(parse(&body)),
-        (ERROR, body) => match word(&body, 0).map(|code| Errno::from_raw(-code.cast_signed())) {
-            // EINVAL: a kernel without IPv6.
-            Some(Errno::ENOENT | Errno::EINVAL) => Ok(None),
-            errno => Err(errno.unwrap_or(Errno::EBADMSG)),
+        // EINVAL: a kernel without IPv6.
+        (ERROR, body) => match errno_of(&body) {
+            Errno::ENOENT | Errno::EINVAL => Ok(None),
+            errno => Err(errno),
         },
         _ => Err(Errno::EBADMSG),
     }
 }
 
-/// Sends a request about TCP sockets. Returns the type and the body of the first message of the answer, which
-/// the kernel has written when send(2) returns.
-fn exchange(
+/// Sends a request about TCP sockets.
+fn ask_for_sockets(
     flags: u16,
     family: libc::c_int,
     id: &[u8; SOCKET_BYTES],
+) -> Result<(u16, Vec<u8>), Errno> {
+    // struct inet_diag_req_v2: family, protocol, extensions, padding, states, socket. A dump without states is empty; a
+    // look-up ignores them.
+    let mut body = vec![0; 8];
+    body[0] = u8::try_from(family).unwrap_or_default();
+    body[1] = u8::try_from(libc::IPPROTO_TCP).unwrap_or_default();
+    body.extend(id);
+    exchange(SockProtocol::NetlinkSockDiag, BY_FAMILY, flags, &body)
+}
+
+/// Whether the kernel delivers to this machine what it sends to an address.
+///
+/// # Errors
+/// There is no route, or the kernel does not tell.
+pub fn is_delivered_here(address: IpAddr) -> Result<bool, Errno> {
+    let (family, octets) = match address {
+        IpAddr::V4(address) => (libc::AF_INET, address.octets().to_vec()),
+        IpAddr::V6(address) => (libc::AF_INET6, address.octets().to_vec()),
+    };
+    // struct rtmsg, of which the family and the length of the destination matter, and the destination.
+    let mut body = vec![0; 12];
+    body[0] = u8::try_from(family).unwrap_or_default();
+    body[1] = u8::try_from(octets.len() * 8).unwrap_or_default();
+    let length = u16::try_from(octets.len() + 4).unwrap_or_default();
+    body.extend([length, DESTINATION].map(u16::to_ne_bytes).concat());
+    body.extend(octets);
+    match exchange(SockProtocol::NetlinkRoute, GET_ROUTE, ONE, &body)? {
+        (ERROR, body) => Err(errno_of(&body)),
+        (_, body) => body.get(7).map(|kind| *kind == LOCAL).ok_or(Errno::EBADMSG),
+    }
+}
+
+/// Sends a request. Returns the type and the body of the first message of the answer, which the kernel has written when
+/// send(2) returns.
+fn exchange(
+    protocol: SockProtocol,
+    kind: u16,
+    flags: u16,
+    body: &[u8],
 ) -> Result<(u16, Vec<u8>), Errno> {
     const HEADER: usize = 16;
     let channel = socket(
         AddressFamily::Netlink,
         SockType::Raw,
         SockFlag::SOCK_CLOEXEC,
-        SockProtocol::NetlinkSockDiag,
+        protocol,
     )?;
     // struct nlmsghdr: length, type, flags, sequence, sender.
-    let mut request = Vec::with_capacity(72);
-    request.extend(72_u32.to_ne_bytes());
-    request.extend(BY_FAMILY.to_ne_bytes());
-    request.extend(flags.to_ne_bytes());
+    let length = u32::try_from(HEADER + body.len()).unwrap_or_default();
+    let mut request = length.to_ne_bytes().to_vec();
+    request.extend([kind, flags].map(u16::to_ne_bytes).concat());
     request.extend([0; 8]);
-    // struct inet_diag_req_v2: family, protocol, extensions, padding, states, socket.
-    let protocol = libc::IPPROTO_TCP;
-    request.extend([family, protocol, 0, 0].map(|byte| u8::try_from(byte).unwrap_or_default()));
-    // A dump without states is empty; a look-up ignores them.
-    request.extend([0; 4]);
-    request.extend(id);
+    request.extend(body);
     send(channel.as_raw_fd(), &request, MsgFlags::empty())?;
     let mut answer = vec![0; 4096];
     let count = recv(channel.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
@@ -237,6 +274,12 @@ fn parse(body: &[u8]) -> Option<Found> {
         uid: word(body, 64)?,
         inode: word(body, 68)?,
     })
+}
+
+/// What a message of the type `ERROR` says.
+fn errno_of(body: &[u8]) -> Errno {
+    let code = word(body, 0).map(|code| code.cast_signed().wrapping_neg());
+    code.map_or(Errno::EBADMSG, Errno::from_raw)
 }
 
 fn word(bytes: &[u8], at: usize) -> Option<u32> {

@@ -16,7 +16,6 @@ mod clone;
 mod descriptors;
 mod diag;
 mod identity;
-mod lock;
 #[cfg(target_arch = "x86_64")]
 mod memory;
 mod namespaces;
@@ -31,9 +30,6 @@ mod system;
 #[cfg(test)]
 mod testing;
 mod thread_name;
-// Unit tests unwind. Without optimization across crates the standard library refers to more than this defines.
-#[cfg(not(any(test, debug_assertions)))]
-mod unwind;
 
 pub use alloc::MemoryCache;
 #[cfg(test)]
@@ -42,26 +38,30 @@ pub use attributes::{
     attribute, attribute_names, attribute_names_of, remove_attribute, set_attribute,
 };
 pub use descriptors::{clone_file, is_getting_scarce, is_scarce, prepare_descriptors};
-pub use diag::{TcpState, is_tcp_listening, tcp_listener_uid, tcp_peer_uid, tcp_state};
+pub use diag::{
+    TcpState, is_delivered_here, is_tcp_listening, tcp_listener_uid, tcp_peer_uid, tcp_state,
+};
 pub use identity::{
     ActingAs, User, user_has_processes, withhold_capabilities_from_children,
     withhold_ptrace_from_children,
 };
-pub use lock::{Condvar, Mutex, MutexGuard, stop_thread};
 pub use namespaces::{
     Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Setup, wait_for_end,
 };
 pub use notify::{CallListener, WaitingCall, has_listeners};
-pub use poll::{Events, PollEntry, limit_unsent, poll, readable_bytes, receive_append};
+pub use poll::{
+    Events, PollEntry, connect_without_waiting, limit_unsent, poll, readable_bytes, receive_append,
+    refuse_descriptors,
+};
 pub use process::{
-    Ending, Pid, ended_child, fork, make_thread_nice, pidfd_open, pidfd_signal, reap, signal_group,
-    signal_process, signal_user, thread_id, wait, wait_any,
+    Ending, Pid, ended_child, fork, have_one_address_space, make_thread_nice, pidfd_open,
+    pidfd_signal, reap, signal_group, signal_process, signal_user, thread_id, wait, wait_any,
 };
 pub use pty::{
     end_of_file_character, foreground_group, open_terminal, set_terminal_size, signal_from_terminal,
 };
 pub use rename::{Rename, rename};
-pub use signals::{ignore, restore_default};
+pub use signals::{ignore, ignore_reserved_signals, is_ignored, restore_default};
 pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};
 pub use system::{
     Resource, clock_ticks, has_filters, landlock_abi, limits, mount_id, page_bytes, random_bytes,

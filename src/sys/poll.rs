@@ -1,11 +1,14 @@
-//! poll(2) with types, and reading what is ready.
+//! poll(2) with types, reading what is ready, and options of sockets that nix does not have.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
+use std::net::SocketAddrV4;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
 use std::time::Duration;
 
 use nix::errno::Errno;
+use nix::sys::socket::{SockaddrIn, SockaddrLike};
 
 /// Events of a descriptor, as poll(2) takes and returns them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,6 +109,43 @@ pub fn limit_unsent(socket: BorrowedFd<'_>, bytes: u32) -> Result<(), Errno> {
     let (level, option) = (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT);
     // SAFETY: the kernel reads `size` bytes of a value that outlives the call.
     let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, option, value, size) };
+    Errno::result(result).map(drop)
+}
+
+/// Makes the kernel refuse messages with descriptors to a Unix socket: their sender gets `EPERM` (`SO_PASSRIGHTS`, Linux
+/// 6.16). Descriptors that arrive are closed by whoever reads or closes the socket. Older kernels keep accepting them.
+pub fn refuse_descriptors(socket: BorrowedFd<'_>) {
+    /// asm-generic/socket.h
+    const SO_PASSRIGHTS: c_int = 83;
+    let (off, size): (c_int, _) = (0, libc::socklen_t::BITS / 8);
+    // SAFETY: the kernel reads `size` bytes of a value that outlives the call.
+    unsafe {
+        let value = (&raw const off).cast();
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            value,
+            size,
+        );
+    }
+}
+
+/// Connects a TCP socket of IPv4 without waiting, whether or not it is a blocking one: like connect(2), sendto(2) with
+/// `MSG_FASTOPEN` begins a connection, and it has a flag for a single call. There is no data to send with it. Call it again
+/// when the socket is writable, to learn how it ended.
+///
+/// # Errors
+/// `EINPROGRESS` if the connection has begun; `EALREADY` while it has not ended; `EOPNOTSUPP` where
+/// `net.ipv4.tcp_fastopen` is without its lowest bit; otherwise those of connect(2).
+pub fn connect_without_waiting(socket: BorrowedFd<'_>, address: SocketAddrV4) -> Result<(), Errno> {
+    let address = SockaddrIn::from(address);
+    let flags = libc::MSG_FASTOPEN | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the address outlives the call; no byte of the null pointer is read.
+    let result = unsafe {
+        let (to, length) = (address.as_ptr(), address.len());
+        libc::sendto(socket.as_raw_fd(), ptr::null(), 0, flags, to, length)
+    };
     Errno::result(result).map(drop)
 }
 

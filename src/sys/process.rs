@@ -28,6 +28,18 @@ pub fn thread_id() -> Pid {
     unsafe { libc::gettid() }
 }
 
+/// Whether two processes have the same address space (kcmp(2), `KCMP_VM`). So do two whose first threads have ended:
+/// the kernel compares what these have left, which is nothing.
+///
+/// # Errors
+/// `ESRCH` if one of them has ended. `EPERM` without `CAP_SYS_PTRACE`; a container's filter may give any other.
+pub fn have_one_address_space(one: Pid, other: Pid) -> Result<bool, Errno> {
+    const KCMP_VM: c_int = 1;
+    // SAFETY: plain integers.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) };
+    Errno::result(order).map(|order| order == 0)
+}
+
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {

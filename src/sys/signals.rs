@@ -32,15 +32,30 @@ impl KernelSigaction {
 /// Found with the first command rather than at the start, because it takes 64 system calls.
 pub(super) fn changed_signals() -> &'static [c_int] {
     static CHANGED: LazyLock<Vec<c_int>> = LazyLock::new(|| {
-        let is_changed = |signal: &c_int| {
-            let mut action = KernelSigaction::DEFAULT;
-            // SAFETY: the kernel fills `action` and changes nothing.
-            let result = unsafe { sigaction(*signal, ptr::null(), &raw mut action) };
-            result == 0 && action.handler != libc::SIG_DFL
-        };
+        let is_changed =
+            |signal: &c_int| handler(*signal).is_some_and(|handler| handler != libc::SIG_DFL);
         (1..=64).filter(is_changed).collect()
     });
     &CHANGED
+}
+
+/// What this process does on a signal: `SIG_DFL`, `SIG_IGN` or a handler.
+fn handler(signal: c_int) -> Option<usize> {
+    let mut action = KernelSigaction::DEFAULT;
+    // SAFETY: the kernel fills `action` and changes nothing.
+    let result = unsafe { sigaction(signal, ptr::null(), &raw mut action) };
+    (result == 0).then_some(action.handler)
+}
+
+/// Whether this process ignores a signal, for example since it was started.
+pub fn is_ignored(signal: c_int) -> bool {
+    handler(signal) == Some(libc::SIG_IGN)
+}
+
+/// Ignores the signals that musl reserves for itself. It uses them only for calls that this program makes before it
+/// has a second thread, or never, and a mask of its own functions cannot have them.
+pub fn ignore_reserved_signals() {
+    (32..=34).for_each(ignore_by_system_call);
 }
 
 /// Gives a signal its default effect, by a system call only.

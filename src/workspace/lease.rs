@@ -10,7 +10,9 @@ use crate::confine::Confinement;
 use crate::egress::Report;
 use crate::error::{Error, Kind, Result};
 use crate::files::{Files, Root};
-use crate::interpreter::{Contexts, ContextsSettings};
+#[cfg(feature = "interpreter")]
+use crate::interpreter::Contexts;
+use crate::interpreter::ContextsSettings;
 use crate::ledger::Ledger;
 use crate::ports::Ports;
 use crate::posture::Posture;
@@ -27,6 +29,7 @@ pub struct Workspace {
     /// Its processes.
     pub processes: Arc<Registry>,
     /// Its interpreters that stay.
+    #[cfg(feature = "interpreter")]
     pub contexts: Arc<Contexts>,
     /// Its servers.
     pub ports: Arc<Ports>,
@@ -51,10 +54,13 @@ impl Workspace {
         ledger: Arc<Ledger>,
         contexts: ContextsSettings,
     ) -> Arc<Self> {
+        #[cfg(not(feature = "interpreter"))]
+        let ContextsSettings {} = contexts;
         let activity = Arc::new(Activity::new());
         let processes = Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger));
         let root = Arc::new(root);
         let confinement = Arc::new(confinement);
+        #[cfg(feature = "interpreter")]
         let contexts = Contexts::new(
             contexts,
             Arc::clone(&processes),
@@ -68,6 +74,7 @@ impl Workspace {
             root,
             confinement,
             processes,
+            #[cfg(feature = "interpreter")]
             contexts,
             ports,
             ledger,
@@ -144,6 +151,7 @@ impl Workspace {
     /// Ends the workspace: it gives no lease and starts nothing from here on.
     pub fn close(&self) {
         self.activity.close();
+        #[cfg(feature = "interpreter")]
         self.contexts.close();
         self.processes.close();
         self.ports.close();

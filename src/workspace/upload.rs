@@ -12,6 +12,7 @@ use std::time::Duration;
 use crate::client::{Interrupt, Lookout, Peer, Stopped};
 use crate::codec::gzip::{DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::files::hash::Hasher;
 use crate::files::{Condition, RangedWrite, SplicePipe, Upload};
 use crate::ledger::{Charge, Item, Ledger};
@@ -126,6 +127,7 @@ pub(super) fn receive_whole<S: UploadSource>(
             Ok(())
         }
     })?;
+    fault::point("upload");
     let mut interrupt = WhileConnected::new(client);
     Ok(upload
         .commit_if(condition, &mut interrupt)

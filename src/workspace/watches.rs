@@ -16,10 +16,12 @@ use crate::bell::Bell;
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
 use crate::command::ChosenId;
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::files::Root;
 use crate::files::name::FilePath;
 use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
 use crate::ledger::{Charge, Item, Ledger};
+use crate::panics::contain;
 use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
 
@@ -253,7 +255,7 @@ impl Watches {
             std::thread::Builder::new()
                 .name("watches".to_owned())
                 .stack_size(256 * 1024)
-                .spawn(move || drive(&this, &woken))
+                .spawn(move || drive_or_close(&this, &woken))
                 .map_err(|error| {
                     let text = format!("no thread is left for a watch: {error}");
                     Error::new(Kind::NoThreads, text)
@@ -300,6 +302,23 @@ impl Watches {
         self.wake();
     }
 
+    /// Ends all watches after their thread has ended.
+    fn abandon(&self) {
+        let (ended, inbox) = {
+            let mut table = lock(&self.table);
+            table.has_thread = false;
+            let ended = std::mem::take(&mut table.all);
+            (ended, std::mem::take(&mut table.inbox))
+        };
+        drop(inbox);
+        for watch in ended {
+            watch.is_removed.store(true, Ordering::Relaxed);
+            watch.has_given_back.store(true, Ordering::Relaxed);
+            watch.bell.ring();
+        }
+        self.given_back.notify_all();
+    }
+
     /// Removes the watches that nobody has read for too long. Returns when the next one may be.
     fn expire(&self, now: Instant) -> Option<Instant> {
         let mut table = lock(&self.table);
@@ -320,6 +339,15 @@ impl Watches {
     }
 }
 
+/// As [`drive`]. After a panic the watches end, and the next one gets a new thread.
+fn drive_or_close(this: &Weak<Watches>, wakeup: &EventFd) {
+    if contain(|| drive(this, wakeup)).is_err()
+        && let Some(this) = this.upgrade()
+    {
+        this.abandon();
+    }
+}
+
 /// Reads the events of a workspace's watches until there are none, or the workspace is gone.
 fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
     let mut driven: Vec<(Arc<RegisteredWatch>, Watcher)> = Vec::new();
@@ -329,6 +357,7 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
             return;
         };
         let mut until = this.expire(Instant::now());
+        fault::point("watches");
         {
             let mut table = lock(&this.table);
             driven.append(&mut table.inbox);

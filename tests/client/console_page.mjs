@@ -16,6 +16,7 @@ import net from "node:net";
 import { tmpdir } from "node:os";
 import { join, resolve } from "node:path";
 import { setTimeout as sleep } from "node:timers/promises";
+import { crc32, deflateSync } from "node:zlib";
 
 const binary = resolve(process.argv[2]);
 const words = process.argv.slice(3);
@@ -41,7 +42,7 @@ class Server {
     server.files = join(server.scratch, "files");
     mkdirSync(server.files, { recursive: true });
     const env = { PATH: process.env.PATH, SBX_PORT: String(port), SBX_BIND: "127.0.0.1", SBX_TOKEN: TOKEN, PS1: "$ ", LANG: "C.UTF-8", ...environment };
-    if (isHost) Object.assign(env, { SBX_HOST_MODE: "1", SBX_HOMES_DIR: `${server.scratch}/homes`, SBX_UID_RANGE: "64840-64859" });
+    if (isHost) Object.assign(env, { SBX_HOST_MODE: "1", SBX_HOMES_DIR: `${server.scratch}/homes`, SBX_UID_RANGE: process.env.SBX_UID_RANGE });
     server.child = spawn(binary, { cwd: server.files, env, stdio: ["ignore", "ignore", "pipe"] });
     let said = "";
     for await (const part of server.child.stderr) {
@@ -143,7 +144,8 @@ let browser;
 async function visit(checking, server, address = "#/", { expected = [], token = TOKEN, base = server.url, ...options } = {}) {
   const context = await browser.newContext({ viewport: { width: 1280, height: 800 }, colorScheme: "dark", acceptDownloads: true, ...options });
   context.setDefaultTimeout(PATIENCE);
-  checking.closers.push(() => context.close());
+  // That of a page that hangs is closed with the browser.
+  checking.closers.push(() => Promise.race([context.close(), sleep(5000)]));
   const page = await context.newPage();
   const wrong = checking.wrong;
   const watch = (watched) => {
@@ -162,8 +164,10 @@ async function visit(checking, server, address = "#/", { expected = [], token = 
     if (!expected.some((part) => message.text().includes(part))) wrong.push(`in the browser's console: ${message.text()} (${message.location().url})`);
   });
   if (token !== null) {
-    // As a link with the token does it, and then to where the check begins.
-    await page.goto(`${base}/console#token=${encodeURIComponent(token)}`);
+    // As a tab that was here before, and then to where the check begins.
+    await page.goto(`${base}/console`);
+    await page.evaluate((given) => sessionStorage.setItem("sbx-token", given), token);
+    await page.reload();
     await page.waitForSelector(".sections");
     await go(page, address);
   } else await page.goto(`${base}/console${address}`);
@@ -173,6 +177,9 @@ async function visit(checking, server, address = "#/", { expected = [], token = 
 const go = (page, address) => page.evaluate((hash) => { location.hash = hash; }, address);
 const text = (page, selector) => page.locator(selector).first().innerText();
 const sees = (page, selector, part) => page.locator(selector, { hasText: part }).first().waitFor();
+
+/** Waits until an SVG is drawn that is as wide as `width`. */
+const seesDrawing = (page, width) => until("the drawing", () => page.frameLocator(".picture iframe").last().locator("img").evaluate((image, wide) => image.naturalWidth === wide, width));
 
 /** The screen of the terminal as text. */
 const screen = (page) => page.evaluate(() => [...document.querySelectorAll(".xterm-rows > div")].map((row) => row.textContent.trimEnd()).join("\n"));
@@ -188,6 +195,49 @@ const watchFrames = (page) => page.evaluate(() => {
   };
   requestAnimationFrame(frame);
 });
+
+/** Fails unless the page goes on: its thread answers, and it draws. */
+async function goesOn(page, what) {
+  const answer = page.evaluate(() => new Promise((done) => requestAnimationFrame(() => setTimeout(() => done("drawn"), 0))));
+  const outcome = await Promise.race([answer.catch((error) => error.message), sleep(PATIENCE).then(() => "the page stands still")]);
+  assert.equal(outcome, "drawn", what);
+}
+
+/** Runs Python in the last cell of the notebook, and returns the element of its output when it has ended and is drawn. */
+async function runCell(page, code) {
+  const cell = page.locator(".cell").nth(await page.locator(".cell").count() - 1);
+  await cell.getByLabel("Code").fill(code);
+  await page.keyboard.press("Shift+Enter");
+  const what = code.slice(0, 200);
+  await Promise.race([cell.locator(".foot [role=status]", { hasText: / m?s/ }).waitFor({ timeout: 3 * PATIENCE }), sleep(3 * PATIENCE)]);
+  await goesOn(page, what);
+  await cell.locator(".foot [role=status]", { hasText: / m?s/ }).waitFor();
+  return cell.locator(".output");
+}
+
+/** Something that shows itself as `value`, an expression of Python, in a form such as `html`. */
+const shows = (form, value) => `type("Shown", (), {"_repr_${form}_": lambda self: ${value}, "__repr__": lambda self: "plain"})()`;
+
+/** A PNG of this size, all of it one colour. */
+function png(width, height) {
+  const chunk = (kind, data) => {
+    const body = Buffer.concat([Buffer.from(kind), data]);
+    const part = Buffer.alloc(body.length + 8);
+    part.writeUInt32BE(data.length);
+    body.copy(part, 4);
+    part.writeUInt32BE(crc32(body), body.length + 4);
+    return part;
+  };
+  const head = Buffer.alloc(13);
+  head.writeUInt32BE(width);
+  head.writeUInt32BE(height, 4);
+  head[8] = 1;
+  return Buffer.concat([Buffer.from("\x89PNG\r\n\x1a\n", "latin1"), chunk("IHDR", head), chunk("IDAT", deflateSync(Buffer.alloc((Math.ceil(width / 8) + 1) * height))), chunk("IEND", Buffer.alloc(0))]);
+}
+
+/** What `make` returns for each number below `count`, joined. */
+const times = (count, make) => Array.from({ length: count }, (_, at) => make(at)).join("");
+const svgOf = (inside, rest = "") => `<svg xmlns="http://www.w3.org/2000/svg" width="70" height="70"${rest}>${inside}</svg>`;
 
 async function openTerminal(page) {
   await go(page, "#/t");
@@ -223,7 +273,34 @@ const checks = {
     assert.equal(await page.evaluate(() => JSON.stringify(sessionStorage)), "{}");
   },
 
-  async a_link_with_a_token(checking) {
+  async a_link_with_a_token_is_asked_about(checking) {
+    const server = await checking.server();
+    const address = `${server.url}/console#token=${TOKEN}`;
+    // Also in a tab that has none: the link may be that of a page that wants somebody to work in its own sandbox.
+    for (const isTaken of [false, true]) {
+      const context = await browser.newContext();
+      checking.closers.push(() => context.close());
+      const page = await context.newPage();
+      const asked = [];
+      page.on("dialog", (dialog) => {
+        asked.push(dialog.message());
+        return isTaken ? dialog.accept() : dialog.dismiss();
+      });
+      await page.goto(address);
+      await page.waitForSelector(isTaken ? ".sections" : ".sign-in");
+      assert.deepEqual(asked, ["This link has a token. Sign in with it?"]);
+      assert.equal(await page.evaluate(() => sessionStorage.getItem("sbx-token")), isTaken ? TOKEN : null);
+      assert.ok(!page.url().includes(TOKEN));
+      if (!isTaken) continue;
+      // Once is enough.
+      await page.goto("about:blank");
+      await page.goto(address);
+      await page.waitForSelector(".sections");
+      assert.equal(asked.length, 1);
+    }
+  },
+
+  async a_link_with_another_token(checking) {
     const server = await checking.server();
     const page = await visit(checking, server);
     assert.ok(!(await page.evaluate(() => location.href)).includes(TOKEN));
@@ -292,6 +369,30 @@ const checks = {
     const gap = await page.evaluate(() => globalThis.longestGap);
     console.log(`      the longest pause between two frames was ${Math.round(gap)} ms`);
     assert.ok(gap < 2000, `the page stood still for ${gap} ms`);
+  },
+
+  async a_log_is_followed_while_its_box_shrinks(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/p");
+    await run(page, "for i in $(seq 400); do seq 100; sleep 0.01; done; echo the end");
+    await sees(page, ".log-line", "100");
+    // As the row for input does, which appears when it is known that the process runs: between two frames.
+    await page.evaluate(() => {
+      const log = document.querySelector(".log");
+      let count = 0;
+      const frame = () => setTimeout(() => {
+        count += 1;
+        log.style.marginBottom = `${5 * count}px`;
+        if (count < 50) requestAnimationFrame(frame);
+      });
+      requestAnimationFrame(frame);
+    });
+    await page.locator(".log-view [data-lines='40002']").waitFor();
+    assert.equal(await page.getByRole("button", { name: "Follow" }).getAttribute("aria-pressed"), "true");
+    await sees(page, ".log-line", "the end");
+    // Whoever scrolls up stays there.
+    await page.getByRole("log").evaluate((element) => { element.scrollTop -= 5000; });
+    await page.locator("[aria-pressed='false']", { hasText: "Follow" }).waitFor();
   },
 
   async pausing_and_searching_a_log(checking) {
@@ -769,7 +870,7 @@ const checks = {
     await page.getByLabel("Code").last().fill("class H:\n  def _repr_html_(self): return '<table><tr><td><img src=x onerror=globalThis.hacked=1>cell<script>globalThis.hacked=1</script></td></tr></table>'\n  def _repr_svg_(self): return None\nclass S:\n  def _repr_svg_(self): return '<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"7\" height=\"7\" onload=\"globalThis.hacked=1\"><script>parent.hacked=1</script><image href=\"http://127.0.0.1:1/x.png\"/></svg>'\ndisplay(S())\nH()");
     await page.keyboard.press("Shift+Enter");
     await sees(page, ".output td", "cell");
-    await until("the drawing", () => page.locator(".picture img").evaluateAll((images) => images.some((image) => image.naturalWidth === 7)));
+    await seesDrawing(page, 7);
     const state = await page.evaluate(() => ({ hacked: globalThis.hacked, planted: document.querySelectorAll("[onerror], [onload], main script").length, title: document.title }));
     assert.deepEqual(state, { hacked: undefined, planted: 0, title: "Notebook \u00b7 sbx" });
   },
@@ -805,6 +906,276 @@ const checks = {
     const gap = await page.evaluate(() => globalThis.longestGap);
     console.log(`      the longest pause between two frames was ${Math.round(gap)} ms`);
     assert.ok(gap < 3000, `the page stood still for ${gap} ms`);
+  },
+
+  async html_that_takes_for_ever(checking) {
+    const server = await checking.server();
+    await server.api("POST", "/v1/contexts", { language: "python", id: "book" });
+    const page = await visit(checking, server, "#/n/book");
+    for (const html of [`"<" + "a" * 1000000`, `"<a" * 500000`, `"<a " * 400000`, `"<" * 1900000`, `"<td colspan" + " " * 1000000`, `"<table><td colspan" + " " * 1000000 + "x>"`, `"<table><td " + "colspan " * 100000 + ">"`, `"<table><tr><td>&" + "a" * 1000000`, `"<table><td>" + " " * 1000000 + "x"`]) {
+      const output = await runCell(page, shows("html", html));
+      await output.locator("pre, table, .offer").first().waitFor();
+    }
+    const output = await runCell(page, shows("html", `"<table><tr><td>a<b>1 < 2 & 3</b></td><td title='x'>y</td></tr></table>"`));
+    assert.deepEqual(await output.locator("td").allTextContents(), ["a1 < 2 & 3", "y"]);
+  },
+
+  async tables_without_end(checking) {
+    const server = await checking.server();
+    await server.api("POST", "/v1/contexts", { language: "python", id: "book" });
+    const page = await visit(checking, server, "#/n/book", { viewport: { width: 1280, height: 3000 } });
+    for (const rows of [`"<tr><td rowspan=999>x" * 5000`, `"<tr>" + "<td colspan=999 rowspan=999>x" * 4000`, `("<tr>" + "<td colspan=99 rowspan=99>" * 100) * 40`, `("<tr>" + "<td>x" * 200) * 1500`, `"<tr><td>x" * 190000`, `"</table><table><td>" * 90000`, `"<tr><td>" + "a\u05d0" * 900000`, `("<tr><td>" + "a\u05d0" * 50) * 10000`, `("<tr><td>" + "".join(chr(0x10000 + 7 * n) for n in range(9000))) * 20`]) {
+      const output = await runCell(page, shows("html", `"<table>" + ${rows}`));
+      await output.locator("td").first().waitFor({ state: "attached" });
+      await output.getByRole("button", { name: "Show as text" }).waitFor();
+      assert.ok(await output.locator("td").count() <= 20_000, rows);
+    }
+    // What is not shown can be read, and kept.
+    const offered = page.locator(".output .offer").nth(3);
+    const [download] = await Promise.all([page.waitForEvent("download"), offered.getByRole("button", { name: "Download" }).click()]);
+    assert.equal(readFileSync(await download.path(), "utf8").length, "<table>".length + 1500 * ("<tr>".length + 200 * "<td>x".length));
+    await offered.getByRole("button", { name: "Show as text" }).click();
+    await sees(page, ".output .log-line", "<table><tr><td>x<td>x");
+    await goesOn(page, "its text");
+    // A table of an ordinary size is as it was.
+    const output = await runCell(page, shows("html", `"<table><tr><th colspan=2>head</th><th rowspan='2'>side</th></tr>" + "".join(f"<tr><td>{n}</td><td>value {n}</td><td>{n * n}</td></tr>" for n in range(3000)) + "</table>"`));
+    assert.equal(await output.locator("td").count(), 9000);
+    assert.equal(await output.locator("td").nth(8998).textContent(), "value 2999");
+    assert.equal(await output.locator("th[colspan='2']").textContent(), "head");
+    assert.equal(await output.locator("th[rowspan='2']").textContent(), "side");
+    assert.equal(await output.locator(".offer").count(), 0);
+  },
+
+  async drawings_without_end(checking) {
+    const server = await checking.server();
+    await server.api("POST", "/v1/contexts", { language: "python", id: "book" });
+    const page = await visit(checking, server, "#/n/book");
+    /** Ten times what the one before draws, in `deep` steps; `call` makes an element that draws the one with an id. */
+    const chain = (call, wrap = (inside, id) => `<g id="${id}">${inside}</g>`, deep = 9) => wrap("<rect width=\"9\" height=\"9\"/>", "a0") + times(deep, (at) => wrap(times(10, () => call(`a${at}`)), `a${at + 1}`)) + call(`a${deep}`);
+    const bombs = {
+      use: svgOf(chain((id) => `<use href="#${id}"/>`)),
+      xlink: svgOf(chain((id) => `<use xlink:href="#${id}"/>`), ` xmlns:xlink="http://www.w3.org/1999/xlink"`),
+      symbol: svgOf(chain((id) => `<use href="#${id}"/>`, (inside, id) => `<symbol id="${id}">${inside}</symbol>`)),
+      hidden: svgOf(chain((id) => `<use href="#${id}"/>`).replace("<g", "<metadata><g id=\"a9\"/></metadata><g")),
+      pattern: svgOf(chain((id) => `<rect width="70" height="70" fill="url(#${id})"/>`, (inside, id) => `<pattern id="${id}" width="1" height="1">${inside}</pattern>`)),
+      mask: svgOf(chain((id) => `<rect width="70" height="70" style="mask: url( '#${id}' )"/>`, (inside, id) => `<mask id="${id}">${inside}</mask>`)),
+      cycle: svgOf(`<g id="a"><use href="#b"/><use href="#b"/></g><g id="b"><use href="#a"/><use href="#a"/></g>`),
+      elements: svgOf(`<rect width="1" height="1"/>`.repeat(200_000)),
+      filter: svgOf(`<filter id="f">${"<feGaussianBlur stdDeviation=\"90\"/>".repeat(200)}</filter><rect filter="url(#f)" width="70" height="70"/>`),
+      marker: svgOf(`<marker id="m">${"<path d=\"M0 0h9\"/>".repeat(1000)}</marker><path marker-mid="url(#m)" d="M0 0${"h1v1".repeat(50_000)}"/>`),
+      entities: `<!DOCTYPE svg [<!ENTITY a "<g/><g/><g/><g/><g/><g/><g/><g/><g/><g/>">${times(6, (at) => `<!ENTITY ${"bcdefg"[at]} "${`&${"abcdef"[at]};`.repeat(10)}">`)}]>${svgOf("&g;")}`,
+      namespaces: svgOf(`<g ${times(20_000, (at) => `xmlns:n${at}="n${at}" `)}>${"<n1:x/>".repeat(20_000)}</g>`),
+      text: svgOf(`<text y="9">${"a\u05d0".repeat(300_000)}</text>`),
+    };
+    for (const [name, svg] of Object.entries(bombs)) {
+      const path = join(server.files, `${name}.svg`);
+      writeFileSync(path, svg);
+      const output = await runCell(page, shows("svg", `open(${JSON.stringify(path)}).read()`));
+      await output.locator(".offer", { hasText: "too large to show" }).waitFor();
+      assert.equal(await output.locator("img, iframe").count(), 0, name);
+    }
+    const offered = page.locator(".offer").first();
+    await offered.getByRole("button", { name: "Show as text" }).click();
+    await sees(page, ".log-line", "<svg xmlns=");
+    // What is left out of a drawing: what would draw more later, or in another way, and what reports to the console.
+    const parts = {
+      later: svgOf(`<defs>${chain((id) => `<use href="#${id}"/>`, undefined, 3)}</defs><use href="#a0"><set attributeName="href" to="#a3"/></use>`),
+      styles: svgOf(`<style>@import url("data:text/css,*{fill:url(%23a9)}"); rect { fill: \\75 rl(#a9) }</style><rect width="9" height="9"/>`),
+      nested: svgOf(`<image width="70" height="70" href="data:image/svg+xml,${encodeURIComponent(bombs.use)}"/><rect width="9" height="9" style="background: url(data:image/svg+xml,x)"/>`),
+      handlers: svgOf(`<g a=">" onload="alert(1)"/>`.repeat(20_000)),
+    };
+    for (const [name, svg] of Object.entries(parts)) {
+      const path = join(server.files, `${name}.svg`);
+      writeFileSync(path, svg);
+      await runCell(page, shows("svg", `open(${JSON.stringify(path)}).read()`));
+      await seesDrawing(page, 70);
+      const drawn = decodeURIComponent(/svg\+xml,([^"]*)/.exec(await page.locator(".picture iframe").last().getAttribute("srcdoc"))[1]);
+      assert.ok(!/<set|@import|75 rl|image\/svg|\sonload/.test(drawn), `${name}: ${drawn.slice(0, 500)}`);
+    }
+    // A plot as matplotlib draws it, of some thousand points and with a line of 100,000.
+    const plot = svgOf(`<metadata><rdf:RDF xmlns:rdf="http://www.w3.org/1999/02/22-rdf-syntax-ns#"/></metadata><defs><style type="text/css">*{stroke-linejoin: round; stroke-linecap: butt}</style></defs><g id="figure_1"><path d="M 0 0${times(100_000, (at) => `L ${at / 100} ${(at * 7919) % 600} `)}" clip-path="url(#p0)" style="fill: none; stroke: #1f77b4; stroke-dasharray: 3.7,1.6"/><defs><path id="m0" d="M0 3C0.7 3 1.5 2.6 2.1 2.1C2.6 1.5 3 0.7 3 0z" style="stroke: rgb(31, 119, 180)"/></defs><g clip-path="url(#p0)">${times(8000, (at) => `<use xlink:href="#m0" x="${at % 340}" y="${at % 200}" style="fill: #1f77b4"/>`)}</g></g><defs><clipPath id="p0"><rect x="0" y="0" width="340" height="200"/></clipPath></defs>`, ` xmlns:xlink="http://www.w3.org/1999/xlink"`).replace("width=\"70\" height=\"70\"", "width=\"340pt\" height=\"200pt\" viewBox=\"0 0 340 200\"");
+    assert.ok(plot.length > 1_500_000);
+    writeFileSync(join(server.files, "plot.svg"), `<?xml version="1.0" encoding="utf-8" standalone="no"?>\n<!DOCTYPE svg PUBLIC "-//W3C//DTD SVG 1.1//EN" "http://www.w3.org/Graphics/SVG/1.1/DTD/svg11.dtd">\n${plot}`);
+    await runCell(page, shows("svg", `open("plot.svg").read()`));
+    await seesDrawing(page, 453);
+    const drawn = await page.locator(".picture iframe").last().boundingBox();
+    assert.deepEqual([drawn.width, drawn.height].map(Math.round), [453, 267]);
+    // The same in files.
+    for (const [file, seen] of [["use", ".offer"], ["plot", ".picture iframe"]]) {
+      await go(page, `#/f${server.files}/${file}.svg`);
+      await page.locator(seen).waitFor();
+      await goesOn(page, file);
+    }
+  },
+
+  async drawings_that_take_for_ever(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server, "#/");
+    // Nothing that can be counted is much of these: they are drawn, and not by what draws the page.
+    const slow = {
+      dashes: svgOf(times(300, (at) => `<path fill="none" stroke="red" stroke-dasharray=".001" d="M0 ${at}C300 0 600 0 400 9"/>`)),
+      curves: svgOf(`<path fill="none" stroke="red" stroke-width="3" d="M0 0${times(50_000, (at) => `C0 0 600 0 ${at % 600} ${(at * 7919) % 600}`)}"/>`).replaceAll("\"70\"", "\"600\""),
+    };
+    for (const [name, svg] of Object.entries(slow)) {
+      writeFileSync(join(server.files, `${name}.svg`), svg);
+      await go(page, `#/f${server.files}/${name}.svg`);
+      await page.locator(`[aria-label="File ${name}.svg"] :is(.picture iframe, .picture img, .offer)`).first().waitFor({ state: "attached" });
+      await sleep(500);
+      await goesOn(page, name);
+    }
+  },
+
+  async texts_without_end(checking) {
+    const server = await checking.server();
+    await server.api("POST", "/v1/contexts", { language: "python", id: "book" });
+    const page = await visit(checking, server, "#/n/book");
+    const long = [`"\\n" * 4000000`, `"a\u05d0" * 500000`, `("a\u05d0" * 20 + "\\n") * 10000`, `"\u0628\u0644" * 500000`, `"a" * 4000000`, `"\\x01" * 1000000`, `"".join(chr(0x10000 + n % 60000) for n in range(300000))`];
+    for (const text of long) {
+      const output = await runCell(page, `type("Long", (), {"__repr__": lambda self: ${text}})()`);
+      await output.getByRole("button", { name: "Download" }).waitFor();
+      await runCell(page, `print(${text})`);
+    }
+    await runCell(page, `raise ValueError("a\u05d0\\n" * 30000)`);
+    // The plain text is also the name of a picture.
+    await runCell(page, `type("Named", (), {"__repr__": lambda self: "a\u05d0" * 500000, "_repr_svg_": lambda self: "<svg xmlns='http://www.w3.org/2000/svg'/>"})()`);
+    // Lists in lists: with indents the text of these is a hundred times as long.
+    await runCell(page, `from IPython.display import display\ndisplay({"application/json": eval("[" * 90 + "1," * 200000 + "]" * 90)}, raw=True)`);
+    // Many results, each within what is shown of one.
+    await runCell(page, `for n in range(40): display(type("T", (), {"__repr__": lambda self: "\\n" * 50000})())`);
+    await runCell(page, `for n in range(40): display(${shows("html", `"<table>" + "<tr><td>x" * 5000`)})`);
+    const output = await runCell(page, `for n in range(3): print("line", n)\n${shows("json", "{}")}\nprint("\u05d0\u05d1\u05d2 and \u4e2d\u6587")`);
+    assert.equal(await output.locator(".stdout").textContent(), "line 0\nline 1\nline 2\n\u05d0\u05d1\u05d2 and \u4e2d\u6587\n");
+  },
+
+  async files_without_end(checking) {
+    const server = await checking.server();
+    const size = 4 * 1024 * 1024;
+    const files = {
+      "newlines.txt": "\n".repeat(size),
+      "directions.txt": "a\u05d0".repeat(size / 4),
+      "lines.txt": `${"a\u05d0".repeat(30)}\n`.repeat(40_000),
+      "rare.txt": times(1_000_000, (at) => String.fromCodePoint(0x10000 + ((at * 7919) % 60_000))),
+      "bomb.png": png(16_000, 16_000),
+      "strip.png": png(1, 65_000),
+    };
+    for (const [name, content] of Object.entries(files)) writeFileSync(join(server.files, name), content);
+    const page = await visit(checking, server, `#/f${server.files}`);
+    for (const [name, content] of Object.entries(files)) {
+      await go(page, `#/f${server.files}/${name}`);
+      const file = page.locator(`[aria-label="File ${name}"]`);
+      await file.locator(".offer, .editor, img").first().waitFor({ state: "attached", timeout: 2 * PATIENCE }).catch(() => {});
+      await goesOn(page, name);
+      await file.locator(".offer", { hasText: "too large" }).waitFor();
+      await file.getByRole("button", { name: "Show as text" }).click();
+      await file.locator(".log-line").first().waitFor();
+      await goesOn(page, `${name} as text`);
+      const [download] = await Promise.all([page.waitForEvent("download"), file.getByRole("button", { name: `Download ${name}` }).click()]);
+      assert.equal(readFileSync(await download.path()).length, Buffer.byteLength(content));
+    }
+    // What is larger than can be edited can be read too.
+    writeFileSync(join(server.files, "large.log"), times(100_000, (at) => `${at} of a log that is longer than what is edited here\n`));
+    await go(page, `#/f${server.files}/large.log`);
+    await page.getByRole("button", { name: "as text" }).click();
+    await sees(page, ".log-line", "0 of a log");
+    // Honest ones: a long source, one long line, other writing, and a picture of the size of a photograph.
+    const honest = { "source.py": times(60_000, (at) => `    value_${at} = compute(${at})\n`), "bundle.js": "f(x);".repeat(90_000), "text.txt": "\u4e2d\u6587\u5b57 \u05d0\u05d1\u05d2\u05d3 \u043f\u0440\u0438\u0432\u0435\u0442\n".repeat(10_000) };
+    for (const [name, content] of Object.entries(honest)) {
+      writeFileSync(join(server.files, name), content);
+      await go(page, `#/f${server.files}/${name}`);
+      const editor = page.getByLabel(`Content of ${name}`);
+      await editor.waitFor();
+      assert.ok(await editor.evaluate((area, length) => area.value.length === length && !area.readOnly, content.length), name);
+    }
+    writeFileSync(join(server.files, "photo.png"), png(7000, 5000));
+    await go(page, `#/f${server.files}/photo.png`);
+    await until("the photograph", () => page.locator(".picture img").evaluate((image) => image.naturalWidth === 7000));
+  },
+
+  async names_without_end(checking) {
+    const server = await checking.server();
+    const word = "a\u05d0".repeat(400_000);
+    for (let at = 0; at < 60; at += 1) await server.api("POST", "/v1/processes", { cmd: `: ${word.slice(0, 60_000)}`, id: `more-${at}` });
+    await server.api("POST", "/v1/processes", { code: `import time; time.sleep(1000) # ${word}`, id: "one" });
+    await server.api("POST", "/v1/processes", { cmd: ["sh", "-c", "sleep 1000", ...Array(60_000).fill("a\u05d0")], id: "many" });
+    await server.api("POST", "/v1/processes", { cmd: `sleep 1000 # ${word.slice(0, 60_000)}`, id: "shell", pty: true });
+    mkdirSync(join(server.files, "folder"));
+    for (let at = 0; at < 3000; at += 1) writeFileSync(join(server.files, "folder", `${"a\u05d0".repeat(80)}${at}`), "");
+    for (let at = 0; at < 12; at += 1) writeFileSync(join(server.files, `${at}.txt`), `${"needle a\u05d0".repeat(150)}\n`.repeat(100));
+    const page = await visit(checking, server, "#/p");
+    const places = { "#/p": ".list a", "#/p/one": ".facts", "#/p/many": ".facts", "#/t": ".tabs a", "#/t/shell": ".xterm-rows", [`#/f${server.files}/folder`]: ".files .name", [`#/f${server.files}`]: ".files .name" };
+    for (const [address, seen] of Object.entries(places)) {
+      await go(page, address);
+      await page.locator(seen).first().waitFor({ timeout: 2 * PATIENCE }).catch(() => {});
+      await goesOn(page, address);
+      await page.locator(seen).first().waitFor();
+    }
+    await page.getByLabel("Search in files").fill("needle");
+    await page.keyboard.press("Enter");
+    await sees(page, ".matches mark", "needle");
+    await sees(page, ".detail [role=status]", "there are more");
+    await goesOn(page, "matches");
+  },
+
+  async logs_without_end(checking) {
+    const server = await checking.server();
+    const logs = {
+      directions: `for n in range(1000): w("a\u05d0" * 2000 + "\\n")`,
+      rare: `for n in range(300): w("".join(chr(0x10000 + (n * 2000 + m) % 60000) for m in range(2000)) + "\\n")`,
+      colours: `for n in range(400): w("".join(f"\\x1b[3{m % 8}ma" for m in range(1500)) + "\\n")`,
+      parameters: `w("\\x1b[" + ";" * 3000000); w("\\x1b[" + "1" * 900000 + "\\n")`,
+      sequences: `w("\\x1b]" * 500000 + "\\n"); w("\\x1b[ " * 500000)`,
+    };
+    for (const [id, code] of Object.entries(logs)) await server.api("POST", "/v1/processes", { code: `import sys\nw = sys.stdout.write\n${code}\nw("\\x1b\\\\\\x1b[0m\\nthe end\\n")`, id, env: { PYTHONIOENCODING: "utf-8" } });
+    const page = await visit(checking, server, "#/p", { viewport: { width: 1280, height: 4000 } });
+    for (const id of Object.keys(logs)) {
+      await go(page, `#/p/${id}`);
+      await page.locator(".log-line.note", { hasText: "exited with 0" }).waitFor({ timeout: 2 * PATIENCE }).catch(() => {});
+      await goesOn(page, id);
+      await sees(page, ".log-line", "the end");
+      await page.getByLabel("Find in the log").fill("a");
+      await goesOn(page, `a search in ${id}`);
+      await page.getByRole("log").evaluate((element) => { element.scrollTop = 0; });
+      await goesOn(page, `the beginning of ${id}`);
+    }
+  },
+
+  async terminals_without_end(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server);
+    const most = 2147483647;
+    const ends = ["I", "L", "M", "S", "T", "Z", "@", "P", "X", "E", "F", "A", "B", "C", "D", "G", "d", "a", "e", "'}", "'~", " @", " A"];
+    const sequences = [...ends.map((end) => `x\\033[${most}${end}`), "x\\033[300000000b", `\\033[1;${most}r`, `\\033[?${most}h`];
+    await server.api("POST", "/v1/processes", { cmd: `printf '${sequences.join("")}\\033[r\\033[0m\\ngoes on\\n'; sleep 1000`, pty: true, id: "counts" });
+    await go(page, "#/t/counts");
+    await Promise.race([until("what follows", async () => (await screen(page)).includes("goes on")), sleep(PATIENCE)]);
+    await goesOn(page, "counts");
+    await until("what follows", async () => (await screen(page)).includes("goes on"));
+    const titles = "import sys, time\nw = sys.stdout.write\nw('\\x1b]2;' + 'a\u05d0' * 1000000 + '\\x07')\nfor n in range(3000): w('\\x1b]2;' + 'a\u05d0' * 500 + '\\x07')\nprint('shown')\nfor mark in '\\u0301', '\\u1160', '\\u200d':\n  w('a' + mark * 300000 + '\\n')\nfor n in range(3000):\n  w('\\u0301' * 15)\n  sys.stdout.flush()\nprint('behind')\nsys.stdout.flush()\ntime.sleep(1000)";
+    await server.api("POST", "/v1/processes", { code: titles, env: { PYTHONIOENCODING: "utf-8" }, pty: true, id: "titles" });
+    await go(page, "#/t/titles");
+    await until("what follows", async () => {
+      await goesOn(page, "titles");
+      return (await screen(page)).includes("behind");
+    }, 3 * PATIENCE);
+    await server.api("POST", "/v1/processes", { cmd: "yes flood", pty: true, id: "flood" });
+    await go(page, "#/t/flood");
+    await until("the flood", async () => (await screen(page)).includes("flood"));
+    await sleep(2000);
+    await goesOn(page, "a flood");
+    await server.api("DELETE", "/v1/processes/flood");
+    // Each of these is allowed, and there are many.
+    const many = "import sys, time\nw = sys.stdout.write\nw('\\x1b[1;1H' + '\\x1b[5000L' * 300000)\nfor part in '\\x1b[1000L', '\\x1b[1000b', '\\x1bc':\n  w('x' + part * 150000)\ntime.sleep(1000)";
+    await server.api("POST", "/v1/processes", { code: many, pty: true, id: "sums" });
+    await go(page, "#/t/sums");
+    for (let round = 0; round < 5; round += 1) {
+      await goesOn(page, "sums");
+      await sleep(500);
+    }
+    await server.api("DELETE", "/v1/processes/sums");
+    // Programs that use these as they are meant.
+    await server.api("POST", "/v1/processes", { cmd: "printf 'a\\033[5bz\\none\\ntwo\\033[1A\\033[1L\\rnew\\033[3B\\n'; sleep 1000", pty: true, id: "honest" });
+    await go(page, "#/t/honest");
+    await until("a repeated letter and an inserted line", async () => /^aaaaaaz\nnew\none\ntwo/.test(await screen(page)));
   },
 
   async a_sandbox_that_goes(checking) {
@@ -947,7 +1318,7 @@ const checks = {
     await cell("class Frame:\n    def __init__(self, rows): self.rows = rows\n    def _repr_html_(self):\n        return '<table>' + ''.join('<tr>' + ''.join(f'<t{\"h\" if i == 0 else \"d\"}>{c}</t{\"h\" if i == 0 else \"d\"}>' for c in r) + '</tr>' for i, r in enumerate(self.rows)) + '</table>'\n\nFrame([['model', 'passed', 'seconds'], ['small', '41 / 60', '12.8'], ['large', '58 / 60', '31.4']])");
     await sees(page, ".output td", "58 / 60");
     await cell("class Plot:\n    def _repr_svg_(self):\n        bars = ''.join(f'<rect x=\"{20 + 44 * n}\" y=\"{110 - h}\" width=\"30\" height=\"{h}\" rx=\"3\" fill=\"#0f766e\" opacity=\"{0.45 + n / 14}\"/>' for n, h in enumerate([28, 44, 39, 61, 72, 90, 97]))\n        return f'<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"340\" height=\"124\">{bars}<path d=\"M12 110.5h316\" stroke=\"#98a2ad\"/></svg>'\n\nPlot()");
-    await until("the plot", () => page.locator(".picture img").evaluateAll((images) => images.some((image) => image.naturalWidth === 340)));
+    await seesDrawing(page, 340);
     await page.locator(".cell").last().getByLabel("Code").fill("");
     if (folder) await page.screenshot({ path: join(folder, "console-notebook.png") });
   },

@@ -37,7 +37,7 @@ async function startServer(isHost) {
   const scratch = mkdtempSync(join(tmpdir(), "sbx-mcp-"));
   chmodSync(scratch, 0o711);
   const env = { PATH: process.env.PATH, SBX_PORT: "0", SBX_BIND: "127.0.0.1", SBX_TOKEN: TOKEN };
-  if (isHost) Object.assign(env, { SBX_HOST_MODE: "1", SBX_HOMES_DIR: `${scratch}/homes`, SBX_UID_RANGE: "64820-64839" });
+  if (isHost) Object.assign(env, { SBX_HOST_MODE: "1", SBX_HOMES_DIR: `${scratch}/homes`, SBX_UID_RANGE: process.env.SBX_UID_RANGE });
   const child = spawn(binary, { cwd: scratch, env, stdio: ["ignore", "ignore", "pipe"] });
   const [line] = await once(child.stderr, "data");
   const url = `http://${String(line).split("listening on ")[1].split(" ")[0]}`;

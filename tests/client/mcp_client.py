@@ -54,7 +54,7 @@ class Server:
         environment = {"PATH": os.environ["PATH"], "SBX_PORT": "0", "SBX_BIND": "127.0.0.1", "SBX_TOKEN": TOKEN}
         if is_host:
             environment |= {"SBX_HOST_MODE": "1", "SBX_HOMES_DIR": self.scratch.name + "/homes",
-                            "SBX_UID_RANGE": "64800-64819"}
+                            "SBX_UID_RANGE": os.environ["SBX_UID_RANGE"]}
         self.process = subprocess.Popen([BINARY], env=environment, cwd=self.scratch.name, stderr=subprocess.PIPE, text=True)
         line = self.process.stderr.readline()
         self.url = "http://" + line.split("listening on ")[1].split()[0]

@@ -183,7 +183,7 @@ impl Estate {
             ("GET", "/health/".to_owned(), Vec::new()),
             ("GET", "//health".to_owned(), Vec::new()),
             ("GET", "http://sandbox/v1/processes".to_owned(), Vec::new()),
-            ("GET", "http:///health/v1/processes".to_owned(), Vec::new()),
+            ("GET", "https://sandbox/v1/processes".to_owned(), Vec::new()),
             ("GET", "/v1/processes?/health".to_owned(), Vec::new()),
             ("OPTIONS", "*".to_owned(), Vec::new()),
             ("GET", "/%68ealth".to_owned(), Vec::new()),
@@ -443,7 +443,7 @@ fn a_token_that_comes_after_the_body_is_none() {
     let mut connection = estate.server.connect();
     connection.send(
         format!(
-            "PUT /v1/files/write?path={dir}/new HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n\
+            "PUT /v1/files/write?path={dir}/new HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n\
              5\r\nhello\r\n0\r\nX-Sandbox-Token: {TOKEN}\r\n\r\n"
         )
         .as_bytes(),
@@ -465,8 +465,10 @@ fn one_request_with_the_token_does_not_open_the_connection_for_the_next() {
         assert_forbidden(&connection.read_reply(), "after one with the token");
     }
     // Pipelined in one segment as well.
-    let with = format!("GET /v1/processes HTTP/1.1\r\nX-Sandbox-Token: {TOKEN}\r\n\r\n");
-    let without = "GET /v1/processes HTTP/1.1\r\n\r\n";
+    let with = format!(
+        "GET /v1/processes HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {TOKEN}\r\n\r\n"
+    );
+    let without = "GET /v1/processes HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let mut connection = server.connect();
     connection.send(format!("{with}{without}{with}").as_bytes());
     connection
@@ -496,6 +498,127 @@ fn health_is_open_to_everybody() {
     }
     let reply = connection.request("GET", "/health", &[], b"");
     assert_eq!(reply.json()["protocol"], 3);
+}
+
+/// Whether a path is one of those that a table lists, where `...` stands for any rest.
+fn is_listed(listed: &[String], path: &str) -> bool {
+    listed.iter().any(|one| match one.strip_suffix("...") {
+        Some(beginning) => path.starts_with(beginning),
+        None => path == one,
+    })
+}
+
+/// The paths of the rows that are about a path whatever else a request has.
+fn listed_paths() -> Vec<String> {
+    let page = std::fs::read_to_string(crate::examples::repository("docs/security.md")).unwrap();
+    let (_, table) = page
+        .split_once("### What answers without a token")
+        .expect("the page has the table");
+    let rows = table.lines().filter(|line| line.starts_with("| `/"));
+    let requests = rows.map(|row| row.split('|').nth(1).unwrap().trim());
+    let plain = requests.filter(|request| request.ends_with('`'));
+    let paths = plain.flat_map(|request| request.split(", "));
+    paths
+        .map(|path| path.trim_matches('`').to_owned())
+        .collect()
+}
+
+#[test]
+fn what_answers_without_a_token_is_listed() {
+    let listed = listed_paths();
+    assert!(listed.len() > 6, "{listed:?}");
+    let server = Server::start();
+    let stranger = |method: &str, target: &str, headers: &[(&str, &str)]| {
+        let mut connection = server.connect();
+        connection.token = None;
+        connection.request(method, target, headers, b"").status
+    };
+    for path in &listed {
+        let path = path.replace("...", "x");
+        assert_ne!(stranger("GET", &path, &[]), 403, "{path}");
+    }
+    let contract = server.get("/openapi.json").json();
+    let mut paths: Vec<String> = Vec::new();
+    for path in contract["paths"].as_object().unwrap().keys() {
+        let filled: Vec<&str> = path
+            .split('/')
+            .map(|part| if part.starts_with('{') { "x" } else { part })
+            .collect();
+        paths.push(filled.join("/"));
+        for prefix in ["/v1", "/v1/sandboxes/x"] {
+            paths.push(format!("{prefix}{}", filled.join("/")));
+        }
+    }
+    for more in [
+        "*",
+        "/v1",
+        "/v2",
+        "/nope",
+        "/mcp",
+        "/console",
+        "/console/app.js",
+        "/console/x",
+        "/consoles",
+        "/t",
+        "/t/",
+        "/t/x",
+        "/.well-known/oauth-protected-resource",
+        "/favicon.ico",
+        "/metrics",
+        "/execute",
+        "/sandboxes",
+        "/sandboxes/x",
+        "/v2/sandboxes",
+        "/v3/templates",
+        "/templates/x",
+        "/snapshots",
+        "/volumes/x",
+        "/secrets/x",
+        "/envs",
+        "/init",
+        "/files?path=x&signature=v1_x",
+        "/process.Process/Start",
+        "/process.Process/Nope",
+        "/filesystem.Filesystem/Stat",
+    ] {
+        paths.push(more.to_owned());
+    }
+    // Only E2B's clients use what is below these.
+    let of_e2b = [
+        "/files",
+        "/contexts",
+        "/v2",
+        "/v3",
+        "/templates",
+        "/snapshots",
+        "/volumes",
+        "/secrets",
+        "/envs",
+        "/init",
+        "/process.Process/",
+        "/filesystem.Filesystem/",
+        "/execute",
+        "/sandboxes",
+        "/metrics",
+    ];
+    for path in &paths {
+        for method in [
+            "GET", "HEAD", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "BREW",
+        ] {
+            for headers in [&[][..], &[("X-API-KEY", "x")], &[("E2b-Sandbox-Id", "x")]] {
+                let status = stranger(method, path, headers);
+                let is_of_e2b = of_e2b.iter().any(|beginning| path.starts_with(beginning));
+                // On a machine that is the only sandbox, another sandbox is gone.
+                let names_another = headers.contains(&("E2b-Sandbox-Id", "x")) && status == 502;
+                assert!(
+                    matches!(status, 401 | 403)
+                        || is_listed(&listed, path)
+                        || (is_of_e2b && (matches!(status, 404 | 405) || names_another)),
+                    "{method} {path} {headers:?}: {status}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
@@ -568,7 +691,7 @@ fn a_refused_request_does_not_touch_the_idle_clock() {
                 let token =
                     token.map_or_else(String::new, |token| format!("X-Sandbox-Token: {token}\r\n"));
                 let _ = stream.write_all(
-                    format!("GET {target} HTTP/1.1\r\n{token}Connection: close\r\n\r\n").as_bytes(),
+                    format!("GET {target} HTTP/1.1\r\nHost: localhost\r\n{token}Connection: close\r\n\r\n").as_bytes(),
                 );
                 let mut received = Vec::new();
                 let _ = stream.read_to_end(&mut received);
@@ -894,7 +1017,10 @@ fn the_log_holds_no_secret_even_when_it_tells_everything() {
             token.clone(),
         ] {
             let mut connection = server.connect();
-            connection.send(format!("GET /v1/processes HTTP/1.1\r\n{line}\r\n\r\n").as_bytes());
+            connection.send(
+                format!("GET /v1/processes HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n")
+                    .as_bytes(),
+            );
             let received = connection.read_to_close();
             assert!(find(&received, b" 400 ").is_some());
             assert!(

@@ -31,7 +31,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("SBX_HOST_MODE", "0"),
     ("SBX_CAPACITY", "unlimited"),
     ("SBX_HOMES_DIR", "/sbx/homes"),
-    ("SBX_UID_RANGE", "20000-64999"),
+    ("SBX_UID_RANGE", "20000-59999"),
     ("SBX_MIN_LANDLOCK_ABI", "6"),
     ("SBX_ALLOW_UNCONFINED", "0"),
     ("SBX_TCP_PORT_RANGE", "none"),

@@ -132,7 +132,9 @@ fn connections_above_the_cap_get_503_and_the_cap_counts_only_open_ones() {
         for _ in 0..50 {
             let mut connection = server.connect();
             if round % 2 == 0 {
-                let _ = connection.stream.write_all(b"GET /health HTTP/1.1\r\n\r\n");
+                let _ = connection
+                    .stream
+                    .write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
             }
             let received = connection.read_to_close();
             let replies = parse_replies(&received).unwrap();
@@ -148,7 +150,7 @@ fn connections_above_the_cap_get_503_and_the_cap_counts_only_open_ones() {
             probe.received.clear();
             probe
                 .stream
-                .write_all(b"GET /health HTTP/1.1\r\n\r\n")
+                .write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 .unwrap();
             wait_until("another answer", PATIENCE, || probe.status() == Some(200));
         }
@@ -430,7 +432,7 @@ fn a_client_that_never_reads_costs_a_bounded_buffer() {
     let _ = server.get("/health");
     let before = status_of(server.pid(), "VmRSS");
     let request = format!(
-        "GET /v1/files/read?path={} HTTP/1.1\r\nX-Sandbox-Token: {TOKEN}\r\n\r\n",
+        "GET /v1/files/read?path={} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {TOKEN}\r\n\r\n",
         dir.join("file")
     )
     .repeat(500);
@@ -494,8 +496,8 @@ fn things_that_are_not_http_hurt_nobody() {
         b"GET http://sandbox/health HTTP/1.1\r\nHost: sandbox\r\n\r\n".to_vec(),
         b"OPTIONS * HTTP/1.1\r\nHost: sandbox\r\n\r\n".to_vec(),
         b"CONNECT sandbox:80 HTTP/1.1\r\nHost: sandbox:80\r\n\r\n".to_vec(),
-        b"GET /%00%ff%fe HTTP/1.1\r\n\r\n".to_vec(),
-        b"GET /\xff\xfe HTTP/1.1\r\n\r\n".to_vec(),
+        b"GET /%00%ff%fe HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
+        b"GET /\xff\xfe HTTP/1.1\r\nHost: localhost\r\n\r\n".to_vec(),
     ];
     nonsense.push(random.clone());
     for start in (0..random.len()).step_by(50_000) {
@@ -529,7 +531,7 @@ fn connections_that_are_reset_at_any_moment_leave_nothing_behind() {
     let descriptors = descriptors_of(server.pid());
     let body = json!({"cmd": "cat /dev/zero | tr '\\0' x"}).to_string();
     let request = format!(
-        "POST /v1/exec HTTP/1.1\r\nX-Sandbox-Token: {TOKEN}\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST /v1/exec HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {TOKEN}\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
     for end in (0..=request.len()).chain([request.len(); 20]) {
@@ -734,7 +736,7 @@ const FRAGMENTS: &[&[u8]] = &[
     b"Expect: 100-continue\r\n",
     b"Connection: close\r\n",
     b"HTTP/1.0",
-    b"GET /health HTTP/1.1\r\n\r\n",
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
 ];
 
 fn mutate(bytes: &mut Vec<u8>, random: &mut Random) {

@@ -7,6 +7,7 @@
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,8 +18,8 @@ use serde_json::json;
 
 use crate::fixture::{
     BINARY, Builder, Connection, Gate, Mark, NAMESPACE, Outcome, PATIENCE, Server, Stop, TOKEN,
-    TempDir, best_of, count_entries, descendants_of, has_namespaces, init_of, numbered_text, reset,
-    stat_of, wait_until,
+    TempDir, best_of, count_entries, descendants_of, has_namespaces, in_session, init_of,
+    numbered_text, open_terminal, reset, send_harmless_signals, stat_of, wait_until,
 };
 use crate::skip;
 
@@ -417,7 +418,7 @@ fn outside_a_namespace_a_signal_ends_every_process_and_then_the_server() {
 
 #[test]
 fn a_process_is_asked_before_it_is_killed() {
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGQUIT] {
         let mut server = Server::start();
         let directory = TempDir::new();
         let mark = Mark::new();
@@ -443,6 +444,77 @@ fn a_process_is_asked_before_it_is_killed() {
         );
         assert!(taken < LAST_WORD, "{taken:?}");
         mark.wait_gone(Duration::from_secs(1));
+    }
+}
+
+/// How a server that is no host can be started.
+const KINDS: [fn() -> Builder; 2] = [Server::builder, with_init_flag];
+
+/// Starts a server as the leader of a session, on a terminal or on none.
+fn start_in_session(builder: Builder, terminal: Option<&OwnedFd>) -> Server {
+    let mut command = builder.command();
+    in_session(&mut command, terminal);
+    builder.start_as(command)
+}
+
+#[test]
+fn a_hangup_ends_a_server_on_a_terminal_as_a_signal_does() {
+    for kind in KINDS {
+        for has_closed in [false, true] {
+            let (terminal, other_end) = open_terminal();
+            let mut server = start_in_session(kind(), Some(&terminal));
+            drop(terminal);
+            let mark = Mark::new();
+            server.spawn(&json!({"cmd": format!("setsid sleep {mark} & exec sleep {mark}")}));
+            mark.wait_for(2);
+            if has_closed {
+                drop(other_end);
+            } else {
+                server.signal(Signal::SIGHUP as i32);
+            }
+            let status = server.wait_for_exit(LAST_WORD);
+            assert_eq!(status.code(), Some(0), "{status}\n{}", server.log());
+            assert_eq!(mark.pids(), Vec::<i32>::new());
+        }
+    }
+}
+
+#[test]
+fn a_server_without_a_terminal_and_one_that_is_told_to_ignore_it_survive_a_hangup() {
+    let nohup = ["sh", "-c", r#"trap '' HUP; exec "$0" "$@""#];
+    for kind in KINDS {
+        let (terminal, other_end) = open_terminal();
+        let told = start_in_session(kind().wrapped_in(&nohup), Some(&terminal));
+        drop(terminal);
+        let without = start_in_session(kind(), None);
+        for server in [&told, &without] {
+            let before = server.exec(&json!({"cmd": "cat /proc/self/status"}));
+            assert!(before.stdout.contains("SigIgn:\t0000000000000000"));
+            server.signal(Signal::SIGHUP as i32);
+        }
+        drop(other_end);
+        for mut server in [told, without] {
+            assert_eq!(server.exec(&json!({"cmd": "echo on"})).stdout, "on\n");
+            let pid = server.pid();
+            end_with(&mut server, pid, Signal::SIGTERM);
+        }
+    }
+}
+
+#[test]
+fn no_other_signal_ends_a_server_or_reaches_its_commands() {
+    for kind in KINDS {
+        let mut server = start_in_session(kind(), None);
+        for _ in 0..2 {
+            send_harmless_signals(server.pid());
+            let outcome = server.exec(&json!({"cmd": "cat /proc/self/status"}));
+            for field in ["SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"] {
+                let expected = format!("{field}:\t0000000000000000\n");
+                assert!(outcome.stdout.contains(&expected), "{}", outcome.stdout);
+            }
+        }
+        let pid = server.pid();
+        end_with(&mut server, pid, Signal::SIGQUIT);
     }
 }
 
@@ -560,7 +632,7 @@ fn when_what_serves_dies_the_first_process_does_not_stay() {
 fn authorized(line: &str, body: &str) -> String {
     let length = body.len();
     format!(
-        "{line} HTTP/1.1\r\nX-Sandbox-Token: {TOKEN}\r\nConnection: close\r\n\
+        "{line} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {TOKEN}\r\nConnection: close\r\n\
          Content-Length: {length}\r\n\r\n{body}"
     )
 }
@@ -758,7 +830,7 @@ fn refused_requests_and_open_connections_are_no_work() {
     // Connected and silent, in the middle of a head, and kept alive after an answer.
     let silent = server.connect();
     let mut half = server.connect();
-    half.send(b"POST /v1/exec HTTP/1.1\r\nX-Sandbox-Token: ");
+    half.send(b"POST /v1/exec HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: ");
     let mut kept = server.connect();
     assert_eq!(kept.request("GET", "/health", &[], b"").status, 200);
     // Uploads without the token that go on and on.
@@ -775,9 +847,11 @@ fn refused_requests_and_open_connections_are_no_work() {
         let _stopping = stop.guard();
         for token in ["", "X-Sandbox-Token: wrong\r\n"] {
             for request in [
-                format!("GET /v1/processes HTTP/1.1\r\n{token}Connection: close\r\n\r\n"),
                 format!(
-                    "POST /v1/exec HTTP/1.1\r\n{token}Connection: close\r\nContent-Length: 14\r\n\r\n{{\"cmd\":\"true\"}}"
+                    "GET /v1/processes HTTP/1.1\r\nHost: localhost\r\n{token}Connection: close\r\n\r\n"
+                ),
+                format!(
+                    "POST /v1/exec HTTP/1.1\r\nHost: localhost\r\n{token}Connection: close\r\nContent-Length: 14\r\n\r\n{{\"cmd\":\"true\"}}"
                 ),
             ] {
                 let stop = &stop;

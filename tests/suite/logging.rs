@@ -74,7 +74,7 @@ fn try_to_forge(server: &Server, prefix: &str) {
         "FOR\u{1b}GED / HTTP/1.1\r\n\r\n",
         "GET / HTTP/1.1\r\nfor\u{1b}ged: x\r\n\r\n",
         "GET /\u{1b}[2Jforged HTTP/1.1\r\n\r\n",
-        "GET /\u{9b}2Jforged\u{2028} HTTP/1.1\r\nConnection: close\r\n\r\n",
+        "GET /\u{9b}2Jforged\u{2028} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n",
     ] {
         let mut stranger = server.connect();
         stranger.send(text.as_bytes());

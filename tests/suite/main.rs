@@ -18,6 +18,14 @@ mod config;
 mod console;
 mod contexts;
 mod contract;
+#[cfg(not(any(
+    feature = "console",
+    feature = "e2b",
+    feature = "file-tools",
+    feature = "interpreter",
+    feature = "mcp"
+)))]
+mod core;
 mod docker;
 mod docs;
 mod e2b;

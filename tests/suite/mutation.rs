@@ -696,7 +696,7 @@ fn orderly(base: &Request, random: &mut Random) -> Vec<u8> {
         method.as_bytes(),
         b" ",
         &target,
-        b" HTTP/1.1\r\nX-Sandbox-Token: ",
+        b" HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: ",
     ]
     .concat();
     write!(request, "{token}\r\n{}", base.header).unwrap();

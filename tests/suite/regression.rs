@@ -670,7 +670,9 @@ fn a_tree_is_killed_whole_when_connections_have_used_up_all_descriptors() {
             .stream
             .set_read_timeout(Some(Duration::from_millis(20)))
             .unwrap();
-        let _ = connection.stream.write_all(b"GET /health HTTP/1.1\r\n\r\n");
+        let _ = connection
+            .stream
+            .write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n");
     }
     let answered = |connection: &mut Connection| matches!(connection.stream.read(&mut [0; 1024]), Ok(count) if count > 0);
     assert!(answered(&mut others[0]), "the first of them is served");
@@ -765,7 +767,7 @@ fn a_long_head_that_comes_byte_by_byte_costs_little() {
     // processor busy, without a token.
     const PACKETS: u32 = 3000;
     let server = Server::start();
-    let mut head = b"GET /v1/processes HTTP/1.1\r\n".to_vec();
+    let mut head = b"GET /v1/processes HTTP/1.1\r\nHost: localhost\r\n".to_vec();
     for _ in 0..250 {
         head.extend_from_slice(b"A: ");
         head.extend_from_slice(&[b'b'; 225]);

@@ -21,14 +21,17 @@ struct File {
     gzip: &'static [u8],
 }
 
-/// All files, by name. Empty if the program was built without the feature `console`.
+/// All files, by name.
 static FILES: &[File] = &include!(concat!(env!("OUT_DIR"), "/console.rs"));
 
 /// The file that `/console` is.
 const PAGE: &str = "index.html";
 
+/// The methods of a file.
+const ALLOW: &str = "GET, HEAD, OPTIONS";
+
 /// Fields of every answer below `/console`. Styles may be inline because xterm.js sets some.
-const HEADERS: [(&str, &str); 5] = [
+const HEADERS: [(&str, &str); 6] = [
     (
         "Content-Security-Policy",
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; \
@@ -37,13 +40,9 @@ const HEADERS: [(&str, &str); 5] = [
     ("X-Content-Type-Options", "nosniff"),
     ("Referrer-Policy", "no-referrer"),
     ("Cross-Origin-Opener-Policy", "same-origin"),
+    ("Cross-Origin-Resource-Policy", "same-origin"),
     ("Cache-Control", "no-cache"),
 ];
-
-/// Whether the program has the console's files.
-pub(super) fn is_built() -> bool {
-    !FILES.is_empty()
-}
 
 /// What a request is about.
 pub(super) enum Target<'a> {
@@ -73,35 +72,58 @@ impl<'a> Target<'a> {
             _ => name.strip_prefix(b"/").map(Self::File),
         }
     }
+}
 
-    /// The name in the metrics.
-    pub(super) fn name(&self) -> &'static str {
+impl super::Target for Target<'_> {
+    fn name(&self) -> &'static str {
         match self {
             Self::File(_) => "console",
             Self::Ticket { .. } => "ticket",
         }
     }
-}
 
-/// Answers a request. No token is needed: the files are no secrets, and a ticket is one.
-pub(super) fn answer(
-    context: &Context,
-    request: &mut Request<'_>,
-    target: &Target<'_>,
-) -> Response {
-    match *target {
-        Target::File(name) => {
-            let answer = serve(request, name).unwrap_or_else(Response::from);
-            HEADERS.iter().fold(answer, |answer, (name, value)| {
-                answer.with_header(name, *value)
-            })
+    fn allow(&self) -> String {
+        ALLOW.to_owned()
+    }
+
+    fn is_proxied(&self) -> bool {
+        matches!(self, Self::Ticket { .. })
+    }
+
+    fn admits_origins(&self) -> bool {
+        true
+    }
+
+    /// The files are of no use elsewhere, and the server behind a ticket decides itself.
+    fn has_cors(&self) -> bool {
+        false
+    }
+
+    fn is_page(&self) -> bool {
+        true
+    }
+
+    fn has_secret(&self) -> bool {
+        matches!(self, Self::Ticket { .. })
+    }
+
+    fn fields(&self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Self::File(_) => &HEADERS,
+            Self::Ticket { .. } => tickets::ADDED,
         }
-        Target::Ticket { ticket, path } => tickets::answer(context, request, ticket, path),
+    }
+
+    /// No token is needed: the files are no secrets, and a ticket is one.
+    fn answer(&self, context: &Context, request: &mut Request<'_>) -> Result<Response, Refusal> {
+        match *self {
+            Self::File(name) => serve(request, name),
+            Self::Ticket { ticket, path } => tickets::answer(context, request, ticket, path),
+        }
     }
 }
 
 fn serve(request: &Request<'_>, name: &[u8]) -> Result<Response, Refusal> {
-    const ALLOW: &str = "GET, HEAD, OPTIONS";
     let Some(file) = FILES.iter().find(|file| file.name.as_bytes() == name) else {
         let text = "the console has no such file; it begins at /console";
         return Err(Refusal::new(404, "not_found", text));
@@ -172,7 +194,7 @@ fn takes_gzip(request: &Request<'_>) -> bool {
     accepted.unwrap_or(false)
 }
 
-#[cfg(all(test, feature = "console"))]
+#[cfg(test)]
 mod tests {
     use std::io::Read;
 
@@ -220,7 +242,7 @@ mod tests {
         let of_others = FILES.iter().filter(|file| file.name.starts_with("xterm"));
         let of_others: usize = of_others.map(|file| file.gzip.len()).sum();
         assert!(sent < 180 * 1024, "{sent}");
-        assert!(sent - of_others < 50 * 1024, "{}", sent - of_others);
+        assert!(sent - of_others < 58 * 1024, "{}", sent - of_others);
     }
 
     /// What a file names among the others: by a path, or beside itself.

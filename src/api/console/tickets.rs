@@ -5,61 +5,34 @@
 //! keeps nor call the API as it does. Fields that speak for the whole address are dropped. For such a page its own
 //! server is another origin, which has to allow its requests: whoever knows the ticket may send them anyway.
 
+use crate::api::browsers::{APART, OF_ADDRESS, no_service_worker, wants_service_worker};
 use crate::api::context::{Context, enter_by_ticket};
 use crate::api::forward::{self, forward};
 use crate::api::origins::{is_preflight, preflight};
 use crate::http::{Body, Refusal, Request, Response};
-use crate::relay::FieldChanges;
+use crate::relay::{Cookies, FieldChanges};
 
-/// Fields that are added to each answer.
-const ADDED: &[(&str, &str)] = &[
-    (
-        "Content-Security-Policy",
-        "sandbox allow-scripts allow-forms",
-    ),
+/// Fields that are added to each answer, but for the one that the answer to a preflight has.
+pub(super) const ADDED: &[(&str, &str)] = &[
+    APART,
     ("Access-Control-Allow-Origin", "*"),
     ("Referrer-Policy", "no-referrer"),
 ];
 
-/// Fields of answers that are about all of this address, or that are set here.
+/// Fields of answers that are set here, or that have browsers send credentials to all of this address.
 const DROPPED: &[&str] = &[
     "access-control-allow-credentials",
     "access-control-allow-origin",
-    "alt-svc",
-    "clear-site-data",
-    "cross-origin-opener-policy",
-    "nel",
     "referrer-policy",
-    "report-to",
-    "reporting-endpoints",
-    "service-worker-allowed",
     "set-cookie",
-    "strict-transport-security",
     "www-authenticate",
 ];
 
-/// Credentials for this server, for the proxy before it, and for its address.
-const WITHHELD: [&str; 3] = ["x-sandbox-token", "authorization", "cookie"];
+/// What a browser sends to all of this address, besides credentials for this server.
+const WITHHELD: &[&str] = &["cookie"];
 
 /// Answers a request for the server that `ticket` leads to. `path` is empty, or begins with a slash.
 pub(super) fn answer(
-    context: &Context,
-    request: &mut Request<'_>,
-    ticket: &[u8],
-    path: &[u8],
-) -> Response {
-    let answer = try_answer(context, request, ticket, path);
-    let answer = answer.unwrap_or_else(Response::from);
-    // The answer to a preflight has one of them.
-    ADDED.iter().fold(answer, |answer, (name, value)| {
-        if answer.headers.iter().any(|(other, _)| other == name) {
-            return answer;
-        }
-        answer.with_header(name, *value)
-    })
-}
-
-fn try_answer(
     context: &Context,
     request: &mut Request<'_>,
     ticket: &[u8],
@@ -70,6 +43,9 @@ fn try_answer(
                     an hour; open the port in the console again";
         Refusal::new(404, "not_found", text)
     };
+    if wants_service_worker(&request.head) {
+        return Err(no_service_worker());
+    }
     let (workspace, port) = context.tickets.open(ticket).ok_or_else(unknown)?;
     if is_preflight(request) {
         let methods = "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS";
@@ -86,9 +62,10 @@ fn try_answer(
     }
     let lease = enter_by_ticket(request, &workspace)?.ok_or_else(unknown)?;
     let changes = FieldChanges {
-        dropped: DROPPED,
+        dropped: &[OF_ADDRESS, forward::TO_PROXIES, DROPPED],
         home: Some(forward::home(&port, [b"/t/", ticket].concat())),
+        cookies: Cookies::AsSent,
     };
-    let answer = forward(request, &lease, &port, path, &WITHHELD, changes)?;
+    let answer = forward(context, request, &lease, &port, path, WITHHELD, changes)?;
     Ok(answer.holding(lease))
 }

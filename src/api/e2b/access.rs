@@ -10,6 +10,7 @@ use super::calls::Call;
 use super::errors::{Code, Failure};
 use super::signature::{Purpose, Signature};
 use crate::api::context::{Context, note_refusal};
+use crate::api::credentials::{TokenHeader, forms_of_key};
 use crate::auth::{Access, Holder};
 use crate::codec::base64;
 use crate::error::Kind;
@@ -25,11 +26,8 @@ pub(super) enum Place {
     Sandbox(String),
 }
 
-/// Before an API key, in the form that some clients demand.
-const KEY_PREFIX: &[u8] = b"e2b_";
-
 /// The headers that carry the token of a sandbox.
-const TOKENS: [&str; 2] = ["x-access-token", "e2b-traffic-access-token"];
+const TOKENS: [TokenHeader; 2] = [TokenHeader::ACCESS_TOKEN, TokenHeader::TRAFFIC_ACCESS_TOKEN];
 
 impl Place {
     /// The id that its token is derived from.
@@ -71,27 +69,11 @@ pub(super) fn of_api(
     own: Option<&str>,
 ) -> Result<(), Failure> {
     let access = own.map_or(Access::Machine, Access::Sandbox);
-    let key = request.head.header("x-api-key").map(<[u8]>::to_vec);
-    let keys = [
-        key.as_deref(),
-        key.as_deref().and_then(|key| key.strip_prefix(KEY_PREFIX)),
-    ];
+    let key = TokenHeader::API_KEY
+        .value(&request.head)
+        .map(<[u8]>::to_vec);
+    let keys = key.as_deref().map_or([None; 2], forms_of_key);
     admit(context, request, access, &keys, "X-API-KEY")
-}
-
-/// Whether a request has the API key of this server in the header for API keys.
-pub(super) fn has_own_key(context: &Context, request: &Request<'_>) -> bool {
-    let mut keys = request.head.values("x-api-key");
-    keys.any(|key| {
-        let forms = [Some(key), key.strip_prefix(KEY_PREFIX)];
-        let mut forms = forms.into_iter().flatten();
-        forms.any(|key| {
-            context
-                .authenticator
-                .check(Some(key), Access::Machine)
-                .is_ok()
-        })
-    })
 }
 
 /// Finds the sandbox that a request is about, and checks its token.
@@ -103,7 +85,7 @@ pub(super) fn of_sandbox(
     request: &mut Request<'_>,
     named: Option<&str>,
 ) -> Result<Place, Failure> {
-    let tokens = TOKENS.map(|name| request.head.header(name).map(<[u8]>::to_vec));
+    let tokens = TOKENS.map(|header| header.value(&request.head).map(<[u8]>::to_vec));
     with_tokens(context, request, named, &tokens)
 }
 
@@ -116,8 +98,8 @@ pub(super) fn of_port(
     request: &mut Request<'_>,
     named: Option<&str>,
 ) -> Result<Place, Failure> {
-    let headers = [TOKENS[0], TOKENS[1], "x-sandbox-token"];
-    let tokens = headers.map(|name| request.head.header(name).map(<[u8]>::to_vec));
+    let headers = [TOKENS[0], TOKENS[1], TokenHeader::SANDBOX_TOKEN];
+    let tokens = headers.map(|header| header.value(&request.head).map(<[u8]>::to_vec));
     with_tokens(context, request, named, &tokens)
 }
 
@@ -185,6 +167,23 @@ pub(super) fn of_health(
     named: Option<&str>,
 ) -> Result<Place, Failure> {
     named_in(request, named).map_or(Ok(Place::Machine), |id| place_of(context, id))
+}
+
+/// Checks that a request names one sandbox, if any: `labelled` by its host, or in headers.
+///
+/// # Errors
+/// 400.
+pub(super) fn check_ids(request: &Request<'_>, labelled: Option<&str>) -> Result<(), Failure> {
+    let ids = request.head.values("e2b-sandbox-id");
+    let mut ids = ids
+        .chain(labelled.map(str::as_bytes))
+        .filter(|id| !id.is_empty());
+    let first = ids.next().unwrap_or_default();
+    if std::str::from_utf8(first).is_err() || ids.any(|id| !id.eq_ignore_ascii_case(first)) {
+        let text = "E2b-Sandbox-Id names another sandbox than the host or another E2b-Sandbox-Id";
+        return Err(Failure::invalid(text));
+    }
+    Ok(())
 }
 
 /// The id of the sandbox that a request is about: `named` by its path or its host, or in a header.
@@ -299,7 +298,7 @@ pub(super) fn check_user(
 /// # Errors
 /// 400 if it is malformed.
 pub(super) fn user_of(request: &Request<'_>) -> Result<Option<String>, Failure> {
-    let Some(credentials) = request.head.header("authorization") else {
+    let Some(credentials) = TokenHeader::AUTHORIZATION.value(&request.head) else {
         return Ok(None);
     };
     let Some((scheme, encoded)) = credentials.split_at_checked(6) else {

@@ -12,6 +12,7 @@
 
 mod access;
 mod calls;
+#[cfg(feature = "interpreter")]
 mod code;
 mod connect;
 mod entries;
@@ -25,11 +26,13 @@ mod sandboxes;
 mod signature;
 mod watches;
 
+use super::browsers::OWN;
 use super::context::{Context, note_failure};
-use super::forward::forward;
+use super::forward::{TO_PROXIES, forward};
 use crate::codec::query::Query;
-use crate::http::{Body, Request, Response};
-use crate::relay::FieldChanges;
+use crate::http::parse::Head;
+use crate::http::{Body, Refusal, Request, Response};
+use crate::relay::{Cookies, FieldChanges};
 use access::Place;
 use calls::Call;
 use errors::Failure;
@@ -37,12 +40,43 @@ use routes::Operation;
 
 pub(super) use routes::Target;
 
-/// Answers a request for `target`.
-pub(super) fn answer(
-    context: &Context,
-    request: &mut Request<'_>,
-    target: &Target<'_>,
-) -> Response {
+impl super::Target for Target<'_> {
+    fn name(&self) -> &'static str {
+        self.name()
+    }
+
+    fn allow(&self) -> String {
+        self.allow()
+    }
+
+    fn is_proxied(&self) -> bool {
+        self.port().is_some()
+    }
+
+    /// What people open at a port has its own origin.
+    fn is_page(&self) -> bool {
+        self.is_proxied()
+    }
+
+    fn has_secret(&self) -> bool {
+        self.is_signed()
+    }
+
+    /// Servers of one sandbox have an origin each, and may be parts of one program.
+    fn is_beside(&self, head: &Head) -> bool {
+        self.is_proxied() && routes::is_beside(head)
+    }
+
+    fn fields(&self) -> &'static [(&'static str, &'static str)] {
+        if self.is_proxied() { &[] } else { OWN }
+    }
+
+    fn answer(&self, context: &Context, request: &mut Request<'_>) -> Result<Response, Refusal> {
+        Ok(answer(context, request, self))
+    }
+}
+
+fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> Response {
     let answered = try_answer(context, request, target);
     answered.unwrap_or_else(|failure| {
         if failure.is_for_operator() {
@@ -60,21 +94,23 @@ fn try_answer(
     request: &mut Request<'_>,
     target: &Target<'_>,
 ) -> Result<Response, Failure> {
+    access::check_ids(request, target.labelled())?;
+    if target.is_gone() {
+        return Err(Failure::gone());
+    }
     if let Some(port) = target.port() {
         let place = access::of_port(context, request, target.labelled())?;
         let lease = access::enter(context, request, &place)?;
         let path = request.head.path.clone();
-        let withheld = withheld(context, request);
         let port = lease.ports.parse(port.to_string().as_bytes());
         let response = port.map_err(Into::into).and_then(|port| {
-            forward(
-                request,
-                &lease,
-                &port,
-                &path,
-                &withheld,
-                FieldChanges::default(),
-            )
+            let changes = FieldChanges {
+                // It also clears the cookies of all names beside this one.
+                dropped: &[&["clear-site-data"], TO_PROXIES],
+                home: None,
+                cookies: Cookies::OfHost,
+            };
+            forward(context, request, &lease, &port, &path, &[], changes)
         });
         return Ok(response.map_or_else(Response::from, |response| response.holding(lease)));
     }
@@ -144,21 +180,6 @@ fn try_answer(
             answer(call, lease, target.context())
         }),
     }
-}
-
-/// Credentials, which are for this server or for the proxy before it, and not for the servers behind ports. Those may
-/// have API keys of their own, so only the own one is among them.
-fn withheld(context: &Context, request: &Request<'_>) -> Vec<&'static str> {
-    let mut withheld = vec![
-        "x-sandbox-token",
-        "x-access-token",
-        "e2b-traffic-access-token",
-        "authorization",
-    ];
-    if access::has_own_key(context, request) {
-        withheld.push("x-api-key");
-    }
-    withheld
 }
 
 /// Does something in a sandbox; the lease lasts until the last byte of the answer is sent.

@@ -44,14 +44,14 @@ pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
     check_user(workspace, user_of(call.request)?.as_deref())?;
     let mut start = StartRequest::parse(workspace, fields)?;
     start.timeout = call.timeout()?;
-    let run = match workspace.run(start.spec()?) {
+    let run = match workspace.run(start.spec()?, OnDisconnect::Keep) {
         // Clients name this shell, and not every image has it.
         Err(error)
             if error.kind() == Kind::ProgramNotFound
                 && start.words.first().is_some_and(|word| word == USUAL_SHELL) =>
         {
             PLAIN_SHELL.clone_into(&mut start.words[0]);
-            workspace.run(start.spec()?)?
+            workspace.run(start.spec()?, OnDisconnect::Keep)?
         }
         run => run?,
     };
@@ -64,7 +64,7 @@ pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
         let process = Arc::clone(run.process());
         let mut events = ProcessEvents::new(stream, keep_alive, &process);
         events.is_own = true;
-        run.follow(&mut events, OnDisconnect::Keep, None);
+        run.follow(&mut events, None);
     }))
 }
 

@@ -4,11 +4,16 @@
 //! `3000-ID.example.com` is for a port of the sandbox with this id, whatever its path is.
 
 use super::calls::{Answer, Call, Document, ListAnswer};
+#[cfg(feature = "interpreter")]
+use super::code;
 use super::errors::{Failure, Style};
-use super::{code, entries, files, processes, sandboxes, watches};
+use super::{entries, files, processes, sandboxes, watches};
 use crate::api::context::Context;
+use crate::api::parts::{is_below, is_for_e2b};
 use crate::codec::fields::Fields;
 use crate::http::Request;
+use crate::http::parse::Head;
+use crate::machine::MACHINE_ID;
 use crate::workspace::Workspace;
 
 /// One operation.
@@ -68,9 +73,16 @@ const NO_SECRETS: &str = "there are no secrets here; pass values by envs";
 const NO_NETWORK: &str =
     "the network of a sandbox that runs cannot be changed; choose it when the sandbox is made";
 
-/// Rows of one pattern are adjacent.
+/// All routes. Rows of one pattern are adjacent.
+const ROUTES: &[&[Route]] = &[
+    SANDBOXES,
+    #[cfg(feature = "interpreter")]
+    CODE,
+];
+
+/// Those of sandboxes, and of what is in them.
 #[rustfmt::skip]
-const ROUTES: &[Route] = &[
+const SANDBOXES: &[Route] = &[
     row(POST, "/sandboxes", "e2b_sandboxes", Api(sandboxes::create)),
     row(GET, "/sandboxes", "e2b_sandboxes", Api(sandboxes::list)),
     row(POST, "/v2/sandboxes", "e2b_sandboxes", Api(sandboxes::create)),
@@ -120,7 +132,12 @@ const ROUTES: &[Route] = &[
     row(POST, "/filesystem.Filesystem/GetWatcherEvents", "e2b_watch", List(watches::events)),
     row(POST, "/filesystem.Filesystem/RemoveWatcher", "e2b_watch", Unary(watches::remove)),
     row(POST, "/filesystem.Filesystem/WatchDir", "e2b_watch", ServerStream(watches::watch)),
+];
 
+/// Those of the code interpreter.
+#[cfg(feature = "interpreter")]
+#[rustfmt::skip]
+const CODE: &[Route] = &[
     row(POST, "/execute", "e2b_execute", Code(code::execute)),
     row(GET, "/contexts", "e2b_contexts", Code(code::list)),
     row(POST, "/contexts", "e2b_contexts", Code(code::create)),
@@ -142,42 +159,21 @@ const fn row(
     }
 }
 
-/// Paths that only E2B's clients ask for, each with all that is below it.
-const OWN: [&str; 13] = [
-    "/files",
-    "/contexts",
-    "/v2",
-    "/v3",
-    "/templates",
-    "/default-templates",
-    "/snapshots",
-    "/volumes",
-    "/secrets",
-    "/envs",
-    "/init",
-    "/process.Process",
-    "/filesystem.Filesystem",
-];
-
-/// Paths that other doors have too.
-const SHARED: [&str; 4] = ["/health", "/metrics", "/execute", "/sandboxes"];
-
 /// Paths that are never this door's.
-const FOREIGN: [&str; 5] = ["/v1", "/mcp", "/console", "/t", "/openapi.json"];
-
-/// Headers that only E2B's clients send; the last one is the beginning of several.
-const HEADERS: [&str; 3] = ["x-api-key", "x-access-token", "connect-protocol-version"];
-const HEADER_PREFIX: &str = "e2b-";
+const FOREIGN: &[&str] = &[
+    "/v1",
+    "/mcp",
+    "/console",
+    "/t",
+    "/openapi.json",
+    #[cfg(not(feature = "interpreter"))]
+    "/execute",
+    #[cfg(not(feature = "interpreter"))]
+    "/contexts",
+];
 
 /// The ports that E2B's clients name for the sandbox itself and for its code interpreter.
 const OWN_PORTS: [u16; 2] = [49983, 49999];
-
-fn is_below(path: &[u8], families: &[&str]) -> bool {
-    families.iter().any(|family| {
-        let rest = path.strip_prefix(family.as_bytes());
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
-    })
-}
 
 /// What a request is about.
 pub(in crate::api) struct Target<'a> {
@@ -186,11 +182,15 @@ pub(in crate::api) struct Target<'a> {
     path: &'a [u8],
     /// The sandbox that the host's name names.
     labelled: Option<String>,
+    /// Whether there is no such sandbox.
+    is_gone: bool,
     /// The port of a server in it that the host's name names.
     port: Option<u16>,
     /// Those in the path.
     sandbox: Option<&'a str>,
     context: Option<&'a str>,
+    /// Whether a signature stands for a token.
+    is_signed: bool,
 }
 
 impl<'a> Target<'a> {
@@ -200,47 +200,61 @@ impl<'a> Target<'a> {
         request: &Request<'_>,
         path: &'a [u8],
     ) -> Option<Self> {
-        let labelled = host_label(request.head.header("host"));
-        let labelled = labelled.filter(|(_, id)| context.machine.has_sandbox(id));
-        if let Some((port, id)) = &labelled
-            && !OWN_PORTS.contains(port)
-        {
-            return Some(Self {
-                routes: Vec::new(),
-                path,
-                labelled: Some(id.clone()),
-                port: Some(*port),
-                sandbox: None,
-                context: None,
-            });
+        let mut target = Self {
+            routes: Vec::new(),
+            path,
+            labelled: None,
+            is_gone: false,
+            port: None,
+            sandbox: None,
+            context: None,
+            is_signed: false,
+        };
+        if let Some((port, id)) = host_label(request.head.host()) {
+            let is_there = context.machine.has_sandbox(&id);
+            target.is_gone = !is_there && is_id(&id);
+            if is_there || target.is_gone {
+                target.labelled = Some(id);
+            }
+            target.port = (is_there && !OWN_PORTS.contains(&port)).then_some(port);
         }
-        if is_below(path, &FOREIGN) {
+        // To other doors, a page of a sandbox that is gone would be a page of their own origin.
+        if target.port.is_some() || target.is_gone {
+            return Some(target);
+        }
+        if is_below(path, FOREIGN) {
             return None;
         }
-        let is_own = labelled.is_some()
-            || is_below(path, &OWN)
-            || (is_below(path, &SHARED) && has_own_header(request));
+        let is_own = target.labelled.is_some() || is_for_e2b(&request.head, path);
         is_own.then(|| {
-            let mut target = Self {
-                routes: Vec::new(),
-                path,
-                labelled: labelled.map(|(_, id)| id),
-                port: None,
-                sandbox: None,
-                context: None,
-            };
-            for route in ROUTES {
+            for route in ROUTES.iter().copied().flatten() {
                 if let Some(captured) = capture(route.pattern, path) {
                     target.routes.push(route);
                     (target.sandbox, target.context) = captured;
                 }
             }
+            let takes_signature = matches!(
+                target.routes[..],
+                [
+                    Route {
+                        operation: Files(_),
+                        ..
+                    },
+                    ..
+                ]
+            );
+            target.is_signed = takes_signature
+                && context.authenticator.needs_token()
+                && request.head.query.as_deref().is_some_and(|query| {
+                    let mut pairs = query.split(|byte| *byte == b'&');
+                    pairs.any(|pair| pair.starts_with(b"signature="))
+                });
             target
         })
     }
 
     /// The name in the metrics.
-    pub(in crate::api) fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         match (self.routes.first(), self.port) {
             (Some(route), _) => route.name,
             (None, Some(_)) => "e2b_port",
@@ -248,13 +262,8 @@ impl<'a> Target<'a> {
         }
     }
 
-    /// Whether a server in a sandbox answers.
-    pub(in crate::api) fn is_proxied(&self) -> bool {
-        self.port.is_some()
-    }
-
     /// Its methods, as in `Allow`.
-    pub(in crate::api) fn allow(&self) -> String {
+    pub(super) fn allow(&self) -> String {
         let methods = self.routes.iter().flat_map(|route| route.methods);
         let mut methods: Vec<&str> = methods.copied().collect();
         if methods.is_empty() {
@@ -303,6 +312,16 @@ impl<'a> Target<'a> {
         self.port
     }
 
+    /// Whether the host's name names a sandbox that does not exist.
+    pub(super) fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// Whether a signature stands for a token.
+    pub(super) fn is_signed(&self) -> bool {
+        self.is_signed
+    }
+
     /// The sandbox that the path names: of the API.
     pub(super) fn listed(&self) -> Option<&'a str> {
         self.sandbox
@@ -319,6 +338,24 @@ impl<'a> Target<'a> {
     }
 }
 
+/// Whether the page that sends a request is of another port of the same sandbox.
+pub(super) fn is_beside(head: &Head) -> bool {
+    let mut origins = head.values("origin");
+    let (Some(origin), None) = (origins.next(), origins.next()) else {
+        return false;
+    };
+    let page = [&b"https://"[..], b"http://"]
+        .into_iter()
+        .find_map(|scheme| origin.strip_prefix(scheme));
+    let rest = |host: Option<&[u8]>| {
+        let (_, id) = host_label(host)?;
+        let dot = host?.iter().position(|byte| *byte == b'.')?;
+        Some((id, host?[dot..].to_ascii_lowercase()))
+    };
+    let own = rest(head.host());
+    own.is_some() && own == rest(page)
+}
+
 /// The port and the sandbox in a name such as `3000-ID.example.com`.
 fn host_label(host: Option<&[u8]>) -> Option<(u16, String)> {
     let (label, _) = std::str::from_utf8(host?).ok()?.split_once('.')?;
@@ -329,12 +366,10 @@ fn host_label(host: Option<&[u8]>) -> Option<(u16, String)> {
     Some((port, id.to_ascii_lowercase()))
 }
 
-fn has_own_header(request: &Request<'_>) -> bool {
-    request.head.fields.iter().any(|(name, _)| {
-        let beginning = name.get(..HEADER_PREFIX.len());
-        HEADERS.iter().any(|own| own.eq_ignore_ascii_case(name))
-            || beginning.is_some_and(|beginning| beginning.eq_ignore_ascii_case(HEADER_PREFIX))
-    })
+/// Whether a name can only be that of a sandbox, now or at another time, or a token.
+fn is_id(name: &str) -> bool {
+    let is_hex = name.bytes().all(|byte| byte.is_ascii_hexdigit());
+    name == MACHINE_ID || (is_hex && matches!(name.len(), 24 | 64))
 }
 
 /// The sandbox and the context in a path that has the form of a pattern.
@@ -359,10 +394,17 @@ fn capture<'a>(pattern: &str, path: &'a [u8]) -> Option<(Option<&'a str>, Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::parts::{OF_E2B, SHARED_WITH_E2B};
+    use crate::http::parse::{self, Progress};
 
     #[test]
     fn the_rows_of_a_pattern_stand_together() {
-        let mut patterns: Vec<_> = ROUTES.iter().map(|route| route.pattern).collect();
+        let mut patterns: Vec<_> = ROUTES
+            .iter()
+            .copied()
+            .flatten()
+            .map(|route| route.pattern)
+            .collect();
         patterns.dedup();
         let count = patterns.len();
         patterns.sort_unstable();
@@ -370,7 +412,10 @@ mod tests {
         assert_eq!(patterns.len(), count);
         for pattern in patterns {
             let path = pattern.as_bytes();
-            assert!(is_below(path, &OWN) != is_below(path, &SHARED), "{pattern}");
+            assert!(
+                is_below(path, &OF_E2B) != is_below(path, &SHARED_WITH_E2B),
+                "{pattern}"
+            );
         }
     }
 
@@ -391,6 +436,31 @@ mod tests {
             let found = host_label(Some(host.as_bytes()));
             let expected = expected.map(|(port, id)| (port, id.to_owned()));
             assert_eq!(found, expected, "{host}");
+        }
+    }
+
+    #[test]
+    fn pages_of_one_sandbox_are_beside_each_other() {
+        for (host, origin, expected) in [
+            ("8000-abc.x:1", "http://3000-abc.x:1", true),
+            ("8000-abc.x", "https://3000-ABC.X", true),
+            ("8000-abc.x", "https://3000-abd.x", false),
+            ("8000-abc.x", "https://3000-abc.y", false),
+            ("8000-abc.x:1", "http://3000-abc.x:2", false),
+            ("8000-abc.x", "https://abc.x", false),
+            ("8000-abc.x", "null", false),
+            (
+                "8000-abc.x",
+                "https://3000-abc.x\r\nOrigin: https://3000-abc.x",
+                false,
+            ),
+            ("localhost", "http://localhost", false),
+        ] {
+            let sent = format!("GET / HTTP/1.1\r\nHost: {host}\r\nOrigin: {origin}\r\n\r\n");
+            let Ok(Progress::Complete(head, _)) = parse::head(sent.as_bytes()) else {
+                panic!("{sent}");
+            };
+            assert_eq!(is_beside(&head), expected, "{host} {origin}");
         }
     }
 

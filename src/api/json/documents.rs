@@ -14,8 +14,6 @@ use crate::files::name::{FilePath, show};
 use crate::files::{Entry, FileKind, Packed, Page, Skipped, Unpacked};
 use crate::host::Sandbox;
 use crate::http::{Body, Response};
-use crate::interpreter::event::End;
-use crate::interpreter::{Context, ContextState, Execution, ExecutionState};
 use crate::machine::Machine;
 use crate::ports::{Listener, Port};
 use crate::process::ring::Stream;
@@ -92,8 +90,13 @@ impl Isolation {
 #[derive(Serialize)]
 pub(in crate::api) struct CreatedDocument {
     pub(in crate::api) sandboxes: Vec<SandboxDocument>,
-    /// Number of sandboxes that exceeded the capacity.
+    /// Number of sandboxes that were not made.
     pub(in crate::api) rejected: usize,
+    /// Why they were not, in a word and in a sentence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::api) rejected_code: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(in crate::api) rejected_reason: Option<String>,
 }
 
 /// A sandbox.
@@ -416,7 +419,7 @@ impl ExitEvent {
 }
 
 /// The exit code, or the signal that ended the process.
-fn codes(ending: Ending) -> (Option<i32>, Option<i32>) {
+pub(super) fn codes(ending: Ending) -> (Option<i32>, Option<i32>) {
     match ending {
         Ending::Exited(code) => (Some(code), None),
         Ending::Signaled(signal) => (None, Some(signal)),
@@ -439,122 +442,8 @@ fn reason(reason: Reason) -> &'static str {
     }
 }
 
-fn milliseconds(duration: Duration) -> u64 {
+pub(super) fn milliseconds(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
-
-/// A context.
-#[derive(Serialize)]
-pub(in crate::api) struct ContextDocument {
-    id: String,
-    language: &'static str,
-    backend: String,
-    version: Option<String>,
-    state: &'static str,
-    why: Option<String>,
-    pid: Option<i32>,
-    generation: u64,
-    execution_count: u64,
-    execution: Option<String>,
-    queued: usize,
-    cwd: String,
-    tag: Option<String>,
-    created_at_ms: u64,
-    warm: bool,
-}
-
-impl ContextDocument {
-    /// Describes the present state of a context.
-    pub(in crate::api) fn of(context: &Context) -> Self {
-        let (generation, execution_count) = context.counts();
-        let (execution, queued) = context.work();
-        let (backend, version) = context.told().unzip();
-        let (state, why) = match context.state() {
-            ContextState::Starting => ("starting", None),
-            ContextState::Idle => ("idle", None),
-            ContextState::Busy => ("busy", None),
-            ContextState::Dead(why) => ("dead", Some(why)),
-        };
-        Self {
-            id: context.id().to_owned(),
-            language: context.language.name(),
-            backend: backend.unwrap_or_else(|| context.backend().to_owned()),
-            version,
-            state,
-            why,
-            pid: context.process().map(|process| process.pid),
-            generation,
-            execution_count,
-            execution,
-            queued,
-            cwd: context.directory(),
-            tag: context.spec().and_then(|spec| spec.tag.clone()),
-            created_at_ms: context.created_at_ms(),
-            warm: context.is_warm(),
-        }
-    }
-}
-
-/// An execution.
-#[derive(Serialize)]
-pub(in crate::api) struct ExecutionDocument {
-    id: String,
-    context: String,
-    state: &'static str,
-    reason: Option<&'static str>,
-    execution_count: u64,
-    events: u64,
-}
-
-impl ExecutionDocument {
-    /// Describes the present state of an execution.
-    pub(in crate::api) fn of(context: &Context, execution: &Execution) -> Self {
-        let (state, reason) = match execution.state() {
-            ExecutionState::Queued => ("queued", None),
-            ExecutionState::Running => ("running", None),
-            ExecutionState::Ended(reason) => ("ended", Some(reason.name())),
-        };
-        Self {
-            id: execution.id.clone(),
-            context: context.id().to_owned(),
-            state,
-            reason,
-            execution_count: execution.count(),
-            events: execution.events(),
-        }
-    }
-}
-
-/// The last event of an execution.
-#[derive(Serialize)]
-pub(in crate::api) struct EndEvent {
-    event: &'static str,
-    seq: u64,
-    reason: &'static str,
-    state: &'static str,
-    execution_count: u64,
-    exit_code: Option<i32>,
-    signal: Option<i32>,
-    timed_out: bool,
-    duration_ms: u64,
-}
-
-impl EndEvent {
-    /// Describes how an execution ended.
-    pub(in crate::api) fn of(seq: u64, end: &End) -> Self {
-        let (exit_code, signal) = end.ending.map_or((None, None), codes);
-        Self {
-            event: "end",
-            seq,
-            reason: end.reason.name(),
-            state: if end.is_kept { "kept" } else { "lost" },
-            execution_count: end.count,
-            exit_code,
-            signal,
-            timed_out: end.has_timed_out,
-            duration_ms: milliseconds(end.duration),
-        }
-    }
 }
 
 /// A file or directory. Without detail it has exactly the keys of the clients' own type, whose

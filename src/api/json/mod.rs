@@ -3,6 +3,8 @@
 //!
 //! Several doors speak it: one sends a document as a body, another as the result of a tool. What frames it is theirs.
 
+#[cfg(feature = "interpreter")]
+pub(in crate::api) mod context;
 pub(in crate::api) mod documents;
 pub(in crate::api) mod edits;
 mod errors;

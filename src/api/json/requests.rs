@@ -19,14 +19,10 @@ use crate::files::name::FilePath;
 use crate::files::search::Matcher;
 use crate::files::watch::Settings;
 use crate::host::SandboxSpec;
-use crate::interpreter::{Abandoned, ContextSpec, ExecutionSpec, KILL_AFTER};
 use crate::isolation::Isolation;
 use crate::language::Language;
 use crate::process::OnDisconnect;
 use crate::workspace::{ClientFile, FileState, SignalGroup};
-
-/// Largest `max_output_bytes`: what every JSON library holds in an integer.
-const MAX_OUTPUT_BYTES: u64 = i64::MAX.cast_unsigned();
 
 /// Most bytes of a tag: it is kept, and sent in every list.
 const MAX_TAG_BYTES: usize = 1024;
@@ -174,145 +170,8 @@ fn terminal_spec(fields: &[u8]) -> Result<TerminalSpec> {
     TerminalSpec::new(size, name.unwrap_or_else(|| usual.name().to_owned()))
 }
 
-/// A request to execute code.
-pub(in crate::api) struct ExecuteRequest {
-    pub(in crate::api) spec: ExecutionSpec,
-    /// Where: its id, and what a new one is made with.
-    pub(in crate::api) context: ContextSpec,
-    /// `None` if the request does not say.
-    pub(in crate::api) language: Option<Language>,
-    pub(in crate::api) is_stateless: bool,
-    pub(in crate::api) encoding: Encoding,
-    /// In the simple shape.
-    pub(in crate::api) is_simple: bool,
-}
-
-/// Reads the body of `execute`.
-///
-/// # Errors
-/// `Invalid` if the body is no JSON object, or a field is missing or has a wrong type or value;
-/// `UnsupportedLanguage`.
-pub(in crate::api) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
-    let mut fields = Fields::parse(body)?;
-    let missing = || Error::invalid("code is missing; it takes a string");
-    let mut spec = ExecutionSpec::new(fields.string("code")?.ok_or_else(missing)?);
-    spec.id = id(&mut fields, "id")?;
-    spec.timeout = fields.seconds("timeout")?;
-    spec.kill_after = fields.seconds("kill_after")?.unwrap_or(KILL_AFTER);
-    spec.stdin = fields.string("stdin")?;
-    spec.asks = fields.boolean("allow_input")?.unwrap_or(false);
-    if spec.asks && spec.stdin.is_some() {
-        let text = "stdin and allow_input are both given, but input comes from one of them";
-        return Err(Error::invalid(text));
-    }
-    let environment = environment(&mut fields)?;
-    check_environment(&environment)?;
-    let set = environment.into_iter();
-    spec.environment = set
-        .filter_map(|(name, value)| Some((name, value?)))
-        .collect();
-    let actions = [
-        ("interrupt", Abandoned::Interrupt),
-        ("keep", Abandoned::Keep),
-    ];
-    spec.abandoned = fields
-        .choice("on_disconnect", &actions)?
-        .unwrap_or(Abandoned::Interrupt);
-    spec.max_output = fields
-        .whole("max_output_bytes", 0..=MAX_OUTPUT_BYTES)?
-        .unwrap_or(u64::MAX);
-    let formats = [("events", false), ("simple", true)];
-    let context = ContextSpec {
-        id: id(&mut fields, "context")?,
-        backend: fields.string("backend")?,
-        network: network::posture(&mut fields)?,
-        ..ContextSpec::default()
-    };
-    let is_stateless = fields.boolean("stateless")?.unwrap_or(false);
-    if context.network.is_some() && !is_stateless {
-        let text = "network goes with stateless, or with POST contexts: a context that there is keeps the network that it has";
-        return Err(Error::invalid(text));
-    }
-    if is_stateless && context.id.is_some() {
-        let text = "stateless and context are both given, but a stateless execution has a context of its own";
-        return Err(Error::invalid(text));
-    }
-    Ok(ExecuteRequest {
-        spec,
-        context,
-        language: language(&mut fields)?,
-        is_stateless,
-        encoding: fields.choice("encoding", &ENCODINGS)?.unwrap_or_default(),
-        is_simple: fields.choice("format", &formats)?.unwrap_or(false),
-    })
-}
-
-/// Reads the body of a request for a context.
-///
-/// # Errors
-/// As for [`execute_request`].
-pub(in crate::api) fn context_request(body: &[u8]) -> Result<(Language, ContextSpec)> {
-    let mut fields = optional_fields(body)?;
-    let environment = environment(&mut fields)?;
-    check_environment(&environment)?;
-    let spec = ContextSpec {
-        id: id(&mut fields, "id")?,
-        backend: fields.string("backend")?,
-        directory: fields
-            .string("cwd")?
-            .filter(|directory| !directory.is_empty()),
-        environment,
-        tag: tag(&mut fields)?,
-        network: network::posture(&mut fields)?,
-    };
-    let language = language(&mut fields)?.unwrap_or(Language::Python);
-    Ok((language, spec))
-}
-
-/// Reads the body of `interrupt`: the execution, and when it is killed.
-///
-/// # Errors
-/// As for [`execute_request`].
-pub(in crate::api) fn interrupt_request(body: &[u8]) -> Result<(Option<String>, Option<Duration>)> {
-    let mut fields = optional_fields(body)?;
-    Ok((fields.string("execution")?, fields.seconds("kill_after")?))
-}
-
-/// Reads the body of `input`: a line, or `None` for the end of input.
-///
-/// # Errors
-/// As for [`execute_request`].
-pub(in crate::api) fn answer_request(body: &[u8]) -> Result<Option<String>> {
-    let mut fields = Fields::parse(body)?;
-    let is_end = fields.boolean("eof")?.unwrap_or(false);
-    match (fields.string("value")?, is_end) {
-        (Some(value), false) => Ok(Some(value)),
-        (None, true) => Ok(None),
-        _ => Err(Error::invalid(
-            "input takes value, a string, or eof, which is true",
-        )),
-    }
-}
-
-fn language(fields: &mut Fields<'_>) -> Result<Option<Language>> {
-    let name = fields.string("language")?;
-    name.map(|name| Language::of(&name)).transpose()
-}
-
-/// An id that a client chose for a context or an execution.
-fn id(fields: &mut Fields<'_>, name: &str) -> Result<Option<String>> {
-    let Some(id) = fields.string(name)? else {
-        return Ok(None);
-    };
-    if !ChosenId::is_plain(&id) {
-        let text = format!("{name} must be 1 to 64 of the characters A-Z a-z 0-9 . _ -");
-        return Err(Error::invalid(text));
-    }
-    Ok(Some(id))
-}
-
 /// A label of the client.
-fn tag(fields: &mut Fields<'_>) -> Result<Option<String>> {
+pub(super) fn tag(fields: &mut Fields<'_>) -> Result<Option<String>> {
     let tag = fields.string("tag")?;
     if tag.as_ref().map_or(0, String::len) > MAX_TAG_BYTES {
         return Err(Error::invalid(format!(
@@ -358,7 +217,7 @@ pub(in crate::api) fn port_request(body: &[u8]) -> Result<String> {
     }
 }
 
-fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChange>> {
+pub(super) fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChange>> {
     let Some(variables) = fields.take("env") else {
         return Ok(Vec::new());
     };
@@ -627,7 +486,7 @@ pub(in crate::api) fn venv_request(body: &[u8]) -> Result<Option<FilePath>> {
 }
 
 /// The fields of a body that may be left out.
-fn optional_fields(body: &[u8]) -> Result<Fields<'_>> {
+pub(super) fn optional_fields(body: &[u8]) -> Result<Fields<'_>> {
     let is_empty = body.trim_ascii().is_empty();
     Fields::parse(if is_empty { b"{}" } else { body })
 }

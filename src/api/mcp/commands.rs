@@ -30,13 +30,13 @@ const MAX_PROCESSES: usize = 500;
 pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let wait = fields(arguments)?.seconds("wait")?.unwrap_or(RUN_WAIT);
     let spec = command_request(arguments.get().as_bytes())?.spec;
-    let Run::Foreground(run) = call.workspace.run(spec)? else {
+    let Run::Foreground(run) = call.workspace.run(spec, OnDisconnect::Kill)? else {
         return Err(Error::new(Kind::System, "the command was started without its client").into());
     };
     let process = run.process().clone();
     let until = Instant::now().checked_add(wait);
     let mut collector = Collector::new(call.client, Keep::Ends, &Cursor::default(), false);
-    run.follow(&mut collector, OnDisconnect::Kill, until);
+    run.follow(&mut collector, until);
     let exit = collector.exit;
     let shown = collector.show();
     if exit.is_none() && until.is_none_or(|until| Instant::now() < until) {
@@ -49,7 +49,7 @@ pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome 
 pub(super) fn start(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let mut spec = command_request(arguments.get().as_bytes())?.spec;
     spec.background = true;
-    let Run::Background(process) = call.workspace.run(spec)? else {
+    let Run::Background(process) = call.workspace.run(spec, OnDisconnect::Keep)? else {
         return Err(Error::new(Kind::System, "the command was started with a client").into());
     };
     let text = format!("started {} (pid {})", process.id, process.pid);

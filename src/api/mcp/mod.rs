@@ -22,12 +22,17 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::context::Context;
+use super::credentials::{is_same, presented_token};
+use crate::auth::Access;
 use crate::codec::fields::{Fields, JsonType, Members, decoded};
 use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::machine::Scope;
 use message::{Era, Failure, LEGACY, MODERN, Message, server_info};
 use tools::Invocation;
+
+/// The methods of the endpoint.
+const ALLOW: &str = "POST, OPTIONS";
 
 /// Most bytes of a message.
 const MAX_BODY_BYTES: u64 = 16 << 20;
@@ -49,14 +54,11 @@ pub(super) enum Target<'a> {
 }
 
 impl<'a> Target<'a> {
-    /// The methods, as in `Allow`.
-    pub(super) const ALLOW: &'static str = "POST, OPTIONS";
-
-    /// The name in the metrics.
-    pub(super) const NAME: &'static str = "mcp";
-
-    /// What a request with this path is about; `None` if it is another door's.
-    pub(super) fn find(path: &'a [u8]) -> Option<Self> {
+    /// What a request with this path is about; `None` if it is another door's, or the operator has closed this one.
+    pub(super) fn find(context: &Context, path: &'a [u8]) -> Option<Self> {
+        if !context.doors.mcp {
+            return None;
+        }
         if path == b"/mcp" {
             return Some(Self::Own);
         }
@@ -69,24 +71,68 @@ impl<'a> Target<'a> {
     }
 }
 
-/// Answers an admitted request about a workspace.
-pub(super) fn answer(
+impl super::Target for Target<'_> {
+    fn name(&self) -> &'static str {
+        "mcp"
+    }
+
+    fn allow(&self) -> String {
+        ALLOW.to_owned()
+    }
+
+    /// It admits a page only after its token, and whether or not there is one.
+    fn admits_origins(&self) -> bool {
+        true
+    }
+
+    fn answer(&self, context: &Context, request: &mut Request<'_>) -> Result<Response, Refusal> {
+        let own;
+        let scope = match (self, context.machine.host()) {
+            (Self::Sandbox(id), _) => Scope::Sandbox(id),
+            (Self::Own, Err(_)) => Scope::Machine,
+            (Self::Own, Ok(_)) => {
+                own = sandbox_of_token(context, request);
+                own.as_deref().map_or(Scope::Machine, Scope::Sandbox)
+            }
+        };
+        let access = match scope {
+            Scope::Machine => Access::Machine,
+            Scope::Sandbox(id) => Access::Inside(id),
+        };
+        context.authenticate(request, access, false)?;
+        if scope == Scope::Machine && context.machine.host().is_ok() {
+            let text = "the token of the host is for no sandbox; use that of one here, or \
+                        /v1/sandboxes/{id}/mcp";
+            return Err(Refusal::new(404, "not_found", text));
+        }
+        answer(context, request, scope)
+    }
+}
+
+/// The sandbox of a host that the token of a request opens.
+fn sandbox_of_token(context: &Context, request: &Request<'_>) -> Option<String> {
+    let (_, token) = presented_token(request, false).ok()?;
+    let token = token?;
+    context.sandbox_whose_token(|own| is_same(own, &token))
+}
+
+/// Answers an authenticated request about a workspace.
+fn answer(
     context: &Context,
     request: &mut Request<'_>,
     scope: Scope<'_>,
 ) -> Result<Response, Refusal> {
     context.machine.check(scope)?;
     context.origins.admit(request)?;
-    let allow = Target::ALLOW;
     match &*request.head.method {
         "POST" => {}
-        "OPTIONS" => return Ok(Response::new(204, Body::Empty).with_header("Allow", allow)),
+        "OPTIONS" => return Ok(Response::new(204, Body::Empty).with_header("Allow", ALLOW)),
         method => {
             let text = format!(
-                "an MCP endpoint has no method {method}; it has {allow}: there are no sessions, and no stream \
+                "an MCP endpoint has no method {method}; it has {ALLOW}: there are no sessions, and no stream \
                  besides the answers"
             );
-            return Err(Refusal::new(405, "method_not_allowed", text).with_header("Allow", allow));
+            return Err(Refusal::new(405, "method_not_allowed", text).with_header("Allow", ALLOW));
         }
     }
     if !accepts_both(&request.head) {

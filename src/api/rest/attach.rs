@@ -19,6 +19,7 @@ use crate::codec::queries::QueryFilter;
 use crate::codec::query::Query;
 use crate::command::TerminalSize;
 use crate::error::{Error, Kind, Result};
+use crate::fault;
 use crate::http::channel::{Channel, Message};
 use crate::http::handshake::{Handshake, subprotocols};
 use crate::http::parse::{Framing, Head};
@@ -167,6 +168,9 @@ impl Session<'_> {
                 && let Some(message) = self.channel.next()?
             {
                 self.handle(message);
+            }
+            if self.attachment.has_input() {
+                fault::point("typing");
             }
             if let Err(error) = self.attachment.advance_input()
                 // The exit tells of that.

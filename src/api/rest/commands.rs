@@ -35,12 +35,12 @@ fn run(call: &mut Call<'_, '_>, workspace: &Workspace, background: bool) -> Answ
     call.require_body()?;
     let mut request = command_request(&call.json_body()?)?;
     request.spec.background |= background;
-    match workspace.run(request.spec)? {
+    match workspace.run(request.spec, request.on_disconnect)? {
         Run::Background(process) => Ok(document(call, &process)),
         Run::Foreground(run) => {
             let respond = move |mut events: EventWriter<'_>| {
                 events.start(run.process(), run.is_attached());
-                run.follow(&mut events, request.on_disconnect, None);
+                run.follow(&mut events, None);
             };
             Ok(process_stream(
                 request.encoding,

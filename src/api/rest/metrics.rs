@@ -18,6 +18,7 @@ use crate::confine::ended_for_memory;
 use crate::files::watch::watched;
 use crate::host::{Host, Sandbox};
 use crate::http::{Body, Request, Response};
+#[cfg(feature = "interpreter")]
 use crate::interpreter::interpreter_use;
 use crate::proc::UserUse;
 use crate::sync::{Mutex, lock};
@@ -48,8 +49,11 @@ struct Document {
     viewers: u64,
     viewer_sent_bytes: u64,
     viewer_typed_bytes: u64,
+    #[cfg(feature = "interpreter")]
     contexts: usize,
+    #[cfg(feature = "interpreter")]
     executions: u64,
+    #[cfg(feature = "interpreter")]
     #[serde(rename = "execution_seconds", serialize_with = "as_seconds")]
     execution_time: Duration,
     sandboxes: usize,
@@ -206,6 +210,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         }
     }
     let terminals = process::terminal_use();
+    #[cfg(feature = "interpreter")]
     let interpreters = interpreter_use();
     let (watched_dirs, watches) = watched();
     let egress = machine.egress.totals();
@@ -227,8 +232,11 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         viewers: terminals.viewers,
         viewer_sent_bytes: terminals.sent_bytes,
         viewer_typed_bytes: terminals.typed_bytes,
+        #[cfg(feature = "interpreter")]
         contexts: interpreters.contexts,
+        #[cfg(feature = "interpreter")]
         executions: interpreters.executions,
+        #[cfg(feature = "interpreter")]
         execution_time: interpreters.execution_time,
         sandboxes: machine.sandboxes(),
         memory_limit_kills: ended_for_memory(),
@@ -263,6 +271,7 @@ fn text(document: &Document) -> String {
     text.whole("log_bytes", "Bytes of output that are kept.", count(document.log_bytes));
     text.whole("terminals", "Terminals of running commands.", Some(document.terminals));
     text.whole("viewers", "Clients that are attached to terminals.", Some(document.viewers));
+    #[cfg(feature = "interpreter")]
     text.whole("contexts", "Interpreters that run, and those that are ready for new contexts.", count(document.contexts));
     for (name, help, value) in [
         ("viewer_sent_bytes_total", "Bytes of output for attached clients.", Value::Count(document.viewer_sent_bytes)),
@@ -270,8 +279,10 @@ fn text(document: &Document) -> String {
         ("egress_allowed_total", "Connections of commands with filtered networks that were allowed.", Value::Count(document.egress_allowed)),
         ("egress_refused_total", "Those that were refused.", Value::Count(document.egress_refused)),
         ("egress_bytes_total", "Bytes that went over them, both ways.", Value::Count(document.egress_bytes)),
+        #[cfg(feature = "interpreter")]
         ("executions_total", "Executions in contexts that have ended.", Value::Count(document.executions)),
         ("memory_limit_kills_total", "Commands that were killed for the limit on the memory of their sandbox.", Value::Count(document.memory_limit_kills)),
+        #[cfg(feature = "interpreter")]
         ("execution_seconds_total", "How long they took together.", Value::Time(document.execution_time)),
     ] {
         text.figure(name, "counter", help, [(String::new(), Some(value))]);

@@ -8,12 +8,15 @@
     reason = "handlers stand in one table, so they have one type"
 )]
 
+#[cfg(feature = "file-tools")]
 mod archives;
 mod attach;
 mod call;
 mod commands;
+#[cfg(feature = "interpreter")]
 mod contexts;
 mod contract;
+#[cfg(feature = "file-tools")]
 mod edit;
 mod events;
 mod files;
@@ -24,29 +27,84 @@ mod network;
 mod ports;
 mod routes;
 mod sandboxes;
+#[cfg(feature = "file-tools")]
 mod search;
 mod server;
+#[cfg(feature = "interpreter")]
 mod simple;
 mod venv;
+#[cfg(feature = "file-tools")]
 mod watches;
 
-use super::context::Context;
+use super::browsers::{APART, OWN};
+use super::context::{Context, note_failure};
+use crate::auth::Access;
+use crate::fault;
 use crate::http::{Body, Refusal, Request, Response};
 use routes::{InWorkspace, Operation, Route};
 
-pub(super) use call::Answer;
-use call::Call;
+use call::{Answer, Call};
 pub(super) use routes::Target;
 
-/// Answers an admitted request for `path`, which names `target`.
-pub(super) fn answer(
+impl super::Target for Target<'_> {
+    fn name(&self) -> &'static str {
+        self.name()
+    }
+
+    fn allow(&self) -> String {
+        self.allow()
+    }
+
+    fn is_proxied(&self) -> bool {
+        self.is_proxied()
+    }
+
+    fn is_page(&self) -> bool {
+        let operation = self.routes.first().map(|route| route.operation);
+        self.is_proxied() || matches!(operation, Some(Operation::Public(_)))
+    }
+
+    fn fields(&self) -> &'static [(&'static str, &'static str)] {
+        if self.is_proxied() { &[APART] } else { OWN }
+    }
+
+    fn answer(&self, context: &Context, request: &mut Request<'_>) -> Answer {
+        let answer = authenticate_and_answer(context, request, self);
+        if let Err(refusal) = &answer
+            && matches!(refusal.status, 500 | 507)
+        {
+            let tenant = match self.access(&request.head.method) {
+                Some(Access::Inside(id) | Access::Sandbox(id)) => format!("sandbox {id}"),
+                _ => "the machine".to_owned(),
+            };
+            note_failure(&tenant, request, refusal.status, &refusal.text);
+        }
+        answer
+    }
+}
+
+fn authenticate_and_answer(
     context: &Context,
     request: &mut Request<'_>,
-    path: &[u8],
     target: &Target<'_>,
 ) -> Answer {
+    let path = target.path;
+    // MCP clients and browsers read these paths before they have a token.
+    let is_public = path.starts_with(b"/.well-known/") || path == b"/favicon.ico";
+    if let Some(access) = target.access(&request.head.method).filter(|_| !is_public) {
+        context.authenticate(request, access, target.is_proxied())?;
+    }
+    if request.head.method == "OPTIONS" && path == b"*" {
+        return Ok(Response::new(204, Body::Empty)
+            .with_header("Allow", "GET, HEAD, POST, PUT, DELETE, OPTIONS"));
+    }
+    answer(context, request, target)
+}
+
+/// Answers an authenticated request.
+fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> Answer {
     let method = &request.head.method;
-    let path = String::from_utf8_lossy(path);
+    let path = String::from_utf8_lossy(target.path);
     let Some(Route { operation, .. }) = target.routes.first() else {
         let text = format!("there is nothing at {path}; GET /openapi.json lists every route");
         return Err(Refusal::new(404, "not_found", text));
@@ -80,7 +138,13 @@ pub(super) fn answer(
             answer(&call, context.machine.host()?, captures.sandbox)
         }
         Operation::Inside(operation) => {
+            if let InWorkspace::Proxy = operation
+                && let Some(page) = ports::page_instead(&call)?
+            {
+                return Ok(page);
+            }
             let lease = context.enter(call.request, target.scope)?;
+            fault::point("request");
             let response = match operation {
                 InWorkspace::Plain(answer) => answer(&mut call, &lease),
                 InWorkspace::Process(answer) => answer(&mut call, &lease, captures.process),
@@ -93,7 +157,7 @@ pub(super) fn answer(
                     answer(&call, &lease, lease.ports.parse(captures.port)?)
                 }
                 InWorkspace::Proxy => {
-                    ports::forward(call.request, &lease, captures.port, captures.path)
+                    ports::forward(&mut call, &lease, captures.port, captures.path)
                 }
             };
             // The lease lasts until the last byte of the answer is sent.

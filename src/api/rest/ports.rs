@@ -1,27 +1,110 @@
 //! The servers inside a workspace: forwarding requests to them, listing them, waiting for them.
 
 use super::call::{Answer, Call, json_later};
+#[cfg(feature = "console")]
+use crate::api::browsers;
+use crate::api::browsers::{OF_ADDRESS, no_service_worker, wants_page, wants_service_worker};
 use crate::api::forward;
-use crate::api::json::documents::{ListenerDocument, PortDocument, TicketDocument};
-use crate::api::json::requests::port_request;
-use crate::http::{Request, Response};
+use crate::api::json::documents::{ListenerDocument, PortDocument};
+#[cfg(feature = "console")]
+use crate::api::json::{documents::TicketDocument, requests::port_request};
+#[cfg(feature = "console")]
+use crate::http::Body;
+use crate::http::{Refusal, Response};
 use crate::ports::Port;
-use crate::relay::FieldChanges;
+use crate::relay::{Cookies, FieldChanges};
 use crate::workspace::Workspace;
-
-/// Credentials, which are for this server or for the proxy before it.
-const WITHHELD: [&str; 2] = ["x-sandbox-token", "authorization"];
 
 /// `ANY proxy/{port}{path}`.
 pub(super) fn forward(
-    request: &mut Request<'_>,
+    call: &mut Call<'_, '_>,
     workspace: &Workspace,
     port: &[u8],
     path: &[u8],
 ) -> Answer {
     let port = workspace.ports.parse(port)?;
-    let changes = FieldChanges::default();
-    forward::forward(request, workspace, &port, path, &WITHHELD, changes)
+    let head = &call.request.head;
+    #[cfg(feature = "console")]
+    if wants_page(head) {
+        return lead_to_ticket(call, workspace, port, path);
+    }
+    let prefix = head.path[..head.path.len() - path.len()].to_vec();
+    let changes = FieldChanges {
+        dropped: &[OF_ADDRESS, forward::TO_PROXIES],
+        home: None,
+        cookies: Cookies::Below {
+            prefix,
+            request: path.to_vec(),
+        },
+    };
+    forward::forward(
+        call.context,
+        call.request,
+        workspace,
+        &port,
+        path,
+        &[],
+        changes,
+    )
+}
+
+/// Fields of the page that is shown in place of one of a server inside. It keeps its origin, so that the browser says
+/// with its form where that comes from, and nothing else is allowed to it.
+#[cfg(feature = "console")]
+const PAGE_FIELDS: [(&str, &str); 5] = [
+    ("Content-Type", "text/html; charset=utf-8"),
+    (
+        "Content-Security-Policy",
+        "sandbox allow-forms allow-same-origin; default-src 'none'; form-action 'self'; base-uri 'none'; \
+         frame-ancestors 'none'",
+    ),
+    ("X-Frame-Options", "DENY"),
+    ("Referrer-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
+];
+
+/// What a browser gets that would make a page of this server's origin of the answer: a page with a button, so that
+/// nothing happens by a link alone. `None` for other requests, and for that of the button.
+///
+/// # Errors
+/// 403 if the request is for a program that would answer for all of this address, or for a page by another way than a
+/// link.
+pub(super) fn page_instead(call: &Call<'_, '_>) -> Result<Option<Response>, Refusal> {
+    let head = &call.request.head;
+    if wants_service_worker(head) {
+        return Err(no_service_worker());
+    }
+    if !wants_page(head) {
+        return Ok(None);
+    }
+    #[cfg(feature = "console")]
+    {
+        if browsers::is_safe(head) {
+            let page = Body::Bytes(include_bytes!("open.html").to_vec());
+            let fields = PAGE_FIELDS.iter();
+            let page = fields.fold(Response::new(403, page), |page, (name, value)| {
+                page.with_header(name, *value)
+            });
+            return Ok(Some(page));
+        }
+        let says_origin = head.header("origin").is_some() && !browsers::is_foreign(head);
+        let is_own = browsers::is_own(head)
+            || (says_origin && call.context.origins.admit(call.request).is_ok());
+        if head.method == "POST" && is_own {
+            return Ok(None);
+        }
+    }
+    let text = "a page of a server inside would be a page of this server; make an address for it by POST tickets";
+    Err(Refusal::new(403, "forbidden", text))
+}
+
+/// Sends a browser on to an address where the page of a server inside has an origin of its own.
+#[cfg(feature = "console")]
+fn lead_to_ticket(call: &Call<'_, '_>, workspace: &Workspace, port: Port, path: &[u8]) -> Answer {
+    let ticket = call.context.tickets.make(workspace.downgrade(), port)?;
+    let target = forward::target(path, call.request.head.query.as_deref());
+    let location = format!("/t/{ticket}{}", String::from_utf8_lossy(&target));
+    Ok(Response::new(303, Body::Empty).with_header("Location", location))
 }
 
 /// `GET ports`.
@@ -31,6 +114,7 @@ pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     Ok(Response::json(&documents.collect::<Vec<_>>()))
 }
 
+#[cfg(feature = "console")]
 /// `POST tickets`: an address that leads to a port without a token.
 pub(super) fn ticket(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;

@@ -7,10 +7,11 @@
 use std::sync::LazyLock;
 
 use super::call::{Answer, Call};
-use super::{
-    archives, attach, commands, contexts, contract, edit, files, metrics, network, ports,
-    sandboxes, search, server, venv, watches,
-};
+#[cfg(feature = "interpreter")]
+use super::contexts;
+#[cfg(feature = "file-tools")]
+use super::{archives, edit, search, watches};
+use super::{attach, commands, contract, files, metrics, network, ports, sandboxes, server, venv};
 use crate::auth::Access;
 use crate::codec::query::Query;
 use crate::error::Result;
@@ -70,9 +71,9 @@ pub(super) enum InWorkspace {
     Proxy,
 }
 
-use InWorkspace::{
-    Context as OfContext, Execution as OfExecution, Plain, Port as OfPort, Process, Proxy, Watch,
-};
+#[cfg(feature = "interpreter")]
+use InWorkspace::{Context as OfContext, Execution as OfExecution};
+use InWorkspace::{Plain, Port as OfPort, Process, Proxy, Watch};
 use Operation::{Anyone, Inside as In, OwnSandbox, Public, Sandbox, Sandboxes, Server};
 
 const GET: &[&str] = &["GET"];
@@ -84,9 +85,19 @@ const PUT_POST: &[&str] = &["PUT", "POST"];
 const DELETE_POST: &[&str] = &["DELETE", "POST"];
 const ANY: &[&str] = &[];
 
-/// Rows of one pattern are adjacent.
+/// All routes, in families that a build has or has not. Rows of one pattern are adjacent.
+pub(super) const ROUTES: &[&[Route]] = &[
+    CORE,
+    #[cfg(feature = "file-tools")]
+    FILE_TOOLS,
+    #[cfg(feature = "console")]
+    TICKETS,
+    #[cfg(feature = "interpreter")]
+    CONTEXTS,
+];
+
 #[rustfmt::skip]
-pub(super) const ROUTES: &[Route] = &[
+const CORE: &[Route] = &[
     row(GET, "/", "root", &[], Public(server::welcome)),
     row(GET, "/health", "health", &[], Public(server::health)),
     row(GET, "/openapi.json", "openapi", &[], Public(contract::answer)),
@@ -96,7 +107,7 @@ pub(super) const ROUTES: &[Route] = &[
     row(GET, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::list)),
     row(POST, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::create)),
     row(DELETE, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::delete_all)),
-    row(GET, "/v1/sandboxes/{sandbox}", "sandbox", &[], Sandbox(sandboxes::describe)),
+    row(GET, "/v1/sandboxes/{sandbox}", "sandbox", &[], OwnSandbox(sandboxes::describe)),
     row(DELETE, "/v1/sandboxes/{sandbox}", "sandbox", &[], OwnSandbox(sandboxes::delete)),
     row(GET, "/v1/sandboxes/{sandbox}/metrics", "metrics", &["disk"], OwnSandbox(metrics::of_sandbox)),
     row(GET, "/v1/sandboxes/{sandbox}/token", "token", &[], Sandbox(sandboxes::token)),
@@ -120,24 +131,47 @@ pub(super) const ROUTES: &[Route] = &[
     row(PUT_POST, "files/write", "write", &["path", "offset", "truncate_to", "mode", "mkdir", "if_sha256", "if_absent", "hash"], In(Plain(files::write))),
     row(GET, "files/list", "list", &["path", "after", "limit", "detail"], In(Plain(files::list))),
     row(GET, "files/stat", "stat", &["path", "detail", "hash"], In(Plain(files::stat))),
-    row(POST, "files/hash", "hash", &[], In(Plain(files::hash))),
-    row(POST, "files/compare", "compare", &[], In(Plain(files::compare))),
     row(DELETE_POST, "files/delete", "delete", &["path", "recursive"], In(Plain(files::delete))),
     row(POST, "files/mkdir", "mkdir", &["path", "mode"], In(Plain(files::make_directory))),
     row(POST, "files/move", "move", &["from", "to"], In(Plain(files::rename))),
+    row(POST, "files/chmod", "chmod", &["path", "mode", "recursive"], In(Plain(files::change_mode))),
+
+    row(GET, "network", "network", &[], In(Plain(network::describe))),
+    row(GET, "ports", "ports", &[], In(Plain(ports::list))),
+    row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),
+    row(ANY, "proxy/{port}/{path}", "proxy", &[], In(Proxy)),
+];
+
+#[cfg(feature = "file-tools")]
+#[rustfmt::skip]
+const FILE_TOOLS: &[Route] = &[
     row(GET, "files/glob", "glob", &["path", "pattern", "type", "all", "limit", "after", "sort"], In(Plain(search::glob))),
     row(POST, "files/grep", "grep", &[], In(Plain(search::grep))),
     row(POST, "files/edit", "edit", &[], In(Plain(edit::edit))),
     row(POST, "files/patch", "patch", &["path", "strip", "dry_run"], In(Plain(edit::patch))),
     row(POST, "files/copy", "copy", &["from", "to", "recursive", "overwrite"], In(Plain(files::copy))),
-    row(POST, "files/chmod", "chmod", &["path", "mode", "recursive"], In(Plain(files::change_mode))),
+    row(POST, "files/hash", "hash", &[], In(Plain(files::hash))),
+    row(POST, "files/compare", "compare", &[], In(Plain(files::compare))),
     row(GET, "files/watch", "watch", &["path", "recursive", "exclude"], In(Plain(watches::watch))),
     row(POST, "files/watches", "watches", &[], In(Plain(watches::register))),
     row(DELETE, "files/watches/{watch}", "watches", &[], In(Watch(watches::remove))),
     row(GET, "files/watches/{watch}/events", "watches", &["after", "timeout"], In(Watch(watches::events))),
     row(GET, "files/archive", "archive", &["path", "format", "include", "exclude", "gitignore", "errors", "newer_than_ms"], In(Plain(archives::pack))),
     row(PUT, "files/archive", "archive", &["path", "mkdir", "strip", "overwrite", "atomic", "dry_run", "owners", "max_bytes", "max_files"], In(Plain(archives::unpack))),
+];
 
+#[cfg(feature = "console")]
+const TICKETS: &[Route] = &[row(
+    POST,
+    "tickets",
+    "tickets",
+    &[],
+    In(Plain(ports::ticket)),
+)];
+
+#[cfg(feature = "interpreter")]
+#[rustfmt::skip]
+const CONTEXTS: &[Route] = &[
     row(GET, "languages", "languages", &[], In(Plain(contexts::languages))),
     row(GET, "contexts", "contexts", &[], In(Plain(contexts::list))),
     row(POST, "contexts", "contexts", &[], In(Plain(contexts::create))),
@@ -154,12 +188,6 @@ pub(super) const ROUTES: &[Route] = &[
     row(POST, "execute", "execute", &[], In(Plain(contexts::execute))),
     row(POST, "/execute", "execute", &[], In(Plain(contexts::execute_simply))),
     row(POST, "/sandboxes/{sandbox}/execute", "execute", &[], In(Plain(contexts::execute_simply))),
-
-    row(GET, "network", "network", &[], In(Plain(network::describe))),
-    row(GET, "ports", "ports", &[], In(Plain(ports::list))),
-    row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),
-    row(POST, "tickets", "tickets", &[], In(Plain(ports::ticket))),
-    row(ANY, "proxy/{port}/{path}", "proxy", &[], In(Proxy)),
 ];
 
 /// The rows of one pattern.
@@ -174,8 +202,9 @@ struct Pattern {
 }
 
 static PATTERNS: LazyLock<Vec<Pattern>> = LazyLock::new(|| {
-    let patterns = ROUTES.chunk_by(|one, other| one.pattern == other.pattern);
-    patterns
+    let families = ROUTES.iter();
+    families
+        .flat_map(|routes| routes.chunk_by(|one, other| one.pattern == other.pattern))
         .map(|routes| {
             let pattern = routes[0].pattern;
             let text = pattern.strip_prefix('/').unwrap_or(pattern);
@@ -226,6 +255,8 @@ impl Route {
 /// The target of a path: the rows of one pattern, and the values of the pattern's parameters.
 #[derive(Clone, Copy)]
 pub(in crate::api) struct Target<'a> {
+    /// As in the request.
+    pub(super) path: &'a [u8],
     /// Empty if there is no such route.
     pub(super) routes: &'static [Route],
     /// The workspace that the path is below.
@@ -256,7 +287,7 @@ impl<'a> Target<'a> {
             .iter()
             .find_map(|pattern| {
                 let routes = pattern.routes;
-                let (path, first) = if pattern.is_inside {
+                let (matched, first) = if pattern.is_inside {
                     (inside?, first_inside?)
                 } else {
                     (whole?, first?)
@@ -264,7 +295,7 @@ impl<'a> Target<'a> {
                 if pattern.first.as_bytes() != first {
                     return None;
                 }
-                capture(pattern.text, path).map(|captures| {
+                capture(pattern.text, matched).map(|captures| {
                     // A route of a workspace may be outside of `/v1`.
                     let is_inside = matches!(routes[0].operation, In(_));
                     let scope = match captures.sandbox {
@@ -272,6 +303,7 @@ impl<'a> Target<'a> {
                         _ => scope,
                     };
                     Self {
+                        path,
                         routes,
                         scope,
                         captures,
@@ -279,6 +311,7 @@ impl<'a> Target<'a> {
                 })
             })
             .unwrap_or(Self {
+                path,
                 routes: &[],
                 scope,
                 captures: Captures::default(),
@@ -286,12 +319,12 @@ impl<'a> Target<'a> {
     }
 
     /// The name in the metrics.
-    pub(in crate::api) fn name(&self) -> &'static str {
+    pub(super) fn name(&self) -> &'static str {
         self.routes.first().map_or("none", |route| route.name)
     }
 
     /// The access that a request with this method needs; `None` if it needs no token.
-    pub(in crate::api) fn access(&self, method: &str) -> Option<Access<'a>> {
+    pub(super) fn access(&self, method: &str) -> Option<Access<'a>> {
         let route = self.route(method).or(self.routes.first());
         match (route.map(|route| route.operation), self.scope) {
             (Some(Public(_) | Anyone(_)), _) => None,
@@ -304,7 +337,7 @@ impl<'a> Target<'a> {
     }
 
     /// Whether the route is the port proxy.
-    pub(in crate::api) fn is_proxied(&self) -> bool {
+    pub(super) fn is_proxied(&self) -> bool {
         matches!(self.routes, [route] if matches!(route.operation, In(Proxy)))
     }
 
@@ -317,7 +350,7 @@ impl<'a> Target<'a> {
     }
 
     /// Its methods, as in `Allow`. A target that takes any method lists the usual ones.
-    pub(in crate::api) fn allow(&self) -> String {
+    pub(super) fn allow(&self) -> String {
         let mut methods: Vec<&str> = self
             .routes
             .iter()
@@ -390,6 +423,20 @@ fn cut(path: &[u8]) -> (&[u8], &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(feature = "file-tools")]
+    use crate::api::parts::OF_FILE_TOOLS;
+
+    #[cfg(feature = "file-tools")]
+    #[test]
+    fn the_tools_for_files_are_where_a_build_without_them_says_that_it_has_none() {
+        let mut first_words = std::collections::BTreeSet::new();
+        for Route { pattern, .. } in FILE_TOOLS {
+            let words: Vec<&str> = pattern.splitn(3, '/').take(2).collect();
+            first_words.insert(words.join("/"));
+        }
+        let told = OF_FILE_TOOLS.map(str::to_owned);
+        assert_eq!(first_words, told.into());
+    }
 
     fn found(path: &(impl AsRef<[u8]> + ?Sized)) -> Target<'_> {
         Target::find(path.as_ref())
@@ -520,8 +567,11 @@ mod tests {
             ("/v1/sandboxes/a/exec", "POST", Some(Access::Inside("a"))),
             ("/v1/sandboxes/a/exec", "GET", Some(Access::Inside("a"))),
             ("/v1/sandboxes/a", "DELETE", Some(Access::Sandbox("a"))),
-            ("/v1/sandboxes/a", "GET", Some(Access::Machine)),
-            ("/v1/sandboxes/a", "PUT", Some(Access::Machine)),
+            ("/v1/sandboxes/a", "GET", Some(Access::Sandbox("a"))),
+            ("/v1/sandboxes/a", "HEAD", Some(Access::Sandbox("a"))),
+            ("/v1/sandboxes/a", "PUT", Some(Access::Sandbox("a"))),
+            ("/v1/sandboxes/a/token", "HEAD", Some(Access::Machine)),
+            ("/v1/sandboxes", "GET", Some(Access::Machine)),
             ("/v1/sandboxes/a/token", "GET", Some(Access::Machine)),
             ("/v1/sandboxes", "DELETE", Some(Access::Machine)),
             ("/v1/exec", "POST", Some(Access::Machine)),
@@ -546,7 +596,12 @@ mod tests {
 
     #[test]
     fn the_table_is_in_order() {
-        let mut patterns: Vec<_> = ROUTES.iter().map(|route| route.pattern).collect();
+        let mut patterns: Vec<_> = ROUTES
+            .iter()
+            .copied()
+            .flatten()
+            .map(|route| route.pattern)
+            .collect();
         patterns.dedup();
         let count = patterns.len();
         patterns.sort_unstable();
@@ -558,13 +613,13 @@ mod tests {
         );
         for Route {
             pattern, operation, ..
-        } in ROUTES
+        } in ROUTES.iter().copied().flatten()
         {
             let parameter = match operation {
                 Sandbox(_) | OwnSandbox(_) => "{sandbox}",
                 In(Process(_)) => "{process}",
-                In(OfContext(_)) => "{context}",
-                In(OfExecution(_)) => "{execution}",
+                In(InWorkspace::Context(_)) => "{context}",
+                In(InWorkspace::Execution(_)) => "{execution}",
                 In(Watch(_)) => "{watch}",
                 In(OfPort(_) | Proxy) => "{port}",
                 Public(_) | Anyone(_) | Server(_) | Sandboxes(_) | In(Plain(_)) => "",

@@ -7,7 +7,7 @@ use serde_json::json;
 use super::call::{Answer, Call};
 use crate::api::json::documents::{CreatedDocument, ListDocument, SandboxDocument};
 use crate::api::json::requests::sandbox_request;
-use crate::host::{AllEnded, Host, Sandbox};
+use crate::host::{AllEnded, Host, Sandbox, Shortage};
 use crate::http::Response;
 
 /// `GET /v1/sandboxes`.
@@ -27,13 +27,15 @@ pub(super) fn list(call: &mut Call<'_, '_>, host: &Host) -> Answer {
 /// `POST /v1/sandboxes`.
 pub(super) fn create(call: &mut Call<'_, '_>, host: &Host) -> Answer {
     let (count, spec) = sandbox_request(&call.json_body()?)?;
-    let made = host.create(count, &spec)?;
+    let (made, shortage) = host.create(count, &spec)?;
     let with_token = |sandbox: &Arc<Sandbox>| {
         let token = call.context.authenticator.sandbox_token(&sandbox.id);
         document(call, sandbox, Some(token))
     };
     Ok(Response::json(&CreatedDocument {
         rejected: count - made.len(),
+        rejected_code: shortage.map(Shortage::code),
+        rejected_reason: shortage.map(|shortage| shortage.to_string()),
         sandboxes: made.iter().map(with_token).collect(),
     }))
 }

@@ -1,13 +1,13 @@
 //! The routes without a token that describe the server.
 
 use super::call::{Answer, Call};
-use crate::api::context::Opened;
+use crate::api::context::{Context, Opened};
 use crate::api::json::documents::{AccessDocument, Health, MachineIsolation, PROTOCOL};
 use crate::http::{Body, Response};
 
 /// `GET /`: a text for people who find the server and do not know it.
 pub(super) fn welcome(call: &Call<'_, '_>) -> Answer {
-    let console = if call.context.doors.console {
+    let console = if has_console(call.context) {
         "Open /console in a browser.\n"
     } else {
         ""
@@ -23,6 +23,16 @@ pub(super) fn welcome(call: &Call<'_, '_>) -> Answer {
     );
     Ok(Response::new(200, Body::Bytes(text.into_bytes()))
         .with_header("Content-Type", "text/plain; charset=utf-8"))
+}
+
+#[cfg(feature = "console")]
+fn has_console(context: &Context) -> bool {
+    context.doors.console
+}
+
+#[cfg(not(feature = "console"))]
+fn has_console(_: &Context) -> bool {
+    false
 }
 
 /// `GET /v1/access`: what the token of the request opens, for programs that have a token and nothing else.

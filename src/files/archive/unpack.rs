@@ -30,6 +30,7 @@ use super::parts::parts;
 use super::staging::{StagedFile, StagingTree};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::error::{Detail, Error, Kind, Result};
+use crate::fault;
 use crate::files::SkipReason;
 use crate::files::condition::Turn;
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
@@ -268,6 +269,7 @@ impl<'f> Tree<'f> {
         let Some(parts) = parts(&member.name, self.options.strip).map_err(refused)? else {
             return Ok(());
         };
+        fault::point("unpack");
         let attributes = self.attributes(member);
         let Some((name, way)) = parts.split_last() else {
             return match member.kind {

@@ -4,19 +4,25 @@
 //! and knows nothing of memory files that nobody has mapped. The exact one divides shared memory among those that map
 //! it, and finds memory files by their descriptors.
 
-use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use super::sharing::have_one_address_space;
+use crate::codec::sort::sort_by;
 use crate::confine::MemoryDisk;
 use crate::proc;
 use crate::process::registry::Starts;
 use crate::sys::{ActingAs, Pid, User};
 
-/// How often a process is looked at again that may be a command being started.
+/// How often a process is looked at again that may be a command being started, or whose threads come and go.
 const TRIES: usize = 10;
+
+/// How many of its threads are looked at again.
+const YOUNGEST: usize = 8;
 
 /// Bytes of a block in `stat` (stat(2)).
 const BLOCK: u64 = 512;
@@ -25,6 +31,9 @@ const BLOCK: u64 = 512;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Member {
     pub(super) pid: Pid,
+    /// A thread of it that has its memory. The first one may have ended before the others.
+    thread: Pid,
+    threads: u64,
     parent: Pid,
     pub(super) uid: libc::uid_t,
     /// Bytes of address space.
@@ -71,7 +80,24 @@ impl Reader {
 
     /// What a process holds; `None` if it has ended.
     pub(super) fn member(&mut self, pid: Pid) -> Option<Member> {
-        parse_status(pid, self.read(&format!("/proc/{pid}/status"))?)
+        let member = parse_status(pid, pid, self.read(&format!("/proc/{pid}/status"))?)?;
+        for round in 0..TRIES {
+            if member.size > 0 || member.threads <= 1 {
+                break;
+            }
+            let mut threads: Vec<_> = proc::threads(pid).collect();
+            // The last are the youngest, which may have begun when their elders ended.
+            threads.reverse();
+            threads.truncate(if round == 0 { usize::MAX } else { YOUNGEST });
+            for thread in threads {
+                let status = self.read(&format!("/proc/{pid}/task/{thread}/status"));
+                let other = status.and_then(|status| parse_status(pid, thread, status));
+                if let Some(other) = other.filter(|other| other.size > 0) {
+                    return Some(other);
+                }
+            }
+        }
+        Some(member)
     }
 
     /// The processes of watched users, and what they hold, by pid. `starts` tells for a user which children are no
@@ -124,9 +150,10 @@ impl Reader {
     }
 }
 
-fn parse_status(pid: Pid, status: &str) -> Option<Member> {
+fn parse_status(pid: Pid, thread: Pid, status: &str) -> Option<Member> {
     let mut member = Member {
         pid,
+        thread,
         ..Member::default()
     };
     for line in status.lines() {
@@ -148,6 +175,8 @@ fn parse_status(pid: Pid, status: &str) -> Option<Member> {
                 member.private += bytes();
                 break;
             }
+            // Comes before only where there is no memory.
+            "Threads" => member.threads = number()?,
             _ => {}
         }
     }
@@ -175,55 +204,129 @@ impl Sum {
     }
 }
 
-/// Bytes of memory that these processes of one user hold, with what is on the disks in memory of theirs. Exact where it is near `limit`; else at least on the right
-/// side of it.
+/// What an exact look has found of one process.
+struct Measured {
+    pid: Pid,
+    /// Its private memory, of which it may share pages with processes that were forked.
+    private: u64,
+    /// The same as the cheap look counted it at that time.
+    held: u64,
+}
+
+impl Measured {
+    /// Takes in what the cheap look counts now. What has been added is the process's own alone. What others have too
+    /// `is_lent`, and stays when one lets go of it.
+    fn update(&mut self, held: u64, is_lent: bool) {
+        let now = (self.private + held).saturating_sub(self.held);
+        self.private = if is_lent { now.max(self.private) } else { now };
+        self.held = held;
+    }
+}
+
+/// Bytes of memory that these processes of one user hold, with what is on the disks in memory of theirs. Exact where it
+/// is near `limit`; else at least on the right side of it. `None` if `is_given_up`.
 pub(super) fn exact_use(
     reader: &mut Reader,
     user: User,
     pids: &[Pid],
     disks: &[MemoryDisk],
     limit: u64,
-) -> u64 {
+    is_given_up: impl Fn() -> bool,
+) -> Option<u64> {
+    let is_own = |member: &Member| member.uid == user.uid;
     let members: Vec<_> = pids.iter().filter_map(|pid| reader.member(*pid)).collect();
-    let members: Vec<_> = members
-        .into_iter()
-        .filter(|member| member.uid == user.uid)
-        .collect();
-    let borrowed = borrowers(&members, proc::waiting_threads);
+    let members: Vec<_> = members.into_iter().filter(is_own).collect();
     // As the user: the kernel shows the memory of a process to its own user.
     let Ok(_acting) = ActingAs::new(user) else {
-        return members.iter().map(|member| member.private).sum();
+        return Some(members.iter().map(|member| member.private).sum());
     };
-    let mut sum = Sum::default();
+    let mut sum = Sum {
+        files: disks.iter().map(|disk| disk.bytes).sum(),
+        ..Sum::default()
+    };
     let mut files = HashMap::new();
+    let (mut measured, mut lenders) = (Vec::new(), HashSet::new());
     let mut mapping = Vec::new();
-    let own = members.iter().zip(borrowed);
-    for member in own.filter_map(|(member, is_borrowed)| (!is_borrowed).then_some(member)) {
-        let rollup = reader.read(&format!("/proc/{}/smaps_rollup", member.pid));
-        if let Some((private, mapped)) = rollup.and_then(parse_rollup) {
-            sum.private += private;
-            sum.mapped += mapped;
-            if mapped > 0 {
-                mapping.push(member.pid);
-            }
-        } else {
-            sum.private += member.private;
-            sum.mapped += member.shared;
+    // The largest first: those above the limit are soon known to be.
+    let mut by_size: Vec<_> = members.iter().collect();
+    sort_by(&mut by_size, |one, other| {
+        (other.private + other.shared).cmp(&(one.private + one.shared))
+    });
+    for member in by_size {
+        if is_given_up() {
+            return None;
         }
-        find_files(member.pid, &mut files);
+        sum.files += find_files(member.thread, &mut files);
+        let is_shared = shares_with_parent(&members, member);
+        let Some(before) = reader.member(member.pid).filter(is_own) else {
+            continue;
+        };
+        // A thread that has ended has nothing to share.
+        if is_shared && before.size > 0 && before.thread == member.thread {
+            lenders.insert(member.parent);
+            continue;
+        }
+        let rollup = reader.read(&format!("/proc/{}/smaps_rollup", before.thread));
+        let (private, mapped) = rollup
+            .and_then(parse_rollup)
+            .unwrap_or((before.private, before.shared));
+        measured.push(Measured {
+            pid: member.pid,
+            private,
+            held: before.private,
+        });
+        sum.private += private;
+        sum.mapped += mapped;
+        if mapped > 0 {
+            mapping.push(before.thread);
+        }
+        if sum.least() > limit {
+            sum.private = private_now(reader, user, &mut measured, &lenders);
+            if sum.least() > limit {
+                return Some(sum.least());
+            }
+        }
     }
-    let on_disks: u64 = disks.iter().map(|disk| disk.bytes).sum();
-    sum.files = files.values().sum::<u64>() + on_disks;
+    sum.private = private_now(reader, user, &mut measured, &lenders);
     if sum.files > 0 && sum.least() <= limit && sum.most() > limit {
         // Which of them are mapped decides.
-        let mapped: u64 = mapping
-            .into_iter()
-            .map(|pid| mapped_of_files(pid, &files, disks))
-            .sum();
+        let mut mapped = 0;
+        for thread in mapping {
+            if is_given_up() {
+                return None;
+            }
+            mapped += mapped_of_files(thread, &files, disks);
+        }
         sum.mapped = sum.mapped.saturating_sub(mapped);
-        return sum.most();
+        return Some(sum.most());
     }
-    sum.least()
+    Some(sum.least())
+}
+
+/// The private memory of all of these at one moment: measuring them may take long, and they may have moved memory from
+/// one to the other meanwhile.
+fn private_now(
+    reader: &mut Reader,
+    user: User,
+    measured: &mut [Measured],
+    lenders: &HashSet<Pid>,
+) -> u64 {
+    let mut sum = 0;
+    for one in measured {
+        let member = reader.member(one.pid);
+        let held = member.filter(|member| member.uid == user.uid);
+        let held = held.map_or(0, |member| member.private);
+        one.update(held, lenders.contains(&one.pid));
+        sum += one.private;
+    }
+    sum
+}
+
+/// Whether a process has its memory in common with its parent, which is one of `members` and is counted for it. These
+/// are in the order of their pids.
+fn shares_with_parent(members: &[Member], member: &Member) -> bool {
+    let parent = members.binary_search_by_key(&member.parent, |parent| parent.pid);
+    parent.is_ok_and(|at| have_one_address_space(member.thread, members[at].thread))
 }
 
 /// Private and shared bytes, in proportion to those that share them.
@@ -233,18 +336,21 @@ fn parse_rollup(text: &str) -> Option<(u64, u64)> {
     Some((private, bytes("Pss_Shmem:")?))
 }
 
-/// Adds the memory files that a process has open, by inode, and their bytes.
-fn find_files(pid: Pid, files: &mut HashMap<u64, u64>) {
+/// Adds the memory files that a process has open, by inode, and returns the bytes of those that are new.
+fn find_files(pid: Pid, files: &mut HashMap<u64, u64>) -> u64 {
+    let mut found = 0;
     let entries = std::fs::read_dir(format!("/proc/{pid}/fd"));
     for entry in entries.into_iter().flatten().filter_map(Result::ok) {
         let path = entry.path();
         // Looking at the link asks no file system, which may not answer.
         if std::fs::read_link(&path).is_ok_and(|target| is_memory_file(&target))
             && let Ok(file) = std::fs::metadata(&path)
+            && let Entry::Vacant(entry) = files.entry(file.ino())
         {
-            files.insert(file.ino(), file.blocks() * BLOCK);
+            found += *entry.insert(file.blocks() * BLOCK);
         }
     }
+    found
 }
 
 fn is_memory_file(target: &Path) -> bool {
@@ -256,20 +362,27 @@ fn is_memory_file(target: &Path) -> bool {
 
 /// The bytes that a process has mapped of these memory files and disks, in proportion to those that share them.
 fn mapped_of_files(pid: Pid, files: &HashMap<u64, u64>, disks: &[MemoryDisk]) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
-    mapped_in(&text, files, disks)
+    let smaps = File::open(format!("/proc/{pid}/smaps"));
+    smaps.map_or(0, |smaps| mapped_in(BufReader::new(smaps), files, disks))
 }
 
-/// The same, given `smaps`. Only memory files have such names, and one kernel has them in one file system.
-fn mapped_in(smaps: &str, files: &HashMap<u64, u64>, disks: &[MemoryDisk]) -> u64 {
+/// The same, given `smaps`, which may be 100 MB long. Only memory files have such names, and one kernel has them in one
+/// file system.
+fn mapped_in(mut smaps: impl BufRead, files: &HashMap<u64, u64>, disks: &[MemoryDisk]) -> u64 {
     let (mut is_file, mut bytes) = (false, 0);
-    for line in smaps.lines() {
-        if let Some(value) = line.strip_prefix("Pss:") {
+    let mut line = Vec::new();
+    while smaps
+        .read_until(b'\n', &mut line)
+        .is_ok_and(|read| read > 0)
+    {
+        // A name may be anything.
+        let text = String::from_utf8_lossy(&line);
+        if let Some(value) = text.strip_prefix("Pss:") {
             let kibibytes = value.trim().trim_end_matches(" kB").parse().unwrap_or(0);
             bytes += if is_file { kibibytes * 1024 } else { 0 };
-        } else if !line.split(' ').next().unwrap_or_default().ends_with(':') {
+        } else if !text.split(' ').next().unwrap_or_default().ends_with(':') {
             // Addresses, rights, offset, device, inode and name.
-            let mut fields = line.split_ascii_whitespace().skip(3);
+            let mut fields = text.split_ascii_whitespace().skip(3);
             let device = fields.next().and_then(device_in);
             let inode = fields.next().and_then(|inode| inode.parse().ok());
             let is_named = fields
@@ -278,6 +391,7 @@ fn mapped_in(smaps: &str, files: &HashMap<u64, u64>, disks: &[MemoryDisk]) -> u6
             is_file = is_named && inode.is_some_and(|inode| files.contains_key(&inode))
                 || disks.iter().any(|disk| Some(disk.device) == device);
         }
+        line.clear();
     }
     bytes
 }
@@ -287,28 +401,6 @@ fn device_in(text: &str) -> Option<libc::dev_t> {
     let (major, minor) = text.split_once(':')?;
     let number = |text| u32::from_str_radix(text, 16).ok();
     Some(libc::makedev(number(major)?, number(minor)?))
-}
-
-/// Which processes have the memory of their parents until execve (vfork(2)), and would be counted twice. The parent's
-/// thread waits so that only SIGKILL reaches it, and each can wait for one only. The processes are in the order of
-/// their pids.
-fn borrowers(members: &[Member], waiting_threads: impl Fn(Pid) -> usize) -> Vec<bool> {
-    let shape = |member: &Member| (member.size, member.private, member.shared);
-    let mut waiting = vec![None; members.len()];
-    let is_borrower = |member: &Member| {
-        let parent = members.binary_search_by_key(&member.parent, |parent| parent.pid);
-        let Ok(at) = parent else {
-            return false;
-        };
-        if shape(&members[at]) != shape(member) {
-            return false;
-        }
-        let left = waiting[at].get_or_insert_with(|| waiting_threads(member.parent));
-        let is_one = *left > 0;
-        *left = left.saturating_sub(1);
-        is_one
-    };
-    members.iter().map(is_borrower).collect()
 }
 
 #[cfg(test)]
@@ -321,9 +413,11 @@ mod tests {
 
     #[test]
     fn status_tells_what_a_process_holds() {
-        let member = parse_status(9, STATUS).unwrap();
+        let member = parse_status(9, 9, STATUS).unwrap();
         let expected = Member {
             pid: 9,
+            thread: 9,
+            threads: 0,
             parent: 7,
             uid: 20_001,
             size: 100 << 10,
@@ -332,7 +426,7 @@ mod tests {
         };
         assert_eq!(member, expected);
         // A kernel thread and a zombie have no memory.
-        let none = parse_status(2, "Name:\tkthreadd\nPPid:\t0\nUid:\t0\t0\t0\t0\n").unwrap();
+        let none = parse_status(2, 2, "Name:\tkthreadd\nPPid:\t0\nUid:\t0\t0\t0\t0\n").unwrap();
         assert_eq!((none.private, none.shared), (0, 0));
     }
 
@@ -369,16 +463,19 @@ mod tests {
             7f1-7f2 rw-s 00000000 00:01 1031    /dev/zero (deleted)\nPss:    20 kB\n\
             7f2-7f3 rw-s 00000000 00:01 1032    /memfd:other (deleted)\nPss:    40 kB\n\
             7f3-7f4 rw-p 00000000 00:00 0\nPss:    80 kB\nVmFlags: rd wr\n";
-        assert_eq!(mapped_in(smaps, &HashMap::from([(1030, 0)]), &[]), 6 << 10);
+        assert_eq!(
+            mapped_in(smaps.as_bytes(), &HashMap::from([(1030, 0)]), &[]),
+            6 << 10
+        );
         let all = HashMap::from([(1030, 0), (1031, 0), (1032, 0)]);
-        assert_eq!(mapped_in(smaps, &all, &[]), 46 << 10);
+        assert_eq!(mapped_in(smaps.as_bytes(), &all, &[]), 46 << 10);
         let disk = MemoryDisk {
             device: libc::makedev(0, 0x2a),
             bytes: 0,
         };
         let on_disk = "7f0-7f1 rw-s 00000000 00:2a 7    /dev/shm/a b\nPss:    8 kB\n";
         let all = [smaps, on_disk].concat();
-        assert_eq!(mapped_in(&all, &HashMap::new(), &[disk]), 8 << 10);
+        assert_eq!(mapped_in(all.as_bytes(), &HashMap::new(), &[disk]), 8 << 10);
     }
 
     #[test]
@@ -410,31 +507,28 @@ mod tests {
     }
 
     #[test]
-    fn only_a_copy_of_a_waiting_parent_is_borrowed() {
-        let member = |pid, parent, private| Member {
-            pid,
-            parent,
-            uid: 0,
-            size: 8,
-            private,
-            shared: 0,
+    fn memory_that_has_moved_since_counts_where_it_is() {
+        let private_at = |held, is_lent| {
+            // Half of 100 is another's too.
+            let mut one = Measured {
+                pid: 1,
+                private: 50,
+                held: 100,
+            };
+            one.update(held, is_lent);
+            one.private
         };
-        let members = [
-            member(1, 0, 4),
-            member(2, 1, 4),
-            member(3, 1, 4),
-            member(4, 1, 5),
-            member(5, 9, 4),
-        ];
-        let borrowed = |waiting: usize| {
-            let found = borrowers(&members, |_| waiting);
-            let pids = members.iter().map(|member| member.pid).zip(found);
-            let pids = pids.filter_map(|(pid, is_borrower)| is_borrower.then_some(pid));
-            pids.collect::<Vec<_>>()
-        };
-        assert!(borrowed(0).is_empty());
-        assert_eq!(borrowed(1), [2], "the other one is a copy of its own");
-        assert_eq!(borrowed(2), [2, 3]);
-        assert_eq!(borrowed(3), [2, 3]);
+        let at = [100, 150, 70, 50, 0];
+        assert_eq!(at.map(|held| private_at(held, false)), [50, 100, 20, 0, 0]);
+        assert_eq!(at.map(|held| private_at(held, true)), [50, 100, 50, 50, 50]);
+    }
+
+    #[test]
+    fn a_process_whose_first_thread_has_ended_has_memory() {
+        let none = "Name:\tx\nPPid:\t7\nUid:\t5\t5\t5\t5\nThreads:\t3\n";
+        let member = parse_status(9, 9, none).unwrap();
+        assert_eq!((member.size, member.threads), (0, 3));
+        let member = parse_status(9, 12, STATUS).unwrap();
+        assert_eq!((member.pid, member.thread), (9, 12));
     }
 }

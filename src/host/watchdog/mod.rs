@@ -4,19 +4,28 @@
 //! memory of the machine that is never less than what a sandbox holds. Only where this bound is above the limit the
 //! exact figure is taken, which costs ten times as much, and as seldom as keeps the cost small. It runs only while
 //! there is a sandbox to watch.
+//!
+//! A sandbox decides how long the exact look at it takes, by its processes, their mappings and their descriptors. So
+//! each look has a thread, and the sweep waits for it only as long as ordinary ones take. A look that takes longer is
+//! given up, and its sandbox is costly. Costly ones are looked at one after the other, beside the sweeps, and together
+//! take half a processor at most. Such a look takes as long as it takes, so that nothing escapes its limit by being
+//! costly.
 
 mod memory;
+mod sharing;
 
+use std::mem;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::Host;
 use super::sandbox::Sandbox;
+use crate::crew::Crew;
 use crate::logging;
-use crate::panics;
-use crate::sync::lock;
+use crate::panics::essential;
+use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{self, Pid};
 use memory::{Member, Reader};
 
@@ -26,7 +35,7 @@ const ROUND: Duration = Duration::from_secs(1);
 /// The time between exact looks at one sandbox is so many times what the last ones took.
 const SHARE: u32 = 40;
 
-/// The longest time between them.
+/// The longest time between them, unless the look takes longer.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// A growth by this part of the limit calls for a look at once.
@@ -36,6 +45,16 @@ const GROWTH: u64 = 8;
 /// a moment.
 const CONFIRMED_AFTER: Duration = Duration::from_millis(10);
 
+/// How long a sweep waits for an exact look. Looks at ordinary sandboxes take a few milliseconds. A costly sandbox whose
+/// look took less than half of it is an ordinary one again.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// The nice value of looks that take longer.
+const COSTLY_NICE: i32 = 10;
+
+/// Memory for the stack of a thread.
+const STACK_BYTES: usize = 256 * 1024;
+
 /// Starts the watchdog if it does not run. Without a thread for it, it looks once.
 pub(super) fn ensure_running(host: &Arc<Host>) {
     if host.is_watching.swap(true, Ordering::AcqRel) {
@@ -44,13 +63,14 @@ pub(super) fn ensure_running(host: &Arc<Host>) {
     let watched = Arc::clone(host);
     let thread = thread::Builder::new()
         .name("watchdog".to_owned())
-        .stack_size(256 * 1024)
+        .stack_size(STACK_BYTES)
         .spawn(move || {
-            panics::depend_on_this_thread();
-            let mut rounds = Rounds::new();
-            while rounds.sweep(&watched) {
-                thread::sleep(ROUND);
-            }
+            essential(|| {
+                let mut rounds = Rounds::new();
+                while rounds.sweep(&watched) {
+                    thread::sleep(ROUND);
+                }
+            });
             watched.is_watching.store(false, Ordering::Release);
         });
     if thread.is_err() {
@@ -62,10 +82,15 @@ pub(super) fn ensure_running(host: &Arc<Host>) {
 /// What is remembered from sweep to sweep.
 struct Rounds {
     reader: Reader,
-    /// The last exact looks.
+    /// The last exact looks, or those that are being taken.
     looks: Vec<Look>,
-    /// How long the exact looks of the last sweep with any took together.
+    /// How long the exact looks of the last sweep with any took together, without costly ones.
     cost: Duration,
+    crew: Crew<Order>,
+    costly_crew: Crew<Order>,
+    /// When the next look at a costly sandbox may begin.
+    rests_until: Instant,
+    reports: Arc<Reports>,
 }
 
 /// The last exact look at a sandbox.
@@ -76,6 +101,41 @@ struct Look {
     at: Instant,
     /// The bound at that time.
     bound: u64,
+    is_running: bool,
+    /// Whether another one is due at once: this one was given up, or has ended what ran.
+    is_due: bool,
+    /// Whether it takes long.
+    is_costly: bool,
+}
+
+/// An exact look to be taken by another thread. Once begun, it reports when it is dropped.
+struct Order {
+    host: Arc<Host>,
+    sandbox: Arc<Sandbox>,
+    limit: u64,
+    /// The bound of the cheap look.
+    bound: u64,
+    pids: Vec<Pid>,
+    at: Instant,
+    is_begun: bool,
+    is_given_up: Arc<AtomicBool>,
+    is_due: bool,
+    reports: Arc<Reports>,
+}
+
+/// The looks that have been taken.
+#[derive(Default)]
+struct Reports {
+    list: Mutex<Vec<Report>>,
+    has_changed: Condvar,
+}
+
+struct Report {
+    /// The number of the sandbox.
+    sandbox: u64,
+    cost: Duration,
+    /// Whether another look is due at once.
+    is_due: bool,
 }
 
 /// What the cheap look tells of a sandbox.
@@ -103,67 +163,178 @@ impl Bound {
 impl Look {
     /// Whether another one is due at a sandbox with this bound.
     fn is_outdated(self, bound: u64, limit: u64, pause: Duration, now: Instant) -> bool {
+        let pause = if self.is_costly { LONGEST_PAUSE } else { pause };
         let has_grown = bound >= self.bound.saturating_add(limit / GROWTH);
-        has_grown || now.saturating_duration_since(self.at) >= pause
+        let is_old = now.saturating_duration_since(self.at) >= pause;
+        !self.is_running && (self.is_due || has_grown || is_old)
     }
 }
 
 impl Rounds {
     fn new() -> Self {
+        let crew = |name, nice| {
+            Crew::new(name, STACK_BYTES, move |order: Order| {
+                if nice > 0 {
+                    sys::make_thread_nice(nice);
+                }
+                order.carry_out();
+            })
+        };
         Self {
             reader: Reader::new(),
             looks: Vec::new(),
             cost: Duration::ZERO,
+            crew: crew("measure", 0),
+            costly_crew: crew("measure-costly", COSTLY_NICE),
+            rests_until: Instant::now(),
+            reports: Arc::default(),
         }
     }
 
-    /// Looks at all sandboxes with a limit. False if there is none.
-    fn sweep(&mut self, host: &Host) -> bool {
+    /// Looks at all sandboxes with a limit. False if there is none, and none is being looked at.
+    fn sweep(&mut self, host: &Arc<Host>) -> bool {
+        self.take_reports();
         let all = host.list().into_iter();
         let watched = all.filter_map(|sandbox| Some((sandbox.limits.watched()?, sandbox)));
         let watched: Vec<(u64, Arc<Sandbox>)> = watched.collect();
+        let exists = |number| watched.iter().any(|(_, sandbox)| sandbox.number == number);
+        self.looks
+            .retain(|look| look.is_running || exists(look.sandbox));
         if watched.is_empty() {
-            return false;
+            return !self.looks.is_empty();
         }
         let members = self.members(host, &watched);
         let machine_shared = memory::machine_shared();
         let pause = (self.cost * SHARE).clamp(ROUND / 2, LONGEST_PAUSE);
         let mut cost = Duration::ZERO;
-        // What is not put back is forgotten.
-        let looks = std::mem::take(&mut self.looks);
-        for (limit, sandbox) in &watched {
+        let mut next_costly: Option<(Instant, Order)> = None;
+        for (limit, sandbox) in watched {
             let uid = sandbox.user.uid;
             let own = members.iter().filter(|member| member.uid == uid);
             let bound = Bound::of(own.clone());
             let on_disks = sandbox.disks().iter().map(|disk| disk.bytes).sum();
             let shared = bound.shared.max(on_disks);
-            sandbox.limits.note_use(bound.private + shared);
             let (most, now) = (bound.most(machine_shared), Instant::now());
-            if most <= *limit || own.clone().next().is_none() {
+            let last = self.look_at(sandbox.number).copied();
+            let is_below = most <= limit || own.clone().next().is_none();
+            if is_below || last.is_none() {
+                sandbox.limits.note_use(bound.private + shared);
+            }
+            if is_below {
+                let is_kept = |look: &Look| look.is_running || look.is_costly;
+                self.looks
+                    .retain(|look| look.sandbox != sandbox.number || is_kept(look));
                 continue;
             }
-            let mut last = looks.iter().filter(|look| look.sandbox == sandbox.number);
-            let last = last.next().copied();
-            if let Some(last) = last
-                && !last.is_outdated(most, *limit, pause, now)
-            {
-                self.looks.push(last);
+            if last.is_some_and(|last| !last.is_outdated(most, limit, pause, now)) {
                 continue;
             }
-            let pids: Vec<Pid> = own.map(|member| member.pid).collect();
-            if !self.look(host, sandbox, *limit, &pids) {
-                self.looks.push(Look {
-                    sandbox: sandbox.number,
-                    at: now,
-                    bound: most,
-                });
+            let order = Order {
+                limit,
+                bound: most,
+                pids: own.map(|member| member.pid).collect(),
+                at: now,
+                is_begun: false,
+                is_given_up: Arc::default(),
+                is_due: true,
+                host: Arc::clone(host),
+                sandbox,
+                reports: Arc::clone(&self.reports),
+            };
+            match last.filter(|last| last.is_costly) {
+                None => {
+                    self.look_shortly(order);
+                    cost += now.elapsed();
+                }
+                // The one that has waited longest is next.
+                Some(last) => match &next_costly {
+                    Some((at, _)) if *at <= last.at => {}
+                    _ => next_costly = Some((last.at, order)),
+                },
             }
-            cost += now.elapsed();
         }
         if !cost.is_zero() {
             self.cost = cost;
         }
+        if let Some((_, order)) = next_costly
+            && !self.is_looking_at_costly()
+            && Instant::now() >= self.rests_until
+        {
+            self.begin(order);
+        }
         true
+    }
+
+    fn look_at(&mut self, sandbox: u64) -> Option<&mut Look> {
+        self.looks.iter_mut().find(|look| look.sandbox == sandbox)
+    }
+
+    fn is_looking_at_costly(&self) -> bool {
+        let is_one = |look: &Look| look.is_running && look.is_costly;
+        self.looks.iter().any(is_one)
+    }
+
+    /// Has a look taken and waits for it a while. If it takes longer it is given up, and the sandbox is costly.
+    fn look_shortly(&mut self, order: Order) {
+        let (number, is_given_up) = (order.sandbox.number, Arc::clone(&order.is_given_up));
+        self.begin(order);
+        let reports = Arc::clone(&self.reports);
+        let waits = |list: &mut Vec<Report>| list.iter().all(|one| one.sandbox != number);
+        let (list, _) = reports
+            .has_changed
+            .wait_while_for(lock(&reports.list), PATIENCE, waits);
+        drop(list);
+        self.take_reports();
+        if let Some(look) = self.look_at(number)
+            && look.is_running
+        {
+            look.is_costly = true;
+            is_given_up.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Has a look taken by another thread, or by this one if there is no other.
+    fn begin(&mut self, mut order: Order) {
+        let number = order.sandbox.number;
+        let mut look = Look {
+            sandbox: number,
+            at: order.at,
+            bound: order.bound,
+            is_running: true,
+            is_due: false,
+            is_costly: false,
+        };
+        if let Some(last) = self.look_at(number) {
+            look.is_costly = last.is_costly;
+            *last = look;
+        } else {
+            self.looks.push(look);
+        }
+        let crew = if look.is_costly {
+            &self.costly_crew
+        } else {
+            &self.crew
+        };
+        order.is_begun = true;
+        if let Err((order, _)) = crew.give(order) {
+            order.carry_out();
+        }
+    }
+
+    /// Remembers which looks have been taken.
+    fn take_reports(&mut self) {
+        let reports = mem::take(&mut *lock(&self.reports.list));
+        for report in reports {
+            let Some(look) = self.look_at(report.sandbox) else {
+                continue;
+            };
+            look.is_running = false;
+            look.is_due = report.is_due;
+            if look.is_costly {
+                look.is_costly = report.is_due || report.cost >= PATIENCE / 2;
+                self.rests_until = Instant::now() + report.cost;
+            }
+        }
     }
 
     /// The processes of these sandboxes.
@@ -178,21 +349,48 @@ impl Rounds {
             |uid| find(uid)?.workspace.processes.starts(),
         )
     }
+}
 
-    /// Takes the exact figure, and ends what runs if it is above the limit. Returns whether it was.
-    fn look(&mut self, host: &Host, sandbox: &Sandbox, limit: u64, pids: &[Pid]) -> bool {
+impl Order {
+    /// Takes the exact figure, and ends what runs if it is above the limit.
+    fn carry_out(mut self) {
+        let host = Arc::clone(&self.host);
+        let mut reader = Reader::new();
         let mut used = 0;
         for pause in [Duration::ZERO, CONFIRMED_AFTER] {
             thread::sleep(pause);
-            let disks = sandbox.disks();
-            used = memory::exact_use(&mut self.reader, sandbox.user, pids, &disks, limit);
-            sandbox.limits.note_use(used);
-            if used <= limit {
-                return false;
+            let disks = self.sandbox.disks();
+            let is_given_up = || self.is_given_up.load(Ordering::Relaxed);
+            let found = memory::exact_use(
+                &mut reader,
+                self.sandbox.user,
+                &self.pids,
+                &disks,
+                self.limit,
+                is_given_up,
+            );
+            let Some(found) = found else { return };
+            used = found;
+            self.sandbox.limits.note_use(used);
+            if used <= self.limit {
+                self.is_due = false;
+                return;
             }
         }
-        end(host, sandbox, used, limit);
-        true
+        end(&host, &self.sandbox, used, self.limit);
+    }
+}
+
+impl Drop for Order {
+    fn drop(&mut self) {
+        if self.is_begun {
+            lock(&self.reports.list).push(Report {
+                sandbox: self.sandbox.number,
+                cost: self.at.elapsed(),
+                is_due: self.is_due,
+            });
+            self.reports.has_changed.notify_all();
+        }
     }
 }
 
@@ -230,18 +428,39 @@ mod tests {
     #[test]
     fn a_look_is_due_after_a_pause_or_when_the_bound_has_grown() {
         let (pause, now) = (Duration::from_secs(2), Instant::now());
+        let look = Look {
+            sandbox: 1,
+            at: now,
+            bound: 1000,
+            is_running: false,
+            is_due: false,
+            is_costly: false,
+        };
         let is_outdated = |ago, bound| {
             let at = now.checked_sub(Duration::from_secs(ago)).unwrap();
-            let look = Look {
-                sandbox: 1,
-                at,
-                bound,
-            };
-            look.is_outdated(1000, 800, pause, now)
+            Look { at, bound, ..look }.is_outdated(1000, 800, pause, now)
         };
         assert!(is_outdated(2, 1000));
         assert!(!is_outdated(1, 1000));
         assert!(!is_outdated(1, 901));
         assert!(is_outdated(1, 900), "an eighth of the limit");
+        let is_due = Look {
+            is_due: true,
+            ..look
+        };
+        assert!(is_due.is_outdated(1000, 800, pause, now));
+        let is_running = Look {
+            is_running: true,
+            ..is_due
+        };
+        assert!(!is_running.is_outdated(1000, 800, pause, now));
+        let at = now.checked_sub(pause).unwrap();
+        let is_costly = Look {
+            at,
+            is_costly: true,
+            ..look
+        };
+        assert!(!is_costly.is_outdated(1000, 800, pause, now));
+        assert!(is_costly.is_outdated(1100, 800, pause, now));
     }
 }

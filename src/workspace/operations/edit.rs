@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::Read;
 
 use crate::error::{Detail, Error, Kind, Result};
+use crate::fault;
 use crate::files::FileVersion;
 use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
@@ -79,6 +80,7 @@ impl Workspace {
         }
         let places = PLACE_BYTES * MAX_PLACES.min(old.len());
         let _places = self.ledger.charge(Item::Bodies, places)?;
+        fault::point("edit");
         let splices = plan(&old, &request.edits).map_err(|unfit| refusal(path, unfit))?;
         let new = apply(&old, &splices, charge)?;
         let (diff, diff_is_cut) = unified(&path.to_string(), &old, &splices, MAX_DIFF_BYTES);

@@ -6,6 +6,7 @@
 
 mod archives;
 mod compare;
+#[cfg(feature = "interpreter")]
 mod contexts;
 mod edit;
 mod entries;

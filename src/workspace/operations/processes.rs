@@ -6,10 +6,12 @@ use std::time::Instant;
 use crate::client::{Disconnected, Peer};
 use crate::command::{CommandSpec, StdinSource, TerminalSize};
 use crate::error::{Detail, Error, Kind, Result};
+use crate::fault;
 use crate::ledger::Item;
+use crate::panics::contain;
 use crate::process::registry::StartOutcome;
 use crate::process::ring::Cursor;
-use crate::process::{Extent, OnDisconnect, Process, StdinWriter, Subscriber};
+use crate::process::{Extent, OnDisconnect, Process, Pump, StdinWriter, Subscriber};
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::UploadSource;
 
@@ -24,46 +26,57 @@ pub enum Run {
     /// The process runs without a client.
     Background(Arc<Process>),
     /// One client follows the process.
-    Foreground(Foreground),
+    Foreground(Box<Foreground>),
 }
 
 /// A process that one client follows to its end: one it started, or one it joined by its id.
-pub struct Foreground(StartOutcome);
+///
+/// The client counts as one of the process's until it has followed it, or this value is dropped before: then it is as
+/// if it had disconnected.
+pub struct Foreground {
+    process: Arc<Process>,
+    /// `None` if the process was already there.
+    pump: Option<Pump>,
+    is_attached: bool,
+    /// What becomes of the process if the client disconnects first.
+    on_disconnect: OnDisconnect,
+    is_followed: bool,
+}
 
 impl Foreground {
     /// The process.
     pub fn process(&self) -> &Arc<Process> {
-        match &self.0 {
-            StartOutcome::Started(pump) => pump.process(),
-            StartOutcome::AlreadyExists(process) => process,
-        }
+        &self.process
     }
 
     /// Whether the process was already there.
     pub fn is_attached(&self) -> bool {
-        matches!(self.0, StartOutcome::AlreadyExists(_))
+        self.is_attached
     }
 
-    /// Sends the output from its beginning, and the exit. `on_disconnect` decides about the process
-    /// if the client disconnects first. If the process still runs at `until`, it goes on in the background.
-    pub fn follow(
-        self,
-        subscriber: &mut dyn Subscriber,
-        on_disconnect: OnDisconnect,
-        until: Option<Instant>,
-    ) {
-        match self.0 {
-            StartOutcome::Started(pump) => {
-                pump.run_foreground(subscriber, on_disconnect, until);
+    /// Sends the output from its beginning, and the exit. If the process still runs at `until`, it goes on in the
+    /// background.
+    pub fn follow(mut self, subscriber: &mut dyn Subscriber, until: Option<Instant>) {
+        let process = &self.process;
+        if let Some(pump) = self.pump.take() {
+            pump.run_foreground(subscriber, self.on_disconnect, until);
+        } else {
+            let extent = until.map_or(Extent::Exit, Extent::Until);
+            match process.follow(Cursor::default(), extent, subscriber) {
+                Ok(()) if process.exit().is_some() => {}
+                Ok(()) => process.leave(OnDisconnect::Keep),
+                Err(Disconnected) => process.leave(self.on_disconnect),
             }
-            StartOutcome::AlreadyExists(process) => {
-                let extent = until.map_or(Extent::Exit, Extent::Until);
-                match process.follow(Cursor::default(), extent, subscriber) {
-                    Ok(()) if process.exit().is_some() => {}
-                    Ok(()) => process.leave(OnDisconnect::Keep),
-                    Err(Disconnected) => process.leave(on_disconnect),
-                }
-            }
+        }
+        self.is_followed = true;
+    }
+}
+
+impl Drop for Foreground {
+    fn drop(&mut self) {
+        if !self.is_followed {
+            // To kill a tree is no small thing, and a panic may be what drops this.
+            let _ = contain(|| self.process.leave(self.on_disconnect));
         }
     }
 }
@@ -135,27 +148,37 @@ fn with_written(error: Error, written: u64) -> Error {
 }
 
 impl Workspace {
-    /// Runs a command, or finds the process that already has its id. The input of a background
-    /// command stays open unless it is given.
+    /// Runs a command, or finds the process that already has its id. `on_disconnect` decides about it if its client
+    /// disconnects. The input of a background command stays open unless it is given.
     ///
     /// # Errors
     /// The command cannot start, its id belongs to a different command, or it asks for more than the workspace
     /// allows.
-    pub fn run(&self, mut spec: CommandSpec) -> Result<Run> {
+    pub fn run(&self, mut spec: CommandSpec, on_disconnect: OnDisconnect) -> Result<Run> {
         self.confinement.network(spec.network.as_ref())?;
         let is_background = spec.background;
         if is_background && spec.input == StdinSource::Empty {
             spec.input = StdinSource::Open;
         }
-        let run = Foreground(self.processes.start(spec, &self.confinement)?);
+        let (process, pump) = match self.processes.start(spec, &self.confinement)? {
+            StartOutcome::Started(pump) => (Arc::clone(pump.process()), Some(pump)),
+            StartOutcome::AlreadyExists(process) => (process, None),
+        };
         if is_background {
             // Dropping the pump leaves the process to the supervisor.
-            return Ok(Run::Background(Arc::clone(run.process())));
+            return Ok(Run::Background(process));
         }
-        if run.is_attached() {
-            run.process().join();
+        let is_attached = pump.is_none();
+        if is_attached {
+            process.join();
         }
-        Ok(Run::Foreground(run))
+        Ok(Run::Foreground(Box::new(Foreground {
+            process,
+            pump,
+            is_attached,
+            on_disconnect,
+            is_followed: false,
+        })))
     }
 
     /// A process by its id, or by its pid.
@@ -221,6 +244,7 @@ impl Workspace {
                 break;
             }
             input.write(&buffer[..count], &mut *client)?;
+            fault::point("stdin");
         }
         let written = input.written;
         if eof {

@@ -185,6 +185,7 @@ impl MakeVenv {
         self.lease.check_open()?;
         self.lease.confinement.set_venv(path.clone());
         // They have the python from before.
+        #[cfg(feature = "interpreter")]
         self.lease.contexts.drop_spares();
         Ok(Venv { path, created })
     }

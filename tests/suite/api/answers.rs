@@ -176,12 +176,15 @@ fn a_wait_tells_a_timeout_of_the_command() {
 #[test]
 fn requests_that_the_parser_refuses_are_counted() {
     let server = Server::start();
-    let long = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(17_000));
+    let long = format!(
+        "GET /{} HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        "x".repeat(17_000)
+    );
     for (request, status) in [
         ("nonsense\r\n\r\n", 400),
         (long.as_str(), 414),
         (
-            "PUT / HTTP/1.1\r\nContent-Length: 1\r\nExpect: x\r\n\r\n",
+            "PUT / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nExpect: x\r\n\r\n",
             417,
         ),
     ] {

@@ -4,5 +4,6 @@
 mod answers;
 mod bearer;
 mod origins;
+mod pages;
 mod parameters;
 mod routes;

@@ -482,3 +482,234 @@ fn a_host_names_a_port_of_a_sandbox() {
         );
     }
 }
+
+/// A page that a browser still shows, of a sandbox that was deleted, would be a page of this server at that name.
+#[test]
+fn the_name_of_a_sandbox_that_is_gone_reaches_nothing() {
+    let gone = "0123456789abcdef01234567";
+    let refused = |server: &Server, host: &str, target: &str| {
+        for headers in [
+            &[][..],
+            &[
+                ("X-Sandbox-Token", TOKEN),
+                ("X-Access-Token", TOKEN),
+                ("X-API-KEY", TOKEN),
+            ],
+        ] {
+            let reply = named(server, host, target, headers);
+            assert_eq!(reply.status, 502, "{host} {target}: {}", reply.text());
+            assert_eq!(
+                reply.json(),
+                json!({ "code": 502, "message": "The sandbox ID was not found" })
+            );
+        }
+    };
+    let targets = [
+        "/",
+        "/health",
+        "/v1/processes",
+        "/v1/sandboxes",
+        "/console",
+        "/files?path=x",
+        "/mcp",
+        "/openapi.json",
+        "/t/x/",
+    ];
+    let (_home, machine) = machine();
+    let token = "0123456789abcdef".repeat(4);
+    for server in [&machine, &Server::builder().no_token().start()] {
+        for target in targets {
+            for port in [1, 3000, 49983, 49999, 65535] {
+                refused(server, &format!("{port}-{gone}.localhost"), target);
+            }
+            refused(
+                server,
+                &format!("3000-{}.localhost:49983", gone.to_uppercase()),
+                target,
+            );
+            refused(server, &format!("3000-{token}.localhost"), target);
+        }
+        // The same by a target that is a URL.
+        let reply = named(
+            server,
+            "localhost",
+            &format!("http://3000-{gone}.localhost/v1/processes"),
+            &[],
+        );
+        assert_eq!(reply.status, 502);
+        // What no sandbox can be called is a name like any.
+        for host in [
+            "3000-other.localhost",
+            "3000-0123.localhost",
+            "x-0123456789abcdef01234567.localhost",
+            "0-0123456789abcdef01234567.localhost",
+        ] {
+            assert_eq!(
+                named(server, host, "/health", &[]).json()["status"],
+                "ok",
+                "{host}"
+            );
+        }
+    }
+    on_a_host(|server| {
+        let door = Door::open(server);
+        let host = format!("3000-{}.localhost", door.id);
+        let token = [("X-Access-Token", &*door.token)];
+        assert_eq!(
+            named(server, &host, "/", &token).status,
+            502,
+            "nothing listens"
+        );
+        assert_eq!(named(server, &host, "/", &[]).status, 401);
+        refused(server, "3000-machine.localhost", "/v1/sandboxes");
+        assert_eq!(
+            api(
+                server,
+                "DELETE",
+                &format!("/sandboxes/{}", door.id),
+                &Value::Null
+            )
+            .status,
+            204
+        );
+        for target in targets {
+            refused(server, &host, target);
+            refused(server, &host.replace("3000", "49983"), target);
+        }
+    });
+}
+
+#[test]
+fn a_request_names_one_sandbox() {
+    on_a_host(|server| {
+        let (own, other) = (Door::open(server), Door::open(server));
+        let token = ("x-access-token", TOKEN);
+        let ids = |ids: &[&str]| -> Vec<(&'static str, String)> {
+            ids.iter()
+                .map(|id| ("e2b-sandbox-id", (*id).to_owned()))
+                .collect()
+        };
+        let ask = |host: &str, given: &[&str]| {
+            let given = ids(given);
+            let mut headers: Vec<(&str, &str)> =
+                given.iter().map(|(name, id)| (*name, &**id)).collect();
+            headers.push(token);
+            named(server, host, "/files?path=missing", &headers).status
+        };
+        let own_name = format!("49983-{}.x", own.id);
+        assert_eq!(ask("x", &[&own.id]), 404);
+        assert_eq!(ask("x", &[&own.id, &own.id]), 404);
+        assert_eq!(ask("x", &[&own.id, ""]), 404);
+        assert_eq!(ask(&own_name, &[&own.id.to_uppercase()]), 404);
+        assert_eq!(ask(&own_name, &[]), 404);
+        assert_eq!(ask("x", &[&own.id, &other.id]), 400);
+        assert_eq!(ask("x", &[&own.id, "x"]), 400);
+        assert_eq!(ask(&own_name, &[&other.id]), 400);
+        assert_eq!(ask(&own_name, &[&own.id, &other.id]), 400);
+        // At the name of a port, too.
+        let port_name = format!("3000-{}.x", own.id);
+        assert_eq!(ask(&port_name, &[&other.id]), 400);
+        assert_eq!(ask(&port_name, &[&own.id]), 502, "nothing listens");
+        // The target decides over the field.
+        let target = format!("http://{own_name}/files?path=missing");
+        let headers = [token, ("e2b-sandbox-id", &*other.id)];
+        assert_eq!(
+            named(server, &format!("49983-{}.x", other.id), &target, &headers).status,
+            400
+        );
+        let headers = [token, ("e2b-sandbox-id", &*own.id)];
+        assert_eq!(
+            named(server, &format!("49983-{}.x", other.id), &target, &headers).status,
+            404
+        );
+    });
+}
+
+/// One answer to each request.
+fn answer_all(listener: TcpListener, answer: &'static str) {
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut head = Vec::new();
+            let mut byte = [0];
+            while !head.ends_with(b"\r\n\r\n")
+                && stream.read(&mut byte).is_ok_and(|count| count == 1)
+            {
+                head.push(byte[0]);
+            }
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+}
+
+#[test]
+fn a_server_at_a_name_has_an_origin_of_its_own() {
+    let server = Server::builder().no_token().start();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let host = format!(
+        "{}-machine.localhost:1",
+        listener.local_addr().unwrap().port()
+    );
+    answer_all(
+        listener,
+        "HTTP/1.1 200 OK\r\nContent-Security-Policy: default-src 'self'\r\nSet-Cookie: a=b; Path=/x; Domain=localhost; Secure\r\n\
+         Clear-Site-Data: \"cookies\"\r\nService-Worker-Allowed: /\r\nAccess-Control-Allow-Origin: *\r\nConnection: close\r\n\
+         Content-Length: 5\r\n\r\nhello",
+    );
+    let link = [
+        ("Sec-Fetch-Site", "cross-site"),
+        ("Sec-Fetch-Mode", "navigate"),
+        ("Sec-Fetch-Dest", "iframe"),
+        ("Upgrade-Insecure-Requests", "1"),
+    ];
+    let reply = named(&server, &host, "/", &link);
+    assert_eq!(reply.text(), "hello");
+    let fields = |name: &str| -> Vec<&str> {
+        let named = reply.headers.iter().filter(|(other, _)| other == name);
+        named.map(|(_, value)| &**value).collect()
+    };
+    assert_eq!(fields("content-security-policy"), ["default-src 'self'"]);
+    assert_eq!(fields("set-cookie"), ["a=b; Path=/x; Secure"]);
+    assert_eq!(fields("service-worker-allowed"), ["/"]);
+    assert!(fields("clear-site-data").is_empty());
+    assert!(fields("cross-origin-resource-policy").is_empty());
+    // Its own pages, and those of other ports of the same sandbox, may ask it. Others may not.
+    let page = |site: &'static str, origin: &'static str| {
+        let headers = [
+            ("Sec-Fetch-Site", site),
+            ("Sec-Fetch-Mode", "cors"),
+            ("Origin", origin),
+        ];
+        named(&server, &host, "/api", &headers).status
+    };
+    assert_eq!(page("same-origin", "http://whatever"), 200);
+    assert_eq!(page("cross-site", "http://8000-machine.localhost:1"), 200);
+    assert_eq!(page("cross-site", "http://8000-machine.localhost:2"), 403);
+    assert_eq!(page("same-site", "http://8000-other.localhost:1"), 403);
+    assert_eq!(page("cross-site", "https://evil.example"), 403);
+    assert_eq!(page("cross-site", "null"), 403);
+}
+
+/// A signed address is opened by pages of any site. Without a token there is nothing that a signature could prove.
+#[test]
+fn a_signature_is_a_token_where_there_is_one() {
+    let image = [
+        ("Sec-Fetch-Site", "cross-site"),
+        ("Sec-Fetch-Mode", "no-cors"),
+        ("Sec-Fetch-Dest", "image"),
+    ];
+    let (_home, server) = machine();
+    let wrong = named(&server, "x", "/files?path=f&signature=v1_x", &image);
+    assert_eq!(wrong.status, 401, "{}", wrong.text());
+    assert_eq!(
+        named(&server, "x", "/files?path=f&xsignature=v1_x", &image).status,
+        403
+    );
+    let open = Server::builder().no_token().start();
+    let reply = named(
+        &open,
+        "localhost",
+        "/files?path=/etc/hostname&signature=v1_x",
+        &image,
+    );
+    assert_eq!(reply.status, 403, "{}", reply.text());
+}

@@ -112,10 +112,19 @@ fn a_full_host_answers_200_and_says_how_many_it_rejected() {
     let (made, rejected) = create(&server, 5);
     assert_eq!((made.len(), rejected), (3, 2));
     for count in [1, 2, 10_000] {
-        let (none, rejected) = create(&server, count);
-        assert_eq!((none.len() as u64, rejected), (0, count));
+        let reply = server.post(SANDBOXES, &json!({ "count": count })).json();
+        assert_eq!(reply["sandboxes"], json!([]));
+        assert_eq!(reply["rejected"], count);
+        assert_eq!(reply["rejected_code"], "capacity");
+        let reason = reply["rejected_reason"].as_str().unwrap();
+        assert!(reason.contains("all 3 places of SBX_CAPACITY"), "{reason}");
     }
     assert_eq!(list(&server).len(), 3);
+    assert!(delete(&server, &made[0].id));
+    let reply = server.post(SANDBOXES, &json!({})).json();
+    for absent in ["rejected_code", "rejected_reason"] {
+        assert!(reply.get(absent).is_none(), "{reply}");
+    }
     assert_eq!(made[2].sh("echo here"), "here\n");
 }
 
@@ -155,7 +164,16 @@ fn where_there_are_fewer_users_than_places_the_users_count() {
     let server = with_users(3).env("SBX_CAPACITY", 50).start();
     let (made, rejected) = create(&server, 5);
     assert_eq!((made.len(), rejected), (3, 2));
-    assert_eq!(create(&server, 1).1, 1);
+    let reply = server.post(SANDBOXES, &json!({})).json();
+    assert_eq!(
+        (&reply["rejected"], &reply["rejected_code"]),
+        (&json!(1), &json!("no_uid"))
+    );
+    let reason = reply["rejected_reason"].as_str().unwrap();
+    assert!(
+        reason.contains("all uids of SBX_UID_RANGE that can be given"),
+        "{reason}"
+    );
     assert!(delete(&server, &made[1].id));
     let (again, rejected) = create(&server, 2);
     assert_eq!((again.len(), rejected), (1, 1));

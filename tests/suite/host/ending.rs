@@ -1,15 +1,23 @@
 //! The end of a host, orderly or not, and the next server's beginning where it was.
 
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
+use nix::fcntl::{FcntlArg, Flock, FlockArg, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-use super::{SANDBOXES, create, create_for_trouble, homes_of, needs_root, target, try_request};
+use super::{
+    SANDBOXES, create, create_for_trouble, first_user, homes_of, needs_root, target, try_request,
+    with_users,
+};
 use crate::fixture::{
-    Builder, HostPlace, PATIENCE, Server, all_processes, assert_error, is_alive, wait_until,
+    Builder, HostPlace, NAMESPACE, PATIENCE, Server, all_processes, assert_error, has_namespaces,
+    in_session, is_alive, open_terminal, send_harmless_signals, uid_of, wait_until,
 };
 
 /// What every process gets after the TERM, and time for the rest of the work on a busy machine.
@@ -26,7 +34,7 @@ fn in_place_of(place: &HostPlace) -> Builder {
 #[test]
 fn a_signal_ends_twenty_busy_sandboxes_with_all_they_have() {
     needs_root!();
-    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGQUIT] {
         let mut server = Server::host().start();
         let made = create_for_trouble(&server, 20);
         let mut streams = Vec::new();
@@ -202,7 +210,6 @@ fn starts_again(place: &HostPlace) {
             std::fs::write(path, "kept").unwrap();
         }
     }
-    let running: Vec<_> = place.processes().into_iter().map(|(_, uid)| uid).collect();
     let next = in_place_of(place).start();
     let mut names: Vec<_> = foreign.iter().map(|(name, _)| (*name).to_owned()).collect();
     names.sort();
@@ -213,8 +220,9 @@ fn starts_again(place: &HostPlace) {
     );
     assert!(place.homes().join("backup/inside").exists());
     let sandbox = next.sandbox();
-    assert!(
-        !running.contains(&sandbox.uid),
+    assert_eq!(
+        sandbox.processes(),
+        Vec::<i32>::new(),
         "a user that still has processes is not given"
     );
     assert_eq!(sandbox.sh("ls -A | wc -l").trim(), "2");
@@ -258,6 +266,243 @@ fn after_its_init_was_killed_the_server_is_gone_and_the_next_removes_its_homes()
     });
     let place = server.place.take().unwrap();
     starts_again(&place);
+}
+
+#[test]
+fn a_hangup_ends_a_host_on_a_terminal_with_all_it_has() {
+    needs_root!();
+    for has_closed in [false, true] {
+        let (terminal, other_end) = open_terminal();
+        let builder = Server::host();
+        let mut command = builder.command();
+        in_session(&mut command, Some(&terminal));
+        let mut server = builder.start_as(command);
+        drop(terminal);
+        let sandbox = server.sandbox();
+        sandbox.sh("(setsid sleep 3600 &)");
+        drop(sandbox);
+        if has_closed {
+            drop(other_end);
+        } else {
+            server.signal(Signal::SIGHUP as i32);
+        }
+        let status = server.wait_for_exit(LAST_WORD);
+        assert_eq!(status.code(), Some(0), "{status}\n{}", server.log());
+        assert_eq!(server.place.as_ref().unwrap().processes(), []);
+        assert_eq!(homes_of(&server), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn no_other_signal_ends_a_host_its_init_or_a_sandbox() {
+    needs_root!();
+    let builder = Server::host();
+    let mut command = builder.command();
+    in_session(&mut command, None);
+    let server = builder.start_as(command);
+    let sandbox = server.sandbox();
+    let mut stream = sandbox.exec_stream(&json!({"cmd": "echo on; read line; echo $line"}));
+    for pid in [server.pid(), server.inner_pid()] {
+        send_harmless_signals(pid);
+    }
+    let outcome = sandbox.exec(&json!({"cmd": "cat /proc/self/status"}));
+    for field in ["SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"] {
+        let expected = format!("{field}:\t0000000000000000\n");
+        assert!(outcome.stdout.contains(&expected), "{}", outcome.stdout);
+    }
+    while stream.next().unwrap()["event"] != "exit" {}
+}
+
+/// What ends only with its sandbox: each says when it has begun.
+const STUBBORN: [&str; 5] = [
+    "touch ready; exec sleep 3600",
+    "(setsid sleep 3600 &); touch ready; kill -STOP $$",
+    // Each process starts the next one, in a session of its own, and ends.
+    "exec python3 -c '
+import os, time
+open(\"ready\", \"w\")
+while True:
+    try:
+        if os.fork():
+            os._exit(0)
+    except OSError:
+        time.sleep(0.01)
+        continue
+    os.setsid()
+    time.sleep(0.0003)
+'",
+    // Without the mark: RLIMIT_RTTIME is 15.
+    "exec python3 -c '
+import resource, time
+resource.setrlimit(15, (1000, 1000))
+open(\"ready\", \"w\")
+time.sleep(3600)
+'",
+    "for i in 1 2 3 4 5 6 7 8 9; do (trap '' TERM HUP; setsid sleep 3600 &) ; done; touch ready; exec sleep 3600",
+];
+
+/// Starts these commands in sandboxes and kills the server. Returns the users.
+fn leave(server: &mut Server, commands: &[&str]) -> Vec<u32> {
+    let (made, _) = create(server, commands.len() as u64);
+    for (sandbox, command) in made.iter().zip(commands) {
+        sandbox.spawn(&json!({ "cmd": command }));
+        wait_until("it has begun", PATIENCE, || {
+            sandbox.home.join("ready").exists()
+        });
+    }
+    let users = made.iter().map(|sandbox| sandbox.uid).collect();
+    drop(made);
+    server.signal(Signal::SIGKILL as i32);
+    server.wait_for_exit(LAST_WORD);
+    users
+}
+
+/// Whether something of a user is alive, also if it never is when one looks once.
+fn has_living(place: &HostPlace, uid: u32) -> bool {
+    (0..50).any(|_| {
+        let mut all = place.processes().into_iter();
+        all.any(|(pid, user)| user == uid && is_alive(pid))
+    })
+}
+
+#[test]
+fn what_a_killed_host_left_running_is_ended_by_the_next() {
+    needs_root!();
+    let mut server = Server::host().start();
+    let users = leave(&mut server, &STUBBORN);
+    let place = server.place.take().unwrap();
+    for uid in &users {
+        assert!(has_living(&place, *uid), "the control: {uid}");
+    }
+    let next = in_place_of(&place).start();
+    for uid in &users {
+        assert!(!has_living(&place, *uid), "{uid}\n{}", next.log());
+    }
+    let log = next.log();
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("killed")).collect();
+    assert_eq!(lines.len(), 1, "{log}");
+    assert!(lines[0].contains("of 5 uids"), "{log}");
+    assert_eq!(next.sandbox().sh("echo on"), "on\n");
+}
+
+#[test]
+fn what_others_run_is_left_alone_and_their_uids_are_named_and_not_given() {
+    needs_root!();
+    let builder = with_users(4);
+    let first = first_user(&builder);
+    let range = format!("{first}-{}", first + 3);
+    let mut server = builder.start();
+    leave(&mut server, &STUBBORN[..2]);
+    let place = server.place.take().unwrap();
+    let sleep = |uid: u32| {
+        let mut command = Command::new("sleep");
+        command.arg("3600").uid(uid).gid(uid).current_dir("/");
+        command.stdin(Stdio::null()).spawn().unwrap()
+    };
+    // One with a user of whom the killed host left something.
+    let mut strangers = vec![sleep(first)];
+    // Commands of other servers have marks, and are no sandbox's of this machine.
+    let mut container = None;
+    if has_namespaces() {
+        let server = Server::builder().wrapped_in(&NAMESPACE).start();
+        let cmd = format!(
+            "exec setpriv --reuid={} --clear-groups --no-new-privs sleep 3600",
+            first + 2
+        );
+        server.spawn(&json!({ "cmd": cmd }));
+        wait_until("it has the user", PATIENCE, || {
+            has_living(&place, first + 2)
+        });
+        container = Some(server);
+    } else {
+        strangers.push(sleep(first + 2));
+    }
+    let dedicated = Server::start();
+    let cmd = format!(
+        "exec setpriv --reuid={} --clear-groups sleep 3600",
+        first + 3
+    );
+    let marked = dedicated.spawn(&json!({ "cmd": cmd }));
+    let marked = i32::try_from(marked["pid"].as_i64().unwrap()).unwrap();
+    wait_until("it has the user", PATIENCE, || {
+        uid_of(marked) == Some(first + 3)
+    });
+
+    let next = in_place_of(&place).env("SBX_UID_RANGE", &range).start();
+    let log = next.log();
+    let named: Vec<_> = log
+        .lines()
+        .filter(|line| line.contains("belong to"))
+        .collect();
+    assert_eq!(named.len(), 1, "{log}");
+    for uid in [first, first + 2, first + 3] {
+        assert!(named[0].contains(&uid.to_string()), "{uid}: {log}");
+    }
+    assert!(!named[0].contains(&(first + 1).to_string()), "{log}");
+    assert!(has_living(&place, first), "also what is left there");
+    assert!(!has_living(&place, first + 1));
+    wait_until("all is reaped", PATIENCE, || {
+        let mut all = place.processes().into_iter();
+        all.all(|(_, uid)| uid != first + 1)
+    });
+    let made = next.post(SANDBOXES, &json!({ "count": 4 })).json();
+    assert_eq!(made["sandboxes"][0]["uid"], first + 1, "{made}");
+    assert_eq!(
+        (&made["rejected"], &made["rejected_code"]),
+        (&json!(3), &json!("no_uid"))
+    );
+    let reason = made["rejected_reason"].as_str().unwrap();
+    assert!(reason.contains("3 of them are put aside"), "{reason}");
+    assert_eq!(next.delete(SANDBOXES).json()["deleted"], 1);
+    assert!(is_alive(marked) && has_living(&place, first + 2));
+    drop(container);
+    wait_until("the container ends", PATIENCE, || {
+        strangers.len() > 1 || !has_living(&place, first + 2)
+    });
+    for stranger in &mut strangers {
+        assert!(stranger.try_wait().unwrap().is_none());
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+    }
+    // Free again as soon as nothing runs there.
+    let (made, rejected) = create(&next, 4);
+    let mut users: Vec<_> = made.iter().map(|sandbox| sandbox.uid).collect();
+    users.sort_unstable();
+    assert_eq!((users, rejected), (vec![first + 1, first + 2], 2));
+}
+
+#[test]
+fn a_lock_that_is_about_to_be_given_up_is_waited_for() {
+    needs_root!();
+    let mut server = Server::host().start();
+    let first = server.sandbox().uid;
+    server.signal(Signal::SIGTERM as i32);
+    assert_eq!(server.wait_for_exit(LAST_WORD).code(), Some(0));
+    let place = server.place.take().unwrap();
+    let homes = File::open(place.homes()).unwrap();
+    let homes = Flock::lock(homes, FlockArg::LockExclusive).unwrap();
+    let uids = File::options()
+        .read(true)
+        .write(true)
+        .open("/run/sbx-server/uids");
+    let uids = uids.unwrap();
+    let lock = libc::flock {
+        l_type: libc::F_WRLCK.try_into().unwrap(),
+        l_whence: libc::SEEK_SET.try_into().unwrap(),
+        l_start: first.into(),
+        l_len: 1,
+        l_pid: 0,
+    };
+    fcntl(&uids, FcntlArg::F_OFD_SETLK(&lock)).unwrap();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            thread::sleep(Duration::from_millis(500));
+            drop(homes);
+            thread::sleep(Duration::from_millis(500));
+            drop(uids);
+        });
+        assert_eq!(in_place_of(&place).start().sandbox().sh("echo on"), "on\n");
+    });
 }
 
 #[test]

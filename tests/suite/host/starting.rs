@@ -265,19 +265,11 @@ fn a_kernel_with_too_little_is_refused_unless_one_insists() {
 
 /// Makes Landlock's system calls fail with `ENOSYS`, as on an older kernel or under the filter of a
 /// container.
-#[allow(unsafe_code)]
 fn without_landlock(builder: Builder) -> (Builder, Command) {
-    let mut command = builder.command();
-    let step = |code: u32, jump_true: u8, jump_false: u8, k: u32| libc::sock_filter {
-        code: u16::try_from(code).unwrap(),
-        jt: jump_true,
-        jf: jump_false,
-        k,
-    };
     let ret = libc::BPF_RET | libc::BPF_K;
     // The number of the call is the first word of what a filter is given (seccomp(2)); Landlock's
     // are the same on every architecture.
-    let mut filter = vec![
+    let filter = vec![
         step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         step(libc::BPF_JMP | libc::BPF_JGE | libc::BPF_K, 0, 2, 444),
         step(libc::BPF_JMP | libc::BPF_JGT | libc::BPF_K, 1, 0, 446),
@@ -289,9 +281,46 @@ fn without_landlock(builder: Builder) -> (Builder, Command) {
         ),
         step(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
     ];
+    with_filter(builder, filter)
+}
+
+/// Makes netlink sockets fail, with which the kernel tells about sockets, as a container's filter may.
+fn without_netlink(builder: Builder) -> (Builder, Command) {
+    let (load, equals) = (
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+    );
+    let ret = libc::BPF_RET | libc::BPF_K;
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT.cast_unsigned();
+    let filter = vec![
+        step(load, 0, 0, 0),
+        step(equals, 0, 3, u32::try_from(libc::SYS_socket).unwrap()),
+        // The lower half of the first argument.
+        step(load, 0, 0, 16),
+        step(equals, 0, 1, libc::AF_NETLINK.cast_unsigned()),
+        step(ret, 0, 0, refuse),
+        step(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    with_filter(builder, filter)
+}
+
+fn step(code: u32, jump_true: u8, jump_false: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter {
+        code: u16::try_from(code).unwrap(),
+        jt: jump_true,
+        jf: jump_false,
+        k,
+    }
+}
+
+/// Runs a server under a filter (seccomp(2)).
+#[allow(unsafe_code)]
+fn with_filter(builder: Builder, mut filter: Vec<libc::sock_filter>) -> (Builder, Command) {
+    let mut command = builder.command();
+    let length = u16::try_from(filter.len()).unwrap();
     let install = move || {
         let program = libc::sock_fprog {
-            len: 5,
+            len: length,
             filter: filter.as_mut_ptr(),
         };
         // SAFETY: plain integers; `program` and the filter that it points to outlive the calls.
@@ -374,6 +403,170 @@ fn where_landlock_is_hidden_one_may_insist_and_is_told_what_is_missing() {
     let server = Server::host().env("SBX_ALLOW_UNCONFINED", 1).start();
     let command = json!({ "cmd": format!("echo x > {}", outside.join("other")) });
     assert_ne!(server.sandbox().exec(&command).code(), Some(0));
+}
+
+#[test]
+fn without_a_token_and_without_a_way_to_tell_users_apart_no_user_is_served() {
+    needs_root!();
+    let builder = Server::host().no_token().env("SBX_INSECURE", 1);
+    let (builder, command) = without_netlink(builder);
+    let server = builder.start_as(command);
+    assert_eq!(server.get("/health").status, 200);
+    let reply = server.get(super::SANDBOXES);
+    assert_error(&reply, 403, "forbidden");
+    says(&reply.text(), &["does not tell which user", "SBX_TOKEN"]);
+}
+
+#[test]
+fn hosts_of_whose_users_some_are_the_same_are_refused() {
+    needs_root!();
+    let builder = Server::host();
+    let first = super::first_user(&builder);
+    let range = |from: u32, to: u32| format!("{}-{}", first + from, first + to);
+    let mut server = builder.env("SBX_UID_RANGE", range(10, 20)).start();
+    let sandbox = server.sandbox();
+    sandbox.spawn(&json!({"cmd": "exec sleep 3600"}));
+    let holder = server.inner_pid();
+    let refuse = |from, to| {
+        let builder = Server::host().env("SBX_UID_RANGE", range(from, to));
+        let homes = super::variables(&builder)["SBX_HOMES_DIR"].clone();
+        let old = format!("{homes}/{}", "0".repeat(24));
+        std::fs::create_dir_all(&old).unwrap();
+        let text = refused(builder.command(), 1);
+        let own = range(from, to);
+        let theirs = range(10, 20);
+        says(
+            &text,
+            &["SBX_UID_RANGE", &own, &theirs, &format!("pid {holder};")],
+        );
+        assert!(std::fs::exists(old).unwrap(), "it has touched nothing");
+    };
+    std::thread::scope(|scope| {
+        for (from, to) in [(10, 20), (0, 10), (20, 30), (0, 63), (15, 15)] {
+            scope.spawn(move || refuse(from, to));
+        }
+    });
+    for (from, to) in [(0, 9), (21, 63)] {
+        let beside = Server::host().env("SBX_UID_RANGE", range(from, to)).start();
+        beside.sandbox().delete();
+    }
+    assert_eq!(sandbox.processes().len(), 1, "and its process runs");
+    drop(sandbox);
+    // What a killed server leaves does not hold the lock.
+    server.signal(libc::SIGKILL);
+    let _next = Server::host().env("SBX_UID_RANGE", range(0, 63)).start();
+    server.wait_for_exit(PATIENCE);
+}
+
+/// Runs a server after these commands, which change mounts only for it. `None` where that is impossible.
+fn with_mounts(builder: Builder, commands: &str) -> Option<Builder> {
+    let probe = ["--mount", "mount", "-t", "tmpfs", "none", "/run"];
+    let probe = Command::new("unshare").args(probe).output();
+    probe.is_ok_and(|output| output.status.success()).then(|| {
+        let script = format!("set -e; {commands}; exec \"$0\"");
+        builder.wrapped_in(&["unshare", "--mount", "sh", "-c", &script])
+    })
+}
+
+#[test]
+fn the_file_that_locks_uids_is_root_s_alone() {
+    needs_root!();
+    let dir = TempDir::new();
+    std::fs::write(dir.join("kept"), "kept").unwrap();
+    let link = format!("ln -s {} uids", dir.join("kept"));
+    let make = "mkdir -m 700 sbx-server; cd sbx-server";
+    let refusals = [
+        "ln -s /tmp sbx-server",
+        "touch sbx-server",
+        "mkdir -m 777 sbx-server",
+        "mkdir -m 700 sbx-server; chown 1234 sbx-server",
+        &format!("{make}; {link}"),
+        &format!("{make}; mkfifo -m 600 uids"),
+        &format!("{make}; mkdir uids"),
+        &format!("{make}; touch uids; chmod 604 uids"),
+        &format!("{make}; touch uids; chmod 600 uids; chown 1234 uids"),
+    ];
+    for commands in refusals {
+        let commands = format!("mount -t tmpfs none /run; cd /run; {commands}; cd /");
+        let Some(builder) = with_mounts(Server::host(), &commands) else {
+            skip!("needs a mount namespace");
+        };
+        let text = refused(builder.command(), 1);
+        says(&text, &["/run/sbx-server", "root"]);
+    }
+    assert_eq!(std::fs::read(dir.join("kept")).unwrap(), b"kept");
+    let lawful = "mount -t tmpfs none /run; mkdir -m 755 /run/sbx-server";
+    drop(with_mounts(Server::host(), lawful).unwrap().start());
+}
+
+#[test]
+fn where_run_is_read_only_the_file_that_locks_uids_is_beside_the_homes() {
+    needs_root!();
+    let read_only = "mount -t tmpfs -o ro none /run";
+    let Some(builder) = with_mounts(Server::host(), read_only) else {
+        skip!("needs a mount namespace");
+    };
+    let (range, homes) = {
+        let mut variables = super::variables(&builder);
+        let mut take = |name: &str| variables.remove(name).unwrap();
+        (take("SBX_UID_RANGE"), take("SBX_HOMES_DIR"))
+    };
+    let server = builder.start();
+    let file = homes.replace("/homes", "/.sbx-server/uids");
+    let mode = std::fs::metadata(file).unwrap().permissions().mode();
+    assert_eq!(mode & 0o7777, 0o600);
+    let other = Server::host()
+        .env("SBX_UID_RANGE", &range)
+        .env("SBX_HOMES_DIR", format!("{homes}-of-another"));
+    let other = with_mounts(other, read_only).unwrap();
+    says(
+        &refused(other.command(), 1),
+        &["SBX_UID_RANGE", &range, "overlap"],
+    );
+    server.sandbox().delete();
+}
+
+#[test]
+fn a_uid_that_is_an_account_s_or_a_group_s_is_named_and_never_given() {
+    needs_root!();
+    let dir = TempDir::new();
+    let builder = super::with_users(4);
+    let first = super::first_user(&builder);
+    let passwd = format!(
+        "root:x:0:0::/:/bin/sh\n\u{e9}:x:{first}:{}::/:/bin/sh\n",
+        first + 1
+    );
+    // Names need not be UTF-8.
+    let passwd: Vec<u8> = passwd
+        .chars()
+        .map(|one| u8::try_from(one).unwrap())
+        .collect();
+    std::fs::write(dir.join("passwd"), passwd).unwrap();
+    std::fs::write(dir.join("group"), format!("those:x:{}:\n", first + 2)).unwrap();
+    let mounts = format!(
+        "mount --bind {} /etc/passwd; mount --bind {} /etc/group",
+        dir.join("passwd"),
+        dir.join("group")
+    );
+    let Some(builder) = with_mounts(builder, &mounts) else {
+        skip!("needs a mount namespace");
+    };
+    let server = builder.start();
+    let log = server.log();
+    let line = log.lines().find(|line| line.contains("accounts")).unwrap();
+    for uid in first..first + 3 {
+        assert!(line.contains(&uid.to_string()), "{log}");
+    }
+    for _ in 0..2 {
+        let (made, rejected) = super::create(&server, 4);
+        assert_eq!((made.len(), rejected), (1, 3));
+        assert_eq!(made[0].uid, first + 3);
+        assert!(super::delete(&server, &made[0].id));
+    }
+    let all = with_mounts(super::with_users(1), &mounts).unwrap();
+    let all = all.env("SBX_UID_RANGE", format!("{first}-{}", first + 2));
+    drop(server);
+    says(&refused(all.command(), 1), &["SBX_UID_RANGE", "account"]);
 }
 
 #[test]

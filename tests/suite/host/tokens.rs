@@ -76,6 +76,66 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
         ),
         Ask::new(
             "POST",
+            format!("{prefix}/files/chmod?path=kept&mode=600"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/mkdir?path=made"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/move?from=kept&to=gone"),
+            &Value::Null,
+        ),
+        Ask::new("GET", format!("{prefix}/network"), &Value::Null),
+        Ask::new("GET", format!("{prefix}/venv"), &Value::Null),
+        Ask::new("POST", format!("{prefix}/venv"), &json!({"path": "a:b"})),
+        Ask::new(
+            "DELETE",
+            format!("{prefix}/files/delete?path=kept"),
+            &Value::Null,
+        ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/delete?path=kept"),
+            &Value::Null,
+        ),
+    ];
+    for word in ["processes", "procs"] {
+        let one = format!("{prefix}/{word}/{process}");
+        asks.extend([
+            Ask::new("GET", format!("{prefix}/{word}"), &Value::Null),
+            Ask::new("POST", format!("{prefix}/{word}"), &run),
+            Ask::new("GET", one.clone(), &Value::Null),
+            Ask::new("GET", format!("{one}/logs"), &Value::Null),
+            Ask::new("GET", format!("{one}/attach"), &Value::Null),
+            Ask::new("GET", format!("{one}/wait?timeout=0.01"), &Value::Null),
+            Ask::new("POST", format!("{one}/stdin"), &json!("typed")),
+            Ask::new("POST", format!("{one}/kill"), &json!({"signal": "KILL"})),
+            Ask::new(
+                "POST",
+                format!("{one}/resize"),
+                &json!({"rows": 1, "cols": 1}),
+            ),
+            Ask::new("DELETE", one, &Value::Null),
+        ]);
+    }
+    asks.extend(of_file_tools(prefix));
+    asks.extend(in_contexts(prefix));
+    asks
+}
+
+/// The same of the tools for files.
+fn of_file_tools(prefix: &str) -> Vec<Ask> {
+    // A build without them answers everybody, and does nothing.
+    if cfg!(not(feature = "file-tools")) {
+        return Vec::new();
+    }
+    vec![
+        Ask::new(
+            "POST",
             format!("{prefix}/files/hash"),
             &json!({"paths": ["kept"]}),
         ),
@@ -96,11 +156,6 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
         ),
         Ask::new(
             "POST",
-            format!("{prefix}/files/chmod?path=kept&mode=600"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
             format!("{prefix}/files/watches"),
             &json!({"path": ".", "id": "mine"}),
         ),
@@ -115,20 +170,31 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
             &Value::Null,
         ),
         Ask::new(
-            "POST",
-            format!("{prefix}/files/mkdir?path=made"),
-            &Value::Null,
-        ),
-        Ask::new(
             "PUT",
             format!("{prefix}/files/archive?path=unpacked"),
             &json!("text"),
         ),
+        Ask::new("GET", format!("{prefix}/files/glob"), &Value::Null),
+        Ask::new("POST", format!("{prefix}/files/patch"), &Value::Null),
         Ask::new(
             "POST",
-            format!("{prefix}/files/move?from=kept&to=gone"),
-            &Value::Null,
+            format!("{prefix}/files/grep"),
+            &json!({"pattern": "kept"}),
         ),
+        Ask::new(
+            "POST",
+            format!("{prefix}/files/edit"),
+            &json!({"path": "kept", "edits": [{"lines": "1", "new": "gone"}]}),
+        ),
+    ]
+}
+
+/// The same of interpreter contexts.
+fn in_contexts(prefix: &str) -> Vec<Ask> {
+    if cfg!(not(feature = "interpreter")) {
+        return Vec::new();
+    }
+    vec![
         Ask::new("GET", format!("{prefix}/languages"), &Value::Null),
         Ask::new("GET", format!("{prefix}/contexts"), &Value::Null),
         Ask::new(
@@ -184,52 +250,7 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
             &json!({"code": "true", "language": "bash"}),
         ),
         Ask::new("DELETE", format!("{prefix}/contexts/mine"), &Value::Null),
-        Ask::new("GET", format!("{prefix}/network"), &Value::Null),
-        Ask::new("GET", format!("{prefix}/venv"), &Value::Null),
-        Ask::new("POST", format!("{prefix}/venv"), &json!({"path": "a:b"})),
-        Ask::new("GET", format!("{prefix}/files/glob"), &Value::Null),
-        Ask::new("POST", format!("{prefix}/files/patch"), &Value::Null),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/grep"),
-            &json!({"pattern": "kept"}),
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/edit"),
-            &json!({"path": "kept", "edits": [{"lines": "1", "new": "gone"}]}),
-        ),
-        Ask::new(
-            "DELETE",
-            format!("{prefix}/files/delete?path=kept"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/delete?path=kept"),
-            &Value::Null,
-        ),
-    ];
-    for word in ["processes", "procs"] {
-        let one = format!("{prefix}/{word}/{process}");
-        asks.extend([
-            Ask::new("GET", format!("{prefix}/{word}"), &Value::Null),
-            Ask::new("POST", format!("{prefix}/{word}"), &run),
-            Ask::new("GET", one.clone(), &Value::Null),
-            Ask::new("GET", format!("{one}/logs"), &Value::Null),
-            Ask::new("GET", format!("{one}/attach"), &Value::Null),
-            Ask::new("GET", format!("{one}/wait?timeout=0.01"), &Value::Null),
-            Ask::new("POST", format!("{one}/stdin"), &json!("typed")),
-            Ask::new("POST", format!("{one}/kill"), &json!({"signal": "KILL"})),
-            Ask::new(
-                "POST",
-                format!("{one}/resize"),
-                &json!({"rows": 1, "cols": 1}),
-            ),
-            Ask::new("DELETE", one, &Value::Null),
-        ]);
-    }
-    asks
+    ]
 }
 
 /// What the host token manages.
@@ -244,7 +265,6 @@ fn management(ids: &[&str]) -> Vec<Ask> {
         Ask::new("POST", "/v1/exec".to_owned(), &json!({"cmd": "true"})),
     ];
     for id in ids {
-        asks.push(Ask::new("GET", target(id, ""), &Value::Null));
         asks.push(Ask::new("GET", target(id, "/token"), &Value::Null));
         asks.push(Ask::new("HEAD", target(id, "/token"), &Value::Null));
     }
@@ -317,7 +337,9 @@ impl<'a> Estate<'a> {
                     .into_iter()
                     .map(|ask| (ask, Some(id))),
             );
-            all.push((Ask::new("DELETE", target(id, ""), &Value::Null), Some(id)));
+            for method in ["GET", "HEAD", "DELETE"] {
+                all.push((Ask::new(method, target(id, ""), &Value::Null), Some(id)));
+            }
             all.push((
                 Ask::new("GET", target(id, "/unknown"), &Value::Null),
                 Some(id),
@@ -348,11 +370,9 @@ fn check_matrix(is_strict: bool) {
     ];
     let mut opened = Vec::new();
     for (ask, owner) in estate.everything() {
-        // Both tokens open the end of a sandbox, and both are told of a missing route.
-        let is_for_both = owner.is_some_and(|id| {
-            ask.method == "DELETE" && ask.target == target(id, "")
-                || ask.target == target(id, "/unknown")
-        });
+        // Both tokens open a sandbox as a whole, and both are told of a missing route.
+        let is_for_both =
+            owner.is_some_and(|id| [target(id, ""), target(id, "/unknown")].contains(&ask.target));
         for (caller, token) in callers {
             let may = match owner {
                 None => caller == "host",
@@ -495,6 +515,34 @@ fn a_token_is_the_same_whoever_asks_and_differs_from_server_to_server() {
 }
 
 #[test]
+fn a_sandbox_is_described_to_its_own_token_and_to_no_other() {
+    needs_root!();
+    for is_strict in [0, 1] {
+        let server = Server::host().env("SBX_STRICT_SCOPES", is_strict).start();
+        let (a, b) = (server.sandbox(), server.sandbox());
+        let ask = |method, of: &Sandbox<'_>, token: &str| {
+            Ask::new(method, target(&of.id, ""), &Value::Null).by(&server, &[token])
+        };
+        let own = ask("GET", &a, &a.token);
+        assert_eq!(own.status, 200, "{}", own.text());
+        assert_eq!(own.json(), ask("GET", &a, TOKEN).json());
+        assert_eq!(own.json()["id"], *a.id);
+        assert!(!own.text().contains(&a.token), "{}", own.text());
+        assert_eq!(ask("HEAD", &a, &a.token).status, 200);
+        assert_eq!(ask("OPTIONS", &a, &a.token).status, 204);
+        for method in ["GET", "HEAD", "OPTIONS"] {
+            assert_eq!(ask(method, &b, &a.token).status, 403, "{method}");
+            for what in [SANDBOXES.to_owned(), target(&a.id, "/token")] {
+                let reply = Ask::new(method, what.clone(), &Value::Null).by(&server, &[&a.token]);
+                assert_eq!(reply.status, 403, "{method} {what}");
+            }
+        }
+        assert!(super::delete(&server, &a.id));
+        assert_error(&ask("GET", &a, &a.token), 404, "not_found");
+    }
+}
+
+#[test]
 fn a_sandbox_ends_itself_with_its_own_token() {
     needs_root!();
     let server = Server::host().env("SBX_STRICT_SCOPES", 1).start();
@@ -574,4 +622,112 @@ fn a_dedicated_machine_has_no_sandboxes() {
             .is_none()
     );
     assert_eq!(server.get("/health").json()["mode"], "dedicated");
+}
+
+/// What a sandbox asks of a server that has no token, with the answers' statuses.
+const NEIGHBOUR: &str = r#"
+import http.client, json, sys
+port, other = int(sys.argv[1]), sys.argv[2]
+inside = f"/v1/sandboxes/{other}"
+for method, path, body, headers in [
+    ("GET", "/health", None, {}),
+    ("HEAD", "/health", None, {}),
+    ("GET", "/", None, {}),
+    ("GET", "/openapi.json", None, {}),
+    ("GET", "/v1/access", None, {}),
+    ("GET", "/v1/metrics", None, {}),
+    ("GET", "/v1/sandboxes", None, {}),
+    ("POST", "/v1/sandboxes", "{}", {}),
+    ("DELETE", "/v1/sandboxes", None, {}),
+    ("GET", inside, None, {}),
+    ("DELETE", inside, None, {}),
+    ("GET", inside + "/token", None, {}),
+    ("POST", inside + "/exec", json.dumps({"cmd": "echo ran > ran"}), {}),
+    ("GET", inside + "/files/read?path=secret", None, {"X-Sandbox-Token": "any"}),
+    ("GET", inside + "/proxy/80/health", None, {}),
+    ("OPTIONS", inside + "/exec", None, {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}),
+    ("GET", "/v2/sandboxes", None, {"X-API-KEY": "any"}),
+    ("GET", "/health", None, {"Host": f"80-{other}.localhost"}),
+    ("POST", "/mcp", "{}", {}),
+    ("GET", "/console", None, {}),
+    ("GET", "/nothing", None, {}),
+]:
+    for address in sys.argv[3:]:
+        connection = http.client.HTTPConnection(address, port)
+        # The second request of a connection is as the first.
+        for turn in range(2):
+            connection.request(method, path, body, headers)
+            answer = connection.getresponse()
+            answer.read()
+            print(answer.status, method, path, headers.get("Host", ""), address)
+"#;
+
+/// Asks for a command in another sandbox and closes the connection at once.
+const HASTY: &str = r#"
+import socket, sys
+body = '{"cmd":"echo ran > hasty","on_disconnect":"keep"}'
+head = f"POST /v1/sandboxes/{sys.argv[2]}/exec HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+for n in range(200):
+    connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+    connection.sendall((head + body).encode())
+    connection.close()
+"#;
+
+#[test]
+fn without_a_token_no_sandbox_manages_the_host_or_another() {
+    needs_root!();
+    let server = Server::host()
+        .no_token()
+        .env("SBX_INSECURE", 1)
+        .env("SBX_BIND", "0.0.0.0")
+        .start();
+    let victim = server.sandbox();
+    victim.sh("echo mine > secret");
+    let port = server.address.port();
+    let isolations = server.get("/health").json()["isolation"]["isolations"].clone();
+    for isolation in isolations.as_array().unwrap() {
+        let sandbox = server.sandbox_with(&json!({ "isolation": isolation }));
+        // Every address that leads to the machine, if it has another than loopback.
+        let addresses = "127.0.0.1 127.0.0.2 $(hostname -I 2>/dev/null | cut -d' ' -f1)";
+        let id = &victim.id;
+        let outcome = sandbox.exec(&json!({
+            "cmd": format!("exec python3 - {port} {id} {addresses}"), "stdin": NEIGHBOUR
+        }));
+        assert_eq!(outcome.code(), Some(0), "{outcome:?}");
+        assert!(outcome.stdout.lines().count() >= 80, "{outcome:?}");
+        for line in outcome.stdout.lines() {
+            // At the name of a port all paths are the server's behind it, in a build with E2B's door.
+            let end = if cfg!(feature = "e2b") { "  " } else { " " };
+            let is_health = ["GET", "HEAD"]
+                .iter()
+                .any(|method| line.contains(&format!(" {method} /health{end}")));
+            let expected = if is_health { "200 " } else { "403 " };
+            assert!(line.starts_with(expected), "{isolation}: {line}");
+        }
+        // Nor if nobody waits for the answer: the kernel no longer knows who has asked.
+        let outcome = sandbox.exec(&json!({
+            "cmd": format!("exec python3 - {port} {id}"), "stdin": HASTY
+        }));
+        assert_eq!(outcome.code(), Some(0), "{outcome:?}");
+    }
+    wait_until("all is answered", PATIENCE, || {
+        let metrics = server.get("/v1/metrics").text();
+        metrics.lines().any(|line| line == "sbx_connections 1")
+    });
+    // The operator of the machine is served, and all is as it was.
+    assert_eq!(victim.sh("cat secret; ls"), "mine\nsecret\n");
+    assert_eq!(
+        list(&server).len(),
+        isolations.as_array().unwrap().len() + 1
+    );
+    // With a token, it decides.
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let (port, token) = (server.address.port(), &sandbox.token);
+    let target = target(&sandbox.id, "");
+    let cmd = format!(
+        "exec python3 -c 'import http.client; c = http.client.HTTPConnection(\"127.0.0.1\", {port}); \
+         c.request(\"GET\", \"{target}\", headers={{\"X-Sandbox-Token\": \"{token}\"}}); print(c.getresponse().status)'"
+    );
+    assert_eq!(sandbox.sh(&cmd), "200\n");
 }

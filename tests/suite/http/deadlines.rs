@@ -25,7 +25,10 @@ fn a_slow_head_has_10_seconds_and_a_slow_body_or_an_idle_connection_more() {
                 assert_eq!(connection.request("GET", "/health", &[], b"").status, 200);
             }
             let started = Instant::now();
-            let stop = trickle(&connection, b"GET /health HTTP/1.1\r\nX-Slow: ");
+            let stop = trickle(
+                &connection,
+                b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: ",
+            );
             let reply = connection.read_reply();
             let after = started.elapsed();
             drop(stop);

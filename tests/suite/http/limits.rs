@@ -46,7 +46,10 @@ fn a_head_may_have_64_kib_and_no_more() {
 fn a_head_without_an_end_is_refused_at_the_limit() {
     let server = Server::start();
     let started = Instant::now();
-    let request = joined(&[b"GET /health HTTP/1.1\r\nX: ", &vec![b'y'; 66_000]]);
+    let request = joined(&[
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ",
+        &vec![b'y'; 66_000],
+    ]);
     let replies = parse_replies(&converse(&server, &request)).unwrap();
     assert_eq!(replies[0].status, 431);
     assert!(

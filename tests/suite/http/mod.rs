@@ -9,6 +9,7 @@ mod accepted;
 mod connections;
 mod deadlines;
 mod framing;
+mod hosts;
 mod limits;
 mod methods;
 mod refused_bodies;

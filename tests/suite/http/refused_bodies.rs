@@ -59,8 +59,9 @@ fn a_longer_body_of_a_refused_request_is_not_waited_for() {
         ] {
             let mut connection = server.connect();
             let started = Instant::now();
-            let head =
-                format!("{method} {target} HTTP/1.1\r\nX-Sandbox-Token: {token}\r\n{line}\r\n\r\n");
+            let head = format!(
+                "{method} {target} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\n{line}\r\n\r\n"
+            );
             connection.send(&joined(&[head.as_bytes(), first]));
             if line.starts_with("Transfer") {
                 // Only what was sent can show how long it is.
@@ -103,7 +104,7 @@ fn a_client_that_sends_everything_before_it_reads_still_sees_why_it_was_refused(
             for round in 0..rounds {
                 let mut connection = server.connect();
                 let head = format!(
-                    "PUT /v1/files/write?path=/x HTTP/1.1\r\nX-Sandbox-Token: {token}\r\n{framing}"
+                    "PUT /v1/files/write?path=/x HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\n{framing}"
                 );
                 connection.send(head.as_bytes());
                 let sent = body

@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::client::{environment, node_modules, run_checks};
 use crate::examples::repository;
-use crate::fixture::{BINARY, Server};
+use crate::fixture::{BINARY, HostPlace, Server};
 use crate::skip;
 
 const PYTHON: &str = "2.3.0";
@@ -58,8 +58,10 @@ fn run_python(version: &str) {
         Ok(python) => python,
         Err(reason) => skip!("the Python client {version}: {reason}"),
     };
+    let place = HostPlace::new();
     let mut command = Command::new(python);
     command
+        .env("SBX_UID_RANGE", place.range())
         .arg("-B")
         .arg(script("mcp_client.py"))
         .args([BINARY, version]);
@@ -86,8 +88,10 @@ fn the_typescript_clients_work_in_both_eras() {
         Ok(modules) => modules,
         Err(reason) => skip!("the TypeScript clients: {reason}"),
     };
+    let place = HostPlace::new();
     let mut command = Command::new("node");
     command
+        .env("SBX_UID_RANGE", place.range())
         .arg(script("mcp_client.mjs"))
         .arg(BINARY)
         .env("MCP_NODE_MODULES", modules);

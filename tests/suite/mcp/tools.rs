@@ -479,14 +479,12 @@ fn a_client_that_closes_cancels() {
             mark.wait_for(2);
             drop(connection);
             mark.wait_gone(PATIENCE);
-            let listed = endpoint.call("processes", &json!({}));
-            let last = listed["processes"]
-                .as_array()
-                .unwrap()
-                .last()
-                .unwrap()
-                .clone();
-            assert_eq!(last["reason"], "disconnected", "{last}");
+            // It is reaped a moment later.
+            wait_until("it has ended for that reason", PATIENCE, || {
+                let listed = endpoint.call("processes", &json!({}));
+                let last = listed["processes"].as_array().unwrap().last().unwrap();
+                last["reason"] == "disconnected"
+            });
         }
         // What start has started goes on.
         let mark = Mark::new();

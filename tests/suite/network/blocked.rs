@@ -102,7 +102,7 @@ fn every_socket(attacker: &Attacker) -> Plan {
     for family in 0..=46 {
         for kind in 0..=10 {
             // TCP, UDP, ICMP, raw, MPTCP, UDP-Lite, SCTP; netlink's route, audit and generic.
-            for protocol in [0, 1, 6, 9, 16, 17, 132, 136, 255, 262] {
+            for protocol in [0, 1, 6, 9, 16, 17, 132, 136, 255, 256, 262] {
                 let expected = match (family, protocol) {
                     // The kernel itself decides about their types.
                     (libc::AF_UNIX, _) => "ok|EPROTONOSUPPORT|ESOCKTNOSUPPORT",

@@ -214,7 +214,7 @@ fn there_are_no_other_sockets() {
         let pair = libc::SYS_socketpair.to_string();
         for family in 0..=46 {
             for kind in 0..=10 {
-                for protocol in [0, 1, 6, 9, 16, 17, 132, 136, 255, 262] {
+                for protocol in [0, 1, 6, 9, 16, 17, 132, 136, 255, 256, 262] {
                     let expected = match (family, kind, protocol) {
                         (libc::AF_UNIX, ..) => "ok|EPROTONOSUPPORT|ESOCKTNOSUPPORT",
                         (libc::AF_NETLINK, _, 0) => "ok|ESOCKTNOSUPPORT",
@@ -230,6 +230,10 @@ fn there_are_no_other_sockets() {
             }
         }
         plan.add(&["syscall", &pair, "2", "1", "0", "buffer"], "EOPNOTSUPP");
+        let option = libc::SYS_setsockopt.to_string();
+        let ulp = libc::TCP_ULP.to_string();
+        let act = ["syscall", &option, "0", "6", &ulp, "text:tls", "4"];
+        plan.add(&act, "ENOENT");
         // Flags that the kernel does not know.
         plan.add(&["syscall", &socket, "2", "65537", "0"], "EINVAL");
         let queue = libc::SYS_io_uring_setup.to_string();

@@ -2,6 +2,7 @@
 //!
 //! [`Place`] is a workspace in either mode with a copy of the hostile program of `walls`.
 
+mod addresses;
 mod blocked;
 mod choices;
 mod clients;

@@ -3,18 +3,20 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::thread;
 
 use serde_json::{Value, json};
 
 use super::filtered::{gate_of, in_both_modes};
 use super::{PROXY_VARIABLES, Place, allow, lan, sh, transparent, visitors, with};
 use crate::fixture::{Lan, Names, OTHERS, OUTSIDE, PATIENCE, Server, serve_pages, wait_until};
+use crate::walls::descriptors::{Held, STUCK};
 
 /// The port of the web outside.
 const PORT: u16 = 8080;
 
 /// Runs a test in each kind of workspace.
-fn in_all_modes(lan: &Lan, network: &Value, test: impl Fn(&Place<'_>, &Value)) {
+pub fn in_all_modes(lan: &Lan, network: &Value, test: impl Fn(&Place<'_>, &Value)) {
     in_both_modes(lan, network, &test);
     let server = lan.start(Server::host());
     let offered = server.get("/health").json()["isolation"]["isolations"].clone();
@@ -25,7 +27,7 @@ fn in_all_modes(lan: &Lan, network: &Value, test: impl Fn(&Place<'_>, &Value)) {
 }
 
 /// A script of Python for a shell.
-fn python(code: &str) -> String {
+pub fn python(code: &str) -> String {
     format!("python3 - <<'END'\n{code}\nEND")
 }
 
@@ -36,7 +38,7 @@ fn untold(script: &str) -> String {
 }
 
 /// Verdicts, as host, port and rule.
-fn verdicts(place: &Place<'_>, verdict: &str) -> Vec<(String, u64, String)> {
+pub fn verdicts(place: &Place<'_>, verdict: &str) -> Vec<(String, u64, String)> {
     let report = place.server.get(&place.target("network")).json();
     let recent = report["recent"].as_array().unwrap().clone();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
@@ -329,33 +331,64 @@ print(done)",
     });
 }
 
+/// Runs a test in each kind of workspace, with a listener outside that its commands may connect to.
+fn facing_a_listener(lan: &Lan, test: impl Fn(&Place<'_>, &Value, &TcpListener)) {
+    let listener = lan.listen(OUTSIDE, 0);
+    let network = transparent(&[&listener.local_addr().unwrap().to_string()]);
+    in_all_modes(lan, &network, |place, more| test(place, more, &listener));
+}
+
+/// Expects a connection that ends after one byte, as those of [`one_byte`] do.
+#[track_caller]
+fn expect_one_byte(listener: &TcpListener) {
+    let (mut client, _) = accepted(listener);
+    let mut all = Vec::new();
+    client.read_to_end(&mut all).unwrap();
+    assert_eq!(all, b"x");
+}
+
+/// Python that sends one byte over a connection of its own.
+fn one_byte(listener: &TcpListener) -> String {
+    let address = listener.local_addr().unwrap();
+    let (ip, port) = (address.ip(), address.port());
+    format!("with socket.create_connection(('{ip}', {port})) as client: client.sendall(b'x')")
+}
+
 #[test]
 fn a_connection_is_closed_when_the_program_closes_it() {
     let lan = lan!();
-    let listener = lan.listen(OUTSIDE, 0);
-    let address = listener.local_addr().unwrap();
-    in_all_modes(
-        &lan,
-        &transparent(&[&address.to_string()]),
-        |place, more| {
-            let code = format!(
-                "import socket, time
-client = socket.create_connection(('{}', {}))
-client.sendall(b'x')
-client.close()
+    facing_a_listener(&lan, |place, more, listener| {
+        let code = format!(
+            "import socket, time
+{}
 time.sleep(1000)",
-                address.ip(),
-                address.port(),
-            );
-            let body = with(json!({ "cmd": untold(&python(&code)) }), more);
-            let reply = place.post("processes", &body);
-            assert_eq!(reply.status, 200, "{}", reply.text());
-            let (mut client, _) = accepted(&listener);
-            let mut all = Vec::new();
-            client.read_to_end(&mut all).unwrap();
-            assert_eq!(all, b"x");
-        },
-    );
+            one_byte(listener)
+        );
+        let body = with(json!({ "cmd": untold(&python(&code)) }), more);
+        let reply = place.post("processes", &body);
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        expect_one_byte(listener);
+    });
+}
+
+/// Nobody has their sockets any more when the server accepts them, so it cannot ask whose they are.
+#[test]
+fn what_is_sent_over_connections_that_are_closed_at_once_arrives() {
+    const CONNECTIONS: usize = 500;
+    let lan = lan!();
+    facing_a_listener(&lan, |place, more, listener| {
+        let code = format!(
+            "import socket
+for number in range({CONNECTIONS}):
+    {}
+print('sent')",
+            one_byte(listener)
+        );
+        thread::scope(|scope| {
+            scope.spawn(|| (0..CONNECTIONS).for_each(|_| expect_one_byte(listener)));
+            assert_eq!(sh(place, more, &untold(&python(&code))), "sent\n");
+        });
+    });
 }
 
 /// The next connection, which comes soon.
@@ -420,8 +453,7 @@ fn a_proxy_of_ones_own_is_told_names() {
     assert_eq!(names.asked(), Vec::<String>::new());
 }
 
-/// A descriptor that is sent with a question is closed by whoever receives it, and closing a connection can take as long as
-/// its program likes.
+/// A descriptor that is sent with a question is closed by whoever receives it.
 #[test]
 fn a_descriptor_that_is_sent_with_a_question_holds_nobody_up() {
     let lan = lan!();
@@ -432,7 +464,8 @@ fn a_descriptor_that_is_sent_with_a_question_holds_nobody_up() {
     let network = transparent(&[&web.to_string(), &deaf_address.to_string()]);
     in_all_modes(&lan, &network, |place, more| {
         let code = format!(
-            "import array, errno, os, socket, struct, time
+            "{STUCK}
+import errno
 web, deaf = ('{ip}', {web}), ('{ip}', {deaf})
 def get():
     client = socket.create_connection(web, timeout=20)
@@ -448,33 +481,93 @@ while True:
     try: sockets = [new() for _ in range(40)]; break
     except OSError: time.sleep(0.05)
 for udp in sockets: udp.connect(('192.0.2.53', 53))
-# Whoever closes the connection last waits: this child, or the receiver.
+# A process that exits does not wait: whoever closes the connection afterwards does.
 if os.fork() == 0:
     full = socket.create_connection(deaf)
-    full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 10000))
+    full.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', 1, 600))
     full.settimeout(2)
     try:
         while True: full.send(b'x' * 65536)
     except TimeoutError: pass
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array('i', [full.fileno()]))]
     for udp in sockets:
         udp.send(b'no question')
-        udp.sendmsg([b'x'], rights)
+        give(udp, full)
     os._exit(0)
-# Until the receiver has closed each of them.
-def closed(udp):
-    try: return udp.recv(10) == b''
-    except ConnectionResetError: return True
-print(get(), all(closed(udp) for udp in sockets), get())
+os.wait()
+print(get())
 for udp in sockets: udp.close()
+while True:
+    try: sockets = [new() for _ in range(64)]; break
+    except OSError: time.sleep(0.05)
 print(get())",
             ip = OUTSIDE,
             web = web.port(),
             deaf = deaf_address.port(),
         );
         let said = sh(place, more, &untold(&python(&code)));
-        assert_eq!(said, "True 64\nTrue True True\nTrue\n");
-        assert_eq!(sh(place, more, "echo on"), "on\n");
+        assert_eq!(said, "True 64\nTrue\nTrue\n");
     });
     drop(deaf);
+}
+
+/// The server connects sockets that their programs have too, and those decide how long a handshake takes.
+#[test]
+fn a_connection_that_is_never_made_holds_nobody_up() {
+    let lan = lan!();
+    let web = lan.serve(OUTSIDE, "the web");
+    let network = transparent(&[&web.to_string()]);
+    in_all_modes(&lan, &network, |place, more| {
+        let quiet = place.sandbox.as_ref().map(|_| Held::by(place.server));
+        let code = format!(
+            "import ctypes, errno, socket, struct, threading
+IP_MINTTL, TCP_SYNCNT, TCP_USER_TIMEOUT, SO_ATTACH_FILTER = 21, 7, 18, 26
+web = ('{ip}', {port})
+def deaf(way):
+    client = socket.socket()
+    # A filter that drops every packet; some kernels let only privileged programs have one.
+    nothing = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0))
+    program = struct.pack('HxxxxxxP', 1, ctypes.addressof(nothing))
+    try:
+        if way == 'filter': client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+    except PermissionError: way = 'ttl'
+    if way == 'ttl': client.setsockopt(socket.IPPROTO_IP, IP_MINTTL, 255)
+    client.setsockopt(socket.IPPROTO_TCP, TCP_SYNCNT, 127)
+    client.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, 2**31 - 1)
+    return client
+for way in ['ttl', 'filter']:
+    for blocks in [True, False]:
+        client = deaf(way)
+        client.setblocking(blocks)
+        print(way, errno.errorcode[client.connect_ex(web)], flush=True)
+# One that begins to block when the server has looked.
+client = deaf('ttl')
+def flip():
+    for _ in range(20000): client.setblocking(False); client.setblocking(True)
+flipping = threading.Thread(target=flip)
+flipping.start()
+print({{errno.errorcode[client.connect_ex(web)] for _ in range(5)}} <= {{'ETIMEDOUT', 'EALREADY', 'EACCES', 'EINVAL'}})
+flipping.join()
+# It is as it was, and can be connected once it listens to answers.
+client = deaf('ttl')
+client.connect_ex(web)
+client.setsockopt(socket.IPPROTO_IP, IP_MINTTL, 0)
+print(client.connect_ex(web))",
+            ip = web.ip(),
+            port = web.port(),
+        );
+        let said = sh(place, more, &untold(&python(&code)));
+        let expected =
+            "ttl ETIMEDOUT\nttl ETIMEDOUT\nfilter ETIMEDOUT\nfilter ETIMEDOUT\nTrue\n0\n";
+        assert_eq!(said, expected);
+        let request = format!("curl -sS http://{}:{}/", web.ip(), web.port());
+        assert!(sh(place, more, &untold(&request)).starts_with("the web"));
+        if let (Some(sandbox), Some(quiet)) = (&place.sandbox, quiet) {
+            let deleted =
+                place
+                    .server
+                    .request("DELETE", &format!("/v1/sandboxes/{}", sandbox.id), b"");
+            assert_eq!(deleted.status, 200);
+            quiet.await_of(place.server);
+        }
+    });
 }

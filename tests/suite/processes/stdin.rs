@@ -182,7 +182,7 @@ fn one_writer_at_a_time_feeds_stdin() {
         // More than a pipe holds, and nobody reads: it is stuck until the process ends.
         let mut sender = first.stream.try_clone().unwrap();
         let head = format!(
-            "POST {target} HTTP/1.1\r\nX-Sandbox-Token: {}\r\nContent-Length: {}\r\n\r\n",
+            "POST {target} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {}\r\nContent-Length: {}\r\n\r\n",
             server.token.clone().unwrap(),
             body.len()
         );
@@ -223,7 +223,7 @@ fn a_reader_that_stops_reading_lets_the_writer_go() {
         scope.spawn(|| {
             use std::io::Write as _;
             let head = format!(
-                "POST {target} HTTP/1.1\r\nX-Sandbox-Token: {token}\r\nContent-Length: {}\r\n\r\n",
+                "POST {target} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\nContent-Length: {}\r\n\r\n",
                 body.len()
             );
             let _ = sender

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Backend, SilentPort};
+use super::{Backend, SilentPort, Way};
 use crate::fixture::{PATIENCE, Server, TOKEN, wait_until};
 
 #[test]
@@ -114,6 +114,47 @@ fn a_server_that_hangs_up_before_it_answers_is_told_apart() {
     assert_eq!((reply.status, &*reply.code()), (502, "bad_response"));
 }
 
+/// Nothing has been sent to the client, so it gets an answer.
+#[test]
+fn a_body_that_makes_no_sense_from_the_start_is_an_error() {
+    let server = Server::start();
+    for begins in [
+        "zz\r\n",
+        "hello",
+        "\r\n",
+        ";\r\n",
+        " 5\r\nhello\r\n",
+        "-1\r\n",
+        "0x5\r\nhello\r\n",
+        "5\nhello",
+        "fffffffffffffffff\r\n",
+        "0\r\nHTTP/1.1 200 OK\r\n\r\n",
+        "<html>",
+    ] {
+        let backend = Backend::answering(format!(
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{begins}"
+        ));
+        for way in Way::all(&server, backend.port) {
+            let mut client = Way::connect(&server);
+            for (method, body) in [("GET", &b""[..]), ("POST", b"body")] {
+                let reply = way.request(&mut client, method, "/", &[], body);
+                assert_eq!(
+                    (reply.status, &*reply.code()),
+                    (502, "bad_response"),
+                    "{} {method} {begins:?}",
+                    way.name
+                );
+            }
+            // It has no body for HEAD, and the client's connection is in step.
+            let reply = way.request(&mut client, "HEAD", "/", &[], b"");
+            assert_eq!(reply.status, 200, "{} {begins:?}", way.name);
+            assert_eq!(client.request("GET", "/health", &[], b"").status, 200);
+            client.send(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n");
+            assert!(client.read_to_close().starts_with(b"HTTP/1.1 200 "));
+        }
+    }
+}
+
 #[test]
 fn the_head_of_a_response_has_limits() {
     let server = Server::start();
@@ -169,7 +210,8 @@ fn a_server_that_never_stops_saying_wait_ends_with_its_client() {
         let mut connection = server.connect();
         let path = backend.path("/");
         connection.send(
-            format!("GET {path} HTTP/{version}\r\nX-Sandbox-Token: {TOKEN}\r\n\r\n").as_bytes(),
+            format!("GET {path} HTTP/{version}\r\nHost: x\r\nX-Sandbox-Token: {TOKEN}\r\n\r\n")
+                .as_bytes(),
         );
         thread::sleep(Duration::from_millis(100));
         crate::fixture::reset(connection);

@@ -1,6 +1,6 @@
 //! What a server is told in headers, what is kept from it, and what comes back.
 
-use super::Backend;
+use super::{Backend, Way};
 use crate::fixture::{Server, TOKEN};
 
 #[test]
@@ -78,7 +78,8 @@ fn headers_about_one_connection_stay_there() {
         .filter(|(name, _)| name == "set-cookie")
         .map(|(_, value)| value.as_str())
         .collect();
-    assert_eq!(cookies, ["one", "two"]);
+    let path = format!("; Path={}", backend.path(""));
+    assert_eq!(cookies, [format!("one{path}"), format!("two{path}")]);
     assert_eq!(reply.text(), "ok");
 }
 
@@ -160,6 +161,61 @@ fn what_the_proxy_before_says_is_kept_and_added_to() {
         assert!(received.values(name).is_empty(), "{name}: {received:?}");
     }
     assert_eq!(received.value("x_other"), "kept");
+}
+
+/// Where names become variables, as in CGI and WSGI, two names are one field.
+#[test]
+fn no_other_spelling_of_a_field_of_the_proxy_reaches_the_server() {
+    let server = Server::start();
+    let backend = Backend::saying("fine");
+    for way in Way::all(&server, backend.port) {
+        for name in [
+            "Content-Length",
+            "Transfer-Encoding",
+            "Keep-Alive",
+            "Proxy-Connection",
+            "Proxy-Authorization",
+            "X-Forwarded-For",
+            "X-Forwarded-Proto",
+            "X-Forwarded-Host",
+            "X-Forwarded-Prefix",
+            "X-Hop",
+            "X-Own-Hop",
+        ] {
+            for other in ["_", ".", "~"] {
+                let spelling = name.replace('-', other);
+                let headers = [
+                    ("Connection", "x-hop, X_Own_Hop"),
+                    (&*spelling, "666"),
+                    (&*spelling.to_lowercase(), "666"),
+                ];
+                let mut client = Way::connect(&server);
+                let reply = way.request(&mut client, "GET", "/", &headers, b"");
+                assert_eq!(reply.text(), "fine", "{} {spelling}", way.name);
+                let head = backend.next().head;
+                assert!(!head.contains("666"), "{} {spelling}: {head}", way.name);
+            }
+        }
+        // Beside the field itself, which frames the body.
+        let framing = [
+            ("Content-Length", "4"),
+            ("Content_Length", "0"),
+            ("Transfer_Encoding", "chunked"),
+        ];
+        way.request(&mut Way::connect(&server), "POST", "/", &framing, b"body");
+        let received = backend.next();
+        assert_eq!(received.value("content-length"), "4");
+        assert_eq!(received.body, b"body");
+        for name in ["content_length", "transfer_encoding"] {
+            assert!(received.values(name).is_empty(), "{name}");
+        }
+        let others = [("Content_Type", "a"), ("X_Hop_", "b"), ("X.Y", "c")];
+        way.request(&mut Way::connect(&server), "GET", "/", &others, b"");
+        let received = backend.next();
+        for (name, value) in others {
+            assert_eq!(received.value(name), value);
+        }
+    }
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! [`Backend`] is such a server, written by hand, so that it can answer in every way that HTTP has
 //! and in many that it has not. What reached it is kept byte for byte.
 
+mod browsers;
+mod credentials;
 mod failing;
 mod headers;
 mod kept;
@@ -23,7 +25,9 @@ use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, getsockname, socket};
 
-use crate::fixture::{PATIENCE, find};
+use serde_json::json;
+
+use crate::fixture::{Connection, PATIENCE, Reply, Server, TOKEN, find};
 
 /// A server behind a port. Each connection is served by a thread of its own.
 pub struct Backend {
@@ -158,6 +162,87 @@ impl Accepted {
     pub fn read_to_end(&mut self) -> Vec<u8> {
         while self.fill() {}
         std::mem::take(&mut self.buffer)
+    }
+}
+
+/// A door through which clients reach a server inside. All of them do it in the same way.
+pub struct Way {
+    pub name: &'static str,
+    /// Before the path that the server sees.
+    pub prefix: String,
+    /// What its requests have besides.
+    pub headers: Vec<(&'static str, String)>,
+}
+
+impl Way {
+    /// All ways to a port of a machine that is the only sandbox.
+    pub fn all(server: &Server, port: u16) -> [Self; 3] {
+        let ticket = server.post("/v1/tickets", &json!({ "port": port })).json();
+        let ticket = ticket["path"].as_str().unwrap().trim_end_matches('/');
+        [
+            Self::proxy(port),
+            Self {
+                name: "ticket",
+                prefix: ticket.to_owned(),
+                headers: Vec::new(),
+            },
+            Self {
+                name: "E2B's name",
+                prefix: String::new(),
+                headers: vec![
+                    ("Host", format!("{port}-machine.localhost")),
+                    ("E2B-Traffic-Access-Token", TOKEN.to_owned()),
+                ],
+            },
+        ]
+    }
+
+    /// The way by REST.
+    pub fn proxy(port: u16) -> Self {
+        Self {
+            name: "proxy",
+            prefix: format!("/v1/proxy/{port}"),
+            headers: vec![("X-Sandbox-Token", TOKEN.to_owned())],
+        }
+    }
+
+    /// A connection of a client that sends nothing by itself.
+    pub fn connect(server: &Server) -> Connection {
+        let mut connection = server.connect();
+        connection.token = None;
+        connection
+    }
+
+    pub fn send(
+        &self,
+        client: &mut Connection,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) {
+        let own = self.headers.iter().map(|(name, value)| (*name, &**value));
+        let headers: Vec<_> = own.chain(headers.iter().copied()).collect();
+        let target = format!("{}{path}", self.prefix);
+        client.send_request(method, &target, &headers, body);
+    }
+
+    #[track_caller]
+    pub fn request(
+        &self,
+        client: &mut Connection,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Reply {
+        self.send(client, method, path, headers, body);
+        client.read_reply_to(method)
+    }
+
+    #[track_caller]
+    pub fn get(&self, client: &mut Connection, path: &str) -> Reply {
+        self.request(client, "GET", path, &[], b"")
     }
 }
 

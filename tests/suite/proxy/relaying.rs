@@ -55,7 +55,7 @@ fn bytes_that_are_no_text_arrive_as_they_were_sent() {
     let backend = Backend::saying("fine");
     let mut connection = server.connect();
     let mut request = format!("GET /v1/proxy/{}/caf", backend.port).into_bytes();
-    request.extend_from_slice(b"\xe9/\xff?\xfe=\x80 HTTP/1.1\r\n");
+    request.extend_from_slice(b"\xe9/\xff?\xfe=\x80 HTTP/1.1\r\nHost: localhost\r\n");
     write!(request, "X-Sandbox-Token: {TOKEN}\r\nX-Bytes: ").unwrap();
     request.extend_from_slice(b"\xe9\xff\r\n\r\n");
     connection.send(&request);

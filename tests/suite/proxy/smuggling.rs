@@ -123,7 +123,7 @@ fn a_body_that_breaks_off_or_breaks_its_framing_never_looks_whole() {
         });
         let mut connection = server.connect();
         let head = format!(
-            "POST {} HTTP/1.1\r\nX-Sandbox-Token: {TOKEN}\r\n{lines}",
+            "POST {} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {TOKEN}\r\n{lines}",
             backend.path("/")
         );
         connection.send(head.as_bytes());
@@ -211,7 +211,7 @@ fn a_request_with_a_malformed_chunk_is_400_even_if_the_server_answers_early() {
         for body in ["zz\r\n", "5\r\nhelloX", "5\r\nhello\r\n-1\r\n"] {
             let mut connection = server.connect();
             let head = format!(
-                "POST {} HTTP/1.1\r\nX-Sandbox-Token: {TOKEN}\r\nTransfer-Encoding: chunked\r\n\r\n{body}",
+                "POST {} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {TOKEN}\r\nTransfer-Encoding: chunked\r\n\r\n{body}",
                 backend.path("/")
             );
             connection.send(head.as_bytes());
@@ -246,7 +246,13 @@ fn what_an_upgrade_did_not_start_is_no_tunnel() {
     let mut connection = server.connect();
     let headers = [("Connection", "Upgrade"), ("Upgrade", "websocket")];
     connection.send_request("GET", &backend.path("/"), &headers, b"");
-    connection.send(format!("GET {} HTTP/1.1\r\n\r\n", backend.path("/again")).as_bytes());
+    connection.send(
+        format!(
+            "GET {} HTTP/1.1\r\nHost: localhost\r\n\r\n",
+            backend.path("/again")
+        )
+        .as_bytes(),
+    );
     assert_eq!(connection.read_reply().status, 426);
     assert_eq!(connection.read_reply().status, 403);
     assert_eq!(backend.next().line(), "GET / HTTP/1.1");

@@ -92,7 +92,7 @@ fn what_is_sent_along_with_the_heads_is_not_lost() {
         echo(connection);
     });
     let mut connection = server.connect();
-    let mut request = format!("GET {} HTTP/1.1\r\n", backend.path("/"));
+    let mut request = format!("GET {} HTTP/1.1\r\nHost: localhost\r\n", backend.path("/"));
     request += "X-Sandbox-Token: test-token-5e1f\r\nConnection: upgrade\r\nUpgrade: echo\r\n\r\n";
     connection.send(format!("{request}early").as_bytes());
     assert_eq!(connection.read_head().status, 101);

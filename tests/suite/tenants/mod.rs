@@ -4,6 +4,7 @@
 mod connections;
 mod limits;
 mod memory;
+mod watchdog;
 
 use std::io::Write;
 use std::net::TcpStream;
@@ -23,7 +24,8 @@ fn send_and_hold(server: &Server, bytes: &[u8]) -> TcpStream {
 /// The head of a request with this sandbox's token.
 fn head(sandbox: &Sandbox<'_>, method: &str, route: &str, fields: &str) -> Vec<u8> {
     let (target, token) = (sandbox.target(route), &sandbox.token);
-    let line = format!("{method} {target} HTTP/1.1\r\nX-Sandbox-Token: {token}\r\n");
+    let line =
+        format!("{method} {target} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\n");
     format!("{line}{fields}\r\n").into_bytes()
 }
 

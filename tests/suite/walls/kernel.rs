@@ -197,6 +197,62 @@ fn no_socket_gets_a_port_range_of_its_own() {
     Probe::new(&sandbox).check(&plan);
 }
 
+/// An upper layer protocol (`TCP_ULP`) makes a TCP socket one that Landlock's rules for TCP may not see.
+#[test]
+fn a_tcp_socket_gets_no_other_protocol() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let setsockopt = libc::SYS_setsockopt.to_string();
+    let mut plan = Plan::default();
+    for level in ["6", "0xdeadbeef00000006"] {
+        for option in ["31", "0xdeadbeef0000001f"] {
+            for name in ["text:tls", "text:smc", "text:espintcp", "buffer", "0"] {
+                plan.add(
+                    &["syscall", &setsockopt, "0", level, option, name, "4"],
+                    "ENOENT",
+                );
+            }
+        }
+    }
+    for (level, option) in [("6", "30"), ("6", "32"), ("0", "31"), ("1", "31")] {
+        plan.add(
+            &["syscall", &setsockopt, "0", level, option, "buffer", "4"],
+            "ENOTSOCK",
+        );
+    }
+    for network in ["open", "blocked"] {
+        let sandbox = server.sandbox_with(&json!({ "network": network }));
+        Probe::new(&sandbox).check(&plan);
+    }
+    // OpenSSL asks for `tls` here (SSL_OP_ENABLE_KTLS), and encrypts by itself.
+    let code = "import socket, ssl, subprocess, threading
+subprocess.run(['openssl', 'req', '-x509', '-newkey', 'ec', '-pkeyopt', 'ec_paramgen_curve:P-256', '-nodes',
+    '-subj', '/CN=here', '-keyout', 'key', '-out', 'certificate'], check=True, capture_output=True)
+def context(protocol):
+    made = ssl.SSLContext(protocol)
+    made.check_hostname = False
+    made.verify_mode = ssl.CERT_NONE
+    made.options |= 8
+    return made
+server = socket.socket()
+server.listen()
+def serve():
+    own = context(ssl.PROTOCOL_TLS_SERVER)
+    own.load_cert_chain('certificate', 'key')
+    with own.wrap_socket(server.accept()[0], server_side=True) as client: client.sendall(client.recv(5)[::-1])
+threading.Thread(target=serve).start()
+client = socket.create_connection(('127.0.0.1', server.getsockname()[1]), timeout=60)
+client = context(ssl.PROTOCOL_TLS_CLIENT).wrap_socket(client)
+client.sendall(b'hello')
+print(client.recv(5))";
+    let outcome = server
+        .sandbox()
+        .exec(&json!({ "cmd": ["python3", "-c", code] }));
+    assert_eq!(outcome.stdout, "b'olleh'\n", "{outcome:?}");
+}
+
 #[test]
 fn nothing_is_typed_into_a_terminal_from_inside() {
     if !is_root() {

@@ -7,6 +7,7 @@
 //!
 //! These tests need root, as host mode does. They also run in containers.
 
+pub mod descriptors;
 mod exhaustion;
 mod files;
 mod kernel;

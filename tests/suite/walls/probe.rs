@@ -10,6 +10,7 @@
 
 #![allow(unsafe_code)]
 
+use std::cmp::Ordering;
 use std::ffi::{CStr, CString};
 use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
@@ -405,6 +406,13 @@ fn perform(words: &[&str]) -> io::Result<String> {
         }
         // Hogs, which stay below what makes the machine useless to others.
         ["hog-memory", megabytes] => Ok(hog_memory(number(megabytes))),
+        // In one piece.
+        ["hog-private", megabytes] => {
+            let bytes = usize::try_from(number(megabytes) << 20).unwrap();
+            // SAFETY: within the new memory.
+            unsafe { pages(bytes).write_bytes(1, bytes) };
+            Ok("ok".to_owned())
+        }
         ["hog-shared", megabytes] => hog_shared(None, number(megabytes)),
         ["hog-file", megabytes] => {
             let mut file = memory_file()?;
@@ -426,6 +434,34 @@ fn perform(words: &[&str]) -> io::Result<String> {
             }
             Ok("ok".to_owned())
         }
+        // Children that have its memory, or a copy, while a thread of it waits for each as in vfork(2).
+        ["waited-for", how, count] => waited_for(how, number(count)),
+        // Children each of which takes so much of its own, and shows the same figures as this process.
+        ["doubles", megabytes, count] => doubles(number(megabytes), number(count)),
+        // A process whose first thread has ended, while others have so much memory.
+        ["without-first-thread", megabytes] => {
+            let megabytes = number(megabytes);
+            // SAFETY: in the copy, its only thread starts another and ends alone.
+            unsafe {
+                if libc::fork() == 0 {
+                    std::thread::spawn(move || {
+                        hog_memory(megabytes);
+                        stay();
+                    });
+                    libc::syscall(libc::SYS_exit, 0);
+                }
+            }
+            Ok("ok".to_owned())
+        }
+        // Mappings of one page of a memory file of this size, no two of which can be one.
+        ["mappings", count, megabytes] => mappings(number(count), number(megabytes), 1),
+        // The same, of all of it.
+        ["whole-mappings", count, megabytes] => {
+            let pages = number(megabytes) << 8;
+            mappings(number(count), number(megabytes), pages)
+        }
+        // Maps a TCP socket that is not read at the other end, and that takes a day to close.
+        ["lingering-socket", address] => lingering_socket(address.parse().unwrap()),
         // Closes its files in /proc to its own user.
         ["hide"] => {
             // SAFETY: plain integers.
@@ -552,9 +588,7 @@ fn perform(words: &[&str]) -> io::Result<String> {
         ["peek", milliseconds] => peek(Duration::from_millis(number(milliseconds).cast_unsigned())),
         ["swap", ref pairs @ ..] => swap(pairs),
         ["other-architecture"] => Ok(other_architecture()),
-        ["stay"] => loop {
-            std::thread::sleep(Duration::from_secs(3600));
-        },
+        ["stay"] => stay(),
         _ => panic!("an act that there is not: {words:?}"),
     }
 }
@@ -897,6 +931,240 @@ fn hog_memory(limit: i64) -> String {
     format!("{limit} ok")
 }
 
+fn stay() -> ! {
+    loop {
+        std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+/// What a child does that shares the memory of its parent, which it leaves as it is.
+fn pause() -> ! {
+    loop {
+        // SAFETY: waits for a signal.
+        unsafe { libc::pause() };
+    }
+}
+
+/// clone(2) on the stack of the caller. With `CLONE_VM` it needs `CLONE_VFORK` too, and the child must not return.
+unsafe fn clone_here(flags: i32) -> i64 {
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_clone, flags | libc::SIGCHLD, 0, 0, 0, 0) }
+}
+
+/// Starts threads that each do this once all of them run, so that none of their stacks is made later.
+fn together(count: i64, act: impl Fn(i64) + Send + Sync + 'static) {
+    let act = std::sync::Arc::new(act);
+    let ready = usize::try_from(count).unwrap() + 1;
+    let barrier = std::sync::Arc::new(std::sync::Barrier::new(ready));
+    for number in 0..count {
+        let (act, barrier) = (act.clone(), barrier.clone());
+        std::thread::spawn(move || {
+            barrier.wait();
+            act(number);
+        });
+    }
+    barrier.wait();
+}
+
+fn children_of_this_process() -> usize {
+    let threads = fs::read_dir("/proc/self/task").unwrap();
+    let lists = threads.map(|thread| thread.unwrap().path().join("children"));
+    let lists = lists.map(|list| fs::read_to_string(list).unwrap_or_default());
+    lists.map(|list| list.split_whitespace().count()).sum()
+}
+
+fn waited_for(how: &str, count: i64) -> io::Result<String> {
+    let vfork = libc::CLONE_VM | libc::CLONE_VFORK;
+    let before = children_of_this_process();
+    match how {
+        // As long as it has not called execve.
+        "vfork" => together(count, move |_| unsafe {
+            if clone_here(vfork) == 0 {
+                pause();
+            }
+        }),
+        "nested-vfork" => together(count, move |_| unsafe {
+            if clone_here(vfork) == 0 {
+                clone_here(vfork);
+                pause();
+            }
+        }),
+        // Nothing waits.
+        "shared" => {
+            extern "C" fn run(_: *mut libc::c_void) -> i32 {
+                pause()
+            }
+            for _ in 0..count {
+                let stack = Box::leak(vec![0_u128; 4096].into_boxed_slice());
+                let (top, flags) = (stack.as_mut_ptr_range().end, libc::CLONE_VM | libc::SIGCHLD);
+                // SAFETY: the stack is the child's for good, and it makes only system calls.
+                status(
+                    unsafe { libc::clone(run, top.cast(), flags, std::ptr::null_mut()) }.into(),
+                )?;
+            }
+        }
+        // Of a child that has the memory of its parent, and open files of its own.
+        "file" => together(1, move |_| unsafe {
+            static PIECE: [u8; 1 << 20] = [1; 1 << 20];
+            if clone_here(vfork) == 0 {
+                let file = libc::memfd_create(c"hog".as_ptr(), 0);
+                for _ in 0..count {
+                    libc::write(file, PIECE.as_ptr().cast(), PIECE.len());
+                }
+                pause();
+            }
+        }),
+        _ => panic!("no such way: {how}"),
+    }
+    let expected = before
+        + if how == "file" {
+            1
+        } else {
+            usize::try_from(count).unwrap()
+        };
+    wait_until("the children are there", PATIENCE, || {
+        children_of_this_process() >= expected
+    });
+    Ok("ok".to_owned())
+}
+
+/// Anonymous memory, by pages.
+fn pages(bytes: usize) -> *mut u8 {
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: memory of its own.
+    unsafe {
+        let memory = libc::mmap(std::ptr::null_mut(), bytes, access, kind, -1, 0);
+        assert_ne!(memory, libc::MAP_FAILED);
+        libc::madvise(memory, bytes, libc::MADV_NOHUGEPAGE);
+        memory.cast()
+    }
+}
+
+/// Private memory of a process, without any memory of its own.
+fn private_by(status: &CStr) -> usize {
+    let mut text = [0; 4096];
+    // SAFETY: reads into the array.
+    let count = unsafe {
+        let file = libc::open(status.as_ptr(), libc::O_RDONLY);
+        let count = libc::read(file, text.as_mut_ptr().cast(), text.len());
+        libc::close(file);
+        usize::try_from(count).unwrap()
+    };
+    let mut lines = text[..count].split(|byte| *byte == b'\n');
+    let line = lines
+        .find_map(|line| line.strip_prefix(b"RssAnon:"))
+        .unwrap();
+    let digits = line.iter().filter(|byte| byte.is_ascii_digit());
+    1024 * digits.fold(0, |number, digit| 10 * number + usize::from(digit - b'0'))
+}
+
+fn doubles(megabytes: i64, count: i64) -> io::Result<String> {
+    const PAGE: usize = 4096;
+    const SPARE: usize = 4 << 20;
+    let bytes = usize::try_from(megabytes << 20).unwrap();
+    let (memory, spare) = (pages(bytes), pages(SPARE));
+    // SAFETY: within both.
+    unsafe {
+        memory.write_bytes(1, bytes);
+        spare.write_bytes(1, SPARE / 2);
+    }
+    let (memory, spare) = (memory.expose_provenance(), spare.expose_provenance());
+    let parent = CString::new(format!("/proc/{}/status", std::process::id())).unwrap();
+    let (done, told) = io::pipe()?;
+    let told = told.into_raw_fd();
+    // SAFETY: the children make system calls, and write to what was given above.
+    together(count, move |number| unsafe {
+        let page = |base: usize, at: usize| std::ptr::with_exposed_provenance_mut::<u8>(base + at);
+        // The thread waits although the child has a copy of the memory.
+        if clone_here(libc::CLONE_VFORK) != 0 {
+            return;
+        }
+        let (mut end, mut rounds) = (SPARE / 2, 0);
+        loop {
+            let (mine, theirs) = (private_by(c"/proc/self/status"), private_by(&parent));
+            match mine.cmp(&theirs) {
+                Ordering::Less => {
+                    for _ in 0..((theirs - mine) / PAGE).min((SPARE - end) / PAGE) {
+                        page(spare, end).write(1);
+                        end += PAGE;
+                    }
+                }
+                Ordering::Greater => {
+                    let less = (mine - theirs).min(end);
+                    end -= less;
+                    libc::madvise(page(spare, end).cast(), less, libc::MADV_DONTNEED);
+                }
+                Ordering::Equal => rounds += 1,
+            }
+            if rounds == 5 {
+                rounds += 1;
+                for at in (0..bytes).step_by(PAGE) {
+                    page(memory, at).write(2 + number.to_le_bytes()[0]);
+                }
+                libc::write(told, [1_u8].as_ptr().cast(), 1);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    });
+    let mut all = vec![0; usize::try_from(count).unwrap()];
+    File::from(std::os::fd::OwnedFd::from(done)).read_exact(&mut all)?;
+    Ok("ok".to_owned())
+}
+
+fn mappings(count: i64, megabytes: i64, pages: i64) -> io::Result<String> {
+    let mut file = memory_file()?;
+    let piece = vec![1; 1 << 20];
+    for _ in 0..megabytes {
+        file.write_all(&piece)?;
+    }
+    let bytes = usize::try_from(pages << 12).unwrap();
+    let kind = libc::MAP_SHARED | if pages > 1 { libc::MAP_POPULATE } else { 0 };
+    for number in 0..count {
+        let access = libc::PROT_READ | if number % 2 == 0 { libc::PROT_WRITE } else { 0 };
+        // SAFETY: new mappings that nothing uses.
+        let mapped = unsafe {
+            let (to, file) = (std::ptr::null_mut(), file.as_raw_fd());
+            libc::mmap(to, bytes, access, kind, file, 0)
+        };
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(keep(file))
+}
+
+fn lingering_socket(address: SocketAddr) -> io::Result<String> {
+    let mut socket = TcpStream::connect(address)?;
+    socket.set_nonblocking(true)?;
+    while socket.write(&[0; 4096]).is_ok() {}
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 86400,
+    };
+    let length = libc::socklen_t::try_from(size_of_val(&linger)).unwrap();
+    // SAFETY: the structure outlives the call, and the mapping is new.
+    unsafe {
+        let descriptor = socket.into_raw_fd();
+        let option = (&raw const linger).cast();
+        let set = libc::setsockopt(
+            descriptor,
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            option,
+            length,
+        );
+        status(set.into())?;
+        let (to, kind) = (std::ptr::null_mut(), libc::MAP_SHARED);
+        let mapped = libc::mmap(to, 4096, libc::PROT_READ, kind, descriptor, 0);
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // Nothing but the mapping has it then.
+        status(libc::close(descriptor).into())
+    }
+}
+
 /// A file in memory.
 fn memory_file() -> io::Result<File> {
     let flags = nix::sys::memfd::MFdFlags::MFD_CLOEXEC;
@@ -1181,27 +1449,65 @@ fn other_architecture() -> String {
 
 /// Makes a program that is started by `command` see a kernel without this system call.
 pub fn hide_call(command: &mut Command, call: i64) {
+    hide(command, call, &[], libc::ENOSYS);
+}
+
+/// `SO_PASSRIGHTS` of asm-generic/socket.h, since Linux 6.16.
+pub const SO_PASSRIGHTS: i32 = 83;
+
+/// Whether the kernel can refuse descriptors to a socket.
+pub fn refuses_descriptors() -> bool {
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let off = 0_i32;
+    // SAFETY: the kernel reads four bytes of a value that outlives the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PASSRIGHTS,
+            (&raw const off).cast(),
+            4,
+        )
+    };
+    result == 0
+}
+
+/// Makes a program that is started by `command` see a kernel without this option of sockets.
+pub fn hide_option(command: &mut Command, level: i32, option: i32) {
+    let arguments = [(1, level), (2, option)];
+    hide(command, libc::SYS_setsockopt, &arguments, libc::ENOPROTOOPT);
+}
+
+/// Makes a system call fail in a program that is started by `command`, if its arguments with these numbers are these.
+fn hide(command: &mut Command, call: i64, arguments: &[(u32, i32)], errno: i32) {
     let load = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
     let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
     let answer = libc::BPF_RET | libc::BPF_K;
-    let missing = libc::SECCOMP_RET_ERRNO | libc::ENOSYS.cast_unsigned();
-    let line = |code: u32, k: u32, no: u8| libc::sock_filter {
+    let missing = libc::SECCOMP_RET_ERRNO | errno.cast_unsigned();
+    let line = |code: u32, k: u32, no: usize| libc::sock_filter {
         code: u16::try_from(code).unwrap(),
         jt: 0,
-        jf: no,
+        jf: u8::try_from(no).unwrap(),
         k,
     };
-    let filter = [
-        line(load, 0, 0),
-        line(equal, u32::try_from(call).unwrap(), 1),
-        line(answer, missing, 0),
-        line(answer, libc::SECCOMP_RET_ALLOW, 0),
-    ];
+    // `struct seccomp_data`: the number, and the arguments from byte 16 on, their lower half first.
+    let mut words = vec![(0, u32::try_from(call).unwrap())];
+    let wanted = |(number, value): &(u32, i32)| (16 + 8 * number, value.cast_unsigned());
+    words.extend(arguments.iter().map(wanted));
+    let mut filter = Vec::new();
+    for (index, (at, value)) in words.iter().enumerate() {
+        filter.push(line(load, *at, 0));
+        // To the last line.
+        filter.push(line(equal, *value, 2 * (words.len() - index) - 1));
+    }
+    filter.push(line(answer, missing, 0));
+    filter.push(line(answer, libc::SECCOMP_RET_ALLOW, 0));
+    let len = libc::c_ushort::try_from(filter.len()).unwrap();
     // SAFETY: between fork and execve only two system calls are made, on memory of the closure.
     unsafe {
         command.pre_exec(move || {
             let program = libc::sock_fprog {
-                len: 4,
+                len,
                 filter: filter.as_ptr().cast_mut(),
             };
             if libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0

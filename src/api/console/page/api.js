@@ -25,9 +25,10 @@ export function recallToken() {
   } catch {
     // It is not encoded.
   }
+  if (session.token === token) return;
   // Any page can link here with a token of its own, and let somebody work in a sandbox that is not theirs.
-  const isOther = session.token !== null && session.token !== token;
-  if (!isOther || confirm("This link has another token than this tab. Sign in with it?")) keepToken(token);
+  const question = session.token === null ? "This link has a token." : "This link has another token than this tab.";
+  if (confirm(`${question} Sign in with it?`)) keepToken(token);
 }
 
 /** Keeps the token for this tab; null forgets it. */
@@ -72,6 +73,9 @@ export function at(path, query = {}) {
   return known.length ? `${path}?${new URLSearchParams(known)}` : path;
 }
 
+/** The largest answer that is read as JSON, in bytes. */
+const LARGEST_ANSWER = 64 * 1024 * 1024;
+
 /** The headers of every request. */
 export function credentials() {
   return session.token ? { "X-Sandbox-Token": session.token } : {};
@@ -101,6 +105,10 @@ export async function send(method, path, { json, body, signal, headers } = {}) {
 export async function call(method, path, options = {}) {
   const accept = { Accept: "application/json" };
   const response = await send(method, path, { ...options, headers: { ...accept, ...options.headers } });
+  if (response.headers.get("Content-Length") > LARGEST_ANSWER) {
+    response.body.cancel();
+    throw new Error("the answer of the server is too large to show");
+  }
   return response.json();
 }
 
@@ -109,11 +117,26 @@ export const get = (path, signal) => call("GET", path, { signal });
 /** Posts JSON, and gets JSON. */
 export const post = (path, json = {}, signal) => call("POST", path, { json, signal });
 
+/** How long events are handled before the page gets a turn, in milliseconds. */
+const TURN = 30;
+
+/** Lets the browser draw, and answer to the person. Unlike a timer it is not slower in a page that cannot be seen. */
+const yieldTurn = () => new Promise((resolve) => {
+  const { port1, port2 } = new MessageChannel();
+  port1.onmessage = () => {
+    port1.close();
+    resolve();
+  };
+  port2.postMessage(null);
+});
+
 /** The events of a stream, as they arrive. It ends without an error when the connection breaks. */
 export async function* events(method, path, options = {}) {
   const response = await send(method, path, options);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
+  /** The beginning of a line, in the parts in which it came. */
+  let begun = [];
+  let turn = performance.now();
   try {
     for (;;) {
       let part;
@@ -124,9 +147,18 @@ export async function* events(method, path, options = {}) {
         return;
       }
       if (part.done) return;
-      const lines = (rest + part.value).split("\n");
-      rest = lines.pop();
-      for (const line of lines) if (line.trim()) yield JSON.parse(line);
+      const lines = part.value.split("\n");
+      for (const [at, text] of lines.entries()) {
+        begun.push(text);
+        if (at === lines.length - 1) break;
+        const line = begun.join("");
+        begun = [];
+        if (line.trim()) yield JSON.parse(line);
+        if (performance.now() - turn > TURN) {
+          await yieldTurn();
+          turn = performance.now();
+        }
+      }
     }
   } finally {
     reader.cancel().catch(() => {});

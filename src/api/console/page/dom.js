@@ -76,8 +76,12 @@ export function button(name, { title, label, ...properties }) {
 /** Characters that are invisible, or that change the order of the text around them. */
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]/g;
 
-/** Text with its unseen characters spelled out, so that a name cannot pass for another. */
-export function visible(text) {
+/** Most characters of a name, a command or a message. */
+const LONGEST_NAME = 2_000;
+
+/** Text with its unseen characters spelled out, so that a name cannot pass for another. What is longer than `most` is cut. */
+export function visible(text, most = LONGEST_NAME) {
+  if (text.length > most) text = `${text.slice(0, most)}…`;
   return text.replace(UNSEEN, (unseen) => `\u2039${unseen.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}\u203a`);
 }
 

@@ -5,14 +5,21 @@ import {
   ago, ask, badge, bytes, button, complain, count, empty, every, field, foreign, guarded, h, icon, moment, notify, save,
   setText, visible,
 } from "./dom.js";
+import { Budget } from "./bounds.js";
+import { drawing, lines, offer, picture } from "./pictures.js";
 import { archive, dropped } from "./tar.js";
 
 /** Entries that a folder shows at first, and adds at a time. */
 const PAGE = 500;
 /** Entries of a folder that is listed again only when its time says that it changed. */
 const LARGE = 500;
-/** Largest text that can be edited here, in bytes. */
+/** Largest text that can be edited here, in bytes; what it may take to lay out, and one of its lines. */
 const LARGEST_TEXT = 4 * 1024 * 1024;
+const EDITED = 6_000_000;
+const EDITED_LINE = 500_000;
+/** What the matches of a search may take to draw, and what one does. */
+const MATCHES = 1_000_000;
+const MATCH = 50;
 /** Largest image that is shown, in bytes. */
 const LARGEST_IMAGE = 8 * 1024 * 1024;
 /** Bytes of a binary file that are shown. */
@@ -208,13 +215,14 @@ export function filesView(workspace, signal) {
     editor = { close: () => control.abort(), element: found };
     try {
       const json = { pattern, literal: true, case: "smart", path: folder, limit: 1000 };
+      const budget = new Budget(MATCHES);
       for await (const event of events("POST", `${prefix}/files/grep`, { json, signal: control.signal })) {
-        if (event.event === "match") {
+        if (event.event === "match" && budget.spend(MATCH)) {
           if (event.path !== last) found.append(h("li", { class: "path" }, h("a", { href: route(event.path.startsWith("/") ? event.path : join(folder, event.path)) }, foreign(event.path))));
           last = event.path;
-          found.append(h("li", {}, h("span", { class: "quiet figures" }, String(event.line)), matchText(event)));
+          found.append(h("li", {}, h("span", { class: "quiet figures" }, String(event.line)), matchText(event, budget)));
         } else if (event.event === "end") {
-          setText(state, event.code ? event.error : `${count(event.matches)} in ${count(event.files)} of ${count(event.searched)} files${event.truncated ? "; there are more" : ""}`);
+          setText(state, event.code ? event.error : `${count(event.matches)} in ${count(event.files)} of ${count(event.searched)} files${event.truncated || budget.left < 0 ? "; there are more" : ""}`);
         }
       }
     } catch (error) {
@@ -222,15 +230,17 @@ export function filesView(workspace, signal) {
     }
   }
 
-  function matchText({ text, spans }) {
+  function matchText({ text, spans }, budget) {
     const characters = [...text];
     const line = h("code");
+    const cut = (start, end) => budget.take(visible(characters.slice(start, end).join("")));
     let from = 0;
     for (const [start, end] of spans) {
-      line.append(visible(characters.slice(from, start).join("")), h("mark", {}, visible(characters.slice(start, end).join(""))));
+      if (!budget.spend(MATCH)) break;
+      line.append(cut(from, start), h("mark", {}, cut(start, end)));
       from = end;
     }
-    line.append(visible(characters.slice(from).join("")));
+    line.append(cut(from));
     return line;
   }
 
@@ -346,11 +356,15 @@ async function openFile(workspace, path, entry, signal, { closeButton, changed, 
   const read = async (most) => (await send("GET", at(`${prefix}/files/read`, { path, length: most }), { signal })).arrayBuffer();
   const image = IMAGES.get(name.split(".").pop().toLowerCase());
   if (image && entry.size <= LARGEST_IMAGE) {
-    const blob = await read(LARGEST_IMAGE);
-    const reader = new FileReader();
-    reader.readAsDataURL(new Blob([blob], { type: image }));
-    await new Promise((resolve) => { reader.onloadend = resolve; });
-    content.replaceChildren(h("div", { class: "picture" }, h("img", { src: reader.result, alt: visible(name) })));
+    const blob = new Blob([await read(LARGEST_IMAGE)], { type: image });
+    const instead = (reason) => offer(reason, blob, name, image);
+    if (image === "image/svg+xml") content.replaceChildren(drawing(await blob.text(), visible(name), instead));
+    else {
+      const reader = new FileReader();
+      reader.readAsDataURL(blob);
+      await new Promise((resolve) => { reader.onloadend = resolve; });
+      content.replaceChildren(picture(reader.result, visible(name), instead));
+    }
     state.replaceChildren(badge("quiet", bytes(entry.size)));
     return viewer;
   }
@@ -370,7 +384,14 @@ async function openFile(workspace, path, entry, signal, { closeButton, changed, 
   raw ??= new Uint8Array(await read(DUMPED));
   const text = isWhole ? asText(raw) : null;
   if (text === null) {
-    content.replaceChildren(h("p", { class: "quiet" }, isWhole ? `Not text. ${bytes(entry.size)}:` : `${bytes(entry.size)}, too large to edit here. It begins:`), h("pre", { class: "dump" }, dump(raw.subarray(0, DUMPED))));
+    const asLines = guarded(async () => content.replaceChildren(lines(new TextDecoder().decode(await read(LARGEST_TEXT)))));
+    content.replaceChildren(h("div", { class: "offer" }, h("p", { class: "quiet" }, isWhole ? `Not text. ${bytes(entry.size)}:` : `${bytes(entry.size)}, too large to edit here. It begins:`),
+      !isWhole && button("file", { label: `Show the first ${bytes(LARGEST_TEXT)} as text`, onclick: asLines })), h("pre", { class: "dump" }, dump(raw.subarray(0, DUMPED))));
+    return viewer;
+  }
+  // A text area lays out all of its lines at once.
+  if (new Budget(EDITED).take(text) !== text || isLineLonger(text)) {
+    content.replaceChildren(offer("This text is too large to edit here", text, name));
     return viewer;
   }
 
@@ -390,15 +411,15 @@ async function openFile(workspace, path, entry, signal, { closeButton, changed, 
   if (!isEditable) state.replaceChildren(badge("quiet", isSettled ? "read only: its lines end in several ways" : "read only: it is being written"));
 
   const isDirty = () => isEditable && area.value !== saved;
-  let lines = 0;
+  let numbered = 0;
   function refresh() {
     const now = area.value.split("\n").length;
-    if (now !== lines) {
-      lines = now;
-      numbers.textContent = Array.from({ length: lines }, (_, at) => at + 1).join("\n");
+    if (now !== numbered) {
+      numbered = now;
+      numbers.textContent = Array.from({ length: now }, (_, at) => at + 1).join("\n");
     }
     saveButton.disabled = !isDirty();
-    if (isEditable) state.replaceChildren(isDirty() ? badge("busy", "not saved") : badge("quiet", `${count(lines)} lines, ${bytes(new Blob([area.value]).size)}`));
+    if (isEditable) state.replaceChildren(isDirty() ? badge("busy", "not saved") : badge("quiet", `${count(now)} lines, ${bytes(new Blob([area.value]).size)}`));
   }
   let movesOn = false;
   area.addEventListener("input", refresh);
@@ -441,6 +462,9 @@ async function openFile(workspace, path, entry, signal, { closeButton, changed, 
   refresh();
   return viewer;
 }
+
+/** Whether a line of a text takes too long to lay out for a text area. */
+const isLineLonger = (text) => text.split("\n").some((line) => new Budget(EDITED_LINE).take(line) !== line);
 
 /** Bytes as text; null if they are none. */
 function asText(raw) {

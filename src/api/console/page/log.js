@@ -1,14 +1,16 @@
 // A log of any length: only the lines that can be seen are elements. It knows lines, colours, searching and
 // following; where the lines come from is the caller's business.
 
+import { Budget } from "./bounds.js";
 import { button, count, h, icon, setText, settled, visible } from "./dom.js";
 
 /** Height of a line in pixels; `.log-line` in style.css has the same. */
 const LINE = 18;
 /** Lines beyond the view that are drawn too, so that a fast scroll shows text. */
 const SPARE = 30;
-/** Most lines that are kept; the oldest go first. */
+/** Most lines that are kept, and how many more there may be before the oldest go. */
 const MOST_LINES = 300_000;
+const GOING = 10_000;
 /** Most characters that are kept in all, and of one line. */
 const MOST_CHARACTERS = 100_000_000;
 const MOST_OF_LINE = 1_000_000;
@@ -16,8 +18,10 @@ const MOST_OF_LINE = 1_000_000;
 const MOST_SEARCHED = 100_000;
 /** Most characters that are held back during a pause; more end it. */
 const MOST_HELD = 20_000_000;
-/** Most characters of a line that are drawn. */
+/** Most characters of a line that are drawn, what they may take, and what one of its parts does. */
 const MOST_DRAWN = 4_000;
+const ROW = 8_000;
+const PART = 20;
 
 /** The state of colours between two texts: what SGR sequences (ECMA-48 8.3.117) have set. */
 const PLAIN = { fore: "", bold: false, dim: false };
@@ -74,12 +78,16 @@ export class LogView {
   #size = 0;
   #isPaused = false;
   #follows = true;
+  /** Where following has scrolled to. */
+  #end = 0;
   #frame = 0;
   #found = [];
   #chosen = -1;
   #needle = "";
 
-  constructor({ label }) {
+  /** `isWhole` is a log to which nothing comes any more. */
+  constructor({ label, isWhole = false }) {
+    this.#follows = !isWhole;
     this.rows = h("div", { class: "log-rows" });
     this.sizer = h("div", { class: "log-sizer" }, this.rows);
     this.box = h("div", { class: "log", tabindex: "0", role: "log", "aria-label": label, "aria-live": "off",
@@ -96,7 +104,7 @@ export class LogView {
       h("span", { class: "search" }, icon("search"), this.input),
       button("up", { title: "Previous match", class: "ghost", onclick: () => this.#step(-1) }),
       button("down", { title: "Next match", class: "ghost", onclick: () => this.#step(1) }),
-      this.matches, h("span", { class: "space" }), this.figures, this.following, this.pausing,
+      this.matches, h("span", { class: "space" }), this.figures, !isWhole && [this.following, this.pausing],
       button("copy", { title: "Copy the whole log", onclick: () => navigator.clipboard?.writeText(this.text()) }));
     this.element = h("div", { class: "log-view" }, this.bar, this.box);
     new ResizeObserver(() => this.#draw()).observe(this.box);
@@ -169,14 +177,13 @@ export class LogView {
       this.#open.set(stream, { after: state });
     } else this.#open.set(stream, { line: last, after: state });
     if (this.#needle) for (let at = first; at < this.#lines.length; at += 1) this.#rematch(this.#lines[at], at);
-    let excess = Math.max(0, this.#lines.length - MOST_LINES);
-    let left = this.#size;
-    for (let at = 0; at < this.#lines.length - 1 && (at < excess || left > MOST_CHARACTERS); at += 1) {
-      left -= this.#lines[at].text.length;
-      excess = Math.max(excess, at + 1);
-    }
-    if (excess > 0) {
-      this.#size = left;
+    // Many at a time, because all lines are searched again afterwards.
+    if (this.#lines.length > MOST_LINES + GOING || this.#size > MOST_CHARACTERS) {
+      let excess = 0;
+      while (excess < this.#lines.length - 1 && (this.#lines.length - excess > MOST_LINES || this.#size > 0.9 * MOST_CHARACTERS)) {
+        this.#size -= this.#lines[excess].text.length;
+        excess += 1;
+      }
       this.#lines.splice(0, excess);
       this.#dropped += excess;
       this.box.scrollTop -= excess * LINE;
@@ -197,7 +204,10 @@ export class LogView {
 
   #scrolled() {
     const { scrollTop, scrollHeight, clientHeight } = this.box;
-    this.#follows = scrollTop + clientHeight >= scrollHeight - 4;
+    // The event comes a frame later, when the box may have become smaller; then the log is not at its end, and nobody
+    // has scrolled it away from there.
+    const isOwn = this.#follows && scrollTop === this.#end;
+    this.#follows = isOwn || scrollTop + clientHeight >= scrollHeight - 4;
     this.#draw();
   }
 
@@ -248,7 +258,10 @@ export class LogView {
   #drawNow() {
     const lines = this.#lines;
     this.sizer.style.height = `${lines.length * LINE + 12}px`;
-    if (this.#follows) this.box.scrollTop = this.box.scrollHeight;
+    if (this.#follows) {
+      this.box.scrollTop = this.box.scrollHeight;
+      this.#end = this.box.scrollTop;
+    }
     const first = Math.max(0, Math.floor(this.box.scrollTop / LINE) - SPARE);
     const last = Math.min(lines.length, first + Math.ceil(this.box.clientHeight / LINE) + 2 * SPARE);
     this.rows.style.transform = `translateY(${first * LINE}px)`;
@@ -264,6 +277,7 @@ export class LogView {
   }
 
   #row(line, isChosen) {
+    const budget = new Budget(ROW);
     const row = h("div", { class: `log-line ${line.stream}${isChosen ? " chosen" : ""}` });
     let text = settled(line.text);
     let more = 0;
@@ -273,7 +287,10 @@ export class LogView {
     }
     for (const [part, state] of parts(text, line.state)[0]) {
       const look = `${state.fore}${state.bold ? " bold" : ""}${state.dim ? " dim" : ""}`;
-      row.append(...this.#marked(visible(part.replaceAll("\t", "    ")), look));
+      const all = visible(part.replaceAll("\t", "    "), MOST_DRAWN);
+      const drawn = budget.spend(PART) ? budget.take(all) : "";
+      more += all.length - drawn.length;
+      if (drawn) row.append(...this.#marked(drawn, look, budget));
     }
     if (more) row.append(h("span", { class: "quiet" }, ` … ${count(more)} more characters`));
     if (!row.firstChild) row.append("\u200b");
@@ -281,13 +298,13 @@ export class LogView {
   }
 
   /** The text with the matches of the search marked. */
-  #marked(text, look) {
+  #marked(text, look, budget) {
     const wrap = (part) => (look ? h("span", { class: look }, part) : part);
     if (!this.#needle) return [wrap(text)];
     const found = [];
     const lower = text.toLowerCase();
     let from = 0;
-    for (let at = lower.indexOf(this.#needle); at >= 0 && lower.length === text.length; at = lower.indexOf(this.#needle, from)) {
+    for (let at = lower.indexOf(this.#needle); at >= 0 && lower.length === text.length && budget.spend(PART); at = lower.indexOf(this.#needle, from)) {
       if (at > from) found.push(wrap(text.slice(from, at)));
       from = at + this.#needle.length;
       found.push(h("mark", {}, text.slice(at, from)));

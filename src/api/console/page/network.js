@@ -3,6 +3,9 @@
 import { get, post } from "./api.js";
 import { badge, button, clock, count, empty, every, foreign, guarded, h, notify, reconcile } from "./dom.js";
 
+/** Most ports that are listed. */
+const MOST_PORTS = 1_000;
+
 export function portsView(workspace, signal) {
   const rows = h("tbody");
   const table = h("table", { class: "table" },
@@ -26,7 +29,7 @@ export function portsView(workspace, signal) {
     const ports = await get(`${workspace.prefix}/ports`, signal);
     table.hidden = ports.length === 0;
     nothing.hidden = ports.length > 0;
-    reconcile(rows, ports, ({ port, address, pid }) => `${port} ${address} ${pid}`, makeRow);
+    reconcile(rows, ports.slice(0, MOST_PORTS), ({ port, address, pid }) => `${port} ${address} ${pid}`, makeRow);
   });
   return { element, isPage: true, title: "Ports", show() {}, close() {} };
 }

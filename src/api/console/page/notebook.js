@@ -2,21 +2,28 @@
 // from code that nobody trusts, so HTML is read for the texts of its tables only, and images are data of an <img>.
 
 import { ApiError, at, call, events, get, post } from "./api.js";
+import { Budget, fill } from "./bounds.js";
 import { ask, badge, button, duration, field, guarded, h, notify, setText, settled, visible } from "./dom.js";
+import { drawing, offer, picture } from "./pictures.js";
 import { tabsView } from "./tabs.js";
 
-/** Most characters of one text that are shown. */
-const MOST_SHOWN = 200_000;
-/** Most rows of a table that are shown. */
-const MOST_ROWS = 500;
-/** Most cells of a row that are shown. */
+/** Most characters of a stream that are kept to be shown. */
+const MOST_STREAM = 200_000;
+/** Most cells of a row of a table that are shown, and most columns that they span. */
 const MOST_CELLS = 200;
-/** Most tables of one result. */
-const MOST_TABLES = 50;
+const MOST_COLUMNS = 1_000;
+/** What the tables of a result may take to draw, what one does, a cell or row of it, and each place that a cell spans. */
+const TABLES = 1_000_000;
+const TABLE = 500;
+const CELL = 50;
+const PLACE = 8;
 /** Most characters of HTML in which tables are looked for. */
 const MOST_HTML = 2_000_000;
-/** Most parts of the output of a cell; the oldest go first. */
+/** Most parts of the output of a cell, and most characters in them; the oldest go first. */
 const MOST_PARTS = 500;
+const MOST_OUTPUT = 20_000_000;
+/** Most characters of JSON that is laid out in lines, by how deep it is. */
+const MOST_INDENTED = 20_000;
 
 /** How a context stands. */
 const toneOf = (context) => ({ busy: "busy", idle: "good", dead: "bad" })[context.state] ?? "quiet";
@@ -173,15 +180,7 @@ function makeCell({ path, signal, kept, remember, refresh, inTurn, next, remove 
   });
   grow();
 
-  const shown = shower(output, path, element);
-  const show = (event) => {
-    try {
-      shown(event);
-    } catch (error) {
-      // What cannot be shown costs itself, and not what comes after it.
-      output.append(h("p", { class: "quiet" }, `a part of the output cannot be shown: ${error.message}`));
-    }
-  };
+  const show = shower(output, path, element);
 
   async function follow(stream) {
     let last = -1;
@@ -264,53 +263,83 @@ function shower(output, path, cell) {
   let clears = false;
   let asking = null;
   const displays = new Map();
-  return (event) => {
-    // Whatever comes after a question is after its answer.
-    asking?.settle();
-    asking = null;
-    if (event === null) {
-      output.replaceChildren();
-      displays.clear();
-      return;
-    }
-    if (clears && event.event !== "clear") {
-      output.replaceChildren();
-      clears = false;
-    }
+  /** The parts of the output, oldest first, and how many characters each was made from. */
+  const sizes = new Map();
+  let held = 0;
+  const resize = (part, size) => {
+    held += size - (sizes.get(part) ?? 0);
+    sizes.set(part, size);
+  };
+  const add = (part, size = 0) => {
+    output.append(part);
+    resize(part, size);
+  };
+  const clear = () => {
+    output.replaceChildren();
+    displays.clear();
+    sizes.clear();
+    held = 0;
+    clears = false;
+  };
+
+  function draw(event) {
     switch (event.event) {
       case "stdout":
       case "stderr": {
         const last = output.lastElementChild;
         const block = last?.matches(`pre.${event.event}`) ? last : h("pre", { class: event.event });
-        if (block !== last) output.append(block);
+        if (block !== last) add(block, MOST_STREAM);
         append(block, event.data);
         break;
       }
       case "display":
       case "result": {
-        const known = event.display_id && displays.get(event.display_id);
-        const made = richest(event.data ?? {});
-        if (event.update && known) known.replaceWith(made);
-        else output.append(made);
-        if (event.display_id) displays.set(event.display_id, made);
+        const { data = {}, display_id: id } = event;
+        const known = event.update && displays.get(id);
+        const part = known || h("div", { "data-id": id });
+        const size = Object.values(data).reduce((sum, form) => sum + (form?.length ?? 0), 0);
+        part.replaceChildren(richest(data));
+        if (known) resize(part, size);
+        else add(part, size);
+        if (id) displays.set(id, part);
         break;
       }
       case "clear":
         if (event.wait) clears = true;
-        else output.replaceChildren();
+        else clear();
         break;
       case "error":
-        output.append(h("pre", { class: "error" }, visibleLines(event.traceback?.length ? event.traceback.join("\n") : `${event.name}: ${event.value}`)));
+        add(textBlock("error", event.traceback?.length ? event.traceback.join("\n") : `${event.name}: ${event.value}`), MOST_STREAM);
         break;
       case "dropped":
-        output.append(h("p", { class: "quiet" }, event.bytes ? `${event.bytes} bytes of output were thrown away` : "part of the output is no longer kept"));
+        add(h("p", { class: "quiet" }, event.bytes ? `${event.bytes} bytes of output were thrown away` : "part of the output is no longer kept"));
         break;
       case "input":
         asking = prompt(event, path, cell);
-        output.append(asking);
+        add(asking);
         break;
     }
-    while (output.childElementCount > MOST_PARTS) output.firstElementChild.remove();
+  }
+
+  return (event) => {
+    // Whatever comes after a question is after its answer.
+    asking?.settle();
+    asking = null;
+    if (event === null) return clear();
+    if (clears && event.event !== "clear") clear();
+    try {
+      draw(event);
+    } catch (error) {
+      // What cannot be shown costs itself, and not what comes after it.
+      add(h("p", { class: "quiet" }, `a part of the output cannot be shown: ${error.message}`));
+    }
+    for (const [part, size] of sizes) {
+      if (sizes.size <= MOST_PARTS && (held <= MOST_OUTPUT || sizes.size === 1)) break;
+      held -= size;
+      sizes.delete(part);
+      displays.delete(part.dataset.id);
+      part.remove();
+    }
   };
 }
 
@@ -318,37 +347,43 @@ const ESCAPES = /\x1b\[[0-9;:]*[ -/]*[@-~]/g;
 
 /** Text of several lines, with what cannot be seen spelled out. */
 function visibleLines(text) {
-  return text.replace(ESCAPES, "").split("\n").map(visible).join("\n");
+  return text.replace(ESCAPES, "").split("\n").map((line) => visible(line, Infinity)).join("\n");
 }
+
+/** A block of text. */
+const textBlock = (kind, text) => fill(h("pre", { class: kind }), visibleLines(text));
 
 /** Adds to a block of text, which is drawn once a frame however often this is called. */
 function append(block, data) {
-  block.raw = ((block.raw ?? "") + data).slice(-MOST_SHOWN);
+  block.raw = (block.raw ?? "") + data;
+  if (block.raw.length > 2 * MOST_STREAM) block.raw = block.raw.slice(-MOST_STREAM);
   block.frame ??= requestAnimationFrame(() => {
     block.frame = undefined;
-    const shown = block.raw.split("\n").map(settled).join("\n");
+    const shown = block.raw.slice(-MOST_STREAM).split("\n").map(settled).join("\n");
     // What follows may write over a line that ends like this.
     block.raw = block.raw.endsWith("\r") ? `${shown}\r` : shown;
-    block.textContent = visibleLines(shown.replaceAll("\t", "    "));
+    fill(block, visibleLines(shown.replaceAll("\t", "    ")));
   });
 }
 
 /** A form for the answer to a question; `settle` leaves the question as text. */
 function prompt(event, path, cell) {
   const input = h("input", { type: event.password ? "password" : "text", class: "mono", autocomplete: "off", "aria-label": visible(event.prompt) || "Input" });
+  const answered = h("div");
   const form = h("form", { class: "command", onsubmit: guarded(async (submitted) => {
     submitted.preventDefault();
     await post(`${path}/input`, { value: input.value });
-    form.settle(event.password ? "" : input.value);
+    answered.settle(event.password ? "" : input.value);
   }) }, h("span", { class: "mono" }, visible(event.prompt)), input, h("button", { class: "button primary" }, "Send"));
-  form.settle = (answer = "") => {
-    if (form.isConnected) form.replaceWith(h("pre", { class: "stdout" }, visibleLines(event.prompt) + visible(answer)));
+  answered.append(form);
+  answered.settle = (answer = "") => {
+    if (form.isConnected) form.replaceWith(textBlock("stdout", event.prompt + visible(answer)));
   };
   // Code that asks takes the keyboard from nothing but its own cell.
   queueMicrotask(() => {
     if (document.activeElement === document.body || cell.contains(document.activeElement)) input.focus();
   });
-  return form;
+  return answered;
 }
 
 const PICTURES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
@@ -356,17 +391,25 @@ const PICTURES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
 /** A value in the richest of its forms that can be shown. */
 function richest(data) {
   const plain = data["text/plain"];
+  const alt = visible(String(plain ?? "picture"));
+  const instead = (type, name) => (reason) => offer(reason, data[type], name, type);
   for (const type of PICTURES) {
-    if (typeof data[type] === "string") return h("div", { class: "picture" }, h("img", { src: `data:${type};base64,${data[type].replaceAll(/\s/g, "")}`, alt: visible(plain ?? "image") }));
+    if (typeof data[type] === "string") return picture(`data:${type};base64,${data[type].replaceAll(/\s/g, "")}`, alt, instead(type, "picture.base64.txt"));
   }
-  if (typeof data["image/svg+xml"] === "string") {
-    // As an image SVG runs no script and loads nothing.
-    return h("div", { class: "picture" }, h("img", { src: `data:image/svg+xml,${encodeURIComponent(data["image/svg+xml"])}`, alt: visible(plain ?? "drawing") }));
-  }
-  const table = typeof data["text/html"] === "string" && tableOf(data["text/html"]);
+  const svg = "image/svg+xml";
+  if (typeof data[svg] === "string") return drawing(data[svg], alt, instead(svg, "drawing.svg"));
+  const html = data["text/html"];
+  const table = typeof html === "string" && tablesOf(html, (reason) => offer(reason, html, "table.html", "text/html"));
   if (table) return table;
-  const text = plain ?? data["text/markdown"] ?? data["text/html"] ?? JSON.stringify(data["application/json"] ?? data, null, 2);
-  return h("pre", { class: "result" }, visibleLines(String(text).slice(0, MOST_SHOWN)));
+  const text = String(plain ?? data["text/markdown"] ?? html ?? inLines(data["application/json"] ?? data));
+  const shown = textBlock("result", text.slice(0, MOST_STREAM));
+  return text.length > MOST_STREAM ? h("div", {}, shown, offer("This is the beginning of a long text", text, "result.txt", "text/plain")) : shown;
+}
+
+/** JSON with a line for each value, if it is short: the indents of deep lists are much longer than the lists. */
+function inLines(value) {
+  const text = JSON.stringify(value);
+  return text.length > MOST_INDENTED ? text : JSON.stringify(value, null, 2);
 }
 
 /** A text without what is between `start` and `end`, letters in either case. Without an end all of the rest goes. */
@@ -386,7 +429,6 @@ function without(text, start, end) {
 
 /** Tags that words do not run together across. */
 const BLOCKS = new Set(["br", "div", "li", "p", "td", "th", "tr"]);
-const TAG = /<(\/?)([a-z][a-z0-9]*)([^<>]*)>/gi;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: " ", ndash: "–", mdash: "—", hellip: "…", times: "×", minus: "−" };
 
 /** The characters that a text of HTML stands for. */
@@ -398,24 +440,40 @@ function decoded(text) {
   });
 }
 
+const COLSPAN = /\bcolspan\s*=\s*["']?([2-9]|[1-9][0-9]{1,2})\b/i;
+const ROWSPAN = /\browspan\s*=\s*["']?([2-9]|[1-9][0-9]{1,2})\b/i;
+
+/** The parts of an HTML text: `[text, isEnd, name, attributes]` for each tag and the text before it. The last has no name. */
+function* tags(html) {
+  const pieces = html.split("<");
+  let text = pieces[0];
+  for (const piece of pieces.slice(1)) {
+    const end = piece.indexOf(">");
+    const name = end > 0 && /^\/?[a-z][a-z0-9]*/i.exec(piece)?.[0];
+    if (!name) text += `<${piece}`;
+    else {
+      yield [text, name[0] === "/", name.replace("/", "").toLowerCase(), piece.slice(name.length, end)];
+      text = piece.slice(end + 1);
+    }
+  }
+  yield [text, false, "", ""];
+}
+
 /**
  * The tables of an HTML text, made anew from the texts of their cells; what is in a table in a cell is a part of the
- * cell's text. Null if it has none, or is too long. The text is as hostile as the code that made it: nothing here
- * parses it as HTML, and everything takes linear time.
+ * cell's text. Null if it has none. Where it is too long, and below the rows that are shown where there are more, stands what
+ * `instead` makes, given why. The text is as hostile as the code that made it: nothing here parses it as HTML, and
+ * everything takes linear time.
  */
-function tableOf(html) {
-  if (html.length > MOST_HTML) return null;
+function tablesOf(html, instead) {
+  if (html.length > MOST_HTML) return instead("This HTML is too long to look for tables in");
   const text = [["<script", "</script>"], ["<style", "</style>"], ["<!--", "-->"]].reduce((rest, [start, end]) => without(rest, start, end), html);
   const tables = [];
   let depth = 0;
   let row = null;
   let cell = null;
-  let from = 0;
-  for (const found of text.matchAll(TAG)) {
-    if (cell) cell.text += text.slice(from, found.index);
-    from = found.index + found[0].length;
-    const name = found[2].toLowerCase();
-    const isEnd = found[1] === "/";
+  for (const [before, isEnd, name, attributes] of tags(text)) {
+    if (cell) cell.text.push(before);
     if (name === "table") {
       depth = Math.max(0, depth + (isEnd ? -1 : 1));
       if (!isEnd && depth === 1) tables.push([]);
@@ -427,15 +485,30 @@ function tableOf(html) {
       cell = null;
       if (!isEnd) {
         if (!row) tables.at(-1).push(row = []);
-        const span = (key) => new RegExp(`\\b${key}\\s*=\\s*["']?([2-9]|[1-9][0-9]{1,2})\\b`, "i").exec(found[3])?.[1];
-        row.push(cell = { name, text: "", colspan: span("colspan"), rowspan: span("rowspan") });
+        const span = (pattern) => Number((attributes && pattern.exec(attributes)?.[1]) || 1);
+        row.push(cell = { name, text: [], colspan: span(COLSPAN), rowspan: span(ROWSPAN) });
       }
-    } else if (cell && BLOCKS.has(name)) cell.text += " ";
+    } else if (cell && BLOCKS.has(name)) cell.text.push(" ");
   }
   if (!tables.length) return null;
-  return h("div", { class: "frames" }, tables.slice(0, MOST_TABLES).map((rows) => {
-    const made = rows.slice(0, MOST_ROWS).map((cells) => h("tr", {}, cells.slice(0, MOST_CELLS).map(({ name, text: content, ...spans }) => h(name, spans, visible(decoded(content).replace(/\s+/g, " ").trim())))));
-    if (rows.length > MOST_ROWS) made.push(h("tr", {}, h("td", { class: "quiet" }, `${rows.length - MOST_ROWS} more rows`)));
-    return h("table", { class: "frame" }, made);
-  }));
+  const budget = new Budget(TABLES);
+  const frames = h("div", { class: "frames" });
+  for (const rows of tables) {
+    if (!budget.spend(TABLE)) break;
+    const table = h("table", { class: "frame" });
+    frames.append(table);
+    for (const cells of rows) {
+      if (!budget.spend(CELL)) break;
+      const made = h("tr");
+      table.append(made);
+      let columns = 0;
+      for (const { name, text: parts, colspan, rowspan } of cells.slice(0, MOST_CELLS)) {
+        columns += colspan;
+        const spans = columns <= MOST_COLUMNS && budget.spend(CELL + PLACE * (colspan * rowspan - 1)) ? { colspan, rowspan } : null;
+        made.append(h(name, spans, budget.take(visible(decoded(parts.join("")).replace(/\s+/g, " ").trim(), Infinity))));
+      }
+    }
+  }
+  if (budget.left < 0) frames.append(instead("Only a part of this is shown"));
+  return frames;
 }

@@ -163,7 +163,7 @@ export function sandboxesView(workspace, signal) {
       network: answer.network || undefined, isolation: answer.isolation || undefined,
       max_total_mem_mb: answer.memory ? Number(answer.memory) : undefined, idle_timeout_secs: answer.idle ? Number(answer.idle) : undefined,
     });
-    if (!made.sandboxes.length) return notify("the host is full: delete a sandbox first", "bad");
+    if (!made.sandboxes.length) return notify(`no sandbox was made: ${made.rejected_reason}`, "bad");
     location.hash = `#/s/${made.sandboxes[0].id}`;
   }
 

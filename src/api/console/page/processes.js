@@ -10,11 +10,17 @@ import { LogView } from "./log.js";
 /** What the server runs at a terminal without a command. */
 const INTERACTIVE_SHELL = "[ -x /bin/bash ] && exec /bin/bash; exec /bin/sh";
 
-/** A command as one line of text. */
+/** Most characters of a command that are shown. */
+const MOST_COMMAND = 500;
+/** Most processes that are listed. */
+const MOST_LISTED = 2_000;
+
+/** A command as one line of text, or its beginning. */
 export function commandText({ cmd, code, language }) {
   if (cmd === INTERACTIVE_SHELL) return "shell";
-  if (code) return `${language}: ${code.split("\n").find((line) => line.trim()) ?? ""}`;
-  return Array.isArray(cmd) ? cmd.map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word}'`)).join(" ") : cmd ?? "";
+  const begin = (text) => (text.length > MOST_COMMAND ? `${text.slice(0, MOST_COMMAND)}…` : text);
+  if (code) return `${language}: ${begin(code).split("\n").find((line) => line.trim()) ?? ""}`;
+  return begin(Array.isArray(cmd) ? cmd.slice(0, MOST_COMMAND).map(begin).map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word}'`)).join(" ") : cmd ?? "");
 }
 
 /** How a process stands, as a badge. */
@@ -73,7 +79,7 @@ export function processesView(workspace, signal) {
   async function refresh() {
     known = await get(path, signal);
     const newest = [...known].sort((one, other) => Number(other.running) - Number(one.running) || other.started_at_ms - one.started_at_ms);
-    reconcile(list, newest, (process) => process.id, makeItem, updateItem);
+    reconcile(list, newest.slice(0, MOST_LISTED), (process) => process.id, makeItem, updateItem);
     if (!shown) showNothing();
     detail?.update(known.find((process) => process.id === shown));
   }

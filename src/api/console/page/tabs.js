@@ -28,7 +28,16 @@ export function tabsView(workspace, signal, { section, title, start, list, look,
   }
 
   const round = every(PERIOD, signal, async () => {
-    const known = await list(shown);
+    let known;
+    try {
+      known = await list(shown);
+    } catch (error) {
+      if (error.code !== "not_built") throw error;
+      const [picture] = nothing(false);
+      start.hidden = true;
+      pane.replaceChildren(empty(picture, title, error.message));
+      return;
+    }
     reconcile(tabs, known, ({ id }) => id, makeTab, updateTab);
     opened?.update(known.find(({ id }) => id === shown));
     if (!shown && pane.firstChild?.className !== "empty") pane.replaceChildren(empty(...nothing(known.length > 0)));

@@ -20,6 +20,17 @@ const LIGHT = {
   brightBlack: "#57606a", brightRed: "#d1242f", brightGreen: "#1f883d", brightYellow: "#9a6700", brightBlue: "#0969da", brightMagenta: "#a475f9", brightCyan: "#1b7c83", brightWhite: "#32383f",
 };
 
+/** Control sequences (ECMA-48 8.3) whose parameter says how often something is done, and most times that it is. */
+const REPEATED = ["I", "L", "M", "S", "T", "Z", "b"];
+const MOST_REPEATED = 1_000;
+
+/** Most characters that the library takes at once. It gives the page a turn between two parts, and never within one. */
+const PART = 1_024;
+
+/** Characters that the library adds to the one before them, and most of them in a row: it takes quadratic time. */
+const MARKS = /[\p{M}\p{Cf}\u1160-\u11ff]+/gu;
+const MOST_MARKS = 16;
+
 /** How often a lost connection is tried again before the pause between tries is this long. */
 const LONGEST_PAUSE = 5000;
 
@@ -59,6 +70,9 @@ class Attached {
   /** Whether what the terminal answers may be sent: not while old output is shown again. */
   #isLive = false;
   #hasEnded = false;
+  #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
+  /** How many marks the output ends with that was shown last. */
+  #marks = 0;
 
   constructor(workspace, id, parent) {
     this.workspace = workspace;
@@ -94,6 +108,8 @@ class Attached {
     const restyle = () => { terminal.options.theme = look(); };
     scheme.addEventListener("change", restyle, { signal });
     document.addEventListener("theme", restyle, { signal });
+    // The library does it as often as it is told to. True leaves the sequence out.
+    for (const final of REPEATED) terminal.parser.registerCsiHandler({ final }, ([times]) => times > MOST_REPEATED);
     this.#fit = new FitAddon();
     terminal.loadAddon(this.#fit);
     terminal.open(this.screen);
@@ -168,7 +184,8 @@ class Attached {
       connected.onmessage = ({ data }) => {
         if (typeof data !== "string") {
           this.#offset += data.byteLength;
-          this.#terminal.write(new Uint8Array(data));
+          const text = this.#text(data);
+          for (let at = 0; at < text.length; at += PART) this.#terminal.write(text.slice(at, at + PART));
           return;
         }
         const event = JSON.parse(data);
@@ -179,6 +196,19 @@ class Attached {
         } else this.#told(event);
       };
       connected.onclose = () => resolve(wasAttached);
+    });
+  }
+
+  /** The next part of the output as text, without what would be too many marks on one character. */
+  #text(data) {
+    const text = this.#decoder.decode(data, { stream: true });
+    const before = this.#marks;
+    if (text) this.#marks = 0;
+    return text.replace(MARKS, (marks, at) => {
+      const count = at === 0 ? before : 0;
+      const kept = [...marks].slice(0, MOST_MARKS - count);
+      if (at + marks.length === text.length) this.#marks = count + kept.length;
+      return kept.join("");
     });
   }
 

@@ -1,24 +1,26 @@
 //! Faults of the machine: no further process, no memory, no /proc, a clock that jumps. A request that
 //! fails names the reason, existing data is not lost, and service recovers when the fault ends.
 //!
+//! Faults of the program itself are in [`panics`].
+//!
 //! Elsewhere: full disks and disks without inodes (`files::atomic`, `host::capacity`,
 //! `walls::exhaustion`); descriptors, threads and address space that connections use up (`hostile`);
 //! limits of one user's processes and of descriptors that commands use up (`exec::refusals`).
 
+mod panics;
+
 use std::fs;
 use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::files::send_what_is_wanted;
 use crate::fixture::{
-    BINARY, Builder, EventStream, Mark, PATIENCE, Reply, Server, Stop, TOKEN, TempDir, events_of,
+    Builder, EventStream, Mark, PATIENCE, Reply, Server, Stop, TOKEN, TempDir, events_of,
     has_namespaces, is_root, numbered_text, output_of, parse_replies, status_of, wait_until,
 };
 use crate::skip;
@@ -28,7 +30,7 @@ use crate::skip;
 fn ask(server: &Server, method: &str, target: &str, body: &str) -> Reply {
     let mut connection = server.connect();
     let request = format!(
-        "{method} {target} HTTP/1.1\r\nConnection: close\r\nX-Sandbox-Token: {TOKEN}\r\nContent-Length: {}\r\n\r\n{body}",
+        "{method} {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Sandbox-Token: {TOKEN}\r\nContent-Length: {}\r\n\r\n{body}",
         body.len()
     );
     let _ = connection.stream.write_all(request.as_bytes());
@@ -512,51 +514,4 @@ fn next_tick(stream: &mut EventStream) {
             .any(|kind| event["event"] == *kind),
         "{event}"
     );
-}
-
-// ---------------------------------------------------------------- the program itself
-
-/// The contract as it stands in the program.
-const CONTRACT: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/openapi.json"));
-
-/// A program whose contract is broken, which it takes for impossible.
-fn broken_program(dir: &TempDir) -> String {
-    let mut program = fs::read(BINARY).unwrap();
-    let mut starts = program.windows(CONTRACT.len());
-    let start = starts.position(|window| window == CONTRACT).unwrap();
-    // Its length stands before it.
-    program[start + 4..start + 1000].fill(0xff);
-    let path = dir.join("sbx-server");
-    fs::write(&path, program).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-    path
-}
-
-#[test]
-fn a_panic_stops_one_thread_and_not_the_server() {
-    let dir = TempDir::new();
-    let builder = Server::builder();
-    let mut command = Command::new(broken_program(&dir));
-    for (name, value) in builder.command().get_envs() {
-        match value {
-            Some(value) => command.env(name, value),
-            None => command.env_remove(name),
-        };
-    }
-    let mut server = builder.start_as(command);
-    let running = server.spawn(&json!({ "cmd": "sleep 1000" }));
-    for round in 1..=20 {
-        let reply = ask(&server, "GET", "/openapi.json", "");
-        assert_eq!((reply.status, &*reply.code()), (500, "internal"));
-        assert_eq!(server.exec(&json!({ "cmd": "echo on" })).stdout, "on\n");
-        wait_until("the panic is in the log", PATIENCE, || {
-            let log = server.log();
-            log.matches("panicked at src/codec/carried.rs:").count() == round
-        });
-    }
-    assert_eq!(server.entry(&running["id"])["running"], true);
-    // It ends as if nothing had been.
-    server.signal(Signal::SIGTERM as i32);
-    let status = server.wait_for_exit(PATIENCE);
-    assert!(status.success(), "{status}");
 }
