@@ -127,19 +127,21 @@ fn a_sandbox_that_is_slow_to_measure_delays_no_other_and_is_ended_itself() {
         skip!("a cgroup keeps the limit");
     }
     let costly = limited(&server, 128);
-    // It takes seconds to find that all 160 MiB are different ones.
-    let process = costly.spawn(&Probe::new(&costly).command(&[
-        &["hog-shared", "80"],
+    let probe = Probe::new(&costly);
+    // Below the limit until all of them are there.
+    let process = costly.spawn(&probe.command(&[
         &["mappings", "40000", "80"],
-        &["copies", "9"],
+        &["copies", "19"],
         &["stay"],
     ]));
     wait_until("it is slow to measure", PATIENCE, || {
-        costly.processes().len() == 10
+        costly.processes().len() == 20
     });
+    // It takes seconds to find that all 160 MiB are different ones.
+    probe.hold(&[&["hog-shared", "80"]]);
     let neighbour = limited(&server, LIMIT);
-    let probe = Probe::new(&neighbour);
-    let outcome = neighbour.exec(&probe.command(&[&["hog-private", "200"], &["stay"]]));
+    let hog = Probe::new(&neighbour).command(&[&["hog-private", "200"], &["stay"]]);
+    let outcome = neighbour.exec(&hog);
     assert_eq!(outcome.exit["reason"], "memory_limit", "{outcome:?}");
     let route = format!("processes/{}", process["id"].as_str().unwrap());
     assert_eq!(
