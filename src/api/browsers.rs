@@ -24,7 +24,6 @@ pub(super) const OWN: &[(&str, &str)] = &[
 pub(super) const OF_ADDRESS: &[&str] = &[
     "accept-ch",
     "alt-svc",
-    "clear-site-data",
     "critical-ch",
     "cross-origin-opener-policy",
     "expect-ct",

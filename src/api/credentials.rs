@@ -58,7 +58,7 @@ pub(super) fn is_bearer(subprotocol: &[u8]) -> bool {
 }
 
 /// The beginning of a subprotocol of WebSocket that carries a token. Browsers can set no header there.
-pub(super) const BEARER_SUBPROTOCOL: &[u8] = b"sbx.bearer.";
+const BEARER_SUBPROTOCOL: &[u8] = b"sbx.bearer.";
 
 /// Whether a token is the one that was presented, compared in constant time.
 pub(super) fn is_same(token: &str, presented: &[u8]) -> bool {

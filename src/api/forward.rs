@@ -30,9 +30,11 @@ const OWN: [&str; 6] = [
     "x-forwarded-prefix",
 ];
 
-/// Fields by which an answer commands the proxy that it passes on its way, such as nginx: to send a file or the answer of
-/// another address in its place, or to keep it. `X-Accel-Buffering` is not among them: it keeps a stream flowing.
-pub(super) const TO_PROXIES: &[&str] = &[
+/// Fields of answers that no door passes on. `Clear-Site-Data` clears the cookies of all names beside this one too. By the
+/// others an answer commands a proxy on its way, such as nginx: to send a file or the answer of another address in its
+/// place, or to keep it. `X-Accel-Buffering` is not among them: it keeps a stream flowing.
+const DROPPED: &[&str] = &[
+    "clear-site-data",
     "x-accel-charset",
     "x-accel-expires",
     "x-accel-limit-rate",
@@ -45,7 +47,7 @@ pub(super) const TO_PROXIES: &[&str] = &[
 
 /// Forwards a request to the server behind a port, which sees `path` and nothing of what is before it.
 /// Of its headers, those that are `withheld` are not for that server, besides [credentials](Withheld). `changes` are made
-/// in its answer.
+/// in its answer, besides dropping what no door passes on.
 pub(super) fn forward(
     context: &Context,
     request: &mut Request<'_>,
@@ -53,7 +55,7 @@ pub(super) fn forward(
     port: &Port,
     path: &[u8],
     withheld: &[&str],
-    changes: FieldChanges,
+    mut changes: FieldChanges,
 ) -> Result<Response, Refusal> {
     if request.head.method == "CONNECT" {
         return Err(Refusal::new(
@@ -62,6 +64,7 @@ pub(super) fn forward(
             "CONNECT is not passed on; other protocols than HTTP begin with an Upgrade",
         ));
     }
+    changes.dropped.push(DROPPED);
     let slot = Arc::clone(request.kept);
     let key = key(&request.head, workspace, port, path, withheld);
     let kept = slot.take(&key);

@@ -76,7 +76,8 @@ enum Denial {
     /// All sockets but those that [`Assembler::socket_check`] allows, by [`Sockets`].
     UnusualSockets,
     /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`, `ENOENT` for [`libc::TCP_ULP`] of `IPPROTO_TCP`. Success without
-    /// effect for [`libc::SO_LINGER`] and, where the server answers look-ups, for [`libc::IP_RECVERR`].
+    /// effect for [`libc::SO_LINGER`], [`libc::TCP_USER_TIMEOUT`] and, where the server answers look-ups,
+    /// [`libc::IP_RECVERR`].
     SocketOptions,
     /// Not denied but left to the server, which answers the call.
     Left,
@@ -125,6 +126,8 @@ const NETWORK: &Table = &[
     // A socket that lingers makes whoever closes its last descriptor wait, for years if its owner likes
     // (socket(7)). That may be a thread of the server, which holds copies of sockets, or one of the kernel, which
     // closes what programs have sent to themselves (net/unix/garbage.c).
+    // With a timeout of its own (tcp(7), `TCP_USER_TIMEOUT`) the kernel keeps a closed connection, and the data that its
+    // peer has not acknowledged, for up to 24 days; without one for about 100 seconds (`tcp_orphan_retries`).
     // An upper layer protocol replaces the operations of a TCP socket by those of a module of the kernel (`tls`, `smc`,
     // `espintcp`), and Landlock knows TCP's only. Programs that ask for `tls` encrypt by themselves without it.
     (Denial::SocketOptions, &[call("setsockopt", 54, 208)]),
@@ -585,7 +588,8 @@ impl Assembler {
                 let option = self.any_of(&[PORT_RANGE], refuse, other);
                 let option = self.load(low_word(2), option);
                 let no_protocol = self.errno(ENOENT);
-                let of_tcp = self.any_of(&[libc::TCP_ULP], no_protocol, allow);
+                let of_tcp = self.any_of(&[libc::TCP_USER_TIMEOUT], pretend, allow);
+                let of_tcp = self.any_of(&[libc::TCP_ULP], no_protocol, of_tcp);
                 let of_tcp = self.load(low_word(2), of_tcp);
                 let level = self.any_of(&[libc::SOL_SOCKET], linger, allow);
                 let level = self.any_of(&[libc::IPPROTO_TCP], of_tcp, level);
@@ -1296,10 +1300,23 @@ mod tests {
             )
         };
         assert_eq!(option(1, 13), Refused(0));
-        for (level, name) in [(1, 12), (1, 14), (0, 13), (6, 13), (41, 13), (13, 1)] {
+        assert_eq!(option(6, 18), Refused(0));
+        for (level, name) in [
+            (6, 17),
+            (6, 19),
+            (0, 18),
+            (1, 18),
+            (1, 12),
+            (1, 14),
+            (0, 13),
+            (6, 13),
+            (41, 13),
+            (13, 1),
+        ] {
             assert_eq!(option(level, name), Allowed, "{level} {name}");
         }
         assert_eq!((libc::SOL_SOCKET, libc::SO_LINGER), (1, 13));
+        assert_eq!((libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), (6, 18));
     }
 
     #[test]

@@ -27,7 +27,6 @@ mod resolver;
 mod sockets;
 mod socks;
 
-use std::net::UdpSocket;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -245,13 +244,10 @@ impl Exits {
 
 /// Whether an address leads to this machine.
 fn leads_here(address: Address) -> bool {
-    address.with_embedded().map(Address::ip).any(|address| {
-        address.is_loopback()
-            // Where the kernel does not tell: only addresses of the machine can be bound, unless a setting
-            // (`ip_nonlocal_bind`) makes that so for all.
-            || sys::is_delivered_here(address)
-                .unwrap_or_else(|_| UdpSocket::bind((address, 0)).is_ok())
-    })
+    address
+        .with_embedded()
+        .map(Address::ip)
+        .any(|address| address.is_loopback() || sys::is_delivered_here(address))
 }
 
 #[cfg(test)]

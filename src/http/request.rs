@@ -3,8 +3,7 @@
 //! [`BodyReader`] knows where the body ends, and nothing reads beyond it. It sends `100 Continue` when
 //! the first byte is wanted, so an upload can be refused before it is sent.
 
-use std::io::ErrorKind;
-use std::net::{IpAddr, UdpSocket};
+use std::net::IpAddr;
 use std::ops::Deref;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::Arc;
@@ -66,17 +65,16 @@ impl Request<'_> {
     /// Whose program is at the far end of the connection.
     pub fn sender(&self) -> Sender {
         let socket = self.body.reader.socket();
-        let (Ok(own), Ok(mut peer)) = (socket.local_addr(), socket.peer_addr()) else {
+        let (Ok(own), Ok(peer)) = (socket.local_addr(), socket.peer_addr()) else {
             return Sender::Unknown;
         };
         if let Some(uid) = sys::tcp_peer_uid(own, peer) {
             return Sender::User(uid);
         }
-        peer.set_port(0);
-        // Only an address of this machine can be bound to.
-        match UdpSocket::bind(peer) {
-            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => Sender::Elsewhere,
-            _ => Sender::Unknown,
+        if sys::is_delivered_here(peer.ip().to_canonical()) {
+            Sender::Unknown
+        } else {
+            Sender::Elsewhere
         }
     }
 }

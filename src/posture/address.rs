@@ -34,8 +34,8 @@ impl Address {
         }
     }
 
-    /// The address, and the IPv4 address that translators and tunnels find in it: at the end (RFC 6052, and the older
-    /// forms of RFC 4291 and RFC 2765), or as RFC 3056 and RFC 4380 say.
+    /// The address, and the IPv4 address that translators and tunnels find in it: at the end (RFC 6052, RFC 8215,
+    /// and the older forms of RFC 4291 and RFC 2765), or as RFC 3056 and RFC 4380 say.
     pub fn with_embedded(self) -> impl Iterator<Item = Self> + Clone {
         let inner = match self.0 {
             IpAddr::V4(_) | IpAddr::V6(Ipv6Addr::LOCALHOST) => None,
@@ -49,7 +49,9 @@ fn embedded(wide: Ipv6Addr) -> Option<Ipv4Addr> {
     let bits = wide.to_bits();
     #[expect(clippy::cast_possible_truncation, reason = "the parts of an address")]
     let inner = match wide.segments() {
-        [0x64, 0xff9b, 0, 0, 0, 0, ..] | [0, 0, 0, 0, 0xffff | 0, 0, ..] => bits as u32,
+        [0x64, 0xff9b, 0, 0, 0, 0, ..]
+        | [0x64, 0xff9b, 1, ..]
+        | [0, 0, 0, 0, 0xffff | 0, 0, ..] => bits as u32,
         [0x2002, ..] => (bits >> 80) as u32,
         [0x2001, 0, ..] => !(bits as u32),
         _ => return None,
@@ -344,6 +346,8 @@ mod tests {
         for (text, inner) in [
             ("64:ff9b::a9fe:a9fe", "169.254.169.254"),
             ("64:ff9b::", "127.0.0.1"),
+            ("64:ff9b:1::a9fe:a9fe", "169.254.169.254"),
+            ("64:ff9b:1:2:3:4:a00:1", "10.0.0.1"),
             ("2002:7f00:1::", "127.0.0.1"),
             ("2001:0:1:2:3:4:80ff:fffe", "127.0.0.1"),
             ("::7f00:1", "127.0.0.1"),

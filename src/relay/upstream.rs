@@ -78,7 +78,7 @@ pub type Keep = (Arc<KeptSlot>, Vec<u8>);
 #[derive(Debug, Clone, Default)]
 pub struct FieldChanges {
     /// Lists of the names of fields that are not passed on, in lower case.
-    pub dropped: &'static [&'static [&'static str]],
+    pub dropped: Vec<&'static [&'static str]>,
     /// Where redirects to the server itself lead.
     pub home: Option<Home>,
     /// For which addresses its cookies are.

@@ -3,8 +3,9 @@
 //!
 //! Needs no privileges. A kernel without `inet_diag`, and some filters, do not answer.
 
+use std::io::ErrorKind;
 use std::mem::MaybeUninit;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::OnceLock;
 
@@ -200,11 +201,20 @@ fn ask_for_sockets(
     exchange(SockProtocol::NetlinkSockDiag, BY_FAMILY, flags, &body)
 }
 
-/// Whether the kernel delivers to this machine what it sends to an address.
+/// Whether the kernel delivers to this machine what it sends to an address. Where it does not tell, the answer is no only
+/// if the address cannot be bound because it is not the machine's.
+pub fn is_delivered_here(address: IpAddr) -> bool {
+    has_local_route(address).unwrap_or_else(|_| {
+        let bound = UdpSocket::bind((address, 0));
+        !bound.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable)
+    })
+}
+
+/// The same, by the kernel's routes.
 ///
 /// # Errors
 /// There is no route, or the kernel does not tell.
-pub fn is_delivered_here(address: IpAddr) -> Result<bool, Errno> {
+fn has_local_route(address: IpAddr) -> Result<bool, Errno> {
     let (family, octets) = match address {
         IpAddr::V4(address) => (libc::AF_INET, address.octets().to_vec()),
         IpAddr::V6(address) => (libc::AF_INET6, address.octets().to_vec()),

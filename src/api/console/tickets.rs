@@ -62,7 +62,7 @@ pub(super) fn answer(
     }
     let lease = enter_by_ticket(request, &workspace)?.ok_or_else(unknown)?;
     let changes = FieldChanges {
-        dropped: &[OF_ADDRESS, forward::TO_PROXIES, DROPPED],
+        dropped: vec![OF_ADDRESS, DROPPED],
         home: Some(forward::home(&port, [b"/t/", ticket].concat())),
         cookies: Cookies::AsSent,
     };

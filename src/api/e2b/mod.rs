@@ -28,7 +28,7 @@ mod watches;
 
 use super::browsers::OWN;
 use super::context::{Context, note_failure};
-use super::forward::{TO_PROXIES, forward};
+use super::forward::forward;
 use crate::codec::query::Query;
 use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
@@ -105,10 +105,8 @@ fn try_answer(
         let port = lease.ports.parse(port.to_string().as_bytes());
         let response = port.map_err(Into::into).and_then(|port| {
             let changes = FieldChanges {
-                // It also clears the cookies of all names beside this one.
-                dropped: &[&["clear-site-data"], TO_PROXIES],
-                home: None,
                 cookies: Cookies::OfHost,
+                ..FieldChanges::default()
             };
             forward(context, request, &lease, &port, &path, &[], changes)
         });

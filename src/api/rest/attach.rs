@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::call::{Answer, Call};
-use crate::api::credentials::BEARER_SUBPROTOCOL;
+use crate::api::credentials::is_bearer;
 use crate::api::json::documents::ExitEvent;
 use crate::api::json::requests::{TerminalRequest, terminal_request};
 use crate::client::Disconnected;
@@ -89,7 +89,7 @@ fn attach_spec(query: &Query) -> Result<AttachSpec> {
 /// It offers only others: it would take what it gets for something else.
 fn select(head: &Head) -> std::result::Result<Option<&'static str>, Refusal> {
     let mut offered = subprotocols(head)
-        .filter(|name| !name.starts_with(BEARER_SUBPROTOCOL))
+        .filter(|name| !is_bearer(name))
         .peekable();
     let offers_none = offered.peek().is_none();
     let known = |name: &[u8]| {

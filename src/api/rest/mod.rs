@@ -138,11 +138,6 @@ fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> 
             answer(&call, context.machine.host()?, captures.sandbox)
         }
         Operation::Inside(operation) => {
-            if let InWorkspace::Proxy = operation
-                && let Some(page) = ports::page_instead(&call)?
-            {
-                return Ok(page);
-            }
             let lease = context.enter(call.request, target.scope)?;
             fault::point("request");
             let response = match operation {

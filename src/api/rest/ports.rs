@@ -16,6 +16,9 @@ use crate::relay::{Cookies, FieldChanges};
 use crate::workspace::Workspace;
 
 /// `ANY proxy/{port}{path}`.
+///
+/// # Errors
+/// 403 if a browser asks for a program that would answer for all of this address.
 pub(super) fn forward(
     call: &mut Call<'_, '_>,
     workspace: &Workspace,
@@ -24,13 +27,15 @@ pub(super) fn forward(
 ) -> Answer {
     let port = workspace.ports.parse(port)?;
     let head = &call.request.head;
-    #[cfg(feature = "console")]
+    if wants_service_worker(head) {
+        return Err(no_service_worker());
+    }
     if wants_page(head) {
-        return lead_to_ticket(call, workspace, port, path);
+        return page_instead(call, workspace, port, path);
     }
     let prefix = head.path[..head.path.len() - path.len()].to_vec();
     let changes = FieldChanges {
-        dropped: &[OF_ADDRESS, forward::TO_PROXIES],
+        dropped: vec![OF_ADDRESS],
         home: None,
         cookies: Cookies::Below {
             prefix,
@@ -55,7 +60,7 @@ const PAGE_FIELDS: [(&str, &str); 5] = [
     ("Content-Type", "text/html; charset=utf-8"),
     (
         "Content-Security-Policy",
-        "sandbox allow-forms allow-same-origin; default-src 'none'; form-action 'self'; base-uri 'none'; \
+        "sandbox allow-forms allow-same-origin; default-src 'none'; style-src 'unsafe-inline'; form-action 'self'; base-uri 'none'; \
          frame-ancestors 'none'",
     ),
     ("X-Frame-Options", "DENY"),
@@ -64,47 +69,40 @@ const PAGE_FIELDS: [(&str, &str); 5] = [
 ];
 
 /// What a browser gets that would make a page of this server's origin of the answer: a page with a button, so that
-/// nothing happens by a link alone. `None` for other requests, and for that of the button.
+/// nothing happens by a link alone. The button leads to a ticket, at whose address the page of the server inside has an
+/// origin of its own.
 ///
 /// # Errors
-/// 403 if the request is for a program that would answer for all of this address, or for a page by another way than a
-/// link.
-pub(super) fn page_instead(call: &Call<'_, '_>) -> Result<Option<Response>, Refusal> {
-    let head = &call.request.head;
-    if wants_service_worker(head) {
-        return Err(no_service_worker());
-    }
-    if !wants_page(head) {
-        return Ok(None);
-    }
+/// 403 if the request is neither to look at the page nor that of its button.
+#[cfg_attr(
+    not(feature = "console"),
+    expect(unused_variables, reason = "tickets are the console's")
+)]
+fn page_instead(call: &Call<'_, '_>, workspace: &Workspace, port: Port, path: &[u8]) -> Answer {
     #[cfg(feature = "console")]
     {
+        let head = &call.request.head;
         if browsers::is_safe(head) {
             let page = Body::Bytes(include_bytes!("open.html").to_vec());
             let fields = PAGE_FIELDS.iter();
-            let page = fields.fold(Response::new(403, page), |page, (name, value)| {
-                page.with_header(name, *value)
-            });
-            return Ok(Some(page));
+            return Ok(
+                fields.fold(Response::new(403, page), |page, (name, value)| {
+                    page.with_header(name, *value)
+                }),
+            );
         }
         let says_origin = head.header("origin").is_some() && !browsers::is_foreign(head);
         let is_own = browsers::is_own(head)
             || (says_origin && call.context.origins.admit(call.request).is_ok());
         if head.method == "POST" && is_own {
-            return Ok(None);
+            let ticket = call.context.tickets.make(workspace.downgrade(), port)?;
+            let target = forward::target(path, head.query.as_deref());
+            let location = format!("/t/{ticket}{}", String::from_utf8_lossy(&target));
+            return Ok(Response::new(303, Body::Empty).with_header("Location", location));
         }
     }
     let text = "a page of a server inside would be a page of this server; make an address for it by POST tickets";
     Err(Refusal::new(403, "forbidden", text))
-}
-
-/// Sends a browser on to an address where the page of a server inside has an origin of its own.
-#[cfg(feature = "console")]
-fn lead_to_ticket(call: &Call<'_, '_>, workspace: &Workspace, port: Port, path: &[u8]) -> Answer {
-    let ticket = call.context.tickets.make(workspace.downgrade(), port)?;
-    let target = forward::target(path, call.request.head.query.as_deref());
-    let location = format!("/t/{ticket}{}", String::from_utf8_lossy(&target));
-    Ok(Response::new(303, Body::Empty).with_header("Location", location))
 }
 
 /// `GET ports`.

@@ -129,11 +129,8 @@ fn a_sandbox_that_is_slow_to_measure_delays_no_other_and_is_ended_itself() {
     let costly = limited(&server, 128);
     let probe = Probe::new(&costly);
     // Below the limit until all of them are there.
-    let process = costly.spawn(&probe.command(&[
-        &["mappings", "40000", "80"],
-        &["copies", "19"],
-        &["stay"],
-    ]));
+    let process =
+        costly.spawn(&probe.command(&[&["mappings", "40000", "80"], &["copies", "19"], &["stay"]]));
     wait_until("it is slow to measure", PATIENCE, || {
         costly.processes().len() == 20
     });

@@ -207,7 +207,7 @@ os._exit(0)"
 }
 
 /// A connection that lingers is waited for by whoever closes it last; the kernel's own threads too, which close what
-/// processes have sent to themselves.
+/// processes have sent to themselves. One with a timeout of its own stays in the kernel after the sandbox.
 #[test]
 fn no_socket_of_a_sandbox_lingers() {
     if !is_root() {
@@ -233,9 +233,12 @@ one = socket.socket()
 for on, seconds in [(1, 600), (1, 0), (0, 0)]:
     one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack('ii', on, seconds))
     print(struct.unpack('ii', one.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8))[0])
-print(one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))";
+one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 2**31 - 1)
+print(one.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT))
+print(one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1), one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE))
+print(one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1), one.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))";
             let outcome = sandbox.exec(&json!({ "cmd": ["python3", "-c", code] }));
-            assert_eq!(outcome.stdout, "0\n0\n0\nNone 1\n", "{body}");
+            assert_eq!(outcome.stdout, "0\n0\n0\n0\nNone 1\nNone 1\n", "{body}");
             sandbox.delete();
         }
     }
