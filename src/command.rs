@@ -72,6 +72,16 @@ pub enum StdinSource {
     Open,
 }
 
+impl StdinSource {
+    /// Bytes in memory until the command has read them.
+    pub fn held_bytes(&self) -> usize {
+        match self {
+            Self::Given(bytes) => bytes.len(),
+            Self::Empty | Self::Open => 0,
+        }
+    }
+}
+
 /// Run by `/bin/sh` where a terminal is asked for without a command: an interactive shell. The command
 /// chooses it, not the server, because it may see other files.
 pub const INTERACTIVE_SHELL: &str = "[ -x /bin/bash ] && exec /bin/bash; exec /bin/sh";

@@ -14,10 +14,12 @@ pub(super) const APART: (&str, &str) = (
     "sandbox allow-scripts allow-forms",
 );
 
-/// Fields of the server's own answers: no page of another origin can use them as a script, a style or an image.
+/// Fields of the server's own answers: no page of another origin can use them as a script, a style or an image, and no
+/// cache keeps them. A cache may not know that `X-Sandbox-Token` is a credential.
 pub(super) const OWN: &[(&str, &str)] = &[
     ("X-Content-Type-Options", "nosniff"),
     ("Cross-Origin-Resource-Policy", "same-origin"),
+    ("Cache-Control", "no-store"),
 ];
 
 /// Fields by which an answer speaks for all of its address, and not for itself.

@@ -13,7 +13,7 @@
 //! [`libc::TCP_ULP`], `ENOENT` as from a kernel without the protocol.
 //!
 //! Allowed on purpose:
-//! - ptrace, `process_vm_*`, `process_madvise`, `pidfd_getfd`, kcmp, signals, scheduling and memory
+//! - ptrace, `process_vm_*`, `process_madvise`, `pidfd_getfd`, kcmp, signals, nice values and memory
 //!   policy: the kernel requires the same uid, and debuggers need them;
 //! - adjtimex, `clock_adjtime`: without a capability they only read;
 //! - personality, prctl, `arch_prctl`, seccomp, Landlock, `lsm_set_self_attr`, mseal, pkeys, shadow
@@ -27,7 +27,7 @@
 //! and a command pays for the attaching. Numbers are merged into ranges with one answer, and a binary
 //! search over their boundaries takes about seven comparisons; a linear search makes a program that takes
 //! ten times as long to attach. Only clone, unshare, socket, socketpair, setsockopt, sendto, sendmsg,
-//! sendmmsg, fcntl and ioctl have their arguments checked.
+//! sendmmsg, fcntl, ioctl and `sched_setscheduler` have their arguments checked.
 //!
 //! This module makes the program; the child attaches it, in `sys`.
 
@@ -201,6 +201,19 @@ const KERNEL: &Table = &[
         Denial::Commands(&[libc::F_SETPIPE_SZ]),
         &[call("fcntl", 72, 25)],
     ),
+    // Idle processes get next to no time beside busy ones. One that holds a lock of the kernel keeps everybody waiting
+    // who needs the lock, for example for the entries of a directory. The other call has the policy in memory.
+    (
+        Denial::Commands(&[
+            libc::SCHED_IDLE,
+            libc::SCHED_IDLE | libc::SCHED_RESET_ON_FORK,
+        ]),
+        &[call("sched_setscheduler", 144, 119)],
+    ),
+    (Denial::Always(ENOSYS), &[call("sched_setattr", 314, 274)]),
+    // The machine has only so many events of asynchronous I/O for everybody (`fs.aio-max-nr`), and one process can take
+    // all. Databases fall back to threads.
+    (Denial::Always(ENOSYS), &[call("io_setup", 206, 0)]),
     // Keyrings belong to uids: the next sandbox with the uid would get them.
     (
         Denial::Always(EPERM),
@@ -850,7 +863,10 @@ mod tests {
                     }
                 }
             }
-            for number in listed.iter().flat_map(|number| [number - 1, number + 1]) {
+            for number in listed
+                .iter()
+                .flat_map(|number| [number.saturating_sub(1), number + 1])
+            {
                 if !listed.contains(&number) {
                     assert_eq!(
                         verdict_on(architecture, number, [u64::MAX; 6]),
@@ -908,7 +924,7 @@ mod tests {
             SYS_clone3 SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register SYS_memfd_secret
             SYS_shmget SYS_shmat SYS_shmctl SYS_shmdt SYS_semget SYS_semop SYS_semctl SYS_semtimedop
             SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl SYS_mq_open SYS_mq_unlink
-            SYS_nfsservctl SYS_lookup_dcookie
+            SYS_nfsservctl SYS_lookup_dcookie SYS_io_setup SYS_sched_setattr
         );
         #[cfg(target_arch = "x86_64")]
         {
@@ -925,6 +941,7 @@ mod tests {
             ("sendmmsg", libc::SYS_sendmmsg),
             ("ioctl", libc::SYS_ioctl),
             ("fcntl", libc::SYS_fcntl),
+            ("sched_setscheduler", libc::SYS_sched_setscheduler),
         ] {
             let listed = Architecture::COMPILED_FOR.number_of(find(name));
             assert_eq!(listed.map(i64::from), Some(number), "{name}");
@@ -949,20 +966,20 @@ mod tests {
             Architecture::X86_64,
             &[
                 16, 29, 30, 31, 41, 44, 46, 53, 54, 56, 64, 65, 66, 67, 68, 69, 70, 71, 72, 103,
-                134, 153, 154, 155, 156, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171, 172,
-                173, 175, 176, 179, 180, 212, 220, 227, 240, 241, 246, 248, 249, 250, 272, 298,
-                300, 304, 307, 308, 313, 320, 321, 323, 425, 426, 427, 428, 429, 430, 431, 432,
-                433, 435, 442, 443, 447, 457, 458, 467, 470,
+                134, 144, 153, 154, 155, 156, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171,
+                172, 173, 175, 176, 179, 180, 206, 212, 220, 227, 240, 241, 246, 248, 249, 250,
+                272, 298, 300, 304, 307, 308, 313, 314, 320, 321, 323, 425, 426, 427, 428, 429,
+                430, 431, 432, 433, 435, 442, 443, 447, 457, 458, 467, 470,
             ],
         ),
         (
             Architecture::Aarch64,
             &[
-                18, 25, 29, 39, 40, 41, 42, 51, 58, 60, 89, 97, 104, 105, 106, 112, 116, 142, 161,
-                162, 170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195, 196, 197,
-                198, 199, 206, 208, 211, 217, 218, 219, 220, 224, 225, 241, 262, 265, 268, 269,
-                273, 280, 282, 294, 425, 426, 427, 428, 429, 430, 431, 432, 433, 435, 442, 443,
-                447, 457, 458, 467, 470,
+                0, 18, 25, 29, 39, 40, 41, 42, 51, 58, 60, 89, 97, 104, 105, 106, 112, 116, 119,
+                142, 161, 162, 170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195,
+                196, 197, 198, 199, 206, 208, 211, 217, 218, 219, 220, 224, 225, 241, 262, 265,
+                268, 269, 273, 274, 280, 282, 294, 425, 426, 427, 428, 429, 430, 431, 432, 433,
+                435, 442, 443, 447, 457, 458, 467, 470,
             ],
         ),
     ];
@@ -1440,7 +1457,6 @@ mod tests {
         call("gettid", 186, 178),
         call("futex", 202, 98),
         call("sched_setaffinity", 203, 122),
-        call("io_setup", 206, 0),
         x86_64_only("epoll_create", 213),
         call("getdents64", 217, 61),
         call("set_tid_address", 218, 96),

@@ -20,6 +20,7 @@ mod process;
 mod pump;
 pub mod registry;
 pub mod ring;
+mod shares;
 mod start;
 mod stdin;
 mod stdio;

@@ -23,8 +23,8 @@ use nix::errno::Errno;
 use super::portion::Portion;
 use super::process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 use super::ring::Stream;
+use super::shares::OpenShare;
 use super::stdio::Outputs;
-use super::terminal::TerminalShare;
 use crate::client::{Client, Disconnected, KeepAlive};
 use crate::fault;
 use crate::ledger::{Charge, Ledger};
@@ -73,6 +73,8 @@ pub struct Pump {
     /// Whether the process has ended and could not be reaped, so that its pidfd tells no more.
     is_held: bool,
     phase: Phase,
+    /// Of the commands whose output is open: descendants may keep it open after the end.
+    share: Option<OpenShare>,
 }
 
 /// What a pump holds of a terminal.
@@ -80,7 +82,7 @@ pub(super) struct HeldTerminal {
     /// Open until the process is reaped, so that a program may close all its descriptors and open the
     /// terminal again: reading the master of a terminal that nobody has open is its end.
     pub(super) terminal: Option<Arc<OwnedFd>>,
-    pub(super) _share: TerminalShare,
+    pub(super) _share: OpenShare,
 }
 
 /// More bytes than a terminal holds for its master. What a process has written before its end is within
@@ -136,6 +138,7 @@ impl Pump {
         terminal: Option<HeldTerminal>,
         input: Option<GivenInput>,
         deadline: Option<Instant>,
+        share: OpenShare,
     ) -> Self {
         let phase = process
             .pidfd()
@@ -150,6 +153,7 @@ impl Pump {
             recheck: None,
             is_held: false,
             phase,
+            share: Some(share),
         }
     }
 
@@ -512,6 +516,7 @@ impl Drop for Pump {
             recheck: self.recheck.take(),
             is_held: self.is_held,
             phase: std::mem::replace(&mut self.phase, Phase::Over),
+            share: self.share.take(),
         });
     }
 }

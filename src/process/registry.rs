@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 use super::logs::{Log, LogStore, LogTenant};
 use super::process::{Exit, Origin, Process, Reason, StdinSlot, finish, kill_trees};
 use super::pump::{GivenInput, HeldTerminal, Pump, PumpOwner};
+use super::shares::{OpenCount, OpenShare};
 use super::start::Start;
 use super::stdio::{Stdio, sealed_file};
 use super::supervisor::Supervisor;
-use super::terminal::{OpenTerminals, Terminal};
+use super::terminal::{self, Terminal, share_terminals};
 use super::tree::{Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::activity::Activity;
@@ -80,13 +81,20 @@ impl Shared {
     }
 }
 
+/// Commands whose output is open, in all workspaces.
+static OPEN: AtomicU64 = AtomicU64::new(0);
+
+/// How many descriptors of the server a command needs: three streams and a pidfd.
+const DESCRIPTORS: u64 = 4;
+
 /// The processes of one workspace.
 pub struct Registry {
     shared: Arc<Shared>,
     logs: Arc<LogTenant>,
     activity: Arc<Activity>,
     ledger: Arc<Ledger>,
-    terminals: OpenTerminals,
+    terminals: OpenCount,
+    commands: OpenCount,
     next: AtomicU64,
     /// Never held while a command is being started.
     table: Mutex<ProcessTable>,
@@ -229,7 +237,8 @@ impl Registry {
             logs: Arc::default(),
             activity,
             ledger,
-            terminals: OpenTerminals::default(),
+            terminals: OpenCount::among(&terminal::OPEN),
+            commands: OpenCount::among(&OPEN),
             next: AtomicU64::new(1),
             table: Mutex::default(),
             start_ended: Condvar::new(),
@@ -328,12 +337,12 @@ impl Registry {
             Role::Interpreter(socket) => (None, Some(socket)),
         };
         let mut texts = self.charge_texts(spec.start_bytes())?;
-        let held_stdin = match &spec.input {
-            StdinSource::Given(bytes) => bytes.len(),
-            StdinSource::Empty | StdinSource::Open => 0,
-        };
-        let held_stdin = self.ledger.charge(Item::Stdin, held_stdin)?;
-        let share = spec.terminal.is_some().then(|| self.terminals.add());
+        let held_stdin = self.ledger.charge(Item::Stdin, spec.input.held_bytes())?;
+        let command_share = self.share_commands()?;
+        let share = spec
+            .terminal
+            .is_some()
+            .then(|| share_terminals(&self.terminals));
         let share = share.transpose()?;
         let namespaces = confinement.namespaces();
         let mut stdio = {
@@ -401,14 +410,14 @@ impl Registry {
         };
         let process = Arc::new(process);
         let owner = Arc::clone(self);
-        let deadline = start.deadline;
         let pump = Pump::new(
             Arc::clone(&process),
             owner,
             stdio.outputs,
             held,
             given,
-            deadline,
+            start.deadline,
+            command_share,
         );
         if !process.is_interpreter {
             self.activity.begin();
@@ -426,6 +435,24 @@ impl Registry {
             panicked.resume();
         }
         Ok(pump)
+    }
+
+    /// Counts one more command whose output the server reads. All together may use half of the server's descriptors, and a
+    /// sandbox as many as are left of these, so that it keeps nobody from being served.
+    ///
+    /// # Errors
+    /// `OverLimit`.
+    fn share_commands(&self) -> Result<OpenShare> {
+        let (share, own) = self.commands.add();
+        let most = sys::limits(libc::RLIMIT_NOFILE).rlim_cur / 2 / DESCRIPTORS;
+        if self.ledger.is_whole() || own <= most.saturating_sub(OPEN.load(Ordering::Relaxed)) {
+            return Ok(share);
+        }
+        let text = format!(
+            "cannot start the command: the output of {} others is open here; end the processes that have it open",
+            own - 1
+        );
+        Err(Error::new(Kind::OverLimit, text))
     }
 
     /// Charges the texts of a command. Forgets as many ended processes as it needs room for, the oldest end

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::errno::Errno;
 
+use super::shares::{OpenCount, OpenShare};
 use super::stdio::NO_TERMINAL;
 use crate::command::{TerminalSize, TerminalSpec};
 use crate::error::{Error, Kind, Result};
@@ -150,44 +151,26 @@ pub fn terminal_use() -> TerminalUse {
     }
 }
 
-/// The terminals that one workspace has open.
-#[derive(Default)]
-pub(super) struct OpenTerminals(Arc<AtomicU64>);
-
-/// One of them, until dropped.
-pub(super) struct TerminalShare(Arc<AtomicU64>);
-
-impl OpenTerminals {
-    /// Counts one more. A workspace may have as many as are left on the machine, so that none takes more
-    /// than half of them this way. What its commands open by themselves (`/dev/ptmx`) is not counted.
-    ///
-    /// # Errors
-    /// `OverLimit`; `NoTerminals` if none is left.
-    pub(super) fn add(&self) -> Result<TerminalShare> {
-        let own = self.0.fetch_add(1, Ordering::Relaxed) + 1;
-        OPEN.fetch_add(1, Ordering::Relaxed);
-        let share = TerminalShare(Arc::clone(&self.0));
-        match free_terminals() {
-            Some(0) => {
-                let text = format!("{NO_TERMINAL}: all of the machine are in use");
-                Err(Error::new(Kind::NoTerminals, text))
-            }
-            Some(free) if own > free => {
-                let text = format!(
-                    "{NO_TERMINAL}: {} are open here and the machine has {free} more; end processes that have one",
-                    own - 1
-                );
-                Err(Error::new(Kind::OverLimit, text))
-            }
-            _ => Ok(share),
+/// Counts one more terminal of a workspace. It may have as many as are left on the machine, so that none takes more than
+/// half of them this way. What its commands open by themselves (`/dev/ptmx`) is not counted.
+///
+/// # Errors
+/// `OverLimit`; `NoTerminals` if none is left.
+pub(super) fn share_terminals(open: &OpenCount) -> Result<OpenShare> {
+    let (share, own) = open.add();
+    match free_terminals() {
+        Some(0) => {
+            let text = format!("{NO_TERMINAL}: all of the machine are in use");
+            Err(Error::new(Kind::NoTerminals, text))
         }
-    }
-}
-
-impl Drop for TerminalShare {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-        OPEN.fetch_sub(1, Ordering::Relaxed);
+        Some(free) if own > free => {
+            let text = format!(
+                "{NO_TERMINAL}: {} are open here and the machine has {free} more; end processes that have one",
+                own - 1
+            );
+            Err(Error::new(Kind::OverLimit, text))
+        }
+        _ => Ok(share),
     }
 }
 

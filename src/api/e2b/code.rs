@@ -91,8 +91,7 @@ pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -
     };
     Ok(Response::new(200, Body::Stream(Box::new(write)))
         .with_header("Content-Type", "application/json")
-        .with_header("X-Accel-Buffering", "no")
-        .with_header("Cache-Control", "no-store"))
+        .with_header("X-Accel-Buffering", "no"))
 }
 
 /// `GET /contexts`.

@@ -237,7 +237,6 @@ fn framed(body: Body) -> Response {
     Response::new(200, body)
         .with_header("Content-Type", STREAM)
         .with_header("X-Accel-Buffering", "no")
-        .with_header("Cache-Control", "no-store")
 }
 
 /// Adds one message to a stream.

@@ -109,7 +109,6 @@ pub(super) fn call(
         None
     };
     Response::new(200, Body::Late(Box::new(find)))
-        .with_header("Cache-Control", "no-store")
         .with_header("X-Accel-Buffering", "no")
         .holding(held)
 }

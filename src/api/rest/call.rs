@@ -60,7 +60,6 @@ pub(super) fn event_stream(write: Box<dyn FnOnce(&mut StreamWriter) + Send>) -> 
     Response::new(200, Body::Stream(write))
         .with_header("Content-Type", "application/x-ndjson")
         .with_header("X-Accel-Buffering", "no")
-        .with_header("Cache-Control", "no-store")
 }
 
 /// A JSON document that is sent when something has happened. Until then white space, which JSON

@@ -31,7 +31,7 @@ pub(super) fn forward(
         return Err(no_service_worker());
     }
     if wants_page(head) {
-        return page_instead(call, workspace, port, path);
+        return page_instead(call, workspace, &port, path);
     }
     let prefix = head.path[..head.path.len() - path.len()].to_vec();
     let changes = FieldChanges {
@@ -78,7 +78,7 @@ const PAGE_FIELDS: [(&str, &str); 5] = [
     not(feature = "console"),
     expect(unused_variables, reason = "tickets are the console's")
 )]
-fn page_instead(call: &Call<'_, '_>, workspace: &Workspace, port: Port, path: &[u8]) -> Answer {
+fn page_instead(call: &Call<'_, '_>, workspace: &Workspace, port: &Port, path: &[u8]) -> Answer {
     #[cfg(feature = "console")]
     {
         let head = &call.request.head;
@@ -95,7 +95,10 @@ fn page_instead(call: &Call<'_, '_>, workspace: &Workspace, port: Port, path: &[
         let is_own = browsers::is_own(head)
             || (says_origin && call.context.origins.admit(call.request).is_ok());
         if head.method == "POST" && is_own {
-            let ticket = call.context.tickets.make(workspace.downgrade(), port)?;
+            let ticket = call
+                .context
+                .tickets
+                .make(workspace.downgrade(), port.clone())?;
             let target = forward::target(path, head.query.as_deref());
             let location = format!("/t/{ticket}{}", String::from_utf8_lossy(&target));
             return Ok(Response::new(303, Body::Empty).with_header("Location", location));

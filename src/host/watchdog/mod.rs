@@ -22,7 +22,6 @@ use std::time::{Duration, Instant};
 
 use super::Host;
 use super::sandbox::Sandbox;
-use crate::crew::Crew;
 use crate::logging;
 use crate::panics::essential;
 use crate::sync::{Condvar, Mutex, lock};
@@ -86,8 +85,6 @@ struct Rounds {
     looks: Vec<Look>,
     /// How long the exact looks of the last sweep with any took together, without costly ones.
     cost: Duration,
-    crew: Crew<Order>,
-    costly_crew: Crew<Order>,
     /// When the next look at a costly sandbox may begin.
     rests_until: Instant,
     reports: Arc<Reports>,
@@ -119,7 +116,8 @@ struct Order {
     at: Instant,
     is_begun: bool,
     is_given_up: Arc<AtomicBool>,
-    is_due: bool,
+    /// Whether another look is due at once.
+    is_due: AtomicBool,
     reports: Arc<Reports>,
 }
 
@@ -172,20 +170,10 @@ impl Look {
 
 impl Rounds {
     fn new() -> Self {
-        let crew = |name, nice| {
-            Crew::new(name, STACK_BYTES, move |order: Order| {
-                if nice > 0 {
-                    sys::make_thread_nice(nice);
-                }
-                order.carry_out();
-            })
-        };
         Self {
             reader: Reader::new(),
             looks: Vec::new(),
             cost: Duration::ZERO,
-            crew: crew("measure", 0),
-            costly_crew: crew("measure-costly", COSTLY_NICE),
             rests_until: Instant::now(),
             reports: Arc::default(),
         }
@@ -236,7 +224,7 @@ impl Rounds {
                 at: now,
                 is_begun: false,
                 is_given_up: Arc::default(),
-                is_due: true,
+                is_due: AtomicBool::new(true),
                 host: Arc::clone(host),
                 sandbox,
                 reports: Arc::clone(&self.reports),
@@ -310,13 +298,24 @@ impl Rounds {
         } else {
             self.looks.push(look);
         }
-        let crew = if look.is_costly {
-            &self.costly_crew
+        let name = if look.is_costly {
+            "measure-costly"
         } else {
-            &self.crew
+            "measure"
         };
         order.is_begun = true;
-        if let Err((order, _)) = crew.give(order) {
+        let order = Arc::new(order);
+        let theirs = Arc::clone(&order);
+        let thread = thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                if look.is_costly {
+                    sys::make_thread_nice(COSTLY_NICE);
+                }
+                theirs.carry_out();
+            });
+        if thread.is_err() {
             order.carry_out();
         }
     }
@@ -353,8 +352,7 @@ impl Rounds {
 
 impl Order {
     /// Takes the exact figure, and ends what runs if it is above the limit.
-    fn carry_out(mut self) {
-        let host = Arc::clone(&self.host);
+    fn carry_out(&self) {
         let mut reader = Reader::new();
         let mut used = 0;
         for pause in [Duration::ZERO, CONFIRMED_AFTER] {
@@ -373,11 +371,11 @@ impl Order {
             used = found;
             self.sandbox.limits.note_use(used);
             if used <= self.limit {
-                self.is_due = false;
+                self.is_due.store(false, Ordering::Relaxed);
                 return;
             }
         }
-        end(&host, &self.sandbox, used, self.limit);
+        end(&self.host, &self.sandbox, used, self.limit);
     }
 }
 
@@ -387,7 +385,7 @@ impl Drop for Order {
             lock(&self.reports.list).push(Report {
                 sandbox: self.sandbox.number,
                 cost: self.at.elapsed(),
-                is_due: self.is_due,
+                is_due: self.is_due.load(Ordering::Relaxed),
             });
             self.reports.has_changed.notify_all();
         }

@@ -313,6 +313,8 @@ fn no_answer_is_a_part_of_another_page() {
             Some("same-origin"),
             "{target}"
         );
+        let cached = reply.header("cache-control");
+        assert!(matches!(cached, Some("no-store" | "no-cache")), "{target}");
     }
     let ranged = ask(
         &server,

@@ -262,6 +262,52 @@ fn descriptors_that_are_used_up() {
     });
 }
 
+/// A command that has ended costs the server descriptors as long as one of its descendants has its output open.
+#[test]
+fn outputs_that_stay_open_after_their_commands() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host()
+        .wrapped_in(&["prlimit", "--nofile=1024:1024"])
+        .start();
+    withstand(&server, &json!({}), |sandbox| {
+        // A program that others give their output to, over a socket: so they are no processes of its sandbox any more.
+        let keeper = "import socket
+server = socket.socket(socket.AF_UNIX)
+server.bind('keeper')
+server.listen(256)
+kept = []
+while True:
+    connection, _ = server.accept()
+    kept.append(socket.recv_fds(connection, 1, 2))
+    connection.sendall(b'.')";
+        let keeper = sandbox.spawn(&json!({ "cmd": ["python3", "-c", keeper] }));
+        wait_until("the keeper listens", PATIENCE, || {
+            sandbox.home.join("keeper").exists()
+        });
+        let give = "import socket
+connection = socket.socket(socket.AF_UNIX)
+connection.connect('keeper')
+socket.send_fds(connection, [b'.'], [1, 2])
+connection.recv(1)";
+        let command = json!({ "cmd": ["python3", "-c", give] });
+        // A thousand would take all descriptors of the server several times.
+        let refused = (0..1000).find_map(|_| {
+            let reply = sandbox.post("processes", &command);
+            (reply.status != 200).then_some(reply)
+        });
+        let refused = refused.expect("a command is refused");
+        assert_error(&refused, 503, "over_limit");
+        assert!(descriptors_of(server.inner_pid()) < 700);
+        let route = format!("processes/{}", keeper["id"].as_str().unwrap());
+        assert_eq!(sandbox.request("DELETE", &route, b"").status, 200);
+        wait_until("there is room again", PATIENCE, || {
+            sandbox.post("processes", &json!({ "cmd": "true" })).status == 200
+        });
+    });
+}
+
 #[test]
 fn connections_to_the_server_that_never_finish_a_request() {
     if !is_root() {

@@ -34,7 +34,7 @@ fn refused() -> Vec<(&'static str, i64, &'static str)> {
         SYS_clone3 SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register SYS_memfd_secret
         SYS_shmget SYS_shmat SYS_shmctl SYS_shmdt SYS_semget SYS_semop SYS_semctl SYS_semtimedop
         SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl SYS_mq_open SYS_mq_unlink
-        SYS_nfsservctl SYS_lookup_dcookie
+        SYS_nfsservctl SYS_lookup_dcookie SYS_io_setup SYS_sched_setattr
     ));
     #[cfg(target_arch = "x86_64")]
     {
@@ -93,6 +93,7 @@ fn no_call_of_the_table_is_left_out_of_this_test() {
             "sendmmsg",
             "ioctl",
             "fcntl",
+            "sched_setscheduler",
             // Left to the server, under a transparent network only.
             "connect",
             "listen",
@@ -292,6 +293,26 @@ fn no_pipe_is_made_larger_from_inside() {
     let mut plan = Plan::default();
     plan.add(&["syscall", &fcntl, "1", &grow, "1048576"], "EPERM");
     plan.add(&["syscall", &fcntl, "1", &size], "ok");
+    Probe::new(&sandbox).check(&plan);
+}
+
+/// An idle process that holds a lock of the kernel keeps others waiting as long as its sandbox likes.
+#[test]
+fn no_process_is_scheduled_as_idle() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let schedule = libc::SYS_sched_setscheduler.to_string();
+    let mut plan = Plan::default();
+    for idle in ["5", "0x40000005", "0xdeadbeef00000005"] {
+        plan.add(&["syscall", &schedule, "0", idle, "buffer"], "EPERM");
+    }
+    // Ordinary and batch scheduling.
+    for policy in ["3", "0"] {
+        plan.add(&["syscall", &schedule, "0", policy, "buffer"], "ok");
+    }
     Probe::new(&sandbox).check(&plan);
 }
 
