@@ -46,7 +46,7 @@ pub trait Client: Peer {
 }
 
 /// How often work that does not wait for its client looks whether the client is still there.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+pub const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Notices that a client disconnects while work goes on that never waits for it.
 pub struct Lookout {

@@ -9,7 +9,7 @@
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag};
@@ -21,7 +21,8 @@ use super::name::FilePath;
 use super::name_at::{NameAt, key};
 use super::read::Opened;
 use super::root::Root;
-use crate::client::{Interrupt, Stopped};
+use crate::client::{Interrupt, LOOK_EVERY, Stopped};
+use crate::codec::sort::sort;
 use crate::error::{Detail, Error, Kind};
 use crate::sync::{Condvar, Mutex, lock};
 
@@ -43,11 +44,12 @@ impl Root {
     /// Waits until no other request replaces one of these files.
     ///
     /// # Errors
-    /// `Changed` if others take too long.
-    pub fn turn(&self, paths: &[FilePath]) -> Result<Turn, Error> {
+    /// `Changed` if others take too long; or it was interrupted.
+    pub fn turn(&self, paths: &[FilePath], interrupt: &mut dyn Interrupt) -> Result<Turn, Stopped> {
         let keys = paths.iter().map(|path| self.key(path)).collect();
         let named = || paths.first().map(FilePath::to_string).unwrap_or_default();
-        Turn::take(keys).ok_or_else(|| changed(named(), BUSY))
+        let turn = Turn::take(keys, interrupt)?;
+        Ok(turn.ok_or_else(|| changed(named(), BUSY))?)
     }
 
     /// Checks a condition before anything is changed.
@@ -158,8 +160,17 @@ pub(super) fn changed(path: impl std::fmt::Display, why: &str) -> Error {
     Error::new(Kind::Changed, format!("cannot write {path}: {why}"))
 }
 
-static REPLACED: LazyLock<Mutex<HashSet<Vec<u8>>>> = LazyLock::new(Mutex::default);
+/// The turns of all workspaces: whoever holds the lock looks at one key, however many a request has.
+static TURNS: LazyLock<Mutex<Turns>> = LazyLock::new(Mutex::default);
 static NEXT: Condvar = Condvar::new();
+
+#[derive(Default)]
+struct Turns {
+    /// The keys of files that are replaced.
+    held: HashSet<Vec<u8>>,
+    /// Those of them that others wait for: the end of another turn wakes nobody.
+    awaited: HashSet<Vec<u8>>,
+}
 
 /// How long a request waits for its turn. To copy over a large file that cannot be replaced takes longer.
 const TURN_LIMIT: Duration = Duration::from_secs(10);
@@ -184,30 +195,151 @@ impl Turn {
             let act = format_args!("cannot write {shown}");
             Error::system(act, errno)
         })?;
-        Self::take(vec![key]).ok_or_else(|| changed(shown, BUSY))
+        match Self::take(vec![key], &mut Patient) {
+            Ok(Some(turn)) => Ok(turn),
+            Ok(None) | Err(_) => Err(changed(shown, BUSY)),
+        }
     }
 
     /// Waits for the turn; `None` if others take too long.
-    fn take(keys: Vec<Vec<u8>>) -> Option<Self> {
-        let replaced = lock(&REPLACED);
-        let (mut replaced, is_free) = NEXT.wait_while_for(replaced, TURN_LIMIT, |replaced| {
-            keys.iter().any(|key| replaced.contains(key))
-        });
-        if !is_free {
-            return None;
+    fn take(
+        mut keys: Vec<Vec<u8>>,
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<Option<Self>, Stopped> {
+        let deadline = Instant::now() + TURN_LIMIT;
+        // Requests for the same files meet at the first of them, and each key is there once.
+        sort(&mut keys);
+        keys.dedup();
+        loop {
+            let mut turn = Self(Vec::with_capacity(keys.len()));
+            for key in &keys {
+                if !lock(&TURNS).held.insert(key.clone()) {
+                    break;
+                }
+                turn.0.push(key.clone());
+            }
+            let Some(busy) = keys.get(turn.0.len()) else {
+                return Ok(Some(turn));
+            };
+            // Whoever waits holds nothing, so that no two wait for each other.
+            drop(turn);
+            let mut is_free = false;
+            while !is_free {
+                is_free = wait_for(busy);
+                interrupt.check()?;
+                if Instant::now() >= deadline {
+                    return Ok(None);
+                }
+            }
         }
-        replaced.extend(keys.iter().cloned());
-        Some(Self(keys))
+    }
+}
+
+/// Waits until nobody holds the turn of a key. False if somebody still does after a while.
+fn wait_for(key: &[u8]) -> bool {
+    let is_held = |turns: &mut Turns| {
+        let is_held = turns.held.contains(key);
+        if is_held && !turns.awaited.contains(key) {
+            turns.awaited.insert(key.to_vec());
+        }
+        is_held
+    };
+    NEXT.wait_while_for(lock(&TURNS), LOOK_EVERY, is_held).1
+}
+
+/// Work that nothing interrupts.
+pub(super) struct Patient;
+
+impl Interrupt for Patient {
+    fn check(&mut self) -> Result<(), Stopped> {
+        Ok(())
     }
 }
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        let mut replaced = lock(&REPLACED);
+        let mut is_awaited = false;
         for key in &self.0 {
-            replaced.remove(key);
+            let mut turns = lock(&TURNS);
+            turns.held.remove(key);
+            is_awaited |= turns.awaited.remove(key);
         }
-        drop(replaced);
-        NEXT.notify_all();
+        if is_awaited {
+            NEXT.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+
+    use super::*;
+
+    fn keys(test: &str, numbers: &[usize]) -> Vec<Vec<u8>> {
+        let numbers = numbers.iter();
+        numbers
+            .map(|number| format!("{test} {number}").into_bytes())
+            .collect()
+    }
+
+    /// A client that leaves.
+    struct Leaves;
+
+    impl Interrupt for Leaves {
+        fn check(&mut self) -> Result<(), Stopped> {
+            Err(Stopped::Disconnected)
+        }
+    }
+
+    #[test]
+    fn whoever_waits_for_a_turn_holds_none_and_may_leave() {
+        let [first, second, both] =
+            [&[1][..], &[2], &[1, 2, 1]].map(|numbers| keys("leaves", numbers));
+        let taken = |keys: &[Vec<u8>]| Turn::take(keys.to_vec(), &mut Leaves);
+        let turn = taken(&second).unwrap();
+        assert!(turn.is_some());
+        assert!(matches!(taken(&both), Err(Stopped::Disconnected)));
+        assert!(lock(&TURNS).awaited.contains(&second[0]));
+        // What it could have had is free.
+        let other = taken(&first).unwrap();
+        assert!(!lock(&TURNS).awaited.contains(&first[0]));
+        drop((turn, other));
+        let turn = taken(&both).unwrap();
+        for key in [&first[0], &second[0]] {
+            let turns = lock(&TURNS);
+            assert!(turns.held.contains(key) && !turns.awaited.contains(key));
+        }
+        drop(turn);
+        assert!(!lock(&TURNS).held.contains(&first[0]));
+    }
+
+    #[test]
+    fn requests_for_some_of_the_same_files_follow_each_other() {
+        let holders: Vec<_> = (0..5).map(|_| AtomicUsize::new(0)).collect();
+        thread::scope(|scope| {
+            for worker in 0..6 {
+                let holders = &holders;
+                scope.spawn(move || {
+                    for round in 0..200 {
+                        // In any order.
+                        let files = [0, 2, 3].map(|step| (worker * (step + 1) + round + step) % 5);
+                        let turn = Turn::take(keys("follow", &files), &mut Patient).unwrap();
+                        let turn = turn.unwrap();
+                        for (place, file) in files.iter().enumerate() {
+                            let is_again = files[..place].contains(file);
+                            let before = holders[*file].fetch_add(1, Ordering::SeqCst);
+                            assert!(is_again || before == 0, "two hold {file}");
+                        }
+                        thread::yield_now();
+                        for file in files {
+                            holders[file].fetch_sub(1, Ordering::SeqCst);
+                        }
+                        drop(turn);
+                    }
+                });
+            }
+        });
     }
 }

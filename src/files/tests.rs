@@ -22,6 +22,7 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 
 use super::beneath::Resolver;
+use super::condition::Patient;
 use super::name::FilePath;
 use super::{FileKind, Files, Overwrite, Root, Unpacking, make_home, remove_home};
 use crate::error::{Error, Kind};
@@ -645,7 +646,8 @@ fn nobody_replaces_a_file_in_the_turn_of_another_request() {
         }
         let before = fs::symlink_metadata(world.home("file")).unwrap().ino();
         let now = || fs::symlink_metadata(world.home("file")).unwrap().ino();
-        let turn = root.files().unwrap().turn(&[path("file")]).unwrap();
+        let turn = root.files().unwrap().turn(&[path("file")], &mut Patient);
+        let turn = turn.unwrap();
         thread::scope(|scope| {
             let running = scope.spawn(run);
             // Without a turn it takes a fraction of that.

@@ -6,17 +6,19 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::activity::Activity;
+use crate::client::{Interrupt, Stopped};
 use crate::confine::Confinement;
 use crate::egress::Report;
 use crate::error::{Error, Kind, Result};
-use crate::files::{Files, Root};
+use crate::files::name::FilePath;
+use crate::files::{Files, Root, Turn};
 #[cfg(feature = "interpreter")]
 use crate::interpreter::Contexts;
 use crate::interpreter::ContextsSettings;
 use crate::ledger::Ledger;
 use crate::ports::Ports;
 use crate::posture::Posture;
-use crate::priority::BackgroundWork;
+use crate::priority::{BackgroundWork, run_in_background};
 use crate::process::registry::{Registry, Shared};
 use crate::workspace::watches::Watches;
 
@@ -148,6 +150,43 @@ impl Workspace {
         Ok(())
     }
 
+    /// Waits until no other request replaces one of these files. The end of the workspace ends the wait.
+    ///
+    /// # Errors
+    /// `Changed` if others take too long; or it was interrupted.
+    pub(super) fn turn(
+        &self,
+        paths: &[FilePath],
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Turn, Stopped> {
+        let workspace = self;
+        let mut interrupt = WhileOpen {
+            workspace,
+            interrupt,
+        };
+        self.files()?.turn(paths, &mut interrupt)
+    }
+
+    /// Runs work that reads much, as [`run_in_background`] does. The end of the workspace interrupts it too.
+    ///
+    /// # Errors
+    /// `NoThreads`; or those of the work.
+    pub(super) fn work(
+        &self,
+        interrupt: &mut dyn Interrupt,
+        work: &mut (dyn FnMut(&mut dyn Interrupt) -> std::result::Result<(), Stopped> + Send),
+    ) -> std::result::Result<(), Stopped> {
+        let mut ended = Ok(());
+        run_in_background(&self.background, interrupt, &mut |interrupt| {
+            let workspace = self;
+            ended = work(&mut WhileOpen {
+                workspace,
+                interrupt,
+            });
+        })?;
+        ended
+    }
+
     /// Ends the workspace: it gives no lease and starts nothing from here on.
     pub fn close(&self) {
         self.activity.close();
@@ -161,6 +200,19 @@ impl Workspace {
     /// Ends the workspace if it has been idle for `limit`. True if it has ended.
     pub fn close_if_idle(&self, limit: Duration) -> bool {
         self.activity.close_if_idle(limit)
+    }
+}
+
+/// Interrupts work also when the workspace has ended.
+struct WhileOpen<'a> {
+    workspace: &'a Workspace,
+    interrupt: &'a mut dyn Interrupt,
+}
+
+impl Interrupt for WhileOpen<'_> {
+    fn check(&mut self) -> std::result::Result<(), Stopped> {
+        self.workspace.check_open()?;
+        self.interrupt.check()
     }
 }
 

@@ -218,7 +218,7 @@ pub(super) fn write(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
 /// Changes of a file.
 pub(super) fn edit(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let request = edit_request(arguments.get().as_bytes())?;
-    let edited = call.workspace.edit_file(&request)?;
+    let edited = call.workspace.edit_file(&request, call.client)?;
     let structured = to_value(&EditDocument::of(&request.path, &edited));
     Ok(ToolResult::new(
         String::from_utf8_lossy(&edited.diff),

@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 /// `POST files/edit`.
 pub(super) fn edit(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let request = edit_request(&call.json_body()?)?;
-    let edited = workspace.edit_file(&request)?;
+    let edited = workspace.edit_file(&request, &mut call.interrupt())?;
     Ok(Response::json(&EditDocument::of(&request.path, &edited)))
 }
 
@@ -37,6 +37,7 @@ pub(super) fn patch(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         .body
         .read_all(MAX_PATCH_BYTES, &call.request.ledger)?;
     let strip = usize::try_from(strip).unwrap_or(usize::MAX);
-    let patched = workspace.patch_files(&directory, &body, strip, is_dry_run)?;
+    let patched =
+        workspace.patch_files(&directory, &body, strip, is_dry_run, &mut call.interrupt())?;
     Ok(Response::json(&PatchDocument::of(&patched)))
 }

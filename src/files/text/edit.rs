@@ -10,6 +10,9 @@ use std::rc::Rc;
 use memchr::memmem::Finder;
 
 use super::diff::Splice;
+use super::pace::Pace;
+use super::told;
+use crate::client::Stopped;
 use crate::codec::sort::{sort, sort_by};
 
 /// Most line numbers of an ambiguous text that are told.
@@ -17,6 +20,15 @@ const MAX_LINES_TOLD: usize = 100;
 
 /// Most places that the edits of a text replace.
 pub const MAX_PLACES: usize = 100_000;
+
+/// The line ends in each so many bytes are counted once for all edits.
+const COUNTED_BYTES: usize = 64 * 1024;
+
+/// Most bytes besides white space of a text whose nearest place is told.
+const MAX_NEAREST: usize = 64 * 1024;
+
+/// So many bytes of a text, its white space left out, are searched for that at a time.
+const BLACK_BYTES: usize = 4 * MAX_NEAREST;
 
 /// One edit.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,13 +75,13 @@ pub enum Count {
 }
 
 /// Why edits cannot be made. Edits are numbered from 0.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum EditError {
     /// The text of an edit is not there.
     NoMatch {
         /// The edit.
         edit: usize,
-        /// Where the text differs only in white space: the line, from 1, and what is there.
+        /// Where the text differs only in white space: the line, from 1, and how what is there begins.
         nearest: Option<(u64, Vec<u8>)>,
     },
     /// The text is there another number of times.
@@ -100,15 +112,24 @@ pub enum EditError {
         /// The line, from 1.
         line: u64,
     },
+    /// It was interrupted.
+    Stopped(Stopped),
+}
+
+impl From<Stopped> for EditError {
+    fn from(stopped: Stopped) -> Self {
+        Self::Stopped(stopped)
+    }
 }
 
 /// What the edits replace: in the order of the text, without overlaps.
 ///
 /// # Errors
-/// The first edit that does not fit.
-pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, EditError> {
+/// The first edit that does not fit; or it was interrupted.
+pub fn plan(text: &[u8], edits: &[Edit], pace: &mut Pace<'_>) -> Result<Vec<Splice>, EditError> {
     let has_crlf = ends_lines_with_crlf(text);
     let mut splices = Vec::new();
+    let mut ends = Vec::new();
     for (number, edit) in edits.iter().enumerate() {
         match &edit.place {
             EditTarget::Text { old, count } => {
@@ -121,7 +142,7 @@ pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, EditError> {
                         text.clone()
                     }
                 });
-                let found = occurrences(text, &old, *count, number)?;
+                let found = occurrences(text, &old, *count, number, pace)?;
                 if splices.len() + found.len() > MAX_PLACES {
                     return Err(EditError::TooMany { edit: number });
                 }
@@ -137,10 +158,20 @@ pub fn plan(text: &[u8], edits: &[Edit]) -> Result<Vec<Splice>, EditError> {
                 }));
             }
             EditTarget::Lines { first, last } => {
-                splices.push((
-                    number,
-                    lines(text, *first, *last, &edit.new, has_crlf, number)?,
-                ));
+                if ends.is_empty() {
+                    ends.extend(text.chunks(COUNTED_BYTES).map(count_lines));
+                }
+                pace.spend(COUNTED_BYTES)?;
+                let (start, end) =
+                    lines(text, &ends, *first, *last).map_err(|lines| EditError::NoLines {
+                        edit: number,
+                        lines,
+                    })?;
+                let splice = Splice {
+                    range: start..end,
+                    text: lines_in_place_of(&text[start..end], &edit.new, has_crlf).into(),
+                };
+                splices.push((number, splice));
             }
         }
     }
@@ -169,6 +200,7 @@ fn occurrences(
     old: &[u8],
     count: Count,
     edit: usize,
+    pace: &mut Pace<'_>,
 ) -> Result<Vec<usize>, EditError> {
     if old.is_empty() {
         return if text.is_empty() && count != Count::Exactly(0) {
@@ -181,22 +213,30 @@ fn occurrences(
         };
     }
     let finder = Finder::new(old);
-    // One too many tells that there are too many.
-    let found: Vec<usize> = finder.find_iter(text).take(MAX_PLACES + 1).collect();
+    let (mut found, mut total, mut from) = (Vec::new(), 0, 0);
+    while let Some(start) = pace.find(text, &finder, from)? {
+        total += 1;
+        from = start + old.len();
+        // One too many tells that there are too many.
+        if found.len() <= MAX_PLACES {
+            found.push(start);
+        } else if count == Count::All {
+            break;
+        }
+    }
     if found.is_empty() {
-        let nearest = nearest(text, old);
+        let nearest = nearest(text, old, pace)?;
         return Err(EditError::NoMatch { edit, nearest });
     }
     let Count::Exactly(count) = count else {
         return Ok(found);
     };
-    // Whether another one begins within one of these.
-    let overlapping = found.iter().filter_map(|start| {
+    let mut all = found.clone();
+    for start in &found {
+        // Whether another one begins within this one.
         let end = (start + 2 * old.len() - 1).min(text.len());
-        let inside = finder.find(&text[start + 1..end])?;
-        Some(start + 1 + inside)
-    });
-    let mut all: Vec<usize> = overlapping.chain(found.iter().copied()).collect();
+        all.extend(pace.find(&text[..end], &finder, start + 1)?);
+    }
     sort(&mut all);
     all.dedup();
     if all.len() as u64 == count && all == found {
@@ -205,12 +245,12 @@ fn occurrences(
     let mut lines = Vec::new();
     let (mut line, mut counted) = (1, 0);
     for start in all.iter().take(MAX_LINES_TOLD) {
-        line += memchr::memchr_iter(b'\n', &text[counted..*start]).count() as u64;
+        line += count_lines(&text[counted..*start]) as u64;
         counted = *start;
         lines.push(line);
     }
     let found = if found.len() > MAX_PLACES {
-        finder.find_iter(text).count()
+        total
     } else {
         all.len()
     };
@@ -218,64 +258,99 @@ fn occurrences(
     Err(EditError::Ambiguous { edit, found, lines })
 }
 
-/// The first place where the text is `old` but for white space.
-fn nearest(text: &[u8], old: &[u8]) -> Option<(u64, Vec<u8>)> {
-    let is_black = |byte: &u8| !byte.is_ascii_whitespace();
-    let black = |text: &[u8]| text.iter().copied().filter(is_black).collect::<Vec<_>>();
-    let old = black(old);
-    if old.is_empty() {
-        return None;
+/// The first place where the text is `old` but for white space: its line, and how it begins. It is a hint, so a
+/// long text is not looked for, and the memory it takes is small.
+fn nearest(
+    text: &[u8],
+    old: &[u8],
+    pace: &mut Pace<'_>,
+) -> Result<Option<(u64, Vec<u8>)>, Stopped> {
+    let old = black_bytes(old, MAX_NEAREST + 1);
+    if old.is_empty() || old.len() > MAX_NEAREST {
+        return Ok(None);
     }
-    let start = Finder::new(&old).find(&black(text))?;
-    let mut places = text.iter().enumerate().filter(|(_, byte)| is_black(byte));
-    let (first, _) = places.nth(start)?;
-    let last = match old.len() {
-        1 => first,
-        length => places.nth(length - 2)?.0,
-    };
-    Some((line_of(text, first), text[first..=last].to_vec()))
+    let finder = Finder::new(&old);
+    let mut from = 0;
+    loop {
+        let rest = &text[from..];
+        let part = black_bytes(rest, BLACK_BYTES);
+        pace.spend(part.len())?;
+        let found = finder.find(&part);
+        // What begins in the last bytes may end after them.
+        let next = found.unwrap_or(BLACK_BYTES - old.len() + 1);
+        let mut places = black(rest);
+        let Some((first, _)) = places.nth(next) else {
+            return Ok(None);
+        };
+        from += first;
+        if found.is_some() {
+            let after = old.len().checked_sub(2);
+            let last = after.and_then(|after| places.nth(after));
+            let last = last.map_or(first, |(last, _)| last);
+            let there = told(&rest[first..=last]).to_vec();
+            return Ok(Some((line_of(text, from), there)));
+        }
+    }
 }
 
-fn lines(
-    text: &[u8],
-    first: u64,
-    last: u64,
-    new: &[u8],
-    has_crlf: bool,
-    edit: usize,
-) -> Result<Splice, EditError> {
-    let count = memchr::memchr_iter(b'\n', text).count() as u64;
+/// The bytes that are no white space, and where they are.
+fn black(text: &[u8]) -> impl Iterator<Item = (usize, u8)> + '_ {
+    let bytes = text.iter().copied().enumerate();
+    bytes.filter(|(_, byte)| !byte.is_ascii_whitespace())
+}
+
+/// The first so many of them.
+fn black_bytes(text: &[u8], most: usize) -> Vec<u8> {
+    black(text).map(|(_, byte)| byte).take(most).collect()
+}
+
+/// Where lines begin and end. `ends` has the number of line ends in each [`COUNTED_BYTES`].
+///
+/// # Errors
+/// There are no such lines, only so many.
+fn lines(text: &[u8], ends: &[usize], first: u64, last: u64) -> Result<(usize, usize), u64> {
+    let count = ends.iter().sum::<usize>() as u64;
     let count = count + u64::from(!text.is_empty() && !text.ends_with(b"\n"));
     if first == 0 || last > count {
-        return Err(EditError::NoLines { edit, lines: count });
+        return Err(count);
     }
-    // A line begins after the end of the one before it.
+    // Where so many lines have ended.
     let after = |lines: u64| {
-        let before = usize::try_from(lines)
-            .ok()
-            .and_then(|lines| lines.checked_sub(1));
-        before.map_or(Some(0), |skipped| {
-            memchr::memchr_iter(b'\n', text)
-                .nth(skipped)
-                .map(|end| end + 1)
-        })
+        let mut left = usize::try_from(lines).unwrap_or(usize::MAX);
+        let mut start = 0;
+        for (part, ends) in text.chunks(COUNTED_BYTES).zip(ends) {
+            let Some(before) = left.checked_sub(1) else {
+                break;
+            };
+            if before < *ends {
+                let end = memchr::memchr_iter(b'\n', part).nth(before);
+                return start + end.map_or(part.len(), |end| end + 1);
+            }
+            left -= ends;
+            start += part.len();
+        }
+        start
     };
-    let start = after(first - 1).unwrap_or(text.len());
-    let end = after(last).unwrap_or(text.len());
+    Ok((after(first - 1), after(last)))
+}
+
+/// What comes in place of some lines.
+fn lines_in_place_of(old: &[u8], new: &[u8], has_crlf: bool) -> Vec<u8> {
     let mut new = if has_crlf && memchr::memchr(b'\r', new).is_none() {
         with_crlf(new)
     } else {
         new.to_vec()
     };
     if !new.is_empty() {
-        let own_end = line_end(&text[start..end]);
         new.truncate(new.len() - line_end(&new).len());
-        new.extend_from_slice(own_end);
+        new.extend_from_slice(line_end(old));
     }
-    Ok(Splice {
-        range: start..end,
-        text: new.into(),
-    })
+    new
+}
+
+/// How many lines end in a text.
+fn count_lines(text: &[u8]) -> usize {
+    memchr::memchr_iter(b'\n', text).count()
 }
 
 /// The bytes that end the last line.
@@ -290,7 +365,7 @@ fn line_end(text: &[u8]) -> &[u8] {
 
 /// The number of the line that has a byte, from 1.
 fn line_of(text: &[u8], at: usize) -> u64 {
-    1 + memchr::memchr_iter(b'\n', &text[..at]).count() as u64
+    1 + count_lines(&text[..at]) as u64
 }
 
 fn ends_lines_with_crlf(text: &[u8]) -> bool {
@@ -311,7 +386,19 @@ fn with_crlf(text: &[u8]) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::super::diff::spliced;
+    use super::super::pace::tests::Steps;
     use super::*;
+    use crate::files::condition::Patient;
+
+    impl PartialEq for EditError {
+        fn eq(&self, other: &Self) -> bool {
+            format!("{self:?}") == format!("{other:?}")
+        }
+    }
+
+    fn planned(text: &str, edits: &[Edit]) -> Result<Vec<Splice>, EditError> {
+        plan(text.as_bytes(), edits, &mut Pace::new(&mut Patient))
+    }
 
     fn replace(old: &str, new: &str, count: Count) -> Edit {
         let place = EditTarget::Text {
@@ -336,7 +423,7 @@ mod tests {
     }
 
     fn edited(text: &str, edits: &[Edit]) -> Result<String, EditError> {
-        let splices = plan(text.as_bytes(), edits)?;
+        let splices = planned(text, edits)?;
         Ok(String::from_utf8(spliced(text.as_bytes(), &splices)).unwrap())
     }
 
@@ -460,13 +547,86 @@ mod tests {
         let text = "a".repeat(MAX_PLACES);
         let new = "x".repeat(1 << 20);
         let edits = [replace("a", &new, Count::All)];
-        let splices = plan(text.as_bytes(), &edits).unwrap();
+        let splices = planned(&text, &edits).unwrap();
         assert!(Rc::ptr_eq(&splices[0].text, &splices[MAX_PLACES - 1].text));
         let text = text + "a";
-        assert_eq!(
-            plan(text.as_bytes(), &edits),
-            Err(EditError::TooMany { edit: 0 })
+        assert_eq!(planned(&text, &edits), Err(EditError::TooMany { edit: 0 }));
+    }
+
+    #[test]
+    fn lines_are_found_wherever_their_ends_are_counted() {
+        let (long, short) = (COUNTED_BYTES - 1, "x\n".repeat(COUNTED_BYTES));
+        let text = format!(
+            "{}\n{short}{}\nlast",
+            "a".repeat(long),
+            "b".repeat(3 * long)
         );
+        let all: Vec<_> = text.split_inclusive('\n').collect();
+        let count = all.len() as u64;
+        for (first, last) in [
+            (1, 1),
+            (1, 2),
+            (2, 2),
+            (2, 40_000),
+            (count - 1, count),
+            (1, count),
+        ] {
+            let (start, end) = (usize::try_from(first - 1), usize::try_from(last));
+            let (start, end) = (start.unwrap(), end.unwrap());
+            let rest = [&all[..start].concat(), &all[end..].concat()[..]].concat();
+            assert!(
+                edited(&text, &[at(first, last, "")]).unwrap() == rest,
+                "{first}-{last}"
+            );
+        }
+        assert_eq!(
+            edited(&text, &[at(1, count + 1, "")]),
+            Err(EditError::NoLines {
+                edit: 0,
+                lines: count
+            })
+        );
+    }
+
+    #[test]
+    fn a_text_that_differs_in_white_space_is_found_in_a_long_file() {
+        let wanted = "f(a,\tb)";
+        let nearest = |text: &str| match edited(text, &[once(wanted, "")]) {
+            Err(EditError::NoMatch { nearest, .. }) => nearest,
+            other => panic!("{other:?}"),
+        };
+        for before in [
+            0,
+            BLACK_BYTES - 8,
+            BLACK_BYTES - 3,
+            BLACK_BYTES,
+            2 * BLACK_BYTES - 9,
+        ] {
+            let text = format!("{}\n  f(a, b)  \n", "x \t".repeat(before));
+            assert_eq!(nearest(&text), Some((2, b"f(a, b)".to_vec())), "{before}");
+        }
+        assert_eq!(nearest(&"f ( a b".repeat(BLACK_BYTES)), None);
+        // However much white space there is, the beginning is told.
+        let (line, told) = nearest(&format!("f(a, {}b)", " ".repeat(1 << 20))).unwrap();
+        assert_eq!((line, told.len()), (1, super::super::MAX_TOLD));
+    }
+
+    #[test]
+    fn edits_stop_when_they_are_interrupted() {
+        // Both read the text once at least.
+        let text = "ab".repeat(4 << 20);
+        for old in ["ab", "c"] {
+            let mut steps = Steps(3);
+            let result = plan(
+                text.as_bytes(),
+                &[once(old, "")],
+                &mut Pace::new(&mut steps),
+            );
+            assert!(matches!(
+                result,
+                Err(EditError::Stopped(Stopped::Disconnected))
+            ));
+        }
     }
 
     #[test]

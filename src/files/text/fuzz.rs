@@ -2,7 +2,9 @@
 
 use super::diff::{Splice, spliced, unified};
 use super::edit::{Count, Edit, EditError, EditTarget, plan};
+use super::pace::Pace;
 use super::patch::{apply, parse};
+use crate::files::condition::Patient;
 use crate::fuzz::{bounded, check};
 
 #[test]
@@ -33,7 +35,7 @@ fn edits_change_what_they_say_and_their_diff_tells_it() {
         })
         .take(8)
         .collect();
-        match plan(text, &edits) {
+        match plan(text, &edits, &mut Pace::new(&mut Patient)) {
             Ok(splices) => {
                 let new = spliced(text, &splices);
                 let (diff, is_cut) = unified("x", text, &splices, usize::MAX);
@@ -74,6 +76,7 @@ fn edits_change_what_they_say_and_their_diff_tells_it() {
                 edits: [one, other],
                 ..
             }) => assert!(one <= other && other < edits.len()),
+            Err(EditError::Stopped(_)) => panic!("nothing stops it"),
         }
         let whole = Splice {
             range: 0..text.len(),
@@ -179,7 +182,7 @@ fn a_patch_is_read_in_bounded_memory_and_changes_what_its_lines_say() {
         };
         for file in &files {
             assert!(file.old.is_some() || file.new.is_some());
-            let Ok((new, moves)) = apply(text, &file.hunks) else {
+            let Ok((new, moves)) = apply(text, &file.hunks, &mut Pace::new(&mut Patient)) else {
                 continue;
             };
             assert_eq!(moves.len(), file.hunks.len());
@@ -194,7 +197,8 @@ fn a_patch_is_read_in_bounded_memory_and_changes_what_its_lines_say() {
         let (diff, _) = unified("f", text, std::slice::from_ref(&splice), usize::MAX);
         if !diff.is_empty() {
             let files = parse(&diff, 1).unwrap();
-            assert_eq!(apply(text, &files[0].hunks).unwrap().0, patch);
+            let applied = apply(text, &files[0].hunks, &mut Pace::new(&mut Patient));
+            assert_eq!(applied.unwrap().0, patch);
         }
     });
 }

@@ -5,11 +5,18 @@
 
 use memchr::memmem::Finder;
 
+use super::pace::Pace;
+use super::told;
+use crate::client::Stopped;
+
 /// Most files of a patch.
 pub const MAX_PATCHED_FILES: usize = 1000;
 
 /// Most hunks of a file.
 const MAX_HUNKS: usize = 10_000;
+
+/// Longest name of a file: the kernel takes none that is longer (`path_resolution(7)`).
+const MAX_NAME: usize = 4095;
 
 /// What a patch does to one file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,10 +69,25 @@ pub struct Misfit {
     pub hunk: usize,
     /// The line of the text, from 1.
     pub line: u64,
-    /// What is there; `None` beyond the end.
+    /// How what is there begins; `None` beyond the end.
     pub text: Option<Vec<u8>>,
     /// Whether the old lines are elsewhere, and more than once.
     pub is_ambiguous: bool,
+}
+
+/// Why hunks are not applied.
+#[derive(Debug)]
+pub enum Unapplied {
+    /// The first hunk that does not fit.
+    Misfit(Misfit),
+    /// It was interrupted.
+    Stopped(Stopped),
+}
+
+impl From<Stopped> for Unapplied {
+    fn from(stopped: Stopped) -> Self {
+        Self::Stopped(stopped)
+    }
 }
 
 /// Reads a patch, and strips this many parts from the names.
@@ -271,15 +293,15 @@ impl<'a> Parser<'a> {
         for _ in 0..strip {
             let slash = rest.iter().position(|byte| *byte == b'/');
             let slash = slash.ok_or_else(|| {
-                let name = String::from_utf8_lossy(name);
+                let name = String::from_utf8_lossy(told(name));
                 self.error(format!(
                     "the name {name:?} has fewer parts than strip={strip} takes off"
                 ))
             })?;
             rest = &rest[slash + 1..];
         }
-        if rest.is_empty() || rest.contains(&0) {
-            return Err(self.error("the name of the file is empty"));
+        if rest.is_empty() || rest.len() > MAX_NAME || rest.contains(&0) {
+            return Err(self.error("the file has no name that it could have"));
         }
         Ok(rest.to_vec())
     }
@@ -416,15 +438,27 @@ fn unquoted(text: &[u8]) -> (Vec<u8>, &[u8]) {
     (name, rest.strip_prefix(b"\t").unwrap_or(rest))
 }
 
+/// The memory that [`apply`] takes for the new text.
+pub fn room(text: &[u8], hunks: &[Hunk]) -> usize {
+    let new: usize = hunks.iter().map(|hunk| hunk.new.len()).sum();
+    text.len() + new
+}
+
 /// Applies hunks to a text. Returns the new text, and by how many lines each hunk was moved.
 ///
 /// # Errors
-/// The first hunk that does not fit.
-pub fn apply(text: &[u8], hunks: &[Hunk]) -> Result<(Vec<u8>, Vec<i64>), Misfit> {
-    let (mut new, mut moves) = (Vec::with_capacity(text.len()), Vec::new());
+/// The first hunk that does not fit; or it was interrupted.
+pub fn apply(
+    text: &[u8],
+    hunks: &[Hunk],
+    pace: &mut Pace<'_>,
+) -> Result<(Vec<u8>, Vec<i64>), Unapplied> {
+    let (mut new, mut moves) = (Vec::with_capacity(room(text, hunks)), Vec::new());
     // The end of what was copied, and a line with the place where it begins.
     let mut done = 0;
     let (mut line, mut at) = (1, 0);
+    // How many lines end before a place.
+    let (mut ended, mut counted) = (0, 0);
     for (index, hunk) in hunks.iter().enumerate() {
         // A hunk without old lines is after its line.
         let expected = if hunk.old.is_empty() {
@@ -433,48 +467,64 @@ pub fn apply(text: &[u8], hunks: &[Hunk]) -> Result<(Vec<u8>, Vec<i64>), Misfit>
             hunk.line.max(1)
         };
         while line < expected && at < text.len() {
-            at = memchr::memchr(b'\n', &text[at..]).map_or(text.len(), |end| at + end + 1);
+            let next = memchr::memchr(b'\n', &text[at..]).map_or(text.len(), |end| at + end + 1);
+            pace.spend(next - at)?;
+            at = next;
             line += 1;
         }
+        pace.spend(hunk.old.len())?;
+        // Without a line end it can only be the end of the text, and so can what replaces it.
+        let is_last = [&hunk.old, &hunk.new]
+            .iter()
+            .any(|part| !part.is_empty() && !part.ends_with(b"\n"));
         let is_there = |start: usize| {
-            let end = start + hunk.old.len();
-            // Without a line end it can only be the end of the text, and so can what replaces it.
-            let ends = |part: &[u8]| part.is_empty() || part.ends_with(b"\n") || end == text.len();
+            let is_end = start + hunk.old.len() == text.len();
             let is_line = start == 0 || text[start - 1] == b'\n';
-            let is_place = start >= done && is_line && ends(&hunk.old) && ends(&hunk.new);
+            let is_place = start >= done && is_line && (is_end || !is_last);
             is_place && text[start..].starts_with(&hunk.old)
         };
         let misfit = |is_ambiguous| {
             let (line, text) = difference(&text[at..], &hunk.old, line);
-            Misfit {
+            Unapplied::Misfit(Misfit {
                 hunk: index + 1,
                 line,
                 text,
                 is_ambiguous,
-            }
+            })
         };
         let start = if line == expected && is_there(at) {
             at
         } else if hunk.old.is_empty() {
             return Err(misfit(false));
+        } else if is_last {
+            let last = text.len().checked_sub(hunk.old.len());
+            let last = last.filter(|start| is_there(*start));
+            last.ok_or_else(|| misfit(false))?
         } else {
-            let last = text.len().saturating_sub(hunk.old.len());
-            let from = if hunk.old.ends_with(b"\n") {
-                done
-            } else {
-                last.max(done)
+            // With the line end before it, a place is always the beginning of a line.
+            let whole_lines = [b"\n", &hunk.old[..]].concat();
+            let finder = Finder::new(&whole_lines);
+            let next = |from: usize, pace: &mut Pace<'_>| {
+                let found = pace.find(text, &finder, from)?;
+                Ok::<_, Stopped>(found.map(|before| before + 1))
             };
-            let mut places = places(text, &hunk.old, from).filter(|start| is_there(*start));
-            match (places.next(), places.next()) {
-                (Some(place), None) => place,
-                (place, _) => return Err(misfit(place.is_some())),
+            let first = match Some(done).filter(|start| is_there(*start)) {
+                None => next(done, pace)?,
+                first => first,
+            };
+            let first = first.ok_or_else(|| misfit(false))?;
+            // Places may overlap.
+            if next(first, pace)?.is_some() {
+                return Err(misfit(true));
             }
+            first
         };
-        let found = 1 + memchr::memchr_iter(b'\n', &text[..start]).count() as u64;
+        ended += memchr::memchr_iter(b'\n', &text[counted..start]).count() as u64;
+        counted = start;
         moves.push(if start == at {
             0
         } else {
-            found.cast_signed() - expected.cast_signed()
+            (ended + 1).cast_signed() - expected.cast_signed()
         });
         new.extend_from_slice(&text[done..start]);
         new.extend_from_slice(&hunk.new);
@@ -482,20 +532,6 @@ pub fn apply(text: &[u8], hunks: &[Hunk]) -> Result<(Vec<u8>, Vec<i64>), Misfit>
     }
     new.extend_from_slice(&text[done..]);
     Ok((new, moves))
-}
-
-/// Where lines of a text begin, from `done` on, that are `old`. Overlapping places are found too.
-fn places<'a>(text: &'a [u8], old: &'a [u8], done: usize) -> impl Iterator<Item = usize> + 'a {
-    // With the line end before it, a place is always the beginning of a line.
-    let whole_lines = [b"\n", old].concat();
-    let finder = Finder::new(&whole_lines).into_owned();
-    let first = Some(done).filter(|_| text[done..].starts_with(old));
-    let mut from = done;
-    first.into_iter().chain(std::iter::from_fn(move || {
-        let start = from + finder.find(text.get(from..)?)? + 1;
-        from = start;
-        Some(start)
-    }))
 }
 
 /// The first line of a text that differs from the old lines of a hunk.
@@ -506,22 +542,32 @@ fn difference(text: &[u8], old: &[u8], first: u64) -> (u64, Option<Vec<u8>>) {
     loop {
         match (lines.next(), wanted.next()) {
             (Some(found), Some(wanted)) if found == wanted => line += 1,
-            (found, _) => return (line, found.map(<[u8]>::to_vec)),
+            (found, _) => return (line, found.map(|found| told(found).to_vec())),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::pace::tests::Steps;
     use super::*;
+    use crate::files::condition::Patient;
 
     fn one(patch: &str) -> FilePatch {
         parse(patch.as_bytes(), 1).unwrap().remove(0)
     }
 
     fn applied(text: &str, patch: &str) -> Result<(String, Vec<i64>), Misfit> {
-        let (new, moves) = apply(text.as_bytes(), &one(patch).hunks)?;
-        Ok((String::from_utf8(new).unwrap(), moves))
+        let applied = apply(
+            text.as_bytes(),
+            &one(patch).hunks,
+            &mut Pace::new(&mut Patient),
+        );
+        match applied {
+            Ok((new, moves)) => Ok((String::from_utf8(new).unwrap(), moves)),
+            Err(Unapplied::Misfit(misfit)) => Err(misfit),
+            Err(Unapplied::Stopped(stopped)) => panic!("{stopped:?}"),
+        }
     }
 
     const PATCH: &str = "--- a/f\n+++ b/f\n@@ -2,3 +2,3 @@ heading\n b\n-c\n+C\n d\n";
@@ -580,6 +626,62 @@ mod tests {
         let patch = "--- a/f\n+++ b/f\n@@ -1 +1,2 @@\n-a\n\\ No newline at end of file\n+a\n+new\n";
         assert_eq!(applied("a", patch).unwrap().0, "a\nnew\n");
         assert!(applied("a\n", patch).is_err());
+    }
+
+    #[test]
+    fn hunks_that_were_moved_are_found_and_counted_one_after_the_other() {
+        let text = |old: &str| -> String {
+            let lines = (0..3000).map(|number| match number % 100 {
+                50 => format!("{old} {number}\n"),
+                _ => format!("{number}\n"),
+            });
+            lines.collect()
+        };
+        let hunks = (0..30).map(|index| {
+            let number = index * 100 + 50;
+            format!(
+                "@@ -{} +1 @@\n-old {number}\n+new {number}\n",
+                number + 1 - 7 * (index % 2)
+            )
+        });
+        let patch = format!("--- a/f\n+++ b/f\n{}", hunks.collect::<String>());
+        let moves = (0..30).map(|index| 7 * (index % 2)).collect();
+        assert_eq!(applied(&text("old"), &patch), Ok((text("new"), moves)));
+    }
+
+    #[test]
+    fn a_hunk_for_the_end_takes_no_time_where_its_lines_repeat() {
+        let lines = 200_000;
+        let text = format!("{}b\n", "a\n".repeat(2 * lines));
+        let patch = format!(
+            "--- a/f\n+++ b/f\n@@ -9,{lines} +9 @@\n{}+x\n\\ No newline at end of file\n",
+            "-a\n".repeat(lines)
+        );
+        let started = std::time::Instant::now();
+        assert!(!applied(&text, &patch).unwrap_err().is_ambiguous);
+        assert!(started.elapsed() < std::time::Duration::from_secs(20));
+    }
+
+    #[test]
+    fn a_patch_stops_when_it_is_interrupted() {
+        // Each hunk could be anywhere, and the whole text is looked through.
+        let text = "QZ".repeat(4 << 20) + "\n";
+        let hunks = "@@ -9 +9 @@\n-QZQZ\n+x\n".repeat(100);
+        let patch = one(&format!("--- a/f\n+++ b/f\n{hunks}"));
+        let mut steps = Steps(3);
+        let applied = apply(text.as_bytes(), &patch.hunks, &mut Pace::new(&mut steps));
+        assert!(matches!(
+            applied,
+            Err(Unapplied::Stopped(Stopped::Disconnected))
+        ));
+    }
+
+    #[test]
+    fn as_much_of_a_long_line_is_told_as_is_needed() {
+        let text = "x".repeat(1 << 20);
+        let patch = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-y\n+z\n";
+        let misfit = applied(&text, patch).unwrap_err();
+        assert_eq!(misfit.text, Some(text[..super::super::MAX_TOLD].into()));
     }
 
     #[test]
@@ -662,9 +764,12 @@ mod tests {
                 3,
             ),
             ("diff --git a/l b/l\nnew file mode 120000\n", 2),
+            (&format!("--- a/f\n+++ b/{}\n", "f/".repeat(2048)), 1),
+            (&format!("--- {}\n+++ b/f\n", "f".repeat(1 << 20)), 1),
         ] {
             let error = parse(patch.as_bytes(), 1).unwrap_err();
             assert_eq!(error.line, line, "{patch:?}: {}", error.why);
+            assert!(error.why.len() < 10_000);
         }
     }
 }

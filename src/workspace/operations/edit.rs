@@ -3,12 +3,15 @@
 use std::fs::File;
 use std::io::Read;
 
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::fault;
-use crate::files::FileVersion;
 use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
-use crate::files::text::{Edit, EditError, MAX_PLACES, Splice, is_binary, plan, spliced, unified};
+use crate::files::text::{
+    Edit, EditError, MAX_PLACES, Pace, Splice, is_binary, plan, spliced, told, unified,
+};
+use crate::files::{FileVersion, Turn};
 use crate::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
 
@@ -57,48 +60,70 @@ impl Workspace {
     /// # Errors
     /// `NotFound`, `IsDirectory`, `NotRegular`; `TooLarge`; `Binary`; `NoMatch` or `Ambiguous` with the
     /// number of the edit; `Changed` if the file is not what was expected, or was changed by somebody else
-    /// meanwhile. The file is then as it was.
-    pub fn edit_file(&self, request: &EditRequest) -> Result<Edited> {
+    /// meanwhile; `NoThreads`; or it was interrupted. The file is then as it was.
+    pub fn edit_file(
+        &self,
+        request: &EditRequest,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Edited, Stopped> {
+        let turn = self.turn(std::slice::from_ref(&request.path), interrupt)?;
+        // Stays so only if there is no thread.
+        let mut edited = Err(Stopped::Due);
+        self.work(interrupt, &mut |interrupt| {
+            edited = self.edit_in_turn(request, &turn, &mut Pace::new(interrupt));
+            Ok(())
+        })?;
+        edited
+    }
+
+    fn edit_in_turn(
+        &self,
+        request: &EditRequest,
+        turn: &Turn,
+        pace: &mut Pace<'_>,
+    ) -> std::result::Result<Edited, Stopped> {
         let path = &request.path;
         let files = self.files()?;
-        let turn = files.turn(std::slice::from_ref(path))?;
         let (old, version, charge) = match files.open(path, false) {
             Ok(opened) => self.read_text(path, opened.file, false)?,
             Err(error)
                 if error.kind() == Kind::NotFound
                     && request.edits.iter().all(Edit::is_for_empty) =>
             {
-                let charge = self.ledger.charge(Item::Bodies, 0)?;
-                (Vec::new(), None, charge)
+                let charge = self.ledger.charge(Item::Bodies, 0);
+                (Vec::new(), None, charge.map_err(Error::from)?)
             }
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         };
         if let Some(expected) = &request.expected_sha256
-            && sha256(&old) != *expected
+            && sha256(&old, pace)? != *expected
         {
-            return Err(changed(path, "its sha256 is not if_sha256; read it again"));
+            return Err(changed(path, "its sha256 is not if_sha256; read it again").into());
         }
         let places = PLACE_BYTES * MAX_PLACES.min(old.len());
-        let _places = self.ledger.charge(Item::Bodies, places)?;
+        let places = self.ledger.charge(Item::Bodies, places);
+        let _places = places.map_err(Error::from)?;
         fault::point("edit");
-        let splices = plan(&old, &request.edits).map_err(|unfit| refusal(path, unfit))?;
+        let splices = plan(&old, &request.edits, pace).map_err(|unfit| refusal(path, unfit))?;
         let new = apply(&old, &splices, charge)?;
         let (diff, diff_is_cut) = unified(&path.to_string(), &old, &splices, MAX_DIFF_BYTES);
         let edited = Edited {
             replaced: splices.len(),
             size: new.0.len() as u64,
-            sha256: sha256(&new.0),
+            sha256: sha256(&new.0, pace)?,
             diff,
             diff_is_cut,
         };
         drop(old);
         if !request.is_dry_run {
             let mut upload = files.upload(path, None, version.is_none())?;
-            let mut data = &new.0[..];
-            while !data.is_empty() {
-                data = &data[upload.write(data)?..];
-            }
-            upload.commit_over(&turn, version.as_ref())?;
+            pace.each_step(&new.0, &mut |mut data| {
+                while !data.is_empty() {
+                    data = &data[upload.write(data)?..];
+                }
+                Ok(())
+            })?;
+            upload.commit_over(turn, version.as_ref())?;
             self.check_open()?;
         }
         Ok(edited)
@@ -150,19 +175,30 @@ fn apply(old: &[u8], splices: &[Splice], mut charge: Charge) -> Result<(Vec<u8>,
 }
 
 /// The digest of some bytes.
-fn sha256(bytes: &[u8]) -> Digest {
+fn sha256(bytes: &[u8], pace: &mut Pace<'_>) -> std::result::Result<Digest, Stopped> {
     let mut hasher = Hasher::default();
-    hasher.feed(bytes);
-    hasher.finish()
+    pace.each_step(bytes, &mut |step| {
+        hasher.feed(step);
+        Ok(())
+    })?;
+    Ok(hasher.finish())
+}
+
+/// The beginning of a text that an error quotes.
+pub(super) fn quoted(text: &[u8]) -> Detail {
+    let text = String::from_utf8_lossy(told(text));
+    let text = text.trim_end_matches(['\r', '\n']).chars();
+    Detail::Text(text.take(MAX_QUOTED).collect())
 }
 
 fn changed(path: &FilePath, why: &str) -> Error {
     Error::new(Kind::Changed, format!("cannot edit {path}: {why}"))
 }
 
-fn refusal(path: &FilePath, unfit: EditError) -> Error {
+fn refusal(path: &FilePath, unfit: EditError) -> Stopped {
     let number = |number: usize| Detail::Number(number as u64);
-    match unfit {
+    let error = match unfit {
+        EditError::Stopped(stopped) => return stopped,
         EditError::NoMatch {
             edit,
             nearest: None,
@@ -177,14 +213,10 @@ fn refusal(path: &FilePath, unfit: EditError) -> Error {
             let why = format!(
                 "cannot edit {path}: the text of edits[{edit}] is not in it; line {line} differs only in white space"
             );
-            let quoted = String::from_utf8_lossy(&text)
-                .chars()
-                .take(MAX_QUOTED)
-                .collect();
             Error::new(Kind::NoMatch, why)
                 .with("edit", number(edit))
                 .with("line", Detail::Number(line))
-                .with("text", Detail::Text(quoted))
+                .with("text", quoted(&text))
         }
         EditError::Ambiguous { edit, found, lines } => {
             let why = format!(
@@ -216,5 +248,6 @@ fn refusal(path: &FilePath, unfit: EditError) -> Error {
         } => Error::invalid(format!(
             "cannot edit {path}: edits[{one}] and edits[{other}] overlap in line {line}; join them"
         )),
-    }
+    };
+    error.into()
 }

@@ -6,15 +6,17 @@
 
 use std::collections::HashSet;
 
+use super::edit::quoted;
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::files::name::{FilePath, show};
-use crate::files::text::{FilePatch, apply, parse};
+use crate::files::text::{FilePatch, Pace, Unapplied, apply, parse, room};
 use crate::files::{Aside, FileVersion, Files, Turn, Upload};
 use crate::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
 
-/// Most characters that an error quotes of a file.
-const MAX_QUOTED: usize = 2000;
+/// Bytes of the work that each file of a patch makes besides its text.
+const FILE_BYTES: usize = 64 * 1024;
 
 /// What a patch did to a file.
 pub struct Patched {
@@ -79,40 +81,46 @@ impl Workspace {
     ///
     /// # Errors
     /// `Invalid` with the line of the patch that cannot be read; `PatchFailed` with `file`, `hunk`, `line` and
-    /// what stands there; `Changed`; as for writes. No file is changed then.
+    /// what stands there; `Changed`; `NoThreads`; as for writes; or it was interrupted. No file is changed then.
     pub fn patch_files(
         &self,
         directory: &FilePath,
         patch: &[u8],
         strip: usize,
         is_dry_run: bool,
-    ) -> Result<Vec<Patched>> {
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Vec<Patched>, Stopped> {
         let lines = memchr::memchr_iter(b'\n', patch).count();
         let room = self
             .ledger
             .charge(Item::Bodies, 4 * patch.len() + 32 * lines);
-        let mut charge = room?;
+        let mut charge = room.map_err(Error::from)?;
         let patches = parse(patch, strip).map_err(|error| {
             let text = format!("line {} of the patch: {}", error.line, error.why);
             Error::invalid(text).with("line", Detail::Number(error.line))
         })?;
-        let files = self.files()?;
         let mut paths = Vec::new();
         for patch in &patches {
             for name in [&patch.old, &patch.new].into_iter().flatten() {
                 paths.push(below(directory, name)?);
             }
         }
-        let turn = files.turn(&paths)?;
+        let turn = self.turn(&paths, interrupt)?;
         let mut planned = Vec::new();
-        for patch in &patches {
-            planned.push(self.plan_file(&files, directory, patch, &mut charge)?);
-        }
-        check_targets(&files, &planned)?;
-        if !is_dry_run {
-            commit(&files, &planned, &turn)?;
-            self.check_open()?;
-        }
+        self.work(interrupt, &mut |interrupt| {
+            let files = self.files()?;
+            let mut pace = Pace::new(interrupt);
+            for patch in &patches {
+                pace.spend(FILE_BYTES)?;
+                planned.push(self.plan_file(&files, directory, patch, &mut charge, &mut pace)?);
+            }
+            check_targets(&files, &planned)?;
+            if !is_dry_run {
+                commit(&files, &planned, &turn, &mut pace)?;
+                self.check_open()?;
+            }
+            Ok(())
+        })?;
         Ok(planned.into_iter().map(|planned| planned.patched).collect())
     }
 
@@ -122,7 +130,8 @@ impl Workspace {
         directory: &FilePath,
         patch: &FilePatch,
         charge: &mut Charge,
-    ) -> Result<Planned> {
+        pace: &mut Pace<'_>,
+    ) -> std::result::Result<Planned, Stopped> {
         let resolve = |name: &Option<Vec<u8>>| {
             name.as_deref()
                 .map(|name| below(directory, name))
@@ -152,7 +161,13 @@ impl Workspace {
             .or(old.as_ref().map(|old| &old.path))
             .map_or_else(String::new, FilePath::to_string);
         let text = old.as_ref().map_or(&[][..], |old| &old.content);
-        let (content, moved) = apply(text, &patch.hunks).map_err(|misfit| {
+        let charged = charge.set(charge.bytes() + room(text, &patch.hunks));
+        charged.map_err(Error::from)?;
+        let (content, moved) = apply(text, &patch.hunks, pace).map_err(|unapplied| {
+            let misfit = match unapplied {
+                Unapplied::Misfit(misfit) => misfit,
+                Unapplied::Stopped(stopped) => return stopped,
+            };
             let why = if misfit.is_ambiguous {
                 "fits at more than one place"
             } else {
@@ -162,18 +177,18 @@ impl Workspace {
             failed(&shown, &format!("hunk {hunk} {why}; line {line} differs"))
                 .with("hunk", Detail::Number(hunk as u64))
                 .with("line", Detail::Number(line))
-                .with("text", Detail::Text(quoted(misfit.text.as_deref())))
+                .with("text", quoted(&misfit.text.unwrap_or_default()))
+                .into()
         })?;
-        charge.set(charge.bytes() + content.len())?;
         let kind = match (&old, &target) {
             (None, _) => FileChange::Created,
             (Some(_), None) if !content.is_empty() => {
-                let end = quoted(Some(&content[..content.len().min(MAX_QUOTED)]));
+                let end = quoted(&content);
                 let error = failed(
                     &shown,
                     "the patch deletes the file, and there is more in it",
                 );
-                return Err(error.with("text", Detail::Text(end)));
+                return Err(error.with("text", end).into());
             }
             (Some(_), None) => FileChange::Deleted,
             (Some(_), Some(_)) if patch.is_copy => FileChange::Copied,
@@ -257,14 +272,6 @@ fn failed(file: &str, why: &str) -> Error {
     Error::new(Kind::PatchFailed, text).with("file", Detail::Text(file.to_owned()))
 }
 
-fn quoted(text: Option<&[u8]>) -> String {
-    let text = String::from_utf8_lossy(text.unwrap_or_default());
-    text.trim_end_matches(['\r', '\n'])
-        .chars()
-        .take(MAX_QUOTED)
-        .collect()
-}
-
 /// Checks that no file is written twice, and that what is to be made is not there, or is removed.
 fn check_targets(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
     let removed: HashSet<_> = planned
@@ -293,7 +300,12 @@ fn check_targets(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
 }
 
 /// Writes and removes all of it, or nothing.
-fn commit(files: &Files<'_>, planned: &[Planned], turn: &Turn) -> Result<()> {
+fn commit(
+    files: &Files<'_>,
+    planned: &[Planned],
+    turn: &Turn,
+    pace: &mut Pace<'_>,
+) -> std::result::Result<(), Stopped> {
     let writes: Vec<_> = planned
         .iter()
         .filter_map(|file| file.write.as_ref())
@@ -308,7 +320,7 @@ fn commit(files: &Files<'_>, planned: &[Planned], turn: &Turn) -> Result<()> {
         })
         .collect();
     let mut done = Vec::new();
-    let result = run(files, planned, &writes, turn, &mut done);
+    let result = run(files, planned, &writes, turn, pace, &mut done);
     if result.is_err() {
         for step in done.into_iter().rev() {
             // The first error is the one to report.
@@ -338,19 +350,21 @@ fn run<'a>(
     planned: &'a [Planned],
     writes: &[&'a Write],
     turn: &Turn,
+    pace: &mut Pace<'_>,
     done: &mut Vec<Done<'a>>,
-) -> Result<()> {
-    let staged = writes
-        .iter()
-        .map(|write| stage(files, &write.path, &write.content, write.mode));
-    let staged: Vec<_> = staged.collect::<Result<_>>()?;
+) -> std::result::Result<(), Stopped> {
+    let mut staged = Vec::new();
+    for write in writes {
+        pace.spend(FILE_BYTES + write.content.len())?;
+        staged.push(stage(files, &write.path, &write.content, write.mode)?);
+    }
     // Removed first, so that a file may take the name of another one.
     for old in planned.iter().filter_map(|file| file.remove.as_ref()) {
         let path = &old.path;
         let now = FileVersion::of(files.open(path, false)?.file);
         if now.ok().as_ref() != Some(&old.version) {
             let text = format!("cannot patch {path}: another program changed it meanwhile");
-            return Err(Error::new(Kind::Changed, text));
+            return Err(Error::new(Kind::Changed, text).into());
         }
         done.push(Done::Removed(files.set_aside(path)?));
     }

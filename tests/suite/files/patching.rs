@@ -5,11 +5,15 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use serde_json::json;
 
-use super::{MIB, Site, encode, expect_error, expect_ok, in_both_modes};
-use crate::fixture::{Random, Reply, TempDir, names_in};
+use super::grepping::nice_values;
+use super::{MIB, Place, Site, encode, expect_error, expect_ok, in_both_modes};
+use crate::fixture::{
+    Connection, PATIENCE, Random, Reply, Server, TempDir, is_root, memory_of, names_in, wait_until,
+};
 use crate::skip;
 
 fn patch(site: &Site<'_>, rest: &str, body: impl AsRef<[u8]>) -> Reply {
@@ -415,5 +419,91 @@ fn names_of_a_patch_do_not_lead_out() {
             // On a machine links are followed, as by every program.
             expect_ok(&reply);
         }
+    });
+}
+
+/// A text whose first lines each could be anywhere in it, and a patch that moves all of them: minutes of searching.
+fn endless() -> (String, String) {
+    let lines = 0..10_000;
+    let text = lines.clone().map(|line| format!("line {line}\n"));
+    let hunks = lines.map(|line| format!("@@ -{} +1 @@\n-line {line}\n+x\n", line + 2));
+    let patch = format!("--- a/f\n+++ b/f\n{}", hunks.collect::<String>());
+    (text.collect::<String>() + &"QZ".repeat(24 * MIB), patch)
+}
+
+/// Sends a patch that takes minutes, and waits until it is applied by a thread of its own.
+fn send_endless(mut connection: Connection, target: &str, pid: i32) -> Connection {
+    connection.send_request("POST", target, &[], endless().1.as_bytes());
+    let is_working = || nice_values(pid).contains(&10);
+    wait_until("a thread works at nice 10", PATIENCE, is_working);
+    connection
+}
+
+fn wait_until_nobody_works(pid: i32) {
+    let limit = PATIENCE.min(Duration::from_secs(20));
+    wait_until("the work has ended", limit, || {
+        !nice_values(pid).contains(&10)
+    });
+}
+
+#[test]
+fn a_patch_and_who_waits_for_its_files_end_with_their_clients() {
+    Place::each(|place| {
+        let path = place.make("f", endless().0);
+        let target = place.target("files/patch?path=@.");
+        let working = send_endless(place.connect(), &target, place.pid());
+        let mut waiting = place.connect();
+        let edit = place.told(r#"{"path":"@f","edits":[{"lines":"1-1","new":"first"}]}"#);
+        waiting.send_request("POST", &place.target("files/edit"), &[], edit.as_bytes());
+        drop((working, waiting));
+        wait_until_nobody_works(place.pid());
+        // Nobody holds the file.
+        let changed = place.request("POST", "files/edit", edit.as_bytes());
+        expect_ok(&changed);
+        assert!(
+            fs::read_to_string(path)
+                .unwrap()
+                .starts_with("first\nline 1\n")
+        );
+    });
+}
+
+#[test]
+fn a_patch_ends_with_its_sandbox() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let reply = sandbox.put("files/write?path=f", endless().0.as_bytes());
+    assert_eq!(reply.status, 200, "{}", reply.text());
+    // The connection is the operator's, so it stays.
+    let target = sandbox.target("files/patch");
+    let mut working = send_endless(server.connect(), &target, server.inner_pid());
+    sandbox.delete();
+    wait_until_nobody_works(server.inner_pid());
+    expect_error(&working.read_reply(), 404, "not_found");
+}
+
+#[test]
+fn a_refusal_takes_no_more_memory_than_the_file() {
+    in_both_modes(|site| {
+        let pid = if site.base.is_empty() {
+            site.server.inner_pid()
+        } else {
+            site.server.pid()
+        };
+        let size = 48 * MIB;
+        // One line, and in UTF-8 each byte of it is three.
+        site.write("f", vec![0xff; size]);
+        let before = memory_of(pid, "VmHWM");
+        let reply = patch(site, "", "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x\n+y\n");
+        expect_error(&reply, 409, "patch_failed");
+        let told = reply.json()["text"].as_str().unwrap().chars().count();
+        assert_eq!(told, 2000);
+        let edit = json!({"path": site.path("f"), "edits": [{"old": "not there", "new": ""}]});
+        expect_error(&site.post("edit", &edit), 409, "no_match");
+        let more = memory_of(pid, "VmHWM") - before;
+        assert!(more < 2 * size as u64, "{more} bytes more");
     });
 }
