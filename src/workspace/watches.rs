@@ -150,6 +150,8 @@ struct EventRing {
     readers: usize,
     read_at: Instant,
     bytes: usize,
+    /// What the patterns of the watch take of it.
+    patterns: usize,
     charge: Charge,
 }
 
@@ -229,7 +231,9 @@ impl Watches {
         watcher: Watcher,
     ) -> Result<Arc<RegisteredWatch>> {
         let wakeup = self.make_wakeup()?;
-        let charge = self.ledger.charge(Item::Watches, 0)?;
+        // Its watcher may end before it.
+        let patterns = watcher.settings().exclude.size();
+        let charge = self.ledger.charge(Item::Watches, patterns)?;
         // Held from here on: others add watches at the same time.
         let mut table = lock(&self.table);
         if lasting.is_some() && table.all.len() >= MAX_WATCHES {
@@ -425,7 +429,8 @@ impl RegisteredWatch {
                 ended: None,
                 readers: 0,
                 read_at: Instant::now(),
-                bytes: 0,
+                patterns: charge.bytes(),
+                bytes: charge.bytes(),
                 charge,
             }),
             bell: Arc::default(),
@@ -597,7 +602,8 @@ impl EventRing {
     }
 
     fn count_bytes(&mut self) {
-        self.bytes = self.events.iter().map(|(_, event)| bytes_of(event)).sum();
+        let events = self.events.iter().map(|(_, event)| bytes_of(event));
+        self.bytes = self.patterns + events.sum::<usize>();
         // Less than before, so it cannot be refused.
         let _ = self.charge.set(self.bytes);
     }
@@ -619,12 +625,13 @@ mod tests {
     use crate::ledger::Budget;
 
     fn watch(ledger: &Arc<Ledger>) -> Arc<RegisteredWatch> {
+        let exclude = Matcher::new([&b"*.log"[..]]).unwrap();
+        let charge = ledger.charge(Item::Watches, exclude.size()).unwrap();
         let settings = Settings {
             path: FilePath::new(b"w").unwrap(),
             recursive: false,
-            exclude: Matcher::default(),
+            exclude,
         };
-        let charge = ledger.charge(Item::Watches, 0).unwrap();
         let id = "one".to_owned();
         Arc::new(RegisteredWatch::new(id, settings, None, 1, charge))
     }
@@ -663,6 +670,9 @@ mod tests {
             [(last, TreeEvent::overflow()), (last + 1, created(1))]
         );
         assert!(ring.charge.bytes() < 2 * CHARGED_BYTES);
+        // The patterns stay as long as the watch does.
+        ring.after(last + 1, last + 1);
+        assert_eq!(ring.charge.bytes(), watch.settings.exclude.size());
     }
 
     #[test]

@@ -1,10 +1,15 @@
 //! Ordered lists of patterns, of which the last that matches decides.
 
+use std::sync::Arc;
+
 use super::pattern::{Pattern, Syntax};
 use crate::error::{Error, Result};
 
 /// Most patterns of a list from a client.
 const MAX_PATTERNS: usize = 1000;
+
+/// Most memory of such a list. It bounds the time for a path, too.
+const MAX_LIST_BYTES: usize = 512 * 1024;
 
 /// What a list says about a path that one of its patterns matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,29 +20,32 @@ pub enum Verdict {
     Excepted,
 }
 
-/// A list of patterns in the order in which they were given.
+/// A list of patterns in the order in which they were given. Clones share it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Matcher(Vec<Pattern>);
+pub struct Matcher(Arc<Vec<Pattern>>);
 
 impl Matcher {
-    /// The patterns of a client, with `{a,b}`.
+    /// The patterns of a client, with `{a,b}`. Who keeps them charges their [size](Self::size).
     ///
     /// # Errors
-    /// `Invalid`, with the pattern that cannot be read.
+    /// `Invalid`, with the pattern that cannot be read; there are too many.
     pub fn new<'a>(patterns: impl IntoIterator<Item = &'a [u8]>) -> Result<Self> {
-        let mut list = Vec::new();
+        let (mut list, mut size) = (Vec::new(), 0);
         for text in patterns {
-            if list.len() == MAX_PATTERNS {
-                let why = format!("there are more than {MAX_PATTERNS} patterns");
-                return Err(Error::invalid(why));
-            }
             let pattern = Pattern::new(text, Syntax::Glob).map_err(|why| {
                 let text = crate::files::name::show(text);
                 Error::invalid(format!("the pattern {text:?} cannot be used: {why}"))
             })?;
+            size += pattern.size();
             list.push(pattern);
+            if list.len() > MAX_PATTERNS || size > MAX_LIST_BYTES {
+                let why = format!(
+                    "the patterns are more than {MAX_PATTERNS}, or take more than {MAX_LIST_BYTES} bytes"
+                );
+                return Err(Error::invalid(why));
+            }
         }
-        Ok(Self(list))
+        Ok(Self(Arc::new(list)))
     }
 
     /// The patterns in the content of a `.gitignore` file.
@@ -50,7 +58,7 @@ impl Matcher {
             }
             Pattern::new(line, Syntax::Gitignore).ok()
         });
-        Self(patterns.collect())
+        Self(Arc::new(patterns.collect()))
     }
 
     /// Whether there are no patterns.
@@ -142,6 +150,17 @@ mod tests {
         assert!(!list.covers(b"a/builds/x", false));
         let error = Matcher::new([&b"a"[..], b"[b"]).unwrap_err();
         assert!(error.to_string().contains("[b"), "{error}");
+        assert!(Matcher::new(vec![&b"a"[..]; MAX_PATTERNS]).is_ok());
         assert!(Matcher::new(vec![&b"a"[..]; MAX_PATTERNS + 1]).is_err());
+    }
+
+    #[test]
+    fn a_list_takes_little_memory_and_shares_it_with_its_clones() {
+        let long = "**/".repeat(1364) + "x";
+        let error = Matcher::new(vec![long.as_bytes(); 1000]).unwrap_err();
+        assert_eq!(error.kind(), crate::error::Kind::Invalid);
+        let list = Matcher::new(vec![long.as_bytes(); 4]).unwrap();
+        assert!((4 * long.len()..MAX_LIST_BYTES).contains(&list.size()));
+        assert!(Arc::ptr_eq(&list.0, &list.clone().0));
     }
 }

@@ -162,6 +162,7 @@ fn compile(text: &[u8], syntax: Syntax, is_name: bool) -> Result<Form, &'static 
         states: Vec::new(),
     };
     compiler.sequence(0, true)?;
+    compiler.states.shrink_to_fit();
     Ok(Form::Automaton(compiler.states))
 }
 

@@ -70,6 +70,11 @@ impl Filter {
             ..Self::default()
         }
     }
+
+    /// About how many bytes of memory its patterns take.
+    fn size(&self) -> usize {
+        self.exclude.size() + self.include.size()
+    }
 }
 
 /// A walk in progress.
@@ -220,6 +225,7 @@ impl Root {
                 .map(<[u8]>::to_vec)
                 .collect()
         };
+        let patterns = filter.size();
         let mut walk = Walk {
             root: self,
             filter,
@@ -229,8 +235,8 @@ impl Root {
             entering: None,
             resume: after.map(components),
             pending: 0,
-            bytes: 0,
-            charge: ledger.charge(Item::Responses, 0)?,
+            bytes: patterns,
+            charge: ledger.charge(Item::Responses, patterns)?,
             lost: None,
             lost_path: Vec::new(),
             #[cfg(test)]
@@ -469,7 +475,8 @@ impl Walk<'_> {
             .names
             .iter()
             .map(|(name, _)| name.len() + NAME_BYTES)
-            .sum();
+            .sum::<usize>()
+            + self.filter.size();
     }
 
     /// Reads the names of the last level after the one that it told last.

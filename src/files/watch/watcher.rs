@@ -99,6 +99,7 @@ pub struct Watcher {
     pub(super) share: Arc<WatchShare>,
     ledger: Arc<Ledger>,
     charge: Charge,
+    _patterns: Charge,
 }
 
 impl Drop for Watcher {
@@ -125,7 +126,8 @@ impl Watcher {
         let failed = |errno| files.error(format_args!("cannot watch {path}"), errno);
         let root = files.resolve(path.bytes(), DIRECTORY).map_err(failed)?;
         let identity = Identity::of_open(&root).map_err(failed)?;
-        let charge = ledger.charge(Item::Watches, 0).map_err(Error::from)?;
+        let charge = |bytes| ledger.charge(Item::Watches, bytes).map_err(Error::from);
+        let (charge, patterns) = (charge(0)?, charge(settings.exclude.size())?);
         let too_many_trees = || {
             let why = "there are as many watches as the server may have for this tenant (fs.inotify.max_user_instances)";
             Error::new(Kind::NoWatches, format!("cannot watch {path}: {why}"))
@@ -180,6 +182,7 @@ impl Watcher {
             share: Arc::clone(share),
             ledger: Arc::clone(ledger),
             charge,
+            _patterns: patterns,
         };
         let mut stopped = None;
         let mut go_on = || {

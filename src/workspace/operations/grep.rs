@@ -197,7 +197,8 @@ impl Workspace {
         )?;
         let max = 1..MAX_FILE_BYTES + 1;
         let max_file_bytes = within("max_file_bytes", grep.max_file_bytes, max, FILE_BYTES)?;
-        let charge = self.ledger.charge(Item::Responses, SEARCHER_BYTES)?;
+        let base_charge = SEARCHER_BYTES + grep.globs.size();
+        let charge = self.ledger.charge(Item::Responses, base_charge)?;
         let searcher = Searcher::new(&grep.pattern, grep.options)?;
         let files = self.files()?;
         // A file is no directory, and is opened; the others tell why they cannot be walked through.
@@ -250,6 +251,7 @@ impl Workspace {
             per_file: grep.per_file,
             max_file_bytes: grep.max_file_bytes,
             buffer: Vec::new(),
+            base_charge: charge.bytes(),
             charge,
             summary: Summary::default(),
             turn,
@@ -337,8 +339,10 @@ struct Search {
     per_file: u64,
     max_file_bytes: u64,
     buffer: Vec<u8>,
-    /// For the searcher and the buffer.
+    /// For the searcher, the globs and the buffer.
     charge: Charge,
+    /// What is charged in any case.
+    base_charge: usize,
     summary: Summary,
     turn: BackgroundTurn,
 }
@@ -429,7 +433,7 @@ impl Search {
 
     fn grow(&mut self, size: usize) -> Result<()> {
         if self.buffer.len() < size {
-            self.charge.set(SEARCHER_BYTES + size)?;
+            self.charge.set(self.base_charge + size)?;
             self.buffer = {
                 let mut grown = std::mem::take(&mut self.buffer);
                 grown.resize(size, 0);

@@ -148,12 +148,13 @@ impl Workspace {
             Order::Name(after) => (after.as_deref(), true),
             Order::Modified(_) => (None, false),
         };
+        let patterns = glob.patterns.size();
         let mut kept = Kept {
             entries: Vec::new(),
-            bytes: 0,
+            bytes: patterns,
             charge: self
                 .ledger
-                .charge(Item::Responses, 0)
+                .charge(Item::Responses, patterns)
                 .map_err(Error::from)?,
         };
         let picks_all = glob.patterns.only_excepts();

@@ -610,6 +610,10 @@ fn what_cannot_be_watched_is_refused() {
             let reply = place.get(&format!("files/watch?{rest}"));
             expect_error(&reply, status, code);
         }
+        let patterns = vec!["**/".repeat(1364) + "x"; 1000];
+        let body = json!({"path": "@", "exclude": patterns});
+        let reply = place.post("files/watches", &body);
+        expect_error(&reply, 400, "bad_request");
         if place.is_sandbox {
             expect_error(&place.get("files/watch?path=link"), 403, "forbidden");
             fs::create_dir(place.path("closed")).unwrap();
