@@ -47,7 +47,7 @@ fn no_thread(error: &std::io::Error) -> Error {
 }
 
 /// The shortest and the longest pause. A client that leaves waits for one.
-const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(500)];
+const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 
 /// How many threads of a tenant read much at this time.
 #[derive(Default)]
@@ -66,26 +66,30 @@ impl BackgroundTurn {
         work.0.fetch_add(1, Ordering::Relaxed);
         Self {
             work: Arc::clone(work),
-            used: None,
+            // The thread is new.
+            used: Some(Duration::ZERO),
             owed: Duration::ZERO,
         }
     }
 
-    /// Pauses if the tenant has more such threads. To be called every few milliseconds.
-    pub fn give_way(&mut self) {
+    /// Pauses if the tenant has more such threads. To be called every few milliseconds. True if more pauses are
+    /// owed: look whether the client is there, and call it again.
+    #[must_use]
+    pub fn give_way(&mut self) -> bool {
         let others = self.work.0.load(Ordering::Relaxed).saturating_sub(1);
         if others == 0 {
             self.used = None;
             self.owed = Duration::ZERO;
-            return;
+            return false;
         }
         let Ok(now) = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID) else {
-            return;
+            return false;
         };
         let pause = self.pause(others, Duration::from(now));
         if !pause.is_zero() {
             std::thread::sleep(pause);
         }
+        self.owed >= PAUSES[0]
     }
 
     /// How long to pause beside so many others, at this processor time of the thread.
@@ -118,7 +122,9 @@ struct GivesWay<'a> {
 
 impl Interrupt for GivesWay<'_> {
     fn check(&mut self) -> std::result::Result<(), Stopped> {
-        self.turn.give_way();
+        while self.turn.give_way() {
+            self.interrupt.check()?;
+        }
         self.interrupt.check()
     }
 }
@@ -255,6 +261,7 @@ mod tests {
     fn threads_of_a_tenant_take_one_processor_together() {
         let work = Arc::new(BackgroundWork::default());
         let mut turn = BackgroundTurn::new(&work);
+        assert!(!turn.give_way());
         let others: Vec<_> = (0..3).map(|_| BackgroundTurn::new(&work)).collect();
         assert_eq!(work.0.load(Ordering::Relaxed), 4);
         let at = Duration::from_millis;
@@ -265,11 +272,13 @@ mod tests {
         // Short pauses are added up, and long ones are taken in parts.
         assert_eq!(turn.pause(1, at(1011)), Duration::ZERO);
         assert_eq!(turn.pause(1, at(1012)), at(2));
-        assert_eq!(turn.pause(3, at(1212)), at(500));
-        assert_eq!(turn.pause(3, at(1212)), at(100));
+        for _ in 0..3 {
+            assert_eq!(turn.pause(3, at(1212)), at(200));
+        }
+        assert_eq!(turn.pause(3, at(1212)), Duration::ZERO);
         drop(others);
         turn.pause(3, at(1300));
-        turn.give_way();
+        assert!(!turn.give_way());
         assert_eq!((turn.used, turn.owed), (None, Duration::ZERO));
         drop(turn);
         assert_eq!(work.0.load(Ordering::Relaxed), 0);

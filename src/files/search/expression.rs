@@ -34,8 +34,12 @@ const DFA_CACHE_BYTES: usize = 2 << 20;
 /// What a searcher takes, at most.
 pub const SEARCHER_BYTES: usize = 2 * (MAX_NFA_BYTES + DFA_CACHE_BYTES);
 
-/// Bytes that are searched before the client is looked at. Few in unit tests, so that they see many pieces.
-const PIECE_BYTES: usize = if cfg!(test) { 16 } else { 64 * 1024 };
+/// Bytes that an automaton searches before the client is looked at. Few: a byte that makes a new state of a large
+/// expression takes a tenth of a millisecond. Fewer in unit tests, so that they see many pieces.
+const PIECE_BYTES: usize = if cfg!(test) { 16 } else { 2 * 1024 };
+
+/// The same for a literal.
+const LITERAL_PIECE_BYTES: usize = 32 * PIECE_BYTES;
 
 /// Told now and then that a search goes on; ends it if the client disconnected.
 pub type Tick<'a> = &'a mut dyn FnMut() -> std::result::Result<(), Disconnected>;
@@ -72,6 +76,8 @@ pub struct Options {
 pub struct Searcher {
     engine: Engine,
     is_multiline: bool,
+    /// Bytes that were searched since the last tick.
+    unlooked: usize,
 }
 
 enum Engine {
@@ -117,6 +123,7 @@ impl Searcher {
             return Ok(Self {
                 engine,
                 is_multiline,
+                unlooked: 0,
             });
         }
         let mut longest = Vec::new();
@@ -133,6 +140,7 @@ impl Searcher {
         Ok(Self {
             engine,
             is_multiline,
+            unlooked: 0,
         })
     }
 
@@ -142,17 +150,26 @@ impl Searcher {
     /// # Errors
     /// The client disconnected.
     pub fn find(&mut self, text: &[u8], mut from: usize, end: usize, tick: Tick<'_>) -> Found {
+        let most = match self.engine {
+            Engine::Automata { required: None, .. } => PIECE_BYTES,
+            _ => LITERAL_PIECE_BYTES,
+        };
         while from <= end {
             // Without matches over line ends, lines can be searched bit by bit.
-            let piece = match from.saturating_add(PIECE_BYTES) {
+            let piece = match from.saturating_add(most) {
                 far if far < end && !self.is_multiline => line_end(text, far).min(end),
                 _ => end,
             };
             let found = self.find_in(text, from..piece, tick)?;
+            // Matches may be so close that each of them is worth no look.
+            self.unlooked += found.as_ref().map_or(PIECE_BYTES, |found| found.end - from);
+            if self.unlooked >= PIECE_BYTES {
+                self.unlooked = 0;
+                tick()?;
+            }
             if found.is_some() {
                 return Ok(found);
             }
-            tick()?;
             from = piece + 1;
         }
         Ok(None)
@@ -183,6 +200,7 @@ impl Searcher {
                     let line = line_start(text, at).max(from)..line_end(text, at).min(end);
                     from = line.end + 1;
                     let found = search(regex, cache, text, line, tick)?;
+                    tick()?;
                     if found.is_some() {
                         return Ok(found);
                     }
@@ -217,7 +235,7 @@ fn search(
 ) -> Found {
     let (start, length) = (range.start, range.len());
     let input = Input::new(text).range(range);
-    if length <= 4 * PIECE_BYTES {
+    if length <= 2 * PIECE_BYTES {
         // These DFAs neither quit nor give up.
         let found = regex.try_search(cache, &input).ok().flatten();
         return Ok(found.map(|found| found.range()));
@@ -644,6 +662,24 @@ mod tests {
                 Searcher::new(pattern, Options::default()).is_err(),
                 "{pattern:.20}"
             );
+        }
+    }
+
+    #[test]
+    fn a_search_is_looked_after_whatever_it_finds() {
+        // No match, one in each line, and lines that have what a match needs.
+        for (pattern, least) in [("[ab]c", 30), ("a[ab]", 30), ("[^b]aba[^a]", 60)] {
+            let mut searcher = Searcher::new(pattern, Options::default()).unwrap();
+            let text = b"abababababababa\n".repeat(64);
+            let (mut ticks, mut from) = (0, 0);
+            let mut tick = || {
+                ticks += 1;
+                Ok(())
+            };
+            while let Some(range) = searcher.find(&text, from, text.len(), &mut tick).unwrap() {
+                from = range.end;
+            }
+            assert!(ticks >= least, "{pattern}: {ticks}");
         }
     }
 

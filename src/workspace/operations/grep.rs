@@ -267,7 +267,7 @@ impl Workspace {
         };
         // Only one more match tells that the limit leaves some out.
         while !(search.is_full() && search.summary.truncated) {
-            search.tick(sink)?;
+            give_way(&mut search.turn, sink)?;
             let Some(visit) = walk.next()? else { break };
             let found = match visit {
                 Visit::Entry(found) => found,
@@ -351,12 +351,6 @@ impl Search {
     /// Whether all matches were told that may be.
     fn is_full(&self) -> bool {
         self.summary.matches >= self.limit
-    }
-
-    /// Gives way to others between two pieces of work, and looks after the client.
-    fn tick(&mut self, sink: &mut dyn GrepSink) -> std::result::Result<(), Disconnected> {
-        self.turn.give_way();
-        sink.tick()
     }
 
     fn skip(
@@ -453,10 +447,7 @@ impl Search {
         let (mut line, mut counted) = (1, 0);
         while at <= text.len() {
             let turn = &mut self.turn;
-            let mut tick = || {
-                turn.give_way();
-                sink.tick()
-            };
+            let mut tick = || give_way(turn, sink);
             let Some(first) = self.searcher.find(text, at, text.len(), &mut tick)? else {
                 break;
             };
@@ -497,7 +488,9 @@ impl Search {
                 } else {
                     end
                 };
-                let found = self.searcher.find(text, at, limit, &mut || sink.tick())?;
+                let turn = &mut self.turn;
+                let mut tick = || give_way(turn, sink);
+                let found = self.searcher.find(text, at, limit, &mut tick)?;
                 beyond = found.as_ref().map(|found| found.start);
                 next = found.filter(|next| {
                     let far = last_line_end(text, next);
@@ -525,6 +518,17 @@ impl Search {
         }
         Ok(())
     }
+}
+
+/// Gives way to others between two pieces of work, and looks after the client.
+fn give_way(
+    turn: &mut BackgroundTurn,
+    sink: &mut dyn GrepSink,
+) -> std::result::Result<(), Disconnected> {
+    while turn.give_way() {
+        sink.tick()?;
+    }
+    sink.tick()
 }
 
 /// Where the last line of a match ends. A line end that is last in a match belongs to its line.

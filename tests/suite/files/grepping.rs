@@ -405,7 +405,7 @@ pub fn nice_values(pid: i32) -> Vec<i32> {
     tasks.filter_map(nice).collect()
 }
 
-/// Each byte costs a new state of the automaton, and no match ever comes: a minute in one file.
+/// Each byte costs a new state of the automaton, and no match ever comes: a minute in one file, or in one line.
 #[test]
 fn a_search_within_a_file_ends_with_its_client() {
     let server = Server::start();
@@ -414,12 +414,16 @@ fn a_search_within_a_file_ends_with_its_client() {
     let line: String = (0..MIB)
         .map(|_| if random.one_in(2) { 'a' } else { 'b' })
         .collect();
-    for (name, text) in [
-        ("one", line.clone()),
-        ("many", line.replace("aabb", "aab\n")),
+    for (name, text, pattern) in [
+        ("one", line.clone(), "[ab]*a[ab]{18}c"),
+        ("many", line.replace("aabb", "aab\n"), "[ab]*a[ab]{18}c"),
+        (
+            "lines",
+            line[..260_000].to_owned() + "\n",
+            "(?:a[ab]{5000})c",
+        ),
     ] {
         fs::write(dir.join(name), text.repeat(32)).unwrap();
-        let pattern = "[ab]*a[ab]{18}c";
         for is_multiline in [false, true] {
             let body =
                 json!({"pattern": pattern, "path": dir.join(name), "multiline": is_multiline});
