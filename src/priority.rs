@@ -7,13 +7,12 @@
 //! theirs, but those for searching and hashing: the lowest one for all was measured to make the server
 //! slower. A nice value cannot be lowered again, so such work has a thread of its own.
 //!
-//! These threads have the server's large share too, whatever their nice value. So those of a tenant take one
-//! processor together: each pauses in proportion to how many there are.
+//! These threads have the server's large share too, whatever their nice value, and so have those that pack and unpack.
+//! So those of a tenant take one processor together: each pauses until one would have done what all of them did.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
@@ -49,68 +48,72 @@ fn no_thread(error: &std::io::Error) -> Error {
 /// The shortest and the longest pause. A client that leaves waits for one.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 
-/// How many threads of a tenant read much at this time.
+/// Until when one processor would have been busy with what the threads of a tenant did that read much.
 #[derive(Default)]
-pub struct BackgroundWork(AtomicUsize);
+pub struct BackgroundWork(Mutex<Option<Instant>>);
+
+impl BackgroundWork {
+    /// Adds processor time that was used after `since`. Until when whoever used it has to pause.
+    fn add(&self, used: Duration, since: Instant) -> Instant {
+        let mut busy = lock(&self.0);
+        let until = busy.map_or(since, |busy| busy.max(since)) + used;
+        *busy = Some(until);
+        until
+    }
+
+    /// As after so much work.
+    #[cfg(test)]
+    pub fn owing(used: Duration) -> Arc<Self> {
+        Arc::new(Self(Mutex::new(Some(Instant::now() + used))))
+    }
+}
 
 /// One of these threads.
 pub struct BackgroundTurn {
     work: Arc<BackgroundWork>,
-    /// The processor time of the thread when it was asked last, unless it was alone.
-    used: Option<Duration>,
-    owed: Duration,
+    /// The processor time of the thread when it was asked last.
+    used: Duration,
+    /// Since when the thread has not paused; until when it has to, if that is later than now.
+    until: Instant,
 }
 
 impl BackgroundTurn {
+    /// A turn of a thread that has not begun.
     fn new(work: &Arc<BackgroundWork>) -> Self {
-        work.0.fetch_add(1, Ordering::Relaxed);
         Self {
             work: Arc::clone(work),
-            // The thread is new.
-            used: Some(Duration::ZERO),
-            owed: Duration::ZERO,
+            used: Duration::ZERO,
+            until: Instant::now(),
         }
     }
 
-    /// Pauses if the tenant has more such threads. To be called every few milliseconds. True if more pauses are
-    /// owed: look whether the client is there, and call it again.
+    /// A turn of the current thread.
+    pub fn of_this_thread(work: &Arc<BackgroundWork>) -> Self {
+        let mut turn = Self::new(work);
+        turn.use_time();
+        turn
+    }
+
+    /// The processor time since it was asked last.
+    fn use_time(&mut self) -> Duration {
+        let now = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(self.used, Duration::from);
+        now.saturating_sub(std::mem::replace(&mut self.used, now))
+    }
+
+    /// Pauses if the tenant's threads have used more than one processor. To be called every few milliseconds. True
+    /// if more pauses are owed: look whether the client is there, and call it again.
     #[must_use]
     pub fn give_way(&mut self) -> bool {
-        let others = self.work.0.load(Ordering::Relaxed).saturating_sub(1);
-        if others == 0 {
-            self.used = None;
-            self.owed = Duration::ZERO;
-            return false;
+        let (now, [shortest, longest]) = (Instant::now(), PAUSES);
+        if now >= self.until + shortest {
+            let used = self.use_time();
+            self.until = self.work.add(used, self.until).max(now);
         }
-        let Ok(now) = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID) else {
-            return false;
-        };
-        let pause = self.pause(others, Duration::from(now));
-        if !pause.is_zero() {
-            std::thread::sleep(pause);
+        let left = self.until.saturating_duration_since(now);
+        if left >= shortest {
+            std::thread::sleep(left.min(longest));
         }
-        self.owed >= PAUSES[0]
-    }
-
-    /// How long to pause beside so many others, at this processor time of the thread.
-    fn pause(&mut self, others: usize, now: Duration) -> Duration {
-        let before = self.used.replace(now).unwrap_or(now);
-        let others = u32::try_from(others).unwrap_or(u32::MAX);
-        let owed = now.saturating_sub(before).saturating_mul(others);
-        self.owed = self.owed.saturating_add(owed);
-        let [shortest, longest] = PAUSES;
-        if self.owed < shortest {
-            return Duration::ZERO;
-        }
-        let pause = self.owed.min(longest);
-        self.owed -= pause;
-        pause
-    }
-}
-
-impl Drop for BackgroundTurn {
-    fn drop(&mut self) {
-        self.work.0.fetch_sub(1, Ordering::Relaxed);
+        left > longest
     }
 }
 
@@ -259,28 +262,36 @@ mod tests {
 
     #[test]
     fn threads_of_a_tenant_take_one_processor_together() {
-        let work = Arc::new(BackgroundWork::default());
-        let mut turn = BackgroundTurn::new(&work);
-        assert!(!turn.give_way());
-        let others: Vec<_> = (0..3).map(|_| BackgroundTurn::new(&work)).collect();
-        assert_eq!(work.0.load(Ordering::Relaxed), 4);
+        let work = BackgroundWork::default();
         let at = Duration::from_millis;
-        // What it used before there were others does not count.
-        assert_eq!(turn.pause(3, at(1000)), Duration::ZERO);
-        assert_eq!(turn.pause(3, at(1010)), at(30));
-        assert_eq!(turn.pause(3, at(1010)), Duration::ZERO);
-        // Short pauses are added up, and long ones are taken in parts.
-        assert_eq!(turn.pause(1, at(1011)), Duration::ZERO);
-        assert_eq!(turn.pause(1, at(1012)), at(2));
-        for _ in 0..3 {
-            assert_eq!(turn.pause(3, at(1212)), at(200));
+        let start = Instant::now();
+        // One alone never pauses, however long its steps are.
+        for (since, used) in [(0, 10), (10, 90), (100, 0), (1000, 1000)] {
+            assert_eq!(
+                work.add(at(used), start + at(since)),
+                start + at(since + used)
+            );
         }
-        assert_eq!(turn.pause(3, at(1212)), Duration::ZERO);
-        drop(others);
-        turn.pause(3, at(1300));
+        // Of several each pauses until one processor would have done the work of all, also of those that ended.
+        for thread in 1..=3 {
+            let until = start + at(2000 + 100 * thread);
+            assert_eq!(work.add(at(100), start + at(2000)), until);
+        }
+        // One that waited for its client does not make up for it.
+        assert_eq!(work.add(at(0), start), start + at(2300));
+    }
+
+    #[test]
+    fn a_turn_takes_all_pauses_that_it_owes() {
+        let work = Arc::new(BackgroundWork::default());
+        let mut turn = BackgroundTurn::of_this_thread(&work);
         assert!(!turn.give_way());
-        assert_eq!((turn.used, turn.owed), (None, Duration::ZERO));
-        drop(turn);
-        assert_eq!(work.0.load(Ordering::Relaxed), 0);
+        let until = Instant::now() + Duration::from_secs(1);
+        turn.until = until;
+        let mut pauses = 1;
+        while turn.give_way() {
+            pauses += 1;
+        }
+        assert!(Instant::now() >= until && pauses >= 2, "{pauses}");
     }
 }

@@ -16,7 +16,9 @@ use crate::fault;
 use crate::files::hash::Hasher;
 use crate::files::{Condition, RangedWrite, SplicePipe, Upload};
 use crate::ledger::{Charge, Item, Ledger};
+use crate::priority::{BackgroundTurn, BackgroundWork};
 use crate::sys::{Events, PollEntry, poll};
+use crate::workspace::lease::Workspace;
 
 /// Bytes that are received at a time.
 const READ_BYTES: usize = 256 * 1024;
@@ -225,9 +227,12 @@ fn wait_for_room(upload: &Upload<'_>, client: &mut dyn Peer) -> Result<()> {
     Err(upload.unread())
 }
 
-/// What a client sends, as a buffered reader. Why the source broke off is kept.
+/// What a client sends, as a buffered reader that gives way to others each time that it is asked for bytes: what
+/// becomes of them may cost much. Why the source broke off is kept.
 pub(super) struct UploadReader<'s, S: UploadSource> {
     source: &'s mut S,
+    turn: BackgroundTurn,
+    client: WhileConnected,
     buffer: Vec<u8>,
     unread: Range<usize>,
     _charge: Charge,
@@ -235,9 +240,11 @@ pub(super) struct UploadReader<'s, S: UploadSource> {
 }
 
 impl<'s, S: UploadSource> UploadReader<'s, S> {
-    pub(super) fn new(source: &'s mut S, ledger: &Arc<Ledger>) -> Self {
+    pub(super) fn new(source: &'s mut S, work: &Arc<BackgroundWork>, ledger: &Arc<Ledger>) -> Self {
         let charge = ledger.charge_up_to(Item::Bodies, READ_BYTES, LEAST_READ_BYTES);
         Self {
+            turn: BackgroundTurn::of_this_thread(work),
+            client: WhileConnected::new(source.client()),
             source,
             buffer: vec![0; charge.bytes()],
             unread: 0..0,
@@ -250,16 +257,30 @@ impl<'s, S: UploadSource> UploadReader<'s, S> {
     pub(super) fn take_error(&mut self) -> Option<S::Error> {
         self.error.take()
     }
+
+    fn give_way(&mut self) -> std::result::Result<(), Stopped> {
+        while self.turn.give_way() {
+            self.client.check()?;
+        }
+        self.client.check()
+    }
+
+    fn break_off(&mut self, error: S::Error) -> io::Error {
+        self.error = Some(error);
+        io::ErrorKind::ConnectionAborted.into()
+    }
 }
 
 impl<S: UploadSource> BufRead for UploadReader<'_, S> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if let Err(stopped) = self.give_way() {
+            return Err(self.break_off(unless_stopped(stopped).into()));
+        }
         if self.unread.is_empty() {
-            let count = self.source.read(&mut self.buffer).map_err(|error| {
-                self.error = Some(error);
-                io::Error::from(io::ErrorKind::ConnectionAborted)
-            })?;
-            self.unread = 0..count;
+            match self.source.read(&mut self.buffer) {
+                Ok(count) => self.unread = 0..count,
+                Err(error) => return Err(self.break_off(error)),
+            }
         }
         Ok(&self.buffer[self.unread.clone()])
     }
@@ -288,9 +309,9 @@ impl<'s, S: UploadSource> GunzipSource<'s, S> {
     ///
     /// # Errors
     /// `OverLimit`.
-    pub fn new(source: &'s mut S, ledger: &Arc<Ledger>) -> Result<Self> {
-        let charge = ledger.charge(Item::Bodies, DECODER_BYTES)?;
-        let reader = UploadReader::new(source, ledger);
+    pub fn new(source: &'s mut S, workspace: &Workspace) -> Result<Self> {
+        let charge = workspace.ledger.charge(Item::Bodies, DECODER_BYTES)?;
+        let reader = UploadReader::new(source, &workspace.background, &workspace.ledger);
         Ok(Self {
             decoder: Decoder::new(reader),
             _charge: charge,
@@ -324,5 +345,65 @@ impl<S: UploadSource> UploadSource for GunzipSource<'_, S> {
 
     fn client(&self) -> Box<dyn Peer + Send> {
         self.decoder.input_ref().source.client()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+    use std::time::Instant;
+
+    use super::*;
+    use crate::client::Disconnected;
+    use crate::ledger::Budget;
+
+    struct Near(UnixStream);
+
+    impl Peer for Near {
+        fn descriptor(&self) -> BorrowedFd<'_> {
+            self.0.as_fd()
+        }
+
+        fn interest(&self) -> Events {
+            Events::PEER_CLOSED
+        }
+
+        fn ready(&mut self, events: Events) -> std::result::Result<(), Disconnected> {
+            let is_closed = events.has(Events::PEER_CLOSED);
+            (!is_closed).then_some(()).ok_or(Disconnected)
+        }
+    }
+
+    /// Reads from memory beside so much work of the tenant: how long a read takes at most, and how it ends.
+    fn read(owed: Duration, far_stays: bool) -> (Duration, Result<()>) {
+        let (near, far) = UnixStream::pair().unwrap();
+        let far = far_stays.then_some(far);
+        let watch = || Box::new(Near(near.try_clone().unwrap())) as Box<dyn Peer + Send>;
+        let mut source = MemorySource::new(b"bytes", &watch);
+        let ledger = Budget::new(1 << 30).whole();
+        let begun = Instant::now();
+        let mut reader = UploadReader::new(&mut source, &BackgroundWork::owing(owed), &ledger);
+        // Not asked at once what was used.
+        let (mut longest, mut is_there) = (Duration::ZERO, true);
+        while is_there && begun.elapsed() < owed {
+            let asked = Instant::now();
+            is_there = reader.fill_buf().is_ok();
+            longest = longest.max(asked.elapsed());
+        }
+        drop(far);
+        (longest, reader.take_error().map_or(Ok(()), Err))
+    }
+
+    #[test]
+    fn what_reads_an_upload_gives_way_and_ends_with_the_client() {
+        let (took, ended) = read(Duration::from_secs(1), true);
+        assert!(
+            took >= Duration::from_millis(500) && ended.is_ok(),
+            "{took:?}"
+        );
+        let (took, ended) = read(Duration::from_secs(60), false);
+        assert!(took < Duration::from_secs(30), "{took:?}");
+        assert!(ended.unwrap_err().to_string().contains("disconnected"));
     }
 }

@@ -120,7 +120,7 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let path = only.ok_or_else(|| Failure::invalid("path is missing"))?;
     let mut source = Plain(body);
     if is_compressed {
-        let mut source = GunzipSource::new(&mut source, ledger)?;
+        let mut source = GunzipSource::new(&mut source, workspace)?;
         workspace.write_file(&path.file, &how, &mut AnySource(&mut source))?;
     } else {
         workspace.write_file(&path.file, &how, &mut AnySource(&mut source))?;

@@ -175,10 +175,7 @@ impl<R: BufRead> Members<R> {
                 b'L' => long_name = Some(self.read_text(header.size)?),
                 b'K' => long_link = Some(self.read_text(header.size)?),
                 // The label of a volume.
-                b'V' => {
-                    self.begin_content(header.size, Vec::new());
-                    self.skip_content()?;
-                }
+                b'V' => drop(self.read_extension(header.size)?),
                 _ => {
                     records.path = records.path.or(long_name);
                     records.link = records.link.or(long_link);
@@ -273,6 +270,11 @@ impl<R: BufRead> Members<R> {
             }
         }
         Ok(())
+    }
+
+    /// How many bytes of content of the current member the archive has that were not read.
+    pub(super) fn stored(&self) -> u64 {
+        self.content.stored
     }
 
     /// Drops the rest of the content, and the padding.

@@ -76,7 +76,7 @@ pub struct Unpacking {
     pub owners: bool,
     /// Makes the directory, and those above it.
     pub make_parents: bool,
-    /// Most bytes of content.
+    /// Most bytes of content: of the files, holes included; and in the archive, also of members that are left out.
     pub max_bytes: u64,
     /// Most files, directories and links.
     pub max_files: u64,
@@ -114,6 +114,8 @@ struct Tree<'f> {
     /// What the archive says of the base, if that is new.
     top: Attributes,
     done: Unpacked,
+    /// Bytes of content of all members in the archive.
+    stored: u64,
     /// The symbolic links that the archive has made.
     links: Known<()>,
     /// The directories that a dry run would have made. Of more than it remembers, it counts one each time
@@ -226,6 +228,7 @@ impl<'f> Tree<'f> {
             is_new: false,
             top: Attributes::default(),
             done: Unpacked::default(),
+            stored: 0,
             links: Known::new(MAX_KNOWN_LINKS, ledger)?,
             made: Known::new(MAX_KNOWN_MADE, ledger)?,
             times: Known::new(MAX_KNOWN_TIMES, ledger)?,
@@ -266,6 +269,8 @@ impl<'f> Tree<'f> {
     }
 
     fn take<R: BufRead>(&mut self, member: &Member, members: &mut Members<R>) -> Result<()> {
+        self.stored = self.stored.saturating_add(members.stored());
+        self.check_bytes(self.stored)?;
         let Some(parts) = parts(&member.name, self.options.strip).map_err(refused)? else {
             return Ok(());
         };
@@ -312,6 +317,15 @@ impl<'f> Tree<'f> {
             modified: Some(member.modified),
             owner: owner.map(|(uid, gid)| (Uid::from_raw(uid), Gid::from_raw(gid))),
         }
+    }
+
+    fn check_bytes(&self, bytes: u64) -> Result<()> {
+        let most = self.options.max_bytes;
+        if bytes > most {
+            let text = format!("the archive has more than {most} bytes of content");
+            return Err(Error::new(Kind::TooLarge, text));
+        }
+        Ok(())
     }
 
     /// Adds one file, directory or link to the count.
@@ -393,11 +407,7 @@ impl<'f> Tree<'f> {
         members: &mut Members<R>,
     ) -> Result<()> {
         let bytes = self.done.bytes.saturating_add(member.size);
-        if bytes > self.options.max_bytes {
-            let most = self.options.max_bytes;
-            let text = format!("the archive has more than {most} bytes of content");
-            return Err(Error::new(Kind::TooLarge, text));
-        }
+        self.check_bytes(bytes)?;
         if let (Some(directory), Some(name)) = (self.directory_to_write(), parts.last()) {
             let failed = |errno| self.member_error(member, errno);
             let mut staged = StagedFile::make(directory).map_err(failed)?;

@@ -7,12 +7,14 @@
 
 use std::sync::Arc;
 
+use crate::client::Disconnected;
 use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::{
     BrokenOff, Overwrite, Packed, Packing, Root, Sink, Source, Unpacked, Unpacking,
 };
 use crate::ledger::Ledger;
+use crate::priority::{BackgroundTurn, BackgroundWork};
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::{UploadReader, UploadSource};
 
@@ -23,6 +25,7 @@ pub const MAX_ARCHIVE_FILES: u64 = 1_000_000;
 pub struct Archive {
     root: Arc<Root>,
     ledger: Arc<Ledger>,
+    background: Arc<BackgroundWork>,
     source: Source,
     packing: Packing,
 }
@@ -38,7 +41,29 @@ impl Archive {
         describe: impl FnOnce(&Packed) -> Vec<u8>,
     ) -> std::result::Result<(), BrokenOff> {
         let files = self.root.files()?;
+        let turn = BackgroundTurn::of_this_thread(&self.background);
+        let sink = &mut GivesWay { sink, turn };
         files.pack(self.source, self.packing, &self.ledger, sink, describe)
+    }
+}
+
+/// Gives way to others each time that something is sent.
+struct GivesWay<'a> {
+    sink: &'a mut dyn Sink,
+    turn: BackgroundTurn,
+}
+
+impl Sink for GivesWay<'_> {
+    fn send(&mut self, bytes: &[u8]) -> std::result::Result<(), Disconnected> {
+        self.sink.send(bytes)?;
+        self.look()
+    }
+
+    fn look(&mut self) -> std::result::Result<(), Disconnected> {
+        while self.turn.give_way() {
+            self.sink.look()?;
+        }
+        self.sink.look()
     }
 }
 
@@ -52,6 +77,7 @@ impl Workspace {
             source: self.files()?.open_source(path)?,
             root: Arc::clone(&self.root),
             ledger: Arc::clone(&self.ledger),
+            background: Arc::clone(&self.background),
             packing,
         })
     }
@@ -72,7 +98,7 @@ impl Workspace {
         self.check_unpacking(options, is_atomic)?;
         let files = self.files()?;
         let ledger = &self.ledger;
-        let mut input = UploadReader::new(source, ledger);
+        let mut input = UploadReader::new(source, &self.background, ledger);
         let unpacked = if is_atomic && !options.dry_run {
             files.unpack_atomically(path, options, &mut input, ledger)
         } else {
@@ -100,5 +126,42 @@ impl Workspace {
             return Err(Error::invalid(text));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    struct Looked(usize);
+
+    impl Sink for Looked {
+        fn send(&mut self, _: &[u8]) -> std::result::Result<(), Disconnected> {
+            Ok(())
+        }
+
+        fn look(&mut self) -> std::result::Result<(), Disconnected> {
+            self.0 += 1;
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn an_archive_pauses_for_others_of_its_tenant_and_looks_after_its_client() {
+        let (begun, owed) = (Instant::now(), Duration::from_secs(1));
+        let turn = BackgroundTurn::of_this_thread(&BackgroundWork::owing(owed));
+        let (mut looked, mut sent) = (Looked(0), 0);
+        let mut sink = GivesWay {
+            sink: &mut looked,
+            turn,
+        };
+        // Not asked yet what it used.
+        while begun.elapsed() < owed {
+            sink.send(b"piece").unwrap();
+            sent += 1;
+        }
+        assert!(looked.0 > sent, "{} looks, {sent} pieces", looked.0);
     }
 }

@@ -1,7 +1,8 @@
 //! Archives down: what is in them, what is not, and that every program reads them.
 
 use std::fs::{self, File, Permissions};
-use std::io::Read;
+use std::io::{Read, Write};
+use std::net::Shutdown;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
@@ -13,9 +14,10 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use serde_json::{Value, json};
 
+use super::hostile::bomb;
 use super::{BLOCK, Place, in_both_modes, listing};
 use crate::fixture::{
-    Connection, PATIENCE, TempDir, assert_error, expect_same, is_root, wait_until,
+    Connection, PATIENCE, TempDir, assert_error, cpu_time_of, expect_same, is_root, wait_until,
 };
 use crate::skip;
 
@@ -504,6 +506,40 @@ fn files_that_change_while_they_are_packed_have_the_size_that_was_promised() {
             );
         }
     });
+}
+
+#[test]
+fn archives_of_a_tenant_take_one_processor_together() {
+    let place = Place::dedicated();
+    fs::create_dir(&place.directory).unwrap();
+    make_large(&place);
+    let bomb = bomb();
+    for request in [
+        place.request("GET", "&format=tar.gz", b""),
+        place.request("PUT", "&strip=1", &bomb),
+    ] {
+        let streams: Vec<_> = (0..4).map(|_| place.connect().stream).collect();
+        std::thread::scope(|scope| {
+            for mut stream in &streams {
+                let request = &request;
+                scope.spawn(move || {
+                    let _ = stream.write_all(request);
+                    let _ = std::io::copy(&mut stream, &mut std::io::sink());
+                });
+            }
+            let (begun, used) = (Instant::now(), || cpu_time_of(place.files_pid()));
+            let before = used();
+            let limit = Duration::from_secs(3);
+            wait_until("they have used some time", 3 * PATIENCE, || {
+                used() >= before + limit
+            });
+            let took = begun.elapsed();
+            for stream in &streams {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+            assert!(took >= limit.mul_f64(0.75), "more than one: {took:?}");
+        });
+    }
 }
 
 #[test]

@@ -315,6 +315,13 @@ fn a_bomb_costs_what_the_client_allows() {
     });
 }
 
+/// An archive whose only member has 4 GiB, in 4 MB. It has no end.
+pub(super) fn bomb() -> Vec<u8> {
+    let header = Tar::header(b'0', b"zeros", b"", 0o644, 4 << 30);
+    let zeros = gzip(&vec![0; 64 << 20]).repeat(64);
+    [gzip(&header), zeros].concat()
+}
+
 #[test]
 fn memory_is_constant_whatever_comes_out_of_an_archive() {
     in_both_modes(|place| {

@@ -71,6 +71,17 @@ impl Place {
         format!("{}/files/archive?path={}{rest}", self.prefix, self.shown)
     }
 
+    /// All bytes of a request.
+    fn request(&self, method: &str, rest: &str, body: &[u8]) -> Vec<u8> {
+        let (target, token) = (self.target(rest), self.token.as_deref().unwrap_or_default());
+        let length = body.len();
+        let head = format!(
+            "{method} {target} HTTP/1.1\r\nHost: localhost\r\nX-Sandbox-Token: {token}\r\n\
+             Content-Length: {length}\r\n\r\n"
+        );
+        [head.as_bytes(), body].concat()
+    }
+
     fn put(&self, rest: &str, archive: &[u8]) -> Reply {
         let mut connection = self.connect();
         connection.request("PUT", &self.target(rest), &[], archive)

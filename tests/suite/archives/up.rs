@@ -236,6 +236,20 @@ fn limits_end_the_unpacking_before_they_are_passed() {
             assert_eq!(dry["files"], files, "{rest}");
         }
         place.unpack("&max_bytes=10&max_files=3", &archive);
+        // What is left out has to be decompressed all the same.
+        for (rest, archive) in [
+            ("&strip=1", Tar::default().file("alone", "12345")),
+            ("", Tar::default().member(b'Z', "what", "12345")),
+            ("&overwrite=keep", Tar::default().file("dir/a", "12345")),
+        ] {
+            let archive = archive.file("dir/c", "12345").end();
+            let limited = |most| format!("{rest}&max_bytes={most}");
+            place.refused(&limited(9), &archive, 413, "too_large");
+            place.unpack(&limited(10), &archive);
+        }
+        let label = "x".repeat(2 << 20);
+        let archive = Tar::default().member(b'V', "label", &label).end();
+        place.refused("", &archive, 400, "bad_archive");
     });
 }
 
