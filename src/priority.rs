@@ -4,11 +4,11 @@
 //! The kernel makes an autogroup of each session, and divides the processor between the autogroups
 //! first; nice values count only within one (sched(7)). A command that starts many sessions would get
 //! many shares, and the server one. So the server raises the nice value of its autogroup. Threads keep
-//! theirs, but those for searching and hashing: the lowest one for all was measured to make the server
+//! theirs, but those that search, hash and edit: the lowest one for all was measured to make the server
 //! slower. A nice value cannot be lowered again, so such work has a thread of its own.
 //!
-//! These threads have the server's large share too, whatever their nice value, and so have those that pack and unpack.
-//! So those of a tenant take one processor together: each pauses until one would have done what all of them did.
+//! These threads have the server's large share too, whatever their nice value, as have those that pack and unpack. So
+//! those of a tenant take one processor together: each pauses until one would have done what all of them did.
 
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
