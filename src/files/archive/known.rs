@@ -1,8 +1,7 @@
 //! A bounded memory of names: what an archive has made, however many members it has.
 //!
-//! A name takes the same few bytes whatever its length, and they are charged to the tenant. What is
-//! forgotten is told by [`Known::is_complete`]; what follows from that is decided by
-//! [`unpack`](super::unpack). No file is touched here.
+//! A name takes the same few bytes whatever its length, and they are charged to the tenant. Beyond the bound names are
+//! forgotten, so nothing that must not fail may depend on them. No file is touched here.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -18,8 +17,6 @@ pub(super) struct Known<T> {
     values: HashMap<u64, T>,
     hasher: RandomState,
     most: usize,
-    /// Whether nothing was forgotten.
-    pub(super) is_complete: bool,
     charge: Charge,
 }
 
@@ -33,7 +30,6 @@ impl<T: Copy> Known<T> {
             values: HashMap::new(),
             hasher: RandomState::new(),
             most,
-            is_complete: true,
             charge: ledger.charge(Item::Bodies, 0)?,
         })
     }
@@ -47,10 +43,13 @@ impl<T: Copy> Known<T> {
 
     pub(super) fn add(&mut self, parts: &[&[u8]], value: T) {
         let count = self.values.len() + 1;
-        if count > self.most || self.charge.set(count * Self::BYTES).is_err() {
-            self.is_complete = false;
-        } else {
+        if count <= self.most && self.charge.set(count * Self::BYTES).is_ok() {
             self.values.insert(self.hasher.hash_one(parts), value);
         }
+    }
+
+    /// Forgets a name. Returns whether it was known.
+    pub(super) fn remove(&mut self, parts: &[&[u8]]) -> bool {
+        !self.values.is_empty() && self.values.remove(&self.hasher.hash_one(parts)).is_some()
     }
 }

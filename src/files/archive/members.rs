@@ -31,8 +31,23 @@ const MAX_PADDING_BYTES: u64 = 16 << 20;
 /// How often the memory of an extended header is charged: its bytes, and what they become.
 const USES_OF_EXTENSION: usize = 3;
 
-/// The first bytes of zstd data (RFC 8878).
-const ZSTD_MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
+/// How data begins that is compressed in ways, or archived in formats, that are not supported.
+const OTHER_FORMATS: [(&str, &[u8]); 11] = [
+    ("zstd", b"\x28\xb5\x2f\xfd"),
+    ("xz", b"\xfd7zXZ\0"),
+    ("bzip2", b"BZh"),
+    ("zip", b"PK\x03\x04"),
+    ("zip", b"PK\x05\x06"),
+    ("7z", b"7z\xbc\xaf\x27\x1c"),
+    ("rar", b"Rar!\x1a\x07"),
+    ("lz4", b"\x04\x22\x4d\x18"),
+    ("lzip", b"LZIP"),
+    ("lzma", b"\x5d\0\0"),
+    ("compress", b"\x1f\x9d"),
+];
+
+/// What a header of tar has at offset 257, after a name that may begin like any other format (`tar(5)`).
+const TAR_MAGIC: &[u8] = b"ustar";
 
 /// What a member is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,16 +110,23 @@ impl<R: BufRead> Members<R> {
     /// Finds out how an archive is compressed. Memory is added to `charge`.
     ///
     /// # Errors
-    /// `Unsupported` for zstd; `OverLimit`; or the source fails.
+    /// `Unsupported` for what other programs made; `OverLimit`; or the source fails.
     pub(super) fn new(mut input: R, mut charge: Charge) -> Result<Self> {
         // However few bytes the source hands over at a time.
         let mut first = Vec::new();
-        let mut magic = (&mut input).take(ZSTD_MAGIC.len() as u64);
-        magic
+        (&mut input)
+            .take(BLOCK as u64)
             .read_to_end(&mut first)
             .map_err(|error| unreadable(&error))?;
-        if first == ZSTD_MAGIC {
-            let text = "zstd is not supported; send a tar archive, or one compressed by gzip";
+        let is_tar = first
+            .get(257..)
+            .is_some_and(|rest| rest.starts_with(TAR_MAGIC));
+        let other = OTHER_FORMATS
+            .iter()
+            .find(|(_, magic)| first.starts_with(magic));
+        if let Some((name, _)) = other.filter(|_| !is_tar) {
+            let text =
+                format!("{name} is not supported; send a tar archive, or one compressed by gzip");
             return Err(Error::new(Kind::Unsupported, text));
         }
         let is_gzip = first.first() == Some(&gzip::MAGIC[0]);

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, openat};
 use nix::sys::stat::{FchmodatFlags, FileStat, Mode, fchmodat, fstat, fstatat, mkdirat};
-use nix::unistd::{Gid, Uid, ftruncate, linkat, symlinkat};
+use nix::unistd::{Gid, Uid, UnlinkatFlags, ftruncate, linkat, symlinkat, unlinkat};
 
 use super::attributes::Attributes;
 use super::header::Time;
@@ -276,7 +276,7 @@ impl<'f> Tree<'f> {
         };
         fault::point("unpack");
         let attributes = self.attributes(member);
-        let Some((name, way)) = parts.split_last() else {
+        let Some((_, way)) = parts.split_last() else {
             return match member.kind {
                 MemberKind::Directory => {
                     self.take_base(attributes);
@@ -290,7 +290,7 @@ impl<'f> Tree<'f> {
             return Ok(());
         }
         if member.kind == MemberKind::Directory {
-            return self.take_directory(&parts, attributes);
+            return self.take_directory(&parts, attributes, member);
         }
         self.count()?;
         self.enter(way)?;
@@ -300,7 +300,7 @@ impl<'f> Tree<'f> {
         }
         match member.kind {
             MemberKind::Symlink => self.take_link(&parts, member, attributes),
-            MemberKind::HardLink => self.take_hard_link(name, member),
+            MemberKind::HardLink => self.take_hard_link(&parts, member),
             _ => self.take_file(&parts, attributes, member, members),
         }
     }
@@ -373,7 +373,16 @@ impl<'f> Tree<'f> {
         }
     }
 
-    fn take_directory(&mut self, parts: &[&[u8]], attributes: Attributes) -> Result<()> {
+    fn take_directory(
+        &mut self,
+        parts: &[&[u8]],
+        attributes: Attributes,
+        member: &Member,
+    ) -> Result<()> {
+        if self.links.get(parts).is_some() && !self.take_away_link(parts, member)? {
+            self.skip(member, SkipReason::Exists);
+            return Ok(());
+        }
         let (before, is_kept) = (
             self.done.directories,
             self.options.overwrite == Overwrite::Keep,
@@ -390,6 +399,27 @@ impl<'f> Tree<'f> {
             level.finally = attributes;
         }
         Ok(())
+    }
+
+    /// Removes a link that the archive has made, in place of which it has a directory. False if the link stays.
+    fn take_away_link(&mut self, parts: &[&[u8]], member: &Member) -> Result<bool> {
+        let Some((name, way)) = parts.split_last() else {
+            return Ok(true);
+        };
+        self.enter(way)?;
+        if !self.has_room(parts, member)? {
+            return Ok(false);
+        }
+        if let Some(directory) = self.directory_to_write() {
+            let failed = |errno| self.member_error(member, errno);
+            let _turn = Turn::at(directory, name, show(&member.name))?;
+            let existing = status_of(directory, name).map_err(failed)?;
+            if existing.is_some_and(|existing| FileKind::of(&existing) == FileKind::Link) {
+                unlinkat(directory, *name, UnlinkatFlags::NoRemoveDir).map_err(failed)?;
+            }
+        }
+        self.links.remove(parts);
+        Ok(true)
     }
 
     /// Whether a member is a file that is given its name in any case. What has that name is looked at only
@@ -437,6 +467,7 @@ impl<'f> Tree<'f> {
         } else {
             members.read_content(|_, _| Ok(()))?;
         }
+        self.links.remove(parts);
         self.done.files += 1;
         self.done.bytes = bytes;
         Ok(())
@@ -465,7 +496,10 @@ impl<'f> Tree<'f> {
     }
 
     /// Makes a hard link to a file of the tree.
-    fn take_hard_link(&mut self, name: &[u8], member: &Member) -> Result<()> {
+    fn take_hard_link(&mut self, at: &[&[u8]], member: &Member) -> Result<()> {
+        let Some(name) = at.last() else {
+            return Ok(());
+        };
         let failed = |errno| self.member_error(member, errno);
         let found = parts(&member.link, self.options.strip).map_err(refused)?;
         let found = found.filter(|parts| !parts.is_empty());
@@ -502,6 +536,7 @@ impl<'f> Tree<'f> {
                 self.place(directory, name, member, make)?;
             }
         }
+        self.links.remove(at);
         self.done.links += 1;
         Ok(())
     }
@@ -532,14 +567,8 @@ impl<'f> Tree<'f> {
         let existing = existing.map_err(|errno| self.member_error(member, errno))?;
         let kind = existing.as_ref().map(FileKind::of);
         // In a dry run only the archive's own names tell of its links.
-        let is_link = kind == Some(FileKind::Link);
-        let is_unknown = is_link && !self.links.is_complete;
-        let is_own = (is_link || self.options.dry_run) && self.links.get(parts).is_some();
-        if is_unknown || is_own {
-            return Err(refused(
-                "it has the name of a link that the archive has made",
-            ));
-        }
+        let is_own_link = self.options.dry_run && self.links.get(parts).is_some();
+        let kind = kind.or(is_own_link.then_some(FileKind::Link));
         match (kind, self.options.overwrite) {
             (Some(FileKind::Directory), _) => Err(self.member_error(member, Errno::EISDIR)),
             (None, _) | (_, Overwrite::Replace) => Ok(true),

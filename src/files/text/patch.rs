@@ -1,5 +1,8 @@
 //! Unified diffs of any number of files, as `diff -u` and `git diff` write them: read, and applied to a text.
 //!
+//! Text may stand before the first file, as in a mail. After the head of a file, a line that belongs to no hunk is an
+//! error, except for those that programs write between files: a change is never left out in silence.
+//!
 //! There is no fuzz: all of a hunk's old lines must be there. A hunk whose old lines are not where it says
 //! is applied elsewhere only if they are there exactly once.
 
@@ -99,6 +102,7 @@ pub fn parse(patch: &[u8], strip: usize) -> Result<Vec<FilePatch>, Unreadable> {
         lines: patch.split_inclusive(|byte| *byte == b'\n').collect(),
         at: 0,
         strip,
+        place: Place::Text,
     };
     let mut files = Vec::new();
     while let Some(file) = parser.file()? {
@@ -120,7 +124,28 @@ struct Parser<'a> {
     lines: Vec<&'a [u8]>,
     at: usize,
     strip: usize,
+    place: Place,
 }
+
+/// Where a line stands that is neither part of a file's head nor of a hunk.
+#[derive(Clone, Copy)]
+enum Place {
+    /// Before the first file of a diff: everything is allowed but hunks.
+    Text,
+    /// After the head of a file or a hunk.
+    Diff,
+    /// After the signature with which `git format-patch` ends a mail.
+    Signature,
+}
+
+/// How lines begin that programs write between the files of a diff.
+const BETWEEN_FILES: [&[u8]; 5] = [
+    b"diff -",
+    b"Index: ",
+    b"Only in ",
+    b"base-commit: ",
+    b"prerequisite-patch-id: ",
+];
 
 /// What the header of a file says.
 #[derive(Default)]
@@ -164,6 +189,7 @@ impl<'a> Parser<'a> {
                     break;
                 }
                 header.is_git = true;
+                self.place = Place::Diff;
                 if let Some(name) = git_name(names) {
                     header.old = Some(self.stripped(&name, self.strip)?);
                     header.new.clone_from(&header.old);
@@ -188,15 +214,18 @@ impl<'a> Parser<'a> {
                 (header.old, header.new) = (old_name, new_name);
                 header.is_new |= is_new;
                 header.is_deleted |= is_deleted;
+                self.place = Place::Diff;
                 self.at += 2;
-                if !self.line().is_some_and(|line| line.starts_with(b"@@ ")) {
+                if !self.line().is_some_and(|line| line.starts_with(b"@@")) {
                     return Err(self.error("a hunk must follow the names of a file"));
                 }
                 break;
-            } else if line.starts_with(b"@@ -") {
+            } else if line.starts_with(b"@@") {
                 return Err(self.error("the names of the file are missing before this hunk"));
             } else if line.starts_with(b"Binary files ") {
                 return Err(self.error("it has a change of a binary file; write that file instead"));
+            } else {
+                self.other_line(line)?;
             }
             self.at += 1;
         }
@@ -204,7 +233,7 @@ impl<'a> Parser<'a> {
             return Ok(None);
         }
         let mut hunks = Vec::new();
-        while self.line().is_some_and(|line| line.starts_with(b"@@ -")) {
+        while self.line().is_some_and(|line| line.starts_with(b"@@")) {
             if hunks.len() == MAX_HUNKS {
                 return Err(self.error("the file has more than 10000 hunks"));
             }
@@ -221,6 +250,34 @@ impl<'a> Parser<'a> {
             mode: header.mode,
             hunks,
         }))
+    }
+
+    /// Passes a line that is neither part of a file's head nor of a hunk, if it may stand here.
+    fn other_line(&mut self, line: &[u8]) -> Result<(), Unreadable> {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let begins_commit = [&b"commit "[..], b"From "].iter().any(|begin| {
+            let hash = line.strip_prefix(*begin).and_then(|rest| rest.get(..40));
+            hash.is_some_and(|hash| hash.iter().all(u8::is_ascii_hexdigit))
+        });
+        let is_rule = !line.is_empty() && line.iter().all(|byte| *byte == b'=');
+        match self.place {
+            Place::Text => {}
+            _ if begins_commit || line == b"# HG changeset patch" => self.place = Place::Text,
+            _ if line.is_empty() || matches!(line, b"--" | b"-- ") => {
+                if !line.is_empty() {
+                    self.place = Place::Signature;
+                }
+            }
+            Place::Diff if is_rule => {}
+            Place::Diff if BETWEEN_FILES.iter().any(|begin| line.starts_with(begin)) => {}
+            Place::Signature if !matches!(line[0], b'+' | b'-' | b'\\') => {}
+            Place::Diff | Place::Signature => {
+                return Err(self.error(
+                    "this line belongs to no hunk: do the ranges in the head before it fit the lines after it?",
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Reads a line of git's header; false if it is none.
@@ -308,7 +365,8 @@ impl<'a> Parser<'a> {
 
     fn hunk(&mut self) -> Result<Hunk, Unreadable> {
         let head = self.line().unwrap_or_default();
-        let ranges = ranges(head).ok_or_else(|| self.error("the head of a hunk cannot be read"))?;
+        let ranges = ranges(head)
+            .ok_or_else(|| self.error("the head of a hunk must be like @@ -1,3 +1,4 @@"))?;
         let [(line, mut old_left), (_, mut new_left)] = ranges;
         self.at += 1;
         let (mut old, mut new) = (Vec::new(), Vec::new());
@@ -357,13 +415,9 @@ impl<'a> Parser<'a> {
 
 /// The two ranges in the head of a hunk: first line and number of lines.
 fn ranges(head: &[u8]) -> Option<[(u64, u64); 2]> {
-    let text = std::str::from_utf8(
-        head.strip_prefix(b"@@ ")?
-            .split(|byte| *byte == b'@')
-            .next()?,
-    )
-    .ok()?;
-    let mut words = text.trim_end().split(' ');
+    let rest = head.strip_prefix(b"@@ ")?;
+    let text = &rest[..memchr::memmem::find(rest, b" @@")?];
+    let mut words = std::str::from_utf8(text).ok()?.split(' ');
     let mut range = |mark| {
         let word = words.next()?.strip_prefix(mark)?;
         let (first, count) = word.split_once(',').unwrap_or((word, "1"));
@@ -373,7 +427,8 @@ fn ranges(head: &[u8]) -> Option<[(u64, u64); 2]> {
         };
         Some((number(first)?, number(count)?))
     };
-    Some([range('-')?, range('+')?])
+    let ranges = [range('-')?, range('+')?];
+    words.next().is_none().then_some(ranges)
 }
 
 /// The name in `a/NAME b/NAME`, if both are the same, with its first prefix.
@@ -770,6 +825,90 @@ mod tests {
             let error = parse(patch.as_bytes(), 1).unwrap_err();
             assert_eq!(error.line, line, "{patch:?}: {}", error.why);
             assert!(error.why.len() < 10_000);
+        }
+    }
+
+    #[test]
+    fn no_hunk_is_left_out_in_silence() {
+        const HEAD: &str = "--- a/f\n+++ b/f\n";
+        const GOOD: &str = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x\n+y\n";
+        const BODY: &str = " l1\n-l2\n+L2\n l3\n";
+        for head in [
+            "@@ ... @@",
+            "@@ @@",
+            "@@",
+            "@@ def f():",
+            "@@ \u{2013}1,3 +1,3 @@",
+            "@@ -1,3 \u{2212}1,3 @@",
+            "@@ -1,3 @@",
+            "@@ -1,3 +1,3",
+            "@@ -1,3,+1,3 @@",
+            "@@ -1,3 +1,3 +1,3 @@",
+            "@@ - +1,3 @@",
+            "@@-1,3 +1,3@@",
+            "@@@ -1,3 -1,3 +1,3 @@@",
+        ] {
+            let hunk = format!("{head}\n{BODY}");
+            let new = "--- /dev/null\n+++ b/new\n";
+            for before in [
+                HEAD,
+                GOOD,
+                "diff --git a/f b/f\nold mode 100644\nnew mode 100755\n",
+                new,
+            ] {
+                for before in [before.to_owned(), format!("{GOOD}{before}")] {
+                    let error = parse(format!("{before}{hunk}").as_bytes(), 1).unwrap_err();
+                    let line = before.matches('\n').count() as u64 + 1;
+                    assert_eq!(error.line, line, "{before}{hunk}: {}", error.why);
+                }
+            }
+            let error = parse(format!("A change.\n{hunk}{GOOD}").as_bytes(), 1).unwrap_err();
+            assert_eq!(error.line, 2, "{head}: {}", error.why);
+        }
+        for (rest, line) in [
+            // The head counts too few lines.
+            (" l2\n", 6),
+            ("+l2\n", 6),
+            ("\n+l2\n", 7),
+            ("\\ No newline at end of file\n\\ again\n", 7),
+            ("hello\n", 6),
+            ("--- a/g\n", 6),
+            ("+++ b/g\n", 6),
+            ("```\n", 6),
+            ("diff --git a/g b/g\nhello\n", 7),
+            ("diff --git a/g b/g\n-x\n", 7),
+            ("-- \n+l2\n", 7),
+            ("-- \n2.39.5\n@@ -3 +3 @@\n-x\n", 8),
+            ("Index: f\n+l2\n", 7),
+            ("From here on\n+l2\n", 6),
+        ] {
+            let error = parse(format!("{GOOD}{rest}").as_bytes(), 1).unwrap_err();
+            assert_eq!(error.line, line, "{rest:?}: {}", error.why);
+        }
+    }
+
+    #[test]
+    fn what_programs_write_around_files_is_passed() {
+        const GOOD: &str = "--- a/f\n+++ b/f\n@@ -1 +1 @@\n-x\n+y\n";
+        let hash = "0123456789abcdef0123456789abcdef01234567";
+        for between in [
+            "\n".to_owned(),
+            "\r\n".to_owned(),
+            "diff -ru a/f b/f\n".to_owned(),
+            "Only in b: g\ndiff -ru a/f b/f\n".to_owned(),
+            format!("Index: f\n{}\n", "=".repeat(67)),
+            format!(
+                "\ncommit {hash}\nAuthor: A <a@example.org>\n\n    A change\n---\n f | 2 +-\n\n"
+            ),
+            format!("\nbase-commit: {hash}\n-- \n2.39.5\n\n"),
+            format!("-- \n2.39.5\n\nFrom {hash} Mon Sep 17 00:00:00 2001\nSubject: b\n\n+1\n---\n"),
+            "# HG changeset patch\n# User A\n\ndiff -r 0123 -r 4567 f\n".to_owned(),
+        ] {
+            let patch =
+                format!("Subject: a\n\n+1 for this\n---\n{GOOD}{between}{GOOD}-- \n2.39.5\n\n");
+            let files = parse(patch.as_bytes(), 1).unwrap();
+            let hunks: Vec<_> = files.iter().map(|file| file.hunks.len()).collect();
+            assert_eq!(hunks, [1, 1], "{patch}");
         }
     }
 }

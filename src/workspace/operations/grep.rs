@@ -38,6 +38,9 @@ const MAX_SPANS: usize = 100;
 /// Most bytes of lines that are one match because matches within them meet. Less than what is cut.
 const MAX_MERGED_BYTES: usize = 2000;
 
+/// Begins a text in UTF-8 where a program has marked it as such.
+const BYTE_ORDER_MARK: &[u8] = b"\xef\xbb\xbf";
+
 /// The buffer for files. One of ordinary size is read by one call.
 const BUFFER_BYTES: usize = 256 * 1024;
 
@@ -379,7 +382,10 @@ impl Search {
             self.skip(path, SkipReason::Binary, sink)
         } else {
             self.summary.searched += 1;
-            self.text(&buffer[..length], path, sink)
+            // A byte order mark is no part of the first line.
+            let begin =
+                usize::from(buffer[..length].starts_with(BYTE_ORDER_MARK)) * BYTE_ORDER_MARK.len();
+            self.text(&buffer[begin..length], begin, path, sink)
         };
         self.buffer = buffer;
         searched
@@ -437,9 +443,11 @@ impl Search {
         Ok(())
     }
 
+    /// Searches a text that begins at this offset of its file.
     fn text(
         &mut self,
         text: &[u8],
+        begin: usize,
         path: &str,
         sink: &mut dyn GrepSink,
     ) -> std::result::Result<(), Stopped> {
@@ -506,7 +514,7 @@ impl Search {
             sink.matched(&Match {
                 path,
                 line,
-                offset: start as u64,
+                offset: (begin + start) as u64,
                 text: own.strip_suffix(b"\r").unwrap_or(own),
                 spans: &spans,
                 context: [

@@ -67,7 +67,7 @@ fn no_name_leads_out_of_the_directory() {
 }
 
 #[test]
-fn no_member_goes_through_a_link_or_over_one_of_the_archive() {
+fn no_member_goes_through_a_link() {
     in_both_modes(|place| {
         let outside = place.directory.with_file_name("outside");
         fs::create_dir(&outside).unwrap();
@@ -84,13 +84,14 @@ fn no_member_goes_through_a_link_or_over_one_of_the_archive() {
             for archive in [
                 start.clone().file("link/new", "harm"),
                 start.clone().file("link/secret", "harm"),
-                start.clone().directory("link/", 0o777),
                 start.clone().directory("link/deep/", 0o777),
                 start.clone().link("link/new", "x"),
                 start.clone().hard_link("stolen", "link/secret"),
                 start.clone().hard_link("link/new", "own"),
-                start.clone().file("link", "over it"),
-                start.clone().link("link", "another"),
+                start
+                    .clone()
+                    .link("link", "../outside")
+                    .file("link/new", "harm"),
                 start
                     .clone()
                     .link("chain", "link")
@@ -127,6 +128,71 @@ fn no_member_goes_through_a_link_or_over_one_of_the_archive() {
                 assert!(place.path("b").is_symlink(), "a second name of the link");
             } else {
                 place.refused("", &archive, 400, "bad_archive");
+            }
+        }
+        assert_eq!(names_in(&outside), ["secret"]);
+        assert_eq!(fs::read(outside.join("secret")).unwrap(), b"secret");
+        place.check_no_litter();
+    });
+}
+
+/// As in an archive to which `tar -r` has added what was changed.
+#[test]
+fn the_last_of_several_members_takes_the_name_of_a_link() {
+    in_both_modes(|place| {
+        let outside = place.directory.with_file_name("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("secret"), "secret").unwrap();
+        fs::set_permissions(
+            &outside,
+            std::os::unix::fs::PermissionsExt::from_mode(0o777),
+        )
+        .unwrap();
+        for target in ["../outside", "../outside/secret", "nothing", "own"] {
+            let start = Tar::default().file("own", "own").link("link", target);
+            let tars = [
+                start.clone().link("link", "another"),
+                start.clone().file("link", "file"),
+                start.clone().hard_link("link", "own"),
+                start
+                    .clone()
+                    .directory("link/", 0o755)
+                    .file("link/new", "new"),
+                start.clone().file("link", "file").link("link", "another"),
+                start
+                    .clone()
+                    .directory("link/", 0o755)
+                    .directory("link/", 0o700),
+            ];
+            for (number, tar) in tars.into_iter().enumerate() {
+                let archive = tar.end();
+                for query in ["", "&atomic=1"] {
+                    let _ = fs::remove_dir_all(&place.directory);
+                    place.unpack("&dry_run=1", &archive);
+                    place.unpack(query, &archive);
+                    let link = place.path("link");
+                    let kind = fs::symlink_metadata(&link).unwrap().file_type();
+                    match number {
+                        0 | 4 => assert_eq!(fs::read_link(&link).unwrap().as_os_str(), "another"),
+                        1 => assert!(kind.is_file() && place.read("link") == "file"),
+                        2 => assert!(kind.is_file() && place.read("link") == "own"),
+                        3 => assert!(kind.is_dir() && place.read("link/new") == "new"),
+                        _ => assert!(kind.is_dir()),
+                    }
+                }
+            }
+            let _ = fs::remove_dir_all(&place.directory);
+            let file = start.clone().file("link", "file").file("link/new", "harm");
+            place.refused("", &file.end(), 409, "not_directory");
+            // With these options what came first is somebody's file like any other.
+            let _ = fs::remove_dir_all(&place.directory);
+            let twice = start.clone().directory("link/", 0o755).end();
+            let report = place.unpack("&overwrite=keep", &twice);
+            assert_eq!(report["skipped"][0]["name"], "link/", "{report}");
+            assert!(place.path("link").is_symlink());
+            for dry_run in ["&dry_run=1", ""] {
+                let _ = fs::remove_dir_all(&place.directory);
+                place.refused(&format!("&overwrite=fail{dry_run}"), &twice, 409, "exists");
             }
         }
         assert_eq!(names_in(&outside), ["secret"]);
@@ -266,13 +332,35 @@ fn headers_that_lie_are_refused() {
 #[test]
 fn what_is_compressed_otherwise_is_named() {
     let place = Place::dedicated();
-    let zstd = [&[0x28, 0xb5, 0x2f, 0xfd][..], &[0; 1024]].concat();
-    let error = place.refused("", &zstd, 415, "unsupported");
-    let text = error["error"].as_str().unwrap();
-    assert!(
-        text.contains("zstd") && text.contains("tar") && text.contains("gzip"),
-        "{text}"
-    );
+    for (name, magic) in [
+        ("zstd", &b"\x28\xb5\x2f\xfd"[..]),
+        ("xz", b"\xfd7zXZ\0\0\x04"),
+        ("bzip2", b"BZh91AY&SY"),
+        ("zip", b"PK\x03\x04\x14\0"),
+        ("zip", b"PK\x05\x06\0\0"),
+        ("7z", b"7z\xbc\xaf\x27\x1c"),
+        ("rar", b"Rar!\x1a\x07\x01\0"),
+        ("lz4", b"\x04\x22\x4d\x18"),
+        ("lzip", b"LZIP\x01"),
+        ("lzma", b"\x5d\0\0\x80"),
+        ("compress", b"\x1f\x9d\x90"),
+    ] {
+        // One of a few bytes, and one of more than a block.
+        for length in [0, 1024] {
+            let data = [magic, &vec![0; length]].concat();
+            let error = place.refused("", &data, 415, "unsupported");
+            let text = error["error"].as_str().unwrap();
+            assert!(
+                text.contains(name) && text.contains("tar") && text.contains("gzip"),
+                "{text}"
+            );
+        }
+    }
+    // A member may have a name like that.
+    for name in ["BZh9", "LZIP", "]"] {
+        place.unpack("", &Tar::default().file(name, "tar").end());
+        assert_eq!(place.read(name), "tar");
+    }
     let archive = gzip(&Tar::default().file("a", "1").end());
     for broken in [
         [&archive[..], b"something after it"].concat(),

@@ -175,6 +175,30 @@ fn options_change_what_matches() {
     });
 }
 
+#[test]
+fn a_byte_order_mark_is_no_part_of_the_first_line() {
+    in_both_modes(|site| {
+        site.write("f", "\u{feff}first\nsecond \u{feff}\n");
+        site.write("empty", "\u{feff}");
+        let (events, end) = grep(site, &json!({"pattern": "^first$"}));
+        assert_eq!(
+            events,
+            [
+                json!({"event": "match", "path": "f", "line": 1, "offset": 3, "text": "first", "spans": [[0, 5]], "before": [], "after": []})
+            ]
+        );
+        assert_eq!(end["searched"], 2);
+        // Elsewhere it is a character like others.
+        let (events, _) = grep(site, &json!({"pattern": "\u{feff}|\\Asecond", "before": 1}));
+        assert_eq!(
+            events,
+            [
+                json!({"event": "match", "path": "f", "line": 2, "offset": 9, "text": "second \u{feff}", "spans": [[7, 8]], "before": ["first"], "after": []})
+            ]
+        );
+    });
+}
+
 /// The lines of a match are its own, and no match is lost where lines meet.
 #[test]
 fn matches_with_line_ends_are_all_told() {

@@ -391,6 +391,40 @@ fn what_is_no_patch_is_refused_with_its_line() {
     });
 }
 
+/// Models write such heads.
+#[test]
+fn a_head_without_valid_ranges_changes_no_file() {
+    in_both_modes(|site| {
+        let good = "--- a/good\n+++ b/good\n@@ -1 +1 @@\n-good\n+better\n";
+        let body = " l1\n-l2\n+L2\n l3\n";
+        for head in [
+            "@@ ... @@",
+            "@@ @@",
+            "@@ def f():",
+            "@@ \u{2013}1,3 +1,3 @@",
+            "@@ -1,2 +1,2 @@",
+        ] {
+            for (text, line) in [
+                (format!("--- a/f\n+++ b/f\n{head}\n{body}"), 3),
+                (format!("{good}--- a/f\n+++ b/f\n{head}\n{body}"), 8),
+                (format!("{good}{head}\n{body}"), 6),
+                (format!("{good}--- /dev/null\n+++ b/new\n{head}\n{body}"), 8),
+            ] {
+                // Ranges that do not fit are seen where the hunk has too many lines.
+                let line = line + if head.contains("-1,2") { 4 } else { 0 };
+                site.write("f", "l1\nl2\nl3\n");
+                site.write("good", "good\n");
+                let reply = patch(site, "", &text);
+                expect_error(&reply, 400, "bad_request");
+                assert_eq!(reply.json()["line"], line, "{text}{}", reply.text());
+                assert_eq!(site.content("f"), "l1\nl2\nl3\n");
+                assert_eq!(site.content("good"), "good\n");
+                assert!(!site.root.join("new").exists());
+            }
+        }
+    });
+}
+
 #[test]
 fn names_of_a_patch_do_not_lead_out() {
     in_both_modes(|site| {
