@@ -146,6 +146,26 @@ pub fn quoted(bytes: &[u8]) -> impl fmt::Display {
     Quoted(bytes)
 }
 
+/// The path of a request, as [`quoted`] shows it, without the secrets that stand in it: tickets, as tokens, are 64
+/// hexadecimal digits.
+pub fn quoted_path(path: &[u8]) -> impl fmt::Display {
+    QuotedPath(path)
+}
+
+struct QuotedPath<'a>(&'a [u8]);
+
+impl fmt::Display for QuotedPath<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let segments = self.0.split(|byte| *byte == b'/');
+        let shown = segments.map(|segment| {
+            let is_secret = segment.len() == 64 && segment.iter().all(u8::is_ascii_hexdigit);
+            if is_secret { &b"<secret>"[..] } else { segment }
+        });
+        let shown: Vec<_> = shown.collect();
+        fmt::Display::fmt(&Quoted(&shown.join(&b'/')), formatter)
+    }
+}
+
 struct Quoted<'a>(&'a [u8]);
 
 impl fmt::Display for Quoted<'_> {
@@ -167,6 +187,11 @@ mod tests {
     #[test]
     fn what_a_client_wrote_stays_on_its_line() {
         let quoted = |bytes| super::quoted(bytes).to_string();
+        let path = format!("/t/{}/a/{}", "0aF".repeat(21) + "1", "0".repeat(63));
+        assert_eq!(
+            super::quoted_path(path.as_bytes()).to_string(),
+            format!("/t/<secret>/a/{}", "0".repeat(63))
+        );
         let long = quoted(&[b'x'; 5000]);
         let quoted = quoted("/a\n\u{9b}2J\u{2028}\u{1b}é".as_bytes());
         assert!(

@@ -189,7 +189,7 @@ pub(super) fn note_refusal(request: &Request<'_>, text: &str) {
     let line = format_args!(
         "refused {} {}: {text}",
         logging::quoted(request.head.method.as_bytes()),
-        logging::quoted(&request.head.path)
+        logging::quoted_path(&request.head.path)
     );
     logging::about(&client, line);
 }
@@ -200,7 +200,7 @@ pub(super) fn note_failure(tenant: &str, request: &Request<'_>, status: u16, tex
     let line = format_args!(
         "failed {} {}: {status} {}",
         logging::quoted(request.head.method.as_bytes()),
-        logging::quoted(&request.head.path),
+        logging::quoted_path(&request.head.path),
         logging::quoted(text.as_bytes())
     );
     logging::about(tenant, line);

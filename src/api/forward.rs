@@ -47,7 +47,7 @@ const DROPPED: &[&str] = &[
 
 /// Forwards a request to the server behind a port, which sees `path` and nothing of what is before it.
 /// Of its headers, those that are `withheld` are not for that server, besides [credentials](Withheld). `changes` are made
-/// in its answer, besides dropping what no door passes on.
+/// in its answer, besides dropping what no door passes on, and keeping its redirects where the client has found it.
 pub(super) fn forward(
     context: &Context,
     request: &mut Request<'_>,
@@ -64,12 +64,18 @@ pub(super) fn forward(
             "CONNECT is not passed on; other protocols than HTTP begin with an Upgrade",
         ));
     }
+    let Withheld {
+        names,
+        added,
+        has_token,
+    } = Withheld::of(context, &request.head);
     changes.dropped.push(DROPPED);
+    changes.is_private = has_token;
+    changes.home = Some(home(&request.head, port, path, has_token));
     let slot = Arc::clone(request.kept);
     let key = key(&request.head, workspace, port, path, withheld);
     let kept = slot.take(&key);
     let can_share = can_share(&request.head);
-    let Withheld { names, added } = Withheld::of(context, &request.head);
     let forward = Forward {
         target: target(path, request.head.query.as_deref()),
         host: &host(port),
@@ -110,6 +116,8 @@ struct Withheld {
     names: Vec<&'static str>,
     /// Fields in their place.
     added: Vec<(&'static str, Vec<u8>)>,
+    /// Whether there is something that may be a token.
+    has_token: bool,
 }
 
 impl Withheld {
@@ -138,7 +146,15 @@ impl Withheld {
                 added.push(("Sec-WebSocket-Protocol", others.join(&b", "[..])));
             }
         }
-        Self { names, added }
+        let has_token = head
+            .fields
+            .iter()
+            .any(|(name, _)| names.iter().any(|other| is_same_field(name, other)));
+        Self {
+            names,
+            added,
+            has_token,
+        }
     }
 }
 
@@ -161,7 +177,7 @@ fn opens_something(context: &Context, key: &[u8]) -> bool {
 /// before a proxy.
 fn key(head: &Head, workspace: &Workspace, port: &Port, path: &[u8], withheld: &[&str]) -> Vec<u8> {
     let mut key = format!("{}\n{port}\n", std::ptr::from_ref(workspace).addr()).into_bytes();
-    key.extend_from_slice(&head.path[..head.path.len() - path.len()]);
+    key.extend_from_slice(own_prefix(head, path));
     key.push(b'\n');
     key.extend_from_slice(head.host().unwrap_or_default());
     for (name, value) in head.fields.iter() {
@@ -185,12 +201,30 @@ fn can_share(head: &Head) -> bool {
     is_safe && head.framing == Framing::None && !wants_upgrade(head)
 }
 
-/// Where clients find the server behind a port whose paths are below `prefix`.
-pub(super) fn home(port: &Port, prefix: Vec<u8>) -> Home {
+/// Where a client has found the server behind a port, by a request for `path` of that server.
+fn home(head: &Head, port: &Port, path: &[u8], has_token: bool) -> Home {
+    let hosts = [head.host(), head.header("x-forwarded-host")];
+    let hosts = hosts.into_iter().flatten();
+    let hosts = hosts.flat_map(|hosts| hosts.split(|byte| *byte == b','));
     Home {
-        origin: format!("http://{}", host(port)),
-        prefix,
+        inside: host(port),
+        hosts: hosts.map(|host| host.trim_ascii().to_vec()).collect(),
+        prefix: prefix(head, path),
+        request: path.to_vec(),
+        may_leave: !has_token,
     }
+}
+
+/// What is before the path of the server behind a port, as its clients see it.
+fn prefix(head: &Head, path: &[u8]) -> Vec<u8> {
+    let outer = head.header("x-forwarded-prefix").unwrap_or_default();
+    let outer = outer.strip_suffix(b"/").unwrap_or(outer);
+    [outer, own_prefix(head, path)].concat()
+}
+
+/// The part of a request's path that is before the path of the server behind a port.
+pub(super) fn own_prefix<'h>(head: &'h Head, path: &[u8]) -> &'h [u8] {
+    &head.path[..head.path.len() - path.len()]
 }
 
 /// The request target for the server, with the percent-escapes of the client.
@@ -218,10 +252,6 @@ fn forwarded(request: &Request<'_>, path: &[u8]) -> Vec<(&'static str, Vec<u8>)>
     let client = client.unwrap_or_else(|| "unknown".to_owned());
     let mut way: Vec<&[u8]> = head.values("x-forwarded-for").collect();
     way.push(client.as_bytes());
-    // The part of the path before the path of the server behind the port.
-    let own_prefix = &head.path[..head.path.len() - path.len()];
-    let mut prefix = head.header("x-forwarded-prefix").unwrap_or_default();
-    prefix = prefix.strip_suffix(b"/").unwrap_or(prefix);
     let mut added = vec![
         ("X-Forwarded-For", way.join(&b", "[..])),
         (
@@ -229,7 +259,7 @@ fn forwarded(request: &Request<'_>, path: &[u8]) -> Vec<(&'static str, Vec<u8>)>
             header_or(head, "x-forwarded-proto", Some(b"http")).unwrap_or_default(),
         ),
     ];
-    let prefix = [prefix, own_prefix].concat();
+    let prefix = prefix(head, path);
     if !prefix.is_empty() {
         added.push(("X-Forwarded-Prefix", prefix));
     }

@@ -195,14 +195,14 @@ trait Target {
     /// The methods, as in `Allow`.
     fn allow(&self) -> String;
 
-    /// Whether a server in a workspace answers. It decides itself which origins it allows.
+    /// Whether a server in a workspace answers.
     fn is_proxied(&self) -> bool {
         false
     }
 
     /// Whether the target itself decides which origins it admits.
     fn admits_origins(&self) -> bool {
-        self.is_proxied()
+        false
     }
 
     /// Whether pages of the origins that the operator allows can use it.

@@ -162,7 +162,7 @@ fn serve_request(
             logging::debug(format_args!(
                 "{} {} {} in {} us",
                 head.method,
-                logging::quoted(&head.path),
+                logging::quoted_path(&head.path),
                 response.status,
                 begun.elapsed().as_micros()
             ));

@@ -12,6 +12,7 @@
 //! its end on. Either side is read only when what it sent before was sent on, which bounds the
 //! buffers and slows down the faster side.
 
+mod redirect;
 mod set_cookie;
 mod tunnel;
 mod upstream;
@@ -31,12 +32,11 @@ use crate::http::request::{BodyReader, Request};
 use crate::http::response::{Body, Response, Takeover, append_status_line};
 use crate::http::stream::{SEND_LIMIT, StreamWriter};
 use crate::sys::Events;
+pub use redirect::Home;
 pub use set_cookie::Cookies;
 pub use tunnel::connect_through;
 use tunnel::{Connected, Tunnel};
-pub use upstream::{
-    Account, FieldChanges, Forward, Home, RelayError, is_same_field, wants_upgrade,
-};
+pub use upstream::{Account, FieldChanges, Forward, RelayError, is_same_field, wants_upgrade};
 use upstream::{Keep, MIN_READ_BYTES, ReadSize, Upstream, append_upgrade, poll_both};
 
 /// Interim responses of which the client sees nothing, so that its pace does not limit them.

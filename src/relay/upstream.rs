@@ -13,6 +13,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{Shutdown, shutdown};
 
+use super::redirect::{Home, Redirect};
 use super::set_cookie::Cookies;
 use crate::client::Disconnected;
 use crate::http::KeptSlot;
@@ -36,6 +37,9 @@ const USES_OF_READ: usize = 2;
 
 /// After this long without an event, [`poll_both`] has the buffers trimmed.
 const TRIM_AFTER: Duration = Duration::from_secs(1);
+
+/// The field that has a location in place of `Location` where no client should follow it.
+const NOT_FOLLOWED: &str = "X-Sbx-Location";
 
 /// Fields of one connection (RFC 9110 section 7.6.1), and those that frame a body. `Trailer` is among
 /// them because trailers are not forwarded.
@@ -79,19 +83,12 @@ pub type Keep = (Arc<KeptSlot>, Vec<u8>);
 pub struct FieldChanges {
     /// Lists of the names of fields that are not passed on, in lower case.
     pub dropped: Vec<&'static [&'static str]>,
-    /// Where redirects to the server itself lead.
+    /// Where the client has found the server, to which its redirects lead.
     pub home: Option<Home>,
     /// For which addresses its cookies are.
     pub cookies: Cookies,
-}
-
-/// Where the client finds a server that knows itself by another address.
-#[derive(Debug, Clone)]
-pub struct Home {
-    /// The server's address as it knows it, such as `http://localhost:3000`.
-    pub origin: String,
-    /// The path that stands for it here, without a slash at its end.
-    pub prefix: Vec<u8>,
+    /// Whether no shared cache may keep the response: the request had a token, which a cache may not know as one.
+    pub is_private: bool,
 }
 
 impl FieldChanges {
@@ -102,38 +99,26 @@ impl FieldChanges {
             if self.dropped.iter().copied().flatten().any(is) {
                 continue;
             }
-            let changed = if is(&"location") {
-                self.home.as_ref().and_then(|home| home.path_of(value))
-            } else if is(&"set-cookie") {
-                self.cookies.change(value)
-            } else {
-                None
-            };
+            let (mut name, mut changed) = (name, None);
+            if is(&"set-cookie") {
+                changed = self.cookies.change(value);
+            } else if is(&"location")
+                && let Some(home) = &self.home
+            {
+                match home.redirect(value) {
+                    Redirect::AsSent => {}
+                    Redirect::To(place) => changed = Some(place),
+                    Redirect::Elsewhere if home.may_leave => {}
+                    Redirect::Elsewhere => name = NOT_FOLLOWED,
+                }
+            }
             let value = changed.as_deref().unwrap_or(value);
             append_fields(out, [(name, value)].into_iter());
         }
-    }
-}
-
-impl Home {
-    /// Where a redirect leads that stays on the server; `None` for one that leaves it, or is relative.
-    fn path_of(&self, location: &[u8]) -> Option<Vec<u8>> {
-        let inside = location
-            .strip_prefix(self.origin.as_bytes())
-            .filter(|rest| matches!(rest.first(), None | Some(b'/' | b'?' | b'#')))
-            .unwrap_or(location);
-        // Browsers take what begins with two slashes, of either kind, for the address of a host.
-        let is_path = match inside {
-            [b'/', b'/' | b'\\', ..] => false,
-            [b'/', ..] => true,
-            _ => inside.len() < location.len(),
-        };
-        // A server that knows of the prefix has put it there.
-        let knows = inside
-            .strip_prefix(&self.prefix[..])
-            .is_some_and(|rest| matches!(rest.first(), None | Some(b'/' | b'?' | b'#')));
-        let prefix: &[u8] = if knows { b"" } else { &self.prefix };
-        is_path.then(|| [prefix, inside].concat())
+        if self.is_private {
+            // Besides what the server says: of several directives the strictest counts.
+            append_fields(out, [("Cache-Control", &b"private"[..])].into_iter());
+        }
     }
 }
 

@@ -7,7 +7,7 @@
 
 use crate::api::browsers::{APART, OF_ADDRESS, no_service_worker, wants_service_worker};
 use crate::api::context::{Context, enter_by_ticket};
-use crate::api::forward::{self, forward};
+use crate::api::forward::forward;
 use crate::api::origins::{is_preflight, preflight};
 use crate::http::{Body, Refusal, Request, Response};
 use crate::relay::{Cookies, FieldChanges};
@@ -63,8 +63,8 @@ pub(super) fn answer(
     let lease = enter_by_ticket(request, &workspace)?.ok_or_else(unknown)?;
     let changes = FieldChanges {
         dropped: vec![OF_ADDRESS, DROPPED],
-        home: Some(forward::home(&port, [b"/t/", ticket].concat())),
         cookies: Cookies::AsSent,
+        ..FieldChanges::default()
     };
     let answer = forward(context, request, &lease, &port, path, WITHHELD, changes)?;
     Ok(answer.holding(lease))

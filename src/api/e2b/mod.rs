@@ -68,7 +68,12 @@ impl super::Target for Target<'_> {
     }
 
     fn fields(&self) -> &'static [(&'static str, &'static str)] {
-        if self.is_proxied() { &[] } else { OWN }
+        // A cache that does not tell names apart must not serve what one has answered at another.
+        if self.is_proxied() {
+            &[("Vary", "Host")]
+        } else {
+            OWN
+        }
     }
 
     fn answer(&self, context: &Context, request: &mut Request<'_>) -> Result<Response, Refusal> {

@@ -33,14 +33,13 @@ pub(super) fn forward(
     if wants_page(head) {
         return page_instead(call, workspace, &port, path);
     }
-    let prefix = head.path[..head.path.len() - path.len()].to_vec();
     let changes = FieldChanges {
         dropped: vec![OF_ADDRESS],
-        home: None,
         cookies: Cookies::Below {
-            prefix,
+            prefix: forward::own_prefix(head, path).to_vec(),
             request: path.to_vec(),
         },
+        ..FieldChanges::default()
     };
     forward::forward(
         call.context,

@@ -10,6 +10,7 @@ mod headers;
 mod kept;
 mod peers;
 mod ports;
+mod redirects;
 mod relaying;
 pub mod sandboxes;
 mod smuggling;

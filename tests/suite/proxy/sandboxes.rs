@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use crate::fixture::{PATIENCE, Sandbox, Server, Stop, exchange, is_root};
 use crate::skip;
 
-const PYTHON: &str = "/usr/bin/python3";
+pub const PYTHON: &str = "/usr/bin/python3";
 
 /// Says who it is, or echoes after an upgrade; to a POST it never has anything to say.
 const PROGRAM: &str = r#"

@@ -18,7 +18,7 @@ const ASKING: [(&str, &str); 5] = [
     ("Upgrade", "echo"),
     ("Sec-WebSocket-Key", "dGhlIHNhbXBsZSBub25jZQ=="),
     ("Sec-WebSocket-Version", "13"),
-    ("Origin", "http://example.org"),
+    ("Origin", "http://sandbox"),
 ];
 
 /// A server that upgrades, and then does `serve`.
@@ -70,7 +70,7 @@ fn an_upgrade_reaches_the_server_as_a_plain_request_does() {
         received.value("sec-websocket-key"),
         "dGhlIHNhbXBsZSBub25jZQ=="
     );
-    assert_eq!(received.value("origin"), "http://example.org");
+    assert_eq!(received.value("origin"), "http://sandbox");
     let host = format!("localhost:{}", backend.port);
     assert_eq!(
         received.value("host"),

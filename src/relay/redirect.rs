@@ -1,0 +1,280 @@
+//! Where the redirects of a server inside lead its clients.
+//!
+//! The server knows itself by another address than its clients do, so a redirect to itself is changed to the address at
+//! which the client has found it. A client follows a redirect with the token that it has sent: one of another address,
+//! or of other paths of this one, would have the client do there what the server inside wants. Such a redirect is
+//! only told, and not followed.
+
+/// Where a client has found a server.
+#[derive(Debug, Clone)]
+pub struct Home {
+    /// The host by which the server knows itself, with its port.
+    pub inside: String,
+    /// The hosts by which the client may know it.
+    pub hosts: Vec<Vec<u8>>,
+    /// The path that stands for the root of the server, without a slash at its end.
+    pub prefix: Vec<u8>,
+    /// The path of the request below that. It is empty, or begins with a slash.
+    pub request: Vec<u8>,
+    /// Whether the client may be sent elsewhere: it has sent no token that it would take along.
+    pub may_leave: bool,
+}
+
+/// What becomes of a redirect.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Redirect {
+    /// It stays as it is.
+    AsSent,
+    /// It leads there.
+    To(Vec<u8>),
+    /// It leads to another server, or may be read so.
+    Elsewhere,
+}
+
+impl Home {
+    /// What becomes of a redirect to this location, a reference as in RFC 3986 section 4.1. Clients that resolve
+    /// it as the URL standard of WHATWG says stay on the server too.
+    pub(super) fn redirect(&self, location: &[u8]) -> Redirect {
+        // They leave out tabs and line ends, and read `\` as `/`.
+        if location
+            .iter()
+            .any(|byte| *byte <= b' ' || matches!(byte, b'\\' | 0x7f))
+        {
+            return Redirect::Elsewhere;
+        }
+        let end = location.iter().position(|byte| b":/?#".contains(byte));
+        let rest = match end.map(|end| (&location[..end], &location[end..])) {
+            Some((scheme, [b':', rest @ ..])) => {
+                let is_web = [&b"http"[..], b"https"]
+                    .iter()
+                    .any(|web| scheme.eq_ignore_ascii_case(web));
+                if !is_web || !rest.starts_with(b"//") {
+                    return Redirect::Elsewhere;
+                }
+                rest
+            }
+            _ => location,
+        };
+        if let Some(rest) = rest.strip_prefix(b"//") {
+            let (host, path) = rest.split_at(begin_of(rest, b"/?#"));
+            let is_inside = host.eq_ignore_ascii_case(self.inside.as_bytes());
+            let is_own = self.hosts.iter().any(|own| host.eq_ignore_ascii_case(own));
+            return match self.absolute(path) {
+                Some(changed) => Redirect::To(changed),
+                _ if is_own => Redirect::AsSent,
+                None => Redirect::To(path.to_vec()),
+            }
+            .only_if(is_inside || is_own);
+        }
+        let (path, suffix) = rest.split_at(begin_of(rest, b"?#"));
+        let changed = if path.is_empty() {
+            None
+        } else if path.starts_with(b"/") {
+            self.absolute(rest)
+        } else {
+            let folder = self.request.iter().rposition(|byte| *byte == b'/');
+            let folder = folder.map_or(&b"/"[..], |slash| &self.request[..=slash]);
+            let (merged, leaves) = without_dots(&[folder, path].concat());
+            (leaves || self.request.is_empty()).then(|| place(&[&self.prefix, &merged, suffix]))
+        };
+        changed.map_or(Redirect::AsSent, Redirect::To)
+    }
+
+    /// The place of a path of the server, and of what follows it; `None` if that is as it is.
+    fn absolute(&self, reference: &[u8]) -> Option<Vec<u8>> {
+        let (path, suffix) = reference.split_at(begin_of(reference, b"?#"));
+        let (path, _) = without_dots(path);
+        // A server that knows of the prefix has put it there.
+        let knows = path
+            .strip_prefix(&self.prefix[..])
+            .is_some_and(|rest| matches!(rest.first(), None | Some(b'/')));
+        let prefix: &[u8] = if knows { b"" } else { &self.prefix };
+        let place = place(&[prefix, &path, suffix]);
+        (place != reference).then_some(place)
+    }
+}
+
+impl Redirect {
+    fn only_if(self, is_own: bool) -> Self {
+        if is_own { self } else { Self::Elsewhere }
+    }
+}
+
+/// The reference of these parts, which begins with one slash: two would name a host.
+fn place(parts: &[&[u8]]) -> Vec<u8> {
+    let all = parts.concat();
+    let slashes = all.iter().take_while(|byte| **byte == b'/').count();
+    [b"/", &all[slashes..]].concat()
+}
+
+/// Where the first of some bytes is, or the end.
+fn begin_of(text: &[u8], bytes: &[u8]) -> usize {
+    let mut all = text.iter();
+    all.position(|byte| bytes.contains(byte))
+        .unwrap_or(text.len())
+}
+
+/// A path without segments of dots, and whether they lead above its root (RFC 3986 section 5.2.4).
+fn without_dots(path: &[u8]) -> (Vec<u8>, bool) {
+    let Some(rest) = path.strip_prefix(b"/") else {
+        return (path.to_vec(), false);
+    };
+    let (mut kept, mut leaves) = (Vec::new(), false);
+    let mut segments = rest.split(|byte| *byte == b'/').peekable();
+    while let Some(segment) = segments.next() {
+        let dots = dots_of(segment);
+        match dots {
+            Some(1) => {}
+            Some(2) => leaves |= kept.pop().is_none(),
+            _ => kept.push(segment),
+        }
+        if matches!(dots, Some(1 | 2)) && segments.peek().is_none() {
+            kept.push(b"");
+        }
+    }
+    ([b"/", &kept.join(&b'/')[..]].concat(), leaves)
+}
+
+/// The number of dots that a segment is, with those of percent-escapes.
+fn dots_of(mut segment: &[u8]) -> Option<usize> {
+    let mut count = 0;
+    while !segment.is_empty() {
+        segment = match segment {
+            [b'.', rest @ ..] | [b'%', b'2', b'e' | b'E', rest @ ..] => rest,
+            _ => return None,
+        };
+        count += 1;
+    }
+    Some(count)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home(prefix: &str, request: &str) -> Home {
+        Home {
+            inside: "localhost:3000".to_owned(),
+            hosts: vec![b"box.example:8000".to_vec()],
+            prefix: prefix.as_bytes().to_vec(),
+            request: request.as_bytes().to_vec(),
+            may_leave: false,
+        }
+    }
+
+    fn leads(home: &Home, location: &str) -> String {
+        match home.redirect(location.as_bytes()) {
+            Redirect::AsSent => location.to_owned(),
+            Redirect::To(place) => String::from_utf8(place).unwrap(),
+            Redirect::Elsewhere => "elsewhere".to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_redirect_to_the_server_leads_to_where_the_client_has_found_it() {
+        let home = home("/p/3000", "/a/b");
+        for (location, expected) in [
+            ("/", "/p/3000/"),
+            ("/x?q=/../y#z", "/p/3000/x?q=/../y#z"),
+            ("/p/3000/x", "/p/3000/x"),
+            ("/p/3000", "/p/3000"),
+            ("/p/30001", "/p/3000/p/30001"),
+            ("/x//y/", "/p/3000/x//y/"),
+            ("http://localhost:3000/x", "/p/3000/x"),
+            ("HTTP://LOCALHOST:3000", "/p/3000"),
+            ("http://localhost:3000?q", "/p/3000?q"),
+            ("//localhost:3000/x", "/p/3000/x"),
+            ("https://box.example:8000/x", "/p/3000/x"),
+            (
+                "https://box.example:8000/p/3000/x",
+                "https://box.example:8000/p/3000/x",
+            ),
+            ("c", "c"),
+            ("../c?d", "../c?d"),
+            ("c/../../d", "c/../../d"),
+            ("./c:d", "./c:d"),
+            ("?q", "?q"),
+            ("#f", "#f"),
+            ("", ""),
+        ] {
+            assert_eq!(leads(&home, location), expected, "{location}");
+        }
+    }
+
+    #[test]
+    fn no_redirect_leads_above_the_server() {
+        let home = home("/p/3000", "/a/b");
+        for (location, expected) in [
+            ("/../../v1/sandboxes", "/p/3000/v1/sandboxes"),
+            ("/p/3000/../../v1/sandboxes", "/p/3000/v1/sandboxes"),
+            ("/%2e%2E/v1", "/p/3000/v1"),
+            ("/x/.%2e/..", "/p/3000/"),
+            ("/.", "/p/3000/"),
+            ("../../v1/sandboxes", "/p/3000/v1/sandboxes"),
+            ("%2e%2e/%2e./v1?q", "/p/3000/v1?q"),
+            ("../..", "/p/3000/"),
+            (
+                "https://box.example:8000/v1/sandboxes",
+                "/p/3000/v1/sandboxes",
+            ),
+            ("https://box.example:8000/p/3000/../v1", "/p/3000/p/v1"),
+            ("//box.example:8000/v1", "/p/3000/v1"),
+            ("http://localhost:3000/../v1", "/p/3000/v1"),
+        ] {
+            assert_eq!(leads(&home, location), expected, "{location}");
+        }
+        for location in ["c", "./c", "../c"] {
+            let bare = Home {
+                request: Vec::new(),
+                ..home.clone()
+            };
+            assert_eq!(leads(&bare, location), "/p/3000/c");
+        }
+    }
+
+    #[test]
+    fn what_leads_elsewhere_or_may_be_read_so_is_seen() {
+        for home in [home("/p/3000", "/a"), home("", "/a")] {
+            for location in [
+                "http://evil.example/",
+                "//evil.example/",
+                "//evil.example:8000",
+                "https://box.example:8000@evil.example/",
+                "https://box.example:8000.evil.example/",
+                "https://box.example/",
+                "http://localhost:30000/",
+                "/\\evil.example",
+                "\\\\evil.example",
+                "/\t/evil.example",
+                "http:/evil.example",
+                "http:evil",
+                "http:///evil.example",
+                "javascript:alert(1)",
+                "data:text/html,x",
+                "c:d",
+                "a b",
+                "\u{7f}",
+            ] {
+                assert_eq!(leads(&home, location), "elsewhere", "{location}");
+            }
+        }
+    }
+
+    #[test]
+    fn at_a_name_of_its_own_all_paths_are_the_servers() {
+        let home = home("", "/a/b");
+        for (location, expected) in [
+            ("/x", "/x"),
+            ("/../x", "/x"),
+            ("../../../x", "/x"),
+            ("/..//evil.example/", "/evil.example/"),
+            ("x", "x"),
+            ("http://localhost:3000/x", "/x"),
+            ("http://localhost:3000//evil.example", "/evil.example"),
+            ("http://localhost:3000", "/"),
+            ("https://box.example:8000/x", "https://box.example:8000/x"),
+        ] {
+            assert_eq!(leads(&home, location), expected, "{location}");
+        }
+    }
+}
