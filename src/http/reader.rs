@@ -165,8 +165,9 @@ impl<S: AsFd> SocketReader<S> {
         loop {
             // Careless clients send line ends after a body (RFC 9112 section 2.2). They are skipped
             // here because they do not begin a request, whose time is limited.
-            while self.scanned == 0 && self.unused().starts_with(b"\r\n") {
+            while self.unused().starts_with(b"\r\n") {
                 self.consume(2);
+                self.scanned = self.scanned.saturating_sub(2);
             }
             if let Some(head) = self.take_head(parse::head)? {
                 return Ok(Some(head));
@@ -174,6 +175,7 @@ impl<S: AsFd> SocketReader<S> {
             let length = self.unused().len();
             if length == 0 {
                 self.buffer = Vec::new();
+                begun = None;
             } else {
                 if length > FREE_HEAD_BYTES {
                     let charge = ledger.charge(Item::Heads, length * USES_OF_HEAD)?;

@@ -148,6 +148,19 @@ fn check_meaning(name: &str, connection: &mut Connection, dir: &TempDir, cut: us
     }
 }
 
+/// However many they are, and wherever they are cut, each is passed once.
+#[test]
+fn line_ends_before_a_request_begin_none() {
+    let server = Server::start();
+    let mut connection = server.connect();
+    connection.send(b"\r");
+    wait_until_received(&connection.stream);
+    connection.send(&b"\n\r".repeat(100_000));
+    connection.send(b"\n");
+    connection.send(&head("GET", "/health", b""));
+    assert_eq!(connection.read_reply().status, 200);
+}
+
 #[test]
 fn no_beginning_of_a_request_is_taken_for_the_whole() {
     let server = Server::start();
