@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 
 use crate::codec::sort::sort;
 use crate::error::{Error, Result};
-use crate::language::Language;
+use crate::language::{Language, end_of_options};
 use crate::posture::Posture;
 
 /// What a text takes besides its bytes: a string and the allocator's smallest block.
@@ -197,6 +197,41 @@ pub struct CommandSpec {
     pub background: bool,
     /// What it may reach over the network; `None` for what all commands of the workspace may.
     pub network: Option<Posture>,
+    /// Whether a login shell has the PATH of the workspace before that of its profile.
+    pub keeps_path: bool,
+}
+
+/// The words of a shell in the two forms in which a login shell is started: for a script, and for a terminal. Its
+/// profile may set PATH anew, so it puts `search` before that. Other words are left as they are.
+fn with_path_first(words: &[&str], search: &[u8]) -> Vec<CString> {
+    let quoted = search.split(|byte| *byte == b'\'').collect::<Vec<_>>();
+    let quoted = quoted.join(&b"'\\''"[..]);
+    // On one line, so that the lines of a script keep their numbers.
+    let first = [
+        b"case $PATH in '",
+        &quoted[..],
+        b"'*) ;; *) PATH='",
+        &quoted,
+        b"':$PATH ;; esac; ",
+    ]
+    .concat();
+    let script = |rest: &str| {
+        let script = [&first, rest.as_bytes()].concat();
+        CString::new(script).unwrap_or_default()
+    };
+    match *words {
+        [shell, "-l", "-c", own, ref rest @ ..] => {
+            let begin = [shell, "-l", "-c"].map(c_string).into_iter();
+            let rest = rest.iter().map(c_string);
+            begin.chain([script(own)]).chain(rest).collect()
+        }
+        [shell, "-i", "-l"] | [shell, "-l", "-i"] => {
+            let begin = [shell, "-l", "-c"].map(c_string).into_iter();
+            let own = script("exec \"$0\" -i");
+            begin.chain([own, c_string(shell)]).collect()
+        }
+        _ => words.iter().map(c_string).collect(),
+    }
 }
 
 /// A digest of everything that decides what a command does.
@@ -249,6 +284,7 @@ impl CommandSpec {
             id: None,
             background: false,
             network: None,
+            keeps_path: false,
         })
     }
 
@@ -280,10 +316,17 @@ impl CommandSpec {
         self.line.size() + environment_bytes(&self.environment) + texts + PROCESS_BYTES
     }
 
-    /// `argv`.
-    pub fn arguments(&self) -> Vec<CString> {
+    /// `argv` of a command whose PATH is `search`.
+    pub fn arguments(&self, search: &[u8]) -> Vec<CString> {
         match &self.line {
-            CommandLine::Shell(script) => vec![c"/bin/sh".into(), c"-c".into(), c_string(script)],
+            CommandLine::Shell(script) => {
+                let words = ["/bin/sh", "-c"].into_iter().chain(end_of_options(script));
+                words.chain([&**script]).map(c_string).collect()
+            }
+            CommandLine::Program(words) if self.keeps_path => {
+                let words: Vec<_> = words.iter().map(String::as_str).collect();
+                with_path_first(&words, search)
+            }
             CommandLine::Program(words) => words.iter().map(c_string).collect(),
             CommandLine::Code {
                 language,
@@ -476,6 +519,56 @@ mod tests {
         )
     }
 
+    fn arguments(spec: &CommandSpec) -> Vec<String> {
+        let words = spec.arguments(b"/a'b:/c").into_iter();
+        words.map(|word| word.into_string().unwrap()).collect()
+    }
+
+    #[test]
+    fn a_script_is_never_taken_for_options() {
+        for (script, dashes) in [
+            ("-n x", true),
+            ("+x", true),
+            ("--", true),
+            (" -n", false),
+            ("a", false),
+        ] {
+            let shell = CommandSpec::new(CommandLine::Shell(script.into()), Vec::new(), None);
+            let expected = if dashes {
+                vec!["/bin/sh", "-c", "--", script]
+            } else {
+                vec!["/bin/sh", "-c", script]
+            };
+            assert_eq!(arguments(&shell.unwrap()), expected);
+            let mut expected = expected;
+            expected[0] = "bash";
+            expected.push("bash");
+            assert_eq!(arguments(&code(Language::Bash, script, &[])), expected);
+        }
+    }
+
+    #[test]
+    fn a_login_shell_has_the_path_of_the_workspace_first() {
+        let first = r"case $PATH in '/a'\''b:/c'*) ;; *) PATH='/a'\''b:/c':$PATH ;; esac; ";
+        let told = |words: &[&str]| {
+            let mut spec = program(words).unwrap();
+            assert_eq!(arguments(&spec), words);
+            spec.keeps_path = true;
+            arguments(&spec)
+        };
+        assert_eq!(
+            told(&["/bin/bash", "-l", "-c", "-x\ny", "0", "1"]),
+            ["/bin/bash", "-l", "-c", &format!("{first}-x\ny"), "0", "1"]
+        );
+        for words in [["/bin/bash", "-i", "-l"], ["/bin/bash", "-l", "-i"]] {
+            let shell = format!("{first}exec \"$0\" -i");
+            assert_eq!(told(&words), ["/bin/bash", "-l", "-c", &shell, "/bin/bash"]);
+        }
+        for words in [&["/bin/bash", "-c", "x"][..], &["ls", "-l"], &["/bin/bash"]] {
+            assert_eq!(told(words), words);
+        }
+    }
+
     #[test]
     fn refuses_what_cannot_be_run() {
         assert!(program(&[]).is_err());
@@ -526,7 +619,7 @@ mod tests {
                 let spec = code(language, code_text, &["--one"]);
                 let is_passed = language != Language::Bash || code_text.len() == more.len();
                 assert_eq!(spec.passed_code().is_some(), is_passed);
-                let arguments = spec.arguments();
+                let arguments = spec.arguments(b"/bin");
                 assert!(arguments.iter().all(|word| word.count_bytes() < 128 * 1024));
                 assert_eq!(arguments.last().unwrap().to_bytes(), b"--one");
             }

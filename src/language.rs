@@ -78,7 +78,10 @@ impl Language {
                 let stub = script("run_node.js");
                 (vec!["-e", stub, "4"], true)
             }
-            Self::Bash if code.len() <= MAX_ARGUMENT_BYTES => (vec!["-c", code, "bash"], false),
+            Self::Bash if code.len() <= MAX_ARGUMENT_BYTES => {
+                let begin = ["-c"].into_iter().chain(end_of_options(code));
+                (begin.chain([code, "bash"]).collect(), false)
+            }
             Self::Bash => (vec!["-c", RUN_BASH, "bash"], true),
         };
         Script {
@@ -86,6 +89,11 @@ impl Language {
             is_passed,
         }
     }
+}
+
+/// What stands between `-c` and a script that a shell would take for options.
+pub fn end_of_options(script: &str) -> Option<&'static str> {
+    script.starts_with(['-', '+']).then_some("--")
 }
 
 /// Keeps the lines' numbers, and leaves the code no variable and no descriptor.

@@ -51,6 +51,9 @@ use ruleset::SystemRules;
 /// PATH if the server's environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// LANG where nobody has chosen another: without it programs take text for ASCII.
+const DEFAULT_LANG: &str = "C.UTF-8";
+
 /// Added to the server's `oom_score_adj` for commands, so that the kernel kills a command first, in thousandths of
 /// the memory: as long as the server holds less than this part. Memory that belongs to no process, such as
 /// a file in memory, counts for none. Below the maximum of 1000, so that a command can still raise the score
@@ -299,6 +302,7 @@ impl Policy {
             ("TMPDIR", below(".tmp")),
             ("USER", USER_NAME.into()),
             ("LOGNAME", USER_NAME.into()),
+            ("LANG", DEFAULT_LANG.into()),
             ("SBX_SANDBOX_ID", sandbox.id.into()),
             ("SBX_PROXY_DIR", below(".sbx/proxy")),
         ]
@@ -453,10 +457,17 @@ impl Confinement {
         network: Posture,
         exits: Arc<Exits>,
     ) -> Result<Self> {
-        let default = ("PATH".into(), DEFAULT_PATH.into());
-        let own = [default]
+        let environment: Vec<_> = environment.into_iter().collect();
+        let has_locale = environment.iter().any(|(name, value)| {
+            let names = ["LANG", "LC_ALL", "LC_CTYPE"];
+            !value.is_empty() && names.iter().any(|locale| name == locale)
+        });
+        let path = ("PATH".into(), DEFAULT_PATH.into());
+        let language = ("LANG".into(), DEFAULT_LANG.into());
+        let own = [path]
             .into_iter()
             .chain(environment)
+            .chain((!has_locale).then_some(language))
             .filter(|(name, _)| !name.as_bytes().starts_with(b"SBX_"))
             .filter_map(|(name, value)| {
                 let entry = entry(&name, &value)?;
@@ -750,13 +761,14 @@ impl Confinement {
         )?;
         let is_confined = self.wall.is_some() || network != Posture::Open;
         let environment = self.environment(spec, gate.as_deref());
-        let programs = spec.programs(search_path(&environment));
+        let search = search_path(&environment);
+        let (programs, arguments) = (spec.programs(search), spec.arguments(search));
         let directory = self.directory.join(spec.directory().unwrap_or_default());
         let mark = mark.map(Mark::limit);
         let limits: Vec<_> = self.limits.iter().copied().chain(mark).collect();
         let plan = ChildPlan {
             programs: &programs,
-            arguments: &spec.arguments(),
+            arguments: &arguments,
             environment: &environment.into_values().collect::<Vec<_>>(),
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,

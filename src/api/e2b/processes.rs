@@ -309,6 +309,9 @@ impl StartRequest {
         } else if self.has_stdin {
             spec.input = StdinSource::Open;
         }
+        // Clients have all commands run by a login shell, whose profile would hide the programs of the workspace.
+        let shell = self.words.first().map(String::as_str);
+        spec.keeps_path = matches!(shell, Some(USUAL_SHELL | PLAIN_SHELL));
         spec.tag.clone_from(&self.tag);
         spec.timeout = self.timeout;
         Ok(spec)

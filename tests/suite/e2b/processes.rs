@@ -138,6 +138,46 @@ fn a_shell_that_the_image_lacks_is_replaced() {
     assert_eq!(ran.text(), "hi\n");
 }
 
+/// Clients have all commands run by a login shell, and profiles of images set PATH anew.
+#[test]
+fn a_profile_does_not_hide_the_programs_of_the_workspace() {
+    everywhere(|door| {
+        let home = door.sh("echo $HOME").text().trim().to_owned();
+        let tools = format!("{home}/tools'1");
+        door.sh("mkdir -p \"$HOME/tools'1\"; echo 'echo from tools' >\"$HOME/tools'1/own-tool\"; chmod +x \"$HOME/tools'1/own-tool\"");
+        door.sh("echo 'PATH=/usr/bin:/bin; export FROM_PROFILE=yes' >$HOME/.bash_profile");
+        let path = format!("{tools}:/usr/local/bin:/usr/bin:/bin");
+        for args in [
+            json!(["-l", "-c", "own-tool; echo $FROM_PROFILE; echo $PATH"]),
+            json!(["-i", "-l"]),
+        ] {
+            let is_terminal = args[0] == "-i";
+            let mut request = json!({ "process": { "cmd": "/bin/bash", "args": args, "envs": { "PATH": path, "HOME": home } } });
+            let text = if is_terminal {
+                request["pty"] = json!({ "size": { "cols": 80, "rows": 24 } });
+                let mut stream = door.begin(START, &request, &[]);
+                let (_, start) = stream.next().unwrap();
+                let pid = start["event"]["start"]["pid"].as_i64().unwrap();
+                let typed = encode_base64(b"own-tool; echo $FROM_PROFILE; exit\n");
+                let input = json!({ "process": { "pid": pid }, "input": { "pty": typed } });
+                door.ok("/process.Process/SendInput", &input);
+                let shown = stream.rest().into_iter().filter_map(|(_, message)| {
+                    let data = message["event"]["data"]["pty"].as_str()?;
+                    Some(decode_base64(data))
+                });
+                String::from_utf8_lossy(&shown.collect::<Vec<_>>().concat()).into_owned()
+            } else {
+                door.run(&request["process"]).text()
+            };
+            assert!(text.contains("from tools"), "{text}");
+            assert!(text.contains("yes"), "{text}");
+        }
+        // What the client sees is what it has sent.
+        let ran = door.run(&json!({ "cmd": "/bin/bash", "args": ["-l", "-c", "-n hello"] }));
+        assert_eq!(ran.end["exitCode"], 127, "{ran:?}");
+    });
+}
+
 #[test]
 fn a_client_that_leaves_leaves_its_command_running() {
     everywhere(|door| {

@@ -46,6 +46,44 @@ fn a_string_is_for_the_shell_and_an_array_is_not() {
 }
 
 #[test]
+fn a_command_is_never_taken_for_options_of_its_shell() {
+    let server = Server::start();
+    for cmd in ["-n hello", "-x", "-s", "+x", "--version", "--"] {
+        let mut body = json!({ "cmd": cmd, "stdin": "echo read\n" });
+        let outcome = server.exec(&body);
+        assert_eq!(outcome.exit["exit_code"], 127, "{cmd}: {outcome:?}");
+        let program = cmd.split(' ').next().unwrap();
+        assert!(
+            outcome.stderr.contains(program) && outcome.stdout.is_empty(),
+            "{cmd}: {outcome:?}"
+        );
+        body["pty"] = true.into();
+        body.as_object_mut().unwrap().remove("stdin");
+        assert_eq!(server.exec(&body).exit["exit_code"], 127, "{cmd}");
+    }
+}
+
+#[test]
+fn text_is_utf_8_where_nobody_says_otherwise() {
+    let lang = |server: &Server| server.exec(&json!({ "cmd": "echo $LANG" })).stdout;
+    let without = |names: &[&str]| {
+        let builder = Server::builder();
+        let mut command = builder.command();
+        for name in ["LANG", "LC_ALL", "LC_CTYPE"] {
+            command.env_remove(name);
+        }
+        for name in names {
+            command.env(name, "C");
+        }
+        builder.start_as(command)
+    };
+    assert_eq!(lang(&without(&[])), "C.UTF-8\n");
+    assert_eq!(lang(&without(&["LANG"])), "C\n");
+    assert_eq!(lang(&without(&["LC_ALL"])), "\n");
+    assert_eq!(lang(&without(&["LC_CTYPE"])), "\n");
+}
+
+#[test]
 fn a_command_may_have_many_arguments() {
     let server = Server::start();
     let words: Vec<String> = (0..20_000).map(|index| index.to_string()).collect();

@@ -307,19 +307,21 @@ fn the_user_has_no_name_that_the_machine_knows() {
 #[test]
 fn the_variables_of_the_image_are_not_there() {
     place!(server, sandbox);
-    let with_env = server.sandbox_with(&json!({ "env": { "LANG": "C.UTF-8", "N": 7 } }));
+    let with_env = server.sandbox_with(&json!({ "env": { "LANG": "de_DE", "N": 7 } }));
     assert_eq!(
         run(
             &with_env,
             &json!({ "cmd": "echo $LANG $N $CARGO_MANIFEST_DIR" })
         ),
-        "C.UTF-8 7\n"
+        "de_DE 7\n"
     );
-    let names = sandbox.sh("env | cut -d= -f1 | grep -v -x -e PWD -e _ -e SHLVL -e LANG | sort");
+    assert_eq!(sandbox.sh("echo $LANG"), "C.UTF-8\n");
+    let names = sandbox.sh("env | cut -d= -f1 | grep -v -x -e PWD -e _ -e SHLVL | sort");
     assert_eq!(
         names.split_whitespace().collect::<Vec<_>>(),
         [
             "HOME",
+            "LANG",
             "LOGNAME",
             "PATH",
             "SBX_PROXY_DIR",

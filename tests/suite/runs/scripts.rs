@@ -64,6 +64,21 @@ fn arguments_are_the_scripts_own() {
 }
 
 #[test]
+fn code_is_never_taken_for_options() {
+    everywhere(|place| {
+        if !place.has("bash") {
+            return;
+        }
+        for code in ["-x", "-s", "+o", "--version"] {
+            let body = json!({ "language": "bash", "code": code, "stdin": "echo read" });
+            let outcome = place.exec(&body);
+            assert_eq!(outcome.exit["exit_code"], 127, "{code}: {outcome:?}");
+            assert!(outcome.stdout.is_empty(), "{code}: {outcome:?}");
+        }
+    });
+}
+
+#[test]
 fn failures_name_the_lines_of_the_code() {
     everywhere(|place| {
         for (language, _) in place.languages() {
