@@ -13,17 +13,22 @@ use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::{accepted_words, choose};
+use super::{accepted_words, choose, near};
 use crate::error::{Error, Result};
 
-/// The fields of a JSON object. Null is the same as absent, and unknown fields are ignored.
+/// The fields of a JSON object. Null is the same as absent.
 #[derive(Debug)]
-pub struct Fields<'a>(BTreeMap<String, &'a RawValue>);
+pub struct Fields<'a> {
+    values: BTreeMap<String, &'a RawValue>,
+    /// The names that were asked for, whether or not they are there.
+    known: Vec<&'static str>,
+}
 
 /// The members of an object inside the body.
 impl<'a> From<Members<'a>> for Fields<'a> {
-    fn from(Members(members): Members<'a>) -> Self {
-        Self(members)
+    fn from(Members(values): Members<'a>) -> Self {
+        let known = Vec::new();
+        Self { values, known }
     }
 }
 
@@ -34,18 +39,52 @@ impl<'a> Fields<'a> {
         if JsonType::of(document) != JsonType::Object {
             return Err(wrong_type("the body", "a JSON object", document));
         }
-        Ok(Self(decoded::<Members<'_>>("the body", document)?.0))
+        Ok(decoded::<Members<'_>>("the body", document)?.into())
     }
 
-    pub fn take(&mut self, name: &str) -> Option<&'a RawValue> {
-        let value = std::mem::replace(self.0.get_mut(name)?, RawValue::NULL);
+    /// The fields of a body that may be left out.
+    ///
+    /// # Errors
+    /// As for [`Fields::parse`].
+    pub fn parse_optional(body: &'a [u8]) -> Result<Self> {
+        let is_empty = body.trim_ascii().is_empty();
+        Self::parse(if is_empty { b"{}" } else { body })
+    }
+
+    /// The names of the fields that nobody has asked for, up to a bound. `are_all_known` says that all were asked for that
+    /// there may be.
+    ///
+    /// # Errors
+    /// `Invalid` if one of them means a field that is known.
+    pub fn unknown(&self, are_all_known: bool) -> Result<Vec<String>> {
+        let is_unknown = |(name, value): &(&String, &&RawValue)| {
+            JsonType::of(value) != JsonType::Null && !self.known.contains(&name.as_str())
+        };
+        let mut names = Vec::new();
+        for (name, _) in self.values.iter().filter(is_unknown) {
+            let known = || self.known.iter().copied();
+            let spelt = || near::by_spelling(name, known()).filter(|_| are_all_known);
+            if let Some(meant) = near::by_alias(name, known()).or_else(spelt) {
+                let text = format!("{name} is not known; use {meant}");
+                return Err(Error::invalid(text));
+            }
+            if names.len() < MAX_UNKNOWN && name.len() <= MAX_UNKNOWN_BYTES {
+                names.push(name.clone());
+            }
+        }
+        Ok(names)
+    }
+
+    pub fn take(&mut self, name: &'static str) -> Option<&'a RawValue> {
+        self.known.push(name);
+        let value = std::mem::replace(self.values.get_mut(name)?, RawValue::NULL);
         (JsonType::of(value) != JsonType::Null).then_some(value)
     }
 
     /// A field of one type; `None` if it is absent.
     fn typed(
         &mut self,
-        name: &str,
+        name: &'static str,
         expected: JsonType,
         accepted: &str,
     ) -> Result<Option<&'a RawValue>> {
@@ -57,20 +96,20 @@ impl<'a> Fields<'a> {
         }
     }
 
-    pub fn string(&mut self, name: &str) -> Result<Option<String>> {
+    pub fn string(&mut self, name: &'static str) -> Result<Option<String>> {
         self.typed(name, JsonType::String, "a string")?
             .map(|value| decoded(name, value))
             .transpose()
     }
 
-    pub fn boolean(&mut self, name: &str) -> Result<Option<bool>> {
+    pub fn boolean(&mut self, name: &'static str) -> Result<Option<bool>> {
         let value = self.typed(name, JsonType::Boolean, "true or false")?;
         Ok(value.map(|value| value.get() == "true"))
     }
 
     fn number<T>(
         &mut self,
-        name: &str,
+        name: &'static str,
         accepted: &str,
         parse: impl FnOnce(&str) -> Option<T>,
     ) -> Result<Option<T>> {
@@ -82,13 +121,13 @@ impl<'a> Fields<'a> {
             .ok_or_else(|| Error::invalid(format!("{name} is {number}; it takes {accepted}")))
     }
 
-    pub fn seconds(&mut self, name: &str) -> Result<Option<Duration>> {
+    pub fn seconds(&mut self, name: &'static str) -> Result<Option<Duration>> {
         self.number(name, "a number of seconds above 0", |text| {
             super::seconds(text).filter(|seconds| !seconds.is_zero())
         })
     }
 
-    pub fn whole(&mut self, name: &str, range: RangeInclusive<u64>) -> Result<Option<u64>> {
+    pub fn whole(&mut self, name: &'static str, range: RangeInclusive<u64>) -> Result<Option<u64>> {
         let accepted = format!("a whole number from {} to {}", range.start(), range.end());
         self.number(name, &accepted, |text| {
             text.parse().ok().filter(|whole| range.contains(whole))
@@ -98,7 +137,7 @@ impl<'a> Fields<'a> {
     /// Processors, as the processor time that they have in a second.
     pub fn processors(
         &mut self,
-        name: &str,
+        name: &'static str,
         accepted: &str,
         range: RangeInclusive<Duration>,
     ) -> Result<Option<Duration>> {
@@ -107,11 +146,15 @@ impl<'a> Fields<'a> {
         })
     }
 
-    pub fn integer(&mut self, name: &str) -> Result<Option<i64>> {
+    pub fn integer(&mut self, name: &'static str) -> Result<Option<i64>> {
         self.number(name, "a whole number of 64 bits", |text| text.parse().ok())
     }
 
-    pub fn choice<T: Copy>(&mut self, name: &str, choices: &[(&str, T)]) -> Result<Option<T>> {
+    pub fn choice<T: Copy>(
+        &mut self,
+        name: &'static str,
+        choices: &[(&str, T)],
+    ) -> Result<Option<T>> {
         let Some(text) = self.string(name)? else {
             return Ok(None);
         };
@@ -121,6 +164,10 @@ impl<'a> Fields<'a> {
         })
     }
 }
+
+/// Most names of unknown fields that are told, and bytes of one.
+const MAX_UNKNOWN: usize = 16;
+const MAX_UNKNOWN_BYTES: usize = 64;
 
 /// Most elements of an array, or members of an object. The kernel takes a command of a few megabytes
 /// at most; many more tiny values would cost the server many times their size.

@@ -7,6 +7,7 @@
 pub mod carried;
 pub mod fields;
 pub mod gzip;
+pub mod near;
 pub mod plain;
 pub mod queries;
 pub mod query;

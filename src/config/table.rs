@@ -8,6 +8,8 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::str::FromStr;
 
+use crate::codec::near;
+
 /// A variable of the server's environment.
 pub struct Variable {
     pub name: &'static str,
@@ -190,29 +192,11 @@ pub fn nearest(name: &str) -> Option<&'static str> {
     if let Some(known) = begun.next().filter(|_| name.len() > "SBX_".len()) {
         return Some(known);
     }
-    let (edits, nearest) = names.map(|known| (distance(name, known), known)).min()?;
+    let (edits, nearest) = names
+        .map(|known| (near::distance(name, known), known))
+        .min()?;
     let most = name.len().saturating_sub("SBX_".len()) / 3;
     (edits <= most).then_some(nearest)
-}
-
-/// The number of typing errors between two names: bytes inserted, deleted, replaced, or swapped
-/// with their neighbour (optimal string alignment).
-fn distance(from: &str, to: &str) -> usize {
-    let (from, to) = (from.as_bytes(), to.as_bytes());
-    let mut rows: Vec<Vec<usize>> = vec![(0..=to.len()).collect()];
-    for i in 1..=from.len() {
-        let mut row = vec![i];
-        for j in 1..=to.len() {
-            let replaced = rows[i - 1][j - 1] + usize::from(from[i - 1] != to[j - 1]);
-            let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
-            if i > 1 && j > 1 && from[i - 2..i] == [to[j - 1], to[j - 2]] {
-                least = least.min(rows[i - 2][j - 2] + 1);
-            }
-            row.push(least);
-        }
-        rows.push(row);
-    }
-    rows[from.len()][to.len()]
 }
 
 #[cfg(test)]
@@ -260,14 +244,6 @@ mod tests {
             ("SBX_É", None),
         ] {
             assert_eq!(nearest(typed), meant, "{typed}");
-        }
-        for (from, to, edits) in [
-            ("", "abc", 3),
-            ("abc", "", 3),
-            ("kitten", "sitting", 3),
-            ("ab", "ba", 1),
-        ] {
-            assert_eq!(distance(from, to), edits, "{from} {to}");
         }
     }
 

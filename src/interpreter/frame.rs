@@ -210,7 +210,7 @@ fn parse_frame(frame: &[u8]) -> Result<Incoming> {
     })
 }
 
-fn required(fields: &mut Fields<'_>, name: &str) -> Result<String> {
+fn required(fields: &mut Fields<'_>, name: &'static str) -> Result<String> {
     let text = fields.string(name)?;
     text.ok_or_else(|| broken(&format!("{name} is missing")))
 }

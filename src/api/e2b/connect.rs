@@ -250,7 +250,10 @@ pub(super) fn push_end(client: &mut StreamClient<'_>, failure: Option<&Failure>)
 }
 
 /// The bytes of a field: Base64 in either alphabet, with or without padding.
-pub(super) fn bytes(fields: &mut Fields<'_>, name: &str) -> Result<Option<Vec<u8>>, Failure> {
+pub(super) fn bytes(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+) -> Result<Option<Vec<u8>>, Failure> {
     let Some(text) = fields.string(name)? else {
         return Ok(None);
     };

@@ -97,7 +97,7 @@ pub(super) fn only_path(
     call: &Call<'_, '_>,
     workspace: &Workspace,
     mut fields: Fields<'_>,
-    name: &str,
+    name: &'static str,
 ) -> Result<ClientPath, Failure> {
     check_user(workspace, user_of(call.request)?.as_deref())?;
     let path = fields.string(name)?.unwrap_or_default();

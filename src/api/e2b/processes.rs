@@ -319,7 +319,7 @@ impl StartRequest {
 }
 
 /// The members of an object in a field; `None` if it is absent.
-fn object<'a>(fields: &mut Fields<'a>, name: &str) -> Result<Option<Members<'a>>, Failure> {
+fn object<'a>(fields: &mut Fields<'a>, name: &'static str) -> Result<Option<Members<'a>>, Failure> {
     match fields.take(name) {
         None => Ok(None),
         Some(value) if JsonType::of(value) == JsonType::Object => Ok(Some(decoded(name, value)?)),
@@ -330,7 +330,7 @@ fn object<'a>(fields: &mut Fields<'a>, name: &str) -> Result<Option<Members<'a>>
 /// Variables in a field, which are texts.
 pub(super) fn variables_in(
     fields: &mut Fields<'_>,
-    name: &str,
+    name: &'static str,
 ) -> Result<Vec<EnvironmentChange>, Failure> {
     let Some(Members(members)) = object(fields, name)? else {
         return Ok(Vec::new());

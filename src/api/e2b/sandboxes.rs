@@ -463,7 +463,7 @@ fn fields(body: &[u8]) -> Result<Fields<'_>, Failure> {
     Ok(Fields::parse(body)?)
 }
 
-fn lifetime(fields: &mut Fields<'_>, name: &str) -> Result<Option<Duration>, Failure> {
+fn lifetime(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Duration>, Failure> {
     let seconds = fields.whole(name, 0..=u32::MAX.into())?;
     Ok(seconds.map(Duration::from_secs))
 }
@@ -560,7 +560,7 @@ fn network(fields: &mut Fields<'_>) -> Result<Option<Posture>, Failure> {
     }
 }
 
-fn rules(network: &mut Fields<'_>, name: &str) -> Result<Vec<Rule>, Failure> {
+fn rules(network: &mut Fields<'_>, name: &'static str) -> Result<Vec<Rule>, Failure> {
     let accepted = format!("an array of at most {MAX_RULES} rules");
     let texts = network
         .take(name)

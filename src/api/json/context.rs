@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::documents::{codes, milliseconds};
 use super::network;
-use super::requests::{ENCODINGS, Encoding, environment, optional_fields, tag};
+use super::requests::{ENCODINGS, Encoding, environment, tag};
 use crate::codec::fields::Fields;
 use crate::command::{ChosenId, check_environment};
 use crate::error::{Error, Result};
@@ -38,11 +38,10 @@ pub(in crate::api) struct ExecuteRequest {
 /// # Errors
 /// `Invalid` if the body is no JSON object, or a field is missing or has a wrong type or value;
 /// `UnsupportedLanguage`.
-pub(in crate::api) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
-    let mut fields = Fields::parse(body)?;
+pub(in crate::api) fn execute_request(fields: &mut Fields<'_>) -> Result<ExecuteRequest> {
     let missing = || Error::invalid("code is missing; it takes a string");
     let mut spec = ExecutionSpec::new(fields.string("code")?.ok_or_else(missing)?);
-    spec.id = id(&mut fields, "id")?;
+    spec.id = id(fields, "id")?;
     spec.timeout = fields.seconds("timeout")?;
     spec.kill_after = fields.seconds("kill_after")?.unwrap_or(KILL_AFTER);
     spec.stdin = fields.string("stdin")?;
@@ -51,7 +50,7 @@ pub(in crate::api) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
         let text = "stdin and allow_input are both given, but input comes from one of them";
         return Err(Error::invalid(text));
     }
-    let environment = environment(&mut fields)?;
+    let environment = environment(fields)?;
     check_environment(&environment)?;
     let set = environment.into_iter();
     spec.environment = set
@@ -69,9 +68,9 @@ pub(in crate::api) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
         .unwrap_or(u64::MAX);
     let formats = [("events", false), ("simple", true)];
     let context = ContextSpec {
-        id: id(&mut fields, "context")?,
+        id: id(fields, "context")?,
         backend: fields.string("backend")?,
-        network: network::posture(&mut fields)?,
+        network: network::posture(fields)?,
         ..ContextSpec::default()
     };
     let is_stateless = fields.boolean("stateless")?.unwrap_or(false);
@@ -86,7 +85,7 @@ pub(in crate::api) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
     Ok(ExecuteRequest {
         spec,
         context,
-        language: language(&mut fields)?,
+        language: language(fields)?,
         is_stateless,
         encoding: fields.choice("encoding", &ENCODINGS)?.unwrap_or_default(),
         is_simple: fields.choice("format", &formats)?.unwrap_or(false),
@@ -97,21 +96,20 @@ pub(in crate::api) fn execute_request(body: &[u8]) -> Result<ExecuteRequest> {
 ///
 /// # Errors
 /// As for [`execute_request`].
-pub(in crate::api) fn context_request(body: &[u8]) -> Result<(Language, ContextSpec)> {
-    let mut fields = optional_fields(body)?;
-    let environment = environment(&mut fields)?;
+pub(in crate::api) fn context_request(fields: &mut Fields<'_>) -> Result<(Language, ContextSpec)> {
+    let environment = environment(fields)?;
     check_environment(&environment)?;
     let spec = ContextSpec {
-        id: id(&mut fields, "id")?,
+        id: id(fields, "id")?,
         backend: fields.string("backend")?,
         directory: fields
             .string("cwd")?
             .filter(|directory| !directory.is_empty()),
         environment,
-        tag: tag(&mut fields)?,
-        network: network::posture(&mut fields)?,
+        tag: tag(fields)?,
+        network: network::posture(fields)?,
     };
-    let language = language(&mut fields)?.unwrap_or(Language::Python);
+    let language = language(fields)?.unwrap_or(Language::Python);
     Ok((language, spec))
 }
 
@@ -119,8 +117,9 @@ pub(in crate::api) fn context_request(body: &[u8]) -> Result<(Language, ContextS
 ///
 /// # Errors
 /// As for [`execute_request`].
-pub(in crate::api) fn interrupt_request(body: &[u8]) -> Result<(Option<String>, Option<Duration>)> {
-    let mut fields = optional_fields(body)?;
+pub(in crate::api) fn interrupt_request(
+    fields: &mut Fields<'_>,
+) -> Result<(Option<String>, Option<Duration>)> {
     Ok((fields.string("execution")?, fields.seconds("kill_after")?))
 }
 
@@ -128,8 +127,7 @@ pub(in crate::api) fn interrupt_request(body: &[u8]) -> Result<(Option<String>, 
 ///
 /// # Errors
 /// As for [`execute_request`].
-pub(in crate::api) fn answer_request(body: &[u8]) -> Result<Option<String>> {
-    let mut fields = Fields::parse(body)?;
+pub(in crate::api) fn answer_request(fields: &mut Fields<'_>) -> Result<Option<String>> {
     let is_end = fields.boolean("eof")?.unwrap_or(false);
     match (fields.string("value")?, is_end) {
         (Some(value), false) => Ok(Some(value)),
@@ -146,7 +144,7 @@ fn language(fields: &mut Fields<'_>) -> Result<Option<Language>> {
 }
 
 /// An id that a client chose for a context or an execution.
-fn id(fields: &mut Fields<'_>, name: &str) -> Result<Option<String>> {
+fn id(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<String>> {
     let Some(id) = fields.string(name)? else {
         return Ok(None);
     };

@@ -32,8 +32,7 @@ pub(in crate::api) fn expected_digest(fields: &mut Fields<'_>) -> Result<Option<
 ///
 /// # Errors
 /// `Invalid` if a field is missing, or has a wrong type or value.
-pub(in crate::api) fn edit_request(body: &[u8]) -> Result<EditRequest> {
-    let mut fields = Fields::parse(body)?;
+pub(in crate::api) fn edit_request(fields: &mut Fields<'_>) -> Result<EditRequest> {
     let path = fields.string("path")?.ok_or_else(|| missing("path"))?;
     let list = fields.take("edits").ok_or_else(|| missing("edits"))?;
     if JsonType::of(list) != JsonType::Array {
@@ -50,7 +49,7 @@ pub(in crate::api) fn edit_request(body: &[u8]) -> Result<EditRequest> {
     let edits = edits
         .map(|(number, edit)| one_edit(number, edit))
         .collect::<Result<_>>()?;
-    let expected = expected_digest(&mut fields)?;
+    let expected = expected_digest(fields)?;
     Ok(EditRequest {
         path: FilePath::new(path.as_bytes())?,
         edits,
@@ -128,6 +127,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::api::json::parsed;
 
     #[test]
     fn edits_are_read_from_json() {
@@ -136,7 +136,7 @@ mod tests {
             {"old": "x", "new": "y"}, {"old": "x", "new": "", "count": "all"}, {"old": "x", "new": "", "count": 3},
             {"lines": "10-12", "new": "z"}, {"lines": "7", "new": ""},
         ], "if_sha256": sha256, "dry_run": true});
-        let request = edit_request(body.to_string().as_bytes()).unwrap();
+        let request = parsed(body.to_string().as_bytes(), edit_request).unwrap();
         let text = |count| EditTarget::Text {
             old: b"x".to_vec(),
             count,
@@ -215,7 +215,7 @@ mod tests {
                 "dry_run",
             ),
         ] {
-            let Err(error) = edit_request(body.to_string().as_bytes()) else {
+            let Err(error) = parsed(body.to_string().as_bytes(), edit_request) else {
                 panic!("{body}")
             };
             assert!(error.to_string().contains(named), "{error}");

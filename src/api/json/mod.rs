@@ -12,10 +12,21 @@ pub(in crate::api) mod network;
 pub(in crate::api) mod requests;
 pub(in crate::api) mod searches;
 
+#[cfg(test)]
+use crate::codec::fields::Fields;
 use crate::error::Result;
 use crate::files::name::FilePath;
 
 /// A path that may be left out: then it is the directory that relative paths begin at.
 pub(in crate::api) fn optional_path(given: Option<&[u8]>) -> Result<FilePath> {
     FilePath::new(given.unwrap_or(b"."))
+}
+
+/// What a function reads in a body, for the tests of such functions.
+#[cfg(test)]
+pub(in crate::api) fn parsed<T>(
+    body: impl AsRef<[u8]>,
+    read: impl FnOnce(&mut Fields<'_>) -> Result<T>,
+) -> Result<T> {
+    read(&mut Fields::parse_optional(body.as_ref())?)
 }

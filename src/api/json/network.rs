@@ -86,7 +86,7 @@ fn of_object(value: &RawValue) -> Result<Posture> {
     }
 }
 
-fn rules(fields: &mut Fields<'_>, name: &str) -> Result<Option<Vec<Rule>>> {
+fn rules(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Vec<Rule>>> {
     let accepted = format!("an array of at most {MAX_RULES} rules");
     let Some(array) = fields.take(name) else {
         return Ok(None);
@@ -109,7 +109,11 @@ fn rules(fields: &mut Fields<'_>, name: &str) -> Result<Option<Vec<Rule>>> {
 }
 
 /// A proxy of the client's own. The text of an error never quotes the URL, which may hold a password.
-fn upstream(fields: &mut Fields<'_>, name: &str, protocol: Protocol) -> Result<Option<Upstream>> {
+fn upstream(
+    fields: &mut Fields<'_>,
+    name: &'static str,
+    protocol: Protocol,
+) -> Result<Option<Upstream>> {
     let Some(url) = fields.string(name)? else {
         return Ok(None);
     };

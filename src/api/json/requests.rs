@@ -55,11 +55,10 @@ pub(in crate::api) struct CommandRequest {
 ///
 /// # Errors
 /// `Invalid` if the body is no JSON object, or a field has a wrong type or value.
-pub(in crate::api) fn command_request(body: &[u8]) -> Result<CommandRequest> {
-    let mut fields = Fields::parse(body)?;
+pub(in crate::api) fn command_request(fields: &mut Fields<'_>) -> Result<CommandRequest> {
     let shell = fields.boolean("shell")?;
-    let terminal = terminal(&mut fields)?;
-    let line = match (command_line(fields.take("cmd"), shell)?, code(&mut fields)?) {
+    let terminal = terminal(fields)?;
+    let line = match (command_line(fields.take("cmd"), shell)?, code(fields)?) {
         (Some(line), None) => line,
         (None, Some(line)) if shell.is_none() => line,
         (None, Some(_)) => return Err(Error::invalid("shell goes with cmd, not with code")),
@@ -75,13 +74,13 @@ pub(in crate::api) fn command_request(body: &[u8]) -> Result<CommandRequest> {
             return Err(Error::invalid(text));
         }
     };
-    let environment = environment(&mut fields)?;
+    let environment = environment(fields)?;
     let directory = fields.string("cwd")?;
     let mut spec = CommandSpec::new(line, environment, directory)?;
     spec.timeout = fields.seconds("timeout")?;
     spec.background = fields.boolean("background")?.unwrap_or(false);
-    spec.tag = tag(&mut fields)?;
-    spec.network = network::posture(&mut fields)?;
+    spec.tag = tag(fields)?;
+    spec.network = network::posture(fields)?;
     spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
     if let Some(text) = fields.string("stdin")? {
         if terminal.is_some() {
@@ -194,8 +193,8 @@ fn terminal_sides(fields: &mut Fields<'_>) -> Result<[Option<u64>; 2]> {
 ///
 /// # Errors
 /// `Invalid` if rows or cols are missing, or not those of a terminal.
-pub(in crate::api) fn resize_request(body: &[u8]) -> Result<TerminalSize> {
-    match terminal_sides(&mut Fields::parse(body)?)? {
+pub(in crate::api) fn resize_request(fields: &mut Fields<'_>) -> Result<TerminalSize> {
+    match terminal_sides(fields)? {
         [Some(rows), Some(columns)] => TerminalSize::new(rows, columns),
         [None, _] => Err(Error::invalid("rows is missing")),
         [_, None] => Err(Error::invalid("cols is missing")),
@@ -206,8 +205,8 @@ pub(in crate::api) fn resize_request(body: &[u8]) -> Result<TerminalSize> {
 ///
 /// # Errors
 /// `Invalid` if it is missing, or is neither a text nor a number.
-pub(in crate::api) fn port_request(body: &[u8]) -> Result<String> {
-    let port = Fields::parse(body)?.take("port");
+pub(in crate::api) fn port_request(fields: &mut Fields<'_>) -> Result<String> {
+    let port = fields.take("port");
     let port = port.ok_or_else(|| Error::invalid("port is missing"))?;
     let is_whole = || port.get().bytes().all(|byte| byte.is_ascii_digit());
     match JsonType::of(port) {
@@ -273,9 +272,8 @@ const ACCEPTED_CPU: &str = "a number of processors from 0.1 to 4096";
 ///
 /// # Errors
 /// `Invalid` if the body is no JSON object, or a field has a wrong type or value.
-pub(in crate::api) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec)> {
-    let mut fields = optional_fields(body)?;
-    let environment = environment(&mut fields)?;
+pub(in crate::api) fn sandbox_request(fields: &mut Fields<'_>) -> Result<(usize, SandboxSpec)> {
+    let environment = environment(fields)?;
     // The same rules hold for the variables of a command.
     check_environment(&environment)?;
     let size =
@@ -301,9 +299,9 @@ pub(in crate::api) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec
             memory: total.map(|megabytes| megabytes << 20),
             cpu: fields.processors("max_cpu", ACCEPTED_CPU, CPU)?,
         },
-        network: network::posture(&mut fields)?,
-        read_only_paths: paths(&mut fields, "read_only_paths")?,
-        read_write_paths: paths(&mut fields, "read_write_paths")?,
+        network: network::posture(fields)?,
+        read_only_paths: paths(fields, "read_only_paths")?,
+        read_write_paths: paths(fields, "read_write_paths")?,
         tcp_ports: usize::try_from(ports).unwrap_or(usize::MAX),
         ..SandboxSpec::default()
     };
@@ -311,7 +309,7 @@ pub(in crate::api) fn sandbox_request(body: &[u8]) -> Result<(usize, SandboxSpec
 }
 
 /// Absolute paths; none if there is no such field.
-fn paths(fields: &mut Fields<'_>, name: &str) -> Result<Vec<String>> {
+fn paths(fields: &mut Fields<'_>, name: &'static str) -> Result<Vec<String>> {
     let accepted = format!("an array of at most {MAX_PATHS} absolute paths");
     let paths = fields
         .take(name)
@@ -330,8 +328,7 @@ fn paths(fields: &mut Fields<'_>, name: &str) -> Result<Vec<String>> {
 ///
 /// # Errors
 /// `Invalid` if the signal or the group is not known.
-pub(in crate::api) fn signal_request(body: &[u8]) -> Result<(i32, SignalGroup)> {
-    let mut fields = optional_fields(body)?;
+pub(in crate::api) fn signal_request(fields: &mut Fields<'_>) -> Result<(i32, SignalGroup)> {
     let groups = [("foreground", SignalGroup::Foreground)];
     let group = fields.choice("group", &groups)?.unwrap_or(SignalGroup::Own);
     let signal = fields.take("signal").map_or(Ok(libc::SIGKILL), signal)?;
@@ -359,7 +356,7 @@ pub(in crate::api) fn terminal_request(text: &[u8]) -> Option<Result<TerminalReq
         let request = TerminalRequest {
             take: fields.boolean("take")?.unwrap_or(false),
             resize: resize
-                .map(|size| resize_request(size.get().as_bytes()))
+                .map(|size| resize_request(&mut Fields::parse(size.get().as_bytes())?))
                 .transpose()?,
             signal: fields.take("signal").map(signal).transpose()?,
             eof: fields.boolean("eof")?.unwrap_or(false),
@@ -400,9 +397,9 @@ fn signal(signal: &RawValue) -> Result<i32> {
 ///
 /// # Errors
 /// `Invalid` if `paths` is no list of paths.
-pub(in crate::api) fn paths_request(body: &[u8]) -> Result<Vec<FilePath>> {
+pub(in crate::api) fn paths_request(fields: &mut Fields<'_>) -> Result<Vec<FilePath>> {
     let accepted = "a list of paths";
-    let Some(paths) = Fields::parse(body)?.take("paths") else {
+    let Some(paths) = fields.take("paths") else {
         return Err(Error::invalid(format!(
             "paths is missing; it takes {accepted}"
         )));
@@ -424,9 +421,10 @@ pub(in crate::api) fn paths_request(body: &[u8]) -> Result<Vec<FilePath>> {
 ///
 /// # Errors
 /// `Invalid` if a field is missing, or has a wrong type or value.
-pub(in crate::api) fn compare_request(body: &[u8]) -> Result<(FilePath, Vec<ClientFile>)> {
+pub(in crate::api) fn compare_request(
+    fields: &mut Fields<'_>,
+) -> Result<(FilePath, Vec<ClientFile>)> {
     let missing = |name| Error::invalid(format!("{name} is missing"));
-    let mut fields = Fields::parse(body)?;
     let tree = fields.string("path")?.ok_or_else(|| missing("path"))?;
     let entries = fields.take("entries").ok_or_else(|| missing("entries"))?;
     if JsonType::of(entries) != JsonType::Array {
@@ -461,8 +459,7 @@ pub(in crate::api) fn compare_request(body: &[u8]) -> Result<(FilePath, Vec<Clie
 ///
 /// # Errors
 /// `Invalid` if a field has a wrong type or value.
-pub(in crate::api) fn watch_request(body: &[u8]) -> Result<(Settings, Option<String>)> {
-    let mut fields = Fields::parse(body)?;
+pub(in crate::api) fn watch_request(fields: &mut Fields<'_>) -> Result<(Settings, Option<String>)> {
     let path = fields.string("path")?;
     let path = path.ok_or_else(|| Error::invalid("path is missing; it takes a directory"))?;
     let patterns = fields.take("exclude");
@@ -480,24 +477,19 @@ pub(in crate::api) fn watch_request(body: &[u8]) -> Result<(Settings, Option<Str
 ///
 /// # Errors
 /// `Invalid` if the body is no JSON object, or the path has a wrong type or value.
-pub(in crate::api) fn venv_request(body: &[u8]) -> Result<Option<FilePath>> {
-    let path = optional_fields(body)?.string("path")?;
+pub(in crate::api) fn venv_request(fields: &mut Fields<'_>) -> Result<Option<FilePath>> {
+    let path = fields.string("path")?;
     path.map(|path| FilePath::new(path.as_bytes())).transpose()
-}
-
-/// The fields of a body that may be left out.
-pub(super) fn optional_fields(body: &[u8]) -> Result<Fields<'_>> {
-    let is_empty = body.trim_ascii().is_empty();
-    Fields::parse(if is_empty { b"{}" } else { body })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::json::parsed;
     use crate::codec::fields::MAX_VALUES;
 
     fn refused(body: &str) -> String {
-        match command_request(body.as_bytes()) {
+        match parsed(body.as_bytes(), command_request) {
             Ok(_) => panic!("{body} was accepted"),
             Err(error) => error.to_string(),
         }
@@ -560,9 +552,7 @@ mod tests {
 
     #[test]
     fn numbers_in_the_environment_keep_their_digits() {
-        let request = command_request(
-            br#"{"cmd":"x","env":{"A":1,"B":0.10,"C":true,"D":null,"E":"s","F":123456789012345678901234567890}}"#,
-        )
+        let request = parsed(br#"{"cmd":"x","env":{"A":1,"B":0.10,"C":true,"D":null,"E":"s","F":123456789012345678901234567890}}"#, command_request)
         .unwrap();
         let environment: Vec<_> = request
             .spec
@@ -585,8 +575,9 @@ mod tests {
 
     #[test]
     fn null_is_absent_and_unknown_fields_are_ignored() {
-        let request = command_request(
+        let request = parsed(
             br#"{"cmd":["a"],"cwd":null,"timeout":null,"id":null,"future":{"x":1}}"#,
+            command_request,
         )
         .unwrap();
         assert_eq!(
@@ -599,7 +590,7 @@ mod tests {
     #[test]
     fn more_values_than_any_command_has_are_refused() {
         let words = |count: usize| format!("{{\"cmd\":[{}\"\"]}}", "\"a\",".repeat(count - 1));
-        assert!(command_request(words(MAX_VALUES).as_bytes()).is_ok());
+        assert!(parsed(words(MAX_VALUES).as_bytes(), command_request).is_ok());
         assert!(refused(&words(MAX_VALUES + 1)).contains("cmd"));
         let numbers: Vec<String> = (0..=MAX_VALUES).map(|number| number.to_string()).collect();
         let members = format!("\"{}\":0,", numbers.join("\":0,\""));
@@ -613,14 +604,14 @@ mod tests {
     fn the_kind_of_command_and_shell_must_agree() {
         refused(r#"{"cmd":"x","shell":false}"#);
         refused(r#"{"cmd":["x"],"shell":true}"#);
-        assert!(command_request(br#"{"cmd":"x","shell":true}"#).is_ok());
-        assert!(command_request(br#"{"cmd":["x"],"shell":false}"#).is_ok());
+        assert!(parsed(br#"{"cmd":"x","shell":true}"#, command_request).is_ok());
+        assert!(parsed(br#"{"cmd":["x"],"shell":false}"#, command_request).is_ok());
     }
 
     #[test]
     fn code_is_run_in_place_of_a_command() {
         let line = |body: &str| {
-            let request = command_request(body.as_bytes()).unwrap();
+            let request = parsed(body.as_bytes(), command_request).unwrap();
             request.spec.line().clone()
         };
         let run = |language, code: &str, arguments: &[&str]| CommandLine::Code {
@@ -665,10 +656,10 @@ mod tests {
             "{\"signal\":\"KILL\"}",
             "{\"signal\":\"sigkill\"}",
         ] {
-            let request = signal_request(body.as_bytes()).unwrap();
+            let request = parsed(body.as_bytes(), signal_request).unwrap();
             assert_eq!(request, (9, SignalGroup::Own), "{body}");
         }
-        let foreground = signal_request(br#"{"signal":"INT","group":"foreground"}"#);
+        let foreground = parsed(br#"{"signal":"INT","group":"foreground"}"#, signal_request);
         assert_eq!(foreground.unwrap(), (2, SignalGroup::Foreground));
         for body in [
             "{\"signal\":0}",
@@ -680,7 +671,7 @@ mod tests {
             "{\"group\":1}",
             "[]",
         ] {
-            assert!(signal_request(body.as_bytes()).is_err(), "{body}");
+            assert!(parsed(body.as_bytes(), signal_request).is_err(), "{body}");
         }
     }
 }

@@ -75,15 +75,14 @@ const CASES: [(&str, Case); 3] = [
 ///
 /// # Errors
 /// `Invalid` if a field is missing, or has a wrong type or value.
-pub(in crate::api) fn grep_request(body: &[u8]) -> Result<Grep> {
-    let mut fields = Fields::parse(body)?;
+pub(in crate::api) fn grep_request(fields: &mut Fields<'_>) -> Result<Grep> {
     let missing = || Error::invalid("the field pattern is missing");
     let pattern = fields.string("pattern")?.ok_or_else(missing)?;
     let path = fields.string("path")?;
     let globs = fields.take("glob");
     let globs = globs.map(|list| strings("glob", "an array of patterns", list));
     let globs = globs.transpose()?.unwrap_or_default();
-    let mut flag = |name: &str| Ok::<_, Error>(fields.boolean(name)?.unwrap_or(false));
+    let mut flag = |name: &'static str| Ok::<_, Error>(fields.boolean(name)?.unwrap_or(false));
     let (is_literal, is_word, is_multiline, all) = (
         flag("literal")?,
         flag("word")?,
@@ -91,7 +90,7 @@ pub(in crate::api) fn grep_request(body: &[u8]) -> Result<Grep> {
         flag("all")?,
     );
     let case = fields.choice("case", &CASES)?.unwrap_or_default();
-    let mut number = |name: &str| fields.whole(name, 0..=u64::MAX);
+    let mut number = |name: &'static str| fields.whole(name, 0..=u64::MAX);
     Ok(Grep {
         path: optional_path(path.as_deref().map(str::as_bytes))?,
         pattern,
@@ -220,6 +219,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::api::json::parsed;
 
     fn shown(text: &[u8], spans: &[std::ops::Range<usize>]) -> Shown {
         Shown::of(&Match {
@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn a_search_is_read_from_json() {
         let body = json!({"pattern": "x", "glob": ["*.rs", "!b"], "case": "smart", "before": 2, "limit": 5});
-        let grep = grep_request(body.to_string().as_bytes()).unwrap();
+        let grep = parsed(body.to_string().as_bytes(), grep_request).unwrap();
         assert_eq!(
             (grep.pattern.as_str(), grep.context, grep.limit),
             ("x", [Some(2), None], Some(5))
@@ -281,7 +281,7 @@ mod tests {
             (json!({"pattern": "x", "limit": -1}), "limit"),
             (json!({"pattern": "x", "path": ""}), "path"),
         ] {
-            let Err(error) = grep_request(body.to_string().as_bytes()) else {
+            let Err(error) = parsed(body.to_string().as_bytes(), grep_request) else {
                 panic!("{body}")
             };
             assert!(error.to_string().contains(named), "{error}");

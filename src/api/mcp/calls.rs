@@ -28,7 +28,7 @@ pub(super) fn fields(arguments: &RawValue) -> Result<Fields<'_>> {
 }
 
 /// An argument that must be there.
-pub(super) fn required(fields: &mut Fields<'_>, name: &str) -> Result<String> {
+pub(super) fn required(fields: &mut Fields<'_>, name: &'static str) -> Result<String> {
     let missing = || Error::invalid(format!("the argument {name} is missing"));
     fields.string(name)?.ok_or_else(missing)
 }

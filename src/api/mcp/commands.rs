@@ -29,7 +29,7 @@ const MAX_PROCESSES: usize = 500;
 /// A command that is waited for.
 pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let wait = fields(arguments)?.seconds("wait")?.unwrap_or(RUN_WAIT);
-    let spec = command_request(arguments.get().as_bytes())?.spec;
+    let spec = command_request(&mut fields(arguments)?)?.spec;
     let Run::Foreground(run) = call.workspace.run(spec, OnDisconnect::Kill)? else {
         return Err(Error::new(Kind::System, "the command was started without its client").into());
     };
@@ -47,7 +47,7 @@ pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome 
 
 /// A command that is left running.
 pub(super) fn start(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
-    let mut spec = command_request(arguments.get().as_bytes())?.spec;
+    let mut spec = command_request(&mut fields(arguments)?)?.spec;
     spec.background = true;
     let Run::Background(process) = call.workspace.run(spec, OnDisconnect::Keep)? else {
         return Err(Error::new(Kind::System, "the command was started with a client").into());
@@ -155,7 +155,7 @@ pub(super) fn input(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
 /// A signal to a process, or its end.
 pub(super) fn stop(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let id = required(&mut fields(arguments)?, "id")?;
-    let (signal, _) = signal_request(arguments.get().as_bytes())?;
+    let (signal, _) = signal_request(&mut fields(arguments)?)?;
     let (process, signaled) = call.workspace.signal(&id, signal, SignalGroup::Own)?;
     let structured = json!({ "id": process.id, "signal": signal, "signaled": signaled });
     let text = if signaled {

@@ -217,7 +217,7 @@ pub(super) fn write(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
 
 /// Changes of a file.
 pub(super) fn edit(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
-    let request = edit_request(arguments.get().as_bytes())?;
+    let request = edit_request(&mut fields(arguments)?)?;
     let edited = call.workspace.edit_file(&request, call.client)?;
     let structured = to_value(&EditDocument::of(&request.path, &edited));
     Ok(ToolResult::new(
@@ -330,7 +330,7 @@ pub(super) fn glob(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
 
 /// Lines by what is in them.
 pub(super) fn grep(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
-    let request = grep_request(arguments.get().as_bytes())?;
+    let request = grep_request(&mut fields(arguments)?)?;
     let mut found = Found {
         interrupt: call.client,
         text: String::new(),

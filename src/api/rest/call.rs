@@ -2,9 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::api::context::Context;
 use crate::client::{Client, Interrupt, KeepAlive, Lookout, Stopped};
+use crate::codec::fields::Fields;
 use crate::codec::query::Query;
+use crate::error::Error;
 use crate::http::parse::Framing;
 use crate::http::request::{ReceiveError, WaitingClient, WholeBody};
 use crate::http::stream::{StreamClient, StreamWriter};
@@ -21,6 +25,8 @@ pub(super) struct Call<'a, 'c> {
     pub(super) context: &'a Context,
     pub(super) request: &'a mut Request<'c>,
     pub(super) query: Query,
+    /// The names of fields of the body that are not known. The answer tells them.
+    pub(super) ignored: Vec<String>,
 }
 
 impl Call<'_, '_> {
@@ -31,6 +37,55 @@ impl Call<'_, '_> {
     pub(super) fn json_body(&mut self) -> Result<WholeBody, Refusal> {
         let ledger = &self.request.ledger;
         Ok(self.request.body.read_all(MAX_JSON_BYTES, ledger)?)
+    }
+
+    /// Reads the body, a JSON object.
+    pub(super) fn parse<T>(
+        &mut self,
+        read: impl FnOnce(&mut Fields<'_>) -> Result<T, Error>,
+    ) -> Result<T, Refusal> {
+        let body = self.json_body()?;
+        self.parse_fields(Fields::parse(&body)?, read)
+    }
+
+    /// Reads the body, a JSON object that may be left out.
+    pub(super) fn parse_optional<T>(
+        &mut self,
+        read: impl FnOnce(&mut Fields<'_>) -> Result<T, Error>,
+    ) -> Result<T, Refusal> {
+        let body = self.json_body()?;
+        self.parse_fields(Fields::parse_optional(&body)?, read)
+    }
+
+    fn parse_fields<T>(
+        &mut self,
+        mut fields: Fields<'_>,
+        read: impl FnOnce(&mut Fields<'_>) -> Result<T, Error>,
+    ) -> Result<T, Refusal> {
+        let parsed = read(&mut fields);
+        // Also where something is missing: it may be there under another name.
+        self.ignored = fields.unknown(parsed.is_ok())?;
+        Ok(parsed?)
+    }
+
+    /// Adds to a document what of the request was ignored.
+    pub(super) fn tell_ignored(&self, mut response: Response) -> Response {
+        if let Body::Bytes(document) = &mut response.body
+            && !self.ignored.is_empty()
+            && document.starts_with(b"{\"")
+            && let Some(end) = document.iter().rposition(|byte| *byte == b'}')
+        {
+            document.splice(end..end, self.ignored_member().into_bytes());
+        }
+        response
+    }
+
+    /// The member of an answer that tells what of the request was ignored; empty if there is nothing to tell.
+    pub(super) fn ignored_member(&self) -> String {
+        if self.ignored.is_empty() {
+            return String::new();
+        }
+        format!(",\"ignored\":{}", json!(self.ignored))
     }
 
     /// Stops long work that the answer waits for when the client disconnects.

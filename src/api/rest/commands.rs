@@ -33,13 +33,14 @@ pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 
 fn run(call: &mut Call<'_, '_>, workspace: &Workspace, background: bool) -> Answer {
     call.require_body()?;
-    let mut request = command_request(&call.json_body()?)?;
+    let mut request = call.parse(command_request)?;
     request.spec.background |= background;
     match workspace.run(request.spec, request.on_disconnect)? {
         Run::Background(process) => Ok(document(call, &process)),
         Run::Foreground(run) => {
+            let ignored = call.ignored_member();
             let respond = move |mut events: EventWriter<'_>| {
-                events.start(run.process(), run.is_attached());
+                events.start(run.process(), run.is_attached(), &ignored);
                 run.follow(&mut events, None);
             };
             Ok(process_stream(
@@ -130,7 +131,7 @@ pub(super) fn wait(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
 
 /// `POST processes/{id}/kill`.
 pub(super) fn kill(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
-    let (signal, group) = signal_request(&call.json_body()?)?;
+    let (signal, group) = call.parse_optional(signal_request)?;
     let (process, signaled) = workspace.signal(id, signal, group)?;
     Ok(Response::json(
         &json!({ "id": process.id, "signal": signal, "signaled": signaled }),
@@ -140,7 +141,7 @@ pub(super) fn kill(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
 /// `POST processes/{id}/resize`.
 pub(super) fn resize(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     call.require_body()?;
-    let size = resize_request(&call.json_body()?)?;
+    let size = call.parse(resize_request)?;
     let process = workspace.resize(id, size)?;
     let (id, rows, columns) = (&process.id, size.rows(), size.columns());
     Ok(Response::json(

@@ -41,7 +41,7 @@ pub(super) fn languages(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 
 /// `POST contexts`.
 pub(super) fn create(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let (language, spec) = context_request(&call.json_body()?)?;
+    let (language, spec) = call.parse_optional(context_request)?;
     let mut interrupt = call.interrupt();
     let context = workspace.contexts.create(language, spec, &mut interrupt)?;
     Ok(document(&context))
@@ -73,7 +73,7 @@ pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> A
 /// `POST contexts/{id}/execute`.
 pub(super) fn execute_in(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     call.require_body()?;
-    let mut request = execute_request(&call.json_body()?)?;
+    let mut request = call.parse(execute_request)?;
     if request.context.network.is_some() {
         let text = "network is chosen when a context is made, by POST contexts";
         return Err(Error::invalid(text).into());
@@ -87,14 +87,14 @@ pub(super) fn execute_in(call: &mut Call<'_, '_>, workspace: &Workspace, id: &st
 /// `POST execute`.
 pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;
-    let request = execute_request(&call.json_body()?)?;
+    let request = call.parse(execute_request)?;
     run(call, workspace, request)
 }
 
 /// `POST /execute`, outside of `/v1`.
 pub(super) fn execute_simply(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;
-    let mut request = execute_request(&call.json_body()?)?;
+    let mut request = call.parse(execute_request)?;
     request.is_simple = true;
     run(call, workspace, request)
 }
@@ -109,6 +109,7 @@ fn run(call: &Call<'_, '_>, workspace: &Workspace, request: ExecuteRequest) -> A
         &mut call.interrupt(),
     )?;
     let ping_interval = call.ping_interval();
+    let ignored = call.ignored_member();
     let write = move |stream: &mut StreamWriter| {
         if is_simple {
             let client = StreamClient::new(stream, SimpleWriter::PING, ping_interval);
@@ -117,6 +118,7 @@ fn run(call: &Call<'_, '_>, workspace: &Workspace, request: ExecuteRequest) -> A
             let client = StreamClient::new(stream, EventWriter::PING, ping_interval);
             let mut writer =
                 ExecutionWriter::new(client, asked.context(), &asked.execution, encoding);
+            writer.ignored = ignored;
             asked.follow(&mut writer);
         }
     };
@@ -125,7 +127,7 @@ fn run(call: &Call<'_, '_>, workspace: &Workspace, request: ExecuteRequest) -> A
 
 /// `POST contexts/{id}/interrupt`.
 pub(super) fn interrupt(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
-    let (execution, kill_after) = interrupt_request(&call.json_body()?)?;
+    let (execution, kill_after) = call.parse_optional(interrupt_request)?;
     let context = workspace.contexts.find(id)?;
     let interrupted = context.interrupt(execution.as_deref(), kill_after)?;
     Ok(Response::json(&json!({
@@ -145,7 +147,7 @@ pub(super) fn restart(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) 
 /// `POST contexts/{id}/input`.
 pub(super) fn input(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     call.require_body()?;
-    let value = answer_request(&call.json_body()?)?;
+    let value = call.parse(answer_request)?;
     workspace.contexts.find(id)?.answer(value)?;
     Ok(Response::json(&json!({ "sent": true })))
 }
@@ -219,6 +221,8 @@ struct ExecutionWriter<'a> {
     context: Arc<Context>,
     execution: Arc<Execution>,
     encoding: Encoding,
+    /// The member of the start that tells what of the request was ignored.
+    ignored: String,
 }
 
 impl<'a> ExecutionWriter<'a> {
@@ -233,6 +237,7 @@ impl<'a> ExecutionWriter<'a> {
             context: Arc::clone(context),
             execution: Arc::clone(execution),
             encoding,
+            ignored: String::new(),
         }
     }
 
@@ -341,6 +346,7 @@ impl ExecutionSubscriber for ExecutionWriter<'_> {
             }
             Event::Start(start) => {
                 let (execution, context) = (self.execution.id.clone(), Arc::clone(&self.context));
+                let ignored = std::mem::take(&mut self.ignored);
                 self.line("start", number, |out| {
                     text(out, "execution", execution.as_bytes());
                     text(out, "context", context.id().as_bytes());
@@ -352,6 +358,7 @@ impl ExecutionSubscriber for ExecutionWriter<'_> {
                          \"stdout_offset\":{stdout},\"stderr_offset\":{stderr}",
                         start.count, start.generation, start.is_fresh, start.pid
                     );
+                    raw(out, &ignored);
                 });
             }
             Event::Output { stream, offset, .. } => self.output(number, *stream, *offset, output),

@@ -10,7 +10,7 @@ use crate::workspace::Workspace;
 
 /// `POST files/edit`.
 pub(super) fn edit(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let request = edit_request(&call.json_body()?)?;
+    let request = call.parse(edit_request)?;
     let edited = workspace.edit_file(&request, &mut call.interrupt())?;
     Ok(Response::json(&EditDocument::of(&request.path, &edited)))
 }

@@ -64,15 +64,16 @@ impl<'a> EventWriter<'a> {
         self
     }
 
-    /// Writes the first event. `attached` means that the process was already there.
-    pub(super) fn start(&mut self, process: &Process, attached: bool) {
+    /// Writes the first event. `attached` means that the process was already there; `ignored` is the member that tells
+    /// what of the request was ignored.
+    pub(super) fn start(&mut self, process: &Process, attached: bool, ignored: &str) {
         let attached = if attached { ",\"attached\":true" } else { "" };
         // An id has no characters that JSON escapes.
         let (pid, id) = (process.pid, &process.id);
         self.line(|out| {
             write!(
                 out,
-                "{{\"event\":\"start\",\"pid\":{pid},\"id\":\"{id}\"{attached}}}"
+                "{{\"event\":\"start\",\"pid\":{pid},\"id\":\"{id}\"{attached}{ignored}}}"
             )
         });
     }

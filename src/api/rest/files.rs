@@ -188,7 +188,7 @@ pub(super) fn stat(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 /// `POST files/hash`.
 pub(super) fn hash(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;
-    let paths = paths_request(&call.json_body()?)?;
+    let paths = call.parse(paths_request)?;
     let mut files = workspace.hash_files(paths)?;
     long_work(call, move |interrupt| {
         let results = files.run(interrupt)?;
@@ -208,7 +208,7 @@ pub(super) fn hash(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 /// `POST files/compare`.
 pub(super) fn compare(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;
-    let (tree, files) = compare_request(&call.json_body()?)?;
+    let (tree, files) = call.parse(compare_request)?;
     let mut comparison = workspace.compare_files(tree, files, &mut call.interrupt())?;
     long_work(call, move |interrupt| {
         let found = comparison.run(interrupt)?;

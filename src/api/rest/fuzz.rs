@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::events::EventWriter;
+use crate::api::json::parsed;
 use crate::api::json::requests::{CommandRequest, Encoding, command_request, sandbox_request};
 use crate::codec::base64;
 use crate::codec::plain::PlainText;
@@ -590,7 +591,7 @@ type Wrong = &'static str;
 #[test]
 fn a_command_is_what_its_json_says() {
     check("exec", JSON_TOKENS, |input| {
-        let found = bounded(input, 64, || command_request(input));
+        let found = bounded(input, 64, || parsed(input, command_request));
         let Ok(document) = serde_json::from_slice::<Value>(input) else {
             // The server checks only the form of values that it ignores: they may be nested deeper,
             // hold half a surrogate pair, or hold larger numbers than the values that it reads.
@@ -658,7 +659,7 @@ fn a_command_is_what_its_json_says() {
         }
         // Writing the command and reading it again gives the same command.
         let again = Value::Object(known).to_string();
-        let again = command_request(again.as_bytes()).unwrap();
+        let again = parsed(again, command_request).unwrap();
         assert!(
             again.spec.fingerprint() == found.spec.fingerprint(),
             "not the same command"
@@ -886,7 +887,7 @@ fn expected_environment(environment: Option<&Value>) -> Result<(), Wrong> {
 #[test]
 fn sandboxes_are_what_their_json_says() {
     check("sandboxes", JSON_TOKENS, |input| {
-        let found = bounded(input, 64, || sandbox_request(input));
+        let found = bounded(input, 64, || parsed(input, sandbox_request));
         let is_blank = input.iter().all(u8::is_ascii_whitespace);
         let text = if is_blank { b"{}" } else { input };
         let Ok(document) = serde_json::from_slice::<Value>(text) else {

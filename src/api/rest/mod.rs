@@ -127,13 +127,17 @@ fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> 
         context,
         request,
         query,
+        ignored: Vec::new(),
     };
     let captures = target.captures;
     match route.operation {
         Operation::Public(answer) | Operation::Anyone(answer) | Operation::Server(answer) => {
             answer(&call)
         }
-        Operation::Sandboxes(answer) => answer(&mut call, context.machine.host()?),
+        Operation::Sandboxes(answer) => {
+            let response = answer(&mut call, context.machine.host()?)?;
+            Ok(call.tell_ignored(response))
+        }
         Operation::Sandbox(answer) | Operation::OwnSandbox(answer) => {
             answer(&call, context.machine.host()?, captures.sandbox)
         }
@@ -156,7 +160,7 @@ fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> 
                 }
             };
             // The lease lasts until the last byte of the answer is sent.
-            Ok(response?.holding(lease))
+            Ok(call.tell_ignored(response?).holding(lease))
         }
     }
 }

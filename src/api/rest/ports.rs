@@ -118,7 +118,7 @@ pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 /// `POST tickets`: an address that leads to a port without a token.
 pub(super) fn ticket(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;
-    let port = port_request(&call.json_body()?)?;
+    let port = call.parse(port_request)?;
     let port = workspace.ports.parse(port.as_bytes())?;
     let ticket = call
         .context

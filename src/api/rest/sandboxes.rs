@@ -26,7 +26,7 @@ pub(super) fn list(call: &mut Call<'_, '_>, host: &Host) -> Answer {
 
 /// `POST /v1/sandboxes`.
 pub(super) fn create(call: &mut Call<'_, '_>, host: &Host) -> Answer {
-    let (count, spec) = sandbox_request(&call.json_body()?)?;
+    let (count, spec) = call.parse_optional(sandbox_request)?;
     let (made, shortage) = host.create(count, &spec)?;
     let with_token = |sandbox: &Arc<Sandbox>| {
         let token = call.context.authenticator.sandbox_token(&sandbox.id);

@@ -35,7 +35,7 @@ pub(super) fn glob(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 
 /// `POST files/grep`.
 pub(super) fn grep(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let request = grep_request(&call.json_body()?)?;
+    let request = call.parse(grep_request)?;
     let prepared = workspace.prepare_grep(request)?;
     let ping_interval = call.ping_interval();
     let write = move |stream: &mut StreamWriter| {

@@ -8,7 +8,7 @@ use crate::workspace::Workspace;
 
 /// `POST venv`.
 pub(super) fn make(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    let path = venv_request(&call.json_body()?)?;
+    let path = call.parse_optional(venv_request)?;
     let mut making = workspace.make_venv(path)?;
     long_work(call, move |interrupt| {
         let venv = making.run(interrupt)?;

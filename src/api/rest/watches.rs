@@ -36,7 +36,7 @@ pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
 /// `POST files/watches`.
 pub(super) fn register(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;
-    let (settings, id) = watch_request(&call.json_body()?)?;
+    let (settings, id) = call.parse(watch_request)?;
     let watch = workspace.register_watch(&settings, id, &mut call.interrupt())?;
     Ok(Response::json(
         &json!({ "id": watch.id, "dirs": watch.directories }),

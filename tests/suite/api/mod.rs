@@ -7,3 +7,4 @@ mod origins;
 mod pages;
 mod parameters;
 mod routes;
+mod unknown_fields;
