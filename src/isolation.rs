@@ -42,9 +42,31 @@ impl Isolation {
     }
 }
 
+/// What surrounds the commands of sandboxes that choose nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DefaultIsolation {
+    /// The strongest that the machine allows.
+    Strongest,
+    /// This.
+    Fixed(Isolation),
+}
+
+impl DefaultIsolation {
+    /// The name of the first choice.
+    const STRONGEST: &str = "auto";
+
+    /// The choice with a name.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            Self::STRONGEST => Some(Self::Strongest),
+            name => Isolation::named(name).map(Self::Fixed),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::Isolation;
+    use super::{DefaultIsolation, Isolation};
 
     #[test]
     fn names_are_those_that_are_shown() {
@@ -53,5 +75,11 @@ mod tests {
             assert_eq!(Isolation::named(name), Some(isolation));
         }
         assert_eq!(Isolation::named("none"), None);
+        assert_eq!(Isolation::named("auto"), None);
+        let default = DefaultIsolation::named;
+        assert_eq!(default("auto"), Some(DefaultIsolation::Strongest));
+        let fixed = DefaultIsolation::Fixed(Isolation::Namespaces);
+        assert_eq!(default("namespaces"), Some(fixed));
+        assert_eq!(default("none"), None);
     }
 }

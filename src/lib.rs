@@ -314,7 +314,8 @@ fn isolation(machine: &Machine) -> String {
     if layers.is_empty() {
         return "none".to_owned();
     }
-    format!("{layers} landlock_abi={abi}")
+    let default = machine.default_isolation().unwrap_or_default();
+    format!("{layers} landlock_abi={abi} default_isolation={default}")
 }
 
 /// The server's loop. Returns when a signal or idleness ends it.

@@ -240,6 +240,11 @@ impl Machine {
         self.as_host().map_or_else(Vec::new, Host::layers)
     }
 
+    /// The isolation of sandboxes that choose none; `None` if there are no sandboxes.
+    pub fn default_isolation(&self) -> Option<&'static str> {
+        self.as_host().map(|host| host.default_isolation().name())
+    }
+
     /// The kinds of isolation that a new sandbox can have.
     pub fn isolations(&self) -> Vec<&'static str> {
         self.as_host().map_or_else(Vec::new, Host::isolations)

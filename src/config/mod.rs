@@ -15,7 +15,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::isolation::Isolation;
+use crate::isolation::DefaultIsolation;
 use crate::logging;
 use crate::posture::Posture;
 use table::{Variable, decimal};
@@ -88,7 +88,7 @@ pub struct HostSettings {
     /// TCP ports that sandboxes can be given; `None` for none.
     pub tcp_ports: Option<RangeInclusive<u16>>,
     /// The isolation of sandboxes that choose none.
-    pub isolation: Isolation,
+    pub isolation: DefaultIsolation,
     /// The file with the host's token.
     pub token_file: Option<PathBuf>,
 }
@@ -310,7 +310,7 @@ impl Variables {
             min_landlock_abi: self.number(&table::MIN_LANDLOCK_ABI)?,
             allow_unconfined: self.flag(&table::ALLOW_UNCONFINED)?,
             tcp_ports: self.read_if_set(&table::TCP_PORT_RANGE, tcp_ports)?,
-            isolation: self.read(&table::ISOLATION, Isolation::named)?,
+            isolation: self.read(&table::ISOLATION, DefaultIsolation::named)?,
             token_file: self.get(&table::TOKEN_FILE).map(PathBuf::from),
         })
     }

@@ -81,8 +81,8 @@ variables! {
         "1 starts host mode on a kernel without some isolation layers.";
     TCP_PORT_RANGE = "none", Text("FIRST-LAST, ports from 1024 to 65535"),
         "TCP ports that sandboxes can be given to listen on (host mode).";
-    ISOLATION = "landlock", Text("landlock or namespaces"),
-        "Isolation of sandboxes that choose none (host mode).";
+    ISOLATION = "landlock", Text("landlock, namespaces or auto"),
+        "Isolation of sandboxes that choose none (host mode). auto: namespaces if they can be made here.";
     NETWORK = "open", Text("open or blocked"),
         "Network posture of sandboxes that choose none; in dedicated mode, of all commands.";
     STRICT_SCOPES = "0", Flag,

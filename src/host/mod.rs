@@ -38,7 +38,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::files::{Disk, Root};
 use crate::interpreter::ContextsSettings;
-use crate::isolation::Isolation;
+use crate::isolation::{DefaultIsolation, Isolation};
 use crate::ledger::{Budget, Ledger};
 use crate::logging;
 use crate::panics::contain;
@@ -170,8 +170,9 @@ impl Host {
             );
             return Err(Error::new(Kind::System, text));
         }
-        policy.check_isolation(settings.isolation)?;
-        policy.check_network(settings.isolation, &network)?;
+        let default_isolation = default_isolation(&policy, settings.isolation, &network);
+        policy.check_isolation(default_isolation)?;
+        policy.check_network(default_isolation, &network)?;
         let homes = Homes::open(&settings.homes)?;
         let claims = Claims::take(&settings.users, &settings.homes)?;
         let accounts = users::accounts(&settings.users)?;
@@ -208,7 +209,7 @@ impl Host {
             default_max_processes: default_max_processes(),
             default_network: network,
             egress,
-            default_isolation: settings.isolation,
+            default_isolation,
             tcp_ports: TcpPorts::new(settings.tcp_ports.clone()),
             limiter: Limiter::new(),
             users: settings.users.clone(),
@@ -228,6 +229,11 @@ impl Host {
     /// The isolation layers that each sandbox has.
     pub fn layers(&self) -> Vec<&'static str> {
         self.policy.layers(None)
+    }
+
+    /// The isolation of sandboxes that choose none.
+    pub fn default_isolation(&self) -> Isolation {
+        self.default_isolation
     }
 
     /// The names of the kinds of isolation that sandboxes can have here.
@@ -879,6 +885,25 @@ impl Drop for Unsettled<'_> {
     }
 }
 
+/// The isolation of sandboxes that choose none.
+fn default_isolation(policy: &Policy, chosen: DefaultIsolation, network: &Posture) -> Isolation {
+    let strongest = Isolation::Namespaces;
+    let check = || {
+        policy.check_isolation(strongest)?;
+        policy.check_network(strongest, network)
+    };
+    match chosen {
+        DefaultIsolation::Fixed(isolation) => isolation,
+        DefaultIsolation::Strongest => match check() {
+            Ok(()) => strongest,
+            Err(error) => {
+                logging::info(format_args!("SBX_ISOLATION=auto means landlock: {error}"));
+                Isolation::Landlock
+            }
+        },
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::process::CommandExt;
@@ -906,7 +931,7 @@ mod tests {
                 min_landlock_abi: 0,
                 allow_unconfined: true,
                 tcp_ports: None,
-                isolation: Isolation::Landlock,
+                isolation: DefaultIsolation::Fixed(Isolation::Landlock),
                 token_file: None,
             };
             let shared = Shared::new(4096, 4096).unwrap();

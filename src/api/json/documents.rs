@@ -53,6 +53,9 @@ pub(in crate::api) struct MachineIsolation {
     always: Isolation,
     postures: Vec<&'static str>,
     isolations: Vec<&'static str>,
+    /// Of sandboxes that choose none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    default: Option<&'static str>,
     limits: Vec<&'static str>,
 }
 
@@ -63,6 +66,7 @@ impl MachineIsolation {
             always: Isolation::of(machine),
             postures: machine.postures(),
             isolations: machine.isolations(),
+            default: machine.default_isolation(),
             limits: machine.limits(),
         };
         to_raw_value(&isolation).expect("names and numbers are JSON")

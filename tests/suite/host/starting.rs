@@ -201,7 +201,7 @@ fn homes_are_made_where_there_were_none() {
 fn isolation_of(server: &Server) -> (u64, Vec<String>) {
     let mut health = server.get("/health").json()["isolation"].clone();
     // What can be chosen is the machine's.
-    for choices in ["postures", "isolations", "limits"] {
+    for choices in ["postures", "isolations", "default", "limits"] {
         health.as_object_mut().unwrap().remove(choices).unwrap();
     }
     let isolation = |mut sandbox: Value| {

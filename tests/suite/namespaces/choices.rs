@@ -97,6 +97,35 @@ fn where_they_cannot_be_made_they_are_refused_and_nothing_is_made() {
     assert!(!said.contains("listening"), "{said}");
 }
 
+/// The choice is the operator's, and what it comes to is told: nothing is less in silence.
+#[test]
+fn auto_is_the_strongest_that_the_machine_allows() {
+    needs_namespaces!();
+    for (builder, strongest, says) in [
+        (Server::host(), "namespaces", ""),
+        (
+            without_rights(),
+            "landlock",
+            "SBX_ISOLATION=auto means landlock",
+        ),
+    ] {
+        let server = builder.env("SBX_ISOLATION", "auto").start();
+        let sandbox = server.sandbox();
+        assert_eq!(described(&sandbox)["isolation"]["mode"], strongest);
+        assert_eq!(sandbox.sh("echo here"), "here\n");
+        let health = server.get("/health").json();
+        assert_eq!(health["isolation"]["default"], strongest);
+        let log = server.log();
+        let ready = format!("default_isolation={strongest}\n");
+        assert!(log.contains(&ready) && log.contains(says), "{log}");
+    }
+    let dedicated = Server::start().get("/health").json();
+    assert!(
+        dedicated["isolation"].get("default").is_none(),
+        "{dedicated}"
+    );
+}
+
 #[test]
 fn an_unknown_choice_is_refused() {
     if !is_root() {
