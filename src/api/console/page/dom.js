@@ -241,7 +241,8 @@ export function ask({ title, text, fields = [], confirm = "OK", danger = false, 
     });
     document.body.append(dialog);
     dialog.showModal();
-    (dialog.querySelector("[name]") ?? dialog.querySelector(".actions button:last-child")).focus();
+    // Enter, which may follow a shortcut by habit, does nothing that cannot be undone.
+    (dialog.querySelector("[name]") ?? dialog.querySelector(`.actions button:${danger ? "first" : "last"}-child`)).focus();
   });
 }
 

@@ -276,8 +276,12 @@ export function filesView(workspace, signal) {
       if (path !== "/") entry = await get(at(`${prefix}/files/stat`, { path }), signal);
     } catch (error) {
       if (signal.aborted) return;
-      complain(error);
-      if (folder === null && path !== "/") location.hash = route(folderOf(path));
+      // Said where the file would be: the address may be a link that somebody has sent.
+      if (folder === null) await enter(folderOf(path)).catch(() => enter("/"));
+      shown = path;
+      openPane(h("article", { class: "detail file", "aria-label": `File ${visible(nameOf(path))}` },
+        h("header", {}, h("h2", {}, foreign(nameOf(path))), h("span", { class: "space" }), closeButton()),
+        h("div", { class: "content" }, empty("file", "There is no file at this address", error.message))));
       return;
     }
     const wanted = entry.type === "dir" ? path : folderOf(path);

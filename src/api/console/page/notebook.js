@@ -379,9 +379,10 @@ function prompt(event, path, cell) {
   answered.settle = (answer = "") => {
     if (form.isConnected) form.replaceWith(textBlock("stdout", event.prompt + visible(answer)));
   };
-  // Code that asks takes the keyboard from nothing but its own cell.
+  // Code that asks takes the keyboard, but not from somebody who is writing elsewhere.
   queueMicrotask(() => {
-    if (document.activeElement === document.body || cell.contains(document.activeElement)) input.focus();
+    const active = document.activeElement;
+    if (cell.contains(active) || !active?.value) input.focus();
   });
   return answered;
 }

@@ -146,6 +146,7 @@ function processDetail(workspace, id, parent, refresh) {
       name, state, h("span", { class: "space" }), terminal, signals, remove),
     facts, log.element, stdin);
 
+  let startedAt = null;
   function update(process) {
     if (!process) {
       // It was removed, or the server was restarted.
@@ -153,6 +154,7 @@ function processDetail(workspace, id, parent, refresh) {
       signals.hidden = terminal.hidden = stdin.hidden = remove.hidden = true;
       return;
     }
+    startedAt = process.started_at_ms;
     setText(name, visible(commandText(process)));
     name.title = visible(commandText(process));
     state.replaceChildren(stateBadge(process));
@@ -185,7 +187,8 @@ function processDetail(workspace, id, parent, refresh) {
             log.note(`${bytes(event.bytes)} of ${event.stream} are no longer kept`);
           } else if (event.event === "exit") {
             const how = event.reason === "exited" ? `exited with ${event.exit_code}` : `ended: ${event.reason}${event.signal ? `, signal ${event.signal}` : ""}`;
-            log.note(`${how} after ${duration(event.duration_ms)} (${clock(Date.now())})`);
+            startedAt ??= (await get(path, signal)).started_at_ms;
+            log.note(`${how} after ${duration(event.duration_ms)} (${clock(startedAt + event.duration_ms)})`);
             refresh();
             return;
           }
