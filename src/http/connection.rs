@@ -248,7 +248,9 @@ fn send_response(
         }
         Framing::Chunked | Framing::None => {}
     }
-    if !plan.keep_alive && !plan.is_tunnel(status) {
+    // After this field, clients such as undici take chunks that break off for all of the body (RFC 9112 section 9.6 only
+    // recommends it).
+    if !plan.keep_alive && !plan.is_tunnel(status) && !chunked {
         head.extend_from_slice(b"Connection: close\r\n");
     }
     head.extend_from_slice(b"\r\n");

@@ -26,6 +26,9 @@ const REMOVED: usize = 256;
 /// Before the name of a Jupyter kernel: a back end of Python contexts, whatever the kernel runs.
 const JUPYTER: &str = "jupyter:";
 
+/// Before the name of a language: the id of its default context.
+pub const DEFAULT_PREFIX: &str = "default-";
+
 /// What bounds the contexts of a workspace.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ContextsSettings {
@@ -240,7 +243,7 @@ impl Contexts {
         let kernel = context.backend.as_deref();
         let name = match kernel.and_then(|backend| backend.strip_prefix(JUPYTER)) {
             Some(kernel) => format!("default-jupyter-{kernel}"),
-            None => format!("default-{}", language.name()),
+            None => format!("{DEFAULT_PREFIX}{}", language.name()),
         };
         let default = ContextSpec {
             id: Some(name),

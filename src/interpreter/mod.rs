@@ -22,7 +22,7 @@ mod fuzz;
 mod language;
 
 pub use context::{Asked, Context, ContextSpec, ContextState, interpreter_use};
-pub use contexts::{Contexts, ContextsSettings};
+pub use contexts::{Contexts, ContextsSettings, DEFAULT_PREFIX};
 pub use execution::{
     Abandoned, Execution, ExecutionSpec, ExecutionState, ExecutionSubscriber, KILL_AFTER,
 };

@@ -12,6 +12,9 @@ use super::ring::{Cursor, Piece, Stream};
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
 use crate::fault;
 
+/// How often it is looked whether a process is gone.
+const GONE_STEP: Duration = Duration::from_millis(5);
+
 /// How long a process has to be quiet after it has written something, for those who read it piece by piece.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -141,6 +144,16 @@ impl Process {
             listener.wait_alone(left);
         }
         true
+    }
+
+    /// Waits until the process is gone from `/proc`, at most `limit`. Its output may still be on its way.
+    pub fn wait_gone(self: &Arc<Self>, limit: Duration) {
+        let listener = self.bell.listen();
+        let deadline = Instant::now() + limit;
+        while self.is_running() && Instant::now() < deadline {
+            // The bell rings a moment later, or much later if a client takes the output slowly.
+            listener.wait_alone(GONE_STEP);
+        }
     }
 }
 

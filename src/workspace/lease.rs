@@ -138,12 +138,17 @@ impl Workspace {
         self.activity.idle_for()
     }
 
+    /// Whether it is ending: its sandbox is being deleted, or the server ends.
+    pub fn is_closed(&self) -> bool {
+        self.activity.is_closed()
+    }
+
     /// Checks, after files were changed, that the change is still there.
     ///
     /// # Errors
     /// `NotFound` if the workspace has ended meanwhile, and its files with it.
     pub(super) fn check_open(&self) -> Result<()> {
-        if self.activity.is_closed() {
+        if self.is_closed() {
             let text = "the sandbox was deleted before this was done";
             return Err(Error::new(Kind::NotFound, text));
         }

@@ -440,7 +440,10 @@ check(HOST, "life begins and ends", async (at) => {
   const again = await at.Sandbox.connect(sbx.sandboxId);
   assert.equal((await again.commands.run("echo $NAME")).stdout, "value\n");
   const home = at.homeOf(sbx);
+  const sleeper = await sbx.commands.run("sleep 1000", { background: true });
+  const raised = raises(e2b.TimeoutError, () => sleeper.wait(), "killed or reached its end of life");
   assert.equal(await at.Sandbox.kill(sbx.sandboxId), true);
+  await raised;
   assert.ok(!fs.existsSync(home));
   assert.deepEqual([await sbx.isRunning(), await at.Sandbox.kill(sbx.sandboxId)], [false, false]);
   await raises(e2b.SandboxError, () => sbx.commands.run("true"));
@@ -613,6 +616,18 @@ check(EVERYWHERE, "code of other languages", async (at) => {
   const execution = await sbx.runCode("const x = 20; console.log('out'); x * 2 + 2", { language: "javascript" });
   assert.deepEqual([execution.text, execution.logs.stdout], ["42", ["out\n"]]);
   assert.equal((await sbx.runCode("await Promise.resolve(x)", { language: "js" })).text, "20");
+});
+
+check(HOST, "code whose sandbox is killed raises", async (at) => {
+  const sbx = await at.create();
+  const printed = [];
+  const code = "import time; print('begun', flush=True); time.sleep(1000)";
+  const raised = raises(Error, () => sbx.runCode(code, { onStdout: (message) => printed.push(message.line) }));
+  await eventually("it runs", () => printed.length > 0);
+  assert.equal(await at.Sandbox.kill(sbx.sandboxId), true);
+  const error = await raised;
+  // Older releases do not ask whether the sandbox runs.
+  if (sources.interpreter.includes("was killed")) assert.ok(error instanceof e2b.TimeoutError, error);
 });
 
 // ---------------------------------------------------------------------------------- running

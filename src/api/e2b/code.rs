@@ -3,26 +3,27 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use super::calls::{Answer, Call};
 use super::errors::Failure;
 use super::paths::Paths;
 use super::processes::variables_in;
-use crate::client::{Client, Disconnected, Stopped, send_all};
+use crate::client::{Client, Disconnected, send_all};
 use crate::clock::now_ms;
 use crate::codec::escape;
 use crate::codec::fields::{Fields, JsonType, Members, decoded};
 use crate::codec::time::rfc3339;
 use crate::command::check_environment;
-use crate::error::Kind;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::http::{Body, Response};
 use crate::interpreter::event::{Bundle, CodeError, End, EndReason, Event};
-use crate::interpreter::{Context, ContextSpec, ExecutionSpec, ExecutionSubscriber};
+use crate::interpreter::{
+    Context, ContextSpec, DEFAULT_PREFIX, ExecutionSpec, ExecutionSubscriber,
+};
 use crate::language::Language;
-use crate::workspace::Workspace;
+use crate::workspace::{Lease, Workspace};
 
 /// Silence after which a client is told that the code still runs.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(5);
@@ -65,29 +66,32 @@ pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -
         let text = "only one of context_id and language can be given";
         return Err(Failure::invalid(text));
     }
-    let language = match (&id, language) {
-        (Some(id), _) => {
-            let unknown = |_| Failure::not_found(format!("context {id} was not found"));
-            workspace.contexts.find(id).map_err(unknown)?;
-            None
-        }
-        (None, language) => Some(language_of(language.as_deref())?),
+    let (id, language) = match id {
+        Some(id) => match named(workspace, &id)? {
+            Named::Context(_) => (Some(id), None),
+            Named::Default(language) => (None, Some(language)),
+        },
+        None => (None, Some(language_of(language.as_deref())?)),
     };
     let context = ContextSpec {
         id,
         directory: Some(Paths::of(workspace).home()),
         ..ContextSpec::default()
     };
-    let asked = workspace
-        .execute_code(language, context, spec, false, &mut call.interrupt())
-        .map_err(unusable)?;
+    let asked = workspace.execute_code(language, context, spec, false, &mut call.interrupt())?;
+    let lease = workspace.share()?;
     let write = move |stream: &mut StreamWriter| {
         let client = StreamClient::new(stream, KEEP_ALIVE, KEEP_ALIVE_AFTER);
         let mut writer = CodeEvents {
             client,
+            lease,
             has_error: false,
+            is_lost: false,
         };
         asked.follow(&mut writer);
+        if writer.is_lost {
+            stream.break_off();
+        }
     };
     Ok(Response::new(200, Body::Stream(Box::new(write)))
         .with_header("Content-Type", "application/json")
@@ -97,8 +101,17 @@ pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -
 /// `GET /contexts`.
 pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -> Answer {
     let contexts = workspace.contexts.list();
-    let documents = contexts.iter().map(document);
-    Ok(Response::json(&documents.collect::<Vec<_>>()))
+    let mut documents = Vec::new();
+    for language in LISTED {
+        let is_made = contexts
+            .iter()
+            .any(|context| is_default(context.id(), language));
+        if !is_made && workspace.has_program(language.program())? {
+            documents.push(default_document(workspace, language));
+        }
+    }
+    documents.extend(contexts.iter().map(document));
+    Ok(Response::json(&documents))
 }
 
 /// `POST /contexts`.
@@ -118,26 +131,66 @@ pub(super) fn create(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) ->
         ..ContextSpec::default()
     };
     let interrupt = &mut call.interrupt();
-    let context = workspace.contexts.create(language, spec, interrupt);
-    let context = context.map_err(unusable)?;
+    let context = workspace.contexts.create(language, spec, interrupt)?;
     Ok(Response::json(&document(&context)))
 }
 
 /// `DELETE /contexts/{id}`.
 pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
-    workspace.contexts.find(id)?;
-    workspace.contexts.delete(id)?;
+    if let Named::Context(_) = named(workspace, id)? {
+        workspace.contexts.delete(id)?;
+    }
     Ok(Response::json(&json!({})))
 }
 
 /// `POST /contexts/{id}/restart`.
 pub(super) fn restart(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
-    let context = workspace.contexts.find(id)?;
-    context.restart(&mut call.interrupt())?;
-    Ok(Response::json(&document(&context)))
+    Ok(Response::json(&match named(workspace, id)? {
+        Named::Context(context) => {
+            context.restart(&mut call.interrupt())?;
+            document(&context)
+        }
+        Named::Default(language) => default_document(workspace, language),
+    }))
 }
 
-fn document(context: &Arc<Context>) -> serde_json::Value {
+/// The languages whose default contexts clients see before they are made: at their first use, so that a sandbox that
+/// runs no code starts no interpreter.
+const LISTED: [Language; 2] = [Language::Python, Language::JavaScript];
+
+/// The context that a client means.
+enum Named {
+    Context(Arc<Context>),
+    /// That of a language, which is not made yet.
+    Default(Language),
+}
+
+/// # Errors
+/// There is no context with this id.
+fn named(workspace: &Workspace, id: &str) -> Result<Named, Failure> {
+    if let Ok(context) = workspace.contexts.find(id) {
+        return Ok(Named::Context(context));
+    }
+    let mut listed = LISTED.into_iter();
+    let default = listed.find(|language| is_default(id, *language));
+    let unknown = || Failure::not_found(format!("context {id} was not found"));
+    default.map(Named::Default).ok_or_else(unknown)
+}
+
+fn is_default(id: &str, language: Language) -> bool {
+    id.strip_prefix(DEFAULT_PREFIX) == Some(language.name())
+}
+
+fn default_document(workspace: &Workspace, language: Language) -> Value {
+    let name = language.name();
+    json!({
+        "id": format!("{DEFAULT_PREFIX}{name}"),
+        "language": name,
+        "cwd": Paths::of(workspace).home(),
+    })
+}
+
+fn document(context: &Arc<Context>) -> Value {
     json!({
         "id": context.id(),
         "language": context.language.name(),
@@ -151,34 +204,18 @@ fn language_of(name: Option<&str>) -> Result<Language, Failure> {
     Language::of(&name).map_err(|_| {
         let text =
             format!("{name} is not supported; the languages are python, javascript and bash");
-        Failure::invalid(text).with_status(500)
+        Failure::invalid(text)
     })
-}
-
-/// A language whose program the image does not have is the server's failure for these clients.
-fn unusable(stopped: Stopped) -> Failure {
-    let is_missing = match &stopped {
-        Stopped::Failed(error) => {
-            matches!(
-                error.kind(),
-                Kind::ProgramNotFound | Kind::UnsupportedLanguage
-            )
-        }
-        Stopped::Disconnected | Stopped::Due => false,
-    };
-    let failure = Failure::from(stopped);
-    if is_missing {
-        failure.with_status(500)
-    } else {
-        failure
-    }
 }
 
 /// Writes what happens in an execution as lines.
 struct CodeEvents<'a> {
     client: StreamClient<'a>,
+    lease: Lease,
     /// An exception was told: the end says no more.
     has_error: bool,
+    /// The sandbox ended under the execution. Clients ask whether it runs when their connection breaks.
+    is_lost: bool,
 }
 
 impl CodeEvents<'_> {
@@ -271,6 +308,11 @@ impl CodeEvents<'_> {
     }
 
     fn end(&mut self, end: &End) {
+        let is_own = matches!(end.reason, EndReason::Completed | EndReason::Error);
+        if self.lease.is_closed() && !is_own {
+            self.is_lost = true;
+            return;
+        }
         let (name, value) = match end.reason {
             EndReason::Completed | EndReason::Error => ("", ""),
             EndReason::Timeout => (
@@ -428,7 +470,7 @@ mod tests {
         assert_eq!(language_of(None).unwrap(), Language::Python);
         assert_eq!(language_of(Some(" JS ")).unwrap(), Language::JavaScript);
         let failure = language_of(Some("r")).unwrap_err();
-        assert_eq!(failure.status, 500);
+        assert_eq!(failure.status, 400);
         assert!(failure.text.contains("python, javascript and bash"));
     }
 }

@@ -113,6 +113,14 @@ impl Failure {
         failure
     }
 
+    /// The sandbox ended under a call. Clients that are told so ask whether it runs, and know then.
+    pub(super) fn ended() -> Self {
+        Self::new(
+            Code::Unavailable,
+            "the sandbox was killed or reached its end of life",
+        )
+    }
+
     /// The command or the stream has taken longer than its client allows.
     pub(super) fn overdue() -> Self {
         Self::new(
@@ -132,6 +140,24 @@ impl Failure {
             self = Self::new(Code::NotFound, error.to_string());
         }
         self
+    }
+
+    /// This failure, or that the sandbox is gone if it ended meanwhile: then nothing else is worth telling.
+    pub(super) fn unless_gone(self, workspace: &Workspace) -> Self {
+        if workspace.is_closed() {
+            Self::gone()
+        } else {
+            self
+        }
+    }
+
+    /// The same at the end of a stream.
+    pub(super) fn unless_ended(self, workspace: &Workspace) -> Self {
+        if workspace.is_closed() {
+            Self::ended()
+        } else {
+            self
+        }
     }
 
     /// Whether only the operator can repair it.

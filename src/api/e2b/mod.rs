@@ -170,13 +170,14 @@ fn try_answer(
                 let message = connect::only_message(&body)?;
                 answer(call, lease, connect::message(message)?)
             });
+            let answered = answered.map_err(|failure| failure.unless_ended(lease));
             Ok(answered.unwrap_or_else(|failure| connect::failed_stream(&failure)))
         }),
         Operation::ClientStream(answer) => inside(&mut call, &place, |call, lease| {
             connect::check_stream(call.request)?;
             Ok(match answer(call, lease) {
                 Ok(document) => connect::only_answer(&document),
-                Err(failure) => connect::failed_stream(&failure),
+                Err(failure) => connect::failed_stream(&failure.unless_ended(lease)),
             })
         }),
         Operation::Code(answer) => inside(&mut call, &place, |call, lease| {
@@ -192,5 +193,6 @@ fn inside(
     answer: impl FnOnce(&mut Call<'_, '_>, &crate::workspace::Workspace) -> Result<Response, Failure>,
 ) -> Result<Response, Failure> {
     let lease = access::enter(call.context, call.request, place)?;
-    Ok(answer(call, &lease)?.holding(lease))
+    let answered = answer(call, &lease).map_err(|failure| failure.unless_gone(&lease))?;
+    Ok(answered.holding(lease))
 }

@@ -27,7 +27,7 @@ use crate::http::stream::{StreamClient, StreamWriter};
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Exit, Extent, OnDisconnect, Process, Reason, Subscriber};
 use crate::sys::{Ending, Pid};
-use crate::workspace::{MemorySource, Run, SignalGroup, Workspace};
+use crate::workspace::{Lease, MemorySource, Run, SignalGroup, Workspace};
 
 /// The shell that clients name, and the one that every image has.
 const USUAL_SHELL: &str = "/bin/bash";
@@ -35,6 +35,9 @@ const PLAIN_SHELL: &str = "/bin/sh";
 
 /// Most bytes of a tag: it is kept, and sent in every list.
 const MAX_TAG_BYTES: usize = 1024;
+
+/// How long it may take until a killed process is gone. Only the kernel can hold it up.
+const GONE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What is sent while nothing happens.
 const KEEP_ALIVE: &[u8] = b"\0\0\0\0\x1a{\"event\":{\"keepalive\":{}}}";
@@ -44,6 +47,7 @@ pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
     check_user(workspace, user_of(call.request)?.as_deref())?;
     let mut start = StartRequest::parse(workspace, fields)?;
     start.timeout = call.timeout()?;
+    let lease = workspace.share()?;
     let run = match workspace.run(start.spec()?, OnDisconnect::Keep) {
         // Clients name this shell, and not every image has it.
         Err(error)
@@ -62,7 +66,7 @@ pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
     let keep_alive = call.keep_alive();
     Ok(connect::stream(move |stream: &mut StreamWriter| {
         let process = Arc::clone(run.process());
-        let mut events = ProcessEvents::new(stream, keep_alive, &process);
+        let mut events = ProcessEvents::new(stream, keep_alive, &process, lease);
         events.is_own = true;
         run.follow(&mut events, None);
     }))
@@ -92,8 +96,9 @@ pub(super) fn connect(
     let keep_alive = call.keep_alive();
     // What is written from now on.
     let [stdout, stderr] = Stream::ALL.map(|stream| process.written(stream));
+    let lease = workspace.share()?;
     Ok(connect::stream(move |stream: &mut StreamWriter| {
-        let mut events = ProcessEvents::new(stream, keep_alive, &process);
+        let mut events = ProcessEvents::new(stream, keep_alive, &process, lease);
         // If the client has disconnected, the process goes on.
         let _ = process.follow(Cursor::at(stdout, stderr), extent, &mut events);
     }))
@@ -201,6 +206,10 @@ pub(super) fn send_signal(
         return Err(Failure::unimplemented(text));
     };
     let (_, was_running) = workspace.signal(&process.id, signal, SignalGroup::Own)?;
+    // Clients look for it right after a kill.
+    if signal == libc::SIGKILL {
+        process.wait_gone(GONE_LIMIT);
+    }
     if was_running {
         Ok(json!({}))
     } else {
@@ -451,6 +460,7 @@ fn write(
 /// Writes what happens to a process as messages.
 struct ProcessEvents<'a> {
     client: StreamClient<'a>,
+    lease: Lease,
     is_terminal: bool,
     /// Whether the stream belongs to who has started the process: then its deadline is that of the stream.
     is_own: bool,
@@ -462,11 +472,17 @@ struct ProcessEvents<'a> {
 
 impl<'a> ProcessEvents<'a> {
     /// Begins with the process's pid.
-    fn new(stream: &'a mut StreamWriter, keep_alive: Duration, process: &Process) -> Self {
+    fn new(
+        stream: &'a mut StreamWriter,
+        keep_alive: Duration,
+        process: &Process,
+        lease: Lease,
+    ) -> Self {
         let mut client = StreamClient::new(stream, KEEP_ALIVE, keep_alive);
         push(&mut client, &start_document(process.pid));
         Self {
             client,
+            lease,
             is_terminal: process.terminal().is_ok(),
             is_own: false,
             lost: 0,
@@ -543,6 +559,10 @@ impl Subscriber for ProcessEvents<'_> {
         if exit.reason == Reason::Timeout && self.is_own {
             return self.end(Some(&Failure::overdue()));
         }
+        // What ends with its sandbox has no result.
+        if self.lease.is_closed() && exit.ending != Ending::Exited(0) {
+            return self.end(Some(&Failure::ended()));
+        }
         let end = end_document(exit);
         push(&mut self.client, &json!({ "event": { "end": end } }));
         self.end(None);
@@ -559,7 +579,7 @@ fn start_document(pid: Pid) -> Value {
 }
 
 /// How a process has ended, in the words of Go's `os.ProcessState`, which clients know.
-fn end_document(exit: &Exit) -> Value {
+pub(super) fn end_document(exit: &Exit) -> Value {
     let (code, status) = match exit.ending {
         Ending::Exited(code) => (code, format!("exit status {code}")),
         Ending::Signaled(signal) => (-1, format!("signal: {}", signal_name(signal))),

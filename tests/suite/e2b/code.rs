@@ -155,6 +155,34 @@ fn contexts_are_made_used_restarted_and_removed() {
             "/filesystem.Filesystem/MakeDir",
             &json!({ "path": "e2b-code" }),
         );
+        // Those of the languages are there from the beginning.
+        let listed = || {
+            let listed = request("GET", "/contexts", &json!({})).json();
+            let mut ids: Vec<_> = listed.as_array().unwrap().clone();
+            ids.retain(|context| context["id"].as_str().unwrap().starts_with("default-"));
+            ids
+        };
+        let home = door.sh("cd; pwd").text();
+        let default = json!({ "id": "default-python", "language": "python", "cwd": home.trim() });
+        let fresh = listed();
+        assert!(fresh.contains(&default), "{fresh:?}");
+        let at_default = |code: &str| {
+            let body = json!({ "code": code, "context_id": "default-python" });
+            lines(&execute(door, &body))
+        };
+        for (method, target) in [
+            ("POST", "/contexts/default-python/restart"),
+            ("DELETE", "/contexts/default-python"),
+        ] {
+            assert_eq!(request(method, target, &json!({})).status, 200, "{target}");
+        }
+        assert_eq!(at_default("y = 5; y")[1]["text"], "5");
+        assert_eq!(run(door, "y")[1]["text"], "5");
+        let mut now = listed();
+        now.sort_by_key(|context| context["id"].as_str().unwrap().to_owned());
+        let mut before = fresh;
+        before.sort_by_key(|context| context["id"].as_str().unwrap().to_owned());
+        assert_eq!(now, before);
         let place = &made["entry"]["path"];
         let context = request(
             "POST",
@@ -224,7 +252,7 @@ fn languages_have_contexts_of_their_own() {
     }
     for language in ["r", "java", "ts", "typescript", "cobol"] {
         let reply = execute(&door, &json!({ "code": "1", "language": language }));
-        assert_eq!(reply.status, 500);
+        assert_eq!(reply.status, 400);
         assert!(
             reply.text().contains("python, javascript and bash"),
             "{}",
@@ -260,6 +288,41 @@ fn a_client_that_leaves_interrupts_its_code_and_keeps_the_context() {
     }
     drop(connection);
     assert_eq!(run(&door, "x")[1]["text"], "1");
+}
+
+#[test]
+fn code_whose_sandbox_is_killed_has_no_end() {
+    super::on_a_host(|server| {
+        let door = Door::open(server);
+        if !has_python(&door) {
+            skip!("no python3");
+        }
+        let mut connection = door.connect();
+        let code = "print('begun', flush=True)\nimport time\ntime.sleep(1000)";
+        let body = json!({ "code": code }).to_string();
+        let headers = [
+            ("e2b-sandbox-id", &*door.id),
+            ("x-access-token", &door.token),
+            // Some clients take what breaks off after this field in an answer for its end.
+            ("connection", "close"),
+        ];
+        connection.send_request("POST", "/execute", &headers, body.as_bytes());
+        let head = connection.read_head();
+        assert_eq!(head.header("connection"), None);
+        let mut seen = Vec::new();
+        while !String::from_utf8_lossy(&seen).contains("begun") {
+            seen.extend(connection.read_chunk().unwrap());
+        }
+        let target = format!("/sandboxes/{}", door.id);
+        let deleted = super::api(server, "DELETE", &target, &Value::Null);
+        assert_eq!(deleted.status, 204);
+        let rest = connection.read_to_close();
+        assert!(!rest.ends_with(b"0\r\n\r\n"), "the body ends");
+        seen.extend(rest);
+        let seen = String::from_utf8_lossy(&seen);
+        assert!(!seen.contains("end_of_execution"), "{seen}");
+        assert_eq!(door.request("GET", "/health", &[], b"").status, 502);
+    });
 }
 
 #[test]

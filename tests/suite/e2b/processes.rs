@@ -453,8 +453,80 @@ fn streams_of_a_sandbox_that_is_killed_end() {
             super::api(server, "DELETE", &target, &Value::Null).status,
             204
         );
-        let messages = stream.rest();
-        assert_eq!(messages[0].1["event"]["end"]["status"], "signal: killed");
+        // There is no end of the command, and clients ask now whether the sandbox runs.
+        let (flags, end) = stream.next().unwrap();
+        assert_eq!((flags, &end["error"]["code"]), (2, &"unavailable".into()));
+        let text = end["error"]["message"].as_str().unwrap();
+        assert!(text.contains("killed or reached its end of life"), "{text}");
+        assert_eq!(door.request("GET", "/health", &[], b"").status, 502);
+        assert_eq!(stream.rest(), []);
+    });
+}
+
+#[test]
+fn calls_under_which_their_sandbox_is_killed_say_that_it_is_gone() {
+    on_a_host(|server| {
+        let door = Door::open(server);
+        // Nothing reads what is written after the first line.
+        let script = "read line; echo begun; sleep 1000";
+        let process = json!({ "cmd": "/bin/sh", "args": ["-c", script] });
+        let start = json!({ "process": process, "stdin": true });
+        let mut command = door.begin(START, &start, &[]);
+        let pid = &command.next().unwrap().1["event"]["start"]["pid"];
+        let mut watch = door.begin(
+            "/filesystem.Filesystem/WatchDir",
+            &json!({ "path": "~" }),
+            &[],
+        );
+        assert_eq!(watch.next().unwrap().1, json!({ "start": {} }));
+        let data = encode_base64(format!("\n{}", "x".repeat(600_000)).as_bytes());
+        let input = json!({ "process": { "pid": pid }, "input": { "stdin": data } });
+        let mut writing = door.connect();
+        let headers = [
+            ("e2b-sandbox-id", &*door.id),
+            ("x-access-token", &door.token),
+            ("content-type", "application/json"),
+        ];
+        let body = input.to_string();
+        writing.send_request(
+            "POST",
+            "/process.Process/SendInput",
+            &headers,
+            body.as_bytes(),
+        );
+        assert!(command.next().unwrap().1["event"]["data"].is_object());
+        let target = format!("/sandboxes/{}", door.id);
+        let deleted = super::api(server, "DELETE", &target, &Value::Null);
+        assert_eq!(deleted.status, 204);
+        let head = writing.read_head();
+        let reply = writing.read_body(head);
+        assert_eq!(reply.status, 502, "{}", reply.text());
+        assert!(reply.text().contains("was not found"), "{}", reply.text());
+        for stream in [command, watch] {
+            let messages = stream.rest();
+            let (_, end) = messages.last().unwrap();
+            assert_eq!(end["error"]["code"], "unavailable", "{messages:?}");
+        }
+    });
+}
+
+#[test]
+fn a_kill_is_answered_when_the_process_is_gone() {
+    everywhere(|door| {
+        for pty in [Value::Null, json!({ "size": { "rows": 20, "cols": 80 } })] {
+            for _ in 0..10 {
+                // Its end is not told before its output, which this client does not read.
+                let script = "yes | head -c 1000000; sleep 1000";
+                let process = json!({ "cmd": "/bin/sh", "args": ["-c", script] });
+                let start = json!({ "process": process, "pty": pty, "stdin": false });
+                let mut stream = door.begin(START, &start, &[]);
+                let pid = stream.next().unwrap().1["event"]["start"]["pid"].as_i64();
+                let pid = i32::try_from(pid.unwrap()).unwrap();
+                let signal = json!({ "process": { "pid": pid }, "signal": "SIGNAL_SIGKILL" });
+                door.ok("/process.Process/SendSignal", &signal);
+                assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists());
+            }
+        }
     });
 }
 
