@@ -242,6 +242,8 @@ fn serve(as_init: bool) -> Result<(), Failure> {
             allowed_origins: config.allowed_origins,
             is_local: config.is_local,
             doors: config.doors,
+            #[cfg(feature = "e2b")]
+            e2b_templates: config.e2b_templates,
             kept_out,
         },
     ));

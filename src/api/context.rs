@@ -28,6 +28,8 @@ pub(super) struct Context {
     #[cfg(feature = "console")]
     pub(super) tickets: Tickets<Workspace>,
     pub(super) doors: Doors,
+    #[cfg(feature = "e2b")]
+    pub(super) e2b_templates: Vec<String>,
     /// What `/health` says of it, once it was asked.
     pub(super) isolation: OnceLock<Box<RawValue>>,
 }

@@ -48,6 +48,9 @@ pub struct ApiSettings {
     pub is_local: bool,
     /// Which of the optional doors are open.
     pub doors: Doors,
+    /// Further templates that clients of E2B may name; `*` is any.
+    #[cfg(feature = "e2b")]
+    pub e2b_templates: Vec<String>,
     /// The users of sandboxes, if no token keeps them out.
     pub kept_out: Option<RangeInclusive<u32>>,
 }
@@ -77,6 +80,8 @@ impl Api {
                 #[cfg(feature = "console")]
                 tickets: tickets::Tickets::default(),
                 doors: settings.doors,
+                #[cfg(feature = "e2b")]
+                e2b_templates: settings.e2b_templates,
                 isolation: OnceLock::new(),
             },
             is_local: settings.is_local,

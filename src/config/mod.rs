@@ -47,6 +47,9 @@ pub struct Config {
     pub contexts: usize,
     /// The doors that the operator may close.
     pub doors: Doors,
+    /// Further templates that clients of E2B may name; `*` is any.
+    #[cfg(feature = "e2b")]
+    pub e2b_templates: Vec<String>,
     /// Silence on a stream before a `ping`.
     pub ping_interval: Duration,
     /// Maximum number of connections.
@@ -144,6 +147,10 @@ impl Config {
                 #[cfg(feature = "console")]
                 console: variables.flag(&table::CONSOLE)?,
             },
+            #[cfg(feature = "e2b")]
+            e2b_templates: variables
+                .read_if_set(&table::E2B_TEMPLATES, templates)?
+                .unwrap_or_default(),
             ping_interval: Duration::from_secs(variables.number(&table::PING_SECS)?),
             max_connections: variables.number(&table::MAX_CONNECTIONS)?,
             log_requests: variables.read(&table::LOG, |text| match text {
@@ -170,6 +177,17 @@ impl Config {
         }
         Ok(config)
     }
+}
+
+/// Names of templates: what E2B accepts as one, and `*`.
+#[cfg(feature = "e2b")]
+fn templates(text: &str) -> Option<Vec<String>> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+    let name = |name: &str| {
+        let is_name = name == "*" || (!name.is_empty() && name.chars().all(is_plain));
+        is_name.then(|| name.to_owned())
+    };
+    text.split(',').map(name).collect()
 }
 
 /// The port of the server, which `sbx-server health` asks.

@@ -100,6 +100,9 @@ variables! {
     #[cfg(feature = "console")]
     CONSOLE = "1", Flag,
         "0 turns the web page at /console off.";
+    #[cfg(feature = "e2b")]
+    E2B_TEMPLATES = "none", Text("names separated by commas, or *"),
+        "Further templates that clients of E2B may name: each means the image of the server. * is any.";
     PING_SECS = "15", Number(1..=SECONDS),
         "Seconds of silence on a stream before the server sends a ping.";
     MAX_CONNECTIONS = "4096", Number(1..=u64::MAX),
@@ -113,6 +116,7 @@ const OF_FEATURES: &[(&str, &str)] = &[
     ("SBX_CONTEXTS", "interpreter"),
     ("SBX_MCP", "mcp"),
     ("SBX_CONSOLE", "console"),
+    ("SBX_E2B_TEMPLATES", "e2b"),
 ];
 
 /// Variables with the server's prefix that other programs read: the clients, and the scripts that

@@ -272,6 +272,12 @@ impl Host {
         found.ok_or_else(|| unknown(id))
     }
 
+    /// Whether there was a sandbox with this id a short time ago.
+    pub fn has_ended(&self, id: &str) -> bool {
+        let table = self.table();
+        table.is_ending(id) || table.has_ended(id)
+    }
+
     /// What a sandbox holds; `None` if there is no such sandbox.
     pub fn ledger_of(&self, id: &str) -> Option<Arc<Ledger>> {
         let table = self.table();

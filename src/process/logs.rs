@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use super::ring::{Cursor, Piece, Ring, Stream};
+use super::ring::{Cursor, Piece, Ring, Stream, Timed};
+use crate::clock::now_ms;
 use crate::codec::sort::sort_by;
 use crate::panics::contain;
 use crate::sync::{Mutex, lock, try_lock};
@@ -44,6 +45,7 @@ impl Log {
     pub(super) fn append(&self, stream: Stream, data: &[u8]) -> u64 {
         self.update(|ring| {
             let offset = ring.written(stream);
+            ring.note_time(now_ms());
             ring.append(stream, data);
             offset
         })
@@ -73,6 +75,16 @@ impl Log {
     /// Bytes that both streams have carried so far.
     pub(super) fn position(&self) -> u64 {
         lock(&self.ring).position()
+    }
+
+    /// See [`Ring::latest`].
+    pub(super) fn latest(&self, most: usize) -> Vec<Timed> {
+        lock(&self.ring).latest(most)
+    }
+
+    /// See [`Ring::last_time`].
+    pub(super) fn last_time(&self) -> Option<u64> {
+        lock(&self.ring).last_time()
     }
 
     /// See [`Ring::read`].

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::logs::Log;
-use super::ring::{Cursor, Stream};
+use super::ring::{Cursor, Stream, Timed};
 use super::terminal::Terminal;
 use super::tree::{self, Hunt, Orphans, Roots};
 use super::{children, oom};
@@ -333,6 +333,16 @@ impl Process {
     /// Bytes that both streams have carried so far.
     pub fn position(&self) -> u64 {
         self.log.position()
+    }
+
+    /// About its last `most` bytes of output, with their times.
+    pub fn latest_output(&self, most: usize) -> Vec<Timed> {
+        self.log.latest(most)
+    }
+
+    /// When its last output came, in milliseconds since 1970.
+    pub fn last_output_ms(&self) -> Option<u64> {
+        self.log.last_time()
     }
 
     /// Appends to `buffer` this many bytes of a stream, the first of which is at a position. False if the log no

@@ -11,6 +11,12 @@
 
 use std::collections::VecDeque;
 
+/// How long output is told to be of one time: times are kept for the moments at which some began.
+pub const TIME_STEP_MS: u64 = 100;
+
+/// Most times that are kept.
+const MAX_TIMES: usize = 256;
+
 /// A stream of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stream {
@@ -85,6 +91,18 @@ pub struct Ring {
     written: [u64; 2],
     /// The first offset of each stream that is held.
     held_from: [u64; 2],
+    /// Positions, and when the bytes from there on came, in milliseconds since 1970: the oldest first.
+    times: VecDeque<(u64, u64)>,
+}
+
+/// Output of one stream, and when its last byte came, in milliseconds since 1970.
+pub struct Timed {
+    /// Its stream.
+    pub stream: Stream,
+    /// `None` if that was before the times that are kept.
+    pub at_ms: Option<u64>,
+    /// Its bytes.
+    pub data: Vec<u8>,
 }
 
 /// The position of one reader.
@@ -148,7 +166,54 @@ impl Ring {
             position: 0,
             written: [0; 2],
             held_from: [0; 2],
+            times: VecDeque::new(),
         }
+    }
+
+    /// Notes when the output comes that is added next.
+    pub fn note_time(&mut self, now_ms: u64) {
+        let last = self.times.back().map_or(0, |(_, at)| *at);
+        if now_ms < last + TIME_STEP_MS {
+            return;
+        }
+        if self.times.len() == MAX_TIMES {
+            self.times.pop_front();
+        }
+        self.times.push_back((self.position, now_ms));
+    }
+
+    /// About the last `most` bytes of both streams together, in their order, in pieces that came at one time.
+    pub fn latest(&self, most: usize) -> Vec<Timed> {
+        let mut pieces = Vec::new();
+        let first = self.position.saturating_sub(most as u64);
+        let index = self.chunks.partition_point(|chunk| chunk.end() <= first);
+        for chunk in self.chunks.range(index..) {
+            let mut from = first.max(chunk.position + chunk.dropped as u64);
+            while from < chunk.end() {
+                let next = self
+                    .times
+                    .partition_point(|(position, _)| *position <= from);
+                let step = self
+                    .times
+                    .get(next)
+                    .map_or(u64::MAX, |(position, _)| *position);
+                let to = step.min(chunk.end());
+                let range = [from, to].map(|at| usize::try_from(at - chunk.position).unwrap_or(0));
+                let time = next.checked_sub(1).and_then(|last| self.times.get(last));
+                pieces.push(Timed {
+                    stream: chunk.stream,
+                    at_ms: time.map(|(_, at)| *at),
+                    data: chunk.data[range[0]..range[1]].to_vec(),
+                });
+                from = to;
+            }
+        }
+        pieces
+    }
+
+    /// When the last output came, to [`TIME_STEP_MS`], in milliseconds since 1970.
+    pub fn last_time(&self) -> Option<u64> {
+        self.times.back().map(|(_, at)| *at)
     }
 
     /// Adds output of a stream, and drops the oldest bytes beyond the limit.
@@ -216,6 +281,15 @@ impl Ring {
                 }
             }
         }
+        let first = self.chunks.front();
+        let first = first.map_or(self.position, |chunk| chunk.position + chunk.dropped as u64);
+        while self
+            .times
+            .get(1)
+            .is_some_and(|(position, _)| *position <= first)
+        {
+            self.times.pop_front();
+        }
     }
 
     /// Drops `bytes` of the oldest data, or all if there is less, and frees the memory.
@@ -228,12 +302,14 @@ impl Ring {
     pub fn clear(&mut self) {
         self.drop_oldest(self.held);
         self.chunks = VecDeque::new();
+        self.times = VecDeque::new();
         self.spare = None;
     }
 
     /// Memory that the ring takes, in bytes, with its bookkeeping.
     pub fn footprint(&self) -> usize {
-        self.footprint + self.spare.as_ref().map_or(0, Vec::capacity)
+        let times = self.times.capacity() * size_of::<(u64, u64)>();
+        self.footprint + times + self.spare.as_ref().map_or(0, Vec::capacity)
     }
 
     /// Bytes that both streams have carried.
@@ -383,6 +459,58 @@ mod tests {
             ]
         );
         assert_eq!(streams, [b"one three".to_vec(), b"two ".to_vec()]);
+    }
+
+    #[test]
+    fn output_has_the_time_at_which_it_came() {
+        let mut ring = Ring::new(1000);
+        for (at, stream, text) in [
+            (1000, Stream::Stdout, "one"),
+            (1050, Stream::Stdout, "two"),
+            (1100, Stream::Stdout, "three"),
+            (1150, Stream::Stderr, "four"),
+            (1300, Stream::Stderr, "five"),
+        ] {
+            ring.note_time(at);
+            ring.append(stream, text.as_bytes());
+        }
+        let told = |ring: &Ring, most| -> Vec<(Option<u64>, String)> {
+            let latest = ring.latest(most).into_iter();
+            latest
+                .map(|piece| (piece.at_ms, String::from_utf8(piece.data).unwrap()))
+                .collect()
+        };
+        let piece = |at, text: &str| (Some(at), text.to_owned());
+        assert_eq!(
+            told(&ring, 1000),
+            [
+                piece(1000, "onetwo"),
+                piece(1100, "three"),
+                piece(1100, "four"),
+                piece(1300, "five"),
+            ]
+        );
+        assert_eq!(told(&ring, 6), [piece(1100, "ur"), piece(1300, "five")]);
+        assert_eq!(ring.last_time(), Some(1300));
+        // The clock may be set back.
+        ring.note_time(500);
+        ring.append(Stream::Stderr, b"!");
+        assert_eq!(told(&ring, 5), [piece(1300, "five!")]);
+        ring.clear();
+        assert_eq!((told(&ring, 1000), ring.footprint()), (vec![], 0));
+    }
+
+    #[test]
+    fn the_times_of_what_was_dropped_are_dropped() {
+        let mut ring = Ring::new(1 << 20);
+        for number in 1..=400 {
+            ring.note_time(number * TIME_STEP_MS);
+            ring.append(Stream::Stdout, b"x");
+        }
+        assert_eq!(ring.times.len(), MAX_TIMES);
+        assert_eq!(ring.latest(400)[0].at_ms, None);
+        ring.drop_oldest(398);
+        assert_eq!(ring.times.len(), 2);
     }
 
     #[test]

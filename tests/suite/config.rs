@@ -41,6 +41,7 @@ const VARIABLES: &[(&str, &str)] = &[
     ("SBX_LOG_BYTES", "4194304"),
     ("SBX_CONTEXTS", "64"),
     ("SBX_MCP", "1"),
+    ("SBX_E2B_TEMPLATES", "none"),
     ("SBX_LOG_TOTAL_BYTES", "268435456"),
     ("SBX_PING_SECS", "15"),
     ("SBX_MAX_CONNECTIONS", "4096"),

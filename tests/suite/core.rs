@@ -11,9 +11,10 @@ use crate::fixture::{BINARY, Server, TOKEN, TempDir, assert_error, is_root};
 use crate::skip;
 
 /// The settings of what is left out, and the features.
-const SETTINGS: [(&str, &str); 3] = [
+const SETTINGS: [(&str, &str); 4] = [
     ("SBX_CONSOLE", "console"),
     ("SBX_CONTEXTS", "interpreter"),
+    ("SBX_E2B_TEMPLATES", "e2b"),
     ("SBX_MCP", "mcp"),
 ];
 

@@ -18,6 +18,7 @@ mod connect;
 mod entries;
 mod errors;
 mod files;
+mod logs;
 mod multipart;
 mod paths;
 mod processes;

@@ -7,7 +7,7 @@ use super::calls::{Answer, Call, Document, ListAnswer};
 #[cfg(feature = "interpreter")]
 use super::code;
 use super::errors::{Failure, Style};
-use super::{entries, files, processes, sandboxes, watches};
+use super::{entries, files, logs, processes, sandboxes, watches};
 use crate::api::context::Context;
 use crate::api::parts::{is_below, is_for_e2b};
 use crate::codec::fields::Fields;
@@ -95,12 +95,15 @@ const SANDBOXES: &[Route] = &[
     row(POST, "/sandboxes/{sandbox}/timeout", "e2b_timeout", Api(sandboxes::set_timeout)),
     row(POST, "/sandboxes/{sandbox}/refreshes", "e2b_timeout", Api(sandboxes::refresh)),
     row(GET, "/sandboxes/{sandbox}/metrics", "e2b_metrics", Api(sandboxes::metrics)),
+    row(GET, "/sandboxes/{sandbox}/logs", "e2b_logs", OwnApi(logs::logs)),
     row(POST, "/sandboxes/{sandbox}/pause", "e2b_other", Unavailable(NO_PAUSE)),
     row(POST, "/sandboxes/{sandbox}/snapshots", "e2b_other", Unavailable(NO_SNAPSHOTS)),
     row(POST, "/sandboxes/{sandbox}/fork", "e2b_other", Unavailable(NO_SNAPSHOTS)),
     row(PUT, "/sandboxes/{sandbox}/network", "e2b_other", Unavailable(NO_NETWORK)),
     row(GET, "/snapshots", "e2b_other", Api(sandboxes::list_snapshots)),
     row(ANY, "/snapshots/{rest}", "e2b_other", Unavailable(NO_SNAPSHOTS)),
+    row(GET, "/templates", "e2b_templates", Api(sandboxes::list_templates)),
+    row(GET, "/templates/aliases/{rest}", "e2b_templates", Api(sandboxes::find_template)),
     row(ANY, "/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
     row(ANY, "/v2/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
     row(ANY, "/v3/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),

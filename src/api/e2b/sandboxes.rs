@@ -34,6 +34,9 @@ const VERSION: &str = "0.6.13";
 /// The templates that clients ask for unless they choose one. Both are the image that the server runs in.
 const TEMPLATES: [&str; 2] = ["base", "code-interpreter-v1"];
 
+/// Before the name of a template, where a client asks whether there is one.
+const ALIASES: &str = "/templates/aliases/";
+
 /// How long a sandbox lives unless its client says how long.
 const LIFETIME: Duration = Duration::from_secs(300);
 
@@ -66,7 +69,7 @@ pub(super) fn create(call: &mut Call<'_, '_>, _: &str) -> Answer {
         return Err(Failure::invalid(text));
     }
     let body = call.body()?;
-    let mut spec = sandbox_spec(Fields::parse(&body)?)?;
+    let mut spec = sandbox_spec(Fields::parse(&body)?, &call.context.e2b_templates)?;
     spec.labels.key = key;
     let Ok(host) = call.context.machine.host() else {
         // It has the network that it has.
@@ -154,11 +157,17 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let mut words = states.split(|byte| *byte == b',');
     // Nothing is ever paused here.
     let shows_running = states.is_empty() || words.any(|word| word == b"running");
-    let after = query.parsed(
-        "startedAfter",
-        "a time such as 2026-01-31T12:00:00Z",
-        |text| parse_rfc3339(text).or_else(|| text.parse().ok()),
-    )?;
+    let time = |name| {
+        query.parsed(name, "a time such as 2026-01-31T12:00:00Z", |text| {
+            parse_rfc3339(text).or_else(|| text.parse().ok())
+        })
+    };
+    // Both moments are part of it.
+    let (after, before) = (time("startedAfter")?, time("startedBefore")?);
+    let is_of_time = |started: u64| {
+        let started = started.cast_signed();
+        after.is_none_or(|after| started >= after) && before.is_none_or(|before| started <= before)
+    };
     let is_descending = query.choice("order", &[("asc", false), ("desc", true)])?;
     // The newest come first unless the client says otherwise.
     let is_descending = is_descending.unwrap_or(true);
@@ -178,7 +187,7 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
             && filter
                 .iter()
                 .all(|(key, value)| labels.get(key) == Some(value))
-            && after.is_none_or(|after| started.cast_signed() > after)
+            && is_of_time(started)
             && template.is_none_or(|asked| asked == TEMPLATES[0].as_bytes());
         let all = is_shown.then(|| machine_document(call));
         return Ok(Response::json(&all.into_iter().collect::<Vec<_>>()));
@@ -202,7 +211,7 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
         shows_running
             && is_next(sandbox)
             && has_metadata(sandbox)
-            && after.is_none_or(|after| sandbox.created_at_ms.cast_signed() > after)
+            && is_of_time(sandbox.created_at_ms)
             && template
                 .as_ref()
                 .is_none_or(|asked| template_of(sandbox).as_bytes() == asked)
@@ -217,6 +226,61 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
         response = response.with_header("x-next-token", last.number().to_string());
     }
     Ok(response)
+}
+
+/// `GET /templates`: the names of the image that the server runs in.
+pub(super) fn list_templates(call: &mut Call<'_, '_>, _: &str) -> Answer {
+    let size = Size::of_machine(&proc::machine_use());
+    let disk = call.context.machine.disk();
+    let started = rfc3339(now_ms().saturating_sub(uptime_ms(call)).cast_signed());
+    let documents = template_names(&call.context.e2b_templates).map(|name| {
+        json!({
+            "templateID": name,
+            "buildID": name,
+            "aliases": [name],
+            "names": [name],
+            "public": true,
+            "cpuCount": size.processors,
+            "memoryMB": size.memory >> 20,
+            "diskSizeMB": disk.map_or(0, |disk| disk.bytes >> 20),
+            "envdVersion": VERSION,
+            "createdAt": started,
+            "updatedAt": started,
+            "createdBy": null,
+            "lastSpawnedAt": null,
+            "spawnCount": 0,
+            "buildCount": 0,
+            "buildStatus": "ready",
+        })
+    });
+    Ok(Response::json(&documents.collect::<Vec<_>>()))
+}
+
+/// `GET /templates/aliases/{name}`: whether a name is that of a template.
+pub(super) fn find_template(call: &mut Call<'_, '_>, _: &str) -> Answer {
+    let path = &call.request.head.path;
+    let name = path.strip_prefix(ALIASES.as_bytes()).unwrap_or_default();
+    let name = String::from_utf8_lossy(&percent_decoded(name)?).into_owned();
+    if name.is_empty() || !is_template(&name, &call.context.e2b_templates) {
+        return Err(Failure::not_found(format!("there is no template {name:?}")));
+    }
+    Ok(Response::json(
+        &json!({ "templateID": name, "public": true }),
+    ))
+}
+
+/// The names of the image that the server runs in; `more` are those that the operator has added.
+fn template_names(more: &[String]) -> impl Iterator<Item = &str> {
+    let more = more.iter().map(String::as_str);
+    let more = more.filter(|name| *name != "*" && !TEMPLATES.contains(name));
+    TEMPLATES.into_iter().chain(more)
+}
+
+/// Whether a client means the image that the server runs in. It may name a build of it.
+fn is_template(asked: &str, more: &[String]) -> bool {
+    let name = asked.split(':').next().unwrap_or_default();
+    let mut names = template_names(more);
+    names.any(|known| known == name) || (!name.is_empty() && more.iter().any(|known| known == "*"))
 }
 
 /// `GET /snapshots`: there are none.
@@ -341,7 +405,10 @@ impl Size {
 }
 
 /// A sandbox of the host by its id, or the machine itself.
-fn place<'a>(call: &Call<'a, '_>, id: &str) -> Result<Option<(&'a Host, Arc<Sandbox>)>, Failure> {
+pub(super) fn place<'a>(
+    call: &Call<'a, '_>,
+    id: &str,
+) -> Result<Option<(&'a Host, Arc<Sandbox>)>, Failure> {
     let unknown = || Failure::not_found(format!("there is no sandbox {id}"));
     match call.context.machine.host() {
         Ok(host) => {
@@ -469,15 +536,15 @@ fn lifetime(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Durati
 }
 
 /// What a client asks of a new sandbox.
-fn sandbox_spec(mut fields: Fields<'_>) -> Result<SandboxSpec, Failure> {
+fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxSpec, Failure> {
     let missing = || Failure::invalid("templateID is missing");
     let template = fields.string("templateID")?.ok_or_else(missing)?;
-    // A client may name a build of it.
-    let name = template.split(':').next().unwrap_or_default();
-    if !TEMPLATES.contains(&name) {
+    if !is_template(&template, templates) {
+        let names: Vec<_> = template_names(templates).collect();
         let text = format!(
-            "there is no template {template:?}: the image that the server runs in is the only one, as {}",
-            TEMPLATES.join(" or ")
+            "there is no template {template:?}: the image that the server runs in is the only one, as {}; \
+             SBX_E2B_TEMPLATES gives it more names",
+            names.join(" or ")
         );
         return Err(Failure::not_found(text));
     }
@@ -596,7 +663,7 @@ mod tests {
     use super::*;
 
     fn spec(body: &str) -> Result<SandboxSpec, Failure> {
-        sandbox_spec(Fields::parse(body.as_bytes()).unwrap())
+        sandbox_spec(Fields::parse(body.as_bytes()).unwrap(), &[])
     }
 
     #[test]
@@ -629,6 +696,28 @@ mod tests {
         }
         assert_eq!(spec(r#"{"templateID":"mine"}"#).err().unwrap().status, 404);
         assert_eq!(spec("{}").err().unwrap().status, 400);
+    }
+
+    #[test]
+    fn an_operator_gives_the_image_more_names() {
+        let more = ["mine", "team/x", "base"].map(str::to_owned);
+        for (asked, expected) in [
+            ("base", true),
+            ("base:v2", true),
+            ("mine", true),
+            ("mine:v2", true),
+            ("team/x", true),
+            ("min", false),
+            ("*", false),
+            ("", false),
+        ] {
+            assert_eq!(is_template(asked, &more), expected, "{asked}");
+        }
+        let names: Vec<_> = template_names(&more).collect();
+        assert_eq!(names, ["base", "code-interpreter-v1", "mine", "team/x"]);
+        let any = ["*".to_owned()];
+        assert!(is_template("anything", &any) && !is_template("", &any));
+        assert_eq!(template_names(&any).count(), 2);
     }
 
     #[test]

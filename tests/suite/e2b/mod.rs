@@ -3,10 +3,12 @@
 //! The unmodified SDKs do real work in [`sdk`].
 
 mod access;
+mod cli;
 mod code;
 mod entries;
 mod files;
 mod hostile;
+mod logs;
 mod processes;
 mod sandboxes;
 mod sdk;

@@ -164,7 +164,7 @@ fn a_sandbox_ends_in_time_whatever_runs_in_it() {
         stream.next().unwrap();
         let messages = stream.rest();
         assert_eq!(
-            messages[0].1["event"]["end"]["exited"], false,
+            messages[0].1["error"]["code"], "unavailable",
             "{messages:?}"
         );
         mark.wait_gone(Duration::from_secs(10));
@@ -256,6 +256,16 @@ fn lists_come_in_pages_and_by_metadata() {
         assert_eq!(found(&list("?template=code-interpreter-v1")).len(), 0);
         assert_eq!(found(&list("?startedAfter=2099-01-01T00:00:00Z")).len(), 0);
         assert_eq!(found(&list("?startedAfter=2020-01-01T00:00:00Z")).len(), 6);
+        // The moment itself is part of both.
+        let of_one = format!("/sandboxes/{}", ids[2]);
+        let at = api(server, "GET", &of_one, &Value::Null).json()["startedAt"].clone();
+        let at = at.as_str().unwrap();
+        for name in ["startedAfter", "startedBefore"] {
+            let shown = found(&list(&format!("?{name}={at}")));
+            assert!(shown.contains(&ids[2]), "{name}: {shown:?}");
+        }
+        let shown = found(&list(&format!("?startedAfter={at}&startedBefore={at}")));
+        assert!(shown.contains(&ids[2]) && shown.len() < 6, "{shown:?}");
         let mut seen = Vec::new();
         let mut next = String::new();
         loop {
@@ -277,11 +287,53 @@ fn lists_come_in_pages_and_by_metadata() {
             "?order=up",
             "?nextToken=x",
             "?startedAfter=x",
+            "?startedBefore=x",
             "?metadata=%25zz",
         ] {
             expect(&list(query), 400);
         }
     });
+}
+
+#[test]
+fn the_image_has_the_names_that_the_operator_gives_it() {
+    if !is_root() {
+        skip!("host mode needs root");
+    }
+    let usual = ["base", "code-interpreter-v1"];
+    for (setting, expected, known, unknown) in [
+        ("", &[][..], "base:v1", "mine"),
+        ("mine,team/x", &["mine", "team/x"], "team%2Fx", "others"),
+        ("*", &[], "anything", ":"),
+    ] {
+        let mut server = Server::host();
+        if !setting.is_empty() {
+            server = server.env("SBX_E2B_TEMPLATES", setting);
+        }
+        let server = &server.start();
+        let listed = api(server, "GET", "/templates", &Value::Null);
+        assert_eq!(listed.status, 200, "{}", listed.text());
+        let listed = listed.json();
+        let all = listed.as_array().unwrap();
+        let names: Vec<_> = all
+            .iter()
+            .map(|one| one["templateID"].as_str().unwrap())
+            .collect();
+        assert_eq!(names, [&usual, expected].concat());
+        for (template, exists) in names
+            .iter()
+            .map(|name| (*name, true))
+            .chain([(known, true), (unknown, false)])
+        {
+            let status = if exists { 200 } else { 404 };
+            let alias = format!("/templates/aliases/{}", template.replace('/', "%2F"));
+            let reply = api(server, "GET", &alias, &Value::Null);
+            assert_eq!(reply.status, status, "{alias}: {}", reply.text());
+            let body = json!({ "templateID": template.replace("%2F", "/") });
+            let made = api(server, "POST", "/v2/sandboxes", &body);
+            assert_eq!(made.status == 201, exists, "{template}: {}", made.text());
+        }
+    }
 }
 
 #[test]
@@ -331,7 +383,8 @@ fn what_cannot_be_had_is_said_in_a_sentence() {
             ("POST", format!("/sandboxes/{id}/snapshots"), 501),
             ("POST", format!("/sandboxes/{id}/fork"), 501),
             ("PUT", format!("/sandboxes/{id}/network"), 501),
-            ("GET", "/templates".to_owned(), 501),
+            ("POST", "/templates".to_owned(), 501),
+            ("GET", "/templates/base".to_owned(), 501),
             ("POST", "/v3/templates".to_owned(), 501),
             ("POST", "/v2/templates/x/builds/y".to_owned(), 501),
             ("GET", "/volumes".to_owned(), 501),
