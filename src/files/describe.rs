@@ -4,8 +4,9 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use nix::errno::Errno;
-use nix::fcntl::OFlag;
+use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::fstat;
+use nix::unistd::{Gid, Uid, fchownat};
 
 use super::entry::{Entry, FileKind};
 use super::name::FilePath;
@@ -56,6 +57,19 @@ impl Root {
                 followed: None,
                 attributes: Vec::new(),
             }),
+        }
+    }
+
+    /// Sets the owner of a file to the one that it has: whoever watches it is told that its attributes changed. Nothing
+    /// happens if that is not allowed.
+    pub fn renew_owner(&self, path: &FilePath) {
+        let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
+        let Ok(file) = self.resolve(path.bytes(), flags) else {
+            return;
+        };
+        if let Ok(found) = fstat(&file) {
+            let (user, group) = (Uid::from_raw(found.st_uid), Gid::from_raw(found.st_gid));
+            let _ = fchownat(&file, "", Some(user), Some(group), AtFlags::AT_EMPTY_PATH);
         }
     }
 

@@ -37,6 +37,12 @@ const UNREAD_LIMIT: Duration = Duration::from_secs(300);
 /// How long it is waited until a watch that makes room has given back what it had.
 const GIVE_UP_LIMIT: Duration = Duration::from_secs(2);
 
+/// How long a client that asks for what has happened waits for the thread.
+const CATCH_UP_LIMIT: Duration = Duration::from_secs(2);
+
+/// What has happened is told after this time at the latest: half a move, or a file that is still written to.
+const PENDING_LIMIT: Duration = Duration::from_millis(75);
+
 /// Events that are sent at a time.
 const BATCH_EVENTS: usize = 256;
 
@@ -65,6 +71,8 @@ pub struct Watches {
     table: Mutex<WatchTable>,
     /// Notified when a watcher of a removed watch is gone.
     given_back: Condvar,
+    /// Notified when the thread has read all watches once.
+    has_read: Condvar,
     /// Wakes the thread. `None` if the server had no descriptor left.
     wakeup: Mutex<Option<Arc<EventFd>>>,
 }
@@ -149,6 +157,9 @@ struct EventRing {
     ended: Option<Ended>,
     readers: usize,
     read_at: Instant,
+    /// When the thread began to read last, and when it did so last and nothing was pending then.
+    looked_at: Option<Instant>,
+    settled_at: Option<Instant>,
     bytes: usize,
     /// What the patterns of the watch take of it.
     patterns: usize,
@@ -164,6 +175,7 @@ impl Watches {
             ledger,
             table: Mutex::default(),
             given_back: Condvar::new(),
+            has_read: Condvar::new(),
             wakeup: Mutex::default(),
         })
     }
@@ -193,6 +205,24 @@ impl Watches {
         watch.bell.ring();
         self.wake();
         Ok(())
+    }
+
+    /// Waits until a watch has the events of all that has happened before.
+    pub fn catch_up(&self, watch: &RegisteredWatch) {
+        let asked = Instant::now();
+        let is_behind = |table: &mut WatchTable| {
+            let ring = lock(&watch.ring);
+            let has_read = ring.settled_at >= Some(asked)
+                || ring.looked_at >= Some(asked + PENDING_LIMIT)
+                || ring.ended.is_some();
+            !has_read && table.has_thread && !watch.is_removed.load(Ordering::Relaxed)
+        };
+        let table = lock(&self.table);
+        self.wake();
+        drop(
+            self.has_read
+                .wait_while_for(table, CATCH_UP_LIMIT, is_behind),
+        );
     }
 
     /// Removes the lasting watch that was unread for longest, and waits until the kernel has what it had. False if
@@ -315,6 +345,7 @@ impl Watches {
             (ended, std::mem::take(&mut table.inbox))
         };
         drop(inbox);
+        self.has_read.notify_all();
         for watch in ended {
             watch.is_removed.store(true, Ordering::Relaxed);
             watch.has_given_back.store(true, Ordering::Relaxed);
@@ -374,13 +405,20 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
             // Those that have ended are there to be read, and to be removed.
             if table.all.is_empty() {
                 table.has_thread = false;
+                this.has_read.notify_all();
                 return;
             }
         }
+        let begun = Instant::now();
         // Whoever is told of an end may register anew at once, so the watcher has given back what it had by then.
         let mut over = Vec::new();
         driven.retain_mut(|(watch, watcher)| match watch.read(&this.root, watcher) {
             Ok(next) => {
+                let mut ring = lock(&watch.ring);
+                ring.looked_at = Some(begun);
+                if next.is_none() {
+                    ring.settled_at = Some(begun);
+                }
                 until = until.into_iter().chain(next).min();
                 true
             }
@@ -392,6 +430,9 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
         for (watch, ended) in over {
             watch.end(ended);
         }
+        // Whoever asks in this moment waits by now.
+        drop(lock(&this.table));
+        this.has_read.notify_all();
         drop(this);
         let mut entries: Vec<_> = driven
             .iter()
@@ -429,6 +470,8 @@ impl RegisteredWatch {
                 ended: None,
                 readers: 0,
                 read_at: Instant::now(),
+                looked_at: None,
+                settled_at: None,
                 patterns: charge.bytes(),
                 bytes: charge.bytes(),
                 charge,

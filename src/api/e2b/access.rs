@@ -150,7 +150,7 @@ pub(super) fn of_files(
             return Err(refuse(call.request, "the signature is wrong"));
         }
         if signature.has_expired() {
-            return Err(refuse(call.request, "the signature has expired"));
+            return Err(refuse(call.request, "signature is already expired"));
         }
     }
     seat(context, call.request, Holder::Sandbox(place.id()))?;
@@ -272,6 +272,9 @@ fn seat(context: &Context, request: &mut Request<'_>, holder: Holder<'_>) -> Res
     Ok(context.seat(request, holder)?)
 }
 
+/// The name of the user in E2B's images. It stands for that of a sandbox, whatever its name is.
+pub(super) const USUAL_USER: &str = "user";
+
 /// Checks the name of the account that a request is to act as: that of the sandbox itself, or the usual name of E2B,
 /// which stands for it.
 ///
@@ -281,12 +284,11 @@ pub(super) fn check_user(
     workspace: &crate::workspace::Workspace,
     name: Option<&str>,
 ) -> Result<(), Failure> {
-    const USUAL: &str = "user";
     let Some(name) = name.filter(|name| !name.is_empty()) else {
         return Ok(());
     };
     let own = workspace.account();
-    if name == own || (name == USUAL && !workspace.has_account(USUAL)) {
+    if name == own || (name == USUAL_USER && !workspace.has_account(USUAL_USER)) {
         return Ok(());
     }
     let text = format!("invalid username {name:?}: everything here runs as {own}");

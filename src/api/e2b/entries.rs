@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::{Value, json};
 
-use super::access::{check_user, user_of};
+use super::access::{USUAL_USER, check_user, user_of};
 use super::calls::{Call, Document, ListAnswer, ListBody, object_of};
 use super::errors::Failure;
 use super::paths::{ClientPath, Paths};
@@ -18,6 +18,9 @@ use crate::workspace::Workspace;
 
 /// The names of the attributes that hold metadata begin so.
 pub(super) const METADATA_PREFIX: &str = "user.e2b.";
+
+/// Most links that lead to each other.
+const MAX_LINKS: usize = 8;
 
 /// `Stat`.
 pub(super) fn stat(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fields<'_>) -> Document {
@@ -120,20 +123,22 @@ fn entry(workspace: &Workspace, path: &ClientPath) -> Document {
 }
 
 /// Writes what files are. Names of accounts are looked up once.
-pub(super) struct Documents {
+pub(super) struct Documents<'w> {
+    workspace: &'w Workspace,
     paths: Paths,
     users: HashMap<u32, String>,
     groups: HashMap<u32, String>,
 }
 
-impl Documents {
-    pub(super) fn of(workspace: &Workspace) -> Self {
+impl<'w> Documents<'w> {
+    pub(super) fn of(workspace: &'w Workspace) -> Self {
         let (mut users, mut groups) = (HashMap::new(), HashMap::new());
         if let Some(user) = workspace.user() {
-            users.insert(user.uid, workspace.account());
-            groups.insert(user.gid, workspace.account());
+            users.insert(user.uid, USUAL_USER.to_owned());
+            groups.insert(user.gid, USUAL_USER.to_owned());
         }
         Self {
+            workspace,
             paths: Paths::of(workspace),
             users,
             groups,
@@ -148,8 +153,13 @@ impl Documents {
             attributes,
         } = description;
         let name = shown.rsplit('/').next().unwrap_or_default().to_owned();
-        // Of a link that is followed, kind and mode are those of its target.
-        let seen = followed.as_ref().map_or(entry, |(target, _)| target);
+        let (target, path) = match followed {
+            _ if entry.kind != FileKind::Link => (None, None),
+            Some((target, path)) => (Some(target.clone()), Some(self.paths.show_target(path))),
+            None => self.look_along(entry, shown),
+        };
+        // Of a link, kind and mode are those of its target, as far as it is known.
+        let seen = target.as_ref().unwrap_or(entry);
         let mut document = json!({
             "name": name,
             "type": type_of(seen.kind),
@@ -164,17 +174,39 @@ impl Documents {
             document["modifiedTime"] = rfc3339(time).into();
         }
         if entry.kind == FileKind::Link {
-            let target = match (followed, &entry.target) {
-                (Some((_, path)), _) => Some(self.paths.show_target(path)),
-                (None, target) => target.as_deref().map(show),
-            };
-            document["symlinkTarget"] = target.into();
+            document["symlinkTarget"] = path.into();
             document["isSymlink"] = true.into();
         }
         if !attributes.is_empty() {
             document["metadata"] = metadata_document(attributes);
         }
         document
+    }
+
+    /// Where a link leads that is not followed here: what is there, and its path. It is looked for by names alone, so
+    /// it may be known only as a path.
+    fn look_along(&self, link: &Entry, shown: &str) -> (Option<Entry>, Option<String>) {
+        let mut link = link.clone();
+        let mut shown = shown.to_owned();
+        for _ in 0..MAX_LINKS {
+            let (directory, _) = shown.rsplit_once('/').unwrap_or_default();
+            let text = link.target.as_deref().unwrap_or_default();
+            let absolute = match text {
+                [b'/', ..] => text.to_vec(),
+                _ => [directory.as_bytes(), b"/", text].concat(),
+            };
+            let Ok(path) = self.paths.absolute(&absolute) else {
+                return (None, Some(show(text)));
+            };
+            shown = show(&path);
+            let found = self.paths.read(&path).ok();
+            let found = found.and_then(|path| self.workspace.stat_file(&path.file).ok());
+            match found {
+                Some(next) if next.kind == FileKind::Link => link = next,
+                found => return (found, Some(shown)),
+            }
+        }
+        (None, Some(shown))
     }
 
     fn user(&mut self, uid: u32) -> String {

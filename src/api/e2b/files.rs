@@ -112,7 +112,7 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
                 named = paths.read(name.ok_or_else(missing)?.as_bytes())?;
                 &named
             };
-            workspace.write_file(&path.file, &how, &mut AnySource(&mut parts))?;
+            receive(workspace, path, &how, &mut AnySource(&mut parts))?;
             written.push(&metadata.document(path))?;
         }
         return Ok(written.respond());
@@ -121,11 +121,23 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let mut source = Plain(body);
     if is_compressed {
         let mut source = GunzipSource::new(&mut source, workspace)?;
-        workspace.write_file(&path.file, &how, &mut AnySource(&mut source))?;
+        receive(workspace, &path, &how, &mut AnySource(&mut source))?;
     } else {
-        workspace.write_file(&path.file, &how, &mut AnySource(&mut source))?;
+        receive(workspace, &path, &how, &mut AnySource(&mut source))?;
     }
     Ok(Response::json(&json!([metadata.document(&path)])))
+}
+
+/// Writes a file. E2B's agent sets its owner, and clients that watch see that.
+fn receive(
+    workspace: &Workspace,
+    path: &ClientPath,
+    how: &FileWrite,
+    source: &mut AnySource<'_>,
+) -> Result<(), Failure> {
+    workspace.write_file(&path.file, how, source)?;
+    workspace.renew_owner(&path.file);
+    Ok(())
 }
 
 /// The path in the query; `None` if there is none.

@@ -77,6 +77,7 @@ pub(super) fn events(
     let Some(lasting) = watch.lasting else {
         return Err(Failure::not_found(format!("there is no watcher {id}")));
     };
+    workspace.watches.catch_up(&watch);
     let (events, ended) = watch.take();
     if events
         .iter()

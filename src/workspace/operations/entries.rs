@@ -57,6 +57,13 @@ impl Workspace {
         self.confinement.variables()
     }
 
+    /// Has watchers told that the attributes of a file changed, as after an upload that sets its owner.
+    pub fn renew_owner(&self, path: &FilePath) {
+        if let Ok(files) = self.files() {
+            files.renew_owner(path);
+        }
+    }
+
     /// Whether commands that do not change their environment have this variable.
     pub fn has_variable(&self, name: &str) -> bool {
         self.confinement.has_variable(name)

@@ -294,6 +294,8 @@ fn a_signature_opens_one_file_for_one_purpose() {
             let headers = [("e2b-sandbox-id", &*own.id), ("x-access-token", &own.token)];
             assert_eq!(bare(server, "GET", &target, &headers).status, 401);
         }
+        let late = get(&sign("f", "read", &own.token, Some(5))).json();
+        assert_eq!(late["message"], "signature is already expired");
         let headers = [("e2b-sandbox-id", &*other.id)];
         assert_eq!(bare(server, "GET", &good, &headers).status, 401);
         let mut connection = server.connect();

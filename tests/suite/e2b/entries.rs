@@ -45,7 +45,11 @@ fn a_file_is_described_as_commands_see_it() {
             assert_eq!(entry["mode"], 0o640);
             assert_eq!(entry["permissions"], "-rw-r-----");
             assert_eq!(entry["modifiedTime"], "2026-01-31T12:00:00.500Z");
-            let own = door.sh("echo $USER").text();
+            // In a sandbox that is the name of the user in E2B's images.
+            let own = match &*door.id {
+                "machine" => door.sh("echo $USER").text(),
+                _ => "user".to_owned(),
+            };
             assert_eq!(
                 (&entry["owner"], &entry["group"]),
                 (&own.trim().into(), &own.trim().into())
@@ -156,15 +160,49 @@ fn links_are_followed_on_a_machine_and_named_in_a_sandbox() {
     assert_eq!(entry["isSymlink"], true);
     let entry = &door.ok(STAT, &at(&place.join("dangling")))["entry"];
     assert_eq!(entry["type"], "FILE_TYPE_SYMLINK");
-    assert_eq!(entry["symlinkTarget"], "none");
+    assert_eq!(entry["symlinkTarget"], place.join("none"));
 
     on_a_host(|server| {
         let door = Door::open(server);
-        door.sh("ln -s /etc/passwd out; ln -s .. up; echo hi > f; ln -s f in");
-        for (name, target) in [("out", "/etc/passwd"), ("up", ".."), ("in", "f")] {
+        let home = door.sh("pwd").text().trim().to_owned();
+        let above = home.rsplit_once('/').unwrap().0;
+        door.sh(
+            "ln -s /etc/passwd out; ln -s .. up; echo hi > f; chmod 640 f; ln -s f in; ln -s ./in in2; ln -s \"$PWD\" home; \
+             ln -s none dangling; ln -s round round; mkdir d; ln -s ../f d/in; ln -s /home/user/d usual",
+        );
+        let own = |name: &str| format!("{home}/{name}");
+        for (name, kind, target) in [
+            ("out", "SYMLINK", "/etc/passwd".to_owned()),
+            ("up", "SYMLINK", above.to_owned()),
+            ("in", "FILE", own("f")),
+            ("in2", "FILE", own("f")),
+            ("d/in", "FILE", own("f")),
+            ("home", "DIRECTORY", home.clone()),
+            ("usual", "DIRECTORY", own("d")),
+            ("dangling", "SYMLINK", own("none")),
+            ("round", "SYMLINK", own("round")),
+        ] {
             let entry = &door.ok(STAT, &at(name))["entry"];
-            assert_eq!(entry["type"], "FILE_TYPE_SYMLINK");
-            assert_eq!(entry["symlinkTarget"], target);
+            assert_eq!(entry["type"], format!("FILE_TYPE_{kind}"), "{entry}");
+            assert_eq!(entry["symlinkTarget"], target, "{entry}");
+            assert_eq!(entry["isSymlink"], true, "{entry}");
+            assert_eq!(
+                (&entry["owner"], &entry["group"]),
+                (&"user".into(), &"user".into())
+            );
+            if kind == "FILE" {
+                assert_eq!(
+                    (&entry["mode"], &entry["size"]),
+                    (&0o640.into(), &"3".into())
+                );
+            }
+            if !name.contains('/') {
+                let listed = door.ok(LIST, &at("."));
+                assert!(
+                    listed["entries"].as_array().unwrap().contains(entry),
+                    "{listed}"
+                );
+            }
         }
         door.fails(LIST, &at("up"), 403, "permission_denied");
         door.fails(STAT, &at("up/x"), 403, "permission_denied");

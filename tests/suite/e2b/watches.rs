@@ -60,8 +60,11 @@ fn a_client_that_polls_gets_what_has_happened_since() {
         upload("new");
         door.sh(&format!(": > {place}/first"));
         let events: Vec<_> = until(door, &id, "CREATE first").iter().map(brief).collect();
-        // No more and no less: an upload is a file without a name until it is complete.
-        assert_eq!(events, ["CREATE new", "WRITE new", "CREATE first"]);
+        // No more and no less: an upload is a file without a name until it is complete, and then it has its owner set.
+        assert_eq!(
+            events,
+            ["CREATE new", "WRITE new", "CHMOD new", "CREATE first"]
+        );
         upload("new");
         door.sh(&format!("cd {place} && chmod 600 first && mv first second && mkdir sub && touch sub/deep && rm second && : > last"));
         let events: Vec<_> = until(door, &id, "CREATE last").iter().map(brief).collect();
@@ -105,6 +108,55 @@ fn a_client_that_polls_gets_what_has_happened_since() {
             "/filesystem.Filesystem/Remove",
             &json!({ "path": "e2b-watch" }),
         );
+    });
+}
+
+#[test]
+fn a_client_that_polls_gets_all_that_has_happened_before() {
+    everywhere(|door| {
+        place(door);
+        let id = door.ok(CREATE, &json!({ "path": "e2b-watch" }))["watcherId"].clone();
+        let asked = || -> Vec<String> {
+            let found = door.ok(EVENTS, &json!({ "watcherId": id }));
+            found["events"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(brief)
+                .collect()
+        };
+        let headers = [("content-type", "application/octet-stream")];
+        for number in 0..30 {
+            let target = format!("/files?path=e2b-watch/{number}");
+            let reply = door.request("POST", &target, &headers, b"content");
+            assert_eq!(reply.status, 200);
+            let expected = ["CREATE", "WRITE", "CHMOD"].map(|kind| format!("{kind} {number}"));
+            assert_eq!(asked(), expected);
+            let reply = door.request("POST", &target, &headers, b"other");
+            assert_eq!(reply.status, 200);
+            assert_eq!(asked(), expected[1..]);
+            // What went out of the tree is half a move.
+            door.sh(&format!("cd e2b-watch && mv {number} .."));
+            assert_eq!(asked(), [format!("REMOVE {number}")]);
+        }
+        // It is told of a file that somebody still writes to.
+        let path = door.ok(
+            "/filesystem.Filesystem/Stat",
+            &json!({ "path": "e2b-watch" }),
+        );
+        let path = path["entry"]["path"].as_str().unwrap();
+        let script = format!("exec 3> {path}/open; echo text >&3; echo written; sleep 1000");
+        let process = json!({ "cmd": "/bin/sh", "args": ["-c", script] });
+        let start = json!({ "process": process, "stdin": false });
+        let mut stream = door.begin("/process.Process/Start", &start, &[]);
+        let pid = stream.next().unwrap().1["event"]["start"]["pid"].clone();
+        stream.next().unwrap();
+        let events = asked();
+        assert_eq!(events.first().unwrap(), "CREATE open");
+        assert_eq!(events.last().unwrap(), "WRITE open");
+        let signal = json!({ "process": { "pid": pid }, "signal": 9 });
+        door.ok("/process.Process/SendSignal", &signal);
+        door.sh("rm -rf e2b-watch; cd; rm -f [0-9]*");
     });
 }
 
