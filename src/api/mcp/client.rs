@@ -32,23 +32,22 @@ struct Progress {
 }
 
 impl<'a> ToolClient<'a> {
-    /// Begins a stream at once for a client that asks for progress.
-    pub(super) fn new(
-        stream: &'a mut LateStream,
-        ping_interval: Duration,
-        progress_token: Option<Box<RawValue>>,
-    ) -> Self {
-        let mut client = Self {
+    pub(super) fn new(stream: &'a mut LateStream, ping_interval: Duration) -> Self {
+        Self {
             stream,
             ping_interval,
             sent_at: Instant::now(),
             lookout: Lookout::new(),
-            progress: progress_token.map(|token| Progress { token, amount: 0 }),
-        };
-        if client.progress.is_some() {
-            client.begin();
+            progress: None,
         }
-        client
+    }
+
+    /// Begins a call. For a client that asks for progress it begins a stream at once.
+    pub(super) fn begin_call(&mut self, progress_token: Option<Box<RawValue>>) {
+        self.progress = progress_token.map(|token| Progress { token, amount: 0 });
+        if self.progress.is_some() {
+            self.begin();
+        }
     }
 
     fn begin(&mut self) {

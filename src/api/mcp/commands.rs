@@ -1,6 +1,7 @@
 //! Tools for commands, processes and ports.
 
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
@@ -59,6 +60,15 @@ pub(super) fn start(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
     ))
 }
 
+/// A process by its id. The error speaks of tools: there are no routes here.
+fn process(call: &ToolCall<'_, '_>, id: &str) -> Result<Arc<Process>, Error> {
+    call.workspace.process(id).map_err(|_| {
+        let text =
+            format!("there is no process {id:?}; the tool processes lists those that are known");
+        Error::new(Kind::NotFound, text)
+    })
+}
+
 /// What a process has printed after a place.
 pub(super) fn output(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let mut fields = fields(arguments)?;
@@ -66,7 +76,7 @@ pub(super) fn output(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outco
     let mut offset = |name| Ok::<_, Error>(fields.whole(name, 0..=u64::MAX)?.unwrap_or(0));
     let after = Cursor::at(offset("stdout_offset")?, offset("stderr_offset")?);
     let wait = fields.seconds("wait")?;
-    let process = call.workspace.process(&id)?;
+    let process = process(call, &id)?;
     if let Some(until) = wait.and_then(|wait| Instant::now().checked_add(wait)) {
         process.wait_for_output(call.client, after, ENOUGH_BYTES, until)?;
     }
@@ -141,6 +151,7 @@ pub(super) fn input(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
     if text.is_empty() && !eof {
         return Err(Error::invalid("input takes text, or eof, which is true").into());
     }
+    process(call, &id)?;
     let watch = || call.client.watch();
     let mut source = MemorySource::new(text.as_bytes(), &watch);
     let written = call.workspace.write_stdin(&id, &mut source, eof)?;
@@ -156,6 +167,7 @@ pub(super) fn input(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
 pub(super) fn stop(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let id = required(&mut fields(arguments)?, "id")?;
     let (signal, _) = signal_request(&mut fields(arguments)?)?;
+    process(call, &id)?;
     let (process, signaled) = call.workspace.signal(&id, signal, SignalGroup::Own)?;
     let structured = json!({ "id": process.id, "signal": signal, "signaled": signaled });
     let text = if signaled {

@@ -17,7 +17,13 @@ use crate::http::parse::Head;
 pub(super) const MODERN: &[&str] = &["2026-07-28"];
 
 /// Those before, the newest first.
-pub(super) const LEGACY: &[&str] = &["2025-11-25", "2025-06-18", "2025-03-26"];
+pub(super) const LEGACY: &[&str] = &["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
+
+/// Those of them that have batches.
+const WITH_BATCHES: &[&str] = &["2025-03-26", "2024-11-05"];
+
+/// Most messages of a batch.
+const MAX_BATCH: usize = 100;
 
 const VERSION_HEADER: &str = "MCP-Protocol-Version";
 const METHOD_HEADER: &str = "Mcp-Method";
@@ -70,7 +76,7 @@ impl Failure {
     }
 
     /// The body is no message.
-    fn invalid(text: impl Into<String>) -> Self {
+    pub(super) fn invalid(text: impl Into<String>) -> Self {
         Self::new(400, -32600, text)
     }
 
@@ -123,20 +129,63 @@ struct ErrorMembers<'a> {
     data: Option<&'a Value>,
 }
 
+impl Failure {
+    fn document(&self) -> ErrorDocument<'_> {
+        ErrorDocument {
+            jsonrpc: "2.0",
+            id: self.id.as_deref(),
+            error: ErrorMembers {
+                code: self.code,
+                message: &self.text,
+                data: self.data.as_ref(),
+            },
+        }
+    }
+
+    /// It among the answers to a batch.
+    pub(super) fn to_json(&self) -> Vec<u8> {
+        // Fails only for maps whose keys are not strings; no document has any.
+        serde_json::to_vec(&self.document()).unwrap_or_default()
+    }
+}
+
 impl From<Failure> for Response {
     fn from(failure: Failure) -> Self {
-        let document = ErrorDocument {
-            jsonrpc: "2.0",
-            id: failure.id.as_deref(),
-            error: ErrorMembers {
-                code: failure.code,
-                message: &failure.text,
-                data: failure.data.as_ref(),
-            },
-        };
-        let mut response = Self::json(&document);
+        let mut response = Self::json(&failure.document());
         response.status = failure.status;
         response
+    }
+}
+
+/// What a body has: one message, or a batch of them.
+pub(super) enum Received<'a> {
+    One(&'a RawValue),
+    Batch(Vec<&'a RawValue>),
+}
+
+impl<'a> Received<'a> {
+    /// Reads a body.
+    ///
+    /// # Errors
+    /// It is no JSON, or a batch that its revision does not have.
+    pub(super) fn parse(body: &'a [u8], head: &Head) -> Result<Self, Failure> {
+        let broken = |error| Failure::parse(format!("the body is not JSON: {error}"));
+        let document: &RawValue = serde_json::from_slice(body).map_err(broken)?;
+        if JsonType::of(document) != JsonType::Array {
+            return Ok(Self::One(document));
+        }
+        let version = text_of(head, VERSION_HEADER)?;
+        if version.is_some_and(|version| !WITH_BATCHES.contains(&&*version)) {
+            let text = "this revision has no batches; send one message";
+            return Err(Failure::invalid(text));
+        }
+        let messages: Vec<&RawValue> =
+            decoded("the batch", document).map_err(|error| Failure::invalid(error.to_string()))?;
+        if messages.is_empty() || messages.len() > MAX_BATCH {
+            let text = format!("a batch has 1 to {MAX_BATCH} messages");
+            return Err(Failure::invalid(text));
+        }
+        Ok(Self::Batch(messages))
     }
 }
 
@@ -145,17 +194,9 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     /// What is wrong with it, for its era.
-    pub(super) fn parse(body: &'a [u8], head: &Head) -> Result<Self, Failure> {
-        let broken = |error| Failure::parse(format!("the body is not JSON: {error}"));
-        let document: &RawValue = serde_json::from_slice(body).map_err(broken)?;
-        match JsonType::of(document) {
-            JsonType::Object => {}
-            JsonType::Array => {
-                return Err(Failure::invalid(
-                    "batches are not accepted; send one message",
-                ));
-            }
-            _ => return Err(Failure::invalid("a message is a JSON object")),
+    pub(super) fn parse(document: &'a RawValue, head: &Head) -> Result<Self, Failure> {
+        if JsonType::of(document) != JsonType::Object {
+            return Err(Failure::invalid("a message is a JSON object"));
         }
         let Members(members) = decoded("the message", document)
             .map_err(|error| Failure::invalid(error.to_string()))?;

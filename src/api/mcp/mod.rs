@@ -28,7 +28,8 @@ use crate::codec::fields::{Fields, JsonType, Members, decoded};
 use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::machine::Scope;
-use message::{Era, Failure, LEGACY, MODERN, Message, server_info};
+use message::{Era, Failure, LEGACY, MODERN, Message, Received, server_info};
+use reply::{Step, Steps};
 use tools::Invocation;
 
 /// The methods of the endpoint.
@@ -141,21 +142,33 @@ fn answer(
     }
     let lease = context.enter(request, scope)?;
     let body = request.body.read_all(MAX_BODY_BYTES, &request.ledger)?;
-    Ok(match dispatch(&request.head, &body) {
-        Ok(Dispatched::Known(response)) => response,
-        Ok(Dispatched::Call(id, era, invocation)) => {
-            reply::call(context, id, era, invocation, body, lease)
+    let head = &request.head;
+    let steps = match Received::parse(&body, head) {
+        Ok(Received::One(message)) => match dispatch(head, message, false) {
+            Ok(None) => return Ok(nothing()),
+            Ok(Some(Step::Known(document))) => return Ok(reply::of_json(document)),
+            Ok(Some(call)) => Steps::One(call),
+            Err(failure) => return Ok(failure.into()),
+        },
+        Ok(Received::Batch(messages)) => {
+            let answers = messages.into_iter().filter_map(|message| {
+                let step = dispatch(head, message, true);
+                step.unwrap_or_else(|failure| Some(Step::Known(failure.to_json())))
+            });
+            let answers: Vec<_> = answers.collect();
+            if answers.is_empty() {
+                return Ok(nothing());
+            }
+            Steps::Batch(answers)
         }
-        Err(failure) => failure.into(),
-    })
+        Err(failure) => return Ok(failure.into()),
+    };
+    Ok(reply::perform(context, steps, body, lease))
 }
 
-/// What becomes of a message.
-enum Dispatched {
-    /// Its answer is known.
-    Known(Response),
-    /// It calls a tool: its id, its era, the call.
-    Call(Box<RawValue>, Era, Invocation),
+/// The answer to notifications.
+fn nothing() -> Response {
+    Response::new(202, Body::Empty)
 }
 
 /// Whether a client takes both kinds of answers.
@@ -178,18 +191,22 @@ fn accepts_both(head: &Head) -> bool {
     accepts("application/json") && accepts("text/event-stream")
 }
 
-fn dispatch(head: &Head, body: &[u8]) -> Result<Dispatched, Failure> {
+/// What answers a message; `None` for a notification.
+fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<Step>, Failure> {
     let Message {
         id,
         method,
         mut params,
         era,
-    } = Message::parse(body, head)?;
+    } = Message::parse(message, head)?;
     let Some(id) = id else {
         // There is nothing that a notification could change: to cancel a request is to close its connection.
-        return Ok(Dispatched::Known(Response::new(202, Body::Empty)));
+        return Ok(None);
     };
     let at = |failure: Failure| failure.about(id, era);
+    if in_batch && (era == Era::Modern || method == "initialize") {
+        return Err(at(Failure::invalid("this is no part of a batch")));
+    }
     let result = match (&*method, era) {
         ("server/discover", Era::Modern) => discovery(),
         ("initialize", Era::Legacy) => introduction(&mut params).map_err(at)?,
@@ -204,11 +221,11 @@ fn dispatch(head: &Head, body: &[u8]) -> Result<Dispatched, Failure> {
         }
         ("tools/call", _) => {
             let invocation = invocation(&mut params, head, era).map_err(at)?;
-            return Ok(Dispatched::Call(id.to_owned(), era, invocation));
+            return Ok(Some(Step::Call(id.to_owned(), era, invocation)));
         }
         _ => return Err(at(Failure::method(&method))),
     };
-    Ok(Dispatched::Known(reply::document(id, era, result)))
+    Ok(Some(Step::Known(reply::to_json(id, era, result))))
 }
 
 /// The answer to `server/discover`.

@@ -18,7 +18,7 @@ use crate::http::late::LateStream;
 use crate::http::request::WholeBody;
 use crate::http::stream::SEND_LIMIT;
 use crate::http::{Body, Refusal, Response};
-use crate::ledger::Item;
+use crate::ledger::{Charge, Item};
 use crate::logging;
 use crate::workspace::Lease;
 
@@ -42,7 +42,8 @@ fn finished(result: Value, era: Era) -> Map<String, Value> {
     result
 }
 
-fn to_json(id: &RawValue, era: Era, result: Value) -> Vec<u8> {
+/// A result as a message.
+pub(super) fn to_json(id: &RawValue, era: Era, result: Value) -> Vec<u8> {
     // Fails only for maps whose keys are not strings; no document has any.
     serde_json::to_vec(&Document {
         jsonrpc: "2.0",
@@ -52,65 +53,104 @@ fn to_json(id: &RawValue, era: Era, result: Value) -> Vec<u8> {
     .unwrap_or_default()
 }
 
-/// The answer with a result that is known.
-pub(super) fn document(id: &RawValue, era: Era, result: Value) -> Response {
-    of_json(to_json(id, era, result))
-}
-
-fn of_json(mut document: Vec<u8>) -> Response {
+/// The answer with a document that is known.
+pub(super) fn of_json(mut document: Vec<u8>) -> Response {
     document.push(b'\n');
     Response::new(200, Body::Bytes(document)).with_header("Content-Type", "application/json")
 }
 
-/// The answer of a tool that is called when the answer is due. `body` is what was charged for the arguments.
-pub(super) fn call(
-    context: &Context,
-    id: Box<RawValue>,
-    era: Era,
-    invocation: Invocation,
-    body: WholeBody,
-    lease: Lease,
-) -> Response {
+/// What answers a request.
+pub(super) enum Step {
+    /// A message.
+    Known(Vec<u8>),
+    /// The call of a tool: its id, its era, the call.
+    Call(Box<RawValue>, Era, Invocation),
+}
+
+/// What answers a body.
+pub(super) enum Steps {
+    One(Step),
+    Batch(Vec<Step>),
+}
+
+/// The answer of tools that are called when it is due, one after the other. `body` is what was charged for the
+/// arguments.
+pub(super) fn perform(context: &Context, steps: Steps, body: WholeBody, lease: Lease) -> Response {
     let ping_interval = context.machine.ping_interval;
     let held = lease.share().ok();
     let find = move |stream: &mut LateStream| {
-        let Invocation {
-            tool,
-            arguments,
-            progress_token,
-        } = invocation;
-        let mut client = ToolClient::new(stream, ping_interval, progress_token);
-        let mut call = ToolCall {
-            workspace: &lease,
-            client: &mut client,
+        let (steps, is_batch) = match steps {
+            Steps::One(step) => (vec![step], false),
+            Steps::Batch(steps) => (steps, true),
         };
-        let result = match tool.call(&mut call, &arguments) {
-            Ok(result) => result,
-            Err(Stopped::Failed(error)) => failed(tool.name, error),
-            Err(Stopped::Disconnected | Stopped::Due) => return None,
-        };
-        drop((arguments, body));
-        let mut document = to_json(&id, era, result.into_value());
-        let charge = match lease.ledger.charge(Item::Responses, 2 * document.len()) {
-            Ok(charge) => charge,
-            Err(error) => {
-                let result = failed(tool.name, Error::from(error));
-                document = to_json(&id, era, result.into_value());
-                lease.ledger.charge(Item::Responses, 0).ok()?
-            }
-        };
-        if !client.stream.has_begun() {
-            return Some(of_json(document).holding(charge));
+        let mut client = ToolClient::new(stream, ping_interval);
+        let mut documents = Vec::new();
+        let mut charges = Vec::new();
+        for step in steps {
+            let (document, charge) = answer(step, &lease, &mut client)?;
+            documents.push(document);
+            charges.push(charge);
         }
-        client.event(&document);
-        drop(document);
-        // The charge lasts until all is sent.
-        let _ = send_all_within(&mut client, SEND_LIMIT);
-        None
+        drop(body);
+        if client.stream.has_begun() {
+            // Clients take one message from each event.
+            for document in documents {
+                client.event(&document);
+            }
+            // The charges last until all is sent.
+            let _ = send_all_within(&mut client, SEND_LIMIT);
+            return None;
+        }
+        let document = if is_batch {
+            [b"[", &documents.join(&b',')[..], b"]"].concat()
+        } else {
+            documents.pop().unwrap_or_default()
+        };
+        Some(of_json(document).holding(charges))
     };
     Response::new(200, Body::Late(Box::new(find)))
         .with_header("X-Accel-Buffering", "no")
         .holding(held)
+}
+
+/// One message, and what it takes; `None` if the client has disconnected.
+fn answer(step: Step, lease: &Lease, client: &mut ToolClient<'_>) -> Option<(Vec<u8>, Charge)> {
+    let charge = |document: &Vec<u8>| {
+        let bytes = 2 * document.len();
+        lease.ledger.charge(Item::Responses, bytes)
+    };
+    let (id, era, invocation) = match step {
+        Step::Known(document) => {
+            let charge = charge(&document).ok()?;
+            return Some((document, charge));
+        }
+        Step::Call(id, era, invocation) => (id, era, invocation),
+    };
+    let Invocation {
+        tool,
+        arguments,
+        progress_token,
+    } = invocation;
+    client.begin_call(progress_token);
+    let mut call = ToolCall {
+        workspace: lease,
+        client,
+    };
+    let result = match tool.call(&mut call, &arguments) {
+        Ok(result) => result,
+        Err(Stopped::Failed(error)) => failed(tool.name, error),
+        Err(Stopped::Disconnected | Stopped::Due) => return None,
+    };
+    drop(arguments);
+    let document = to_json(&id, era, result.into_value());
+    match charge(&document) {
+        Ok(charge) => Some((document, charge)),
+        Err(error) => {
+            let result = failed(tool.name, Error::from(error));
+            let document = to_json(&id, era, result.into_value());
+            Some((document, lease.ledger.charge(Item::Responses, 0).ok()?))
+        }
+    }
 }
 
 /// The result of a tool that failed: models are to read why.

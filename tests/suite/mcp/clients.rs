@@ -10,7 +10,7 @@ use std::process::{Command, Stdio};
 
 use crate::client::{environment, node_modules, run_checks};
 use crate::examples::repository;
-use crate::fixture::{BINARY, HostPlace, Server};
+use crate::fixture::{BINARY, HostPlace, Server, TOKEN};
 use crate::skip;
 
 const PYTHON: &str = "2.3.0";
@@ -98,6 +98,43 @@ fn the_typescript_clients_work_in_both_eras() {
     if let Err(reason) = run_checks(command) {
         skip!("{reason}");
     }
+}
+
+/// A client of the time when 2024-11-05 was the latest revision, and Streamable HTTP was already there.
+#[test]
+#[ignore = "takes a while: .ci/run runs it"]
+fn the_typescript_client_of_2024_11_05_works() {
+    const PROGRAM: &str = "import { Client } from '@modelcontextprotocol/sdk/client/index.js'
+import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js'
+const client = new Client({ name: 'test', version: '1' })
+const headers = { Authorization: `Bearer ${process.argv[3]}` }
+await client.connect(new StreamableHTTPClientTransport(new URL(process.argv[2]), { requestInit: { headers } }))
+console.log('tools', (await client.listTools()).tools.length)
+const result = await client.callTool({ name: 'run', arguments: { cmd: 'echo $((6 * 7))' } })
+console.log(result.content[0].text)
+await client.close()
+";
+    let modules = match node_modules("mcp-npm-1.10", &["@modelcontextprotocol/sdk@1.10.2"]) {
+        Ok(modules) => modules,
+        Err(reason) => skip!("the TypeScript client: {reason}"),
+    };
+    // Packages are found beside the program that imports them.
+    let program = modules.join("../former.mjs");
+    std::fs::write(&program, PROGRAM).unwrap();
+    let server = Server::builder().start();
+    let output = Command::new("node")
+        .arg(program)
+        .arg(format!("http://{}/mcp", server.address))
+        .arg(TOKEN)
+        .output()
+        .unwrap();
+    let shown = String::from_utf8_lossy(&output.stdout);
+    let complaints = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{shown}{complaints}");
+    assert!(
+        shown.contains("tools 13") && shown.contains("42"),
+        "{shown}"
+    );
 }
 
 #[test]

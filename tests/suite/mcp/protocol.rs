@@ -3,11 +3,12 @@
 use serde_json::{Value, json};
 
 use super::{
-    ACCEPT, Endpoint, MODERN, SERVER_INFO, document_of, everywhere, machine, modern, on_a_host,
+    ACCEPT, Endpoint, MODERN, SERVER_INFO, document_of, events_of, everywhere, machine, modern,
+    on_a_host,
 };
 use crate::fixture::{Reply, Server, TOKEN, assert_error};
 
-const LEGACY: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
+const LEGACY: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 
 /// Asserts that a message was refused with this status and code.
 #[track_caller]
@@ -204,7 +205,7 @@ fn a_former_client_initializes_without_a_session() {
     everywhere(|endpoint| {
         let versions = LEGACY.iter().map(|version| (json!(version), *version));
         let unknown =
-            [json!("2024-11-05"), json!("x"), json!(null)].map(|version| (version, LEGACY[0]));
+            [json!("2024-10-07"), json!("x"), json!(null)].map(|version| (version, LEGACY[0]));
         for (asked, given) in versions.chain(unknown) {
             let params = json!({
                 "protocolVersion": asked, "capabilities": {}, "clientInfo": { "name": "test", "version": "1" }
@@ -307,7 +308,6 @@ fn what_is_no_message_is_refused() {
             ("{}", -32600),
             // Batches.
             ("[]", -32600),
-            (r#"[{"jsonrpc":"2.0","id":1,"method":"ping"}]"#, -32600),
             (r#"{"id":1,"method":"ping"}"#, -32600),
             (r#"{"jsonrpc":"1.0","id":1,"method":"ping"}"#, -32600),
             (r#"{"jsonrpc":2.0,"id":1,"method":"ping"}"#, -32600),
@@ -634,4 +634,89 @@ fn requests_are_counted() {
         assert!(metrics.lines().any(|found| found == line), "{metrics}");
     }
     assert!(document_of(&endpoint.modern("tools/list", &json!({})))["result"].is_object());
+}
+
+/// Posts a batch of requests under a version, if it is named.
+#[track_caller]
+fn batch(endpoint: &Endpoint<'_>, version: Option<&str>, messages: &Value) -> Reply {
+    let header = version.map(|version| ("mcp-protocol-version", version));
+    endpoint.post(header.as_slice(), messages.to_string().as_bytes())
+}
+
+fn request(id: i32, method: &str, params: &Value) -> Value {
+    json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params })
+}
+
+#[test]
+fn the_revisions_that_have_batches_get_an_answer_for_each_request() {
+    everywhere(|endpoint| {
+        let run = |cmd: &str| json!({ "name": "run", "arguments": { "cmd": cmd } });
+        let notification = json!({ "jsonrpc": "2.0", "method": "notifications/x" });
+        let messages = json!([
+            request(1, "ping", &json!({})),
+            notification,
+            request(2, "tools/call", &run("echo two > two; echo $((1 + 1))")),
+            request(3, "tools/call", &run("cat two")),
+            request(4, "tools/list", &json!({})),
+            request(5, "no/method", &json!({})),
+            request(6, "initialize", &json!({ "protocolVersion": "2025-03-26" })),
+            { "jsonrpc": "2.0", "id": 7 },
+            request(8, "tools/call", &json!({ "name": "no_tool" })),
+            3,
+        ]);
+        for version in [None, Some("2025-03-26"), Some("2024-11-05")] {
+            let reply = batch(endpoint, version, &messages);
+            assert_eq!(reply.status, 200, "{}", reply.text());
+            assert_eq!(reply.header("content-type"), Some("application/json"));
+            let answers = reply.json();
+            let ids: Vec<_> = answers
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|one| one["id"].clone())
+                .collect();
+            assert_eq!(json!(ids), json!([1, 2, 3, 4, 5, 6, 7, 8, null]));
+            assert_eq!(answers[0]["result"], json!({}));
+            assert_eq!(answers[1]["result"]["structuredContent"]["stdout"], "2\n");
+            // One after the other.
+            assert_eq!(answers[2]["result"]["structuredContent"]["stdout"], "two\n");
+            assert!(answers[3]["result"]["tools"].is_array());
+            let codes = [4, 5, 6, 7, 8].map(|index: usize| answers[index]["error"]["code"].clone());
+            assert_eq!(
+                json!(codes),
+                json!([-32601, -32600, -32600, -32602, -32600])
+            );
+        }
+        // Only notifications.
+        let reply = batch(endpoint, None, &json!([notification, notification]));
+        assert_eq!((reply.status, reply.text()), (202, String::new()));
+        // With progress, each answer is an event.
+        let mut call = run("echo printed");
+        call["_meta"] = json!({ "progressToken": "p" });
+        let messages = json!([
+            request(1, "ping", &json!({})),
+            request(2, "tools/call", &call)
+        ]);
+        let reply = batch(endpoint, None, &messages);
+        assert_eq!(reply.header("content-type"), Some("text/event-stream"));
+        let events = events_of(&reply.text());
+        let ids = events.iter().filter_map(|event| event["id"].as_i64());
+        assert_eq!(ids.collect::<Vec<_>>(), [1, 2]);
+        assert!(
+            events
+                .iter()
+                .any(|event| event["params"]["progressToken"] == "p"),
+            "{events:?}"
+        );
+        for version in ["2025-06-18", "2025-11-25", MODERN, "1999-01-01"] {
+            let messages = json!([request(1, "ping", &json!({}))]);
+            assert_failure(&batch(endpoint, Some(version), &messages), 400, -32600);
+        }
+        let many = vec![request(1, "ping", &json!({})); 101];
+        assert_failure(&batch(endpoint, None, &json!(many)), 400, -32600);
+        let (_, modern) = modern("tools/list", &json!({}));
+        let answers = batch(endpoint, None, &json!([modern])).json();
+        assert!(answers[0]["error"]["code"].is_i64(), "{answers}");
+        endpoint.call("run", &json!({ "cmd": "rm two" }));
+    });
 }

@@ -155,6 +155,10 @@ fn a_command_that_cannot_start_is_the_result_of_the_tool() {
         ] {
             let text = endpoint.fails(tool, &arguments, code);
             assert!(text.contains(named), "{tool} {arguments}: {text}");
+            // Models have tools, and no routes.
+            for method in ["GET ", "POST ", "DELETE "] {
+                assert!(!text.contains(method), "{tool} {arguments}: {text}");
+            }
         }
     });
 }
