@@ -19,7 +19,7 @@ fn a_misspelt_field_of_a_command_keeps_it_from_running() {
     let server = Server::start();
     let directory = TempDir::new();
     let made = directory.join("made");
-    let cmd = format!("touch {}", made);
+    let cmd = format!("touch {made}");
     for (name, meant) in [
         ("timeout_secs", "timeout"),
         ("timeout_ms", "timeout"),
