@@ -1,9 +1,9 @@
 # Executed in the namespace of python.py at the first bundle of an execution with `values`: adds what the object holds.
 # Lists and dicts give JSON, tables of pandas `e2b/data`, figures of matplotlib `e2b/chart`.
 #
-# Clients expect of a chart what the package e2b-charts finds in the figure. So it is found in the same places: boxes
-# without `patch_artist` are lines, and bars get the tick labels in their order, also where these are numbers. But what
-# lies is told from what stands by more than equal lengths, and all outliers count.
+# Clients expect of a chart what the package e2b-charts finds in the figure. So it is found in the same places, and bars get
+# the tick labels in their order, also where these are numbers. But what lies is told from what stands by more than equal
+# lengths, all outliers count, and boxes that are drawn as lines (without `patch_artist`) are boxes too.
 
 MAX_VALUES = 100_000  # of a bundle; a text counts as one more for each 40 characters. What has more adds nothing
 MAX_INNER = 100  # lists in lists
@@ -85,6 +85,7 @@ def axes_chart(ax, plain):
     others = [part for part in parts if not (isinstance(part, lines.Line2D) and is_guide(part))]
     chart = {"type": "unknown", "title": ax.get_title() or None, "elements": []}
     for among, kinds, name, fill in (
+        (parts if are_boxes(ax, parts, lines.Line2D) else [None], lines.Line2D, "box_and_whisker", add_boxes),
         (parts, lines.Line2D, "line", add_points),
         (parts, (patches.PathPatch, lines.Line2D), "box_and_whisker", add_boxes),
         (others, collections.PathCollection, "scatter", add_points),
@@ -103,6 +104,23 @@ def is_guide(line):
     if len(line.get_xdata()) == len(line.get_ydata()) == 2:
         (x1, x2), (y1, y2) = line.get_xdata(), line.get_ydata()
         return bool(x1 == x2 or y1 == y2)
+
+
+def is_outline(line):
+    """Whether it goes around a box, which may have notches."""
+    xs, ys = list(line.get_xdata()), list(line.get_ydata())
+    return len(xs) == len(ys) and len(xs) in (5, 11) and (xs[0], ys[0]) == (xs[-1], ys[-1])
+
+
+def are_boxes(ax, parts, kind):
+    """Whether lines are boxes with what belongs to them: each has a median and two whiskers."""
+    if not all(isinstance(part, kind) for part in parts):
+        return False
+    drawn = [part for part in parts if not is_guide(part) and part.get_linestyle() != "None"]
+    if not drawn or not all(map(is_outline, drawn)):
+        return False
+    wanted = {"min", "median", "max"}
+    return any(all(wanted <= set(box) for box in read_boxes(ax, lie, Plain())) for lie in (True, False))
 
 
 def add_labels(ax, chart, lie=False):
@@ -177,12 +195,16 @@ def add_boxes(ax, chart, plain):
 def read_boxes(ax, lie, plain):
     """What the boxes and the lines around them say. Without medians if this takes them to `lie` and they stand."""
     boxes, turn = [], -1 if lie else 1
-    labels = tick_labels(ax.yaxis if lie else ax.xaxis) + [""] * len(ax.patches)
-    for label, patch in zip(labels, ax.patches):
-        across, along = [plain.rounded(side) for side in patch.get_path().vertices.T[::turn]]
+    shapes = [patch.get_path().vertices.T for patch in ax.patches]
+    shapes = shapes or [(line.get_xdata(), line.get_ydata()) for line in ax.lines if is_outline(line)]
+    labels = tick_labels(ax.yaxis if lie else ax.xaxis) + [""] * len(shapes)
+    for label, shape in zip(labels, shapes):
+        across, along = [plain.rounded(side) for side in shape[::turn]]
         box = {"label": label, "first_quartile": min(along), "third_quartile": max(along), "outliers": []}
         boxes.append(dict(box, span=(min(across), max(across))))
     for line in ax.lines:
+        if is_outline(line) and not ax.patches:
+            continue
         across, along = [plain.rounded(side) for side in (line.get_xdata(), line.get_ydata())[::turn]]
         inside = [box for box in boxes if across and box["span"][0] <= min(across) and max(across) <= box["span"][1]]
         if inside:

@@ -1,7 +1,7 @@
 # The IPython back end, executed in the namespace of python.py: IPython's shell with the bridge's streams, displays and
 # errors. Magics, `_`, formatters and tracebacks are IPython's.
 
-RUNNERS = ("/interactiveshell.py", "/async_helpers.py", "/compilerop.py")
+RUNNERS = ("/interactiveshell.py", "/async_helpers.py", "/compilerop.py", "/core/formatters.py")
 
 
 def start_ipython():
@@ -53,7 +53,11 @@ def start_ipython():
             return chosen
 
         def showtraceback(self, exc_tuple=None, *args, **options):
-            S.trace = self._get_exc_info(exc_tuple)[1]  # formatted by format_ipython, where an interrupt can end it
+            error = self._get_exc_info(exc_tuple)[1]
+            if S.showing:  # of what an object has to show: not the end of the cell
+                report(error)
+            else:
+                S.trace = error  # formatted by format_ipython, where an interrupt can end it
 
         def showsyntaxerror(self, *args, **options):
             S.trace = sys.exc_info()[1]
@@ -69,7 +73,7 @@ def start_ipython():
             import subprocess
 
             command = self.var_expand(command, depth=1)
-            status = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL).returncode
+            status = subprocess.run(" " + command, shell=True, stdin=subprocess.DEVNULL).returncode  # never an option
             self.user_ns["_exit_code"] = status
 
     config = Config()
@@ -79,6 +83,7 @@ def start_ipython():
     )
     sys.modules["warnings"].filterwarnings("ignore", message="To exit: use")
     S.trace = S.result = None
+    S.showing = 0
     S.shell = shell = Shell.instance(config=config, user_module=main_module, user_ns=namespace)
     shell.user_ns["exit"] = shell.user_ns["quit"] = sys.modules["builtins"].exit
     shell.display_formatter.active_types = shell.display_formatter.format_types
@@ -93,7 +98,11 @@ def adding_values(show):
     """IPython's format(), which adds values too where nobody has chosen types."""
 
     def format_with_values(obj, *args, **options):
-        bundle = show(obj, *args, **options)
+        S.showing += 1
+        try:
+            bundle = show(obj, *args, **options)
+        finally:
+            S.showing -= 1
         if S.values and bundle[0] and not any(args) and not any(options.values()):
             add_values(obj, bundle[0])
         return bundle
@@ -120,13 +129,14 @@ def execute_ipython(code):
     error = execution.error_before_exec or execution.error_in_exec
     if error is not None:
         raise error
-    if S.trace is not None:  # of a repr or a callback: not the end of the cell
+    if S.trace is not None:  # of a callback: not the end of the cell
         S.stderr.write("\n".join(format_ipython(S.trace)) + "\n")
 
 
-def strip_trace(error):
+def strip_trace(error, seen):
     """Removes the frames of the bridge, and those of IPython that run a cell, from an error and what caused it."""
-    while error is not None:
+    while error is not None and id(error) not in seen:
+        seen[id(error)] = error
         kept, step = [], error.__traceback__
         while step is not None:
             name = step.tb_frame.f_code.co_filename
@@ -137,13 +147,16 @@ def strip_trace(error):
             frame.tb_next = after
         error.__traceback__ = kept[0] if kept else None
         if error.__cause__ is not None:
-            strip_trace(error.__cause__)
+            strip_trace(error.__cause__, seen)
         error = error.__context__
 
 
 def format_ipython(error):
-    strip_trace(error)
-    if isinstance(error, SyntaxError) or error.__traceback__ is None:
+    seen = {}
+    strip_trace(error, seen)
+    # Where the text of one fails, IPython shows the error of that.
+    has_text = all(text_of(error) != NO_TEXT for error in seen.values())
+    if isinstance(error, SyntaxError) or error.__traceback__ is None or not has_text:
         return format_plain(error)
     lines = S.shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=0)
     return "\n".join(lines).split("\n")

@@ -38,6 +38,7 @@ impl Language {
             Self::Python => vec![
                 ("ipython", script("ipython.py")),
                 ("figures", script("figures.py")),
+                ("display", script("display.py")),
                 ("charts", script("charts.py")),
             ],
             Self::JavaScript | Self::Bash => Vec::new(),

@@ -30,6 +30,7 @@ BLOCKED = [n for n in (1, 2, 3, 10, 12, 14, 15, 17, 26, 27) if n in range(1, _si
 YIELDING = frozenset(
     ("os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system", "subprocess.Popen", "time.sleep")
 )
+NO_TEXT = "<exception str() failed>"  # as the traceback module says it
 REPRS = (
     ("_repr_html_", "text/html"),
     ("_repr_markdown_", "text/markdown"),
@@ -51,6 +52,7 @@ main_module = sys.modules["__main__"]
 namespace = vars(main_module)
 ioctl, os_read, os_write, sigmask, get_ident = fcntl.ioctl, os.read, os.write, _signal.pthread_sigmask, _thread.get_ident
 getpid, PID = os.getpid, os.getpid()
+KIND_NAME, TRACE = type.__dict__["__name__"].__get__, BaseException.__dict__["__traceback__"].__get__
 builtin_input, environ, TextIOWrapper, BytesIO = input, os.environ, io.TextIOWrapper, io.BytesIO
 
 
@@ -67,9 +69,10 @@ class State:
     has_children = False  # any of them may have written to the other one
     child = False  # this is a forked child: it has no server
     count = 0
+    future = 0  # flags of the compiler: what the cells have imported from __future__
     values = False  # the execution asks for what objects hold
     shown = 0
-    loop = None
+    loop = pyplot = None
     stdout = stderr = None
     sources = {}  # file name of a cell -> its source
     modules = {}
@@ -382,17 +385,25 @@ def make_bundle(obj):
     for mime, show in found if kind is not type else ():
         try:
             value = show(obj)
-        except Exception:
-            continue
-        if isinstance(value, tuple) and len(value) == 2:
-            value, extra = value
-            metadata.update((extra or {}) if mime is None else {mime: extra} if extra else {})
-        if value is None:
-            continue
-        data.update(value if mime is None else {mime: value})
+            if isinstance(value, tuple) and len(value) == 2:
+                value, extra = value
+                metadata.update((extra or {}) if mime is None else {mime: extra} if extra else {})
+            if value is not None:
+                data.update(value if mime is None else {mime: value})
+        except NotImplementedError:  # how an object says that it does not have the type
+            pass
+        except Exception as error:
+            report(error)
     if S.values:
         add_values(obj, data)
     return data, metadata
+
+
+def report(error):
+    """Writes an error that does not end the execution to stderr."""
+    told = {"name": KIND_NAME(type(error))}
+    describe(error, told)
+    S.stderr.write("\n".join(told["traceback"]) + "\n")
 
 
 def add_values(obj, data):
@@ -472,16 +483,27 @@ def clear_output(wait=False):
     exchange({"type": "clear", "wait": bool(wait)})
 
 
-def use_figures(name, path=None, target=None):
-    """A finder that changes no import but that of matplotlib.pyplot, to which it adds figures.py."""
-    if name == "matplotlib.pyplot" and "figures" in S.modules:
-        sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not FigureFinder]
+def find_pictures(name, path=None, target=None):
+    """Changes no import but of what opens windows, to which figures.py is added."""
+    if name in ("matplotlib.pyplot", "PIL.ImageShow") and "figures" in S.modules:
         exec(compile(S.modules["figures"], "<bridge>", "exec"), globals())
-        return figures_spec(name, path)
+        return pictures_spec(name, path)
 
 
-class FigureFinder:
-    find_spec = staticmethod(use_figures)
+def find_display(name, path=None, target=None):
+    """Takes display.py for IPython.display where no IPython is installed."""
+    if name.partition(".")[0] == "IPython" and "display" in S.modules:
+        if "display_spec" not in globals():
+            exec(compile(S.modules["display"], "<bridge>", "exec"), globals())
+        return display_spec(name)
+
+
+class PictureFinder:
+    find_spec = staticmethod(find_pictures)
+
+
+class DisplayFinder:
+    find_spec = staticmethod(find_display)
 
 
 # Code
@@ -525,20 +547,21 @@ def expand(command, scope):
 def run_magic(name, rest):
     if name in ("!", "=!", "cd", "pip"):
         rest = expand(rest, sys._getframe(1))
+    shell_code = " " + rest  # no option of the shell, whatever it begins with
     if name == "cd":
         os.chdir(os.path.expanduser(rest.strip("'\"") or "~"))
         print(os.getcwd())
     elif name == "=!":
         import subprocess
 
-        shown = subprocess.run(("/bin/sh", "-c", rest), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+        shown = subprocess.run(("/bin/sh", "-c", shell_code), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
         namespace["_exit_code"] = shown.returncode
         return shown.stdout.decode("utf-8", "replace").splitlines()
     elif name in ("!", "pip", "bash", "sh"):
         import subprocess
 
-        shell = {"!": ["/bin/sh", "-c", rest], "bash": ["bash", "-c", rest], "sh": ["sh", "-c", rest]}
-        command = shell.get(name) or "'%s' -m pip %s" % (sys.executable, rest)
+        shell = {"!": "/bin/sh", "bash": "bash", "sh": "sh"}
+        command = name in shell and [shell[name], "-c", shell_code] or "'%s' -m pip %s" % (sys.executable, rest)
         status = subprocess.run(command, shell=name == "pip", stdin=subprocess.DEVNULL).returncode
         if name == "pip":
             __import__("importlib").invalidate_caches()
@@ -552,18 +575,44 @@ def run_magic(name, rest):
 def parse(code, name):
     """The syntax tree and the source that it has positions in."""
     first, _, rest = code.lstrip("\n").partition("\n")
-    if first.rstrip() in ("%%bash", "%%sh"):
-        code = "__import__('builtins').__bridge__(%r, %r)" % (first.rstrip()[2:], rest)
+    if first.strip() in ("%%bash", "%%sh"):
+        code = "__import__('builtins').__bridge__(%r, %r)" % (first.strip()[2:], rest)
     lines = code.split("\n")
     S.sources[name] = code
     add_source(name)
+    indent = indentation(lines)
     while True:
         try:
-            return compile("\n".join(lines), name, "exec", ONLY_AST | TOP_LEVEL_AWAIT, True), lines
+            return compile("\n".join(lines), name, "exec", ONLY_AST | TOP_LEVEL_AWAIT | S.future, True), lines
         except SyntaxError as error:
             at = (error.lineno or 0) - 1
-            if not (0 <= at < len(lines) and replace_magic(lines, at)):
+            if indent and isinstance(error, IndentationError):
+                lines = [line[len(indent) :] if line.startswith(indent) else line for line in lines]
+                S.sources[name], indent = "\n".join(lines), ""
+                add_source(name)
+            elif not (0 <= at < len(lines) and replace_magic(lines, at)):
                 raise
+
+
+def indentation(lines):
+    """The white space before the first line of code."""
+    for line in lines:
+        text = line.lstrip()
+        if text and text[0] != "#":
+            return line[: len(line) - len(text)]
+    return ""
+
+
+def compile_cell(tree, name):
+    """Compiles with the `from __future__` of this and earlier cells."""
+    kind = "eval" if type(tree) is _ast.Expression else "exec"
+    code = compile(tree, name, kind, TOP_LEVEL_AWAIT | S.future, True)
+    if any(type(node) is _ast.ImportFrom and node.module == "__future__" for node in getattr(tree.body, "__iter__", list)()):
+        import __future__
+
+        features = [getattr(__future__, feature).compiler_flag for feature in __future__.all_feature_names]
+        S.future |= code.co_flags & sum(set(features))
+    return code
 
 
 def add_source(name):
@@ -617,9 +666,7 @@ def execute_plain(code):
     trees = [tree]
     if type(last) is _ast.Expr and not is_silent(last, lines):
         trees = [_ast.Module(tree.body[:-1], tree.type_ignores), _ast.Expression(last.value)]
-    codes = [
-        compile(tree, name, "eval" if type(tree) is _ast.Expression else "exec", TOP_LEVEL_AWAIT, True) for tree in trees
-    ]
+    codes = [compile_cell(tree, name) for tree in trees]
     if any(code.co_flags & COROUTINE for code in codes):
         value = await_value(evaluate_all(codes))
     else:
@@ -686,10 +733,27 @@ def cut_lines(lines):
     return [shorten(line, MAX_TEXT if fits else MAX_TRACEBACK // len(lines)) for line in lines]
 
 
+def text_of(error):
+    """Its text, or what the traceback module says where there is none."""
+    try:
+        return str(error)
+    except KeyboardInterrupt:  # it takes too long
+        raise
+    except BaseException:
+        return NO_TEXT
+
+
 def describe(error, report):
-    """Fills in name, value and traceback, from the safest to the richest: each step can fail."""
-    report["value"] = shorten(str(error))
-    report["traceback"] = cut_lines(S.format_error(error))
+    """Fills in value and traceback, from the safest to the richest: each step can fail."""
+    report["value"] = shorten(text_of(error))
+    report["traceback"] = ["%s: %s" % (report["name"], report["value"])]
+    try:
+        lines = S.format_error(error)
+    except Exception:  # the error has methods of its own
+        traceback = __import__("traceback")
+        steps = [step for step in traceback.extract_tb(TRACE(error)) if step.filename != "<bridge>"]
+        lines = "".join(traceback.format_list(steps)).split("\n")[:-1] + report["traceback"]
+    report["traceback"] = cut_lines(lines)
 
 
 def format_plain(error):
@@ -724,7 +788,7 @@ def outcome(error):
         fields["exit_code"] = 0 if code is None else code & 0xFF if isinstance(code, int) else 1
         if not fields["exit_code"]:
             return fields
-    name = type(error).__name__
+    name = KIND_NAME(type(error))  # whatever its metaclass says
     report = {"name": name, "value": "", "traceback": [name]}
     guarded(describe, error, report)
     return dict(fields, error=report)
@@ -876,7 +940,8 @@ def start(request):
     else:
         for function in (display, update_display, clear_output):
             setattr(builtins, function.__name__, function)
-    sys.meta_path.insert(0, FigureFinder)
+        sys.meta_path.append(DisplayFinder)
+    sys.meta_path.insert(0, PictureFinder)
     os.register_at_fork(after_in_child=in_child)
     sys.addaudithook(audit)
     write_frame({"type": "ready", "backend": backend, "version": version, "pid": os.getpid()})

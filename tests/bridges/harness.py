@@ -390,7 +390,7 @@ def first_frame(text):
 class PythonContext(Context):
     def __init__(self, backend="plain", python=None, **options):
         super().__init__([python or PYTHON, "-c", source("start_python.py")], first_frame(source("python.py")), **options)
-        modules = {name: source(name + ".py") for name in ("ipython", "figures", "charts", "jupyter") if (SOURCES / (name + ".py")).exists()}
+        modules = {name: source(name + ".py") for name in ("ipython", "figures", "display", "charts", "jupyter") if (SOURCES / (name + ".py")).exists()}
         self.send({"type": "init", "backend": backend, "modules": modules})
         self.wait_ready()
 

@@ -112,6 +112,20 @@ class Figures(test_python.Case):
         execution = self.run_code("print('a'); plt.plot([1])")
         self.assertEqual((self.shown(execution), [k for k, _ in execution.order]), (1, ["stdout", "result", "display"]))
 
+    def test_a_figure_that_fails_is_told_once(self):
+        title = "import matplotlib.pyplot as plt\nplt.title('$\\\\bad{$')\n"
+        for show in "plt.plot([1]);", "plt.plot([1]); plt.show()", "display(plt.gcf())", "plt.gcf()":
+            execution = self.run_code(title + show)
+            self.assertIsNone(execution.error)
+            self.assertEqual(execution.stderr.count("ValueError: "), 1, (show, execution.stderr))
+            self.assertIn("bad", execution.stderr)
+            frames = execution.frames("display") + execution.frames("result")
+            self.assertEqual([set(frame["data"]) for frame in frames], [{"text/plain"}])
+
+    def test_images_are_shown(self):
+        execution = self.run_code("from PIL import Image\nfor mode in 'RGB', 'CMYK', 'F', '1': Image.new(mode, (2, 2)).show(title='t')")
+        self.assertEqual((execution.stderr, self.shown(execution)), ("", 4))
+
     def test_tables_pictures_and_bars(self):
         self.assertIn("<table", self.run_code("import pandas as pd; pd.DataFrame({'a': [1]})").result["data"]["text/html"])
         self.assertIn("image/png", self.run_code("from PIL import Image; Image.new('RGB', (2, 2))").result["data"])
@@ -203,6 +217,18 @@ class Figures(test_python.Case):
         self.assertEqual([chart["elements"][0][k] for k in ("label", "min", "median", "max")], ["1", 10000, 20000, 30000])
         shape = "from matplotlib.patches import PathPatch, Path\nplt.gca().add_patch(PathPatch(Path([(0, 0), (1, 2)])));"
         self.assertIsNone(self.chart(shape))
+
+    def test_boxes_of_lines(self):
+        data = "[[1, 2, 2, 3, 4, 4, 5, 6, 6, 7, 9, 20, 30], [2, 2, 3, 4, 4]]"
+        for more in "", ", orientation='horizontal'", ", notch=True, bootstrap=9", ", showcaps=False, showfliers=False", ", showmeans=True":
+            drawn = self.chart("import numpy; numpy.random.seed(1); plt.boxplot(%s%s);" % (data, more))
+            filled = self.chart("numpy.random.seed(1); plt.boxplot(%s, patch_artist=True%s);" % (data, more))
+            self.assertEqual((drawn["type"], len(drawn["elements"])), ("box_and_whisker", 2))
+            self.assertEqual(drawn, filled, more)
+        self.assertEqual(self.chart("import pandas; pandas.DataFrame({'a': [1, 2, 9]}).boxplot(); plt.axhline(3);")["type"], "box_and_whisker")
+        square = "plt.plot([0, 2, 2, 0, 0], [0, 0, 2, 2, 0]); "
+        for code in square, square + "plt.plot([0, 2], [1, 1]);", "plt.boxplot([1, 2]); plt.plot([1, 2, 3]);":
+            self.assertEqual(self.chart(code)["type"], "line", code)
 
     def test_pies(self):
         self.assertEqual(self.chart("plt.pie([1, 2], labels=['a', 'b'], radius=1.5, autopct='%d'); plt.title('P');"), {

@@ -182,6 +182,21 @@ class Results(Case):
         self.assertLessEqual(len(second["data"]["text/plain"]), 16 << 20)
         self.assertIn("text/plain", second["dropped"])
 
+    def test_a_form_that_fails_is_told(self):
+        code = (
+            "class A:\n def __repr__(self): return 'A'\n def _repr_html_(self): raise ValueError('h')\n"
+            " def _repr_png_(self): raise KeyError('p')\n def _repr_svg_(self): raise NotImplementedError\n"
+            " def _repr_mimebundle_(self, **k): raise OSError('m')\n"
+        )
+        for show, kind in (code + "A()", "result"), ("display(A())", "display"):
+            execution = self.run_code(show)
+            self.assertIsNone(execution.error)
+            self.assertEqual(execution.frames(kind)[0]["data"], {"text/plain": "A"})
+            for text in "ValueError: h", "KeyError: 'p'", "OSError: m", "_repr_html_":
+                self.assertIn(text, execution.stderr)
+            self.assertNotIn("\nNotImplementedError", execution.stderr)
+            self.assertNotIn("<bridge>", execution.stderr)
+
     def test_a_broken_repr_is_an_error(self):
         self.assertIn("ZeroDivisionError", str(self.run_code("class A:\n def __repr__(self): 1/0\nA()").error or
                                                self.context.logs["stderr"]))
@@ -230,6 +245,24 @@ class Errors(Case):
         execution = self.run_code("class E(Exception):\n def __str__(self): raise SystemExit(9)\nraise E")
         self.assertEqual(execution.error["name"], "E")
         self.assertIsNone(execution.death)
+
+    def test_an_error_whose_methods_fail_has_name_text_and_traceback(self):
+        for text in "raise RuntimeError('no')", "return 5", "raise GeneratorExit":
+            cell = "class E(Exception):\n def __str__(self): %s\n" % text
+            error = self.run_code(cell + "def f():\n try: 1/0\n except Exception as e: raise E() from e\nf()").error
+            self.assertEqual((error["name"], error["value"]), ("E", "<exception str() failed>"))
+            lines = "\n".join(error["traceback"])
+            for part in "in f", "raise E() from e", "ZeroDivisionError: division by zero", "direct cause", "E: <exception str() failed>":
+                self.assertIn(part, lines)
+        error = self.run_code("try: raise E()\nexcept E as e: raise ValueError('v') from e").error
+        self.assertEqual((error["name"], error["value"]), ("ValueError", "v"))
+        self.assertIn("ValueError: v", "\n".join(error["traceback"]))
+        meta = "class M(type):\n __name__ = property(lambda self: 1/0)\nclass E(Exception, metaclass=M): pass\n"
+        error = self.run_code(meta + "def f(): raise E('text')\nf()").error
+        self.assertEqual((error["name"], error["value"]), ("E", "text"))
+        self.assertIn("raise E('text')", "\n".join(error["traceback"]))
+        error = self.run_code("e = ValueError('round'); e.__cause__ = e; raise e").error
+        self.assertIn("ValueError: round", "\n".join(error["traceback"]))
 
     def test_system_exit(self):
         for code, status in (("sys.exit()", 0), ("sys.exit(0)", 0), ("exit()", 0)):
@@ -673,6 +706,33 @@ class Features(Case):
         execution = self.run_code("if True:\n    y = ! echo only\nz = 3 != 4; (y[0], z)")
         self.assertEqual((execution.stdout, execution.result["data"]["text/plain"]), ("", "('only', True)"))
 
+    def test_commands_that_begin_as_options_do(self):
+        for code in "!-x", "!+x", "%%sh\n-x\n", "%%bash\n+x":
+            self.assertIn("not found", self.run_code(code).stderr, code)
+
+    def test_what_is_imported_from_the_future_stays(self):
+        self.value("'docs'\nfrom __future__ import annotations; x = 1")
+        self.assertEqual(self.value("def f(a: Later | None): ...\nf.__annotations__"), "{'a': 'Later | None'}")
+        self.assertEqual(self.value("async def g(a: Later): return 5\nawait g(1)"), "5")
+        self.assertIsNotNone(self.run_code("from __future__ import nothing").error)
+        self.value("from __future__ import barry_as_FLUFL")
+        self.assertEqual(self.value("1 <> 2"), "True")
+
+    def test_indented_cells(self):
+        self.run_code("async def later(): return 7")
+        for code, value in (
+            ("    y=3\n    y", "3"),
+            ("\n\ty = 4\n\tif y:\n\t\ty += 1\n\n\ty", "5"),
+            ("  def f():\n    return 6\n\n  f()", "6"),
+            ("  x = await later()\n  x", "7"),
+        ):
+            self.assertEqual(self.value(code), value, code)
+        self.assertEqual(self.run_code("  !echo a\n  x = 1").stdout, "a\n")
+        error = self.run_code("    z = 1\n    1/0").error
+        self.assertIn("1/0", "\n".join(error["traceback"]))
+        for code in "x = 1\n    y = 2", "if x:\ny = 2", "    if x:\n    y":
+            self.assertEqual(self.run_code(code).error["name"], "IndentationError", code)
+
     def test_percent_in_python_is_no_magic(self):
         self.assertEqual(self.value("a, time = 7, 4\nb = (a\n%time)\ns = '''\n!ls\n%cd /\n'''\n(b, s)"), "(3, '\\n!ls\\n%cd /\\n')")
 
@@ -706,3 +766,59 @@ class Features(Case):
 
 if __name__ == "__main__":
     unittest.main()
+
+
+class Display(Case):
+    """IPython.display where no IPython is installed."""
+
+    def setUp(self):
+        super().setUp()
+        self.value("import sys\nsys.path[:] = [path for path in sys.path if 'site-packages' not in path]")
+
+    def data(self, code):
+        execution = self.run_code("from IPython.display import *\n" + code)
+        self.assertIsNone(execution.error, execution.error)
+        self.assertEqual(execution.stderr, "")
+        shown = execution.frames("display") + execution.frames("result")
+        return [{mime: value for mime, value in frame["data"].items() if mime != "text/plain"} for frame in shown]
+
+    def test_objects(self):
+        for code, expected in (
+            ("display(HTML('<b>'))", {"text/html": "<b>"}),
+            ("HTML(data='<b>')", {"text/html": "<b>"}),
+            ("Markdown('*m*')", {"text/markdown": "*m*"}),
+            ("Latex('$x$')", {"text/latex": "$x$"}),
+            ("Math('x')", {"text/latex": "$\\displaystyle x$"}),
+            ("SVG('<?xml?><svg/>')", {"image/svg+xml": "<svg/>"}),
+            ("JSON({'a': [1]})", {"application/json": {"a": [1]}}),
+            ("JSON('[1]')", {"application/json": [1]}),
+            ("Javascript('f()')", {"application/javascript": "f()"}),
+            ("Image(b'\\x89PNG', width=5)", {"image/png": "iVBORw=="}),
+            ("Image(data=b'\\xff\\xd8')", {"image/jpeg": "/9g="}),
+            ("Image(url='http://localhost/a.png', width=5)", {"text/html": '<img src="http://localhost/a.png" width="5">'}),
+            ("IFrame('/a', 1, 2)", {"text/html": '<iframe src="/a" width="1" height="2" frameborder="0" allowfullscreen=""></iframe>'}),
+            ("Code('a < b')", {"text/html": "<pre>a &lt; b</pre>"}),
+            ("Video('/a.mp4', embed=False) if 0 else FileLink('a')", {"text/html": '<a href="a" target="_blank">a</a>'}),
+            ("display_html('<i>', raw=True)", {"text/html": "<i>"}),
+            ("display_markdown('*m*')", {"text/markdown": "*m*"}),
+            ("publish_display_data({'text/x': '1'})", {"text/x": "1"}),
+        ):
+            self.assertEqual(self.data(code), [expected], code)
+        self.assertEqual(self.run_code("from IPython.display import Pretty\nPretty('p')").result["data"], {"text/plain": "p"})
+        self.assertEqual(self.run_code("Image(b'\\x89PNG', width=5)").result["metadata"], {"image/png": {"width": 5}})
+        self.assertIn("data:audio/wav;base64,UklGR", self.data("Audio([0, .5, -1], rate=8000)")[0]["text/html"])
+
+    def test_files(self):
+        self.value("import os, tempfile\nos.chdir(tempfile.mkdtemp())\nopen('a.gif', 'wb').write(b'GIF89a') and open('a.md', 'w').write('# a') and None")
+        self.assertEqual(self.data("Image('a.gif'); display(Image(filename='a.gif'))\nMarkdown('a.md')"),
+                         [{"image/gif": "R0lGODlh"}, {"text/markdown": "# a"}])
+        self.assertEqual(self.run_code("Image('none.png')").error["name"], "FileNotFoundError")
+
+    def test_functions_and_names(self):
+        execution = self.run_code("from IPython.display import display, clear_output, update_display\n"
+                                  "h = display(1, display_id='d'); h.update(2); clear_output(wait=True)")
+        self.assertEqual([kind for kind, _ in execution.events], ["display", "display", "clear"])
+        self.assertEqual(self.value("import IPython\nfrom IPython import get_ipython, display as d\nfrom IPython.core.display import HTML as H\n"
+                                    "get_ipython(), d is IPython.display, H is d.HTML, IPython.version_info[0]"), "(None, True, True, 9)")
+        for code in "import IPython.terminal", "from IPython.core import magic":
+            self.assertIn(self.run_code(code).error["name"], ("ImportError", "ModuleNotFoundError"))
