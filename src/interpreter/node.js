@@ -4,7 +4,7 @@
 // runs then. What the bridge keeps between calls must be right at every point; recover() puts the rest right.
 (function (fd, require, load) {
   'use strict';
-  const { Array, Atomics, Boolean, Buffer, Error, Int32Array, Math, Number, Object, Promise, Reflect } = globalThis;
+  const { Array, Atomics, Boolean, Buffer, Error, Map, Int32Array, Math, Number, Object, Promise, Reflect } = globalThis;
   const { RegExp, Set, SharedArrayBuffer, String, Symbol, SyntaxError, URL, Uint8Array, process } = globalThis;
   const fs = require('fs');
   const vm = require('vm');
@@ -260,6 +260,19 @@
     if (!report.traceback.length) report.traceback = [`${report.name}: ${report.value}`];
     return report;
   };
+  // process.exit() throws this, as sys.exit() of Python does: it ends the execution, and not the interpreter.
+  class Exit {
+    constructor(status) {
+      this.status = status & 0xff;
+    }
+  }
+  let leave = () => {}; // called with the Exit of the execution
+  const exit = (status = process.exitCode) => {
+    process.exitCode = undefined;
+    const exit = new Exit(Number(status) || 0);
+    leave(exit);
+    throw exit;
+  };
   const interrupted = { name: 'Interrupted', value: 'interrupted by SIGINT', traceback: ['interrupted by SIGINT'] };
 
   // Code
@@ -435,11 +448,23 @@
 
   // What an interrupted execution waited for may come while another runs: it is nobody's.
   let current = 0;
+  let thrown; // the error that ended the code: a promise may be rejected with it too
+  // Node's own REPL takes what begins with a brace for an object, if it can be one.
+  const asObject = (code) => {
+    if (!/^(?:\s|\/\/[^\n]*\n|\/\*[^]*?\*\/)*\{/.test(code)) return code;
+    const wrapped = `(${code}\n)`;
+    try {
+      new vm.Script(`async () => ${wrapped}`);
+      return wrapped;
+    } catch {
+      return code;
+    }
+  };
   const evaluate = async (code) => {
     const number = current;
     let evaluation;
     callInterruptibly(() => {
-      const expression = `${rewriteImports(code)}\n//# sourceURL=cell-${count}`;
+      const expression = `${asObject(rewriteImports(code))}\n//# sourceURL=cell-${count}`;
       evaluation = post('Runtime.evaluate', { expression, replMode: true, awaitPromise: true }, hold);
     });
     const own = held;
@@ -447,14 +472,22 @@
     unsettled.delete(own);
     if (number !== current) return undefined;
     if (exceptionDetails) {
-      const error = exceptionDetails.exception ? await take(exceptionDetails.exception) : new Error(exceptionDetails.text);
-      return describe(error, exceptionDetails);
+      thrown = exceptionDetails.exception ? await take(exceptionDetails.exception) : new Error(exceptionDetails.text);
+      return thrown instanceof Exit ? thrown : describe(thrown, exceptionDetails);
     }
     const value = await take(result);
     if (number === current && value !== undefined && !code.trimEnd().endsWith(';')) {
       callInterruptibly(() => sendBundle('result', makeBundle(value)));
     }
     return undefined;
+  };
+
+  const outcome = (error) => {
+    if (!(error instanceof Exit)) return error ? { error } : {};
+    const { status } = error;
+    if (!status) return { exit_code: 0 };
+    const value = String(status);
+    return { exit_code: status, error: { name: 'SystemExit', value, traceback: [`SystemExit: ${value}`] } };
   };
 
   const setEnvironment = (values) => {
@@ -481,9 +514,15 @@
     const interruption = new Promise((resolve) => {
       watch = setTimer(() => watchdogHasPendingSigint() && resolve(interrupted), 10);
     });
-    const evaluation = evaluate(request.code).catch((error) =>
-      error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED' ? interrupted : describe(error));
-    const error = await Promise.race([evaluation, interruption]);
+    const departure = new Promise((resolve) => (leave = resolve));
+    const evaluation = evaluate(request.code).catch((error) => {
+      if (error && error.code === 'ERR_SCRIPT_EXECUTION_INTERRUPTED') return interrupted;
+      return error instanceof Exit ? error : describe(error);
+    });
+    // A rejection is known when the turn of the event loop ends.
+    const turn = evaluation.then((error) => new Promise((resolve) => nextTurn(() => resolve(error))));
+    let error = await Promise.race([turn, departure, interruption]);
+    leave = () => {};
     current++;
     clearTimer(watch);
     if (error === interrupted) recover();
@@ -491,11 +530,17 @@
     setStreams(null);
     fixProcess();
     fixSignal();
+    for (const rejected of new Set(rejections.values())) {
+      if (!error && !(rejected instanceof Exit)) error = describe(rejected);
+      else if (rejected !== thrown) onException(rejected);
+    }
+    rejections.clear();
+    thrown = undefined;
     childRan ||= last !== 0;
     settle();
     running = false;
     childRan = false;
-    send(error ? { type: 'done', error } : { type: 'done' });
+    send({ type: 'done', ...outcome(error) });
   };
 
   // The code's listeners of SIGINT have taken the handler from the watchdog thread.
@@ -505,9 +550,17 @@
     stopSigintWatchdog();
     startWatchdog();
   };
-  const onException = (error) => streams.stderr.write(`Uncaught ${describe(error).traceback.join('\n')}\n`);
+  const onException = (error) => {
+    if (error instanceof Exit) return;
+    const text = describe(error).traceback.join('\n');
+    streams.stderr.write(`${text.startsWith('Uncaught') ? '' : 'Uncaught '}${text}\n`);
+  };
+  const rejections = new Map(); // promises that were rejected in this execution and are awaited by nobody
+  const onRejection = (error, promise) => (running ? rejections.set(promise, error) : onException(error));
+  const onHandled = (promise) => rejections.delete(promise);
   const fixProcess = () => {
-    const listeners = { uncaughtException: onException, unhandledRejection: onException };
+    process.exit = exit;
+    const listeners = { uncaughtException: onException, unhandledRejection: onRejection, rejectionHandled: onHandled };
     for (const [event, listener] of Object.entries(listeners)) {
       if (!process.listeners(event).includes(listener)) process.on(event, listener);
     }
@@ -561,8 +614,8 @@
       },
     },
   });
-  const leave = () => process.reallyExit(70);
-  socket.on('end', leave).on('close', leave).on('error', leave);
+  const end = () => process.reallyExit(70);
+  socket.on('end', end).on('close', end).on('error', end);
   socket.resume();
   setInterval(() => {}, 0x7fffffff); // the event loop must not end while an execution waits for what never comes
 })

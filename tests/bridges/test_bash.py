@@ -53,6 +53,65 @@ class Bash(unittest.TestCase):
         self.out("set -u; x=1")
         self.assertEqual(self.out("echo $x"), "1\n")
 
+    def test_errors_that_would_end_a_shell_end_the_execution_only(self):
+        self.out(
+            "x=1; declare -A m=([a b]='q\nr'); declare -r fixed=5; declare -ai list=(1 2); f() { echo f$x; }; export E=ee"
+            "; alias ll='ls -d'; trap 'echo usr' USR1; cd /tmp; umask 027; shopt -s extglob; exec 7</etc/passwd"
+        )
+        for options in "-u", "-eu", "-euo pipefail":
+            for code in (
+                "echo $NOPE", 'echo "${NOPE}"', "v=$NOPE", "[[ $NOPE ]]", "((NOPE + 1))", "for i in $NOPE; do :; done",
+                "g() { local x=2; h; }; h() { local x=3; { echo $NOPE; } >/dev/null; }; g", "echo ${NOPE?none}",
+                ": ${NOPE:?none}", "echo ${list[7]}", "trap 'echo $NOPE' USR2; kill -USR2 $$; trap - USR2", "cat; echo $NOPE",
+            ):
+                execution = self.context.run("set %s\n%s\necho not" % (options, code), stdin="in\n" if "cat" in code else None)
+                self.assertIsNone(execution.death, code)
+                self.assertIn("NOPE", execution.stderr.replace("list", "NOPE"), code)
+                self.assertNotIn("not\n", execution.stdout, code)
+                self.assertEqual(execution.done["exit_code"], 1, code)
+                self.assertEqual(self.out("echo $x ${g-} ${i-} $-; shopt -po pipefail; cat; trap - USR2").split()[0], "1", code)
+                self.assertEqual(self.out("set +eu +o pipefail; echo $-"), "hBEc\n")
+        self.assertEqual(
+            self.out('declare -p m fixed list E; f; bash -c "echo $E"; alias; kill -USR1 $$; pwd; umask; read -ru 7 l; echo ${l%%:*}'),
+            "declare -A m=([\"a b\"]=$'q\\nr' )\ndeclare -r fixed=\"5\"\ndeclare -ai list=([0]=\"1\" [1]=\"2\")\n"
+            "declare -x E=\"ee\"\nf1\nee\nalias ll='ls -d'\nusr\n/tmp\n0027\nroot\n",
+        )
+        self.context.run("set -- p 'q r'; set -u; echo $NOPE")
+        self.assertEqual(self.out('echo $# "$2"; set +u'), "2 q r\n")
+        self.assertEqual(self.out("case aa in +(a)) echo ext; esac; ls /proc/self/fd | tr '\\n' ' '"), "ext\n0 1 2 3 7 ")
+
+    def test_an_exit_trap_of_the_code(self):
+        self.out("set -u; trap 'echo bye $?' EXIT")
+        self.assertEqual(self.context.run("echo $NOPE").done["exit_code"], 1)
+        self.assertEqual((self.out("echo a"), self.out("echo b")), ("a\n", "b\n"))
+        execution = self.context.run("exit 5")
+        self.assertEqual((execution.death, execution.stdout), (5, "bye 5\n"))
+
+    def test_ends_of_the_shell(self):
+        for code, status in (("set -eu; exit 1", 1), ("set -e; f() { exit 3; }; f", 3), ("kill $$; sleep 5", -15), ("set -e; e=exit; $e 4", 4), ("exec true", 0)):
+            context = BashContext()
+            self.addCleanup(context.close)
+            self.assertEqual(context.run(code).death, status, code)
+
+    def test_a_debug_trap_fires_for_the_code_only(self):
+        self.assertEqual(self.out("trap 'echo dbg' DEBUG; echo d"), "dbg\nd\n")
+        self.assertEqual(self.out("echo e; :"), "dbg\ne\ndbg\n")
+        self.assertEqual(self.out("trap - DEBUG"), "dbg\n")
+        self.assertEqual((self.out("echo next"), self.out("trap -p DEBUG")), ("next\n", ""))
+        self.out("trap 'n=$((n + 1)) last=$BASH_COMMAND' DEBUG; n=0")
+        self.out("n=0; :; false")
+        self.assertEqual(self.out("echo $n $? $last"), "3 0 echo $n $? $last\n")
+        self.out("trap - DEBUG")
+        self.out("trap 'echo \"it'\"'\"'s $?\" # end' DEBUG")
+        self.assertEqual(self.out("(exit 3); echo a"), "it's 3\na\n")
+        self.out("set -u; trap 'echo D' DEBUG")
+        self.assertNotIn("b", self.out("echo $NOPE; echo b"))
+        self.assertEqual(self.out("echo b; set +u"), "D\nb\nD\n")
+        self.context.run("trap - DEBUG; false; set -T; trap 'echo T' DEBUG")
+        self.assertEqual(self.out("f() { echo f; }; f"), "T\nT\nT\nf\n") # the function is entered too
+        self.out("set +T; trap - DEBUG")
+        self.assertEqual(self.out("echo c"), "c\n")
+
     def test_stdin(self):
         self.assertEqual(self.out("read a; cat; echo $a", stdin="one\ntwo\n"), "two\none\n")
         self.assertEqual(self.out("cat; read x || echo eof"), "eof\n")

@@ -142,9 +142,61 @@ class Node(unittest.TestCase):
         self.assertEqual(self.value("require('console') === console && console.log.name"), "'log'")
         self.assertEqual(self.run_code("import { log } from 'console'; log(1)").stdout, "1\n")
 
+    def test_exit_ends_the_execution_only(self):
+        self.value("var kept = 1")
+        for code, status in (
+            ("console.log('a'); process.exit(3); kept = 2", 3),
+            ("require('process').exit('4')", 4),
+            ("(await import('node:process')).exit(5)", 5),
+            ("setTimeout(() => process.exit(6), 10); await new Promise(() => {})", 6),
+            ("Promise.resolve().then(() => process.exit(7)); await new Promise(() => {})", 7),
+            ("try { process.exit(8) } catch {}", 8),
+            ("process.exitCode = 9; process.exit()", 9),
+            ("(async () => process.exit(10))()", 10),
+        ):
+            execution = self.run_code(code)
+            self.assertEqual((execution.done["exit_code"], execution.error["name"], execution.error["value"]), (status, "SystemExit", str(status)), code)
+            self.assertEqual(execution.stderr, "")
+        for code in "process.exit()", "process.exit(0); 1":
+            self.assertEqual(self.run_code(code).done, {"type": "done", "exit_code": 0}, code)
+        self.assertEqual(self.value("kept + typeof process.exitCode"), "'1undefined'")
+        self.value("setTimeout(() => process.exit(4), 300)")
+        time.sleep(0.5)
+        self.assertEqual((self.value("kept"), self.context.logs["stderr"]), ("1", b""))
+
+    def test_rejections_that_nobody_awaits_are_errors(self):
+        for code, name, value in (
+            ("Promise.reject(new Error('x')); 1", "Error", "x"),
+            ("(async () => { throw new TypeError('t') })();", "TypeError", "t"),
+            ("setTimeout(() => Promise.reject(new RangeError('r')), 1); await new Promise((done) => setTimeout(done, 50))", "RangeError", "r"),
+            ("await Promise.reject(new Error('a'))", "Error", "a"),
+            ("var both = Promise.reject(new Error('b')); await both", "Error", "b"),
+            ("var e = new Error('same'); Promise.reject(e); throw e", "Error", "same"),
+            ("Promise.reject(5);", "Uncaught", "5"),
+        ):
+            execution = self.run_code(code)
+            self.assertEqual((execution.error["name"], execution.error["value"], execution.stderr), (name, value, ""), code)
+            self.assertEqual(self.run_code("1").order, [("result", "1")])
+        execution = self.run_code("Promise.reject(new Error('first')); Promise.reject(new Error('second')); throw new Error('third')")
+        self.assertEqual(execution.error["value"], "third")
+        self.assertEqual([execution.stderr.count(word) for word in ("first", "second", "third")], [1, 1, 0])
+        late = "const p = Promise.reject(new Error('late')); await new Promise((done) => setTimeout(done, 20)); try { await p } catch { 'caught' }"
+        self.assertEqual(self.value(late), "'caught'")
+
+    def test_objects_and_blocks(self):
+        self.value("var x = 1")
+        for code, value in (
+            ("{a:1,b:2}", "{ a: 1, b: 2 }"), ("{a:1}", "{ a: 1 }"), ("{}", "{}"), ("{ x }", "{ x: 1 }"),
+            ("// note\n/* more */ {a: [await 5], ...{b: 2}} // end", "{ a: [ 5 ], b: 2 }"), ("{f() { return 3 }}.f()", "3"),
+            ("{ let z = 4; z }", "4"), ("{ f(); function f() {} }", None), ("{a:1};", None), ("{ var v = 1 }\nv", "1"),
+        ):
+            self.assertEqual(self.value(code), value, code)
+        self.assertEqual(self.run_code("{ console.log(1) }").stdout, "1\n")
+        self.assertEqual(self.run_code("{ broken").error["name"], "SyntaxError")
+
     def test_late_output_and_rejections(self):
-        self.value("setTimeout(() => { console.log('late'); display(5); throw new Error('later') }, 100); Promise.reject(new Error('alone')); 1")
-        time.sleep(0.4)
+        self.value("setTimeout(() => { console.log('late'); display(5); throw new Error('later') }, 300); setTimeout(() => Promise.reject(new Error('alone')), 300); 1")
+        time.sleep(0.6)
         self.assertEqual(self.context.logs["stdout"], b"late\n5\n")
         self.assertIn(b"alone", self.context.logs["stderr"])
         self.assertIn(b"later", self.context.logs["stderr"])
@@ -253,14 +305,14 @@ class Node(unittest.TestCase):
             self.assertEqual(self.value("var s = 0; for (let i = 0; i < 1e8; i++) s += i & 1; s"), "50000000", i)
 
     def test_deaths(self):
-        for code, status in (("process.exit(3)", 3), ("process.kill(process.pid, 'SIGKILL')", -9), ("process.abort()", -6)):
+        for code, status in (("process.reallyExit(3)", 3), ("process.kill(process.pid, 'SIGKILL')", -9), ("process.abort()", -6)):
             context = NodeContext()
             try:
                 execution = context.run("console.log('last'); " + code)
                 self.assertEqual((execution.death, execution.stdout), (status, "last\n"), code)
             finally:
                 context.close()
-        self.value("setTimeout(() => process.exit(4), 50)")
+        self.value("setTimeout(() => process.reallyExit(4), 50)")
         self.assertTrue(self.context.dead.wait(5))
         self.assertEqual(self.context.status, 4)
 

@@ -78,6 +78,25 @@ class NodeRuns(unittest.TestCase):
                              "require('child_process').execFileSync(process.execPath, [...process.execArgv, '-p', '6 * 7'], {stdio: 'inherit'})")
         self.assertEqual((done.stdout, done.stderr), ("[]\n42\nfunction\n", ""))
 
+    def test_what_only_modules_have(self):
+        for code, out in (
+            ("console.log(await Promise.resolve(3))", "3\n"),
+            ("import { sep } from 'path'\nimport fs from 'node:fs'\nconsole.log(sep, await 4, typeof fs.readFileSync)", "/ 4 function\n"),
+            ("const path = require('path'); console.log(path.sep, await 5, require.main === module, typeof exports)", "/ 5 true object\n"),
+            ("import 'fs'; for await (const x of [1, 2]) console.log(x)", "1\n2\n"),
+            ("export const x = 1; console.log(import.meta.url.startsWith('file://'), process.argv.slice(1))", "true [ '<code>' ]\n"),
+            ("const f = await (await import('path')).sep; console.log(f)", "/\n"),
+        ):
+            done = self.run_code(code)
+            self.assertEqual((done.stdout, done.stderr, done.returncode), (out, "", 0), code)
+        done = self.run_code("console.log(await 1)\nthrow new TypeError('t')")
+        self.assertEqual((done.stdout, done.returncode), ("1\n", 1))
+        self.assertIn("TypeError: t", done.stderr)
+        self.assertEqual(self.run_code("await 1; process.exit(7)").returncode, 7)
+        self.assertEqual(self.run_code("await new Promise(() => {})").returncode, 13)
+        self.assertEqual(self.run_code("import x from './none.mjs'; await 1").returncode, 1)
+        self.assertEqual(self.run_code("let await").returncode, 1)
+
     def test_error(self):
         done = self.run_code("function f() {\n  null.x\n}\nf()")
         self.assertEqual(done.returncode, 1)
