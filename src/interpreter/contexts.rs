@@ -274,33 +274,30 @@ impl Contexts {
         Ok(asked?)
     }
 
-    /// Ends a context with everything that it has started, and forgets it. `None` if there never was one with this
-    /// id.
+    /// Ends a context with everything that it has started, and forgets it. False if another request deleted it, or it
+    /// went by itself.
     ///
     /// # Errors
-    /// The kernel has not let it die yet.
-    pub fn delete(&self, id: &str) -> Result<()> {
-        let found = lock(&self.table).find(id).cloned();
+    /// `NotFound` if there never was one with this id. The kernel has not let it die yet.
+    pub fn delete(&self, id: &str) -> Result<bool> {
+        let table = lock(&self.table);
+        let found = table.find(id).cloned();
+        let is_removed = table.removed.iter().any(|removed| removed == id);
+        drop(table);
         match found {
             Some(context) => self.remove(&context),
-            None if lock(&self.table)
-                .removed
-                .iter()
-                .any(|removed| removed == id) =>
-            {
-                Ok(())
-            }
+            None if is_removed => Ok(false),
             None => Err(no_context(id)),
         }
     }
 
-    fn remove(&self, context: &Arc<Context>) -> Result<()> {
+    fn remove(&self, context: &Arc<Context>) -> Result<bool> {
         context.delete()?;
-        self.forget(context);
-        Ok(())
+        Ok(self.forget(context))
     }
 
-    fn forget(&self, context: &Context) {
+    /// Whether it was in the list.
+    fn forget(&self, context: &Context) -> bool {
         let mut table = lock(&self.table);
         let count = table.contexts.len();
         table
@@ -309,12 +306,14 @@ impl Contexts {
         table
             .spares
             .retain(|other| !std::ptr::eq(&raw const **other, context));
-        if table.contexts.len() < count {
+        let is_found = table.contexts.len() < count;
+        if is_found {
             table.removed.push_back(context.id().to_owned());
             if table.removed.len() > REMOVED {
                 table.removed.pop_front();
             }
         }
+        is_found
     }
 
     /// Starts a spare of a kind unless there is one.

@@ -813,6 +813,12 @@ impl Driver {
         }
         self.signal_at = None;
         count_execution(running.started);
+        // Whoever looks after the end of a stateless execution finds no context of it.
+        if self.context.is_stateless()
+            && let Some(home) = self.context.home.upgrade()
+        {
+            home.forget_ended(&self.context);
+        }
         if execution.end(end) {
             self.context.site.activity.end();
         }

@@ -19,19 +19,21 @@
   for (const name of Object.keys(names)) delete globalThis[name];
   const compiles = (parameters) => {
     try {
-      vm.compileFunction(source, parameters);
+      vm.compileFunction(source.replace(/^#!/, '//'), parameters);
       return true;
-    } catch (error) {
-      return !(error instanceof SyntaxError && /\b(?:import|export|await|module)\b/.test(error.message));
+    } catch {
+      return false; // what is wrong as a module too is told as such
     }
   };
   if ((Module.registerHooks || Module.register) && !compiles(Object.keys(names))) {
     main.require = Module.createRequire(main.filename);
     main.require.main = main;
-    const more = { require: main.require, module: main, exports: main.exports, __filename: main.filename, __dirname: process.cwd() };
+    const more = { require: main.require, exports: main.exports, __filename: main.filename, __dirname: process.cwd() };
     for (const [name, value] of Object.entries(more)) {
       Object.defineProperty(globalThis, name, { value, configurable: true, writable: true });
     }
+    // Node.js puts back its own after this script.
+    Object.defineProperty(globalThis, 'module', { get: () => main, set: () => {}, configurable: true });
     const url = pathToFileURL(main.filename).href;
     const found = { format: 'module', source, shortCircuit: true };
     if (Module.registerHooks) {

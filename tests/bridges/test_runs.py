@@ -95,7 +95,7 @@ class NodeRuns(unittest.TestCase):
         self.assertEqual(self.run_code("await 1; process.exit(7)").returncode, 7)
         self.assertEqual(self.run_code("await new Promise(() => {})").returncode, 13)
         self.assertEqual(self.run_code("import x from './none.mjs'; await 1").returncode, 1)
-        self.assertEqual(self.run_code("let await").returncode, 1)
+        self.assertEqual(self.run_code("let (").returncode, 1)
 
     def test_error(self):
         done = self.run_code("function f() {\n  null.x\n}\nf()")

@@ -66,8 +66,8 @@ pub(super) fn describe(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) ->
 
 /// `DELETE contexts/{id}`.
 pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
-    workspace.contexts.delete(id)?;
-    Ok(Response::json(&json!({ "id": id, "deleted": true })))
+    let deleted = workspace.contexts.delete(id)?;
+    Ok(Response::json(&json!({ "id": id, "deleted": deleted })))
 }
 
 /// `POST contexts/{id}/execute`.

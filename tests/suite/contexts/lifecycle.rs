@@ -584,8 +584,9 @@ fn a_stateless_execution_leaves_nothing() {
             assert_eq!(ran.text("stdout"), "hello\n");
             assert_eq!(ran.one("start")["fresh"], true);
             let pid = pid_of(ran.one("start"));
+            // Its end was sent when it was not listed any more.
+            assert_eq!(place.ids(), before);
             wait_until("it is gone", PATIENCE, || !is_alive(pid));
-            wait_until("it is not listed", PATIENCE, || place.ids() == before);
             mark.wait_gone(PATIENCE);
         }
         let body = json!({ "code": "1", "stateless": true, "context": "a" });
@@ -612,6 +613,48 @@ fn a_stateless_execution_leaves_nothing() {
                 .iter()
                 .all(|context| context["id"].as_str().unwrap().starts_with("default-"))
         });
+    });
+}
+
+#[test]
+fn whatever_ends_a_stateless_execution_its_context_is_not_listed_then() {
+    everywhere(|place| {
+        needs!(place, "bash");
+        let before = place.ids();
+        for (code, reason) in [
+            ("exit 3", "died"),
+            ("kill -9 $$", "died"),
+            ("sleep 1000", "timeout"),
+            ("trap '' INT; while :; do :; done", "timeout"),
+        ] {
+            let body = json!({
+                "language": "bash", "stateless": true, "code": code, "timeout": 0.3, "kill_after": 0.1
+            });
+            let ran = place.execute_anywhere(&body);
+            assert_eq!(ran.one("end")["reason"], reason, "{code}");
+            assert_eq!(place.ids(), before, "{code}");
+        }
+    });
+}
+
+#[test]
+fn a_context_is_deleted_once() {
+    everywhere(|place| {
+        needs!(place, "bash");
+        place.make(&json!({ "language": "bash", "id": "once" }));
+        place.remove("once");
+        for _ in 0..2 {
+            let reply = place.request("DELETE", "contexts/once", "");
+            assert_eq!(reply.status, 200, "{}", reply.text());
+            assert_eq!(reply.json(), json!({ "id": "once", "deleted": false }));
+        }
+        place.make(&json!({ "language": "bash", "id": "once" }));
+        place.remove("once");
+        assert_error(
+            &place.request("DELETE", "contexts/never", ""),
+            404,
+            "not_found",
+        );
     });
 }
 

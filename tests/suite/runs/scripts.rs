@@ -29,6 +29,47 @@ fn code_of_every_language_runs_by_its_name_and_its_aliases() {
 }
 
 #[test]
+fn code_that_begins_as_an_option_is_code() {
+    everywhere(|place| {
+        for code in ["-x", "+x", "--version", "-c 'echo hi'"] {
+            if place.has("bash") {
+                let reply = place.post("exec", &json!({ "code": code, "language": "bash" }));
+                let text = reply.text();
+                assert!(
+                    text.contains("not found") && text.contains("127"),
+                    "{code}: {text}"
+                );
+            }
+        }
+        if place.has("python3") {
+            assert_eq!(place.run("python", "-5; print(1)"), "1\n");
+        }
+        if place.has("node") {
+            assert_eq!(place.run("javascript", "+1; console.log(1)"), "1\n");
+        }
+    });
+}
+
+#[test]
+fn javascript_awaits_at_the_top_level() {
+    everywhere(|place| {
+        if !place.has("node") {
+            return;
+        }
+        for (code, expected) in [
+            ("console.log(await Promise.resolve(3))", "3\n"),
+            ("import { sep } from 'path'\nconsole.log(await sep)", "/\n"),
+            (
+                "const { sep } = require('path'); console.log(await sep, require.main === module)",
+                "/ true\n",
+            ),
+        ] {
+            assert_eq!(place.run("javascript", code), expected, "{code}");
+        }
+    });
+}
+
+#[test]
 fn arguments_are_the_scripts_own() {
     let args = json!(["--version", "", "zwölf ☃", "-c", "a b"]);
     let expected = r#"["--version", "", "zwölf ☃", "-c", "a b"]"#;
