@@ -18,6 +18,49 @@ const ENDLESS: [(&str, &str); 3] = [
 ];
 
 #[test]
+fn what_ends_a_script_ends_the_execution_only() {
+    everywhere(|place| {
+        needs!(place, "bash");
+        let context = place.make(&json!({ "language": "bash", "id": "b" }));
+        place.run("b", "x=kept");
+        for options in ["-u", "-eu", "-euo pipefail"] {
+            for code in ["echo \"$NOPE\"", "f() { : ${NOPE:?}; }; f", "((NOPE + 1))"] {
+                let ran = place.run("b", &format!("set {options}; {code}; echo not"));
+                ran.expect("completed", "kept");
+                assert_eq!(ran.end()["exit_code"], 1, "{options} {code}");
+                assert!(ran.text("stderr").contains("NOPE"));
+                let ran = place.run("b", "set +eu; echo $x $$");
+                assert_eq!(ran.text("stdout"), format!("kept {}\n", context["pid"]));
+            }
+        }
+        place.run("b", "trap 'echo dbg' DEBUG");
+        assert_eq!(place.run("b", "echo a").text("stdout"), "dbg\na\n");
+        place.run("b", "trap - DEBUG");
+        assert_eq!(place.run("b", "echo a").text("stdout"), "a\n");
+
+        needs!(place, "python");
+        place.python("p");
+        needs!(place, "javascript");
+        place.make(&json!({ "language": "javascript", "id": "j" }));
+        for (id, code) in [
+            ("p", "import sys; x = 1; sys.exit(3)"),
+            ("j", "var x = 1; process.exit(3)"),
+        ] {
+            let ran = place.run(id, code);
+            ran.expect("error", "kept");
+            assert_eq!(ran.one("error")["name"], "SystemExit");
+            assert_eq!(ran.end()["exit_code"], 3);
+            let ran = place.run(id, "x");
+            assert_eq!(ran.one("result")["data"]["text/plain"], "1");
+        }
+        place.run("j", "process.exit()").expect("completed", "kept");
+        let ran = place.run("j", "Promise.reject(new Error('alone')); 1");
+        ran.expect("error", "kept");
+        assert_eq!(ran.one("error")["value"], "alone");
+    });
+}
+
+#[test]
 fn the_events_of_an_execution_in_each_language() {
     everywhere(|place| {
         let expect_end = |ran: &Ran, exit_code: Value| {
