@@ -614,13 +614,13 @@ impl Context {
         self.wait_ready(interrupt)
     }
 
-    /// Ends it with everything that it has started, and waits until that is gone.
+    /// Ends it with everything that it has started, and waits until that is gone. False if that was asked for before.
     ///
     /// # Errors
     /// The kernel has not let it die yet.
-    pub(super) fn delete(&self) -> Result<()> {
+    pub(super) fn delete(&self) -> Result<bool> {
         let mut state = lock(&self.state);
-        state.is_deleted = true;
+        let is_first = !mem::replace(&mut state.is_deleted, true);
         state.phase = Phase::Dead("it was deleted".to_owned(), None);
         let queued = mem::take(&mut state.queue);
         if state.has_driver {
@@ -642,7 +642,7 @@ impl Context {
             );
             return Err(Error::new(Kind::System, text));
         }
-        Ok(())
+        Ok(is_first)
     }
 
     /// Whether it is being deleted, or has been.

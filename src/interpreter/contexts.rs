@@ -291,13 +291,14 @@ impl Contexts {
         }
     }
 
+    /// False if it was being deleted already.
     fn remove(&self, context: &Arc<Context>) -> Result<bool> {
-        context.delete()?;
-        Ok(self.forget(context))
+        let is_first = context.delete()?;
+        self.forget(context);
+        Ok(is_first)
     }
 
-    /// Whether it was in the list.
-    fn forget(&self, context: &Context) -> bool {
+    fn forget(&self, context: &Context) {
         let mut table = lock(&self.table);
         let count = table.contexts.len();
         table
@@ -306,14 +307,12 @@ impl Contexts {
         table
             .spares
             .retain(|other| !std::ptr::eq(&raw const **other, context));
-        let is_found = table.contexts.len() < count;
-        if is_found {
+        if table.contexts.len() < count {
             table.removed.push_back(context.id().to_owned());
             if table.removed.len() > REMOVED {
                 table.removed.pop_front();
             }
         }
-        is_found
     }
 
     /// Starts a spare of a kind unless there is one.

@@ -317,7 +317,8 @@ fn deleting_ends_the_whole_tree_and_is_repeatable() {
             place.remove(language);
             mark.wait_gone(PATIENCE);
             assert!(!is_alive(pid_of(&made)));
-            place.remove(language);
+            let reply = place.request("DELETE", &format!("contexts/{language}"), "");
+            assert_eq!(reply.json(), json!({ "id": language, "deleted": false }));
             assert_error(
                 &place.get(&format!("contexts/{language}")),
                 404,
