@@ -124,6 +124,7 @@ struct State {
     worker: Option<Worker>,
     /// Whether the thread serves the sandbox's own network.
     serves_inside: bool,
+    is_closed: bool,
 }
 
 impl Exits {
@@ -223,6 +224,17 @@ impl Exits {
         };
         let worker = state.worker.insert(Worker::start(exits)?);
         worker.add(gate, source)
+    }
+
+    /// Nothing runs in the workspace any more. Sockets of its commands that others were given lead nowhere from here on;
+    /// their connections end with those of the ledger.
+    pub fn close(&self) {
+        let mut state = lock(&self.state);
+        state.is_closed = true;
+        state.last = None;
+        if let Some(worker) = &state.worker {
+            worker.close();
+        }
     }
 
     /// What was allowed and refused.

@@ -124,6 +124,19 @@ impl Worker {
         watched.sources.insert(key, (gate, Arc::new(source)));
         Ok(())
     }
+
+    /// Closes the server's end of everything that programs have. The sources end by themselves, and the thread with them.
+    pub(super) fn close(&self) {
+        let epoll = &self.0.epoll;
+        let mut watched = lock(&self.0.watched);
+        watched.is_over = true;
+        for (_, gate) in watched.gates.drain() {
+            let _ = epoll.delete(gate.listener());
+        }
+        for (_, resolver) in watched.resolvers.drain() {
+            let _ = epoll.delete(&resolver.socket);
+        }
+    }
 }
 
 fn failed(cause: &dyn std::fmt::Display) -> Error {
@@ -525,6 +538,10 @@ fn accept(exits: &Exits, gate: Arc<Gate>) -> Option<Connection> {
     };
     if let Err(error) = seat.give_to_tenant(&exits.ledger) {
         refuse(&socket, "over_limit", &error.to_string());
+        return None;
+    }
+    // Whoever ends the connections of an ended workspace has counted this one, or it is seen here.
+    if lock(&exits.state).is_closed {
         return None;
     }
     let Some(room) = Room::take(ROOM_BYTES) else {

@@ -594,6 +594,7 @@ impl Host {
             // What panics for one of them holds up no other.
             let result = contain(|| {
                 fault::point("deletion");
+                sandbox.workspace.release();
                 if !is_empty {
                     let id = &sandbox.id;
                     let text =

@@ -9,7 +9,8 @@
 //! Complete output needs no timer: what the main process wrote is in the pipe before waitid returns.
 //! So once it is reaped, as many bytes as each pipe then holds are moved (at the client's pace, if
 //! there is one). Then `exit` may follow, whatever a descendant still does with the pipe. The pipes
-//! are read to their end after that, so that such a descendant never gets SIGPIPE.
+//! are read to their end after that, so that such a descendant never gets SIGPIPE. Only the end of the workspace
+//! ends them too: another sandbox may have been given the other end, and keeps it as long as it likes.
 //!
 //! The same holds for a terminal, whose only output is what its master reads. It does not tell how much it
 //! holds, so it is read until it is empty, and at most [`TERMINAL_HOLDS`] bytes.
@@ -36,6 +37,8 @@ pub(super) trait PumpOwner: Send + Sync {
     fn adopt(&self, pump: Pump);
     /// A process has ended and its log is complete.
     fn ended(&self, process: &Arc<Process>);
+    /// Whether all of it is over, so that nobody wants what still arrives from ended processes.
+    fn is_released(&self) -> bool;
 }
 
 /// What output is read into.
@@ -197,6 +200,11 @@ impl Pump {
     /// Whether the end was published. Descendants may still hold the pipes.
     pub(super) fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over)
+    }
+
+    /// Whether only others keep the outputs open, after the end of the process and of its whole workspace.
+    pub(super) fn is_left_over(&self) -> bool {
+        self.is_over() && self.owner.is_released()
     }
 
     /// Whether nothing is left to do.

@@ -10,7 +10,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::logs::{Log, LogStore, LogTenant};
@@ -100,6 +100,7 @@ pub struct Registry {
     table: Mutex<ProcessTable>,
     /// Notified when a start has ended, successful or not.
     start_ended: Condvar,
+    is_released: AtomicBool,
 }
 
 #[derive(Default)]
@@ -242,6 +243,7 @@ impl Registry {
             next: AtomicU64::new(1),
             table: Mutex::default(),
             start_ended: Condvar::new(),
+            is_released: AtomicBool::new(false),
         })
     }
 
@@ -489,6 +491,13 @@ impl Registry {
         lock(&self.table).closed = true;
     }
 
+    /// Nothing runs here any more. What others keep open of ended processes is closed once their output up to the end
+    /// was read, and the logs, terminals and descriptors are free.
+    pub fn release(&self) {
+        self.is_released.store(true, Ordering::Release);
+        self.shared.supervisor.note_release();
+    }
+
     /// Whether the workspace is ending.
     pub fn is_closed(&self) -> bool {
         lock(&self.table).closed
@@ -707,6 +716,10 @@ impl Registry {
 impl PumpOwner for Registry {
     fn adopt(&self, pump: Pump) {
         self.shared.supervisor.adopt(pump);
+    }
+
+    fn is_released(&self) -> bool {
+        self.is_released.load(Ordering::Acquire)
     }
 
     fn ended(&self, process: &Arc<Process>) {

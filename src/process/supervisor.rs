@@ -14,6 +14,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -44,6 +45,8 @@ pub(super) struct Supervisor {
     child_ended: SignalFd,
     /// Pumps that the thread has not taken up yet.
     inbox: Mutex<Vec<Pump>>,
+    /// Whether an owner of pumps was released since the thread last looked.
+    has_released: AtomicBool,
     starts: Mutex<Starts>,
     /// What the other thread has not taken up yet.
     orders: Mutex<Vec<Order>>,
@@ -96,6 +99,7 @@ impl Supervisor {
             wakeup: wakeup.map_err(failed)?,
             child_ended: SignalFd::with_flags(&signals, flags).map_err(failed)?,
             inbox: Mutex::default(),
+            has_released: AtomicBool::new(false),
             starts: Mutex::default(),
             orders: Mutex::default(),
             has_orders: Condvar::new(),
@@ -115,6 +119,12 @@ impl Supervisor {
     /// Takes over a pump.
     pub(super) fn adopt(&self, pump: Pump) {
         lock(&self.inbox).push(pump);
+        let _ = self.wakeup.write(1);
+    }
+
+    /// An owner of pumps was released: what others keep open of it is closed.
+    pub(super) fn note_release(&self) {
+        self.has_released.store(true, Ordering::Release);
         let _ = self.wakeup.write(1);
     }
 
@@ -162,6 +172,7 @@ impl Supervisor {
                             let key = driven.add(pump);
                             self.drive(&mut driven, key, &mut buffer, Self::take_up);
                         }
+                        self.close_left_over(&mut driven, &mut buffer);
                     }
                     CHILD_ENDED => driven.reap_at = Some(Instant::now() + REAPING_DELAY),
                     data => self.drive(
@@ -221,7 +232,7 @@ impl Supervisor {
                     }
                 }
                 driven.timers.extend(pump.timer().map(|at| (at, key)));
-                driven.remove_if_done(key);
+                this.let_go(driven, key);
             });
         }
         if !due.is_empty() {
@@ -260,6 +271,37 @@ impl Supervisor {
         }
     }
 
+    /// Closes the outputs of ended processes that only others keep open.
+    fn close_left_over(&self, driven: &mut Driven, buffer: &mut Buffer) {
+        if !self.has_released.swap(false, Ordering::Acquire) {
+            return;
+        }
+        let pumps = driven.pumps.iter();
+        let left_over = pumps.filter(|(_, pump)| pump.is_left_over());
+        let keys: Vec<_> = left_over.map(|(key, _)| *key).collect();
+        for key in keys {
+            self.drive(driven, key, buffer, |this, driven, key, _| {
+                this.let_go(driven, key);
+            });
+        }
+    }
+
+    /// Lets go of a pump if nothing is left to do for it.
+    fn let_go(&self, driven: &mut Driven, key: u64) {
+        let Some(pump) = driven.pumps.get_mut(&key) else {
+            return;
+        };
+        if pump.is_left_over() {
+            for stream in Stream::ALL {
+                self.unwatch(pump.output(stream));
+            }
+            pump.close_outputs();
+        }
+        if pump.is_done() {
+            driven.pumps.remove(&key);
+        }
+    }
+
     /// Begins to drive a pump.
     fn take_up(&self, driven: &mut Driven, key: u64, buffer: &mut Buffer) {
         let Some(pump) = driven.pumps.get_mut(&key) else {
@@ -273,11 +315,11 @@ impl Supervisor {
             for stream in Stream::ALL {
                 pump.read_or_close(stream, buffer, &mut |_, _, _| {});
             }
-            if pump.is_done() {
-                driven.pumps.remove(&key);
-                return;
-            }
+            self.let_go(driven, key);
         }
+        let Some(pump) = driven.pumps.get_mut(&key) else {
+            return;
+        };
         if let Err(errno) = self.watch(pump, key) {
             // The kernel has no memory for the watch.
             let line = format_args!(
@@ -307,7 +349,7 @@ impl Supervisor {
         pump.expect_end();
         self.order(Order::Kill(Arc::clone(pump.process())));
         driven.timers.extend(pump.timer().map(|at| (at, key)));
-        driven.remove_if_done(key);
+        self.let_go(driven, key);
     }
 
     fn watch(&self, pump: &Pump, key: u64) -> nix::Result<()> {
@@ -365,7 +407,7 @@ impl Supervisor {
                 }
             }
         }
-        driven.remove_if_done(key);
+        self.let_go(driven, key);
     }
 }
 
@@ -483,11 +525,5 @@ impl Driven {
         self.next_key += 1;
         self.pumps.insert(key, pump);
         key
-    }
-
-    fn remove_if_done(&mut self, key: u64) {
-        if self.pumps.get(&key).is_some_and(Pump::is_done) {
-            self.pumps.remove(&key);
-        }
     }
 }

@@ -202,6 +202,12 @@ impl Workspace {
         self.watches.close();
     }
 
+    /// Lets go of what others keep open of the ended workspace, of which nothing runs any more.
+    pub fn release(&self) {
+        self.confinement.exits().close();
+        self.processes.release();
+    }
+
     /// Ends the workspace if it has been idle for `limit`. True if it has ended.
     pub fn close_if_idle(&self, limit: Duration) -> bool {
         self.activity.close_if_idle(limit)

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::{SANDBOXES, create, create_for_trouble, delete, homes_of, list, needs_root, target};
 use crate::fixture::{
-    PATIENCE, Sandbox, Server, Stop, assert_error, descendants_of, has_namespaces, is_alive,
+    Held, PATIENCE, Sandbox, Server, Stop, assert_error, descendants_of, has_namespaces, is_alive,
     stat_of, uid_of, wait_until,
 };
 use crate::skip;
@@ -82,6 +82,7 @@ fn whatever_runs_in_it_is_gone_when_delete_answers() {
     needs_root!();
     let server = Server::host().start();
     let inner = server.inner_pid();
+    let quiet = Held::after_one(&server, &json!({}));
     for (name, trouble) in TROUBLE {
         eprintln!("{name}");
         let sandbox = create_for_trouble(&server, 1).remove(0);
@@ -94,6 +95,7 @@ fn whatever_runs_in_it_is_gone_when_delete_answers() {
         let processes = crate::fixture::descendants_of(inner);
         processes.is_empty()
     });
+    quiet.await_of(&server);
 }
 
 #[test]
@@ -104,6 +106,7 @@ fn a_sandbox_with_terminals_is_ended_like_any_other() {
         skip!("needs script(1), for a terminal");
     }
     let server = Server::host().start();
+    let quiet = Held::after_one(&server, &json!({}));
     let sandbox = server.sandbox();
     for number in 0..5 {
         let cmd = format!(
@@ -115,6 +118,7 @@ fn a_sandbox_with_terminals_is_ended_like_any_other() {
         (0..5).all(|number| sandbox.home.join(format!("tty{number}")).exists())
     });
     sandbox.delete();
+    quiet.await_of(&server);
 }
 
 #[test]
@@ -234,6 +238,7 @@ fn deleting_all_ends_all_and_the_host_stays() {
     needs_root!();
     let server = Server::host().start();
     assert_eq!(server.delete(SANDBOXES).json()["deleted"], 0);
+    let quiet = Held::after_one(&server, &json!({}));
     let made = create_for_trouble(&server, 20);
     for (sandbox, (_, trouble)) in made.iter().zip(TROUBLE) {
         sandbox.spawn(&json!({ "cmd": trouble }));
@@ -244,6 +249,7 @@ fn deleting_all_ends_all_and_the_host_stays() {
     assert_eq!(server.place.as_ref().unwrap().processes(), []);
     assert_eq!(homes_of(&server), Vec::<String>::new());
     assert_eq!(list(&server).len(), 0);
+    quiet.await_of(&server);
     assert_eq!(server.sandbox().sh("echo on"), "on\n");
 }
 

@@ -7,6 +7,7 @@ mod capacity;
 mod create;
 mod delete;
 mod ending;
+mod held;
 mod homes;
 mod idle;
 mod inside;

@@ -9,8 +9,10 @@ use serde_json::{Value, json};
 
 use super::filtered::{gate_of, in_both_modes};
 use super::{PROXY_VARIABLES, Place, allow, lan, sh, transparent, visitors, with};
-use crate::fixture::{Lan, Names, OTHERS, OUTSIDE, PATIENCE, Server, serve_pages, wait_until};
-use crate::walls::descriptors::{Held, STUCK};
+use crate::fixture::{
+    Held, Lan, Names, OTHERS, OUTSIDE, PATIENCE, Server, serve_pages, wait_until,
+};
+use crate::walls::descriptors::STUCK;
 
 /// The port of the web outside.
 const PORT: u16 = 8080;

@@ -3,13 +3,10 @@
 
 use std::io::{Read, Write};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::probe::{SO_PASSRIGHTS, hide_option, refuses_descriptors};
-use crate::fixture::{
-    PATIENCE, Sandbox, Server, count_entries, descriptors_of, is_root, may_look_into_processes,
-    wait_until,
-};
+use crate::fixture::{Held, PATIENCE, Sandbox, Server, is_root, kinds, wait_until};
 use crate::skip;
 
 /// Defines `stuck`, which returns a connection whose close waits until its program's patience ends, and `give`, which sends a
@@ -52,51 +49,6 @@ while True:
         os._exit(0)
     client.close()
 ";
-
-/// What a server holds.
-pub struct Held {
-    threads: usize,
-    descriptors: usize,
-}
-
-impl Held {
-    pub fn by(server: &Server) -> Self {
-        let pid = server.inner_pid();
-        Self {
-            threads: count_entries(&format!("/proc/{pid}/task")),
-            descriptors: if may_look_into_processes() {
-                descriptors_of(pid)
-            } else {
-                0
-            },
-        }
-    }
-
-    /// By a server that has had such a sandbox, and keeps what the next one needs.
-    fn after_one(server: &Server, kind: &Value) -> Self {
-        let sandbox = server.sandbox_with(kind);
-        sandbox.sh("true");
-        sandbox.delete();
-        Self::by(server)
-    }
-
-    /// Waits until a server holds no more than this. It may keep one thread for what comes next.
-    #[track_caller]
-    pub fn await_of(&self, server: &Server) {
-        wait_until("threads and descriptors are back", PATIENCE, || {
-            let now = Self::by(server);
-            now.threads <= self.threads + 1 && now.descriptors <= self.descriptors + 1
-        });
-    }
-}
-
-/// The kinds of sandboxes that a server offers.
-fn kinds(server: &Server) -> Vec<Value> {
-    let offered = server.get("/health").json()["isolation"]["isolations"].clone();
-    let offered = offered.as_array().unwrap().clone();
-    let kinds = offered.into_iter().map(|kind| json!({ "isolation": kind }));
-    kinds.collect()
-}
 
 /// Has an attack made in each kind of sandbox, and expects that nothing of it stays when the sandbox is deleted: on a kernel
 /// that refuses descriptors, if this is one, and on one that does not. The attack is told which.
