@@ -301,8 +301,7 @@ impl Registry {
         role: Role,
     ) -> Result<Pump> {
         if table.closed {
-            let text = "cannot start a command: the sandbox is ending";
-            return Err(Error::new(Kind::ShuttingDown, text));
+            return Err(ending());
         }
         let now = Instant::now();
         let deadline = spec.timeout.and_then(|timeout| now.checked_add(timeout));
@@ -317,7 +316,9 @@ impl Registry {
         };
         children::list_start(&start);
         self.shared.supervisor.watch_start(&start);
-        let pump = self.start_new(spec, confinement, &mut guard, role)?;
+        let pump = self.start_new(spec, confinement, &mut guard, role);
+        // The end of the sandbox ends what is being started in any of many ways.
+        let pump = pump.map_err(|error| if self.is_closed() { ending() } else { error })?;
         drop(guard);
         if start.has_timed_out() {
             pump.process().kill_tree(Reason::Timeout);
@@ -748,6 +749,11 @@ impl PumpOwner for Registry {
             table.remove(oldest);
         }
     }
+}
+
+fn ending() -> Error {
+    let text = "cannot start a command: the sandbox is ending";
+    Error::new(Kind::ShuttingDown, text)
 }
 
 /// Adds to a queue that keeps the latest [`HISTORY`] values.

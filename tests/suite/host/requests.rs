@@ -4,13 +4,14 @@
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use serde_json::{Value, json};
 
 use super::{create, create_for_trouble, delete, needs_root};
 use crate::fixture::{
-    Connection, EventStream, PATIENCE, READ_ONE, Sandbox, Server, assert_error, wait_until,
+    Connection, EventStream, PATIENCE, READ_ONE, Sandbox, Server, assert_error, kinds, wait_until,
 };
 
 /// The `exit` with which a stream ends, after what it said before.
@@ -235,8 +236,9 @@ fn no_command_starts_late() {
     needs_root!();
     let server = Server::host().start();
     let statuses = Mutex::new(BTreeSet::new());
-    for round in 0..12 {
-        let sandbox = server.sandbox();
+    let kinds = kinds(&server);
+    for (round, kind) in (0..12).flat_map(|round| kinds.iter().map(move |kind| (round, kind))) {
+        let sandbox = server.sandbox_with(kind);
         let begun = Mutex::new(0);
         thread::scope(|scope| {
             for worker in 0..8 {
@@ -273,6 +275,44 @@ fn no_command_starts_late() {
         statuses.is_subset(&BTreeSet::from([200, 404, 503])),
         "{statuses:?}"
     );
+}
+
+/// A program that is open for writing is tried for a while, so the deletion comes in the middle of the start.
+#[test]
+fn a_start_that_the_deletion_ends_is_refused_like_one_that_comes_after_it() {
+    needs_root!();
+    let server = Server::host().start();
+    for kind in kinds(&server) {
+        let sandbox = server.sandbox_with(&kind);
+        sandbox.sh("echo '#!/bin/sh' > busy && chmod 755 busy");
+        let path = sandbox.home.join("busy");
+        let writer = std::fs::OpenOptions::new().append(true).open(path);
+        let _writer = writer.unwrap();
+        let body = json!({ "cmd": ["./busy"] });
+        let begun = AtomicUsize::new(0);
+        thread::scope(|scope| {
+            for route in ["exec", "processes"].repeat(4) {
+                let (sandbox, body, begun) = (&sandbox, &body, &begun);
+                scope.spawn(move || {
+                    loop {
+                        begun.fetch_add(1, Ordering::Relaxed);
+                        let reply = sandbox.post(route, body);
+                        match reply.status {
+                            // Killed before it began.
+                            200 => break,
+                            404 => return assert_error(&reply, 404, "not_found"),
+                            503 => return assert_error(&reply, 503, "shutting_down"),
+                            _ => assert!(reply.text().contains("ETXTBSY"), "{}", reply.text()),
+                        }
+                    }
+                });
+            }
+            wait_until("all are starting", PATIENCE, || {
+                begun.load(Ordering::Relaxed) >= 16
+            });
+            assert!(delete(&server, &sandbox.id));
+        });
+    }
 }
 
 /// Asks for a command that would be there to be seen, by either route; the status.
