@@ -2,21 +2,25 @@
 //! image.
 //!
 //! A path is opened once, and what counts from then on is the file that was opened, not its name. Permissions and
-//! owners hold as ever: a rule of Landlock only takes away.
+//! owners hold as ever: a rule of Landlock only takes away. A link that a sandbox has made is not followed.
 
-use std::ffi::OsStr;
+use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
+use nix::fcntl::{OFlag, open, openat, readlinkat};
 use nix::sys::stat::{Mode, fstat};
 
 use crate::error::{Error, Kind, Result};
 
 /// What no sandbox is given: the kernel's own file systems, devices, and what holds them.
 const FORBIDDEN: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// Most links on the way, as in the kernel.
+const MAX_LINKS: usize = 40;
 
 /// A path that commands reach.
 pub(super) struct Grant {
@@ -41,12 +45,18 @@ pub struct GrantedPaths {
 }
 
 impl Grants {
-    /// Opens paths that a client names. Nothing that holds one of the `private` ones, or is in it, is among them.
+    /// Opens paths that a client names. Nothing that holds one of the `private` ones, or is in it, is among them, nor what
+    /// a link of one of the `users` leads to.
     ///
     /// # Errors
     /// `Invalid` for a path that is not absolute; `NotFound`; `NotRegular` for what is neither a file nor a directory;
     /// `Forbidden` for what must stay closed.
-    pub fn open(read_only: &[String], read_write: &[String], private: &[PathBuf]) -> Result<Self> {
+    pub fn open(
+        read_only: &[String],
+        read_write: &[String],
+        private: &[PathBuf],
+        users: &RangeInclusive<u32>,
+    ) -> Result<Self> {
         let mut opened = Vec::new();
         let mut granted = GrantedPaths::default();
         for (paths, field, is_writable) in [
@@ -55,7 +65,7 @@ impl Grants {
         ] {
             for path in paths {
                 let refuse = |(kind, why)| Error::new(kind, format!("{field} has {path:?}: {why}"));
-                let (file, path) = open_path(path, private).map_err(refuse)?;
+                let (file, path) = open_path(path, private, users).map_err(refuse)?;
                 let list = if is_writable {
                     &mut granted.read_write
                 } else {
@@ -76,6 +86,7 @@ impl Grants {
 fn open_path(
     path: &str,
     private: &[PathBuf],
+    users: &RangeInclusive<u32>,
 ) -> std::result::Result<(OwnedFd, String), (Kind, String)> {
     if !path.starts_with('/') || path.contains('\0') {
         return Err((Kind::Invalid, "it takes absolute paths".to_owned()));
@@ -88,8 +99,10 @@ fn open_path(
         };
         (kind, format!("{} ({errno:?})", errno.desc().to_lowercase()))
     };
-    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-    let file = open(OsStr::new(path), flags, Mode::empty()).map_err(described)?;
+    let Some(file) = walk(Path::new(path), users).map_err(described)? else {
+        let why = "a link on the way to it was made by a sandbox, or is in a directory of one";
+        return Err((Kind::Forbidden, why.to_owned()));
+    };
     // After all links: what was opened is what counts.
     let link = format!("/proc/self/fd/{}", file.as_raw_fd());
     let real = std::fs::read_link(link).map_err(|error| (Kind::System, error.to_string()))?;
@@ -116,6 +129,46 @@ fn open_path(
     };
     let real = real.map_err(not_text)?;
     Ok((file, real))
+}
+
+/// Opens a path step by step, so that nobody can change a step between the look at it and its use. `None` if a link is on
+/// the way that one of these users has made, or can have put there.
+fn walk(path: &Path, users: &RangeInclusive<u32>) -> nix::Result<Option<OwnedFd>> {
+    if path.as_os_str().len() >= usize::try_from(libc::PATH_MAX).unwrap_or(0) {
+        return Err(Errno::ENAMETOOLONG);
+    }
+    let flags = OFlag::O_PATH | OFlag::O_CLOEXEC | OFlag::O_NOFOLLOW;
+    // The last step first.
+    let steps = |path: &Path| -> Vec<OsString> {
+        let steps = path.components().rev();
+        steps.map(|step| step.as_os_str().to_owned()).collect()
+    };
+    let root = || open("/", flags, Mode::empty());
+    let (mut here, mut left, mut links) = (root()?, steps(path), 0);
+    while let Some(step) = left.pop() {
+        if Path::new(&step).components().next() == Some(Component::RootDir) {
+            here = root()?;
+            continue;
+        }
+        let next = openat(&here, &*step, flags, Mode::empty())?;
+        let status = fstat(&next)?;
+        if status.st_mode & libc::S_IFMT != libc::S_IFLNK {
+            here = next;
+            continue;
+        }
+        if [status.st_uid, fstat(&here)?.st_uid]
+            .iter()
+            .any(|owner| users.contains(owner))
+        {
+            return Ok(None);
+        }
+        links += 1;
+        if links > MAX_LINKS {
+            return Err(Errno::ELOOP);
+        }
+        left.extend(steps(Path::new(&readlinkat(&next, "")?)));
+    }
+    Ok(Some(here))
 }
 
 #[cfg(test)]
@@ -159,12 +212,13 @@ mod tests {
             ("to-homes", "homes"),
             ("to-root", "/"),
             ("to-proc", "/proc/self/fd"),
+            ("to-itself", "to-itself"),
         ];
         for (link, target) in links {
             symlink(target, directory.path(link)).unwrap();
         }
         let private = [directory.0.join("homes"), directory.0.join("token/file")];
-        let open = |path: &str| Grants::open(&[path.to_owned()], &[], &private);
+        let open = |path: &str| Grants::open(&[path.to_owned()], &[], &private, &(1..=1));
         let (model, file) = (directory.path("model"), directory.path("token"));
         for path in [
             &model,
@@ -195,6 +249,9 @@ mod tests {
             &directory.path(""),
             &file,
             &directory.path("token/file"),
+            &directory.path("to-itself"),
+            &directory.path("to-model/none"),
+            &directory.path("token/file/below"),
         ] {
             assert!(open(path).is_err(), "{path}");
         }

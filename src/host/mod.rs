@@ -195,7 +195,9 @@ impl Host {
         let unused = ids.of(0);
         drop(homes.make(&unused, first)?);
         homes.remove(&unused, None)?;
-        let users = Users::new(settings.users.clone(), accounts);
+        let random = sys::random_bytes()
+            .map_err(|errno| Error::system("cannot choose the first uid", errno))?;
+        let users = Users::new(&settings.users, u64::from_le_bytes(random), accounts);
         Ok(Arc::new(Self {
             policy,
             shared,
@@ -317,7 +319,7 @@ impl Host {
         }
         self.limiter.check(spec.whole)?;
         let (read, write) = (&spec.read_only_paths, &spec.read_write_paths);
-        let grants = Grants::open(read, write, &self.private)?;
+        let grants = Grants::open(read, write, &self.private, &self.users)?;
         let (reservations, shortage) = self.table().reserve(count)?;
         let mut reserved = Reserved {
             host: self,

@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
-use std::ops::RangeInclusive;
+use std::iter::Chain;
+use std::ops::{Range, RangeInclusive};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
@@ -12,9 +13,10 @@ use crate::error::{Error, Kind, Result};
 use crate::sys::{ActingAs, User};
 
 /// The free uids. A fresh uid is taken before a used one, and of those the one that has been free for
-/// longest: files that a sandbox left outside its home stay out of reach of others as long as possible.
+/// longest: files that a sandbox left outside its home stay out of reach of others as long as possible. So does what those
+/// of an earlier server left, because each begins at another place of the range.
 pub(super) struct Users {
-    fresh: RangeInclusive<u32>,
+    fresh: Chain<RangeInclusive<u32>, Range<u32>>,
     freed: VecDeque<u32>,
     /// Uids that no sandbox has, but that still have processes or files.
     aside: Vec<u32>,
@@ -23,10 +25,14 @@ pub(super) struct Users {
 }
 
 impl Users {
-    /// The users of a range, without those that are `accounts`.
-    pub(super) fn new(range: RangeInclusive<u32>, accounts: Vec<u32>) -> Self {
+    /// The users of a range, from a place of it on that a random number decides, without those that are `accounts`.
+    pub(super) fn new(range: &RangeInclusive<u32>, random: u64, accounts: Vec<u32>) -> Self {
+        let (first, last) = (*range.start(), *range.end());
+        let count = u64::from(last - first) + 1;
+        // Less than the length, which fits.
+        let begin = first + u32::try_from(random % count).unwrap_or(0);
         Self {
-            fresh: range,
+            fresh: (begin..=last).chain(first..begin),
             freed: VecDeque::new(),
             aside: Vec::new(),
             accounts,
@@ -151,7 +157,7 @@ mod tests {
 
     #[test]
     fn those_that_were_free_for_longest_come_first() {
-        let mut users = Users::new(1..=3, Vec::new());
+        let mut users = Users::new(&(1..=3), 0, Vec::new());
         assert_eq!([take(&mut users), take(&mut users)], [Some(1), Some(2)]);
         users.free(user(2));
         users.free(user(1));
@@ -160,14 +166,28 @@ mod tests {
     }
 
     #[test]
+    fn they_go_round_from_wherever_they_begin() {
+        for (random, expected) in [(3, [4, 5, 6]), (7, [5, 6, 4]), (u64::MAX, [4, 5, 6])] {
+            let mut users = Users::new(&(4..=6), random, Vec::new());
+            let all: Vec<_> = std::iter::from_fn(|| take(&mut users)).collect();
+            assert_eq!(all, expected, "{random}");
+        }
+        let mut users = Users::new(&(0..=u32::MAX), u64::from(u32::MAX), Vec::new());
+        assert_eq!(
+            [take(&mut users), take(&mut users)],
+            [Some(u32::MAX), Some(0)]
+        );
+    }
+
+    #[test]
     fn an_account_is_never_given() {
-        let mut users = Users::new(1..=3, vec![1, 3]);
+        let mut users = Users::new(&(1..=3), 2, vec![1, 3]);
         assert_eq!([take(&mut users), take(&mut users)], [Some(2), None]);
     }
 
     #[test]
     fn a_busy_one_is_not_given_until_it_is_free() {
-        let mut users = Users::new(1..=2, Vec::new());
+        let mut users = Users::new(&(1..=2), 0, Vec::new());
         assert_eq!(users.take(|user| user.uid == 1), Some(user(2)));
         assert_eq!(users.take(|user| user.uid == 1), None);
         assert_eq!(users.take(|_| false), Some(user(1)));

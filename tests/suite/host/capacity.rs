@@ -186,9 +186,16 @@ fn a_user_is_given_again_after_all_others() {
     let builder = with_users(4);
     let first = first_user(&builder);
     let server = builder.start();
+    let mut before = Vec::new();
     for turn in 0..12 {
         let sandbox = server.sandbox();
-        assert_eq!(sandbox.uid, first + turn % 4);
+        let offset = sandbox.uid - first;
+        assert!(offset < 4);
+        if let Some(last) = before.last() {
+            let next = (last + 1) % 4;
+            assert_eq!(offset, next, "{turn}: {before:?}");
+        }
+        before.push(offset);
         // What one user leaves outside its home is not found by the next in its place.
         assert_eq!(
             sandbox.sh("id -u; ls -A | wc -l"),
@@ -197,6 +204,20 @@ fn a_user_is_given_again_after_all_others() {
         sandbox.spawn(&json!({"cmd": "exec sleep 3600"}));
         sandbox.delete();
     }
+}
+
+/// Files in paths that sandboxes were given outlive them, and the server. The next server's first sandbox shall not own
+/// what the last one's left.
+#[test]
+fn each_start_begins_at_another_user() {
+    needs_root!();
+    let firsts = (0..8).map(|_| {
+        let builder = Server::host();
+        let first = first_user(&builder);
+        builder.start().sandbox().uid - first
+    });
+    let firsts: std::collections::BTreeSet<_> = firsts.collect();
+    assert!(firsts.len() > 1, "eight times {firsts:?} of 64");
 }
 
 #[test]

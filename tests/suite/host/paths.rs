@@ -248,6 +248,47 @@ fn what_must_stay_closed_is_given_to_nobody() {
     let _: Sandbox<'_> = server.sandbox_with(&body);
 }
 
+/// One that may change a directory chooses where paths lead that are given to others below it.
+#[test]
+fn what_a_sandbox_links_to_is_given_to_no_other() {
+    needs_root!();
+    let (server, tree) = (Server::host().start(), Tree::new());
+    let given = tree.path("given");
+    let sandbox = server.sandbox_with(&json!({ "read_write_paths": [given] }));
+    let beside = tree.path("beside");
+    sandbox.sh(&format!(
+        "cd {given} && ln -s {beside} planted && ln -s ../beside below/planted && mkdir -p own/deep \
+         && chmod 777 own own/deep && rm link && ln -s . round && ln -s planted/file to-planted"
+    ));
+    // Its owner cannot be taken for the operator by what he lays into a directory of the sandbox.
+    symlink(&beside, tree.path("given/own/link")).unwrap();
+    symlink("given/own/deep", tree.path("to-deep")).unwrap();
+    for path in [
+        "given/planted",
+        "given/planted/file",
+        "given/below/planted",
+        "given/round/file",
+        "given/own/link",
+        "to-given/planted",
+        "given/to-planted",
+    ] {
+        for field in ["read_only_paths", "read_write_paths"] {
+            let reply = server.post(SANDBOXES, &json!({ field: [tree.path(path)] }));
+            assert_error(&reply, 403, "forbidden");
+        }
+    }
+    // Its directories lead nowhere else.
+    for path in [
+        "given/own/deep",
+        "to-deep",
+        "given/own/../below",
+        "given/file",
+    ] {
+        server.sandbox_with(&json!({ "read_only_paths": [tree.path(path)] }));
+    }
+    assert_eq!(server.get(SANDBOXES).json().as_array().unwrap().len(), 5);
+}
+
 /// A sandbox is never weaker than asked.
 #[test]
 fn walls_that_are_not_enforced_here_are_refused() {
