@@ -10,10 +10,11 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use super::needs_root;
+use super::starting::with_mounts;
 use crate::fixture::{Held, PATIENCE, Sandbox, Server, TempDir, WebSocket, kinds, wait_until};
 
-/// Keeps every descriptor that it is sent at `$1`, and every terminal of others that it may open. Says in `held` how
-/// many these are. When there is a file `try`, it tries them and says in `tried` what comes of that.
+/// Keeps every descriptor that it is sent at `$1`, and if there is a `$2` every terminal of others that it may open. Says
+/// in `held` how many these are. When there is a file `try`, it tries them and says in `tried` what comes of that.
 const HOLDER: &str = r"
 import array, errno, glob, os, socket, sys, time
 listener = socket.socket(socket.AF_UNIX); listener.bind(sys.argv[1]); os.chmod(sys.argv[1], 0o777)
@@ -35,7 +36,7 @@ while True:
         rights = sender.recvmsg(1, 4096)[1]
         numbers = array.array('i'); numbers.frombytes(rights[0][2]); held += numbers
     except BlockingIOError: time.sleep(0.01)
-    for path in glob.glob('/dev/pts/[0-9]*'):
+    for path in glob.glob('/dev/pts/[0-9]*') if sys.argv[2:] else []:
         if path in seen or os.stat(path).st_uid == os.getuid(): continue
         try: held.append(os.open(path, os.O_RDWR | os.O_NOCTTY)); seen.add(path)
         except OSError: pass
@@ -80,9 +81,11 @@ impl Shared {
 struct Holder<'s>(Sandbox<'s>);
 
 impl<'s> Holder<'s> {
-    fn new(server: &'s Server, shared: &Shared) -> Self {
+    fn new(server: &'s Server, shared: &Shared, opens_terminals: bool) -> Self {
         let sandbox = shared.sandbox(server, &json!({ "isolation": "landlock" }));
-        let words = ["python3", "-c", HOLDER, &shared.0.join("holder")];
+        let path = shared.0.join("holder");
+        let mut words = vec!["python3", "-c", HOLDER, &path];
+        words.extend(opens_terminals.then_some("terminals"));
         sandbox.spawn(&json!({ "cmd": words }));
         let holder = Self(sandbox);
         holder.await_count(0);
@@ -126,14 +129,50 @@ macro_rules! needs_python {
     };
 }
 
+/// A server with terminals that no other server's sandboxes see: here are some that everyone may open.
+fn with_own_terminals() -> Option<Server> {
+    let mount = "mount -t devpts -o newinstance,ptmxmode=0666,mode=0620 devpts /dev/pts";
+    with_mounts(Server::host(), mount).map(crate::fixture::Builder::start)
+}
+
+/// Landlock restricts no chmod, so what a sandbox does with its own terminals is its own affair.
+#[test]
+fn a_terminal_is_closed_to_others_unless_its_own_sandbox_opens_it() {
+    needs_root!();
+    let Some(server) = with_own_terminals() else {
+        crate::skip!("needs a mount namespace");
+    };
+    let other = server.sandbox();
+    for kind in kinds(&server) {
+        let sandbox = server.sandbox_with(&kind);
+        for mode in ["0600", "0666"] {
+            let cmd = format!("chmod {mode} $(tty); touch {mode}; exec sleep 1000");
+            sandbox.spawn(&json!({ "cmd": cmd, "pty": true }));
+            wait_until("it has its mode", PATIENCE, || {
+                sandbox.home.join(mode).exists()
+            });
+            let open = "for node in /dev/pts/[0-9]*; do (: < $node) 2> /dev/null && echo opened; done; true";
+            let opened = other.sh(open);
+            let expected = match (mode, kind["isolation"].as_str()) {
+                ("0666", Some("landlock")) => "opened\n",
+                _ => "",
+            };
+            assert_eq!(opened, expected, "{kind} {mode}");
+        }
+        sandbox.delete();
+    }
+}
+
 #[test]
 fn what_another_sandbox_holds_of_a_deleted_one_is_hung_up() {
     needs_root!();
     needs_python!();
-    let server = Server::host().start();
+    let Some(server) = with_own_terminals() else {
+        crate::skip!("needs a mount namespace");
+    };
     for kind in kinds(&server) {
         let shared = Shared::new();
-        let holder = Holder::new(&server, &shared);
+        let holder = Holder::new(&server, &shared, true);
         let quiet = Held::after_one(&server, &kind);
         let sandbox = shared.sandbox(&server, &kind);
         let mut count = 0;
@@ -227,7 +266,7 @@ fn outputs_that_others_hold_count_in_the_share_of_their_own_sandbox_until_it_end
         .wrapped_in(&["prlimit", "--nofile=512:512"])
         .start();
     let shared = Shared::new();
-    let holder = Holder::new(&server, &shared);
+    let holder = Holder::new(&server, &shared, false);
     let victim = server.sandbox();
     let mut held = 0;
     let mut refused_after = Vec::new();
@@ -327,6 +366,57 @@ import time; time.sleep(1000)"
         let read = || std::fs::read_to_string(&said).unwrap_or_default();
         wait_until("it has tried", PATIENCE, || !read().is_empty());
         assert_ne!(read(), "connected");
+        keeper.delete();
+    }
+}
+
+/// A server inside that has given its connections away before it ends, whatever part of the answer it has sent.
+#[test]
+fn requests_whose_connection_another_sandbox_holds_end_with_theirs() {
+    needs_root!();
+    needs_python!();
+    let server = Server::host().start();
+    for kind in kinds(&server) {
+        let shared = Shared::new();
+        let path = shared.0.join("sockets");
+        let keeper = shared.sandbox(&server, &json!({ "isolation": "landlock" }));
+        let keep = format!(
+            "{RECEIVE}
+import time
+port, sockets = receive({path:?}, 4)
+open('holds', 'w')
+time.sleep(1000)"
+        );
+        keeper.spawn(&json!({ "cmd": ["python3", "-c", keep] }));
+        wait_until("it listens", PATIENCE, || Path::new(&path).exists());
+        let quiet = Held::after_one(&server, &kind);
+        let sandbox = shared.sandbox(&server, &kind);
+        let give = format!(
+            "{SEND}
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(os.environ['SBX_PROXY_DIR'] + '/evil.sock'); listener.listen(9)
+sockets = []
+for part in [b'', b'HTTP/1.1 200', b'HTTP/1.1 200 OK\\r\\nContent-Length: 9\\r\\n\\r\\nx', \
+        b'HTTP/1.1 200 OK\\r\\nTransfer-Encoding: chunked\\r\\n\\r\\n1\\r\\nx']:
+    one = listener.accept()[0]; one.recv(65536); one.sendall(part); sockets.append(one)
+send({path:?}, 0, sockets)
+import time; time.sleep(1000)"
+        );
+        sandbox.spawn(&json!({ "cmd": ["python3", "-c", give] }));
+        assert_eq!(sandbox.get("ports/evil/wait?timeout=20").status, 200);
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                let mut client = sandbox.connect();
+                client.send_request("GET", &sandbox.target("proxy/evil/"), &[], b"");
+                client
+            })
+            .collect();
+        wait_until("it holds them", PATIENCE, || {
+            keeper.home.join("holds").exists()
+        });
+        sandbox.delete();
+        quiet.await_of(&server);
+        drop(clients);
         keeper.delete();
     }
 }

@@ -459,7 +459,7 @@ fn hosts_of_whose_users_some_are_the_same_are_refused() {
 }
 
 /// Runs a server after these commands, which change mounts only for it. `None` where that is impossible.
-fn with_mounts(builder: Builder, commands: &str) -> Option<Builder> {
+pub(super) fn with_mounts(builder: Builder, commands: &str) -> Option<Builder> {
     let probe = ["--mount", "mount", "-t", "tmpfs", "none", "/run"];
     let probe = Command::new("unshare").args(probe).output();
     probe.is_ok_and(|output| output.status.success()).then(|| {
