@@ -372,7 +372,7 @@ fn what_a_killed_host_left_running_is_ended_by_the_next() {
     let users = leave(&mut server, &STUBBORN);
     let place = server.place.take().unwrap();
     for uid in &users {
-        assert!(has_living(&place, *uid), "the control: {uid}");
+        assert!(has_living(&place, *uid), "the control: {uid} of {users:?}");
     }
     let next = in_place_of(&place).start();
     for uid in &users {
