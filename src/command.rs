@@ -102,7 +102,7 @@ impl TerminalSize {
     pub fn new(rows: u64, columns: u64) -> Result<Self> {
         let side = |name, value: u64| match u16::try_from(value) {
             Ok(value) if (1..=Self::MAX).contains(&value) => Ok(value),
-            _ => Err(Error::invalid(format!(
+            _ => Err(Error::invalid(format_args!(
                 "{name} is {value}; it takes a whole number from 1 to {}",
                 Self::MAX
             ))),
@@ -448,7 +448,7 @@ pub fn environment_bytes(changes: &[EnvironmentChange]) -> usize {
 pub fn check_environment(changes: &[EnvironmentChange]) -> Result<()> {
     for (name, value) in changes {
         if name.is_empty() || name.contains(['=', '\0']) {
-            let text = format!("env has an impossible variable name {name:?}");
+            let text = format_args!("env has an impossible variable name {name:?}");
             return Err(Error::invalid(text));
         }
         no_nul(&format!("env.{name}"), value.as_deref().unwrap_or_default())?;

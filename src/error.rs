@@ -3,7 +3,7 @@
 //! Nothing here knows HTTP: each door has one table from [`Kind`] to its status and code. A text is lower
 //! case and says act, object and cause, with the path as the client wrote it.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::io;
 
 use nix::errno::Errno;
@@ -137,19 +137,50 @@ struct Failure {
 /// The result of a mechanism.
 pub type Result<T> = std::result::Result<T, Error>;
 
+/// Longest text of a failure, in bytes. Some texts quote what the client has sent, which may be megabytes.
+pub const MAX_TEXT_BYTES: usize = 16 * 1024;
+
+/// The beginning of what is shown, as the text of a failure. No more than that is formatted, so a caller that quotes
+/// passes `format_args!` and no `String`.
+#[cold]
+#[inline(never)]
+pub fn capped(shown: &dyn fmt::Display) -> String {
+    let mut text = Capped(String::new());
+    // Fails when it is full.
+    let _ = write!(text, "{shown}");
+    text.0
+}
+
+struct Capped(String);
+
+impl fmt::Write for Capped {
+    fn write_str(&mut self, more: &str) -> fmt::Result {
+        let room = MAX_TEXT_BYTES.saturating_sub(self.0.len());
+        if more.len() <= room {
+            self.0.push_str(more);
+            return Ok(());
+        }
+        let mut ends = (0..=room).rev();
+        let end = ends.find(|end| more.is_char_boundary(*end)).unwrap_or(0);
+        self.0.push_str(&more[..end]);
+        self.0.push('\u{2026}');
+        Err(fmt::Error)
+    }
+}
+
 impl Error {
-    /// A failure of `kind`; `text` says act, object and cause.
-    pub fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self::of(kind, text.into())
+    /// A failure of `kind`; `text` says act, object and cause. It is [`capped`].
+    pub fn new(kind: Kind, text: impl fmt::Display) -> Self {
+        Self::of(kind, &text)
     }
 
     // Not generic, and not inlined: there are hundreds of callers.
     #[cold]
     #[inline(never)]
-    fn of(kind: Kind, text: String) -> Self {
+    fn of(kind: Kind, text: &dyn fmt::Display) -> Self {
         Self(Box::new(Failure {
             kind,
-            text,
+            text: capped(text),
             details: Details::new(),
         }))
     }
@@ -167,7 +198,7 @@ impl Error {
     }
 
     /// A request that is not valid.
-    pub fn invalid(text: impl Into<String>) -> Self {
+    pub fn invalid(text: impl fmt::Display) -> Self {
         Self::new(Kind::Invalid, text)
     }
 
@@ -198,7 +229,7 @@ impl Error {
         };
         Self::new(
             kind,
-            format!("{act}: {} ({errno:?})", errno.desc().to_lowercase()),
+            format_args!("{act}: {} ({errno:?})", errno.desc().to_lowercase()),
         )
     }
 
@@ -212,7 +243,7 @@ impl Error {
     fn of_io(act: &dyn fmt::Display, error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(code) => Self::of_errno(act, Errno::from_raw(code)),
-            None => Self::new(Kind::System, format!("{act}: {error}")),
+            None => Self::new(Kind::System, format_args!("{act}: {error}")),
         }
     }
 
@@ -229,3 +260,22 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_stops_where_it_is_too_long() {
+        let quoted = "\u{200b}".repeat(4 << 20);
+        let error = Error::invalid(format_args!("x is {quoted:?}; it takes 1"));
+        let text = error.to_string();
+        assert!(text.starts_with("x is \"\\u{200b}"), "{}", &text[..40]);
+        assert!(text.ends_with('\u{2026}'));
+        assert!(text.len() <= MAX_TEXT_BYTES + 3, "{}", text.len());
+        // Between two characters.
+        let text = capped(&quoted);
+        assert_eq!(text.len(), MAX_TEXT_BYTES / 3 * 3 + 3);
+        assert_eq!(capped(&"short"), "short");
+    }
+}

@@ -39,7 +39,8 @@ impl Language {
         let mut all = Self::ALL.into_iter();
         all.find(|language| language.names().contains(&name))
             .ok_or_else(|| {
-                let text = format!("language is {name:?}; it takes python, javascript or bash");
+                let text =
+                    format_args!("language is {name:?}; it takes python, javascript or bash");
                 Error::new(Kind::UnsupportedLanguage, text)
             })
     }

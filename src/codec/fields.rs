@@ -34,7 +34,7 @@ impl<'a> From<Members<'a>> for Fields<'a> {
 
 impl<'a> Fields<'a> {
     pub fn parse(body: &'a [u8]) -> Result<Self> {
-        let broken = |error| Error::invalid(format!("the body is not JSON: {error}"));
+        let broken = |error| Error::invalid(format_args!("the body is not JSON: {error}"));
         let document: &RawValue = serde_json::from_slice(body).map_err(broken)?;
         if JsonType::of(document) != JsonType::Object {
             return Err(wrong_type("the body", "a JSON object", document));
@@ -118,7 +118,7 @@ impl<'a> Fields<'a> {
         };
         parse(number.get())
             .map(Some)
-            .ok_or_else(|| Error::invalid(format!("{name} is {number}; it takes {accepted}")))
+            .ok_or_else(|| Error::invalid(format_args!("{name} is {number}; it takes {accepted}")))
     }
 
     pub fn seconds(&mut self, name: &'static str) -> Result<Option<Duration>> {
@@ -160,7 +160,7 @@ impl<'a> Fields<'a> {
         };
         choose(choices, &text).map(Some).ok_or_else(|| {
             let accepted = accepted_words(choices);
-            Error::invalid(format!("{name} is {text:?}; it takes {accepted}"))
+            Error::invalid(format_args!("{name} is {text:?}; it takes {accepted}"))
         })
     }
 }
@@ -258,7 +258,7 @@ impl JsonType {
 
 pub fn decoded<'a, T: Deserialize<'a>>(field: &str, value: &'a RawValue) -> Result<T> {
     serde_json::from_str(value.get())
-        .map_err(|error| Error::invalid(format!("{field} cannot be read: {error}")))
+        .map_err(|error| Error::invalid(format_args!("{field} cannot be read: {error}")))
 }
 
 pub fn wrong_type(field: &str, accepted: &str, found: &RawValue) -> Error {
@@ -270,7 +270,7 @@ pub fn wrong_type(field: &str, accepted: &str, found: &RawValue) -> Error {
         JsonType::Array => "an array",
         JsonType::Object => "an object",
     };
-    Error::invalid(format!("{field} is {found}; it takes {accepted}"))
+    Error::invalid(format_args!("{field} is {found}; it takes {accepted}"))
 }
 
 /// An array of strings; `accepted` says what the field takes.

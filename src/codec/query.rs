@@ -38,7 +38,7 @@ impl Query {
         let mut pairs = self.0.iter().filter(|(key, _)| key == name.as_bytes());
         let value = pairs.next().map(|(_, value)| value.as_slice());
         if pairs.next().is_some() {
-            return Err(Error::invalid(format!(
+            return Err(Error::invalid(format_args!(
                 "the parameter {name} is given more than once"
             )));
         }
@@ -72,7 +72,7 @@ impl Query {
             [] => "no parameters".to_owned(),
             known => known.join(", "),
         };
-        Err(Error::invalid(format!(
+        Err(Error::invalid(format_args!(
             "the parameter {name} is not known here; {route} takes {known}"
         )))
     }
@@ -92,7 +92,9 @@ impl Query {
         };
         let text = String::from_utf8_lossy(value);
         parse(&text).map(Some).ok_or_else(|| {
-            Error::invalid(format!("{name}={text}: not accepted; it takes {accepted}"))
+            Error::invalid(format_args!(
+                "{name}={text}: not accepted; it takes {accepted}"
+            ))
         })
     }
 

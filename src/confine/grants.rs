@@ -64,7 +64,8 @@ impl Grants {
             (read_write, "read_write_paths", true),
         ] {
             for path in paths {
-                let refuse = |(kind, why)| Error::new(kind, format!("{field} has {path:?}: {why}"));
+                let refuse =
+                    |(kind, why)| Error::new(kind, format_args!("{field} has {path:?}: {why}"));
                 let (file, path) = open_path(path, private, users).map_err(refuse)?;
                 let list = if is_writable {
                     &mut granted.read_write

@@ -10,7 +10,10 @@ use crate::error::{Error, Result};
 /// U+EF80 stands for byte 0x80.
 const RANGE_START: u32 = 0xEF00;
 
-/// A path from a client: not empty, without NUL.
+/// Longest path, in bytes. The kernel takes 4096 at a time; what a walk finds may have a longer one.
+const MAX_PATH_BYTES: usize = 256 * 1024;
+
+/// A path from a client: not empty, without NUL, and not so long that its copies count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilePath {
     bytes: Vec<u8>,
@@ -21,8 +24,9 @@ impl FilePath {
     /// Takes a path as decoded from a request.
     ///
     /// # Errors
-    /// `Invalid` if it is empty or has a NUL.
+    /// `Invalid` if it is empty, too long or has a NUL.
     pub fn new(decoded: &[u8]) -> Result<Self> {
+        Self::check_length(decoded)?;
         let bytes = read(decoded);
         if bytes.is_empty() {
             return Err(Error::invalid("the path is empty; / is the root"));
@@ -34,6 +38,18 @@ impl FilePath {
         }
         let shown = show(&bytes);
         Ok(Self { bytes, shown })
+    }
+
+    /// Checks the length of a path, before copies are made of it.
+    ///
+    /// # Errors
+    /// `Invalid`.
+    pub fn check_length(decoded: &[u8]) -> Result<()> {
+        if decoded.len() > MAX_PATH_BYTES {
+            let text = "the path is longer than 262144 bytes; a file name has 255, and the kernel takes 4096 of a path";
+            return Err(Error::invalid(text));
+        }
+        Ok(())
     }
 
     /// The path as the kernel takes it.

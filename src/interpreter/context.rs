@@ -742,7 +742,7 @@ fn check_for_bash(spec: &ExecutionSpec) -> Result<()> {
     };
     for (name, value) in &spec.environment {
         if !is_name(name) || value.contains('\0') {
-            return Err(Error::invalid(format!(
+            return Err(Error::invalid(format_args!(
                 "env has a variable that bash cannot have: {name:?}"
             )));
         }

@@ -407,7 +407,7 @@ fn backend(language: Language, asked: Option<&str>) -> Result<&str> {
         }),
         Some(asked) if language == Language::Python && is_kernel(asked) => Ok(asked),
         Some(asked) => has(asked).copied().ok_or_else(|| {
-            Error::invalid(format!(
+            Error::invalid(format_args!(
                 "backend is {asked:?}; for {} it takes auto, {}",
                 language.name(),
                 language.backends().join(", ")

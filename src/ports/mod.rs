@@ -122,7 +122,9 @@ impl Ports {
         };
         port.ok_or_else(|| {
             let text = String::from_utf8_lossy(text);
-            Error::invalid(format!("port {text}: not accepted; it takes {accepted}"))
+            Error::invalid(format_args!(
+                "port {text}: not accepted; it takes {accepted}"
+            ))
         })
     }
 

@@ -188,8 +188,9 @@ impl Watches {
         let table = lock(&self.table);
         let found = table.all.iter().find(|watch| watch.id == id);
         found.cloned().ok_or_else(|| {
-            let text =
-                format!("there is no watch {id}; it may have been deleted, or unread for too long");
+            let text = format_args!(
+                "there is no watch {id}; it may have been deleted, or unread for too long"
+            );
             Error::new(Kind::NotFound, text)
         })
     }

@@ -291,7 +291,7 @@ pub(super) fn check_user(
     if name == own || (name == USUAL_USER && !workspace.has_account(USUAL_USER)) {
         return Ok(());
     }
-    let text = format!("invalid username {name:?}: everything here runs as {own}");
+    let text = format_args!("invalid username {name:?}: everything here runs as {own}");
     Err(Failure::new(Code::Unauthenticated, text))
 }
 

@@ -267,7 +267,7 @@ pub(super) fn bytes(
         })
         .collect();
     let decoded = base64::decode_url(&digits);
-    let accepted = || Failure::invalid(format!("{name} takes Base64"));
+    let accepted = || Failure::invalid(format_args!("{name} takes Base64"));
     decoded.map(Some).ok_or_else(accepted)
 }
 

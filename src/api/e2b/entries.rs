@@ -105,7 +105,7 @@ pub(super) fn only_path(
     check_user(workspace, user_of(call.request)?.as_deref())?;
     let path = fields.string(name)?.unwrap_or_default();
     if path.is_empty() {
-        return Err(Failure::invalid(format!("{name} is missing")));
+        return Err(Failure::invalid(format_args!("{name} is missing")));
     }
     Paths::of(workspace).read(path.as_bytes())
 }

@@ -1,15 +1,14 @@
 //! The one table from a kind of error to what the clients of this door see.
 
+use std::fmt::Display;
+
 use serde_json::json;
 
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, capped};
 use crate::files::name::FilePath;
 use crate::http::request::ReceiveError;
 use crate::http::{Body, Refusal, Response};
 use crate::workspace::Workspace;
-
-/// Longest text of an answer, in bytes. Some texts quote what the client has sent, which may be megabytes.
-const MAX_TEXT_BYTES: usize = 16 * 1024;
 
 /// The codes of the Connect protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,32 +75,26 @@ pub(super) enum Style {
 }
 
 impl Failure {
-    pub(super) fn new(code: Code, text: impl Into<String>) -> Self {
-        let mut text = text.into();
-        if text.len() > MAX_TEXT_BYTES {
-            let mut ends = (0..=MAX_TEXT_BYTES).rev();
-            let end = ends.find(|end| text.is_char_boundary(*end));
-            text.truncate(end.unwrap_or(0));
-            text.push('\u{2026}');
-        }
+    /// Its text is [`capped`].
+    pub(super) fn new(code: Code, text: impl Display) -> Self {
         Self {
             code,
             status: code.row().1,
-            text,
+            text: capped(&text),
             headers: Vec::new(),
             is_by_status: false,
         }
     }
 
-    pub(super) fn invalid(text: impl Into<String>) -> Self {
+    pub(super) fn invalid(text: impl Display) -> Self {
         Self::new(Code::InvalidArgument, text)
     }
 
-    pub(super) fn not_found(text: impl Into<String>) -> Self {
+    pub(super) fn not_found(text: impl Display) -> Self {
         Self::new(Code::NotFound, text)
     }
 
-    pub(super) fn unimplemented(text: impl Into<String>) -> Self {
+    pub(super) fn unimplemented(text: impl Display) -> Self {
         Self::new(Code::Unimplemented, text)
     }
 

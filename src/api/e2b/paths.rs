@@ -61,7 +61,7 @@ impl Paths {
         }
         let outside = || {
             let home = self.home();
-            let text = format!("{whole} is outside the sandbox, whose files are in {home}");
+            let text = format_args!("{whole} is outside the sandbox, whose files are in {home}");
             Failure::new(Code::PermissionDenied, text)
         };
         let rest = below(&absolute, &self.home).ok_or_else(outside)?;
@@ -75,6 +75,7 @@ impl Paths {
     /// The absolute path of what a client names. `..` means the directory before it in the path, as for E2B's own
     /// agent.
     pub(super) fn absolute(&self, given: &[u8]) -> Result<Vec<u8>, Failure> {
+        FilePath::check_length(given)?;
         let joined = match given {
             b"" | b"~" => self.home.clone(),
             [b'~', b'/', rest @ ..] => [&self.home, &b"/"[..], rest].concat(),

@@ -292,7 +292,9 @@ impl<'a> Target<'a> {
         }
         let path = String::from_utf8_lossy(self.path);
         if self.routes.is_empty() {
-            return Err(Failure::not_found(format!("there is nothing at {path}")));
+            return Err(Failure::not_found(format_args!(
+                "there is nothing at {path}"
+            )));
         }
         let allow = self.allow();
         let text = format!("{path} has no method {method}; it has {allow}");

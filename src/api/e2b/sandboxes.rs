@@ -409,7 +409,7 @@ pub(super) fn place<'a>(
     call: &Call<'a, '_>,
     id: &str,
 ) -> Result<Option<(&'a Host, Arc<Sandbox>)>, Failure> {
-    let unknown = || Failure::not_found(format!("there is no sandbox {id}"));
+    let unknown = || Failure::not_found(format_args!("there is no sandbox {id}"));
     match call.context.machine.host() {
         Ok(host) => {
             let sandbox = host.find(id).map_err(|_| unknown())?;
@@ -541,7 +541,7 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
     let template = fields.string("templateID")?.ok_or_else(missing)?;
     if !is_template(&template, templates) {
         let names: Vec<_> = template_names(templates).collect();
-        let text = format!(
+        let text = format_args!(
             "there is no template {template:?}: the image that the server runs in is the only one, as {}; \
              SBX_E2B_TEMPLATES gives it more names",
             names.join(" or ")
@@ -555,7 +555,9 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
     for name in ["mcp", "iam", "volumeMounts"] {
         let value = fields.take(name);
         if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
-            return Err(Failure::unimplemented(format!("{name} cannot be had here")));
+            return Err(Failure::unimplemented(format_args!(
+                "{name} cannot be had here"
+            )));
         }
     }
     let environment = variables_in(&mut fields, "envVars")?;
@@ -604,7 +606,7 @@ fn network(fields: &mut Fields<'_>) -> Result<Option<Posture>, Failure> {
     for name in ["rules", "egressProxy", "maskRequestHost", "dnsServers"] {
         let value = network.take(name);
         if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
-            return Err(Failure::unimplemented(format!(
+            return Err(Failure::unimplemented(format_args!(
                 "network.{name} cannot be had here"
             )));
         }
@@ -634,11 +636,13 @@ fn rules(network: &mut Fields<'_>, name: &'static str) -> Result<Vec<Rule>, Fail
         .map(|array| strings(&format!("network.{name}"), &accepted, array));
     let texts = texts.transpose()?.unwrap_or_default();
     if texts.len() > MAX_RULES {
-        return Err(Failure::invalid(format!("network.{name} takes {accepted}")));
+        return Err(Failure::invalid(format_args!(
+            "network.{name} takes {accepted}"
+        )));
     }
     let parsed = texts.iter().map(|text| {
         Rule::parse(text).ok_or_else(|| {
-            let text = format!("network.{name} has {text:?}; it takes {}", Rule::ACCEPTED);
+            let text = format_args!("network.{name} has {text:?}; it takes {}", Rule::ACCEPTED);
             Failure::invalid(text)
         })
     });

@@ -75,7 +75,7 @@ pub(super) fn events(
     let id = watcher_id(&mut fields)?;
     let watch = workspace.watches.find(&id)?;
     let Some(lasting) = watch.lasting else {
-        return Err(Failure::not_found(format!("there is no watcher {id}")));
+        return Err(Failure::not_found(format_args!("there is no watcher {id}")));
     };
     workspace.watches.catch_up(&watch);
     let (events, ended) = watch.take();

@@ -21,7 +21,7 @@ pub(in crate::api) fn expected_digest(fields: &mut Fields<'_>) -> Result<Option<
         return Ok(None);
     };
     let wrong = || {
-        Error::invalid(format!(
+        Error::invalid(format_args!(
             "if_sha256 is {text:?}; it takes 64 hexadecimal digits"
         ))
     };
@@ -41,7 +41,7 @@ pub(in crate::api) fn edit_request(fields: &mut Fields<'_>) -> Result<EditReques
     let list = decoded::<Elements<'_>>("edits", list)?.0;
     if list.is_empty() || list.len() > MAX_EDITS {
         let count = list.len();
-        return Err(Error::invalid(format!(
+        return Err(Error::invalid(format_args!(
             "edits has {count} edits; it takes 1 to {MAX_EDITS}"
         )));
     }
@@ -59,7 +59,7 @@ pub(in crate::api) fn edit_request(fields: &mut Fields<'_>) -> Result<EditReques
 }
 
 fn one_edit(number: usize, raw: &RawValue) -> Result<Edit> {
-    let failed = |error: Error| Error::invalid(format!("edits[{number}]: {error}"));
+    let failed = |error: Error| Error::invalid(format_args!("edits[{number}]: {error}"));
     if JsonType::of(raw) != JsonType::Object {
         return Err(wrong_type(&format!("edits[{number}]"), "an object", raw));
     }
@@ -94,7 +94,7 @@ fn count_of(raw: &RawValue) -> Result<Count> {
         "\"all\"" => Ok(Count::All),
         text => match text.parse() {
             Ok(count @ 1..=1_000_000) => Ok(Count::Exactly(count)),
-            _ => Err(Error::invalid(format!(
+            _ => Err(Error::invalid(format_args!(
                 "count is {raw}; it takes {accepted}"
             ))),
         },
@@ -112,14 +112,14 @@ fn line_range(text: &str) -> Result<EditTarget> {
     };
     match (number(first), number(last)) {
         (Some(first), Some(last)) if first <= last => Ok(EditTarget::Lines { first, last }),
-        _ => Err(Error::invalid(format!(
+        _ => Err(Error::invalid(format_args!(
             "lines is {text:?}; it takes numbers from 1 such as \"10-12\""
         ))),
     }
 }
 
 fn missing(field: &str) -> Error {
-    Error::invalid(format!("the field {field} is missing"))
+    Error::invalid(format_args!("the field {field} is missing"))
 }
 
 #[cfg(test)]

@@ -3,9 +3,6 @@
 use crate::error::{Error, Kind};
 use crate::http::Refusal;
 
-/// Longest text of an answer, in bytes. Some texts quote what the client has sent, which may be megabytes.
-const MAX_TEXT_BYTES: usize = 16 * 1024;
-
 impl From<Error> for Refusal {
     fn from(mut error: Error) -> Self {
         let (status, code) = match error.kind() {
@@ -59,13 +56,6 @@ impl From<Error> for Refusal {
             Kind::NoSpace => (507, "no_space"),
         };
         let details = error.take_details();
-        let mut text = error.to_string();
-        if text.len() > MAX_TEXT_BYTES {
-            let mut ends = (0..=MAX_TEXT_BYTES).rev();
-            let end = ends.find(|end| text.is_char_boundary(*end));
-            text.truncate(end.unwrap_or(0));
-            text.push('\u{2026}');
-        }
-        Self::new(status, code, text).with_details(details)
+        Self::new(status, code, error).with_details(details)
     }
 }

@@ -31,8 +31,9 @@ pub(in crate::api) fn posture(fields: &mut Fields<'_>) -> Result<Option<Posture>
         JsonType::String => {
             let word: String = decoded("network", value)?;
             let posture = Posture::named(&word);
-            let posture = posture
-                .ok_or_else(|| Error::invalid(format!("network is {word:?}; it takes {ACCEPTED}")));
+            let posture = posture.ok_or_else(|| {
+                Error::invalid(format_args!("network is {word:?}; it takes {ACCEPTED}"))
+            });
             posture.map(Some)
         }
         JsonType::Object => of_object(value).map(Some),
@@ -44,7 +45,7 @@ fn of_object(value: &RawValue) -> Result<Posture> {
     let Members(members) = decoded("network", value)?;
     // A rule under a wrong name would not hold, so unknown members are not ignored here.
     if let Some(unknown) = members.keys().find(|name| !MEMBERS.contains(&&***name)) {
-        let text = format!("network has {unknown:?}; it takes {}", MEMBERS.join(", "));
+        let text = format_args!("network has {unknown:?}; it takes {}", MEMBERS.join(", "));
         return Err(Error::invalid(text));
     }
     let mut fields = Fields::from(Members(members));
@@ -101,7 +102,7 @@ fn rules(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Vec<Rule>
     }
     let parsed = texts.iter().map(|text| {
         Rule::parse(text).ok_or_else(|| {
-            let text = format!("network.{name} has {text:?}; it takes {}", Rule::ACCEPTED);
+            let text = format_args!("network.{name} has {text:?}; it takes {}", Rule::ACCEPTED);
             Error::invalid(text)
         })
     });
@@ -121,7 +122,7 @@ fn upstream(
         Protocol::Http => "http://user:password@host:port; TLS to the proxy is not supported",
         Protocol::Socks => "socks5h://user:password@host:port",
     };
-    let refused = || Error::invalid(format!("network.{name} takes a URL such as {example}"));
+    let refused = || Error::invalid(format_args!("network.{name} takes a URL such as {example}"));
     Upstream::parse(protocol, &url)
         .ok_or_else(refused)
         .map(Some)

@@ -152,7 +152,7 @@ fn terminal(fields: &mut Fields<'_>) -> Result<Option<TerminalSpec>> {
         JsonType::Boolean => Ok((pty.get() == "true").then(TerminalSpec::default)),
         JsonType::Object => terminal_spec(pty.get().as_bytes())
             .map(Some)
-            .map_err(|error| Error::invalid(format!("pty.{error}"))),
+            .map_err(|error| Error::invalid(format_args!("pty.{error}"))),
         _ => Err(wrong_type("pty", "true, false or an object", pty)),
     }
 }
@@ -173,7 +173,7 @@ fn terminal_spec(fields: &[u8]) -> Result<TerminalSpec> {
 pub(super) fn tag(fields: &mut Fields<'_>) -> Result<Option<String>> {
     let tag = fields.string("tag")?;
     if tag.as_ref().map_or(0, String::len) > MAX_TAG_BYTES {
-        return Err(Error::invalid(format!(
+        return Err(Error::invalid(format_args!(
             "tag is longer than {MAX_TAG_BYTES} bytes; keep what belongs to it on your side"
         )));
     }
@@ -279,7 +279,7 @@ pub(in crate::api) fn sandbox_request(fields: &mut Fields<'_>) -> Result<(usize,
     let size =
         |(name, value): &EnvironmentChange| name.len() + value.as_ref().map_or(0, String::len);
     if environment.iter().map(size).sum::<usize>() > MAX_ENVIRONMENT_BYTES {
-        return Err(Error::invalid(format!(
+        return Err(Error::invalid(format_args!(
             "env is larger than {MAX_ENVIRONMENT_BYTES} bytes; every command would carry it: put large values into files"
         )));
     }
@@ -317,7 +317,7 @@ fn paths(fields: &mut Fields<'_>, name: &'static str) -> Result<Vec<String>> {
     let paths = paths.transpose()?.unwrap_or_default();
     if paths.len() > MAX_PATHS {
         let count = paths.len();
-        return Err(Error::invalid(format!(
+        return Err(Error::invalid(format_args!(
             "{name} has {count} paths; it takes {accepted}"
         )));
     }
@@ -389,8 +389,11 @@ fn signal(signal: &RawValue) -> Result<i32> {
         }
         _ => return Err(wrong_type("signal", accepted, signal)),
     };
-    known
-        .ok_or_else(|| Error::invalid(format!("signal {signal} is not known; it takes {accepted}")))
+    known.ok_or_else(|| {
+        Error::invalid(format_args!(
+            "signal {signal} is not known; it takes {accepted}"
+        ))
+    })
 }
 
 /// Reads the body of a request about several files.
@@ -400,7 +403,7 @@ fn signal(signal: &RawValue) -> Result<i32> {
 pub(in crate::api) fn paths_request(fields: &mut Fields<'_>) -> Result<Vec<FilePath>> {
     let accepted = "a list of paths";
     let Some(paths) = fields.take("paths") else {
-        return Err(Error::invalid(format!(
+        return Err(Error::invalid(format_args!(
             "paths is missing; it takes {accepted}"
         )));
     };
@@ -424,7 +427,7 @@ pub(in crate::api) fn paths_request(fields: &mut Fields<'_>) -> Result<Vec<FileP
 pub(in crate::api) fn compare_request(
     fields: &mut Fields<'_>,
 ) -> Result<(FilePath, Vec<ClientFile>)> {
-    let missing = |name| Error::invalid(format!("{name} is missing"));
+    let missing = |name| Error::invalid(format_args!("{name} is missing"));
     let tree = fields.string("path")?.ok_or_else(|| missing("path"))?;
     let entries = fields.take("entries").ok_or_else(|| missing("entries"))?;
     if JsonType::of(entries) != JsonType::Array {
@@ -449,7 +452,7 @@ pub(in crate::api) fn compare_request(
     };
     let entries = decoded::<Elements<'_>>("entries", entries)?.0.into_iter();
     let named = |(number, entry): (usize, _)| {
-        read(entry).map_err(|error| Error::invalid(format!("entries[{number}]: {error}")))
+        read(entry).map_err(|error| Error::invalid(format_args!("entries[{number}]: {error}")))
     };
     let files = entries.enumerate().map(named).collect::<Result<_>>()?;
     Ok((FilePath::new(tree.as_bytes())?, files))

@@ -4,12 +4,15 @@
 //! headers repeat what proxies look at. Requests of the eras before come after `initialize`, and may have a header
 //! with the version. Which era a message is of shows in itself, so nothing is remembered.
 
+use std::fmt::Display;
+
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use crate::codec::base64;
 use crate::codec::fields::{Fields, JsonType, Members, decoded};
+use crate::error::capped;
 use crate::http::Response;
 use crate::http::parse::Head;
 
@@ -60,39 +63,38 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    fn new(status: u16, code: i32, text: impl Into<String>) -> Self {
+    fn new(status: u16, code: i32, text: impl Display) -> Self {
         Self {
             status,
             code,
-            text: text.into(),
+            text: capped(&text),
             data: None,
             id: None,
         }
     }
 
     /// The body is no JSON.
-    fn parse(text: impl Into<String>) -> Self {
+    fn parse(text: impl Display) -> Self {
         Self::new(400, -32700, text)
     }
 
     /// The body is no message.
-    pub(super) fn invalid(text: impl Into<String>) -> Self {
+    pub(super) fn invalid(text: impl Display) -> Self {
         Self::new(400, -32600, text)
     }
 
     /// There is no such method.
     pub(super) fn method(name: &str) -> Self {
-        let name: String = name.chars().take(100).collect();
-        Self::new(404, -32601, format!("there is no method {name:?}"))
+        Self::new(404, -32601, format_args!("there is no method {name:?}"))
     }
 
     /// The parameters are wrong.
-    pub(super) fn params(text: &str) -> Self {
+    pub(super) fn params(text: impl Display) -> Self {
         Self::new(400, -32602, text)
     }
 
     /// A header is missing, or says something else than the body.
-    fn header(text: impl Into<String>) -> Self {
+    fn header(text: impl Display) -> Self {
         Self::new(400, -32020, text)
     }
 
@@ -100,7 +102,7 @@ impl Failure {
     fn version(requested: &str) -> Self {
         let supported: Vec<_> = MODERN.iter().chain(LEGACY).collect();
         let mut failure = Self::new(400, -32022, "this protocol version is not supported");
-        failure.data = Some(json!({ "supported": supported, "requested": requested }));
+        failure.data = Some(json!({ "supported": supported, "requested": capped(&requested) }));
         failure
     }
 
@@ -198,12 +200,11 @@ impl<'a> Message<'a> {
         if JsonType::of(document) != JsonType::Object {
             return Err(Failure::invalid("a message is a JSON object"));
         }
-        let Members(members) = decoded("the message", document)
-            .map_err(|error| Failure::invalid(error.to_string()))?;
+        let Members(members) = decoded("the message", document).map_err(Failure::invalid)?;
         let id = members.get("id").copied();
         if id.is_some_and(|id| !is_id(id)) {
             return Err(Failure::invalid(
-                "id is neither a string nor a whole number",
+                "id is neither a string nor a whole number of at most 1024 bytes",
             ));
         }
         let mut fields = Fields::from(Members(members));
@@ -230,7 +231,7 @@ impl<'a> Message<'a> {
         let params = match fields.take("params") {
             None => Members::default(),
             Some(params) if JsonType::of(params) == JsonType::Object => {
-                decoded("params", params).map_err(|error| Failure::params(&error.to_string()))?
+                decoded("params", params).map_err(Failure::params)?
             }
             Some(_) => return Err(Failure::params("params is no object")),
         };
@@ -244,9 +245,13 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Whether a value is an id, or a token: a string or a whole number.
+/// Most bytes of an id: every answer repeats it.
+const MAX_ID_BYTES: usize = 1024;
+
+/// Whether a value is an id, or a token: a string or a whole number, and not too long.
 pub(super) fn is_id(value: &RawValue) -> bool {
     match JsonType::of(value) {
+        _ if value.get().len() > MAX_ID_BYTES => false,
         JsonType::String => true,
         JsonType::Number => !value.get().contains(['.', 'e', 'E']),
         _ => false,
@@ -280,17 +285,19 @@ fn era(
         return header
             .filter(|version| is_modern(version))
             .map(|_| Era::Modern)
-            .ok_or_else(|| Failure::header(format!("{VERSION_HEADER} is missing or not known")));
+            .ok_or_else(|| {
+                Failure::header(format_args!("{VERSION_HEADER} is missing or not known"))
+            });
     }
     let lacks = |key| meta.as_ref().is_none_or(|meta| !meta.0.contains_key(key));
     for key in [VERSION_KEY, CAPABILITIES_KEY] {
         if lacks(key) {
-            return Err(Failure::params(&format!("params._meta lacks {key}")));
+            return Err(Failure::params(format_args!("params._meta lacks {key}")));
         }
     }
     let named = named.map(|named| decoded::<String>(VERSION_KEY, named));
     let Some(Ok(version)) = named else {
-        return Err(Failure::params(&format!("{VERSION_KEY} is no string")));
+        return Err(Failure::params(format_args!("{VERSION_KEY} is no string")));
     };
     let pairs = [
         (VERSION_HEADER, header, &*version),
@@ -321,10 +328,10 @@ pub(super) fn check_name(head: &Head, name: &str) -> Result<(), Failure> {
 fn agree(name: &str, header: Option<&str>, body: &str) -> Result<(), Failure> {
     match header {
         Some(header) if header == body => Ok(()),
-        Some(_) => Err(Failure::header(format!(
+        Some(_) => Err(Failure::header(format_args!(
             "the header {name} differs from the body"
         ))),
-        None => Err(Failure::header(format!(
+        None => Err(Failure::header(format_args!(
             "the header {name} is missing or cannot be read"
         ))),
     }
@@ -335,13 +342,13 @@ fn text_of(head: &Head, name: &str) -> Result<Option<String>, Failure> {
     let mut values = head.values(name);
     let first = values.next();
     if values.next().is_some() {
-        return Err(Failure::header(format!(
+        return Err(Failure::header(format_args!(
             "the header {name} is there more than once"
         )));
     }
     let text = first.map(|value| std::str::from_utf8(value).map(str::to_owned));
     text.transpose()
-        .map_err(|_| Failure::header(format!("the header {name} is not text")))
+        .map_err(|_| Failure::header(format_args!("the header {name} is not text")))
 }
 
 /// What a header means whose value may be encoded; `None` if the encoding is broken.

@@ -241,7 +241,7 @@ fn discovery() -> Value {
 /// The answer to `initialize`: in the version that was asked for, if it is known.
 fn introduction(params: &mut Fields<'_>) -> Result<Value, Failure> {
     let asked = params.string("protocolVersion");
-    let asked = asked.map_err(|error| Failure::params(&error.to_string()))?;
+    let asked = asked.map_err(Failure::params)?;
     let known = LEGACY
         .iter()
         .find(|version| asked.as_deref() == Some(**version));
@@ -267,7 +267,7 @@ fn cacheable(mut result: Value) -> Value {
 /// The tool that a request calls, and its arguments.
 fn invocation(params: &mut Fields<'_>, head: &Head, era: Era) -> Result<Invocation, Failure> {
     let name = params.string("name");
-    let name = name.map_err(|error| Failure::params(&error.to_string()))?;
+    let name = name.map_err(Failure::params)?;
     let name = name.ok_or_else(|| Failure::params("name is missing"))?;
     if era == Era::Modern {
         message::check_name(head, &name)?;
@@ -275,7 +275,7 @@ fn invocation(params: &mut Fields<'_>, head: &Head, era: Era) -> Result<Invocati
     let tool = tools::find(&name).ok_or_else(|| {
         let names: Vec<_> = tools::TOOLS.iter().map(|tool| tool.name).collect();
         let names = names.join(", ");
-        Failure::params(&format!("there is no tool {name:?}; there are {names}"))
+        Failure::params(format_args!("there is no tool {name:?}; there are {names}"))
     })?;
     let arguments = match params.take("arguments") {
         Some(arguments) if JsonType::of(arguments) == JsonType::Object => arguments.to_owned(),
@@ -284,8 +284,7 @@ fn invocation(params: &mut Fields<'_>, head: &Head, era: Era) -> Result<Invocati
     };
     let progress_token = match params.take("_meta") {
         Some(meta) if JsonType::of(meta) == JsonType::Object => {
-            let meta: Members<'_> =
-                decoded("_meta", meta).map_err(|error| Failure::params(&error.to_string()))?;
+            let meta: Members<'_> = decoded("_meta", meta).map_err(Failure::params)?;
             Fields::from(meta)
                 .take("progressToken")
                 .map(RawValue::to_owned)
@@ -297,7 +296,7 @@ fn invocation(params: &mut Fields<'_>, head: &Head, era: Era) -> Result<Invocati
         .is_some_and(|token| !message::is_id(token))
     {
         return Err(Failure::params(
-            "progressToken is neither a string nor a whole number",
+            "progressToken is neither a string nor a whole number of at most 1024 bytes",
         ));
     }
     Ok(Invocation {

@@ -121,7 +121,7 @@ impl Tool {
             } else {
                 &accepted
             };
-            let text = format!("{name} has no argument {unknown:?}; it takes {accepted}");
+            let text = format_args!("{name} has no argument {unknown:?}; it takes {accepted}");
             return Err(Error::invalid(text).into());
         }
         (self.run)(call, arguments)

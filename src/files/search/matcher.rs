@@ -34,7 +34,7 @@ impl Matcher {
         for text in patterns {
             let pattern = Pattern::new(text, Syntax::Glob).map_err(|why| {
                 let text = crate::files::name::show(text);
-                Error::invalid(format!("the pattern {text:?} cannot be used: {why}"))
+                Error::invalid(format_args!("the pattern {text:?} cannot be used: {why}"))
             })?;
             size += pattern.size();
             list.push(pattern);

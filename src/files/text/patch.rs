@@ -6,11 +6,14 @@
 //! There is no fuzz: all of a hunk's old lines must be there. A hunk whose old lines are not where it says
 //! is applied elsewhere only if they are there exactly once.
 
+use std::fmt::Display;
+
 use memchr::memmem::Finder;
 
 use super::pace::Pace;
 use super::told;
 use crate::client::Stopped;
+use crate::error::capped;
 
 /// Most files of a patch.
 pub const MAX_PATCHED_FILES: usize = 1000;
@@ -166,10 +169,10 @@ struct Header {
 }
 
 impl<'a> Parser<'a> {
-    fn error(&self, why: impl Into<String>) -> Unreadable {
+    fn error(&self, why: impl Display) -> Unreadable {
         Unreadable {
             line: self.at as u64 + 1,
-            why: why.into(),
+            why: capped(&why),
         }
     }
 
@@ -351,7 +354,7 @@ impl<'a> Parser<'a> {
             let slash = rest.iter().position(|byte| *byte == b'/');
             let slash = slash.ok_or_else(|| {
                 let name = String::from_utf8_lossy(told(name));
-                self.error(format!(
+                self.error(format_args!(
                     "the name {name:?} has fewer parts than strip={strip} takes off"
                 ))
             })?;

@@ -192,7 +192,7 @@ pub(super) fn quoted(text: &[u8]) -> Detail {
 }
 
 fn changed(path: &FilePath, why: &str) -> Error {
-    Error::new(Kind::Changed, format!("cannot edit {path}: {why}"))
+    Error::new(Kind::Changed, format_args!("cannot edit {path}: {why}"))
 }
 
 fn refusal(path: &FilePath, unfit: EditError) -> Stopped {
@@ -245,7 +245,7 @@ fn refusal(path: &FilePath, unfit: EditError) -> Stopped {
         EditError::Overlap {
             edits: [one, other],
             line,
-        } => Error::invalid(format!(
+        } => Error::invalid(format_args!(
             "cannot edit {path}: edits[{one}] and edits[{other}] overlap in line {line}; join them"
         )),
     };

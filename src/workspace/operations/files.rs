@@ -123,7 +123,7 @@ impl Workspace {
     ) -> Result<Page> {
         let limit = limit.unwrap_or(PAGE_ENTRIES);
         if !(1..=MAX_PAGE_ENTRIES).contains(&limit) {
-            return Err(Error::invalid(format!(
+            return Err(Error::invalid(format_args!(
                 "limit={limit}: not accepted; it takes 1 to {MAX_PAGE_ENTRIES}"
             )));
         }

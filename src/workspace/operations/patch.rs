@@ -259,7 +259,7 @@ impl Workspace {
 /// The path of a name in a patch. A name leads into the directory, and not out of it.
 fn below(directory: &FilePath, name: &[u8]) -> Result<FilePath> {
     if name.starts_with(b"/") || name.split(|byte| *byte == b'/').any(|part| part == b"..") {
-        return Err(Error::invalid(format!(
+        return Err(Error::invalid(format_args!(
             "the patch names {}, which is not beneath the directory",
             show(name)
         )));
@@ -290,7 +290,7 @@ fn check_targets(files: &Files<'_>, planned: &[Planned]) -> Result<()> {
             ));
         }
         if !written.insert(key) {
-            return Err(Error::invalid(format!(
+            return Err(Error::invalid(format_args!(
                 "the patch changes {} twice",
                 write.path
             )));

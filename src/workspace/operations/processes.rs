@@ -265,7 +265,7 @@ impl Workspace {
 }
 
 fn no_process(name: &str) -> Error {
-    let text = format!("there is no process {name}; GET processes lists those that are known");
+    let text = format_args!("there is no process {name}; GET processes lists those that are known");
     Error::new(Kind::NotFound, text)
 }
 

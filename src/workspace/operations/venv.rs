@@ -101,7 +101,7 @@ impl Workspace {
         let whole: PathBuf = directory.join(given).components().collect();
         match whole.into_os_string().into_string() {
             Ok(whole) if !whole.contains(':') => Ok(whole),
-            _ => Err(Error::invalid(format!(
+            _ => Err(Error::invalid(format_args!(
                 "path is {path}; it takes a directory whose path is UTF-8 and has no colon, which separates those in PATH"
             ))),
         }

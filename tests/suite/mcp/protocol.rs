@@ -720,3 +720,33 @@ fn the_revisions_that_have_batches_get_an_answer_for_each_request() {
         endpoint.call("run", &json!({ "cmd": "rm two" }));
     });
 }
+
+#[test]
+fn ids_and_tokens_that_every_answer_would_repeat_are_short() {
+    everywhere(|endpoint| {
+        let ping = |id: &str| {
+            let body = format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"method\":\"ping\"}}");
+            endpoint.post(&[], body.as_bytes())
+        };
+        let [longest, longer] = [1022, 1023].map(|length| format!("\"{}\"", "i".repeat(length)));
+        assert_eq!(ping(&longest).json()["id"].to_string(), longest);
+        for id in [longer, "9".repeat(1025)] {
+            let failure = assert_failure(&ping(&id), 400, -32600);
+            assert_eq!(failure["id"], Value::Null);
+        }
+        let params = json!({
+            "name": "processes", "arguments": {}, "_meta": { "progressToken": "t".repeat(2000) }
+        });
+        assert_failure(&endpoint.modern("tools/call", &params), 400, -32602);
+        // What is quoted is cut.
+        let params = json!({ "name": "\u{200b}".repeat(1 << 20), "arguments": {} });
+        let body = json!({ "jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params });
+        let reply = endpoint.post(&[], body.to_string().as_bytes());
+        let failure = assert_failure(&reply, 200, -32602);
+        let text = failure["error"]["message"].as_str().unwrap();
+        assert!(
+            text.starts_with("there is no tool ") && text.len() < 17 << 10,
+            "{text}"
+        );
+    });
+}
