@@ -33,6 +33,7 @@ use crate::config::Doors;
 use crate::http::parse::Head;
 use crate::http::seats::Seats;
 use crate::http::{Handler, Refusal, Request, Response, Sender};
+use crate::ledger::OverLimit;
 use crate::machine::Machine;
 use crate::panics::contain;
 use context::{Context, note_refusal};
@@ -235,6 +236,11 @@ trait Target {
         browsers::OWN
     }
 
+    /// Refuses a request whose answer there is no room for.
+    fn no_room(&self, _: &Head, limit: OverLimit) -> Response {
+        Refusal::from(limit).into()
+    }
+
     /// Authenticates a request and answers it.
     fn answer(&self, context: &Context, request: &mut Request<'_>) -> Result<Response, Refusal>;
 }
@@ -276,6 +282,9 @@ impl Handler for Api {
         });
         let is_relayed = target.is_proxied() && answer.is_ok();
         let mut response = answer.unwrap_or_else(Response::from);
+        if let Err(limit) = response.charge_to(&request.ledger) {
+            response = target.no_room(&request.head, limit);
+        }
         for (name, value) in target.fields() {
             if !response.headers.iter().any(|(other, _)| other == name) {
                 response = response.with_header(name, *value);

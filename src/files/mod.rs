@@ -37,7 +37,7 @@ pub mod watch;
 mod write;
 
 pub use archive::{
-    BrokenOff, Overwrite, Packed, Packing, Sink, Skipped, Source, Unpacked, Unpacking,
+    BrokenOff, Overwrite, Packed, Packing, SENT_BYTES, Sink, Skipped, Source, Unpacked, Unpacking,
 };
 pub use chmod::Changed;
 pub use condition::{Condition, Turn};

@@ -211,16 +211,20 @@ impl Plan {
 /// Frames and sends a response. False if it was another one in its place, and the connection ends.
 fn send_response(
     socket: &Arc<TcpStream>,
-    response: Response,
+    mut response: Response,
     plan: Plan,
     request: &mut BodyReader<'_>,
     ledger: &Arc<Ledger>,
 ) -> io::Result<bool> {
+    if let Err(limit) = response.charge_to(ledger) {
+        response = Refusal::from(limit).into();
+    }
     let Response {
         status,
         headers,
         body,
         held,
+        charge,
     } = response;
     let framing = match &body {
         Body::Empty if status == 204 => Framing::None,
@@ -255,6 +259,7 @@ fn send_response(
     }
     head.extend_from_slice(b"\r\n");
     let stream = |head| StreamWriter::new(Arc::clone(socket), head, chunked);
+    let charged = |head| stream(head).charged_to(ledger);
     let mut is_replaced = false;
     let send = || match body {
         Body::Takeover(takeover) => takeover.run(&mut stream(head), request),
@@ -266,9 +271,10 @@ fn send_response(
             length,
             start,
         } => send_file(socket, &head, file, length, &start, ledger),
+        // It charges its pieces itself, and so does a takeover.
         Body::Reader(source) => send_reader(stream(head), source, ledger),
         Body::Stream(write) => {
-            let mut stream = stream(head);
+            let mut stream = charged(head);
             write(&mut stream);
             stream.finish();
             send_rest(&mut stream)
@@ -288,7 +294,7 @@ fn send_response(
     if result.is_err() && ends_by_close {
         reset_on_close(socket);
     }
-    drop(held);
+    drop((held, charge));
     result.map(|()| !is_replaced)
 }
 
@@ -303,7 +309,7 @@ fn send_late(
     request: &mut BodyReader<'_>,
     ledger: &Arc<Ledger>,
 ) -> io::Result<bool> {
-    let mut client = LateStream::new(socket, head, plan.http_1_1);
+    let mut client = LateStream::new(socket, head, plan.http_1_1, ledger);
     let found = match contain(|| find(&mut client)) {
         Ok(found) => found,
         Err(panicked) => {
@@ -507,6 +513,38 @@ mod tests {
         fn refused(&self, status: u16) {
             lock(&self.refused).push(status);
         }
+    }
+
+    /// A handler whose answers no tenant has room for.
+    struct Large;
+
+    impl Handler for Large {
+        fn handle(&self, request: &mut Request<'_>) -> Response {
+            let body = Body::Bytes(vec![b'x'; 1 << 20]);
+            request.ledger = crate::ledger::Budget::new(1 << 20).ledger();
+            if request.head.path == b"/late" {
+                let find = move |_: &mut LateStream| Some(Response::new(200, body));
+                return Response::new(200, Body::Late(Box::new(find)));
+            }
+            Response::new(200, body)
+        }
+    }
+
+    #[test]
+    fn an_answer_without_room_is_a_refusal_and_the_connection_goes_on() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = Arc::new(listener.accept().unwrap().0);
+        let request = "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET /late HTTP/1.1\r\nHost: h\r\n\r\n";
+        client.write_all(request.as_bytes()).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let seat = Seat::for_test(&socket);
+        serve(&socket, seat, &Large, true);
+        drop(socket);
+        let mut answer = String::new();
+        client.read_to_string(&mut answer).unwrap();
+        assert_eq!(answer.matches("HTTP/1.1 503 ").count(), 2, "{answer}");
+        assert_eq!(answer.matches("\"over_limit\"").count(), 2, "{answer}");
     }
 
     /// What a client gets, and what tells of the refused requests once the connection is served.

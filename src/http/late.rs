@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::request::WaitingClient;
 use super::stream::StreamWriter;
 use crate::client::{Disconnected, Peer};
+use crate::ledger::Ledger;
 use crate::sys::Events;
 
 /// The client of such an answer.
@@ -17,6 +18,7 @@ pub struct LateStream {
     writer: StreamWriter,
     /// The head, without its type; `None` once the answer has begun.
     head: Option<StreamHead>,
+    ledger: Arc<Ledger>,
 }
 
 /// The head of a stream, as the connection frames it.
@@ -27,10 +29,16 @@ pub(super) struct StreamHead {
 }
 
 impl LateStream {
-    pub(super) fn new(socket: &Arc<TcpStream>, head: StreamHead, http_1_1: bool) -> Self {
+    pub(super) fn new(
+        socket: &Arc<TcpStream>,
+        head: StreamHead,
+        http_1_1: bool,
+        ledger: &Arc<Ledger>,
+    ) -> Self {
         Self {
             writer: StreamWriter::for_interim(Arc::clone(socket), http_1_1),
             head: Some(head),
+            ledger: Arc::clone(ledger),
         }
     }
 
@@ -46,7 +54,8 @@ impl LateStream {
         };
         lines.extend_from_slice(format!("Content-Type: {content_type}\r\n\r\n").as_bytes());
         let is_half_closed = self.writer.is_half_closed();
-        self.writer = StreamWriter::new(Arc::clone(self.writer.socket()), lines, chunked);
+        let writer = StreamWriter::new(Arc::clone(self.writer.socket()), lines, chunked);
+        self.writer = writer.charged_to(&self.ledger);
         if is_half_closed {
             let _ = self.writer.ready(Events::PEER_CLOSED);
         }

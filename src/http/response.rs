@@ -3,8 +3,10 @@
 //! A handler never frames. [`Body`] says what to send, and `connection` decides how. A response that
 //! wants to send itself (the port proxy's) implements [`Takeover`].
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io::{self, Read};
+use std::sync::Arc;
 
 use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
@@ -12,8 +14,9 @@ use serde::{Serialize, Serializer};
 use super::late::LateStream;
 use super::parse::{Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, ParseError};
 use super::request::{BodyReader, ReceiveError};
-use super::stream::StreamWriter;
-use crate::error::{Detail, Details};
+use super::stream::{FREE_BYTES, StreamWriter};
+use crate::error::{Detail, Details, capped};
+use crate::ledger::{Charge, Item, Ledger, OverLimit};
 
 /// An answer.
 pub struct Response {
@@ -25,6 +28,8 @@ pub struct Response {
     pub body: Body,
     /// Dropped after the last byte was sent.
     pub held: Option<Box<dyn Send>>,
+    /// For a body of memory. What it lacks is charged before the body is sent.
+    pub(super) charge: Option<Charge>,
 }
 
 /// The source of a body.
@@ -84,6 +89,7 @@ impl Response {
             headers: Vec::new(),
             body,
             held: None,
+            charge: None,
         }
     }
 
@@ -106,11 +112,92 @@ impl Response {
         self
     }
 
+    /// Brings the charge that was taken before the body was made.
+    #[must_use]
+    pub fn charged(mut self, charge: impl Into<Option<Charge>>) -> Self {
+        self.charge = charge.into();
+        self
+    }
+
+    /// Charges a body of memory until it is sent: a client may take minutes to read it. A small body costs nothing, and
+    /// neither does one that brings its charge.
+    ///
+    /// # Errors
+    /// The tenant's share is smaller.
+    pub fn charge_to(&mut self, ledger: &Arc<Ledger>) -> Result<(), OverLimit> {
+        let Body::Bytes(bytes) = &mut self.body else {
+            return Ok(());
+        };
+        let bytes = if bytes.capacity() > FREE_BYTES {
+            bytes.shrink_to_fit();
+            bytes.capacity()
+        } else {
+            0
+        };
+        match &mut self.charge {
+            Some(charge) => charge.set(bytes),
+            None if bytes == 0 => Ok(()),
+            none @ None => {
+                *none = Some(ledger.charge(Item::Responses, bytes)?);
+                Ok(())
+            }
+        }
+    }
+
     /// Keeps a value alive until the response was sent, besides those before.
     #[must_use]
     pub fn holding(mut self, held: impl Send + 'static) -> Self {
         self.held = Some(Box::new((self.held, held)));
         self
+    }
+}
+
+/// A JSON document that is charged while it grows, once it is not small.
+pub struct ChargedDocument {
+    bytes: Vec<u8>,
+    charge: Charge,
+}
+
+impl ChargedDocument {
+    /// Bytes that are charged at a time, at least.
+    const STEP_BYTES: usize = 32 * 1024;
+
+    /// An empty one.
+    ///
+    /// # Errors
+    /// The tenant's share is used up.
+    pub fn new(ledger: &Arc<Ledger>) -> Result<Self, OverLimit> {
+        let charge = ledger.charge(Item::Responses, 0)?;
+        Ok(Self {
+            bytes: Vec::new(),
+            charge,
+        })
+    }
+
+    /// Adds what `write` appends, at most this many bytes unless they are few.
+    ///
+    /// # Errors
+    /// The tenant's share is smaller. The document is not whole then.
+    pub fn push(&mut self, most: usize, write: impl FnOnce(&mut Vec<u8>)) -> Result<(), OverLimit> {
+        let needed = self.bytes.len() + most;
+        if needed > FREE_BYTES && needed > self.bytes.capacity() {
+            let capacity = needed.max(self.bytes.len() * 3 / 2) + Self::STEP_BYTES;
+            self.charge.set(capacity)?;
+            self.bytes.reserve_exact(capacity - self.bytes.len());
+        }
+        write(&mut self.bytes);
+        let held = self.bytes.capacity();
+        if held > FREE_BYTES && held > self.charge.bytes() {
+            self.charge.set(held)?;
+        }
+        Ok(())
+    }
+
+    /// The answer.
+    pub fn respond(self) -> Response {
+        Response::new(200, Body::Bytes(self.bytes))
+            .with_header("Content-Type", "application/json")
+            .charged(self.charge)
     }
 }
 
@@ -136,12 +223,12 @@ impl Refusal {
         Self::new(500, "internal", text)
     }
 
-    /// An error without header fields.
-    pub fn new(status: u16, code: &'static str, text: impl Into<String>) -> Self {
+    /// An error without header fields. Its text is [`capped`].
+    pub fn new(status: u16, code: &'static str, text: impl Display) -> Self {
         Self {
             status,
             code,
-            text: text.into(),
+            text: capped(&text),
             headers: Vec::new(),
             details: Details::new(),
         }
@@ -159,6 +246,12 @@ impl Refusal {
     pub fn with_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.headers.push((name, value.into()));
         self
+    }
+}
+
+impl From<OverLimit> for Refusal {
+    fn from(limit: OverLimit) -> Self {
+        Self::new(503, "over_limit", limit)
     }
 }
 
@@ -184,7 +277,7 @@ impl From<ReceiveError> for Refusal {
                 "no_memory",
                 "the machine has no memory left for this body (ENOMEM); try again later, or use files/write for large data",
             ),
-            ReceiveError::OverLimit(limit) => Self::new(503, "over_limit", limit.to_string()),
+            ReceiveError::OverLimit(limit) => limit.into(),
             ReceiveError::Parse(ParseError::Malformed(what)) => {
                 Self::new(400, "bad_request", format!("this is not HTTP/1.1: {what}"))
             }
@@ -279,5 +372,51 @@ pub(super) fn reason(status: u16) -> &'static str {
         504 => "Gateway Timeout",
         507 => "Insufficient Storage",
         _ => "Unknown",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ledger::Budget;
+
+    fn of_bytes(bytes: usize) -> Response {
+        Response::new(200, Body::Bytes(vec![b'x'; bytes]))
+    }
+
+    #[test]
+    fn a_large_body_is_charged_once() {
+        let ledger = Budget::new(1 << 20).whole();
+        let is_free = || ledger.charge(Item::Responses, 400_000).is_ok();
+        let mut response = of_bytes(300_000);
+        response.charge_to(&ledger).unwrap();
+        assert!(!is_free());
+        response.charge_to(&ledger).unwrap();
+        drop(response);
+        // The charge that it brings becomes what it takes.
+        let charge = ledger.charge(Item::Responses, 500_000).unwrap();
+        let mut response = of_bytes(100_000).charged(charge);
+        response.charge_to(&ledger).unwrap();
+        assert!(is_free());
+        drop(response);
+        assert!(of_bytes(600_000).charge_to(&ledger).is_err());
+        // A small one costs nothing, so it is never refused.
+        let used_up = ledger.charge(Item::Responses, 500_000).unwrap();
+        let nothing = ledger.charge(Item::Responses, 0).unwrap();
+        of_bytes(FREE_BYTES).charge_to(&ledger).unwrap();
+        let mut small = of_bytes(FREE_BYTES).charged(nothing);
+        small.charge_to(&ledger).unwrap();
+        drop(used_up);
+    }
+
+    #[test]
+    fn a_document_is_charged_while_it_grows() {
+        let ledger = Budget::new(1 << 20).whole();
+        let mut document = ChargedDocument::new(&ledger).unwrap();
+        let mut push = || document.push(1000, |out| out.extend_from_slice(&[b'x'; 1000]));
+        let pushed = (0..10_000).take_while(|_| push().is_ok()).count();
+        // As much as the item may hold, less the room to grow.
+        assert!((250..525).contains(&pushed), "{pushed}");
+        assert!(document.bytes.capacity() <= 1 << 19);
     }
 }

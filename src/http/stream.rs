@@ -14,7 +14,10 @@ use std::time::Duration;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, send};
 
-use crate::client::{Client, Disconnected, Peer};
+use crate::client::{Client, Disconnected, Peer, send_all};
+use crate::codec::{cut_character, escape};
+use crate::ledger::{Charge, Item, Ledger};
+use crate::logging;
 use crate::sys::Events;
 
 /// A client that takes no data for this long while some is pending is disconnected. Shorter in unit
@@ -32,6 +35,16 @@ const MAX_KEPT_BYTES: usize = 264 * 1024;
 /// Capacity that [`StreamWriter::trim`] leaves.
 const TRIMMED_BYTES: usize = 8 * 1024;
 
+/// What a body or the buffer of a stream may have without a charge. Streams of output charge
+/// [more](StreamWriter::cover) before they read.
+pub(super) const FREE_BYTES: usize = 64 * 1024;
+
+/// Bytes of a large value that are added at a time: a multiple of three, which Base64 makes four of.
+const PART_BYTES: usize = 6 * 1024;
+
+/// What is sent before more of a large value is added. With a part as JSON it needs no charge.
+const FULL_BYTES: usize = 24 * 1024;
+
 /// The sending half of a connection, and the framing of one body.
 pub struct StreamWriter<S = Arc<TcpStream>> {
     socket: S,
@@ -43,6 +56,12 @@ pub struct StreamWriter<S = Arc<TcpStream>> {
     is_broken: bool,
     /// What [`StreamWriter::probe`] adds.
     probe: &'static [u8],
+    /// Who holds the buffer; `None` if whoever writes the stream charges it.
+    ledger: Option<Arc<Ledger>>,
+    /// For the buffer beyond what is covered.
+    charge: Option<Charge>,
+    /// What the buffer may have without that.
+    covered: usize,
 }
 
 impl StreamWriter {
@@ -54,6 +73,8 @@ impl StreamWriter {
             pending: std::mem::take(&mut self.pending),
             sent: std::mem::take(&mut self.sent),
             probe: std::mem::take(&mut self.probe),
+            ledger: self.ledger.clone(),
+            charge: self.charge.take(),
             ..*self
         }
     }
@@ -84,6 +105,43 @@ impl<S: AsFd> StreamWriter<S> {
             is_broken: false,
             // A leading zero of the next chunk's size.
             probe: if chunked { b"0" } else { b"" },
+            ledger: None,
+            charge: None,
+            covered: FREE_BYTES,
+        }
+    }
+
+    /// Charges a large buffer to `ledger`. A stream whose tenant has no room is [broken off](Self::break_off).
+    #[must_use]
+    pub fn charged_to(mut self, ledger: &Arc<Ledger>) -> Self {
+        self.ledger = Some(Arc::clone(ledger));
+        self
+    }
+
+    /// Somebody else has charged this many bytes of the buffer.
+    pub fn cover(&mut self, bytes: usize) {
+        self.covered = self.covered.max(bytes);
+    }
+
+    /// Charges the buffer that there is.
+    fn settle(&mut self) {
+        let held = self.pending.len();
+        if held <= self.covered {
+            return;
+        }
+        let Some(ledger) = &self.ledger else {
+            return;
+        };
+        let charged = match &mut self.charge {
+            Some(charge) => charge.set(held),
+            None => ledger
+                .charge(Item::Responses, held)
+                .map(|charge| self.charge = Some(charge)),
+        };
+        if let Err(limit) = charged {
+            logging::debug(format_args!("broke a stream off: {limit}"));
+            self.discard();
+            self.break_off();
         }
     }
 
@@ -98,6 +156,14 @@ impl<S: AsFd> StreamWriter<S> {
 
     /// Adds one piece of the body: what `write` appends to the buffer.
     pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        if self.is_broken {
+            return;
+        }
+        self.append(write);
+        self.settle();
+    }
+
+    fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         if !self.chunked {
             write(&mut self.pending);
             return;
@@ -136,6 +202,7 @@ impl<S: AsFd> StreamWriter<S> {
     pub fn discard(&mut self) {
         self.pending = Vec::new();
         self.sent = 0;
+        self.charge = None;
     }
 
     /// Ends the connection instead of the body, so that no client takes it for whole.
@@ -181,7 +248,12 @@ impl<S: AsFd> StreamWriter<S> {
         }
         self.pending.clear();
         self.sent = 0;
-        self.pending.shrink_to(MAX_KEPT_BYTES);
+        // What is charged is given back.
+        let kept = match self.charge.take() {
+            Some(_) => self.covered,
+            None => MAX_KEPT_BYTES,
+        };
+        self.pending.shrink_to(kept);
         Ok(())
     }
 
@@ -260,6 +332,57 @@ impl<'a> StreamClient<'a> {
     pub fn push(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         self.writer.push(write);
     }
+
+    /// Adds `before`, what `append` makes of a value, and `after`. A large value is sent part by part, so that a client
+    /// that does not read holds a small buffer; `append` may make of a byte six. If the value is text, parts end where
+    /// characters do, else at a multiple of three bytes.
+    ///
+    /// # Errors
+    /// The client has disconnected.
+    pub fn push_value(
+        &mut self,
+        before: &str,
+        value: &[u8],
+        after: &str,
+        is_text: bool,
+        append: fn(&mut Vec<u8>, &[u8]),
+    ) -> Result<(), Disconnected> {
+        let (mut before, mut rest) = (before, value);
+        loop {
+            let mut end = rest.len().min(PART_BYTES);
+            if end < rest.len() && is_text {
+                end -= cut_character(&rest[..end]);
+            }
+            let (part, later) = rest.split_at(end);
+            self.push(|out| {
+                out.extend_from_slice(before.as_bytes());
+                append(out, part);
+                if later.is_empty() {
+                    out.extend_from_slice(after.as_bytes());
+                }
+            });
+            if self.writer.pending() >= FULL_BYTES {
+                send_all(self)?;
+            }
+            if later.is_empty() {
+                return Ok(());
+            }
+            (before, rest) = ("", later);
+        }
+    }
+
+    /// Adds a text in a JSON string, as [`StreamClient::push_value`] does.
+    ///
+    /// # Errors
+    /// The client has disconnected.
+    pub fn push_text(
+        &mut self,
+        before: &str,
+        text: &[u8],
+        after: &str,
+    ) -> Result<(), Disconnected> {
+        self.push_value(before, text, after, true, escape::append)
+    }
 }
 
 impl Peer for StreamClient<'_> {
@@ -296,5 +419,84 @@ impl Client for StreamClient<'_> {
 
     fn is_flushed(&self) -> bool {
         self.writer.is_flushed()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
+
+    use super::*;
+    use crate::ledger::Budget;
+
+    fn connected() -> (StreamWriter, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (socket, _) = listener.accept().unwrap();
+        (StreamWriter::for_test(socket), far)
+    }
+
+    fn add(stream: &mut StreamWriter, bytes: usize) {
+        stream.push(|out| out.resize(out.len() + bytes, b'x'));
+    }
+
+    #[test]
+    fn a_large_buffer_is_charged_until_it_is_sent() {
+        let ledger = Budget::new(1 << 20).whole();
+        let is_free = || ledger.charge(Item::Responses, 400_000).is_ok();
+        let (stream, mut far) = connected();
+        let mut stream = stream.charged_to(&ledger);
+        add(&mut stream, FREE_BYTES);
+        assert!(is_free());
+        add(&mut stream, 300_000);
+        assert!(!is_free());
+        // It is still held by another thread.
+        let mut stream = stream.take();
+        assert!(!is_free());
+        let mut taken = vec![0; FREE_BYTES + 300_000];
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| far.read_exact(&mut taken).unwrap());
+            let mut client = StreamClient::new(&mut stream, b"", Duration::from_secs(60));
+            send_all(&mut client).unwrap();
+            reader.join().unwrap();
+        });
+        assert!(is_free());
+        // What somebody else charges is not charged twice.
+        stream.cover(300_000);
+        add(&mut stream, 300_000);
+        assert!(is_free());
+        stream.discard();
+        // Without room for it the stream has no end.
+        add(&mut stream, 600_000);
+        assert!(is_free() && stream.is_flushed());
+        assert_eq!(stream.flush(), Err(Disconnected));
+    }
+
+    #[test]
+    fn a_large_value_is_added_in_small_parts() {
+        let text = "\u{1}\u{e9}\u{20ac}".repeat(100_000);
+        for (value, is_text, append) in [
+            (&text, true, escape::append as fn(&mut Vec<u8>, &[u8])),
+            (&text, false, crate::codec::base64::append),
+            (&String::new(), true, escape::append),
+        ] {
+            let ledger = Budget::new(1 << 10).whole();
+            let (stream, mut far) = connected();
+            let mut stream = stream.charged_to(&ledger);
+            let mut expected = b"<".to_vec();
+            append(&mut expected, value.as_bytes());
+            expected.push(b'>');
+            let mut taken = vec![0; expected.len()];
+            std::thread::scope(|scope| {
+                let reader = scope.spawn(|| far.read_exact(&mut taken).unwrap());
+                let mut client = StreamClient::new(&mut stream, b"", Duration::from_secs(60));
+                let value = value.as_bytes();
+                client.push_value("<", value, ">", is_text, append).unwrap();
+                send_all(&mut client).unwrap();
+                reader.join().unwrap();
+            });
+            assert!(taken == expected);
+        }
     }
 }

@@ -30,6 +30,7 @@ mod tree;
 mod viewer;
 
 pub use follow::Extent;
+pub use portion::EVENT_BYTES;
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 pub use pump::{Buffer, Pump};
 pub use stdin::StdinWriter;

@@ -4,6 +4,9 @@ use std::sync::Arc;
 
 use crate::ledger::{Charge, Item, Ledger};
 
+/// What the event of a read may take: it is charged before the read, as a part of [`Portion::USES`].
+pub const EVENT_BYTES: usize = Portion::MAX * (Portion::USES - 1);
+
 /// The size of a read of output. It grows to the capacity of a pipe for a command that writes much, if the
 /// tenant has room for what its client then may not take: 1,000 quiet commands hold 4 MB of buffers
 /// and not 64 MB.

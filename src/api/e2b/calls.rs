@@ -11,8 +11,9 @@ use crate::client::{Interrupt, Lookout, Stopped};
 use crate::codec::query::Query;
 use crate::error::Error;
 use crate::http::request::{ReceiveError, WaitingClient, WholeBody};
-use crate::http::{Body, Request, Response};
-use crate::ledger::{Charge, Item, Ledger};
+use crate::http::response::ChargedDocument;
+use crate::http::{Request, Response};
+use crate::ledger::Ledger;
 
 /// Most bytes of a body that is not a file.
 const MAX_BODY_BYTES: u64 = 16 << 20;
@@ -37,10 +38,9 @@ pub(super) fn object_of(members: impl Iterator<Item = (String, Value)>) -> Value
     object.into()
 }
 
-/// A list as JSON, item by item. What it takes is charged before it is taken.
+/// A list as JSON, item by item.
 pub(super) struct ListBody {
-    bytes: Vec<u8>,
-    charge: Charge,
+    document: ChargedDocument,
     is_empty: bool,
     /// What stands behind the list.
     end: &'static str,
@@ -53,10 +53,12 @@ impl ListBody {
             Some(name) => (format!("{{\"{name}\":["), "]}"),
             None => ("[".to_owned(), "]"),
         };
-        let charge = ledger.charge(Item::Responses, 0).map_err(Error::from)?;
+        let mut document = ChargedDocument::new(ledger).map_err(Error::from)?;
+        document
+            .push(begin.len(), |out| out.extend_from_slice(begin.as_bytes()))
+            .map_err(Error::from)?;
         Ok(Self {
-            bytes: begin.into_bytes(),
-            charge,
+            document,
             is_empty: true,
             end,
         })
@@ -64,31 +66,27 @@ impl ListBody {
 
     /// Adds an item.
     pub(super) fn push(&mut self, item: &Value) -> Result<(), Failure> {
-        if !std::mem::replace(&mut self.is_empty, false) {
-            self.bytes.push(b',');
-        }
-        // Writing to memory does not fail.
-        let _ = serde_json::to_writer(&mut self.bytes, item);
-        // It doubles when it grows.
-        let bytes = 2 * self.bytes.len();
-        if bytes > self.charge.bytes() {
-            let more = self.charge.set(bytes + CHARGED_BYTES);
-            more.map_err(Error::from)?;
-        }
-        Ok(())
+        let is_first = std::mem::replace(&mut self.is_empty, false);
+        let pushed = self.document.push(0, |out| {
+            if !is_first {
+                out.push(b',');
+            }
+            // Writing to memory does not fail.
+            let _ = serde_json::to_writer(out, item);
+        });
+        Ok(pushed.map_err(Error::from)?)
     }
 
     /// The answer.
-    pub(super) fn respond(mut self) -> Response {
-        self.bytes.extend_from_slice(self.end.as_bytes());
-        Response::new(200, Body::Bytes(self.bytes))
-            .with_header("Content-Type", "application/json")
-            .holding(self.charge)
+    pub(super) fn respond(mut self) -> Result<Response, Failure> {
+        let end = self.end.as_bytes();
+        let ended = self
+            .document
+            .push(end.len(), |out| out.extend_from_slice(end));
+        ended.map_err(Error::from)?;
+        Ok(self.document.respond())
     }
 }
-
-/// Bytes that are charged at a time.
-const CHARGED_BYTES: usize = 32 * 1024;
 
 /// An admitted request.
 pub(super) struct Call<'a, 'c> {
@@ -123,7 +121,7 @@ impl Call<'_, '_> {
             (1..=MAX_TIMEOUT_DIGITS).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
         let number = std::str::from_utf8(value).ok().filter(|_| is_number);
         let number = number.and_then(|number| number.parse().ok());
-        let accepted = || Failure::invalid(format!("{header} takes at most 10 digits"));
+        let accepted = || Failure::invalid(format_args!("{header} takes at most 10 digits"));
         number
             .map(|number| Some(Duration::from_millis(number)))
             .ok_or_else(accepted)

@@ -39,7 +39,7 @@ pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let ClientPath { file, shown } = path.ok_or_else(|| Failure::invalid("path is missing"))?;
     let readable = workspace.open_file(file.clone(), false).map_err(|error| {
         if error.kind() == Kind::IsDirectory {
-            return Failure::invalid(format!("{shown} is a directory"));
+            return Failure::invalid(format_args!("{shown} is a directory"));
         }
         Failure::from(error).unless_missing(workspace, &file)
     })?;
@@ -115,7 +115,7 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             receive(workspace, path, &how, &mut AnySource(&mut parts))?;
             written.push(&metadata.document(path))?;
         }
-        return Ok(written.respond());
+        return written.respond();
     }
     let path = only.ok_or_else(|| Failure::invalid("path is missing"))?;
     let mut source = Plain(body);

@@ -31,8 +31,10 @@ use super::browsers::OWN;
 use super::context::{Context, note_failure};
 use super::forward::forward;
 use crate::codec::query::Query;
+use crate::error::Error;
 use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
+use crate::ledger::OverLimit;
 use crate::relay::{Cookies, FieldChanges};
 use access::Place;
 use calls::Call;
@@ -75,6 +77,11 @@ impl super::Target for Target<'_> {
         } else {
             OWN
         }
+    }
+
+    fn no_room(&self, head: &Head, limit: OverLimit) -> Response {
+        let failure = Failure::from(Error::from(limit));
+        failure.respond(self.style(&head.method))
     }
 
     fn answer(&self, context: &Context, request: &mut Request<'_>) -> Result<Response, Refusal> {
@@ -162,7 +169,7 @@ fn try_answer(
         Operation::List(answer) => inside(&mut call, &place, |call, lease| {
             connect::check_unary(call.request)?;
             let body = call.body()?;
-            Ok(answer(call, lease, connect::message(&body)?)?.respond())
+            answer(call, lease, connect::message(&body)?)?.respond()
         }),
         Operation::ServerStream(answer) => inside(&mut call, &place, |call, lease| {
             connect::check_stream(call.request)?;

@@ -25,7 +25,7 @@ use crate::http::Response;
 use crate::http::request::BodyReader;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::process::ring::{Cursor, Stream};
-use crate::process::{Exit, Extent, OnDisconnect, Process, Reason, Subscriber};
+use crate::process::{EVENT_BYTES, Exit, Extent, OnDisconnect, Process, Reason, Subscriber};
 use crate::sys::{Ending, Pid};
 use crate::workspace::{Lease, MemorySource, Run, SignalGroup, Workspace};
 
@@ -202,7 +202,7 @@ pub(super) fn send_signal(
     let mut signals = signals.into_iter();
     let found = signals.find(|(name, number, _)| [*name, *number].contains(&&*asked));
     let Some((.., signal)) = found else {
-        let text = format!("signal is {asked:?}; it takes SIGNAL_SIGKILL or SIGNAL_SIGTERM");
+        let text = format_args!("signal is {asked:?}; it takes SIGNAL_SIGKILL or SIGNAL_SIGTERM");
         return Err(Failure::unimplemented(text));
     };
     let (_, was_running) = workspace.signal(&process.id, signal, SignalGroup::Own)?;
@@ -257,7 +257,7 @@ struct StartRequest {
 
 impl StartRequest {
     fn parse(workspace: &Workspace, mut fields: Fields<'_>) -> Result<Self, Failure> {
-        let missing = |name| move || Failure::invalid(format!("{name} is missing"));
+        let missing = |name| move || Failure::invalid(format_args!("{name} is missing"));
         let process = object(&mut fields, "process")?;
         let mut process = Fields::from(process.ok_or_else(missing("process"))?);
         let program = process.string("cmd")?.ok_or_else(missing("process.cmd"))?;
@@ -427,7 +427,7 @@ fn number(value: &RawValue) -> Option<String> {
 }
 
 fn not_running(name: &str) -> Failure {
-    Failure::not_found(format!("there is no process {name}, or it has ended"))
+    Failure::not_found(format_args!("there is no process {name}, or it has ended"))
 }
 
 /// The bytes of `input`, for pipes and terminals alike.
@@ -478,6 +478,7 @@ impl<'a> ProcessEvents<'a> {
         process: &Process,
         lease: Lease,
     ) -> Self {
+        stream.cover(EVENT_BYTES);
         let mut client = StreamClient::new(stream, KEEP_ALIVE, keep_alive);
         push(&mut client, &start_document(process.pid));
         Self {

@@ -7,7 +7,7 @@ use crate::client::{Client, Disconnected, check_peer, send_all_within};
 use crate::codec::query::Query;
 use crate::error::Result;
 use crate::files::search::{Filter, Matcher};
-use crate::files::{BrokenOff, Overwrite, Packed, Packing, Sink, Unpacking};
+use crate::files::{BrokenOff, Overwrite, Packed, Packing, SENT_BYTES, Sink, Unpacking};
 use crate::http::stream::{SEND_LIMIT, StreamClient, StreamWriter};
 use crate::http::{Body, Response};
 use crate::logging;
@@ -41,6 +41,7 @@ pub(super) fn pack(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let archive = workspace.pack_archive(&path, packing)?;
     let ping_interval = call.ping_interval();
     let body = Body::Stream(Box::new(move |stream: &mut StreamWriter| {
+        stream.cover(SENT_BYTES);
         let mut client = StreamClient::new(stream, b"", ping_interval);
         if let Err(why) = archive.send(&mut ToClient(&mut client), report) {
             if let BrokenOff::Failed(error) = why {

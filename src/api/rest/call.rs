@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::api::context::Context;
-use crate::client::{Client, Interrupt, KeepAlive, Lookout, Stopped};
+use crate::client::{Client, Interrupt, KeepAlive, Lookout, Stopped, send_all};
 use crate::codec::fields::Fields;
 use crate::codec::query::Query;
 use crate::error::Error;
@@ -118,21 +118,29 @@ pub(super) fn event_stream(write: Box<dyn FnOnce(&mut StreamWriter) + Send>) -> 
 }
 
 /// A JSON document that is sent when something has happened. Until then white space, which JSON
-/// allows before a document, keeps the connection alive. `wait` gives nothing if the client has disconnected.
+/// allows before a document, keeps the connection alive. `wait` gives nothing if the client has disconnected; of what
+/// it gives, only the body is sent.
 pub(super) fn json_later(
     ping_interval: Duration,
-    wait: impl FnOnce(&mut StreamClient<'_>) -> Option<Vec<u8>> + Send + 'static,
+    wait: impl FnOnce(&mut StreamClient<'_>) -> Option<Response> + Send + 'static,
 ) -> Response {
     let body = Body::Stream(Box::new(move |stream: &mut StreamWriter| {
-        if let Some(document) = wait(&mut StreamClient::new(stream, b" ", ping_interval)) {
-            stream.push(|out| {
-                out.extend_from_slice(&document);
-                out.push(b'\n');
-            });
+        let mut client = StreamClient::new(stream, b" ", ping_interval);
+        let document = wait(&mut client);
+        if let Some(Body::Bytes(bytes)) = document.as_ref().map(|document| &document.body) {
+            for part in bytes.chunks(PART_BYTES) {
+                client.push(|out| out.extend_from_slice(part));
+                if bytes.len() > PART_BYTES && send_all(&mut client).is_err() {
+                    return;
+                }
+            }
         }
     }));
     Response::new(200, body).with_header("Content-Type", "application/json")
 }
+
+/// Bytes of a document that are sent at a time: it is charged, and a copy of it would not be.
+const PART_BYTES: usize = 32 * 1024;
 
 /// How long work may go on before its answer begins, so that a failure has its status.
 const ANSWER_WITHIN: Duration = Duration::from_secs(5);
@@ -141,16 +149,12 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 /// failure after that is a document too: `{"error", "code"}`.
 pub(super) fn long_work(
     call: &Call<'_, '_>,
-    mut work: impl FnMut(&mut dyn Interrupt) -> Result<Vec<u8>, Stopped> + Send + 'static,
+    mut work: impl FnMut(&mut dyn Interrupt) -> Result<Response, Stopped> + Send + 'static,
 ) -> Answer {
     let mut interrupt = call.interrupt();
     interrupt.until = Some(Instant::now() + ANSWER_WITHIN);
     match work(&mut interrupt) {
-        Ok(mut document) => {
-            document.push(b'\n');
-            Ok(Response::new(200, Body::Bytes(document))
-                .with_header("Content-Type", "application/json"))
-        }
+        Ok(response) => Ok(response),
         Err(stopped @ (Stopped::Failed(_) | Stopped::Disconnected)) => Err(stopped.into()),
         Err(Stopped::Due) => Ok(json_later(call.ping_interval(), move |client| {
             let mut interrupt = DuringAnswer {
@@ -159,8 +163,8 @@ pub(super) fn long_work(
                 lookout: Lookout::new(),
             };
             match work(&mut interrupt) {
-                Ok(document) => Some(document),
-                Err(Stopped::Failed(error)) => serde_json::to_vec(&Refusal::from(error)).ok(),
+                Ok(response) => Some(response),
+                Err(Stopped::Failed(error)) => Some(Refusal::from(error).into()),
                 Err(Stopped::Disconnected | Stopped::Due) => None,
             }
         })),

@@ -75,7 +75,7 @@ pub(super) fn describe(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str)
 /// The document of a process: with the whole command if there is room for it.
 fn document(call: &Call<'_, '_>, process: &Process) -> Response {
     let room = room_for_command(call, process);
-    Response::json(&ProcessDocument::of(process, room.is_some())).holding(room)
+    Response::json(&ProcessDocument::of(process, room.is_some())).charged(room)
 }
 
 /// Room for the command of a process in a response that the client may not read.
@@ -122,11 +122,10 @@ pub(super) fn wait(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
     let process = workspace.process(id)?;
     let room = room_for_command(call, &process);
     let is_whole = room.is_some();
-    let response = json_later(call.ping_interval(), move |client| {
+    Ok(json_later(call.ping_interval(), move |client| {
         process.wait_with(client, limit).ok()?;
-        serde_json::to_vec(&WaitDocument::of(&process, is_whole)).ok()
-    });
-    Ok(response.holding(room))
+        Some(Response::json(&WaitDocument::of(&process, is_whole)).charged(room))
+    }))
 }
 
 /// `POST processes/{id}/kill`.

@@ -15,7 +15,7 @@ use crate::codec::plain::PlainText;
 use crate::codec::{base64, cut_character, escape};
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::process::ring::{Cursor, Stream};
-use crate::process::{Exit, Process, Subscriber};
+use crate::process::{EVENT_BYTES, Exit, Process, Subscriber};
 
 /// Writes what happens to a process as events.
 pub(super) struct EventWriter<'a> {
@@ -49,6 +49,7 @@ impl<'a> EventWriter<'a> {
         encoding: Encoding,
         ping_interval: Duration,
     ) -> Self {
+        stream.cover(EVENT_BYTES);
         Self {
             client: StreamClient::new(stream, Self::PING, ping_interval),
             encoding,

@@ -1,6 +1,7 @@
 //! Files: queries to typed operations, contents to bodies, entries to documents.
 
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -17,6 +18,7 @@ use crate::files::name::FilePath;
 use crate::files::{Condition, SkipList, SkipReason};
 use crate::http::range::{Range, range_of};
 use crate::http::request::BodyReader;
+use crate::http::response::ChargedDocument;
 use crate::http::{Body, Refusal, Response};
 use crate::workspace::{Compared, FilePart, FileState, FileWrite, Span, UploadSource, Workspace};
 
@@ -181,7 +183,7 @@ pub(super) fn stat(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         let (_, hashed) = files.run(interrupt)?.remove(0);
         let mut document = EntryDocument::of(&entry, path.to_string(), detail);
         document.sha256 = Some(hashed?.sha256.to_string());
-        Ok(to_json(&document))
+        Ok(Response::json(&document))
     })
 }
 
@@ -190,19 +192,52 @@ pub(super) fn hash(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     call.require_body()?;
     let paths = call.parse(paths_request)?;
     let mut files = workspace.hash_files(paths)?;
+    let ledger = Arc::clone(&workspace.ledger);
     long_work(call, move |interrupt| {
-        let results = files.run(interrupt)?;
-        let documents = results.iter().map(|(path, result)| match result {
+        let results = files.run(interrupt)?.into_iter();
+        let documents = results.map(|(path, result)| match result {
             Ok(Hashed { size, sha256 }) => json!({
                 "path": path.to_string(), "size": size, "sha256": sha256.to_string()
             }),
             Err(error) => {
-                let Refusal { text, code, .. } = error.clone().into();
+                let Refusal { text, code, .. } = error.into();
                 json!({ "path": path.to_string(), "error": text, "code": code })
             }
         });
-        Ok(to_json(&json!({ "files": documents.collect::<Vec<_>>() })))
+        let mut document = ChargedDocument::new(&ledger).map_err(Error::from)?;
+        push_list(&mut document, "{\"files\":[", documents)?;
+        Ok(ended(document, "}\n")?)
     })
+}
+
+/// Adds a list behind `begin`.
+fn push_list(
+    document: &mut ChargedDocument,
+    begin: &str,
+    items: impl Iterator<Item = Value>,
+) -> Result<()> {
+    let mut before = begin;
+    let mut is_empty = true;
+    for item in items {
+        let item = to_json(&item);
+        document.push(before.len() + item.len(), |out| {
+            out.extend_from_slice(before.as_bytes());
+            out.extend_from_slice(&item);
+        })?;
+        (before, is_empty) = (",", false);
+    }
+    let before = if is_empty { begin } else { "" };
+    document.push(begin.len() + 1, |out| {
+        out.extend_from_slice(before.as_bytes());
+        out.push(b']');
+    })?;
+    Ok(())
+}
+
+/// The answer with a document that ends with `end`.
+fn ended(mut document: ChargedDocument, end: &str) -> Result<Response> {
+    document.push(end.len(), |out| out.extend_from_slice(end.as_bytes()))?;
+    Ok(document.respond())
 }
 
 /// `POST files/compare`.
@@ -210,15 +245,20 @@ pub(super) fn compare(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer 
     call.require_body()?;
     let (tree, files) = call.parse(compare_request)?;
     let mut comparison = workspace.compare_files(tree, files, &mut call.interrupt())?;
+    let ledger = Arc::clone(&workspace.ledger);
     long_work(call, move |interrupt| {
         let found = comparison.run(interrupt)?;
-        Ok(to_json(&json!({
-            "missing": paths(&found, FileState::Missing),
-            "different": paths(&found, FileState::Different),
-            "extra": found.extra,
-            "skipped": names(found.skipped),
-            "skipped_total": found.skipped.total,
-        })))
+        let mut document = ChargedDocument::new(&ledger).map_err(Error::from)?;
+        let different = paths(&found, FileState::Different);
+        push_list(&mut document, "{\"different\":[", different)?;
+        let missing = paths(&found, FileState::Missing);
+        push_list(&mut document, ",\"missing\":[", missing)?;
+        let skipped = Value::from(names(found.skipped));
+        let end = format!(
+            ",\"extra\":{},\"skipped\":{skipped},\"skipped_total\":{}}}\n",
+            found.extra, found.skipped.total
+        );
+        Ok(ended(document, &end)?)
     })
 }
 
@@ -229,9 +269,9 @@ fn names(skipped: &SkipList) -> Vec<Value> {
     skipped.first.iter().map(document).collect()
 }
 
-fn paths(found: &Compared<'_>, state: FileState) -> Vec<String> {
-    let files = found.files.iter().filter(|file| file.state == state);
-    files.map(|file| file.path.to_string()).collect()
+fn paths(found: &Compared<'_>, state: FileState) -> impl Iterator<Item = Value> {
+    let files = found.files.iter().filter(move |file| file.state == state);
+    files.map(|file| file.path.to_string().into())
 }
 
 /// `DELETE files/delete`.
@@ -264,7 +304,7 @@ pub(super) fn copy(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let mut copy = workspace.copy_file(&from, &to, recursive, overwrite)?;
     long_work(call, move |interrupt| {
         let report = copy.run(interrupt)?;
-        Ok(to_json(&json!({
+        Ok(Response::json(&json!({
             "path": to.to_string(),
             "files": report.files,
             "dirs": report.dirs,
@@ -288,7 +328,7 @@ pub(super) fn change_mode(call: &mut Call<'_, '_>, workspace: &Workspace) -> Ans
 }
 
 pub(super) fn path(query: &Query, name: &str) -> Result<FilePath> {
-    let missing = || Error::invalid(format!("the parameter {name} is missing"));
+    let missing = || Error::invalid(format_args!("the parameter {name} is missing"));
     FilePath::new(query.value(name)?.ok_or_else(missing)?)
 }
 

@@ -133,6 +133,6 @@ pub(super) fn wait(call: &Call<'_, '_>, workspace: &Workspace, port: Port) -> An
     let wait = workspace.ports.wait(port)?;
     Ok(json_later(call.ping_interval(), move |client| {
         let listening = wait.run(limit, client).ok()?;
-        serde_json::to_vec(&PortDocument::of(wait.port(), listening)).ok()
+        Some(Response::json(&PortDocument::of(wait.port(), listening)))
     }))
 }

@@ -1,7 +1,7 @@
 //! The virtual environment of a workspace.
 
 use super::call::{Answer, Call, long_work};
-use crate::api::json::documents::{VenvDocument, to_json};
+use crate::api::json::documents::VenvDocument;
 use crate::api::json::requests::venv_request;
 use crate::http::Response;
 use crate::workspace::Workspace;
@@ -12,7 +12,7 @@ pub(super) fn make(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let mut making = workspace.make_venv(path)?;
     long_work(call, move |interrupt| {
         let venv = making.run(interrupt)?;
-        Ok(to_json(&VenvDocument::of(&venv)))
+        Ok(Response::json(&VenvDocument::of(&venv)))
     })
 }
 

@@ -19,7 +19,7 @@ mod staging;
 mod unpack;
 mod write;
 
-pub use pack::{BrokenOff, Packed, Packing, Sink, Source};
+pub use pack::{BrokenOff, Packed, Packing, SENT_BYTES, Sink, Source};
 pub use unpack::{Overwrite, Unpacked, Unpacking};
 
 use crate::files::skip::{MAX_SKIPPED_NAMES, SkipReason};

@@ -31,6 +31,9 @@ use crate::ledger::{Charge, Item, Ledger};
 /// Bytes that are read of a file, and sent, at a time.
 const PIECE_BYTES: usize = 128 * 1024;
 
+/// What the stream that an archive is sent through may hold of it, which is charged here.
+pub const SENT_BYTES: usize = 2 * PIECE_BYTES;
+
 /// Most files with several names whose first name is remembered. Of more, each name is a file of its own.
 const MAX_HARD_LINKS: usize = 1 << 16;
 
@@ -167,6 +170,7 @@ impl Root {
         describe: impl FnOnce(&Packed) -> Vec<u8>,
     ) -> Outcome {
         let memory = 3 * PIECE_BYTES
+            + SENT_BYTES
             + if packing.is_compressed {
                 ENCODER_BYTES
             } else {

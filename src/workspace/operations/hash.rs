@@ -22,7 +22,7 @@ const LEAST_STEP_BYTES: usize = 8 * 1024;
 const IN_PLACE_BYTES: u64 = 5 << 18;
 const OPENING_BYTES: u64 = 16 * 1024;
 
-/// What the result for a file takes, besides twice its path: for a failure names it again.
+/// What the result for a file takes, besides three times its path, which a failure names again.
 const RESULT_BYTES: usize = 512;
 
 /// What came of files, in the order in which they were named.
@@ -53,7 +53,7 @@ impl Workspace {
         }
         let bytes = paths
             .iter()
-            .map(|path| 4 * path.bytes().len() + RESULT_BYTES);
+            .map(|path| 3 * path.bytes().len() + RESULT_BYTES);
         Ok(HashFiles {
             lease: self.share()?,
             current: None,
