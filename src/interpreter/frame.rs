@@ -27,6 +27,12 @@ const MAX_TRACEBACK_LINES: usize = 1000;
 /// Most bytes of an error. An execution keeps its error as long as it is known.
 const MAX_ERROR_BYTES: usize = 4 << 20;
 
+/// Most bytes of a prompt. The bridges cut it at 65,536 characters, which have four bytes at most.
+const MAX_PROMPT_BYTES: usize = 256 << 10;
+
+/// Most bytes of what an interpreter says of itself.
+const MAX_TOLD_BYTES: usize = 1024;
+
 /// The form of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wire {
@@ -163,8 +169,8 @@ fn parse_frame(frame: &[u8]) -> Result<Incoming> {
     let n = fields.whole("n", 0..=u64::MAX)?;
     Ok(match &*kind {
         "ready" => Incoming::Ready {
-            backend: required(&mut fields, "backend")?,
-            version: required(&mut fields, "version")?,
+            backend: at_most(MAX_TOLD_BYTES, required(&mut fields, "backend")?)?,
+            version: at_most(MAX_TOLD_BYTES, required(&mut fields, "version")?)?,
         },
         "failed" => Incoming::Failed {
             error: required(&mut fields, "error")?,
@@ -196,7 +202,10 @@ fn parse_frame(frame: &[u8]) -> Result<Incoming> {
             k: fields
                 .whole("k", 0..=u64::MAX)?
                 .ok_or_else(|| broken("k is missing"))?,
-            prompt: fields.string("prompt")?.unwrap_or_default(),
+            prompt: at_most(
+                MAX_PROMPT_BYTES,
+                fields.string("prompt")?.unwrap_or_default(),
+            )?,
             password: fields.boolean("password")?.unwrap_or(false),
         },
         "done" => Incoming::Done {
@@ -213,6 +222,14 @@ fn parse_frame(frame: &[u8]) -> Result<Incoming> {
 fn required(fields: &mut Fields<'_>, name: &'static str) -> Result<String> {
     let text = fields.string(name)?;
     text.ok_or_else(|| broken(&format!("{name} is missing")))
+}
+
+/// Refuses a text that no bridge sends: it would be held for every client that reads it.
+fn at_most(most: usize, text: String) -> Result<String> {
+    if text.len() > most {
+        return Err(broken("a text is too long"));
+    }
+    Ok(text)
 }
 
 fn code_error(error: &RawValue) -> Result<CodeError> {

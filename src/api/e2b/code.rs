@@ -10,10 +10,10 @@ use super::calls::{Answer, Call};
 use super::errors::Failure;
 use super::paths::Paths;
 use super::processes::variables_in;
-use crate::client::{Client, Disconnected, send_all};
+use crate::client::{Client, Disconnected, Stopped, send_all};
 use crate::clock::now_ms;
 use crate::codec::escape;
-use crate::codec::fields::{Fields, JsonType, Members, decoded};
+use crate::codec::fields::{Fields, Members};
 use crate::codec::time::rfc3339;
 use crate::command::check_environment;
 use crate::http::stream::{StreamClient, StreamWriter};
@@ -28,9 +28,6 @@ use crate::workspace::{Lease, Workspace};
 /// Silence after which a client is told that the code still runs.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(5);
 const KEEP_ALIVE: &[u8] = b"{\"type\":\"keepalive\"}\n";
-
-/// Bytes of a value that are sent at a time.
-const PART_BYTES: usize = 64 * 1024;
 
 /// The names that clients have for the forms of a value, by MIME type.
 const FORMS: [(&str, &str); 12] = [
@@ -203,7 +200,7 @@ fn language_of(name: Option<&str>) -> Result<Language, Failure> {
     let name = name.unwrap_or("python").trim().to_ascii_lowercase();
     Language::of(&name).map_err(|_| {
         let text =
-            format!("{name} is not supported; the languages are python, javascript and bash");
+            format_args!("{name} is not supported; the languages are python, javascript and bash");
         Failure::invalid(text)
     })
 }
@@ -236,20 +233,19 @@ impl CodeEvents<'_> {
             .push(|out| out.extend_from_slice(text.as_bytes()));
     }
 
-    /// A value may be large, so it is sent part by part.
-    fn parts(&mut self, json: &str) -> Result<(), Disconnected> {
-        let mut rest = json;
-        while !rest.is_empty() {
-            let mut ends = (0..=rest.len().min(PART_BYTES)).rev();
-            let end = ends.find(|end| rest.is_char_boundary(*end));
-            let (part, after) = rest.split_at(end.unwrap_or(rest.len()));
-            self.client.push(|out| append_ascii(out, part));
-            if json.len() > PART_BYTES {
-                send_all(&mut self.client)?;
-            }
-            rest = after;
-        }
-        Ok(())
+    /// A value of JSON, which may be large.
+    fn json(&mut self, before: &str, json: &str, after: &str) -> Result<(), Disconnected> {
+        let append = |out: &mut Vec<u8>, part: &[u8]| {
+            append_ascii(out, &String::from_utf8_lossy(part));
+        };
+        self.client
+            .push_value(before, json.as_bytes(), after, true, append)
+    }
+
+    /// A text in a JSON string, which may be large.
+    fn text(&mut self, before: &str, text: &[u8], after: &str) -> Result<(), Disconnected> {
+        self.client
+            .push_value(before, text, after, true, append_text)
     }
 
     fn bundle(&mut self, bundle: &Bundle) -> Result<(), Disconnected> {
@@ -265,29 +261,18 @@ impl CodeEvents<'_> {
             let Some(value) = values.get(mime) else {
                 continue;
             };
-            if name == "text"
-                && let Some(text) = plain_text(value)
-            {
-                self.client.push(|out| {
-                    out.extend_from_slice(b",\"text\":\"");
-                    append_text(out, without_quotes(&text).as_bytes());
-                    out.extend_from_slice(b"\"");
-                });
-                continue;
+            let text = if name == "text" { text_of(value) } else { None };
+            match text {
+                Some(text) => self.json(",\"text\":\"", text, "\"")?,
+                None => self.json(&format!(",\"{name}\":"), value.get(), "")?,
             }
-            self.raw(&format!(",\"{name}\":"));
-            self.parts(value.get())?;
         }
         let mut others = values.iter().filter(|(mime, _)| !is_known(mime)).peekable();
         if others.peek().is_some() {
             let mut separator = ",\"extra\":{\"";
             for (mime, value) in others {
-                self.client.push(|out| {
-                    out.extend_from_slice(separator.as_bytes());
-                    append_text(out, mime.as_bytes());
-                    out.extend_from_slice(b"\":");
-                });
-                self.parts(value.get())?;
+                self.text(separator, mime.as_bytes(), "\":")?;
+                self.json("", value.get(), "")?;
                 separator = ",\"";
             }
             self.raw("}");
@@ -296,15 +281,17 @@ impl CodeEvents<'_> {
         Ok(())
     }
 
-    fn error(&mut self, error: &CodeError) {
+    fn error(&mut self, error: &CodeError) -> Result<(), Disconnected> {
         self.has_error = true;
-        let traceback = error.traceback.join("\n");
-        let members = [
-            ("name", &*error.name),
-            ("value", &error.value),
-            ("traceback", &traceback),
-        ];
-        self.line("error", &members);
+        let name = error.name.as_bytes();
+        self.text("{\"type\":\"error\",\"name\":\"", name, "\",\"value\":\"")?;
+        self.text("", error.value.as_bytes(), "\",\"traceback\":\"")?;
+        for (index, line) in error.traceback.iter().enumerate() {
+            let before = if index == 0 { "" } else { "\\n" };
+            self.text(before, line.as_bytes(), "")?;
+        }
+        self.raw("\"}\n");
+        Ok(())
     }
 
     fn end(&mut self, end: &End) {
@@ -376,19 +363,14 @@ fn append_ascii(out: &mut Vec<u8>, json: &str) {
     }
 }
 
-/// The text of a JSON string.
-fn plain_text(value: &RawValue) -> Option<String> {
-    let is_text = JsonType::of(value) == JsonType::String;
-    is_text.then(|| decoded("text", value).ok()).flatten()
-}
-
-/// A text without one pair of quotes around it: Python shows texts with them.
-fn without_quotes(text: &str) -> &str {
-    let inner = ['\'', '"'].into_iter().find_map(|quote| {
-        let inner = text.strip_prefix(quote)?.strip_suffix(quote);
-        inner.filter(|inner| !inner.is_empty() || text.len() == 2)
+/// What stands in a JSON string that is a text, without one pair of quotes around it: Python shows texts with them.
+fn text_of(value: &RawValue) -> Option<&str> {
+    let text = value.get().strip_prefix('"')?.strip_suffix('"')?;
+    let inner = ["'", "\\\""].into_iter().find_map(|quote| {
+        let inner = text.strip_prefix(quote)?;
+        inner.strip_suffix(quote)
     });
-    inner.unwrap_or(text)
+    Some(inner.unwrap_or(text))
 }
 
 impl ExecutionSubscriber for CodeEvents<'_> {
@@ -406,19 +388,12 @@ impl ExecutionSubscriber for CodeEvents<'_> {
             }
             Event::Output { stream, .. } => {
                 let timestamp = rfc3339(now_ms().cast_signed());
-                self.client.push(|out| {
-                    out.reserve(output.len() + output.len() / 2 + 80);
-                    out.extend_from_slice(b"{\"type\":\"");
-                    out.extend_from_slice(stream.name().as_bytes());
-                    out.extend_from_slice(b"\",\"text\":\"");
-                    append_text(out, output);
-                    out.extend_from_slice(b"\",\"timestamp\":\"");
-                    out.extend_from_slice(timestamp.as_bytes());
-                    out.extend_from_slice(b"\"}\n");
-                });
+                let head = format!("{{\"type\":\"{}\",\"text\":\"", stream.name());
+                let tail = format!("\",\"timestamp\":\"{timestamp}\"}}\n");
+                return self.text(&head, output, &tail);
             }
             Event::Bundle(bundle) => return self.bundle(bundle),
-            Event::Error(error) => self.error(error),
+            Event::Error(error) => return self.error(error),
             Event::Dropped { bytes, .. } => {
                 let text = format!("[{bytes} bytes of output were dropped]\n");
                 let timestamp = rfc3339(now_ms().cast_signed());
@@ -460,9 +435,16 @@ mod tests {
             ("''a''", "'a'"),
             ("b'a'", "b'a'"),
             ("", ""),
+            ("\"", "\""),
+            ("\\", "\\"),
+            ("\\\"", "\\\""),
         ] {
-            assert_eq!(without_quotes(text), expected, "{text}");
+            let json = RawValue::from_string(json!(text).to_string()).unwrap();
+            let inner = text_of(&json).unwrap();
+            assert_eq!(format!("\"{inner}\""), json!(expected).to_string());
         }
+        let list = RawValue::from_string("[1]".to_owned()).unwrap();
+        assert_eq!(text_of(&list), None);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::api::json::context::{
 };
 use crate::api::json::documents::ListDocument;
 use crate::api::json::requests::{ENCODINGS, Encoding};
-use crate::client::{Client, Disconnected, send_all};
+use crate::client::{Client, Disconnected};
 use crate::codec::{base64, escape};
 use crate::error::{self, Error, Kind};
 use crate::http::Response;
@@ -24,9 +24,6 @@ use crate::interpreter::{Context, Execution, ExecutionSubscriber};
 use crate::language::Language;
 use crate::process::ring::Stream;
 use crate::workspace::Workspace;
-
-/// Bytes of a bundle that are sent at a time.
-const PART_BYTES: usize = 64 * 1024;
 
 /// `GET languages`.
 pub(super) fn languages(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
@@ -250,29 +247,31 @@ impl<'a> ExecutionWriter<'a> {
         });
     }
 
-    fn output(&mut self, number: u64, stream: Stream, offset: u64, data: &[u8]) {
-        let encoding = self.encoding;
-        self.line(stream.name(), number, |out| {
-            out.reserve(data.len() + data.len() / 2 + 80);
-            raw(
-                out,
-                &format!(",\"offset\":{offset},\"bytes\":{}", data.len()),
-            );
-            match encoding {
-                Encoding::Utf8 => text(out, "data", data),
-                Encoding::Base64 => {
-                    raw(out, ",\"data_b64\":\"");
-                    base64::append(out, data);
-                    raw(out, "\"");
-                }
+    fn output(
+        &mut self,
+        number: u64,
+        stream: Stream,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), Disconnected> {
+        let (name, bytes) = (stream.name(), data.len());
+        let head = format!(
+            "{{\"event\":\"{name}\",\"seq\":{number},\"offset\":{offset},\"bytes\":{bytes}"
+        );
+        let client = &mut self.client;
+        match self.encoding {
+            Encoding::Utf8 => client.push_text(&(head + ",\"data\":\""), data, "\"}\n"),
+            Encoding::Base64 => {
+                let head = head + ",\"data_b64\":\"";
+                client.push_value(&head, data, "\"}\n", false, base64::append)
             }
-        });
+        }
     }
 
-    /// A bundle may be large, so it is sent part by part.
     fn bundle(&mut self, number: u64, bundle: &Bundle) -> Result<(), Disconnected> {
         let name = if bundle.is_main { "result" } else { "display" };
-        self.client.push(|out| {
+        let client = &mut self.client;
+        client.push(|out| {
             raw(
                 out,
                 &format!(
@@ -286,47 +285,36 @@ impl<'a> ExecutionWriter<'a> {
                     &format!(",\"execution_count\":{}", self.execution.count()),
                 );
             }
-            if let Some(id) = &bundle.display_id {
-                text(out, "display_id", id.as_bytes());
-            }
-            if bundle.is_update {
-                raw(out, ",\"update\":true");
-            }
-            raw(out, ",\"data\":");
         });
-        self.parts(&bundle.data)?;
-        self.client.push(|out| raw(out, ",\"metadata\":"));
-        self.parts(&bundle.metadata)?;
+        if let Some(id) = &bundle.display_id {
+            client.push_text(",\"display_id\":\"", id.as_bytes(), "\"")?;
+        }
+        if bundle.is_update {
+            client.push(|out| raw(out, ",\"update\":true"));
+        }
+        let mut json = |name: &str, json: &str, after: &str| {
+            client.push_value(name, json.as_bytes(), after, true, Vec::extend_from_slice)
+        };
+        json(",\"data\":", &bundle.data, "")?;
+        json(",\"metadata\":", &bundle.metadata, "")?;
         if let Some(dropped) = &bundle.dropped {
-            self.client.push(|out| raw(out, ",\"dropped\":"));
-            self.parts(dropped)?;
+            json(",\"dropped\":", dropped, "")?;
         }
-        self.client.push(|out| raw(out, "}\n"));
+        client.push(|out| raw(out, "}\n"));
         Ok(())
     }
 
-    fn parts(&mut self, json: &str) -> Result<(), Disconnected> {
-        for part in json.as_bytes().chunks(PART_BYTES) {
-            self.client.push(|out| out.extend_from_slice(part));
-            if json.len() > PART_BYTES {
-                send_all(&mut self.client)?;
-            }
+    fn error(&mut self, number: u64, error: &CodeError) -> Result<(), Disconnected> {
+        let client = &mut self.client;
+        let head = format!("{{\"event\":\"error\",\"seq\":{number},\"name\":\"");
+        client.push_text(&head, error.name.as_bytes(), "\",\"value\":\"")?;
+        client.push_text("", error.value.as_bytes(), "\",\"traceback\":[")?;
+        for (index, line) in error.traceback.iter().enumerate() {
+            let before = if index == 0 { "\"" } else { ",\"" };
+            client.push_text(before, line.as_bytes(), "\"")?;
         }
+        client.push(|out| raw(out, "]}\n"));
         Ok(())
-    }
-
-    fn error(&mut self, number: u64, error: &CodeError) {
-        self.line("error", number, |out| {
-            text(out, "name", error.name.as_bytes());
-            text(out, "value", error.value.as_bytes());
-            raw(out, ",\"traceback\":[");
-            for (index, line) in error.traceback.iter().enumerate() {
-                raw(out, if index == 0 { "\"" } else { ",\"" });
-                escape::append(out, line.as_bytes());
-                raw(out, "\"");
-            }
-            raw(out, "]");
-        });
     }
 }
 
@@ -361,18 +349,21 @@ impl ExecutionSubscriber for ExecutionWriter<'_> {
                     raw(out, &ignored);
                 });
             }
-            Event::Output { stream, offset, .. } => self.output(number, *stream, *offset, output),
+            Event::Output { stream, offset, .. } => {
+                return self.output(number, *stream, *offset, output);
+            }
             Event::Bundle(bundle) => return self.bundle(number, bundle),
             Event::Clear { wait } => {
                 self.line("clear", number, |out| {
                     raw(out, &format!(",\"wait\":{wait}"));
                 });
             }
-            Event::Input { prompt, password } => self.line("input", number, |out| {
-                text(out, "prompt", prompt.as_bytes());
-                raw(out, &format!(",\"password\":{password}"));
-            }),
-            Event::Error(error) => self.error(number, error),
+            Event::Input { prompt, password } => {
+                let head = format!("{{\"event\":\"input\",\"seq\":{number},\"prompt\":\"");
+                let tail = format!("\",\"password\":{password}}}\n");
+                return self.client.push_text(&head, prompt.as_bytes(), &tail);
+            }
+            Event::Error(error) => return self.error(number, error),
             Event::Dropped { stream, bytes } => self.line("dropped", number, |out| {
                 raw(
                     out,

@@ -3,11 +3,10 @@
 use serde_json::value::RawValue;
 
 use crate::client::{Client, Disconnected};
-use crate::codec::escape;
 use crate::codec::fields::{JsonType, Members};
 use crate::http::stream::StreamClient;
 use crate::interpreter::ExecutionSubscriber;
-use crate::interpreter::event::{Bundle, End, EndReason, Event};
+use crate::interpreter::event::{Bundle, CodeError, End, EndReason, Event};
 
 /// Writes what happens in an execution as such lines.
 pub(super) struct SimpleWriter<'a> {
@@ -27,18 +26,16 @@ impl<'a> SimpleWriter<'a> {
         }
     }
 
-    fn line(&mut self, name: &str, value: &[u8]) {
-        self.client.push(|out| {
-            out.extend_from_slice(format!("{{\"{name}\":\"").as_bytes());
-            escape::append(out, value);
-            out.extend_from_slice(b"\"}\n");
-        });
+    /// A line whose text may be large.
+    fn line(&mut self, name: &str, value: &[u8]) -> Result<(), Disconnected> {
+        let head = format!("{{\"{name}\":\"");
+        self.client.push_text(&head, value, "\"}\n")
     }
 
     /// The image of a bundle, else its text.
-    fn bundle(&mut self, bundle: &Bundle) {
+    fn bundle(&mut self, bundle: &Bundle) -> Result<(), Disconnected> {
         let Ok(Members(values)) = serde_json::from_str::<Members<'_>>(&bundle.data) else {
-            return;
+            return Ok(());
         };
         // A JSON string, without its quotes.
         let string = |mime: &str| {
@@ -49,21 +46,34 @@ impl<'a> SimpleWriter<'a> {
         let (before, value, after) = match (string("image/png"), string("text/plain")) {
             (Some(image), _) => ("{\"image\":\"", image, "\"}\n"),
             (None, Some(text)) => ("{\"text\":\"", text, "\\n\"}\n"),
-            (None, None) => return,
+            (None, None) => return Ok(()),
         };
-        self.client.push(|out| {
-            for part in [before, value, after] {
-                out.extend_from_slice(part.as_bytes());
-            }
-        });
+        let value = value.as_bytes();
+        self.client
+            .push_value(before, value, after, true, Vec::extend_from_slice)
     }
 
-    fn end(&mut self, end: &End) {
+    fn error(&mut self, error: &CodeError) -> Result<(), Disconnected> {
+        self.has_error = true;
+        let Some((last, lines)) = error.traceback.split_last() else {
+            let client = &mut self.client;
+            client.push_text("{\"error\":\"", error.name.as_bytes(), ": ")?;
+            return client.push_text("", error.value.as_bytes(), "\"}\n");
+        };
+        self.client
+            .push(|out| out.extend_from_slice(b"{\"error\":\""));
+        for line in lines {
+            self.client.push_text("", line.as_bytes(), "\\n")?;
+        }
+        self.client.push_text("", last.as_bytes(), "\"}\n")
+    }
+
+    fn end(&mut self, end: &End) -> Result<(), Disconnected> {
         let text = match end.reason {
-            EndReason::Completed | EndReason::Error => return,
+            EndReason::Completed | EndReason::Error => return Ok(()),
             // What the code said of it does not tell why.
             EndReason::Timeout => "the execution was ended because its time was up",
-            _ if self.has_error => return,
+            _ if self.has_error => return Ok(()),
             EndReason::Interrupted => "the execution was interrupted",
             EndReason::Disconnected => "the client disconnected",
             EndReason::Died => "the interpreter ended, and what the code had made is lost",
@@ -78,7 +88,7 @@ impl<'a> SimpleWriter<'a> {
             EndReason::Cancelled => "the execution was cancelled before it ran",
             EndReason::ContextDead => "the context died before the execution ran",
         };
-        self.line("error", text.as_bytes());
+        self.line("error", text.as_bytes())
     }
 }
 
@@ -91,23 +101,14 @@ impl ExecutionSubscriber for SimpleWriter<'_> {
         match event {
             Event::Output { .. } => self.line("text", output),
             Event::Bundle(bundle) => self.bundle(bundle),
-            Event::Error(error) => {
-                self.has_error = true;
-                let text = if error.traceback.is_empty() {
-                    format!("{}: {}", error.name, error.value)
-                } else {
-                    error.traceback.join("\n")
-                };
-                self.line("error", text.as_bytes());
-            }
+            Event::Error(error) => self.error(error),
             Event::End(end) => self.end(end),
             Event::Queued { .. }
             | Event::Start(_)
             | Event::Clear { .. }
             | Event::Input { .. }
-            | Event::Dropped { .. } => {}
+            | Event::Dropped { .. } => Ok(()),
         }
-        Ok(())
     }
 
     fn dropped(&mut self, _: u64, _: u64) -> Result<(), Disconnected> {
