@@ -10,7 +10,7 @@ use super::calls::{Answer, Call};
 use super::errors::Failure;
 use super::paths::Paths;
 use super::processes::variables_in;
-use crate::client::{Client, Disconnected, Stopped, send_all};
+use crate::client::{Client, Disconnected};
 use crate::clock::now_ms;
 use crate::codec::escape;
 use crate::codec::fields::{Fields, Members};

@@ -188,5 +188,5 @@ fn respond(call: &Call<'_, '_>, lines: &Lines) -> Answer {
         let timestamp = rfc3339(line.at.0.cast_signed());
         body.push(&json!({ "timestamp": timestamp, "line": members.to_string() }))?;
     }
-    Ok(body.respond())
+    body.respond()
 }

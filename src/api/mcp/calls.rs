@@ -8,6 +8,7 @@ use super::client::ToolClient;
 use crate::client::Stopped;
 use crate::codec::fields::{Fields, Members, decoded};
 use crate::error::{Error, Result};
+use crate::ledger::Charge;
 use crate::workspace::Workspace;
 
 /// What a tool gives, or why it stopped.
@@ -17,6 +18,24 @@ pub(super) type Outcome = std::result::Result<ToolResult, Stopped>;
 pub(super) struct ToolCall<'a, 's> {
     pub(super) workspace: &'a Workspace,
     pub(super) client: &'a mut ToolClient<'s>,
+    /// What the result takes, until it is sent.
+    pub(super) charge: &'a mut Charge,
+}
+
+/// What a result may take without a charge.
+pub(super) const FREE_BYTES: usize = 16 * 1024;
+
+impl ToolCall<'_, '_> {
+    /// Charges what a result takes, before it is made.
+    ///
+    /// # Errors
+    /// `OverLimit`.
+    pub(super) fn reserve(&mut self, bytes: usize) -> Result<()> {
+        if bytes > FREE_BYTES.max(self.charge.bytes()) {
+            self.charge.set(bytes)?;
+        }
+        Ok(())
+    }
 }
 
 /// The arguments of a tool.
@@ -29,7 +48,7 @@ pub(super) fn fields(arguments: &RawValue) -> Result<Fields<'_>> {
 
 /// An argument that must be there.
 pub(super) fn required(fields: &mut Fields<'_>, name: &'static str) -> Result<String> {
-    let missing = || Error::invalid(format!("the argument {name} is missing"));
+    let missing = || Error::invalid(format_args!("the argument {name} is missing"));
     fields.string(name)?.ok_or_else(missing)
 }
 
@@ -73,15 +92,19 @@ impl ToolResult {
 
     /// The result of `tools/call`.
     pub(super) fn into_value(self) -> Value {
-        let mut content = vec![json!({ "type": "text", "text": self.text })];
-        content.extend(self.image.map(
-            |image| json!({ "type": "image", "data": image.data, "mimeType": image.media_type }),
-        ));
-        json!({
-            "content": content,
-            "structuredContent": self.structured,
-            "isError": self.is_error,
-        })
+        // The macro would copy what is large.
+        let mut text = json!({ "type": "text" });
+        text["text"] = self.text.into();
+        let mut content = vec![text];
+        content.extend(self.image.map(|image| {
+            let mut shown = json!({ "type": "image", "mimeType": image.media_type });
+            shown["data"] = image.data.into();
+            shown
+        }));
+        let mut result = json!({ "isError": self.is_error });
+        result["content"] = content.into();
+        result["structuredContent"] = self.structured;
+        result
     }
 }
 

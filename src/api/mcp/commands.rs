@@ -24,6 +24,9 @@ const RUN_WAIT: Duration = Duration::from_secs(120);
 /// How long `ports` waits for a server.
 const PORT_WAIT: Duration = Duration::from_secs(60);
 
+/// What a process in a list takes: it has the beginning of its command.
+const DOCUMENT_BYTES: usize = 4096;
+
 /// Most processes in a list: the latest.
 const MAX_PROCESSES: usize = 500;
 
@@ -193,6 +196,7 @@ pub(super) fn processes(call: &mut ToolCall<'_, '_>, _: &RawValue) -> Outcome {
         };
         let command = process.command.words().join(" ");
         let command: String = command.chars().take(100).collect();
+        call.reserve((documents.len() + 1) * DOCUMENT_BYTES)?;
         let _ = writeln!(
             text,
             "{} (pid {}) {state}: {command}",

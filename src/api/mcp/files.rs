@@ -51,7 +51,7 @@ pub(super) fn read(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     let mut fields = fields(arguments)?;
     let path = path_of(&mut fields)?;
     let accepted = |text: &str| {
-        Error::invalid(format!(
+        Error::invalid(format_args!(
             "lines is {text:?}; it takes lines from 1, as 10-20, 10- or 10"
         ))
     };
@@ -65,6 +65,9 @@ pub(super) fn read(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     let range = range.transpose()?.unwrap_or(all);
     let readable = call.workspace.open_file(path.clone(), false)?;
     let size = readable.size();
+    // The bytes, and the text twice, in which an invalid byte has three.
+    let held = usize::try_from(size.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
+    call.reserve(7 * held.min(MAX_TEXT_BYTES))?;
     let (found, content) = readable.lines(range, &call.workspace.ledger, call.client)?;
     let mut bytes = start_of(content, MAX_TEXT_BYTES + 1).map_err(|error| failed(&path, &error))?;
     if is_binary(&bytes) {
@@ -128,7 +131,7 @@ fn start_of(content: Content, most: usize) -> std::io::Result<Vec<u8>> {
 }
 
 /// The image that a binary file is.
-fn read_image(call: &ToolCall<'_, '_>, path: &FilePath, start: &[u8]) -> Result<ToolResult> {
+fn read_image(call: &mut ToolCall<'_, '_>, path: &FilePath, start: &[u8]) -> Result<ToolResult> {
     let Some(media_type) = media_type(start) else {
         let text = format!(
             "cannot read {path}: it is binary; run a command such as file, xxd or strings on it"
@@ -143,7 +146,9 @@ fn read_image(call: &ToolCall<'_, '_>, path: &FilePath, start: &[u8]) -> Result<
         );
         return Err(Error::new(Kind::TooLarge, text));
     }
-    let most = usize::try_from(MAX_IMAGE_BYTES).unwrap_or(usize::MAX);
+    // The file and its Base64; it may grow meanwhile.
+    let most = usize::try_from(size).unwrap_or(usize::MAX);
+    call.reserve(3 * most)?;
     let content = readable.part(None, None)?;
     let bytes = start_of(content, most).map_err(|error| failed(path, &error))?;
     let structured =
@@ -190,7 +195,7 @@ pub(super) fn write(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
         let is_mode = text.bytes().all(|byte| byte.is_ascii_digit());
         mode.filter(|mode| is_mode && *mode <= 0o7777)
             .ok_or_else(|| {
-                Error::invalid(format!(
+                Error::invalid(format_args!(
                     "mode is {text:?}; it takes octal permission bits such as \"644\""
                 ))
             })
@@ -231,10 +236,28 @@ pub(super) fn edit(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
 struct Entries {
     text: String,
     documents: Vec<Value>,
+    /// What they take.
+    bytes: usize,
 }
 
+/// What an entry takes besides its path, as a value.
+const ENTRY_BYTES: usize = 1024;
+
+/// Bytes that are charged at a time.
+const STEP_BYTES: usize = 64 * 1024;
+
 impl Entries {
-    fn add(&mut self, path: &str, document: &EntryDocument, kind: FileKind) {
+    fn add(
+        &mut self,
+        call: &mut ToolCall<'_, '_>,
+        path: &str,
+        document: &EntryDocument,
+        kind: FileKind,
+    ) -> Result<()> {
+        self.bytes += ENTRY_BYTES + 3 * path.len();
+        if self.bytes > call.charge.bytes() {
+            call.reserve(self.bytes + STEP_BYTES)?;
+        }
         let mark = match kind {
             FileKind::Directory => "/",
             FileKind::Link => "@",
@@ -242,6 +265,7 @@ impl Entries {
         };
         let _ = writeln!(self.text, "{path}{mark}");
         self.documents.push(to_value(document));
+        Ok(())
     }
 
     fn finish(mut self, mut rest: Value, note: Option<String>) -> ToolResult {
@@ -299,7 +323,8 @@ fn list_directory(
         let below = (entry.kind == FileKind::Directory && depth > 1)
             .then(|| FilePath::new(path.as_bytes()))
             .transpose()?;
-        entries.add(&shown, &EntryDocument::of(&entry, path, false), entry.kind);
+        let document = EntryDocument::of(&entry, path, false);
+        entries.add(call, &shown, &document, entry.kind)?;
         if let Some(below) = below {
             is_cut |= list_directory(call, &below, &format!("{shown}/"), depth - 1, entries)?;
         }
@@ -320,7 +345,7 @@ pub(super) fn glob(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     for one in &found.entries {
         let shown = show(&one.moment.path);
         let document = EntryDocument::of(&one.entry, glob.path.below(&shown), false);
-        entries.add(&shown, &document, one.entry.kind);
+        entries.add(call, &shown, &document, one.entry.kind)?;
     }
     let note = next
         .as_ref()
@@ -352,6 +377,8 @@ pub(super) fn grep(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
         Err(stopped) => return Err(stopped),
     };
     matches.push(b']');
+    // As values they take several times as much.
+    call.reserve(16 * matches.len())?;
     let matches: Value = serde_json::from_slice(&matches).unwrap_or_default();
     let truncated = summary.is_none_or(|summary| summary.truncated);
     if text.is_empty() {

@@ -225,7 +225,7 @@ fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<St
         }
         _ => return Err(at(Failure::method(&method))),
     };
-    Ok(Some(Step::Known(reply::to_json(id, era, result))))
+    Ok(Some(Step::Known(reply::to_json(id, era, result, 0))))
 }
 
 /// The answer to `server/discover`.
