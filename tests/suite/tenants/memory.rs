@@ -15,14 +15,14 @@ use crate::fixture::{
 };
 use crate::skip;
 
-const MIB: usize = 1 << 20;
+pub(super) const MIB: usize = 1 << 20;
 
 /// Memory of the container.
 const LIMIT: u64 = 256 << 20;
 
 /// Lets `attack` do its worst to a host in a small container. It returns what it holds.
 #[track_caller]
-fn withstand<T>(attack: impl FnOnce(&Server, &Sandbox<'_>) -> T) {
+pub(super) fn withstand<T>(attack: impl FnOnce(&Server, &Sandbox<'_>) -> T) {
     if !is_root() {
         skip!("needs root");
     }
@@ -60,7 +60,7 @@ fn withstand<T>(attack: impl FnOnce(&Server, &Sandbox<'_>) -> T) {
 /// grow at the same time can be refused together: each is one too many, and what is left has room for one more.
 /// So `hold_more` is called after each answer.
 #[track_caller]
-fn expect_refused(
+pub(super) fn expect_refused(
     sandbox: &Sandbox<'_>,
     method: &str,
     route: &str,
@@ -81,7 +81,7 @@ fn expect_refused(
 }
 
 /// Whether the server lives. An attack goes on as long as it does.
-fn is_alive(server: &Server) -> bool {
+pub(super) fn is_alive(server: &Server) -> bool {
     TcpStream::connect(server.address).is_ok()
 }
 

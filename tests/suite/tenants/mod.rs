@@ -1,6 +1,7 @@
 //! What one tenant holds of the server is charged to it: whatever it does, the operator and the other
 //! tenants are served.
 
+mod answers;
 mod connections;
 mod limits;
 mod memory;
