@@ -40,10 +40,11 @@ const TRIMMED_BYTES: usize = 8 * 1024;
 pub(super) const FREE_BYTES: usize = 64 * 1024;
 
 /// Bytes of a large value that are added at a time: a multiple of three, which Base64 makes four of.
-const PART_BYTES: usize = 6 * 1024;
+const PART_BYTES: usize = 2400;
 
-/// What is sent before more of a large value is added. With a part as JSON it needs no charge.
-const FULL_BYTES: usize = 24 * 1024;
+/// What is sent before more of a large value is added. With one more part, as JSON, it needs no charge. Much less would
+/// be many chunks, and some clients search all that they have for a line end after each.
+const FULL_BYTES: usize = 48 * 1024;
 
 /// The sending half of a connection, and the framing of one body.
 pub struct StreamWriter<S = Arc<TcpStream>> {
@@ -349,25 +350,28 @@ impl<'a> StreamClient<'a> {
     ) -> Result<(), Disconnected> {
         let (mut before, mut rest) = (before, value);
         loop {
-            let mut end = rest.len().min(PART_BYTES);
-            if end < rest.len() && is_text {
-                end -= cut_character(&rest[..end]);
-            }
-            let (part, later) = rest.split_at(end);
             self.push(|out| {
                 out.extend_from_slice(before.as_bytes());
-                append(out, part);
-                if later.is_empty() {
+                while !rest.is_empty() && out.len() < FULL_BYTES {
+                    let mut end = rest.len().min(PART_BYTES);
+                    if end < rest.len() && is_text {
+                        end -= cut_character(&rest[..end]);
+                    }
+                    let (part, later) = rest.split_at(end);
+                    append(out, part);
+                    rest = later;
+                }
+                if rest.is_empty() {
                     out.extend_from_slice(after.as_bytes());
                 }
             });
-            if self.writer.pending() >= FULL_BYTES {
+            if !rest.is_empty() || self.writer.pending() >= FULL_BYTES {
                 send_all(self)?;
             }
-            if later.is_empty() {
+            if rest.is_empty() {
                 return Ok(());
             }
-            (before, rest) = ("", later);
+            before = "";
         }
     }
 
