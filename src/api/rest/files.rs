@@ -252,11 +252,12 @@ pub(super) fn compare(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer 
         let different = paths(&found, FileState::Different);
         push_list(&mut document, "{\"different\":[", different)?;
         let missing = paths(&found, FileState::Missing);
-        push_list(&mut document, ",\"missing\":[", missing)?;
+        let before = format!(",\"extra\":{},\"missing\":[", found.extra);
+        push_list(&mut document, &before, missing)?;
         let skipped = Value::from(names(found.skipped));
         let end = format!(
-            ",\"extra\":{},\"skipped\":{skipped},\"skipped_total\":{}}}\n",
-            found.extra, found.skipped.total
+            ",\"skipped\":{skipped},\"skipped_total\":{}}}\n",
+            found.skipped.total
         );
         Ok(ended(document, &end)?)
     })
