@@ -392,7 +392,10 @@ fn what_others_run_is_left_alone_and_their_uids_are_named_and_not_given() {
     let first = first_user(&builder);
     let range = format!("{first}-{}", first + 3);
     let mut server = builder.start();
-    leave(&mut server, &STUBBORN[..2]);
+    // Something is left of two of them.
+    let [left, cleaned]: [u32; 2] = leave(&mut server, &STUBBORN[..2]).try_into().unwrap();
+    let mut others = (first..first + 4).filter(|uid| ![left, cleaned].contains(uid));
+    let [inner, outer] = [others.next().unwrap(), others.next().unwrap()];
     let place = server.place.take().unwrap();
     let sleep = |uid: u32| {
         let mut command = Command::new("sleep");
@@ -400,32 +403,24 @@ fn what_others_run_is_left_alone_and_their_uids_are_named_and_not_given() {
         command.stdin(Stdio::null()).spawn().unwrap()
     };
     // One with a user of whom the killed host left something.
-    let mut strangers = vec![sleep(first)];
+    let mut strangers = vec![sleep(left)];
     // Commands of other servers have marks, and are no sandbox's of this machine.
     let mut container = None;
     if has_namespaces() {
         let server = Server::builder().wrapped_in(&NAMESPACE).start();
-        let cmd = format!(
-            "exec setpriv --reuid={} --clear-groups --no-new-privs sleep 3600",
-            first + 2
-        );
+        let cmd = format!("exec setpriv --reuid={inner} --clear-groups --no-new-privs sleep 3600");
         server.spawn(&json!({ "cmd": cmd }));
-        wait_until("it has the user", PATIENCE, || {
-            has_living(&place, first + 2)
-        });
+        wait_until("it has the user", PATIENCE, || has_living(&place, inner));
         container = Some(server);
     } else {
-        strangers.push(sleep(first + 2));
+        strangers.push(sleep(inner));
     }
     let dedicated = Server::start();
-    let cmd = format!(
-        "exec setpriv --reuid={} --clear-groups sleep 3600",
-        first + 3
-    );
+    let cmd = format!("exec setpriv --reuid={outer} --clear-groups sleep 3600");
     let marked = dedicated.spawn(&json!({ "cmd": cmd }));
     let marked = i32::try_from(marked["pid"].as_i64().unwrap()).unwrap();
     wait_until("it has the user", PATIENCE, || {
-        uid_of(marked) == Some(first + 3)
+        uid_of(marked) == Some(outer)
     });
 
     let next = in_place_of(&place).env("SBX_UID_RANGE", &range).start();
@@ -435,18 +430,18 @@ fn what_others_run_is_left_alone_and_their_uids_are_named_and_not_given() {
         .filter(|line| line.contains("belong to"))
         .collect();
     assert_eq!(named.len(), 1, "{log}");
-    for uid in [first, first + 2, first + 3] {
+    for uid in [left, inner, outer] {
         assert!(named[0].contains(&uid.to_string()), "{uid}: {log}");
     }
-    assert!(!named[0].contains(&(first + 1).to_string()), "{log}");
-    assert!(has_living(&place, first), "also what is left there");
-    assert!(!has_living(&place, first + 1));
+    assert!(!named[0].contains(&cleaned.to_string()), "{log}");
+    assert!(has_living(&place, left), "also what is left there");
+    assert!(!has_living(&place, cleaned));
     wait_until("all is reaped", PATIENCE, || {
         let mut all = place.processes().into_iter();
-        all.all(|(_, uid)| uid != first + 1)
+        all.all(|(_, uid)| uid != cleaned)
     });
     let made = next.post(SANDBOXES, &json!({ "count": 4 })).json();
-    assert_eq!(made["sandboxes"][0]["uid"], first + 1, "{made}");
+    assert_eq!(made["sandboxes"][0]["uid"], cleaned, "{made}");
     assert_eq!(
         (&made["rejected"], &made["rejected_code"]),
         (&json!(3), &json!("no_uid"))
@@ -454,10 +449,10 @@ fn what_others_run_is_left_alone_and_their_uids_are_named_and_not_given() {
     let reason = made["rejected_reason"].as_str().unwrap();
     assert!(reason.contains("3 of them are put aside"), "{reason}");
     assert_eq!(next.delete(SANDBOXES).json()["deleted"], 1);
-    assert!(is_alive(marked) && has_living(&place, first + 2));
+    assert!(is_alive(marked) && has_living(&place, inner));
     drop(container);
     wait_until("the container ends", PATIENCE, || {
-        strangers.len() > 1 || !has_living(&place, first + 2)
+        strangers.len() > 1 || !has_living(&place, inner)
     });
     for stranger in &mut strangers {
         assert!(stranger.try_wait().unwrap().is_none());
@@ -468,7 +463,9 @@ fn what_others_run_is_left_alone_and_their_uids_are_named_and_not_given() {
     let (made, rejected) = create(&next, 4);
     let mut users: Vec<_> = made.iter().map(|sandbox| sandbox.uid).collect();
     users.sort_unstable();
-    assert_eq!((users, rejected), (vec![first + 1, first + 2], 2));
+    let mut free = vec![cleaned, inner];
+    free.sort_unstable();
+    assert_eq!((users, rejected), (free, 2));
 }
 
 #[test]
