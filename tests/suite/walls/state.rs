@@ -272,6 +272,7 @@ fn the_environment_is_what_the_sandbox_and_the_command_were_given_and_nothing_of
     let mut expected = [
         "BOTH=command".to_owned(),
         format!("HOME={home}"),
+        "LANG=C.UTF-8".to_owned(),
         "LOGNAME=other".to_owned(),
         "NUMBER=7".to_owned(),
         "OF_COMMAND=two".to_owned(),
