@@ -14,6 +14,7 @@ pub mod query;
 pub mod sort;
 pub mod time;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -62,6 +63,18 @@ fn accepted_words<T>(choices: &[(&str, T)]) -> String {
     words.join(" or ")
 }
 
+/// Stands for what was cut off a text.
+const CUT: &str = "\u{2026}";
+
+/// A text, or its beginning of at most so many bytes, and a mark.
+pub fn shortened(text: &str, most: usize) -> Cow<'_, str> {
+    if text.len() <= most {
+        return text.into();
+    }
+    let end = most - cut_character(&text.as_bytes()[..most]);
+    [&text[..end], CUT].concat().into()
+}
+
 /// How many bytes at the end are the first bytes of an incomplete character.
 pub fn cut_character(data: &[u8]) -> usize {
     (1..=data.len().min(3))
@@ -76,6 +89,21 @@ pub fn cut_character(data: &[u8]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_text_is_cut_between_characters() {
+        for (most, expected) in [
+            (0, "\u{2026}"),
+            (1, "a\u{2026}"),
+            (2, "a\u{2026}"),
+            (3, "a\u{e9}\u{2026}"),
+            (6, "a\u{e9}\u{2026}"),
+            (7, "a\u{e9}\u{1f600}"),
+            (9, "a\u{e9}\u{1f600}"),
+        ] {
+            assert_eq!(shortened("a\u{e9}\u{1f600}", most), expected, "{most}");
+        }
+    }
 
     #[test]
     fn seconds_are_what_their_digits_say() {

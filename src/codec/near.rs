@@ -82,7 +82,8 @@ pub fn by_spelling<'k>(name: &str, mut known: impl Iterator<Item = &'k str>) -> 
         // Too short to be sure, or longer than any field.
         _ => return None,
     };
-    known.find(|known| distance(name, known) <= most)
+    // Names of other lengths are further away; a body may have many.
+    known.find(|known| name.len().abs_diff(known.len()) <= most && distance(name, known) <= most)
 }
 
 #[cfg(test)]

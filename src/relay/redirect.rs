@@ -59,12 +59,14 @@ impl Home {
             let (host, path) = rest.split_at(begin_of(rest, b"/?#"));
             let is_inside = host.eq_ignore_ascii_case(self.inside.as_bytes());
             let is_own = self.hosts.iter().any(|own| host.eq_ignore_ascii_case(own));
+            if !is_inside && !is_own {
+                return Redirect::Elsewhere;
+            }
             return match self.absolute(path) {
                 Some(changed) => Redirect::To(changed),
-                _ if is_own => Redirect::AsSent,
+                None if is_own => Redirect::AsSent,
                 None => Redirect::To(path.to_vec()),
-            }
-            .only_if(is_inside || is_own);
+            };
         }
         let (path, suffix) = rest.split_at(begin_of(rest, b"?#"));
         let changed = if path.is_empty() {
@@ -91,12 +93,6 @@ impl Home {
         let prefix: &[u8] = if knows { b"" } else { &self.prefix };
         let place = place(&[prefix, &path, suffix]);
         (place != reference).then_some(place)
-    }
-}
-
-impl Redirect {
-    fn only_if(self, is_own: bool) -> Self {
-        if is_own { self } else { Self::Elsewhere }
     }
 }
 

@@ -13,6 +13,7 @@ use super::calls::{Answer, Call, ListBody};
 use super::processes::end_document;
 use super::sandboxes::place;
 use crate::clock::now_ms;
+use crate::codec::shortened;
 use crate::codec::sort::sort_by;
 use crate::codec::time::rfc3339;
 use crate::process::Process;
@@ -122,8 +123,8 @@ fn add_process(process: &Process, start: u64, lines: &mut Lines) {
     }
     let pid = process.pid;
     if started >= start {
-        let command = cut(process.command.words().join(" "), COMMAND_BYTES);
-        let fields = json!({ "pid": pid, "command": command });
+        let command = process.command.words().join(" ");
+        let fields = json!({ "pid": pid, "command": shortened(&command, COMMAND_BYTES) });
         lines.add(started, "command", "started".to_owned(), fields);
     }
     if last_output >= start || ended.is_some() {
@@ -140,7 +141,7 @@ fn add_process(process: &Process, start: u64, lines: &mut Lines) {
 fn add_output(process: &Process, ended: Option<u64>, lines: &mut Lines) {
     let mut add = |stream: Stream, at_ms, text: &[u8]| {
         let text = String::from_utf8_lossy(text.strip_suffix(b"\r").unwrap_or(text));
-        let text = cut(text.into_owned(), LINE_BYTES);
+        let text = shortened(&text, LINE_BYTES).into_owned();
         lines.add(at_ms, stream.name(), text, json!({ "pid": process.pid }));
     };
     let mut begun = <[Vec<u8>; 2]>::default();
@@ -165,16 +166,6 @@ fn add_output(process: &Process, ended: Option<u64>, lines: &mut Lines) {
             add(stream, ended, rest);
         }
     }
-}
-
-/// The beginning of a text.
-fn cut(mut text: String, most: usize) -> String {
-    if text.len() > most {
-        let end = (0..=most).rev().find(|end| text.is_char_boundary(*end));
-        text.truncate(end.unwrap_or(0));
-        text.push('\u{2026}');
-    }
-    text
 }
 
 /// Each line is JSON in a text.

@@ -9,6 +9,7 @@ use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use super::network::PostureDocument;
+use crate::codec::shortened;
 use crate::command::CommandLine;
 use crate::files::name::{FilePath, show};
 use crate::files::{Entry, FileKind, Packed, Page, Skipped, Unpacked};
@@ -218,9 +219,6 @@ struct CommandDocument<'a> {
 /// Most bytes of a command in a list. The rest is in the document of the process.
 const LISTED_COMMAND_BYTES: usize = 16 * 1024;
 
-/// The end of a text that was cut.
-const CUT: &str = "\u{2026}";
-
 /// Takes texts while there is room for them.
 struct Texts {
     left: usize,
@@ -234,12 +232,8 @@ impl Texts {
             self.left -= text.len();
             return text.into();
         }
-        let mut ends = (0..=self.left).rev();
-        let end = ends.find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-        let kept = &text[..end];
-        self.left = 0;
         self.is_cut = true;
-        format!("{kept}{CUT}").into()
+        shortened(text, std::mem::take(&mut self.left))
     }
 
     /// The texts that there is room for. Each counts one byte more, because many may be empty.

@@ -2,6 +2,8 @@
 //! what happens to the tree when a client goes away or somebody changes names under an upload.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::json;
@@ -66,17 +68,25 @@ fn no_name_leads_out_of_the_directory() {
     });
 }
 
+/// A directory beside that of the archive, in which everybody may write.
+fn outside(place: &Place) -> PathBuf {
+    let outside = place.directory.with_file_name("outside");
+    fs::create_dir(&outside).unwrap();
+    fs::write(outside.join("secret"), "secret").unwrap();
+    fs::set_permissions(&outside, fs::Permissions::from_mode(0o777)).unwrap();
+    outside
+}
+
+#[track_caller]
+fn assert_untouched(outside: &Path) {
+    assert_eq!(names_in(outside), ["secret"]);
+    assert_eq!(fs::read(outside.join("secret")).unwrap(), b"secret");
+}
+
 #[test]
 fn no_member_goes_through_a_link() {
     in_both_modes(|place| {
-        let outside = place.directory.with_file_name("outside");
-        fs::create_dir(&outside).unwrap();
-        fs::write(outside.join("secret"), "secret").unwrap();
-        fs::set_permissions(
-            &outside,
-            std::os::unix::fs::PermissionsExt::from_mode(0o777),
-        )
-        .unwrap();
+        let outside = outside(place);
         fs::create_dir(place.directory.with_file_name("elsewhere")).unwrap();
         let absolute = outside.to_str().unwrap().to_owned();
         for target in ["../outside", absolute.as_str(), "own", "."] {
@@ -130,8 +140,7 @@ fn no_member_goes_through_a_link() {
                 place.refused("", &archive, 400, "bad_archive");
             }
         }
-        assert_eq!(names_in(&outside), ["secret"]);
-        assert_eq!(fs::read(outside.join("secret")).unwrap(), b"secret");
+        assert_untouched(&outside);
         place.check_no_litter();
     });
 }
@@ -140,14 +149,7 @@ fn no_member_goes_through_a_link() {
 #[test]
 fn the_last_of_several_members_takes_the_name_of_a_link() {
     in_both_modes(|place| {
-        let outside = place.directory.with_file_name("outside");
-        fs::create_dir(&outside).unwrap();
-        fs::write(outside.join("secret"), "secret").unwrap();
-        fs::set_permissions(
-            &outside,
-            std::os::unix::fs::PermissionsExt::from_mode(0o777),
-        )
-        .unwrap();
+        let outside = outside(place);
         for target in ["../outside", "../outside/secret", "nothing", "own"] {
             let start = Tar::default().file("own", "own").link("link", target);
             let tars = [
@@ -195,8 +197,7 @@ fn the_last_of_several_members_takes_the_name_of_a_link() {
                 place.refused(&format!("&overwrite=fail{dry_run}"), &twice, 409, "exists");
             }
         }
-        assert_eq!(names_in(&outside), ["secret"]);
-        assert_eq!(fs::read(outside.join("secret")).unwrap(), b"secret");
+        assert_untouched(&outside);
         place.check_no_litter();
     });
 }
