@@ -29,6 +29,7 @@ use super::USER_NAME;
 use super::grants::GrantedPaths;
 use super::system_files::{DEVICES, PROGRAMS};
 use crate::error::{Error, Kind, Result};
+use crate::files::name::TEMPORARY;
 use crate::panics::essential;
 use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User};
@@ -45,7 +46,7 @@ const STAGE: &str = "/proc";
 const TERMINALS: [&str; 2] = ["/dev/ptmx", "/dev/pts"];
 
 /// The directories in memory that a sandbox has of its own.
-pub const IN_MEMORY: [&str; 2] = ["/tmp", "/dev/shm"];
+pub const IN_MEMORY: [&str; 2] = [TEMPORARY, "/dev/shm"];
 
 /// Most queues of System V messages. Each may hold 16,384 messages without text, which take 1 MiB of the kernel's memory.
 const MAX_MESSAGE_QUEUES: u64 = 16;
@@ -151,6 +152,19 @@ impl Namespaces {
     pub(super) fn open(&self, path: &str) -> std::result::Result<OwnedFd, Errno> {
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
         open(&inside(self.holder.pid(), path), flags, Mode::empty())
+    }
+
+    /// Opens the sandbox's own directory of temporary files; `None` if a path of the machine covers it.
+    ///
+    /// # Errors
+    /// That of open(2).
+    pub fn open_temporary(&self) -> std::result::Result<Option<OwnedFd>, Errno> {
+        let is_own = self.own_disks.contains(&TEMPORARY);
+        let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
+        let path = inside(self.holder.pid(), TEMPORARY);
+        is_own
+            .then(|| open(&path, flags, Mode::empty()))
+            .transpose()
     }
 
     /// Makes a socket in the network of these namespaces, which any thread can use.

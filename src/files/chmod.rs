@@ -38,7 +38,7 @@ impl Files<'_> {
     ) -> Result<Changed, Stopped> {
         let failed = |errno| self.error(format_args!("cannot change the mode of {path}"), errno);
         let file = self
-            .resolve(path.bytes(), OFlag::O_PATH | OFlag::O_NOFOLLOW)
+            .resolve(path, OFlag::O_PATH | OFlag::O_NOFOLLOW)
             .map_err(failed)?;
         let kind = FileKind::of(&fstat(&file).map_err(failed)?);
         let bits = Mode::from_bits_truncate(mode);
@@ -103,8 +103,7 @@ impl Files<'_> {
         drop(walk);
         for below in directories.iter().rev() {
             interrupt.check()?;
-            let whole = [path.bytes(), b"/", below].concat();
-            let directory = self.resolve(&whole, DIRECTORY | OFlag::O_NOFOLLOW);
+            let directory = self.resolve(&path.child(below)?, DIRECTORY | OFlag::O_NOFOLLOW);
             let follow = FchmodatFlags::FollowSymlink;
             result.count(directory.and_then(|opened| fchmodat(&opened, ".", bits, follow)));
         }

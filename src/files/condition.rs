@@ -64,7 +64,7 @@ impl Root {
     ) -> Result<(), Stopped> {
         match condition {
             Condition::Always => Ok(()),
-            Condition::Absent => match self.status(path.bytes(), AtFlags::empty()) {
+            Condition::Absent => match self.status(path, AtFlags::empty()) {
                 Err(Errno::ENOENT) => Ok(()),
                 Ok(_) => Err(exists(path).into()),
                 Err(errno) => Err(self

@@ -64,7 +64,7 @@ impl Root {
     /// happens if that is not allowed.
     pub fn renew_owner(&self, path: &FilePath) {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;
-        let Ok(file) = self.resolve(path.bytes(), flags) else {
+        let Ok(file) = self.resolve(path, flags) else {
             return;
         };
         if let Ok(found) = fstat(&file) {

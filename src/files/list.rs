@@ -51,7 +51,7 @@ impl Root {
     ) -> Result<Page> {
         let failed = |errno| self.error(format_args!("cannot list {path}"), errno);
         let mut directory = self
-            .resolve(path.bytes(), OFlag::O_RDONLY | OFlag::O_DIRECTORY)
+            .resolve(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
             .and_then(Dir::from_fd)
             .map_err(failed)?;
         // A max-heap of limit + 1 names: a smaller name replaces the largest one, and a name beyond the

@@ -13,9 +13,23 @@ const RANGE_START: u32 = 0xEF00;
 /// Longest path, in bytes. The kernel takes 4096 at a time; what a walk finds may have a longer one.
 const MAX_PATH_BYTES: usize = 256 * 1024;
 
+/// The tree of a workspace that a path is in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tree {
+    /// That of the directory which relative paths begin at.
+    Main,
+    /// That of [`TEMPORARY`], in a sandbox with one of its own.
+    Temporary,
+}
+
+/// Where commands see the tree of temporary files.
+pub const TEMPORARY: &str = "/tmp";
+
 /// A path from a client: not empty, without NUL, and not so long that its copies count.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilePath {
+    tree: Tree,
+    /// From the beginning of the tree.
     bytes: Vec<u8>,
     shown: String,
 }
@@ -27,7 +41,10 @@ impl FilePath {
     /// `Invalid` if it is empty, too long or has a NUL.
     pub fn new(decoded: &[u8]) -> Result<Self> {
         Self::check_length(decoded)?;
-        let bytes = read(decoded);
+        Self::checked(Tree::Main, read(decoded))
+    }
+
+    fn checked(tree: Tree, bytes: Vec<u8>) -> Result<Self> {
         if bytes.is_empty() {
             return Err(Error::invalid("the path is empty; / is the root"));
         }
@@ -36,8 +53,25 @@ impl FilePath {
                 "the path has a NUL character, which no file name can have",
             ));
         }
-        let shown = show(&bytes);
-        Ok(Self { bytes, shown })
+        Ok(Self::in_tree(tree, bytes))
+    }
+
+    /// A path in a tree, which is not empty and has no NUL.
+    fn in_tree(tree: Tree, bytes: Vec<u8>) -> Self {
+        let shown = match (tree, &bytes[..]) {
+            (Tree::Main, bytes) => show(bytes),
+            (Tree::Temporary, b".") => TEMPORARY.to_owned(),
+            (Tree::Temporary, bytes) => format!("{TEMPORARY}/{}", show(bytes)),
+        };
+        Self { tree, bytes, shown }
+    }
+
+    /// The path of what is `below` the beginning of a tree, or of that beginning if nothing is. The bytes are those of
+    /// names in another path.
+    pub fn from_start(tree: Tree, below: &[u8]) -> Self {
+        let start = below.iter().position(|byte| *byte != b'/');
+        let bytes = start.map_or(&b"."[..], |start| &below[start..]);
+        Self::in_tree(tree, bytes.to_vec())
     }
 
     /// Checks the length of a path, before copies are made of it.
@@ -52,7 +86,12 @@ impl FilePath {
         Ok(())
     }
 
-    /// The path as the kernel takes it.
+    /// The tree that it is in.
+    pub(super) fn tree(&self) -> Tree {
+        self.tree
+    }
+
+    /// The path as the kernel takes it, from the beginning of its tree.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -60,20 +99,42 @@ impl FilePath {
     /// The same path without slashes at its end; the root stays the root.
     pub fn without_trailing_slashes(&self) -> Self {
         let last = self.bytes.iter().rposition(|byte| *byte != b'/');
-        let bytes = self.bytes[..=last.unwrap_or(0)].to_vec();
-        let shown = show(&bytes);
-        Self { bytes, shown }
+        Self::in_tree(self.tree, self.bytes[..=last.unwrap_or(0)].to_vec())
+    }
+
+    /// The path of a name, or of a relative path, in this directory. Its bytes are those of the names.
+    ///
+    /// # Errors
+    /// As [`FilePath::new`].
+    pub fn child(&self, relative: &[u8]) -> Result<Self> {
+        let bytes = match &self.bytes[..] {
+            b"." => relative.to_vec(),
+            [.., b'/'] => [&self.bytes, relative].concat(),
+            _ => [&self.bytes, &b"/"[..], relative].concat(),
+        };
+        Self::check_length(&bytes)?;
+        Self::checked(self.tree, bytes)
+    }
+
+    /// The directories on the way to it from the beginning of its tree, the innermost first.
+    pub fn ancestors(&self) -> impl Iterator<Item = Self> {
+        let mut path = &self.bytes[..];
+        std::iter::from_fn(move || {
+            let slash = memchr::memrchr(b'/', path).filter(|slash| *slash > 0)?;
+            path = &path[..slash];
+            Some(Self::in_tree(self.tree, path.to_vec()))
+        })
     }
 
     /// The path of an entry of this directory, as clients are shown it.
     pub fn join(&self, shown_name: &str) -> String {
-        let slash = if self.bytes.ends_with(b"/") { "" } else { "/" };
+        let slash = if self.shown.ends_with('/') { "" } else { "/" };
         format!("{}{slash}{shown_name}", self.shown)
     }
 
     /// The path of something below this directory, as clients are shown it; below `.` without that.
     pub fn below(&self, shown: &str) -> String {
-        if self.bytes == b"." {
+        if self.shown == "." {
             shown.to_owned()
         } else {
             self.join(shown)

@@ -59,7 +59,7 @@ impl Root {
     /// `NotFound`, also below something that is no directory; `Forbidden`.
     pub fn stat(&self, path: &FilePath) -> Result<Entry> {
         let status = self
-            .status(path.bytes(), AtFlags::AT_SYMLINK_NOFOLLOW)
+            .status(path, AtFlags::AT_SYMLINK_NOFOLLOW)
             .map_err(|errno| {
                 // To a client that asks whether a path exists, a file in its middle means no.
                 let is_missing = errno == Errno::ENOTDIR;
@@ -69,12 +69,12 @@ impl Root {
         let mut entry = Entry::new(path.name().to_vec(), &status);
         if entry.kind == FileKind::Link {
             entry.target = self
-                .resolve(path.bytes(), OFlag::O_PATH | OFlag::O_NOFOLLOW)
+                .resolve(path, OFlag::O_PATH | OFlag::O_NOFOLLOW)
                 .and_then(|link| link_target(&link, b""))
                 .ok();
             // A dangling link keeps its own size: there is nothing to read behind it.
             if self.sizes_links_by_target
-                && let Ok(followed) = self.status(path.bytes(), AtFlags::empty())
+                && let Ok(followed) = self.status(path, AtFlags::empty())
             {
                 entry.size = size(&followed);
             }
@@ -106,10 +106,10 @@ impl Root {
             };
             Err(Error::new(kind, format!("cannot read {path}: it is {why}")))
         };
-        let status = self.status(path.bytes(), AtFlags::empty());
+        let status = self.status(path, AtFlags::empty());
         check(&status.map_err(failed)?)?;
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let file = File::from(self.resolve(path.bytes(), flags).map_err(failed)?);
+        let file = File::from(self.resolve(path, flags).map_err(failed)?);
         // Again, of the descriptor: the name may mean another file than a moment ago.
         let status = fstat(&file).map_err(failed)?;
         Ok(Opened {

@@ -18,7 +18,7 @@ use nix::unistd::geteuid;
 
 use super::beneath::Resolver;
 use super::entry::{DIRECTORY, Identity};
-use super::name::{FilePath, split};
+use super::name::{FilePath, Tree, split};
 use super::name_at::NameAt;
 use crate::error::{Error, Kind, Result};
 use crate::sys::{ActingAs, User};
@@ -29,6 +29,8 @@ const MAX_LINKS: usize = 40;
 /// The directory that the paths of a workspace begin at.
 pub struct Root {
     directory: Arc<OwnedFd>,
+    /// Where [`Tree::Temporary`] begins, if there is such a tree.
+    temporary: Option<OwnedFd>,
     resolution: Resolution,
     /// Whether a write to a link goes to its target; otherwise it is refused.
     follows_last_link: bool,
@@ -84,6 +86,7 @@ impl Root {
         })?;
         Ok(Self {
             directory: Arc::new(directory_fd),
+            temporary: None,
             resolution: Resolution::Machine,
             follows_last_link: true,
             sizes_links_by_target: true,
@@ -104,10 +107,22 @@ impl Root {
     ) -> Self {
         Self {
             directory: directory.into(),
+            temporary: None,
             resolution: Resolution::Beneath { resolver, owner },
             follows_last_link: false,
             sizes_links_by_target: false,
         }
+    }
+
+    /// The same root with a tree of temporary files, which begins at a directory on a file system of its own.
+    #[must_use]
+    pub fn with_temporary(self, temporary: Option<OwnedFd>) -> Self {
+        Self { temporary, ..self }
+    }
+
+    /// Whether there is such a tree.
+    pub fn has_temporary(&self) -> bool {
+        self.temporary.is_some()
     }
 
     /// Whether files can be given to any user: by root of a machine that is one sandbox.
@@ -132,13 +147,26 @@ impl Root {
         })
     }
 
-    /// The device and inode number of the directory that paths begin at.
-    pub(super) fn identity(&self) -> nix::Result<Identity> {
-        Identity::of_open(&self.directory)
+    /// The directory that paths in a tree begin at. What is not there is outside.
+    pub(super) fn start(&self, tree: Tree) -> nix::Result<&OwnedFd> {
+        match tree {
+            Tree::Main => Ok(&self.directory),
+            Tree::Temporary => self.temporary.as_ref().ok_or(Errno::EXDEV),
+        }
     }
 
-    /// The path of a directory that was opened beneath this root, without links; empty for the root of a home
-    /// or of the machine. Only a hint: the directory may be moved at any time.
+    /// The tree that a directory is in which was opened beneath this root.
+    pub(super) fn tree_of(&self, directory: &OwnedFd) -> Tree {
+        let device = |directory: &OwnedFd| fstat(directory).ok().map(|status| status.st_dev);
+        let is_temporary = |start| device(start) == device(directory);
+        match &self.temporary {
+            Some(start) if is_temporary(start) => Tree::Temporary,
+            _ => Tree::Main,
+        }
+    }
+
+    /// The path of a directory that was opened beneath this root, from the beginning of its tree and without links;
+    /// empty for that beginning. Only a hint: the directory may be moved at any time.
     pub(super) fn path_of(&self, directory: &OwnedFd) -> Option<Vec<u8>> {
         let path = |directory: &OwnedFd| {
             let link = format!("/proc/self/fd/{}", directory.as_raw_fd());
@@ -149,8 +177,8 @@ impl Root {
         match self.resolution {
             Resolution::Machine => Some(path_of_it).filter(|path| path != b"/"),
             Resolution::Beneath { .. } => {
-                let home = path(&self.directory)?;
-                path_of_it.strip_prefix(&home[..]).map(<[u8]>::to_vec)
+                let start = path(self.start(self.tree_of(directory)).ok()?)?;
+                path_of_it.strip_prefix(&start[..]).map(<[u8]>::to_vec)
             }
         }
     }
@@ -168,8 +196,8 @@ impl Root {
     }
 
     /// Opens the file at a path.
-    pub(super) fn resolve(&self, path: &[u8], flags: OFlag) -> nix::Result<OwnedFd> {
-        self.resolve_in(&self.directory, path, flags)
+    pub(super) fn resolve(&self, path: &FilePath, flags: OFlag) -> nix::Result<OwnedFd> {
+        self.resolve_in(self.start(path.tree())?, path.bytes(), flags)
     }
 
     /// Opens a path that begins at a directory which was opened beneath this root.
@@ -198,9 +226,9 @@ impl Root {
     }
 
     /// The status of the file that `resolve` would open, in one system call where there is one.
-    pub(super) fn status(&self, path: &[u8], flags: AtFlags) -> nix::Result<FileStat> {
+    pub(super) fn status(&self, path: &FilePath, flags: AtFlags) -> nix::Result<FileStat> {
         match self.resolution {
-            Resolution::Machine => fstatat(&self.directory, path, flags),
+            Resolution::Machine => fstatat(self.start(path.tree())?, path.bytes(), flags),
             Resolution::Beneath { .. } => {
                 let mut open_flags = OFlag::O_PATH;
                 let nofollow = flags.contains(AtFlags::AT_SYMLINK_NOFOLLOW);
@@ -211,13 +239,17 @@ impl Root {
     }
 
     /// Opens a directory.
-    pub(super) fn directory(&self, path: &[u8], missing: Missing) -> nix::Result<OwnedFd> {
+    pub(super) fn directory(&self, path: &FilePath, missing: Missing) -> nix::Result<OwnedFd> {
+        self.directory_in(self.start(path.tree())?, path.bytes(), missing)
+    }
+
+    fn directory_in(&self, start: &OwnedFd, path: &[u8], missing: Missing) -> nix::Result<OwnedFd> {
         // Goes up to the first directory that exists, then makes the others one by one, without
         // recursion: a path of thousands of components costs no stack.
         let mut names = Vec::new();
         let mut above = path;
         let mut current = loop {
-            match self.resolve(above, DIRECTORY) {
+            match self.resolve_in(start, above, DIRECTORY) {
                 Err(Errno::ENOENT) if !matches!(missing, Missing::Refuse) => {}
                 other => break other?,
             }
@@ -252,7 +284,7 @@ impl Root {
     /// `NotDirectory` or `Exists` if something else is in the way.
     pub fn make_directory(&self, path: &FilePath, mode: Option<u32>) -> Result<()> {
         let make = || {
-            let directory = self.directory(path.bytes(), Missing::Make)?;
+            let directory = self.directory(path, Missing::Make)?;
             let Some(mode) = mode.map(Mode::from_bits_truncate) else {
                 return Ok(());
             };
@@ -279,7 +311,10 @@ impl Root {
                 format!("cannot change {path}: the path must end in a name of its own"),
             ));
         };
-        let directory = self.directory(directory, missing).map_err(|errno| {
+        let opened = self
+            .start(path.tree())
+            .and_then(|start| self.directory_in(start, directory, missing));
+        let directory = opened.map_err(|errno| {
             self.error(format_args!("cannot open the directory of {path}"), errno)
         })?;
         Ok(NameAt {
@@ -343,10 +378,12 @@ impl Root {
 
     /// Whether `directory` is `other` or below it.
     pub(super) fn lies_within(&self, directory: &OwnedFd, other: Identity) -> nix::Result<bool> {
-        // The way up ends at the home: its owner may not go further.
+        // The way up ends where the tree begins: its owner may not go further.
         let top = match self.resolution {
             Resolution::Machine => None,
-            Resolution::Beneath { .. } => Some(self.identity()?),
+            Resolution::Beneath { .. } => {
+                Some(Identity::of_open(self.start(self.tree_of(directory))?)?)
+            }
         };
         let mut current = openat(directory, ".", DIRECTORY, Mode::empty())?;
         let mut here = Identity::of_open(&current)?;

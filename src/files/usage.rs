@@ -9,6 +9,7 @@ use nix::sys::stat::fstatat;
 use nix::sys::statvfs::fstatvfs;
 
 use super::entry::FileKind;
+use super::name::Tree;
 use super::root::Files;
 use crate::error::{Error, Result};
 
@@ -48,7 +49,8 @@ const MAX_PATH_BYTES: usize = 4000;
 impl Files<'_> {
     /// The space of the file system that the root is on.
     pub fn disk(&self) -> Option<Disk> {
-        let root = self.resolve(b".", OFlag::O_PATH | OFlag::O_DIRECTORY);
+        let start = self.start(Tree::Main).ok()?;
+        let root = self.resolve_in(start, b".", OFlag::O_PATH | OFlag::O_DIRECTORY);
         Disk::of(root.ok()?)
     }
 
@@ -60,13 +62,16 @@ impl Files<'_> {
     /// The root cannot be read.
     pub fn disk_bytes(&self) -> Result<Option<u64>> {
         let mut total = 0;
+        let start = self.start(Tree::Main);
+        let start = start.map_err(|errno| Error::system("cannot read the home", errno))?;
         let mut left = MAX_FILES;
         let mut left_bytes = MAX_BYTES;
         let mut seen = HashSet::new();
         let mut pending = vec![b".".to_vec()];
         while let Some(path) = pending.pop() {
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
-            let mut directory = match self.resolve(&path, flags).and_then(Dir::from_fd) {
+            let opened = self.resolve_in(start, &path, flags);
+            let mut directory = match opened.and_then(Dir::from_fd) {
                 Ok(directory) => directory,
                 Err(errno) if path == b"." => {
                     return Err(Error::system("cannot read the home", errno));

@@ -143,8 +143,9 @@ impl Root {
         let target = self.target(path, false).ok();
         let found = target.and_then(|(target, _)| target.key().ok());
         found.unwrap_or_else(|| {
-            let root = self.identity().map(Identity::bytes).unwrap_or_default();
-            [&root[..], path.bytes()].concat()
+            let start = self.start(path.tree()).and_then(Identity::of_open);
+            let start = start.map(Identity::bytes).unwrap_or_default();
+            [&start[..], path.bytes()].concat()
         })
     }
 

@@ -479,7 +479,12 @@ impl Host {
             None => TcpPortsInside::Given(lease.ports().to_vec()),
         };
         let ports = Ports::home(Arc::clone(&home), reservation.user, tcp);
-        let root = Root::home(home, reservation.user);
+        // Before any command can change what is there.
+        let temporary = namespaces.as_ref().map(|inside| inside.open_temporary());
+        let temporary = temporary.transpose().map_err(|errno| {
+            Error::system("cannot open the temporary directory of a sandbox", errno)
+        })?;
+        let root = Root::home(home, reservation.user).with_temporary(temporary.flatten());
         let shared = Arc::clone(&self.shared);
         Ok(Arc::new(Sandbox {
             id: reservation.id.clone(),

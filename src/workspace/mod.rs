@@ -10,6 +10,7 @@ mod content;
 mod lease;
 mod operations;
 mod upload;
+mod view;
 mod watches;
 
 pub use content::{Content, Span};
@@ -20,4 +21,5 @@ pub use operations::{
     Patched, Run, SignalGroup, SortKey, Summary, Venv, ViewerEvent,
 };
 pub use upload::{GunzipSource, MemorySource, UploadSource};
+pub use view::{CommandView, below};
 pub use watches::{Lasting, WatchSubscriber};

@@ -125,7 +125,7 @@ fn entry(workspace: &Workspace, path: &ClientPath) -> Document {
 /// Writes what files are. Names of accounts are looked up once.
 pub(super) struct Documents<'w> {
     workspace: &'w Workspace,
-    paths: Paths,
+    paths: Paths<'w>,
     users: HashMap<u32, String>,
     groups: HashMap<u32, String>,
 }

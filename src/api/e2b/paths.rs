@@ -1,26 +1,16 @@
 //! Paths as these clients write them, and as they are shown them: absolute ones, as commands see them.
 //!
-//! A sandbox's files are those beneath its home. `/home/user`, the home in E2B's own images and in most examples,
-//! stands for the home wherever it is.
+//! `/home/user`, the home in E2B's own images and in most examples, stands for the home of a sandbox wherever it is.
 
-use std::os::unix::ffi::OsStrExt;
-
-use super::errors::{Code, Failure};
+use super::errors::Failure;
 use crate::files::name::{FilePath, show};
-use crate::workspace::Workspace;
+use crate::workspace::{CommandView, Workspace, below};
 
 /// The home in E2B's images.
 pub(super) const USUAL_HOME: &str = "/home/user";
 
 /// Translates the paths of one workspace.
-pub(super) struct Paths {
-    /// The home, as commands see it.
-    home: Vec<u8>,
-    /// Other paths that stand for it.
-    aliases: Vec<Vec<u8>>,
-    /// Whether only what is beneath the home is reached.
-    is_beneath: bool,
-}
+pub(super) struct Paths<'w>(CommandView<'w>);
 
 /// A path, for the workspace and as it is shown.
 pub(super) struct ClientPath {
@@ -28,63 +18,42 @@ pub(super) struct ClientPath {
     pub(super) shown: String,
 }
 
-impl Paths {
-    pub(super) fn of(workspace: &Workspace) -> Self {
-        Self {
-            home: workspace.home().as_os_str().as_bytes().to_vec(),
-            aliases: match workspace.user() {
-                Some(_) => {
-                    let real = workspace.real_home().as_os_str().as_bytes();
-                    vec![real.to_vec(), USUAL_HOME.into()]
-                }
-                None => Vec::new(),
-            },
-            is_beneath: workspace.user().is_some(),
-        }
+impl<'w> Paths<'w> {
+    pub(super) fn of(workspace: &'w Workspace) -> Self {
+        Self(workspace.view())
     }
 
     /// The home, as it is shown.
     pub(super) fn home(&self) -> String {
-        show(&self.home)
+        show(self.0.home())
     }
 
     /// Reads a path of a client.
     ///
     /// # Errors
-    /// `InvalidArgument`; `PermissionDenied` if it leads out of the home.
+    /// `InvalidArgument`; `PermissionDenied` if it is none of the sandbox's.
     pub(super) fn read(&self, given: &[u8]) -> Result<ClientPath, Failure> {
         let absolute = self.absolute(given)?;
         let whole = FilePath::new(&absolute)?;
-        if !self.is_beneath {
-            let shown = whole.to_string();
-            return Ok(ClientPath { file: whole, shown });
-        }
-        let outside = || {
-            let home = self.home();
-            let text = format_args!("{whole} is outside the sandbox, whose files are in {home}");
-            Failure::new(Code::PermissionDenied, text)
-        };
-        let rest = below(&absolute, &self.home).ok_or_else(outside)?;
-        let file = if rest.is_empty() { b"." } else { rest };
-        Ok(ClientPath {
-            file: FilePath::new(file)?,
-            shown: whole.to_string(),
-        })
+        let shown = whole.to_string();
+        let file = self.0.file(whole)?;
+        Ok(ClientPath { file, shown })
     }
 
     /// The absolute path of what a client names. `..` means the directory before it in the path, as for E2B's own
     /// agent.
     pub(super) fn absolute(&self, given: &[u8]) -> Result<Vec<u8>, Failure> {
         FilePath::check_length(given)?;
+        let home = self.0.home();
         let joined = match given {
-            b"" | b"~" => self.home.clone(),
-            [b'~', b'/', rest @ ..] => [&self.home, &b"/"[..], rest].concat(),
+            b"" | b"~" => home.to_vec(),
+            [b'~', b'/', rest @ ..] => [home, b"/", rest].concat(),
             [b'~', ..] => {
                 let text = "a path that begins with ~ takes the own home only: ~ or ~/NAME";
                 return Err(Failure::invalid(text));
             }
             [b'/', ..] => given.to_vec(),
-            relative => [&self.home, &b"/"[..], relative].concat(),
+            relative => [home, b"/", relative].concat(),
         };
         let mut names = Vec::new();
         for name in joined.split(|byte| *byte == b'/') {
@@ -95,14 +64,13 @@ impl Paths {
             }
         }
         let mut path = [&b"/"[..], &names.join(&b'/')].concat();
-        let alias = self.aliases.iter().find_map(|alias| below(&path, alias));
-        if let Some(rest) = alias {
-            let rest = if rest.is_empty() {
-                vec![]
-            } else {
-                [b"/", rest].concat()
-            };
-            path = [&self.home[..], &rest].concat();
+        if let Some(real_home) = self.0.real_home() {
+            let mut aliases = [real_home, USUAL_HOME.as_bytes()].into_iter();
+            let rest = aliases.find_map(|alias| below(&path, alias));
+            let slash: &[u8] = if rest == Some(b"") { b"" } else { b"/" };
+            if let Some(rest) = rest {
+                path = [home, slash, rest].concat();
+            }
         }
         // A file is never meant by a path that ends so.
         if given.ends_with(b"/") && path != b"/" {
@@ -119,7 +87,7 @@ impl Paths {
 
     /// What a link leads to, as it is shown: the workspace knows it from its own root.
     pub(super) fn show_target(&self, path: &[u8]) -> String {
-        if self.is_beneath {
+        if self.0.real_home().is_some() {
             let home = self.home();
             let rest = show(path);
             return format!("{home}{rest}");
@@ -128,28 +96,15 @@ impl Paths {
     }
 }
 
-/// What is below a directory, without the slash; `None` if it is not below it.
-fn below<'p>(path: &'p [u8], directory: &[u8]) -> Option<&'p [u8]> {
-    let rest = path.strip_prefix(directory)?;
-    match rest {
-        b"" => Some(rest),
-        [b'/', rest @ ..] => Some(rest),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::api::e2b::errors::Code;
 
     #[test]
     fn a_path_is_that_of_commands() {
-        let home = b"/sbx/homes/ab".to_vec();
-        let sandbox = Paths {
-            home,
-            aliases: vec![USUAL_HOME.into(), b"/real/ab".to_vec()],
-            is_beneath: true,
-        };
+        let home = b"/sbx/homes/ab";
+        let sandbox = Paths(CommandView::of_sandbox(home, b"/real/ab", true));
         for (given, file, shown) in [
             ("a.txt", "a.txt", "/sbx/homes/ab/a.txt"),
             ("./a//b/", "a/b/", "/sbx/homes/ab/a/b/"),
@@ -164,6 +119,10 @@ mod tests {
             ("/home/user/../user/f", "f", "/sbx/homes/ab/f"),
             ("/real/ab/f", "f", "/sbx/homes/ab/f"),
             ("x/..", ".", "/sbx/homes/ab"),
+            ("/tmp", "/tmp", "/tmp"),
+            ("/tmp/a/../b", "/tmp/b", "/tmp/b"),
+            ("/tmp/a/", "/tmp/a/", "/tmp/a/"),
+            ("/home/user/../../tmp/a", "/tmp/a", "/tmp/a"),
         ] {
             let path = sandbox.read(given.as_bytes()).map_err(|error| error.text);
             let file = if file.is_empty() { "." } else { file };
@@ -175,6 +134,7 @@ mod tests {
             ("/etc/passwd", Code::PermissionDenied),
             ("/sbx/homes/abc", Code::PermissionDenied),
             ("/home/username", Code::PermissionDenied),
+            ("/tmp/../etc", Code::PermissionDenied),
             ("/", Code::PermissionDenied),
             ("..", Code::PermissionDenied),
             ("/sbx/homes/ab/../b", Code::PermissionDenied),
@@ -185,11 +145,7 @@ mod tests {
             let error = sandbox.read(given.as_bytes()).err().unwrap();
             assert_eq!(error.code, code, "{given}");
         }
-        let machine = Paths {
-            home: b"/root".to_vec(),
-            aliases: Vec::new(),
-            is_beneath: false,
-        };
+        let machine = Paths(CommandView::of_machine(b"/root"));
         for (given, shown) in [
             ("a", "/root/a"),
             ("/home/user/a", "/home/user/a"),

@@ -245,7 +245,7 @@ impl EventWriter<'_> {
     }
 
     fn at(&self, relative: &[u8]) -> Option<FilePath> {
-        FilePath::new(self.path.join(&show(relative)).as_bytes()).ok()
+        self.path.child(relative).ok()
     }
 
     fn has_content(&self, relative: &[u8]) -> bool {

@@ -42,14 +42,16 @@ const MAX_SKIPPED: usize = 100;
 /// Most bytes of a matching line in the text.
 const MAX_LINE_BYTES: usize = 300;
 
-fn path_of(fields: &mut Fields<'_>) -> Result<FilePath> {
-    FilePath::new(required(fields, "path")?.as_bytes())
+/// A path is that of commands.
+fn path_of(call: &ToolCall<'_, '_>, fields: &mut Fields<'_>) -> Result<FilePath> {
+    let path = FilePath::new(required(fields, "path")?.as_bytes())?;
+    call.workspace.view().file(path)
 }
 
 /// A text, or some of its lines, or an image.
 pub(super) fn read(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let mut fields = fields(arguments)?;
-    let path = path_of(&mut fields)?;
+    let path = path_of(call, &mut fields)?;
     let accepted = |text: &str| {
         Error::invalid(format_args!(
             "lines is {text:?}; it takes lines from 1, as 10-20, 10- or 10"
@@ -188,7 +190,7 @@ fn media_type(start: &[u8]) -> Option<&'static str> {
 /// A whole file.
 pub(super) fn write(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let mut fields = fields(arguments)?;
-    let path = path_of(&mut fields)?;
+    let path = path_of(call, &mut fields)?;
     let content = required(&mut fields, "content")?;
     let mode = fields.string("mode")?.map(|text| {
         let mode = u32::from_str_radix(&text, 8).ok();
@@ -222,7 +224,8 @@ pub(super) fn write(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
 
 /// Changes of a file.
 pub(super) fn edit(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
-    let request = edit_request(&mut fields(arguments)?)?;
+    let mut request = edit_request(&mut fields(arguments)?)?;
+    request.path = call.workspace.view().file(request.path)?;
     let edited = call.workspace.edit_file(&request, call.client)?;
     let structured = to_value(&EditDocument::of(&request.path, &edited));
     Ok(ToolResult::new(
@@ -281,7 +284,7 @@ impl Entries {
 /// A directory, and those in it.
 pub(super) fn list(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let mut fields = fields(arguments)?;
-    let path = path_of(&mut fields)?;
+    let path = path_of(call, &mut fields)?;
     let depth = fields.whole("depth", 1..=MAX_DEPTH)?.unwrap_or(1);
     let mut entries = Entries::default();
     let truncated = list_directory(call, &path, "", depth, &mut entries)?;
@@ -321,7 +324,7 @@ fn list_directory(
         let path = directory.join(&name);
         let shown = format!("{prefix}{name}");
         let below = (entry.kind == FileKind::Directory && depth > 1)
-            .then(|| FilePath::new(path.as_bytes()))
+            .then(|| directory.child(&entry.name))
             .transpose()?;
         let document = EntryDocument::of(&entry, path, false);
         entries.add(call, &shown, &document, entry.kind)?;
@@ -334,7 +337,8 @@ fn list_directory(
 
 /// Files by their names.
 pub(super) fn glob(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
-    let glob = glob_request(&mut fields(arguments)?)?;
+    let mut glob = glob_request(&mut fields(arguments)?)?;
+    glob.path = call.workspace.view().file(glob.path)?;
     if glob.limit.is_some_and(|limit| limit > MAX_ENTRIES as u64) {
         let text = format!("limit is too large; it takes 1 to {MAX_ENTRIES}");
         return Err(Error::invalid(text).into());
@@ -355,7 +359,8 @@ pub(super) fn glob(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
 
 /// Lines by what is in them.
 pub(super) fn grep(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
-    let request = grep_request(&mut fields(arguments)?)?;
+    let mut request = grep_request(&mut fields(arguments)?)?;
+    request.path = call.workspace.view().file(request.path)?;
     let mut found = Found {
         interrupt: call.client,
         text: String::new(),

@@ -145,7 +145,7 @@ impl Root {
     /// `NotFound`, `Forbidden`, `NotRegular`.
     pub fn open_source(&self, path: &FilePath) -> Result<Source> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        match self.resolve(path.bytes(), flags) {
+        match self.resolve(path, flags) {
             Err(Errno::ENOTDIR) => {
                 let opened = self.open(path, false)?;
                 Ok(Source::File(path.name().to_vec(), opened.file))

@@ -155,7 +155,7 @@ impl Files<'_> {
         } else {
             Missing::Refuse
         };
-        let base = match self.directory(path.bytes(), missing) {
+        let base = match self.directory(path, missing) {
             Err(Errno::ENOENT) if options.make_parents => None,
             other => Some(other.map_err(|errno| self.unpacking_error(path, errno))?),
         };

@@ -64,12 +64,15 @@ impl Ignores {
         let has_git =
             |directory: &OwnedFd| fstatat(directory, ".git", AtFlags::AT_SYMLINK_NOFOLLOW).is_ok();
         let path = root.path_of(first).unwrap_or_default();
+        let Ok(start) = root.start(root.tree_of(first)) else {
+            return Ok(());
+        };
         let (mut directories, mut base) = (Vec::new(), path.len() + 1);
         while !has_git(directories.last().map_or(first, |(directory, _)| directory)) {
             let Some(slash) = memchr::memrchr(b'/', &path[..base - 1]) else {
                 return Ok(());
             };
-            let Ok(directory) = root.resolve(&path[..slash.max(1)], DIRECTORY) else {
+            let Ok(directory) = root.resolve_in(start, &path[..slash.max(1)], DIRECTORY) else {
                 return Ok(());
             };
             base = slash + 1;

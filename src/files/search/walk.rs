@@ -202,7 +202,7 @@ impl Root {
     ) -> Result<Walk<'_>> {
         let failed = |errno| self.error(format_args!("cannot read {path}"), errno);
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
-        let directory = self.resolve(path.bytes(), flags).map_err(failed)?;
+        let directory = self.resolve(path, flags).map_err(failed)?;
         self.walk_in(directory, filter, after, ledger)?
             .map_err(failed)
     }

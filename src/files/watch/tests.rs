@@ -96,7 +96,9 @@ fn a_client_that_leaves_ends_the_wait_for_what_cannot_be_reached() {
     let files = root.files().unwrap();
     let mut watcher = watch(&files);
     let first = watcher.nodes.root();
-    let directory = files.resolve(b"elsewhere", DIRECTORY).unwrap();
+    let directory = files
+        .resolve(&FilePath::new(b"elsewhere").unwrap(), DIRECTORY)
+        .unwrap();
     let key = add_watch(&watcher.inotify, &directory, super::watcher::EVENTS).unwrap();
     assert!(watcher.share.directories.take());
     watcher.nodes.put(key, first, b"gone").unwrap();

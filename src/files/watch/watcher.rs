@@ -124,7 +124,7 @@ impl Watcher {
     ) -> std::result::Result<Self, Stopped> {
         let path = settings.path.clone();
         let failed = |errno| files.error(format_args!("cannot watch {path}"), errno);
-        let root = files.resolve(path.bytes(), DIRECTORY).map_err(failed)?;
+        let root = files.resolve(&path, DIRECTORY).map_err(failed)?;
         let identity = Identity::of_open(&root).map_err(failed)?;
         let charge = |bytes| ledger.charge(Item::Watches, bytes).map_err(Error::from);
         let (charge, patterns) = (charge(0)?, charge(settings.exclude.size())?);

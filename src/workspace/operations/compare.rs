@@ -201,7 +201,7 @@ impl CompareFiles {
             interrupt.check()?;
             let mut step = || {
                 if self.current.is_none() {
-                    let path = FilePath::new(self.tree.join(&file.path.to_string()).as_bytes())?;
+                    let path = self.tree.child(file.path.bytes())?;
                     let opened = self.lease.files()?.open(&path, false)?;
                     self.current = Some(FileHash::new(opened));
                 }

@@ -264,7 +264,7 @@ fn below(directory: &FilePath, name: &[u8]) -> Result<FilePath> {
             show(name)
         )));
     }
-    FilePath::new(directory.below(&show(name)).as_bytes())
+    directory.child(name)
 }
 
 fn failed(file: &str, why: &str) -> Error {
@@ -316,7 +316,7 @@ fn commit(
             let is_missing = |path: &FilePath| {
                 matches!(files.stat(path), Err(error) if error.kind() == Kind::NotFound)
             };
-            above(&write.path).take_while(is_missing).count()
+            write.path.ancestors().take_while(is_missing).count()
         })
         .collect();
     let mut done = Vec::new();
@@ -327,22 +327,12 @@ fn commit(
             let _ = undo(files, step);
         }
         for (write, missing) in writes.iter().zip(missing) {
-            for directory in above(&write.path).take(missing) {
+            for directory in write.path.ancestors().take(missing) {
                 let _ = files.remove_directory(&directory);
             }
         }
     }
     result
-}
-
-/// The directories on the way to a path, the innermost first.
-fn above(path: &FilePath) -> impl Iterator<Item = FilePath> {
-    let mut path = path.bytes();
-    std::iter::from_fn(move || {
-        let slash = memchr::memrchr(b'/', path).filter(|slash| *slash > 0)?;
-        path = &path[..slash];
-        FilePath::new(show(path).as_bytes()).ok()
-    })
 }
 
 fn run<'a>(

@@ -12,6 +12,7 @@ mod logs;
 mod processes;
 mod sandboxes;
 mod sdk;
+mod temporary;
 mod watches;
 
 use serde_json::{Value, json};

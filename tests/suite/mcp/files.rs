@@ -3,7 +3,8 @@
 use serde_json::{Value, json};
 
 use super::{Endpoint, everywhere, on_a_host};
-use crate::fixture::{decode_base64, encode_base64, sha256};
+use crate::fixture::{Server, decode_base64, encode_base64, is_root, sha256};
+use crate::namespaces::can_be_had;
 
 /// The smallest picture there is: one pixel.
 const PNG: &[u8] =
@@ -361,6 +362,83 @@ fn files_are_found_by_name_and_content() {
 }
 
 #[test]
+fn paths_are_those_of_commands() {
+    everywhere(|endpoint| {
+        let home = endpoint.call("run", &json!({ "cmd": "mkdir -p p/q; pwd" }));
+        let home = home["stdout"].as_str().unwrap().trim().to_owned();
+        write(endpoint, &format!("{home}/p/q/f"), "needle");
+        for path in ["p/q/f", &format!("{home}/p/q/f")] {
+            let read = endpoint.call("read_file", &json!({ "path": path }));
+            assert_eq!(read["content"], "needle", "{path}");
+        }
+        let at = json!({ "path": format!("{home}/p"), "pattern": "**/f" });
+        assert_eq!(endpoint.call("glob", &at)["entries"][0]["type"], "file");
+        let at = json!({ "path": format!("{home}/p"), "pattern": "needle" });
+        assert_eq!(endpoint.call("grep", &at)["matches"][0]["line"], 1);
+        let at = json!({ "path": format!("{home}/p"), "depth": 2 });
+        let listed = endpoint.call("list_files", &at);
+        assert_eq!(listed["entries"].as_array().unwrap().len(), 2, "{listed}");
+        let edits = json!([{ "old": "needle", "new": "thread" }]);
+        let at = json!({ "path": format!("{home}/p/q/f"), "edits": edits });
+        endpoint.call("edit_file", &at);
+        let read = endpoint.call("run", &json!({ "cmd": "cat p/q/f" }));
+        assert_eq!(read["stdout"], "thread");
+    });
+}
+
+#[test]
+fn names_of_any_bytes_are_listed_below() {
+    everywhere(|endpoint| {
+        // A byte that is no text, and a character that stands for such a byte elsewhere.
+        let script = r"d=$(printf 'b/\377\356\276\200'); mkdir -p $d; echo > $d/f";
+        endpoint.call("run", &json!({ "cmd": script }));
+        let listed = endpoint.call("list_files", &json!({ "path": "b", "depth": 2 }));
+        let entries = listed["entries"].as_array().unwrap();
+        assert_eq!(entries.len(), 2, "{listed}");
+        let path = entries[1]["path"].as_str().unwrap();
+        let read = endpoint.call("read_file", &json!({ "path": path }));
+        assert_eq!(read["content"], "\n");
+    });
+}
+
+#[test]
+fn the_own_tmp_of_a_sandbox_is_reached() {
+    if !is_root() || !can_be_had() {
+        crate::skip!("needs root, and the rights to make namespaces");
+    }
+    let server = Server::host().env("SBX_ISOLATION", "namespaces").start();
+    let sandbox = server.sandbox();
+    let endpoint = Endpoint::of_sandbox(&server, &sandbox);
+    endpoint.call("run", &json!({ "cmd": "mkdir -p /tmp/a/b; echo needle > /tmp/a/b/f; echo ignored > /tmp/a/.gitignore; git init -q /tmp/a; echo > /tmp/a/b/ignored" }));
+    let read = endpoint.call("read_file", &json!({ "path": "/tmp/a/b/f" }));
+    assert_eq!(
+        (&read["path"], &read["content"]),
+        (&json!("/tmp/a/b/f"), &json!("needle\n"))
+    );
+    let listed = endpoint.call("list_files", &json!({ "path": "/tmp/a", "depth": 2 }));
+    let listed = listed.to_string();
+    assert!(listed.contains("\"/tmp/a/b/f\""), "{listed}");
+    // The rules of the repository hold below it, too.
+    let found = endpoint.call("glob", &json!({ "path": "/tmp/a/b", "pattern": "*" }));
+    let entries = found["entries"].as_array().unwrap();
+    assert_eq!(entries.len(), 1, "{found}");
+    assert_eq!(entries[0]["path"], "/tmp/a/b/f");
+    let found = endpoint.call("grep", &json!({ "path": "/tmp", "pattern": "needle" }));
+    assert_eq!(found["matches"][0]["path"], "/tmp/a/b/f");
+    let edits = json!([{ "old": "needle", "new": "thread" }]);
+    let edited = endpoint.call(
+        "edit_file",
+        &json!({ "path": "/tmp/a/b/f", "edits": edits }),
+    );
+    assert_eq!(edited["path"], "/tmp/a/b/f");
+    write(&endpoint, "/tmp/new/f", "x");
+    let read = endpoint.call("run", &json!({ "cmd": "cat /tmp/a/b/f /tmp/new/f" }));
+    assert_eq!(read["stdout"], "thread\nx");
+    let text = endpoint.fails("read_file", &json!({ "path": "/etc/passwd" }), "forbidden");
+    assert!(text.contains("and /tmp"), "{text}");
+}
+
+#[test]
 fn no_tool_for_files_leaves_a_home() {
     on_a_host(|server, sandbox| {
         let endpoint = Endpoint::of_sandbox(server, sandbox);
@@ -368,7 +446,20 @@ fn no_tool_for_files_leaves_a_home() {
             "ln -s /etc outside; ln -s /etc/passwd link; mkfifo pipe; mkdir locked; chmod 0 locked",
         );
         for (tool, arguments, code) in [
-            ("read_file", json!({ "path": "/etc/passwd" }), "not_found"),
+            ("read_file", json!({ "path": "/etc/passwd" }), "forbidden"),
+            ("list_files", json!({ "path": "/" }), "forbidden"),
+            ("glob", json!({ "path": "/etc" }), "forbidden"),
+            (
+                "grep",
+                json!({ "path": "/etc", "pattern": "root" }),
+                "forbidden",
+            ),
+            (
+                "edit_file",
+                json!({ "path": "/etc/passwd", "edits": [{ "old": "root", "new": "x" }] }),
+                "forbidden",
+            ),
+            ("read_file", json!({ "path": "/tmp/x" }), "forbidden"),
             ("read_file", json!({ "path": "link" }), "forbidden"),
             (
                 "read_file",

@@ -16,7 +16,7 @@ use crate::fixture::{Builder, Sandbox, Server, all_processes, find};
 
 /// How a server makes namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+pub(crate) enum Way {
     /// With the capabilities that it has.
     Capabilities,
     /// With a namespace of users, because it lacks them.
@@ -24,9 +24,9 @@ enum Way {
 }
 
 impl Way {
-    const BOTH: [Self; 2] = [Self::Capabilities, Self::Users];
+    pub(crate) const BOTH: [Self; 2] = [Self::Capabilities, Self::Users];
 
-    fn builder(self) -> Builder {
+    pub(crate) fn builder(self) -> Builder {
         match self {
             Self::Capabilities => Server::host(),
             Self::Users => {
@@ -50,7 +50,7 @@ macro_rules! needs_namespaces {
 use needs_namespaces;
 
 /// Whether the tests' own process may make namespaces, as root and in a namespace of users.
-fn can_be_had() -> bool {
+pub(crate) fn can_be_had() -> bool {
     let makes = |words: &[&str]| {
         let output = std::process::Command::new(words[0])
             .args(&words[1..])

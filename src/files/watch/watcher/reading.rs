@@ -224,7 +224,7 @@ impl Watcher {
 
     /// Opens the directory that is watched, if it is still at its path.
     pub(super) fn open_root(&self, files: &Files<'_>) -> Outcome<OwnedFd> {
-        let opened = files.resolve(self.settings.path.bytes(), DIRECTORY);
+        let opened = files.resolve(&self.settings.path, DIRECTORY);
         let failed = |errno| match errno {
             // Something else is there, or a way out of the tree.
             errno if is_gone(errno) || errno == Errno::EXDEV => Ended::Deleted,
