@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::documents::{codes, milliseconds};
+use super::command::{ENCODINGS, Encoding, environment, tag};
+use super::command::{codes, milliseconds};
 use super::network;
-use super::requests::{ENCODINGS, Encoding, environment, tag};
 use crate::codec::fields::Fields;
 use crate::command::{ChosenId, check_environment};
 use crate::error::{Error, Result};

@@ -3,14 +3,17 @@
 //!
 //! Several doors speak it: one sends a document as a body, another as the result of a tool. What frames it is theirs.
 
+pub(in crate::api) mod command;
 #[cfg(feature = "interpreter")]
 pub(in crate::api) mod context;
-pub(in crate::api) mod documents;
-pub(in crate::api) mod edits;
+pub(in crate::api) mod edit;
 mod errors;
+pub(in crate::api) mod file;
+pub(in crate::api) mod list;
 pub(in crate::api) mod network;
-pub(in crate::api) mod requests;
-pub(in crate::api) mod searches;
+pub(in crate::api) mod sandbox;
+pub(in crate::api) mod search;
+pub(in crate::api) mod watch;
 
 #[cfg(test)]
 use crate::codec::fields::Fields;

@@ -1,13 +1,15 @@
-//! Networks in JSON: the posture that a request asks for, and what was allowed and refused.
+//! Networks in JSON: the posture that a request asks for, what was allowed and refused, and the servers inside.
 
 use std::sync::Arc;
 
 use serde::Serialize;
 use serde_json::value::RawValue;
+use serde_json::{Value, json};
 
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
 use crate::egress::{Report, VerdictRecord};
 use crate::error::{Error, Result};
+use crate::ports::{Listener, Port};
 use crate::posture::{Filter, Posture, Protocol, Rule, Rules, Upstream};
 
 /// Most rules in each of `allow` and `deny`.
@@ -221,6 +223,85 @@ impl NetworkDocument {
             allowed,
             refused,
             recent: recent.into_iter().map(VerdictDocument::from).collect(),
+        }
+    }
+}
+
+/// Reads the request to reach a port: its number, or its name, as the port proxy takes it in a path.
+///
+/// # Errors
+/// `Invalid` if it is missing, or is neither a text nor a number.
+pub(in crate::api) fn port_request(fields: &mut Fields<'_>) -> Result<String> {
+    let port = fields.take("port");
+    let port = port.ok_or_else(|| Error::invalid("port is missing"))?;
+    let is_whole = || port.get().bytes().all(|byte| byte.is_ascii_digit());
+    match JsonType::of(port) {
+        JsonType::String => decoded("port", port),
+        JsonType::Number if is_whole() => Ok(port.get().to_owned()),
+        _ => Err(wrong_type("port", "a whole number or a name", port)),
+    }
+}
+
+/// A port as in a URL: a number, or the name of a socket.
+fn port_value(port: &Port) -> Value {
+    match port.number() {
+        Some(number) => json!(number),
+        None => json!(port.to_string()),
+    }
+}
+
+/// A listening socket.
+#[derive(Serialize)]
+pub(in crate::api) struct ListenerDocument<'a> {
+    port: Value,
+    address: &'a str,
+    pid: Option<i32>,
+    command: Option<&'a str>,
+}
+
+impl<'a> ListenerDocument<'a> {
+    /// Describes a listening socket.
+    pub(in crate::api) fn of(listener: &'a Listener) -> Self {
+        let process = listener.process.as_ref();
+        Self {
+            port: port_value(&listener.port),
+            address: &listener.address,
+            pid: process.map(|owner| owner.pid),
+            command: process.map(|owner| owner.command.as_str()),
+        }
+    }
+}
+
+/// Whether something listens on a port.
+#[derive(Serialize)]
+pub(in crate::api) struct PortDocument {
+    port: Value,
+    listening: bool,
+}
+
+impl PortDocument {
+    /// Describes a port at the end of a wait.
+    pub(in crate::api) fn of(port: &Port, listening: bool) -> Self {
+        Self {
+            port: port_value(port),
+            listening,
+        }
+    }
+}
+
+/// An address that leads to a port without a token.
+#[derive(Serialize)]
+pub(in crate::api) struct TicketDocument {
+    port: Value,
+    path: String,
+}
+
+impl TicketDocument {
+    /// Describes a ticket for a port.
+    pub(in crate::api) fn of(port: &Port, ticket: &str) -> Self {
+        Self {
+            port: port_value(port),
+            path: format!("/t/{ticket}/"),
         }
     }
 }

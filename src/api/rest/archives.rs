@@ -2,7 +2,8 @@
 
 use super::call::{Answer, Call};
 use super::files::path;
-use crate::api::json::documents::{ArchiveDocument, to_json};
+use crate::api::json::file::ArchiveDocument;
+use crate::api::json::list::to_json;
 use crate::client::{Client, Disconnected, check_peer, send_all_within};
 use crate::codec::query::Query;
 use crate::error::Result;

@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use super::call::{Answer, Call};
 use crate::api::credentials::is_bearer;
-use crate::api::json::documents::ExitEvent;
-use crate::api::json::requests::{TerminalRequest, terminal_request};
+use crate::api::json::command::ExitEvent;
+use crate::api::json::command::{TerminalRequest, terminal_request};
 use crate::client::Disconnected;
 use crate::codec::queries::QueryFilter;
 use crate::codec::query::Query;

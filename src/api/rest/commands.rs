@@ -7,10 +7,11 @@ use serde_json::json;
 
 use super::call::{Answer, Call, event_stream, json_later};
 use super::events::EventWriter;
-use crate::api::json::documents::{ListDocument, ProcessDocument, WaitDocument};
-use crate::api::json::requests::{
+use crate::api::json::command::{
     ENCODINGS, Encoding, command_request, resize_request, signal_request,
 };
+use crate::api::json::command::{ProcessDocument, WaitDocument};
+use crate::api::json::list::ListDocument;
 use crate::http::Response;
 use crate::http::stream::StreamWriter;
 use crate::ledger::{Charge, Item};

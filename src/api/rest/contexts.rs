@@ -8,12 +8,12 @@ use serde_json::json;
 use super::call::{Answer, Call, event_stream};
 use super::events::EventWriter;
 use super::simple::SimpleWriter;
+use crate::api::json::command::{ENCODINGS, Encoding};
 use crate::api::json::context::{
     ContextDocument, EndEvent, ExecuteRequest, ExecutionDocument, answer_request, context_request,
     execute_request, interrupt_request,
 };
-use crate::api::json::documents::ListDocument;
-use crate::api::json::requests::{ENCODINGS, Encoding};
+use crate::api::json::list::ListDocument;
 use crate::client::{Client, Disconnected};
 use crate::codec::{base64, escape};
 use crate::error::{self, Error, Kind};

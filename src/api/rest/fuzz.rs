@@ -7,8 +7,9 @@ use std::time::Duration;
 use serde_json::{Map, Value, json};
 
 use super::events::EventWriter;
+use crate::api::json::command::{CommandRequest, Encoding, command_request};
 use crate::api::json::parsed;
-use crate::api::json::requests::{CommandRequest, Encoding, command_request, sandbox_request};
+use crate::api::json::sandbox::sandbox_request;
 use crate::codec::base64;
 use crate::codec::plain::PlainText;
 use crate::codec::queries::QueryFilter;

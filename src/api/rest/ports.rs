@@ -5,9 +5,9 @@ use super::call::{Answer, Call, json_later};
 use crate::api::browsers;
 use crate::api::browsers::{OF_ADDRESS, no_service_worker, wants_page, wants_service_worker};
 use crate::api::forward;
-use crate::api::json::documents::{ListenerDocument, PortDocument};
+use crate::api::json::network::{ListenerDocument, PortDocument};
 #[cfg(feature = "console")]
-use crate::api::json::{documents::TicketDocument, requests::port_request};
+use crate::api::json::network::{TicketDocument, port_request};
 #[cfg(feature = "console")]
 use crate::http::Body;
 use crate::http::{Refusal, Response};

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::call::{Answer, Call};
-use crate::api::json::documents::{CreatedDocument, ListDocument, SandboxDocument};
-use crate::api::json::requests::sandbox_request;
+use crate::api::json::list::ListDocument;
+use crate::api::json::sandbox::sandbox_request;
+use crate::api::json::sandbox::{CreatedDocument, SandboxDocument};
 use crate::host::{AllEnded, Host, Sandbox, Shortage};
 use crate::http::Response;
 

@@ -2,7 +2,7 @@
 
 use super::call::{Answer, Call};
 use crate::api::context::{Context, Opened};
-use crate::api::json::documents::{AccessDocument, Health, MachineIsolation, PROTOCOL};
+use crate::api::json::sandbox::{AccessDocument, Health, MachineDocument, PROTOCOL};
 use crate::http::{Body, Response};
 
 /// `GET /`: a text for people who find the server and do not know it.
@@ -60,6 +60,6 @@ pub(super) fn health(call: &Call<'_, '_>) -> Answer {
         uptime_ms: machine.uptime().as_millis(),
         mode: machine.mode(),
         sandboxes: machine.sandboxes(),
-        isolation: isolation.get_or_init(|| MachineIsolation::of(machine)),
+        isolation: isolation.get_or_init(|| MachineDocument::of(machine)),
     }))
 }

@@ -1,8 +1,8 @@
 //! The virtual environment of a workspace.
 
 use super::call::{Answer, Call, long_work};
-use crate::api::json::documents::VenvDocument;
-use crate::api::json::requests::venv_request;
+use crate::api::json::command::VenvDocument;
+use crate::api::json::command::venv_request;
 use crate::http::Response;
 use crate::workspace::Workspace;
 

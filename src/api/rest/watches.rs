@@ -5,8 +5,8 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::call::{Answer, Call, event_stream};
-use crate::api::json::documents::type_word;
-use crate::api::json::requests::watch_request;
+use crate::api::json::file::type_word;
+use crate::api::json::watch::watch_request;
 use crate::client::Client;
 use crate::error::Error;
 use crate::files::name::{FilePath, show};

@@ -2,13 +2,18 @@
 
 use std::io::Write;
 
+use serde_json::json;
+
+use super::file::EntryDocument;
+use super::list::ListDocument;
 use crate::api::json::optional_path;
 use crate::codec::escape;
 use crate::codec::fields::{Fields, JsonType, decoded, strings};
 use crate::error::{Error, Result};
-use crate::files::name::FilePath;
+use crate::files::name::{FilePath, show};
 use crate::files::search::{Case, Matcher, Options};
-use crate::workspace::{Glob, Grep, Kinds, Match, Order, SortKey};
+use crate::http::Response;
+use crate::workspace::{Glob, Globbed, Grep, Kinds, Match, Order, SortKey};
 
 /// The words for kinds of files.
 pub(in crate::api) const KINDS: [(&str, Kinds); 4] = [
@@ -212,6 +217,37 @@ impl Shown {
             is_cut,
         }
     }
+}
+
+/// Where a search by names goes on; `None` if there is no more.
+pub(in crate::api) fn next_of_glob(found: &Globbed, is_by_name: bool) -> Option<String> {
+    let last = found.entries.last().filter(|_| found.has_more)?;
+    let shown = show(&last.moment.path);
+    Some(if is_by_name {
+        shown
+    } else {
+        format!("{}:{shown}", last.moment.modified)
+    })
+}
+
+/// What a search by names found: `{"entries": [...], "next": ...}`.
+pub(in crate::api) fn glob_response(found: Globbed, path: FilePath, is_by_name: bool) -> Response {
+    let next = next_of_glob(&found, is_by_name);
+    let tail = format!("],\"next\":{}}}\n", json!(next)).into_bytes();
+    let Globbed {
+        entries, charge, ..
+    } = found;
+    let mut entries = entries.into_iter();
+    let append_next = move |out: &mut Vec<u8>| {
+        let Some(found) = entries.next() else {
+            return Ok(false);
+        };
+        let path = path.below(&show(&found.moment.path));
+        serde_json::to_writer(out, &EntryDocument::of(&found.entry, path, false)).map(|()| true)
+    };
+    ListDocument::new(b"{\"entries\":[", append_next, tail)
+        .respond()
+        .holding(charge)
 }
 
 #[cfg(test)]

@@ -1,5 +1,8 @@
 //! Edits of text files in JSON.
 
+use std::borrow::Cow;
+
+use serde::Serialize;
 use serde_json::value::RawValue;
 
 use crate::codec::fields::{Elements, Fields, JsonType, decoded, wrong_type};
@@ -7,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::files::hash::Digest;
 use crate::files::name::FilePath;
 use crate::files::text::{Count, Edit, EditTarget};
-use crate::workspace::EditRequest;
+use crate::workspace::{EditRequest, Edited, FileChange, Patched};
 
 /// Most edits of a request.
 const MAX_EDITS: usize = 1000;
@@ -120,6 +123,77 @@ fn line_range(text: &str) -> Result<EditTarget> {
 
 fn missing(field: &str) -> Error {
     Error::invalid(format_args!("the field {field} is missing"))
+}
+
+/// What an edit did.
+#[derive(Serialize)]
+pub(in crate::api) struct EditDocument<'a> {
+    path: String,
+    replaced: usize,
+    size: u64,
+    sha256: String,
+    diff: Cow<'a, str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    diff_truncated: Option<bool>,
+}
+
+impl<'a> EditDocument<'a> {
+    /// Describes an edit of the file `path`.
+    pub(in crate::api) fn of(path: &FilePath, edited: &'a Edited) -> Self {
+        Self {
+            path: path.to_string(),
+            replaced: edited.replaced,
+            size: edited.size,
+            sha256: edited.sha256.to_string(),
+            diff: String::from_utf8_lossy(&edited.diff),
+            diff_truncated: edited.diff_is_cut.then_some(true),
+        }
+    }
+}
+
+/// What a patch did.
+#[derive(Serialize)]
+pub(in crate::api) struct PatchDocument<'a> {
+    files: Vec<PatchedDocument<'a>>,
+}
+
+impl<'a> PatchDocument<'a> {
+    /// Describes what was done to these files.
+    pub(in crate::api) fn of(patched: &'a [Patched]) -> Self {
+        let files = patched.iter().map(PatchedDocument::of).collect();
+        Self { files }
+    }
+}
+
+/// What it did to a file.
+#[derive(Serialize)]
+struct PatchedDocument<'a> {
+    path: &'a str,
+    change: &'static str,
+    hunks: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moved: Option<&'a [i64]>,
+}
+
+impl<'a> PatchedDocument<'a> {
+    fn of(patched: &'a Patched) -> Self {
+        let is_moved = patched.moved.iter().any(|lines| *lines != 0);
+        Self {
+            path: &patched.path,
+            change: match patched.change {
+                FileChange::Created => "created",
+                FileChange::Modified => "modified",
+                FileChange::Deleted => "deleted",
+                FileChange::Renamed => "renamed",
+                FileChange::Copied => "copied",
+            },
+            hunks: patched.moved.len(),
+            from: patched.from.as_deref(),
+            moved: is_moved.then_some(&patched.moved),
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,28 +1,26 @@
-//! JSON bodies, parsed by [`Fields`] into typed requests.
+//! Commands, processes and terminals in JSON.
 
-use std::ops::RangeInclusive;
+use std::borrow::Cow;
 use std::time::Duration;
 
 use nix::sys::signal::Signal;
+use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::network;
-use crate::codec::fields::{Elements, Fields, JsonType, Members, decoded, strings, wrong_type};
+use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
+use crate::codec::shortened;
 use crate::command::{
     ChosenId, CommandLine, CommandSpec, EnvironmentChange, INTERACTIVE_SHELL, StdinSource,
-    TerminalSize, TerminalSpec, check_environment,
+    TerminalSize, TerminalSpec,
 };
-use crate::confine::WholeLimits;
 use crate::error::{Error, Result};
-use crate::files::hash::Digest;
 use crate::files::name::FilePath;
-use crate::files::search::Matcher;
-use crate::files::watch::Settings;
-use crate::host::SandboxSpec;
-use crate::isolation::Isolation;
 use crate::language::Language;
-use crate::process::OnDisconnect;
-use crate::workspace::{ClientFile, FileState, SignalGroup};
+use crate::process::ring::Stream;
+use crate::process::{Exit, OnDisconnect, Process, Reason, Terminal};
+use crate::sys::Ending;
+use crate::workspace::{SignalGroup, Venv};
 
 /// Most bytes of a tag: it is kept, and sent in every list.
 const MAX_TAG_BYTES: usize = 1024;
@@ -201,21 +199,6 @@ pub(in crate::api) fn resize_request(fields: &mut Fields<'_>) -> Result<Terminal
     }
 }
 
-/// Reads the request to reach a port: its number, or its name, as the port proxy takes it in a path.
-///
-/// # Errors
-/// `Invalid` if it is missing, or is neither a text nor a number.
-pub(in crate::api) fn port_request(fields: &mut Fields<'_>) -> Result<String> {
-    let port = fields.take("port");
-    let port = port.ok_or_else(|| Error::invalid("port is missing"))?;
-    let is_whole = || port.get().bytes().all(|byte| byte.is_ascii_digit());
-    match JsonType::of(port) {
-        JsonType::String => decoded("port", port),
-        JsonType::Number if is_whole() => Ok(port.get().to_owned()),
-        _ => Err(wrong_type("port", "a whole number or a name", port)),
-    }
-}
-
 pub(super) fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChange>> {
     let Some(variables) = fields.take("env") else {
         return Ok(Vec::new());
@@ -240,88 +223,6 @@ pub(super) fn environment(fields: &mut Fields<'_>) -> Result<Vec<EnvironmentChan
             Ok((name, value))
         })
         .collect()
-}
-
-/// Most sandboxes of one request.
-const MAX_SANDBOXES: u64 = 10_000;
-
-/// Most bytes of a sandbox's environment: as much as the kernel takes in a single variable
-/// (`MAX_ARG_STRLEN`, execve(2)).
-const MAX_ENVIRONMENT_BYTES: usize = 128 * 1024;
-
-/// Largest `max_procs`.
-const MAX_PROCESSES: u64 = 1 << 20;
-
-/// Most TCP ports of a sandbox.
-const MAX_TCP_PORTS: u64 = 16;
-
-/// Most paths that are added to what a sandbox can read, or change.
-const MAX_PATHS: usize = 64;
-
-/// Largest `max_mem_mb` and `max_total_mem_mb`, in MiB.
-const MAX_MEMORY_MB: u64 = 1 << 30;
-
-/// The values of `max_cpu`, in seconds of processor time for each second.
-const CPU: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(4096);
-
-/// The same for people.
-const ACCEPTED_CPU: &str = "a number of processors from 0.1 to 4096";
-
-/// Reads the body of a request for sandboxes: their number and settings. An empty body asks for one
-/// sandbox with the defaults.
-///
-/// # Errors
-/// `Invalid` if the body is no JSON object, or a field has a wrong type or value.
-pub(in crate::api) fn sandbox_request(fields: &mut Fields<'_>) -> Result<(usize, SandboxSpec)> {
-    let environment = environment(fields)?;
-    // The same rules hold for the variables of a command.
-    check_environment(&environment)?;
-    let size =
-        |(name, value): &EnvironmentChange| name.len() + value.as_ref().map_or(0, String::len);
-    if environment.iter().map(size).sum::<usize>() > MAX_ENVIRONMENT_BYTES {
-        return Err(Error::invalid(format_args!(
-            "env is larger than {MAX_ENVIRONMENT_BYTES} bytes; every command would carry it: put large values into files"
-        )));
-    }
-    let count = fields.whole("count", 1..=MAX_SANDBOXES)?.unwrap_or(1);
-    let idle = fields.whole("idle_timeout_secs", 0..=u32::MAX.into())?;
-    let memory = fields.whole("max_mem_mb", 1..=MAX_MEMORY_MB)?;
-    let total = fields.whole("max_total_mem_mb", 1..=MAX_MEMORY_MB)?;
-    let ports = fields.whole("tcp_ports", 0..=MAX_TCP_PORTS)?.unwrap_or(0);
-    let spec = SandboxSpec {
-        environment: environment.into(),
-        // 0 means never, as in SBX_IDLE_TIMEOUT.
-        idle_timeout: idle.filter(|seconds| *seconds > 0).map(Duration::from_secs),
-        max_processes: fields.whole("max_procs", 1..=MAX_PROCESSES)?,
-        max_memory: memory.map(|megabytes| megabytes << 20),
-        isolation: fields.choice("isolation", &Isolation::NAMES)?,
-        whole: WholeLimits {
-            memory: total.map(|megabytes| megabytes << 20),
-            cpu: fields.processors("max_cpu", ACCEPTED_CPU, CPU)?,
-        },
-        network: network::posture(fields)?,
-        read_only_paths: paths(fields, "read_only_paths")?,
-        read_write_paths: paths(fields, "read_write_paths")?,
-        tcp_ports: usize::try_from(ports).unwrap_or(usize::MAX),
-        ..SandboxSpec::default()
-    };
-    Ok((usize::try_from(count).unwrap_or(usize::MAX), spec))
-}
-
-/// Absolute paths; none if there is no such field.
-fn paths(fields: &mut Fields<'_>, name: &'static str) -> Result<Vec<String>> {
-    let accepted = format!("an array of at most {MAX_PATHS} absolute paths");
-    let paths = fields
-        .take(name)
-        .map(|array| strings(name, &accepted, array));
-    let paths = paths.transpose()?.unwrap_or_default();
-    if paths.len() > MAX_PATHS {
-        let count = paths.len();
-        return Err(Error::invalid(format_args!(
-            "{name} has {count} paths; it takes {accepted}"
-        )));
-    }
-    Ok(paths)
 }
 
 /// Reads the body of `kill`: the signal, and the group that gets it. An empty body means SIGKILL.
@@ -396,86 +297,6 @@ fn signal(signal: &RawValue) -> Result<i32> {
     })
 }
 
-/// Reads the body of a request about several files.
-///
-/// # Errors
-/// `Invalid` if `paths` is no list of paths.
-pub(in crate::api) fn paths_request(fields: &mut Fields<'_>) -> Result<Vec<FilePath>> {
-    let accepted = "a list of paths";
-    let Some(paths) = fields.take("paths") else {
-        return Err(Error::invalid(format_args!(
-            "paths is missing; it takes {accepted}"
-        )));
-    };
-    if JsonType::of(paths) != JsonType::Array {
-        return Err(wrong_type("paths", accepted, paths));
-    }
-    let paths = decoded::<Elements<'_>>("paths", paths)?.0;
-    let path = |path: &RawValue| {
-        if JsonType::of(path) != JsonType::String {
-            return Err(wrong_type("paths", accepted, path));
-        }
-        FilePath::new(decoded::<String>("paths", path)?.as_bytes())
-    };
-    paths.into_iter().map(path).collect()
-}
-
-/// Reads the body of a request to compare a tree: its path, and the client's files.
-///
-/// # Errors
-/// `Invalid` if a field is missing, or has a wrong type or value.
-pub(in crate::api) fn compare_request(
-    fields: &mut Fields<'_>,
-) -> Result<(FilePath, Vec<ClientFile>)> {
-    let missing = |name| Error::invalid(format_args!("{name} is missing"));
-    let tree = fields.string("path")?.ok_or_else(|| missing("path"))?;
-    let entries = fields.take("entries").ok_or_else(|| missing("entries"))?;
-    if JsonType::of(entries) != JsonType::Array {
-        return Err(wrong_type("entries", "an array of objects", entries));
-    }
-    let read = |entry: &RawValue| -> Result<_> {
-        let mut fields = Fields::parse(entry.get().as_bytes())?;
-        let path = fields.string("path")?.ok_or_else(|| missing("path"))?;
-        let digest = |text: String| {
-            let wrong = || Error::invalid("sha256 takes 64 hexadecimal digits");
-            Digest::parse(&text).ok_or_else(wrong)
-        };
-        Ok(ClientFile {
-            path: FilePath::new(path.as_bytes())?,
-            size: fields
-                .whole("size", 0..=u64::MAX)?
-                .ok_or_else(|| missing("size"))?,
-            modified_ms: fields.integer("mtime_ms")?,
-            sha256: fields.string("sha256")?.map(digest).transpose()?,
-            state: FileState::default(),
-        })
-    };
-    let entries = decoded::<Elements<'_>>("entries", entries)?.0.into_iter();
-    let named = |(number, entry): (usize, _)| {
-        read(entry).map_err(|error| Error::invalid(format_args!("entries[{number}]: {error}")))
-    };
-    let files = entries.enumerate().map(named).collect::<Result<_>>()?;
-    Ok((FilePath::new(tree.as_bytes())?, files))
-}
-
-/// Reads the body of a request for a watch, and the id that the client chose.
-///
-/// # Errors
-/// `Invalid` if a field has a wrong type or value.
-pub(in crate::api) fn watch_request(fields: &mut Fields<'_>) -> Result<(Settings, Option<String>)> {
-    let path = fields.string("path")?;
-    let path = path.ok_or_else(|| Error::invalid("path is missing; it takes a directory"))?;
-    let patterns = fields.take("exclude");
-    let patterns = patterns.map(|list| strings("exclude", "a list of patterns", list));
-    let patterns = patterns.transpose()?.unwrap_or_default();
-    let settings = Settings {
-        path: FilePath::new(path.as_bytes())?,
-        recursive: fields.boolean("recursive")?.unwrap_or(false),
-        exclude: Matcher::new(patterns.iter().map(String::as_bytes))?,
-    };
-    Ok((settings, fields.string("id")?))
-}
-
 /// Reads the body of a request for a virtual environment: its path, if the client has chosen one.
 ///
 /// # Errors
@@ -483,6 +304,261 @@ pub(in crate::api) fn watch_request(fields: &mut Fields<'_>) -> Result<(Settings
 pub(in crate::api) fn venv_request(fields: &mut Fields<'_>) -> Result<Option<FilePath>> {
     let path = fields.string("path")?;
     path.map(|path| FilePath::new(path.as_bytes())).transpose()
+}
+
+/// A command as the client sent it, or its beginning.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum CommandText<'a> {
+    Script(Cow<'a, str>),
+    Program(Vec<Cow<'a, str>>),
+}
+
+/// The fields of a request that name what is executed; those of the other kind are absent.
+#[derive(Default, Serialize)]
+struct CommandDocument<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cmd: Option<CommandText<'a>>,
+    /// Absent if the command is whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cmd_truncated: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    language: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    args: Option<Vec<Cow<'a, str>>>,
+    /// Absent if code and arguments are whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code_truncated: Option<bool>,
+}
+
+/// Most bytes of a command in a list. The rest is in the document of the process.
+const LISTED_COMMAND_BYTES: usize = 16 * 1024;
+
+/// Takes texts while there is room for them.
+struct Texts {
+    left: usize,
+    is_cut: bool,
+}
+
+impl Texts {
+    /// The text, or its beginning with a mark.
+    fn take<'a>(&mut self, text: &'a str) -> Cow<'a, str> {
+        if text.len() <= self.left {
+            self.left -= text.len();
+            return text.into();
+        }
+        self.is_cut = true;
+        shortened(text, std::mem::take(&mut self.left))
+    }
+
+    /// The texts that there is room for. Each counts one byte more, because many may be empty.
+    fn take_all<'a>(&mut self, texts: &'a [String]) -> Vec<Cow<'a, str>> {
+        let mut taken = Vec::new();
+        for text in texts {
+            if self.left == 0 {
+                self.is_cut = true;
+                break;
+            }
+            taken.push(self.take(text));
+            self.left = self.left.saturating_sub(1);
+        }
+        taken
+    }
+}
+
+impl<'a> CommandDocument<'a> {
+    /// The whole command or only its beginning.
+    fn of(command: &'a CommandLine, is_whole: bool) -> Self {
+        let mut texts = Texts {
+            left: if is_whole {
+                usize::MAX
+            } else {
+                LISTED_COMMAND_BYTES
+            },
+            is_cut: false,
+        };
+        let cmd = match command {
+            CommandLine::Shell(script) => CommandText::Script(texts.take(script)),
+            CommandLine::Program(words) => CommandText::Program(texts.take_all(words)),
+            CommandLine::Code {
+                language,
+                code,
+                arguments,
+            } => {
+                return Self {
+                    code: Some(texts.take(code)),
+                    language: Some(language.name()),
+                    args: Some(texts.take_all(arguments)),
+                    code_truncated: texts.is_cut.then_some(true),
+                    ..Self::default()
+                };
+            }
+        };
+        Self {
+            cmd: Some(cmd),
+            cmd_truncated: texts.is_cut.then_some(true),
+            ..Self::default()
+        }
+    }
+}
+
+/// A process.
+#[derive(Serialize)]
+pub(in crate::api) struct ProcessDocument<'a> {
+    id: &'a str,
+    pid: i32,
+    #[serde(flatten)]
+    command: CommandDocument<'a>,
+    tag: Option<&'a str>,
+    started_at_ms: u64,
+    running: bool,
+    exit_code: Option<i32>,
+    signal: Option<i32>,
+    reason: Option<&'static str>,
+    duration_ms: Option<u64>,
+    background: bool,
+    pty: Option<TerminalDocument<'a>>,
+    stdout_bytes: u64,
+    stderr_bytes: u64,
+}
+
+impl<'a> ProcessDocument<'a> {
+    /// Describes the present state of a process, with its whole command or only the beginning.
+    pub(in crate::api) fn of(process: &'a Process, is_whole: bool) -> Self {
+        let exit = process.exit();
+        let (exit_code, signal) = exit.map_or((None, None), |exit| codes(exit.ending));
+        Self {
+            id: &process.id,
+            pid: process.pid,
+            command: CommandDocument::of(&process.command, is_whole),
+            tag: process.tag.as_deref(),
+            started_at_ms: process.started_at_ms,
+            running: exit.is_none(),
+            exit_code,
+            signal,
+            reason: exit.map(|exit| reason(exit.reason)),
+            duration_ms: exit.map(|exit| milliseconds(exit.duration)),
+            background: process.is_background(),
+            pty: process.terminal().ok().map(TerminalDocument::of),
+            stdout_bytes: process.written(Stream::Stdout),
+            stderr_bytes: process.written(Stream::Stderr),
+        }
+    }
+}
+
+/// A virtual environment.
+#[derive(Serialize)]
+pub(in crate::api) struct VenvDocument<'a> {
+    path: &'a str,
+    python: String,
+    created: bool,
+}
+
+impl<'a> VenvDocument<'a> {
+    /// Describes a virtual environment and its interpreter.
+    pub(in crate::api) fn of(venv: &'a Venv) -> Self {
+        Self {
+            path: &venv.path,
+            python: format!("{}/bin/python", venv.path),
+            created: venv.created,
+        }
+    }
+}
+
+/// The terminal of a process.
+#[derive(Serialize)]
+struct TerminalDocument<'a> {
+    rows: u16,
+    cols: u16,
+    term: &'a str,
+}
+
+impl<'a> TerminalDocument<'a> {
+    fn of(terminal: &'a Terminal) -> Self {
+        let size = terminal.size();
+        Self {
+            rows: size.rows(),
+            cols: size.columns(),
+            term: terminal.name(),
+        }
+    }
+}
+
+/// A process at the end of a wait, which is its exit event too: a client may read it as either.
+#[derive(Serialize)]
+pub(in crate::api) struct WaitDocument<'a> {
+    event: &'static str,
+    timed_out: Option<bool>,
+    #[serde(flatten)]
+    process: ProcessDocument<'a>,
+}
+
+impl<'a> WaitDocument<'a> {
+    /// Describes a process that has ended, or still runs when the wait's timeout has passed.
+    pub(in crate::api) fn of(process: &'a Process, is_whole: bool) -> Self {
+        let process = ProcessDocument::of(process, is_whole);
+        Self {
+            event: if process.running { "running" } else { "exit" },
+            timed_out: process.reason.map(|reason| reason == TIMEOUT),
+            process,
+        }
+    }
+}
+
+/// The last event of a stream.
+#[derive(Serialize)]
+pub(in crate::api) struct ExitEvent {
+    event: &'static str,
+    pub(in crate::api) exit_code: Option<i32>,
+    pub(in crate::api) signal: Option<i32>,
+    pub(in crate::api) timed_out: bool,
+    duration_ms: u64,
+    pub(in crate::api) reason: &'static str,
+}
+
+impl ExitEvent {
+    /// Describes how a process ended.
+    pub(in crate::api) fn of(exit: &Exit) -> Self {
+        let (exit_code, signal) = codes(exit.ending);
+        Self {
+            event: "exit",
+            exit_code,
+            signal,
+            timed_out: exit.reason == Reason::Timeout,
+            duration_ms: milliseconds(exit.duration),
+            reason: reason(exit.reason),
+        }
+    }
+}
+
+/// The exit code, or the signal that ended the process.
+pub(super) fn codes(ending: Ending) -> (Option<i32>, Option<i32>) {
+    match ending {
+        Ending::Exited(code) => (Some(code), None),
+        Ending::Signaled(signal) => (None, Some(signal)),
+        Ending::Unknown => (None, None),
+    }
+}
+
+const TIMEOUT: &str = "timeout";
+
+fn reason(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Exited => "exited",
+        Reason::Signaled => "signaled",
+        Reason::Timeout => TIMEOUT,
+        Reason::OutOfMemory => "oom",
+        Reason::MemoryLimit => "memory_limit",
+        Reason::Killed => "killed",
+        Reason::Deleted => "deleted",
+        Reason::Disconnected => "disconnected",
+    }
+}
+
+pub(super) fn milliseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]
@@ -675,6 +751,25 @@ mod tests {
             "[]",
         ] {
             assert!(parsed(body.as_bytes(), signal_request).is_err(), "{body}");
+        }
+    }
+
+    #[test]
+    fn texts_are_cut_between_characters_and_marked() {
+        let texts = |left| Texts {
+            left,
+            is_cut: false,
+        };
+        let words = ["echo", "\u{e9}\u{e9}\u{e9}", "", "x"].map(str::to_owned);
+        for (left, expected, is_cut) in [
+            (100, &["echo", "\u{e9}\u{e9}\u{e9}", "", "x"][..], false),
+            (8, &["echo", "\u{e9}\u{2026}"], true),
+            (5, &["echo"], true),
+            (2, &["ec\u{2026}"], true),
+        ] {
+            let mut texts = texts(left);
+            assert_eq!(texts.take_all(&words), expected, "{left}");
+            assert_eq!(texts.is_cut, is_cut, "{left}");
         }
     }
 }
