@@ -1,0 +1,462 @@
+//! Deletes sandboxes: ends their processes, removes their homes, and gives users and slots back.
+//!
+//! A deletion comes to a result, whatever fails: what is left keeps its slot and its user, and is tried again.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::table::SandboxTable;
+use super::{Host, Sandbox, signals, unknown};
+use crate::error::{Error, Kind, Result};
+use crate::fault;
+use crate::logging;
+use crate::panics::contain;
+use crate::process::Reason;
+use crate::sync::lock;
+
+/// How long to wait for killed processes to be gone.
+const EMPTYING_LIMIT: Duration = Duration::from_secs(20);
+
+/// Time between SIGTERM and SIGKILL when the server ends.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Most time before a deletion is answered; clients give up after 60 s. The rest is removed in the
+/// background, in unit tests everything.
+const ANSWER_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 40 });
+
+/// How long to wait for killed processes when the server ends.
+const FINAL_EMPTYING_LIMIT: Duration = Duration::from_secs(1);
+
+/// How long that and the removal of homes may take when the server ends.
+const REMOVAL_LIMIT: Duration = Duration::from_secs(3);
+
+/// Most time for one sandbox on a thread that deletes several.
+const BACKGROUND_LIMIT: Duration = Duration::from_secs(10);
+
+/// The same on the maintenance thread, if no other thread could be started.
+const INLINE_LIMIT: Duration = Duration::from_secs(1);
+
+/// The result of a deletion.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ended {
+    /// Whether this call deleted the sandbox.
+    pub is_first_report: bool,
+    /// Whether its home is still being removed.
+    pub is_removing: bool,
+}
+
+/// The result of deleting all sandboxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AllEnded {
+    /// Number of sandboxes that this call deleted.
+    pub count: usize,
+    /// Number of homes that are still being removed.
+    pub removing: usize,
+}
+
+impl Host {
+    /// Deletes a sandbox: kills its processes, removes its home, frees its user and slot. A home that is
+    /// too large to be removed in time is removed in the background; user and slot stay taken until then.
+    ///
+    /// # Errors
+    /// `NotFound` for an unknown id. `System` if something cannot be ended or removed: the sandbox is no
+    /// longer listed, keeps its slot and user, and the deletion is retried.
+    pub fn delete(&self, id: &str) -> Result<Ended> {
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        let mut table = self.table();
+        while !table.sandboxes.contains_key(id) {
+            let is_ending = table.is_ending(id);
+            let left = deadline.saturating_duration_since(Instant::now());
+            if table.has_ended(id) || (is_ending && left.is_zero()) {
+                return Ok(Ended {
+                    is_first_report: false,
+                    is_removing: is_ending || table.stuck.contains_key(id),
+                });
+            }
+            if !is_ending {
+                break;
+            }
+            table = self.changed.wait_for(table, Some(left));
+        }
+        let sandbox = table.take(id).ok_or_else(|| unknown(id))?;
+        drop(table);
+        self.end(&sandbox, "deleted", deadline)
+    }
+
+    /// Deletes all sandboxes, and retries the stuck ones.
+    ///
+    /// # Errors
+    /// The first deletion that failed; the others are done.
+    pub fn delete_all(&self) -> Result<AllEnded> {
+        let deadline = Instant::now() + ANSWER_LIMIT;
+        // All are taken before the first is killed: after another request has deleted one, its uid may
+        // belong to a new sandbox.
+        let mut table = self.table();
+        let ids = table.sandboxes.keys().chain(table.stuck.keys()).cloned();
+        let ids: Vec<_> = ids.collect();
+        let all: Vec<_> = ids.iter().filter_map(|id| table.take(id)).collect();
+        drop(table);
+        let (mut count, mut failure) = (0, None);
+        self.end_all(&all, "deleted", deadline, |result| match result {
+            Ok(ended) => count += usize::from(ended.is_first_report),
+            Err(error) => failure = failure.take().or(Some(error)),
+        });
+        // Other requests may be deleting some.
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.wait_while(left, |table| !table.ending.is_empty());
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let table = self.table();
+        let removing = table.ending.len() + table.retried.len() + table.stuck.len();
+        Ok(AllEnded { count, removing })
+    }
+
+    /// Deletes a sandbox that was taken out of the table. What is left of its home at the `deadline` is
+    /// removed later.
+    fn end(&self, sandbox: &Arc<Sandbox>, how: &str, deadline: Instant) -> Result<Ended> {
+        let mut ended = Err(unknown(&sandbox.id));
+        let report = |result| ended = result;
+        self.end_all(std::slice::from_ref(sandbox), how, deadline, report);
+        ended
+    }
+
+    /// Deletes sandboxes that were taken out of the table, each as soon as it is empty: what cannot be
+    /// emptied holds up no other. Reports each result.
+    fn end_all(
+        &self,
+        all: &[Arc<Sandbox>],
+        how: &str,
+        deadline: Instant,
+        mut report: impl FnMut(Result<Ended>),
+    ) {
+        let begun = Instant::now();
+        let mut unsettled = Unsettled {
+            host: self,
+            left: all.iter().map(|one| (one.number, one)).collect(),
+        };
+        for sandbox in all {
+            sandbox.workspace.close();
+            *lock(&sandbox.is_ending) = true;
+        }
+        let mut shares = Shares::new(all.len(), deadline);
+        let emptying_deadline = deadline.min(begun + EMPTYING_LIMIT);
+        let done = |sandbox: &Arc<Sandbox>, is_empty: bool| {
+            let share = shares.next();
+            // What panics for one of them holds up no other.
+            let result = contain(|| {
+                fault::point("deletion");
+                sandbox.workspace.release();
+                if !is_empty {
+                    let id = &sandbox.id;
+                    let text =
+                        format!("cannot end sandbox {id}: a process was killed but has not ended");
+                    return Err(Error::new(Kind::System, text));
+                }
+                sandbox.limits.discard();
+                self.homes.remove(&sandbox.id, Some(share))
+            });
+            let result = result.unwrap_or_else(|_| Err(failed_to_delete()));
+            let settled = self.settle(sandbox, result, how, begun.elapsed());
+            unsettled.left.remove(&sandbox.number);
+            report(settled);
+        };
+        fault::point("emptying");
+        self.signaller
+            .empty(all, Reason::Deleted, emptying_deadline, done);
+    }
+
+    /// Records the result of a deletion: true if nothing is left, false if a part of the home is.
+    fn settle(
+        &self,
+        sandbox: &Arc<Sandbox>,
+        result: Result<bool>,
+        how: &str,
+        taken: Duration,
+    ) -> Result<Ended> {
+        let Sandbox { id, user, .. } = &**sandbox;
+        let outcome = match &result {
+            Ok(true) => format!(", in {} us", taken.as_micros()),
+            Ok(false) => " stays taken: its home is large and still being removed".to_owned(),
+            Err(error) => format!(" stays taken: something is left: {error}"),
+        };
+        logging::info(format_args!(
+            "sandbox {id} {how}, uid {}{outcome}",
+            user.uid
+        ));
+        let is_first_report = self.table().settle(sandbox, &result);
+        self.changed.notify_all();
+        result.map(|is_gone| Ended {
+            is_first_report,
+            is_removing: !is_gone,
+        })
+    }
+
+    /// Deletes sandboxes on another thread, because removing a large home takes a while. A deletion that
+    /// does not end in time is retried later, so that it does not delay the others.
+    pub(super) fn end_in_background(
+        self: &Arc<Self>,
+        leaving: Vec<Arc<Sandbox>>,
+        how: &'static str,
+    ) {
+        if leaving.is_empty() {
+            return;
+        }
+        let leaving = Arc::new(leaving);
+        let (host, theirs) = (Arc::clone(self), Arc::clone(&leaving));
+        let end_all = move |host: &Self, leaving: &[Arc<Sandbox>], limit: Duration| {
+            let count = u32::try_from(leaving.len()).unwrap_or(u32::MAX);
+            host.end_all(leaving, how, Instant::now() + limit * count, |_| {});
+        };
+        let thread = thread::Builder::new()
+            .name("ending".to_owned())
+            .stack_size(256 * 1024)
+            .spawn(move || end_all(&host, &theirs, BACKGROUND_LIMIT));
+        if thread.is_err() {
+            // What has panicked is tried again later.
+            let _ = contain(|| end_all(self, &leaving, INLINE_LIMIT));
+        }
+    }
+
+    /// Ends the processes of all sandboxes (SIGTERM, then SIGKILL after [`GRACE`]) and removes the homes.
+    pub fn shut_down(&self) {
+        self.table().closed = true;
+        // Sandboxes that are being made are ended with the others.
+        self.wait_while(GRACE, |table| table.reserved > 0);
+        let mut all = self.list();
+        all.extend(self.table().stuck.values().cloned());
+        for sandbox in &all {
+            sandbox.workspace.close();
+        }
+        let left = || -> Vec<&Arc<Sandbox>> {
+            let runs = |sandbox: &&Arc<Sandbox>| signals::is_active(sandbox, false);
+            all.iter().filter(runs).collect()
+        };
+        for sandbox in left() {
+            sandbox.workspace.processes.hang_up_terminals();
+            sandbox.workspace.processes.expect_signal(libc::SIGTERM);
+            self.signaller.signal(sandbox.user, libc::SIGTERM);
+            // A stopped process handles SIGTERM only when it continues.
+            self.signaller.signal(sandbox.user, libc::SIGCONT);
+        }
+        let deadline = Instant::now() + GRACE;
+        while !left().is_empty() && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(10));
+        }
+        let emptying_deadline = Instant::now() + FINAL_EMPTYING_LIMIT;
+        let removal_deadline = Instant::now() + REMOVAL_LIMIT;
+        let mut shares = Shares::new(all.len(), removal_deadline);
+        let mut unfinished = Vec::new();
+        // The home of one that is not empty goes too: whatever runs there ends with the server.
+        let done = |sandbox: &Arc<Sandbox>, _is_empty| {
+            sandbox.limits.discard();
+            if !matches!(
+                self.homes.remove(&sandbox.id, Some(shares.next())),
+                Ok(true)
+            ) {
+                unfinished.push(Arc::clone(sandbox));
+            }
+        };
+        self.signaller
+            .empty(&all, Reason::Killed, emptying_deadline, done);
+        for sandbox in unfinished {
+            let _ = self.homes.remove(&sandbox.id, Some(removal_deadline));
+        }
+        let left = removal_deadline.saturating_duration_since(Instant::now());
+        self.wait_while(left, |table| {
+            !table.ending.is_empty() || !table.retried.is_empty()
+        });
+    }
+
+    /// Waits until the condition is false, at most for `limit`.
+    fn wait_while(&self, limit: Duration, condition: impl Fn(&SandboxTable) -> bool) {
+        let condition = |table: &mut SandboxTable| condition(table);
+        drop(self.changed.wait_while_for(self.table(), limit, condition));
+    }
+}
+
+/// Divides the time up to a deadline fairly: what one does not use goes to those after it.
+struct Shares {
+    left: usize,
+    deadline: Instant,
+}
+
+impl Shares {
+    fn new(count: usize, deadline: Instant) -> Self {
+        let left = count;
+        Self { left, deadline }
+    }
+
+    /// The end of the next share.
+    fn next(&mut self) -> Instant {
+        let now = Instant::now();
+        let count = u32::try_from(self.left.max(1)).unwrap_or(u32::MAX);
+        self.left = self.left.saturating_sub(1);
+        now + self.deadline.saturating_duration_since(now) / count
+    }
+}
+
+/// The result of a deletion that has panicked.
+fn failed_to_delete() -> Error {
+    let text = "the server failed to delete the sandbox, and its log says where; it is tried again";
+    Error::new(Kind::System, text)
+}
+
+/// Sandboxes whose deletion has not come to a result. After a panic it is retried.
+struct Unsettled<'a> {
+    host: &'a Host,
+    /// By number.
+    left: HashMap<u64, &'a Arc<Sandbox>>,
+}
+
+impl Drop for Unsettled<'_> {
+    fn drop(&mut self) {
+        for (_, sandbox) in self.left.drain() {
+            let failed = Err(failed_to_delete());
+            self.host.table().settle(sandbox, &failed);
+            self.host.changed.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::path::PathBuf;
+
+    use super::*;
+    use crate::config::HostSettings;
+    use crate::egress::Egress;
+    use crate::host::SandboxSpec;
+    use crate::http::seats::Seats;
+    use crate::interpreter::ContextsSettings;
+    use crate::isolation::{DefaultIsolation, Isolation};
+    use crate::ledger::Budget;
+    use crate::posture::Posture;
+    use crate::process::registry::Shared;
+
+    /// A host with a reservation for one sandbox, in a directory of its own.
+    struct Small {
+        host: Arc<Host>,
+        homes: PathBuf,
+    }
+
+    impl Small {
+        /// As many sandboxes as users, which no other test has, of this run or another.
+        fn new(count: u32) -> Self {
+            let uid = 64_100 + std::process::id() % 250 * 4 + count;
+            let users = uid..=uid + count - 1;
+            let homes = std::env::temp_dir().join(format!("sbx-host-{uid}-{}", std::process::id()));
+            let settings = HostSettings {
+                capacity: users.clone().count(),
+                homes: homes.clone(),
+                users,
+                min_landlock_abi: 0,
+                allow_unconfined: true,
+                tcp_ports: None,
+                isolation: DefaultIsolation::Fixed(Isolation::Landlock),
+                token_file: None,
+            };
+            let shared = Shared::new(4096, 4096).unwrap();
+            let contexts = ContextsSettings::default();
+            let budget = Budget::new(1 << 20);
+            let egress = Egress::new(Seats::new(1, Arc::clone(&budget)));
+            let host = Host::new(
+                &settings,
+                None,
+                Posture::Open,
+                egress,
+                shared,
+                budget,
+                contexts,
+            )
+            .unwrap();
+            Self { host, homes }
+        }
+
+        fn create(&self) -> Option<Arc<Sandbox>> {
+            let (mut made, _) = self.host.create(1, &SandboxSpec::default()).unwrap();
+            made.pop()
+        }
+    }
+
+    impl Drop for Small {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.homes);
+        }
+    }
+
+    /// The client gets its answer, and no other sandbox gets the user or the slot.
+    #[test]
+    fn a_home_that_is_not_gone_in_time_keeps_its_place_and_its_user_until_it_is() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root");
+            return;
+        }
+        let small = Small::new(1);
+        let host = &small.host;
+        let sandbox = small.create().unwrap();
+        std::fs::write(sandbox.home.join("file"), "x").unwrap();
+        let id = sandbox.id.clone();
+        assert_eq!(host.empty_for(), None);
+        let ended = |is_first_report, is_removing| Ended {
+            is_first_report,
+            is_removing,
+        };
+        assert_eq!(host.delete(&id).unwrap(), ended(true, true));
+        assert!(sandbox.home.join("file").exists());
+        assert_eq!(host.find(&id).err().unwrap().kind(), Kind::NotFound);
+        assert_eq!(host.count(), 0);
+        for _ in 0..2 {
+            assert!(small.create().is_none(), "its reservation is taken");
+            assert_eq!(host.delete(&id).unwrap(), ended(false, true));
+            let all = AllEnded {
+                count: 0,
+                removing: 1,
+            };
+            assert_eq!(host.delete_all().unwrap(), all);
+        }
+        assert!(host.empty_for().is_some(), "a host does not live on for it");
+        // As the maintenance does.
+        let left = host.table().take(&id).unwrap();
+        assert!(host.empty_for().is_some());
+        assert_eq!(host.delete(&id).unwrap(), ended(false, true));
+        assert!(small.create().is_none(), "its reservation is taken");
+        assert!(host.empty_for().is_some());
+        host.end(&left, "tried again", Instant::now() + BACKGROUND_LIMIT)
+            .unwrap();
+        assert!(!sandbox.home.exists());
+        assert_eq!(host.delete(&id).unwrap(), ended(false, false));
+        let next = small.create().unwrap();
+        assert_eq!(next.user, sandbox.user);
+        assert_eq!(host.empty_for(), None);
+    }
+
+    /// Removing the home of one may take longer than the deletion of all.
+    #[test]
+    fn all_are_killed_before_anything_of_one_is_removed() {
+        if !nix::unistd::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "needs root");
+            return;
+        }
+        let small = Small::new(2);
+        let (all, _) = small.host.create(2, &SandboxSpec::default()).unwrap();
+        let mut command = std::process::Command::new("/bin/sleep");
+        let mut sleeper = command.arg("60").uid(all[1].user.uid).spawn().unwrap();
+        let mut ended = Vec::new();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        let done = |sandbox: &Arc<Sandbox>, is_empty| {
+            let mut has_ended = || {
+                thread::sleep(Duration::from_millis(1));
+                sleeper.try_wait().unwrap().is_some()
+            };
+            assert!((0..10_000).any(|_| has_ended()));
+            ended.push((sandbox.number, is_empty));
+        };
+        let signaller = &small.host.signaller;
+        signaller.empty(&all, Reason::Deleted, deadline, done);
+        assert_eq!(ended, [(all[0].number, true), (all[1].number, true)]);
+    }
+}

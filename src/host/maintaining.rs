@@ -1,0 +1,73 @@
+//! The maintenance of sandboxes: a thread that looks after them as long as the server runs.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{Host, watchdog};
+use crate::fault;
+use crate::panics::contain;
+
+/// How long the clients of a deleted sandbox may take to read their last answers.
+const PARTING_LIMIT: Duration = Duration::from_secs(3);
+
+/// Interval of the maintenance: idle sandboxes, starts that hang, clients of deleted sandboxes.
+const ROUND: Duration = Duration::from_secs(1);
+
+/// Maintenance rounds between two retries of stuck deletions.
+const STUCK_ROUNDS: u64 = 10;
+
+impl Host {
+    /// Runs as long as the server: evicts idle sandboxes, retries stuck deletions, and kills starts that
+    /// hang.
+    pub fn run_maintenance(self: &Arc<Self>) {
+        for round in 0_u64.. {
+            let mut table = self.changed.wait_while(self.table(), |table| {
+                table.occupied() == 0 && table.parting.is_empty()
+            });
+            let has_time = |(since, _): &(Instant, _)| since.elapsed() < PARTING_LIMIT;
+            let parting = std::mem::take(&mut table.parting);
+            let (parting, late): (Vec<_>, Vec<_>) = parting.into_iter().partition(has_time);
+            table.parting = parting;
+            let all: Vec<_> = table.sandboxes.values().cloned().collect();
+            let mut retried = Vec::new();
+            if round % STUCK_ROUNDS == 0 {
+                let stuck: Vec<_> = table.stuck.keys().cloned().collect();
+                retried.extend(stuck.iter().filter_map(|id| table.take(id)));
+            }
+            drop(table);
+            fault::point("maintenance");
+            for (_, ledger) in late {
+                ledger.connections.shut_down();
+            }
+            let mut evicted = Vec::new();
+            for sandbox in &all {
+                // A sandbox that panics here costs no other one its maintenance.
+                let is_idle = contain(|| {
+                    sandbox.report_loss();
+                    sandbox.limits.finish_kill();
+                    sandbox.workspace.processes.kill_stopped_starts();
+                    let limit = sandbox.idle_timeout;
+                    limit.is_some_and(|limit| sandbox.workspace.close_if_idle(limit))
+                });
+                let is_idle = is_idle.unwrap_or(false);
+                let mut table = self.table();
+                // Unless a request is deleting it already.
+                if (is_idle || sandbox.has_expired())
+                    && let Some(sandbox) = table.take(&sandbox.id)
+                {
+                    evicted.push(sandbox);
+                }
+            }
+            self.limiter.tidy();
+            if all.iter().any(|sandbox| sandbox.limits.watched().is_some()) {
+                watchdog::ensure_running(self);
+            }
+            drop(all);
+            // Separately: retries took long before.
+            self.end_in_background(retried, "tried again");
+            self.end_in_background(evicted, "evicted");
+            thread::sleep(ROUND);
+        }
+    }
+}
