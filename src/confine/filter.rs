@@ -10,14 +10,15 @@
 //!
 //! The errno is one that programs handle: `EPERM` where only privileged programs would succeed, `ENOSYS`
 //! where programs support older kernels and have a fallback, `EAFNOSUPPORT`, `EPROTONOSUPPORT` and, for
-//! [`libc::TCP_ULP`], `ENOENT` as from a kernel without the protocol.
+//! [`libc::TCP_ULP`], `ENOENT` as from a kernel without the protocol, `EINVAL` and `ENOPROTOOPT` as from one without
+//! filters of calls and of sockets.
 //!
 //! Allowed on purpose:
 //! - ptrace, `process_vm_*`, `process_madvise`, `pidfd_getfd`, kcmp, signals, nice values and memory
 //!   policy: the kernel requires the same uid, and debuggers need them;
 //! - adjtimex, `clock_adjtime`: without a capability they only read;
-//! - personality, prctl, `arch_prctl`, seccomp, Landlock, `lsm_set_self_attr`, mseal, pkeys, shadow
-//!   stacks: they affect only the caller, and sandboxes may nest;
+//! - personality, prctl and seccomp except for filters, `arch_prctl`, Landlock, `lsm_set_self_attr`, mseal, pkeys,
+//!   shadow stacks: they affect only the caller;
 //! - `file_setattr`, xattrs, `name_to_handle_at`, inotify: they need access to the path;
 //! - sysfs(2), ustat: harmless; `create_module` and the like: no supported kernel has them.
 //!
@@ -26,7 +27,7 @@
 //! that it allows (`seccomp_cache_prepare` in kernel/seccomp.c). So ordinary calls cost next to nothing,
 //! and a command pays for the attaching. Numbers are merged into ranges with one answer, and a binary
 //! search over their boundaries takes about seven comparisons; a linear search makes a program that takes
-//! ten times as long to attach. Only clone, unshare, socket, socketpair, setsockopt, sendto, sendmsg,
+//! ten times as long to attach. Only clone, unshare, prctl, seccomp, socket, socketpair, setsockopt, sendto, sendmsg,
 //! sendmmsg, fcntl, ioctl and `sched_setscheduler` have their arguments checked.
 //!
 //! This module makes the program; the child attaches it, in `sys`.
@@ -34,9 +35,9 @@
 use std::ops::RangeInclusive;
 
 use libc::{
-    EAFNOSUPPORT, ENETUNREACH, ENOENT, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM, EPROTONOSUPPORT,
-    ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO, SECCOMP_RET_KILL_PROCESS,
-    SECCOMP_RET_USER_NOTIF, c_int, sock_filter,
+    EAFNOSUPPORT, EINVAL, ENETUNREACH, ENOENT, ENOPROTOOPT, ENOSYS, EOPNOTSUPP, EPERM,
+    EPROTONOSUPPORT, ESOCKTNOSUPPORT, SECCOMP_RET_ALLOW, SECCOMP_RET_ERRNO,
+    SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_USER_NOTIF, c_int, sock_filter,
 };
 
 use crate::codec::sort::sort_by;
@@ -89,7 +90,7 @@ enum Denial {
     UnusualSockets,
     /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`, `ENOENT` for [`libc::TCP_ULP`] of `IPPROTO_TCP`. Success without
     /// effect for [`libc::SO_LINGER`], [`libc::TCP_USER_TIMEOUT`] and, where the server answers look-ups,
-    /// [`libc::IP_RECVERR`].
+    /// [`libc::IP_RECVERR`]. In sandboxes `ENOPROTOOPT` for the [`SOCKET_FILTERS`] of `SOL_SOCKET`.
     SocketOptions,
     /// Not denied but left to the server, which answers the call.
     Left,
@@ -97,6 +98,8 @@ enum Denial {
     FastOpen(u32),
     /// `EPERM` if the second argument, an `int`, is one of these commands.
     Commands(&'static [c_int]),
+    /// `EINVAL` if the first arguments, of which there are at most two, are these.
+    Mode(&'static [c_int]),
 }
 
 /// Whose commands a filter is for.
@@ -226,6 +229,17 @@ const KERNEL: &Table = &[
     // The machine has only so many events of asynchronous I/O for everybody (`fs.aio-max-nr`), and one process can take
     // all. Databases fall back to threads.
     (Denial::Always(ENOSYS), &[call("io_setup", 206, 0)]),
+    // The kernel compiles filters into memory of which the machine has only so much for everybody
+    // (`net.core.bpf_jit_limit`): one sandbox that takes all keeps the server from attaching the filter without which no
+    // command starts.
+    (
+        Denial::Mode(&[SECCOMP_SET_MODE_FILTER]),
+        &[call("seccomp", 317, 277)],
+    ),
+    (
+        Denial::Mode(&[libc::PR_SET_SECCOMP, SECCOMP_MODE_FILTER]),
+        &[call("prctl", 157, 167)],
+    ),
     // Keyrings belong to uids: the next sandbox with the uid would get them.
     (
         Denial::Always(EPERM),
@@ -357,6 +371,18 @@ const UNSHARABLE: u32 = (libc::CLONE_VM
 /// both architectures use.
 const TERMINAL_COMMANDS: [c_int; 3] = [0x5412, 0x541c, 0x5423];
 
+/// The modes of seccomp(2) and of prctl(2) that attach a filter, which libc has as unsigned.
+const SECCOMP_SET_MODE_FILTER: c_int = libc::SECCOMP_SET_MODE_FILTER.cast_signed();
+const SECCOMP_MODE_FILTER: c_int = libc::SECCOMP_MODE_FILTER.cast_signed();
+
+/// The options that attach a filter to a socket of any family: it takes the same memory as those of calls.
+const SOCKET_FILTERS: [c_int; 4] = [
+    libc::SO_ATTACH_FILTER,
+    libc::SO_ATTACH_BPF,
+    libc::SO_ATTACH_REUSEPORT_CBPF,
+    libc::SO_ATTACH_REUSEPORT_EBPF,
+];
+
 /// `IP_LOCAL_PORT_RANGE` of linux/in.h, since Linux 6.3. The kernel takes it for IPv6 sockets too.
 const PORT_RANGE: c_int = 51;
 
@@ -448,7 +474,7 @@ fn compile(architecture: Architecture, subject: Subject, sockets: Sockets) -> Ve
     let kill = program.answer(SECCOMP_RET_KILL_PROCESS);
     let mut entries = Vec::new();
     for (denial, calls) in denied(subject, sockets) {
-        let target = program.denial(*denial, sockets, allow);
+        let target = program.denial(*denial, subject, sockets, allow);
         entries.extend(calls.iter().filter_map(|call| {
             let number = architecture.number_of(call)?;
             Some((number..=number, target))
@@ -578,7 +604,13 @@ impl Assembler {
         self.branch(IF_AT_LEAST, above[0].0, yes, no)
     }
 
-    fn denial(&mut self, denial: Denial, sockets: Sockets, allow: Label) -> Label {
+    fn denial(
+        &mut self,
+        denial: Denial,
+        subject: Subject,
+        sockets: Sockets,
+        allow: Label,
+    ) -> Label {
         match denial {
             Denial::Always(errno) => self.errno(errno),
             Denial::CloneFlags => {
@@ -602,8 +634,13 @@ impl Assembler {
                 // The kernel reads the level and the option as `int`.
                 let refuse = self.errno(ENOPROTOOPT);
                 let pretend = self.errno(0);
-                let linger = self.any_of(&[libc::SO_LINGER], pretend, allow);
-                let linger = self.load(low_word(2), linger);
+                let filters: &[c_int] = match subject {
+                    Subject::Sandbox | Subject::Namespaces => &SOCKET_FILTERS,
+                    Subject::Machine => &[],
+                };
+                let of_socket = self.any_of(filters, refuse, allow);
+                let of_socket = self.any_of(&[libc::SO_LINGER], pretend, of_socket);
+                let of_socket = self.load(low_word(2), of_socket);
                 let other = if sockets == Sockets::Redirected {
                     // glibc sets it for look-ups, and gives up without it. Unix sockets do not have it.
                     self.any_of(&[libc::IP_RECVERR], pretend, allow)
@@ -616,7 +653,7 @@ impl Assembler {
                 let of_tcp = self.any_of(&[libc::TCP_USER_TIMEOUT], pretend, allow);
                 let of_tcp = self.any_of(&[libc::TCP_ULP], no_protocol, of_tcp);
                 let of_tcp = self.load(low_word(2), of_tcp);
-                let level = self.any_of(&[libc::SOL_SOCKET], linger, allow);
+                let level = self.any_of(&[libc::SOL_SOCKET], of_socket, allow);
                 let level = self.any_of(&[libc::IPPROTO_TCP], of_tcp, level);
                 let level = self.any_of(&[libc::IPPROTO_IP], option, level);
                 self.load(low_word(1), level)
@@ -633,6 +670,15 @@ impl Assembler {
                 let refuse = self.errno(EPERM);
                 let command = self.any_of(commands, refuse, allow);
                 self.load(low_word(1), command)
+            }
+            Denial::Mode(words) => {
+                // The kernel reads an `int`, except for prctl's mode, whose upper half has to be zero.
+                let refuse = self.errno(EINVAL);
+                let words = [0, 1].into_iter().zip(words);
+                words.rev().fold(refuse, |yes, (argument, word)| {
+                    let word = self.any_of(&[*word], yes, allow);
+                    self.load(low_word(argument), word)
+                })
             }
         }
     }
@@ -954,6 +1000,8 @@ mod tests {
             ("ioctl", libc::SYS_ioctl),
             ("fcntl", libc::SYS_fcntl),
             ("sched_setscheduler", libc::SYS_sched_setscheduler),
+            ("seccomp", libc::SYS_seccomp),
+            ("prctl", libc::SYS_prctl),
         ] {
             let listed = Architecture::COMPILED_FOR.number_of(find(name));
             assert_eq!(listed.map(i64::from), Some(number), "{name}");
@@ -978,20 +1026,20 @@ mod tests {
             Architecture::X86_64,
             &[
                 16, 29, 30, 31, 41, 44, 46, 53, 54, 56, 64, 65, 66, 67, 68, 69, 70, 71, 72, 103,
-                134, 144, 153, 154, 155, 156, 161, 163, 164, 165, 166, 167, 168, 169, 170, 171,
-                172, 173, 175, 176, 179, 180, 206, 212, 220, 227, 240, 241, 246, 248, 249, 250,
-                272, 298, 300, 304, 307, 308, 313, 314, 320, 321, 323, 425, 426, 427, 428, 429,
-                430, 431, 432, 433, 435, 442, 443, 447, 457, 458, 467, 470,
+                134, 144, 153, 154, 155, 156, 157, 161, 163, 164, 165, 166, 167, 168, 169, 170,
+                171, 172, 173, 175, 176, 179, 180, 206, 212, 220, 227, 240, 241, 246, 248, 249,
+                250, 272, 298, 300, 304, 307, 308, 313, 314, 317, 320, 321, 323, 425, 426, 427,
+                428, 429, 430, 431, 432, 433, 435, 442, 443, 447, 457, 458, 467, 470,
             ],
         ),
         (
             Architecture::Aarch64,
             &[
                 0, 18, 25, 29, 39, 40, 41, 42, 51, 58, 60, 89, 97, 104, 105, 106, 112, 116, 119,
-                142, 161, 162, 170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193, 194, 195,
-                196, 197, 198, 199, 206, 208, 211, 217, 218, 219, 220, 224, 225, 241, 262, 265,
-                268, 269, 273, 274, 280, 282, 294, 425, 426, 427, 428, 429, 430, 431, 432, 433,
-                435, 442, 443, 447, 457, 458, 467, 470,
+                142, 161, 162, 167, 170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193, 194,
+                195, 196, 197, 198, 199, 206, 208, 211, 217, 218, 219, 220, 224, 225, 241, 262,
+                265, 268, 269, 273, 274, 277, 280, 282, 294, 425, 426, 427, 428, 429, 430, 431,
+                432, 433, 435, 442, 443, 447, 457, 458, 467, 470,
             ],
         ),
     ];
@@ -1314,7 +1362,7 @@ mod tests {
             let option =
                 |level: u64, name: u64| verdict("setsockopt", &[3, upper | level, upper | name]);
             assert_eq!(option(0, 51), Refused(ENOPROTOOPT));
-            for (level, name) in [(0, 50), (0, 52), (1, 51), (6, 51), (41, 51), (51, 0)] {
+            for (level, name) in [(0, 50), (0, 52), (6, 51), (41, 51), (51, 0)] {
                 assert_eq!(option(level, name), Allowed, "{level} {name}");
             }
         }
@@ -1346,6 +1394,61 @@ mod tests {
         }
         assert_eq!((libc::SOL_SOCKET, libc::SO_LINGER), (1, 13));
         assert_eq!((libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), (6, 18));
+    }
+
+    /// The arguments of a call that attaches a filter, and how that is refused.
+    const ATTACHING: [(&str, [u64; 3], c_int); 6] = [
+        ("seccomp", [1, 0, 0x7777], EINVAL),
+        ("prctl", [22, 2, 0x7777], EINVAL),
+        ("setsockopt", [3, 1, 26], ENOPROTOOPT),
+        ("setsockopt", [3, 1, 50], ENOPROTOOPT),
+        ("setsockopt", [3, 1, 51], ENOPROTOOPT),
+        ("setsockopt", [3, 1, 52], ENOPROTOOPT),
+    ];
+
+    #[test]
+    fn a_sandbox_attaches_no_filter() {
+        for upper in [0, HIGH_GARBAGE, u64::MAX << 32] {
+            for (name, arguments, errno) in ATTACHING {
+                let arguments = arguments.map(|word| upper | word);
+                assert_eq!(verdict(name, &arguments), Refused(errno), "{name}");
+            }
+            // The strict mode, what the kernel has, and what there is not.
+            for operation in [0, 2, 3, 4, u64::from(u32::MAX)] {
+                assert_eq!(verdict("seccomp", &[upper | operation, 1]), Allowed);
+            }
+            // The strict mode, reading the mode, and other options with an operand of 2.
+            for arguments in [[22, 0], [22, 1], [22, 3], [21, 2], [23, 2], [1, 2], [2, 22]] {
+                let arguments = arguments.map(|word| upper | word);
+                assert_eq!(verdict("prctl", &arguments), Allowed, "{arguments:?}");
+            }
+            // Detaching and locking, neighbours, and the same numbers of other levels.
+            for (level, option) in [(1, 27), (1, 44), (1, 68), (1, 25), (1, 49), (1, 53)]
+                .into_iter()
+                .chain([0, 6, 17, 41].map(|level| (level, 26)))
+                .chain([6, 17, 41].map(|level| (level, 50)))
+            {
+                let arguments = [3, upper | level, upper | option];
+                assert_eq!(verdict("setsockopt", &arguments), Allowed, "{arguments:?}");
+            }
+        }
+        for (architecture, (subject, sockets)) in BOTH
+            .into_iter()
+            .flat_map(|architecture| ALL.map(|kind| (architecture, kind)))
+        {
+            let program = compile(architecture, subject, sockets);
+            for (name, [a, b, c], errno) in ATTACHING {
+                let number = architecture.number_of(find(name)).unwrap();
+                let arguments = [a, b, c, 7, 7, 7];
+                let run = run(&program, architecture.audit_number(), number, arguments);
+                let expected = match subject {
+                    Subject::Sandbox | Subject::Namespaces => Refused(errno),
+                    // Nobody else needs the memory.
+                    Subject::Machine => Allowed,
+                };
+                assert_eq!(run.verdict, expected, "{name} {subject:?} {sockets:?}");
+            }
+        }
     }
 
     #[test]
@@ -1463,7 +1566,6 @@ mod tests {
         call("sigaltstack", 131, 132),
         call("personality", 135, 92),
         call("mlock", 149, 228),
-        call("prctl", 157, 167),
         x86_64_only("arch_prctl", 158),
         call("adjtimex", 159, 171),
         call("gettid", 186, 178),
@@ -1495,7 +1597,6 @@ mod tests {
         call("process_vm_readv", 310, 270),
         call("kcmp", 312, 272),
         call("renameat2", 316, 276),
-        call("seccomp", 317, 277),
         call("getrandom", 318, 278),
         call("memfd_create", 319, 279),
         call("execveat", 322, 281),
@@ -1558,7 +1659,7 @@ mod tests {
             for program in BOTH.map(|architecture| compile(architecture, subject, sockets)) {
                 // Far below the kernel's 4096 (BPF_MAXINSNS): it is checked and translated at each start
                 // of a command.
-                assert!(program.len() < 160, "{}", program.len());
+                assert!(program.len() < 170, "{}", program.len());
                 for (position, instruction) in program.iter().enumerate() {
                     let furthest = usize::from(instruction.jt.max(instruction.jf));
                     assert!(position + furthest < program.len());

@@ -526,12 +526,13 @@ IP_MINTTL, TCP_SYNCNT, TCP_USER_TIMEOUT, SO_ATTACH_FILTER = 21, 7, 18, 26
 web = ('{ip}', {port})
 def deaf(way):
     client = socket.socket()
-    # A filter that drops every packet; some kernels let only privileged programs have one.
+    # A filter that drops every packet. A sandbox gets none, and elsewhere some kernels let only privileged programs
+    # have one.
     nothing = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0))
     program = struct.pack('HxxxxxxP', 1, ctypes.addressof(nothing))
     try:
         if way == 'filter': client.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
-    except PermissionError: way = 'ttl'
+    except OSError: way = 'ttl'
     if way == 'ttl': client.setsockopt(socket.IPPROTO_IP, IP_MINTTL, 255)
     client.setsockopt(socket.IPPROTO_TCP, TCP_SYNCNT, 127)
     client.setsockopt(socket.IPPROTO_TCP, TCP_USER_TIMEOUT, 2**31 - 1)

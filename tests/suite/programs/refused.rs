@@ -218,6 +218,31 @@ fn sandboxes_of_other_programs_cannot_be_made() {
     }
 }
 
+/// Programs that find none go on without, or say which switch does.
+#[test]
+fn filters_of_calls_and_of_sockets_cannot_be_attached() {
+    place!(server, sandbox, "python3");
+    let seen = python(
+        &sandbox,
+        &format!(
+            "{ATTEMPT}
+import ctypes, socket, struct
+libc = ctypes.CDLL(None, use_errno=True)
+allow = ctypes.create_string_buffer(struct.pack('HBBI', 6, 0, 0, 0x7fff0000))
+program = struct.pack('HxxxxxxP', 1, ctypes.addressof(allow))
+def prctl(*arguments):
+    if libc.prctl(*arguments) < 0:
+        raise OSError(ctypes.get_errno(), 'refused')
+PR_SET_NAME, PR_SET_SECCOMP, SECCOMP_MODE_FILTER, SO_ATTACH_FILTER = 15, 22, 2, 26
+attempt('calls', lambda: prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program))
+attempt('packets', lambda: socket.socket().setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program))
+attempt('name', lambda: prctl(PR_SET_NAME, b'name'))
+"
+        ),
+    );
+    assert_eq!(seen, "calls EINVAL\npackets ENOPROTOOPT\nname works\n");
+}
+
 #[test]
 fn nobody_becomes_root() {
     place!(server, sandbox, "python3");

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::probe::{Plan, Probe};
-use crate::fixture::{Server, is_root};
+use crate::fixture::{Server, is_root, kinds};
 use crate::skip;
 
 /// What is refused whatever its arguments. Where libc has no number yet it is the same on every
@@ -94,6 +94,8 @@ fn no_call_of_the_table_is_left_out_of_this_test() {
             "ioctl",
             "fcntl",
             "sched_setscheduler",
+            "seccomp",
+            "prctl",
             // Left to the server, under a transparent network only.
             "connect",
             "listen",
@@ -189,13 +191,74 @@ fn no_socket_gets_a_port_range_of_its_own() {
         );
     }
     // Other options reach the kernel, which finds that stdin is no socket.
-    for (level, option) in [("0", "50"), ("1", "51")] {
+    for (level, option) in [("0", "50"), ("6", "51")] {
         plan.add(
             &["syscall", &setsockopt, "0", level, option, "buffer", "4"],
             "ENOTSOCK",
         );
     }
     Probe::new(&sandbox).check(&plan);
+}
+
+/// The kernel compiles filters into memory that all sandboxes and the server share (`net.core.bpf_jit_limit`). The
+/// programs here are valid, so that a kernel that is asked attaches them.
+#[test]
+fn no_filter_is_attached_from_inside() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let mut plan = Plan::default();
+    let seccomp = libc::SYS_seccomp.to_string();
+    let prctl = libc::SYS_prctl.to_string();
+    let setsockopt = libc::SYS_setsockopt.to_string();
+    for operation in ["1", "0xdeadbeef00000001"] {
+        for flags in ["0", "1", "2", "4", "8"] {
+            for program in ["filter", "0", "buffer"] {
+                plan.add(&["syscall", &seccomp, operation, flags, program], "EINVAL");
+            }
+        }
+    }
+    for option in ["22", "0xdeadbeef00000016"] {
+        for mode in ["2", "0xdeadbeef00000002"] {
+            plan.add(&["syscall", &prctl, option, mode, "filter"], "EINVAL");
+        }
+    }
+    for family in ["unix", "tcp", "udp", "route"] {
+        let socket = format!("socket:{family}");
+        for level in ["1", "0xdeadbeef00000001"] {
+            for option in ["26", "50", "51", "52", "0xdeadbeef0000001a"] {
+                let act = [
+                    "syscall",
+                    &setsockopt,
+                    &socket,
+                    level,
+                    option,
+                    "filter",
+                    "16",
+                ];
+                plan.add(&act, "ENOPROTOOPT");
+            }
+        }
+    }
+    // What there is besides: the mode, the actions of the kernel, and the removal of a filter that is not there.
+    plan.add(&["syscall", &prctl, "21", "0", "0"], "ok");
+    plan.add(&["syscall", &seccomp, "2", "0", "buffer"], "ok");
+    let detach = [
+        "syscall",
+        &setsockopt,
+        "socket:unix",
+        "1",
+        "27",
+        "buffer",
+        "4",
+    ];
+    plan.add(&detach, "ENOENT");
+    for kind in kinds(&server) {
+        let sandbox = server.sandbox_with(&kind);
+        Probe::new(&sandbox).check(&plan);
+        assert_eq!(sandbox.sh("echo here"), "here\n");
+    }
 }
 
 /// An upper layer protocol (`TCP_ULP`) makes a TCP socket one that Landlock's rules for TCP may not see.

@@ -16,7 +16,7 @@ use std::fmt::Write as _;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write as _};
 use std::net::{SocketAddr, SocketAddrV4, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt, symlink};
 use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram, UnixListener, UnixStream};
@@ -615,7 +615,8 @@ fn status(result: i64) -> io::Result<String> {
 }
 
 /// Any system call. Arguments are numbers, `buffer` (zeroes), `text:...` (a C string), `open:PATH`
-/// (a descriptor), `iov` (one of a buffer), `self` (the pid).
+/// (a descriptor), `socket:FAMILY` (another), `iov` (one of a buffer), `filter` (a program that allows everything), `self`
+/// (the pid).
 fn syscall(call: i64, arguments: &[&str]) -> io::Result<String> {
     let mut buffer = vec![0u64; 8192];
     let mut target = vec![0u8; 4096];
@@ -623,8 +624,18 @@ fn syscall(call: i64, arguments: &[&str]) -> io::Result<String> {
         iov_base: target.as_mut_ptr().cast(),
         iov_len: 8,
     };
+    let mut everything = libc::sock_filter {
+        code: u16::try_from(libc::BPF_RET | libc::BPF_K).unwrap(),
+        jt: 0,
+        jf: 0,
+        k: libc::SECCOMP_RET_ALLOW,
+    };
+    let filter = libc::sock_fprog {
+        len: 1,
+        filter: &raw mut everything,
+    };
     let mut texts = Vec::new();
-    let mut files = Vec::new();
+    let mut files: Vec<OwnedFd> = Vec::new();
     let mut raw = [0i64; 6];
     for (slot, word) in raw.iter_mut().zip(arguments) {
         *slot = if let Some(text) = word.strip_prefix("text:") {
@@ -632,12 +643,27 @@ fn syscall(call: i64, arguments: &[&str]) -> io::Result<String> {
             texts.last().unwrap().as_ptr() as i64
         } else if let Some(path) = word.strip_prefix("open:") {
             let whole = open(OpenOptions::new().read(true).write(true), path);
-            files.push(whole.or_else(|_| open(OpenOptions::new().read(true), path))?);
+            files.push(
+                whole
+                    .or_else(|_| open(OpenOptions::new().read(true), path))?
+                    .into(),
+            );
+            i64::from(files.last().unwrap().as_raw_fd())
+        } else if let Some(family) = word.strip_prefix("socket:") {
+            let (family, kind) = match family {
+                "unix" => (AddressFamily::Unix, SockType::Stream),
+                "tcp" => (AddressFamily::Inet, SockType::Stream),
+                "udp" => (AddressFamily::Inet6, SockType::Datagram),
+                "route" => (AddressFamily::Netlink, SockType::Raw),
+                other => panic!("{other} is no family"),
+            };
+            files.push(socket(family, kind, SockFlag::empty(), None)?);
             i64::from(files.last().unwrap().as_raw_fd())
         } else {
             match *word {
                 "buffer" => buffer.as_mut_ptr() as i64,
                 "iov" => (&raw mut vector) as i64,
+                "filter" => (&raw const filter) as i64,
                 "self" => i64::from(std::process::id()),
                 digits => number(digits),
             }
@@ -1108,7 +1134,7 @@ fn doubles(megabytes: i64, count: i64) -> io::Result<String> {
         }
     });
     let mut all = vec![0; usize::try_from(count).unwrap()];
-    File::from(std::os::fd::OwnedFd::from(done)).read_exact(&mut all)?;
+    File::from(OwnedFd::from(done)).read_exact(&mut all)?;
     Ok("ok".to_owned())
 }
 
