@@ -851,6 +851,12 @@ fn start_error(
             let why = format!("{cause}; try again when another command has ended");
             (Kind::NoResources, why)
         }
+        // ENOTSUPP, which is none of the C library's: the memory for compiled filters is used up.
+        (SpawnStep::Filter, Errno::UnknownErrno) => {
+            let why =
+                "the kernel has no room for its filter (net.core.bpf_jit_limit); try again later";
+            (Kind::NoResources, why.to_owned())
+        }
         (SpawnStep::Directory, _) => {
             let text = format!("cannot enter cwd {}: {cause}", directory.display());
             return Error::new(Kind::BadDirectory, text);
@@ -915,5 +921,21 @@ mod tests {
             "/usr/bin:/opt/none:/usr/local/bin"
         );
         assert_eq!(searchable(OsStr::new("/root/bin")), DEFAULT_PATH);
+    }
+
+    #[test]
+    fn a_filter_without_room_is_a_lack_of_resources() {
+        let line = CommandLine::Shell("true".to_owned());
+        let spec = CommandSpec::new(line, Vec::new(), None).unwrap();
+        for (step, errno, kind) in [
+            (SpawnStep::Filter, 524, Kind::NoResources),
+            (SpawnStep::Filter, libc::ENOMEM, Kind::NoResources),
+            (SpawnStep::Filter, libc::EINVAL, Kind::System),
+            (SpawnStep::Limits, 524, Kind::System),
+        ] {
+            let errno = Errno::from_raw(errno);
+            let error = start_error(SpawnError { step, errno }, &spec, &[], Path::new("/"));
+            assert_eq!(error.kind(), kind, "{step:?} {errno:?}: {error}");
+        }
     }
 }
