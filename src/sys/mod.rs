@@ -48,7 +48,7 @@ pub use identity::{
 pub use namespaces::{
     Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Setup, wait_for_end,
 };
-pub use notify::{CallListener, WaitingCall, has_listeners};
+pub use notify::{CallListener, WaitingCall, has_filters, has_listeners};
 pub use poll::{
     Events, PollEntry, connect_without_waiting, limit_unsent, poll, readable_bytes, receive_append,
     refuse_descriptors,
@@ -64,7 +64,7 @@ pub use rename::{Rename, rename};
 pub use signals::{ignore, ignore_reserved_signals, is_ignored, restore_default};
 pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};
 pub use system::{
-    Resource, clock_ticks, has_filters, landlock_abi, limits, mount_id, page_bytes, random_bytes,
+    Resource, clock_ticks, landlock_abi, limits, mount_id, page_bytes, random_bytes,
     scrub_environment,
 };
 #[cfg(all(test, guided))]

@@ -1,5 +1,5 @@
 //! System calls that a filter leaves to the server (`seccomp_unotify(2)`): how the filter's listener gets here, what
-//! it is told of, and how a call is answered with a descriptor.
+//! it is told of, and how a call is answered with a descriptor. Also which filters the kernel takes.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::io::IoSliceMut;
@@ -16,13 +16,22 @@ use nix::sys::socket::{
 pub(super) const LISTENER_FLAGS: c_ulong =
     libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
 
-/// Whether the kernel has such filters, with everything that is used here (Linux 5.19).
+/// Whether this process may attach filters that make a call fail with an errno (seccomp(2)).
+pub fn has_filters() -> bool {
+    knows_filters(0)
+}
+
+/// Whether the kernel has filters with a listener, with everything that is used here (Linux 5.19).
 pub fn has_listeners() -> bool {
-    // Without a program the call fails with EFAULT if it knows the flags, and with EINVAL if not.
+    knows_filters(LISTENER_FLAGS)
+}
+
+fn knows_filters(flags: c_ulong) -> bool {
+    // Without a program the call fails with EFAULT if filters and flags are known, and with EINVAL if not.
     let none = ptr::null::<c_void>();
     let mode = libc::SECCOMP_SET_MODE_FILTER;
     // SAFETY: the kernel refuses the null pointer and changes nothing.
-    let result = unsafe { libc::syscall(libc::SYS_seccomp, mode, LISTENER_FLAGS, none) };
+    let result = unsafe { libc::syscall(libc::SYS_seccomp, mode, flags, none) };
     result < 0 && Errno::last() == Errno::EFAULT
 }
 

@@ -44,17 +44,6 @@ pub fn landlock_abi() -> u32 {
     u32::try_from(version).unwrap_or(0)
 }
 
-/// Whether the kernel has seccomp filters that can make a call fail with an errno (seccomp(2)).
-pub fn has_filters() -> bool {
-    let action = libc::SECCOMP_RET_ERRNO;
-    // SAFETY: reads `action` and changes nothing.
-    let result = unsafe {
-        let operation = libc::SECCOMP_GET_ACTION_AVAIL;
-        libc::syscall(libc::SYS_seccomp, operation, 0, &raw const action)
-    };
-    result == 0
-}
-
 /// Identifies the mount of an open file; bind mounts of one file system differ (statx(2),
 /// `STATX_MNT_ID`). `None` before Linux 5.8.
 pub fn mount_id(file: BorrowedFd<'_>) -> Option<u64> {

@@ -304,6 +304,26 @@ fn without_netlink(builder: Builder) -> (Builder, Command) {
     with_filter(builder, filter)
 }
 
+/// Refuses filters, as a sandbox and some containers do: every other operation of seccomp(2) works.
+fn without_filters(builder: Builder) -> (Builder, Command) {
+    let (load, equals) = (
+        libc::BPF_LD | libc::BPF_W | libc::BPF_ABS,
+        libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K,
+    );
+    let ret = libc::BPF_RET | libc::BPF_K;
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EINVAL.cast_unsigned();
+    let filter = vec![
+        step(load, 0, 0, 0),
+        step(equals, 0, 3, u32::try_from(libc::SYS_seccomp).unwrap()),
+        // The lower half of the first argument.
+        step(load, 0, 0, 16),
+        step(equals, 0, 1, libc::SECCOMP_SET_MODE_FILTER),
+        step(ret, 0, 0, refuse),
+        step(ret, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    with_filter(builder, filter)
+}
+
 fn step(code: u32, jump_true: u8, jump_false: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter {
         code: u16::try_from(code).unwrap(),
@@ -337,6 +357,22 @@ fn with_filter(builder: Builder, mut filter: Vec<libc::sock_filter>) -> (Builder
     // SAFETY: two system calls and nothing that allocates or locks.
     unsafe { command.pre_exec(install) };
     (builder, command)
+}
+
+#[test]
+fn where_no_filter_can_be_attached_a_host_is_refused() {
+    needs_root!();
+    let (_place, command) = without_filters(Server::host());
+    says(
+        &refused(command, 1),
+        &["no seccomp filters", "SBX_ALLOW_UNCONFINED"],
+    );
+    let insisted = Server::host().env("SBX_ALLOW_UNCONFINED", 1);
+    let (builder, command) = without_filters(insisted);
+    let server = builder.start_as(command);
+    let (_, layers) = isolation_of(&server);
+    assert!(!layers.contains(&"seccomp".to_owned()), "{layers:?}");
+    assert_eq!(server.sandbox().sh("echo here"), "here\n");
 }
 
 #[test]
