@@ -5,6 +5,9 @@
 //! or of other paths of this one, would have the client do there what the server inside wants. Such a redirect is
 //! only told, and not followed.
 
+/// Rounds of percent-decoding after which a path that still changes is taken for one that climbs.
+const MAX_DECODINGS: usize = 4;
+
 /// Where a client has found a server.
 #[derive(Debug, Clone)]
 pub struct Home {
@@ -18,6 +21,8 @@ pub struct Home {
     pub request: Vec<u8>,
     /// Whether the client may be sent elsewhere: it has sent no token that it would take along.
     pub may_leave: bool,
+    /// Whether the client has come by HTTPS, as a proxy before this server says.
+    pub is_secure: bool,
 }
 
 /// What becomes of a redirect.
@@ -42,6 +47,7 @@ impl Home {
         {
             return Redirect::Elsewhere;
         }
+        let mut is_plain = false;
         let end = location.iter().position(|byte| b":/?#".contains(byte));
         let rest = match end.map(|end| (&location[..end], &location[end..])) {
             Some((scheme, [b':', rest @ ..])) => {
@@ -51,6 +57,7 @@ impl Home {
                 if !is_web || !rest.starts_with(b"//") {
                     return Redirect::Elsewhere;
                 }
+                is_plain = scheme.len() == b"http".len();
                 rest
             }
             _ => location,
@@ -63,36 +70,50 @@ impl Home {
                 return Redirect::Elsewhere;
             }
             return match self.absolute(path) {
-                Some(changed) => Redirect::To(changed),
-                None if is_own => Redirect::AsSent,
-                None => Redirect::To(path.to_vec()),
+                // The client's own scheme stays: the server inside does not know that it is HTTPS.
+                Redirect::AsSent if is_inside || (is_plain && self.is_secure) => {
+                    Redirect::To(path.to_vec())
+                }
+                redirect => redirect,
             };
         }
         let (path, suffix) = rest.split_at(begin_of(rest, b"?#"));
-        let changed = if path.is_empty() {
-            None
-        } else if path.starts_with(b"/") {
-            self.absolute(rest)
+        if path.is_empty() {
+            return Redirect::AsSent;
+        }
+        if path.starts_with(b"/") {
+            return self.absolute(rest);
+        }
+        let folder = self.request.iter().rposition(|byte| *byte == b'/');
+        let folder = folder.map_or(&b"/"[..], |slash| &self.request[..=slash]);
+        let (merged, leaves) = without_dots(&[folder, path].concat());
+        if climbs_once_decoded(&merged) {
+            Redirect::Elsewhere
+        } else if leaves || self.request.is_empty() {
+            Redirect::To(place(&[&self.prefix, &merged, suffix]))
         } else {
-            let folder = self.request.iter().rposition(|byte| *byte == b'/');
-            let folder = folder.map_or(&b"/"[..], |slash| &self.request[..=slash]);
-            let (merged, leaves) = without_dots(&[folder, path].concat());
-            (leaves || self.request.is_empty()).then(|| place(&[&self.prefix, &merged, suffix]))
-        };
-        changed.map_or(Redirect::AsSent, Redirect::To)
+            Redirect::AsSent
+        }
     }
 
-    /// The place of a path of the server, and of what follows it; `None` if that is as it is.
-    fn absolute(&self, reference: &[u8]) -> Option<Vec<u8>> {
+    /// What becomes of a path of the server, and of what follows it.
+    fn absolute(&self, reference: &[u8]) -> Redirect {
         let (path, suffix) = reference.split_at(begin_of(reference, b"?#"));
         let (path, _) = without_dots(path);
+        if climbs_once_decoded(&path) {
+            return Redirect::Elsewhere;
+        }
         // A server that knows of the prefix has put it there.
         let knows = path
             .strip_prefix(&self.prefix[..])
             .is_some_and(|rest| matches!(rest.first(), None | Some(b'/')));
         let prefix: &[u8] = if knows { b"" } else { &self.prefix };
         let place = place(&[prefix, &path, suffix]);
-        (place != reference).then_some(place)
+        if place == reference {
+            Redirect::AsSent
+        } else {
+            Redirect::To(place)
+        }
     }
 }
 
@@ -131,6 +152,46 @@ fn without_dots(path: &[u8]) -> (Vec<u8>, bool) {
     ([b"/", &kept.join(&b'/')[..]].concat(), leaves)
 }
 
+/// Whether a path has segments of two dots for a proxy that decodes it before it resolves them, once or more often, reads
+/// `\\` as a slash, or leaves out what follows `;` (as Tomcat does) or a control character.
+fn climbs_once_decoded(path: &[u8]) -> bool {
+    let mut path = path.to_vec();
+    for _ in 0..=MAX_DECODINGS {
+        let mut segments = path.split(|byte| matches!(byte, b'/' | b'\\'));
+        let climbs = segments.any(|segment| {
+            let name = segment.split(|byte| *byte == b';' || *byte <= b' ').next();
+            name == Some(b"..")
+        });
+        if climbs {
+            return true;
+        }
+        let decoded = decoded(&path);
+        if decoded == path {
+            return false;
+        }
+        path = decoded;
+    }
+    true
+}
+
+/// Undoes percent-encoding once. A percent sign without two digits stays, as lenient proxies read it.
+fn decoded(mut path: &[u8]) -> Vec<u8> {
+    let mut decoded = Vec::with_capacity(path.len());
+    let digit = |byte: u8| char::from(byte).to_digit(16);
+    while let Some((byte, mut rest)) = path.split_first() {
+        let mut byte = *byte;
+        if let [b'%', high, low, after @ ..] = path
+            && let (Some(high), Some(low)) = (digit(*high), digit(*low))
+        {
+            byte = u8::try_from(high * 16 + low).unwrap_or(byte);
+            rest = after;
+        }
+        decoded.push(byte);
+        path = rest;
+    }
+    decoded
+}
+
 /// The number of dots that a segment is, with those of percent-escapes.
 fn dots_of(mut segment: &[u8]) -> Option<usize> {
     let mut count = 0;
@@ -155,6 +216,7 @@ mod tests {
             prefix: prefix.as_bytes().to_vec(),
             request: request.as_bytes().to_vec(),
             may_leave: false,
+            is_secure: false,
         }
     }
 
@@ -226,6 +288,62 @@ mod tests {
             };
             assert_eq!(leads(&bare, location), "/p/3000/c");
         }
+    }
+
+    /// A proxy before this server may resolve what it has decoded, and send the result here.
+    #[test]
+    fn a_redirect_that_climbs_once_decoded_leads_elsewhere() {
+        for (home, location) in [
+            (home("/p/3000", "/a/b"), "/p/3000/..%2f..%2fv1"),
+            (home("/p/3000", "/a/b"), "/..%2F..%2Fv1"),
+            (home("/p/3000", "/a/b"), "..%2f..%2f..%2fv1"),
+            (home("/p/3000", "/a/b"), "x/%2e%2e%2fv1?q"),
+            (home("/p/3000", "/a/b"), "/%252e%252e/v1"),
+            (home("/p/3000", "/a/b"), "/%25252e%25252e%25252fv1"),
+            (home("/p/3000", "/a/b"), "/%2525252525252e./v1"),
+            (home("/p/3000", "/a/b"), "/..%5c..%5cv1"),
+            (home("/p/3000", "/a/b"), "/%2e%2e%255cv1"),
+            (home("/p/3000", "/a/b"), "/..;/..;a=b/v1"),
+            (home("/p/3000", "/a/b"), "/%2e%2e%3bx/v1"),
+            (home("/p/3000", "/a/b"), "/..%00/v1"),
+            (home("/p/3000", "/a/b"), "/%zz/..%2fv1"),
+            (home("/p/3000", "/a/b"), "http://localhost:3000/..%2fv1"),
+            (
+                home("/p/3000", "/a/b"),
+                "https://box.example:8000/p/3000/..%2f..%2fv1",
+            ),
+            (home("", "/a/b"), "/..%2fv1"),
+        ] {
+            assert_eq!(leads(&home, location), "elsewhere", "{location}");
+        }
+        let home = home("/p/3000", "/a/b");
+        for (location, expected) in [
+            ("/x%2fy", "/p/3000/x%2fy"),
+            ("/x?to=/..%2fv1#..%2f", "/p/3000/x?to=/..%2fv1#..%2f"),
+            ("/a..%2f...;/100%25", "/p/3000/a..%2f...;/100%25"),
+            ("%2e%2e%", "%2e%2e%"),
+        ] {
+            assert_eq!(leads(&home, location), expected, "{location}");
+        }
+    }
+
+    #[test]
+    fn a_client_that_came_by_https_stays_there() {
+        let plain = home("/p/3000", "/a");
+        let secure = Home {
+            is_secure: true,
+            ..plain.clone()
+        };
+        for location in [
+            "http://box.example:8000/p/3000/x?q",
+            "HTTP://BOX.example:8000/p/3000/x?q",
+        ] {
+            assert_eq!(leads(&secure, location), "/p/3000/x?q");
+            assert_eq!(leads(&plain, location), location);
+        }
+        let location = "https://box.example:8000/p/3000/x";
+        assert_eq!(leads(&secure, location), location);
+        assert_eq!(leads(&plain, location), location);
     }
 
     #[test]

@@ -63,6 +63,35 @@ fn a_redirect_leads_to_the_server_that_sends_it() {
     }
 }
 
+/// The server inside knows nothing of the proxy that speaks HTTPS for it.
+#[test]
+fn a_redirect_takes_no_client_from_https_to_plain_http() {
+    let server = Server::start();
+    let backend = redirecting();
+    for way in Way::all(&server, backend.port) {
+        let prefix = &way.prefix;
+        let to = format!("http://box.example{prefix}/x");
+        for (proto, expected) in [
+            ("https", format!("{prefix}/x")),
+            ("HTTPS, http", format!("{prefix}/x")),
+            ("http", to.clone()),
+        ] {
+            let fields = [
+                ("X-Forwarded-Host", "box.example"),
+                ("X-Forwarded-Proto", proto),
+            ];
+            let mut client = Way::connect(&server);
+            let reply = way.request(&mut client, "GET", &format!("/to?{to}"), &fields, b"");
+            assert_eq!(
+                reply.header("location"),
+                Some(&*expected),
+                "{}: {proto}",
+                way.name
+            );
+        }
+    }
+}
+
 /// A client would take its token along, to this server as to others.
 #[test]
 fn a_redirect_elsewhere_is_told_and_not_followed() {
@@ -77,6 +106,9 @@ fn a_redirect_elsewhere_is_told_and_not_followed() {
             "http:/v1/exec",
             "javascript:alert(1)",
             "http://localhost:1/",
+            "/..%2f..%2f..%2fv1/exec",
+            "..%252f..%252fv1/exec",
+            "/..%5c..;/v1/exec",
         ] {
             let reply = way.get(&mut client, &format!("/to?{location}"));
             // A ticket is a secret in the address, which is not sent along.
