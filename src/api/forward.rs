@@ -31,18 +31,34 @@ const OWN: [&str; 6] = [
 ];
 
 /// Fields of answers that no door passes on. `Clear-Site-Data` clears the cookies of all names beside this one too. By the
-/// others an answer commands a proxy on its way, such as nginx: to send a file or the answer of another address in its
-/// place, or to keep it. `X-Accel-Buffering` is not among them: it keeps a stream flowing.
+/// others an answer commands a proxy on its way, such as nginx, to send a file or the answer of another address in its
+/// place, or a cache to keep it (RFC 9213), whatever `Cache-Control` says, or to forget others. `X-Accel-Buffering` is not
+/// among them: it keeps a stream flowing.
 const DROPPED: &[&str] = &[
+    "akamai-cache-control",
+    "cache-tag",
+    "cdn-cache-control",
     "clear-site-data",
+    "cloudflare-cdn-cache-control",
+    "edge-cache-tag",
+    "edge-control",
+    "netlify-cdn-cache-control",
+    "surrogate-control",
+    "surrogate-key",
+    "vercel-cdn-cache-control",
     "x-accel-charset",
     "x-accel-expires",
     "x-accel-limit-rate",
     "x-accel-redirect",
     "x-lighttpd-send-file",
     "x-lighttpd-send-tempfile",
+    "x-litespeed-cache-control",
+    "x-litespeed-location",
+    "x-litespeed-purge",
+    "x-litespeed-tag",
     "x-reproxy-url",
     "x-sendfile",
+    "xkey",
 ];
 
 /// Forwards a request to the server behind a port, which sees `path` and nothing of what is before it.
@@ -70,7 +86,7 @@ pub(super) fn forward(
         has_token,
     } = Withheld::of(context, &request.head);
     changes.dropped.push(DROPPED);
-    changes.is_private = has_token;
+    changes.is_private |= has_token;
     changes.home = Some(home(&request.head, port, path, has_token));
     let slot = Arc::clone(request.kept);
     let key = key(&request.head, workspace, port, path, withheld);

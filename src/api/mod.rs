@@ -32,7 +32,7 @@ use crate::auth::Authenticator;
 use crate::config::Doors;
 use crate::http::parse::Head;
 use crate::http::seats::Seats;
-use crate::http::{Handler, Refusal, Request, Response, Sender};
+use crate::http::{Body, Handler, Refusal, Request, Response, Sender};
 use crate::ledger::OverLimit;
 use crate::machine::Machine;
 use crate::panics::contain;
@@ -193,6 +193,16 @@ impl<'a> Door<'a> {
     }
 }
 
+/// Adds those fields of which a response has none of the same name.
+fn with_fields(mut response: Response, fields: &[(&'static str, &'static str)]) -> Response {
+    for (name, value) in fields {
+        if !response.headers.iter().any(|(other, _)| other == name) {
+            response = response.with_header(name, *value);
+        }
+    }
+    response
+}
+
 /// What the hall must know of a target, whichever door has it.
 trait Target {
     /// The name in the metrics.
@@ -231,7 +241,8 @@ trait Target {
         false
     }
 
-    /// Fields of all its answers, unless they have others of the same name.
+    /// Fields of all its answers, unless they have others of the same name. Those that are not relayed also have
+    /// [`browsers::OWN`].
     fn fields(&self) -> &'static [(&'static str, &'static str)] {
         browsers::OWN
     }
@@ -252,7 +263,7 @@ impl Handler for Api {
         {
             note_refusal(request, &refusal.text);
             self.context.requests.count("none", refusal.status);
-            return refusal.into();
+            return with_fields(refusal.into(), browsers::OWN);
         }
         let path = request.head.path.clone();
         let door = Door::find(&self.context, request, &path);
@@ -260,35 +271,35 @@ impl Handler for Api {
         if !target.is_proxied() {
             request.kept.clear();
         }
-        if let Err(refusal) = self.check_sender(request, &door) {
-            self.context.requests.count(target.name(), refusal.status);
-            return refusal.into();
-        }
+        let admitted = self.check_sender(request, &door);
         let origin = self.context.origins.of(request);
         if let Some(origin) = &origin
+            && admitted.is_ok()
             && target.has_cors()
             && origins::is_preflight(request)
         {
             self.context.requests.count(target.name(), 204);
             return origins::preflight(request, origin, target.allow());
         }
-        let admitted = self.check_page(request, target);
-        let admitted = admitted.inspect_err(|refusal| note_refusal(request, &refusal.text));
+        let admitted = admitted.and_then(|()| {
+            let admitted = self.check_page(request, target);
+            admitted.inspect_err(|refusal| note_refusal(request, &refusal.text))
+        });
         // Here, so that the answer has what all answers of the door have.
         let answer = contain(|| admitted.and_then(|()| target.answer(&self.context, request)));
         let answer = answer.unwrap_or_else(|_| {
             request.closes = true;
             Err(Refusal::panicked())
         });
-        let is_relayed = target.is_proxied() && answer.is_ok();
         let mut response = answer.unwrap_or_else(Response::from);
         if let Err(limit) = response.charge_to(&request.ledger) {
             response = target.no_room(&request.head, limit);
         }
-        for (name, value) in target.fields() {
-            if !response.headers.iter().any(|(other, _)| other == name) {
-                response = response.with_header(name, *value);
-            }
+        let is_relayed = target.is_proxied() && matches!(response.body, Body::Takeover(_));
+        response = with_fields(response, target.fields());
+        if !is_relayed {
+            // What this server says of a server inside is not for its address, so no cache may keep it.
+            response = with_fields(response, browsers::OWN);
         }
         if target.has_cors() && !is_relayed {
             response = self.context.origins.label(response, origin);

@@ -87,7 +87,8 @@ pub struct FieldChanges {
     pub home: Option<Home>,
     /// For which addresses its cookies are.
     pub cookies: Cookies,
-    /// Whether no shared cache may keep the response: the request had a token, which a cache may not know as one.
+    /// Whether no shared cache may keep the response: the request had a token, which a cache may not know as one, or its
+    /// address is a secret.
     pub is_private: bool,
 }
 

@@ -64,6 +64,7 @@ pub(super) fn answer(
     let changes = FieldChanges {
         dropped: vec![OF_ADDRESS, DROPPED],
         cookies: Cookies::AsSent,
+        is_private: true,
         ..FieldChanges::default()
     };
     let answer = forward(context, request, &lease, &port, path, WITHHELD, changes)?;

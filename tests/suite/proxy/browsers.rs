@@ -161,6 +161,13 @@ fn no_server_inside_commands_a_proxy_on_the_way() {
         "X-LIGHTTPD-send-file: /etc/shadow",
         "X-LIGHTTPD-send-tempfile: /etc/shadow",
         "X-Reproxy-URL: http://127.0.0.1/",
+        "X-LiteSpeed-Location: /secret",
+        "Surrogate-Control: max-age=600",
+        "surrogate-key: a",
+        "CDN-Cache-Control: max-age=600",
+        "Cloudflare-CDN-Cache-Control: max-age=600",
+        "Cache-Tag: a",
+        "Edge-Control: cache-maxage=10m",
         "X-Accel-Buffering: no",
     ];
     let fields = fields.join("\r\n");
@@ -183,9 +190,20 @@ fn no_server_inside_commands_a_proxy_on_the_way() {
         assert_eq!(reply.status, 200, "{target} {host}");
         let commands = reply.headers.iter().filter(|(name, _)| {
             let name = name.to_ascii_lowercase();
-            ["x-accel-", "x-sendfile", "x-lighttpd", "x-reproxy"]
-                .iter()
-                .any(|start| name.starts_with(start))
+            [
+                "x-accel-",
+                "x-sendfile",
+                "x-lighttpd",
+                "x-reproxy",
+                "x-litespeed",
+                "surrogate-",
+                "cdn-",
+                "cloudflare-",
+                "cache-tag",
+                "edge-",
+            ]
+            .iter()
+            .any(|start| name.starts_with(start))
         });
         let left: Vec<_> = commands.map(|(_, value)| value.as_str()).collect();
         assert_eq!(left, ["no"], "{target} {host}: {:?}", reply.headers);

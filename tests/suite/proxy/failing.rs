@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Backend, SilentPort, Way};
-use crate::fixture::{PATIENCE, Server, TOKEN, wait_until};
+use crate::fixture::{PATIENCE, Reply, Server, TOKEN, wait_until};
 
 #[test]
 fn where_nothing_listens_the_answer_says_what_was_tried() {
@@ -272,4 +272,58 @@ fn the_server_ends_promptly_with_exchanges_open() {
     server.signal(libc::SIGTERM);
     assert_eq!(server.wait_for_exit(Duration::from_secs(5)).code(), Some(0));
     wait_until("the client is told", PATIENCE, || !connection.fill());
+}
+
+/// An answer of this server has the address of the server inside: a cache would show it when that one answers again.
+#[test]
+fn no_cache_keeps_what_the_server_says_of_one_inside() {
+    let server = Server::start();
+    let silent = SilentPort::new();
+    let check = |reply: &Reply, status: u16, what: &str| {
+        assert_eq!(reply.status, status, "{what}: {}", reply.text());
+        for (name, value) in [
+            ("cache-control", "no-store"),
+            ("x-content-type-options", "nosniff"),
+        ] {
+            let fields = reply.headers.iter().filter(|(other, _)| other == name);
+            let values: Vec<_> = fields.map(|(_, value)| &**value).collect();
+            assert_eq!(values, [value], "{what} {status}");
+        }
+    };
+    for way in Way::all(&server, silent.port) {
+        let mut client = Way::connect(&server);
+        check(&way.get(&mut client, "/"), 502, way.name);
+        let foreign = [
+            ("Origin", "http://evil.example"),
+            ("Sec-Fetch-Site", "cross-site"),
+        ];
+        if way.name != "ticket" {
+            let reply = way.request(&mut client, "GET", "/", &foreign, b"");
+            check(&reply, 403, way.name);
+            let bare = Way {
+                headers: way
+                    .headers
+                    .into_iter()
+                    .filter(|(name, _)| *name == "Host")
+                    .collect(),
+                ..way
+            };
+            let reply = bare.get(&mut client, "/");
+            assert!(matches!(reply.status, 401 | 403));
+            check(&reply, reply.status, bare.name);
+        }
+    }
+    let gone = [("Host", "3000-0123456789abcdef01234567.localhost")];
+    check(
+        &server.connect().request("GET", "/", &gone, b""),
+        502,
+        "gone",
+    );
+    check(&server.get("/v1/proxy/0/"), 400, "no port");
+    check(&server.get("/t/none/"), 404, "no ticket");
+    let open = Server::builder().no_token().start();
+    let foreign = [("Host", "rebound.example")];
+    let target = format!("/v1/proxy/{}/", silent.port);
+    let reply = open.connect().request("GET", &target, &foreign, b"");
+    check(&reply, 403, "another name");
 }
