@@ -24,7 +24,7 @@ use crate::sync::{Mutex, lock};
 /// What memory is held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Item {
-    /// The head of a request that has not arrived whole.
+    /// The head of a request that has not arrived whole, or of a response of a server inside.
     Heads,
     /// The body of a request, and what is parsed from it.
     Bodies,
@@ -45,7 +45,7 @@ impl Item {
 
     fn name(self) -> &'static str {
         match self {
-            Self::Heads => "heads of requests",
+            Self::Heads => "heads of requests and responses",
             Self::Bodies => "bodies of requests",
             Self::Stdin => "stdin that commands have not read",
             Self::Commands => "the texts of commands",

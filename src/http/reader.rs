@@ -48,9 +48,9 @@ pub struct SocketReader<S = Arc<TcpStream>> {
     blocks: bool,
     /// Ends a wait in addition to [`BODY_LIMIT`].
     deadline: Option<Instant>,
-    /// For the head of a request, until the next one.
+    /// For a large head. That of a request is charged until the next one.
     head_charge: Option<Charge>,
-    /// What the buffer of a chunked body is charged to.
+    /// What large heads and the buffer of a chunked body are charged to.
     ledger: Option<Arc<Ledger>>,
     chunk_charge: Option<Charge>,
 }
@@ -102,7 +102,7 @@ impl<S: AsFd> SocketReader<S> {
         }
     }
 
-    /// Charges the buffer of a chunked body to `ledger`.
+    /// Charges large heads of responses and the buffer of a chunked body to `ledger`.
     pub fn charge_to(&mut self, ledger: &Arc<Ledger>) {
         self.ledger = Some(Arc::clone(ledger));
     }
@@ -177,10 +177,7 @@ impl<S: AsFd> SocketReader<S> {
                 self.buffer = Vec::new();
                 begun = None;
             } else {
-                if length > FREE_HEAD_BYTES {
-                    let charge = ledger.charge(Item::Heads, length * USES_OF_HEAD)?;
-                    self.head_charge = Some(charge);
-                }
+                self.charge_head()?;
                 let begun = *begun.get_or_insert_with(Instant::now);
                 self.deadline = Some(begun + HEAD_LIMIT);
             }
@@ -196,7 +193,23 @@ impl<S: AsFd> SocketReader<S> {
         }
     }
 
-    /// Reads the head of a response without blocking; `None` until all of it has arrived.
+    /// Charges what has arrived of a head, if it is large.
+    fn charge_head(&mut self) -> Result<(), OverLimit> {
+        let length = self.unused().len();
+        if length > FREE_HEAD_BYTES
+            && let Some(ledger) = &self.ledger
+        {
+            let bytes = length * USES_OF_HEAD;
+            match &mut self.head_charge {
+                Some(charge) => charge.set(bytes)?,
+                none @ None => *none = Some(ledger.charge(Item::Heads, bytes)?),
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the head of a response without blocking; `None` until all of it has arrived. A large head is charged, see
+    /// [`SocketReader::charge_to`], as long as this reader lasts: whoever asked for it may keep it as long.
     pub fn try_read_response_head(&mut self) -> Result<Option<ResponseHead>, ReceiveError> {
         self.without_blocking(|reader| {
             loop {
@@ -204,7 +217,7 @@ impl<S: AsFd> SocketReader<S> {
                     return Ok(Some(head));
                 }
                 match reader.receive_more_of_head() {
-                    Ok(()) => {}
+                    Ok(()) => reader.charge_head()?,
                     Err(ReceiveError::TimedOut) => return Ok(None),
                     Err(error) => return Err(error),
                 }
@@ -358,4 +371,32 @@ fn is_worth_parsing(bytes: &[u8], scanned: usize) -> bool {
         || bytes[scanned..].iter().any(decides)
         || crossed(MAX_TARGET_BYTES + 65)
         || crossed(MAX_HEAD_BYTES)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+    use crate::ledger::Budget;
+
+    /// A server inside may begin a head and never end it, for any number of clients.
+    #[test]
+    fn the_head_of_a_response_is_charged_while_it_arrives() {
+        let ledger = Budget::new(200_000).whole();
+        let is_free = || ledger.charge(Item::Heads, 100_000).is_ok();
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let mut reader = SocketReader::new(near);
+        reader.charge_to(&ledger);
+        let begin = [&b"HTTP/1.1 200 OK\r\nA: "[..], &[b'x'; 20_000]].concat();
+        far.write_all(&begin).unwrap();
+        assert!(matches!(reader.try_read_response_head(), Ok(None)));
+        assert!(!is_free());
+        far.write_all(&[b'x'; 20_000]).unwrap();
+        let refused = reader.try_read_response_head();
+        assert!(matches!(refused, Err(ReceiveError::OverLimit(_))));
+        drop(reader);
+        assert!(is_free());
+    }
 }

@@ -135,7 +135,7 @@ pub struct Account {
 /// Why a request has no response.
 #[derive(Debug, PartialEq, Eq)]
 pub enum RelayError {
-    /// The request cannot be received, or the client takes nothing.
+    /// The request cannot be received, the client takes nothing, or its tenant has no room for the head of the response.
     Client(ReceiveError),
     /// The upstream server does not answer in HTTP; the text says what it did.
     Upstream(String),
@@ -225,6 +225,9 @@ impl Upstream {
         let result = self.reader.try_read_response_head();
         self.has_answered |= matches!(result, Ok(Some(_)));
         result.map_err(|error| {
+            if let ReceiveError::OverLimit(_) = error {
+                return RelayError::Client(error);
+            }
             let is_silent = self.reader.unused().is_empty();
             let begun = if is_silent {
                 "before it answered"

@@ -11,6 +11,7 @@ mod tickets;
 use crate::api::context::Context;
 use crate::codec::gzip;
 use crate::http::{Body, Refusal, Request, Response};
+use crate::ledger::Item;
 
 /// A file of the console.
 struct File {
@@ -150,7 +151,14 @@ fn serve(request: &Request<'_>, name: &[u8]) -> Result<Response, Refusal> {
         (true, _) => Response::new(304, Body::Empty),
         (false, true) => Response::new(200, Body::Bytes(file.gzip.to_vec()))
             .with_header("Content-Encoding", "gzip"),
-        (false, false) => Response::new(200, Body::Reader(Box::new(gzip::Decoder::new(file.gzip)))),
+        (false, false) => {
+            // A client may take minutes to read it.
+            let charge = request
+                .ledger
+                .charge(Item::Responses, gzip::DECODER_BYTES)?;
+            let source = Box::new(gzip::Decoder::new(file.gzip));
+            Response::new(200, Body::Reader(source)).holding(charge)
+        }
     };
     Ok(answer
         .with_header("Content-Type", file.kind)

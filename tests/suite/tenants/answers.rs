@@ -4,6 +4,7 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::json;
@@ -12,6 +13,9 @@ use super::memory::{MIB, expect_refused, is_alive, withstand};
 use super::{head, send_and_hold};
 use crate::fixture::{PATIENCE, Sandbox, Server, memory_of, wait_until};
 use crate::skip;
+
+/// A Python that sandboxes can run.
+const PYTHON: &str = "/usr/bin/python3";
 
 /// Connections that a tenant has for this.
 const CONNECTIONS: usize = 70;
@@ -185,6 +189,65 @@ fn the_events_of_a_forged_error() {
         let error = lines.lines().find(|line| line.contains("\"error\""));
         let error: serde_json::Value = serde_json::from_str(error.unwrap()).unwrap();
         assert_eq!(error["value"].as_str().unwrap().len(), (4 << 20) - 100);
+    });
+}
+
+/// Each is decompressed for its client, which needs no token.
+#[test]
+fn files_of_the_console_for_clients_without_gzip() {
+    withstand(|server, _| {
+        let request = b"GET /console/xterm.mjs HTTP/1.1\r\nHost: localhost\r\n\r\n";
+        // More than the kernel keeps.
+        let requests = request.repeat(30);
+        let mut held = Vec::new();
+        while held.len() < 1000 && is_alive(server) {
+            let stream = send_and_hold(server, &requests);
+            match &*status(&stream) {
+                "200" => held.push(stream),
+                status => {
+                    assert_eq!(status, "503");
+                    return held;
+                }
+            }
+        }
+        panic!("{} clients are not charged", held.len());
+    });
+}
+
+/// Ends the head of its answer for the path `/whole` only.
+const HEADS: &str = r#"
+import os, socket
+server = socket.socket(socket.AF_UNIX)
+server.bind(os.environ["SBX_PROXY_DIR"] + "/web.sock")
+server.listen(100)
+held = []
+while True:
+    client, _ = server.accept()
+    request = client.recv(65536)
+    client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nA: " + b"x" * 60000)
+    if b"/whole" in request:
+        client.sendall(b"\r\n\r\n")
+        client.close()
+    else:
+        held.append(client)
+"#;
+
+#[test]
+fn heads_that_a_server_inside_never_ends() {
+    if !Path::new(PYTHON).exists() {
+        skip!("there is no Python for programs in sandboxes");
+    }
+    withstand(|server, attacker| {
+        attacker.spawn(&json!({ "cmd": [PYTHON, "-c", HEADS] }));
+        let waited = attacker.get("ports/web/wait?timeout=60");
+        assert_eq!(waited.json()["listening"], true, "{}", waited.text());
+        let request = head(attacker, "GET", "proxy/web/", "");
+        let mut held = Vec::new();
+        let route = "proxy/web/whole";
+        expect_refused(attacker, "GET", route, b"", "responses", || {
+            held.extend((0..20).map(|_| send_and_hold(server, &request)));
+        });
+        held
     });
 }
 
