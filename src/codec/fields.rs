@@ -22,13 +22,18 @@ pub struct Fields<'a> {
     values: BTreeMap<String, &'a RawValue>,
     /// The names that were asked for, whether or not they are there.
     known: Vec<&'static str>,
+    /// What is unknown in the elements of its lists.
+    unknown_inside: Vec<String>,
 }
 
 /// The members of an object inside the body.
 impl<'a> From<Members<'a>> for Fields<'a> {
     fn from(Members(values): Members<'a>) -> Self {
-        let known = Vec::new();
-        Self { values, known }
+        Self {
+            values,
+            known: Vec::new(),
+            unknown_inside: Vec::new(),
+        }
     }
 }
 
@@ -60,7 +65,7 @@ impl<'a> Fields<'a> {
         let is_unknown = |(name, value): &(&String, &&RawValue)| {
             JsonType::of(value) != JsonType::Null && !self.known.contains(&name.as_str())
         };
-        let mut names = Vec::new();
+        let mut names = self.unknown_inside.clone();
         for (name, _) in self.values.iter().filter(is_unknown) {
             let known = || self.known.iter().copied();
             let spelt = || near::by_spelling(name, known()).filter(|_| are_all_known);
@@ -73,6 +78,33 @@ impl<'a> Fields<'a> {
             }
         }
         Ok(names)
+    }
+
+    /// Reads an object that is an element of a list. What nobody asks for in it is told with that of the body.
+    ///
+    /// # Errors
+    /// Those of `read`, and `Invalid` if a field of the object means one that is known; with the place of the element.
+    pub fn element<T>(
+        &mut self,
+        list: &str,
+        number: usize,
+        element: &RawValue,
+        read: impl FnOnce(&mut Fields<'_>) -> Result<T>,
+    ) -> Result<T> {
+        let read = || {
+            let mut fields = Fields::parse(element.get().as_bytes())?;
+            let parsed = read(&mut fields);
+            let unknown = fields.unknown(parsed.is_ok())?;
+            Ok((parsed?, unknown))
+        };
+        let (parsed, unknown) = read()
+            .map_err(|error: Error| Error::invalid(format_args!("{list}[{number}]: {error}")))?;
+        for name in unknown {
+            if self.unknown_inside.len() < MAX_UNKNOWN {
+                self.unknown_inside.push(format!("{list}[{number}].{name}"));
+            }
+        }
+        Ok(parsed)
     }
 
     pub fn take(&mut self, name: &'static str) -> Option<&'a RawValue> {

@@ -50,8 +50,7 @@ pub(in crate::api) fn compare_request(
     if JsonType::of(entries) != JsonType::Array {
         return Err(wrong_type("entries", "an array of objects", entries));
     }
-    let read = |entry: &RawValue| -> Result<_> {
-        let mut fields = Fields::parse(entry.get().as_bytes())?;
+    let read = |fields: &mut Fields<'_>| -> Result<_> {
         let path = fields.string("path")?.ok_or_else(|| missing("path"))?;
         let digest = |text: String| {
             let wrong = || Error::invalid("sha256 takes 64 hexadecimal digits");
@@ -68,10 +67,10 @@ pub(in crate::api) fn compare_request(
         })
     };
     let entries = decoded::<Elements<'_>>("entries", entries)?.0.into_iter();
-    let named = |(number, entry): (usize, _)| {
-        read(entry).map_err(|error| Error::invalid(format_args!("entries[{number}]: {error}")))
-    };
-    let files = entries.enumerate().map(named).collect::<Result<_>>()?;
+    let entries = entries.enumerate();
+    let files = entries
+        .map(|(number, entry)| fields.element("entries", number, entry, read))
+        .collect::<Result<_>>()?;
     Ok((FilePath::new(tree.as_bytes())?, files))
 }
 

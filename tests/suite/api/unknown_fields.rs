@@ -119,3 +119,42 @@ fn other_unknown_fields_are_told() {
     let start = &events_of(&server.post("/v1/exec", &json!({ "cmd": "true" })).body)[0];
     assert!(start.get("ignored").is_none(), "{start}");
 }
+
+#[test]
+fn a_misspelt_field_of_a_file_to_compare_is_refused() {
+    let server = Server::start();
+    let directory = TempDir::new();
+    std::fs::write(directory.join("a"), "a").unwrap();
+    let compare = |entry: Value| {
+        let whole = json!({ "path": "a", "size": 1 });
+        json!({ "path": directory.path(), "entries": [whole, entry] })
+    };
+    for (name, meant) in [
+        ("sha265", "sha256"),
+        ("mtime_m", "mtime_ms"),
+        ("mtimes_ms", "mtime_ms"),
+    ] {
+        let mut entry = json!({ "path": "b", "size": 1 });
+        entry[name] = json!(1);
+        refused(
+            &server,
+            "/v1/files/compare",
+            &compare(entry),
+            ["entries[1]: ", meant],
+        );
+    }
+    let other = compare(json!({ "path": "b", "size": 1, "owner": "me", "tags": null }));
+    let told = server.post("/v1/files/compare", &other).json();
+    assert_eq!(told["ignored"], json!(["entries[1].owner"]), "{told}");
+    assert_eq!(told["missing"], json!(["b"]));
+    let entry = json!({ "path": "b", "size": 1, "one": 1, "two": 2 });
+    let many = json!({ "path": directory.path(), "entries": vec![entry; 20], "rest": 1 });
+    let told = server.post("/v1/files/compare", &many);
+    assert_eq!(told.status, 400, "each file once: {}", told.text());
+    let entries: Vec<_> = (0..20)
+        .map(|at| json!({ "path": format!("{at}"), "size": 1, "one": 1 }))
+        .collect();
+    let many = json!({ "path": directory.path(), "entries": entries, "rest": 1 });
+    let told = server.post("/v1/files/compare", &many).json();
+    assert_eq!(told["ignored"].as_array().unwrap().len(), 16, "{told}");
+}
