@@ -75,6 +75,7 @@ fn what_is_missing_and_what_differs_is_told() {
                 "extra": 3,
                 "skipped": [],
                 "skipped_total": 0,
+                "ignored": ["entries[9].unknown"],
             })
         );
         let found = place.compare(&json!([
