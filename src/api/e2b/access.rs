@@ -86,7 +86,7 @@ pub(super) fn of_sandbox(
     named: Option<&str>,
 ) -> Result<Place, Failure> {
     let tokens = TOKENS.map(|header| header.value(&request.head).map(<[u8]>::to_vec));
-    with_tokens(context, request, named, &tokens)
+    with_tokens(context, request, named, &tokens, "X-Access-Token")
 }
 
 /// As [`of_sandbox`], for a server behind a port: its client may send the token as clients of other doors do.
@@ -100,7 +100,8 @@ pub(super) fn of_port(
 ) -> Result<Place, Failure> {
     let headers = [TOKENS[0], TOKENS[1], TokenHeader::SANDBOX_TOKEN];
     let tokens = headers.map(|header| header.value(&request.head).map(<[u8]>::to_vec));
-    with_tokens(context, request, named, &tokens)
+    let header = "E2b-Traffic-Access-Token";
+    with_tokens(context, request, named, &tokens, header)
 }
 
 fn with_tokens(
@@ -108,6 +109,7 @@ fn with_tokens(
     request: &mut Request<'_>,
     named: Option<&str>,
     tokens: &[Option<Vec<u8>>],
+    header: &str,
 ) -> Result<Place, Failure> {
     let tokens: Vec<_> = tokens.iter().map(Option::as_deref).collect();
     let owns = |own: &str| {
@@ -120,7 +122,7 @@ fn with_tokens(
         request,
         Access::Inside(place.id()),
         &tokens,
-        "X-Access-Token",
+        header,
     )?;
     Ok(place)
 }

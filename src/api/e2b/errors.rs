@@ -61,6 +61,8 @@ pub(super) struct Failure {
     headers: Vec<(&'static str, String)>,
     /// Whether the status tells the client what the code cannot.
     is_by_status: bool,
+    /// The sandbox that the host's name names, and its port if that is not open.
+    named: Option<(String, Option<u16>)>,
 }
 
 /// The form of a refusal.
@@ -83,6 +85,7 @@ impl Failure {
             text: capped(&text),
             headers: Vec::new(),
             is_by_status: false,
+            named: None,
         }
     }
 
@@ -104,6 +107,37 @@ impl Failure {
             Self::new(Code::Unavailable, "The sandbox ID was not found").with_status(502);
         failure.is_by_status = true;
         failure
+    }
+
+    /// The same at a name of a sandbox.
+    pub(super) fn gone_at(id: &str) -> Self {
+        let text = "The sandbox was not found";
+        let failure = Self::new(Code::Unavailable, text).with_status(502);
+        failure.named(id, None)
+    }
+
+    /// Nobody listens on a port of a sandbox that runs.
+    pub(super) fn not_open(id: &str, port: u16) -> Self {
+        let text = "The sandbox is running but port is not open";
+        let failure = Self::new(Code::Unavailable, text).with_status(502);
+        failure.named(id, Some(port))
+    }
+
+    fn named(mut self, id: &str, port: Option<u16>) -> Self {
+        self.named = Some((id.to_owned(), port));
+        self
+    }
+
+    /// This failure as clients see it at a name of a sandbox.
+    #[must_use]
+    pub(super) fn at_name(self, id: &str) -> Self {
+        match self.code {
+            _ if self.named.is_some() => self,
+            _ if self.is_by_status => Self::gone_at(id),
+            // To a browser a 401 is a question for a password.
+            Code::Unauthenticated => Self::new(Code::PermissionDenied, self.text).named(id, None),
+            _ => self.named(id, None),
+        }
     }
 
     /// The sandbox ended under a call. Clients that are told so ask whether it runs, and know then.
@@ -178,7 +212,13 @@ impl Failure {
                 (document.to_string(), "application/json")
             }
             Style::Api | Style::Rpc => {
-                let document = json!({ "code": self.status, "message": self.text });
+                let mut document = json!({ "code": self.status, "message": self.text });
+                if let Some((id, port)) = self.named {
+                    document["sandboxId"] = id.into();
+                    if let Some(port) = port {
+                        document["port"] = port.into();
+                    }
+                }
                 (document.to_string(), "application/json")
             }
             Style::Text => (self.text, "text/plain; charset=utf-8"),

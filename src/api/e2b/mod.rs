@@ -108,22 +108,13 @@ fn try_answer(
     target: &Target<'_>,
 ) -> Result<Response, Failure> {
     access::check_ids(request, target.labelled())?;
+    let named = target.labelled().unwrap_or_default();
     if target.is_gone() {
-        return Err(Failure::gone());
+        return Err(Failure::gone_at(named));
     }
     if let Some(port) = target.port() {
-        let place = access::of_port(context, request, target.labelled())?;
-        let lease = access::enter(context, request, &place)?;
-        let path = request.head.path.clone();
-        let port = lease.ports.parse(port.to_string().as_bytes());
-        let response = port.map_err(Into::into).and_then(|port| {
-            let changes = FieldChanges {
-                cookies: Cookies::OfHost,
-                ..FieldChanges::default()
-            };
-            forward(context, request, &lease, &port, &path, &[], changes)
-        });
-        return Ok(response.map_or_else(Response::from, |response| response.holding(lease)));
+        let answered = at_port(context, request, named, port);
+        return answered.map_err(|failure| failure.at_name(named));
     }
     let route = target.route(&request.head.method)?;
     // Parameters that are not known are ignored: newer clients have more.
@@ -191,6 +182,28 @@ fn try_answer(
         Operation::Code(answer) => inside(&mut call, &place, |call, lease| {
             answer(call, lease, target.context())
         }),
+    }
+}
+
+/// Answers a request for the server behind a port of the sandbox `id`.
+fn at_port(
+    context: &Context,
+    request: &mut Request<'_>,
+    id: &str,
+    number: u16,
+) -> Result<Response, Failure> {
+    let place = access::of_port(context, request, Some(id))?;
+    let lease = access::enter(context, request, &place)?;
+    let path = request.head.path.clone();
+    let port = lease.ports.parse(number.to_string().as_bytes())?;
+    let changes = FieldChanges {
+        cookies: Cookies::OfHost,
+        ..FieldChanges::default()
+    };
+    match forward(context, request, &lease, &port, &path, &[], changes) {
+        Ok(response) => Ok(response.holding(lease)),
+        Err(refusal) if refusal.code == "unreachable" => Err(Failure::not_open(id, number)),
+        Err(refusal) => Ok(refusal.into()),
     }
 }
 

@@ -105,6 +105,7 @@ const SANDBOXES: &[Route] = &[
     row(GET, "/templates", "e2b_templates", Api(sandboxes::list_templates)),
     row(GET, "/templates/aliases/{rest}", "e2b_templates", Api(sandboxes::find_template)),
     row(ANY, "/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
+    row(GET, "/v2/templates", "e2b_templates", Api(sandboxes::list_templates)),
     row(ANY, "/v2/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
     row(ANY, "/v3/templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),
     row(ANY, "/default-templates/{rest}", "e2b_other", Unavailable(NO_TEMPLATES)),

@@ -54,6 +54,9 @@ const MAX_METADATA_BYTES: usize = 16 * 1024;
 /// Most characters of a key that makes creating idempotent.
 const MAX_KEY: usize = 256;
 
+/// The time between two points of E2B's metrics.
+const POINT_MS: u64 = 5000;
+
 /// All addresses, as clients write it.
 const ALL_TRAFFIC: &str = "0.0.0.0/0";
 
@@ -171,13 +174,7 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let is_descending = query.choice("order", &[("asc", false), ("desc", true)])?;
     // The newest come first unless the client says otherwise.
     let is_descending = is_descending.unwrap_or(true);
-    let limit = query.number("limit")?.unwrap_or(PAGE);
-    if !(1..=MAX_PAGE).contains(&limit) {
-        let text = format!("limit={limit}: not accepted; it takes 1 to {MAX_PAGE}");
-        return Err(Failure::invalid(text));
-    }
-    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-    let next = query.number("nextToken")?;
+    let (limit, next) = page(query)?;
     let template = query.value("template")?.map(<[u8]>::to_vec);
     let Ok(host) = call.context.machine.host() else {
         let labels = call.context.machine.labels();
@@ -221,19 +218,46 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let whole = Size::of_machine(&proc::machine_use());
     let documents = all.iter().map(|sandbox| document(sandbox, whole));
     let documents: Vec<_> = documents.collect();
-    let mut response = Response::json(&documents);
-    if let Some(last) = all.last().filter(|_| has_more) {
-        response = response.with_header("x-next-token", last.number().to_string());
-    }
-    Ok(response)
+    let last = all.last().filter(|_| has_more);
+    Ok(page_of(&documents, last.map(|last| last.number())))
 }
 
-/// `GET /templates`: the names of the image that the server runs in.
+/// How many items a client wants at most, and the token of the page; `None` for the first.
+fn page(query: &Query) -> Result<(usize, Option<u64>), Failure> {
+    let limit = query.number("limit")?.unwrap_or(PAGE);
+    if !(1..=MAX_PAGE).contains(&limit) {
+        let text = format!("limit={limit}: not accepted; it takes 1 to {MAX_PAGE}");
+        return Err(Failure::invalid(text));
+    }
+    let limit = usize::try_from(limit).unwrap_or(usize::MAX);
+    Ok((limit, query.number("nextToken")?))
+}
+
+/// A page, with the token of the next one if there is one.
+fn page_of(documents: &[Value], next: Option<u64>) -> Response {
+    let response = Response::json(&documents);
+    match next {
+        Some(next) => response.with_header("x-next-token", next.to_string()),
+        None => response,
+    }
+}
+
+/// `GET /templates`: the names of the image that the server runs in. `GET /v2/templates` has them in pages.
 pub(super) fn list_templates(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let size = Size::of_machine(&proc::machine_use());
     let disk = call.context.machine.disk();
     let started = rfc3339(now_ms().saturating_sub(uptime_ms(call)).cast_signed());
-    let documents = template_names(&call.context.e2b_templates).map(|name| {
+    let all = template_names(&call.context.e2b_templates).count();
+    let has_pages = call.request.head.path.starts_with(b"/v2/");
+    let (limit, next) = if has_pages {
+        page(&call.query)?
+    } else {
+        (all, None)
+    };
+    // The token is how many were on the pages before.
+    let before = next.map_or(0, |next| usize::try_from(next).unwrap_or(all));
+    let names = template_names(&call.context.e2b_templates);
+    let documents = names.skip(before).take(limit).map(|name| {
         json!({
             "templateID": name,
             "buildID": name,
@@ -253,7 +277,9 @@ pub(super) fn list_templates(call: &mut Call<'_, '_>, _: &str) -> Answer {
             "buildStatus": "ready",
         })
     });
-    Ok(Response::json(&documents.collect::<Vec<_>>()))
+    let documents: Vec<_> = documents.collect();
+    let end = before + documents.len();
+    Ok(page_of(&documents, (end < all).then_some(end as u64)))
 }
 
 /// `GET /templates/aliases/{name}`: whether a name is that of a template.
@@ -294,8 +320,10 @@ pub(super) fn metrics(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let query = &call.query;
     let (start, end) = (query.number("start")?, query.number("end")?);
     let now = now_ms();
-    let is_asked = start.is_none_or(|start| start <= now / 1000 + 1)
-        && end.is_none_or(|end| end >= now / 1000);
+    // There is one point, that of now. A client that asks for those until now has read its clock a moment ago, or has
+    // another clock.
+    let now = end.map_or(now, |end| now.min(end.saturating_mul(1000)));
+    let is_asked = now + POINT_MS >= now_ms() && start.is_none_or(|start| start <= now / 1000 + 1);
     if !is_asked {
         return Ok(Response::json(&json!([])));
     }

@@ -423,6 +423,46 @@ fn named(server: &Server, host: &str, target: &str, headers: &[(&str, &str)]) ->
     connection.read_reply()
 }
 
+/// In the form that E2B's proxy has for them.
+#[test]
+fn a_port_that_is_not_open_is_named() {
+    let (_home, machine) = machine();
+    let check = |server: &Server, id: &str, token: &str| {
+        // Nobody listens on port 1.
+        let host = format!("1-{}.localhost", id.to_uppercase());
+        let token = [("E2B-Traffic-Access-Token", token)];
+        let closed = named(server, &host, "/path?query", &token);
+        let message = "The sandbox is running but port is not open";
+        assert_eq!(
+            (closed.status, closed.json()),
+            (
+                502,
+                json!({ "sandboxId": id, "message": message, "port": 1, "code": 502 })
+            )
+        );
+        assert_eq!(closed.header("cache-control"), Some("no-store"));
+        for wrong in [&[][..], &[("E2B-Traffic-Access-Token", "wrong")]] {
+            let refused = named(server, &host, "/", wrong);
+            assert_eq!(refused.status, 403, "{}", refused.text());
+            let refused = refused.json();
+            assert_eq!(
+                (&refused["sandboxId"], &refused["code"]),
+                (&json!(id), &json!(403))
+            );
+            let message = refused["message"].as_str().unwrap();
+            assert!(
+                message.starts_with("E2b-Traffic-Access-Token "),
+                "{message}"
+            );
+        }
+    };
+    check(&machine, "machine", &Door::open(&machine).token);
+    on_a_host(|server| {
+        let door = Door::open(server);
+        check(server, &door.id, &door.token);
+    });
+}
+
 #[test]
 fn a_host_names_a_port_of_a_sandbox() {
     let (_home, server) = machine();
@@ -438,7 +478,7 @@ fn a_host_names_a_port_of_a_sandbox() {
     ] {
         assert_eq!(
             named(&server, &host, "/v1/exec?a=b", headers).status,
-            401,
+            403,
             "{headers:?}"
         );
     }
@@ -500,10 +540,10 @@ fn the_name_of_a_sandbox_that_is_gone_reaches_nothing() {
         ] {
             let reply = named(server, host, target, headers);
             assert_eq!(reply.status, 502, "{host} {target}: {}", reply.text());
-            assert_eq!(
-                reply.json(),
-                json!({ "code": 502, "message": "The sandbox ID was not found" })
-            );
+            let id = host.split(['-', '.']).nth(1).unwrap().to_lowercase();
+            let gone =
+                json!({ "code": 502, "message": "The sandbox was not found", "sandboxId": id });
+            assert_eq!(reply.json(), gone);
         }
     };
     let targets = [
@@ -562,7 +602,7 @@ fn the_name_of_a_sandbox_that_is_gone_reaches_nothing() {
             502,
             "nothing listens"
         );
-        assert_eq!(named(server, &host, "/", &[]).status, 401);
+        assert_eq!(named(server, &host, "/", &[]).status, 403);
         refused(server, "3000-machine.localhost", "/v1/sandboxes");
         assert_eq!(
             api(

@@ -320,6 +320,31 @@ fn the_image_has_the_names_that_the_operator_gives_it() {
             .map(|one| one["templateID"].as_str().unwrap())
             .collect();
         assert_eq!(names, [&usual, expected].concat());
+        // The same in pages.
+        let (mut paged, mut next) = (Vec::new(), String::new());
+        loop {
+            let target = format!("/v2/templates?limit=1{next}");
+            let page = api(server, "GET", &target, &Value::Null);
+            assert_eq!(page.status, 200, "{}", page.text());
+            let one = page.json();
+            assert_eq!(one.as_array().unwrap().len(), 1, "{one}");
+            paged.push(one[0].clone());
+            match page.header("x-next-token") {
+                Some(token) => next = format!("&nextToken={token}"),
+                None => break,
+            }
+        }
+        let ids = paged.iter().map(|one| one["templateID"].as_str().unwrap());
+        assert_eq!(ids.collect::<Vec<_>>(), names);
+        let whole = api(server, "GET", "/v2/templates", &Value::Null);
+        assert_eq!(whole.json().as_array().unwrap().len(), names.len());
+        assert_eq!(whole.header("x-next-token"), None);
+        let behind = api(server, "GET", "/v2/templates?nextToken=99", &Value::Null);
+        assert_eq!(behind.json(), json!([]));
+        expect(
+            &api(server, "GET", "/v2/templates?limit=0", &Value::Null),
+            400,
+        );
         for (template, exists) in names
             .iter()
             .map(|name| (*name, true))
@@ -435,6 +460,27 @@ fn what_cannot_be_had_is_said_in_a_sentence() {
             &Value::Null,
         );
         let metrics = reply.json();
+        let unix = || {
+            let now = std::time::SystemTime::now();
+            now.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs()
+        };
+        let begun = unix();
+        // Of the points until a moment ago, the last one is not after it.
+        for (start, end) in [
+            (begun - 60, begun),
+            (begun - 60, begun - 2),
+            (0, begun + 60),
+        ] {
+            let target = format!("/sandboxes/{id}/metrics?start={start}&end={end}");
+            let points = api(server, "GET", &target, &Value::Null).json();
+            let at = points.as_array().unwrap().last().unwrap()["timestampUnix"]
+                .as_u64()
+                .unwrap();
+            assert!(
+                at >= begun - 2 && at <= end.min(unix()),
+                "{start} {end}: {points}"
+            );
+        }
         for name in [
             "timestampUnix",
             "cpuCount",
