@@ -134,6 +134,22 @@ impl<'a> Fields<'a> {
             .transpose()
     }
 
+    /// A field that must be there, of any type; `accepted` says what it takes.
+    ///
+    /// # Errors
+    /// `Invalid` if it is absent.
+    pub fn required(&mut self, name: &'static str, accepted: &str) -> Result<&'a RawValue> {
+        self.take(name).ok_or_else(|| missing(name, accepted))
+    }
+
+    /// A string that must be there.
+    ///
+    /// # Errors
+    /// `Invalid` if it is absent, or no string.
+    pub fn required_string(&mut self, name: &'static str) -> Result<String> {
+        self.string(name)?.ok_or_else(|| missing(name, "a string"))
+    }
+
     pub fn boolean(&mut self, name: &'static str) -> Result<Option<bool>> {
         let value = self.typed(name, JsonType::Boolean, "true or false")?;
         Ok(value.map(|value| value.get() == "true"))
@@ -291,6 +307,11 @@ impl JsonType {
 pub fn decoded<'a, T: Deserialize<'a>>(field: &str, value: &'a RawValue) -> Result<T> {
     serde_json::from_str(value.get())
         .map_err(|error| Error::invalid(format_args!("{field} cannot be read: {error}")))
+}
+
+/// The error about a field that must be there.
+pub fn missing(field: &str, accepted: &str) -> Error {
+    Error::invalid(format_args!("{field} is missing; it takes {accepted}"))
 }
 
 pub fn wrong_type(field: &str, accepted: &str, found: &RawValue) -> Error {

@@ -8,7 +8,7 @@ use serde::Serialize;
 use serde_json::value::RawValue;
 
 use super::network;
-use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
+use crate::codec::fields::{Fields, JsonType, Members, decoded, missing, strings, wrong_type};
 use crate::codec::shortened;
 use crate::command::{
     ChosenId, CommandLine, CommandSpec, EnvironmentChange, INTERACTIVE_SHELL, StdinSource,
@@ -194,8 +194,10 @@ fn terminal_sides(fields: &mut Fields<'_>) -> Result<[Option<u64>; 2]> {
 pub(in crate::api) fn resize_request(fields: &mut Fields<'_>) -> Result<TerminalSize> {
     match terminal_sides(fields)? {
         [Some(rows), Some(columns)] => TerminalSize::new(rows, columns),
-        [None, _] => Err(Error::invalid("rows is missing")),
-        [_, None] => Err(Error::invalid("cols is missing")),
+        [rows, _] => {
+            let field = if rows.is_none() { "rows" } else { "cols" };
+            Err(missing(field, "a whole number"))
+        }
     }
 }
 

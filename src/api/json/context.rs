@@ -39,8 +39,7 @@ pub(in crate::api) struct ExecuteRequest {
 /// `Invalid` if the body is no JSON object, or a field is missing or has a wrong type or value;
 /// `UnsupportedLanguage`.
 pub(in crate::api) fn execute_request(fields: &mut Fields<'_>) -> Result<ExecuteRequest> {
-    let missing = || Error::invalid("code is missing; it takes a string");
-    let mut spec = ExecutionSpec::new(fields.string("code")?.ok_or_else(missing)?);
+    let mut spec = ExecutionSpec::new(fields.required_string("code")?);
     spec.id = id(fields, "id")?;
     spec.timeout = fields.seconds("timeout")?;
     spec.kill_after = fields.seconds("kill_after")?.unwrap_or(KILL_AFTER);

@@ -36,8 +36,8 @@ pub(in crate::api) fn expected_digest(fields: &mut Fields<'_>) -> Result<Option<
 /// # Errors
 /// `Invalid` if a field is missing, or has a wrong type or value.
 pub(in crate::api) fn edit_request(fields: &mut Fields<'_>) -> Result<EditRequest> {
-    let path = fields.string("path")?.ok_or_else(|| missing("path"))?;
-    let list = fields.take("edits").ok_or_else(|| missing("edits"))?;
+    let path = fields.required_string("path")?;
+    let list = fields.required("edits", "an array of edits")?;
     if JsonType::of(list) != JsonType::Array {
         return Err(wrong_type("edits", "an array of edits", list));
     }
@@ -82,7 +82,7 @@ fn one_edit(number: usize, raw: &RawValue) -> Result<Edit> {
                 ));
             }
         };
-        let new = fields.string("new")?.ok_or_else(|| missing("new"))?;
+        let new = fields.required_string("new")?;
         Ok(Edit {
             place,
             new: new.into_bytes(),
@@ -119,10 +119,6 @@ fn line_range(text: &str) -> Result<EditTarget> {
             "lines is {text:?}; it takes numbers from 1 such as \"10-12\""
         ))),
     }
-}
-
-fn missing(field: &str) -> Error {
-    Error::invalid(format_args!("the field {field} is missing"))
 }
 
 /// What an edit did.

@@ -5,7 +5,7 @@ use serde_json::json;
 use serde_json::value::RawValue;
 
 use super::list::ListDocument;
-use crate::codec::fields::{Elements, Fields, JsonType, decoded, wrong_type};
+use crate::codec::fields::{Elements, Fields, JsonType, decoded, missing, wrong_type};
 use crate::error::{Error, Result};
 use crate::files::hash::Digest;
 use crate::files::name::{FilePath, show};
@@ -19,11 +19,7 @@ use crate::workspace::{ClientFile, FileState};
 /// `Invalid` if `paths` is no list of paths.
 pub(in crate::api) fn paths_request(fields: &mut Fields<'_>) -> Result<Vec<FilePath>> {
     let accepted = "a list of paths";
-    let Some(paths) = fields.take("paths") else {
-        return Err(Error::invalid(format_args!(
-            "paths is missing; it takes {accepted}"
-        )));
-    };
+    let paths = fields.required("paths", accepted)?;
     if JsonType::of(paths) != JsonType::Array {
         return Err(wrong_type("paths", accepted, paths));
     }
@@ -44,14 +40,14 @@ pub(in crate::api) fn paths_request(fields: &mut Fields<'_>) -> Result<Vec<FileP
 pub(in crate::api) fn compare_request(
     fields: &mut Fields<'_>,
 ) -> Result<(FilePath, Vec<ClientFile>)> {
-    let missing = |name| Error::invalid(format_args!("{name} is missing"));
-    let tree = fields.string("path")?.ok_or_else(|| missing("path"))?;
-    let entries = fields.take("entries").ok_or_else(|| missing("entries"))?;
+    let tree = fields.required_string("path")?;
+    let accepted = "an array of objects";
+    let entries = fields.required("entries", accepted)?;
     if JsonType::of(entries) != JsonType::Array {
-        return Err(wrong_type("entries", "an array of objects", entries));
+        return Err(wrong_type("entries", accepted, entries));
     }
     let read = |fields: &mut Fields<'_>| -> Result<_> {
-        let path = fields.string("path")?.ok_or_else(|| missing("path"))?;
+        let path = fields.required_string("path")?;
         let digest = |text: String| {
             let wrong = || Error::invalid("sha256 takes 64 hexadecimal digits");
             Digest::parse(&text).ok_or_else(wrong)
@@ -60,7 +56,7 @@ pub(in crate::api) fn compare_request(
             path: FilePath::new(path.as_bytes())?,
             size: fields
                 .whole("size", 0..=u64::MAX)?
-                .ok_or_else(|| missing("size"))?,
+                .ok_or_else(|| missing("size", "a number of bytes"))?,
             modified_ms: fields.integer("mtime_ms")?,
             sha256: fields.string("sha256")?.map(digest).transpose()?,
             state: FileState::default(),

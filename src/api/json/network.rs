@@ -232,13 +232,13 @@ impl NetworkDocument {
 /// # Errors
 /// `Invalid` if it is missing, or is neither a text nor a number.
 pub(in crate::api) fn port_request(fields: &mut Fields<'_>) -> Result<String> {
-    let port = fields.take("port");
-    let port = port.ok_or_else(|| Error::invalid("port is missing"))?;
+    let accepted = "a whole number or a name";
+    let port = fields.required("port", accepted)?;
     let is_whole = || port.get().bytes().all(|byte| byte.is_ascii_digit());
     match JsonType::of(port) {
         JsonType::String => decoded("port", port),
         JsonType::Number if is_whole() => Ok(port.get().to_owned()),
-        _ => Err(wrong_type("port", "a whole number or a name", port)),
+        _ => Err(wrong_type("port", accepted, port)),
     }
 }
 

@@ -81,8 +81,7 @@ const CASES: [(&str, Case); 3] = [
 /// # Errors
 /// `Invalid` if a field is missing, or has a wrong type or value.
 pub(in crate::api) fn grep_request(fields: &mut Fields<'_>) -> Result<Grep> {
-    let missing = || Error::invalid("the field pattern is missing");
-    let pattern = fields.string("pattern")?.ok_or_else(missing)?;
+    let pattern = fields.required_string("pattern")?;
     let path = fields.string("path")?;
     let globs = fields.take("glob");
     let globs = globs.map(|list| strings("glob", "an array of patterns", list));

@@ -1,7 +1,7 @@
 //! Watches in JSON.
 
 use crate::codec::fields::{Fields, strings};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::files::name::FilePath;
 use crate::files::search::Matcher;
 use crate::files::watch::Settings;
@@ -11,8 +11,7 @@ use crate::files::watch::Settings;
 /// # Errors
 /// `Invalid` if a field has a wrong type or value.
 pub(in crate::api) fn watch_request(fields: &mut Fields<'_>) -> Result<(Settings, Option<String>)> {
-    let path = fields.string("path")?;
-    let path = path.ok_or_else(|| Error::invalid("path is missing; it takes a directory"))?;
+    let path = fields.required_string("path")?;
     let patterns = fields.take("exclude");
     let patterns = patterns.map(|list| strings("exclude", "a list of patterns", list));
     let patterns = patterns.transpose()?.unwrap_or_default();

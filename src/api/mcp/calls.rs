@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::client::ToolClient;
 use crate::client::Stopped;
 use crate::codec::fields::{Fields, Members, decoded};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ledger::Charge;
 use crate::workspace::Workspace;
 
@@ -44,12 +44,6 @@ pub(super) fn fields(arguments: &RawValue) -> Result<Fields<'_>> {
         "arguments",
         arguments,
     )?))
-}
-
-/// An argument that must be there.
-pub(super) fn required(fields: &mut Fields<'_>, name: &'static str) -> Result<String> {
-    let missing = || Error::invalid(format_args!("the argument {name} is missing"));
-    fields.string(name)?.ok_or_else(missing)
 }
 
 /// What a tool gives.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::calls::{Outcome, ToolCall, ToolResult, fields, required, to_value};
+use super::calls::{Outcome, ToolCall, ToolResult, fields, to_value};
 use super::output::{Collector, ENOUGH_BYTES, Keep, Shown};
 use crate::api::json::command::{ExitEvent, ProcessDocument};
 use crate::api::json::command::{command_request, signal_request};
@@ -76,7 +76,7 @@ fn process(call: &ToolCall<'_, '_>, id: &str) -> Result<Arc<Process>, Error> {
 /// What a process has printed after a place.
 pub(super) fn output(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let mut fields = fields(arguments)?;
-    let id = required(&mut fields, "id")?;
+    let id = fields.required_string("id")?;
     let mut offset = |name| Ok::<_, Error>(fields.whole(name, 0..=u64::MAX)?.unwrap_or(0));
     let after = Cursor::at(offset("stdout_offset")?, offset("stderr_offset")?);
     let wait = fields.seconds("wait")?;
@@ -149,7 +149,7 @@ fn result(process: &Process, exit: Option<Exit>, [stdout, stderr]: [Shown; 2]) -
 /// Input of a process.
 pub(super) fn input(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let mut fields = fields(arguments)?;
-    let id = required(&mut fields, "id")?;
+    let id = fields.required_string("id")?;
     let text = fields.string("text")?.unwrap_or_default();
     let eof = fields.boolean("eof")?.unwrap_or(false);
     if text.is_empty() && !eof {
@@ -169,7 +169,7 @@ pub(super) fn input(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
 
 /// A signal to a process, or its end.
 pub(super) fn stop(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
-    let id = required(&mut fields(arguments)?, "id")?;
+    let id = fields(arguments)?.required_string("id")?;
     let (signal, _) = signal_request(&mut fields(arguments)?)?;
     process(call, &id)?;
     let (process, signaled) = call.workspace.signal(&id, signal, SignalGroup::Own)?;

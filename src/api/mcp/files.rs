@@ -6,7 +6,7 @@ use std::io::Read;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::calls::{Image, Outcome, ToolCall, ToolResult, fields, required, to_value};
+use super::calls::{Image, Outcome, ToolCall, ToolResult, fields, to_value};
 use crate::api::json::edit::EditDocument;
 use crate::api::json::edit::{edit_request, expected_digest};
 use crate::api::json::file::EntryDocument;
@@ -46,7 +46,7 @@ const MAX_LINE_BYTES: usize = 300;
 
 /// A path is that of commands.
 fn path_of(call: &ToolCall<'_, '_>, fields: &mut Fields<'_>) -> Result<FilePath> {
-    let path = FilePath::new(required(fields, "path")?.as_bytes())?;
+    let path = FilePath::new(fields.required_string("path")?.as_bytes())?;
     call.workspace.view().file(path)
 }
 
@@ -193,7 +193,7 @@ fn media_type(start: &[u8]) -> Option<&'static str> {
 pub(super) fn write(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let mut fields = fields(arguments)?;
     let path = path_of(call, &mut fields)?;
-    let content = required(&mut fields, "content")?;
+    let content = fields.required_string("content")?;
     let mode = fields.string("mode")?.map(|text| {
         let mode = u32::from_str_radix(&text, 8).ok();
         let is_mode = text.bytes().all(|byte| byte.is_ascii_digit());
