@@ -25,9 +25,9 @@ use nix::sys::socket::{AddressFamily, SockType};
 use nix::sys::stat::{Mode, stat};
 use nix::sys::statvfs::statvfs;
 
-use super::USER_NAME;
 use super::grants::GrantedPaths;
 use super::system_files::{DEVICES, PROGRAMS};
+use super::{Home, USER_NAME};
 use crate::error::{Error, Kind, Result};
 use crate::files::name::TEMPORARY;
 use crate::panics::essential;
@@ -218,10 +218,8 @@ fn inside(pid: Pid, path: &str) -> PathBuf {
 /// What the namespaces of one sandbox are to have.
 pub(super) struct NamespacesSpec<'a> {
     pub(super) user: User,
-    /// The path of the home, inside and outside.
-    pub(super) home: &'a Path,
-    /// Another one that it has inside, or the same.
-    pub(super) shown_home: &'a Path,
+    /// The home. What is inside has both of its paths.
+    pub(super) home: &'a Home,
     pub(super) granted: &'a GrantedPaths,
     /// Whether the network is the sandbox's own.
     pub(super) network: bool,
@@ -317,8 +315,7 @@ fn attempt() -> std::result::Result<NeedsUsers, Failure> {
     let attempt = |users| {
         let spec = NamespacesSpec {
             user: User { uid: 1, gid: 1 },
-            home: Path::new("/home/sandbox"),
-            shown_home: Path::new("/home/sandbox"),
+            home: &Home::same(Path::new("/home/sandbox")),
             granted: &GrantedPaths::default(),
             network: true,
             max_memory: None,
@@ -680,6 +677,21 @@ impl Layout {
         self.bind_over(&source, path, READ_ONLY | NO_SET_USER_ID | NO_DEVICES);
         self.steps.push(Setup::Remove(source));
     }
+
+    /// The home, by both of its paths.
+    fn home(&mut self, home: &Home) {
+        let Home {
+            on_machine,
+            in_sandbox,
+        } = home;
+        self.bind(on_machine, true, NO_SET_USER_ID | NO_DEVICES);
+        if in_sandbox != on_machine {
+            self.directory(in_sandbox);
+            let source = c_string(on_machine);
+            self.bind_over(&source, in_sandbox, NO_SET_USER_ID | NO_DEVICES);
+            self.bound.push(in_sandbox.clone());
+        }
+    }
 }
 
 /// Puts together what a sandbox sees. Without `has_home` it has none, and no paths of its own.
@@ -738,13 +750,7 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
     }
     let User { uid, gid } = spec.user;
     if has_home {
-        layout.bind(spec.home, true, NO_SET_USER_ID | NO_DEVICES);
-        if spec.shown_home != spec.home {
-            layout.directory(spec.shown_home);
-            let home = c_string(spec.home);
-            layout.bind_over(&home, spec.shown_home, NO_SET_USER_ID | NO_DEVICES);
-            layout.bound.push(spec.shown_home.to_owned());
-        }
+        layout.home(spec.home);
         for (paths, attributes) in [
             (
                 &spec.granted.read_only,
@@ -761,7 +767,7 @@ fn layout(spec: &NamespacesSpec<'_>, has_home: bool) -> Layout {
         }
         let shell = ["/bin/bash", "/bin/sh"].into_iter();
         let shell = shell.clone().find(|shell| Path::new(shell).exists());
-        let (home, shell) = (spec.shown_home.display(), shell.unwrap_or("/bin/sh"));
+        let (home, shell) = (spec.home.in_sandbox.display(), shell.unwrap_or("/bin/sh"));
         // The third field is the number.
         let is_own = |line: &str, id: u32| {
             let mut fields = line.split(':');

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use super::table::{Reservation, SandboxTable};
 use super::{Expiry, Host, Sandbox, SandboxSpec, Shortage};
 use crate::clock::now_ms;
-use crate::confine::{Grants, SandboxSettings};
+use crate::confine::{Grants, Home, SandboxSettings};
 use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
@@ -143,6 +143,11 @@ impl Host {
             return Err(Error::system(act, Errno::EMFILE));
         }
         let path = self.homes.path.join(&reservation.id);
+        let shown = (spec.shown_home.as_ref()).filter(|_| isolation == Isolation::Namespaces);
+        let paths = Home {
+            in_sandbox: shown.unwrap_or(&path).clone(),
+            on_machine: path.clone(),
+        };
         let max_processes = spec.max_processes.unwrap_or(self.default_max_processes);
         let ledger = self.budget.ledger();
         let user = Some(reservation.user);
@@ -156,8 +161,7 @@ impl Host {
         let confinement = self.policy.confine(SandboxSettings {
             id: &reservation.id,
             user: reservation.user,
-            home: &path,
-            shown_home: spec.shown_home.as_deref().unwrap_or(&path),
+            home: paths,
             home_directory: home.as_fd(),
             environment: &spec.environment,
             max_processes,

@@ -29,13 +29,13 @@ impl Workspace {
         let reach = match self.user() {
             None => Reach::Machine,
             Some(_) => Reach::Sandbox {
-                real_home: self.real_home().as_os_str().as_bytes(),
+                real_home: self.home().on_machine.as_os_str().as_bytes(),
                 has_temporary: self.root.has_temporary(),
             },
         };
         CommandView {
             reach,
-            home: self.home().as_os_str().as_bytes(),
+            home: self.home().in_sandbox.as_os_str().as_bytes(),
         }
     }
 }

@@ -1,11 +1,9 @@
 //! Files in full, one by one and as whole trees of a bounded depth.
 
-use std::path::Path;
-
 use nix::unistd::{User as Account, geteuid};
 
 use crate::client::{Interrupt, Stopped};
-use crate::confine::USER_NAME;
+use crate::confine::{Home, USER_NAME};
 use crate::error::{Error, Kind, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Visit};
@@ -17,15 +15,10 @@ use crate::workspace::lease::Workspace;
 const NAMES_BETWEEN_LOOKS: usize = 256;
 
 impl Workspace {
-    /// Where the paths of its clients begin that are relative to a home: the home of a sandbox, or of the user that
-    /// the server runs as.
-    pub fn home(&self) -> &Path {
+    /// The home: where the paths of its clients begin that are relative to one. Without sandboxes it is that of the
+    /// user that the server runs as.
+    pub fn home(&self) -> &Home {
         self.confinement.home()
-    }
-
-    /// Where that is for the server: commands may see it elsewhere.
-    pub fn real_home(&self) -> &Path {
-        self.confinement.real_home()
     }
 
     /// The user of its commands; `None` for the server's own.

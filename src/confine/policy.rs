@@ -1,0 +1,305 @@
+//! The restrictions that all sandboxes of a host share, and the confinement that they give to each.
+
+use std::ffi::{OsStr, OsString};
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::environment::entry;
+use super::filter::Subject;
+use super::namespaces::{NamespaceMaker, NamespacesSpec};
+use super::network::{Networks, TcpRules};
+use super::ruleset::SystemRules;
+use super::{
+    Confinement, DEFAULT_LANG, DEFAULT_PATH, Grants, Home, Limits, Namespaces, USER_NAME, Wall,
+    inner_sockets, open_files, system_files,
+};
+use crate::command::EnvironmentChange;
+use crate::egress::{Exits, Gate};
+use crate::error::{Error, Kind, Result};
+use crate::isolation::Isolation;
+use crate::posture::Posture;
+use crate::sync::Mutex;
+use crate::sys::{self, Resource, User};
+
+/// The restrictions that all sandboxes of a host share.
+pub struct Policy {
+    rules: SystemRules,
+    has_filters: bool,
+    networks: Arc<Networks>,
+    /// For commands in namespaces of their sandbox.
+    inner_networks: Arc<Networks>,
+    namespaces: NamespaceMaker,
+    /// PATH of commands after the sandbox's own directories.
+    search: OsString,
+    /// As the server was started with.
+    open_files: (Resource, libc::rlimit),
+    /// The files that all processes of the machine together can have open (proc(5)).
+    machine_files: u64,
+}
+
+/// The settings of one sandbox.
+pub struct SandboxSettings<'a> {
+    /// The sandbox's id.
+    pub id: &'a str,
+    /// The user of its commands.
+    pub user: User,
+    /// The paths of its home.
+    pub home: Home,
+    /// The home, open.
+    pub home_directory: BorrowedFd<'a>,
+    /// Variables that are added to the environment of every command.
+    pub environment: &'a Arc<[EnvironmentChange]>,
+    /// Most processes and threads at once.
+    pub max_processes: u64,
+    /// Most bytes of data of each process.
+    pub max_memory: Option<u64>,
+    /// What surrounds its commands.
+    pub isolation: Isolation,
+    /// What its commands reach over the network.
+    pub network: Posture,
+    /// Where its filtered connections leave.
+    pub exits: Arc<Exits>,
+    /// Paths that its commands reach besides.
+    pub grants: &'a Grants,
+    /// TCP ports that its commands can listen on.
+    pub tcp_ports: &'a [u16],
+    /// The limits of the sandbox as a whole.
+    pub whole: &'a Arc<Limits>,
+}
+
+impl Policy {
+    /// Call it before the server changes its own limits: commands get the original ones.
+    ///
+    /// # Errors
+    /// `System` if the kernel has no seccomp filters, unless `allow_unconfined` is set.
+    pub fn new(search: Option<&OsStr>, allow_unconfined: bool) -> Result<Arc<Self>> {
+        let has_filters = sys::has_filters();
+        if !has_filters && !allow_unconfined {
+            return Err(Error::new(
+                Kind::System,
+                "cannot hold sandboxes: the kernel has no seccomp filters, or hides them; SBX_ALLOW_UNCONFINED=1 \
+                 goes on without",
+            ));
+        }
+        let rules = SystemRules::open();
+        Ok(Arc::new(Self {
+            has_filters,
+            networks: Arc::new(Networks::new(Subject::Sandbox, rules.abi)),
+            inner_networks: Arc::new(Networks::new(Subject::Namespaces, rules.abi)),
+            namespaces: NamespaceMaker::new(),
+            rules,
+            search: searchable(search.unwrap_or(OsStr::new(DEFAULT_PATH))),
+            open_files: open_files(),
+            machine_files: std::fs::read_to_string("/proc/sys/fs/file-max")
+                .ok()
+                .and_then(|text| text.trim().parse().ok())
+                .unwrap_or(u64::MAX),
+        }))
+    }
+
+    /// The isolation layers, with those of these namespaces. Each is a step of the child: a command whose step fails
+    /// does not start.
+    pub fn layers(&self, namespaces: Option<&Namespaces>) -> Vec<&'static str> {
+        let mut layers = vec!["uid", "no_new_privs", "rlimits", "no_capabilities"];
+        layers.extend(self.has_filters.then_some("seccomp"));
+        let has_network = namespaces.is_some_and(Namespaces::has_network);
+        layers.extend(self.rules.layers(has_network));
+        layers.extend(namespaces.into_iter().flat_map(Namespaces::layers));
+        layers
+    }
+
+    /// Checks that a kind of isolation can be had here.
+    ///
+    /// # Errors
+    /// `Unavailable`, with the reason.
+    pub fn check_isolation(&self, isolation: Isolation) -> Result<()> {
+        match isolation {
+            Isolation::Landlock => Ok(()),
+            Isolation::Namespaces => self.namespaces.check(),
+        }
+    }
+
+    /// The names of the kinds of isolation that can be had here.
+    pub fn isolations(&self) -> Vec<&'static str> {
+        let names = Isolation::NAMES.into_iter();
+        let offered = names.filter(|(_, isolation)| self.check_isolation(*isolation).is_ok());
+        offered.map(|(name, _)| name).collect()
+    }
+
+    /// The Landlock ABI of the rulesets, 0 without Landlock.
+    pub fn landlock_abi(&self) -> u32 {
+        self.rules.abi
+    }
+
+    /// The names of the network postures that are enforced here.
+    pub fn postures(&self) -> Vec<&'static str> {
+        self.networks.offered()
+    }
+
+    /// The paths of the machine that all sandboxes can read, or those that they can write to.
+    pub fn paths(&self, are_writable: bool) -> impl Iterator<Item = &'static str> {
+        self.rules.paths(are_writable)
+    }
+
+    /// Checks that a network posture is enforced here for sandboxes with this isolation.
+    ///
+    /// # Errors
+    /// `Unavailable`, with the reason.
+    pub fn check_network(&self, isolation: Isolation, posture: &Posture) -> Result<()> {
+        self.networks
+            .check(posture, isolation.owns_network(posture))
+    }
+
+    /// The limit on open files of one of so many processes. Together they get a quarter of the machine's
+    /// files, but each at least [`ENOUGH_FILES`].
+    fn open_files(&self, max_processes: u64) -> (Resource, libc::rlimit) {
+        let share = self.machine_files / 4 / max_processes.max(1);
+        let most = share.max(ENOUGH_FILES);
+        let (resource, given) = self.open_files;
+        let limit = libc::rlimit {
+            rlim_cur: given.rlim_cur.min(most),
+            rlim_max: given.rlim_max.min(most),
+        };
+        (resource, limit)
+    }
+
+    /// Prepares the confinement of a sandbox.
+    ///
+    /// # Errors
+    /// `System` if the ruleset cannot be made; `Unavailable`, `NoResources` or `System` if its namespaces cannot.
+    pub fn confine(&self, sandbox: SandboxSettings<'_>) -> Result<Confinement> {
+        let namespaces = match sandbox.isolation {
+            Isolation::Landlock => None,
+            Isolation::Namespaces => Some(self.namespaces.make(&NamespacesSpec {
+                user: sandbox.user,
+                home: &sandbox.home,
+                granted: &sandbox.grants.paths,
+                network: sandbox.isolation.owns_network(&sandbox.network),
+                max_memory: most_in_memory(&sandbox),
+            })?),
+        };
+        let inner_gate = match (&namespaces, &sandbox.network) {
+            (Some(namespaces), Posture::Filtered(filter)) => {
+                let own = Arc::clone(filter);
+                Some(Gate::open_inside(own, inner_sockets(namespaces)).map(Arc::new)?)
+            }
+            _ => None,
+        };
+        let home = &sandbox.home.in_sandbox;
+        let below = |name: &str| home.join(name).into_os_string();
+        let mut path = below(".local/bin");
+        path.push(":");
+        path.push(&self.search);
+        let ports: Vec<String> = sandbox.tcp_ports.iter().map(u16::to_string).collect();
+        let first_port = ports.first().map(|port| ("PORT", port.into()));
+        let all_ports = first_port
+            .is_some()
+            .then(|| ("SBX_TCP_PORTS", ports.join(",").into()));
+        let environment = [
+            ("PATH", path),
+            ("HOME", home.into()),
+            ("TMPDIR", below(".tmp")),
+            ("USER", USER_NAME.into()),
+            ("LOGNAME", USER_NAME.into()),
+            ("LANG", DEFAULT_LANG.into()),
+            ("SBX_SANDBOX_ID", sandbox.id.into()),
+            ("SBX_PROXY_DIR", below(".sbx/proxy")),
+        ]
+        .into_iter()
+        .chain(first_port)
+        .chain(all_ports)
+        .filter_map(|(name, value)| Some((name.into(), entry(OsStr::new(name), &value)?)))
+        .collect();
+        let mut limits = vec![
+            limit(libc::RLIMIT_NPROC, sandbox.max_processes),
+            limit(libc::RLIMIT_CORE, 0),
+            self.open_files(sandbox.max_processes),
+        ];
+        let max_memory = sandbox.max_memory;
+        limits.extend(max_memory.map(|bytes| limit(libc::RLIMIT_DATA, bytes)));
+        Ok(Confinement {
+            environment,
+            chosen: Arc::clone(sandbox.environment),
+            directory: home.clone(),
+            home: sandbox.home,
+            venv: Mutex::default(),
+            limits,
+            network: sandbox.network,
+            networks: Arc::clone(if namespaces.is_some() {
+                &self.inner_networks
+            } else {
+                &self.networks
+            }),
+            tcp_rules: TcpRules::new(namespaces.clone()),
+            exits: sandbox.exits,
+            wall: Some(Wall {
+                user: sandbox.user,
+                whole: Arc::clone(sandbox.whole),
+                ruleset: self.rules.of_sandbox(
+                    sandbox.home_directory,
+                    sandbox.grants,
+                    namespaces.as_deref(),
+                    sandbox.tcp_ports,
+                )?,
+            }),
+            namespaces,
+            inner_gate,
+        })
+    }
+}
+
+/// Most bytes of each directory that a sandbox has in memory, and of its System V shared memory, if its limits say so.
+/// All three together leave room for processes: they stay when these are killed.
+fn most_in_memory(sandbox: &SandboxSettings<'_>) -> Option<u64> {
+    let whole = sandbox.whole.asked().memory.map(|bytes| bytes / 4);
+    sandbox.max_memory.into_iter().chain(whole).min()
+}
+
+/// The entries of a PATH that sandboxes may read. With an entry such as /root/.local/bin a missing program
+/// would look like a forbidden one.
+fn searchable(path: &OsStr) -> OsString {
+    let entries = std::env::split_paths(path).filter(|entry| is_among_programs(entry));
+    // An empty PATH would mean the working directory.
+    match std::env::join_paths(entries) {
+        Ok(path) if !path.is_empty() => path,
+        _ => DEFAULT_PATH.into(),
+    }
+}
+
+/// Whether a path is beneath one of the directories of programs, which every sandbox may read.
+pub fn is_among_programs(path: &Path) -> bool {
+    let resolved = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_owned());
+    let path = resolved(path);
+    system_files::PROGRAMS
+        .iter()
+        .any(|directory| path.starts_with(resolved(Path::new(directory))))
+}
+
+/// Open files that every process of a sandbox may have: the usual soft limit, which programs expect.
+const ENOUGH_FILES: u64 = 1024;
+
+/// A limit that the child cannot raise again, capped at the server's own hard limit.
+fn limit(resource: Resource, most: u64) -> (Resource, libc::rlimit) {
+    let most = most.min(sys::limits(resource).rlim_max);
+    let limit = libc::rlimit {
+        rlim_cur: most,
+        rlim_max: most,
+    };
+    (resource, limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_are_searched_only_where_sandboxes_may_look() {
+        let path = "/root/bin:/usr/bin::/usr/../root:relative:/opt/none:/usr/local/bin";
+        assert_eq!(
+            searchable(OsStr::new(path)),
+            "/usr/bin:/opt/none:/usr/local/bin"
+        );
+        assert_eq!(searchable(OsStr::new("/root/bin")), DEFAULT_PATH);
+    }
+}
