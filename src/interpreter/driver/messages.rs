@@ -1,0 +1,198 @@
+//! The socket of the bridge: what it says, and what it is told.
+
+use std::io::{ErrorKind, Read, Write};
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::{Driver, Fate, MAX_ANSWERS, SPARE_LIMIT, Stage};
+use crate::error::{Error, Kind};
+use crate::interpreter::context::Phase;
+use crate::interpreter::event::Event;
+use crate::interpreter::frame::{self, Incoming, Wire};
+
+/// What is read from the socket at once, and before anything else is looked at.
+const READ_BYTES: usize = 16 * 1024;
+
+const TURN_BYTES: usize = 1 << 20;
+
+impl Driver {
+    /// Sends what the bridge takes.
+    pub(super) fn flush(&mut self) {
+        while self.sent < self.outgoing.len() && self.closed.is_none() {
+            match self.socket.write(&self.outgoing[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(_) => self.closed = Some(Instant::now()),
+            }
+        }
+        if self.outgoing.is_empty() {
+            return;
+        }
+        if let Stage::Running(running) = &self.stage {
+            running.execution.release_code();
+        }
+        self.sent = 0;
+        self.outgoing.clear();
+        self.outgoing.shrink_to(MAX_ANSWERS);
+        self.allowed = MAX_ANSWERS;
+    }
+
+    /// Reads the socket and handles what has arrived whole.
+    pub(super) fn receive(&mut self) {
+        let mut turn = 0;
+        while turn < TURN_BYTES && self.closed.is_none() && self.fate != Some(Fate::Broken) {
+            let length = self.incoming.len();
+            let missing = frame::announced(self.wire, &self.incoming).saturating_sub(length);
+            let room = missing.clamp(READ_BYTES, TURN_BYTES);
+            if self.incoming_charge.set(length + room).is_err() {
+                return self.break_off("its message is larger than this workspace may hold");
+            }
+            self.incoming.resize(length + room, 0);
+            let read = self.socket.read(&mut self.incoming[length..]);
+            self.incoming
+                .truncate(length + read.as_ref().copied().unwrap_or(0));
+            match read {
+                Ok(0) => self.closed = Some(Instant::now()),
+                Ok(count) => {
+                    turn += count;
+                    self.handle_messages();
+                    self.flush();
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(_) => self.closed = Some(Instant::now()),
+            }
+        }
+        if self.incoming.is_empty() {
+            self.incoming = Vec::new();
+            let _ = self.incoming_charge.set(0);
+        }
+    }
+
+    fn handle_messages(&mut self) {
+        let mut handled = 0;
+        loop {
+            let rest = &self.incoming[handled..];
+            let message = match frame::whole(self.wire, rest) {
+                Ok(None) => break,
+                Ok(Some(length)) => {
+                    handled += length;
+                    frame::parse(self.wire, &rest[..length])
+                }
+                Err(error) => Err(error),
+            };
+            match message {
+                Ok(message) => self.handle(message),
+                Err(error) => return self.break_off(&error.to_string()),
+            }
+        }
+        self.incoming.drain(..handled);
+    }
+
+    /// Gives up on an interpreter that does not keep to the protocol.
+    fn break_off(&mut self, why: &str) {
+        self.incoming = Vec::new();
+        let _ = self.incoming_charge.set(0);
+        crate::logging::debug(format_args!("context {}: {why}", self.context.id()));
+        self.kill(Fate::Broken);
+    }
+
+    fn handle(&mut self, message: Incoming) {
+        match message {
+            Incoming::Ready { backend, version } => self.become_ready(backend, version),
+            Incoming::Failed { error } => {
+                let kind = match &*self.context.backend {
+                    "auto" | "plain" => Kind::KernelFailed,
+                    _ => Kind::NoBackend,
+                };
+                self.failure.get_or_insert_with(|| Error::new(kind, error));
+            }
+            Incoming::Adopted { error } => self.become_adopted(error),
+            Incoming::Begun => {
+                if let Stage::Running(running) = &mut self.stage
+                    && !std::mem::replace(&mut running.has_begun, true)
+                    && running.cause.is_some()
+                {
+                    self.signal();
+                }
+            }
+            Incoming::Bundle { mut bundle, n } => {
+                if let Stage::Running(running) = &mut self.stage {
+                    // One result is all that there is.
+                    bundle.is_main &= !std::mem::replace(&mut running.has_result, bundle.is_main);
+                    running.has_result |= bundle.is_main;
+                    running.execution.append(Event::Bundle(Arc::new(bundle)));
+                }
+                frame::synced(n, &mut self.outgoing);
+            }
+            Incoming::Clear { wait, n } => {
+                if let Stage::Running(running) = &self.stage {
+                    running.execution.append(Event::Clear { wait });
+                }
+                frame::synced(n, &mut self.outgoing);
+            }
+            Incoming::Sync { n } => {
+                self.read_available();
+                frame::synced(n, &mut self.outgoing);
+            }
+            Incoming::Input {
+                k,
+                prompt,
+                password,
+            } => match &self.stage {
+                Stage::Running(running) if running.asks => {
+                    self.context.state_guard().asked = Some(k);
+                    running.execution.append(Event::Input { prompt, password });
+                }
+                _ => frame::input_reply(k, None, &mut self.outgoing),
+            },
+            Incoming::Done {
+                error,
+                exit_code,
+                is_interrupted,
+            } => {
+                if self.wire == Wire::Lines {
+                    self.read_available();
+                }
+                self.end_by_code(error, exit_code, is_interrupted);
+            }
+        }
+    }
+
+    fn become_ready(&mut self, backend: String, version: String) {
+        if !matches!(self.stage, Stage::Starting { .. }) {
+            return;
+        }
+        let is_spare = self.is_spare;
+        self.context.change(|state| {
+            state.told = Some((backend, version));
+            if !is_spare && matches!(state.phase, Phase::Starting) {
+                state.phase = Phase::Ready;
+            }
+        });
+        self.stage = if is_spare {
+            Stage::Spare {
+                until: Instant::now() + SPARE_LIMIT,
+            }
+        } else {
+            Stage::Idle
+        };
+    }
+
+    fn become_adopted(&mut self, error: Option<String>) {
+        if !matches!(self.stage, Stage::Adopting { .. }) {
+            return;
+        }
+        if let Some(error) = error {
+            self.failure = Some(Error::new(Kind::BadDirectory, error));
+            return self.kill(Fate::NotReady);
+        }
+        self.stage = Stage::Idle;
+        self.context.change(|state| {
+            if matches!(state.phase, Phase::Starting) {
+                state.phase = Phase::Ready;
+            }
+        });
+    }
+}
