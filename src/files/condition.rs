@@ -272,9 +272,12 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::PathBuf;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
 
+    use super::super::hash::Hasher;
     use super::*;
 
     fn keys(test: &str, numbers: &[usize]) -> Vec<Vec<u8>> {
@@ -291,6 +294,43 @@ mod tests {
         fn check(&mut self) -> Result<(), Stopped> {
             Err(Stopped::Disconnected)
         }
+    }
+
+    /// Puts another file in the place of one that is being hashed.
+    struct Replaces(PathBuf);
+
+    impl Interrupt for Replaces {
+        fn check(&mut self) -> Result<(), Stopped> {
+            let other = self.0.with_extension("other");
+            fs::write(&other, "other").unwrap();
+            fs::rename(other, &self.0).unwrap();
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_while_it_is_checked_again_stays() {
+        let directory = std::env::temp_dir().join(format!("sbx-condition-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        let root = Root::machine(&directory).unwrap();
+        let place = directory.join("file");
+        let mut hasher = Hasher::default();
+        hasher.feed(b"known");
+        let known = Condition::Content(hasher.finish());
+        let commit = |interrupt: &mut dyn Interrupt| {
+            fs::write(&place, "known").unwrap();
+            let files = root.files().unwrap();
+            let upload = files.upload(&FilePath::new(b"file").unwrap(), None, false);
+            upload.unwrap().commit_if(known, interrupt)
+        };
+        match commit(&mut Replaces(place.clone())) {
+            Err(Stopped::Failed(error)) => assert_eq!(error.kind(), Kind::Changed),
+            _ => panic!("the other file is gone"),
+        }
+        assert_eq!(fs::read(&place).unwrap(), b"other");
+        assert!(commit(&mut Patient).is_ok());
+        assert_eq!(fs::read(&place).unwrap(), b"");
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     #[test]

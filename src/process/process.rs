@@ -592,3 +592,64 @@ impl Process {
 fn bit(signal: i32) -> u64 {
     1 << (signal & 63)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::os::unix::process::CommandExt;
+    use std::process::{Command, Stdio};
+
+    use super::super::logs::LogStore;
+    use super::*;
+    use crate::ledger::{Budget, Item};
+
+    /// The kernel may have given its number to another process.
+    #[test]
+    fn what_was_reaped_gets_no_signal() {
+        let mut other = Command::new("cat");
+        other.process_group(0);
+        other.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut other = other.spawn().unwrap();
+        let line = CommandLine::Program(vec!["true".to_owned()]);
+        let spec = CommandSpec::new(line, Vec::new(), None).unwrap();
+        let spawned = Spawned {
+            pid: Pid::try_from(other.id()).unwrap(),
+            pidfd: std::fs::File::open("/dev/null").unwrap().into(),
+            listener: None,
+        };
+        let origin = Origin {
+            mark: None,
+            user: None,
+            starter: 0,
+            holder: None,
+        };
+        let store = Arc::new(LogStore::new(4096));
+        let log = Log::new(&store, &Arc::default(), 4096);
+        let charge = Budget::new(1 << 20).whole().charge(Item::Commands, 0);
+        let started = (Instant::now(), 0);
+        let id = "p-1".to_owned();
+        let process = Process::new(id, &spec, spawned, started, origin, log, charge.unwrap());
+        let process = Arc::new(process);
+        {
+            let mut life = lock(&process.life);
+            life.ending = Some((Ending::Exited(0), Instant::now()));
+            life.pidfd = None;
+        }
+        for signal in [libc::SIGTERM, libc::SIGKILL] {
+            assert!(!process.signal(signal).unwrap());
+        }
+        assert!(!process.kill_tree(Reason::Timeout));
+        process.kill_left_behind();
+        // A signal would end it before it reads this.
+        other.stdin.take().unwrap().write_all(b"lives").unwrap();
+        let mut text = String::new();
+        other
+            .stdout
+            .take()
+            .unwrap()
+            .read_to_string(&mut text)
+            .unwrap();
+        assert_eq!(text, "lives");
+        assert!(other.wait().unwrap().success());
+    }
+}

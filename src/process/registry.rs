@@ -781,7 +781,7 @@ mod tests {
     use std::io::{Read, Write};
 
     use super::*;
-    use crate::command::CommandLine;
+    use crate::command::{ChosenId, CommandLine};
     use crate::ledger::Budget;
     use crate::sys::Ending;
 
@@ -830,6 +830,52 @@ mod tests {
         assert!(process.kill_tree(Reason::Deleted));
         reap(&process);
         assert!(process.died_of_kill());
+    }
+
+    /// Whoever follows a process stops at its end: what came after it would be lost.
+    #[test]
+    fn an_end_is_told_when_all_output_was_read() {
+        let (mut pump, process) = start(&["sh", "-c", "echo some output; echo an error >&2"]);
+        let pidfd = process.pidfd().unwrap();
+        let mut entries = [sys::PollEntry::new(pidfd.as_fd(), sys::Events::READABLE)];
+        sys::poll(&mut entries, None);
+        let ledger = Budget::new(1 << 20).whole();
+        let mut buffer = super::super::pump::Buffer::of(&ledger);
+        let mut read = Vec::new();
+        let exit = pump.finish(&mut buffer, &mut |_, _, data| {
+            assert!(process.exit().is_none(), "the end came before the output");
+            read.extend_from_slice(data);
+        });
+        assert_eq!(read, b"some output\nan error\n");
+        assert!(exit.is_some() && process.exit() == exit);
+    }
+
+    #[test]
+    fn a_chosen_id_is_that_of_one_command() {
+        let registry = registry_in(Shared::new(4096, 4096).unwrap());
+        let confinement = Confinement::for_test();
+        let start = |id: &str, program: &str| {
+            let line = CommandLine::Program(vec![program.to_owned()]);
+            let mut spec = CommandSpec::new(line, Vec::new(), None).unwrap();
+            spec.id = Some(ChosenId::new(id.to_owned()).unwrap());
+            registry.start(spec, &confinement)
+        };
+        let Ok(StartOutcome::Started(_pump)) = start("job", "true") else {
+            panic!("the id is new");
+        };
+        let found = || registry.find("job").unwrap();
+        match start("job", "true") {
+            Ok(StartOutcome::AlreadyExists(process)) => assert!(Arc::ptr_eq(&process, &found())),
+            _ => panic!("it is the same command"),
+        }
+        assert_eq!(start("job", "false").err().unwrap().kind(), Kind::IdInUse);
+        for other in ["Job", "jo", "job.", "job2"] {
+            assert!(registry.find(other).is_none(), "{other:?}");
+            let started = start(other, "true");
+            assert!(matches!(started, Ok(StartOutcome::Started(_))), "{other:?}");
+            assert_eq!(registry.find(other).unwrap().id, other);
+            assert_eq!(found().id, "job");
+        }
     }
 
     #[test]

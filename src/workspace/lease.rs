@@ -243,3 +243,59 @@ impl Drop for Lease {
         self.0.activity.end();
     }
 }
+
+#[cfg(test)]
+impl Workspace {
+    /// The machine, with this working directory.
+    pub fn for_test(directory: &std::path::Path) -> Arc<Self> {
+        #[cfg(feature = "interpreter")]
+        let contexts = ContextsSettings {
+            most: 1,
+            journal_bytes: 4096,
+        };
+        #[cfg(not(feature = "interpreter"))]
+        let contexts = ContextsSettings {};
+        Self::new(
+            Root::machine(directory).unwrap(),
+            Confinement::for_test(),
+            Ports::machine(),
+            Shared::new(4096, 4096).unwrap(),
+            crate::ledger::Budget::new(1 << 30).whole(),
+            contexts,
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_lease_ends_when_it_is_dropped_and_no_earlier() {
+        let workspace = Workspace::for_test(Path::new("/"));
+        assert!(workspace.idle_for().is_some());
+        let lease = workspace.lease().unwrap();
+        let other = lease.share().unwrap();
+        drop(lease);
+        assert!(workspace.idle_for().is_none());
+        assert!(!workspace.close_if_idle(Duration::ZERO));
+        drop(other);
+        assert!(workspace.idle_for().is_some());
+        assert!(workspace.close_if_idle(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_workspace_that_ends_gives_no_lease() {
+        let workspace = Workspace::for_test(Path::new("/"));
+        let lease = workspace.lease().unwrap();
+        assert!(lease.check_open().is_ok());
+        workspace.close();
+        let kinds = [workspace.lease(), lease.share()].map(|lease| lease.err().unwrap().kind());
+        assert_eq!(kinds, [Kind::ShuttingDown; 2]);
+        assert_eq!(lease.check_open().unwrap_err().kind(), Kind::NotFound);
+        drop(lease);
+        assert!(workspace.idle_for().is_some());
+    }
+}

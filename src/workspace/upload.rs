@@ -350,13 +350,20 @@ impl<S: UploadSource> UploadSource for GunzipSource<'_, S> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::fd::AsFd;
+    use std::os::unix::ffi::OsStrExt;
     use std::os::unix::net::UnixStream;
+    use std::path::Path;
     use std::time::Instant;
 
     use super::*;
     use crate::client::Disconnected;
+    use crate::error::Kind;
+    use crate::files::hash::Hasher;
+    use crate::files::name::FilePath;
     use crate::ledger::Budget;
+    use crate::workspace::{FilePart, FileWrite};
 
     struct Near(UnixStream);
 
@@ -373,6 +380,93 @@ mod tests {
             let is_closed = events.has(Events::PEER_CLOSED);
             (!is_closed).then_some(()).ok_or(Disconnected)
         }
+    }
+
+    /// A client that does something before it sends its body.
+    struct Hooked<'h> {
+        body: &'static [u8],
+        hook: &'h dyn Fn(),
+        near: UnixStream,
+    }
+
+    impl UploadSource for Hooked<'_> {
+        type Error = Error;
+
+        fn remaining(&self) -> Option<u64> {
+            Some(self.body.len() as u64)
+        }
+
+        fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
+            (self.hook)();
+            let body = std::mem::take(&mut self.body);
+            buffer[..body.len()].copy_from_slice(body);
+            Ok(body.len())
+        }
+
+        fn splice(&mut self, _: BorrowedFd<'_>) -> Result<Option<usize>> {
+            Ok(None)
+        }
+
+        fn client(&self) -> Box<dyn Peer + Send> {
+            Box::new(Near(self.near.try_clone().unwrap()))
+        }
+    }
+
+    /// Writes `body` to `path` while `hook` is done meanwhile.
+    fn write_while(
+        workspace: &Workspace,
+        path: &Path,
+        condition: Condition,
+        hook: &dyn Fn(),
+    ) -> Option<Kind> {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let how = FileWrite {
+            part: FilePart::Whole,
+            mode: None,
+            makes_parents: false,
+            condition,
+            is_hashed: false,
+            attributes: None,
+        };
+        let body = b"body";
+        let mut source = Hooked { body, hook, near };
+        let path = FilePath::new(path.as_os_str().as_bytes()).unwrap();
+        let written = workspace.write_file(&path, &how, &mut source);
+        written.err().map(|error| error.kind())
+    }
+
+    #[test]
+    fn a_write_checks_again_when_its_body_is_there() {
+        let directory = std::env::temp_dir().join(format!("sbx-upload-{}", std::process::id()));
+        fs::create_dir(&directory).unwrap();
+        let workspace = Workspace::for_test(&directory);
+        let (path, content) = (directory.join("file"), |path: &Path| {
+            fs::read(path).unwrap()
+        });
+        let put = |text: &str| fs::write(&path, text).unwrap();
+        let write = |condition, hook: &dyn Fn()| write_while(&workspace, &path, condition, hook);
+        let mut hasher = Hasher::default();
+        hasher.feed(b"known");
+        let known = Condition::Content(hasher.finish());
+
+        put("known");
+        assert_eq!(write(known, &|| put("other")), Some(Kind::Changed));
+        assert_eq!(content(&path), b"other");
+        put("known");
+        assert_eq!(write(known, &|| ()), None);
+        assert_eq!(content(&path), b"body");
+
+        fs::remove_file(&path).unwrap();
+        assert_eq!(
+            write(Condition::Absent, &|| put("other")),
+            Some(Kind::Exists)
+        );
+        assert_eq!(content(&path), b"other");
+
+        // A client that is told that its file is there would not send it again.
+        let deleted = write(Condition::Always, &|| workspace.close());
+        assert_eq!(deleted, Some(Kind::NotFound));
+        fs::remove_dir_all(&directory).unwrap();
     }
 
     /// Reads from memory beside so much work of the tenant: how long a read takes at most, and how it ends.
