@@ -389,11 +389,11 @@ mod tests {
         let (near, mut far) = UnixStream::pair().unwrap();
         let mut reader = SocketReader::new(near);
         reader.charge_to(&ledger);
-        let begin = [&b"HTTP/1.1 200 OK\r\nA: "[..], &[b'x'; 20_000]].concat();
+        let begin = [&b"HTTP/1.1 200 OK\r\nA: "[..], &vec![b'x'; 20_000]].concat();
         far.write_all(&begin).unwrap();
         assert!(matches!(reader.try_read_response_head(), Ok(None)));
         assert!(!is_free());
-        far.write_all(&[b'x'; 20_000]).unwrap();
+        far.write_all(&vec![b'x'; 20_000]).unwrap();
         let refused = reader.try_read_response_head();
         assert!(matches!(refused, Err(ReceiveError::OverLimit(_))));
         drop(reader);

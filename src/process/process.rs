@@ -610,8 +610,8 @@ mod tests {
         other.process_group(0);
         other.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut other = other.spawn().unwrap();
-        let line = CommandLine::Program(vec!["true".to_owned()]);
-        let spec = CommandSpec::new(line, Vec::new(), None).unwrap();
+        let program = CommandLine::Program(vec!["true".to_owned()]);
+        let spec = CommandSpec::new(program, Vec::new(), None).unwrap();
         let spawned = Spawned {
             pid: Pid::try_from(other.id()).unwrap(),
             pidfd: std::fs::File::open("/dev/null").unwrap().into(),
