@@ -71,8 +71,10 @@ pub fn serve(socket: &Arc<TcpStream>, seat: Seat, handler: &dyn Handler, keep: b
 
 fn serve_requests(socket: &Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler, keep: bool) {
     let mut reader = SocketReader::new(Arc::clone(socket));
+    seat.begin();
     let kept = Arc::<KeptSlot>::default();
     loop {
+        reader.limit_head(seat.deadline());
         let head = reader.read_head(seat.ledger(), |client| kept.wait_for(client));
         let Some(head) = head.transpose() else {
             return;
@@ -147,10 +149,11 @@ fn serve_request(
                 handler.refused(500);
                 failed()
             });
-            let Request {
-                head, body, closes, ..
-            } = request;
             ledger = request.ledger;
+            let Request {
+                head, body, seat, ..
+            } = request;
+            let closes = request.closes || seat.deadline().is_some();
             plan.asked = match &*head.method {
                 "HEAD" => Asked::Head,
                 "CONNECT" => Asked::Tunnel,

@@ -48,6 +48,8 @@ pub struct SocketReader<S = Arc<TcpStream>> {
     blocks: bool,
     /// Ends a wait in addition to [`BODY_LIMIT`].
     deadline: Option<Instant>,
+    /// Ends the wait for a head in addition to [`HEAD_LIMIT`].
+    head_deadline: Option<Instant>,
     /// For a large head. That of a request is charged until the next one.
     head_charge: Option<Charge>,
     /// What large heads and the buffer of a chunked body are charged to.
@@ -96,6 +98,7 @@ impl<S: AsFd> SocketReader<S> {
             received: 0,
             blocks: true,
             deadline: None,
+            head_deadline: None,
             head_charge: None,
             ledger: None,
             chunk_charge: None,
@@ -120,6 +123,11 @@ impl<S: AsFd> SocketReader<S> {
     /// Limits all further waits; `None` leaves the limit between two bytes.
     pub fn set_deadline(&mut self, deadline: Option<Instant>) {
         self.deadline = deadline;
+    }
+
+    /// Limits how long heads of requests may take, and the silence before them.
+    pub fn limit_head(&mut self, deadline: Option<Instant>) {
+        self.head_deadline = deadline;
     }
 
     /// What was received and not consumed.
@@ -150,7 +158,7 @@ impl<S: AsFd> SocketReader<S> {
     }
 
     /// Waits for the next request and reads its head. `None` if the client closes instead, in the
-    /// middle of a head too, or stays idle for 120 s. A large head is charged to `ledger`. `before_wait` gets the socket
+    /// middle of a head too, or stays idle for 120 s, or until the [limit](Self::limit_head). A large head is charged to `ledger`. `before_wait` gets the socket
     /// before each receive.
     pub fn read_head(
         &mut self,
@@ -176,16 +184,21 @@ impl<S: AsFd> SocketReader<S> {
             if length == 0 {
                 self.buffer = Vec::new();
                 begun = None;
+                self.deadline = self.head_deadline;
             } else {
                 self.charge_head()?;
                 let begun = *begun.get_or_insert_with(Instant::now);
-                self.deadline = Some(begun + HEAD_LIMIT);
+                let limit = begun + HEAD_LIMIT;
+                self.deadline = Some(self.head_deadline.map_or(limit, |own| own.min(limit)));
             }
             before_wait(self.socket.as_fd());
             let received = self.receive_more_of_head();
             let deadline = self.deadline.take();
             match received {
                 Ok(()) => {}
+                Err(ReceiveError::TimedOut) if deadline.is_some() && length == 0 => {
+                    return Ok(None);
+                }
                 Err(error @ ReceiveError::TimedOut) if deadline.is_some() => return Err(error),
                 Err(ReceiveError::TimedOut) if timeouts + 1 < IDLE_TIMEOUTS => timeouts += 1,
                 Err(_) => return Ok(None),

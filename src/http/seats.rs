@@ -3,7 +3,8 @@
 //! A connection belongs to its peer until a request on it has shown a token: to its address, or on a host
 //! to the user of this machine behind it. Then it belongs to the operator or to a tenant. Peers, whom nobody
 //! knows, never keep others out: a peer beyond its share loses its oldest connection to its newest, and when
-//! all seats are taken the oldest connection of all peers makes room. A tenant may have a quarter of the seats,
+//! all seats are taken, or there is no thread, descriptor or memory for another one, the oldest connection of all peers
+//! makes room. A tenant may have a quarter of the seats,
 //! and no more than it leaves free of those for tenants; beyond that it is refused.
 //!
 //! Every step takes logarithmic time at most, because clients open a connection per command.
@@ -12,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind};
 use crate::ledger::{Budget, Ledger};
@@ -25,6 +27,12 @@ const LEAST_TENANT: usize = 4;
 
 /// The least number of seats that tenants cannot take.
 const LEAST_RESERVED: usize = 8;
+
+/// How long a connection may take to show a token that has come when there was no room for it.
+const TIME_FOR_TOKEN: Duration = Duration::from_millis(250);
+
+/// How long a connection has in any case before it makes room: a client that has a token shows it at once.
+const LEAST_TIME: Duration = Duration::from_millis(50);
 
 /// Where a connection comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,8 +90,16 @@ struct Held {
 struct Table {
     held: Held,
     /// Those of peers, the oldest first.
-    waiting: BTreeMap<usize, (Peer, Arc<TcpStream>)>,
+    waiting: BTreeMap<usize, Waiting>,
     peers: HashMap<Peer, Holding>,
+}
+
+/// A connection of a peer.
+struct Waiting {
+    peer: Peer,
+    socket: Arc<TcpStream>,
+    /// `None` while it waits for a thread.
+    since: Option<Instant>,
 }
 
 /// What one peer holds.
@@ -99,7 +115,7 @@ impl Table {
 
     /// Removes a connection of a peer; `None` if it is not one, or no more.
     fn leave(&mut self, number: usize) -> Option<Arc<TcpStream>> {
-        let (peer, socket) = self.waiting.remove(&number)?;
+        let Waiting { peer, socket, .. } = self.waiting.remove(&number)?;
         if let Some(holding) = self.peers.get_mut(&peer) {
             holding.seats.remove(&number);
             if holding.seats.is_empty() {
@@ -160,7 +176,12 @@ impl Seats {
             let (&oldest, _) = table.waiting.first_key_value()?;
             table.evict(oldest);
         }
-        table.waiting.insert(number, (peer, Arc::clone(socket)));
+        let waiting = Waiting {
+            peer,
+            socket: Arc::clone(socket),
+            since: Some(Instant::now()),
+        };
+        table.waiting.insert(number, waiting);
         let holding = table.peers.entry(peer).or_insert_with(|| Holding {
             seats: BTreeSet::new(),
             ledger: inner.budget.ledger(),
@@ -173,8 +194,25 @@ impl Seats {
             number,
             socket: Arc::clone(socket),
             owner: Owner::Peer,
+            deadline: None,
             ledger,
         })
+    }
+
+    /// Closes the oldest connection of all peers for the one with this number. Its thread may take a moment to end. The
+    /// inner value says how long the oldest one has still to show a token, if it was too early to close it. `None` if
+    /// there is no older one.
+    pub fn make_room(&self, newest: usize) -> Option<Option<Duration>> {
+        let mut table = lock(&self.0.table);
+        let (&oldest, waiting) = table.waiting.range(..newest).next()?;
+        let age = waiting.since.as_ref().map(Instant::elapsed);
+        let left = LEAST_TIME.saturating_sub(age.unwrap_or_default());
+        if !left.is_zero() {
+            return Some(Some(left));
+        }
+        table.evict(oldest);
+        self.0.note(&table);
+        Some(None)
     }
 }
 
@@ -196,10 +234,40 @@ pub struct Seat {
     number: usize,
     socket: Arc<TcpStream>,
     owner: Owner,
+    /// When the connection ends if it still belongs to a peer.
+    deadline: Option<Instant>,
     ledger: Arc<Ledger>,
 }
 
 impl Seat {
+    /// Limits how long the connection may take to show a token, from when a thread [begins](Self::begin) to serve it: it was
+    /// accepted when there was no room. Returns its number.
+    pub fn limit_time_for_token(&mut self) -> usize {
+        self.set_since(None);
+        self.deadline = Some(Instant::now());
+        self.number
+    }
+
+    /// A thread begins to serve the connection.
+    pub fn begin(&mut self) {
+        if let Some(deadline) = &mut self.deadline {
+            let now = Instant::now();
+            *deadline = now + TIME_FOR_TOKEN;
+            self.set_since(Some(now));
+        }
+    }
+
+    fn set_since(&self, since: Option<Instant>) {
+        if let Some(waiting) = lock(&self.seats.0.table).waiting.get_mut(&self.number) {
+            waiting.since = since;
+        }
+    }
+
+    /// When the connection ends unless it shows a token before.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.deadline
+    }
+
     /// What the connection holds outside a request is charged to it.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
@@ -274,6 +342,7 @@ impl Seat {
         inner.note(&table);
         drop(table);
         self.owner = owner;
+        self.deadline = None;
         self.ledger = Arc::clone(ledger);
         Ok(())
     }
@@ -371,6 +440,41 @@ mod tests {
             first[0].give_to_operator(&operator).is_err(),
             "it is closed"
         );
+    }
+
+    #[test]
+    fn the_oldest_peer_makes_room_and_nobody_with_a_token() {
+        let seats = seats(8);
+        let mut held = take(&seats, REMOTE, 4);
+        held[0].give_to_operator(&seats.0.budget.whole()).unwrap();
+        let newest = held[3].number;
+        let left = seats.make_room(newest).unwrap().unwrap();
+        assert!(left <= LEAST_TIME, "it may be about to show a token");
+        for waiting in lock(&seats.0.table).waiting.values_mut() {
+            waiting.since = waiting.since.map(|since| since - LEAST_TIME);
+        }
+        for oldest in [1, 2] {
+            assert_eq!(seats.make_room(newest), Some(None));
+            assert!(!is_waiting(&seats, &held[oldest]));
+        }
+        assert_eq!(seats.make_room(newest), None, "it makes no room for itself");
+        assert_eq!(seats.count(), 2);
+    }
+
+    #[test]
+    fn a_token_ends_the_limit_of_time() {
+        let seats = seats(8);
+        let mut held = take(&seats, REMOTE, 1);
+        held[0].begin();
+        assert!(held[0].deadline().is_none());
+        held[0].limit_time_for_token();
+        let since = || lock(&seats.0.table).waiting[&0].since;
+        assert!(since().is_none(), "no thread serves it yet");
+        held[0].begin();
+        assert!(since().is_some());
+        assert!(held[0].deadline() > Some(Instant::now()));
+        held[0].give_to_tenant(&seats.0.budget.ledger()).unwrap();
+        assert!(held[0].deadline().is_none());
     }
 
     #[test]

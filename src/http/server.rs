@@ -1,15 +1,16 @@
 //! Accepts connections and serves each on a thread of its own.
 //!
-//! Accepting is cheap and never blocks, because clients open a connection per command. When no thread,
-//! descriptor or slot is left, the client gets 503 instead of waiting in the queue, and the loop
-//! neither spins nor stops.
+//! Accepting is cheap, because clients open a connection per command. When no thread, descriptor or memory is left, the
+//! oldest connections that have shown no token are closed, and the thread of one of them serves the new connection: who
+//! is silent never keeps out who has a token. Where there is none to close, the client gets 503 instead of waiting in
+//! the queue, and the loop neither spins nor stops.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::connection::{self, Handler};
 use super::seats::{Peer, Seat, Seats};
@@ -24,25 +25,47 @@ const STACK_BYTES: usize = 256 * 1024;
 /// A generous estimate of what a connection needs: its stack and its buffers.
 const ROOM_BYTES: usize = STACK_BYTES + (2 << 20);
 
-const NO_DESCRIPTORS: &str =
-    "the server has no descriptor left for this connection; try again later";
+/// How long one of those that make room may take to end, before the next one is closed too.
+const TIME_TO_END: Duration = Duration::from_millis(10);
+
+/// How long the loop waits for room in all.
+const TIME_FOR_ROOM: Duration = Duration::from_millis(200);
+
+/// What a connection needs and does not get.
+#[derive(Debug, Clone, Copy)]
+enum Lack {
+    Threads,
+    Descriptors,
+    Memory,
+}
+
+impl Lack {
+    /// Tells a client.
+    fn refuse(self, socket: &TcpStream) {
+        let (code, what) = match self {
+            Self::Threads => ("no_threads", "the machine has no thread"),
+            Self::Descriptors => ("no_descriptors", "the server has no descriptor"),
+            Self::Memory => ("no_memory", "the machine has no memory"),
+        };
+        let text = format!("{what} left for this connection; try again later");
+        refuse(socket, code, &text);
+    }
+}
 
 /// A listening socket and the handler of its connections.
 pub struct Server<H> {
     listener: TcpListener,
     handler: Arc<H>,
     seats: Seats,
-    spare_thread: Option<Arc<SpareThread>>,
+    /// Whether users of this machine are told apart.
+    is_host: bool,
+    handover: Arc<Handover>,
     /// Closed when descriptors have run out, so that a connection can be accepted and refused.
     spare_descriptor: Option<std::fs::File>,
 }
 
 impl<H: Handler> Server<H> {
-    /// Serves connections that get one of `seats`.
-    ///
-    /// With `is_host` the users of this machine are told apart, and there is a spare thread, which serves
-    /// when no other thread can be started: a client that can delete the sandbox that uses them all must be
-    /// heard. It serves one request of a connection, and no connection from this machine.
+    /// Serves connections that get one of `seats`. With `is_host` the users of this machine are told apart.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking, or the spare thread cannot be started.
@@ -53,12 +76,14 @@ impl<H: Handler> Server<H> {
         is_host: bool,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
-        let spare_thread = is_host.then(|| SpareThread::start(&handler));
+        let handover = Arc::<Handover>::default();
+        start_spare_thread(&handler, &handover)?;
         Ok(Self {
-            spare_thread: spare_thread.transpose()?,
+            handover,
             listener,
             handler,
             seats,
+            is_host,
             spare_descriptor: spare_descriptor(),
         })
     }
@@ -77,7 +102,7 @@ impl<H: Handler> Server<H> {
                 if let Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM) =
                     error.raw_os_error()
                 {
-                    self.refuse_for_lack(&error);
+                    self.accept_with_spare_descriptor(&error);
                 }
             }
         }
@@ -87,13 +112,47 @@ impl<H: Handler> Server<H> {
         if self.spare_descriptor.is_none() {
             self.spare_descriptor = spare_descriptor();
         }
-        if sys::is_scarce(socket.as_fd()) {
-            refuse(&socket, "no_descriptors", NO_DESCRIPTORS);
+        let is_scarce = sys::is_scarce(socket.as_fd());
+        let Some(connection) = self.seat(socket, address) else {
+            return;
+        };
+        if is_scarce {
+            self.serve_in_place_of_others(connection, Lack::Descriptors);
             return;
         }
+        let Some(room) = Room::take(ROOM_BYTES) else {
+            self.serve_in_place_of_others(connection, Lack::Memory);
+            return;
+        };
+        // The socket stays in the slot until the thread takes it: a thread that cannot be started
+        // must not close the socket before the client gets an answer.
+        let slot = Arc::new(Mutex::new(Some(connection)));
+        let taken = Arc::clone(&slot);
+        let handler = Arc::clone(&self.handler);
+        let handover = Arc::clone(&self.handover);
+        let thread = thread::Builder::new()
+            .stack_size(STACK_BYTES)
+            .spawn(move || {
+                drop(room);
+                let _cache = sys::MemoryCache::of_this_thread();
+                let mut next = lock(&taken).take();
+                while let Some((socket, seat)) = next {
+                    connection::serve(&socket, seat, &*handler, true);
+                    drop(socket);
+                    next = handover.take();
+                }
+            });
+        if thread.is_err()
+            && let Some(connection) = lock(&slot).take()
+        {
+            self.serve_in_place_of_others(connection, Lack::Threads);
+        }
+    }
+
+    /// Seats a connection, or refuses it.
+    fn seat(&self, socket: TcpStream, address: SocketAddr) -> Option<Seated> {
         let own = socket.local_addr().unwrap_or(address);
-        let is_elsewhere = !is_here(own, address);
-        let peer = if is_elsewhere || self.spare_thread.is_none() {
+        let peer = if !self.is_host || !is_here(own, address) {
             Peer::at(address.ip())
         } else if self.seats.is_quiet() {
             // Asking the kernel takes longer than the rest of accepting.
@@ -108,109 +167,141 @@ impl<H: Handler> Server<H> {
                 "too_many_connections",
                 "all connections are in use; close idle ones or try again",
             );
-            return;
+            return None;
         };
-        let Some(room) = Room::take(ROOM_BYTES) else {
-            refuse(
-                &socket,
-                "no_memory",
-                "the machine has no memory left for this connection; try again later",
-            );
-            return;
+        Some((socket, seat))
+    }
+
+    /// Serves a connection on the thread of one that makes room, else on the spare thread, or refuses it. The thread of
+    /// one that has ended has given its descriptor and its memory back before; the spare thread has no descriptor to give.
+    /// False if it is refused.
+    fn serve_in_place_of_others(&self, connection: Seated, lack: Lack) -> bool {
+        let (socket, mut seat) = connection;
+        let number = seat.limit_time_for_token();
+        self.handover.put((socket, seat));
+        let deadline = Instant::now() + TIME_FOR_ROOM;
+        while Instant::now() < deadline
+            && let Some(left) = self.seats.make_room(number)
+        {
+            // One that has just come may be about to show a token.
+            let limit = left.unwrap_or(TIME_TO_END).min(TIME_TO_END);
+            if self.handover.is_taken_within(limit) {
+                return true;
+            }
+        }
+        let Some(connection) = self.handover.take() else {
+            return true;
         };
-        // The socket stays in the slot until the thread takes it: a thread that cannot be started
-        // must not close the socket before the client gets an answer.
-        let slot = Arc::new(Mutex::new(Some((socket, seat))));
-        let taken = Arc::clone(&slot);
-        let handler = Arc::clone(&self.handler);
-        let thread = thread::Builder::new()
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                drop(room);
-                let _cache = sys::MemoryCache::of_this_thread();
-                let taken = lock(&taken).take();
-                if let Some((socket, seat)) = taken {
-                    connection::serve(&socket, seat, &*handler, true);
-                }
-            });
-        let Err(error) = thread else { return };
-        let Some(left) = lock(&slot).take() else {
-            return;
+        let may_be_spared = !matches!(lack, Lack::Descriptors);
+        let refused = if may_be_spared && self.may_use_spare_thread(&connection.0) {
+            self.handover.give_to_spare(connection)
+        } else {
+            Err(connection)
         };
-        let refused = match &self.spare_thread {
-            Some(thread) if is_elsewhere => thread.give(left),
-            _ => Err(left),
+        let Err((socket, _)) = refused else {
+            return true;
         };
-        if let Err((socket, _)) = refused {
-            logging::about(
-                "connections",
-                format_args!("no thread for a connection: {error}"),
-            );
-            refuse(
-                &socket,
-                "no_threads",
-                "the machine has no thread left for this connection; try again later",
-            );
+        let line = format_args!("no room for a connection: {lack:?}");
+        logging::about("connections", line);
+        lack.refuse(&socket);
+        false
+    }
+
+    /// Whether the spare thread may serve a connection: of a host, none of a user who may be a sandbox's.
+    fn may_use_spare_thread(&self, socket: &TcpStream) -> bool {
+        match (socket.local_addr(), socket.peer_addr()) {
+            (Ok(own), Ok(peer)) if self.is_host && is_here(own, peer) => {
+                sys::tcp_peer_uid(own, peer) == Some(0)
+            }
+            _ => true,
         }
     }
 
-    /// Answers one connection with the spare descriptor, then waits 10 ms for others to be closed.
-    fn refuse_for_lack(&mut self, error: &io::Error) {
+    /// Accepts one connection by the spare descriptor. If nobody makes room for it, waits 10 ms for others to be closed.
+    fn accept_with_spare_descriptor(&mut self, error: &io::Error) {
         logging::about("connections", format_args!("cannot accept: {error}"));
         self.spare_descriptor = None;
-        if let Ok((socket, _)) = self.listener.accept() {
-            refuse(&socket, "no_descriptors", NO_DESCRIPTORS);
-        }
+        let is_served = if let Ok((socket, address)) = self.listener.accept() {
+            let connection = self.seat(socket, address);
+            connection.is_some_and(|new| self.serve_in_place_of_others(new, Lack::Descriptors))
+        } else {
+            // It is the kernel's memory that is missing, or another program has taken the descriptor.
+            self.seats.make_room(usize::MAX);
+            false
+        };
         self.spare_descriptor = spare_descriptor();
-        thread::sleep(Duration::from_millis(10));
+        if !is_served {
+            thread::sleep(Duration::from_millis(10));
+        }
     }
 }
 
-/// A thread that takes a connection only while it has none.
+/// Where a connection waits for the thread of another one.
 #[derive(Default)]
-struct SpareThread {
-    /// Guards whether the thread waits for a connection, and the one that it gets.
-    place: Mutex<(bool, Option<Seated>)>,
-    is_given: Condvar,
+struct Handover {
+    place: Mutex<Place>,
+    has_changed: Condvar,
 }
 
-impl SpareThread {
-    fn start<H: Handler>(handler: &Arc<H>) -> io::Result<Arc<Self>> {
-        let (spare, handler) = (Arc::<Self>::default(), Arc::clone(handler));
-        let own = Arc::clone(&spare);
-        thread::Builder::new()
-            .name("spare".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                loop {
-                    let (socket, seat) = own.wait();
-                    connection::serve(&socket, seat, &*handler, false);
-                }
-            })?;
-        Ok(spare)
+#[derive(Default)]
+struct Place {
+    /// For the next thread whose connection ends.
+    connection: Option<Seated>,
+    for_spare: Option<Seated>,
+    /// Whether the spare thread has no connection.
+    is_spare_free: bool,
+}
+
+impl Handover {
+    fn put(&self, connection: Seated) {
+        lock(&self.place).connection = Some(connection);
     }
 
-    /// Gives it a connection; it is the error if the thread has another one.
-    fn give(&self, connection: Seated) -> Result<(), Seated> {
+    fn take(&self) -> Option<Seated> {
+        let connection = lock(&self.place).connection.take()?;
+        self.has_changed.notify_all();
+        Some(connection)
+    }
+
+    fn is_taken_within(&self, limit: Duration) -> bool {
+        let is_there = |place: &mut Place| place.connection.is_some();
+        let place = lock(&self.place);
+        self.has_changed.wait_while_for(place, limit, is_there).1
+    }
+
+    /// Gives it a connection; it is the error if the spare thread has another one.
+    fn give_to_spare(&self, connection: Seated) -> Result<(), Seated> {
         let mut place = lock(&self.place);
-        if !std::mem::take(&mut place.0) {
+        if !std::mem::take(&mut place.is_spare_free) {
             return Err(connection);
         }
-        place.1 = Some(connection);
-        self.is_given.notify_one();
+        place.for_spare = Some(connection);
+        self.has_changed.notify_all();
         Ok(())
     }
 
-    fn wait(&self) -> Seated {
+    fn wait_for_spare(&self) -> Option<Seated> {
         let mut place = lock(&self.place);
-        place.0 = true;
-        loop {
-            if let Some(given) = place.1.take() {
-                return given;
-            }
-            place = self.is_given.wait_for(place, None);
-        }
+        place.is_spare_free = true;
+        let is_none = |place: &mut Place| place.for_spare.is_none();
+        place = self.has_changed.wait_while(place, is_none);
+        place.for_spare.take()
     }
+}
+
+/// Starts the spare thread, which serves when no other thread can be started and nobody makes room: a client that can
+/// delete what uses them all must be heard. It serves one request of a connection, and has its memory from the start.
+fn start_spare_thread<H: Handler>(handler: &Arc<H>, handover: &Arc<Handover>) -> io::Result<()> {
+    let (handler, handover) = (Arc::clone(handler), Arc::clone(handover));
+    let room = Room::take(ROOM_BYTES);
+    let serve = move || {
+        let _room = room;
+        while let Some((socket, seat)) = handover.wait_for_spare() {
+            connection::serve(&socket, seat, &*handler, false);
+        }
+    };
+    let thread = thread::Builder::new().name("spare".to_owned());
+    thread.stack_size(STACK_BYTES).spawn(serve).map(drop)
 }
 
 /// Whether a connection comes from this machine. Sandboxes cannot choose another source address, because
@@ -245,5 +336,128 @@ pub fn refuse(mut socket: &TcpStream, code: &str, text: &str) {
         while rounds < 64 && matches!(socket.read(&mut scratch), Ok(1..)) {
             rounds += 1;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Request, Response};
+    use super::*;
+    use crate::ledger::Budget;
+
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n";
+    const WITH_TOKEN: &[u8] = b"GET /token HTTP/1.1\r\nHost: h\r\n\r\n";
+
+    /// Answers with the thread that serves. A request for `/token` has one.
+    struct Threads(Arc<Budget>);
+
+    impl Handler for Threads {
+        fn handle(&self, request: &mut Request<'_>) -> Response {
+            if request.head.path == b"/token" {
+                let operator = self.0.whole();
+                request.seat.give_to_operator(&operator).unwrap();
+            }
+            let thread = thread::current();
+            Response::json(&format!("{:?} {:?} end", thread.name(), thread.id()))
+        }
+    }
+
+    fn server() -> Server<Threads> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let budget = Budget::new(1 << 30);
+        let seats = Seats::new(16, Arc::clone(&budget));
+        Server::new(listener, Arc::new(Threads(budget)), seats, false).unwrap()
+    }
+
+    /// A client whose connection waits to be accepted.
+    fn client(server: &Server<Threads>) -> TcpStream {
+        let client = TcpStream::connect(server.listener.local_addr().unwrap()).unwrap();
+        let limit = Some(Duration::from_secs(60));
+        client.set_read_timeout(limit).unwrap();
+        client
+    }
+
+    /// A client of which the server has accepted the connection as if it had no thread for it; false if it was refused.
+    fn client_without_thread(server: &Server<Threads>, sent: &[u8]) -> (TcpStream, bool) {
+        let mut client = client(server);
+        client.write_all(sent).unwrap();
+        // A connection to loopback is in the queue when connect(2) returns.
+        let (socket, address) = server.listener.accept().unwrap();
+        let connection = server.seat(socket, address).unwrap();
+        let is_served = server.serve_in_place_of_others(connection, Lack::Threads);
+        (client, is_served)
+    }
+
+    fn ask(client: &mut TcpStream, request: &[u8]) -> String {
+        client.write_all(request).unwrap();
+        answer(client)
+    }
+
+    fn answer(client: &mut TcpStream) -> String {
+        let mut answer = Vec::new();
+        let mut byte = [0];
+        while !answer.ends_with(b"end\"\n") {
+            match client.read(&mut byte) {
+                Ok(1) => answer.extend_from_slice(&byte),
+                _ => break,
+            }
+        }
+        String::from_utf8(answer).unwrap()
+    }
+
+    fn thread_in(answer: &str) -> &str {
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        answer.lines().last().unwrap()
+    }
+
+    #[test]
+    fn without_a_thread_the_oldest_client_without_a_token_gives_its_own() {
+        let mut server = server();
+        let [mut operator, mut stranger] = [WITH_TOKEN, REQUEST].map(|request| {
+            let mut client = client(&server);
+            client.write_all(request).unwrap();
+            server.accept();
+            (answer(&mut client), client)
+        });
+        let (mut newest, is_served) = client_without_thread(&server, WITH_TOKEN);
+        assert!(is_served);
+        let answered = answer(&mut newest);
+        assert_eq!(thread_in(&answered), thread_in(&stranger.0));
+        assert_eq!(stranger.1.read(&mut [0]).unwrap(), 0, "it is closed");
+        // Those with a token stay.
+        for client in [&mut operator.1, &mut newest] {
+            assert!(ask(client, REQUEST).starts_with("HTTP/1.1 200 "));
+        }
+        assert_eq!(server.seats.count(), 2);
+    }
+
+    #[test]
+    fn the_spare_thread_serves_when_all_have_a_token_and_one_request_of_a_connection() {
+        let mut server = server();
+        let mut operator = client(&server);
+        server.accept();
+        ask(&mut operator, WITH_TOKEN);
+        while !lock(&server.handover.place).is_spare_free {
+            thread::yield_now();
+        }
+        let (mut newest, is_served) = client_without_thread(&server, REQUEST);
+        assert!(is_served);
+        let answered = answer(&mut newest);
+        assert!(answered.contains("Connection: close"), "{answered}");
+        assert!(thread_in(&answered).contains("spare"), "{answered}");
+        assert!(ask(&mut operator, REQUEST).starts_with("HTTP/1.1 200 "));
+    }
+
+    #[test]
+    fn who_came_when_there_was_no_room_and_shows_no_token_goes() {
+        let server = server();
+        while !lock(&server.handover.place).is_spare_free {
+            thread::yield_now();
+        }
+        let (mut silent, is_served) = client_without_thread(&server, b"");
+        assert!(is_served);
+        let begun = Instant::now();
+        assert_eq!(silent.read(&mut [0]).unwrap(), 0);
+        assert!(begun.elapsed() < Duration::from_secs(30));
     }
 }

@@ -17,7 +17,8 @@ use serde_json::json;
 
 use crate::fixture::{
     Connection, PATIENCE, Random, Reply, Server, TOKEN, TempDir, can_change_user, cpu_time_of,
-    descriptors_of, output_of, parse_replies, public_copy, reset, spare_uid, status_of, wait_until,
+    descriptors_of, is_root, output_of, parse_replies, public_copy, reset, spare_uid, status_of,
+    wait_until,
 };
 use crate::skip;
 
@@ -195,9 +196,9 @@ fn run_out_of_descriptors(limit: usize, clients: usize) {
     let dir = TempDir::new();
     std::fs::write(dir.join("file"), b"data").unwrap();
 
-    // One client is there from the start.
+    // One client is there from the start, and has shown its token.
     let mut early = server.connect();
-    assert_eq!(early.request("GET", "/health", &[], b"").status, 200);
+    assert_eq!(early.request("GET", "/v1/processes", &[], b"").status, 200);
     let kept = server.spawn(&json!({"cmd": "echo kept; cat"}));
     let mut probes: Vec<Probe> = (0..clients).map(|_| Probe::new(&server)).collect();
     // Those above the limit may be refused, or wait in the queue of the listening socket.
@@ -321,7 +322,7 @@ fn running_out_of_threads_is_503_and_passes() {
     );
     let mut server = Server::builder().wrapped_in(&["sh", "-c", &words]).start();
     let mut early = server.connect();
-    assert_eq!(early.request("GET", "/health", &[], b"").status, 200);
+    assert_eq!(early.request("GET", "/v1/processes", &[], b"").status, 200);
     let mut without_thread = 0;
     for round in 0..3 {
         let (held, replies) = probe_all(&server, 60);
@@ -401,7 +402,7 @@ fn running_out_of_address_space_is_503_and_passes() {
         let option = format!("--as={limit}:{limit}");
         let mut server = Server::builder().wrapped_in(&["prlimit", &option]).start();
         let mut early = server.connect();
-        assert_eq!(early.request("GET", "/health", &[], b"").status, 200);
+        assert_eq!(early.request("GET", "/v1/processes", &[], b"").status, 200);
         for round in 0..2 {
             let (held, replies) = probe_all(&server, 300);
             let refused: Vec<&Reply> = replies.iter().filter(|reply| reply.status != 200).collect();
@@ -421,6 +422,90 @@ fn running_out_of_address_space_is_503_and_passes() {
             drop(held);
             expect_recovery(&mut server);
         }
+    }
+}
+
+/// Clients that show no token take all that the server has, by silence or half a head, and come again and again. Who has
+/// a token is served.
+#[track_caller]
+fn expect_service_among_strangers(server: &mut Server, target: &str) {
+    let mut strangers = Vec::new();
+    let mut come = |count: usize| {
+        for index in 0..count {
+            let Ok(mut stream) = TcpStream::connect(server.address) else {
+                continue;
+            };
+            if index % 2 == 0 {
+                let _ = stream.write_all(b"POST /v1/exec HTTP/1.1\r\nX-Sandbox-Token:");
+            }
+            strangers.push(stream);
+        }
+    };
+    come(400);
+    for round in 0..5 {
+        let started = Instant::now();
+        let mut connection = server.connect();
+        let reply = connection.request("GET", target, &[], b"");
+        assert_eq!(reply.status, 200, "round {round}: {}", reply.text());
+        // The connection stays, whoever comes.
+        come(20);
+        let reply = connection.request("GET", target, &[], b"");
+        assert_eq!(reply.status, 200, "round {round}: {}", reply.text());
+        let passed = started.elapsed();
+        assert!(passed < Duration::from_secs(8), "round {round}: {passed:?}");
+    }
+    assert!(server.is_running());
+    assert_no_panic(server);
+}
+
+#[test]
+fn clients_without_a_token_that_take_all_threads_make_room() {
+    if !can_change_user() {
+        skip!("needs root, setpriv and prlimit: the limit does not bind root");
+    }
+    let dir = TempDir::new();
+    let uid = spare_uid(3);
+    let words = format!(
+        "cd / && exec setpriv --reuid={uid} --regid={uid} --clear-groups \
+         prlimit --nproc=24:24 {}",
+        public_copy(&dir)
+    );
+    let mut server = Server::builder().wrapped_in(&["sh", "-c", &words]).start();
+    expect_service_among_strangers(&mut server, "/v1/processes");
+    // They leave threads for work, too.
+    wait_until("a command runs", PATIENCE, || {
+        server
+            .post("/v1/exec", &json!({"cmd": "echo ran"}))
+            .text()
+            .contains("ran\\n")
+    });
+}
+
+#[test]
+fn clients_without_a_token_that_take_all_descriptors_make_room() {
+    let limited = ["sh", "-c", "ulimit -n 160 && exec \"$0\""];
+    let mut server = Server::builder().wrapped_in(&limited).start();
+    expect_service_among_strangers(&mut server, "/v1/processes");
+    if is_root() {
+        let mut server = Server::host().wrapped_in(&limited).start();
+        expect_service_among_strangers(&mut server, "/v1/sandboxes");
+    }
+}
+
+#[test]
+fn clients_without_a_token_that_take_all_address_space_make_room() {
+    let limited = |server: &Server| {
+        let own = status_of(server.pid(), "VmHWM").max(status_of(server.pid(), "VmSize"));
+        let bytes = own * 1024 + (16 << 20);
+        format!("exec prlimit --as={bytes}:{bytes} \"$0\"")
+    };
+    let limit = limited(&Server::start());
+    let mut server = Server::builder().wrapped_in(&["sh", "-c", &limit]).start();
+    expect_service_among_strangers(&mut server, "/v1/processes");
+    if is_root() {
+        let limit = limited(&Server::host().start());
+        let mut server = Server::host().wrapped_in(&["sh", "-c", &limit]).start();
+        expect_service_among_strangers(&mut server, "/v1/sandboxes");
     }
 }
 
