@@ -232,7 +232,7 @@ fn serve(as_init: bool) -> Result<(), Failure> {
     machine.egress.close_port(address.port());
     let seats = machine.seats.clone();
     let users = config.host.map(|settings| settings.users);
-    let kept_out = users.filter(|_| config.token.is_none());
+    let kept_out = users.clone().filter(|_| config.token.is_none());
     let authenticator = Authenticator::new(config.token, config.strict_scopes)?;
     let api = Arc::new(Api::new(
         machine,
@@ -247,7 +247,7 @@ fn serve(as_init: bool) -> Result<(), Failure> {
             kept_out,
         },
     ));
-    let server = Server::new(listener, Arc::clone(&api), seats, is_host).map_err(cannot_listen)?;
+    let server = Server::new(listener, Arc::clone(&api), seats, users).map_err(cannot_listen)?;
     if let Some(made) = config.made_token {
         made.publish()?;
     }

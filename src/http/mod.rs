@@ -6,7 +6,7 @@
 //! [`response`] are what a handler sees; [`connection`] owns the socket and alone frames responses, so
 //! no handler can break the framing; [`handshake`] and [`websocket`] are the way to another protocol
 //! and its frames, again pure functions, and [`channel`] is a connection that speaks them; [`seats`] counts who holds how
-//! many connections, and [`server`] accepts.
+//! many connections, [`rush`] how fast they come, and [`server`] accepts.
 
 pub mod body;
 pub mod channel;
@@ -22,6 +22,7 @@ pub mod range;
 pub mod reader;
 pub mod request;
 pub mod response;
+mod rush;
 pub mod seats;
 pub mod server;
 pub mod stream;

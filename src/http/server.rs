@@ -7,12 +7,14 @@
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::connection::{self, Handler};
+use super::rush::{Opener, Rush};
 use super::seats::{Peer, Seat, Seats};
 use crate::logging;
 use crate::memory::Room;
@@ -57,15 +59,17 @@ pub struct Server<H> {
     listener: TcpListener,
     handler: Arc<H>,
     seats: Seats,
-    /// Whether users of this machine are told apart.
-    is_host: bool,
+    /// The users of a host's sandboxes.
+    users: Option<RangeInclusive<u32>>,
+    rush: Rush,
     handover: Arc<Handover>,
     /// Closed when descriptors have run out, so that a connection can be accepted and refused.
     spare_descriptor: Option<std::fs::File>,
 }
 
 impl<H: Handler> Server<H> {
-    /// Serves connections that get one of `seats`. With `is_host` the users of this machine are told apart.
+    /// Serves connections that get one of `seats`. On a host, of whose sandboxes these are the `users`, users of this
+    /// machine are told apart.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking, or the spare thread cannot be started.
@@ -73,7 +77,7 @@ impl<H: Handler> Server<H> {
         listener: TcpListener,
         handler: Arc<H>,
         seats: Seats,
-        is_host: bool,
+        users: Option<RangeInclusive<u32>>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let handover = Arc::<Handover>::default();
@@ -83,7 +87,8 @@ impl<H: Handler> Server<H> {
             listener,
             handler,
             seats,
-            is_host,
+            users,
+            rush: Rush::default(),
             spare_descriptor: spare_descriptor(),
         })
     }
@@ -150,23 +155,36 @@ impl<H: Handler> Server<H> {
     }
 
     /// Seats a connection, or refuses it.
-    fn seat(&self, socket: TcpStream, address: SocketAddr) -> Option<Seated> {
+    fn seat(&mut self, socket: TcpStream, address: SocketAddr) -> Option<Seated> {
         let own = socket.local_addr().unwrap_or(address);
-        let peer = if !self.is_host || !is_here(own, address) {
+        let is_local = self.users.is_some() && is_here(own, address);
+        let now = Instant::now();
+        let peer = if !is_local {
             Peer::at(address.ip())
-        } else if self.seats.is_quiet() {
+        } else if self.seats.is_quiet() && self.rush.is_quiet(now) {
             // Asking the kernel takes longer than the rest of accepting.
             Peer::User(None)
         } else {
             Peer::User(sys::tcp_peer_uid(own, address))
         };
+        let refused = |socket: &TcpStream, text: &str| refuse(socket, "too_many_connections", text);
+        if let Some(users) = &self.users {
+            let opener = match peer {
+                Peer::User(user) if user.is_none_or(|user| users.contains(&user)) => {
+                    Opener::Local(user)
+                }
+                _ => Opener::Other,
+            };
+            if self.rush.is_flood(opener, now) {
+                let text = "this user opens connections faster than others can; try again later";
+                refused(&socket, text);
+                return None;
+            }
+        }
         let socket = Arc::new(socket);
         let Some(seat) = self.seats.take(peer, &socket) else {
-            refuse(
-                &socket,
-                "too_many_connections",
-                "all connections are in use; close idle ones or try again",
-            );
+            let text = "all connections are in use; close idle ones or try again";
+            refused(&socket, text);
             return None;
         };
         Some((socket, seat))
@@ -209,9 +227,10 @@ impl<H: Handler> Server<H> {
 
     /// Whether the spare thread may serve a connection: of a host, none of a user who may be a sandbox's.
     fn may_use_spare_thread(&self, socket: &TcpStream) -> bool {
-        match (socket.local_addr(), socket.peer_addr()) {
-            (Ok(own), Ok(peer)) if self.is_host && is_here(own, peer) => {
-                sys::tcp_peer_uid(own, peer) == Some(0)
+        match (&self.users, socket.local_addr(), socket.peer_addr()) {
+            (Some(users), Ok(own), Ok(peer)) if is_here(own, peer) => {
+                let user = sys::tcp_peer_uid(own, peer);
+                user.is_some_and(|user| !users.contains(&user))
             }
             _ => true,
         }
@@ -366,7 +385,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let budget = Budget::new(1 << 30);
         let seats = Seats::new(16, Arc::clone(&budget));
-        Server::new(listener, Arc::new(Threads(budget)), seats, false).unwrap()
+        Server::new(listener, Arc::new(Threads(budget)), seats, None).unwrap()
     }
 
     /// A client whose connection waits to be accepted.
@@ -378,7 +397,7 @@ mod tests {
     }
 
     /// A client of which the server has accepted the connection as if it had no thread for it; false if it was refused.
-    fn client_without_thread(server: &Server<Threads>, sent: &[u8]) -> (TcpStream, bool) {
+    fn client_without_thread(server: &mut Server<Threads>, sent: &[u8]) -> (TcpStream, bool) {
         let mut client = client(server);
         client.write_all(sent).unwrap();
         // A connection to loopback is in the queue when connect(2) returns.
@@ -419,7 +438,7 @@ mod tests {
             server.accept();
             (answer(&mut client), client)
         });
-        let (mut newest, is_served) = client_without_thread(&server, WITH_TOKEN);
+        let (mut newest, is_served) = client_without_thread(&mut server, WITH_TOKEN);
         assert!(is_served);
         let answered = answer(&mut newest);
         assert_eq!(thread_in(&answered), thread_in(&stranger.0));
@@ -440,7 +459,7 @@ mod tests {
         while !lock(&server.handover.place).is_spare_free {
             thread::yield_now();
         }
-        let (mut newest, is_served) = client_without_thread(&server, REQUEST);
+        let (mut newest, is_served) = client_without_thread(&mut server, REQUEST);
         assert!(is_served);
         let answered = answer(&mut newest);
         assert!(answered.contains("Connection: close"), "{answered}");
@@ -450,11 +469,11 @@ mod tests {
 
     #[test]
     fn who_came_when_there_was_no_room_and_shows_no_token_goes() {
-        let server = server();
+        let mut server = server();
         while !lock(&server.handover.place).is_spare_free {
             thread::yield_now();
         }
-        let (mut silent, is_served) = client_without_thread(&server, b"");
+        let (mut silent, is_served) = client_without_thread(&mut server, b"");
         assert!(is_served);
         let begun = Instant::now();
         assert_eq!(silent.read(&mut [0]).unwrap(), 0);

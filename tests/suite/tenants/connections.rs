@@ -7,7 +7,7 @@ use std::process::Command;
 
 use super::{expect_service, head};
 use crate::fixture::{
-    BINARY, Connection, PATIENCE, Sandbox, Server, is_root, parse_replies, wait_until,
+    BINARY, Connection, PATIENCE, Sandbox, Server, is_root, parse_replies, status_of, wait_until,
 };
 use crate::skip;
 use crate::walls::probe::Probe;
@@ -148,6 +148,50 @@ fn the_oldest_connection_without_a_token_makes_room() {
     let mut newest = Connection::over(held.pop().unwrap(), None);
     let replies = parse_replies(&newest.read_to_close()).unwrap();
     assert_eq!(replies[0].status, 200);
+}
+
+#[test]
+fn a_sandbox_that_opens_connections_as_fast_as_it_can() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let (attacker, neighbour) = (server.sandbox(), server.sandbox());
+    let address = server.address.to_string();
+    let probe = Probe::new(&attacker);
+    // It holds few of them, and many.
+    for kept in ["8", "64"] {
+        std::thread::scope(|scope| {
+            let flood = scope.spawn(|| probe.run(&[&["flood", &address, kept, "3000"]]));
+            while !flood.is_finished() {
+                expect_service(&server, &neighbour);
+            }
+            assert_eq!(flood.join().unwrap(), ["refused"]);
+        });
+        let threads = status_of(server.inner_pid(), "Threads");
+        assert!(threads < 400, "{threads} threads");
+        assert_eq!(attacker.sh("echo here"), "here\n");
+    }
+}
+
+/// A client that is no sandbox may be as fast as it can.
+#[test]
+fn an_operator_that_opens_connections_as_fast_as_it_can() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..200 {
+                    assert_eq!(server.get("/v1/sandboxes").status, 200);
+                }
+            });
+        }
+    });
+    assert_eq!(sandbox.sh("echo here"), "here\n");
 }
 
 /// Whether the server has closed a connection that it has sent nothing on.

@@ -209,6 +209,36 @@ fn done<T>(result: io::Result<T>) -> io::Result<String> {
     result.map(|_| "ok".to_owned())
 }
 
+/// Opens connections as fast as it can, and keeps the newest of each thread. Whether any was refused.
+fn flood(address: SocketAddr, kept: usize, limit: Duration) -> String {
+    let end = Instant::now() + limit;
+    let open = move || {
+        let mut held = std::collections::VecDeque::<TcpStream>::new();
+        let mut refused = 0;
+        while Instant::now() < end {
+            if held.len() >= kept
+                && let Some(mut oldest) = held.pop_front()
+                && oldest.set_nonblocking(true).is_ok()
+            {
+                let mut answer = [0; 12];
+                let is_refused =
+                    oldest.read_exact(&mut answer).is_ok() && answer.ends_with(b" 503");
+                refused += usize::from(is_refused);
+            }
+            held.extend(TcpStream::connect(address));
+        }
+        refused
+    };
+    let threads = [(); 4].map(|()| std::thread::spawn(open));
+    let refused = threads.map(|thread| thread.join().unwrap());
+    if refused.iter().sum::<usize>() > 0 {
+        "refused"
+    } else {
+        "ok"
+    }
+    .to_owned()
+}
+
 /// Does one act.
 #[expect(clippy::too_many_lines, reason = "it is a table of all acts")]
 fn perform(words: &[&str]) -> io::Result<String> {
@@ -374,6 +404,14 @@ fn perform(words: &[&str]) -> io::Result<String> {
                 keep(stream);
             }
             Ok("ok".to_owned())
+        }
+        ["flood", address, kept, milliseconds] => {
+            let limit = Duration::from_millis(number(milliseconds).cast_unsigned());
+            Ok(flood(
+                address.parse().unwrap(),
+                kept.parse().unwrap(),
+                limit,
+            ))
         }
         // State.
         ["descriptors"] => Ok(descriptors()),
