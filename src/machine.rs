@@ -167,6 +167,11 @@ impl Machine {
         self.as_host()?.ledger_of(sandbox)
     }
 
+    /// The ledger of the sandbox that has this uid.
+    pub fn ledger_of_user(&self, uid: u32) -> Option<Arc<Ledger>> {
+        self.as_host()?.ledger_of_user(uid)
+    }
+
     /// What a client has written on a machine that is the only sandbox.
     pub fn labels(&self) -> BTreeMap<String, String> {
         lock(&self.labels).clone()

@@ -26,14 +26,14 @@ mod rest;
 mod tickets;
 
 use std::ops::RangeInclusive;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use crate::auth::Authenticator;
 use crate::config::Doors;
 use crate::http::parse::Head;
 use crate::http::seats::Seats;
 use crate::http::{Body, Handler, Refusal, Request, Response, Sender};
-use crate::ledger::OverLimit;
+use crate::ledger::{Ledger, OverLimit};
 use crate::machine::Machine;
 use crate::panics::contain;
 use context::{Context, note_refusal};
@@ -310,5 +310,9 @@ impl Handler for Api {
 
     fn refused(&self, status: u16) {
         self.context.requests.count("none", status);
+    }
+
+    fn ledger_of_user(&self, uid: u32) -> Option<Arc<Ledger>> {
+        self.context.machine.ledger_of_user(uid)
     }
 }

@@ -234,6 +234,14 @@ impl Host {
         Some(Arc::clone(&sandbox.workspace.ledger))
     }
 
+    /// What the sandbox with this uid holds.
+    pub fn ledger_of_user(&self, uid: u32) -> Option<Arc<Ledger>> {
+        let table = self.table();
+        let mut sandboxes = table.sandboxes.values();
+        let sandbox = sandboxes.find(|sandbox| sandbox.user.uid == uid)?;
+        Some(Arc::clone(&sandbox.workspace.ledger))
+    }
+
     /// A lease on a sandbox's workspace.
     ///
     /// # Errors

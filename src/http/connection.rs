@@ -51,6 +51,11 @@ pub trait Handler: Send + Sync + 'static {
     /// parsed or did not arrive in time, or [`Handler::handle`] panicked.
     fn refused(&self, _status: u16) {}
 
+    /// What a user of this machine is charged to before it shows a token: the ledger of the sandbox that has this uid.
+    fn ledger_of_user(&self, _uid: u32) -> Option<Arc<Ledger>> {
+        None
+    }
+
     /// Whether it is a proxy, which takes targets that are no paths.
     fn is_proxy(&self) -> bool {
         false
@@ -75,7 +80,8 @@ fn serve_requests(socket: &Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler
     let kept = Arc::<KeptSlot>::default();
     loop {
         reader.limit_head(seat.deadline());
-        let head = reader.read_head(seat.ledger(), |client| kept.wait_for(client));
+        let for_much = || seat.ledger_for_much(|user| handler.ledger_of_user(user));
+        let head = reader.read_head(seat.ledger(), for_much, |client| kept.wait_for(client));
         let Some(head) = head.transpose() else {
             return;
         };
@@ -472,7 +478,9 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::thread;
 
+    use super::super::seats::{Peer, Seats};
     use super::*;
+    use crate::ledger::Budget;
     use crate::sync::{Mutex, lock};
 
     #[derive(Default)]
@@ -595,6 +603,117 @@ mod tests {
             assert!(answer.contains(&format!("HTTP/1.1 {status} ")), "{answer}");
             assert_eq!(refused, [status]);
         }
+    }
+
+    /// Notes the requests and reads no body. What it notes of refused ones may panic, where nothing answers for it.
+    #[derive(Default)]
+    struct Noting {
+        seen: Mutex<Vec<Vec<u8>>>,
+        panics: bool,
+        ledger: Option<Arc<Ledger>>,
+    }
+
+    impl Handler for Noting {
+        fn handle(&self, request: &mut Request<'_>) -> Response {
+            lock(&self.seen).push(request.head.path.to_vec());
+            Response::json(&"noted")
+        }
+
+        fn refused(&self, _: u16) {
+            if self.panics {
+                std::panic::resume_unwind(Box::new("as the test wants it"));
+            }
+        }
+
+        fn ledger_of_user(&self, uid: u32) -> Option<Arc<Ledger>> {
+            let own = nix::unistd::geteuid().as_raw();
+            self.ledger.clone().filter(|_| uid == own)
+        }
+    }
+
+    /// Serves a client that sends this. Its answer, and how many seats are taken after.
+    fn note(handler: &Noting, requests: &[u8]) -> (String, usize) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let socket = Arc::new(listener.accept().unwrap().0);
+        client.write_all(requests).unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        let seats = Seats::new(4, Budget::new(1 << 30));
+        let seat = seats.take(Peer::User(None), &socket).unwrap();
+        assert_eq!(seats.count(), 1);
+        serve(&socket, seat, handler, true);
+        let taken = seats.count();
+        // A seat that was not given back would keep the connection open.
+        drop((socket, seats));
+        let mut answer = String::new();
+        let _ = client.read_to_string(&mut answer);
+        (answer, taken)
+    }
+
+    #[test]
+    fn a_body_that_nobody_reads_is_no_request() {
+        let smuggled = "GET /smuggled HTTP/1.1\r\nHost: h\r\n\r\n";
+        let length = smuggled.len();
+        let last = "GET /last HTTP/1.1\r\nHost: h\r\n\r\n";
+        let post = "POST /first HTTP/1.1\r\nHost: h\r\n";
+        let framed = [
+            format!("Content-Length: {length}\r\n\r\n{smuggled}"),
+            format!("Transfer-Encoding: chunked\r\n\r\n{length:x}\r\n{smuggled}\r\n0\r\n\r\n"),
+        ];
+        for body in framed {
+            let handler = Noting::default();
+            let (answer, _) = note(&handler, format!("{post}{body}{last}").as_bytes());
+            assert_eq!(
+                *lock(&handler.seen),
+                [b"/first".to_vec(), b"/last".to_vec()]
+            );
+            assert_eq!(answer.matches("HTTP/1.1 200 ").count(), 2, "{answer}");
+        }
+        // One that is too long to be dropped ends the connection.
+        let body = smuggled.repeat(3000);
+        let request = format!("{post}Content-Length: {}\r\n\r\n{body}{last}", body.len());
+        let handler = Noting::default();
+        let (answer, _) = note(&handler, request.as_bytes());
+        assert_eq!(*lock(&handler.seen), [b"/first".to_vec()]);
+        assert!(answer.contains("Connection: close"), "{answer}");
+    }
+
+    #[test]
+    fn the_seat_is_free_however_a_connection_ends() {
+        let fine = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n";
+        let handler = Noting::default();
+        assert_eq!(note(&handler, fine).1, 0);
+        assert_eq!(note(&handler, b"GET / HTTP/1.1\r\n").1, 0, "half a head");
+        assert_eq!(note(&handler, b"nonsense\r\n\r\n").1, 0);
+        let handler = Noting {
+            panics: true,
+            ..Noting::default()
+        };
+        let (answer, taken) = note(&handler, b"nonsense\r\n\r\n");
+        assert_eq!((&*answer, taken), ("", 0), "it has panicked");
+    }
+
+    #[test]
+    fn a_large_head_is_charged_to_the_sandbox_that_sends_it() {
+        let field = format!("A: {}\r\n", "a".repeat(20_000));
+        let request = format!("GET / HTTP/1.1\r\nHost: h\r\n{field}\r\n");
+        let (answer, _) = note(&Noting::default(), request.as_bytes());
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        // The client is a process of this user.
+        let handler = Noting {
+            ledger: Some(Budget::new(4096).ledger()),
+            ..Noting::default()
+        };
+        let (answer, _) = note(&handler, request.as_bytes());
+        if lock(&handler.seen).is_empty() {
+            assert!(answer.contains("\"over_limit\""), "{answer}");
+        } else {
+            let own = TcpListener::bind("127.0.0.1:0").unwrap();
+            let known = crate::sys::is_tcp_listening(own.local_addr().unwrap());
+            assert!(known.is_err(), "the kernel tells whose a socket is");
+        }
+        let (answer, _) = note(&handler, b"GET / HTTP/1.1\r\nHost: h\r\n\r\n");
+        assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
     }
 
     #[test]

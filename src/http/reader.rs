@@ -158,11 +158,12 @@ impl<S: AsFd> SocketReader<S> {
     }
 
     /// Waits for the next request and reads its head. `None` if the client closes instead, in the
-    /// middle of a head too, or stays idle for 120 s, or until the [limit](Self::limit_head). A large head is charged to `ledger`. `before_wait` gets the socket
-    /// before each receive.
+    /// middle of a head too, or stays idle for 120 s, or until the [limit](Self::limit_head). A large head is charged to
+    /// what `ledger_for_much` returns, a chunked body to `ledger`. `before_wait` gets the socket before each receive.
     pub fn read_head(
         &mut self,
         ledger: &Arc<Ledger>,
+        ledger_for_much: impl Fn() -> Arc<Ledger>,
         before_wait: impl Fn(BorrowedFd<'_>),
     ) -> Result<Option<Head>, ReceiveError> {
         self.head_charge = None;
@@ -186,7 +187,7 @@ impl<S: AsFd> SocketReader<S> {
                 begun = None;
                 self.deadline = self.head_deadline;
             } else {
-                self.charge_head()?;
+                self.charge_head(|_| Some(ledger_for_much()))?;
                 let begun = *begun.get_or_insert_with(Instant::now);
                 let limit = begun + HEAD_LIMIT;
                 self.deadline = Some(self.head_deadline.map_or(limit, |own| own.min(limit)));
@@ -207,16 +208,19 @@ impl<S: AsFd> SocketReader<S> {
     }
 
     /// Charges what has arrived of a head, if it is large.
-    fn charge_head(&mut self) -> Result<(), OverLimit> {
+    fn charge_head(
+        &mut self,
+        ledger: impl FnOnce(&Self) -> Option<Arc<Ledger>>,
+    ) -> Result<(), OverLimit> {
         let length = self.unused().len();
-        if length > FREE_HEAD_BYTES
-            && let Some(ledger) = &self.ledger
-        {
-            let bytes = length * USES_OF_HEAD;
-            match &mut self.head_charge {
-                Some(charge) => charge.set(bytes)?,
-                none @ None => *none = Some(ledger.charge(Item::Heads, bytes)?),
-            }
+        if length <= FREE_HEAD_BYTES {
+            return Ok(());
+        }
+        let bytes = length * USES_OF_HEAD;
+        if let Some(charge) = &mut self.head_charge {
+            charge.set(bytes)?;
+        } else if let Some(ledger) = ledger(self) {
+            self.head_charge = Some(ledger.charge(Item::Heads, bytes)?);
         }
         Ok(())
     }
@@ -230,7 +234,7 @@ impl<S: AsFd> SocketReader<S> {
                     return Ok(Some(head));
                 }
                 match reader.receive_more_of_head() {
-                    Ok(()) => reader.charge_head()?,
+                    Ok(()) => reader.charge_head(|reader| reader.ledger.clone())?,
                     Err(ReceiveError::TimedOut) => return Ok(None),
                     Err(error) => return Err(error),
                 }

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use crate::error::{Error, Kind};
 use crate::ledger::{Budget, Ledger};
 use crate::sync::{Mutex, lock};
+use crate::sys;
 
 /// The least that a user of a host may hold without a token.
 const LEAST_LOCAL: usize = 16;
@@ -158,6 +159,16 @@ impl Seats {
 
     /// Seats a new connection; `None` if every seat has an owner that has shown a token.
     pub fn take(&self, peer: Peer, socket: &Arc<TcpStream>) -> Option<Seat> {
+        self.take_charging(peer, socket, None)
+    }
+
+    /// The same. What the connection holds is charged to `ledger`, or to one that the peer has for all its connections.
+    pub fn take_charging(
+        &self,
+        peer: Peer,
+        socket: &Arc<TcpStream>,
+        ledger: Option<Arc<Ledger>>,
+    ) -> Option<Seat> {
         let inner = &self.0;
         let share = match peer {
             // Root of a host is no sandbox.
@@ -187,13 +198,14 @@ impl Seats {
             ledger: inner.budget.ledger(),
         });
         holding.seats.insert(number);
-        let ledger = Arc::clone(&holding.ledger);
+        let ledger = ledger.unwrap_or_else(|| Arc::clone(&holding.ledger));
         inner.note(&table);
         Some(Seat {
             seats: self.clone(),
             number,
             socket: Arc::clone(socket),
             owner: Owner::Peer,
+            is_unknown: peer == Peer::User(None),
             deadline: None,
             ledger,
         })
@@ -234,6 +246,8 @@ pub struct Seat {
     number: usize,
     socket: Arc<TcpStream>,
     owner: Owner,
+    /// Whether nobody has asked which user of this machine the peer is.
+    is_unknown: bool,
     /// When the connection ends if it still belongs to a peer.
     deadline: Option<Instant>,
     ledger: Arc<Ledger>,
@@ -271,6 +285,21 @@ impl Seat {
     /// What the connection holds outside a request is charged to it.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
+    }
+
+    /// The ledger for a large head: that of the user at the other end, if `find` knows one and nobody has asked before.
+    pub fn ledger_for_much(&self, find: impl Fn(u32) -> Option<Arc<Ledger>>) -> Arc<Ledger> {
+        let user = || {
+            let ends = (
+                self.socket.local_addr().ok()?,
+                self.socket.peer_addr().ok()?,
+            );
+            sys::tcp_peer_uid(ends.0, ends.1)
+        };
+        let is_peers = matches!(self.owner, Owner::Peer);
+        let found = (is_peers && self.is_unknown).then(user).flatten();
+        let found = found.and_then(find);
+        found.unwrap_or_else(|| Arc::clone(&self.ledger))
     }
 
     /// Gives the connection to the operator, whose ledger this is.
@@ -512,6 +541,20 @@ mod tests {
         drop((held, operator));
         assert_eq!(seats.count(), 0);
         assert!(ledgers.iter().all(|ledger| ledger.connections.count() == 0));
+    }
+
+    #[test]
+    fn a_sandbox_is_charged_for_what_it_sends_before_it_shows_a_token() {
+        let seats = seats(8);
+        let sandbox = seats.0.budget.ledger();
+        let take = |ledger| seats.take_charging(Peer::User(Some(7)), &socket(), ledger);
+        let own = take(Some(Arc::clone(&sandbox))).unwrap();
+        assert!(Arc::ptr_eq(own.ledger(), &sandbox));
+        // A proxy of the machine is nobody's.
+        let other = take(None).unwrap();
+        assert!(!Arc::ptr_eq(other.ledger(), &sandbox));
+        let known = other.ledger_for_much(|_| Some(Arc::clone(&sandbox)));
+        assert!(Arc::ptr_eq(&known, other.ledger()), "it was asked before");
     }
 
     #[test]

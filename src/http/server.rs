@@ -182,7 +182,11 @@ impl<H: Handler> Server<H> {
             }
         }
         let socket = Arc::new(socket);
-        let Some(seat) = self.seats.take(peer, &socket) else {
+        let ledger = match peer {
+            Peer::User(Some(user)) => self.handler.ledger_of_user(user),
+            _ => None,
+        };
+        let Some(seat) = self.seats.take_charging(peer, &socket, ledger) else {
             let text = "all connections are in use; close idle ones or try again";
             refused(&socket, text);
             return None;
