@@ -344,9 +344,53 @@ fn ask_http(
 #[cfg(test)]
 mod tests {
     use std::net::TcpListener;
+    use std::sync::Arc;
     use std::thread;
 
+    use super::super::Egress;
     use super::*;
+    use crate::http::seats::Seats;
+    use crate::ledger::Budget;
+    use crate::posture::{Filter, Rules};
+
+    #[test]
+    fn no_rule_opens_the_servers_own_port_by_whatever_name_or_address() {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = server.local_addr().unwrap().port();
+        let budget = Budget::new(1 << 20);
+        let egress = Egress::new(Seats::new(1, Arc::clone(&budget)));
+        let exits = Exits::new(Arc::clone(&egress), budget.whole(), None);
+        let open_by = |host: &str, upstream: Option<Upstream>| {
+            let gate = Gate::open(Arc::new(Filter::new(Rules::default(), upstream))).unwrap();
+            open(&exits, &gate, &Host::parse(host).unwrap(), port)
+        };
+        assert!(
+            open_by("127.0.0.1", None).is_ok(),
+            "another server's is open"
+        );
+        egress.close_port(port);
+        for host in [
+            "127.0.0.1",
+            "127.9.8.7",
+            "0.0.0.0",
+            "::1",
+            "::ffff:127.0.0.1",
+            "localhost",
+        ] {
+            match open_by(host, None) {
+                Err(Failure::Refused(verdict)) => assert_eq!(verdict.rule, SERVERS_PORT, "{host}"),
+                other => panic!("{host}: {other:?}"),
+            }
+        }
+        for host in ["127.0.0.1", "localhost"] {
+            let url = format!("http://{host}:{port}");
+            let upstream = Upstream::parse(Protocol::Http, &url);
+            match open_by("192.0.2.1", upstream) {
+                Err(Failure::Upstream(text)) => assert!(text.ends_with(SERVERS_PORT), "{text}"),
+                other => panic!("{host}: {other:?}"),
+            }
+        }
+    }
 
     #[test]
     fn a_proxy_that_never_comes_to_an_end_is_given_up() {
