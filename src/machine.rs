@@ -260,11 +260,11 @@ impl Machine {
         self.as_host().map_or_else(Vec::new, Host::limits)
     }
 
-    /// The names of the network postures that commands can have here.
-    pub fn postures(&self) -> Vec<&'static str> {
+    /// The names of the network policies that commands can have here.
+    pub fn network_policies(&self) -> Vec<&'static str> {
         match &self.kind {
-            Dedicated(workspace) => workspace.postures(),
-            Many(host) => host.postures(),
+            Dedicated(workspace) => workspace.network_policies(),
+            Many(host) => host.network_policies(),
         }
     }
 

@@ -15,9 +15,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::isolation::DefaultIsolation;
 use crate::logging;
-use crate::posture::Posture;
+use crate::spec::isolation::DefaultIsolation;
+use crate::spec::network::NetworkPolicy;
 use table::{Variable, decimal};
 pub use token::{MadeToken, Secret};
 
@@ -57,7 +57,7 @@ pub struct Config {
     /// Logs one line per request.
     pub log_requests: bool,
     /// What commands reach over the network: on a host those of sandboxes that choose nothing else.
-    pub network: Posture,
+    pub network: NetworkPolicy,
     /// Settings of host mode; `None` selects dedicated mode.
     pub host: Option<HostSettings>,
     /// Refuses the host token on a sandbox's own routes.
@@ -158,7 +158,7 @@ impl Config {
                 "debug" => Some(true),
                 _ => None,
             })?,
-            network: variables.read(&table::NETWORK, Posture::named)?,
+            network: variables.read(&table::NETWORK, NetworkPolicy::named)?,
             host: is_host.then_some(host),
             strict_scopes: variables.flag(&table::STRICT_SCOPES)?,
         };

@@ -84,7 +84,7 @@ variables! {
     ISOLATION = "landlock", Text("landlock, namespaces or auto"),
         "Isolation of sandboxes that choose none (host mode). auto: namespaces if they can be made here.";
     NETWORK = "open", Text("open or blocked"),
-        "Network posture of sandboxes that choose none; in dedicated mode, of all commands.";
+        "Network policy of sandboxes that choose none; in dedicated mode, of all commands.";
     STRICT_SCOPES = "0", Flag,
         "1 refuses the host's token on a sandbox's own routes (host mode).";
     LOG_BYTES = "4194304", Number(4096..=u64::MAX),

@@ -8,9 +8,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 
 use super::{Confinement, DEFAULT_PATH};
-use crate::command::CommandSpec;
 use crate::egress::Gate;
 use crate::error::Result;
+use crate::spec::command::CommandSpec;
 
 /// Where programs look for the proxy of a filtered network.
 const PROXY_VARIABLES: [&str; 6] = [

@@ -28,10 +28,10 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockType};
 
-use crate::command::EnvironmentChange;
 use crate::egress::{Exits, Gate, MakeSocket};
 use crate::error::{Error, Kind, Result};
-use crate::posture::{Posture, TooWide};
+use crate::spec::command::EnvironmentChange;
+use crate::spec::network::{NetworkPolicy, TooWide};
 use crate::sync::{Mutex, lock};
 use crate::sys::{self, ActingAs, CallListener, Resource, User};
 use environment::entry;
@@ -62,7 +62,7 @@ pub struct Confinement {
     venv: Mutex<Option<String>>,
     limits: Vec<(Resource, libc::rlimit)>,
     /// What commands reach over the network unless they choose less.
-    network: Posture,
+    network: NetworkPolicy,
     networks: Arc<Networks>,
     /// Those of commands whose network is confined.
     tcp_rules: TcpRules,
@@ -137,11 +137,11 @@ impl Confinement {
     /// Call it before the server changes its own limits: commands get the original ones.
     ///
     /// # Errors
-    /// `Unavailable` if the machine cannot enforce the network posture.
+    /// `Unavailable` if the machine cannot enforce the network policy.
     pub fn dedicated(
         environment: impl IntoIterator<Item = (OsString, OsString)>,
         directory: PathBuf,
-        network: Posture,
+        network: NetworkPolicy,
         exits: Arc<Exits>,
     ) -> Result<Self> {
         let environment: Vec<_> = environment.into_iter().collect();
@@ -187,37 +187,37 @@ impl Confinement {
         let budget = crate::ledger::Budget::new(1 << 20);
         let seats = crate::http::seats::Seats::new(1, Arc::clone(&budget));
         let exits = Exits::new(crate::egress::Egress::new(seats), budget.whole(), None);
-        Self::dedicated(std::env::vars_os(), "/".into(), Posture::Open, exits).unwrap()
+        Self::dedicated(std::env::vars_os(), "/".into(), NetworkPolicy::Open, exits).unwrap()
     }
 
-    /// The names of the network postures that commands can have here.
-    pub fn postures(&self) -> Vec<&'static str> {
+    /// The names of the network policies that commands can have here.
+    pub fn network_policies(&self) -> Vec<&'static str> {
         self.networks.offered()
     }
 
-    /// What a command reaches over the network that asks for a posture, or for none.
+    /// What a command reaches over the network that asks for a policy, or for none.
     ///
     /// # Errors
     /// `TooWide` if it asks for more than the workspace allows; `Unavailable` if the machine cannot enforce
     /// it.
-    pub fn network(&self, asked: Option<&Posture>) -> Result<Posture> {
+    pub fn network(&self, asked: Option<&NetworkPolicy>) -> Result<NetworkPolicy> {
         let Some(asked) = asked else {
             return Ok(self.network.clone());
         };
-        let posture = asked.clone().beneath(&self.network);
-        let posture = posture.map_err(|TooWide(what)| {
+        let policy = asked.clone().beneath(&self.network);
+        let policy = policy.map_err(|TooWide(what)| {
             let ceiling = self.network.name();
             let text = format!(
                 "network {what}, which is wider than {ceiling}, what all commands here have; a command can only tighten it"
             );
             Error::new(Kind::TooWide, text)
         })?;
-        self.networks.check(&posture, self.owns(&posture))?;
-        Ok(posture)
+        self.networks.check(&policy, self.owns(&policy))?;
+        Ok(policy)
     }
 
     /// What commands reach over the network that ask for nothing else.
-    pub fn posture(&self) -> &Posture {
+    pub fn policy(&self) -> &NetworkPolicy {
         &self.network
     }
 
@@ -226,17 +226,17 @@ impl Confinement {
         &self.exits
     }
 
-    /// Whether the sandbox's own network enforces a posture, so that rules need not.
-    fn owns(&self, posture: &Posture) -> bool {
-        self.own_network().is_some() && *posture == self.network
+    /// Whether the sandbox's own network enforces a policy, so that rules need not.
+    fn owns(&self, policy: &NetworkPolicy) -> bool {
+        self.own_network().is_some() && *policy == self.network
     }
 
-    /// Where the connections of commands with a posture arrive; `None` if nothing filters them.
-    fn gate(&self, posture: &Posture) -> Result<Option<Arc<Gate>>> {
-        match (posture, &self.inner_gate) {
-            (Posture::Open | Posture::Blocked, _) => Ok(None),
-            (_, Some(gate)) if *posture == self.network => Ok(Some(Arc::clone(gate))),
-            (Posture::Filtered(filter), _) => {
+    /// Where the connections of commands with a policy arrive; `None` if nothing filters them.
+    fn gate(&self, policy: &NetworkPolicy) -> Result<Option<Arc<Gate>>> {
+        match (policy, &self.inner_gate) {
+            (NetworkPolicy::Open | NetworkPolicy::Blocked, _) => Ok(None),
+            (_, Some(gate)) if *policy == self.network => Ok(Some(Arc::clone(gate))),
+            (NetworkPolicy::Filtered(filter), _) => {
                 let inside = self.own_network().map(inner_sockets);
                 self.exits.gate(filter, inside).map(Some)
             }

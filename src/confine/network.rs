@@ -1,15 +1,15 @@
-//! How network postures are enforced: a filter for sockets, and rules of Landlock as a second lock.
+//! How network policies are enforced: a filter for sockets, and rules of Landlock as a second lock.
 //!
 //! A command whose network is `blocked` can make no internet socket. One whose network is filtered gets its sockets
 //! from the server, and Landlock lets them connect to the gate of its filter only (see `egress`). A socket that a looser
 //! command of the same sandbox passes to either cannot be connected or bound, because Landlock asks the process that
-//! does so. A UDP socket, or a connected one, works when it is passed: so the posture of a sandbox is the wall, and
+//! does so. A UDP socket, or a connected one, works when it is passed: so the policy of a sandbox is the wall, and
 //! that of a command keeps it from the network and not from an accomplice.
 //!
-//! A sandbox with namespaces and a posture other than open has a network of its own, which needs neither. Of its commands
+//! A sandbox with namespaces and a policy other than open has a network of its own, which needs neither. Of its commands
 //! those that choose less have the rules of Landlock, which lead to another gate there.
 //!
-//! A posture is offered only where all of it is enforced; what cannot be enforced is refused with the reason.
+//! A policy is offered only where all of it is enforced; what cannot be enforced is refused with the reason.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -19,7 +19,7 @@ use super::namespaces::Namespaces;
 use super::ruleset;
 use crate::egress;
 use crate::error::{Error, Kind, Result};
-use crate::posture::Posture;
+use crate::spec::network::NetworkPolicy;
 use crate::sync::{Mutex, lock};
 use crate::sys;
 
@@ -29,7 +29,7 @@ const ABI_OF_SANDBOXES: u32 = 6;
 /// The Landlock ABI without which a command could connect to every port of the machine.
 const ABI_OF_FILTERS: u32 = 4;
 
-/// What commands get for their posture, made once for all commands of the machine.
+/// What commands get for their policy, made once for all commands of the machine.
 pub(super) struct Networks {
     subject: Subject,
     landlock_abi: u32,
@@ -84,7 +84,7 @@ impl TcpRules {
     }
 }
 
-/// What one posture adds to the confinement of a command.
+/// What one policy adds to the confinement of a command.
 pub(super) struct Walls {
     filter: Arc<[libc::sock_filter]>,
     ruleset: OptionalRules,
@@ -136,7 +136,7 @@ impl Networks {
         made.get_or_init(|| filter::program(self.subject, sockets).into())
     }
 
-    /// The names of the postures that are enforced here, the widest first.
+    /// The names of the network policies that are enforced here, the widest first.
     pub(super) fn offered(&self) -> Vec<&'static str> {
         let keeps_loopback = || *self.keeps_loopback.get_or_init(|| egress::check().is_ok());
         let is_filtered = self.lacking(ABI_OF_FILTERS).is_none() && keeps_loopback();
@@ -149,19 +149,19 @@ impl Networks {
         offered.map(|(name, _)| name).collect()
     }
 
-    /// Checks that the machine can enforce a posture. A network of the sandbox's own, if it `is_owned`, is enforced
+    /// Checks that the machine can enforce a policy. A network of the sandbox's own, if it `is_owned`, is enforced
     /// already.
     ///
     /// # Errors
     /// `Unavailable`, with the reason.
-    pub(super) fn check(&self, posture: &Posture, is_owned: bool) -> Result<()> {
-        if let Posture::Filtered(filter) = posture
+    pub(super) fn check(&self, policy: &NetworkPolicy, is_owned: bool) -> Result<()> {
+        if let NetworkPolicy::Filtered(filter) = policy
             && filter.is_transparent
         {
             egress::check_redirection()?;
         }
-        let least = match posture {
-            Posture::Filtered(filter) if is_owned && filter.is_transparent => {
+        let least = match policy {
+            NetworkPolicy::Filtered(filter) if is_owned && filter.is_transparent => {
                 if self.has_filters && sys::has_listeners() {
                     return Ok(());
                 }
@@ -170,48 +170,48 @@ impl Networks {
                 return Err(Error::new(Kind::Unavailable, text));
             }
             _ if is_owned => return Ok(()),
-            Posture::Open => return Ok(()),
-            Posture::Filtered(_) => ABI_OF_FILTERS,
-            Posture::Blocked => 0,
+            NetworkPolicy::Open => return Ok(()),
+            NetworkPolicy::Filtered(_) => ABI_OF_FILTERS,
+            NetworkPolicy::Blocked => 0,
         };
         if let Some(why) = self.lacking(least) {
-            let (name, abi) = (posture.name(), self.landlock_abi);
+            let (name, abi) = (policy.name(), self.landlock_abi);
             let text = format!(
                 "network {name} cannot be enforced on this machine: {why} (Landlock ABI {abi})"
             );
             return Err(Error::new(Kind::Unavailable, text));
         }
-        match posture {
-            Posture::Filtered(_) => egress::check(),
+        match policy {
+            NetworkPolicy::Filtered(_) => egress::check(),
             _ => Ok(()),
         }
     }
 
-    /// What enforces a posture that was [checked](Self::check). A network of the sandbox's own, if it `is_owned`, needs
+    /// What enforces a policy that was [checked](Self::check). A network of the sandbox's own, if it `is_owned`, needs
     /// only to be reached. `gate` is the port of a filtered one, and `rules` are those of the workspace.
     ///
     /// # Errors
     /// `System` if the ruleset cannot be made now.
     pub(super) fn walls(
         &self,
-        posture: &Posture,
+        policy: &NetworkPolicy,
         is_owned: bool,
         gate: Option<u16>,
         rules: &TcpRules,
     ) -> Result<Walls> {
-        match posture {
-            Posture::Filtered(filter) if is_owned && filter.is_transparent => Ok(Walls {
+        match policy {
+            NetworkPolicy::Filtered(filter) if is_owned && filter.is_transparent => Ok(Walls {
                 filter: Arc::clone(self.leaving(Sockets::Redirected)),
                 ruleset: None,
                 has_listener: true,
             }),
-            _ if is_owned => self.walls(&Posture::Open, false, gate, rules),
-            Posture::Open => Ok(Walls {
+            _ if is_owned => self.walls(&NetworkPolicy::Open, false, gate, rules),
+            NetworkPolicy::Open => Ok(Walls {
                 filter: Arc::clone(&self.open),
                 ruleset: None,
                 has_listener: false,
             }),
-            Posture::Filtered(filter) => {
+            NetworkPolicy::Filtered(filter) => {
                 // A socket of the machine's network must not get into another one: it could be passed to a command that
                 // has no rules. There the listener only tells when the gate is not needed any more, or it makes sockets of
                 // that network.
@@ -226,7 +226,7 @@ impl Networks {
                     has_listener: true,
                 })
             }
-            Posture::Blocked => {
+            NetworkPolicy::Blocked => {
                 let program = || filter::program(self.subject, Sockets::None).into();
                 let rules = if rules.namespaces.is_some() {
                     rules
@@ -260,21 +260,21 @@ impl Networks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::posture::{Filter, Rules};
+    use crate::spec::network::{Filter, Rules};
 
     #[test]
     fn what_the_kernel_cannot_enforce_is_refused_with_the_reason() {
-        let filtered = Posture::Filtered(Arc::new(Filter::new(Rules::default(), None)));
+        let filtered = NetworkPolicy::Filtered(Arc::new(Filter::new(Rules::default(), None)));
         let old = Networks::new(Subject::Sandbox, ABI_OF_SANDBOXES - 1);
         assert_eq!(old.offered(), ["open"]);
-        for posture in [&Posture::Blocked, &filtered] {
-            let error = old.check(posture, false).err().unwrap();
+        for policy in [&NetworkPolicy::Blocked, &filtered] {
+            let error = old.check(policy, false).err().unwrap();
             assert_eq!(error.kind(), Kind::Unavailable);
             assert!(error.to_string().contains("Landlock ABI 5"), "{error}");
         }
         let machine = Networks::new(Subject::Machine, 0);
         assert_eq!(machine.offered(), ["open", "blocked"]);
-        assert!(machine.check(&Posture::Blocked, false).is_ok());
+        assert!(machine.check(&NetworkPolicy::Blocked, false).is_ok());
         let error = machine.check(&filtered, false).err().unwrap();
         assert!(error.to_string().contains("every port"), "{error}");
         let mut hidden = Networks::new(Subject::Machine, ABI_OF_SANDBOXES);

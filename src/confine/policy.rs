@@ -14,11 +14,11 @@ use super::{
     Confinement, DEFAULT_LANG, DEFAULT_PATH, Grants, Home, Limits, Namespaces, USER_NAME, Wall,
     inner_sockets, open_files, system_files,
 };
-use crate::command::EnvironmentChange;
 use crate::egress::{Exits, Gate};
 use crate::error::{Error, Kind, Result};
-use crate::isolation::Isolation;
-use crate::posture::Posture;
+use crate::spec::command::EnvironmentChange;
+use crate::spec::isolation::Isolation;
+use crate::spec::network::NetworkPolicy;
 use crate::sync::Mutex;
 use crate::sys::{self, Resource, User};
 
@@ -57,7 +57,7 @@ pub struct SandboxSettings<'a> {
     /// What surrounds its commands.
     pub isolation: Isolation,
     /// What its commands reach over the network.
-    pub network: Posture,
+    pub network: NetworkPolicy,
     /// Where its filtered connections leave.
     pub exits: Arc<Exits>,
     /// Paths that its commands reach besides.
@@ -132,8 +132,8 @@ impl Policy {
         self.rules.abi
     }
 
-    /// The names of the network postures that are enforced here.
-    pub fn postures(&self) -> Vec<&'static str> {
+    /// The names of the network policies that are enforced here.
+    pub fn network_policies(&self) -> Vec<&'static str> {
         self.networks.offered()
     }
 
@@ -142,13 +142,12 @@ impl Policy {
         self.rules.paths(are_writable)
     }
 
-    /// Checks that a network posture is enforced here for sandboxes with this isolation.
+    /// Checks that a network policy is enforced here for sandboxes with this isolation.
     ///
     /// # Errors
     /// `Unavailable`, with the reason.
-    pub fn check_network(&self, isolation: Isolation, posture: &Posture) -> Result<()> {
-        self.networks
-            .check(posture, isolation.owns_network(posture))
+    pub fn check_network(&self, isolation: Isolation, policy: &NetworkPolicy) -> Result<()> {
+        self.networks.check(policy, isolation.owns_network(policy))
     }
 
     /// The limit on open files of one of so many processes. Together they get a quarter of the machine's
@@ -180,7 +179,7 @@ impl Policy {
             })?),
         };
         let inner_gate = match (&namespaces, &sandbox.network) {
-            (Some(namespaces), Posture::Filtered(filter)) => {
+            (Some(namespaces), NetworkPolicy::Filtered(filter)) => {
                 let own = Arc::clone(filter);
                 Some(Gate::open_inside(own, inner_sockets(namespaces)).map(Arc::new)?)
             }

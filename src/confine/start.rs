@@ -13,9 +13,9 @@ use nix::errno::Errno;
 
 use super::environment::search_path;
 use super::{Confinement, Mark, Namespaces};
-use crate::command::{CommandLine, CommandSpec};
 use crate::error::{Error, Kind, Result};
-use crate::posture::Posture;
+use crate::spec::command::{CommandLine, CommandSpec};
+use crate::spec::network::NetworkPolicy;
 use crate::sys::{self, ChildPlan, Restriction, SpawnError, SpawnStep, Spawned};
 
 /// Added to the server's `oom_score_adj` for commands, so that the kernel kills a command first, in thousandths of
@@ -66,7 +66,7 @@ impl Confinement {
             gate.as_ref().map(|gate| gate.port()),
             &self.tcp_rules,
         )?;
-        let is_confined = self.wall.is_some() || network != Posture::Open;
+        let is_confined = self.wall.is_some() || network != NetworkPolicy::Open;
         let environment = self.environment(spec, gate.as_deref());
         let search = search_path(&environment);
         let (programs, arguments) = (spec.programs(search), spec.arguments(search));

@@ -12,7 +12,7 @@ use super::gate::Gate;
 use super::{Exits, leads_here, socks};
 use crate::codec::base64;
 use crate::http::parse::{self, Progress};
-use crate::posture::{Address, Host, Protocol, Upstream, Verdict};
+use crate::spec::network::{Address, Host, Protocol, Upstream, Verdict};
 
 /// How long one address may take to answer.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(10);
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
     use crate::http::seats::Seats;
     use crate::ledger::Budget;
-    use crate::posture::{Filter, Rules};
+    use crate::spec::network::{Filter, Rules};
 
     #[test]
     fn no_rule_opens_the_servers_own_port_by_whatever_name_or_address() {

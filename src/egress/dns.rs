@@ -4,7 +4,7 @@
 
 use std::net::Ipv4Addr;
 
-use crate::posture::Host;
+use crate::spec::network::Host;
 
 /// Bytes of a message's header.
 const HEADER_BYTES: usize = 12;

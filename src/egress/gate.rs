@@ -13,7 +13,7 @@ use super::check::loopback_socket;
 use super::names::Names;
 use crate::error::{Error, Result};
 use crate::listen::HeldPort;
-use crate::posture::Filter;
+use crate::spec::network::Filter;
 use crate::sync::{Mutex, lock};
 
 const FAILED: &str = "cannot open a port for a filtered network";

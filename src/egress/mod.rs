@@ -34,7 +34,7 @@ use std::sync::{Arc, Weak};
 use crate::error::{Error, Kind, Result};
 use crate::http::seats::Seats;
 use crate::ledger::Ledger;
-use crate::posture::{Address, Filter};
+use crate::spec::network::{Address, Filter};
 use crate::sync::{Mutex, lock};
 use crate::sys::{self, CallListener, User};
 pub use check::{check, check_redirection};
@@ -243,7 +243,7 @@ impl Exits {
     }
 
     /// Notes a verdict.
-    fn note(&self, host: &str, port: u16, verdict: &crate::posture::Verdict) {
+    fn note(&self, host: &str, port: u16, verdict: &crate::spec::network::Verdict) {
         self.egress.count(verdict.is_allowed);
         self.log.add(host, port, verdict);
     }

@@ -24,10 +24,10 @@ use crate::http::seats::Seat;
 use crate::http::stream::StreamWriter;
 use crate::http::{Handler, Refusal, Request, Response};
 use crate::panics::contain;
-use crate::posture::{Host, host_and_port};
 use crate::relay::{
     Account, FieldChanges, Forward, RelayError, connect_through, connected, exchange,
 };
+use crate::spec::network::{Host, host_and_port};
 
 /// How long a client may take for its first byte, and for each part of a SOCKS request.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);

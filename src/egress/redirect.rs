@@ -25,7 +25,7 @@ use super::connect::judge;
 use super::gate::Gate;
 use super::names::stands_for_a_name;
 use super::resolver::DNS_PORT;
-use crate::posture::{Host, Verdict, host_and_port};
+use crate::spec::network::{Host, Verdict, host_and_port};
 use crate::sync::{Mutex, lock};
 use crate::sys::{self, CallListener, Events, PollEntry, TcpState, WaitingCall, poll};
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::posture::Verdict;
+use crate::spec::network::Verdict;
 use crate::sync::{Mutex, lock};
 
 /// Verdicts that are remembered.

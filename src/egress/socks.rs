@@ -4,7 +4,7 @@
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
 
-use crate::posture::{Host, Upstream};
+use crate::spec::network::{Host, Upstream};
 
 /// The version, the first byte that a client sends.
 pub(super) const VERSION: u8 = 5;
@@ -169,7 +169,7 @@ fn check_version(version: u8) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::posture::Protocol;
+    use crate::spec::network::Protocol;
 
     /// A peer that says something, whatever it hears.
     struct Peer {

@@ -332,10 +332,10 @@ mod tests {
     use crate::host::SandboxSpec;
     use crate::http::seats::Seats;
     use crate::interpreter::ContextsSettings;
-    use crate::isolation::{DefaultIsolation, Isolation};
     use crate::ledger::Budget;
-    use crate::posture::Posture;
     use crate::process::registry::Shared;
+    use crate::spec::isolation::{DefaultIsolation, Isolation};
+    use crate::spec::network::NetworkPolicy;
 
     /// A host with a reservation for one sandbox, in a directory of its own.
     struct Small {
@@ -366,7 +366,7 @@ mod tests {
             let host = Host::new(
                 &settings,
                 None,
-                Posture::Open,
+                NetworkPolicy::Open,
                 egress,
                 shared,
                 budget,

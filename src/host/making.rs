@@ -14,10 +14,10 @@ use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::files::Root;
-use crate::isolation::Isolation;
 use crate::logging;
 use crate::ports::{Ports, TcpPortsInside};
-use crate::posture::Posture;
+use crate::spec::isolation::Isolation;
+use crate::spec::network::NetworkPolicy;
 use crate::sync::Mutex;
 use crate::sys;
 use crate::workspace::Workspace;
@@ -38,9 +38,9 @@ impl Host {
         self.policy.check_isolation(isolation)?;
         self.policy.check_network(isolation, network)?;
         let has_network = isolation.owns_network(network);
-        if spec.tcp_ports > 0 && *network != Posture::Open && !has_network {
+        if spec.tcp_ports > 0 && *network != NetworkPolicy::Open && !has_network {
             let text = format!(
-                "tcp_ports cannot be had with network {}: sockets of this posture listen on no TCP port",
+                "tcp_ports cannot be had with network {}: sockets of this policy listen on no TCP port",
                 network.name()
             );
             return Err(Error::new(Kind::Unavailable, text));
@@ -113,7 +113,7 @@ impl Host {
     }
 
     /// What commands of a new sandbox reach.
-    fn network_of<'a>(&'a self, spec: &'a SandboxSpec) -> &'a Posture {
+    fn network_of<'a>(&'a self, spec: &'a SandboxSpec) -> &'a NetworkPolicy {
         spec.network.as_ref().unwrap_or(&self.default_network)
     }
 

@@ -36,12 +36,12 @@ use crate::egress::Egress;
 use crate::error::{Error, Kind, Result};
 use crate::files::Disk;
 use crate::interpreter::ContextsSettings;
-use crate::isolation::{DefaultIsolation, Isolation};
 use crate::ledger::{Budget, Ledger};
 use crate::logging;
-use crate::posture::Posture;
 use crate::proc;
 use crate::process::registry::Shared;
+use crate::spec::isolation::{DefaultIsolation, Isolation};
+use crate::spec::network::NetworkPolicy;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::sys::{self, User};
 use crate::workspace::Lease;
@@ -78,7 +78,7 @@ pub struct Host {
     /// Notified when the table changes: for waiting deletions and the maintenance.
     changed: Condvar,
     default_max_processes: u64,
-    default_network: Posture,
+    default_network: NetworkPolicy,
     egress: Arc<Egress>,
     default_isolation: Isolation,
     tcp_ports: Arc<TcpPorts>,
@@ -93,7 +93,7 @@ pub struct Host {
 
 impl Host {
     /// Prepares the machine; `search` is the PATH of commands after the sandbox's own directories, and `network`
-    /// the posture of sandboxes that choose none.
+    /// the policy of sandboxes that choose none.
     ///
     /// Call it before the server changes its own limits: commands get the original ones.
     ///
@@ -102,7 +102,7 @@ impl Host {
     pub fn new(
         settings: &HostSettings,
         search: Option<&std::ffi::OsStr>,
-        network: Posture,
+        network: NetworkPolicy,
         egress: Arc<Egress>,
         shared: Arc<Shared>,
         budget: Arc<Budget>,
@@ -190,9 +190,9 @@ impl Host {
         self.policy.isolations()
     }
 
-    /// The names of the network postures that sandboxes can have here.
-    pub fn postures(&self) -> Vec<&'static str> {
-        self.policy.postures()
+    /// The names of the network policies that sandboxes can have here.
+    pub fn network_policies(&self) -> Vec<&'static str> {
+        self.policy.network_policies()
     }
 
     /// The names of the limits that a sandbox as a whole can have here.
@@ -326,7 +326,11 @@ fn unknown(id: &str) -> Error {
 }
 
 /// The isolation of sandboxes that choose none.
-fn default_isolation(policy: &Policy, chosen: DefaultIsolation, network: &Posture) -> Isolation {
+fn default_isolation(
+    policy: &Policy,
+    chosen: DefaultIsolation,
+    network: &NetworkPolicy,
+) -> Isolation {
     let strongest = Isolation::Namespaces;
     let check = || {
         policy.check_isolation(strongest)?;

@@ -10,15 +10,15 @@ use std::time::{Duration, Instant};
 
 use super::tcp_ports::PortLease;
 use crate::clock::now_ms;
-use crate::command::EnvironmentChange;
 use crate::confine::{
     GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy, WholeLimits,
 };
 use crate::error::Result;
-use crate::isolation::Isolation;
 use crate::logging;
-use crate::posture::Posture;
 use crate::process::Reason;
+use crate::spec::command::EnvironmentChange;
+use crate::spec::isolation::Isolation;
+use crate::spec::network::NetworkPolicy;
 use crate::sync::{Mutex, lock};
 use crate::sys::User;
 use crate::workspace::Workspace;
@@ -39,7 +39,7 @@ pub struct SandboxSpec {
     /// What surrounds its commands; `None` for the host's default.
     pub isolation: Option<Isolation>,
     /// What its commands reach over the network; `None` for the host's default.
-    pub network: Option<Posture>,
+    pub network: Option<NetworkPolicy>,
     /// Absolute paths of the machine that its commands can read.
     pub read_only_paths: Vec<String>,
     /// Those that they can change.
@@ -111,7 +111,7 @@ pub struct Sandbox {
     /// Its limits as a whole.
     pub limits: Arc<Limits>,
     /// What its commands reach over the network.
-    pub network: Posture,
+    pub network: NetworkPolicy,
     /// Paths that its commands reach besides those of all sandboxes.
     pub(super) granted: Arc<GrantedPaths>,
     pub(super) policy: Arc<Policy>,

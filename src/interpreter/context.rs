@@ -14,14 +14,14 @@ use super::execution::{Abandoned, Execution, ExecutionSpec, ExecutionState, Exec
 use crate::activity::Activity;
 use crate::bell::Bell;
 use crate::client::{Disconnected, Interrupt, Stopped};
-use crate::command::{CommandLine, CommandSpec, EnvironmentChange, Fingerprint};
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
-use crate::language::Language;
 use crate::ledger::{Item, Ledger};
-use crate::posture::Posture;
 use crate::process::Process;
 use crate::process::registry::Registry;
+use crate::spec::command::{CommandLine, CommandSpec, EnvironmentChange, Fingerprint};
+use crate::spec::language::Language;
+use crate::spec::network::NetworkPolicy;
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 
 /// Most executions that wait in a context.
@@ -80,7 +80,7 @@ pub struct ContextSpec {
     /// The client's label.
     pub tag: Option<String>,
     /// What it may reach over the network; `None` for what all commands of the workspace may.
-    pub network: Option<Posture>,
+    pub network: Option<NetworkPolicy>,
 }
 
 /// Who a context is. A spare is nobody yet.

@@ -15,9 +15,9 @@ use crate::client::{Interrupt, Stopped};
 use crate::clock::now_ms;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
-use crate::language::Language;
 use crate::ledger::Ledger;
 use crate::process::registry::Registry;
+use crate::spec::language::Language;
 use crate::sync::{Mutex, lock};
 
 /// How many ids of deleted contexts are remembered: deleting them again is no error.
@@ -104,7 +104,7 @@ impl Contexts {
     ///
     /// # Errors
     /// The interpreter cannot be started; `IdInUse`; `TooManyContexts`; `TooWide` and `Unavailable` for a network
-    /// posture; `Invalid` for a back end that the language does not have.
+    /// policy; `Invalid` for a back end that the language does not have.
     pub fn create(
         &self,
         language: Language,

@@ -12,10 +12,10 @@ use std::time::Duration;
 use super::event::{End, EndReason, Event};
 use crate::bell::Bell;
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
-use crate::command::Fingerprint;
 use crate::ledger::Charge;
 use crate::process::Process;
 use crate::process::ring::Stream;
+use crate::spec::command::Fingerprint;
 use crate::sync::{Condvar, Mutex, lock};
 
 /// What the asking client has not taken, in bytes, above which no more is read.

@@ -1,7 +1,7 @@
 //! What each language's contexts have: back ends, bridges, and the form of their messages.
 
 use super::frame::Wire;
-use crate::language::{Language, script};
+use crate::spec::language::{Language, script};
 
 impl Language {
     /// The back ends that a context of it can have, besides `auto`.

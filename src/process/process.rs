@@ -14,14 +14,14 @@ use super::tree::{self, Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::bell::Bell;
 use crate::client::Client;
-use crate::command::{
-    CommandLine, CommandSpec, EnvironmentChange, Fingerprint, TerminalSize, environment_bytes,
-};
 use crate::confine::{KillWatch, Mark, MemoryKill};
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::ledger::{Charge, Ledger};
 use crate::panics::contain;
+use crate::spec::command::{
+    CommandLine, CommandSpec, EnvironmentChange, Fingerprint, TerminalSize, environment_bytes,
+};
 use crate::sync::{Mutex, lock};
 use crate::sys::{self, Ending, Pid, Spawned, User};
 

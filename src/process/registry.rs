@@ -25,13 +25,13 @@ use super::tree::{Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::activity::Activity;
 use crate::clock::now_ms;
-use crate::command::{CommandSpec, StdinSource};
 use crate::confine::{Confinement, KillWatch, Mark};
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::logging;
 use crate::panics::contain;
+use crate::spec::command::{CommandSpec, StdinSource};
 use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::sys::{self, Pid};
 
@@ -781,8 +781,8 @@ mod tests {
     use std::io::{Read, Write};
 
     use super::*;
-    use crate::command::{ChosenId, CommandLine};
     use crate::ledger::Budget;
+    use crate::spec::command::{ChosenId, CommandLine};
     use crate::sys::Ending;
 
     fn registry_in(shared: Arc<Shared>) -> Arc<Registry> {

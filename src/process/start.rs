@@ -5,8 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Instant;
 
-use crate::command::ChosenId;
 use crate::proc;
+use crate::spec::command::ChosenId;
 use crate::sys::{self, Pid};
 
 /// A command that is being started.

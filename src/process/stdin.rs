@@ -221,12 +221,12 @@ pub(crate) mod tests {
     use super::*;
     use crate::activity::Activity;
     use crate::client::Disconnected;
-    use crate::command::{CommandLine, CommandSpec, TerminalSpec};
     use crate::confine::Confinement;
     use crate::ledger::Budget;
     use crate::process::Reason;
     use crate::process::pump::Pump;
     use crate::process::registry::{Registry, Shared, StartOutcome};
+    use crate::spec::command::{CommandLine, CommandSpec, TerminalSpec};
 
     /// A client that stays.
     pub(crate) struct Present(OwnedFd);

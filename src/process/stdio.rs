@@ -13,8 +13,8 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::command::TerminalSize;
 use crate::error::{Error, Kind, Result};
+use crate::spec::command::TerminalSize;
 use crate::sys;
 
 /// Both halves of a command's standard streams.

@@ -12,9 +12,9 @@ use nix::errno::Errno;
 
 use super::shares::{OpenCount, OpenShare};
 use super::stdio::NO_TERMINAL;
-use crate::command::{TerminalSize, TerminalSpec};
 use crate::error::{Error, Kind, Result};
 use crate::proc;
+use crate::spec::command::{TerminalSize, TerminalSpec};
 use crate::sync::{Mutex, lock};
 use crate::sys::{self, Pid};
 

@@ -15,8 +15,8 @@ use super::ring::{Cursor, Piece, Stream};
 use super::stdin::StdinWriter;
 use super::terminal::{SENT_BYTES, TYPED_BYTES, Terminal, VIEWERS};
 use crate::bell::Listener;
-use crate::command::TerminalSize;
 use crate::error::{Error, Kind, Result};
+use crate::spec::command::TerminalSize;
 
 /// How long a viewer leaves the terminal to others who have waited for their turn, before it takes the
 /// next one.

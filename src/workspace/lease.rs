@@ -17,9 +17,9 @@ use crate::interpreter::Contexts;
 use crate::interpreter::ContextsSettings;
 use crate::ledger::Ledger;
 use crate::ports::Ports;
-use crate::posture::Posture;
 use crate::priority::{BackgroundWork, run_in_background};
 use crate::process::registry::{Registry, Shared};
+use crate::spec::network::NetworkPolicy;
 use crate::workspace::watches::Watches;
 
 /// One place where commands run and files live.
@@ -120,17 +120,14 @@ impl Workspace {
         self.root.files()
     }
 
-    /// The names of the network postures that its commands can have.
-    pub fn postures(&self) -> Vec<&'static str> {
-        self.confinement.postures()
+    /// The names of the network policies that its commands can have.
+    pub fn network_policies(&self) -> Vec<&'static str> {
+        self.confinement.network_policies()
     }
 
     /// What its commands reach over the network, and what those with filters were allowed and refused.
-    pub fn network(&self) -> (&Posture, Report) {
-        (
-            self.confinement.posture(),
-            self.confinement.exits().report(),
-        )
+    pub fn network(&self) -> (&NetworkPolicy, Report) {
+        (self.confinement.policy(), self.confinement.exits().report())
     }
 
     /// How long there has been no lease and no running process; `None` while there is one.

@@ -14,7 +14,6 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::bell::Bell;
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
-use crate::command::ChosenId;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::files::Root;
@@ -22,6 +21,7 @@ use crate::files::name::FilePath;
 use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
 use crate::ledger::{Charge, Item, Ledger};
 use crate::panics::contain;
+use crate::spec::command::ChosenId;
 use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
 

@@ -15,14 +15,14 @@ use crate::clock::now_ms;
 use crate::codec::escape;
 use crate::codec::fields::{Fields, Members};
 use crate::codec::time::rfc3339;
-use crate::command::check_environment;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::http::{Body, Response};
 use crate::interpreter::event::{Bundle, CodeError, End, EndReason, Event};
 use crate::interpreter::{
     Context, ContextSpec, DEFAULT_PREFIX, ExecutionSpec, ExecutionSubscriber,
 };
-use crate::language::Language;
+use crate::spec::command::check_environment;
+use crate::spec::language::Language;
 use crate::workspace::{Lease, Workspace};
 
 /// Silence after which a client is told that the code still runs.

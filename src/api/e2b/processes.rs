@@ -17,15 +17,15 @@ use super::paths::Paths;
 use crate::client::{Client, Peer};
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
 use crate::codec::{base64, cut_character};
-use crate::command::{
-    CommandLine, CommandSpec, EnvironmentChange, StdinSource, TerminalSize, TerminalSpec,
-};
 use crate::error::{Error, Kind};
 use crate::http::Response;
 use crate::http::request::BodyReader;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{EVENT_BYTES, Exit, Extent, OnDisconnect, Process, Reason, Subscriber};
+use crate::spec::command::{
+    CommandLine, CommandSpec, EnvironmentChange, StdinSource, TerminalSize, TerminalSpec,
+};
 use crate::sys::{Ending, Pid};
 use crate::workspace::{Lease, MemorySource, Run, SignalGroup, Workspace};
 

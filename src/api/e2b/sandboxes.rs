@@ -20,12 +20,12 @@ use crate::clock::now_ms;
 use crate::codec::fields::{Fields, JsonType, strings, wrong_type};
 use crate::codec::query::{Query, percent_decoded};
 use crate::codec::time::{parse_rfc3339, rfc3339};
-use crate::command::{check_environment, environment_bytes};
 use crate::host::{Host, Labels, Sandbox, SandboxSpec};
 use crate::http::{Body, Response};
 use crate::machine::MACHINE_ID;
-use crate::posture::{Filter, Posture, Rule, Rules};
 use crate::proc::{self, MachineUse};
+use crate::spec::command::{check_environment, environment_bytes};
+use crate::spec::network::{Filter, NetworkPolicy, Rule, Rules};
 use crate::workspace::Workspace;
 
 /// The version of E2B's agent whose features are here.
@@ -610,7 +610,7 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
         network: if has_internet {
             network
         } else {
-            Some(Posture::Blocked)
+            Some(NetworkPolicy::Blocked)
         },
         labels: Labels {
             template,
@@ -622,8 +622,8 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
     })
 }
 
-/// The posture that `network` means, if that is one that can be had.
-fn network(fields: &mut Fields<'_>) -> Result<Option<Posture>, Failure> {
+/// The policy that `network` means, if that is one that can be had.
+fn network(fields: &mut Fields<'_>) -> Result<Option<NetworkPolicy>, Failure> {
     let Some(value) = fields.take("network") else {
         return Ok(None);
     };
@@ -644,11 +644,11 @@ fn network(fields: &mut Fields<'_>) -> Result<Option<Posture>, Failure> {
     let is_closed = deny.iter().any(|rule| rule.text() == ALL_TRAFFIC);
     let filtered = |allow, deny| {
         let filter = Filter::new(Rules { allow, deny }, None);
-        Ok(Some(Posture::Filtered(Arc::new(filter))))
+        Ok(Some(NetworkPolicy::Filtered(Arc::new(filter))))
     };
     match (allow.is_empty(), deny.is_empty()) {
         (true, true) => Ok(None),
-        (true, false) if is_closed => Ok(Some(Posture::Blocked)),
+        (true, false) if is_closed => Ok(Some(NetworkPolicy::Blocked)),
         (true, false) => filtered(None, deny),
         (false, _) if is_closed => filtered(Some(allow), Vec::new()),
         (false, _) => Err(Failure::invalid(
@@ -756,9 +756,9 @@ mod tests {
     fn a_network_is_a_posture() {
         let network = |more: &str| {
             let body = format!(r#"{{"templateID":"base",{more}}}"#);
-            let posture = spec(&body).map_err(|failure| failure.text).unwrap().network;
-            posture.map(|posture| match posture {
-                Posture::Filtered(filter) => {
+            let policy = spec(&body).map_err(|failure| failure.text).unwrap().network;
+            policy.map(|policy| match policy {
+                NetworkPolicy::Filtered(filter) => {
                     let texts = |rules: &[Rule]| -> Vec<_> {
                         rules.iter().map(|rule| rule.text().to_owned()).collect()
                     };

@@ -10,15 +10,15 @@ use serde_json::value::RawValue;
 use super::network;
 use crate::codec::fields::{Fields, JsonType, Members, decoded, missing, strings, wrong_type};
 use crate::codec::shortened;
-use crate::command::{
+use crate::error::{Error, Result};
+use crate::files::name::FilePath;
+use crate::process::ring::Stream;
+use crate::process::{Exit, OnDisconnect, Process, Reason, Terminal};
+use crate::spec::command::{
     ChosenId, CommandLine, CommandSpec, EnvironmentChange, INTERACTIVE_SHELL, StdinSource,
     TerminalSize, TerminalSpec,
 };
-use crate::error::{Error, Result};
-use crate::files::name::FilePath;
-use crate::language::Language;
-use crate::process::ring::Stream;
-use crate::process::{Exit, OnDisconnect, Process, Reason, Terminal};
+use crate::spec::language::Language;
 use crate::sys::Ending;
 use crate::workspace::{SignalGroup, Venv};
 
@@ -78,7 +78,7 @@ pub(in crate::api) fn command_request(fields: &mut Fields<'_>) -> Result<Command
     spec.timeout = fields.seconds("timeout")?;
     spec.background = fields.boolean("background")?.unwrap_or(false);
     spec.tag = tag(fields)?;
-    spec.network = network::posture(fields)?;
+    spec.network = network::policy(fields)?;
     spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
     if let Some(text) = fields.string("stdin")? {
         if terminal.is_some() {

@@ -8,14 +8,14 @@ use super::command::{ENCODINGS, Encoding, environment, tag};
 use super::command::{codes, milliseconds};
 use super::network;
 use crate::codec::fields::Fields;
-use crate::command::{ChosenId, check_environment};
 use crate::error::{Error, Result};
 use crate::interpreter::event::End;
 use crate::interpreter::{
     Abandoned, Context, ContextSpec, ContextState, Execution, ExecutionSpec, ExecutionState,
     KILL_AFTER,
 };
-use crate::language::Language;
+use crate::spec::command::{ChosenId, check_environment};
+use crate::spec::language::Language;
 
 /// Largest `max_output_bytes`: what every JSON library holds in an integer.
 const MAX_OUTPUT_BYTES: u64 = i64::MAX.cast_unsigned();
@@ -69,7 +69,7 @@ pub(in crate::api) fn execute_request(fields: &mut Fields<'_>) -> Result<Execute
     let context = ContextSpec {
         id: id(fields, "context")?,
         backend: fields.string("backend")?,
-        network: network::posture(fields)?,
+        network: network::policy(fields)?,
         ..ContextSpec::default()
     };
     let is_stateless = fields.boolean("stateless")?.unwrap_or(false);
@@ -106,7 +106,7 @@ pub(in crate::api) fn context_request(fields: &mut Fields<'_>) -> Result<(Langua
             .filter(|directory| !directory.is_empty()),
         environment,
         tag: tag(fields)?,
-        network: network::posture(fields)?,
+        network: network::policy(fields)?,
     };
     let language = language(fields)?.unwrap_or(Language::Python);
     Ok((language, spec))

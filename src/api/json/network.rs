@@ -1,4 +1,4 @@
-//! Networks in JSON: the posture that a request asks for, what was allowed and refused, and the servers inside.
+//! Networks in JSON: the policy that a request asks for, what was allowed and refused, and the servers inside.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_ty
 use crate::egress::{Report, VerdictRecord};
 use crate::error::{Error, Result};
 use crate::ports::{Listener, Port};
-use crate::posture::{Filter, Posture, Protocol, Rule, Rules, Upstream};
+use crate::spec::network::{Filter, NetworkPolicy, Protocol, Rule, Rules, Upstream};
 
 /// Most rules in each of `allow` and `deny`.
 const MAX_RULES: usize = 256;
@@ -21,29 +21,29 @@ const ACCEPTED: &str = "open, blocked, or an object with mode";
 /// The members of the object.
 const MEMBERS: [&str; 6] = ["mode", "allow", "deny", "proxy", "socks", "transparent"];
 
-/// The posture that a request asks for; `None` if it asks for none.
+/// The policy that a request asks for; `None` if it asks for none.
 ///
 /// # Errors
 /// `Invalid`; `Unavailable` for what this version cannot do.
-pub(in crate::api) fn posture(fields: &mut Fields<'_>) -> Result<Option<Posture>> {
+pub(in crate::api) fn policy(fields: &mut Fields<'_>) -> Result<Option<NetworkPolicy>> {
     let Some(value) = fields.take("network") else {
         return Ok(None);
     };
     match JsonType::of(value) {
         JsonType::String => {
             let word: String = decoded("network", value)?;
-            let posture = Posture::named(&word);
-            let posture = posture.ok_or_else(|| {
+            let policy = NetworkPolicy::named(&word);
+            let policy = policy.ok_or_else(|| {
                 Error::invalid(format_args!("network is {word:?}; it takes {ACCEPTED}"))
             });
-            posture.map(Some)
+            policy.map(Some)
         }
         JsonType::Object => of_object(value).map(Some),
         _ => Err(wrong_type("network", ACCEPTED, value)),
     }
 }
 
-fn of_object(value: &RawValue) -> Result<Posture> {
+fn of_object(value: &RawValue) -> Result<NetworkPolicy> {
     let Members(members) = decoded("network", value)?;
     // A rule under a wrong name would not hold, so unknown members are not ignored here.
     if let Some(unknown) = members.keys().find(|name| !MEMBERS.contains(&&***name)) {
@@ -69,7 +69,7 @@ fn of_object(value: &RawValue) -> Result<Posture> {
     let filtered = |allow, deny, upstream| {
         let mut filter = Filter::new(Rules { allow, deny }, upstream);
         filter.is_transparent = is_transparent;
-        Ok(Posture::Filtered(Arc::new(filter)))
+        Ok(NetworkPolicy::Filtered(Arc::new(filter)))
     };
     match (mode, allow) {
         (0, Some(allow)) => filtered(Some(allow), deny, upstream),
@@ -80,9 +80,9 @@ fn of_object(value: &RawValue) -> Result<Posture> {
             "network with mode open takes no allow: everything is reached that deny does not name",
         )),
         // Without rules all programs get through in any case.
-        (1, None) if deny.is_empty() && upstream.is_none() => Ok(Posture::Open),
+        (1, None) if deny.is_empty() && upstream.is_none() => Ok(NetworkPolicy::Open),
         (1, None) => filtered(None, deny, upstream),
-        (_, None) if !has_more => Ok(Posture::Blocked),
+        (_, None) if !has_more => Ok(NetworkPolicy::Blocked),
         _ => Err(Error::invalid(
             "network with mode blocked takes nothing else",
         )),
@@ -130,10 +130,10 @@ fn upstream(
         .map(Some)
 }
 
-/// A posture in an answer.
+/// A policy in an answer.
 #[derive(Serialize)]
 #[serde(untagged)]
-pub(in crate::api) enum PostureDocument {
+pub(in crate::api) enum NetworkPolicyDocument {
     Word(&'static str),
     Filter {
         mode: &'static str,
@@ -149,10 +149,10 @@ pub(in crate::api) enum PostureDocument {
     },
 }
 
-impl PostureDocument {
-    pub(in crate::api) fn of(posture: &Posture) -> Self {
-        let Posture::Filtered(filter) = posture else {
-            return Self::Word(posture.name());
+impl NetworkPolicyDocument {
+    pub(in crate::api) fn of(policy: &NetworkPolicy) -> Self {
+        let NetworkPolicy::Filtered(filter) = policy else {
+            return Self::Word(policy.name());
         };
         let texts = |rules: &[Rule]| rules.iter().map(|rule| rule.text().to_owned()).collect();
         let url = |protocol| {
@@ -175,7 +175,7 @@ impl PostureDocument {
 /// The answer of `GET network`.
 #[derive(Serialize)]
 pub(in crate::api) struct NetworkDocument {
-    posture: PostureDocument,
+    posture: NetworkPolicyDocument,
     allowed: u64,
     refused: u64,
     recent: Vec<VerdictDocument>,
@@ -211,15 +211,15 @@ impl From<VerdictRecord> for VerdictDocument {
 }
 
 impl NetworkDocument {
-    /// Describes a posture, and what was allowed and refused under it.
-    pub(in crate::api) fn of((posture, report): (&Posture, Report)) -> Self {
+    /// Describes a policy, and what was allowed and refused under it.
+    pub(in crate::api) fn of((policy, report): (&NetworkPolicy, Report)) -> Self {
         let Report {
             allowed,
             refused,
             recent,
         } = report;
         Self {
-            posture: PostureDocument::of(posture),
+            posture: NetworkPolicyDocument::of(policy),
             allowed,
             refused,
             recent: recent.into_iter().map(VerdictDocument::from).collect(),
@@ -310,15 +310,15 @@ impl TicketDocument {
 mod tests {
     use super::*;
 
-    fn parsed(network: &str) -> std::result::Result<Posture, String> {
+    fn parsed(network: &str) -> std::result::Result<NetworkPolicy, String> {
         let body = format!("{{\"network\":{network}}}");
         let mut fields = Fields::parse(body.as_bytes()).unwrap();
-        let posture = posture(&mut fields).map_err(|error| error.to_string())?;
-        Ok(posture.unwrap())
+        let policy = policy(&mut fields).map_err(|error| error.to_string())?;
+        Ok(policy.unwrap())
     }
 
-    fn shown(posture: &Posture) -> String {
-        serde_json::to_string(&PostureDocument::of(posture)).unwrap()
+    fn shown(policy: &NetworkPolicy) -> String {
+        serde_json::to_string(&NetworkPolicyDocument::of(policy)).unwrap()
     }
 
     #[test]
@@ -335,16 +335,16 @@ mod tests {
         ] {
             assert_eq!(shown(&parsed(text).unwrap()), text);
         }
-        assert_eq!(parsed(r#"{"mode":"open"}"#), Ok(Posture::Open));
+        assert_eq!(parsed(r#"{"mode":"open"}"#), Ok(NetworkPolicy::Open));
         let nothing_to_lead = parsed(r#"{"mode":"open","transparent":true}"#);
-        assert_eq!(nothing_to_lead, Ok(Posture::Open));
-        assert_eq!(parsed(r#"{"mode":"blocked"}"#), Ok(Posture::Blocked));
+        assert_eq!(nothing_to_lead, Ok(NetworkPolicy::Open));
+        assert_eq!(parsed(r#"{"mode":"blocked"}"#), Ok(NetworkPolicy::Blocked));
     }
 
     #[test]
     fn credentials_are_not_shown() {
-        let posture = parsed(r#"{"mode":"open","proxy":"http://me:secret@proxy:1"}"#).unwrap();
-        assert!(!shown(&posture).contains("secret"));
+        let policy = parsed(r#"{"mode":"open","proxy":"http://me:secret@proxy:1"}"#).unwrap();
+        assert!(!shown(&policy).contains("secret"));
         let refused = parsed(r#"{"mode":"open","proxy":"https://me:secret@proxy:1"}"#).unwrap_err();
         assert!(!refused.contains("secret"), "{refused}");
     }

@@ -7,14 +7,14 @@ use serde::Serialize;
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::command::environment;
-use super::network::{self, PostureDocument};
+use super::network::{self, NetworkPolicyDocument};
 use crate::codec::fields::{Fields, strings};
-use crate::command::{EnvironmentChange, check_environment};
 use crate::confine::WholeLimits;
 use crate::error::{Error, Result};
 use crate::host::{Sandbox, SandboxSpec};
-use crate::isolation::Isolation;
 use crate::machine::Machine;
+use crate::spec::command::{EnvironmentChange, check_environment};
+use crate::spec::isolation::Isolation;
 
 /// Most sandboxes of one request.
 const MAX_SANDBOXES: u64 = 10_000;
@@ -73,7 +73,7 @@ pub(in crate::api) fn sandbox_request(fields: &mut Fields<'_>) -> Result<(usize,
             memory: total.map(|megabytes| megabytes << 20),
             cpu: fields.processors("max_cpu", ACCEPTED_CPU, CPU)?,
         },
-        network: network::posture(fields)?,
+        network: network::policy(fields)?,
         read_only_paths: paths(fields, "read_only_paths")?,
         read_write_paths: paths(fields, "read_write_paths")?,
         tcp_ports: usize::try_from(ports).unwrap_or(usize::MAX),
@@ -141,7 +141,7 @@ impl MachineDocument {
     pub(in crate::api) fn of(machine: &Machine) -> Box<RawValue> {
         let isolation = Self {
             always: IsolationDocument::of(machine),
-            postures: machine.postures(),
+            postures: machine.network_policies(),
             isolations: machine.isolations(),
             default: machine.default_isolation(),
             limits: machine.limits(),
@@ -195,7 +195,7 @@ pub(in crate::api) struct SandboxDocument {
     max_total_mem_mb: Option<u64>,
     max_cpu: Option<f64>,
     limits: LimitsDocument,
-    network: PostureDocument,
+    network: NetworkPolicyDocument,
     tcp_ports: Vec<u16>,
     filesystem: FilesystemDocument,
     restrictions: Vec<&'static str>,
@@ -247,7 +247,7 @@ impl SandboxDocument {
                 cpu: limits.cpu_by(),
                 processes: limits.processes_by(),
             },
-            network: PostureDocument::of(&sandbox.network),
+            network: NetworkPolicyDocument::of(&sandbox.network),
             tcp_ports: sandbox.tcp_ports().to_vec(),
             filesystem: FilesystemDocument {
                 read_only: sandbox.read_only_paths(),

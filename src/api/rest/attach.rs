@@ -17,7 +17,6 @@ use crate::api::json::command::{TerminalRequest, terminal_request};
 use crate::client::Disconnected;
 use crate::codec::queries::QueryFilter;
 use crate::codec::query::Query;
-use crate::command::TerminalSize;
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::http::channel::{Channel, Message};
@@ -30,6 +29,7 @@ use crate::http::websocket::code;
 use crate::http::{Body, Refusal, Response};
 use crate::ledger::Ledger;
 use crate::process::{Exit, Start};
+use crate::spec::command::TerminalSize;
 use crate::sys::{Ending, Events};
 use crate::workspace::{AttachSpec, Attachment, ViewerEvent, Workspace};
 

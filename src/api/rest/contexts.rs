@@ -21,8 +21,8 @@ use crate::http::Response;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::interpreter::event::{Bundle, CodeError, Event};
 use crate::interpreter::{Context, Execution, ExecutionSubscriber};
-use crate::language::Language;
 use crate::process::ring::Stream;
+use crate::spec::language::Language;
 use crate::workspace::Workspace;
 
 /// `GET languages`.

@@ -14,13 +14,13 @@ use crate::codec::base64;
 use crate::codec::plain::PlainText;
 use crate::codec::queries::QueryFilter;
 use crate::codec::query::Query;
-use crate::command::{CommandLine, EnvironmentChange, INTERACTIVE_SHELL, StdinSource};
 use crate::fuzz::{Random, Script, bounded, check};
 use crate::http::range::{Range, byte_range};
 use crate::http::stream::StreamWriter;
-use crate::language::Language;
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Exit, OnDisconnect, Reason, Subscriber};
+use crate::spec::command::{CommandLine, EnvironmentChange, INTERACTIVE_SHELL, StdinSource};
+use crate::spec::language::Language;
 use crate::sys::Ending;
 
 #[test]

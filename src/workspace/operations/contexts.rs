@@ -3,7 +3,7 @@
 use crate::client::{Interrupt, Stopped};
 use crate::error::{self, Error};
 use crate::interpreter::{Asked, ContextSpec, ExecutionSpec};
-use crate::language::Language;
+use crate::spec::language::Language;
 use crate::workspace::lease::Workspace;
 
 impl Workspace {

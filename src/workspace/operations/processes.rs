@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::client::{Disconnected, Peer};
-use crate::command::{CommandSpec, StdinSource, TerminalSize};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::fault;
 use crate::ledger::Item;
@@ -12,6 +11,7 @@ use crate::panics::contain;
 use crate::process::registry::StartOutcome;
 use crate::process::ring::Cursor;
 use crate::process::{Extent, OnDisconnect, Process, Pump, StdinWriter, Subscriber};
+use crate::spec::command::{CommandSpec, StdinSource, TerminalSize};
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::UploadSource;
 

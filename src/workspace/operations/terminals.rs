@@ -10,12 +10,12 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::command::TerminalSize;
 use crate::error::{Error, Kind, Result};
 use crate::ledger::{Charge, Item, Ledger};
 use crate::process::registry::Registry;
 use crate::process::ring::Stream;
 use crate::process::{Exit, Process, Start, View, Viewer};
+use crate::spec::command::TerminalSize;
 use crate::workspace::lease::Workspace;
 
 /// Bytes of input that wait for the terminal before no more is taken.

@@ -9,12 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::client::{Interrupt, Stopped};
-use crate::command::{CommandLine, CommandSpec};
 use crate::error::{Error, Kind, Result};
 use crate::files::name::FilePath;
-use crate::language::{Language, script};
 use crate::process::registry::StartOutcome;
 use crate::process::{OnDisconnect, Process, Reason};
+use crate::spec::command::{CommandLine, CommandSpec};
+use crate::spec::language::{Language, script};
 use crate::sync::CountedPlace;
 use crate::sys::Ending;
 use crate::workspace::lease::{Lease, Workspace};

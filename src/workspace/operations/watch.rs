@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::client::{Disconnected, Interrupt, KeepAlive, Stopped, send_all};
-use crate::command::ChosenId;
 use crate::error::{Error, Kind, Result};
 use crate::files::watch::{Ended, Settings, TreeEvent, Watcher};
+use crate::spec::command::ChosenId;
 use crate::workspace::lease::{Lease, Workspace};
 use crate::workspace::watches::{Lasting, RegisteredWatch, WatchSubscriber};
 

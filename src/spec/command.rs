@@ -10,8 +10,8 @@ use sha2::{Digest, Sha256};
 
 use crate::codec::sort::sort;
 use crate::error::{Error, Result};
-use crate::language::{Language, end_of_options};
-use crate::posture::Posture;
+use crate::spec::language::{Language, end_of_options};
+use crate::spec::network::NetworkPolicy;
 
 /// What a text takes besides its bytes: a string and the allocator's smallest block.
 const TEXT_BYTES: usize = size_of::<String>() + 40;
@@ -196,7 +196,7 @@ pub struct CommandSpec {
     /// Whether it runs without a client.
     pub background: bool,
     /// What it may reach over the network; `None` for what all commands of the workspace may.
-    pub network: Option<Posture>,
+    pub network: Option<NetworkPolicy>,
     /// Whether a login shell has the PATH of the workspace before that of its profile.
     pub keeps_path: bool,
 }
@@ -629,7 +629,7 @@ mod tests {
     #[test]
     fn fingerprints_tell_commands_apart() {
         let mut blocked = code(Language::Python, "ab", &[]);
-        blocked.network = Some(Posture::Blocked);
+        blocked.network = Some(NetworkPolicy::Blocked);
         let all = [
             blocked,
             code(Language::Python, "ab", &[]),

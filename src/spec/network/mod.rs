@@ -14,7 +14,7 @@ pub use upstream::{Protocol, Upstream};
 
 /// What the commands of a workspace, or a single one, may reach over the network.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub enum Posture {
+pub enum NetworkPolicy {
     /// Whatever the machine reaches.
     #[default]
     Open,
@@ -37,19 +37,19 @@ pub struct Filter {
     ceiling: Option<Arc<Self>>,
 }
 
-/// What a posture is or allows that another does not; the subject is the network.
+/// What a policy is or allows that another does not; the subject is the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TooWide(pub String);
 
-impl Posture {
-    /// The postures that a word chooses, the widest first.
+impl NetworkPolicy {
+    /// The network policies that a word chooses, the widest first.
     pub const WORDS: [(&str, Self); 2] = [("open", Self::Open), ("blocked", Self::Blocked)];
 
-    /// The posture that a word chooses.
+    /// The policy that a word chooses.
     pub fn named(name: &str) -> Option<Self> {
         let mut all = Self::WORDS.into_iter();
         all.find(|(known, _)| *known == name)
-            .map(|(_, posture)| posture)
+            .map(|(_, policy)| policy)
     }
 
     /// The name of its kind.
@@ -61,7 +61,7 @@ impl Posture {
         }
     }
 
-    /// Text that no other posture has. It may hold credentials.
+    /// Text that no other policy has. It may hold credentials.
     pub fn identity(&self) -> String {
         let credentials = match self {
             Self::Filtered(filter) => filter.upstream.as_ref().map(|proxy| &proxy.credentials),
@@ -70,7 +70,7 @@ impl Posture {
         format!("{self:?} {credentials:?}")
     }
 
-    /// This posture for a command where all commands have the posture `ceiling`.
+    /// This policy for a command where all commands have the policy `ceiling`.
     ///
     /// # Errors
     /// `TooWide`, with what it allows and the ceiling does not.
@@ -150,16 +150,16 @@ fn first_refusal(verdicts: impl Iterator<Item = Verdict>) -> Verdict {
 
 #[cfg(test)]
 mod tests {
-    use super::Posture::{self, Blocked, Open};
+    use super::NetworkPolicy::{self, Blocked, Open};
     use super::*;
 
-    fn filtered(allow: &[&str]) -> Posture {
+    fn filtered(allow: &[&str]) -> NetworkPolicy {
         let rules = allow.iter().map(|text| Rule::parse(text).unwrap());
         let rules = Rules {
             allow: Some(rules.collect()),
             deny: Vec::new(),
         };
-        Posture::Filtered(Arc::new(Filter::new(rules, None)))
+        NetworkPolicy::Filtered(Arc::new(Filter::new(rules, None)))
     }
 
     #[test]
@@ -194,10 +194,10 @@ mod tests {
             allow: allow.map(|text| vec![Rule::parse(text).unwrap()]),
             deny: vec![Rule::parse(deny).unwrap()],
         };
-        let posture = |rules| Posture::Filtered(Arc::new(Filter::new(rules, None)));
-        let all = posture(rules(None, "bad.example.com"));
-        let own = posture(rules(Some("*.example.com"), "worse.example.com"));
-        let Posture::Filtered(both) = own.beneath(&all).unwrap() else {
+        let policy = |rules| NetworkPolicy::Filtered(Arc::new(Filter::new(rules, None)));
+        let all = policy(rules(None, "bad.example.com"));
+        let own = policy(rules(Some("*.example.com"), "worse.example.com"));
+        let NetworkPolicy::Filtered(both) = own.beneath(&all).unwrap() else {
             panic!("no filter");
         };
         for (name, expected) in [
@@ -214,13 +214,13 @@ mod tests {
     fn a_proxy_of_ones_own_is_no_way_round_the_ceiling() {
         let with_proxy = |url: &str| {
             let upstream = Upstream::parse(Protocol::Http, url).unwrap();
-            Posture::Filtered(Arc::new(Filter::new(Rules::default(), Some(upstream))))
+            NetworkPolicy::Filtered(Arc::new(Filter::new(Rules::default(), Some(upstream))))
         };
         let (one, other) = (with_proxy("http://one:1"), with_proxy("http://other:1"));
-        let direct = Posture::Filtered(Arc::new(Filter::new(Rules::default(), None)));
+        let direct = NetworkPolicy::Filtered(Arc::new(Filter::new(Rules::default(), None)));
         assert!(one.clone().beneath(&other).is_err());
         assert!(one.clone().beneath(&direct).is_err());
-        let Posture::Filtered(kept) = direct.beneath(&one).unwrap() else {
+        let NetworkPolicy::Filtered(kept) = direct.beneath(&one).unwrap() else {
             panic!("no filter");
         };
         assert!(kept.upstream.is_some());
@@ -228,9 +228,9 @@ mod tests {
 
     #[test]
     fn words_are_those_that_are_shown() {
-        for (word, posture) in Posture::WORDS {
-            assert_eq!(posture.name(), word);
-            assert_eq!(Posture::named(word), Some(posture));
+        for (word, policy) in NetworkPolicy::WORDS {
+            assert_eq!(policy.name(), word);
+            assert_eq!(NetworkPolicy::named(word), Some(policy));
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Pure values. `confine` enforces them; the doors read and show them.
 
-use crate::posture::Posture;
+use crate::spec::network::NetworkPolicy;
 
 /// What surrounds the commands of a sandbox besides its user, its limits and the filter of system calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -28,9 +28,9 @@ impl Isolation {
             .map(|(_, isolation)| isolation)
     }
 
-    /// Whether the network of a sandbox with this posture is its own. An open one is the machine's.
-    pub fn owns_network(self, posture: &Posture) -> bool {
-        self == Self::Namespaces && *posture != Posture::Open
+    /// Whether the network of a sandbox with this policy is its own. An open one is the machine's.
+    pub fn owns_network(self, policy: &NetworkPolicy) -> bool {
+        self == Self::Namespaces && *policy != NetworkPolicy::Open
     }
 
     /// Its name.
