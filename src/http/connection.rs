@@ -615,7 +615,7 @@ mod tests {
 
     impl Handler for Noting {
         fn handle(&self, request: &mut Request<'_>) -> Response {
-            lock(&self.seen).push(request.head.path.to_vec());
+            lock(&self.seen).push(request.head.path.clone());
             Response::json(&"noted")
         }
 

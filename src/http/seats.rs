@@ -211,20 +211,20 @@ impl Seats {
         })
     }
 
-    /// Closes the oldest connection of all peers for the one with this number. Its thread may take a moment to end. The
-    /// inner value says how long the oldest one has still to show a token, if it was too early to close it. `None` if
+    /// Closes the oldest connection of all peers for the one with this number. Its thread may take a moment to end.
+    /// Returns how long the oldest one has still to show a token, if it was too early to close it, else zero. `None` if
     /// there is no older one.
-    pub fn make_room(&self, newest: usize) -> Option<Option<Duration>> {
+    pub fn make_room(&self, newest: usize) -> Option<Duration> {
         let mut table = lock(&self.0.table);
         let (&oldest, waiting) = table.waiting.range(..newest).next()?;
         let age = waiting.since.as_ref().map(Instant::elapsed);
         let left = LEAST_TIME.saturating_sub(age.unwrap_or_default());
         if !left.is_zero() {
-            return Some(Some(left));
+            return Some(left);
         }
         table.evict(oldest);
         self.0.note(&table);
-        Some(None)
+        Some(left)
     }
 }
 
@@ -477,13 +477,15 @@ mod tests {
         let mut held = take(&seats, REMOTE, 4);
         held[0].give_to_operator(&seats.0.budget.whole()).unwrap();
         let newest = held[3].number;
-        let left = seats.make_room(newest).unwrap().unwrap();
-        assert!(left <= LEAST_TIME, "it may be about to show a token");
+        let left = seats.make_room(newest).unwrap();
+        assert!(!left.is_zero(), "it may be about to show a token");
         for waiting in lock(&seats.0.table).waiting.values_mut() {
-            waiting.since = waiting.since.map(|since| since - LEAST_TIME);
+            waiting.since = waiting
+                .since
+                .and_then(|since| since.checked_sub(LEAST_TIME));
         }
         for oldest in [1, 2] {
-            assert_eq!(seats.make_room(newest), Some(None));
+            assert_eq!(seats.make_room(newest), Some(Duration::ZERO));
             assert!(!is_waiting(&seats, &held[oldest]));
         }
         assert_eq!(seats.make_room(newest), None, "it makes no room for itself");

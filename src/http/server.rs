@@ -206,7 +206,11 @@ impl<H: Handler> Server<H> {
             && let Some(left) = self.seats.make_room(number)
         {
             // One that has just come may be about to show a token.
-            let limit = left.unwrap_or(TIME_TO_END).min(TIME_TO_END);
+            let limit = if left.is_zero() {
+                TIME_TO_END
+            } else {
+                left.min(TIME_TO_END)
+            };
             if self.handover.is_taken_within(limit) {
                 return true;
             }
