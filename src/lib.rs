@@ -21,16 +21,13 @@
     )
 )]
 
-mod activity;
 mod api;
 mod auth;
-mod bell;
 mod client;
 mod clock;
 mod codec;
 mod config;
 mod confine;
-mod crew;
 mod egress;
 mod error;
 mod fault;
@@ -39,24 +36,18 @@ mod files;
 mod fuzz;
 mod host;
 mod http;
-mod init;
 #[cfg_attr(not(feature = "interpreter"), path = "interpreter/none.rs")]
 mod interpreter;
-mod ledger;
-mod listen;
+mod limits;
 mod logging;
 mod machine;
-mod memory;
-mod panics;
 mod ports;
-mod priority;
-mod proc;
 mod process;
 mod relay;
-mod signals;
 mod spec;
-mod sync;
+mod startup;
 mod sys;
+mod threads;
 mod workspace;
 
 use std::ffi::OsString;
@@ -77,10 +68,12 @@ use auth::Authenticator;
 use config::{Config, ConfigError, Variables};
 use error::Error;
 use http::server::Server;
-use listen::HeldPort;
 use machine::Machine;
-use signals::Signals;
+use startup::init;
+use startup::listen::{self, HeldPort};
+use startup::signals::Signals;
 use sys::{Events, PollEntry, poll};
+use threads::{panics, priority};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 

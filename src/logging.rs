@@ -11,9 +11,9 @@ use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::sync::{Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
 
 static DEBUG: AtomicBool = AtomicBool::new(false);
@@ -53,7 +53,10 @@ pub fn info(line: fmt::Arguments<'_>) {
 /// any tenant, once the window has passed.
 pub fn about(tenant: &str, line: fmt::Arguments<'_>) {
     static WRITTEN: Mutex<LineCounts> = Mutex::new(LineCounts::new());
-    let (left_out, is_written) = lock(&WRITTEN).add(tenant, Instant::now());
+    // Not `threads::lock`, whose panics are logged here.
+    let mut written = WRITTEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let (left_out, is_written) = written.add(tenant, Instant::now());
+    drop(written);
     for (tenant, lines) in left_out {
         info(format_args!("left out {lines} lines about {tenant}"));
     }

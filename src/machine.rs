@@ -15,13 +15,13 @@ use crate::files::{Disk, Root};
 use crate::host::Host;
 use crate::http::seats::Seats;
 use crate::interpreter::ContextsSettings;
-use crate::ledger::{Budget, Ledger};
-use crate::memory;
-use crate::panics::essential;
+use crate::limits::ledger::{Budget, Ledger};
+use crate::limits::memory;
 use crate::ports::Ports;
 use crate::process::registry::Shared;
-use crate::sync::{Mutex, lock};
 use crate::sys;
+use crate::threads::Thread;
+use crate::threads::lock::{Mutex, lock};
 use crate::workspace::{Lease, Workspace};
 
 /// Time between SIGTERM and SIGKILL for processes when the server ends.
@@ -111,10 +111,9 @@ impl Machine {
                 contexts,
             )?;
             let own = Arc::clone(&host);
-            thread::Builder::new()
-                .name("maintenance".to_owned())
-                .stack_size(256 * 1024)
-                .spawn(move || essential(|| own.run_maintenance()))
+            Thread::new("maintenance")
+                .essential()
+                .start(move || own.run_maintenance())
                 .map_err(|error| Error::io("cannot start the maintenance of sandboxes", &error))?;
             Many(host)
         } else {

@@ -1,4 +1,4 @@
-//! The state that the hall shares with the doors: the machine, the tokens, and the figures for metrics.
+//! The state that the dispatcher shares with the doors: the machine, the tokens, and the figures for metrics.
 
 use std::sync::{Arc, OnceLock};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::sync::{Mutex, lock};
+use crate::threads::lock::{Mutex, lock};
 
 /// The statuses that are counted one by one. All others are counted together, because a server
 /// behind a port may answer with any number, and each would be a time series in the metrics.

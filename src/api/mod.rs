@@ -1,4 +1,4 @@
-//! The hall: it finds the door that answers a request, checks the page that sent it, and counts the answer. It knows no
+//! The dispatcher: it finds the door that answers a request, checks the page that sent it, and counts the answer. It knows no
 //! operation. [`context`] has the state that it shares with the doors, and authenticates for them; [`credentials`]
 //! finds tokens; [`origins`] and [`browsers`] know what pages may do; [`forward`] is the way to servers inside of a
 //! workspace, also for those who have one of the [`tickets`]; [`parts`] knows what a build can leave out.
@@ -33,9 +33,9 @@ use crate::config::Doors;
 use crate::http::parse::Head;
 use crate::http::seats::Seats;
 use crate::http::{Body, Handler, Refusal, Request, Response, Sender};
-use crate::ledger::{Ledger, OverLimit};
+use crate::limits::ledger::{Ledger, OverLimit};
 use crate::machine::Machine;
-use crate::panics::contain;
+use crate::threads::panics::contain;
 use context::{Context, note_refusal};
 use counts::RequestCounts;
 use origins::Origins;
@@ -203,7 +203,7 @@ fn with_fields(mut response: Response, fields: &[(&'static str, &'static str)]) 
     response
 }
 
-/// What the hall must know of a target, whichever door has it.
+/// What the dispatcher must know of a target, whichever door has it.
 trait Target {
     /// The name in the metrics.
     fn name(&self) -> &'static str;

@@ -11,8 +11,8 @@ use sha2::{Digest, Sha256};
 
 use crate::error::{Error, Kind, Result};
 use crate::ports::Port;
-use crate::sync::{Mutex, lock};
 use crate::sys;
+use crate::threads::lock::{Mutex, lock};
 
 /// A new ticket is used within this time, or not at all.
 const FIRST_USE: Duration = Duration::from_secs(60);

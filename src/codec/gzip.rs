@@ -12,7 +12,8 @@ use miniz_oxide::deflate::core::{
 use miniz_oxide::inflate::stream::{InflateState, inflate};
 use miniz_oxide::{DataFormat, MZError, MZFlush, MZStatus};
 
-use crate::panics::joined;
+use crate::threads::Thread;
+use crate::threads::panics::joined;
 
 /// The first bytes of every gzip member.
 pub const MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -248,9 +249,9 @@ impl Encoder {
     pub fn new() -> io::Result<Self> {
         // Negative window bits: without the framing of zlib.
         let flags = create_comp_flags_from_zip_params(LEVEL, -15, 0);
-        let compressor = std::thread::Builder::new()
-            .stack_size(MAKING_STACK_BYTES)
-            .spawn(move || Box::new(CompressorOxide::new(flags)))?
+        let compressor = Thread::new("compressor")
+            .stack_bytes(MAKING_STACK_BYTES)
+            .start(move || Box::new(CompressorOxide::new(flags)))?
             .join();
         let compressor = joined(compressor);
         Ok(Self {

@@ -19,8 +19,8 @@ use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 use crate::error::{Error, Result};
 use crate::logging;
-use crate::proc;
-use crate::sync::{Mutex, lock};
+use crate::sys::proc;
+use crate::threads::lock::{Mutex, lock};
 
 /// The cgroup of the server itself.
 const LEAF: &str = "sbx-server";

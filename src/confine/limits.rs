@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::cgroup::{self, Cgroup, CgroupLimits, Cgroups, Kills};
 use crate::error::{Error, Kind, Result};
-use crate::proc;
+use crate::sys::proc;
 
 /// Commands and interpreters that have ended for the limit of their sandbox.
 static ENDED_COMMANDS: AtomicU64 = AtomicU64::new(0);

@@ -9,8 +9,7 @@
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::proc;
-use crate::sys::{self, Pid, Resource};
+use crate::sys::{self, Pid, Resource, proc};
 
 /// The name of the limit in `/proc/<pid>/limits`.
 const LIMIT: &str = "Max realtime timeout";

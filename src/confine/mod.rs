@@ -32,8 +32,8 @@ use crate::egress::{Exits, Gate, MakeSocket};
 use crate::error::{Error, Kind, Result};
 use crate::spec::command::EnvironmentChange;
 use crate::spec::network::{NetworkPolicy, TooWide};
-use crate::sync::{Mutex, lock};
 use crate::sys::{self, ActingAs, CallListener, Resource, User};
+use crate::threads::lock::{Mutex, lock};
 use environment::entry;
 use filter::Subject;
 pub use grants::{GrantedPaths, Grants};
@@ -184,7 +184,7 @@ impl Confinement {
     /// Commands of this process, whose network is open.
     #[cfg(test)]
     pub fn for_test() -> Self {
-        let budget = crate::ledger::Budget::new(1 << 20);
+        let budget = crate::limits::ledger::Budget::new(1 << 20);
         let seats = crate::http::seats::Seats::new(1, Arc::clone(&budget));
         let exits = Exits::new(crate::egress::Egress::new(seats), budget.whole(), None);
         Self::dedicated(std::env::vars_os(), "/".into(), NetworkPolicy::Open, exits).unwrap()

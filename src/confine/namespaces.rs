@@ -17,7 +17,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
@@ -30,10 +29,12 @@ use super::system_files::{DEVICES, PROGRAMS};
 use super::{Home, USER_NAME};
 use crate::error::{Error, Kind, Result};
 use crate::files::name::TEMPORARY;
-use crate::panics::essential;
-use crate::sync::{Condvar, Mutex, lock};
-use crate::sys::{Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User};
-use crate::{memory, proc, sys};
+use crate::limits::memory;
+use crate::sys::{
+    self, Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User, proc,
+};
+use crate::threads::Thread;
+use crate::threads::lock::{Condvar, Mutex, lock};
 
 /// The word that makes this program the holder of namespaces.
 pub const HOLDER_ARGUMENT: &str = "hold-namespaces";
@@ -356,10 +357,9 @@ impl Means {
         let server = sys::pidfd_open(own).map_err(|errno| failure("open this process", errno))?;
         let starter = Arc::new(Starter::default());
         let own = Arc::clone(&starter);
-        thread::Builder::new()
-            .name("namespaces".to_owned())
-            .stack_size(256 * 1024)
-            .spawn(move || essential(|| own.run()))
+        Thread::new("namespaces")
+            .essential()
+            .start(move || own.run())
             .map_err(|error| failure("start a thread for them", errno_of(&error)))?;
         Ok(Self {
             starter,

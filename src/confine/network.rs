@@ -17,11 +17,10 @@ use std::sync::{Arc, OnceLock};
 use super::filter::{self, Sockets, Subject};
 use super::namespaces::Namespaces;
 use super::ruleset;
-use crate::egress;
 use crate::error::{Error, Kind, Result};
 use crate::spec::network::NetworkPolicy;
-use crate::sync::{Mutex, lock};
-use crate::sys;
+use crate::threads::lock::{Mutex, lock};
+use crate::{egress, sys};
 
 /// The Landlock ABI without which sandboxes reach abstract Unix sockets of others, who could pass sockets.
 const ABI_OF_SANDBOXES: u32 = 6;

@@ -19,8 +19,8 @@ use crate::error::{Error, Kind, Result};
 use crate::spec::command::EnvironmentChange;
 use crate::spec::isolation::Isolation;
 use crate::spec::network::NetworkPolicy;
-use crate::sync::Mutex;
 use crate::sys::{self, Resource, User};
+use crate::threads::lock::Mutex;
 
 /// The restrictions that all sandboxes of a host share.
 pub struct Policy {

@@ -350,7 +350,7 @@ mod tests {
     use super::super::Egress;
     use super::*;
     use crate::http::seats::Seats;
-    use crate::ledger::Budget;
+    use crate::limits::ledger::Budget;
     use crate::spec::network::{Filter, Rules};
 
     #[test]

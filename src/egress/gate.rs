@@ -12,9 +12,9 @@ use nix::sys::socket::{Backlog, SockFlag, SockaddrIn, bind, listen};
 use super::check::loopback_socket;
 use super::names::Names;
 use crate::error::{Error, Result};
-use crate::listen::HeldPort;
 use crate::spec::network::Filter;
-use crate::sync::{Mutex, lock};
+use crate::startup::listen::HeldPort;
+use crate::threads::lock::{Mutex, lock};
 
 const FAILED: &str = "cannot open a port for a filtered network";
 

@@ -33,10 +33,10 @@ use std::sync::{Arc, Weak};
 
 use crate::error::{Error, Kind, Result};
 use crate::http::seats::Seats;
-use crate::ledger::Ledger;
+use crate::limits::ledger::Ledger;
 use crate::spec::network::{Address, Filter};
-use crate::sync::{Mutex, lock};
 use crate::sys::{self, CallListener, User};
+use crate::threads::lock::{Mutex, lock};
 pub use check::{check, check_redirection};
 pub use gate::{Gate, MakeSocket};
 use report::VerdictLog;

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::net::Ipv4Addr;
 
-use crate::sync::{Mutex, lock};
+use crate::threads::lock::{Mutex, lock};
 
 /// The first address; those of the next 16 bits and one more are for names.
 const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 1]);

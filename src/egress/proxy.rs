@@ -17,17 +17,16 @@ use super::dns::Question;
 use super::gate::Gate;
 use super::{Exits, redirect, resolver, socks};
 use crate::fault;
-use crate::http::connection;
 use crate::http::parse::Framing;
 use crate::http::reader::SocketReader;
 use crate::http::seats::Seat;
 use crate::http::stream::StreamWriter;
-use crate::http::{Handler, Refusal, Request, Response};
-use crate::panics::contain;
+use crate::http::{Handler, Refusal, Request, Response, connection};
 use crate::relay::{
     Account, FieldChanges, Forward, RelayError, connect_through, connected, exchange,
 };
 use crate::spec::network::{Host, host_and_port};
+use crate::threads::panics::contain;
 
 /// How long a client may take for its first byte, and for each part of a SOCKS request.
 const GREETING_LIMIT: Duration = Duration::from_secs(10);

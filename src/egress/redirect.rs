@@ -26,8 +26,8 @@ use super::gate::Gate;
 use super::names::stands_for_a_name;
 use super::resolver::DNS_PORT;
 use crate::spec::network::{Host, Verdict, host_and_port};
-use crate::sync::{Mutex, lock};
 use crate::sys::{self, CallListener, Events, PollEntry, TcpState, WaitingCall, poll};
+use crate::threads::lock::{Mutex, lock};
 
 /// Most sockets of a workspace that are not connected, of which the server has copies.
 const MAX_COPIES: usize = 64;

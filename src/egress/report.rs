@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::spec::network::Verdict;
-use crate::sync::{Mutex, lock};
+use crate::threads::lock::{Mutex, lock};
 
 /// Verdicts that are remembered.
 const REMEMBERED: usize = 256;

@@ -19,16 +19,15 @@ use super::dns::Question;
 use super::gate::Gate;
 use super::redirect::{self, Copies};
 use super::{Exits, proxy, resolver};
-use crate::crew::Crew;
 use crate::error::{Error, Kind, Result};
-use crate::fault;
 use crate::http::seats::{Peer, Seat};
 use crate::http::server::refuse;
-use crate::logging;
-use crate::memory::Room;
-use crate::panics::contain;
-use crate::sync::{CountedPlace, Mutex, lock};
+use crate::limits::memory::Room;
 use crate::sys::{self, ActingAs, CallListener, WaitingCall};
+use crate::threads::lock::{CountedPlace, Mutex, lock};
+use crate::threads::panics::contain;
+use crate::threads::pool::ThreadPool;
+use crate::{fault, logging};
 
 /// How long the thread stays without a command, in milliseconds: starting it again takes as long as a tenth of one.
 const LINGER_MS: u16 = 5_000;
@@ -100,7 +99,7 @@ impl Worker {
                 spare: Mutex::default(),
                 resolvers: Arc::default(),
                 look_ups: Arc::default(),
-                threads: Crew::new("network", STACK_BYTES, work),
+                threads: ThreadPool::new("network", work),
             }
         });
         let started = served.threads.give(Job::Lead);
@@ -159,7 +158,7 @@ struct Served {
     resolvers: Arc<AtomicUsize>,
     /// How many names are being looked up.
     look_ups: Arc<AtomicUsize>,
-    threads: Crew<Job>,
+    threads: ThreadPool<Job>,
 }
 
 /// What threads do.

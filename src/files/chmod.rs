@@ -12,7 +12,7 @@ use super::root::{Files, Missing};
 use super::search::{Filter, Visit};
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind};
-use crate::ledger::{Item, Ledger};
+use crate::limits::ledger::{Item, Ledger};
 
 /// What was changed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]

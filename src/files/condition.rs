@@ -24,7 +24,7 @@ use super::root::Root;
 use crate::client::{Interrupt, LOOK_EVERY, Stopped};
 use crate::codec::sort::sort;
 use crate::error::{Detail, Error, Kind};
-use crate::sync::{Condvar, Mutex, lock};
+use crate::threads::lock::{Condvar, Mutex, lock};
 
 /// What must hold for a file to be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

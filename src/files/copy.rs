@@ -30,9 +30,8 @@ use super::skip::{SkipList, SkipReason};
 use super::write::Upload;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
-use crate::fault;
-use crate::ledger::Ledger;
-use crate::sys;
+use crate::limits::ledger::Ledger;
+use crate::{fault, sys};
 
 /// Bytes that the kernel copies in one step.
 const STEP_BYTES: usize = 8 << 20;

@@ -12,8 +12,7 @@ use nix::fcntl::{AtFlags, OFlag};
 use nix::sys::stat::{Mode, fstat, fstatat};
 
 use super::beneath::Resolver;
-use super::entry::DIRECTORY;
-use super::entry::FileKind;
+use super::entry::{DIRECTORY, FileKind};
 use super::name::{FilePath, show, split};
 use crate::fuzz::{bounded, check};
 

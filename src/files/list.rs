@@ -15,7 +15,7 @@ use super::entry::{Entry, FileKind};
 use super::name::FilePath;
 use super::root::Root;
 use crate::error::Result;
-use crate::ledger::Charge;
+use crate::limits::ledger::Charge;
 
 /// What a name takes besides its bytes: its place in the heap, which doubles, and the allocator's header.
 const NAME_BYTES: usize = 2 * size_of::<(Vec<u8>, FileKind)>() + 16;

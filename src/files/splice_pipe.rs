@@ -10,8 +10,8 @@ use std::sync::{Arc, LazyLock};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SpliceFFlags, fcntl, splice};
 
-use crate::sync::CountedPlace;
 use crate::sys;
+use crate::threads::lock::CountedPlace;
 
 /// Capacity of the pipe in bytes: the most that an unprivileged process gets (pipe(7)). Measured: with
 /// 1 MiB uploads reach 1.8 GB/s instead of 1.3; with 64 KiB they are slower than read and write.

@@ -623,7 +623,7 @@ fn nobody_replaces_a_file_in_the_turn_of_another_request() {
             max_bytes: 1,
             max_files: 9,
         };
-        let ledger = crate::ledger::Budget::new(1 << 30).whole();
+        let ledger = crate::limits::ledger::Budget::new(1 << 30).whole();
         let files = root.files()?;
         files
             .unpack(&path("."), options, archive.as_slice(), &ledger)
@@ -1077,7 +1077,9 @@ fn what_is_where_a_home_should_be_goes_and_is_not_followed() {
 }
 
 /// For the names of a page.
-fn uncharged() -> crate::ledger::Charge {
-    let ledger = crate::ledger::Budget::new(1 << 30).whole();
-    ledger.charge(crate::ledger::Item::Responses, 0).unwrap()
+fn uncharged() -> crate::limits::ledger::Charge {
+    let ledger = crate::limits::ledger::Budget::new(1 << 30).whole();
+    ledger
+        .charge(crate::limits::ledger::Item::Responses, 0)
+        .unwrap()
 }

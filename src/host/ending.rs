@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 use super::table::SandboxTable;
 use super::{Host, Sandbox, signals, unknown};
 use crate::error::{Error, Kind, Result};
-use crate::fault;
-use crate::logging;
-use crate::panics::contain;
 use crate::process::Reason;
-use crate::sync::lock;
+use crate::threads::Thread;
+use crate::threads::lock::lock;
+use crate::threads::panics::contain;
+use crate::{fault, logging};
 
 /// How long to wait for killed processes to be gone.
 const EMPTYING_LIMIT: Duration = Duration::from_secs(20);
@@ -210,10 +210,7 @@ impl Host {
             let count = u32::try_from(leaving.len()).unwrap_or(u32::MAX);
             host.end_all(leaving, how, Instant::now() + limit * count, |_| {});
         };
-        let thread = thread::Builder::new()
-            .name("ending".to_owned())
-            .stack_size(256 * 1024)
-            .spawn(move || end_all(&host, &theirs, BACKGROUND_LIMIT));
+        let thread = Thread::new("ending").start(move || end_all(&host, &theirs, BACKGROUND_LIMIT));
         if thread.is_err() {
             // What has panicked is tried again later.
             let _ = contain(|| end_all(self, &leaving, INLINE_LIMIT));
@@ -332,7 +329,7 @@ mod tests {
     use crate::host::SandboxSpec;
     use crate::http::seats::Seats;
     use crate::interpreter::ContextsSettings;
-    use crate::ledger::Budget;
+    use crate::limits::ledger::Budget;
     use crate::process::registry::Shared;
     use crate::spec::isolation::{DefaultIsolation, Isolation};
     use crate::spec::network::NetworkPolicy;

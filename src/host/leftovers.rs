@@ -11,8 +11,7 @@ use std::time::{Duration, Instant};
 use super::signals::Signaller;
 use crate::confine::Mark;
 use crate::logging;
-use crate::proc;
-use crate::sys::{self, Pid, User};
+use crate::sys::{self, Pid, User, proc};
 
 /// How long to wait for killed processes to be gone.
 const LIMIT: Duration = Duration::from_secs(2);

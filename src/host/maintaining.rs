@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::{Host, watchdog};
 use crate::fault;
-use crate::panics::contain;
+use crate::threads::panics::contain;
 
 /// How long the clients of a deleted sandbox may take to read their last answers.
 const PARTING_LIMIT: Duration = Duration::from_secs(3);

@@ -12,15 +12,13 @@ use crate::clock::now_ms;
 use crate::confine::{Grants, Home, SandboxSettings};
 use crate::egress::Exits;
 use crate::error::{Error, Kind, Result};
-use crate::fault;
 use crate::files::Root;
-use crate::logging;
 use crate::ports::{Ports, TcpPortsInside};
 use crate::spec::isolation::Isolation;
 use crate::spec::network::NetworkPolicy;
-use crate::sync::Mutex;
-use crate::sys;
+use crate::threads::lock::Mutex;
 use crate::workspace::Workspace;
+use crate::{fault, logging, sys};
 
 impl Host {
     /// Makes as many of `count` sandboxes as there is capacity for: all of those, or none. Says why it makes no more.

@@ -19,8 +19,8 @@ use crate::process::Reason;
 use crate::spec::command::EnvironmentChange;
 use crate::spec::isolation::Isolation;
 use crate::spec::network::NetworkPolicy;
-use crate::sync::{Mutex, lock};
 use crate::sys::User;
+use crate::threads::lock::{Mutex, lock};
 use crate::workspace::Workspace;
 
 /// The settings that a client chooses for new sandboxes.

@@ -14,10 +14,9 @@ use super::claims::Claims;
 use super::sandbox::Sandbox;
 use super::users::accounts;
 use crate::error::{Error, Kind, Result};
-use crate::proc;
 use crate::process::Reason;
-use crate::sync::{Mutex, lock};
-use crate::sys::{self, ActingAs, User};
+use crate::sys::{self, ActingAs, User, proc};
+use crate::threads::lock::{Mutex, lock};
 
 /// Where the search for an unused uid begins, downwards: 65534 and 65535 have a meaning, and a container's
 /// user namespace often ends there.

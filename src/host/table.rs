@@ -14,7 +14,7 @@ use sha2::{Digest, Sha256};
 use super::sandbox::Sandbox;
 use super::users::Users;
 use crate::error::{Error, Kind, Result};
-use crate::ledger::Ledger;
+use crate::limits::ledger::Ledger;
 use crate::sys::{self, User};
 
 /// Deleted sandboxes that are remembered, so that deleting one again is no error.

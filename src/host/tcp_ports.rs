@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use crate::codec::sort::sort;
 use crate::error::{Error, Kind, Result};
-use crate::listen::HeldPort;
-use crate::sync::{Mutex, lock};
+use crate::startup::listen::HeldPort;
+use crate::threads::lock::{Mutex, lock};
 
 /// The ports of a host.
 pub(super) struct TcpPorts {

@@ -15,7 +15,7 @@ use super::websocket::{
     Decoder, Received, append_binary, append_close, append_ping, append_pong, append_text, code,
 };
 use crate::client::Disconnected;
-use crate::ledger::{Charge, Item, Ledger, OverLimit};
+use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::sys::{Events, PollEntry, poll};
 
 /// Bytes of one receive. Small, because each frame in it may be answered.

@@ -20,11 +20,10 @@ use super::request::{BodyReader, ReceiveError, Request};
 use super::response::{Body, FindAnswer, Refusal, Response, append_status_line, reason};
 use super::seats::Seat;
 use super::stream::{SEND_LIMIT, StreamWriter};
-use crate::fault;
-use crate::ledger::{Item, Ledger};
-use crate::logging;
-use crate::panics::contain;
+use crate::limits::ledger::{Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
+use crate::threads::panics::contain;
+use crate::{fault, logging};
 
 /// Size of one read and one write of a file.
 const FILE_BYTES: usize = 256 * 1024;
@@ -480,8 +479,8 @@ mod tests {
 
     use super::super::seats::{Peer, Seats};
     use super::*;
-    use crate::ledger::Budget;
-    use crate::sync::{Mutex, lock};
+    use crate::limits::ledger::Budget;
+    use crate::threads::lock::{Mutex, lock};
 
     #[derive(Default)]
     struct Fragile {
@@ -532,7 +531,7 @@ mod tests {
     impl Handler for Large {
         fn handle(&self, request: &mut Request<'_>) -> Response {
             let body = Body::Bytes(vec![b'x'; 1 << 20]);
-            request.ledger = crate::ledger::Budget::new(1 << 20).ledger();
+            request.ledger = crate::limits::ledger::Budget::new(1 << 20).ledger();
             if request.head.path == b"/late" {
                 let find = move |_: &mut LateStream| Some(Response::new(200, body));
                 return Response::new(200, Body::Late(Box::new(find)));

@@ -9,8 +9,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::sync::{Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
+use crate::threads::lock::{Mutex, lock};
 
 /// How long it waits for the next request.
 const KEPT_FOR: Duration = Duration::from_millis(200);

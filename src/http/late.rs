@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::request::WaitingClient;
 use super::stream::StreamWriter;
 use crate::client::{Disconnected, Peer};
-use crate::ledger::Ledger;
+use crate::limits::ledger::Ledger;
 use crate::sys::Events;
 
 /// The client of such an answer.

@@ -16,7 +16,7 @@ use nix::sys::socket::{MsgFlags, recv};
 use super::parse::{
     self, Head, MAX_HEAD_BYTES, MAX_TARGET_BYTES, ParseError, Progress, ResponseHead,
 };
-use crate::ledger::{Charge, Item, Ledger, OverLimit};
+use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::sys::{self, Events, PollEntry, poll};
 
 /// From the first byte of a head to its last.
@@ -396,7 +396,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
-    use crate::ledger::Budget;
+    use crate::limits::ledger::Budget;
 
     /// A server inside may begin a head and never end it, for any number of clients.
     #[test]

@@ -19,8 +19,8 @@ use super::reader::SocketReader;
 use super::seats::Seat;
 use super::stream::StreamWriter;
 use crate::client::{Disconnected, Peer};
-use crate::ledger::{Charge, Item, Ledger};
-use crate::memory::Room;
+use crate::limits::ledger::{Charge, Item, Ledger};
+use crate::limits::memory::Room;
 use crate::sys::{self, Events};
 
 /// Most bytes of an unread body that are dropped to keep the connection open.

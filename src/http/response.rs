@@ -16,7 +16,7 @@ use super::parse::{Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_TARGET_BYTES, Parse
 use super::request::{BodyReader, ReceiveError};
 use super::stream::{FREE_BYTES, StreamWriter};
 use crate::error::{Detail, Details, capped};
-use crate::ledger::{Charge, Item, Ledger, OverLimit};
+use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
 
 /// An answer.
 pub struct Response {
@@ -378,7 +378,7 @@ pub(super) fn reason(status: u16) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ledger::Budget;
+    use crate::limits::ledger::Budget;
 
     fn of_bytes(bytes: usize) -> Response {
         Response::new(200, Body::Bytes(vec![b'x'; bytes]))

@@ -16,9 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Kind};
-use crate::ledger::{Budget, Ledger};
-use crate::sync::{Mutex, lock};
+use crate::limits::ledger::{Budget, Ledger};
 use crate::sys;
+use crate::threads::lock::{Mutex, lock};
 
 /// The least that a user of a host may hold without a token.
 const LEAST_LOCAL: usize = 16;

@@ -16,10 +16,10 @@ use std::time::{Duration, Instant};
 use super::connection::{self, Handler};
 use super::rush::{Opener, Rush};
 use super::seats::{Peer, Seat, Seats};
-use crate::logging;
-use crate::memory::Room;
-use crate::sync::{Condvar, Mutex, lock};
-use crate::sys;
+use crate::limits::memory::Room;
+use crate::threads::Thread;
+use crate::threads::lock::{Condvar, Mutex, lock};
+use crate::{logging, sys};
 
 /// Address space; a thread touches a small part of it.
 const STACK_BYTES: usize = 256 * 1024;
@@ -44,13 +44,18 @@ enum Lack {
 impl Lack {
     /// Tells a client.
     fn refuse(self, socket: &TcpStream) {
-        let (code, what) = match self {
-            Self::Threads => ("no_threads", "the machine has no thread"),
-            Self::Descriptors => ("no_descriptors", "the server has no descriptor"),
-            Self::Memory => ("no_memory", "the machine has no memory"),
-        };
-        let text = format!("{what} left for this connection; try again later");
-        refuse(socket, code, &text);
+        let text = |what: &str| format!("{what} left for this connection; try again later");
+        match self {
+            Self::Threads => refuse(socket, "no_threads", &text("the machine has no thread")),
+            Self::Descriptors => {
+                refuse(
+                    socket,
+                    "no_descriptors",
+                    &text("the server has no descriptor"),
+                );
+            }
+            Self::Memory => refuse(socket, "no_memory", &text("the machine has no memory")),
+        }
     }
 }
 
@@ -135,18 +140,15 @@ impl<H: Handler> Server<H> {
         let taken = Arc::clone(&slot);
         let handler = Arc::clone(&self.handler);
         let handover = Arc::clone(&self.handover);
-        let thread = thread::Builder::new()
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                drop(room);
-                let _cache = sys::MemoryCache::of_this_thread();
-                let mut next = lock(&taken).take();
-                while let Some((socket, seat)) = next {
-                    connection::serve(&socket, seat, &*handler, true);
-                    drop(socket);
-                    next = handover.take();
-                }
-            });
+        let thread = Thread::new("connection").keeping_memory().start(move || {
+            drop(room);
+            let mut next = lock(&taken).take();
+            while let Some((socket, seat)) = next {
+                connection::serve(&socket, seat, &*handler, true);
+                drop(socket);
+                next = handover.take();
+            }
+        });
         if thread.is_err()
             && let Some(connection) = lock(&slot).take()
         {
@@ -167,7 +169,6 @@ impl<H: Handler> Server<H> {
         } else {
             Peer::User(sys::tcp_peer_uid(own, address))
         };
-        let refused = |socket: &TcpStream, text: &str| refuse(socket, "too_many_connections", text);
         if let Some(users) = &self.users {
             let opener = match peer {
                 Peer::User(user) if user.is_none_or(|user| users.contains(&user)) => {
@@ -177,7 +178,7 @@ impl<H: Handler> Server<H> {
             };
             if self.rush.is_flood(opener, now) {
                 let text = "this user opens connections faster than others can; try again later";
-                refused(&socket, text);
+                refuse(&socket, "too_many_connections", text);
                 return None;
             }
         }
@@ -188,7 +189,7 @@ impl<H: Handler> Server<H> {
         };
         let Some(seat) = self.seats.take_charging(peer, &socket, ledger) else {
             let text = "all connections are in use; close idle ones or try again";
-            refused(&socket, text);
+            refuse(&socket, "too_many_connections", text);
             return None;
         };
         Some((socket, seat))
@@ -327,8 +328,7 @@ fn start_spare_thread<H: Handler>(handler: &Arc<H>, handover: &Arc<Handover>) ->
             connection::serve(&socket, seat, &*handler, false);
         }
     };
-    let thread = thread::Builder::new().name("spare".to_owned());
-    thread.stack_size(STACK_BYTES).spawn(serve).map(drop)
+    Thread::new("spare").start(serve).map(drop)
 }
 
 /// Whether a connection comes from this machine. Sandboxes cannot choose another source address, because
@@ -370,7 +370,7 @@ pub fn refuse(mut socket: &TcpStream, code: &str, text: &str) {
 mod tests {
     use super::super::{Request, Response};
     use super::*;
-    use crate::ledger::Budget;
+    use crate::limits::ledger::Budget;
 
     const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n";
     const WITH_TOKEN: &[u8] = b"GET /token HTTP/1.1\r\nHost: h\r\n\r\n";

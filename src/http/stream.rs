@@ -16,7 +16,7 @@ use nix::sys::socket::{MsgFlags, send};
 
 use crate::client::{Client, Disconnected, Peer, send_all};
 use crate::codec::{cut_character, escape};
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::logging;
 use crate::sys::Events;
 
@@ -432,7 +432,7 @@ mod tests {
     use std::net::TcpListener;
 
     use super::*;
-    use crate::ledger::Budget;
+    use crate::limits::ledger::Budget;
 
     fn connected() -> (StreamWriter, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

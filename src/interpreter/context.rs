@@ -1,6 +1,6 @@
 //! A context: the state that requests and the driver share, and the requests.
 //!
-//! Requests change the state under its lock and ring the driver's bell. Everything that concerns the interpreter is
+//! Requests change the state under its lock and notify the driver. Everything that concerns the interpreter is
 //! done by the driver alone, in the order in which it finds it.
 
 use std::collections::VecDeque;
@@ -11,18 +11,19 @@ use std::time::{Duration, Instant};
 
 use super::event::{End, EndReason, Event};
 use super::execution::{Abandoned, Execution, ExecutionSpec, ExecutionState, ExecutionSubscriber};
-use crate::activity::Activity;
-use crate::bell::Bell;
 use crate::client::{Disconnected, Interrupt, Stopped};
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
-use crate::ledger::{Item, Ledger};
+use crate::limits::activity::Activity;
+use crate::limits::ledger::{Item, Ledger};
 use crate::process::Process;
 use crate::process::registry::Registry;
 use crate::spec::command::{CommandLine, CommandSpec, EnvironmentChange, Fingerprint};
 use crate::spec::language::Language;
 use crate::spec::network::NetworkPolicy;
-use crate::sync::{Condvar, Mutex, MutexGuard, lock};
+use crate::threads::Thread;
+use crate::threads::lock::{Condvar, Mutex, MutexGuard, lock};
+use crate::threads::notify::Notifier;
 
 /// Most executions that wait in a context.
 pub(super) const MAX_QUEUED: usize = 64;
@@ -44,9 +45,6 @@ pub(super) const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// Where the interpreter finds the bridge's socket.
 const BRIDGE_DESCRIPTOR: i32 = 4;
-
-/// Of the thread that drives an interpreter: enough for JSON as deep as the parser follows it.
-const STACK_BYTES: usize = 256 * 1024;
 
 /// Who lists contexts.
 pub(super) trait Home: Send + Sync {
@@ -121,7 +119,7 @@ pub struct Context {
     /// Notified when an interpreter is ready, has failed or has ended.
     changed: Condvar,
     /// Rings when there is something to do for the driver.
-    pub(super) bell: Arc<Bell>,
+    pub(super) notifier: Arc<Notifier>,
 }
 
 /// Guarded by the lock of its context, which is held briefly and never across I/O.
@@ -210,7 +208,7 @@ impl Context {
                 next_execution: 1,
             }),
             changed: Condvar::new(),
-            bell: Arc::default(),
+            notifier: Arc::default(),
         })
     }
 
@@ -232,7 +230,7 @@ impl Context {
         let _ = self.identity.set(identity);
         if is_warm {
             lock(&self.state).orders.push(Order::Adopt);
-            self.bell.ring();
+            self.notifier.notify();
         }
     }
 
@@ -350,10 +348,7 @@ impl Context {
     /// No thread is left.
     pub(super) fn start(self: &Arc<Self>) -> Result<()> {
         let own = Arc::clone(self);
-        let started = std::thread::Builder::new()
-            .name("context".to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || (own.site.drive)(&own));
+        let started = Thread::new("context").start(move || (own.site.drive)(&own));
         started.map(drop).map_err(|error| {
             self.change(|state| {
                 state.has_driver = false;
@@ -445,7 +440,7 @@ impl Context {
         state.next_execution += 1;
         let id = spec.id.clone().unwrap_or_else(|| format!("e-{number}"));
         let limit = self.site.journal_bytes;
-        let execution = Execution::new(id, fingerprint, spec, limit, charge, &self.bell);
+        let execution = Execution::new(id, fingerprint, spec, limit, charge, &self.notifier);
         let position = state.queue.len() + usize::from(state.running.is_some());
         if position > 0 {
             execution.append(Event::Queued { position });
@@ -460,7 +455,7 @@ impl Context {
             oldest.and_then(|at| state.history.remove(at));
         }
         drop(state);
-        self.bell.ring();
+        self.notifier.notify();
         Ok(Asked {
             context: Arc::clone(self),
             execution,
@@ -518,7 +513,7 @@ impl Context {
             kill_after,
         });
         drop(state);
-        self.bell.ring();
+        self.notifier.notify();
         true
     }
 
@@ -550,7 +545,7 @@ impl Context {
         };
         state.orders.push(Order::Answer { k, value });
         drop(state);
-        self.bell.ring();
+        self.notifier.notify();
         Ok(())
     }
 
@@ -607,7 +602,7 @@ impl Context {
             self.end_execution(&execution, EndReason::Restarted, false);
         }
         if has_driver {
-            self.bell.ring();
+            self.notifier.notify();
         } else {
             self.start()?;
         }
@@ -627,7 +622,7 @@ impl Context {
             state.orders.push(Order::Delete);
         }
         drop(state);
-        self.bell.ring();
+        self.notifier.notify();
         for execution in queued {
             self.end_execution(&execution, EndReason::Deleted, false);
         }

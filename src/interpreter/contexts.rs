@@ -10,15 +10,15 @@ use std::sync::{Arc, Weak};
 use super::context::{Asked, Context, ContextSpec, ContextState, Home, Identity, Site};
 use super::driver;
 use super::execution::ExecutionSpec;
-use crate::activity::Activity;
 use crate::client::{Interrupt, Stopped};
 use crate::clock::now_ms;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
-use crate::ledger::Ledger;
+use crate::limits::activity::Activity;
+use crate::limits::ledger::Ledger;
 use crate::process::registry::Registry;
 use crate::spec::language::Language;
-use crate::sync::{Mutex, lock};
+use crate::threads::lock::{Mutex, lock};
 
 /// How many ids of deleted contexts are remembered: deleting them again is no error.
 const REMOVED: usize = 256;

@@ -10,13 +10,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::{End, EndReason, Event};
-use crate::bell::Bell;
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
-use crate::ledger::Charge;
+use crate::limits::ledger::Charge;
 use crate::process::Process;
 use crate::process::ring::Stream;
 use crate::spec::command::Fingerprint;
-use crate::sync::{Condvar, Mutex, lock};
+use crate::threads::lock::{Condvar, Mutex, lock};
+use crate::threads::notify::Notifier;
 
 /// What the asking client has not taken, in bytes, above which no more is read.
 const BACKLOG_BYTES: usize = 256 * 1024;
@@ -135,9 +135,9 @@ pub struct Execution {
     journal: Mutex<Journal>,
     ended: Condvar,
     /// Rings at every event.
-    pub(super) bell: Arc<Bell>,
+    pub(super) notifier: Arc<Notifier>,
     /// Rings when the driver may read on.
-    driver: Arc<Bell>,
+    driver: Arc<Notifier>,
 }
 
 struct Journal {
@@ -213,7 +213,7 @@ impl Execution {
         spec: ExecutionSpec,
         limit: usize,
         charge: Charge,
-        driver: &Arc<Bell>,
+        driver: &Arc<Notifier>,
     ) -> Arc<Self> {
         Arc::new(Self {
             id,
@@ -238,7 +238,7 @@ impl Execution {
                 is_disregarded: false,
             }),
             ended: Condvar::new(),
-            bell: Arc::default(),
+            notifier: Arc::default(),
             driver: Arc::clone(driver),
         })
     }
@@ -274,7 +274,7 @@ impl Execution {
         journal.process = Some(Arc::clone(process));
         journal.append(start, None, 0);
         drop(journal);
-        self.bell.ring();
+        self.notifier.notify();
     }
 
     /// The interpreter has the code.
@@ -288,7 +288,7 @@ impl Execution {
     /// Adds an event.
     pub(super) fn append(&self, event: Event) {
         lock(&self.journal).append(event, None, 0);
-        self.bell.ring();
+        self.notifier.notify();
     }
 
     /// Adds output, which is in the log already: at this position, and at this offset of its stream.
@@ -303,7 +303,7 @@ impl Execution {
         let is_held = asking.is_some_and(|asking| journal.is_due(asking));
         journal.append(event, is_held.then(|| data.to_vec()), position);
         drop(journal);
-        self.bell.ring();
+        self.notifier.notify();
     }
 
     /// Adds the last event. False if it has one already.
@@ -319,7 +319,7 @@ impl Execution {
         self.release_code();
         lock(&self.spec).take();
         self.ended.notify_all();
-        self.bell.ring();
+        self.notifier.notify();
         true
     }
 
@@ -328,7 +328,7 @@ impl Execution {
         lock(&self.journal).is_disregarded = true;
     }
 
-    /// Whether the asking client has much to take. The driver's bell rings when it has less.
+    /// Whether the asking client has much to take. The driver is notified when it has less.
     pub(super) fn is_backlogged(&self) -> bool {
         let mut journal = lock(&self.journal);
         journal.is_awaited = journal.is_backlogged();
@@ -371,7 +371,7 @@ impl Execution {
         is_asking: bool,
         subscriber: &mut dyn ExecutionSubscriber,
     ) -> Result<(), Disconnected> {
-        let listener = self.bell.listen();
+        let listener = self.notifier.listen();
         let mut keep_alive = KeepAlive::new();
         let mut buffer = Vec::new();
         loop {
@@ -405,7 +405,7 @@ impl Execution {
         if journal.is_awaited && !journal.is_backlogged() {
             journal.is_awaited = false;
             drop(journal);
-            self.driver.ring();
+            self.driver.notify();
         }
     }
 }
@@ -534,7 +534,7 @@ impl Journal {
 mod tests {
     use super::*;
     use crate::interpreter::event::Bundle;
-    use crate::ledger::{Budget, Item};
+    use crate::limits::ledger::{Budget, Item};
 
     fn execution(limit: usize) -> Arc<Execution> {
         let ledger = Budget::new(1 << 30).whole();

@@ -14,8 +14,7 @@ use super::port::{Listener, Owner, Port, is_exhaustion, unreachable};
 use crate::codec::sort::{sort, sort_by};
 use crate::confine::Namespaces;
 use crate::error::{Error, Kind, Result};
-use crate::proc;
-use crate::sys::{self, Events, Pid, PollEntry, User, poll};
+use crate::sys::{self, Events, Pid, PollEntry, User, poll, proc};
 
 pub(super) const ACCEPTED: &str = "a TCP port from 1 to 65535, in digits";
 

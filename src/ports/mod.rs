@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use crate::client::{Client, Disconnected, KeepAlive};
 use crate::confine::Namespaces;
 use crate::error::{Error, Kind, Result};
-use crate::sync::CountedPlace;
 use crate::sys::User;
+use crate::threads::lock::CountedPlace;
 use port::unreachable;
 
 pub use port::{Listener, Port};

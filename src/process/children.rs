@@ -22,8 +22,8 @@ use nix::errno::Errno;
 
 use super::start::Start;
 use crate::confine::Mark;
-use crate::sync::{Mutex, lock};
 use crate::sys::{self, Ending, Pid};
+use crate::threads::lock::{Mutex, lock};
 
 #[derive(Default)]
 struct Commands {

@@ -6,8 +6,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::portion::Portion;
 use super::process::{Process, Subscriber};
+use super::read_size::ReadSize;
 use super::ring::{Cursor, Piece, Stream};
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
 use crate::fault;
@@ -40,10 +40,10 @@ impl Process {
         extent: Extent,
         subscriber: &mut dyn Subscriber,
     ) -> Result<(), Disconnected> {
-        let listener = self.bell.listen();
+        let listener = self.notifier.listen();
         let mut keep_alive = KeepAlive::new();
         let mut buffer = Vec::new();
-        let mut portion = Portion::new(self.ledger());
+        let mut read_size = ReadSize::new(self.ledger());
         loop {
             // Read in this order: once the exit is known, all output of the process is in the log. The
             // loop goes no further than `end`, because a descendant may write without end.
@@ -51,7 +51,7 @@ impl Process {
             fault::point("follow");
             let end = self.log.position();
             while cursor.position() < end
-                && let Some(piece) = self.log.read(&mut cursor, &mut buffer, portion.bytes())
+                && let Some(piece) = self.log.read(&mut cursor, &mut buffer, read_size.bytes())
             {
                 match piece {
                     Piece::Data { stream, offset } => subscriber.output(stream, offset, &buffer),
@@ -62,7 +62,7 @@ impl Process {
                     } => subscriber.dropped(stream, offset, bytes),
                 }
                 send_all(subscriber.client())?;
-                portion.note(buffer.len());
+                read_size.note(buffer.len());
                 keep_alive.reset();
             }
             if let Some(exit) = exit {
@@ -91,7 +91,7 @@ impl Process {
         client: &mut dyn Client,
         limit: Option<Duration>,
     ) -> Result<(), Disconnected> {
-        let listener = self.bell.listen();
+        let listener = self.notifier.listen();
         let mut keep_alive = KeepAlive::new();
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         while self.exit().is_none() && deadline.is_none_or(|deadline| Instant::now() < deadline) {
@@ -112,7 +112,7 @@ impl Process {
         enough: u64,
         until: Instant,
     ) -> Result<(), Disconnected> {
-        let listener = self.bell.listen();
+        let listener = self.notifier.listen();
         let mut keep_alive = KeepAlive::new();
         let (mut seen, mut paused_at) = (0, until);
         while self.exit().is_none() {
@@ -134,7 +134,7 @@ impl Process {
     /// Waits until the process has ended and its log is complete, at most `limit`; returns whether it
     /// has.
     pub fn wait_ended(self: &Arc<Self>, limit: Duration) -> bool {
-        let listener = self.bell.listen();
+        let listener = self.notifier.listen();
         let deadline = Instant::now() + limit;
         while self.exit().is_none() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -148,10 +148,10 @@ impl Process {
 
     /// Waits until the process is gone from `/proc`, at most `limit`. Its output may still be on its way.
     pub fn wait_gone(self: &Arc<Self>, limit: Duration) {
-        let listener = self.bell.listen();
+        let listener = self.notifier.listen();
         let deadline = Instant::now() + limit;
         while self.is_running() && Instant::now() < deadline {
-            // The bell rings a moment later, or much later if a client takes the output slowly.
+            // The notification comes a moment later, or much later if a client takes the output slowly.
             listener.wait_alone(GONE_STEP);
         }
     }

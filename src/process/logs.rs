@@ -12,8 +12,8 @@ use std::time::Instant;
 use super::ring::{Cursor, Piece, Ring, Stream, Timed};
 use crate::clock::now_ms;
 use crate::codec::sort::sort_by;
-use crate::panics::contain;
-use crate::sync::{Mutex, lock, try_lock};
+use crate::threads::lock::{Mutex, lock, try_lock};
+use crate::threads::panics::contain;
 
 /// The output of one process.
 pub(super) struct Log {

@@ -14,10 +14,10 @@ mod follow;
 mod fuzz;
 mod logs;
 mod oom;
-mod portion;
 #[expect(clippy::module_inception, reason = "it defines `Process`")]
 mod process;
 mod pump;
+mod read_size;
 pub mod registry;
 pub mod ring;
 mod shares;
@@ -30,9 +30,9 @@ mod tree;
 mod viewer;
 
 pub use follow::Extent;
-pub use portion::EVENT_BYTES;
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 pub use pump::{Buffer, Pump};
+pub use read_size::EVENT_BYTES;
 pub use stdin::StdinWriter;
 #[cfg(test)]
 pub(crate) use stdin::tests as stdin_tests;

@@ -7,7 +7,7 @@
 
 use std::sync::LazyLock;
 
-use crate::sync::{Mutex, lock};
+use crate::threads::lock::{Mutex, lock};
 
 struct Kills {
     /// The file with the count; `None` if no file has one.

@@ -12,18 +12,18 @@ use super::ring::{Cursor, Stream, Timed};
 use super::terminal::Terminal;
 use super::tree::{self, Hunt, Orphans, Roots};
 use super::{children, oom};
-use crate::bell::Bell;
 use crate::client::Client;
 use crate::confine::{KillWatch, Mark, MemoryKill};
 use crate::error::{Error, Kind, Result};
 use crate::fault;
-use crate::ledger::{Charge, Ledger};
-use crate::panics::contain;
+use crate::limits::ledger::{Charge, Ledger};
 use crate::spec::command::{
     CommandLine, CommandSpec, EnvironmentChange, Fingerprint, TerminalSize, environment_bytes,
 };
-use crate::sync::{Mutex, lock};
 use crate::sys::{self, Ending, Pid, Spawned, User};
+use crate::threads::lock::{Mutex, lock};
+use crate::threads::notify::Notifier;
+use crate::threads::panics::contain;
 
 /// Why a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,7 +118,7 @@ pub struct Process {
     pub(super) stdin: Mutex<StdinSlot>,
     /// Rings when there is output, the process has ended, its terminal was resized, or its stdin is
     /// free for others.
-    pub(super) bell: Arc<Bell>,
+    pub(super) notifier: Arc<Notifier>,
     /// For the texts.
     charge: Charge,
 }
@@ -279,7 +279,7 @@ impl Process {
                 exit: None,
             }),
             stdin: Mutex::new(StdinSlot::Closed),
-            bell: Arc::default(),
+            notifier: Arc::default(),
             charge,
         }
     }
@@ -380,7 +380,7 @@ impl Process {
             let text = format!("cannot resize the terminal of {}: it has ended", self.id);
             return Err(Error::new(Kind::NotRunning, text));
         }
-        self.bell.ring();
+        self.notifier.notify();
         Ok(())
     }
 
@@ -514,7 +514,7 @@ impl Process {
     /// first byte.
     pub(super) fn append(&self, stream: Stream, data: &[u8]) -> u64 {
         let offset = self.log.append(stream, data);
-        self.bell.ring();
+        self.notifier.notify();
         offset
     }
 
@@ -583,7 +583,7 @@ impl Process {
         if let Some(terminal) = &self.terminal {
             terminal.release_master();
         }
-        self.bell.ring();
+        self.notifier.notify();
         Some(exit)
     }
 }
@@ -601,7 +601,7 @@ mod tests {
 
     use super::super::logs::LogStore;
     use super::*;
-    use crate::ledger::{Budget, Item};
+    use crate::limits::ledger::{Budget, Item};
 
     /// The kernel may have given its number to another process.
     #[test]

@@ -21,14 +21,14 @@ use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::portion::Portion;
 use super::process::{Exit, OnDisconnect, Process, Reason, Subscriber};
+use super::read_size::ReadSize;
 use super::ring::Stream;
 use super::shares::OpenShare;
 use super::stdio::Outputs;
 use crate::client::{Client, Disconnected, KeepAlive};
 use crate::fault;
-use crate::ledger::{Charge, Ledger};
+use crate::limits::ledger::{Charge, Ledger};
 use crate::sys::{self, Events, PollEntry, poll};
 
 /// What a pump reports to.
@@ -44,18 +44,18 @@ pub(super) trait PumpOwner: Send + Sync {
 /// What output is read into.
 pub struct Buffer {
     bytes: Vec<u8>,
-    portion: Portion,
+    read_size: ReadSize,
 }
 
 impl Buffer {
     /// For output that a client gets, whose tenant this is.
     pub fn of(ledger: &Arc<Ledger>) -> Self {
-        Self::new(Portion::new(ledger))
+        Self::new(ReadSize::new(ledger))
     }
 
-    pub(super) fn new(portion: Portion) -> Self {
-        let bytes = vec![0; portion.bytes()];
-        Self { bytes, portion }
+    pub(super) fn new(read_size: ReadSize) -> Self {
+        let bytes = vec![0; read_size.bytes()];
+        Self { bytes, read_size }
     }
 }
 
@@ -236,8 +236,8 @@ impl Pump {
             let data = &buffer.bytes[..count];
             let offset = self.process.append(stream, data);
             deliver(stream, offset, data);
-            if buffer.portion.note(count) {
-                buffer.bytes = vec![0; buffer.portion.bytes()];
+            if buffer.read_size.note(count) {
+                buffer.bytes = vec![0; buffer.read_size.bytes()];
             }
         }
         if let Phase::Draining(left) = &mut self.phase {
@@ -432,7 +432,7 @@ impl Pump {
         subscriber: &mut dyn Subscriber,
         until: Option<Instant>,
     ) -> Result<bool, Disconnected> {
-        let mut buffer = Buffer::new(Portion::new(self.process.ledger()));
+        let mut buffer = Buffer::new(ReadSize::new(self.process.ledger()));
         let mut keep_alive = KeepAlive::new();
         loop {
             subscriber.client().flush()?;

@@ -23,17 +23,16 @@ use super::supervisor::Supervisor;
 use super::terminal::{self, Terminal, share_terminals};
 use super::tree::{Hunt, Orphans, Roots};
 use super::{children, oom};
-use crate::activity::Activity;
 use crate::clock::now_ms;
 use crate::confine::{Confinement, KillWatch, Mark};
 use crate::error::{Error, Kind, Result};
-use crate::fault;
-use crate::ledger::{Charge, Item, Ledger, OverLimit};
-use crate::logging;
-use crate::panics::contain;
+use crate::limits::activity::Activity;
+use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::spec::command::{CommandSpec, StdinSource};
-use crate::sync::{Condvar, Mutex, MutexGuard, lock};
 use crate::sys::{self, Pid};
+use crate::threads::lock::{Condvar, Mutex, MutexGuard, lock};
+use crate::threads::panics::contain;
+use crate::{fault, logging};
 
 /// How many ended processes a workspace keeps.
 pub const HISTORY: usize = 256;
@@ -781,7 +780,7 @@ mod tests {
     use std::io::{Read, Write};
 
     use super::*;
-    use crate::ledger::Budget;
+    use crate::limits::ledger::Budget;
     use crate::spec::command::{ChosenId, CommandLine};
     use crate::sys::Ending;
 

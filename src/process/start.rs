@@ -5,9 +5,8 @@ use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::time::Instant;
 
-use crate::proc;
 use crate::spec::command::ChosenId;
-use crate::sys::{self, Pid};
+use crate::sys::{self, Pid, proc};
 
 /// A command that is being started.
 pub(super) struct Start {

@@ -9,8 +9,8 @@ use nix::errno::Errno;
 use super::process::{Process, StdinSlot};
 use crate::client::Peer;
 use crate::error::{Error, Kind, Result};
-use crate::sync::lock;
 use crate::sys::{Events, PollEntry, poll};
+use crate::threads::lock::lock;
 
 /// How long a terminal may take nothing of what is typed. Shorter in unit tests, which wait for it.
 const TYPING_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
@@ -62,7 +62,7 @@ impl Process {
     /// # Errors
     /// `StdinClosed`; `StdinBusy` if another client is still writing, or `client` disconnected.
     pub fn stdin_in_turn(self: &Arc<Self>, client: &mut dyn Peer) -> Result<StdinWriter> {
-        let listener = self.bell.listen();
+        let listener = self.notifier.listen();
         let deadline = Instant::now() + TYPING_LIMIT;
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -209,7 +209,7 @@ impl Drop for StdinWriter {
         let before = std::mem::replace(&mut *slot, next);
         drop(slot);
         if matches!(before, StdinSlot::Busy { is_awaited: true }) {
-            self.process.bell.ring();
+            self.process.notifier.notify();
         }
     }
 }
@@ -219,10 +219,10 @@ pub(crate) mod tests {
     use std::os::fd::BorrowedFd;
 
     use super::*;
-    use crate::activity::Activity;
     use crate::client::Disconnected;
     use crate::confine::Confinement;
-    use crate::ledger::Budget;
+    use crate::limits::activity::Activity;
+    use crate::limits::ledger::Budget;
     use crate::process::Reason;
     use crate::process::pump::Pump;
     use crate::process::registry::{Registry, Shared, StartOutcome};

@@ -24,18 +24,17 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::children;
-use super::portion::Portion;
 use super::process::{Process, Reason, strike_trees};
 use super::pump::{Buffer, Pump};
+use super::read_size::ReadSize;
 use super::ring::Stream;
 use super::start::Start;
 use super::tree::Hunt;
 use crate::error::{Error, Result};
-use crate::fault;
-use crate::logging;
-use crate::panics::{Panicked, contain, essential};
-use crate::sync::{Condvar, Mutex, lock};
-use crate::sys::MemoryCache;
+use crate::threads::Thread;
+use crate::threads::lock::{Condvar, Mutex, lock};
+use crate::threads::panics::{Panicked, contain};
+use crate::{fault, logging};
 
 /// Takes over pumps from other threads.
 pub(super) struct Supervisor {
@@ -110,9 +109,9 @@ impl Supervisor {
         let added = supervisor.epoll.add(&supervisor.child_ended, child_event());
         added.map_err(failed)?;
         let own = Arc::clone(&supervisor);
-        spawn_thread("timeouts", move || own.carry_out())?;
+        start_thread("timeouts", move || own.carry_out())?;
         let own = Arc::clone(&supervisor);
-        spawn_thread("supervisor", move || own.run())?;
+        start_thread("supervisor", move || own.run())?;
         Ok(supervisor)
     }
 
@@ -151,7 +150,7 @@ impl Supervisor {
 
     fn run(&self) {
         let mut driven = Driven::default();
-        let mut buffer = Buffer::new(Portion::uncharged());
+        let mut buffer = Buffer::new(ReadSize::uncharged());
         let mut events = vec![EpollEvent::empty(); 256];
         loop {
             let count = match self.epoll.wait(&mut events, self.timeout(&driven)) {
@@ -416,16 +415,10 @@ fn child_event() -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, CHILD_ENDED)
 }
 
-fn spawn_thread(name: &str, body: impl FnOnce() + Send + 'static) -> Result<()> {
-    std::thread::Builder::new()
-        .name(name.to_owned())
-        .stack_size(256 * 1024)
-        .spawn(|| {
-            let _cache = MemoryCache::of_this_thread();
-            essential(body);
-        })
-        .map_err(|error| Error::io("cannot start the supervisor", &error))?;
-    Ok(())
+fn start_thread(name: &'static str, body: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = Thread::new(name).keeping_memory().essential().start(body);
+    let failed = |error| Error::io("cannot start the supervisor", &error);
+    thread.map(drop).map_err(failed)
 }
 
 /// The descriptors of a pump, each with its purpose and the events to watch for.

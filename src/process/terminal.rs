@@ -13,10 +13,9 @@ use nix::errno::Errno;
 use super::shares::{OpenCount, OpenShare};
 use super::stdio::NO_TERMINAL;
 use crate::error::{Error, Kind, Result};
-use crate::proc;
 use crate::spec::command::{TerminalSize, TerminalSpec};
-use crate::sync::{Mutex, lock};
-use crate::sys::{self, Pid};
+use crate::sys::{self, Pid, proc};
+use crate::threads::lock::{Mutex, lock};
 
 /// The terminal of a process.
 pub struct Terminal {

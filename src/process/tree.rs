@@ -27,7 +27,7 @@ use nix::sys::prctl;
 
 use super::children;
 use crate::confine::{self, Mark};
-use crate::proc::{self, Stat};
+use crate::sys::proc::{self, Stat};
 use crate::sys::{self, Pid, User};
 
 /// How often a fork storm is searched before the processes found so far are killed.

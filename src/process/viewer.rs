@@ -9,14 +9,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::portion::Portion;
 use super::process::{Exit, Process};
+use super::read_size::ReadSize;
 use super::ring::{Cursor, Piece, Stream};
 use super::stdin::StdinWriter;
 use super::terminal::{SENT_BYTES, TYPED_BYTES, Terminal, VIEWERS};
-use crate::bell::Listener;
 use crate::error::{Error, Kind, Result};
 use crate::spec::command::TerminalSize;
+use crate::threads::notify::Listener;
 
 /// How long a viewer leaves the terminal to others who have waited for their turn, before it takes the
 /// next one.
@@ -47,7 +47,7 @@ pub struct Viewer {
     process: Arc<Process>,
     listener: Listener,
     cursor: Cursor,
-    portion: Portion,
+    read_size: ReadSize,
     buffer: Vec<u8>,
     /// The takeover after which it may type; `None` if it may not.
     typist_since: Option<u64>,
@@ -66,7 +66,7 @@ impl Viewer {
     pub fn new(process: &Arc<Process>, start: Start) -> Result<Self> {
         let size = process.terminal()?.size();
         // Before the offset is chosen, so that no output is missed.
-        let listener = process.bell.listen();
+        let listener = process.notifier.listen();
         let written = process.written(Stream::Stdout);
         let offset = match start {
             Start::Oldest => process.log.held_from(Stream::Stdout),
@@ -85,7 +85,7 @@ impl Viewer {
             process: Arc::clone(process),
             listener,
             cursor: Cursor::at(offset, 0),
-            portion: Portion::new(process.ledger()),
+            read_size: ReadSize::new(process.ledger()),
             buffer: Vec::new(),
             typist_since: None,
             size,
@@ -111,8 +111,9 @@ impl Viewer {
     /// Reads output up to the offset `end`; `None` if it has all of that.
     pub fn read(&mut self, end: u64) -> Option<View<'_>> {
         let left = end.checked_sub(self.offset()).filter(|left| *left > 0)?;
-        let most = usize::try_from(left)
-            .map_or(self.portion.bytes(), |left| left.min(self.portion.bytes()));
+        let most = usize::try_from(left).map_or(self.read_size.bytes(), |left| {
+            left.min(self.read_size.bytes())
+        });
         let log = &self.process.log;
         let view = match log.read(&mut self.cursor, &mut self.buffer, most)? {
             Piece::Data { .. } => {
@@ -121,7 +122,7 @@ impl Viewer {
             }
             Piece::Dropped { offset, bytes, .. } => View::Dropped { offset, bytes },
         };
-        self.portion.note(self.buffer.len());
+        self.read_size.note(self.buffer.len());
         Some(view)
     }
 
@@ -161,7 +162,7 @@ impl Viewer {
     /// Lets it type, and nobody else who is there now.
     pub fn take_over(&mut self) -> Result<()> {
         self.typist_since = Some(self.terminal()?.take_over());
-        self.process.bell.ring();
+        self.process.notifier.notify();
         Ok(())
     }
 

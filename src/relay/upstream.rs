@@ -23,7 +23,7 @@ use crate::http::parse::{
 use crate::http::reader::{ReceiveError, SocketReader};
 use crate::http::request::BodyReader;
 use crate::http::stream::StreamWriter;
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
 
 /// The smallest size of a read, which is what a quiet connection costs.

@@ -21,6 +21,7 @@ mod memory;
 mod namespaces;
 mod notify;
 mod poll;
+pub mod proc;
 mod process;
 mod pty;
 mod rename;

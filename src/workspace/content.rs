@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::files::lines::{FoundLines, LineFinder, LineRange};
 use crate::files::name::FilePath;
 use crate::files::{FileKind, Opened};
-use crate::ledger::{Item, Ledger};
+use crate::limits::ledger::{Item, Ledger};
 
 /// Files up to this size are read before the answer begins, so that its head and body go out in one
 /// packet. It also limits the first read of a file of size 0: files in /proc have size 0 and yet

@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::activity::Activity;
 use crate::client::{Interrupt, Stopped};
 use crate::confine::Confinement;
 use crate::egress::Report;
@@ -15,11 +14,12 @@ use crate::files::{Files, Root, Turn};
 #[cfg(feature = "interpreter")]
 use crate::interpreter::Contexts;
 use crate::interpreter::ContextsSettings;
-use crate::ledger::Ledger;
+use crate::limits::activity::Activity;
+use crate::limits::ledger::Ledger;
 use crate::ports::Ports;
-use crate::priority::{BackgroundWork, run_in_background};
 use crate::process::registry::{Registry, Shared};
 use crate::spec::network::NetworkPolicy;
+use crate::threads::priority::{BackgroundWork, run_in_background};
 use crate::workspace::watches::Watches;
 
 /// One place where commands run and files live.
@@ -257,7 +257,7 @@ impl Workspace {
             Confinement::for_test(),
             Ports::machine(),
             Shared::new(4096, 4096).unwrap(),
-            crate::ledger::Budget::new(1 << 30).whole(),
+            crate::limits::ledger::Budget::new(1 << 30).whole(),
             contexts,
         )
     }

@@ -15,9 +15,9 @@ use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::files::hash::Hasher;
 use crate::files::{Condition, RangedWrite, SplicePipe, Upload};
-use crate::ledger::{Charge, Item, Ledger};
-use crate::priority::{BackgroundTurn, BackgroundWork};
+use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
+use crate::threads::priority::{BackgroundTurn, BackgroundWork};
 use crate::workspace::lease::Workspace;
 
 /// Bytes that are received at a time.
@@ -362,7 +362,7 @@ mod tests {
     use crate::error::Kind;
     use crate::files::hash::Hasher;
     use crate::files::name::FilePath;
-    use crate::ledger::Budget;
+    use crate::limits::ledger::Budget;
     use crate::workspace::{FilePart, FileWrite};
 
     struct Near(UnixStream);

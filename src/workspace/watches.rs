@@ -12,18 +12,19 @@ use std::time::{Duration, Instant};
 
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
-use crate::bell::Bell;
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
 use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::files::Root;
 use crate::files::name::FilePath;
 use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
-use crate::ledger::{Charge, Item, Ledger};
-use crate::panics::contain;
+use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::spec::command::ChosenId;
-use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
+use crate::threads::Thread;
+use crate::threads::lock::{Condvar, Mutex, lock};
+use crate::threads::notify::Notifier;
+use crate::threads::panics::contain;
 
 /// Most watches of a workspace.
 const MAX_WATCHES: usize = 64;
@@ -147,7 +148,7 @@ pub struct RegisteredWatch {
     has_given_back: AtomicBool,
     ring: Mutex<EventRing>,
     /// Rings when the ring has changed.
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
 }
 
 struct EventRing {
@@ -203,7 +204,7 @@ impl Watches {
         let watch = self.find(id)?;
         watch.is_removed.store(true, Ordering::Relaxed);
         lock(&self.table).all.retain(|other| other.id != id);
-        watch.bell.ring();
+        watch.notifier.notify();
         self.wake();
         Ok(())
     }
@@ -287,10 +288,8 @@ impl Watches {
         if !table.has_thread {
             let this = Arc::downgrade(self);
             let woken = Arc::clone(&wakeup);
-            std::thread::Builder::new()
-                .name("watches".to_owned())
-                .stack_size(256 * 1024)
-                .spawn(move || drive_or_close(&this, &woken))
+            Thread::new("watches")
+                .start(move || drive_or_close(&this, &woken))
                 .map_err(|error| {
                     let text = format!("no thread is left for a watch: {error}");
                     Error::new(Kind::NoThreads, text)
@@ -332,7 +331,7 @@ impl Watches {
     pub(super) fn close(&self) {
         for watch in lock(&self.table).all.drain(..) {
             watch.is_removed.store(true, Ordering::Relaxed);
-            watch.bell.ring();
+            watch.notifier.notify();
         }
         self.wake();
     }
@@ -350,7 +349,7 @@ impl Watches {
         for watch in ended {
             watch.is_removed.store(true, Ordering::Relaxed);
             watch.has_given_back.store(true, Ordering::Relaxed);
-            watch.bell.ring();
+            watch.notifier.notify();
         }
         self.given_back.notify_all();
     }
@@ -477,7 +476,7 @@ impl RegisteredWatch {
                 bytes: charge.bytes(),
                 charge,
             }),
-            bell: Arc::default(),
+            notifier: Arc::default(),
         }
     }
 
@@ -515,7 +514,7 @@ impl RegisteredWatch {
             Ok(())
         });
         if has_told {
-            self.bell.ring();
+            self.notifier.notify();
         }
         result
     }
@@ -527,7 +526,7 @@ impl RegisteredWatch {
         }
         ring.ended = Some(ended);
         drop(ring);
-        self.bell.ring();
+        self.notifier.notify();
     }
 
     /// Tells a subscriber the events after a number, which then are forgotten up to that number; waits for the first
@@ -543,7 +542,7 @@ impl RegisteredWatch {
         subscriber: &mut dyn WatchSubscriber,
     ) -> std::result::Result<(), Disconnected> {
         let _reader = Reader::new(self);
-        let listener = self.bell.listen();
+        let listener = self.notifier.listen();
         let mut keep_alive = KeepAlive::new();
         let known = lock(&self.ring).known(after);
         let mut told = known;
@@ -666,7 +665,7 @@ mod tests {
     use super::*;
     use crate::files::FileKind;
     use crate::files::search::Matcher;
-    use crate::ledger::Budget;
+    use crate::limits::ledger::Budget;
 
     fn watch(ledger: &Arc<Ledger>) -> Arc<RegisteredWatch> {
         let exclude = Matcher::new([&b"*.log"[..]]).unwrap();

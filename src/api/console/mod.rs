@@ -11,7 +11,7 @@ mod tickets;
 use crate::api::context::Context;
 use crate::codec::gzip;
 use crate::http::{Body, Refusal, Request, Response};
-use crate::ledger::Item;
+use crate::limits::ledger::Item;
 
 /// A file of the console.
 struct File {

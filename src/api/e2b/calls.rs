@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::http::request::{ReceiveError, WaitingClient, WholeBody};
 use crate::http::response::ChargedDocument;
 use crate::http::{Request, Response};
-use crate::ledger::Ledger;
+use crate::limits::ledger::Ledger;
 
 /// Most bytes of a body that is not a file.
 const MAX_BODY_BYTES: u64 = 16 << 20;

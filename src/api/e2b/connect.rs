@@ -11,7 +11,7 @@ use crate::codec::fields::Fields;
 use crate::http::request::{BodyReader, WholeBody};
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::http::{Body, Request, Response};
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 use std::sync::Arc;
 
 /// The flag of a compressed message.

@@ -34,7 +34,7 @@ use crate::codec::query::Query;
 use crate::error::Error;
 use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
-use crate::ledger::OverLimit;
+use crate::limits::ledger::OverLimit;
 use crate::relay::{Cookies, FieldChanges};
 use access::Place;
 use calls::Call;

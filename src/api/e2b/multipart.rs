@@ -9,7 +9,7 @@ use memchr::memmem::Finder;
 use super::errors::Failure;
 use crate::client::Peer;
 use crate::http::request::BodyReader;
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::workspace::UploadSource;
 
 /// Bytes that are received at a time.

@@ -23,9 +23,9 @@ use crate::codec::time::{parse_rfc3339, rfc3339};
 use crate::host::{Host, Labels, Sandbox, SandboxSpec};
 use crate::http::{Body, Response};
 use crate::machine::MACHINE_ID;
-use crate::proc::{self, MachineUse};
 use crate::spec::command::{check_environment, environment_bytes};
 use crate::spec::network::{Filter, NetworkPolicy, Rule, Rules};
+use crate::sys::proc::{self, MachineUse};
 use crate::workspace::Workspace;
 
 /// The version of E2B's agent whose features are here.

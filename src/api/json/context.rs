@@ -4,8 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::command::{ENCODINGS, Encoding, environment, tag};
-use super::command::{codes, milliseconds};
+use super::command::{ENCODINGS, Encoding, codes, environment, milliseconds, tag};
 use super::network;
 use crate::codec::fields::Fields;
 use crate::error::{Error, Result};

@@ -8,7 +8,7 @@ use super::client::ToolClient;
 use crate::client::Stopped;
 use crate::codec::fields::{Fields, Members, decoded};
 use crate::error::Result;
-use crate::ledger::Charge;
+use crate::limits::ledger::Charge;
 use crate::workspace::Workspace;
 
 /// What a tool gives, or why it stopped.

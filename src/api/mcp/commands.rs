@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 
 use super::calls::{Outcome, ToolCall, ToolResult, fields, to_value};
 use super::output::{Collector, ENOUGH_BYTES, Keep, Shown};
-use crate::api::json::command::{ExitEvent, ProcessDocument};
-use crate::api::json::command::{command_request, signal_request};
+use crate::api::json::command::{ExitEvent, ProcessDocument, command_request, signal_request};
 use crate::api::json::network::{ListenerDocument, PortDocument};
 use crate::client::Stopped;
 use crate::codec::fields::{JsonType, decoded, wrong_type};

@@ -7,11 +7,9 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::calls::{Image, Outcome, ToolCall, ToolResult, fields, to_value};
-use crate::api::json::edit::EditDocument;
-use crate::api::json::edit::{edit_request, expected_digest};
+use crate::api::json::edit::{EditDocument, edit_request, expected_digest};
 use crate::api::json::file::EntryDocument;
-use crate::api::json::search::next_of_glob;
-use crate::api::json::search::{append_match, glob_request, grep_request};
+use crate::api::json::search::{append_match, glob_request, grep_request, next_of_glob};
 use crate::client::{Disconnected, Interrupt, Stopped};
 use crate::codec::base64;
 use crate::codec::fields::Fields;

@@ -18,7 +18,7 @@ use crate::http::late::LateStream;
 use crate::http::request::WholeBody;
 use crate::http::stream::SEND_LIMIT;
 use crate::http::{Body, Refusal, Response};
-use crate::ledger::{Charge, Item};
+use crate::limits::ledger::{Charge, Item};
 use crate::logging;
 use crate::workspace::Lease;
 

@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use super::call::{Answer, Call};
 use crate::api::credentials::is_bearer;
-use crate::api::json::command::ExitEvent;
-use crate::api::json::command::{TerminalRequest, terminal_request};
+use crate::api::json::command::{ExitEvent, TerminalRequest, terminal_request};
 use crate::client::Disconnected;
 use crate::codec::queries::QueryFilter;
 use crate::codec::query::Query;
@@ -27,7 +26,7 @@ use crate::http::response::Takeover;
 use crate::http::stream::StreamWriter;
 use crate::http::websocket::code;
 use crate::http::{Body, Refusal, Response};
-use crate::ledger::Ledger;
+use crate::limits::ledger::Ledger;
 use crate::process::{Exit, Start};
 use crate::spec::command::TerminalSize;
 use crate::sys::{Ending, Events};

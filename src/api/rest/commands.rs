@@ -8,13 +8,13 @@ use serde_json::json;
 use super::call::{Answer, Call, event_stream, json_later};
 use super::events::EventWriter;
 use crate::api::json::command::{
-    ENCODINGS, Encoding, command_request, resize_request, signal_request,
+    ENCODINGS, Encoding, ProcessDocument, WaitDocument, command_request, resize_request,
+    signal_request,
 };
-use crate::api::json::command::{ProcessDocument, WaitDocument};
 use crate::api::json::list::ListDocument;
 use crate::http::Response;
 use crate::http::stream::StreamWriter;
-use crate::ledger::{Charge, Item};
+use crate::limits::ledger::{Charge, Item};
 use crate::process::ring::Cursor;
 use crate::process::{Extent, Process};
 use crate::workspace::{Run, Workspace};

@@ -156,8 +156,9 @@ mod tests {
                 }
                 // What is said to connections that there is no room for.
                 for call in source.split("refuse(").skip(1) {
-                    let arguments = call.trim_start().strip_prefix("&socket,");
-                    let code = arguments.and_then(|rest| rest.trim_start().strip_prefix('"'));
+                    let arguments = call.trim_start().trim_start_matches('&');
+                    let rest = arguments.strip_prefix("socket,");
+                    let code = rest.and_then(|rest| rest.trim_start().strip_prefix('"'));
                     made.extend(code.map(|code| (503, quoted(code))));
                 }
             }

@@ -1,8 +1,7 @@
 //! Changes of text files: requests to typed operations, what was changed to documents.
 
 use super::call::{Answer, Call};
-use crate::api::json::edit::edit_request;
-use crate::api::json::edit::{EditDocument, PatchDocument};
+use crate::api::json::edit::{EditDocument, PatchDocument, edit_request};
 use crate::api::json::optional_path;
 use crate::error::Error;
 use crate::http::Response;

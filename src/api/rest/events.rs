@@ -8,8 +8,7 @@
 use std::io::Write;
 use std::time::Duration;
 
-use crate::api::json::command::Encoding;
-use crate::api::json::command::ExitEvent;
+use crate::api::json::command::{Encoding, ExitEvent};
 use crate::client::Client;
 use crate::codec::plain::PlainText;
 use crate::codec::{base64, cut_character, escape};

@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 
 use super::call::{Answer, Call, long_work};
 use crate::api::content::body;
-use crate::api::json::file::{EntryDocument, page_response};
-use crate::api::json::file::{compare_request, paths_request};
+use crate::api::json::file::{EntryDocument, compare_request, page_response, paths_request};
 use crate::api::json::list::to_json;
 use crate::client::Peer;
 use crate::codec::query::Query;

@@ -20,9 +20,10 @@ use crate::host::{Host, Sandbox};
 use crate::http::{Body, Request, Response};
 #[cfg(feature = "interpreter")]
 use crate::interpreter::interpreter_use;
-use crate::proc::UserUse;
-use crate::sync::{Mutex, lock};
-use crate::{proc, process};
+use crate::process;
+use crate::sys::proc;
+use crate::sys::proc::UserUse;
+use crate::threads::lock::{Mutex, lock};
 
 /// Most time for walking through homes for one answer. Homes that were not reached have no figure.
 const DISK_LIMIT: Duration = Duration::from_secs(10);

@@ -6,8 +6,7 @@ use serde_json::json;
 
 use super::call::{Answer, Call};
 use crate::api::json::list::ListDocument;
-use crate::api::json::sandbox::sandbox_request;
-use crate::api::json::sandbox::{CreatedDocument, SandboxDocument};
+use crate::api::json::sandbox::{CreatedDocument, SandboxDocument, sandbox_request};
 use crate::host::{AllEnded, Host, Sandbox, Shortage};
 use crate::http::Response;
 

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use super::call::{Answer, Call, event_stream};
 use crate::api::json::optional_path;
-use crate::api::json::search::glob_response;
-use crate::api::json::search::{KINDS, SORTS, append_match, grep_request, order};
+use crate::api::json::search::{KINDS, SORTS, append_match, glob_response, grep_request, order};
 use crate::client::{Client, Disconnected, KeepAlive, Lookout, send_all};
 use crate::codec::escape;
 use crate::error::Result;

@@ -1,8 +1,7 @@
 //! The virtual environment of a workspace.
 
 use super::call::{Answer, Call, long_work};
-use crate::api::json::command::VenvDocument;
-use crate::api::json::command::venv_request;
+use crate::api::json::command::{VenvDocument, venv_request};
 use crate::http::Response;
 use crate::workspace::Workspace;
 

@@ -7,7 +7,7 @@ use super::members::{Member, MemberKind, Members};
 use super::write::{MemberHeader, append_member};
 use crate::error::Result;
 use crate::fuzz::{bounded, check};
-use crate::ledger::{Budget, Charge, Item};
+use crate::limits::ledger::{Budget, Charge, Item};
 
 /// Content that is kept of all members.
 const MAX_CONTENT_BYTES: usize = 256 * 1024;

@@ -16,7 +16,7 @@ use super::pax::{Records, Sparse, decimal};
 use crate::codec::gzip::{self, DECODER_BYTES, Decoder};
 use crate::error::{Error, Kind, Result};
 use crate::files::SkipReason;
-use crate::ledger::Charge;
+use crate::limits::ledger::Charge;
 
 /// Most bytes of the pax headers and long names of one member.
 const MAX_EXTENSION_BYTES: u64 = 1 << 20;

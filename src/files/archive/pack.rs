@@ -26,7 +26,7 @@ use crate::files::entry::{FileKind, link_target, modified_ms, size};
 use crate::files::name::FilePath;
 use crate::files::root::Root;
 use crate::files::search::{Filter, Found, Visit};
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 
 /// Bytes that are read of a file, and sent, at a time.
 const PIECE_BYTES: usize = 128 * 1024;
@@ -526,7 +526,7 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_read_to_its_end_is_told_or_ends_the_archive() {
-        let ledger = crate::ledger::Budget::new(1 << 30).whole();
+        let ledger = crate::limits::ledger::Budget::new(1 << 30).whole();
         let mut sink = Nowhere;
         let mut writer = writer(&mut sink, &ledger);
         assert!(writer.content(b"f", Broken(3), 1000).is_ok());
@@ -542,7 +542,7 @@ mod tests {
 
     #[test]
     fn a_file_that_has_another_size_than_it_told_is_counted_as_changed() {
-        let ledger = crate::ledger::Budget::new(1 << 30).whole();
+        let ledger = crate::limits::ledger::Budget::new(1 << 30).whole();
         let piece = PIECE_BYTES as u64;
         for promised in [0, 1, piece - 1, piece, piece + 1, 2 * piece] {
             let sizes = [promised.saturating_sub(1), promised, promised + 1];

@@ -37,7 +37,7 @@ use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::name::{FilePath, show};
 use crate::files::rename::replace_by;
 use crate::files::root::{Files, Missing, Root};
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 
 /// Longest content of a symbolic link (`PATH_MAX`, with the NUL).
 const MAX_LINK_BYTES: usize = 4095;

@@ -151,7 +151,7 @@ fn shown(time: Time) -> String {
 mod tests {
     use super::*;
     use crate::files::archive::members::Members;
-    use crate::ledger::{Budget, Item};
+    use crate::limits::ledger::{Budget, Item};
 
     #[test]
     fn headers_are_read_back_as_they_were_written() {

@@ -11,7 +11,7 @@ use super::matcher::{Matcher, Verdict};
 use crate::error::Result;
 use crate::files::entry::{DIRECTORY, FileKind};
 use crate::files::root::Root;
-use crate::ledger::Charge;
+use crate::limits::ledger::Charge;
 
 /// What is read of one ignore file. Real ones have a few kilobytes.
 const MAX_FILE_BYTES: u64 = 256 * 1024;

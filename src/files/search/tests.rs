@@ -12,7 +12,7 @@ use super::{Filter, Matcher, Visit};
 use crate::files::entry::{DIRECTORY, FileKind};
 use crate::files::name::FilePath;
 use crate::files::root::Root;
-use crate::ledger::{Budget, Ledger};
+use crate::limits::ledger::{Budget, Ledger};
 use crate::sys::User;
 
 /// A directory that is removed on drop.

@@ -24,7 +24,7 @@ use crate::files::entry::{Entry, FileKind, Identity};
 use crate::files::list::kind_of;
 use crate::files::name::FilePath;
 use crate::files::root::Root;
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 
 /// Levels whose directories stay open. Deeper ones are left by `..`.
 const HELD_LEVELS: usize = if cfg!(test) { 3 } else { 24 };

@@ -14,7 +14,7 @@ use crate::files::entry::DIRECTORY;
 use crate::files::name::FilePath;
 use crate::files::root::{Files, Root};
 use crate::files::search::Matcher;
-use crate::ledger::Budget;
+use crate::limits::ledger::Budget;
 use crate::sys::User;
 
 const OWNER: User = User {

@@ -30,7 +30,7 @@ use crate::client::{Disconnected, Interrupt, Stopped};
 use crate::error::{Detail, Error, Kind};
 use crate::files::entry::{DIRECTORY, Identity};
 use crate::files::root::Files;
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 
 /// How long the second half of a move may take. The kernel adds both at once, so this is for a renaming thread that
 /// is interrupted between them.

@@ -14,9 +14,8 @@ use std::path::Path;
 use super::sharing::have_one_address_space;
 use crate::codec::sort::sort_by;
 use crate::confine::MemoryDisk;
-use crate::proc;
 use crate::process::registry::Starts;
-use crate::sys::{ActingAs, Pid, User};
+use crate::sys::{ActingAs, Pid, User, proc};
 
 /// How often a process is looked at again that may be a command being started, or whose threads come and go.
 const TRIES: usize = 10;

@@ -23,9 +23,9 @@ use std::time::{Duration, Instant};
 use super::Host;
 use super::sandbox::Sandbox;
 use crate::logging;
-use crate::panics::essential;
-use crate::sync::{Condvar, Mutex, lock};
 use crate::sys::{self, Pid};
+use crate::threads::Thread;
+use crate::threads::lock::{Condvar, Mutex, lock};
 use memory::{Member, Reader};
 
 /// The time between two sweeps.
@@ -51,27 +51,19 @@ const PATIENCE: Duration = Duration::from_millis(100);
 /// The nice value of looks that take longer.
 const COSTLY_NICE: i32 = 10;
 
-/// Memory for the stack of a thread.
-const STACK_BYTES: usize = 256 * 1024;
-
 /// Starts the watchdog if it does not run. Without a thread for it, it looks once.
 pub(super) fn ensure_running(host: &Arc<Host>) {
     if host.is_watching.swap(true, Ordering::AcqRel) {
         return;
     }
     let watched = Arc::clone(host);
-    let thread = thread::Builder::new()
-        .name("watchdog".to_owned())
-        .stack_size(STACK_BYTES)
-        .spawn(move || {
-            essential(|| {
-                let mut rounds = Rounds::new();
-                while rounds.sweep(&watched) {
-                    thread::sleep(ROUND);
-                }
-            });
-            watched.is_watching.store(false, Ordering::Release);
-        });
+    let thread = Thread::new("watchdog").essential().start(move || {
+        let mut rounds = Rounds::new();
+        while rounds.sweep(&watched) {
+            thread::sleep(ROUND);
+        }
+        watched.is_watching.store(false, Ordering::Release);
+    });
     if thread.is_err() {
         Rounds::new().sweep(host);
         host.is_watching.store(false, Ordering::Release);
@@ -306,15 +298,12 @@ impl Rounds {
         order.is_begun = true;
         let order = Arc::new(order);
         let theirs = Arc::clone(&order);
-        let thread = thread::Builder::new()
-            .name(name.to_owned())
-            .stack_size(STACK_BYTES)
-            .spawn(move || {
-                if look.is_costly {
-                    sys::make_thread_nice(COSTLY_NICE);
-                }
-                theirs.carry_out();
-            });
+        let thread = Thread::new(name).start(move || {
+            if look.is_costly {
+                sys::make_thread_nice(COSTLY_NICE);
+            }
+            theirs.carry_out();
+        });
         if thread.is_err() {
             order.carry_out();
         }

@@ -20,15 +20,15 @@ use super::context::{Context, CountedInterpreter, Order, Phase, START_LIMIT};
 use super::event::{EndReason, Event, Start};
 use super::execution::{Execution, ExecutionSpec, ExecutionState};
 use super::frame::{self, Run, Wire};
-use crate::bell::Listener;
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::ledger::{Charge, Item};
-use crate::panics::contain;
+use crate::limits::ledger::{Charge, Item};
 use crate::process::ring::Stream;
 use crate::process::{Buffer, Process, Pump, Reason};
-use crate::sync::lock;
 use crate::sys::{Events, PollEntry, poll, refuse_descriptors};
+use crate::threads::lock::lock;
+use crate::threads::notify::Listener;
+use crate::threads::panics::contain;
 use ending::explained;
 use output::Output;
 
@@ -235,7 +235,7 @@ impl Driver {
         Ok(Self {
             incoming_charge: site.ledger.charge(Item::Executions, 0)?,
             buffer: Buffer::of(&site.ledger),
-            listener: context.bell.listen(),
+            listener: context.notifier.listen(),
             context: Arc::clone(context),
             pump,
             socket,
@@ -273,8 +273,8 @@ impl Driver {
             }
             self.flush();
             let is_reading = self.is_reading();
-            let [bell, socket, ended, outputs @ ..] = self.poll(is_reading);
-            if bell.any() {
+            let [notifier, socket, ended, outputs @ ..] = self.poll(is_reading);
+            if notifier.any() {
                 self.listener.clear();
             }
             if matches!(self.stage, Stage::Running(_)) {

@@ -13,8 +13,8 @@ use crate::files::name::FilePath;
 use crate::files::{
     BrokenOff, Overwrite, Packed, Packing, Root, Sink, Source, Unpacked, Unpacking,
 };
-use crate::ledger::Ledger;
-use crate::priority::{BackgroundTurn, BackgroundWork};
+use crate::limits::ledger::Ledger;
+use crate::threads::priority::{BackgroundTurn, BackgroundWork};
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::{UploadReader, UploadSource};
 

@@ -9,8 +9,8 @@ use crate::files::hash::{Digest, FileHash};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Visit};
 use crate::files::{FileKind, SkipList, SkipReason, modified_ms};
-use crate::ledger::{Charge, Item};
-use crate::priority::run_in_background;
+use crate::limits::ledger::{Charge, Item};
+use crate::threads::priority::run_in_background;
 use crate::workspace::lease::{Lease, Workspace};
 
 /// Bytes that are hashed in one step, and the least for a tenant that holds its share of the server's memory.

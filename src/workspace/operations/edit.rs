@@ -12,7 +12,7 @@ use crate::files::text::{
     Edit, EditError, MAX_PLACES, Pace, Splice, is_binary, plan, spliced, told, unified,
 };
 use crate::files::{FileVersion, Turn};
-use crate::ledger::{Charge, Item};
+use crate::limits::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
 
 /// Largest file that is edited: it is in memory twice.

@@ -4,7 +4,7 @@ use crate::error::{Error, Result};
 use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
 use crate::files::{Attribute, Condition, Entry, Page};
-use crate::ledger::Item;
+use crate::limits::ledger::Item;
 use crate::workspace::content::Readable;
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::{

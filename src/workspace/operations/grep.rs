@@ -15,9 +15,9 @@ use crate::files::search::{
 };
 use crate::files::text::is_binary;
 use crate::files::{FileKind, FileVersion, SkipReason};
-use crate::ledger::{Charge, Item};
+use crate::limits::ledger::{Charge, Item};
 use crate::logging;
-use crate::priority::{BackgroundThread, BackgroundTurn, run_with_turn};
+use crate::threads::priority::{BackgroundThread, BackgroundTurn, run_with_turn};
 use crate::workspace::lease::{Lease, Workspace};
 
 /// Most matches of a search, and of one file, unless the client says otherwise.

@@ -6,8 +6,8 @@ use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Result};
 use crate::files::hash::{FileHash, Hashed};
 use crate::files::name::FilePath;
-use crate::ledger::{Charge, Item};
-use crate::priority::run_in_background;
+use crate::limits::ledger::{Charge, Item};
+use crate::threads::priority::run_in_background;
 use crate::workspace::lease::{Lease, Workspace};
 
 /// Most files of one request.

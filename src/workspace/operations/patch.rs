@@ -12,7 +12,7 @@ use crate::error::{Detail, Error, Kind, Result};
 use crate::files::name::{FilePath, show};
 use crate::files::text::{FilePatch, Pace, Unapplied, apply, parse, room};
 use crate::files::{Aside, FileVersion, Files, Turn, Upload};
-use crate::ledger::{Charge, Item};
+use crate::limits::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
 
 /// Bytes of the work that each file of a patch makes besides its text.

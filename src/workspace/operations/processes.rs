@@ -6,12 +6,12 @@ use std::time::Instant;
 use crate::client::{Disconnected, Peer};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::fault;
-use crate::ledger::Item;
-use crate::panics::contain;
+use crate::limits::ledger::Item;
 use crate::process::registry::StartOutcome;
 use crate::process::ring::Cursor;
 use crate::process::{Extent, OnDisconnect, Process, Pump, StdinWriter, Subscriber};
 use crate::spec::command::{CommandSpec, StdinSource, TerminalSize};
+use crate::threads::panics::contain;
 use crate::workspace::lease::Workspace;
 use crate::workspace::upload::UploadSource;
 

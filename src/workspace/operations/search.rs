@@ -8,8 +8,8 @@ use crate::error::{Error, Result};
 use crate::files::name::FilePath;
 use crate::files::search::{Filter, Found, Matcher, Verdict, Visit};
 use crate::files::{Entry, FileKind};
-use crate::ledger::{Charge, Item};
-use crate::priority::run_in_background;
+use crate::limits::ledger::{Charge, Item};
+use crate::threads::priority::run_in_background;
 use crate::workspace::lease::Workspace;
 
 /// Entries that one request finds, unless the client sets a limit.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Kind, Result};
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::process::registry::Registry;
 use crate::process::ring::Stream;
 use crate::process::{Exit, Process, Start, View, Viewer};

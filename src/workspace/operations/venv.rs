@@ -15,8 +15,8 @@ use crate::process::registry::StartOutcome;
 use crate::process::{OnDisconnect, Process, Reason};
 use crate::spec::command::{CommandLine, CommandSpec};
 use crate::spec::language::{Language, script};
-use crate::sync::CountedPlace;
 use crate::sys::Ending;
+use crate::threads::lock::CountedPlace;
 use crate::workspace::lease::{Lease, Workspace};
 
 /// Where it is made unless the client names a path.

@@ -17,7 +17,7 @@ use crate::client::{Interrupt, Stopped};
 use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::root::Files;
 use crate::files::search::{Filter, Visit, is_gone};
-use crate::ledger::Ledger;
+use crate::limits::ledger::Ledger;
 
 impl Watcher {
     /// Puts a directory that is known at another place.

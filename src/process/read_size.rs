@@ -2,22 +2,22 @@
 
 use std::sync::Arc;
 
-use crate::ledger::{Charge, Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 
-/// What the event of a read may take: it is charged before the read, as a part of [`Portion::USES`].
-pub const EVENT_BYTES: usize = Portion::MAX * (Portion::USES - 1);
+/// What the event of a read may take: it is charged before the read, as a part of [`ReadSize::USES`].
+pub const EVENT_BYTES: usize = ReadSize::MAX * (ReadSize::USES - 1);
 
 /// The size of a read of output. It grows to the capacity of a pipe for a command that writes much, if the
 /// tenant has room for what its client then may not take: 1,000 quiet commands hold 4 MB of buffers
 /// and not 64 MB.
-pub(super) struct Portion {
+pub(super) struct ReadSize {
     /// `None` if no client gets the output.
     ledger: Option<Arc<Ledger>>,
     charge: Option<Charge>,
     bytes: usize,
 }
 
-impl Portion {
+impl ReadSize {
     const MIN: usize = 4 * 1024;
     const MAX: usize = 64 * 1024;
 

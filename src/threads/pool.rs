@@ -6,12 +6,11 @@
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use crate::panics::contain;
-use crate::sync::{Condvar, Mutex, lock};
-use crate::sys::MemoryCache;
+use super::Thread;
+use crate::threads::lock::{Condvar, Mutex, lock};
+use crate::threads::panics::contain;
 
 /// How long a thread waits for a job.
 const LINGER: Duration = Duration::from_secs(1);
@@ -20,11 +19,10 @@ const LINGER: Duration = Duration::from_secs(1);
 const MOST_IDLE: usize = 4;
 
 /// Threads for jobs of one kind.
-pub struct Crew<J>(Arc<Shared<J>>);
+pub struct ThreadPool<J>(Arc<Shared<J>>);
 
 struct Shared<J> {
     name: &'static str,
-    stack_bytes: usize,
     linger: Duration,
     work: Box<dyn Fn(J) + Send + Sync>,
     /// Guards the jobs that no thread has taken yet, and how many threads wait for one.
@@ -38,25 +36,19 @@ struct Queue<J> {
     is_closed: bool,
 }
 
-impl<J: Send + 'static> Crew<J> {
-    /// Threads with this name and stacks of this size, which do `work`.
-    pub fn new(
-        name: &'static str,
-        stack_bytes: usize,
-        work: impl Fn(J) + Send + Sync + 'static,
-    ) -> Self {
-        Self::with_linger(LINGER, name, stack_bytes, work)
+impl<J: Send + 'static> ThreadPool<J> {
+    /// Threads with this name, which do `work`.
+    pub fn new(name: &'static str, work: impl Fn(J) + Send + Sync + 'static) -> Self {
+        Self::with_linger(LINGER, name, work)
     }
 
     fn with_linger(
         linger: Duration,
         name: &'static str,
-        stack_bytes: usize,
         work: impl Fn(J) + Send + Sync + 'static,
     ) -> Self {
         Self(Arc::new(Shared {
             name,
-            stack_bytes,
             linger,
             work: Box::new(work),
             queue: Mutex::new(Queue {
@@ -83,10 +75,8 @@ impl<J: Send + 'static> Crew<J> {
         }
         drop(queue);
         let shared = Arc::clone(&self.0);
-        let thread = thread::Builder::new()
-            .name(self.0.name.to_owned())
-            .stack_size(self.0.stack_bytes)
-            .spawn(move || shared.run());
+        let thread = Thread::new(self.0.name).keeping_memory();
+        let thread = thread.start(move || shared.run());
         let Err(error) = thread else {
             return Ok(());
         };
@@ -100,7 +90,6 @@ impl<J: Send + 'static> Crew<J> {
 
 impl<J> Shared<J> {
     fn run(&self) {
-        let _cache = MemoryCache::of_this_thread();
         loop {
             let job = {
                 let mut queue = lock(&self.queue);
@@ -121,7 +110,7 @@ impl<J> Shared<J> {
     }
 }
 
-impl<J> Drop for Crew<J> {
+impl<J> Drop for ThreadPool<J> {
     fn drop(&mut self) {
         lock(&self.0.queue).is_closed = true;
         self.0.has_changed.notify_all();
@@ -132,6 +121,7 @@ impl<J> Drop for Crew<J> {
 mod tests {
     use std::collections::HashSet;
     use std::sync::mpsc;
+    use std::thread;
 
     use super::*;
 
@@ -143,23 +133,23 @@ mod tests {
         let (done, results) = mpsc::channel();
         let (start, waiting) = mpsc::sync_channel::<()>(0);
         let waiting = Mutex::new(waiting);
-        let crew = Crew::with_linger(LONG, "crew", 64 * 1024, move |number: usize| {
+        let pool = ThreadPool::with_linger(LONG, "pool", move |number: usize| {
             done.send((number, thread::current().id())).unwrap();
             if number < 8 {
                 lock(&waiting).recv().unwrap();
             }
         });
         for number in 0..8 {
-            crew.give(number).unwrap();
+            pool.give(number).unwrap();
         }
         let threads: HashSet<_> = (0..8).map(|_| results.recv().unwrap().1).collect();
         for _ in 0..8 {
             start.send(()).unwrap();
         }
-        while lock(&crew.0.queue).idle < MOST_IDLE {
+        while lock(&pool.0.queue).idle < MOST_IDLE {
             thread::yield_now();
         }
-        crew.give(8).unwrap();
+        pool.give(8).unwrap();
         let (number, thread) = results.recv().unwrap();
         assert_eq!(number, 8);
         assert!(threads.contains(&thread));
@@ -169,18 +159,18 @@ mod tests {
     #[test]
     fn a_thread_goes_on_after_a_job_that_has_panicked() {
         let (done, results) = mpsc::channel();
-        let crew = Crew::with_linger(LONG, "crew", 64 * 1024, move |panics: bool| {
+        let pool = ThreadPool::with_linger(LONG, "pool", move |panics: bool| {
             done.send(thread::current().id()).unwrap();
             if panics {
                 std::panic::resume_unwind(Box::new("as the test wants it"));
             }
         });
-        crew.give(true).unwrap();
+        pool.give(true).unwrap();
         let first = results.recv().unwrap();
-        while lock(&crew.0.queue).idle == 0 {
+        while lock(&pool.0.queue).idle == 0 {
             thread::yield_now();
         }
-        crew.give(false).unwrap();
+        pool.give(false).unwrap();
         assert_eq!(results.recv().unwrap(), first);
     }
 
@@ -188,13 +178,13 @@ mod tests {
     fn threads_end_with_their_crew() {
         let (alive, dropped) = mpsc::channel::<()>();
         let (done, results) = mpsc::channel();
-        let crew = Crew::with_linger(LONG, "crew", 64 * 1024, move |()| {
+        let pool = ThreadPool::with_linger(LONG, "pool", move |()| {
             let _ = &alive;
             done.send(()).unwrap();
         });
-        crew.give(()).unwrap();
+        pool.give(()).unwrap();
         results.recv().unwrap();
-        drop(crew);
+        drop(pool);
         assert!(dropped.recv().is_err());
     }
 }

@@ -14,9 +14,9 @@ use nix::sys::prctl;
 use nix::sys::signal::Signal;
 
 use crate::error::{Error, Result};
-use crate::signals::Signals;
-use crate::sys::{self, Ending, Events, Pid, PollEntry, poll};
-use crate::{priority, proc};
+use crate::startup::signals::Signals;
+use crate::sys::{self, Ending, Events, Pid, PollEntry, poll, proc};
+use crate::threads::priority;
 
 /// The time from SIGTERM to SIGKILL for orphans.
 const GRACE: Duration = Duration::from_secs(5);

@@ -42,7 +42,7 @@ pub fn install() {
 }
 
 /// Does a piece of work that may panic. What it shares with others must be consistent at any time, as all of this
-/// program is: see [`crate::sync`].
+/// program is: see [`crate::threads::lock`].
 ///
 /// # Errors
 /// It has panicked. What it owned was dropped.

@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::client::{Client, Disconnected, KeepAlive};
-use crate::sync::{Mutex, lock};
 use crate::sys::{Events, PollEntry, poll};
+use crate::threads::lock::{Mutex, lock};
 
 /// How often a listener without an eventfd looks by itself.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What listeners are woken by. The lock guards the list of their eventfds.
 #[derive(Default)]
-pub struct Bell(Mutex<Vec<Arc<EventFd>>>);
+pub struct Notifier(Mutex<Vec<Arc<EventFd>>>);
 
-impl Bell {
+impl Notifier {
     /// Wakes all listeners.
-    pub fn ring(&self) {
+    pub fn notify(&self) {
         for listener in lock(&self.0).iter() {
             // Fails only if the counter is full; the listener is awake then.
             let _ = listener.write(1);
@@ -34,21 +34,21 @@ impl Bell {
         let event = event.ok().map(Arc::new);
         lock(&self.0).extend(event.clone());
         Listener {
-            bell: Arc::clone(self),
+            notifier: Arc::clone(self),
             event,
         }
     }
 }
 
-/// Becomes readable when the bell rings, and stays so until it is cleared.
+/// Becomes readable when there is a notification, and stays so until it is cleared.
 pub struct Listener {
-    bell: Arc<Bell>,
+    notifier: Arc<Notifier>,
     /// `None` if the server has no descriptor left.
     event: Option<Arc<EventFd>>,
 }
 
 impl Listener {
-    /// Returns after a ring, at `until`, or after a ping.
+    /// Returns after a notification, at `until`, or after a ping.
     ///
     /// # Errors
     /// The client disconnected.
@@ -65,7 +65,7 @@ impl Listener {
         result
     }
 
-    /// Returns after a ring, or when `limit` has passed, without looking at a client.
+    /// Returns after a notification, or when `limit` has passed, without looking at a client.
     pub fn wait_alone(&self, limit: Duration) {
         let pause = limit.min(self.interval().unwrap_or(limit));
         let mut entries = [PollEntry::new(self.descriptor(), Events::READABLE)];
@@ -94,7 +94,7 @@ impl Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         if let Some(own) = &self.event {
-            lock(&self.bell.0).retain(|event| !Arc::ptr_eq(event, own));
+            lock(&self.notifier.0).retain(|event| !Arc::ptr_eq(event, own));
         }
     }
 }

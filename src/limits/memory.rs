@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit};
 
-use crate::proc;
+use crate::sys::proc;
 
 /// Bytes that are reserved, and mostly not allocated yet.
 static RESERVED: AtomicU64 = AtomicU64::new(0);

@@ -11,29 +11,26 @@
 //! those of a tenant take one processor together: each pauses until one would have done what all of them did.
 
 use std::sync::Arc;
-use std::thread::{Builder, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::{getpid, getsid};
 
+use super::Thread;
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
-use crate::fault;
-use crate::logging;
-use crate::panics::joined;
-use crate::sync::{Condvar, Mutex, lock};
-use crate::sys::{MemoryCache, make_thread_nice};
+use crate::sys::make_thread_nice;
+use crate::threads::lock::{Condvar, Mutex, lock};
+use crate::threads::panics::joined;
+use crate::{fault, logging};
 
 /// The nice value of work that reads much for one request.
 const BACKGROUND_NICE: i32 = 10;
 
-/// Memory for its stack.
-const STACK_BYTES: usize = 256 * 1024;
-
-fn builder() -> Builder {
-    Builder::new().stack_size(STACK_BYTES)
+fn background_thread() -> Thread {
+    Thread::new("background").keeping_memory()
 }
 
 fn no_thread(error: &std::io::Error) -> Error {
@@ -158,13 +155,12 @@ pub fn run_with_turn(
 ) -> Result<()> {
     let turn = BackgroundTurn::new(work);
     let nice_task = || {
-        let _cache = MemoryCache::of_this_thread();
         make_thread_nice(BACKGROUND_NICE);
         fault::point("background");
         task(turn);
     };
     std::thread::scope(|scope| {
-        let thread = builder().spawn_scoped(scope, nice_task);
+        let thread = background_thread().start_scoped(scope, nice_task);
         let thread = thread.map_err(|error| no_thread(&error))?;
         joined(thread.join());
         Ok(())
@@ -204,8 +200,7 @@ impl BackgroundThread {
     pub fn start(work: &Arc<BackgroundWork>) -> Result<Self> {
         let shared = Arc::<Given>::default();
         let giver = Giver(Arc::clone(&shared));
-        let thread = builder().spawn(move || {
-            let _cache = MemoryCache::of_this_thread();
+        let thread = background_thread().start(move || {
             let waits = |(is_over, _): &mut (bool, _)| !*is_over;
             let state = lock(&shared.state);
             let task = shared.has_changed.wait_while(state, waits).1.take();

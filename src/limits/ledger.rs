@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::error::{Error, Kind};
-use crate::sync::{Mutex, lock};
+use crate::threads::lock::{Mutex, lock};
 
 /// What memory is held for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::sync::{Mutex, lock};
+use crate::threads::lock::{Mutex, lock};
 
 /// Counts the leases and the running processes of a workspace.
 ///
