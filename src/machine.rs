@@ -50,7 +50,7 @@ pub struct Machine {
     labels: Mutex<BTreeMap<String, String>>,
     /// What requests about no workspace are charged to.
     pub operator: Arc<Ledger>,
-    /// The connections that there are.
+    /// The open connections.
     pub seats: Seats,
     /// Where filtered connections of commands leave.
     pub egress: Arc<Egress>,
@@ -80,7 +80,7 @@ impl Machine {
     /// # Errors
     /// No thread, descriptor or working directory; or the machine cannot hold sandboxes.
     pub fn new(config: &Config, environment: Vec<(OsString, OsString)>) -> Result<Self> {
-        // Of the memory that there is, requests hold at most a half, logs and connections an eighth each. The
+        // Of the available memory, requests hold at most a half, logs and connections an eighth each. The
         // rest is for the kernel's buffers and for what is freed and not given back.
         let memory = memory::limit();
         let budget = Budget::new(memory / 2);

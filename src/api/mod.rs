@@ -1,7 +1,7 @@
 //! The dispatcher: it finds the door that answers a request, checks the page that sent it, and counts the answer. It knows no
 //! operation. [`context`] has the state that it shares with the doors, and authenticates for them; [`credentials`]
 //! finds tokens; [`origins`] and [`browsers`] know what pages may do; [`forward`] is the way to servers inside of a
-//! workspace, also for those who have one of the [`tickets`]; [`parts`] knows what a build can leave out.
+//! workspace, even for those who have one of the [`tickets`]; [`parts`] knows what a build can leave out.
 //!
 //! [`rest`] is the door for HTTP and JSON, [`e2b`] that for E2B's SDKs, [`mcp`] that for MCP, [`console`] that for browsers. A
 //! door parses its own wire into typed operations of `workspace` and writes its own answers; no door uses another.

@@ -80,7 +80,7 @@ impl<'a> Fields<'a> {
         Ok(names)
     }
 
-    /// Reads an object that is an element of a list. What nobody asks for in it is told with that of the body.
+    /// Reads an object that is an element of a list. What nobody asks for in it is reported with that of the body.
     ///
     /// # Errors
     /// Those of `read`, and `Invalid` if a field of the object means one that is known; with the place of the element.
@@ -213,7 +213,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Most names of unknown fields that are told, and bytes of one.
+/// Most names of unknown fields that are reported, and bytes of one.
 const MAX_UNKNOWN: usize = 16;
 const MAX_UNKNOWN_BYTES: usize = 64;
 

@@ -334,7 +334,7 @@ mod tests {
                     continue;
                 }
                 let rest = &data[usize::try_from(taken - filter.pending()).unwrap()..];
-                // Resuming here gives the same, but for the end of a line that may be told once more or less.
+                // Resuming here gives the same, but for the end of a line that may appear once more or less.
                 let mut resumed = pieces.clone();
                 let mut fresh = PlainText::new(false);
                 fresh.push(rest, &mut resumed);

@@ -109,7 +109,7 @@ impl QueryFilter {
                 CAN | SUB => self.pass(byte, out),
                 0x40..=0x7e if is_query(&self.held[self.introducer..], byte) => self.reset(),
                 0x40..=0x7e => self.pass(byte, out),
-                // A control character takes effect at once, also inside a sequence.
+                // A control character takes effect at once, even inside a sequence.
                 ..b' ' => out.extend(Some(byte).filter(|byte| *byte != ENQ)),
                 _ => self.held.push(byte),
             },

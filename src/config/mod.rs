@@ -1,6 +1,6 @@
 //! The environment, read once and turned into a valid [`Config`].
 //!
-//! The server checks every variable at start, also those of the other mode, so that a typing error
+//! The server checks every variable at start, including those of the other mode, so that a typing error
 //! is found by the person who made it. No other module reads settings from the environment. `table`
 //! lists the variables, `token` makes and reads tokens, `origins` parses web origins.
 
@@ -28,7 +28,7 @@ pub struct Config {
     pub listen: SocketAddr,
     /// The token that opens the API; without one the API is open.
     pub token: Option<Secret>,
-    /// The same token if the server made it, for the operator to be told.
+    /// The same token if the server made it, to show to the operator.
     pub made_token: Option<MadeToken>,
     /// The file that the token was read from.
     pub token_file: Option<PathBuf>,

@@ -23,7 +23,7 @@ pub struct Mark(u64);
 
 impl Mark {
     /// An unused mark. `None` if the server itself has such a limit, for example as a command of another
-    /// server: its own processes could not be told from the others then.
+    /// server: its own processes could not be distinguished from the others then.
     pub fn next() -> Option<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self::are_available().then(|| Self(NEXT.fetch_add(1, Ordering::Relaxed)))

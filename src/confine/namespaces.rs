@@ -263,7 +263,7 @@ impl NamespaceMaker {
 
     fn needs_users(&self) -> Result<NeedsUsers> {
         let unavailable = |why: &str| {
-            let text = format!("isolation namespaces cannot be had on this machine: {why}");
+            let text = format!("isolation namespaces is unavailable on this machine: {why}");
             Err(Error::new(Kind::Unavailable, text))
         };
         let decided = match self.decided.get() {

@@ -176,7 +176,7 @@ impl SystemRules {
 /// has no such rules (before ABI 4).
 ///
 /// Every ruleset denies to move and link files from one directory to another (`EXDEV`) unless it has a rule that
-/// allows this, also one that is not about files (Documentation/userspace-api/landlock.rst,
+/// allows this, even one that is not about files (Documentation/userspace-api/landlock.rst,
 /// `LANDLOCK_ACCESS_FS_REFER`). So this one allows it everywhere beneath the root that the command has.
 ///
 /// # Errors

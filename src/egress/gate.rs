@@ -126,7 +126,7 @@ impl Gate {
         lock(&self.redirected).insert(from);
     }
 
-    /// Whether the server has connected a socket here from this address. It is told once for each connection.
+    /// Whether the server has connected a socket here from this address. The answer is yes once for each connection.
     pub(super) fn take_redirected(&self, from: SocketAddr) -> bool {
         lock(&self.redirected).remove(&from)
     }

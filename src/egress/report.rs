@@ -53,7 +53,7 @@ impl VerdictLog {
             &self.refused
         };
         counter.fetch_add(1, Ordering::Relaxed);
-        #[expect(clippy::disallowed_methods, reason = "clients are told")]
+        #[expect(clippy::disallowed_methods, reason = "clients see the time of the day")]
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let record = VerdictRecord {
             at_ms: u64::try_from(now.unwrap_or_default().as_millis()).unwrap_or(u64::MAX),

@@ -253,7 +253,7 @@ impl Served {
             for event in &events[..count] {
                 if let Some(connection) = self.serve(event.data(), event.events()) {
                     if self.threads.give(Job::Lead).is_ok() {
-                        // What is left of the events is told to the next one again.
+                        // The next one gets what is left of the events again.
                         let _ = contain(|| self.serve_connection(connection));
                         return Ok(());
                     }

@@ -60,7 +60,7 @@ impl Root {
         }
     }
 
-    /// Sets the owner of a file to the one that it has: whoever watches it is told that its attributes changed. Nothing
+    /// Sets the owner of a file to the one that it has: whoever watches it is notified that its attributes changed. Nothing
     /// happens if that is not allowed.
     pub fn renew_owner(&self, path: &FilePath) {
         let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW;

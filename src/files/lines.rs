@@ -36,7 +36,7 @@ pub struct FoundLines {
     pub offset: u64,
     /// Bytes, with the ends of the lines.
     pub length: u64,
-    /// The lines that there are of the range; `None` if the file has none of them.
+    /// The existing lines of the range; `None` if the file has none of them.
     pub lines: Option<LineRange>,
     /// The lines of the file.
     pub total: u64,

@@ -56,7 +56,7 @@ impl Root {
     /// The attributes of a file. A link is not followed.
     ///
     /// # Errors
-    /// `NotFound`, also below something that is no directory; `Forbidden`.
+    /// `NotFound`, even below something that is no directory; `Forbidden`.
     pub fn stat(&self, path: &FilePath) -> Result<Entry> {
         let status = self
             .status(path, AtFlags::AT_SYMLINK_NOFOLLOW)

@@ -252,7 +252,7 @@ fn remove_simple(directory: &OwnedFd, name: &[u8]) -> nix::Result<bool> {
         Err(Errno::EISDIR | Errno::EPERM) => {}
         Err(errno) => return Err(errno),
     }
-    // EBUSY for a mount point, also of the same device.
+    // EBUSY for a mount point, even of the same device.
     match unlinkat(directory, name, UnlinkatFlags::RemoveDir) {
         Ok(()) | Err(Errno::ENOENT) => Ok(true),
         Err(Errno::ENOTEMPTY | Errno::EEXIST) => Ok(false),

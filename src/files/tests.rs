@@ -775,7 +775,7 @@ impl Swap {
     }
 }
 
-/// Tells the other threads of a race that it is over, also when its judge panics.
+/// Tells the other threads of a race that it is over, even when its judge panics.
 struct Over<'race>(&'race AtomicBool);
 
 impl Drop for Over<'_> {

@@ -71,7 +71,7 @@ impl Claims {
     /// Claims one more uid. False if another host has it.
     ///
     /// # Errors
-    /// `System`: the lock cannot be had for another reason.
+    /// `System`: the lock is unavailable for another reason.
     pub(super) fn add_one(&self, uid: u32) -> Result<bool> {
         Ok(self.add(&(uid..=uid))?.is_none())
     }

@@ -1,7 +1,7 @@
 //! Processes that have uids of this host before it has made a sandbox: what a killed server left is killed, and what
 //! belongs to others is left alone.
 //!
-//! A process of a sandbox is known by the [`Mark`] of its command, also after it has lowered it. A uid that has any other
+//! A process of a sandbox is known by the [`Mark`] of its command, even after it has lowered it. A uid that has any other
 //! process is not used, and none of its processes is touched: perhaps all of them belong to somebody else.
 
 use std::ops::RangeInclusive;

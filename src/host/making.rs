@@ -38,7 +38,7 @@ impl Host {
         let has_network = isolation.owns_network(network);
         if spec.tcp_ports > 0 && *network != NetworkPolicy::Open && !has_network {
             let text = format!(
-                "tcp_ports cannot be had with network {}: sockets of this policy listen on no TCP port",
+                "tcp_ports is unavailable with network {}: sockets of this policy listen on no TCP port",
                 network.name()
             );
             return Err(Error::new(Kind::Unavailable, text));

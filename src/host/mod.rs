@@ -244,7 +244,7 @@ impl Host {
     /// A lease on a sandbox's workspace.
     ///
     /// # Errors
-    /// `NotFound`, also while it is being deleted.
+    /// `NotFound`, even while it is being deleted.
     pub fn lease(&self, id: &str) -> Result<Lease> {
         self.find(id)?.workspace.lease().map_err(|_| unknown(id))
     }

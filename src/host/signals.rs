@@ -26,7 +26,7 @@ const LAST_USER: u32 = 65_533;
 const FIRST_PAUSE: Duration = Duration::from_micros(30);
 const MAX_PAUSE: Duration = Duration::from_millis(20);
 
-/// The time between two signals: one reaches all processes that there are, so another is for a command that was
+/// The time between two signals: one reaches all existing processes, so another is for a command that was
 /// being started.
 const KILL_AGAIN_AFTER: Duration = Duration::from_millis(2);
 

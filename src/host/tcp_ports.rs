@@ -90,7 +90,7 @@ impl TcpPorts {
             return Ok(lease);
         }
         let Some(range) = &self.range else {
-            let text = "tcp_ports cannot be had on this machine: SBX_TCP_PORT_RANGE is not set";
+            let text = "tcp_ports is unavailable on this machine: SBX_TCP_PORT_RANGE is not set";
             return Err(Error::new(Kind::Unavailable, text));
         };
         for _ in range.clone() {

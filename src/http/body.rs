@@ -22,7 +22,7 @@ pub enum BodyDecoder {
     UntilClose,
     /// Nothing.
     Ended,
-    /// Reading failed, so what follows on the connection cannot be told apart.
+    /// Reading failed, so what follows on the connection cannot be told from one another.
     Failed,
 }
 

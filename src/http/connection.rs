@@ -306,7 +306,7 @@ fn send_response(
     result.map(|()| !is_replaced)
 }
 
-/// Sends what is found: as it was begun, or as a whole with these header fields besides its own. True if the client got
+/// Sends the late answer: the rest of its stream, or all of it with these header fields besides its own. True if the client got
 /// another answer in its place.
 fn send_late(
     socket: &Arc<TcpStream>,

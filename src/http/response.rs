@@ -217,7 +217,7 @@ pub struct Refusal {
 }
 
 impl Refusal {
-    /// What a client is told of a request whose handler has panicked.
+    /// The answer to a client for a request whose handler has panicked.
     pub fn panicked() -> Self {
         let text = "the server failed to handle this request; its log says where";
         Self::new(500, "internal", text)

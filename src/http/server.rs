@@ -74,7 +74,7 @@ pub struct Server<H> {
 
 impl<H: Handler> Server<H> {
     /// Serves connections that get one of `seats`. On a host, of whose sandboxes these are the `users`, users of this
-    /// machine are told apart.
+    /// machine are distinguished.
     ///
     /// # Errors
     /// The socket cannot be made non-blocking, or the spare thread cannot be started.

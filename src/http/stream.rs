@@ -124,7 +124,7 @@ impl<S: AsFd> StreamWriter<S> {
         self.covered = self.covered.max(bytes);
     }
 
-    /// Charges the buffer that there is.
+    /// Charges the existing buffer.
     fn settle(&mut self) {
         let held = self.pending.len();
         if held <= self.covered {

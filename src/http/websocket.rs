@@ -283,7 +283,7 @@ fn read_head(head: &[u8], in_message: bool, before: usize) -> Result<Option<Fram
 /// The code in the payload of a close frame; `None` if the payload is empty.
 fn close_code(payload: &[u8]) -> Result<Option<u16>, Violation> {
     let Some((code, reason)) = payload.split_first_chunk() else {
-        let text = "a code to close with of one byte";
+        let text = "the close frame has one byte; a close code takes two";
         return payload.is_empty().then_some(None).ok_or(Protocol(text));
     };
     let code = u16::from_be_bytes(*code);

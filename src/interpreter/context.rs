@@ -37,7 +37,7 @@ const INTERRUPT_WAIT: Duration = Duration::from_secs(2);
 /// How long the end of an interpreter is waited for that was killed.
 const KILL_WAIT: Duration = Duration::from_secs(15);
 
-/// How often somebody who waits for an interpreter looks whether his client is still there.
+/// How often a request that waits for an interpreter checks its connection.
 const LOOK_PAUSE: Duration = Duration::from_millis(50);
 
 /// How long an interpreter may take until it is ready.
@@ -223,7 +223,7 @@ impl Context {
         result
     }
 
-    /// Gives a context its identity. A spare is told, if it has one already.
+    /// Gives a context its identity. A spare gets it, if there is one already.
     pub(super) fn identify(&self, identity: Identity) {
         let is_warm = identity.is_warm;
         // Whoever takes a spare out of its place is the only one.
@@ -392,8 +392,7 @@ impl Context {
 
     fn dead(&self, why: &str) -> Error {
         let id = self.id();
-        let text =
-            format!("context {id} is dead: {why}; POST contexts/{id}/restart starts it anew");
+        let text = format!("context {id} is dead: {why}; restart it");
         Error::new(Kind::ContextDead, text)
     }
 
@@ -595,7 +594,7 @@ impl Context {
         } else if !state.is_restarting() {
             state.orders.push(Order::Restart);
         }
-        // Whoever asks from now on is told of the next one.
+        // Whoever asks from now on learns of the next one.
         state.phase = Phase::Starting;
         drop(state);
         for execution in queued {
@@ -669,7 +668,7 @@ impl Context {
 }
 
 impl State {
-    /// Another interpreter is to follow the one that there is.
+    /// Another interpreter is to follow the present one.
     pub(super) fn is_restarting(&self) -> bool {
         let mut orders = self.orders.iter();
         !self.is_deleted && orders.any(|order| matches!(order, Order::Restart))

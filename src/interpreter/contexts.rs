@@ -160,10 +160,7 @@ impl Contexts {
             return Err(Error::new(Kind::ShuttingDown, "the sandbox is ending").into());
         }
         if table.contexts.len() >= self.most {
-            let text = format!(
-                "there are {} contexts, as many as there may be; delete one",
-                self.most
-            );
+            let text = format!("the limit of {} contexts is reached; delete one", self.most);
             return Err(Error::new(Kind::TooManyContexts, text).into());
         }
         let spare = is_usual.then(|| table.take_spare(language, backend, &spec));
@@ -424,6 +421,6 @@ fn is_kernel(backend: &str) -> bool {
 }
 
 fn no_context(id: &str) -> Error {
-    let text = format!("there is no context {id}; GET contexts lists those that there are");
+    let text = format!("there is no context {id}; the list of contexts has those that are known");
     Error::new(Kind::NotFound, text)
 }

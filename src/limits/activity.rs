@@ -58,7 +58,7 @@ impl Activity {
         lock(&self.0).closed
     }
 
-    /// Closes the workspace, also during activity.
+    /// Closes the workspace, even during activity.
     pub fn close(&self) {
         lock(&self.0).closed = true;
     }

@@ -149,7 +149,7 @@ fn read(ring: &Ring, model: &Model, reader: &mut Reader) -> bool {
             bytes,
         }) => {
             let next = &mut reader.next[stream.index()];
-            assert_eq!(offset, *next as u64, "a gap is told where it is");
+            assert_eq!(offset, *next as u64, "a gap is reported where it is");
             *next += usize::try_from(bytes).unwrap();
             assert!(bytes > 0);
             assert_eq!(

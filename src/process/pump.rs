@@ -507,7 +507,7 @@ impl Pump {
     }
 }
 
-/// A pump that is dropped with work left, also by a panic of its driver, goes to its owner, so that
+/// A pump that is dropped with work left, even by a panic of its driver, goes to its owner, so that
 /// every process is reaped.
 impl Drop for Pump {
     fn drop(&mut self) {

@@ -37,7 +37,7 @@ use crate::{fault, logging};
 /// How many ended processes a workspace keeps.
 pub const HISTORY: usize = 256;
 
-/// How long the end of a process is known at least, also if more than [`HISTORY`] have ended since.
+/// How long the end of a process is known at least, even if more than [`HISTORY`] have ended since.
 const RECENT: Duration = Duration::from_secs(30);
 
 /// Most ends that are known beyond the history.

@@ -11,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-/// How long output is told to be of one time: times are kept for the moments at which some began.
+/// How long output counts as of one time: times are kept for the moments at which some began.
 pub const TIME_STEP_MS: u64 = 100;
 
 /// Most times that are kept.

@@ -1,4 +1,4 @@
-//! What a workspace has open of something that there is only so much of: for all workspaces together, and for itself.
+//! What a workspace has open of something limited: for all workspaces together, and for itself.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -10,7 +10,7 @@
 //! of /proc: the members of the leader's process group and session, and what descends from them.
 //!
 //! All processes are stopped before any is killed, so that they cannot start more meanwhile. The search
-//! repeats until it finds no new process, also after the kill: a fork that was in progress when its
+//! repeats until it finds no new process, even after the kill: a fork that was in progress when its
 //! process was stopped may have ended in between. If the server itself is killed in between, the stopped
 //! processes stay stopped.
 //!
@@ -216,7 +216,7 @@ impl Orphans {
 
 impl Roots {
     /// Passes all processes of the trees to `found`, zombies included, each as early as possible. Before
-    /// it looks at orphans, whosever they are, it passes their numbers to `listed`. Returns whether
+    /// it knows whose an orphan is, it passes the orphan's number to `listed`. Returns whether
     /// processes may be missing.
     fn search(&self, found: &mut dyn FnMut(&Stat), listed: &mut dyn FnMut(Pid)) -> bool {
         if Mark::are_available() && proc::lists_children() {
@@ -452,7 +452,7 @@ impl Hunt {
 /// one and ends at once is gone before it is looked at. Their numbers are those of their process groups
 /// too, where the next ones begin.
 ///
-/// Those of others go on a round later: what a group has begun meanwhile has been looked at by then.
+/// Orphans of others are resumed one round later, when what their group forked has been examined.
 #[derive(Default)]
 struct Held {
     /// All orphans so far. One that stays is looked at as it is.

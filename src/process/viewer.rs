@@ -159,7 +159,7 @@ impl Viewer {
         Ok(())
     }
 
-    /// Lets it type, and nobody else who is there now.
+    /// Makes it the only viewer that may type.
     pub fn take_over(&mut self) -> Result<()> {
         self.typist_since = Some(self.terminal()?.take_over());
         self.process.notifier.notify();

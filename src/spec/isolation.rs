@@ -1,4 +1,4 @@
-//! What surrounds the commands of a sandbox: the choices.
+//! The kinds of isolation a sandbox can have.
 //!
 //! Pure values. `confine` enforces them; the doors read and show them.
 

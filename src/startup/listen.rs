@@ -85,7 +85,7 @@ impl HeldPort {
     }
 }
 
-/// Keeps the kernel from choosing ports for a program that names none, also while no server has them. Changes the
+/// Keeps the kernel from choosing ports for a program that names none, even while no server has them. Changes the
 /// network namespace for good; does nothing where this process may not.
 pub fn reserve(ports: &RangeInclusive<u16>) {
     let (first, last) = (ports.start(), ports.end());

@@ -55,7 +55,7 @@ impl Lists {
         (size + 7) / 16
     }
 
-    /// What every allocation of the class has, also one of a thread without a cache: another may free it.
+    /// What every allocation of the class has, even one of a thread without a cache: another may free it.
     const fn class_bytes(class: usize) -> usize {
         class * 16 + 8
     }

@@ -1,5 +1,5 @@
 //! System calls that a filter leaves to the server (`seccomp_unotify(2)`): how the filter's listener gets here, what
-//! it is told of, and how a call is answered with a descriptor. Also which filters the kernel takes.
+//! it is notified of, and how a call is answered with a descriptor. Also which filters the kernel takes.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::io::IoSliceMut;

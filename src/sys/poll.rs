@@ -75,7 +75,7 @@ impl<'fd> PollEntry<'fd> {
 }
 
 /// Waits until a descriptor is ready. `None` means no limit; a limit is rounded up to milliseconds so
-/// that it never ends early. Returns false if none is ready, also after a signal.
+/// that it never ends early. Returns false if none is ready, even after a signal.
 pub fn poll(entries: &mut [PollEntry<'_>], limit: Option<Duration>) -> bool {
     let timeout = limit.map_or(-1, |limit| {
         c_int::try_from(limit.as_nanos().div_ceil(1_000_000)).unwrap_or(c_int::MAX)

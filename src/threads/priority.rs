@@ -1,5 +1,4 @@
-//! Who comes first when all want the processor: the server before its commands, and short requests before
-//! work that reads much.
+//! CPU priority: the server before its commands, short requests before heavy I/O.
 //!
 //! The kernel makes an autogroup of each session, and divides the processor between the autogroups
 //! first; nice values count only within one (sched(7)). A command that starts many sessions would get
@@ -129,8 +128,8 @@ impl Interrupt for GivesWay<'_> {
     }
 }
 
-/// Runs `task` on a thread that gives way to others, and waits for it. On whose behalf this thread acts on
-/// files does not hold there.
+/// Runs `task` on a thread that gives way to others, and waits for it. The new thread does not inherit
+/// the user that this one acts as on files.
 ///
 /// # Errors
 /// `NoThreads`; `task` did not begin.
@@ -267,7 +266,7 @@ mod tests {
                 start + at(since + used)
             );
         }
-        // Of several each pauses until one processor would have done the work of all, also of those that ended.
+        // Of several each pauses until one processor would have done the work of all, including those that ended.
         for thread in 1..=3 {
             let until = start + at(2000 + 100 * thread);
             assert_eq!(work.add(at(100), start + at(2000)), until);

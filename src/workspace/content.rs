@@ -182,7 +182,7 @@ fn device_content(mut file: File, offset: Option<u64>, length: u64) -> std::io::
         file.seek(SeekFrom::Start(offset))?;
     }
     let mut device = UntilDry(file.take(length));
-    // The client can still be told of an error of the first read.
+    // The client can still get an error of the first read.
     let mut start = vec![0; usize::try_from(length.min(SMALL_FILE_BYTES)).unwrap_or(0)];
     let count = device.read(&mut start)?;
     start.truncate(count);

@@ -18,7 +18,7 @@ pub use lease::{Lease, Workspace};
 pub use operations::{
     AttachSpec, Attachment, ClientFile, Compared, EditRequest, Edited, FileChange, FilePart,
     FileState, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Order,
-    Patched, Run, SignalGroup, SortKey, Summary, Venv, ViewerEvent,
+    Patched, SignalGroup, SortKey, Summary, Venv, ViewerEvent,
 };
 pub use upload::{GunzipSource, MemorySource, UploadSource};
 pub use view::{CommandView, below};

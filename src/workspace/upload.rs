@@ -463,7 +463,7 @@ mod tests {
         );
         assert_eq!(content(&path), b"other");
 
-        // A client that is told that its file is there would not send it again.
+        // A client that learns that its file is there would not send it again.
         let deleted = write(Condition::Always, &|| workspace.close());
         assert_eq!(deleted, Some(Kind::NotFound));
         fs::remove_dir_all(&directory).unwrap();

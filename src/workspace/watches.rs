@@ -1,4 +1,4 @@
-//! Watches that clients poll, and who is told of watches.
+//! Watches that clients poll, and who is notified of watches.
 //!
 //! It needs the files of a workspace and no more of it: leases and operations are above it.
 //!
@@ -41,7 +41,7 @@ const GIVE_UP_LIMIT: Duration = Duration::from_secs(2);
 /// How long a client that asks for what has happened waits for the thread.
 const CATCH_UP_LIMIT: Duration = Duration::from_secs(2);
 
-/// What has happened is told after this time at the latest: half a move, or a file that is still written to.
+/// What has happened is reported after this time at the latest: half a move, or a file that is still written to.
 const PENDING_LIMIT: Duration = Duration::from_millis(75);
 
 /// Events that are sent at a time.
@@ -410,7 +410,7 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
             }
         }
         let begun = Instant::now();
-        // Whoever is told of an end may register anew at once, so the watcher has given back what it had by then.
+        // Whoever is notified of an end may register anew at once, so the watcher has given back what it had by then.
         let mut over = Vec::new();
         driven.retain_mut(|(watch, watcher)| match watch.read(&this.root, watcher) {
             Ok(next) => {
@@ -531,7 +531,7 @@ impl RegisteredWatch {
 
     /// Tells a subscriber the events after a number, which then are forgotten up to that number; waits for the first
     /// one at most until `until`. If there has been no event with that number, the subscriber knows another watch that
-    /// had this id: it is told an overflow, and then all that is held.
+    /// had this id: it gets an overflow, and then all that is held.
     ///
     /// # Errors
     /// The client disconnected.

@@ -705,7 +705,7 @@ fn namespaces_are_refused_without_the_rights_and_made_with_them(engine: &Engine)
     let output = engine.docker(&words);
     let text = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("namespaces cannot be had"), "{text}");
+    assert!(text.contains("namespaces is unavailable"), "{text}");
 
     let capabilities = ["--cap-add", "SYS_ADMIN", "--cap-add", "NET_ADMIN"];
     let no_filter = [

@@ -211,8 +211,7 @@ fn find(
         (None, Ok(_)) => {
             let found = context.sandbox_whose_token(owns).map(Place::Sandbox);
             found.ok_or_else(|| {
-                let text =
-                    "the request names no sandbox, by E2b-Sandbox-Id, and has the token of none";
+                let text = "send E2b-Sandbox-Id or a sandbox's token";
                 refuse(request, text)
             })
         }
@@ -252,7 +251,7 @@ fn admit(
             Err(_) => return Err(refuse(request, &format!("{header} is missing"))),
         },
         None => {
-            let text = format!("{header} holds what does not open this");
+            let text = format!("{header} does not grant access to this sandbox");
             return Err(refuse(request, &text));
         }
     };

@@ -25,7 +25,7 @@ use crate::spec::command::check_environment;
 use crate::spec::language::Language;
 use crate::workspace::{Lease, Workspace};
 
-/// Silence after which a client is told that the code still runs.
+/// Silence after which a client gets a message that the code still runs.
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(5);
 const KEEP_ALIVE: &[u8] = b"{\"type\":\"keepalive\"}\n";
 

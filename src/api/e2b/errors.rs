@@ -140,7 +140,7 @@ impl Failure {
         }
     }
 
-    /// The sandbox ended under a call. Clients that are told so ask whether it runs, and know then.
+    /// The sandbox ended under a call. Clients that get this ask whether it runs, and know then.
     pub(super) fn ended() -> Self {
         Self::new(
             Code::Unavailable,

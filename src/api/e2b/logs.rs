@@ -2,7 +2,7 @@
 //! ends of its commands, and the last lines of their output.
 //!
 //! A client that follows asks again for what is later than the last line that it has. So a line keeps its time, and it
-//! is told only when nothing of the same time can come after it.
+//! is reported only when nothing of the same time can come after it.
 
 use std::ops::RangeInclusive;
 
@@ -22,11 +22,11 @@ use crate::process::ring::{Stream, TIME_STEP_MS};
 /// How old a line is at least. An end is known a moment after its time.
 const HELD_BACK_MS: u64 = 2 * TIME_STEP_MS;
 
-/// Bytes of the output of a process that are looked at, and of a line that are told.
+/// Bytes of the output of a process that are looked at, and of a line that are reported.
 const OUTPUT_BYTES: usize = 32 * 1024;
 const LINE_BYTES: usize = 2048;
 
-/// Most bytes of a command that are told.
+/// Most bytes of a command that are reported.
 const COMMAND_BYTES: usize = 1024;
 
 /// Most lines of an answer.

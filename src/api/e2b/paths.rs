@@ -49,7 +49,7 @@ impl<'w> Paths<'w> {
             b"" | b"~" => home.to_vec(),
             [b'~', b'/', rest @ ..] => [home, b"/", rest].concat(),
             [b'~', ..] => {
-                let text = "a path that begins with ~ takes the own home only: ~ or ~/NAME";
+                let text = "a path that begins with ~ is not supported: only ~ and ~/NAME are";
                 return Err(Failure::invalid(text));
             }
             [b'/', ..] => given.to_vec(),

@@ -27,7 +27,7 @@ use crate::spec::command::{
     CommandLine, CommandSpec, EnvironmentChange, StdinSource, TerminalSize, TerminalSpec,
 };
 use crate::sys::{Ending, Pid};
-use crate::workspace::{Lease, MemorySource, Run, SignalGroup, Workspace};
+use crate::workspace::{Lease, MemorySource, SignalGroup, Workspace};
 
 /// The shell that clients name, and the one that every image has.
 const USUAL_SHELL: &str = "/bin/bash";
@@ -48,20 +48,16 @@ pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
     let mut start = StartRequest::parse(workspace, fields)?;
     start.timeout = call.timeout()?;
     let lease = workspace.share()?;
-    let run = match workspace.run(start.spec()?, OnDisconnect::Keep) {
+    let run = match workspace.run_foreground(start.spec()?, OnDisconnect::Keep) {
         // Clients name this shell, and not every image has it.
         Err(error)
             if error.kind() == Kind::ProgramNotFound
                 && start.words.first().is_some_and(|word| word == USUAL_SHELL) =>
         {
             PLAIN_SHELL.clone_into(&mut start.words[0]);
-            workspace.run(start.spec()?, OnDisconnect::Keep)?
+            workspace.run_foreground(start.spec()?, OnDisconnect::Keep)?
         }
         run => run?,
-    };
-    let Run::Foreground(run) = run else {
-        let text = "the command was started without its client";
-        return Err(Failure::new(Code::Internal, text));
     };
     let keep_alive = call.keep_alive();
     Ok(connect::stream(move |stream: &mut StreamWriter| {
@@ -462,7 +458,7 @@ struct ProcessEvents<'a> {
     client: StreamClient<'a>,
     lease: Lease,
     is_terminal: bool,
-    /// Whether the stream belongs to who has started the process: then its deadline is that of the stream.
+    /// Whether the stream belongs to the client that started the process: then its deadline is that of the stream.
     is_own: bool,
     /// Bytes that were lost, because the client took too long.
     lost: u64,

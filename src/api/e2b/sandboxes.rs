@@ -577,14 +577,14 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
         return Err(Failure::not_found(text));
     }
     if fields.boolean("autoPause")?.unwrap_or(false) {
-        let text = "autoPause cannot be had here: a sandbox is killed when its timeout passes";
+        let text = "autoPause is unavailable here: a sandbox is killed when its timeout passes";
         return Err(Failure::unimplemented(text));
     }
     for name in ["mcp", "iam", "volumeMounts"] {
         let value = fields.take(name);
         if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
             return Err(Failure::unimplemented(format_args!(
-                "{name} cannot be had here"
+                "{name} is unavailable here"
             )));
         }
     }
@@ -635,7 +635,7 @@ fn network(fields: &mut Fields<'_>) -> Result<Option<NetworkPolicy>, Failure> {
         let value = network.take(name);
         if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
             return Err(Failure::unimplemented(format_args!(
-                "network.{name} cannot be had here"
+                "network.{name} is unavailable here"
             )));
         }
     }

@@ -82,7 +82,7 @@ pub(in crate::api) fn command_request(fields: &mut Fields<'_>) -> Result<Command
     spec.id = fields.string("id")?.map(ChosenId::new).transpose()?;
     if let Some(text) = fields.string("stdin")? {
         if terminal.is_some() {
-            let text = "stdin and pty are both given, but a terminal gets its input by POST stdin";
+            let text = "stdin and pty are both given, but a terminal gets its input when it runs";
             return Err(Error::invalid(text));
         }
         spec.input = StdinSource::Given(text.into_bytes());
@@ -355,7 +355,7 @@ impl Texts {
         shortened(text, std::mem::take(&mut self.left))
     }
 
-    /// The texts that there is room for. Each counts one byte more, because many may be empty.
+    /// The texts that fit. Each counts one byte more, because many may be empty.
     fn take_all<'a>(&mut self, texts: &'a [String]) -> Vec<Cow<'a, str>> {
         let mut taken = Vec::new();
         for text in texts {

@@ -73,7 +73,7 @@ pub(in crate::api) fn execute_request(fields: &mut Fields<'_>) -> Result<Execute
     };
     let is_stateless = fields.boolean("stateless")?.unwrap_or(false);
     if context.network.is_some() && !is_stateless {
-        let text = "network goes with stateless, or with POST contexts: a context that there is keeps the network that it has";
+        let text = "network goes with stateless, or with POST contexts: an existing context keeps its network";
         return Err(Error::invalid(text));
     }
     if is_stateless && context.id.is_some() {

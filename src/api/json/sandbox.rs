@@ -137,7 +137,7 @@ pub(in crate::api) struct MachineDocument {
 }
 
 impl MachineDocument {
-    /// Describes what a machine can do, which does not change: to keep.
+    /// The machine's capabilities as JSON; constant, so callers cache it.
     pub(in crate::api) fn of(machine: &Machine) -> Box<RawValue> {
         let isolation = Self {
             always: IsolationDocument::of(machine),

@@ -41,7 +41,7 @@ pub(in crate::api) fn order(is_by_name: Option<bool>, after: Option<&[u8]>) -> R
         let path = path(shown).ok()?;
         Some(SortKey { modified, path })
     };
-    let bad = || Error::invalid("after is not what next said in an answer with sort=mtime");
+    let bad = || Error::invalid("after must be the `next` of an earlier answer with sort=mtime");
     let after = after.map(|text| moment(text).ok_or_else(bad)).transpose()?;
     Ok(Order::Modified(after))
 }

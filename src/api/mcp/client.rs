@@ -1,4 +1,4 @@
-//! The client of a call: what it is told before the call is over, and what keeps its connection alive.
+//! The client of a call: the messages that it gets before the call is over, and what keeps its connection alive.
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub(super) struct ToolClient<'a> {
     progress: Option<Progress>,
 }
 
-/// What is told of a call before it is over.
+/// The messages about a call before it is over.
 struct Progress {
     token: Box<RawValue>,
     amount: u64,

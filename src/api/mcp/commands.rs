@@ -16,7 +16,7 @@ use crate::codec::fields::{JsonType, decoded, wrong_type};
 use crate::error::{Error, Kind};
 use crate::process::ring::Cursor;
 use crate::process::{Exit, Extent, OnDisconnect, Process};
-use crate::workspace::{MemorySource, Run, SignalGroup};
+use crate::workspace::{MemorySource, SignalGroup};
 
 /// How long `run` waits for a command.
 const RUN_WAIT: Duration = Duration::from_secs(120);
@@ -34,9 +34,7 @@ const MAX_PROCESSES: usize = 500;
 pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
     let wait = fields(arguments)?.seconds("wait")?.unwrap_or(RUN_WAIT);
     let spec = command_request(&mut fields(arguments)?)?.spec;
-    let Run::Foreground(run) = call.workspace.run(spec, OnDisconnect::Kill)? else {
-        return Err(Error::new(Kind::System, "the command was started without its client").into());
-    };
+    let run = call.workspace.run_foreground(spec, OnDisconnect::Kill)?;
     let process = run.process().clone();
     let until = Instant::now().checked_add(wait);
     let mut collector = Collector::new(call.client, Keep::Ends, &Cursor::default(), false);
@@ -51,11 +49,8 @@ pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome 
 
 /// A command that is left running.
 pub(super) fn start(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome {
-    let mut spec = command_request(&mut fields(arguments)?)?.spec;
-    spec.background = true;
-    let Run::Background(process) = call.workspace.run(spec, OnDisconnect::Keep)? else {
-        return Err(Error::new(Kind::System, "the command was started with a client").into());
-    };
+    let spec = command_request(&mut fields(arguments)?)?.spec;
+    let process = call.workspace.start_background(spec)?;
     let text = format!("started {} (pid {})", process.id, process.pid);
     Ok(ToolResult::new(
         text,
@@ -181,7 +176,7 @@ pub(super) fn stop(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     Ok(ToolResult::new(text, structured))
 }
 
-/// The processes that there are, and those of the history.
+/// The existing processes, and those of the history.
 pub(super) fn processes(call: &mut ToolCall<'_, '_>, _: &RawValue) -> Outcome {
     let all = call.workspace.processes.list();
     let latest = &all[all.len().saturating_sub(MAX_PROCESSES)..];

@@ -8,49 +8,53 @@ use serde_json::json;
 use super::call::{Answer, Call, event_stream, json_later};
 use super::events::EventWriter;
 use crate::api::json::command::{
-    ENCODINGS, Encoding, ProcessDocument, WaitDocument, command_request, resize_request,
-    signal_request,
+    CommandRequest, ENCODINGS, Encoding, ProcessDocument, WaitDocument, command_request,
+    resize_request, signal_request,
 };
 use crate::api::json::list::ListDocument;
-use crate::http::Response;
 use crate::http::stream::StreamWriter;
+use crate::http::{Refusal, Response};
 use crate::limits::ledger::{Charge, Item};
 use crate::process::ring::Cursor;
 use crate::process::{Extent, Process};
-use crate::workspace::{Run, Workspace};
+use crate::workspace::Workspace;
 
 /// What a command takes in a response, as a multiple of its size: JSON writes some characters as six.
 const USES_OF_COMMAND: usize = 6;
 
 /// `POST exec`.
 pub(super) fn exec(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    run(call, workspace, false)
+    let request = request(call)?;
+    if request.spec.background {
+        return started(call, workspace, request);
+    }
+    let run = workspace.run_foreground(request.spec, request.on_disconnect)?;
+    let ignored = call.ignored_member();
+    let respond = move |mut events: EventWriter<'_>| {
+        events.start(run.process(), run.is_attached(), &ignored);
+        run.follow(&mut events, None);
+    };
+    Ok(process_stream(
+        request.encoding,
+        call.ping_interval(),
+        respond,
+    ))
 }
 
 /// `POST processes`: `exec` in the background.
 pub(super) fn start(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
-    run(call, workspace, true)
+    let request = request(call)?;
+    started(call, workspace, request)
 }
 
-fn run(call: &mut Call<'_, '_>, workspace: &Workspace, background: bool) -> Answer {
+fn request(call: &mut Call<'_, '_>) -> Result<CommandRequest, Refusal> {
     call.require_body()?;
-    let mut request = call.parse(command_request)?;
-    request.spec.background |= background;
-    match workspace.run(request.spec, request.on_disconnect)? {
-        Run::Background(process) => Ok(document(call, &process)),
-        Run::Foreground(run) => {
-            let ignored = call.ignored_member();
-            let respond = move |mut events: EventWriter<'_>| {
-                events.start(run.process(), run.is_attached(), &ignored);
-                run.follow(&mut events, None);
-            };
-            Ok(process_stream(
-                request.encoding,
-                call.ping_interval(),
-                respond,
-            ))
-        }
-    }
+    call.parse(command_request)
+}
+
+fn started(call: &mut Call<'_, '_>, workspace: &Workspace, request: CommandRequest) -> Answer {
+    let process = workspace.start_background(request.spec)?;
+    Ok(document(call, &process))
 }
 
 /// `GET processes`.

@@ -154,7 +154,7 @@ mod tests {
                         made.insert((status, quoted(code)));
                     }
                 }
-                // What is said to connections that there is no room for.
+                // What is said to connections that do not fit.
                 for call in source.split("refuse(").skip(1) {
                     let arguments = call.trim_start().trim_start_matches('&');
                     let rest = arguments.strip_prefix("socket,");

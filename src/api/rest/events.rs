@@ -141,7 +141,7 @@ impl<'a> EventWriter<'a> {
         }
     }
 
-    /// Sends what is left of a stream of text, also if it is only the number of its bytes.
+    /// Sends what is left of a stream of text, even if it is only the number of its bytes.
     fn release_plain(&mut self, stream: Stream) {
         let Some(plain) = &mut self.plain else {
             return;

@@ -263,7 +263,7 @@ pub(super) fn compare(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer 
     })
 }
 
-/// What of the files that were left out is named.
+/// The skipped files that the answer names.
 fn names(skipped: &SkipList) -> Vec<Value> {
     let document =
         |(name, reason): &(String, SkipReason)| json!({ "name": name, "reason": reason.word() });

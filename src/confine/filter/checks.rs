@@ -353,7 +353,7 @@ mod tests {
             cases.push((family, stream, 0, Refused(EAFNOSUPPORT)));
         }
         for (family, kind, protocol, expected) in cases {
-            // Flags that there are, and one that the kernel is left to complain about.
+            // Known flags, and one that the kernel is left to complain about.
             for kind in [kind, kind | flags, kind | 0x10] {
                 let arguments = [family, kind, protocol].map(int);
                 for arguments in [arguments, arguments.map(|word| HIGH_GARBAGE | word)] {

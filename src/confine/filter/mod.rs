@@ -6,7 +6,7 @@
 //! makes, and calls that make objects which outlive the sandbox; [`calls::SHARED_IPC`] has more of those, which sandboxes
 //! with namespaces may make. [`calls::NETWORK`] has sockets that Landlock's rules do not see, and what bypasses those rules.
 //! Commands of a sandbox get all; a command of a dedicated machine whose network is confined gets the last only. They
-//! are deny-lists, because ordinary programs must never notice them: every other call is allowed, also those that future
+//! are deny-lists, because ordinary programs must never notice them: every other call is allowed, including those that future
 //! kernels add.
 //!
 //! The errno is one that programs handle: `EPERM` where only privileged programs would succeed, `ENOSYS`

@@ -24,7 +24,7 @@ const MAX_EXTENSION_BYTES: u64 = 1 << 20;
 /// Most parts of a sparse file, of 16 bytes each.
 const MAX_SPARSE_PARTS: usize = 1 << 16;
 
-/// Most zeros after the end of an archive. Programs fill the last record, of 10 KiB unless they are told
+/// Most zeros after the end of an archive. Programs fill the last record, of 10 KiB unless they are asked
 /// otherwise.
 const MAX_PADDING_BYTES: u64 = 16 << 20;
 
@@ -160,7 +160,7 @@ impl<R: BufRead> Members<R> {
     /// The next member; `None` at the end of the archive.
     ///
     /// # Errors
-    /// `BadArchive`, also if it ends early; or the source fails.
+    /// `BadArchive`, even if it ends early; or the source fails.
     pub(super) fn next(&mut self) -> Result<Option<Member>> {
         self.skip_content()?;
         self.extensions = 0;

@@ -3,7 +3,7 @@
 //!
 //! A member has the size that its header promised: a file that shrinks is filled with zeros, one that
 //! grows is cut, and both are counted as changed. The rest of a file that cannot be read is zeros, too,
-//! and it is told with what is left out: in a global header, which programs ignore, before the last member.
+//! and it is reported with what is left out: in a global header, which programs ignore, before the last member.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -76,7 +76,7 @@ pub struct Unpacking {
     pub owners: bool,
     /// Makes the directory, and those above it.
     pub make_parents: bool,
-    /// Most bytes of content: of the files, holes included; and in the archive, also of members that are left out.
+    /// Most bytes of content: of the files, holes included; and in the archive, even of members that are left out.
     pub max_bytes: u64,
     /// Most files, directories and links.
     pub max_files: u64,

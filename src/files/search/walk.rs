@@ -94,7 +94,7 @@ pub struct Walk<'files> {
     pending: usize,
     bytes: usize,
     charge: Charge,
-    /// What was lost on the way and is to be told, and its path.
+    /// What was lost on the way and is to be reported, and its path.
     lost: Option<Errno>,
     lost_path: Vec<u8>,
     /// Fails the next reading of a directory.
@@ -145,7 +145,7 @@ pub struct Found<'walk> {
     pub name: &'walk [u8],
     /// The type.
     pub kind: FileKind,
-    /// Whether the filter includes it. Directories that are not included are told too: something in them
+    /// Whether the filter includes it. Directories that are not included are reported too: something in them
     /// may be.
     pub is_included: bool,
 }
@@ -595,7 +595,7 @@ impl Walk<'_> {
     }
 
     /// Opens the last level from the last one that is open, name by name. Levels that cannot be opened
-    /// any more are given up; that is told unless they are gone.
+    /// any more are given up; that is reported unless they are gone.
     fn find_again(&mut self) {
         let is_open = |level: &WalkLevel| level.directory.is_some();
         let Some(mut at) = self.levels.iter().rposition(is_open) else {

@@ -15,7 +15,7 @@ use super::told;
 use crate::client::Stopped;
 use crate::codec::sort::{sort, sort_by};
 
-/// Most line numbers of an ambiguous text that are told.
+/// Most line numbers of an ambiguous text that are reported.
 const MAX_LINES_TOLD: usize = 100;
 
 /// Most places that the edits of a text replace.
@@ -24,7 +24,7 @@ pub const MAX_PLACES: usize = 100_000;
 /// The line ends in each so many bytes are counted once for all edits.
 const COUNTED_BYTES: usize = 64 * 1024;
 
-/// Most bytes besides white space of a text whose nearest place is told.
+/// Most bytes besides white space of a text whose nearest place is reported.
 const MAX_NEAREST: usize = 64 * 1024;
 
 /// So many bytes of a text, its white space left out, are searched for that at a time.
@@ -606,7 +606,7 @@ mod tests {
             assert_eq!(nearest(&text), Some((2, b"f(a, b)".to_vec())), "{before}");
         }
         assert_eq!(nearest(&"f ( a b".repeat(BLACK_BYTES)), None);
-        // However much white space there is, the beginning is told.
+        // However much white space there is, the beginning is reported.
         let (line, told) = nearest(&format!("f(a, {}b)", " ".repeat(1 << 20))).unwrap();
         assert_eq!((line, told.len()), (1, super::super::MAX_TOLD));
     }

@@ -60,7 +60,7 @@ pub enum Ended {
     OverLimit,
     /// The kernel failed.
     Failed(Errno),
-    /// Nobody wants to be told any more.
+    /// Nobody wants events any more.
     Disconnected,
 }
 
@@ -97,7 +97,7 @@ impl From<Error> for Ended {
     }
 }
 
-/// Takes what is told.
+/// Takes the events.
 pub type Tell<'a> = &'a mut dyn FnMut(TreeEvent) -> std::result::Result<(), Disconnected>;
 
 pub(super) type Outcome<T = ()> = std::result::Result<T, Ended>;

@@ -2,9 +2,9 @@
 //!
 //! The events of a directory that is watched are a log of its names, and a watch belongs to a directory and not to
 //! its path. A directory that is new is looked at later than its events say, so what is found in it may be newer
-//! than events that are still to come. It stays right because names that change are told again: each event that
+//! than events that are still to come. It stays right because names that change are reported again: each event that
 //! touches a place makes the watch forget what it found there, and look anew. Only a directory that was found before
-//! all events were settled once ([`Notes::epoch`](super::nodes::Notes)) is told as moved, with what is in it.
+//! all events were settled once ([`Notes::epoch`](super::nodes::Notes)) is reported as moved, with what is in it.
 //!
 //! Here is the order of things: when events are read, which one is settled, when to go on. What an event means is in
 //! `settle`, how directories are reached and watched in `reading`.
@@ -42,7 +42,7 @@ const MAX_BACKLOG: usize = 1024;
 /// Events that one step settles.
 const STEP_EVENTS: usize = 1024;
 
-/// How long it may take to settle what happened while the tree was read for the first time, which nobody is told.
+/// How long it may take to settle what happened while the tree was read for the first time, which is not reported.
 const SETTLE_LIMIT: Duration = Duration::from_secs(2);
 
 /// Bytes that are charged at a time.
@@ -78,14 +78,14 @@ pub struct Watcher {
     backlog: VecDeque<InotifyEvent>,
     /// Until when the first of them, the first half of a move, waits for the second.
     waits_until: Option<Instant>,
-    /// Files that were written to, and when that is told.
+    /// Files that were written to, and when that is reported.
     modified: HashMap<NameIn, Instant>,
     /// When the first of them may be due.
     modified_at: Option<Instant>,
     /// Names that were told because they were found; their own events may still come.
     found: HashSet<NameIn>,
     found_bytes: usize,
-    /// New names whose directories could not be reached: one above was renamed, which will be told.
+    /// New names whose directories could not be reached: one above was renamed, which will be reported.
     pub(super) missed: HashSet<NameIn>,
     missed_tries: usize,
     /// How often all events were settled.
@@ -110,7 +110,7 @@ impl Drop for Watcher {
 }
 
 impl Watcher {
-    /// Watches a tree: what changes from now on is told.
+    /// Watches a tree: what changes from now on is reported.
     ///
     /// # Errors
     /// `NotFound`, `NotDirectory`, `Forbidden`; `NoWatches`, with the number of directories and the limit;

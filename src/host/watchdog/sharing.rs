@@ -16,7 +16,7 @@ use crate::sys::{self, Pid};
 const PROBE_BITS: u32 = 0b1_1000_0000;
 const PROBE_SHIFT: u32 = PROBE_BITS.trailing_zeros();
 
-/// Whether two processes have one address space; false if that cannot be told. This thread acts as their user.
+/// Whether two processes have one address space; false if that cannot be known. This thread acts as their user.
 pub(super) fn have_one_address_space(one: Pid, other: Pid) -> bool {
     match sys::have_one_address_space(one, other) {
         Ok(is_one) => is_one,

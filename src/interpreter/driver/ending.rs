@@ -146,7 +146,7 @@ impl Driver {
             }
             Stage::Idle | Stage::Running(_) => None,
         };
-        // Nobody is told of the end before nothing of it is left.
+        // The end is not reported before nothing of it is left.
         self.pump.close_outputs();
         self.process().kill_left_behind();
         if matches!(self.stage, Stage::Running(_)) {

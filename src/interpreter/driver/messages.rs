@@ -1,4 +1,4 @@
-//! The socket of the bridge: what it says, and what it is told.
+//! The socket of the bridge: what it says, and what is sent to it.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl Driver {
             }
             Incoming::Bundle { mut bundle, n } => {
                 if let Stage::Running(running) = &mut self.stage {
-                    // One result is all that there is.
+                    // One result is all there is.
                     bundle.is_main &= !std::mem::replace(&mut running.has_result, bundle.is_main);
                     running.has_result |= bundle.is_main;
                     running.execution.append(Event::Bundle(Arc::new(bundle)));

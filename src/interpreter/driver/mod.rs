@@ -3,7 +3,7 @@
 //! It alone reads the socket and the two pipes, and appends what it reads to the events of the execution before it
 //! reads again. The bridge sees to it that only one of the three holds something new whenever the order matters
 //! (`PROTOCOL.md`, "The sync rule"). It alone sends signals and executions, so an interrupt is sent before the next
-//! execution, or not at all. The end of the interpreter is told by its pidfd; the end of the socket tells little,
+//! execution, or not at all. Its pidfd reports the end of the interpreter; the end of the socket says little,
 //! because any child may have a copy.
 
 mod ending;
@@ -38,7 +38,7 @@ const CLOSED_LIMIT: Duration = Duration::from_secs(1);
 /// How long a spare is kept.
 const SPARE_LIMIT: Duration = Duration::from_secs(600);
 
-/// What a bridge may be told, besides an execution, before it reads it.
+/// What may be sent to a bridge, besides an execution, before it reads it.
 const MAX_ANSWERS: usize = 64 * 1024;
 
 /// After a small read of output there is no other for so long: code that prints line by line would wake this thread

@@ -56,7 +56,7 @@ impl Output {
         if !whole.is_empty() {
             execution.append_output(stream, first_offset, first_position, whole);
         }
-        // A character that begins before these bytes is all that there is.
+        // A character that begins before these bytes is all there is.
         let before = (data.len() - cut.len()) as u64;
         *carried = match (cut, whole) {
             ([], _) => (0, 0, Vec::new()),

@@ -656,7 +656,7 @@ mod tests {
         for host in ["[64:ff9b::7f00:1]", "[64:ff9b::]", "[::127.0.0.1]"] {
             assert!(!is_reached(&denied, host, 80), "{host}");
         }
-        // The machine's own address is named by a rule for it alone, also where a translator leads to it.
+        // The machine's own address is named by a rule for it alone, even where a translator leads to it.
         let own = |allow: &[&str], address: &str| {
             let address: IpAddr = address.parse().unwrap();
             let judged = rules(allow, &[]).judge_address(address.into(), 80, true, false);

@@ -117,7 +117,7 @@ pub struct Summary {
     pub truncated: bool,
 }
 
-/// Who is told what a search finds.
+/// Who receives what a search finds.
 pub trait GrepSink: Send {
     /// A match.
     ///
@@ -320,7 +320,7 @@ impl PreparedGrep {
                 }
                 Err(Stopped::Disconnected | Stopped::Due) => return,
             };
-            // A client that has disconnected is told nothing.
+            // A client that has disconnected receives nothing.
             let _ = sink.ended(outcome);
         });
     }
@@ -487,7 +487,7 @@ impl Search {
                     break;
                 }
                 if spans.len() == MAX_SPANS {
-                    // A line is told once, but a match may go on to lines that are not told.
+                    // A line is reported once, but a match may go on to lines that are not reported.
                     beyond = self.searcher.is_multiline().then_some(at);
                     break;
                 }

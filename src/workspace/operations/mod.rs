@@ -27,7 +27,7 @@ pub use edit::{EditRequest, Edited};
 pub use files::{FilePart, FileWrite};
 pub use grep::{Grep, GrepSink, Match, Summary};
 pub use patch::{FileChange, Patched};
-pub use processes::{Run, SignalGroup};
+pub use processes::SignalGroup;
 pub use search::{Glob, Globbed, Kinds, Order, SortKey};
 pub use terminals::{AttachSpec, Attachment, ViewerEvent};
 pub use venv::Venv;

@@ -21,14 +21,6 @@ const STDIN_BYTES: usize = 64 * 1024;
 /// The same in a workspace that holds its share of the server's memory.
 const LEAST_STDIN_BYTES: usize = 4 * 1024;
 
-/// The result of a request to run a command.
-pub enum Run {
-    /// The process runs without a client.
-    Background(Arc<Process>),
-    /// One client follows the process.
-    Foreground(Box<Foreground>),
-}
-
 /// A process that one client follows to its end: one it started, or one it joined by its id.
 ///
 /// The client counts as one of the process's until it has followed it, or this value is dropped before: then it is as
@@ -148,37 +140,55 @@ fn with_written(error: Error, written: u64) -> Error {
 }
 
 impl Workspace {
-    /// Runs a command, or finds the process that already has its id. `on_disconnect` decides about it if its client
-    /// disconnects. The input of a background command stays open unless it is given.
+    /// Starts a command that runs without a client, or finds the process that already has its id. Its input stays open
+    /// unless it is given.
     ///
     /// # Errors
     /// The command cannot start, its id belongs to a different command, or it asks for more than the workspace
     /// allows.
-    pub fn run(&self, mut spec: CommandSpec, on_disconnect: OnDisconnect) -> Result<Run> {
-        self.confinement.network(spec.network.as_ref())?;
-        let is_background = spec.background;
-        if is_background && spec.input == StdinSource::Empty {
+    pub fn start_background(&self, mut spec: CommandSpec) -> Result<Arc<Process>> {
+        spec.background = true;
+        if spec.input == StdinSource::Empty {
             spec.input = StdinSource::Open;
         }
-        let (process, pump) = match self.processes.start(spec, &self.confinement)? {
-            StartOutcome::Started(pump) => (Arc::clone(pump.process()), Some(pump)),
-            StartOutcome::AlreadyExists(process) => (process, None),
-        };
-        if is_background {
-            // Dropping the pump leaves the process to the supervisor.
-            return Ok(Run::Background(process));
-        }
+        // A pump that is dropped leaves the process to the supervisor.
+        let (process, _pump) = self.start(spec)?;
+        Ok(process)
+    }
+
+    /// Starts a command that a client follows, or finds the process that already has its id. `on_disconnect` decides
+    /// about it if the client disconnects.
+    ///
+    /// # Errors
+    /// As for [`Workspace::start_background`].
+    pub fn run_foreground(
+        &self,
+        mut spec: CommandSpec,
+        on_disconnect: OnDisconnect,
+    ) -> Result<Foreground> {
+        spec.background = false;
+        let (process, pump) = self.start(spec)?;
         let is_attached = pump.is_none();
         if is_attached {
             process.join();
         }
-        Ok(Run::Foreground(Box::new(Foreground {
+        Ok(Foreground {
             process,
             pump,
             is_attached,
             on_disconnect,
             is_followed: false,
-        })))
+        })
+    }
+
+    /// A process, and its pump if it was started.
+    fn start(&self, spec: CommandSpec) -> Result<(Arc<Process>, Option<Pump>)> {
+        // Before a process with the same id is found.
+        self.confinement.network(spec.network.as_ref())?;
+        Ok(match self.processes.start(spec, &self.confinement)? {
+            StartOutcome::Started(pump) => (Arc::clone(pump.process()), Some(pump)),
+            StartOutcome::AlreadyExists(process) => (process, None),
+        })
     }
 
     /// A process by its id, or by its pid.
@@ -265,7 +275,8 @@ impl Workspace {
 }
 
 fn no_process(name: &str) -> Error {
-    let text = format_args!("there is no process {name}; GET processes lists those that are known");
+    let text =
+        format_args!("there is no process {name}; the list of processes has those that are known");
     Error::new(Kind::NotFound, text)
 }
 

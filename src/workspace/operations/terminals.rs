@@ -1,7 +1,7 @@
 //! Attaching to the terminal of a process.
 //!
 //! The policy that all doors share lives here: who may type, how much input waits until it is typed, and the
-//! order in which a viewer is told what happens. How a viewer reads the log and takes its turn to type is in
+//! order in which a viewer learns what happens. How a viewer reads the log and takes its turn to type is in
 //! `process::viewer`, because it needs the log and the terminal and no policy. Frames, JSON and sockets belong
 //! to the door. Nothing here blocks: a door polls its client and the terminal together, on one thread.
 
@@ -40,7 +40,7 @@ pub struct AttachSpec {
     pub size: Option<TerminalSize>,
 }
 
-/// What a viewer is told next.
+/// The next event for a viewer.
 #[derive(Debug, PartialEq, Eq)]
 pub enum ViewerEvent<'a> {
     /// Another viewer has taken the input over: this one may type no more.
@@ -79,7 +79,7 @@ enum QueuedInput {
 }
 
 impl Workspace {
-    /// Attaches to the terminal of a process, also of one that has ended.
+    /// Attaches to the terminal of a process, even of one that has ended.
     ///
     /// # Errors
     /// `NotFound`; `NotPty`; `Invalid` if there is no such offset yet; or the terminal cannot get the size.
@@ -137,7 +137,7 @@ impl Attachment {
         self.registry.is_closed()
     }
 
-    /// What the viewer is told next; `None` if nothing has happened.
+    /// The next event for the viewer; `None` if nothing has happened.
     pub fn next_event(&mut self) -> Option<ViewerEvent<'_>> {
         if self.is_typist && !self.viewer.may_type() {
             self.is_typist = false;

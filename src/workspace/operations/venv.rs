@@ -25,7 +25,7 @@ const DEFAULT_PATH: &str = ".sbx/venv";
 /// How long making it may take.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// How often somebody who waits looks whether his client is still there.
+/// How often a waiting request checks its connection.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Most bytes of what the command said last that an error tells.
@@ -56,7 +56,7 @@ impl Workspace {
     /// # Errors
     /// `NotFound` if there is none, or it was removed.
     pub fn venv(&self) -> Result<Venv> {
-        let missing = || Error::new(Kind::NotFound, "there is no venv; POST venv makes one");
+        let missing = || Error::new(Kind::NotFound, "there is no venv; make one first");
         self.present_venv()?.ok_or_else(missing)
     }
 

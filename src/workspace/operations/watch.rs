@@ -20,7 +20,7 @@ pub struct WatchStream {
 }
 
 impl Workspace {
-    /// Begins to watch a tree. What changes from now on is told.
+    /// Begins to watch a tree. What changes from now on is reported.
     ///
     /// # Errors
     /// As [`Watcher::new`].

@@ -91,7 +91,7 @@ fn where_they_cannot_be_made_they_are_refused_and_nothing_is_made() {
     assert_eq!(output.status.code(), Some(1), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
-        said.contains("isolation namespaces cannot be had"),
+        said.contains("isolation namespaces is unavailable"),
         "{said}"
     );
     assert!(!said.contains("listening"), "{said}");

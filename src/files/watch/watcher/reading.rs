@@ -88,7 +88,7 @@ impl Watcher {
         if let Ok(key) = added
             && let Some(other) = self.nodes.place(key)
         {
-            // It has left that place, which will be told. Until then nothing may be told of what is in it twice.
+            // It has left that place, which will be reported. Until then nothing that is in it may be reported twice.
             self.deleted(&other, true, tell)?;
             added = add_watch(&self.inotify, directory, EVENTS);
         }
@@ -187,12 +187,12 @@ impl Watcher {
     }
 
     /// Passes a directory that cannot be watched, if it is none of the tree. What is new and may not be read is lost until
-    /// its mode changes, and that is told.
+    /// its mode changes, and that is reported.
     pub(super) fn pass(&self, errno: Errno, tell: Tell<'_>) -> Outcome {
         match errno {
             // One on another mount.
             Errno::EXDEV => Ok(()),
-            // That will be told.
+            // That will be reported.
             errno if is_gone(errno) => Ok(()),
             Errno::EACCES | Errno::EPERM if !self.is_strict => Ok(tell(TreeEvent::overflow())?),
             errno => Err(Ended::Failed(errno)),

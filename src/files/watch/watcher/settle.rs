@@ -1,4 +1,4 @@
-//! What an event means: it is compared with what was found before, and becomes what is told.
+//! What an event means: it is compared with what was found before, and becomes what is reported.
 //!
 //! Names are looked at here one at a time. How directories are reached and read is the matter of
 //! [`reading`](super::reading).
@@ -17,7 +17,7 @@ use super::{NameIn, Watcher};
 use crate::files::entry::FileKind;
 use crate::files::root::Files;
 
-/// How long a file may be written to before that is told, if it is not closed.
+/// How long a file may be written to before that is reported, if it is not closed.
 const MODIFIED_AFTER: Duration = Duration::from_millis(50);
 
 /// How often places are looked at whose directories cannot be reached, before that counts as a loss.
@@ -26,7 +26,7 @@ const MISSED_TRIES: usize = 8;
 /// Most such places.
 const MAX_MISSED: usize = 512;
 
-/// Most files that are known to be written to. Of more each write is told.
+/// Most files that are known to be written to. Of more each write is reported.
 const MAX_MODIFIED: usize = 4096;
 
 /// What a remembered name takes, besides its bytes.
@@ -187,7 +187,7 @@ impl Watcher {
             return FileKind::Directory;
         }
         match self.kind_at(files, place) {
-            // It was replaced, which will be told.
+            // It was replaced, which will be reported.
             Ok(FileKind::Directory) => FileKind::Regular,
             Ok(kind) => kind,
             Err(errno) => {
@@ -359,7 +359,7 @@ impl Watcher {
                 self.miss(place);
                 Ok(())
             }
-            // It is gone, which will be told.
+            // It is gone, which will be reported.
             Err(_) => Ok(()),
         }
     }
