@@ -154,6 +154,11 @@ pub(super) const KERNEL: &Table = &[
         Denial::Mode(&[libc::PR_SET_SECCOMP, SECCOMP_MODE_FILTER]),
         &[call("prctl", 157, 167)],
     ),
+    // Rules of Landlock take memory of the kernel that no limit of a process sees: a descriptor may hold megabytes.
+    (
+        Denial::Always(ENOSYS),
+        &[call("landlock_create_ruleset", 444, 444)],
+    ),
     // Keyrings belong to uids: the next sandbox with the uid would get them.
     (
         Denial::Always(EPERM),
@@ -428,7 +433,7 @@ mod tests {
                 134, 144, 153, 154, 155, 156, 157, 161, 163, 164, 165, 166, 167, 168, 169, 170,
                 171, 172, 173, 175, 176, 179, 180, 206, 212, 220, 227, 240, 241, 246, 248, 249,
                 250, 272, 298, 300, 304, 307, 308, 313, 314, 317, 320, 321, 323, 425, 426, 427,
-                428, 429, 430, 431, 432, 433, 435, 442, 443, 447, 457, 458, 467, 470,
+                428, 429, 430, 431, 432, 433, 435, 442, 443, 444, 447, 457, 458, 467, 470,
             ],
         ),
         (
@@ -438,7 +443,7 @@ mod tests {
                 142, 161, 162, 167, 170, 180, 181, 186, 187, 188, 189, 190, 191, 192, 193, 194,
                 195, 196, 197, 198, 199, 206, 208, 211, 217, 218, 219, 220, 224, 225, 241, 262,
                 265, 268, 269, 273, 274, 277, 280, 282, 294, 425, 426, 427, 428, 429, 430, 431,
-                432, 433, 435, 442, 443, 447, 457, 458, 467, 470,
+                432, 433, 435, 442, 443, 444, 447, 457, 458, 467, 470,
             ],
         ),
     ];
@@ -550,7 +555,6 @@ mod tests {
         call("pidfd_getfd", 438, 438),
         call("faccessat2", 439, 439),
         call("epoll_pwait2", 441, 441),
-        call("landlock_create_ruleset", 444, 444),
         call("landlock_add_rule", 445, 445),
         call("landlock_restrict_self", 446, 446),
         call("futex_waitv", 449, 449),

@@ -22,7 +22,7 @@ pub(super) enum Denial {
     UnusualSockets,
     /// `ENOPROTOOPT` for [`PORT_RANGE`] of `IPPROTO_IP`, `ENOENT` for [`libc::TCP_ULP`] of `IPPROTO_TCP`. Success without
     /// effect for [`libc::SO_LINGER`], [`libc::TCP_USER_TIMEOUT`] and, where the server answers look-ups,
-    /// [`libc::IP_RECVERR`]. In sandboxes `ENOPROTOOPT` for the [`SOCKET_FILTERS`] of `SOL_SOCKET`.
+    /// [`libc::IP_RECVERR`]. In sandboxes `ENOPROTOOPT` for the [`SOCKET_OPTIONS`] of `SOL_SOCKET`.
     SocketOptions,
     /// Not denied but left to the server, which answers the call.
     Left,
@@ -58,13 +58,19 @@ const UNSHARABLE: u32 = (libc::CLONE_VM
     | libc::CLONE_SYSVSEM)
     .cast_unsigned();
 
-/// The options that attach a filter to a socket of any family: it takes the same memory as those of calls.
-const SOCKET_FILTERS: [c_int; 4] = [
+/// Options of sockets of any family. The first ones attach a filter, which takes the same memory as those of calls. A
+/// socket that is bound to an interface is not found by its addresses alone, so the server would not know whose it is.
+const SOCKET_OPTIONS: [c_int; 6] = [
     libc::SO_ATTACH_FILTER,
     libc::SO_ATTACH_BPF,
     libc::SO_ATTACH_REUSEPORT_CBPF,
     libc::SO_ATTACH_REUSEPORT_EBPF,
+    libc::SO_BINDTODEVICE,
+    SO_BINDTOIFINDEX,
 ];
+
+/// `SO_BINDTOIFINDEX` of asm-generic/socket.h.
+const SO_BINDTOIFINDEX: c_int = 62;
 
 /// `IP_LOCAL_PORT_RANGE` of linux/in.h, since Linux 6.3. The kernel takes it for IPv6 sockets too.
 const PORT_RANGE: c_int = 51;
@@ -115,7 +121,7 @@ impl Assembler {
                 let refuse = self.errno(ENOPROTOOPT);
                 let pretend = self.errno(0);
                 let filters: &[c_int] = match subject {
-                    Subject::Sandbox | Subject::Namespaces => &SOCKET_FILTERS,
+                    Subject::Sandbox | Subject::Namespaces => &SOCKET_OPTIONS,
                     Subject::Machine => &[],
                 };
                 let of_socket = self.any_of(filters, refuse, allow);
@@ -534,20 +540,22 @@ mod tests {
         assert_eq!((libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT), (6, 18));
     }
 
-    /// The arguments of a call that attaches a filter, and how that is refused.
-    const ATTACHING: [(&str, [u64; 3], c_int); 6] = [
+    /// The arguments of a call that attaches a filter, or binds a socket to an interface, and how that is refused.
+    const REFUSED: [(&str, [u64; 3], c_int); 8] = [
         ("seccomp", [1, 0, 0x7777], EINVAL),
         ("prctl", [22, 2, 0x7777], EINVAL),
         ("setsockopt", [3, 1, 26], ENOPROTOOPT),
         ("setsockopt", [3, 1, 50], ENOPROTOOPT),
         ("setsockopt", [3, 1, 51], ENOPROTOOPT),
         ("setsockopt", [3, 1, 52], ENOPROTOOPT),
+        ("setsockopt", [3, 1, 25], ENOPROTOOPT),
+        ("setsockopt", [3, 1, 62], ENOPROTOOPT),
     ];
 
     #[test]
-    fn a_sandbox_attaches_no_filter() {
+    fn a_sandbox_attaches_no_filter_and_binds_to_no_interface() {
         for upper in [0, HIGH_GARBAGE, u64::MAX << 32] {
-            for (name, arguments, errno) in ATTACHING {
+            for (name, arguments, errno) in REFUSED {
                 let arguments = arguments.map(|word| upper | word);
                 assert_eq!(verdict(name, &arguments), Refused(errno), "{name}");
             }
@@ -561,10 +569,19 @@ mod tests {
                 assert_eq!(verdict("prctl", &arguments), Allowed, "{arguments:?}");
             }
             // Detaching and locking, neighbours, and the same numbers of other levels.
-            for (level, option) in [(1, 27), (1, 44), (1, 68), (1, 25), (1, 49), (1, 53)]
-                .into_iter()
-                .chain([0, 6, 17, 41].map(|level| (level, 26)))
-                .chain([6, 17, 41].map(|level| (level, 50)))
+            for (level, option) in [
+                (1, 27),
+                (1, 44),
+                (1, 68),
+                (1, 24),
+                (1, 49),
+                (1, 53),
+                (1, 61),
+                (1, 63),
+            ]
+            .into_iter()
+            .chain([0, 6, 17, 41].map(|level| (level, 26)))
+            .chain([6, 17, 41].map(|level| (level, 50)))
             {
                 let arguments = [3, upper | level, upper | option];
                 assert_eq!(verdict("setsockopt", &arguments), Allowed, "{arguments:?}");
@@ -575,7 +592,7 @@ mod tests {
             .flat_map(|architecture| ALL.map(|kind| (architecture, kind)))
         {
             let program = compile(architecture, subject, sockets);
-            for (name, [a, b, c], errno) in ATTACHING {
+            for (name, [a, b, c], errno) in REFUSED {
                 let number = architecture.number_of(find(name)).unwrap();
                 let arguments = [a, b, c, 7, 7, 7];
                 let run = run(&program, architecture.audit_number(), number, arguments);

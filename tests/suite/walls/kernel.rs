@@ -35,6 +35,7 @@ fn refused() -> Vec<(&'static str, i64, &'static str)> {
         SYS_shmget SYS_shmat SYS_shmctl SYS_shmdt SYS_semget SYS_semop SYS_semctl SYS_semtimedop
         SYS_msgget SYS_msgsnd SYS_msgrcv SYS_msgctl SYS_mq_open SYS_mq_unlink
         SYS_nfsservctl SYS_lookup_dcookie SYS_io_setup SYS_sched_setattr
+        SYS_landlock_create_ruleset
     ));
     #[cfg(target_arch = "x86_64")]
     {
@@ -227,7 +228,7 @@ fn no_filter_is_attached_from_inside() {
     for family in ["unix", "tcp", "udp", "route"] {
         let socket = format!("socket:{family}");
         for level in ["1", "0xdeadbeef00000001"] {
-            for option in ["26", "50", "51", "52", "0xdeadbeef0000001a"] {
+            for option in ["25", "26", "50", "51", "52", "62", "0xdeadbeef0000001a"] {
                 let act = [
                     "syscall",
                     &setsockopt,
