@@ -399,8 +399,11 @@ impl Means {
             map_users(&own, spec.user);
         }
         let is_open = |started: &mut Option<_>| started.is_none();
-        let mut started = order.is_done.wait_while(lock(&order.started), is_open);
-        let started = started.take().unwrap_or(Err(HolderError {
+        let started = order
+            .is_done
+            .wait_while(lock(&order.started), is_open)
+            .take();
+        let started = started.unwrap_or(Err(HolderError {
             step: HolderStep::Clone,
             errno: Errno::ESRCH,
         }));

@@ -5,24 +5,52 @@
 //! refused the data from then on would fail more requests than one that goes on. That is decided here, so all
 //! locks outside of `sys` are taken by these functions.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, TryLockError};
 use std::time::Duration;
 
-pub use std::sync::{Mutex, MutexGuard};
+pub use std::sync::Mutex;
+
+use super::order::Held;
+
+/// A lock that is held until this is dropped.
+pub struct MutexGuard<'a, T> {
+    guard: std::sync::MutexGuard<'a, T>,
+    held: Held,
+}
+
+impl<T> Deref for MutexGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.guard
+    }
+}
+
+impl<T> DerefMut for MutexGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.guard
+    }
+}
 
 /// Waits until no other thread holds `mutex`, and takes it.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    let held = Held::in_order::<T>();
+    let guard = mutex.lock().unwrap_or_else(PoisonError::into_inner);
+    MutexGuard { guard, held }
 }
 
 /// Takes `mutex` unless another thread holds it.
 pub fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
-    match mutex.try_lock() {
-        Ok(guard) => Some(guard),
-        Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-        Err(TryLockError::WouldBlock) => None,
-    }
+    let guard = match mutex.try_lock() {
+        Ok(guard) => guard,
+        Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    // Who does not wait may take locks in any order.
+    let held = Held::in_any_order::<T>();
+    Some(MutexGuard { guard, held })
 }
 
 /// Threads wait here for a change of what a [`Mutex`] guards.
@@ -39,37 +67,40 @@ impl Condvar {
     /// without either.
     pub fn wait_for<'a, T>(
         &self,
-        guard: MutexGuard<'a, T>,
+        MutexGuard { guard, held }: MutexGuard<'a, T>,
         limit: Option<Duration>,
     ) -> MutexGuard<'a, T> {
-        let Some(limit) = limit else {
-            let waited = self.0.wait(guard);
-            return waited.unwrap_or_else(PoisonError::into_inner);
+        let guard = match limit {
+            None => self.0.wait(guard).unwrap_or_else(PoisonError::into_inner),
+            Some(limit) => {
+                let waited = self.0.wait_timeout(guard, limit);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
         };
-        let waited = self.0.wait_timeout(guard, limit);
-        waited.unwrap_or_else(PoisonError::into_inner).0
+        MutexGuard { guard, held }
     }
 
     /// Waits as long as `blocked`.
     pub fn wait_while<'a, T>(
         &self,
-        guard: MutexGuard<'a, T>,
+        MutexGuard { guard, held }: MutexGuard<'a, T>,
         blocked: impl FnMut(&mut T) -> bool,
     ) -> MutexGuard<'a, T> {
         let waited = self.0.wait_while(guard, blocked);
-        waited.unwrap_or_else(PoisonError::into_inner)
+        let guard = waited.unwrap_or_else(PoisonError::into_inner);
+        MutexGuard { guard, held }
     }
 
     /// Waits as long as `blocked`, at most for `limit`. False if it still is.
     pub fn wait_while_for<'a, T>(
         &self,
-        guard: MutexGuard<'a, T>,
+        MutexGuard { guard, held }: MutexGuard<'a, T>,
         limit: Duration,
         blocked: impl FnMut(&mut T) -> bool,
     ) -> (MutexGuard<'a, T>, bool) {
         let waited = self.0.wait_timeout_while(guard, limit, blocked);
         let (guard, result) = waited.unwrap_or_else(PoisonError::into_inner);
-        (guard, !result.timed_out())
+        (MutexGuard { guard, held }, !result.timed_out())
     }
 
     /// Wakes one of those who wait.

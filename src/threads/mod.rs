@@ -2,6 +2,7 @@
 
 pub mod lock;
 pub mod notify;
+mod order;
 pub mod panics;
 pub mod pool;
 pub mod priority;
