@@ -97,6 +97,17 @@ impl LateStream {
     }
 }
 
+#[cfg(test)]
+impl LateStream {
+    /// For an answer by HTTP/1.1 on this socket.
+    pub fn for_test(socket: TcpStream, ledger: &Arc<Ledger>) -> Self {
+        let lines = b"HTTP/1.1 200 OK\r\n".to_vec();
+        let chunked = true;
+        let head = StreamHead { lines, chunked };
+        Self::new(&Arc::new(socket), head, true, ledger)
+    }
+}
+
 impl Peer for LateStream {
     fn descriptor(&self) -> BorrowedFd<'_> {
         self.writer.descriptor()

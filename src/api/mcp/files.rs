@@ -258,7 +258,7 @@ impl Entries {
         kind: FileKind,
     ) -> Result<()> {
         self.bytes += ENTRY_BYTES + 3 * path.len();
-        if self.bytes > call.charge.bytes() {
+        if !call.room.covers(self.bytes) {
             call.reserve(self.bytes + STEP_BYTES)?;
         }
         let mark = match kind {

@@ -18,7 +18,9 @@ mod output;
 mod reply;
 mod tools;
 
-use serde_json::value::RawValue;
+use std::sync::OnceLock;
+
+use serde_json::value::{RawValue, to_raw_value};
 use serde_json::{Value, json};
 
 use super::context::Context;
@@ -28,8 +30,9 @@ use crate::codec::fields::{Fields, JsonType, Members, decoded};
 use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::machine::Scope;
+use calls::Room;
 use message::{Era, Failure, LEGACY, MODERN, Message, Received, server_info};
-use reply::{Step, Steps};
+use reply::{Known, Step, Steps};
 use tools::Invocation;
 
 /// The methods of the endpoint.
@@ -143,27 +146,36 @@ fn answer(
     let lease = context.enter(request, scope)?;
     let body = request.body.read_all(MAX_BODY_BYTES, &request.ledger)?;
     let head = &request.head;
+    let mut room = Room::new(&lease.ledger);
     let steps = match Received::parse(&body, head) {
         Ok(Received::One(message)) => match dispatch(head, message, false) {
             Ok(None) => return Ok(nothing()),
-            Ok(Some(Step::Known(document))) => return Ok(reply::of_json(document)),
+            Ok(Some(Step::Known(answer))) => return Ok(reply::of_json(answer.to_json())),
             Ok(Some(call)) => Steps::One(call),
             Err(failure) => return Ok(failure.into()),
         },
         Ok(Received::Batch(messages)) => {
-            let answers = messages.into_iter().filter_map(|message| {
-                let step = dispatch(head, message, true);
-                step.unwrap_or_else(|failure| Some(Step::Known(failure.to_json())))
-            });
-            let answers: Vec<_> = answers.collect();
-            if answers.is_empty() {
+            let mut steps = Vec::with_capacity(messages.len());
+            for message in messages {
+                match dispatch(head, message, true) {
+                    Ok(step) => steps.extend(step),
+                    Err(failure) => {
+                        let document = failure.to_json();
+                        if room.keep(document.len()).is_err() {
+                            return Ok(reply::of_json(reply::too_large()));
+                        }
+                        steps.push(Step::Refused(document));
+                    }
+                }
+            }
+            if steps.is_empty() {
                 return Ok(nothing());
             }
-            Steps::Batch(answers)
+            Steps::Batch(steps)
         }
         Err(failure) => return Ok(failure.into()),
     };
-    Ok(reply::perform(context, steps, body, lease))
+    Ok(reply::perform(context, steps, body, lease, room))
 }
 
 /// The answer to notifications.
@@ -217,7 +229,7 @@ fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<St
                     "cursor is not one that this server has given",
                 )));
             }
-            cacheable(json!({ "tools": tools::list() }))
+            return Ok(Some(Step::Known(Known::List(id.to_owned(), era))));
         }
         ("tools/call", _) => {
             let invocation = invocation(&mut params, head, era).map_err(at)?;
@@ -225,7 +237,8 @@ fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<St
         }
         _ => return Err(at(Failure::method(&method))),
     };
-    Ok(Some(Step::Known(reply::to_json(id, era, result, 0))))
+    let known = Known::Result(id.to_owned(), era, result);
+    Ok(Some(Step::Known(known)))
 }
 
 /// The answer to `server/discover`.
@@ -236,6 +249,16 @@ fn discovery() -> Value {
         "capabilities": capabilities(),
         "instructions": INSTRUCTIONS,
     }))
+}
+
+/// The result of `tools/list`, the same for all clients of an era.
+fn listing(era: Era) -> &'static RawValue {
+    static RESULTS: [OnceLock<Box<RawValue>>; 2] = [const { OnceLock::new() }; 2];
+    RESULTS[usize::from(era == Era::Modern)].get_or_init(|| {
+        let result = cacheable(json!({ "tools": tools::list() }));
+        // Fails only for maps whose keys are not strings; no document has any.
+        to_raw_value(&reply::finished(result, era)).unwrap_or_default()
+    })
 }
 
 /// The answer to `initialize`: in the version that was asked for, if it is known.

@@ -7,11 +7,11 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::Command;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::memory::{MIB, expect_refused, is_alive, withstand};
-use super::{head, send_and_hold};
-use crate::fixture::{PATIENCE, Sandbox, Server, memory_of, wait_until};
+use super::{expect_service, head, send_and_hold};
+use crate::fixture::{PATIENCE, Sandbox, Server, memory_of, threads_of, wait_until};
 use crate::skip;
 
 /// A Python that sandboxes can run.
@@ -19,6 +19,9 @@ const PYTHON: &str = "/usr/bin/python3";
 
 /// Connections that a tenant has for this.
 const CONNECTIONS: usize = 70;
+
+/// The same for batches.
+const BATCHES: usize = 200;
 
 /// Sends a request on so many connections, one after the other, and reads no more than tells that the answers have
 /// begun.
@@ -139,6 +142,47 @@ fn images_for_models() {
         }
         assert_eq!(statuses(&held), vec!["200"; CONNECTIONS]);
         held
+    });
+}
+
+/// Each answer of a batch is small, and clients ask for a hundred of them behind a call that waits.
+#[test]
+fn batches_of_messages_to_models() {
+    withstand(|server, attacker| {
+        attacker.spawn(&json!({ "cmd": "cat", "id": "slow" }));
+        let request = |method: &str, params: Value| json!({ "jsonrpc": "2.0", "id": 1, "method": method, "params": params });
+        let output = json!({ "name": "output", "arguments": { "id": "slow", "wait": 60 } });
+        let mut messages = vec![request("tools/call", output)];
+        messages.resize(100, request("tools/list", json!({})));
+        let batch = message(attacker, &json!(messages).to_string());
+        let pid = server.inner_pid();
+        let threads = || threads_of(pid, "connection").len();
+        let memory = || memory_of(pid, "VmRSS") / MIB as u64;
+        let before = memory();
+        let mut held: Vec<_> = (0..BATCHES)
+            .take_while(|_| is_alive(server))
+            .map(|_| send_and_hold(server, &batch))
+            .collect();
+        assert_eq!(held.len(), BATCHES);
+        wait_until("all wait", PATIENCE, || threads() >= BATCHES);
+        let neighbour = server.sandbox();
+        expect_service(server, &neighbour);
+        // Half of them leave before their answers are made, and the answers of the others are not read.
+        let left = held.split_off(BATCHES / 2);
+        drop(left);
+        assert_eq!(
+            attacker
+                .request("POST", "processes/slow/stdin", b"on\n")
+                .status,
+            200
+        );
+        assert_eq!(statuses(&held), vec!["200"; BATCHES / 2]);
+        expect_service(server, &neighbour);
+        drop(held);
+        wait_until("nothing works on", PATIENCE, || threads() < 10);
+        wait_until("the memory is given back", PATIENCE, || {
+            memory() < before + 32
+        });
     });
 }
 
