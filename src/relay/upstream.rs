@@ -90,14 +90,23 @@ pub struct FieldChanges {
     /// Whether no shared cache may keep the response: the request had a token, which a cache may not know as one, or its
     /// address is a secret.
     pub is_private: bool,
+    /// Whether caches have to tell the names of this server apart.
+    pub varies_by_host: bool,
 }
 
 impl FieldChanges {
     /// Appends the fields of a response that are for its client.
     pub(super) fn append(&self, out: &mut Vec<u8>, fields: &Fields) {
+        // In one line: nginx before 1.23 reads only the last.
+        let mut varies = Vec::new();
         for (name, value) in end_to_end(fields) {
             let is = |other: &&str| other.eq_ignore_ascii_case(name);
-            if self.dropped.iter().copied().flatten().any(is) {
+            let mut dropped = self.dropped.iter().copied().flatten();
+            if dropped.any(|other| is_meant(other, name)) {
+                continue;
+            }
+            if self.varies_by_host && is(&"vary") {
+                varies.push(value);
                 continue;
             }
             let (mut name, mut changed) = (name, None);
@@ -115,6 +124,10 @@ impl FieldChanges {
             }
             let value = changed.as_deref().unwrap_or(value);
             append_fields(out, [(name, value)].into_iter());
+        }
+        if self.varies_by_host {
+            varies.push(b"Host");
+            append_fields(out, [("Vary", &varies.join(&b", "[..])[..])].into_iter());
         }
         if self.is_private {
             // Besides what the server says: of several directives the strictest counts.

@@ -71,12 +71,7 @@ impl super::Target for Target<'_> {
     }
 
     fn fields(&self) -> &'static [(&'static str, &'static str)] {
-        // A cache that does not tell names apart must not serve what one has answered at another.
-        if self.is_proxied() {
-            &[("Vary", "Host")]
-        } else {
-            OWN
-        }
+        if self.is_proxied() { &[] } else { OWN }
     }
 
     fn no_room(&self, head: &Head, limit: OverLimit) -> Response {
@@ -198,6 +193,8 @@ fn at_port(
     let port = lease.ports.parse(number.to_string().as_bytes())?;
     let changes = FieldChanges {
         cookies: Cookies::OfHost,
+        // A cache that does not tell names apart must not serve what one has answered at another.
+        varies_by_host: true,
         ..FieldChanges::default()
     };
     match forward(context, request, &lease, &port, &path, &[], changes) {

@@ -192,8 +192,10 @@ fn no_shared_cache_keeps_what_a_token_has_opened_or_one_name_answers_at_another(
         assert_eq!(caching[0], "public, max-age=600");
         assert_eq!(caching.get(1), Some(&"private"), "{}", way.name);
         let varies = values("vary");
-        assert_eq!(varies[0], "Cookie");
-        assert_eq!(varies.contains(&"Host"), way.name == "E2B's name");
+        // In one line: some caches read only the last.
+        let at_name = way.name == "E2B's name";
+        let expected = if at_name { "Cookie, Host" } else { "Cookie" };
+        assert_eq!(varies, [expected], "{}", way.name);
     }
 }
 
