@@ -222,16 +222,12 @@ fn home(head: &Head, port: &Port, path: &[u8], has_token: bool) -> Home {
     let hosts = [head.host(), head.header("x-forwarded-host")];
     let hosts = hosts.into_iter().flatten();
     let hosts = hosts.flat_map(|hosts| hosts.split(|byte| *byte == b','));
-    // The first is the client's, before all proxies.
-    let scheme = head.header("x-forwarded-proto").unwrap_or_default();
-    let scheme = scheme.split(|byte| *byte == b',').next();
     Home {
         inside: host(port),
         hosts: hosts.map(|host| host.trim_ascii().to_vec()).collect(),
         prefix: prefix(head, path),
         request: path.to_vec(),
         may_leave: !has_token,
-        is_secure: scheme.is_some_and(|scheme| scheme.trim_ascii().eq_ignore_ascii_case(b"https")),
     }
 }
 

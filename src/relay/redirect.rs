@@ -21,8 +21,6 @@ pub struct Home {
     pub request: Vec<u8>,
     /// Whether the client may be sent elsewhere: it has sent no token that it would take along.
     pub may_leave: bool,
-    /// Whether the client has come by HTTPS, as a proxy before this server says.
-    pub is_secure: bool,
 }
 
 /// What becomes of a redirect.
@@ -70,10 +68,8 @@ impl Home {
                 return Redirect::Elsewhere;
             }
             return match self.absolute(path) {
-                // The client's own scheme stays: the server inside does not know that it is HTTPS.
-                Redirect::AsSent if is_inside || (is_plain && self.is_secure) => {
-                    Redirect::To(path.to_vec())
-                }
+                // The client's own scheme stays: nobody here may know that it is HTTPS.
+                Redirect::AsSent if is_inside || is_plain => Redirect::To(path.to_vec()),
                 redirect => redirect,
             };
         }
@@ -216,7 +212,6 @@ mod tests {
             prefix: prefix.as_bytes().to_vec(),
             request: request.as_bytes().to_vec(),
             may_leave: false,
-            is_secure: false,
         }
     }
 
@@ -329,21 +324,20 @@ mod tests {
 
     #[test]
     fn a_client_that_came_by_https_stays_there() {
-        let plain = home("/p/3000", "/a");
-        let secure = Home {
-            is_secure: true,
-            ..plain.clone()
-        };
-        for location in [
-            "http://box.example:8000/p/3000/x?q",
-            "HTTP://BOX.example:8000/p/3000/x?q",
+        for (home, expected) in [
+            (home("/p/3000", "/a"), "/p/3000/x?q"),
+            (home("", "/a"), "/p/3000/x?q"),
         ] {
-            assert_eq!(leads(&secure, location), "/p/3000/x?q");
-            assert_eq!(leads(&plain, location), location);
+            for location in [
+                "http://box.example:8000/p/3000/x?q",
+                "HTTP://BOX.example:8000/p/3000/x?q",
+            ] {
+                assert_eq!(leads(&home, location), expected);
+            }
+            let location = "https://box.example:8000/p/3000/x";
+            assert_eq!(leads(&home, location), location);
         }
-        let location = "https://box.example:8000/p/3000/x";
-        assert_eq!(leads(&secure, location), location);
-        assert_eq!(leads(&plain, location), location);
+        assert_eq!(leads(&home("", "/a"), "http://box.example:8000"), "/");
     }
 
     #[test]
