@@ -22,7 +22,8 @@ pub(super) const OWN: &[(&str, &str)] = &[
     ("Cache-Control", "no-store"),
 ];
 
-/// Fields by which an answer speaks for all of its address, and not for itself.
+/// Fields by which an answer speaks for all of its address, and not for itself. `WWW-Authenticate` has browsers send
+/// credentials to all of it.
 pub(super) const OF_ADDRESS: &[&str] = &[
     "accept-ch",
     "alt-svc",
@@ -43,6 +44,7 @@ pub(super) const OF_ADDRESS: &[&str] = &[
     "strict-transport-security",
     "supports-loading-mode",
     "use-as-dictionary",
+    "www-authenticate",
 ];
 
 /// Whether a request has the value for a field of fetch metadata. Browsers send each once.

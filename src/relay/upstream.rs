@@ -81,7 +81,7 @@ pub type Keep = (Arc<KeptSlot>, Vec<u8>);
 /// What is changed in the fields of a response. The default is nothing.
 #[derive(Debug, Clone, Default)]
 pub struct FieldChanges {
-    /// Lists of the names of fields that are not passed on, in lower case.
+    /// Lists of the names of fields that are not passed on, in lower case. `*` at the end stands for any rest.
     pub dropped: Vec<&'static [&'static str]>,
     /// Where the client has found the server, to which its redirects lead.
     pub home: Option<Home>,
@@ -134,6 +134,13 @@ impl FieldChanges {
             append_fields(out, [("Cache-Control", &b"private"[..])].into_iter());
         }
     }
+}
+
+/// Whether a name is the one of a list, or begins as one that ends with `*`.
+fn is_meant(listed: &str, name: &str) -> bool {
+    let begin = listed.strip_suffix('*');
+    let name = begin.map_or(Some(name), |begin| name.get(..begin.len()));
+    name.is_some_and(|name| name.eq_ignore_ascii_case(begin.unwrap_or(listed)))
 }
 
 /// Where the bytes that are moved are noted.
@@ -454,6 +461,26 @@ impl ReadSize {
         }
         if self.charge.is_some() {
             self.bytes = wanted;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_listed_name_stands_for_itself_or_for_what_begins_so() {
+        for (listed, name, expected) in [
+            ("x-a", "X-A", true),
+            ("x-a", "x-ab", false),
+            ("x-a", "x", false),
+            ("x-a*", "X-A", true),
+            ("x-a*", "x-AB", true),
+            ("x-a*", "x-", false),
+            ("x-a-*", "x-a", false),
+        ] {
+            assert_eq!(is_meant(listed, name), expected, "{listed} {name}");
         }
     }
 }

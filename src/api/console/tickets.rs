@@ -25,7 +25,6 @@ const DROPPED: &[&str] = &[
     "access-control-allow-origin",
     "referrer-policy",
     "set-cookie",
-    "www-authenticate",
 ];
 
 /// What a browser sends to all of this address, besides credentials for this server.

@@ -121,6 +121,7 @@ fn what_speaks_for_the_whole_address_is_dropped() {
         "Strict-Transport-Security",
         "Supports-Loading-Mode",
         "Use-As-Dictionary",
+        "WWW-Authenticate",
     ];
     let fields = DROPPED.join(": x\r\n") + ": x\r\n";
     let early = format!("HTTP/1.1 103 Early Hints\r\n{fields}X-Early: 1\r\n\r\n");
@@ -160,7 +161,12 @@ fn no_server_inside_commands_a_proxy_on_the_way() {
         "X-Sendfile: /etc/shadow",
         "X-LIGHTTPD-send-file: /etc/shadow",
         "X-LIGHTTPD-send-tempfile: /etc/shadow",
+        "X-Sendfile-Type: x",
         "X-Reproxy-URL: http://127.0.0.1/",
+        "X-REPROXY-file: /etc/shadow",
+        "X-Envoy-Retry-On: 5xx",
+        "x-drupal-cache-tags: a",
+        "surrogate-capability: x",
         "X-LiteSpeed-Location: /secret",
         "Surrogate-Control: max-age=600",
         "surrogate-key: a",
@@ -195,6 +201,8 @@ fn no_server_inside_commands_a_proxy_on_the_way() {
                 "x-sendfile",
                 "x-lighttpd",
                 "x-reproxy",
+                "x-envoy-",
+                "x-drupal-cache-",
                 "x-litespeed",
                 "surrogate-",
                 "cdn-",
