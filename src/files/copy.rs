@@ -25,7 +25,7 @@ use super::name_at::NameAt;
 use super::read::ContentEnd;
 use super::rename::place_link;
 use super::root::{Files, Missing, opening_error};
-use super::search::{Filter, Visit};
+use super::search::{Filter, HELD_LEVELS, Visit};
 use super::skip::{SkipList, SkipReason};
 use super::write::Upload;
 use crate::client::{Interrupt, Stopped};
@@ -38,9 +38,6 @@ const STEP_BYTES: usize = 8 << 20;
 
 /// Bytes that are read and written in one step.
 const BUFFER_BYTES: usize = 64 * 1024;
-
-/// Directories of the copy that stay open.
-const HELD_LEVELS: usize = 24;
 
 /// What was copied so far, and what was left out.
 #[derive(Debug, Default, Clone)]

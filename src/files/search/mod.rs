@@ -15,4 +15,5 @@ mod walk;
 
 pub use expression::{Case, Options, SEARCHER_BYTES, Searcher, line_end, line_start};
 pub use matcher::{Matcher, Verdict};
+pub(in crate::files) use walk::HELD_LEVELS;
 pub use walk::{Filter, Found, Visit, is_gone};

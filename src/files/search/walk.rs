@@ -26,8 +26,9 @@ use crate::files::name::FilePath;
 use crate::files::root::Root;
 use crate::limits::ledger::{Charge, Item, Ledger};
 
-/// Levels whose directories stay open. Deeper ones are left by `..`.
-const HELD_LEVELS: usize = if cfg!(test) { 3 } else { 24 };
+/// Levels whose directories stay open besides the last one, in walks and in copies. Deeper ones are left by `..`. Few, because
+/// a tenant chooses how deep a tree is, and has a walk for each of its connections.
+pub(in crate::files) const HELD_LEVELS: usize = 3;
 
 /// Names that are kept of one reading of a directory. Few in unit tests, so that they see many batches.
 const BATCH_NAMES: usize = if cfg!(test) { 16 } else { 16 * 1024 };
