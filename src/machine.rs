@@ -17,9 +17,10 @@ use crate::http::seats::Seats;
 use crate::interpreter::ContextsSettings;
 use crate::limits::ledger::{Budget, Ledger};
 use crate::limits::memory;
+use crate::logging;
 use crate::ports::Ports;
 use crate::process::registry::Shared;
-use crate::sys;
+use crate::sys::{self, proc::process_limit};
 use crate::threads::Thread;
 use crate::threads::lock::{Mutex, lock};
 use crate::workspace::{Lease, Workspace};
@@ -32,6 +33,12 @@ const BUSY_CHECK: Duration = Duration::from_secs(2);
 
 /// What a quiet connection takes, in the kernel too: a thread, the used part of its stack, a socket.
 const CONNECTION_BYTES: u64 = 32 * 1024;
+
+/// Descriptors of the server for each connection of a host: its socket, and what its request opens.
+const CONNECTION_DESCRIPTORS: u64 = 8;
+
+/// Connections that a host serves, however few descriptors and threads it may have.
+const LEAST_CONNECTIONS: u64 = 16;
 
 /// The id of a machine that is the only sandbox, at doors where sandboxes have ids.
 pub const MACHINE_ID: &str = "machine";
@@ -54,6 +61,22 @@ pub struct Machine {
     pub seats: Seats,
     /// Where filtered connections of commands leave.
     pub egress: Arc<Egress>,
+}
+
+/// How many connections there can be. On a host they leave descriptors and threads to the operator, whatever sandboxes do
+/// with theirs; a machine that is the only sandbox keeps nobody out but itself.
+fn most_connections(config: &Config, memory: u64) -> usize {
+    let mut most = memory / 8 / CONNECTION_BYTES;
+    if config.host.is_some() {
+        // The soft limit is raised to it later.
+        let descriptors = sys::limits(libc::RLIMIT_NOFILE).rlim_max;
+        let threads = process_limit().unwrap_or(u64::MAX);
+        let bound = (descriptors / CONNECTION_DESCRIPTORS).min(threads / 2);
+        most = most.min(bound.max(LEAST_CONNECTIONS));
+    }
+    config
+        .max_connections
+        .min(usize::try_from(most).unwrap_or(usize::MAX))
 }
 
 enum MachineKind {
@@ -86,11 +109,15 @@ impl Machine {
         let budget = Budget::new(memory / 2);
         let most = usize::try_from(memory / 8).unwrap_or(usize::MAX);
         let shared = Shared::new(config.log_bytes.min(most), config.log_total_bytes.min(most))?;
-        let most_connections = usize::try_from(memory / 8 / CONNECTION_BYTES).unwrap_or(usize::MAX);
-        let seats = Seats::new(
-            config.max_connections.min(most_connections),
-            Arc::clone(&budget),
-        );
+        let most_connections = most_connections(config, memory);
+        if most_connections < config.max_connections {
+            logging::info(format_args!(
+                "serves {most_connections} of SBX_MAX_CONNECTIONS={} connections: the limits of memory, descriptors or threads \
+                 are lower",
+                config.max_connections
+            ));
+        }
+        let seats = Seats::new(most_connections, Arc::clone(&budget));
         let egress = Egress::new(seats.clone());
         let contexts = ContextsSettings {
             #[cfg(feature = "interpreter")]

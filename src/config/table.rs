@@ -106,7 +106,7 @@ variables! {
     PING_SECS = "15", Number(1..=SECONDS),
         "Seconds of silence on a stream before the server sends a ping.";
     MAX_CONNECTIONS = "4096", Number(1..=u64::MAX),
-        "Maximum number of connections. Further ones get 503.";
+        "Maximum number of connections; fewer where memory, descriptors or threads are short. Further ones get 503.";
     LOG = "info", Text("info or debug"),
         "debug also logs one line per request.";
 }

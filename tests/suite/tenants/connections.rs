@@ -1,11 +1,11 @@
 //! Connections: a tenant that opens as many as it can does not keep the operator, `sbx-server health` and the
 //! other tenants out.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
 use std::process::Command;
 
-use super::{expect_service, head};
+use super::{expect_service, head, send_and_hold};
 use crate::fixture::{
     BINARY, Connection, PATIENCE, Sandbox, Server, is_root, parse_replies, status_of, wait_until,
 };
@@ -88,6 +88,67 @@ fn a_sandbox_that_shows_its_token() {
     });
 }
 
+/// A host that may have so many descriptors, if it can be started here.
+fn host_with_descriptors(limit: usize) -> Option<Server> {
+    let option = format!("--nofile={limit}:{limit}");
+    let words = ["prlimit", &option];
+    is_root().then(|| Server::host().wrapped_in(&words).start())
+}
+
+/// Each connection holds the directories of a walk, for as long as nobody reads the archive.
+#[track_caller]
+fn withstand_archives_of_a_deep_tree(limit: usize) {
+    let Some(server) = host_with_descriptors(limit) else {
+        skip!("needs root");
+    };
+    let (attacker, neighbour) = (server.sandbox(), server.sandbox());
+    let deep = ["d"; 31].join("/");
+    attacker.sh(&format!(
+        "mkdir -p {deep} && head -c 20000000 /dev/urandom > {deep}/file"
+    ));
+    let request = head(&attacker, "GET", "files/archive?path=d", "");
+    let mut held = Vec::new();
+    for count in [300, 40, 40] {
+        for _ in 0..count {
+            let mut stream = send_and_hold(&server, &request);
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut line = [0; 12];
+            if stream.read_exact(&mut line).is_ok() && line.ends_with(b" 200") {
+                held.push(stream);
+            }
+        }
+        expect_room(&server, &neighbour);
+    }
+    assert!(held.len() >= 16, "{} archives have begun", held.len());
+    let delete = format!("/v1/sandboxes/{}", attacker.id);
+    assert_eq!(server.delete(&delete).status, 200);
+}
+
+#[test]
+fn archives_of_a_deep_tree_beside_1024_descriptors() {
+    withstand_archives_of_a_deep_tree(1024);
+}
+
+#[test]
+fn archives_of_a_deep_tree_beside_4096_descriptors() {
+    withstand_archives_of_a_deep_tree(4096);
+}
+
+#[test]
+fn idle_connections_beside_1024_descriptors() {
+    let Some(server) = host_with_descriptors(1024) else {
+        skip!("needs root");
+    };
+    let (attacker, neighbour) = (server.sandbox(), server.sandbox());
+    let target = attacker.target("processes");
+    let held: Vec<_> = (0..1100)
+        .filter_map(|_| hold(attacker.connect(), &target))
+        .collect();
+    assert_eq!(held.len(), 1024 / 8 / 4, "a quarter of an eighth");
+    assert!(server.log().contains("serves 128 of SBX_MAX_CONNECTIONS"));
+    expect_room(&server, &neighbour);
+}
+
 #[test]
 fn sandboxes_that_take_all_seats_together() {
     if !is_root() {
@@ -159,19 +220,21 @@ fn a_sandbox_that_opens_connections_as_fast_as_it_can() {
     let (attacker, neighbour) = (server.sandbox(), server.sandbox());
     let address = server.address.to_string();
     let probe = Probe::new(&attacker);
-    // It holds few of them, and many.
-    for kept in ["8", "64"] {
-        std::thread::scope(|scope| {
+    // It holds few of them, and many. The fewer it holds, the fewer of its refusals it sees before it closes them.
+    let seen = ["8", "64"].map(|kept| {
+        let seen = std::thread::scope(|scope| {
             let flood = scope.spawn(|| probe.run(&[&["flood", &address, kept, "3000"]]));
             while !flood.is_finished() {
                 expect_service(&server, &neighbour);
             }
-            assert_eq!(flood.join().unwrap(), ["refused"]);
+            flood.join().unwrap()
         });
         let threads = status_of(server.inner_pid(), "Threads");
         assert!(threads < 400, "{threads} threads");
         assert_eq!(attacker.sh("echo here"), "here\n");
-    }
+        seen
+    });
+    assert!(seen.concat().contains(&"refused".to_owned()), "{seen:?}");
 }
 
 /// A client that is no sandbox may be as fast as it can.
