@@ -1,4 +1,4 @@
-//! What a network posture costs: a command under it, a socket, a connection and bytes through the proxy. The floor is
+//! What a network policy costs: a command under it, a socket, a connection and bytes through the proxy. The floor is
 //! the same with an open network.
 
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ pub fn measure(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     redirected_connections(plan, &mut client, table);
 }
 
-/// A command in sandboxes of each posture.
+/// A command in sandboxes of each policy.
 fn commands(plan: &Plan, scratch: &Scratch, table: &mut Table) {
     if !super::is_root() {
         return;

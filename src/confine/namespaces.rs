@@ -104,8 +104,7 @@ pub fn holders() -> Vec<Pid> {
 impl Namespaces {
     fn new(holder: Holder, granted: &GrantedPaths) -> std::result::Result<Self, Errno> {
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let path = inside(holder.pid(), "/dev/pts");
-        let terminals = open(&path, flags, Mode::empty())?;
+        let terminals = open_inside(&holder, "/dev/pts", flags)?;
         lock(&HOLDERS).push(holder.pid());
         let covers = |path: &str| {
             let mut all = granted.read_only.iter().chain(&granted.read_write);
@@ -151,8 +150,7 @@ impl Namespaces {
 
     /// Opens a file of a sandbox by the path that it has inside, to name it in a rule.
     pub(super) fn open(&self, path: &str) -> std::result::Result<OwnedFd, Errno> {
-        let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
-        open(&inside(self.holder.pid(), path), flags, Mode::empty())
+        open_inside(&self.holder, path, OFlag::O_PATH | OFlag::O_CLOEXEC)
     }
 
     /// Opens the sandbox's own directory of temporary files; `None` if a path of the machine covers it.
@@ -162,9 +160,8 @@ impl Namespaces {
     pub fn open_temporary(&self) -> std::result::Result<Option<OwnedFd>, Errno> {
         let is_own = self.own_disks.contains(&TEMPORARY);
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
-        let path = inside(self.holder.pid(), TEMPORARY);
         is_own
-            .then(|| open(&path, flags, Mode::empty()))
+            .then(|| open_inside(&self.holder, TEMPORARY, flags))
             .transpose()
     }
 
@@ -208,6 +205,17 @@ impl Namespaces {
 impl Drop for Namespaces {
     fn drop(&mut self) {
         lock(&HOLDERS).retain(|pid| *pid != self.holder.pid());
+    }
+}
+
+/// Opens a file by the path that the holder sees.
+fn open_inside(holder: &Holder, path: &str, flags: OFlag) -> std::result::Result<OwnedFd, Errno> {
+    let opened = open(&inside(holder.pid(), path), flags, Mode::empty())?;
+    // Its number may be another's by now.
+    if holder.is_alive() {
+        Ok(opened)
+    } else {
+        Err(Errno::ESRCH)
     }
 }
 

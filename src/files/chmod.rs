@@ -103,7 +103,9 @@ impl Files<'_> {
         drop(walk);
         for below in directories.iter().rev() {
             interrupt.check()?;
-            let directory = self.resolve(&path.child(below)?, DIRECTORY | OFlag::O_NOFOLLOW);
+            let flags = DIRECTORY | OFlag::O_NOFOLLOW;
+            let whole = path.child(below).map_err(|_| Errno::ENAMETOOLONG);
+            let directory = whole.and_then(|whole| self.resolve(&whole, flags));
             let follow = FchmodatFlags::FollowSymlink;
             result.count(directory.and_then(|opened| fchmodat(&opened, ".", bits, follow)));
         }

@@ -118,7 +118,7 @@ pub struct Context {
     state: Mutex<State>,
     /// Notified when an interpreter is ready, has failed or has ended.
     changed: Condvar,
-    /// Rings when there is something to do for the driver.
+    /// Notifies when there is something to do for the driver.
     pub(super) notifier: Arc<Notifier>,
 }
 

@@ -134,9 +134,9 @@ pub struct Execution {
     /// Guards what is known of it. Held for the length of a copy.
     journal: Mutex<Journal>,
     ended: Condvar,
-    /// Rings at every event.
+    /// Notifies at every event.
     pub(super) notifier: Arc<Notifier>,
-    /// Rings when the driver may read on.
+    /// Notifies when the driver may read on.
     driver: Arc<Notifier>,
 }
 

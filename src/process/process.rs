@@ -116,7 +116,7 @@ pub struct Process {
     life: Mutex<Life>,
     /// Guards who owns the writing end, not the writing.
     pub(super) stdin: Mutex<StdinSlot>,
-    /// Rings when there is output, the process has ended, its terminal was resized, or its stdin is
+    /// Notifies when there is output, the process has ended, its terminal was resized, or its stdin is
     /// free for others.
     pub(super) notifier: Arc<Notifier>,
     /// For the texts.

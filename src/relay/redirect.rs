@@ -149,7 +149,7 @@ fn without_dots(path: &[u8]) -> (Vec<u8>, bool) {
 }
 
 /// Whether a path has segments of two dots for a proxy that decodes it before it resolves them, once or more often, reads
-/// `\\` as a slash, or leaves out what follows `;` (as Tomcat does) or a control character.
+/// a backslash as a slash, or leaves out what follows `;` (as Tomcat does) or a control character.
 fn climbs_once_decoded(path: &[u8]) -> bool {
     let mut path = path.to_vec();
     for _ in 0..=MAX_DECODINGS {

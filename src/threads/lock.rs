@@ -3,7 +3,7 @@
 //! A lock that a thread held when it [panicked](crate::threads::panics) is used like any other: what `std` calls poison is
 //! ignored. Critical sections are short, and change their data by steps that each leave it usable; a server that
 //! refused the data from then on would fail more requests than one that goes on. That is decided here, so all
-//! locks outside of `sys` are taken by these functions.
+//! locks are taken by these functions, but those of `sys` and of the log, which call nothing else.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicUsize, Ordering};

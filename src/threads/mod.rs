@@ -1,4 +1,4 @@
-//! The threads of the server: how they start, what a panic does, who comes first, how they wait for one another.
+//! The threads of the server: how they start, what a panic does, their priority, how they wait for one another.
 
 pub mod lock;
 pub mod notify;

@@ -83,7 +83,7 @@ impl Listener {
         self.event.is_none().then_some(LOOK_EVERY)
     }
 
-    /// Waits for the next ring.
+    /// Forgets the notification.
     pub fn clear(&self) {
         if let Some(event) = &self.event {
             let _ = event.read();

@@ -3,7 +3,7 @@
 //! Nearly all locks are innermost: whoever holds one takes no other. [`OUTER`] names those that may be held meanwhile, by
 //! what they guard. A debug build checks each lock that is taken, and panics before it could wait in another order.
 //!
-//! The allocator and the tables of `sys` are below all of them: they call nothing.
+//! The allocator, the tables of `sys` and the log are below all of them: they call nothing else.
 
 /// What the outer locks guard, the outermost first. Whoever holds one may take those of later lines, and innermost ones.
 #[cfg(debug_assertions)]

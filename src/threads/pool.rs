@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn threads_end_with_their_crew() {
+    fn threads_end_with_their_pool() {
         let (alive, dropped) = mpsc::channel::<()>();
         let (done, results) = mpsc::channel();
         let pool = ThreadPool::with_linger(LONG, "pool", move |()| {

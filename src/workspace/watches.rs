@@ -147,7 +147,7 @@ pub struct RegisteredWatch {
     /// Whether the kernel has back what the watch had.
     has_given_back: AtomicBool,
     ring: Mutex<EventRing>,
-    /// Rings when the ring has changed.
+    /// Notifies when the ring has changed.
     notifier: Arc<Notifier>,
 }
 

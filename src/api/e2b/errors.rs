@@ -109,7 +109,7 @@ impl Failure {
         failure
     }
 
-    /// The same at a name of a sandbox.
+    /// There is no sandbox with the id that the name of a port has.
     pub(super) fn gone_at(id: &str) -> Self {
         let text = "The sandbox was not found";
         let failure = Self::new(Code::Unavailable, text).with_status(502);

@@ -753,7 +753,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_a_posture() {
+    fn a_network_is_a_policy() {
         let network = |more: &str| {
             let body = format!(r#"{{"templateID":"base",{more}}}"#);
             let policy = spec(&body).map_err(|failure| failure.text).unwrap().network;

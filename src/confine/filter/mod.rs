@@ -18,7 +18,7 @@
 //! - ptrace, `process_vm_*`, `process_madvise`, `pidfd_getfd`, kcmp, signals, nice values and memory
 //!   policy: the kernel requires the same uid, and debuggers need them;
 //! - adjtimex, `clock_adjtime`: without a capability they only read;
-//! - personality, prctl and seccomp except for filters, `arch_prctl`, Landlock, `lsm_set_self_attr`, mseal, pkeys,
+//! - personality, prctl and seccomp except for filters, `arch_prctl`, `lsm_set_self_attr`, mseal, pkeys,
 //!   shadow stacks: they affect only the caller;
 //! - `file_setattr`, xattrs, `name_to_handle_at`, inotify: they need access to the path;
 //! - sysfs(2), ustat: harmless; `create_module` and the like: no supported kernel has them.

@@ -146,6 +146,9 @@ fn no_path_leads_out_of_it() {
     let outside = TempDir::new();
     std::fs::set_permissions(outside.path(), PermissionsExt::from_mode(0o777)).unwrap();
     symlink("/etc/passwd", outside.path().join("link")).unwrap();
+    let secret = outside.path().join("secret");
+    std::fs::write(&secret, "secret").unwrap();
+    std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o644)).unwrap();
     in_namespaces(|door| {
         let machine = outside.path().display().to_string();
         door.sh(&format!(
@@ -156,6 +159,8 @@ fn no_path_leads_out_of_it() {
             "/tmp/root/etc/passwd",
             "/tmp/up/etc/passwd",
             "/tmp/machine/link",
+            "/tmp/machine/secret",
+            "/tmp/machine",
             "/tmp/d/../../etc/passwd",
         ] {
             let target = format!("/files?path={path}");
@@ -174,7 +179,7 @@ fn no_path_leads_out_of_it() {
         }
         // The machine's own is another one.
         upload(door, &format!("{machine}/new"), b"x");
-        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 1);
+        assert_eq!(std::fs::read_dir(outside.path()).unwrap().count(), 2);
     });
 }
 
@@ -183,11 +188,6 @@ fn it_is_gone_with_the_sandbox() {
     in_namespaces(|door| {
         upload(door, "/tmp/f", &vec![b'x'; 4 << 20]);
         let device = door.sh("stat -c %d /tmp").text();
-        let target = format!("/sandboxes/{}", door.id);
-        assert_eq!(
-            api(door.server, "DELETE", &target, &Value::Null).status,
-            204
-        );
         let is_open = || {
             let directory = format!("/proc/{}/fd", door.server.inner_pid());
             let links = std::fs::read_dir(directory).unwrap();
@@ -197,6 +197,12 @@ fn it_is_gone_with_the_sandbox() {
                     std::os::unix::fs::MetadataExt::dev(&found).to_string() == device.trim()
                 })
         };
+        assert!(is_open());
+        let target = format!("/sandboxes/{}", door.id);
+        assert_eq!(
+            api(door.server, "DELETE", &target, &Value::Null).status,
+            204
+        );
         wait_until("the server lets go of it", PATIENCE, || !is_open());
     });
 }

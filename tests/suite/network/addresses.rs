@@ -121,7 +121,7 @@ fn outcomes(
     hosts: &[&str],
     port: u16,
 ) -> BTreeMap<String, BTreeMap<String, Value>> {
-    let posture = match more.get("network") {
+    let policy = match more.get("network") {
         Some(network) => network.clone(),
         None => place.server.get(&place.target("network")).json()["posture"].clone(),
     };
@@ -135,7 +135,7 @@ fn outcomes(
     };
     let code = format!(
         "hosts, port, is_transparent, is_own = {hosts:?}, {port}, {}, {}\n{DOORS}",
-        truth(posture["transparent"] == true),
+        truth(policy["transparent"] == true),
         truth(is_own),
     );
     serde_json::from_str(&sh(place, more, &python(&code))).unwrap()

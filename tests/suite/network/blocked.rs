@@ -136,7 +136,7 @@ fn no_socket_leads_out_of_a_blocked_command() {
         more["cwd"] = place.path("").into();
         place.check(&plan, &more);
         assert_eq!(attacker.visitors(), 0);
-        // Without the posture all of these come.
+        // Without the policy all of these come.
         let mut plan = Plan::default();
         for act in attacker.visits() {
             let act: Vec<&str> = act.iter().map(String::as_str).collect();

@@ -1,4 +1,4 @@
-//! Who chooses a posture, and what can be chosen.
+//! Who chooses a policy, and what can be chosen.
 
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ const OPEN: &str = "open\n";
 /// `ENETUNREACH`.
 const BLOCKED: &str = "101\n";
 
-/// What a command finds that asks for a posture, or for none.
+/// What a command finds that asks for a policy, or for none.
 #[track_caller]
 fn found(place: &Place<'_>, network: &Value) -> String {
     let outcome = place.exec(
@@ -25,7 +25,7 @@ fn found(place: &Place<'_>, network: &Value) -> String {
     outcome.stdout
 }
 
-/// The same of code in a context that was made with a posture.
+/// The same of code in a context that was made with a policy.
 #[track_caller]
 fn found_in_context(place: &Place<'_>, id: &str) -> String {
     let body = json!({ "code": TRY, "format": "simple", "context": id });
@@ -145,7 +145,7 @@ fn each_sandbox_chooses_and_shows_its_network() {
             .collect();
         assert_eq!(listed, [default, default, "open", "blocked"]);
         let postures = &server.get("/health").json()["isolation"]["postures"];
-        assert_eq!(postures, &json!(["open", "allowlist", "blocked"]));
+        assert_eq!(policies, &json!(["open", "allowlist", "blocked"]));
     }
 }
 

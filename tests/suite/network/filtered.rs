@@ -665,7 +665,7 @@ fn the_check_sends_nothing_where_the_kernel_keeps_sockets_in() {
     in_both_modes(&lan, &allow(&[]), |place, more| {
         assert_eq!(sh(place, more, "echo ran"), "ran\n");
         let postures = &place.server.get("/health").json()["isolation"]["postures"];
-        assert_eq!(postures, &json!(["open", "allowlist", "blocked"]));
+        assert_eq!(policies, &json!(["open", "allowlist", "blocked"]));
     });
     assert_eq!(tap.finish(), Vec::<String>::new());
 }
@@ -688,7 +688,7 @@ fn a_machine_that_lets_loopback_out_does_not_offer_it() {
     for builder in [Server::builder(), Server::host()] {
         let server = lan.start(builder);
         let postures = &server.get("/health").json()["isolation"]["postures"];
-        assert_eq!(postures, &json!(["open", "blocked"]));
+        assert_eq!(policies, &json!(["open", "blocked"]));
         let is_host = server.place.is_some();
         let (route, body) = if is_host {
             ("/v1/sandboxes", allow(&[]))
@@ -781,7 +781,7 @@ fn a_thousand_sandboxes_have_a_posture_each() {
     let (one, two) = (lan.serve(OUTSIDE, "one"), lan.serve(OUTSIDE, "two"));
     // Users of whom no other test has any (see `spare_uid`).
     let server = lan.start(Server::host().env("SBX_UID_RANGE", "55000-55999"));
-    let postures = [
+    let policies = [
         (json!({ "network": "open" }), "one two"),
         (json!({ "network": "blocked" }), "- -"),
         (allow(&[&one.to_string()]), "one not_allowed"),
@@ -790,10 +790,10 @@ fn a_thousand_sandboxes_have_a_posture_each() {
             "not_allowed two",
         ),
     ];
-    let made: Vec<(Sandbox<'_>, &str)> = postures
+    let made: Vec<(Sandbox<'_>, &str)> = policies
         .iter()
-        .flat_map(|(posture, expected)| {
-            let body = with(json!({ "count": 250 }), posture);
+        .flat_map(|(policy, expected)| {
+            let body = with(json!({ "count": 250 }), policy);
             let reply = server.post("/v1/sandboxes", &body).json();
             let all = reply["sandboxes"].as_array().unwrap().iter();
             let all: Vec<_> = all

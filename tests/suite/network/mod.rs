@@ -1,4 +1,4 @@
-//! Network postures: what commands reach, and what they do not.
+//! Network policies: what commands reach, and what they do not.
 //!
 //! [`Place`] is a workspace in either mode with a copy of the hostile program of `walls`.
 
