@@ -78,11 +78,15 @@ impl Context {
         }
     }
 
-    /// Gives the connection to the holder of the token. If the holder has too many, it ends.
+    /// Gives the connection to the holder of the token. If the holder has too many, it ends. A sandbox gets nothing on the
+    /// spare thread, which it could keep from the operator.
     ///
     /// # Errors
-    /// `OverLimit`.
+    /// `NoThreads`, `OverLimit`.
     pub(super) fn seat(&self, request: &mut Request<'_>, holder: Holder<'_>) -> Result<()> {
+        if matches!(holder, Holder::Sandbox(_)) {
+            check_may_block(request)?;
+        }
         let machine = &self.machine;
         let seat = &mut *request.seat;
         let given = match holder {

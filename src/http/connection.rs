@@ -38,6 +38,9 @@ const READER_BYTES: usize = 64 * 1024;
 /// the answer to an upload only when they have sent all of it.
 const LINGER_BYTES: usize = 16 << 20;
 
+/// The same on the spare thread, which does not wait for more.
+const SPARE_LINGER_BYTES: usize = 64 * 1024;
+
 /// Time for that. A thread is held meanwhile.
 const LINGER_LIMIT: Duration = Duration::from_secs(2);
 
@@ -89,7 +92,12 @@ fn serve_requests(socket: &Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler
             Ok(true) => {}
             Ok(false) => {
                 kept.clear();
-                return linger(socket);
+                return if keep {
+                    linger(socket, LINGER_LIMIT, LINGER_BYTES);
+                } else {
+                    // Others wait for the thread: what has arrived is read, so that the close is no reset.
+                    linger(socket, Duration::ZERO, SPARE_LINGER_BYTES);
+                };
             }
             Err(error) => {
                 logging::debug(format_args!("closed a connection: {error}"));
@@ -451,17 +459,17 @@ fn send_rest(stream: &mut StreamWriter) -> io::Result<()> {
 /// shut down first, and what still arrives is dropped, until the client closes or a limit is reached.
 /// Not inlined: its buffer would be on the stack of every idle connection.
 #[inline(never)]
-fn linger(mut socket: &TcpStream) {
+fn linger(mut socket: &TcpStream, limit: Duration, bytes: usize) {
     if socket.shutdown(Shutdown::Write).is_err() {
         return;
     }
-    let deadline = Instant::now() + LINGER_LIMIT;
+    let deadline = Instant::now() + limit;
     let mut scratch = [0; 16 * 1024];
     let mut dropped = 0;
-    while dropped < LINGER_BYTES {
+    while dropped < bytes {
         let left = deadline.saturating_duration_since(Instant::now());
         let mut readable = [PollEntry::new(socket.as_fd(), Events::READABLE)];
-        if left.is_zero() || !poll(&mut readable, Some(left)) {
+        if !poll(&mut readable, Some(left)) {
             return;
         }
         match socket.read(&mut scratch) {

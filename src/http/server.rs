@@ -472,6 +472,15 @@ mod tests {
         let answered = answer(&mut newest);
         assert!(answered.contains("Connection: close"), "{answered}");
         assert!(thread_in(&answered).contains("spare"), "{answered}");
+        // It waits for no client that goes on.
+        let begun = Instant::now();
+        while !lock(&server.handover.place).is_spare_free {
+            assert!(
+                begun.elapsed() < Duration::from_secs(1),
+                "the thread is held"
+            );
+            thread::yield_now();
+        }
         assert!(ask(&mut operator, REQUEST).starts_with("HTTP/1.1 200 "));
     }
 
