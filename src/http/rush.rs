@@ -38,10 +38,12 @@ impl Rush {
         self.all.iter().sum::<usize>() < LEAST_SHARE
     }
 
-    /// Counts a connection. Whether it is beyond the share of its user.
-    pub fn is_flood(&mut self, opener: Opener, now: Instant) -> bool {
+    /// Counts a connection. Whether it is beyond the share of its user. One that came while it was [quiet](Self::is_quiet)
+    /// has no opener, and is nobody's: as a user of its own it would be somebody beside whoever is alone.
+    pub fn is_flood(&mut self, opener: Option<Opener>, now: Instant) -> bool {
         self.turn(now);
         self.all[0] += 1;
+        let Some(opener) = opener else { return false };
         let own = self.opened.entry(opener).or_default();
         own[0] += 1;
         let own = own.iter().sum::<usize>();
@@ -72,7 +74,8 @@ mod tests {
 
     /// How many of so many connections are refused.
     fn refused(rush: &mut Rush, opener: Opener, count: usize, now: Instant) -> usize {
-        (0..count).filter(|_| rush.is_flood(opener, now)).count()
+        let is_flood = |_: &usize| rush.is_flood(Some(opener), now);
+        (0..count).filter(is_flood).count()
     }
 
     #[test]
@@ -111,6 +114,16 @@ mod tests {
         for user in users {
             assert!(refused(&mut rush, user, 10_000, now + 3 * WINDOW) > 0);
         }
+    }
+
+    #[test]
+    fn who_came_while_it_was_quiet_is_nobody_beside_a_sandbox_alone() {
+        let (mut rush, now) = (Rush::default(), Instant::now());
+        for _ in 0..16 {
+            assert!(!rush.is_flood(None, now));
+        }
+        assert_eq!(refused(&mut rush, SANDBOX, 1000, now), 0);
+        assert!(!rush.is_quiet(now));
     }
 
     #[test]

@@ -161,10 +161,12 @@ impl<H: Handler> Server<H> {
         let own = socket.local_addr().unwrap_or(address);
         let is_local = self.users.is_some() && is_here(own, address);
         let now = Instant::now();
+        let mut is_quiet = false;
         let peer = if !is_local {
             Peer::at(address.ip())
         } else if self.seats.is_quiet() && self.rush.is_quiet(now) {
             // Asking the kernel takes longer than the rest of accepting.
+            is_quiet = true;
             Peer::User(None)
         } else {
             Peer::User(sys::tcp_peer_uid(own, address))
@@ -176,6 +178,7 @@ impl<H: Handler> Server<H> {
                 }
                 _ => Opener::Other,
             };
+            let opener = (!is_quiet).then_some(opener);
             if self.rush.is_flood(opener, now) {
                 let text = "this user opens connections faster than others can; try again later";
                 refuse(&socket, "too_many_connections", text);

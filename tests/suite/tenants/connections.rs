@@ -149,6 +149,27 @@ fn idle_connections_beside_1024_descriptors() {
     expect_room(&server, &neighbour);
 }
 
+/// It is no flood where nobody else connects, from the first connection on.
+#[test]
+fn a_sandbox_alone_that_opens_many_connections_at_once() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    // As many as a user may have that has shown no token.
+    let script = format!(
+        "import socket
+every = [socket.create_connection(('127.0.0.1', {})) for _ in range(120)]
+for one in every:
+    one.sendall(b'GET /health HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n')
+print(sum(one.recv(12) == b'HTTP/1.1 200' for one in every))",
+        server.address.port()
+    );
+    let ran = sandbox.exec(&serde_json::json!({ "cmd": ["python3", "-c", script] }));
+    assert_eq!(ran.stdout, "120\n", "{}", ran.stderr);
+}
+
 #[test]
 fn sandboxes_that_take_all_seats_together() {
     if !is_root() {
