@@ -13,13 +13,16 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::errno::Errno;
+
 use super::connection::{self, Handler};
 use super::rush::{Opener, Rush};
 use super::seats::{Peer, Seat, Seats};
 use crate::limits::memory::Room;
+use crate::logging;
+use crate::sys::{self, SocketDiag};
 use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, lock};
-use crate::{logging, sys};
 
 /// Address space; a thread touches a small part of it.
 const STACK_BYTES: usize = 256 * 1024;
@@ -67,6 +70,8 @@ pub struct Server<H> {
     /// The users of a host's sandboxes.
     users: Option<RangeInclusive<u32>>,
     rush: Rush,
+    /// Open from the start: who opens connections is asked most when descriptors run out.
+    diag: Option<SocketDiag>,
     handover: Arc<Handover>,
     /// Closed when descriptors have run out, so that a connection can be accepted and refused.
     spare_descriptor: Option<std::fs::File>,
@@ -88,6 +93,7 @@ impl<H: Handler> Server<H> {
         let handover = Arc::<Handover>::default();
         start_spare_thread(&handler, &handover)?;
         Ok(Self {
+            diag: users.as_ref().and_then(|_| SocketDiag::open().ok()),
             handover,
             listener,
             handler,
@@ -161,29 +167,26 @@ impl<H: Handler> Server<H> {
         let own = socket.local_addr().unwrap_or(address);
         let is_local = self.users.is_some() && is_here(own, address);
         let now = Instant::now();
-        let mut is_quiet = false;
-        let peer = if !is_local {
-            Peer::at(address.ip())
+        let (peer, opener) = if !is_local {
+            (Peer::at(address.ip()), Some(Opener::Other))
         } else if self.seats.is_quiet() && self.rush.is_quiet(now) {
             // Asking the kernel takes longer than the rest of accepting.
-            is_quiet = true;
-            Peer::User(None)
+            (Peer::User(None), None)
         } else {
-            Peer::User(sys::tcp_peer_uid(own, address))
-        };
-        if let Some(users) = &self.users {
-            let opener = match peer {
-                Peer::User(user) if user.is_none_or(|user| users.contains(&user)) => {
+            let user = self.peer_uid(own, address);
+            let opener = match (user, &self.users) {
+                (Ok(user), Some(users)) if user.is_none_or(|user| users.contains(&user)) => {
                     Opener::Local(user)
                 }
+                // Whose it is could not be asked: it must not pay for what sandboxes do.
                 _ => Opener::Other,
             };
-            let opener = (!is_quiet).then_some(opener);
-            if self.rush.is_flood(opener, now) {
-                let text = "this user opens connections faster than others can; try again later";
-                refuse(&socket, "too_many_connections", text);
-                return None;
-            }
+            (Peer::User(user.ok().flatten()), Some(opener))
+        };
+        if self.users.is_some() && self.rush.is_flood(opener, now) {
+            let text = "this user opens connections faster than others can; try again later";
+            refuse(&socket, "too_many_connections", text);
+            return None;
         }
         let socket = Arc::new(socket);
         let ledger = match peer {
@@ -198,10 +201,16 @@ impl<H: Handler> Server<H> {
         Some((socket, seat))
     }
 
+    /// Which user of this machine is at the other end.
+    fn peer_uid(&mut self, own: SocketAddr, peer: SocketAddr) -> Result<Option<u32>, Errno> {
+        let diag = self.diag.as_mut().ok_or(Errno::EMFILE)?;
+        diag.tcp_peer_uid(own, peer)
+    }
+
     /// Serves a connection on the thread of one that makes room, else on the spare thread, or refuses it. The thread of
     /// one that has ended has given its descriptor and its memory back before; the spare thread has no descriptor to give.
     /// False if it is refused.
-    fn serve_in_place_of_others(&self, connection: Seated, lack: Lack) -> bool {
+    fn serve_in_place_of_others(&mut self, connection: Seated, lack: Lack) -> bool {
         let (socket, mut seat) = connection;
         let number = seat.limit_time_for_token();
         self.handover.put((socket, seat));
@@ -238,11 +247,12 @@ impl<H: Handler> Server<H> {
     }
 
     /// Whether the spare thread may serve a connection: of a host, none of a user who may be a sandbox's.
-    fn may_use_spare_thread(&self, socket: &TcpStream) -> bool {
+    fn may_use_spare_thread(&mut self, socket: &TcpStream) -> bool {
         match (&self.users, socket.local_addr(), socket.peer_addr()) {
             (Some(users), Ok(own), Ok(peer)) if is_here(own, peer) => {
-                let user = sys::tcp_peer_uid(own, peer);
-                user.is_some_and(|user| !users.contains(&user))
+                let users = users.clone();
+                let user = self.peer_uid(own, peer);
+                user.is_ok_and(|user| user.is_some_and(|user| !users.contains(&user)))
             }
             _ => true,
         }
@@ -485,6 +495,21 @@ mod tests {
             thread::yield_now();
         }
         assert!(ask(&mut operator, REQUEST).starts_with("HTTP/1.1 200 "));
+    }
+
+    #[test]
+    fn who_cannot_be_asked_about_does_not_pay_for_users_that_flood() {
+        let mut server = server();
+        (server.users, server.diag) = (Some(1..=9), None);
+        let now = Instant::now();
+        for user in [None, Some(1)] {
+            for _ in 0..1000 {
+                server.rush.is_flood(Some(Opener::Local(user)), now);
+            }
+        }
+        let _client = client(&server);
+        let (socket, address) = server.listener.accept().unwrap();
+        assert!(server.seat(socket, address).is_some());
     }
 
     #[test]

@@ -6,7 +6,7 @@
 use std::io::ErrorKind;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 
 use nix::errno::Errno;
@@ -78,18 +78,42 @@ pub fn tcp_state(socket: BorrowedFd<'_>) -> Result<TcpState, Errno> {
     })
 }
 
-/// The user that made the socket at the other end of a connection within this machine: `local` is this
-/// end, `peer` the other one. `None` if there is no such socket here or the kernel does not tell, and
-/// for a socket that no process holds any more, because the kernel then reports uid 0.
-///
-/// A user that this process's user namespace does not map is the overflow uid.
+/// As [`SocketDiag::tcp_peer_uid`], once; `None` also if the kernel cannot be asked, for example because no descriptor is left.
 pub fn tcp_peer_uid(local: SocketAddr, peer: SocketAddr) -> Option<libc::uid_t> {
-    let socket = look_up(peer, local).ok()??;
-    let ends = [socket.local, socket.remote];
-    let is_meant = ends == [peer, local].map(|end| (end.ip().to_canonical(), end.port()));
-    let states_without_process = [SYN_RECEIVED, TIME_WAIT, CLOSED, LISTEN, NEW_SYN_RECEIVED];
-    let is_held = socket.inode != 0 && !states_without_process.contains(&socket.state);
-    (is_meant && is_held).then_some(socket.uid)
+    SocketDiag::open().ok()?.tcp_peer_uid(local, peer).ok()?
+}
+
+/// Asks about sockets, even when no more descriptors can be opened.
+pub struct SocketDiag(Channel);
+
+impl SocketDiag {
+    /// # Errors
+    /// As socket(2).
+    pub fn open() -> Result<Self, Errno> {
+        Channel::open(SockProtocol::NetlinkSockDiag).map(Self)
+    }
+
+    /// The user that made the socket at the other end of a connection within this machine: `local` is this
+    /// end, `peer` the other one. `None` if there is no such socket here, and for a socket that no process holds any
+    /// more, because the kernel then reports uid 0.
+    ///
+    /// A user that this process's user namespace does not map is the overflow uid.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked, or does not tell.
+    pub fn tcp_peer_uid(
+        &mut self,
+        local: SocketAddr,
+        peer: SocketAddr,
+    ) -> Result<Option<libc::uid_t>, Errno> {
+        Ok(look_up(&self.0, peer, local)?.and_then(|socket| {
+            let ends = [socket.local, socket.remote];
+            let is_meant = ends == [peer, local].map(|end| (end.ip().to_canonical(), end.port()));
+            let without_process = [SYN_RECEIVED, TIME_WAIT, CLOSED, LISTEN, NEW_SYN_RECEIVED];
+            let is_held = socket.inode != 0 && !without_process.contains(&socket.state);
+            (is_meant && is_held).then_some(socket.uid)
+        }))
+    }
 }
 
 /// Whether a listening TCP socket would get a connection to an address of this machine.
@@ -112,7 +136,8 @@ pub fn tcp_listener_uid(address: SocketAddr) -> Result<Option<libc::uid_t>, Errn
         SocketAddr::V6(_) => IpAddr::from([0; 16]),
     };
     // The kernel prefers a connection, and no connection has this other end.
-    let found = look_up(address, SocketAddr::new(unspecified, 0))?;
+    let channel = Channel::open(SockProtocol::NetlinkSockDiag)?;
+    let found = look_up(&channel, address, SocketAddr::new(unspecified, 0))?;
     Ok(found
         .filter(|socket| socket.state == LISTEN)
         .map(|socket| socket.uid))
@@ -125,7 +150,8 @@ fn check_support() -> Result<(), Errno> {
     let is_supported = if let Some(known) = IS_SUPPORTED.get() {
         *known
     } else {
-        let (answer, _) = ask_for_sockets(ALL, libc::AF_INET, &[0; SOCKET_BYTES])?;
+        let channel = Channel::open(SockProtocol::NetlinkSockDiag)?;
+        let (answer, _) = ask_for_sockets(&channel, ALL, libc::AF_INET, &[0; SOCKET_BYTES])?;
         *IS_SUPPORTED.get_or_init(|| answer == DONE)
     };
     is_supported.then_some(()).ok_or(Errno::ENOENT)
@@ -145,7 +171,11 @@ struct Found {
 const SOCKET_BYTES: usize = 48;
 
 /// Finds the socket whose ends these are, else one that listens at `local`.
-fn look_up(local: SocketAddr, remote: SocketAddr) -> Result<Option<Found>, Errno> {
+fn look_up(
+    channel: &Channel,
+    local: SocketAddr,
+    remote: SocketAddr,
+) -> Result<Option<Found>, Errno> {
     let ends = [local, remote].map(|end| end.ip().to_canonical());
     let (family, addresses) = match ends {
         [IpAddr::V4(local), IpAddr::V4(remote)] => {
@@ -175,7 +205,7 @@ fn look_up(local: SocketAddr, remote: SocketAddr) -> Result<Option<Found>, Errno
     id[20..36].copy_from_slice(&addresses[1]);
     id[36..40].copy_from_slice(&interface.to_ne_bytes());
     id[40..].fill(0xff);
-    match ask_for_sockets(ONE, family, &id)? {
+    match ask_for_sockets(channel, ONE, family, &id)? {
         (BY_FAMILY, body) => Ok(parse(&body)),
         // EINVAL: a kernel without IPv6.
         (ERROR, body) => match errno_of(&body) {
@@ -188,6 +218,7 @@ fn look_up(local: SocketAddr, remote: SocketAddr) -> Result<Option<Found>, Errno
 
 /// Sends a request about TCP sockets.
 fn ask_for_sockets(
+    channel: &Channel,
     flags: u16,
     family: libc::c_int,
     id: &[u8; SOCKET_BYTES],
@@ -198,7 +229,7 @@ fn ask_for_sockets(
     body[0] = u8::try_from(family).unwrap_or_default();
     body[1] = u8::try_from(libc::IPPROTO_TCP).unwrap_or_default();
     body.extend(id);
-    exchange(SockProtocol::NetlinkSockDiag, BY_FAMILY, flags, &body)
+    channel.exchange(BY_FAMILY, flags, &body)
 }
 
 /// Whether the kernel delivers to this machine what it sends to an address. Where it does not tell, the answer is no only
@@ -226,42 +257,42 @@ fn has_local_route(address: IpAddr) -> Result<bool, Errno> {
     let length = u16::try_from(octets.len() + 4).unwrap_or_default();
     body.extend([length, DESTINATION].map(u16::to_ne_bytes).concat());
     body.extend(octets);
-    match exchange(SockProtocol::NetlinkRoute, GET_ROUTE, ONE, &body)? {
+    let channel = Channel::open(SockProtocol::NetlinkRoute)?;
+    match channel.exchange(GET_ROUTE, ONE, &body)? {
         (ERROR, body) => Err(errno_of(&body)),
         (_, body) => body.get(7).map(|kind| *kind == LOCAL).ok_or(Errno::EBADMSG),
     }
 }
 
-/// Sends a request. Returns the type and the body of the first message of the answer, which the kernel has written when
-/// send(2) returns.
-fn exchange(
-    protocol: SockProtocol,
-    kind: u16,
-    flags: u16,
-    body: &[u8],
-) -> Result<(u16, Vec<u8>), Errno> {
-    const HEADER: usize = 16;
-    let channel = socket(
-        AddressFamily::Netlink,
-        SockType::Raw,
-        SockFlag::SOCK_CLOEXEC,
-        protocol,
-    )?;
-    // struct nlmsghdr: length, type, flags, sequence, sender.
-    let length = u32::try_from(HEADER + body.len()).unwrap_or_default();
-    let mut request = length.to_ne_bytes().to_vec();
-    request.extend([kind, flags].map(u16::to_ne_bytes).concat());
-    request.extend([0; 8]);
-    request.extend(body);
-    send(channel.as_raw_fd(), &request, MsgFlags::empty())?;
-    let mut answer = vec![0; 4096];
-    let count = recv(channel.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
-    answer.truncate(count);
-    let (kind, body) = (half(&answer, 4), answer.get(HEADER..));
-    let (Some(kind), Some(body)) = (kind, body) else {
-        return Err(Errno::EBADMSG);
-    };
-    Ok((kind, body.to_vec()))
+/// A netlink socket of one protocol.
+struct Channel(OwnedFd);
+
+impl Channel {
+    fn open(protocol: SockProtocol) -> Result<Self, Errno> {
+        let (family, flags) = (AddressFamily::Netlink, SockFlag::SOCK_CLOEXEC);
+        socket(family, SockType::Raw, flags, protocol).map(Self)
+    }
+
+    /// Sends a request. Returns the type and the body of the first message of the answer, which the kernel has written when
+    /// send(2) returns. A request for one thing has no other message, so another one may follow.
+    fn exchange(&self, kind: u16, flags: u16, body: &[u8]) -> Result<(u16, Vec<u8>), Errno> {
+        const HEADER: usize = 16;
+        // struct nlmsghdr: length, type, flags, sequence, sender.
+        let length = u32::try_from(HEADER + body.len()).unwrap_or_default();
+        let mut request = length.to_ne_bytes().to_vec();
+        request.extend([kind, flags].map(u16::to_ne_bytes).concat());
+        request.extend([0; 8]);
+        request.extend(body);
+        send(self.0.as_raw_fd(), &request, MsgFlags::empty())?;
+        let mut answer = vec![0; 4096];
+        let count = recv(self.0.as_raw_fd(), &mut answer, MsgFlags::MSG_DONTWAIT)?;
+        answer.truncate(count);
+        let (kind, body) = (half(&answer, 4), answer.get(HEADER..));
+        let (Some(kind), Some(body)) = (kind, body) else {
+            return Err(Errno::EBADMSG);
+        };
+        Ok((kind, body.to_vec()))
+    }
 }
 
 /// Parses a `struct inet_diag_msg`: family, state, timer, retransmissions, socket, expiry, two queues, uid,
@@ -374,6 +405,12 @@ mod tests {
             let local = socket.local_addr().unwrap();
             let uid = nix::unistd::geteuid().as_raw();
             assert_eq!(tcp_peer_uid(local, peer), Some(uid), "{addresses:?}");
+            // One socket serves many questions, whatever their answers.
+            let mut kept = SocketDiag::open().unwrap();
+            for _ in 0..3 {
+                assert_eq!(kept.tcp_peer_uid(local, peer), Ok(Some(uid)));
+                assert_eq!(kept.tcp_peer_uid(peer, peer), Ok(None));
+            }
             // The kernel would answer with the listener.
             let mut other = peer;
             other.set_port(1);

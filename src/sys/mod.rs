@@ -40,7 +40,8 @@ pub use attributes::{
 };
 pub use descriptors::{clone_file, is_getting_scarce, is_scarce, prepare_descriptors};
 pub use diag::{
-    TcpState, is_delivered_here, is_tcp_listening, tcp_listener_uid, tcp_peer_uid, tcp_state,
+    SocketDiag, TcpState, is_delivered_here, is_tcp_listening, tcp_listener_uid, tcp_peer_uid,
+    tcp_state,
 };
 pub use identity::{
     ActingAs, User, user_has_processes, withhold_capabilities_from_children,
