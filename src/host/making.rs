@@ -61,12 +61,7 @@ impl Host {
             logging::info(format_args!("cannot make a sandbox: {error}"));
         })?;
         let mut table = self.table();
-        // So that nothing fails between the first and the last.
-        table.sandboxes.reserve(made.len());
-        for sandbox in &made {
-            let known = Arc::clone(sandbox);
-            table.sandboxes.insert(sandbox.id.clone(), known);
-        }
+        table.insert(&made);
         table.reserved -= made.len();
         reserved.reservations.clear();
         drop(table);

@@ -235,10 +235,7 @@ impl Host {
 
     /// What the sandbox with this uid holds.
     pub fn ledger_of_user(&self, uid: u32) -> Option<Arc<Ledger>> {
-        let table = self.table();
-        let mut sandboxes = table.sandboxes.values();
-        let sandbox = sandboxes.find(|sandbox| sandbox.user.uid == uid)?;
-        Some(Arc::clone(&sandbox.workspace.ledger))
+        self.table().ledger_of_user(uid)
     }
 
     /// A lease on a sandbox's workspace.

@@ -28,6 +28,8 @@ pub(super) struct SandboxTable {
     capacity: usize,
     ids: Ids,
     pub(super) sandboxes: HashMap<String, Arc<Sandbox>>,
+    /// What those hold, by the uids of their users.
+    ledgers: HashMap<u32, Arc<Ledger>>,
     /// Number of sandboxes that are being made.
     pub(super) reserved: usize,
     /// Keys of the requests that are making one.
@@ -57,6 +59,7 @@ impl SandboxTable {
             capacity,
             ids,
             sandboxes: HashMap::new(),
+            ledgers: HashMap::new(),
             reserved: 0,
             keys: HashSet::new(),
             ending: HashSet::new(),
@@ -84,9 +87,28 @@ impl SandboxTable {
         self.ending.contains(id) || self.retried.contains(id)
     }
 
+    /// Lists sandboxes that were made.
+    pub(super) fn insert(&mut self, made: &[Arc<Sandbox>]) {
+        // So that nothing fails between the first and the last.
+        self.sandboxes.reserve(made.len());
+        self.ledgers.reserve(made.len());
+        for sandbox in made {
+            let ledger = Arc::clone(&sandbox.workspace.ledger);
+            self.ledgers.insert(sandbox.user.uid, ledger);
+            self.sandboxes
+                .insert(sandbox.id.clone(), Arc::clone(sandbox));
+        }
+    }
+
+    /// What the sandbox with this uid holds.
+    pub(super) fn ledger_of_user(&self, uid: u32) -> Option<Arc<Ledger>> {
+        self.ledgers.get(&uid).cloned()
+    }
+
     /// Takes a sandbox, or the rest of a stuck one, out of the table for deletion.
     pub(super) fn take(&mut self, id: &str) -> Option<Arc<Sandbox>> {
         if let Some(sandbox) = self.sandboxes.remove(id) {
+            self.ledgers.remove(&sandbox.user.uid);
             self.ending.insert(id.to_owned());
             return Some(sandbox);
         }
