@@ -57,6 +57,17 @@ impl Peer {
     }
 }
 
+/// Whether a connection has made room for another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Eviction {
+    /// One was closed.
+    Done,
+    /// The oldest may still show a token, for so long.
+    Early(Duration),
+    /// All have shown a token, or came later.
+    Nobody,
+}
+
 /// Whom a connection belongs to.
 enum Owner {
     Peer,
@@ -162,7 +173,7 @@ impl Seats {
         self.take_charging(peer, socket, None)
     }
 
-    /// The same. What the connection holds is charged to `ledger`, or to one that the peer has for all its connections.
+    /// As [`Seats::take`]. What the connection holds is charged to `ledger`, if there is one.
     pub fn take_charging(
         &self,
         peer: Peer,
@@ -212,19 +223,19 @@ impl Seats {
     }
 
     /// Closes the oldest connection of all peers for the one with this number. Its thread may take a moment to end.
-    /// Returns how long the oldest one has still to show a token, if it was too early to close it, else zero. `None` if
-    /// there is no older one.
-    pub fn make_room(&self, newest: usize) -> Option<Duration> {
+    pub fn make_room(&self, newest: usize) -> Eviction {
         let mut table = lock(&self.0.table);
-        let (&oldest, waiting) = table.waiting.range(..newest).next()?;
+        let Some((&oldest, waiting)) = table.waiting.range(..newest).next() else {
+            return Eviction::Nobody;
+        };
         let age = waiting.since.as_ref().map(Instant::elapsed);
         let left = LEAST_TIME.saturating_sub(age.unwrap_or_default());
         if !left.is_zero() {
-            return Some(left);
+            return Eviction::Early(left);
         }
         table.evict(oldest);
         self.0.note(&table);
-        Some(left)
+        Eviction::Done
     }
 }
 
@@ -246,7 +257,7 @@ pub struct Seat {
     number: usize,
     socket: Arc<TcpStream>,
     owner: Owner,
-    /// Whether nobody has asked which user of this machine the peer is.
+    /// Whether it is not known which user of this machine the peer is.
     is_unknown: bool,
     /// When the connection ends if it still belongs to a peer.
     deadline: Option<Instant>,
@@ -477,7 +488,9 @@ mod tests {
         let mut held = take(&seats, REMOTE, 4);
         held[0].give_to_operator(&seats.0.budget.whole()).unwrap();
         let newest = held[3].number;
-        let left = seats.make_room(newest).unwrap();
+        let Eviction::Early(left) = seats.make_room(newest) else {
+            panic!("it was closed");
+        };
         assert!(!left.is_zero(), "it may be about to show a token");
         for waiting in lock(&seats.0.table).waiting.values_mut() {
             waiting.since = waiting
@@ -485,10 +498,14 @@ mod tests {
                 .and_then(|since| since.checked_sub(LEAST_TIME));
         }
         for oldest in [1, 2] {
-            assert_eq!(seats.make_room(newest), Some(Duration::ZERO));
+            assert_eq!(seats.make_room(newest), Eviction::Done);
             assert!(!is_waiting(&seats, &held[oldest]));
         }
-        assert_eq!(seats.make_room(newest), None, "it makes no room for itself");
+        assert_eq!(
+            seats.make_room(newest),
+            Eviction::Nobody,
+            "it makes no room for itself"
+        );
         assert_eq!(seats.count(), 2);
     }
 

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 
 use super::connection::{self, Handler};
 use super::rush::{Opener, Rush};
-use super::seats::{Peer, Seat, Seats};
+use super::seats::{Eviction, Peer, Seat, Seats};
 use crate::limits::memory::Room;
 use crate::logging;
 use crate::sys::{self, SocketDiag};
@@ -215,14 +215,18 @@ impl<H: Handler> Server<H> {
         let number = seat.limit_time_for_token();
         self.handover.put((socket, seat));
         let deadline = Instant::now() + TIME_FOR_ROOM;
-        while Instant::now() < deadline
-            && let Some(left) = self.seats.make_room(number)
-        {
-            // One that has just come may be about to show a token.
-            let limit = if left.is_zero() {
-                TIME_TO_END
-            } else {
-                left.min(TIME_TO_END)
+        let mut is_made = false;
+        while Instant::now() < deadline {
+            let limit = match self.seats.make_room(number) {
+                Eviction::Done => {
+                    is_made = true;
+                    TIME_TO_END
+                }
+                // One that has just come may be about to show a token.
+                Eviction::Early(left) => left.min(TIME_TO_END),
+                // Those that were closed may still be ending.
+                Eviction::Nobody if is_made => TIME_TO_END,
+                Eviction::Nobody => break,
             };
             if self.handover.is_taken_within(limit) {
                 return true;
@@ -310,7 +314,7 @@ impl Handover {
         self.has_changed.wait_while_for(place, limit, is_there).1
     }
 
-    /// Gives it a connection; it is the error if the spare thread has another one.
+    /// Gives the spare thread a connection, or gives it back if that has another one.
     fn give_to_spare(&self, connection: Seated) -> Result<(), Seated> {
         let mut place = lock(&self.place);
         if !std::mem::take(&mut place.is_spare_free) {

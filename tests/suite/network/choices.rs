@@ -144,7 +144,7 @@ fn each_sandbox_chooses_and_shows_its_network() {
             .map(|one| &one["network"])
             .collect();
         assert_eq!(listed, [default, default, "open", "blocked"]);
-        let postures = &server.get("/health").json()["isolation"]["postures"];
+        let policies = &server.get("/health").json()["isolation"]["postures"];
         assert_eq!(policies, &json!(["open", "allowlist", "blocked"]));
     }
 }

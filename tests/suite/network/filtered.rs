@@ -664,7 +664,7 @@ fn the_check_sends_nothing_where_the_kernel_keeps_sockets_in() {
     let tap = Wiretap::start(&lan);
     in_both_modes(&lan, &allow(&[]), |place, more| {
         assert_eq!(sh(place, more, "echo ran"), "ran\n");
-        let postures = &place.server.get("/health").json()["isolation"]["postures"];
+        let policies = &place.server.get("/health").json()["isolation"]["postures"];
         assert_eq!(policies, &json!(["open", "allowlist", "blocked"]));
     });
     assert_eq!(tap.finish(), Vec::<String>::new());
@@ -687,7 +687,7 @@ fn a_machine_that_lets_loopback_out_does_not_offer_it() {
     });
     for builder in [Server::builder(), Server::host()] {
         let server = lan.start(builder);
-        let postures = &server.get("/health").json()["isolation"]["postures"];
+        let policies = &server.get("/health").json()["isolation"]["postures"];
         assert_eq!(policies, &json!(["open", "blocked"]));
         let is_host = server.place.is_some();
         let (route, body) = if is_host {
