@@ -245,7 +245,7 @@ fn another_sandbox_is_not_reached_by_any_tool() {
         endpoint.fails(
             "read_file",
             &json!({ "path": format!("{home}/mine") }),
-            "not_found",
+            "forbidden",
         );
         let ran = endpoint.call("run", &json!({ "cmd": format!("cat {home}/mine") }));
         assert_ne!(ran["exit_code"], 0);
