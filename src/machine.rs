@@ -110,13 +110,6 @@ impl Machine {
         let most = usize::try_from(memory / 8).unwrap_or(usize::MAX);
         let shared = Shared::new(config.log_bytes.min(most), config.log_total_bytes.min(most))?;
         let most_connections = most_connections(config, memory);
-        if most_connections < config.max_connections {
-            logging::info(format_args!(
-                "serves {most_connections} of SBX_MAX_CONNECTIONS={} connections: the limits of memory, descriptors or threads \
-                 are lower",
-                config.max_connections
-            ));
-        }
         let seats = Seats::new(most_connections, Arc::clone(&budget));
         let egress = Egress::new(seats.clone());
         let contexts = ContextsSettings {
@@ -162,6 +155,13 @@ impl Machine {
                 contexts,
             ))
         };
+        if most_connections < config.max_connections {
+            logging::info(format_args!(
+                "serves {most_connections} of SBX_MAX_CONNECTIONS={} connections: the limits of memory, descriptors or threads \
+                 are lower",
+                config.max_connections
+            ));
+        }
         Ok(Self {
             kind,
             started: Instant::now(),
