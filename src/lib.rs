@@ -247,6 +247,13 @@ fn serve(as_init: bool) -> Result<(), Failure> {
         machine.mode(),
         isolation(machine)
     ));
+    // After the ready line, which clients wait for.
+    let (most, wanted) = (machine.seats.most(), config.max_connections);
+    if most < wanted {
+        logging::info(format_args!(
+            "serves {most} of SBX_MAX_CONNECTIONS={wanted} connections: memory, descriptors or threads suffice for no more"
+        ));
+    }
     accept_until_end(server, machine, &signals);
     Ok(())
 }

@@ -17,7 +17,6 @@ use crate::http::seats::Seats;
 use crate::interpreter::ContextsSettings;
 use crate::limits::ledger::{Budget, Ledger};
 use crate::limits::memory;
-use crate::logging;
 use crate::ports::Ports;
 use crate::process::registry::Shared;
 use crate::sys::{self, proc::process_limit};
@@ -155,13 +154,6 @@ impl Machine {
                 contexts,
             ))
         };
-        if most_connections < config.max_connections {
-            logging::info(format_args!(
-                "serves {most_connections} of SBX_MAX_CONNECTIONS={} connections: the limits of memory, descriptors or threads \
-                 are lower",
-                config.max_connections
-            ));
-        }
         Ok(Self {
             kind,
             started: Instant::now(),

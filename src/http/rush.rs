@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_millis(100);
 
 /// What everybody may open in two windows.
-const LEAST_SHARE: usize = 64;
+const LEAST_SHARE: usize = 256;
 
 /// Who opens connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -85,7 +85,10 @@ mod tests {
         assert_eq!(refused(&mut rush, Opener::Other, 1, now), 0);
         assert_eq!(refused(&mut rush, SANDBOX, 1000, now), 1000);
         // The few of another one are not.
-        assert_eq!(refused(&mut rush, Opener::Local(Some(8)), 64, now), 0);
+        assert_eq!(
+            refused(&mut rush, Opener::Local(Some(8)), LEAST_SHARE, now),
+            0
+        );
         // When nobody else has come for two windows it is alone again.
         let mut later = now;
         for _ in 0..3 {

@@ -158,6 +158,11 @@ impl Seats {
         }))
     }
 
+    /// The most connections at once.
+    pub fn most(&self) -> usize {
+        self.0.all
+    }
+
     /// The number of open connections.
     pub fn count(&self) -> usize {
         self.0.taken.load(Ordering::Relaxed)
