@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_millis(100);
 
 /// What everybody may open in two windows.
-const LEAST_SHARE: usize = 256;
+const LEAST_SHARE: usize = 1024;
 
 /// Who opens connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
