@@ -480,13 +480,14 @@ fn the_hog_dies_and_not_the_server(engine: &Engine) {
 fn a_full_process_table_is_an_error_that_passes(engine: &Engine) {
     let container = engine.start(&["--pids-limit", "40"], &[]);
     let server = &container.server;
+    // With a token: a connection without one would make room for the next.
     let mut first = server.connect();
-    assert_eq!(first.request("GET", "/health", &[], b"").status, 200);
+    assert_eq!(first.request("GET", "/v1/processes", &[], b"").status, 200);
 
     let mut others: Vec<_> = (0..80).map(|_| server.connect()).collect();
     let replies: Vec<_> = others
         .iter_mut()
-        .map(|connection| connection.request("GET", "/health", &[], b""))
+        .map(|connection| connection.request("GET", "/v1/processes", &[], b""))
         .collect();
     let count = |status| {
         replies
