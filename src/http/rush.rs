@@ -81,7 +81,8 @@ mod tests {
     #[test]
     fn a_sandbox_is_refused_what_is_beyond_its_share_while_others_connect() {
         let (mut rush, now) = (Rush::default(), Instant::now());
-        assert_eq!(refused(&mut rush, SANDBOX, 1000, now), 0, "it is alone");
+        let alone = refused(&mut rush, SANDBOX, LEAST_SHARE, now);
+        assert_eq!(alone, 0, "it is alone");
         assert_eq!(refused(&mut rush, Opener::Other, 1, now), 0);
         assert_eq!(refused(&mut rush, SANDBOX, 1000, now), 1000);
         // The few of another one are not.
@@ -95,14 +96,14 @@ mod tests {
             later += WINDOW;
             refused(&mut rush, SANDBOX, 100, later);
         }
-        assert_eq!(refused(&mut rush, SANDBOX, 1000, later), 0);
+        assert_eq!(refused(&mut rush, SANDBOX, 2 * LEAST_SHARE, later), 0);
     }
 
     #[test]
     fn who_is_as_fast_as_others_and_who_is_no_sandbox_is_not_refused() {
         let (mut rush, now) = (Rush::default(), Instant::now());
         let users = [Some(7), Some(8), None].map(Opener::Local);
-        for _ in 0..1000 {
+        for _ in 0..2 * LEAST_SHARE {
             for user in users {
                 assert_eq!(refused(&mut rush, user, 1, now), 0);
             }
@@ -125,7 +126,7 @@ mod tests {
         for _ in 0..16 {
             assert!(!rush.is_flood(None, now));
         }
-        assert_eq!(refused(&mut rush, SANDBOX, 1000, now), 0);
+        assert_eq!(refused(&mut rush, SANDBOX, 2 * LEAST_SHARE, now), 0);
         assert!(!rush.is_quiet(now));
     }
 
