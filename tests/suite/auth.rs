@@ -13,31 +13,13 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use crate::fixture::{
-    Connection, PATIENCE, Reply, Server, TOKEN, TempDir, can_change_user, find, parse_replies,
-    public_copy, secret_server, spare_uid, wait_until,
+    Ask, Connection, PATIENCE, Reply, Server, Subjects, TOKEN, TempDir, can_change_user, find,
+    parse_replies, public_copy, routes, secret_server, spare_uid, wait_until,
 };
 use crate::skip;
 
 // ---------------------------------------------------------------------------------------------
 // Refused requests.
-
-/// The routes of contexts, each with a request that takes code or ignores it.
-const CONTEXT_ROUTES: &[(&str, &str)] = &[
-    ("GET", "/v1/contexts"),
-    ("POST", "/v1/contexts"),
-    ("GET", "/v1/contexts/c-1"),
-    ("DELETE", "/v1/contexts/c-1"),
-    ("POST", "/v1/contexts/c-1/execute"),
-    ("POST", "/v1/contexts/c-1/interrupt"),
-    ("POST", "/v1/contexts/c-1/restart"),
-    ("POST", "/v1/contexts/c-1/input"),
-    ("GET", "/v1/contexts/c-1/logs"),
-    ("GET", "/v1/contexts/c-1/executions"),
-    ("GET", "/v1/contexts/c-1/executions/e-1"),
-    ("GET", "/v1/contexts/c-1/executions/e-1/events"),
-    ("POST", "/v1/execute"),
-    ("POST", "/execute"),
-];
 
 /// A server with something to lose: files, a process that reads its stdin, a finished process.
 struct Estate {
@@ -64,169 +46,44 @@ impl Estate {
         }
     }
 
-    /// Every route, each with a request that would leave a trace or tell something.
-    #[allow(clippy::too_many_lines, reason = "it is a list")]
-    fn requests(&self) -> Vec<(&'static str, String, Vec<u8>)> {
-        let dir = self.dir.path().display();
-        let run = json!({"cmd": format!("touch {dir}/ran")})
-            .to_string()
-            .into_bytes();
-        let mut requests = vec![
-            ("POST", "/v1/exec".to_owned(), run.clone()),
-            (
-                "PUT",
-                format!("/v1/files/write?path={dir}/new"),
-                b"text".to_vec(),
-            ),
-            (
-                "POST",
-                format!("/v1/files/write?path={dir}/kept"),
-                b"text".to_vec(),
-            ),
-            (
-                "PUT",
-                format!("/v1/files/write?path={dir}/kept&offset=0"),
-                b"text".to_vec(),
-            ),
-            ("GET", format!("/v1/files/read?path={dir}/kept"), Vec::new()),
-            (
-                "HEAD",
-                format!("/v1/files/read?path={dir}/kept"),
-                Vec::new(),
-            ),
-            ("GET", format!("/v1/files/stat?path={dir}/kept"), Vec::new()),
-            (
-                "POST",
-                "/v1/files/hash".to_owned(),
-                format!("{{\"paths\":[\"{dir}/kept\"]}}").into_bytes(),
-            ),
-            (
-                "POST",
-                "/v1/files/compare".to_owned(),
-                format!("{{\"path\":\"{dir}\",\"entries\":[]}}").into_bytes(),
-            ),
-            ("GET", format!("/v1/files/archive?path={dir}"), Vec::new()),
-            ("GET", format!("/v1/files/list?path={dir}"), Vec::new()),
-            (
-                "DELETE",
-                format!("/v1/files/delete?path={dir}/kept"),
-                Vec::new(),
-            ),
-            (
-                "POST",
-                format!("/v1/files/delete?path={dir}/dir&recursive=1"),
-                Vec::new(),
-            ),
-            (
-                "POST",
-                format!("/v1/files/mkdir?path={dir}/made"),
-                Vec::new(),
-            ),
-            (
-                "PUT",
-                format!("/v1/files/archive?path={dir}/unpacked"),
-                vec![0; 1024],
-            ),
-            (
-                "POST",
-                format!("/v1/files/move?from={dir}/kept&to={dir}/gone"),
-                Vec::new(),
-            ),
-            ("GET", "/v1/network".to_owned(), Vec::new()),
-            ("GET", "/v1/venv".to_owned(), Vec::new()),
-            (
-                "POST",
-                "/v1/venv".to_owned(),
-                format!("{{\"path\":\"{dir}/venv\"}}").into_bytes(),
-            ),
-            ("GET", format!("/v1/files/glob?path={dir}"), Vec::new()),
-            (
-                "POST",
-                format!("/v1/files/patch?path={dir}"),
-                b"diff --git a/made b/made\nnew file mode 100644\n".to_vec(),
-            ),
-            (
-                "POST",
-                "/v1/files/grep".to_owned(),
-                format!(r#"{{"pattern":"kept","path":"{dir}"}}"#).into_bytes(),
-            ),
-            (
-                "POST",
-                "/v1/files/edit".to_owned(),
-                format!(r#"{{"path":"{dir}/kept","edits":[{{"lines":"1","new":"gone"}}]}}"#)
-                    .into_bytes(),
-            ),
-            (
-                "POST",
-                format!("/v1/files/copy?from={dir}/kept&to={dir}/copy"),
-                Vec::new(),
-            ),
-            (
-                "POST",
-                format!("/v1/files/chmod?path={dir}/kept&mode=777"),
-                Vec::new(),
-            ),
-            ("GET", format!("/v1/files/watch?path={dir}"), Vec::new()),
-            (
-                "POST",
-                "/v1/files/watches".to_owned(),
-                format!("{{\"path\":\"{dir}\"}}").into_bytes(),
-            ),
-            ("GET", "/v1/files/watches/w-1/events".to_owned(), Vec::new()),
-            ("DELETE", "/v1/files/watches/w-1".to_owned(), Vec::new()),
-            ("GET", "/v1/languages".to_owned(), Vec::new()),
-            ("OPTIONS", "/v1/exec".to_owned(), Vec::new()),
-            ("OPTIONS", "/v1/nope".to_owned(), Vec::new()),
-            ("BREW", "/v1/exec".to_owned(), Vec::new()),
-            ("GET", "/v1".to_owned(), Vec::new()),
-            ("GET", "/v1/nope".to_owned(), Vec::new()),
-            ("GET", "/health/".to_owned(), Vec::new()),
-            ("GET", "//health".to_owned(), Vec::new()),
-            ("GET", "http://sandbox/v1/processes".to_owned(), Vec::new()),
-            ("GET", "https://sandbox/v1/processes".to_owned(), Vec::new()),
-            ("GET", "/v1/processes?/health".to_owned(), Vec::new()),
-            ("OPTIONS", "*".to_owned(), Vec::new()),
-            ("GET", "/%68ealth".to_owned(), Vec::new()),
-            ("GET", "/health/../v1/processes".to_owned(), Vec::new()),
-            ("GET", "/v1/sandboxes".to_owned(), Vec::new()),
-            ("POST", "/v1/sandboxes".to_owned(), b"{}".to_vec()),
-            ("GET", "/v1/proxy/80/".to_owned(), Vec::new()),
-            // What would be refused for other reasons is not told the reason.
-            ("POST", "/v1/exec".to_owned(), b"{".to_vec()),
-            ("PUT", "/v1/files/write".to_owned(), b"text".to_vec()),
-            (
-                "GET",
-                format!("/v1/files/read?path={dir}/missing"),
-                Vec::new(),
-            ),
-        ];
-        for (method, route) in CONTEXT_ROUTES {
-            let code = format!("{{\"code\":\"touch {dir}/ran\",\"language\":\"bash\"}}");
-            requests.push((method, (*route).to_owned(), code.into_bytes()));
-        }
-        for family in ["processes", "procs"] {
-            requests.push(("GET", format!("/v1/{family}"), Vec::new()));
-            requests.push(("POST", format!("/v1/{family}"), run.clone()));
-            for id in [self.process.as_str(), "p-999"] {
-                let one = format!("/v1/{family}/{id}");
-                requests.push(("GET", one.clone(), Vec::new()));
-                requests.push(("GET", format!("{one}/logs"), Vec::new()));
-                requests.push(("GET", format!("{one}/logs?follow=1"), Vec::new()));
-                requests.push(("GET", format!("{one}/attach"), Vec::new()));
-                requests.push(("GET", format!("{one}/wait"), Vec::new()));
-                requests.push((
-                    "POST",
-                    format!("{one}/kill"),
-                    b"{\"signal\":\"KILL\"}".to_vec(),
-                ));
-                requests.push((
-                    "POST",
-                    format!("{one}/resize"),
-                    b"{\"rows\":1,\"cols\":1}".to_vec(),
-                ));
-                requests.push(("POST", format!("{one}/stdin?eof=1"), b"typed".to_vec()));
-                requests.push(("DELETE", one, Vec::new()));
+    /// Every route with a request that would leave a trace or tell something, and paths that are nearly a route.
+    fn requests(&self) -> Vec<Ask> {
+        let directory = self.dir.path().display().to_string();
+        let names = Subjects::below(&directory).with("process", &self.process);
+        let missing = names.clone().with("process", "p-999");
+        let mut requests = Vec::new();
+        for route in routes() {
+            for names in [&names, &missing] {
+                let ask = route.ask("/v1", names);
+                requests.extend(ask.by_alias());
+                requests.push(ask);
             }
+        }
+        let read = format!("/v1/files/read?path={directory}/kept");
+        for (method, target, body) in [
+            ("HEAD", read.as_str(), ""),
+            ("GET", "/v1/processes/p-1/logs?follow=1", ""),
+            ("OPTIONS", "/v1/exec", ""),
+            ("OPTIONS", "/v1/nope", ""),
+            ("BREW", "/v1/exec", ""),
+            ("GET", "/v1", ""),
+            ("GET", "/v1/nope", ""),
+            ("GET", "/health/", ""),
+            ("GET", "//health", ""),
+            ("GET", "http://sandbox/v1/processes", ""),
+            ("GET", "https://sandbox/v1/processes", ""),
+            ("GET", "/v1/processes?/health", ""),
+            ("OPTIONS", "*", ""),
+            ("GET", "/%68ealth", ""),
+            ("GET", "/health/../v1/processes", ""),
+            ("GET", "/v1/sandboxes", ""),
+            ("POST", "/v1/sandboxes", "{}"),
+            // What would be refused for other reasons is not told the reason.
+            ("POST", "/v1/exec", "{"),
+            ("PUT", "/v1/files/write", "text"),
+            ("GET", "/v1/files/read?path=/missing", ""),
+        ] {
+            requests.push(Ask::new(method, target, body));
         }
         requests
     }
@@ -335,8 +192,13 @@ fn every_route_is_403_without_the_token_and_nothing_happens() {
         &format!("X-Sandbox-Token: {}", &TOKEN[..5]).into_bytes(),
     ] {
         let mut connection = estate.server.connect();
-        for (method, target, body) in estate.requests() {
-            send_with(&mut connection, method, &target, line, &body);
+        for Ask {
+            method,
+            target,
+            body,
+        } in estate.requests()
+        {
+            send_with(&mut connection, method, &target, line, body.as_bytes());
             let reply = connection.read_reply_to(method);
             assert_forbidden(&reply, &format!("{method} {target}"));
         }

@@ -8,13 +8,14 @@
 //! The paths that it makes up are random, and in dedicated mode they are the machine's: there the
 //! machine is a directory with a shell in it, and the server has no privileges.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
 use crate::client::environment;
-use crate::fixture::{BINARY, Server, TempDir, has_namespaces, is_root, spare_uid};
+use crate::fixture::{BINARY, Server, TempDir, has_namespaces, is_root, routes, spare_uid};
 use crate::skip;
 
 /// What the suite was written against; another one may find more, and fail for it.
@@ -35,6 +36,46 @@ fn the_contract_is_for_everybody() {
     );
     assert_eq!(without_token.json()["openapi"], "3.1.0");
     assert_eq!(server.post("/openapi.json", &Value::Null).status, 405);
+}
+
+/// Methods with the paths of a workspace that the contract has.
+fn promised(contract: &Value) -> BTreeSet<(String, String)> {
+    let mut promised = BTreeSet::new();
+    for (path, item) in contract["paths"].as_object().unwrap() {
+        let reference = item["$ref"]
+            .as_str()
+            .map(|text| text.trim_start_matches('#'));
+        let item = reference
+            .map_or(Some(item), |at| contract.pointer(at))
+            .unwrap();
+        let methods = item.as_object().unwrap().keys();
+        for method in methods.filter(|key| ["get", "put", "post", "delete"].contains(&key.as_str()))
+        {
+            let path = path[1..].replace("_id}", "}");
+            promised.insert((method.to_uppercase(), path));
+        }
+    }
+    promised
+}
+
+#[test]
+fn the_tests_of_all_routes_know_every_route_of_the_contract() {
+    let contract = Server::start().get("/openapi.json").json();
+    let mut promised = promised(&contract);
+    promised.retain(|(method, path)| {
+        let is_of_server =
+            ["", "health", "openapi.json"].contains(&path.as_str()) || path.starts_with("v1/");
+        // The other name of processes, and the proxy, which is one row for all methods.
+        let is_known = path.starts_with("procs")
+            || path.starts_with("proxy/") && (method != "GET" || path == "proxy/{port}");
+        !is_of_server && !is_known
+    });
+    let tried: BTreeSet<_> = routes()
+        // That path is E2B's, outside of the contract.
+        .filter(|route| route.pattern != "/execute")
+        .map(|route| (route.method.to_owned(), route.pattern.to_owned()))
+        .collect();
+    assert_eq!(tried, promised);
 }
 
 #[test]

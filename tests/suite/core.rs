@@ -7,7 +7,9 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::fixture::{BINARY, Server, TOKEN, TempDir, assert_error, is_root};
+use crate::fixture::{
+    Ask, BINARY, Server, Subjects, TOKEN, TempDir, assert_error, is_root, routes_left_out,
+};
 use crate::skip;
 
 /// The settings of what is left out, and the features.
@@ -18,7 +20,7 @@ const SETTINGS: [(&str, &str); 4] = [
     ("SBX_MCP", "mcp"),
 ];
 
-/// What is left out: method, path, a header that decides, and the feature.
+/// What is left out beside routes: method, path, a header that decides, and the feature.
 const LEFT_OUT: &[(&str, &str, Option<&str>, &str)] = &[
     ("POST", "/process.Process/Start", None, "e2b"),
     ("POST", "/filesystem.Filesystem/ListDir", None, "e2b"),
@@ -34,49 +36,10 @@ const LEFT_OUT: &[(&str, &str, Option<&str>, &str)] = &[
     ("GET", "/console", None, "console"),
     ("HEAD", "/console/app.js", None, "console"),
     ("GET", "/t/0123456789abcdef/", None, "console"),
-    ("POST", "/v1/tickets", None, "console"),
     ("POST", "/mcp", None, "mcp"),
     ("GET", "/mcp", None, "mcp"),
     ("OPTIONS", "/mcp", None, "mcp"),
     ("POST", "/v1/sandboxes/a/mcp", None, "mcp"),
-    ("GET", "/v1/files/glob?pattern=*", None, "file-tools"),
-    ("POST", "/v1/files/grep", None, "file-tools"),
-    ("POST", "/v1/files/edit", None, "file-tools"),
-    ("POST", "/v1/files/patch", None, "file-tools"),
-    (
-        "POST",
-        "/v1/files/copy?from=/etc/passwd&to=made",
-        None,
-        "file-tools",
-    ),
-    ("POST", "/v1/files/hash", None, "file-tools"),
-    ("POST", "/v1/files/compare", None, "file-tools"),
-    ("GET", "/v1/files/watch?path=/", None, "file-tools"),
-    ("POST", "/v1/files/watches", None, "file-tools"),
-    ("GET", "/v1/files/watches/a/events", None, "file-tools"),
-    ("GET", "/v1/files/archive?path=/", None, "file-tools"),
-    ("PUT", "/v1/files/archive?path=/", None, "file-tools"),
-    (
-        "POST",
-        "/v1/sandboxes/a/files/copy?from=b&to=c",
-        None,
-        "file-tools",
-    ),
-    ("GET", "/v1/languages", None, "interpreter"),
-    ("GET", "/v1/contexts", None, "interpreter"),
-    ("POST", "/v1/contexts", None, "interpreter"),
-    ("POST", "/v1/contexts/a/execute", None, "interpreter"),
-    (
-        "GET",
-        "/v1/contexts/a/executions/b/events",
-        None,
-        "interpreter",
-    ),
-    ("POST", "/v1/execute", None, "interpreter"),
-    ("POST", "/execute", None, "interpreter"),
-    ("POST", "/sandboxes/a/execute", None, "interpreter"),
-    ("POST", "/v1/sandboxes/a/contexts", None, "interpreter"),
-    ("POST", "/v1/sandboxes/a/execute", None, "interpreter"),
 ];
 
 /// Asks for all that is left out, with and without a token. Each body would leave a file if it were executed.
@@ -89,16 +52,23 @@ fn check_left_out(server: &Server, file: &str) {
         "params": {"name": "run", "arguments": {"command": code}},
     });
     let body = body.to_string();
+    let names = Subjects::below(".").with("ran", file);
     for token in [None, Some("wrong"), Some(TOKEN)] {
-        for (method, path, header, feature) in LEFT_OUT {
+        let doors = LEFT_OUT.iter().map(|&(method, path, header, feature)| {
+            (Ask::new(method, path, &body), header, feature)
+        });
+        let routes = routes_left_out().flat_map(|(feature, route)| {
+            ["/v1", "/v1/sandboxes/a"].map(|prefix| (route.ask(prefix, &names), None, feature))
+        });
+        for (ask, header, feature) in doors.chain(routes) {
             let mut connection = server.connect();
             connection.token = token.map(str::to_owned);
             let mut headers = vec![("Accept", "application/json, text/event-stream")];
             headers.extend(header.map(|name| (name, TOKEN)));
-            let reply = connection.request(method, path, &headers, body.as_bytes());
-            let what = format!("{method} {path} by {token:?}");
+            let reply = connection.request(ask.method, &ask.target, &headers, ask.body.as_bytes());
+            let what = format!("{ask:?} by {token:?}");
             assert_eq!(reply.status, 501, "{what}: {}", reply.text());
-            if *method == "HEAD" {
+            if ask.method == "HEAD" {
                 continue;
             }
             assert_error(&reply, 501, "not_built");

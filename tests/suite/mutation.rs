@@ -24,8 +24,9 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
 
 use crate::fixture::{
-    Builder, PATIENCE, Random, Reply, Server, Stop, TOKEN, TempDir, copy_program, count_entries,
-    descendants_of, in_network, is_root, memory_of, parse_replies, wait_until,
+    Answer, Ask, Builder, PATIENCE, Random, Reply, Server, Stop, Subjects, TOKEN, TempDir,
+    copy_program, count_entries, descendants_of, in_network, is_root, memory_of, parse_replies,
+    routes, wait_until,
 };
 use crate::skip;
 
@@ -125,27 +126,21 @@ struct Request {
     body: Vec<u8>,
 }
 
-/// A wait for a port that nothing will listen at.
-const NEVER: &str = "ports/9/wait?timeout=0.01";
-
-/// One request for each route, in a workspace whose routes begin with `prefix`.
+/// Requests for all routes, in a workspace whose routes begin with `prefix`.
 fn workspace_requests(prefix: &str) -> Vec<Request> {
-    let run = r#"{"cmd":["/bin/true"]}"#;
-    let all = [
-        ("POST", "exec", run),
+    // No shell is there: these are what runs a program, and what has more parameters.
+    let richer = [
+        ("POST", "exec", r#"{"cmd":["/bin/true"]}"#),
         (
             "POST",
             "exec",
             r#"{"cmd":["/bin/true","a"],"encoding":"base64","timeout":5,"cwd":"/"}"#,
         ),
-        ("POST", "processes", run),
         (
             "POST",
             "procs",
             r#"{"cmd":["/bin/true"],"id":"job","tag":"t","env":{"A":1}}"#,
         ),
-        ("GET", "processes", ""),
-        ("GET", "processes/job", ""),
         ("GET", "processes/job/logs?follow=1&stdout_offset=0", ""),
         ("GET", "processes/job/attach?offset=-1&mode=ro", ""),
         ("GET", "processes/job/wait?timeout=0.01", ""),
@@ -173,8 +168,6 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
             "exec",
             r#"{"cmd":"true","network":{"mode":"allowlist","allow":["a.example:443","10.0.0.0/8"],"deny":["@private"]}}"#,
         ),
-        ("GET", "network", ""),
-        ("GET", "venv", ""),
         ("POST", "venv", r#"{"path":"venv"}"#),
         ("PUT", "processes/job/stdin?eof=1", "input"),
         ("DELETE", "processes/p-4", ""),
@@ -204,7 +197,6 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
             r#"{"path":"w","recursive":true,"exclude":["*.o"],"id":"mine"}"#,
         ),
         ("GET", "files/watches/mine/events?after=1&timeout=0.01", ""),
-        ("DELETE", "files/watches/mine", ""),
         ("POST", "files/copy?from=w/a&to=w/h&overwrite=1", ""),
         ("POST", "files/copy?from=w/d&to=w/i&recursive=1", ""),
         ("POST", "files/chmod?path=w/d&mode=755&recursive=1", ""),
@@ -242,51 +234,48 @@ fn workspace_requests(prefix: &str) -> Vec<Request> {
         ("DELETE", "files/delete?path=w/c", ""),
         ("POST", "files/delete?path=w/d&recursive=1", ""),
         ("GET", "proxy/9/path?query=1", ""),
-        ("GET", "languages", ""),
         (
             "POST",
             "contexts",
             r#"{"language":"bash","id":"m","tag":"t"}"#,
         ),
-        ("GET", "contexts", ""),
-        ("GET", "contexts/m", ""),
         (
             "POST",
             "contexts/m/execute",
             r#"{"code":":","id":"e","timeout":5,"max_output_bytes":9}"#,
         ),
-        ("GET", "contexts/m/executions", ""),
-        ("GET", "contexts/m/executions/e", ""),
         ("GET", "contexts/m/executions/e/events?after=0&follow=1", ""),
         ("GET", "contexts/m/logs?plain=1&encoding=base64", ""),
         ("POST", "contexts/m/interrupt", r#"{"kill_after":0.1}"#),
         ("POST", "contexts/m/input", r#"{"value":"x"}"#),
-        ("POST", "contexts/m/restart", ""),
         (
             "POST",
             "execute",
             r#"{"code":":","language":"sh","context":"m","format":"simple"}"#,
         ),
-        ("DELETE", "contexts/m", ""),
-        ("GET", "ports", ""),
-        ("GET", NEVER, ""),
+        ("GET", "ports/9/wait?timeout=0.01", ""),
         ("OPTIONS", "files/write", ""),
         ("POST", "tickets", r#"{"port":9}"#),
         ("POST", "tickets", r#"{"port":"web"}"#),
     ];
-    all.map(|(method, route, body)| Request {
-        method,
-        target: format!("{prefix}/{route}"),
+    let richer =
+        richer.map(|(method, route, body)| Ask::new(method, format!("{prefix}/{route}"), body));
+    let names = Subjects::below("w");
+    let each = routes()
+        .filter(|route| route.answer != Answer::Endless)
+        .map(|route| route.ask(prefix, &names));
+    let all = each.chain(richer).map(|ask| Request {
+        method: ask.method,
         scope: prefix.len(),
-        limit: if route == NEVER {
-            "/wait?timeout=0.01".len()
-        } else {
-            0
+        limit: match ask.target.rfind("/wait?timeout=") {
+            Some(at) if ask.target.contains("/ports/") => ask.target.len() - at,
+            _ => 0,
         },
+        target: ask.target,
         header: String::new(),
-        body: body.into(),
-    })
-    .into()
+        body: ask.body.into(),
+    });
+    all.collect()
 }
 
 /// Requests of MCP clients of both eras, among them one for each tool, at an endpoint whose path begins with `prefix`.

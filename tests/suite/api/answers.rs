@@ -3,132 +3,65 @@
 
 use serde_json::json;
 
-use crate::fixture::{PATIENCE, Server, TempDir, wait_until};
+use crate::fixture::{
+    Answer, PATIENCE, ReservedPort, Server, Subjects, TempDir, assert_error, events_of, routes,
+    wait_until,
+};
+
+/// What a route of the table answers where it cannot do what it is for, by the row's pattern.
+const REFUSALS: [(&str, u16, &str); 3] = [
+    ("processes/{process}/attach", 426, "upgrade_required"),
+    ("proxy/{port}/{path}", 502, "unreachable"),
+    ("contexts/{context}/input", 409, "not_asked"),
+];
 
 #[test]
-#[allow(clippy::too_many_lines, reason = "it is a list")]
-fn json_answers_end_with_a_newline() {
+fn every_route_does_what_it_is_for_and_its_json_ends_with_a_newline() {
     let server = Server::start();
     let dir = TempDir::new();
-    let path = dir.path().display();
-    std::fs::write(dir.join("file"), "text").unwrap();
-    let process = server.spawn(&json!({"cmd": "true"}));
-    let one = format!("/v1/processes/{}", process["id"].as_str().unwrap());
-    for (method, target, body) in [
-        ("GET", "/health", ""),
-        ("GET", "/openapi.json", ""),
-        ("GET", "/v1/processes", ""),
-        ("GET", &one, ""),
-        ("GET", &format!("{one}/wait"), ""),
-        ("GET", &format!("{one}/logs"), ""),
-        ("POST", "/v1/exec", r#"{"cmd":"echo hi"}"#),
-        ("POST", "/v1/processes", r#"{"cmd":"true"}"#),
-        (
-            "POST",
-            "/v1/processes",
-            r#"{"cmd":"sleep 1000","pty":true,"id":"terminal"}"#,
-        ),
-        (
-            "POST",
-            "/v1/processes/terminal/resize",
-            r#"{"rows":9,"cols":9}"#,
-        ),
-        ("GET", "/v1/processes/terminal/attach", ""),
-        ("GET", &format!("/v1/files/list?path={path}"), ""),
-        ("GET", &format!("/v1/files/stat?path={path}"), ""),
-        ("GET", &format!("/v1/files/glob?path={path}"), ""),
-        (
-            "POST",
-            &format!("/v1/files/patch?path={path}"),
-            "diff --git a/made b/made\nnew file mode 100644\n",
-        ),
-        (
-            "POST",
-            "/v1/files/grep",
-            &format!(r#"{{"pattern":"x","path":"{path}"}}"#),
-        ),
-        (
-            "POST",
-            "/v1/files/edit",
-            &format!(r#"{{"path":"{path}/new","edits":[{{"old":"","new":"x"}}]}}"#),
-        ),
-        (
-            "GET",
-            &format!("/v1/files/stat?path={path}/file&hash=sha256"),
-            "",
-        ),
-        ("POST", "/v1/files/hash", r#"{"paths":["/dev/null"]}"#),
-        (
-            "POST",
-            "/v1/files/compare",
-            &format!(r#"{{"path":"{path}","entries":[{{"path":"x","size":1}}]}}"#),
-        ),
-        (
-            "POST",
-            &format!("/v1/files/copy?from={path}/file&to={path}/copy"),
-            "",
-        ),
-        (
-            "POST",
-            &format!("/v1/files/chmod?path={path}/file&mode=600"),
-            "",
-        ),
-        (
-            "POST",
-            "/v1/files/watches",
-            &format!(r#"{{"path":"{path}","id":"mine"}}"#),
-        ),
-        ("GET", "/v1/files/watches/mine/events", ""),
-        ("DELETE", "/v1/files/watches/mine", ""),
-        ("GET", "/v1/languages", ""),
-        ("POST", "/v1/contexts", r#"{"language":"bash","id":"mine"}"#),
-        ("GET", "/v1/contexts", ""),
-        ("GET", "/v1/contexts/mine", ""),
-        (
-            "POST",
-            "/v1/contexts/mine/execute",
-            r#"{"code":"true","id":"first"}"#,
-        ),
-        ("POST", "/v1/contexts/mine/interrupt", ""),
-        ("POST", "/v1/contexts/mine/input", r#"{"value":"x"}"#),
-        ("GET", "/v1/contexts/mine/executions", ""),
-        ("GET", "/v1/contexts/mine/executions/first", ""),
-        ("GET", "/v1/contexts/mine/executions/first/events", ""),
-        ("GET", "/v1/contexts/mine/logs", ""),
-        ("POST", "/v1/contexts/mine/restart", ""),
-        ("DELETE", "/v1/contexts/mine", ""),
-        ("POST", "/v1/execute", r#"{"code":"1","language":"cobol"}"#),
-        ("POST", "/execute", r#"{"code":"1","language":"cobol"}"#),
-        ("POST", "/v1/exec", r#"{"code":"true","language":"bash"}"#),
-        ("GET", "/v1/network", ""),
-        ("GET", "/v1/venv", ""),
-        ("POST", "/v1/venv", &format!(r#"{{"path":"{path}/venv"}}"#)),
-        ("GET", "/v1/venv", ""),
-        ("GET", "/v1/ports", ""),
-        (
-            "GET",
-            &format!("/v1/ports/{}/wait?timeout=0", server.address.port()),
-            "",
-        ),
-        ("GET", "/v1/nope", ""),
-        ("GET", "/v1/exec", ""),
-    ] {
-        let reply = server.request(method, target, body.as_bytes());
+    let closed = ReservedPort::new();
+    let names =
+        Subjects::below(dir.path().to_str().unwrap()).with("port", &closed.number().to_string());
+    for route in routes().filter(|route| route.answer != Answer::Endless) {
+        std::fs::write(dir.join("kept"), "kept\n").unwrap();
+        let ask = route.ask("/v1", &names);
+        let reply = ask.send(&mut server.connect());
         let text = reply.text();
-        assert!(
-            text.ends_with('\n') && !text.ends_with("\n\n"),
-            "{target}: {text:?}"
-        );
+        match REFUSALS
+            .iter()
+            .find(|(pattern, ..)| *pattern == route.pattern)
+        {
+            Some((_, status, code)) => assert_error(&reply, *status, code),
+            None => assert!((200..300).contains(&reply.status), "{ask:?}: {text}"),
+        }
         let kind = reply.header("content-type").unwrap();
-        if kind == "application/json" {
-            reply.json();
-            assert_eq!(
-                text.lines().count() == 1,
-                target != "/openapi.json",
-                "{text}"
-            );
+        match route.answer {
+            Answer::Json => {
+                assert_eq!(kind, "application/json", "{ask:?}");
+                reply.json();
+                check_line(&text);
+            }
+            Answer::Events => {
+                assert_eq!(kind, "application/x-ndjson", "{ask:?}");
+                // A watch may have nothing to tell.
+                let count = events_of(&reply.body).len();
+                assert_eq!(text.lines().count(), count, "{text:?}");
+            }
+            Answer::Bytes | Answer::Endless => {}
         }
     }
+    for target in ["/health", "/v1/access", "/v1/nope", "/v1/exec"] {
+        check_line(&server.get(target).text());
+    }
+    let contract = server.get("/openapi.json");
+    contract.json();
+    assert!(contract.text().ends_with("}\n"));
+}
+
+#[track_caller]
+fn check_line(text: &str) {
+    assert!(text.ends_with('\n'), "{text:?}");
+    assert_eq!(text.lines().count(), 1, "{text:?}");
 }
 
 #[test]

@@ -6,267 +6,44 @@ use serde_json::{Value, json};
 
 use super::{SANDBOXES, list, needs_root, target};
 use crate::fixture::{
-    PATIENCE, Reply, Sandbox, Server, TOKEN, TempDir, assert_error, is_alive, wait_until,
+    Answer, Ask, PATIENCE, Sandbox, Server, Subjects, TOKEN, TempDir, assert_error, is_alive,
+    routes, wait_until,
 };
 
-/// A request of the matrix.
-struct Ask {
-    method: &'static str,
-    target: String,
-    body: Vec<u8>,
-}
-
-impl Ask {
-    fn new(method: &'static str, target: String, body: &Value) -> Self {
-        let body = if body.is_null() {
-            Vec::new()
-        } else {
-            body.to_string().into_bytes()
-        };
-        Self {
-            method,
-            target,
-            body,
-        }
-    }
-
-    /// Asks with these values for X-Sandbox-Token.
-    fn by(&self, server: &Server, tokens: &[&str]) -> Reply {
-        let mut connection = server.connect();
-        connection.token = None;
-        let headers: Vec<_> = tokens
-            .iter()
-            .map(|token| ("X-Sandbox-Token", *token))
-            .collect();
-        connection.request(self.method, &self.target, &headers, &self.body)
-    }
-}
-
-/// Everything that can be asked in a workspace under `prefix`; each would leave a trace.
-#[allow(clippy::too_many_lines, reason = "it is a list")]
+/// Everything that can be asked in a workspace under `prefix`; most of it would leave a trace.
 fn inside(prefix: &str, process: &str) -> Vec<Ask> {
-    let run = json!({"cmd": "echo ran >> ran"});
-    let mut asks = vec![
-        Ask::new("POST", format!("{prefix}/exec"), &run),
-        Ask::new(
-            "PUT",
-            format!("{prefix}/files/write?path=new"),
-            &json!("text"),
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/write?path=kept"),
-            &json!("text"),
-        ),
-        Ask::new(
-            "GET",
-            format!("{prefix}/files/read?path=kept"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "HEAD",
-            format!("{prefix}/files/read?path=kept"),
-            &Value::Null,
-        ),
-        Ask::new("GET", format!("{prefix}/files/list?path=."), &Value::Null),
-        Ask::new(
-            "GET",
-            format!("{prefix}/files/stat?path=kept"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/chmod?path=kept&mode=600"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/mkdir?path=made"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/move?from=kept&to=gone"),
-            &Value::Null,
-        ),
-        Ask::new("GET", format!("{prefix}/network"), &Value::Null),
-        Ask::new("GET", format!("{prefix}/venv"), &Value::Null),
-        Ask::new("POST", format!("{prefix}/venv"), &json!({"path": "a:b"})),
-        Ask::new(
-            "DELETE",
-            format!("{prefix}/files/delete?path=kept"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/delete?path=kept"),
-            &Value::Null,
-        ),
-    ];
-    for word in ["processes", "procs"] {
-        let one = format!("{prefix}/{word}/{process}");
-        asks.extend([
-            Ask::new("GET", format!("{prefix}/{word}"), &Value::Null),
-            Ask::new("POST", format!("{prefix}/{word}"), &run),
-            Ask::new("GET", one.clone(), &Value::Null),
-            Ask::new("GET", format!("{one}/logs"), &Value::Null),
-            Ask::new("GET", format!("{one}/attach"), &Value::Null),
-            Ask::new("GET", format!("{one}/wait?timeout=0.01"), &Value::Null),
-            Ask::new("POST", format!("{one}/stdin"), &json!("typed")),
-            Ask::new("POST", format!("{one}/kill"), &json!({"signal": "KILL"})),
-            Ask::new(
-                "POST",
-                format!("{one}/resize"),
-                &json!({"rows": 1, "cols": 1}),
-            ),
-            Ask::new("DELETE", one, &Value::Null),
-        ]);
+    // No environment is made: that takes seconds.
+    let names = Subjects::below(".")
+        .with("process", process)
+        .with("venv", "a:b");
+    let mut asks = Vec::new();
+    for route in routes().filter(|route| route.answer != Answer::Endless) {
+        let ask = route.ask(prefix, &names);
+        asks.extend(ask.by_alias());
+        asks.push(ask);
     }
-    asks.extend(of_file_tools(prefix));
-    asks.extend(in_contexts(prefix));
+    asks.push(Ask::new(
+        "HEAD",
+        format!("{prefix}/files/read?path=kept"),
+        "",
+    ));
     asks
-}
-
-/// The same of the tools for files.
-fn of_file_tools(prefix: &str) -> Vec<Ask> {
-    // A build without them answers everybody, and does nothing.
-    if cfg!(not(feature = "file-tools")) {
-        return Vec::new();
-    }
-    vec![
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/hash"),
-            &json!({"paths": ["kept"]}),
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/compare"),
-            &json!({"path": ".", "entries": []}),
-        ),
-        Ask::new(
-            "GET",
-            format!("{prefix}/files/archive?path=."),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/copy?from=kept&to=copy"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/watches"),
-            &json!({"path": ".", "id": "mine"}),
-        ),
-        Ask::new(
-            "GET",
-            format!("{prefix}/files/watches/mine/events"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "DELETE",
-            format!("{prefix}/files/watches/mine"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "PUT",
-            format!("{prefix}/files/archive?path=unpacked"),
-            &json!("text"),
-        ),
-        Ask::new("GET", format!("{prefix}/files/glob"), &Value::Null),
-        Ask::new("POST", format!("{prefix}/files/patch"), &Value::Null),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/grep"),
-            &json!({"pattern": "kept"}),
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/files/edit"),
-            &json!({"path": "kept", "edits": [{"lines": "1", "new": "gone"}]}),
-        ),
-    ]
-}
-
-/// The same of interpreter contexts.
-fn in_contexts(prefix: &str) -> Vec<Ask> {
-    if cfg!(not(feature = "interpreter")) {
-        return Vec::new();
-    }
-    vec![
-        Ask::new("GET", format!("{prefix}/languages"), &Value::Null),
-        Ask::new("GET", format!("{prefix}/contexts"), &Value::Null),
-        Ask::new(
-            "POST",
-            format!("{prefix}/contexts"),
-            &json!({"language": "bash", "id": "mine"}),
-        ),
-        Ask::new("GET", format!("{prefix}/contexts/mine"), &Value::Null),
-        Ask::new(
-            "POST",
-            format!("{prefix}/contexts/mine/execute"),
-            &json!({"code": "true"}),
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/contexts/mine/interrupt"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/contexts/mine/restart"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/contexts/mine/input"),
-            &json!({"value": "x"}),
-        ),
-        Ask::new("GET", format!("{prefix}/contexts/mine/logs"), &Value::Null),
-        Ask::new(
-            "GET",
-            format!("{prefix}/contexts/mine/executions"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "GET",
-            format!("{prefix}/contexts/mine/executions/e-1"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "GET",
-            format!("{prefix}/contexts/mine/executions/e-1/events"),
-            &Value::Null,
-        ),
-        Ask::new(
-            "POST",
-            format!("{prefix}/execute"),
-            &json!({"code": "true", "language": "bash"}),
-        ),
-        Ask::new(
-            "POST",
-            format!("{}/execute", prefix.trim_start_matches("/v1")),
-            &json!({"code": "true", "language": "bash"}),
-        ),
-        Ask::new("DELETE", format!("{prefix}/contexts/mine"), &Value::Null),
-    ]
 }
 
 /// What the host token manages.
 fn management(ids: &[&str]) -> Vec<Ask> {
     let mut asks = vec![
-        Ask::new("GET", SANDBOXES.to_owned(), &Value::Null),
-        Ask::new("HEAD", SANDBOXES.to_owned(), &Value::Null),
-        Ask::new("OPTIONS", SANDBOXES.to_owned(), &Value::Null),
-        Ask::new("POST", SANDBOXES.to_owned(), &json!({"count": 2})),
-        Ask::new("DELETE", SANDBOXES.to_owned(), &Value::Null),
-        Ask::new("GET", "/v1/unknown".to_owned(), &Value::Null),
-        Ask::new("POST", "/v1/exec".to_owned(), &json!({"cmd": "true"})),
+        Ask::new("GET", SANDBOXES.to_owned(), ""),
+        Ask::new("HEAD", SANDBOXES.to_owned(), ""),
+        Ask::new("OPTIONS", SANDBOXES.to_owned(), ""),
+        Ask::new("POST", SANDBOXES.to_owned(), r#"{"count": 2}"#),
+        Ask::new("DELETE", SANDBOXES.to_owned(), ""),
+        Ask::new("GET", "/v1/unknown".to_owned(), ""),
+        Ask::new("POST", "/v1/exec".to_owned(), r#"{"cmd": "true"}"#),
     ];
     for id in ids {
-        asks.push(Ask::new("GET", target(id, "/token"), &Value::Null));
-        asks.push(Ask::new("HEAD", target(id, "/token"), &Value::Null));
+        asks.push(Ask::new("GET", target(id, "/token"), ""));
+        asks.push(Ask::new("HEAD", target(id, "/token"), ""));
     }
     asks
 }
@@ -338,12 +115,9 @@ impl<'a> Estate<'a> {
                     .map(|ask| (ask, Some(id))),
             );
             for method in ["GET", "HEAD", "DELETE"] {
-                all.push((Ask::new(method, target(id, ""), &Value::Null), Some(id)));
+                all.push((Ask::new(method, target(id, ""), ""), Some(id)));
             }
-            all.push((
-                Ask::new("GET", target(id, "/unknown"), &Value::Null),
-                Some(id),
-            ));
+            all.push((Ask::new("GET", target(id, "/unknown"), ""), Some(id)));
         }
         all
     }
@@ -458,7 +232,7 @@ fn two_tokens_in_one_request_open_nothing() {
         }
     }
     let joined = format!("{},{TOKEN}", a.token);
-    let run = Ask::new("POST", a.target("exec"), &json!({"cmd": "touch ran"}));
+    let run = Ask::new("POST", a.target("exec"), r#"{"cmd": "touch ran"}"#);
     assert_eq!(run.by(&server, &[&joined]).status, 403);
     estate.assert_untouched("after requests with two tokens");
 }
@@ -521,7 +295,7 @@ fn a_sandbox_is_described_to_its_own_token_and_to_no_other() {
         let server = Server::host().env("SBX_STRICT_SCOPES", is_strict).start();
         let (a, b) = (server.sandbox(), server.sandbox());
         let ask = |method, of: &Sandbox<'_>, token: &str| {
-            Ask::new(method, target(&of.id, ""), &Value::Null).by(&server, &[token])
+            Ask::new(method, target(&of.id, ""), "").by(&server, &[token])
         };
         let own = ask("GET", &a, &a.token);
         assert_eq!(own.status, 200, "{}", own.text());
@@ -533,7 +307,7 @@ fn a_sandbox_is_described_to_its_own_token_and_to_no_other() {
         for method in ["GET", "HEAD", "OPTIONS"] {
             assert_eq!(ask(method, &b, &a.token).status, 403, "{method}");
             for what in [SANDBOXES.to_owned(), target(&a.id, "/token")] {
-                let reply = Ask::new(method, what.clone(), &Value::Null).by(&server, &[&a.token]);
+                let reply = Ask::new(method, what.clone(), "").by(&server, &[&a.token]);
                 assert_eq!(reply.status, 403, "{method} {what}");
             }
         }
@@ -548,7 +322,7 @@ fn a_sandbox_ends_itself_with_its_own_token() {
     let server = Server::host().env("SBX_STRICT_SCOPES", 1).start();
     let (a, b) = (server.sandbox(), server.sandbox());
     let end = |of: &Sandbox<'_>, token: &str| {
-        let ask = Ask::new("DELETE", target(&of.id, ""), &Value::Null);
+        let ask = Ask::new("DELETE", target(&of.id, ""), "");
         ask.by(&server, &[token])
     };
     assert_eq!(end(&b, &a.token).status, 403);
@@ -601,7 +375,7 @@ fn a_dedicated_machine_has_no_sandboxes() {
     let mut asks = management(&[NEVER]);
     asks.retain(|ask| ask.target.starts_with(SANDBOXES));
     asks.extend(inside(&target(NEVER, ""), "p-1"));
-    asks.push(Ask::new("DELETE", target(NEVER, ""), &Value::Null));
+    asks.push(Ask::new("DELETE", target(NEVER, ""), ""));
     for ask in asks {
         let reply = ask.by(&server, &[TOKEN]);
         assert_eq!(reply.status, 404, "{} {}", ask.method, ask.target);

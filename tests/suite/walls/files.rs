@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::probe::{Plan, Probe};
 use super::{Neighbour, Vault};
-use crate::fixture::{BINARY, Outcome, Server, events_of, is_root};
+use crate::fixture::{Ask, BINARY, Outcome, Server, Subjects, events_of, is_root, routes};
 use crate::skip;
 
 /// Every act on a directory like [`Vault`]'s or a neighbour's home; links and renames in and out.
@@ -426,7 +426,9 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
     let sandbox = server.sandbox();
     sandbox.sh("echo own > own");
     let (other, id) = (neighbour.path("marker"), &neighbour.sandbox.id);
-    for path in [
+    let prefix = sandbox.target("");
+    let (prefix, names) = (prefix.trim_end_matches('/'), Subjects::below("."));
+    let paths = [
         format!("../{id}/marker"),
         format!("/../{id}/marker"),
         format!("%2e%2e/{id}/marker"),
@@ -439,48 +441,58 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
         "/proc/self/environ".to_owned(),
         "/proc/self/root/etc/passwd".to_owned(),
         "/dev/stdin".to_owned(),
-    ] {
-        for (method, route) in [
-            ("GET", "files/read?path="),
-            ("GET", "files/stat?path="),
+    ];
+    for path in &paths {
+        let reads = routes().filter(|route| route.method == "GET");
+        let reads = reads.flat_map(|route| route.asks_at_files(prefix, &names, [path, "new"]));
+        let variants = [
             ("GET", "files/stat?hash=sha256&path="),
             ("GET", "files/read?lines=1&path="),
-            ("GET", "files/list?path="),
-            ("GET", "files/glob?path="),
-            ("GET", "files/archive?path="),
             ("DELETE", "files/delete?recursive=1&path="),
             ("POST", "files/move?to=taken&from="),
             ("POST", "files/copy?recursive=1&to=copied&from="),
             ("POST", "files/chmod?recursive=1&mode=777&path="),
             ("GET", "files/watch?recursive=1&path="),
-        ] {
-            let reply = sandbox.request(method, &format!("{route}{path}"), b"");
+        ]
+        .map(|(method, route)| Ask::new(method, sandbox.target(&format!("{route}{path}")), ""));
+        for ask in reads.chain(variants) {
+            let reply = ask.send(&mut sandbox.connect());
             // 409 where the way leads through a file.
             assert!(
                 matches!(reply.status, 403 | 404 | 409),
-                "{method} {route}{path}: {} {}",
+                "{ask:?}: {} {}",
                 reply.status,
                 reply.text()
             );
         }
     }
+    // Others may make a file of that name in the home.
+    for path in &paths {
+        for route in routes().filter(|route| route.method != "GET") {
+            for ask in route.asks_at_files(prefix, &names, [path, "new"]) {
+                let reply = ask.send(&mut sandbox.connect());
+                let text = reply.text();
+                assert!(reply.status != 500, "{ask:?}: {text}");
+                for secret in [&neighbour.marker.text, "root:x:"] {
+                    assert!(!text.contains(secret), "{ask:?}: {text}");
+                }
+            }
+        }
+    }
+    sandbox.sh("rm -rf own; echo own > own");
     for path in [format!("../{id}/new"), "../new".to_owned(), "..".to_owned()] {
-        for (method, route) in [
-            ("PUT", "files/write?path="),
+        let ways = [
             ("PUT", "files/write?offset=1&path="),
-            ("POST", "files/mkdir?path="),
-            ("POST", "files/move?from=own&to="),
             ("POST", "files/copy?overwrite=1&from=own&to="),
-            ("PUT", "files/archive?path="),
             ("PUT", "files/archive?atomic=1&path="),
-        ] {
-            let reply = sandbox.request(method, &format!("{route}{path}"), b"harm");
-            assert_ne!(
-                reply.status,
-                500,
-                "{method} {route}{path}: {}",
-                reply.text()
-            );
+        ];
+        let more = ways.map(|(method, route)| {
+            Ask::new(method, sandbox.target(&format!("{route}{path}")), "harm")
+        });
+        let made = routes().flat_map(|route| route.asks_at_files(prefix, &names, ["own", &path]));
+        for ask in made.chain(more) {
+            let reply = ask.send(&mut sandbox.connect());
+            assert_ne!(reply.status, 500, "{ask:?}: {}", reply.text());
             sandbox.sh("echo own > own");
         }
     }
@@ -499,6 +511,8 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
     let neighbour = Neighbour::new(&server);
     let vault = Vault::new();
     let sandbox = server.sandbox();
+    let prefix = sandbox.target("");
+    let (prefix, names) = (prefix.trim_end_matches('/'), Subjects::below("."));
     let vault_path = vault.directory.path().to_str().unwrap().to_owned();
     for (name, target, marker) in [
         ("vault", vault_path, &vault.marker),
@@ -523,36 +537,38 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
             format!("{name}/new"),
             format!("{name}/new/deeper"),
         ] {
-            for (method, route) in [
-                ("GET", "files/read?path="),
+            let variants = [
                 ("GET", "files/read?offset=0&length=5&path="),
                 ("GET", "files/read?lines=1&path="),
-                ("PUT", "files/write?path="),
                 ("PUT", "files/write?if_absent=1&path="),
                 ("PUT", "files/write?mode=777&path="),
                 ("PUT", "files/write?offset=2&path="),
                 ("PUT", "files/write?offset=0&truncate_to=0&path="),
-                ("GET", "files/list?path="),
-                ("GET", "files/glob?path="),
                 ("POST", "files/mkdir?path="),
                 ("POST", "files/chmod?mode=777&path="),
-                ("GET", "files/watch?path="),
-                ("GET", "files/archive?path="),
                 ("PUT", "files/archive?path="),
                 ("PUT", "files/archive?atomic=1&path="),
                 ("POST", "files/move?from=own&to="),
                 ("POST", "files/copy?overwrite=1&from=own&to="),
-            ] {
-                let whole_link = !path.contains('/');
+            ]
+            .map(|(method, route)| {
+                Ask::new(method, sandbox.target(&format!("{route}{path}")), "changed")
+            });
+            // All that read a file or a directory, but the one that tells of a link itself.
+            let reads =
+                routes().filter(|route| route.method == "GET" && route.pattern != "files/stat");
+            let reads = reads.flat_map(|route| route.asks_at_files(prefix, &names, [&path, "new"]));
+            for ask in reads.chain(variants) {
                 // A link itself may be replaced: it is the sandbox's own.
                 let replaces = ["move", "copy", "write"];
-                if whole_link && replaces.iter().any(|route_name| route.contains(route_name)) {
+                let is_replaced = replaces.iter().any(|name| ask.target.contains(name));
+                if !path.contains('/') && is_replaced {
                     continue;
                 }
-                let reply = sandbox.request(method, &format!("{route}{path}"), b"changed");
+                let reply = ask.send(&mut sandbox.connect());
                 assert!(
                     matches!(reply.status, 403 | 409),
-                    "{method} {route}{path}: {} {}",
+                    "{ask:?}: {} {}",
                     reply.status,
                     reply.text()
                 );
