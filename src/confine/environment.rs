@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 
 use super::{Confinement, DEFAULT_PATH};
-use crate::egress::Gate;
+use crate::egress::EgressListener;
 use crate::error::Result;
 use crate::spec::command::CommandSpec;
 
@@ -50,20 +50,20 @@ pub(super) fn search_path<'a>(environment: &'a Environment<'_>) -> &'a [u8] {
 }
 
 impl Confinement {
-    /// The environment of a command that does not change it, by name; `gate` is that of its filtered network.
-    pub(super) fn common_environment(&self, gate: Option<&Gate>) -> Environment<'_> {
+    /// The environment of a command that does not change it, by name; `listener` is that of its filtered network.
+    pub(super) fn common_environment(&self, listener: Option<&EgressListener>) -> Environment<'_> {
         let own = self.environment.iter();
         let mut environment = BTreeMap::new();
         environment
             .extend(own.map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str()))));
-        if let Some(gate) = gate {
-            let proxy = format!("http://127.0.0.1:{}", gate.port());
+        if let Some(listener) = listener {
+            let proxy = format!("http://127.0.0.1:{}", listener.port());
             for name in PROXY_VARIABLES {
                 set(&mut environment, name, Some(&proxy));
             }
             // Node.js 24 and later ask for it.
             set(&mut environment, "NODE_USE_ENV_PROXY", Some("1"));
-            if gate.filter().is_transparent {
+            if listener.filter().is_transparent {
                 // glibc and c-ares look names up over TCP then: over UDP c-ares cannot.
                 // Names are looked up as they are before the domains of the search list are tried: whether these exist may
                 // be for the client's own proxy to know.
@@ -73,7 +73,7 @@ impl Confinement {
                 set(
                     &mut environment,
                     name,
-                    gate.is_inside().then_some(OWN_HOSTS),
+                    listener.is_inside().then_some(OWN_HOSTS),
                 );
             }
         }
@@ -94,9 +94,9 @@ impl Confinement {
     pub(super) fn environment<'a>(
         &'a self,
         spec: &'a CommandSpec,
-        gate: Option<&Gate>,
+        listener: Option<&EgressListener>,
     ) -> Environment<'a> {
-        let mut environment = self.common_environment(gate);
+        let mut environment = self.common_environment(listener);
         if let Some(terminal) = &spec.terminal {
             set(&mut environment, "TERM", Some(terminal.name()));
             // Programs would believe these instead of the terminal.

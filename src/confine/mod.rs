@@ -28,7 +28,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockType};
 
-use crate::egress::{Exits, Gate, MakeSocket};
+use crate::egress::{EgressListener, Exits, MakeSocket};
 use crate::error::{Error, Kind, Result};
 use crate::spec::command::EnvironmentChange;
 use crate::spec::network::{NetworkPolicy, TooWide};
@@ -73,7 +73,7 @@ pub struct Confinement {
     /// `None` for commands in the server's own.
     namespaces: Option<Arc<Namespaces>>,
     /// Where filtered connections arrive if the network is the sandbox's own.
-    inner_gate: Option<Arc<Gate>>,
+    inner_listener: Option<Arc<EgressListener>>,
 }
 
 /// The paths of a home. They differ where commands have mounts of their own.
@@ -177,7 +177,7 @@ impl Confinement {
             exits,
             wall: None,
             namespaces: None,
-            inner_gate: None,
+            inner_listener: None,
         })
     }
 
@@ -232,34 +232,38 @@ impl Confinement {
     }
 
     /// Where the connections of commands with a policy arrive; `None` if nothing filters them.
-    fn gate(&self, policy: &NetworkPolicy) -> Result<Option<Arc<Gate>>> {
-        match (policy, &self.inner_gate) {
+    fn listener(&self, policy: &NetworkPolicy) -> Result<Option<Arc<EgressListener>>> {
+        match (policy, &self.inner_listener) {
             (NetworkPolicy::Open | NetworkPolicy::Blocked, _) => Ok(None),
-            (_, Some(gate)) if *policy == self.network => Ok(Some(Arc::clone(gate))),
+            (_, Some(listener)) if *policy == self.network => Ok(Some(Arc::clone(listener))),
             (NetworkPolicy::Filtered(filter), _) => {
                 let inside = self.own_network().map(inner_sockets);
-                self.exits.gate(filter, inside).map(Some)
+                self.exits.listener(filter, inside).map(Some)
             }
         }
     }
 
-    /// Serves the gate of a command that has started.
-    fn serve_gate(&self, gate: Option<Arc<Gate>>, listener: Option<CallListener>) -> Result<()> {
-        match (gate, listener, self.namespaces.as_deref()) {
-            (Some(gate), Some(listener), namespaces) => {
-                let is_inner = |inner: &Arc<Gate>| Arc::ptr_eq(inner, &gate);
+    /// Serves the egress listener of a command that has started.
+    fn serve_listener(
+        &self,
+        listener: Option<Arc<EgressListener>>,
+        calls: Option<CallListener>,
+    ) -> Result<()> {
+        match (listener, calls, self.namespaces.as_deref()) {
+            (Some(listener), Some(calls), namespaces) => {
+                let is_inner = |inner: &Arc<EgressListener>| Arc::ptr_eq(inner, &listener);
                 if let Some(namespaces) =
-                    namespaces.filter(|_| self.inner_gate.as_ref().is_some_and(is_inner))
+                    namespaces.filter(|_| self.inner_listener.as_ref().is_some_and(is_inner))
                 {
                     // Until the sandbox ends: the last connections may be of programs that have ended.
                     self.exits
-                        .serve_inside(&gate, namespaces.holder().as_fd())?;
+                        .serve_inside(&listener, namespaces.holder().as_fd())?;
                 }
-                self.exits.serve(gate, listener)
+                self.exits.serve(listener, calls)
             }
-            (Some(gate), None, Some(namespaces)) => {
-                self.exits.serve_inside(&gate, namespaces.holder().as_fd())
-            }
+            (Some(listener), None, Some(namespaces)) => self
+                .exits
+                .serve_inside(&listener, namespaces.holder().as_fd()),
             _ => Ok(()),
         }
     }

@@ -1,13 +1,13 @@
 //! How network policies are enforced: a filter for sockets, and rules of Landlock as a second lock.
 //!
 //! A command whose network is `blocked` can make no internet socket. One whose network is filtered gets its sockets
-//! from the server, and Landlock lets them connect to the gate of its filter only (see `egress`). A socket that a looser
-//! command of the same sandbox passes to either cannot be connected or bound, because Landlock asks the process that
-//! does so. A UDP socket, or a connected one, works when it is passed: so the policy of a sandbox is the wall, and
-//! that of a command keeps it from the network and not from an accomplice.
+//! from the server, and Landlock lets them connect to the egress listener of its filter only (see `egress`). A socket
+//! that a looser command of the same sandbox passes to either cannot be connected or bound, because Landlock asks the
+//! process that does so. A UDP socket, or a connected one, works when it is passed: so the policy of a sandbox is the
+//! wall, and that of a command keeps it from the network and not from an accomplice.
 //!
 //! A sandbox with namespaces and a policy other than open has a network of its own, which needs neither. Of its commands
-//! those that choose less have the rules of Landlock, which lead to another gate there.
+//! those that choose less have the rules of Landlock, which lead to another egress listener there.
 //!
 //! A policy is offered only where all of it is enforced; what cannot be enforced is refused with the reason.
 
@@ -36,12 +36,12 @@ pub(super) struct Networks {
     open: Arc<[libc::sock_filter]>,
     /// Made with the first command that needs it.
     filtered: OnceLock<Arc<[libc::sock_filter]>>,
-    /// Of commands whose connections are led to the gate.
+    /// Of commands whose connections are led to the egress listener.
     transparent: OnceLock<Arc<[libc::sock_filter]>>,
     blocked: OnceLock<Arc<[libc::sock_filter]>>,
     /// Of blocked commands that have the machine's root.
     shared_rules: TcpRules,
-    /// Whether sockets of 127.0.0.1 stay on the machine; asked once for lists, and again for each gate.
+    /// Whether sockets of 127.0.0.1 stay on the machine; asked once for lists, and again for each egress listener.
     keeps_loopback: OnceLock<bool>,
 }
 
@@ -187,7 +187,7 @@ impl Networks {
     }
 
     /// What enforces a policy that was [checked](Self::check). A network of the sandbox's own, if it `is_owned`, needs
-    /// only to be reached. `gate` is the port of a filtered one, and `rules` are those of the workspace.
+    /// only to be reached. `listener` is the port of a filtered one, and `rules` are those of the workspace.
     ///
     /// # Errors
     /// `System` if the ruleset cannot be made now.
@@ -195,7 +195,7 @@ impl Networks {
         &self,
         policy: &NetworkPolicy,
         is_owned: bool,
-        gate: Option<u16>,
+        listener: Option<u16>,
         rules: &TcpRules,
     ) -> Result<Walls> {
         match policy {
@@ -204,7 +204,7 @@ impl Networks {
                 ruleset: None,
                 has_listener: true,
             }),
-            _ if is_owned => self.walls(&NetworkPolicy::Open, false, gate, rules),
+            _ if is_owned => self.walls(&NetworkPolicy::Open, false, listener, rules),
             NetworkPolicy::Open => Ok(Walls {
                 filter: Arc::clone(&self.open),
                 ruleset: None,
@@ -212,8 +212,8 @@ impl Networks {
             }),
             NetworkPolicy::Filtered(filter) => {
                 // A socket of the machine's network must not get into another one: it could be passed to a command that
-                // has no rules. There the listener only tells when the gate is not needed any more, or it makes sockets of
-                // that network.
+                // has no rules. There the listener only tells when the egress listener is not needed any more, or it
+                // makes sockets of that network.
                 let filter = match (filter.is_transparent, rules.own_network()) {
                     (true, _) => self.leaving(Sockets::Redirected),
                     (false, true) => &self.open,
@@ -221,7 +221,7 @@ impl Networks {
                 };
                 Ok(Walls {
                     filter: Arc::clone(filter),
-                    ruleset: rules.get(self.landlock_abi, gate)?,
+                    ruleset: rules.get(self.landlock_abi, listener)?,
                     has_listener: true,
                 })
             }

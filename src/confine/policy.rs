@@ -14,7 +14,7 @@ use super::{
     Confinement, DEFAULT_LANG, DEFAULT_PATH, Grants, Home, Limits, Namespaces, USER_NAME, Wall,
     inner_sockets, open_files, system_files,
 };
-use crate::egress::{Exits, Gate};
+use crate::egress::{EgressListener, Exits};
 use crate::error::{Error, Kind, Result};
 use crate::spec::command::EnvironmentChange;
 use crate::spec::isolation::Isolation;
@@ -178,10 +178,10 @@ impl Policy {
                 max_memory: most_in_memory(&sandbox),
             })?),
         };
-        let inner_gate = match (&namespaces, &sandbox.network) {
+        let inner_listener = match (&namespaces, &sandbox.network) {
             (Some(namespaces), NetworkPolicy::Filtered(filter)) => {
                 let own = Arc::clone(filter);
-                Some(Gate::open_inside(own, inner_sockets(namespaces)).map(Arc::new)?)
+                Some(EgressListener::open_inside(own, inner_sockets(namespaces)).map(Arc::new)?)
             }
             _ => None,
         };
@@ -243,7 +243,7 @@ impl Policy {
                 )?,
             }),
             namespaces,
-            inner_gate,
+            inner_listener,
         })
     }
 }

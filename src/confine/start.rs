@@ -59,15 +59,15 @@ impl Confinement {
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
         let network = self.network(spec.network.as_ref())?;
-        let gate = self.gate(&network)?;
+        let listener = self.listener(&network)?;
         let walls = self.networks.walls(
             &network,
             self.owns(&network),
-            gate.as_ref().map(|gate| gate.port()),
+            listener.as_ref().map(|listener| listener.port()),
             &self.tcp_rules,
         )?;
         let is_confined = self.wall.is_some() || network != NetworkPolicy::Open;
-        let environment = self.environment(spec, gate.as_deref());
+        let environment = self.environment(spec, listener.as_deref());
         let search = search_path(&environment);
         let (programs, arguments) = (spec.programs(search), spec.arguments(search));
         let directory = self.directory.join(spec.directory().unwrap_or_default());
@@ -119,7 +119,7 @@ impl Confinement {
                     return Err(Error::new(Kind::System, text));
                 }
                 Ok(mut spawned) => {
-                    if let Err(error) = self.serve_gate(gate, spawned.listener.take()) {
+                    if let Err(error) = self.serve_listener(listener, spawned.listener.take()) {
                         // Its sockets would fail.
                         announcement.store(0, Ordering::Release);
                         let _ = sys::signal_group(spawned.pid, libc::SIGKILL);

@@ -8,7 +8,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-use super::gate::Gate;
+use super::listener::EgressListener;
 use super::{Exits, leads_here, socks};
 use crate::codec::base64;
 use crate::http::parse::{self, Progress};
@@ -45,12 +45,12 @@ pub(super) enum Failure {
 /// As said.
 pub(super) fn open(
     exits: &Exits,
-    gate: &Gate,
+    listener: &EgressListener,
     host: &Host,
     port: u16,
 ) -> Result<TcpStream, Failure> {
     let deadline = Instant::now() + CONNECT_LIMIT;
-    match route(exits, gate, host, port, deadline)? {
+    match route(exits, listener, host, port, deadline)? {
         Route::Direct(addresses) => connect_to_any(&addresses, deadline),
         Route::Through(upstream) => {
             let socket = connect_to_upstream(exits, upstream, deadline)?;
@@ -75,19 +75,19 @@ pub(super) fn open(
 /// As for [`open`].
 pub(super) fn open_for_request<'g>(
     exits: &Exits,
-    gate: &'g Gate,
+    listener: &'g EgressListener,
     host: &Host,
     port: u16,
 ) -> Result<(TcpStream, Option<&'g Upstream>), Failure> {
-    match &gate.filter().upstream {
+    match &listener.filter().upstream {
         Some(upstream) if upstream.protocol == Protocol::Http => {
             let deadline = Instant::now() + CONNECT_LIMIT;
-            route(exits, gate, host, port, deadline)?;
+            route(exits, listener, host, port, deadline)?;
             let socket = connect_to_upstream(exits, upstream, deadline)?;
             let _ = socket.set_read_timeout(None);
             Ok((socket, Some(upstream)))
         }
-        _ => Ok((open(exits, gate, host, port)?, None)),
+        _ => Ok((open(exits, listener, host, port)?, None)),
     }
 }
 
@@ -102,12 +102,12 @@ enum Route<'g> {
 /// Decides, and notes the verdict.
 fn route<'g>(
     exits: &Exits,
-    gate: &'g Gate,
+    listener: &'g EgressListener,
     host: &Host,
     port: u16,
     deadline: Instant,
 ) -> Result<Route<'g>, Failure> {
-    let filter = gate.filter();
+    let filter = listener.filter();
     let note = |verdict: Verdict| {
         exits.note(&host.to_string(), port, &verdict);
         if verdict.is_allowed {
@@ -127,7 +127,7 @@ fn route<'g>(
         note(verdict.clone())?;
     }
     let judge = |address: Address| {
-        let verdict = judge_address(exits, gate, address, port, named.is_some());
+        let verdict = judge_address(exits, listener, address, port, named.is_some());
         match &named {
             Some(named) if verdict.is_allowed => named.clone(),
             _ => verdict,
@@ -174,16 +174,16 @@ fn route<'g>(
 }
 
 /// Decides about a destination by what it was asked for as: the addresses of a name are judged when they are known.
-pub(super) fn judge(exits: &Exits, gate: &Gate, host: &Host, port: u16) -> Verdict {
+pub(super) fn judge(exits: &Exits, listener: &EgressListener, host: &Host, port: u16) -> Verdict {
     match host {
-        Host::Name(name) => gate.filter().judge_name(name, port),
-        Host::Address(address) => judge_address(exits, gate, *address, port, false),
+        Host::Name(name) => listener.filter().judge_name(name, port),
+        Host::Address(address) => judge_address(exits, listener, *address, port, false),
     }
 }
 
 fn judge_address(
     exits: &Exits,
-    gate: &Gate,
+    listener: &EgressListener,
     address: Address,
     port: u16,
     is_named: bool,
@@ -191,7 +191,7 @@ fn judge_address(
     if exits.is_server(address, port) {
         return Verdict::refused(SERVERS_PORT);
     }
-    let filter = gate.filter();
+    let filter = listener.filter();
     filter.judge_address(address, port, leads_here(address), is_named)
 }
 
@@ -263,8 +263,8 @@ fn connect_to_upstream(
     })
 }
 
-/// A connection to the client's own proxy until it is agreed on. That proxy may send a byte now and then for ever, so all of
-/// it has one deadline.
+/// A connection to the client's own proxy until it is agreed on. That proxy may send a byte now and then for ever, so
+/// all of it has one deadline.
 struct Timed<'s> {
     socket: &'s TcpStream,
     deadline: Instant,
@@ -361,8 +361,9 @@ mod tests {
         let egress = Egress::new(Seats::new(1, Arc::clone(&budget)));
         let exits = Exits::new(Arc::clone(&egress), budget.whole(), None);
         let open_by = |host: &str, upstream: Option<Upstream>| {
-            let gate = Gate::open(Arc::new(Filter::new(Rules::default(), upstream))).unwrap();
-            open(&exits, &gate, &Host::parse(host).unwrap(), port)
+            let listener =
+                EgressListener::open(Arc::new(Filter::new(Rules::default(), upstream))).unwrap();
+            open(&exits, &listener, &Host::parse(host).unwrap(), port)
         };
         assert!(
             open_by("127.0.0.1", None).is_ok(),

@@ -1,15 +1,16 @@
 //! The way out of commands whose network is filtered: the sockets that they get, and the proxy that these lead to.
 //!
-//! Such a command can make no internet socket itself. Its filter leaves each socket(2) for TCP over IPv4 to the
-//! server, which answers with a socket that is bound to 127.0.0.1: the kernel sends nothing from there to another
-//! device, and Landlock lets it connect to one port only, that of the command's [`Gate`]. So whatever the program
-//! does with its socket, it reaches the gate or nothing. Behind the gate is a proxy, which decides by the rules.
+//! Such a command can make no internet socket itself. Its filter leaves each socket(2) for TCP over IPv4 to the server,
+//! which answers with a socket that is bound to 127.0.0.1: the kernel sends nothing from there to another device, and
+//! Landlock lets it connect to one port only, that of the command's [`EgressListener`]. So whatever the program does
+//! with its socket, it reaches the egress listener or nothing. Behind the egress listener is a proxy, which decides by
+//! the rules.
 //!
-//! Where the filter is transparent the connections of programs without proxy support are redirected to the gate (see
-//! `redirect`).
+//! Where the filter is transparent the connections of programs without proxy support are redirected to the egress
+//! listener (see `redirect`).
 //!
-//! In a network of the sandbox's own the gate is a socket of that network, and nothing else is there to be reached.
-//! Commands make their sockets themselves.
+//! In a network of the sandbox's own the egress listener is a socket of that network, and nothing else is there to be
+//! reached. Commands make their sockets themselves.
 //!
 //! Each workspace has its [`Exits`]: one thread that makes the sockets and accepts the connections, so that no tenant
 //! waits for another, and one thread for each connection. They act as the workspace's user where they touch files and
@@ -18,7 +19,7 @@
 mod check;
 mod connect;
 mod dns;
-mod gate;
+mod listener;
 mod names;
 mod proxy;
 mod redirect;
@@ -38,21 +39,21 @@ use crate::spec::network::{Address, Filter};
 use crate::sys::{self, CallListener, User};
 use crate::threads::lock::{Mutex, lock};
 pub use check::{check, check_redirection};
-pub use gate::{Gate, MakeSocket};
+pub use listener::{EgressListener, MakeSocket};
 use report::VerdictLog;
 pub use report::{Report, VerdictRecord};
 use sockets::{Source, Worker};
 
 /// Most filters of a workspace whose commands run at the same time. Each takes a port.
-const MAX_GATES: usize = 16;
+const MAX_LISTENERS: usize = 16;
 
 /// What all workspaces of a machine share.
 pub struct Egress {
-    /// The connections of the gates count among all.
+    /// The connections of the egress listeners count among all.
     seats: Seats,
     /// The server's own port, which no rule opens. 0 until it is known.
     server_port: AtomicU16,
-    /// Bytes that went through the gates, both ways.
+    /// Bytes that went through the egress listeners, both ways.
     moved: Arc<AtomicU64>,
     allowed: AtomicU64,
     refused: AtomicU64,
@@ -69,7 +70,7 @@ pub struct Totals {
 }
 
 impl Egress {
-    /// Gates whose connections take `seats`.
+    /// Egress listeners whose connections take `seats`.
     pub fn new(seats: Seats) -> Arc<Self> {
         Arc::new(Self {
             seats,
@@ -85,7 +86,7 @@ impl Egress {
         self.server_port.store(port, Ordering::Relaxed);
     }
 
-    /// What has gone through the gates.
+    /// What has gone through the egress listeners.
     pub fn totals(&self) -> Totals {
         Totals {
             allowed: self.allowed.load(Ordering::Relaxed),
@@ -109,18 +110,18 @@ pub struct Exits {
     this: Weak<Self>,
     egress: Arc<Egress>,
     ledger: Arc<Ledger>,
-    /// Who connects to the gates; `None` for the server's own user.
+    /// Who connects to the egress listeners; `None` for the server's own user.
     user: Option<User>,
     log: VerdictLog,
-    /// Guards which gates there are and whether the thread runs.
+    /// Guards which egress listeners there are and whether the thread runs.
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    gates: Vec<Weak<Gate>>,
+    listeners: Vec<Weak<EgressListener>>,
     /// The one that was used last stays open: opening one takes as long as a tenth of a command.
-    last: Option<Arc<Gate>>,
+    last: Option<Arc<EgressListener>>,
     worker: Option<Worker>,
     /// Whether the thread serves the sandbox's own network.
     serves_inside: bool,
@@ -140,90 +141,97 @@ impl Exits {
         })
     }
 
-    /// The gate of a filter: on the machine's network, or in the one that `inside` makes sockets in. It
+    /// The egress listener of a filter: on the machine's network, or in the one that `inside` makes sockets in. It
     /// keeps its port while somebody holds it.
     ///
     /// # Errors
-    /// `Unavailable` if the machine does not keep sockets from leaving; `OverLimit` if there are too many gates;
+    /// `Unavailable` if the machine does not keep sockets from leaving; `OverLimit` if there are too many egress listeners;
     /// `System` if there is no port left.
-    pub fn gate(&self, filter: &Arc<Filter>, inside: Option<MakeSocket>) -> Result<Arc<Gate>> {
-        if let Some(gate) = self.known_gate(filter)? {
-            return Ok(gate);
+    pub fn listener(
+        &self,
+        filter: &Arc<Filter>,
+        inside: Option<MakeSocket>,
+    ) -> Result<Arc<EgressListener>> {
+        if let Some(listener) = self.known_listener(filter)? {
+            return Ok(listener);
         }
         let own = Arc::clone(filter);
         let made = if let Some(make) = inside {
-            Gate::open_inside(own, make)?
+            EgressListener::open_inside(own, make)?
         } else {
             check()?;
-            Gate::open(own)?
+            EgressListener::open(own)?
         };
         let made = Arc::new(made);
         // Another command may have been faster.
-        if let Some(gate) = self.known_gate(filter)? {
-            return Ok(gate);
+        if let Some(listener) = self.known_listener(filter)? {
+            return Ok(listener);
         }
         let mut state = lock(&self.state);
-        state.gates.push(Arc::downgrade(&made));
+        state.listeners.push(Arc::downgrade(&made));
         state.last = Some(Arc::clone(&made));
         Ok(made)
     }
 
-    /// The gate that a filter has.
+    /// The egress listener that a filter has.
     ///
     /// # Errors
     /// `OverLimit` if it has none, and there are too many to make one.
-    fn known_gate(&self, filter: &Arc<Filter>) -> Result<Option<Arc<Gate>>> {
+    fn known_listener(&self, filter: &Arc<Filter>) -> Result<Option<Arc<EgressListener>>> {
         let mut state = lock(&self.state);
-        state.gates.retain(|gate| gate.strong_count() > 0);
-        let mut gates = state.gates.iter().filter_map(Weak::upgrade);
-        if let Some(gate) = gates.find(|gate| *gate.filter() == **filter) {
-            state.last = Some(Arc::clone(&gate));
-            return Ok(Some(gate));
+        state
+            .listeners
+            .retain(|listener| listener.strong_count() > 0);
+        let mut listeners = state.listeners.iter().filter_map(Weak::upgrade);
+        if let Some(listener) = listeners.find(|listener| *listener.filter() == **filter) {
+            state.last = Some(Arc::clone(&listener));
+            return Ok(Some(listener));
         }
         // One more than commands use.
-        if state.gates.len() > MAX_GATES {
+        if state.listeners.len() > MAX_LISTENERS {
             let text = format!(
-                "commands with {MAX_GATES} different networks run already; let some end, or use one of theirs"
+                "commands with {MAX_LISTENERS} different networks run already; let some end, or use one of theirs"
             );
             return Err(Error::new(Kind::OverLimit, text));
         }
         Ok(None)
     }
 
-    /// Makes the sockets of a command, and serves what its gate is asked for, until no process has the filter any
-    /// more.
+    /// Makes the sockets of a command, and serves what its egress listener is asked for, until no process has the
+    /// filter any more.
     ///
     /// # Errors
     /// `NoResources` if no thread can be started.
-    pub fn serve(&self, gate: Arc<Gate>, listener: CallListener) -> Result<()> {
-        self.add(&mut lock(&self.state), gate, Source::Command(listener))
+    pub fn serve(&self, listener: Arc<EgressListener>, calls: CallListener) -> Result<()> {
+        self.add(&mut lock(&self.state), listener, Source::Command(calls))
     }
 
-    /// Serves what the gate in the sandbox's own network is asked for, until `end` is readable. Later calls do nothing.
+    /// Serves what the egress listener in the sandbox's own network is asked for, until `end` is readable. Later calls
+    /// do nothing.
     ///
     /// # Errors
     /// `NoResources` if no thread can be started, or there is no descriptor left.
-    pub fn serve_inside(&self, gate: &Arc<Gate>, end: BorrowedFd<'_>) -> Result<()> {
+    pub fn serve_inside(&self, listener: &Arc<EgressListener>, end: BorrowedFd<'_>) -> Result<()> {
         let mut state = lock(&self.state);
         if state.serves_inside {
             return Ok(());
         }
         let end = end.try_clone_to_owned();
         let end = end.map_err(|error| Error::io("cannot serve the network of commands", &error))?;
-        self.add(&mut state, Arc::clone(gate), Source::Network(end))?;
+        self.add(&mut state, Arc::clone(listener), Source::Network(end))?;
         state.serves_inside = true;
         Ok(())
     }
 
-    fn add(&self, state: &mut State, gate: Arc<Gate>, source: Source) -> Result<()> {
+    fn add(&self, state: &mut State, listener: Arc<EgressListener>, source: Source) -> Result<()> {
         if let Some(worker) = &state.worker {
-            return worker.add(gate, source);
+            return worker.add(listener, source);
         }
         let Some(exits) = self.this.upgrade() else {
             return Ok(());
         };
         let worker = state.worker.insert(Worker::start(exits)?);
-        worker.add(gate, source)
+        worker.add(listener, source)
     }
 
     /// Nothing runs in the workspace any more. Sockets of its commands that others were given lead nowhere from here on;

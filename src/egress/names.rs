@@ -17,7 +17,7 @@ const ADDRESSES: u32 = (1 << 17) - 2;
 /// Names that are known at once. Programs forget an address sooner than that many others were looked up.
 const MAX_NAMES: usize = 1024;
 
-/// The names of one gate, and their addresses.
+/// The names of one egress listener, and their addresses.
 #[derive(Default)]
 pub(super) struct Names {
     /// Guards the names, the newest last, with the number of their address.

@@ -1,5 +1,5 @@
-//! The proxy behind a gate: HTTP/1.1 with `CONNECT` and absolute targets (RFC 9110, RFC 9112), SOCKS 5, and connections
-//! that were redirected here.
+//! The proxy behind an egress listener: HTTP/1.1 with `CONNECT` and absolute targets (RFC 9110, RFC 9112), SOCKS 5, and
+//! connections that were redirected here.
 //!
 //! Requests are parsed and framed as strictly as those of clients. A refusal names the rule, so that whoever reads the
 //! output of a program knows what to add.
@@ -14,7 +14,7 @@ use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 
 use super::connect::{self, Failure};
 use super::dns::Question;
-use super::gate::Gate;
+use super::listener::EgressListener;
 use super::{Exits, redirect, resolver, socks};
 use crate::fault;
 use crate::http::parse::Framing;
@@ -44,7 +44,12 @@ const WITHHELD: [&str; 1] = ["proxy-authorization"];
 const HTTP_PORT: u16 = 80;
 
 /// Serves a connection of a command to its end.
-pub(super) fn serve(socket: &Arc<TcpStream>, seat: Seat, exits: Arc<Exits>, gate: Arc<Gate>) {
+pub(super) fn serve(
+    socket: &Arc<TcpStream>,
+    seat: Seat,
+    exits: Arc<Exits>,
+    listener: Arc<EgressListener>,
+) {
     if socket.set_read_timeout(Some(GREETING_LIMIT)).is_err() {
         return;
     }
@@ -53,8 +58,8 @@ pub(super) fn serve(socket: &Arc<TcpStream>, seat: Seat, exits: Arc<Exits>, gate
     if count != Ok(1) {
         return;
     }
-    let is_transparent = gate.filter().is_transparent;
-    let proxy = Proxy { exits, gate };
+    let is_transparent = listener.filter().is_transparent;
+    let proxy = Proxy { exits, listener };
     let serve = match first {
         [socks::VERSION] => Proxy::serve_socks,
         [redirect::MARK] if is_transparent => Proxy::serve_redirected,
@@ -66,7 +71,7 @@ pub(super) fn serve(socket: &Arc<TcpStream>, seat: Seat, exits: Arc<Exits>, gate
 
 struct Proxy {
     exits: Arc<Exits>,
-    gate: Arc<Gate>,
+    listener: Arc<EgressListener>,
 }
 
 impl Handler for Proxy {
@@ -104,7 +109,7 @@ impl Proxy {
                 let text = "CONNECT takes a host with a port, and has no body";
                 return Err(Refusal::new(400, "bad_request", text));
             };
-            let socket = connect::open(&self.exits, &self.gate, &host, port);
+            let socket = connect::open(&self.exits, &self.listener, &host, port);
             let socket = socket.map_err(|failure| refusal(&failure, &host, port))?;
             return Ok(connected(socket.into(), self.account()));
         }
@@ -119,7 +124,7 @@ impl Proxy {
         port: Option<u16>,
     ) -> Result<Response, Refusal> {
         let number = port.unwrap_or(HTTP_PORT);
-        let opened = connect::open_for_request(&self.exits, &self.gate, host, number);
+        let opened = connect::open_for_request(&self.exits, &self.listener, host, number);
         let (socket, upstream) = opened.map_err(|failure| refusal(&failure, host, number))?;
         let authority = port.map_or_else(|| host.to_string(), |port| format!("{host}:{port}"));
         let mut target = Vec::new();
@@ -158,7 +163,7 @@ impl Proxy {
         let Some((host, port)) = socks::read_request(&mut &**socket)? else {
             return Ok(());
         };
-        match connect::open(&self.exits, &self.gate, &host, port) {
+        match connect::open(&self.exits, &self.listener, &host, port) {
             Ok(server) => {
                 socks::reply(&**socket, socks::Reply::Succeeded)?;
                 self.join(socket, server)
@@ -171,11 +176,11 @@ impl Proxy {
     fn serve_redirected(&self, socket: &Arc<TcpStream>) -> std::io::Result<()> {
         let server = match redirect::read_line(&**socket)? {
             Some((host, port))
-                if redirect::asks_for_names(&self.exits, &self.gate, &host, port) =>
+                if redirect::asks_for_names(&self.exits, &self.listener, &host, port) =>
             {
                 return self.answer_questions(socket);
             }
-            Some((host, port)) => connect::open(&self.exits, &self.gate, &host, port).ok(),
+            Some((host, port)) => connect::open(&self.exits, &self.listener, &host, port).ok(),
             None => None,
         };
         match server {
@@ -196,7 +201,7 @@ impl Proxy {
             let Some(question) = Question::parse(&message) else {
                 return Ok(());
             };
-            let answer = resolver::answer(&self.exits, &self.gate, &question);
+            let answer = resolver::answer(&self.exits, &self.listener, &question);
             let mut answered = question.answered(answer);
             let length = u16::try_from(answered.len()).map_err(std::io::Error::other)?;
             answered.splice(..0, length.to_be_bytes());

@@ -1,12 +1,12 @@
-//! Redirects the connections of programs without proxy support to the gate.
+//! Redirects the connections of programs without proxy support to the egress listener.
 //!
-//! The server keeps a copy of each socket that it hands out, and answers connect(2) too: it connects the copy to the gate,
-//! sends the requested address in a first line, and lets the call succeed. A datagram socket is one end of a pair of
-//! Unix sockets, on which the server answers look-ups of names.
+//! The server keeps a copy of each socket that it hands out, and answers connect(2) too: it connects the copy to the
+//! egress listener, sends the requested address in a first line, and lets the call succeed. A datagram socket is one
+//! end of a pair of Unix sockets, on which the server answers look-ups of names.
 //!
 //! The walls do not depend on any of this. The requested address is read from the program's memory, which may change
 //! meanwhile; the proxy judges whatever the line says. A call that the server does not understand continues in the kernel,
-//! where a socket that was handed out reaches the gate or nothing (see the module above).
+//! where a socket that was handed out reaches the egress listener or nothing (see the module above).
 
 use std::collections::VecDeque;
 use std::fs::{self, File};
@@ -22,7 +22,7 @@ use nix::sys::stat::fstat;
 
 use super::Exits;
 use super::connect::judge;
-use super::gate::Gate;
+use super::listener::EgressListener;
 use super::names::stands_for_a_name;
 use super::resolver::DNS_PORT;
 use crate::spec::network::{Host, Verdict, host_and_port};
@@ -32,7 +32,7 @@ use crate::threads::lock::{Mutex, lock};
 /// Most sockets of a workspace that are not connected, of which the server has copies.
 const MAX_COPIES: usize = 64;
 
-/// How long a handshake with the gate may take. It is on this machine, and the gate has room.
+/// How long a handshake with the egress listener may take. It is on this machine, and the egress listener has room.
 const HANDSHAKE_LIMIT: Duration = Duration::from_millis(100);
 
 /// Begins a connection that was redirected. No other protocol of the proxy begins so.
@@ -49,8 +49,8 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    /// Keeps a copy, unless descriptors are scarce. Drops those that are of no use any more, and the oldest if there are too
-    /// many: a connection of that one is refused by the kernel.
+    /// Keeps a copy, unless descriptors are scarce. Drops those that are of no use any more, and the oldest if there
+    /// are too many: a connection of that one is refused by the kernel.
     pub(super) fn keep(&self, socket: OwnedFd) {
         let Some(inode) = inode(&socket).filter(|_| !sys::is_getting_scarce(socket.as_fd())) else {
             return;
@@ -110,22 +110,22 @@ fn requested_address(call: &WaitingCall) -> Option<SocketAddrV4> {
 /// Answers connect(2). `is_resolver` tells whether a socket is an end of a pair on which names are looked up.
 pub(super) fn answer_connect(
     exits: &Exits,
-    gate: &Gate,
+    listener: &EgressListener,
     copies: &Copies,
     is_resolver: impl FnOnce(u64) -> bool,
-    listener: &CallListener,
+    calls: &CallListener,
     call: WaitingCall,
 ) {
     let Some(socket) = socket_of(&call) else {
-        return listener.proceed(call);
+        return calls.proceed(call);
     };
     let copy = copies.take(socket);
     if copy.is_none() && !is_resolver(socket) {
-        return listener.proceed(call);
+        return calls.proceed(call);
     }
     let address = requested_address(&call);
     // If the caller has gone, what was read may be another process's with its number.
-    if !listener.is_waiting(call) {
+    if !calls.is_waiting(call) {
         if let Some(copy) = copy {
             copies.keep(copy);
         }
@@ -133,19 +133,19 @@ pub(super) fn answer_connect(
     }
     let Some(copy) = copy else {
         return match address {
-            Some(address) if address.port() == DNS_PORT => listener.succeed(call),
-            _ => listener.refuse(call, Errno::EACCES),
+            Some(address) if address.port() == DNS_PORT => calls.succeed(call),
+            _ => calls.refuse(call, Errno::EACCES),
         };
     };
-    let Some(address) = address.filter(|address| !connects_directly(gate, *address)) else {
+    let Some(address) = address.filter(|address| !connects_directly(listener, *address)) else {
         // First: a copy of a connection would keep it open when the program closes it.
         drop(copy);
-        return listener.proceed(call);
+        return calls.proceed(call);
     };
-    let redirected = redirect(exits, gate, &copy, address);
+    let redirected = redirect(exits, listener, &copy, address);
     match redirected {
-        Ok(()) => listener.succeed(call),
-        Err(errno) => listener.refuse(call, errno),
+        Ok(()) => calls.succeed(call),
+        Err(errno) => calls.refuse(call, errno),
     }
     // The program may try again, unless the socket was connected.
     if redirected.is_err() {
@@ -154,22 +154,22 @@ pub(super) fn answer_connect(
 }
 
 /// Whether a program connects to an address by itself: to the proxy, and to the loopback interface of its own network.
-fn connects_directly(gate: &Gate, address: SocketAddrV4) -> bool {
-    let is_gate = address.port() == gate.port();
-    let is_own = gate.is_inside() && address.port() != DNS_PORT;
+fn connects_directly(listener: &EgressListener, address: SocketAddrV4) -> bool {
+    let is_same = address.port() == listener.port();
+    let is_own = listener.is_inside() && address.port() != DNS_PORT;
     let is_loopback = address.ip().is_loopback() || address.ip().is_unspecified();
-    is_loopback && (is_gate || is_own)
+    is_loopback && (is_same || is_own)
 }
 
-/// Connects a socket to the gate instead of an address.
+/// Connects a socket to the egress listener instead of an address.
 fn redirect(
     exits: &Exits,
-    gate: &Gate,
+    listener: &EgressListener,
     socket: &OwnedFd,
     address: SocketAddrV4,
 ) -> nix::Result<()> {
     let port = address.port();
-    let host = match gate.names().of(*address.ip()) {
+    let host = match listener.names().of(*address.ip()) {
         Some(name) => Host::Name(name),
         None => Host::Address((*address.ip()).into()),
     };
@@ -178,15 +178,15 @@ fn redirect(
         Host::Address(_) if stands_for_a_name(*address.ip()) => {
             Verdict::refused("the name is not known any more")
         }
-        _ => judge(exits, gate, &host, port),
+        _ => judge(exits, listener, &host, port),
     };
-    if !verdict.is_allowed && !asks_for_names(exits, gate, &host, port) {
+    if !verdict.is_allowed && !asks_for_names(exits, listener, &host, port) {
         exits.note(&host.to_string(), port, &verdict);
         return Err(Errno::EACCES);
     }
-    connect_soon(socket, gate)?;
+    connect_soon(socket, listener)?;
     let from: SockaddrIn = getsockname(socket.as_raw_fd())?;
-    gate.note_redirected(SocketAddrV4::from(from).into());
+    listener.note_redirected(SocketAddrV4::from(from).into());
     let mut line = vec![MARK];
     line.extend_from_slice(format!("{host}:{port}\n").as_bytes());
     let flags = MsgFlags::MSG_NOSIGNAL | MsgFlags::MSG_DONTWAIT;
@@ -196,25 +196,30 @@ fn redirect(
 }
 
 /// Whether a connection is to a name server. There is one at every address, unless a rule names that address and the port.
-pub(super) fn asks_for_names(exits: &Exits, gate: &Gate, host: &Host, port: u16) -> bool {
+pub(super) fn asks_for_names(
+    exits: &Exits,
+    listener: &EgressListener,
+    host: &Host,
+    port: u16,
+) -> bool {
     let is_named = || {
-        let verdict = judge(exits, gate, host, port);
+        let verdict = judge(exits, listener, host, port);
         verdict.is_allowed && verdict.rule.ends_with(":53")
     };
     port == DNS_PORT && matches!(host, Host::Address(_)) && !is_named()
 }
 
-/// Connects a socket of a program to a gate that has room.
+/// Connects a socket of a program to an egress listener that has room.
 ///
-/// The program has the socket too. It decides whether that blocks, and can have it drop every packet that arrives, so no call
-/// here may wait for the connection: this thread serves the other commands of the workspace, and accepts. A gate whose queue
-/// is half full refuses, because it would not answer in time.
-fn connect_soon(socket: &OwnedFd, gate: &Gate) -> nix::Result<()> {
-    match sys::tcp_state(gate.listener().as_fd())? {
+/// The program has the socket too. It decides whether that blocks, and can have it drop every packet that arrives, so
+/// no call here may wait for the connection: this thread serves the other commands of the workspace, and accepts. An
+/// egress listener whose queue is half full refuses, because it would not answer in time.
+fn connect_soon(socket: &OwnedFd, listener: &EgressListener) -> nix::Result<()> {
+    match sys::tcp_state(listener.tcp().as_fd())? {
         TcpState::Listening { waiting, most } if waiting < most.div_ceil(2) => {}
         _ => return Err(Errno::ECONNREFUSED),
     }
-    let connect = || sys::connect_without_waiting(socket.as_fd(), gate.address());
+    let connect = || sys::connect_without_waiting(socket.as_fd(), listener.address());
     match connect() {
         Err(Errno::EINPROGRESS) => {}
         other => return other,

@@ -6,20 +6,24 @@
 use super::Exits;
 use super::connect::look_up;
 use super::dns::{Answer, Kind, Question};
-use super::gate::Gate;
+use super::listener::EgressListener;
 
 /// The port of name servers. A look-up that is refused is listed with it.
 pub(super) const DNS_PORT: u16 = 53;
 
 /// Answers a question without asking anybody; `None` if the name has to be looked up for that.
-pub(super) fn answer_at_once(exits: &Exits, gate: &Gate, question: &Question) -> Option<Answer> {
+pub(super) fn answer_at_once(
+    exits: &Exits,
+    listener: &EgressListener,
+    question: &Question,
+) -> Option<Answer> {
     if !question.is_understood {
         return Some(Answer::NotImplemented);
     }
     let Some(host) = &question.host else {
         return Some(Answer::NoHost);
     };
-    let verdict = gate.filter().judge_look_up(host);
+    let verdict = listener.filter().judge_look_up(host);
     if !verdict.is_allowed {
         // Programs ask for addresses of both families.
         if question.kind == Kind::Ipv4 {
@@ -32,20 +36,20 @@ pub(super) fn answer_at_once(exits: &Exits, gate: &Gate, question: &Question) ->
         Kind::Ipv6 => return Some(Answer::Nothing),
         Kind::Other => return Some(Answer::NotImplemented),
     }
-    let names = gate.names();
+    let names = listener.names();
     let address = names.address_of(host);
     // The names are the look-up of the client's own proxy.
-    let address = address.or_else(|| gate.filter().upstream.as_ref().map(|_| names.add(host)));
+    let address = address.or_else(|| listener.filter().upstream.as_ref().map(|_| names.add(host)));
     address.map(Answer::Address)
 }
 
 /// Answers a question, and looks the name up if need be.
-pub(super) fn answer(exits: &Exits, gate: &Gate, question: &Question) -> Answer {
-    answer_at_once(exits, gate, question).unwrap_or_else(|| {
+pub(super) fn answer(exits: &Exits, listener: &EgressListener, question: &Question) -> Answer {
+    answer_at_once(exits, listener, question).unwrap_or_else(|| {
         let host = question.host.as_deref().unwrap_or_default();
         // Only whether there is such a host: programs go through the domains of their search list by that.
         match look_up(host) {
-            Ok(_) => Answer::Address(gate.names().add(host)),
+            Ok(_) => Answer::Address(listener.names().add(host)),
             Err(error) if is_unknown(&error) => Answer::NoHost,
             Err(_) => Answer::Failed,
         }

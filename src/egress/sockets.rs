@@ -16,7 +16,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, recv, send, socketpair};
 
 use super::dns::Question;
-use super::gate::Gate;
+use super::listener::EgressListener;
 use super::redirect::{self, Copies};
 use super::{Exits, proxy, resolver};
 use crate::error::{Error, Kind, Result};
@@ -53,7 +53,7 @@ const TYPE_BITS: u64 = 0xf;
 /// The thread, for those who give it commands.
 pub(super) struct Worker(Arc<Served>);
 
-/// Whose connections arrive at a gate.
+/// Whose connections arrive at an egress listener.
 pub(super) enum Source {
     /// A command that gets its sockets here.
     Command(CallListener),
@@ -64,7 +64,7 @@ pub(super) enum Source {
 impl AsFd for Source {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Self::Command(listener) => listener.as_fd(),
+            Self::Command(calls) => calls.as_fd(),
             Self::Network(end) => end.as_fd(),
         }
     }
@@ -107,20 +107,20 @@ impl Worker {
         Ok(Self(served))
     }
 
-    /// Gives the thread a source of connections to a gate. It need not wake up for that.
+    /// Gives the thread a source of connections to an egress listener. It need not wake up for that.
     ///
     /// # Errors
     /// `NoResources` if the kernel can watch no more.
-    pub(super) fn add(&self, gate: Arc<Gate>, source: Source) -> Result<()> {
+    pub(super) fn add(&self, listener: Arc<EgressListener>, source: Source) -> Result<()> {
         let epoll = &self.0.epoll;
         let mut watched = lock(&self.0.watched);
-        let mut gates = watched.gates.values();
-        if !gates.any(|known| Arc::ptr_eq(known, &gate)) {
-            let key = watched.watch(epoll, gate.listener().as_fd())?;
-            watched.gates.insert(key, Arc::clone(&gate));
+        let mut listeners = watched.listeners.values();
+        if !listeners.any(|known| Arc::ptr_eq(known, &listener)) {
+            let key = watched.watch(epoll, listener.tcp().as_fd())?;
+            watched.listeners.insert(key, Arc::clone(&listener));
         }
         let key = watched.watch(epoll, source.as_fd())?;
-        watched.sources.insert(key, (gate, Arc::new(source)));
+        watched.sources.insert(key, (listener, Arc::new(source)));
         Ok(())
     }
 
@@ -129,8 +129,8 @@ impl Worker {
         let epoll = &self.0.epoll;
         let mut watched = lock(&self.0.watched);
         watched.is_over = true;
-        for (_, gate) in watched.gates.drain() {
-            let _ = epoll.delete(gate.listener());
+        for (_, listener) in watched.listeners.drain() {
+            let _ = epoll.delete(listener.tcp());
         }
         for (_, resolver) in watched.resolvers.drain() {
             let _ = epoll.delete(&resolver.socket);
@@ -152,7 +152,7 @@ struct Served {
     /// Of sockets that programs may connect.
     copies: Copies,
     /// Guards a socket that was made before it is asked for, so that the caller does not wait for that. It is the same for
-    /// all gates of a workspace.
+    /// all egress listeners of a workspace.
     spare: Mutex<Option<OwnedFd>>,
     /// How many sockets for look-ups there are.
     resolvers: Arc<AtomicUsize>,
@@ -172,7 +172,7 @@ enum Job {
 
 /// A name that is looked up.
 struct LookUp {
-    gate: Arc<Gate>,
+    listener: Arc<EgressListener>,
     resolver: Arc<Resolver>,
     question: Question,
     /// Of a limited number.
@@ -183,7 +183,7 @@ struct LookUp {
 /// The server's end of a socket on which a program looks names up.
 struct Resolver {
     socket: OwnedFd,
-    gate: Weak<Gate>,
+    listener: Weak<EgressListener>,
     /// The number of the program's end.
     inode: u64,
     /// Of a limited number.
@@ -194,8 +194,8 @@ struct Resolver {
 #[derive(Default)]
 struct Watched {
     next_key: u64,
-    sources: HashMap<u64, (Arc<Gate>, Arc<Source>)>,
-    gates: HashMap<u64, Arc<Gate>>,
+    sources: HashMap<u64, (Arc<EgressListener>, Arc<Source>)>,
+    listeners: HashMap<u64, Arc<EgressListener>>,
     resolvers: HashMap<u64, Arc<Resolver>>,
     /// Whether the sandbox has ended.
     is_over: bool,
@@ -270,10 +270,10 @@ impl Served {
             socket,
             seat,
             room,
-            gate,
+            listener,
         } = connection;
         drop(room);
-        proxy::serve(&socket, seat, Arc::clone(&self.exits), gate);
+        proxy::serve(&socket, seat, Arc::clone(&self.exits), listener);
     }
 
     fn timeout(&self) -> EpollTimeout {
@@ -288,12 +288,12 @@ impl Served {
     /// Serves one call, so that a command that makes sockets all the time does not keep the others waiting, or accepts
     /// one connection.
     fn serve(&self, key: u64, events: EpollFlags) -> Option<Connection> {
-        let (gate, source) = {
+        let (listener, source) = {
             let watched = lock(&self.watched);
-            if let Some(gate) = watched.gates.get(&key) {
-                let gate = Arc::clone(gate);
+            if let Some(listener) = watched.listeners.get(&key) {
+                let listener = Arc::clone(listener);
                 drop(watched);
-                return accept(&self.exits, gate);
+                return accept(&self.exits, listener);
             }
             if let Some(resolver) = watched.resolvers.get(&key) {
                 let resolver = Arc::clone(resolver);
@@ -304,9 +304,9 @@ impl Served {
             watched.sources.get(&key)?.clone()
         };
         match &*source {
-            Source::Command(listener) if events.contains(EpollFlags::EPOLLIN) => {
-                if let Ok(call) = listener.receive() {
-                    self.answer(&gate, listener, call);
+            Source::Command(calls) if events.contains(EpollFlags::EPOLLIN) => {
+                if let Ok(call) = calls.receive() {
+                    self.answer(&listener, calls, call);
                 }
             }
             // No process has the filter any more, or the network.
@@ -316,32 +316,32 @@ impl Served {
     }
 
     /// Answers a call of a command.
-    fn answer(&self, gate: &Arc<Gate>, listener: &CallListener, call: WaitingCall) {
+    fn answer(&self, listener: &Arc<EgressListener>, calls: &CallListener, call: WaitingCall) {
         match i64::from(call.number) {
             libc::SYS_socket => {
-                if let Err(errno) = self.hand_out(gate, listener, &call) {
-                    listener.refuse(call, errno);
+                if let Err(errno) = self.hand_out(listener, calls, &call) {
+                    calls.refuse(call, errno);
                 }
             }
             libc::SYS_connect => {
                 let exits = &self.exits;
                 let is_resolver = |inode| self.has_resolver(inode);
-                redirect::answer_connect(exits, gate, &self.copies, is_resolver, listener, call);
+                redirect::answer_connect(exits, listener, &self.copies, is_resolver, calls, call);
             }
             libc::SYS_listen => {
                 // A copy would keep the port open when the program closes it.
                 drop(redirect::socket_of(&call).and_then(|socket| self.copies.take(socket)));
-                listener.proceed(call);
+                calls.proceed(call);
             }
-            _ => listener.refuse(call, Errno::EOPNOTSUPP),
+            _ => calls.refuse(call, Errno::EOPNOTSUPP),
         }
     }
 
     /// Answers socket(2). What is asked for is in registers, so the caller cannot change it meanwhile.
     fn hand_out(
         &self,
-        gate: &Arc<Gate>,
-        listener: &CallListener,
+        listener: &Arc<EgressListener>,
+        calls: &CallListener,
         call: &WaitingCall,
     ) -> nix::Result<()> {
         let bits = |flag: SockFlag| u64::from(flag.bits().cast_unsigned());
@@ -354,29 +354,33 @@ impl Served {
         }
         let is_non_blocking = kind & non_blocking != 0;
         let is_close_on_exec = kind & close_on_exec != 0;
-        let is_transparent = gate.filter().is_transparent;
+        let is_transparent = listener.filter().is_transparent;
         let is_datagram = kind & TYPE_BITS == SockType::Datagram as u64;
         let socket = if is_transparent && is_datagram {
-            self.add_resolver(gate, is_non_blocking)?
+            self.add_resolver(listener, is_non_blocking)?
         } else {
-            self.socket(gate, is_non_blocking)?
+            self.socket(listener, is_non_blocking)?
         };
-        match listener.answer(*call, socket.as_fd(), is_close_on_exec) {
+        match calls.answer(*call, socket.as_fd(), is_close_on_exec) {
             Ok(()) if is_transparent && !is_datagram => self.copies.keep(socket),
             // The caller has gone.
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
         }
         if lock(&self.spare).is_none() {
-            let next = gate.socket(false).ok();
+            let next = listener.socket(false).ok();
             *lock(&self.spare) = next;
         }
         Ok(())
     }
 
-    fn socket(&self, gate: &Arc<Gate>, is_non_blocking: bool) -> nix::Result<OwnedFd> {
+    fn socket(
+        &self,
+        listener: &Arc<EgressListener>,
+        is_non_blocking: bool,
+    ) -> nix::Result<OwnedFd> {
         let Some(spare) = lock(&self.spare).take() else {
-            return gate.socket(is_non_blocking);
+            return listener.socket(is_non_blocking);
         };
         if is_non_blocking {
             fcntl(&spare, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
@@ -385,7 +389,11 @@ impl Served {
     }
 
     /// Makes a socket on which a program looks names up, and returns the program's end.
-    fn add_resolver(&self, gate: &Arc<Gate>, is_non_blocking: bool) -> nix::Result<OwnedFd> {
+    fn add_resolver(
+        &self,
+        listener: &Arc<EgressListener>,
+        is_non_blocking: bool,
+    ) -> nix::Result<OwnedFd> {
         let place = CountedPlace::take(&self.resolvers, MAX_RESOLVERS).ok_or(Errno::EMFILE)?;
         // Unlike datagrams these tell when the other end is closed.
         let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
@@ -403,7 +411,7 @@ impl Served {
         let key = key.map_err(|_| Errno::ENOBUFS)?;
         let resolver = Resolver {
             socket,
-            gate: Arc::downgrade(gate),
+            listener: Arc::downgrade(listener),
             inode,
             _place: place,
         };
@@ -429,11 +437,12 @@ impl Served {
                 return;
             }
         };
-        let (Some(question), Some(gate)) = (Question::parse(message), resolver.gate.upgrade())
+        let (Some(question), Some(listener)) =
+            (Question::parse(message), resolver.listener.upgrade())
         else {
             return;
         };
-        if let Some(answer) = resolver::answer_at_once(&self.exits, &gate, &question) {
+        if let Some(answer) = resolver::answer_at_once(&self.exits, &listener, &question) {
             return resolver.send(&question.answered(answer));
         }
         let place = CountedPlace::take(&self.look_ups, MAX_LOOK_UPS);
@@ -441,7 +450,7 @@ impl Served {
             // Programs ask again for what was not answered.
             let _ = self.threads.give(Job::LookUp(LookUp {
                 resolver,
-                gate,
+                listener,
                 question,
                 _place: place,
                 _room: room,
@@ -452,19 +461,19 @@ impl Served {
     fn look_up(&self, look_up: &LookUp) {
         // The question leaves as the user's.
         if let Ok(_acting) = self.exits.user.map(ActingAs::new).transpose() {
-            let answer = resolver::answer(&self.exits, &look_up.gate, &look_up.question);
+            let answer = resolver::answer(&self.exits, &look_up.listener, &look_up.question);
             look_up.resolver.send(&look_up.question.answered(answer));
         }
     }
 
-    /// Lets go of a source, and of gates that nothing leads to; but not of the last one, which is likely to be needed
-    /// again.
+    /// Lets go of a source, and of egress listeners that nothing leads to; but not of the last one, which is likely to
+    /// be needed again.
     fn end(&self, key: u64) {
         let last = lock(&self.exits.state).last.clone();
         let mut watched = lock(&self.watched);
         let Watched {
             sources,
-            gates,
+            listeners,
             is_over,
             ..
         } = &mut *watched;
@@ -476,12 +485,12 @@ impl Served {
         }
         let _ = self.epoll.delete(&*source);
         *is_over |= matches!(*source, Source::Network(_));
-        gates.retain(|_, gate| {
-            let is_gate = |other: &Arc<Gate>| Arc::ptr_eq(other, gate);
-            let is_used = last.as_ref().is_some_and(is_gate)
-                || sources.values().any(|(other, _)| is_gate(other));
+        listeners.retain(|_, listener| {
+            let is_same = |other: &Arc<EgressListener>| Arc::ptr_eq(other, listener);
+            let is_used = last.as_ref().is_some_and(is_same)
+                || sources.values().any(|(other, _)| is_same(other));
             if !is_used {
-                let _ = self.epoll.delete(gate.listener());
+                let _ = self.epoll.delete(listener.tcp());
             }
             is_used
         });
@@ -516,13 +525,13 @@ struct Connection {
     socket: Arc<TcpStream>,
     seat: Seat,
     room: Room,
-    gate: Arc<Gate>,
+    listener: Arc<EgressListener>,
 }
 
 /// Accepts a connection of a command; `None` if there is none to serve.
-fn accept(exits: &Exits, gate: Arc<Gate>) -> Option<Connection> {
-    let (socket, peer) = gate.listener().accept().ok()?;
-    if !is_of_user(exits, &gate, peer) || sys::is_scarce(socket.as_fd()) {
+fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
+    let (socket, peer) = listener.tcp().accept().ok()?;
+    if !is_of_user(exits, &listener, peer) || sys::is_scarce(socket.as_fd()) {
         return None;
     }
     let socket = Arc::new(socket);
@@ -555,16 +564,17 @@ fn accept(exits: &Exits, gate: Arc<Gate>) -> Option<Connection> {
         socket,
         seat,
         room,
-        gate,
+        listener,
     })
 }
 
-/// Whether a connection comes from a command of the workspace. Other users of the machine can connect to its gate too.
-fn is_of_user(exits: &Exits, gate: &Gate, peer: SocketAddr) -> bool {
-    let was_redirected = gate.take_redirected(peer);
-    let Some(user) = exits.user.filter(|_| !gate.is_inside()) else {
+/// Whether a connection comes from a command of the workspace. Other users of the machine can connect to its egress
+/// listener too.
+fn is_of_user(exits: &Exits, listener: &EgressListener, peer: SocketAddr) -> bool {
+    let was_redirected = listener.take_redirected(peer);
+    let Some(user) = exits.user.filter(|_| !listener.is_inside()) else {
         return true;
     };
     // The kernel does not tell whose a socket was that the program has closed meanwhile.
-    sys::tcp_peer_uid(gate.address().into(), peer).map_or(was_redirected, |uid| uid == user.uid)
+    sys::tcp_peer_uid(listener.address().into(), peer).map_or(was_redirected, |uid| uid == user.uid)
 }

@@ -1,4 +1,4 @@
-//! A gate: the port of a filter, where the connections of its commands arrive.
+//! An egress listener: the port of a filter, where the connections of its commands arrive.
 
 use std::collections::HashSet;
 use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener};
@@ -20,10 +20,10 @@ const FAILED: &str = "cannot open a port for a filtered network";
 
 /// Where the connections of commands with one filter arrive.
 ///
-/// On the machine's network the port belongs to the gate at every address of both families: Landlock's rule for the
-/// commands has a port and no address, and a server at another address would be reached too. It must stay so until
-/// nothing with the filter runs. In a network of the sandbox's own there is nothing else to reach.
-pub struct Gate {
+/// On the machine's network the port belongs to the egress listener at every address of both families: Landlock's rule
+/// for the commands has a port and no address, and a server at another address would be reached too. It must stay so
+/// until nothing with the filter runs. In a network of the sandbox's own there is nothing else to reach.
+pub struct EgressListener {
     filter: Arc<Filter>,
     listener: TcpListener,
     port: u16,
@@ -33,7 +33,7 @@ pub struct Gate {
     redirected: Mutex<HashSet<SocketAddr>>,
 }
 
-/// Whose network a gate is in.
+/// Whose network an egress listener is in.
 enum Network {
     /// The machine's.
     Machine { _port: HeldPort },
@@ -44,7 +44,7 @@ enum Network {
 /// Makes a TCP socket of IPv4 in the network of a sandbox.
 pub type MakeSocket = Box<dyn Fn() -> Result<OwnedFd> + Send + Sync>;
 
-impl Gate {
+impl EgressListener {
     /// Takes a free port of the machine.
     ///
     /// # Errors
@@ -97,8 +97,8 @@ impl Gate {
         matches!(self.network, Network::Inside(_))
     }
 
-    /// A TCP socket for a program, which reaches nothing but the gate, or the program's own network. Its descriptor is closed
-    /// by execve.
+    /// A TCP socket for a program, which reaches nothing but the egress listener, or the program's own network. Its
+    /// descriptor is closed by execve.
     ///
     /// # Errors
     /// Of socket(2), setsockopt(2), bind(2) or fcntl(2); `EIO` if the network of the sandbox has ended.
@@ -141,7 +141,7 @@ impl Gate {
         self.port
     }
 
-    pub(super) fn listener(&self) -> &TcpListener {
+    pub(super) fn tcp(&self) -> &TcpListener {
         &self.listener
     }
 
