@@ -125,10 +125,10 @@ pub type Details = Vec<(&'static str, Detail)>;
 
 /// A failure with its context. It is boxed, because every result has room for one.
 #[derive(Debug, Clone)]
-pub struct Error(Box<Failure>);
+pub struct Error(Box<ErrorParts>);
 
 #[derive(Debug, Clone)]
-struct Failure {
+struct ErrorParts {
     kind: Kind,
     text: String,
     details: Details,
@@ -178,7 +178,7 @@ impl Error {
     #[cold]
     #[inline(never)]
     fn of(kind: Kind, text: &dyn fmt::Display) -> Self {
-        Self(Box::new(Failure {
+        Self(Box::new(ErrorParts {
             kind,
             text: capped(text),
             details: Details::new(),

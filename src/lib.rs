@@ -84,12 +84,12 @@ const STREAM_GRACE: Duration = Duration::from_millis(500);
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Why the program fails: its exit status and the line that it logs.
-struct Failure {
+struct ExitError {
     status: u8,
     text: String,
 }
 
-impl Failure {
+impl ExitError {
     /// Settings or arguments that cannot be used.
     fn usage(text: String) -> Self {
         Self { status: 2, text }
@@ -101,13 +101,13 @@ impl Failure {
     }
 }
 
-impl From<ConfigError> for Failure {
+impl From<ConfigError> for ExitError {
     fn from(error: ConfigError) -> Self {
         Self::usage(error.to_string())
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for ExitError {
     fn from(error: Error) -> Self {
         Self::other(error.to_string())
     }
@@ -135,7 +135,7 @@ pub fn main() -> ExitCode {
 }
 
 /// Runs the task that the command line names.
-fn run_task() -> Result<(), Failure> {
+fn run_task() -> Result<(), ExitError> {
     let arguments: Vec<String> = std::env::args_os()
         .skip(1)
         .map(|word| word.to_string_lossy().into_owned())
@@ -153,7 +153,7 @@ fn run_task() -> Result<(), Failure> {
             print(&format!("sbx-server {VERSION}\n"));
             Ok(())
         }
-        other => Err(Failure::usage(format!(
+        other => Err(ExitError::usage(format!(
             "unknown arguments {:?}; sbx-server --help lists the known ones",
             other.join(" ")
         ))),
@@ -166,7 +166,7 @@ fn print(text: &str) {
 }
 
 /// Serves until a signal or idleness ends the server.
-fn serve(as_init: bool) -> Result<(), Failure> {
+fn serve(as_init: bool) -> Result<(), ExitError> {
     let environment = take_environment();
     let variables = Variables::new(&environment);
     for warning in variables.warnings() {
@@ -220,14 +220,14 @@ fn serve(as_init: bool) -> Result<(), Failure> {
     .map_err(cannot_listen)?;
     let address = listener.local_addr().map_err(cannot_listen)?;
     machine.egress.close_port(address.port());
-    let seats = machine.seats.clone();
+    let slots = machine.slots.clone();
     let users = config.host.map(|settings| settings.users);
     let kept_out = users.clone().filter(|_| config.token.is_none());
     let authenticator = Authenticator::new(config.token, config.strict_scopes)?;
     let api = Arc::new(Api::new(
         machine,
         authenticator,
-        seats.clone(),
+        slots.clone(),
         ApiSettings {
             allowed_origins: config.allowed_origins,
             is_local: config.is_local,
@@ -237,7 +237,7 @@ fn serve(as_init: bool) -> Result<(), Failure> {
             kept_out,
         },
     ));
-    let server = Server::new(listener, Arc::clone(&api), seats, users).map_err(cannot_listen)?;
+    let server = Server::new(listener, Arc::clone(&api), slots, users).map_err(cannot_listen)?;
     if let Some(made) = config.made_token {
         made.publish()?;
     }
@@ -248,7 +248,7 @@ fn serve(as_init: bool) -> Result<(), Failure> {
         isolation(machine)
     ));
     // After the ready line, which clients wait for.
-    let (most, wanted) = (machine.seats.most(), config.max_connections);
+    let (most, wanted) = (machine.slots.most(), config.max_connections);
     if most < wanted {
         logging::info(format_args!(
             "serves {most} of SBX_MAX_CONNECTIONS={wanted} connections: memory, descriptors or threads suffice for no more"
@@ -342,7 +342,7 @@ fn accept_until_end(mut server: Server<Api>, machine: &Machine, signals: &Signal
 }
 
 /// `sbx-server health`: asks the server on this machine, for images that have no HTTP client.
-fn check_health() -> Result<(), Failure> {
+fn check_health() -> Result<(), ExitError> {
     let port = config::port(&Variables::new(&take_environment()))?;
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let answer = request_health(address)
@@ -351,7 +351,7 @@ fn check_health() -> Result<(), Failure> {
         return Ok(());
     }
     let text = format!("{address} answers, but not as a healthy server");
-    Err(Failure::other(text))
+    Err(ExitError::other(text))
 }
 
 fn request_health(address: SocketAddr) -> io::Result<Vec<u8>> {

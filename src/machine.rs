@@ -13,7 +13,7 @@ use crate::egress::{Egress, Exits};
 use crate::error::{Error, Kind, Result};
 use crate::files::{Disk, Root};
 use crate::host::Host;
-use crate::http::seats::Seats;
+use crate::http::slots::ConnectionSlots;
 use crate::interpreter::ContextsSettings;
 use crate::limits::ledger::{Budget, Ledger};
 use crate::limits::memory;
@@ -57,7 +57,7 @@ pub struct Machine {
     /// What requests about no workspace are charged to.
     pub operator: Arc<Ledger>,
     /// The open connections.
-    pub seats: Seats,
+    pub slots: ConnectionSlots,
     /// Where filtered connections of commands leave.
     pub egress: Arc<Egress>,
 }
@@ -109,8 +109,8 @@ impl Machine {
         let most = usize::try_from(memory / 8).unwrap_or(usize::MAX);
         let shared = Shared::new(config.log_bytes.min(most), config.log_total_bytes.min(most))?;
         let most_connections = most_connections(config, memory);
-        let seats = Seats::new(most_connections, Arc::clone(&budget));
-        let egress = Egress::new(seats.clone());
+        let slots = ConnectionSlots::new(most_connections, Arc::clone(&budget));
+        let egress = Egress::new(slots.clone());
         let contexts = ContextsSettings {
             #[cfg(feature = "interpreter")]
             most: config.contexts,
@@ -163,7 +163,7 @@ impl Machine {
             shared,
             labels: Mutex::default(),
             operator: budget.whole(),
-            seats,
+            slots,
             egress,
         })
     }

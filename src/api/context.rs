@@ -12,7 +12,7 @@ use super::tickets::Tickets;
 use crate::auth::{Access, Authenticator, Holder, Refused};
 use crate::config::Doors;
 use crate::error::{Error, Kind, Result};
-use crate::http::seats::Seats;
+use crate::http::slots::ConnectionSlots;
 use crate::http::{Refusal, Request};
 use crate::logging;
 use crate::machine::{Machine, Scope};
@@ -22,7 +22,7 @@ use crate::workspace::{Lease, Workspace};
 pub(super) struct Context {
     pub(super) machine: Machine,
     pub(super) authenticator: Authenticator,
-    pub(super) connections: Seats,
+    pub(super) connections: ConnectionSlots,
     pub(super) requests: RequestCounts,
     pub(super) origins: Origins,
     #[cfg(feature = "console")]
@@ -46,7 +46,7 @@ impl Context {
         is_proxied: bool,
     ) -> std::result::Result<(), Refusal> {
         let holder = self.holder(request, access, is_proxied)?;
-        Ok(self.seat(request, holder)?)
+        Ok(self.assign_slot(request, holder)?)
     }
 
     fn holder<'a>(
@@ -83,21 +83,21 @@ impl Context {
     ///
     /// # Errors
     /// `NoThreads`, `OverLimit`.
-    pub(super) fn seat(&self, request: &mut Request<'_>, holder: Holder<'_>) -> Result<()> {
+    pub(super) fn assign_slot(&self, request: &mut Request<'_>, holder: Holder<'_>) -> Result<()> {
         if matches!(holder, Holder::Sandbox(_)) {
             check_may_block(request)?;
         }
         let machine = &self.machine;
-        let seat = &mut *request.seat;
+        let slot = &mut *request.slot;
         let given = match holder {
-            Holder::Operator => seat.give_to_operator(&machine.operator),
+            Holder::Operator => slot.give_to_operator(&machine.operator),
             // A token is valid longer than its sandbox.
             Holder::Sandbox(id) => machine
                 .ledger_of(id)
-                .map_or(Ok(()), |ledger| seat.give_to_tenant(&ledger)),
+                .map_or(Ok(()), |ledger| slot.give_to_tenant(&ledger)),
         };
         request.closes = given.is_err();
-        request.ledger = Arc::clone(request.seat.ledger());
+        request.ledger = Arc::clone(request.slot.ledger());
         given
     }
 
@@ -174,7 +174,7 @@ pub(super) fn enter_by_ticket(
     let Ok(lease) = workspace.lease() else {
         return Ok(None);
     };
-    let given = request.seat.give_to_tenant(&lease.ledger);
+    let given = request.slot.give_to_tenant(&lease.ledger);
     request.closes = given.is_err();
     request.ledger = Arc::clone(&lease.ledger);
     given.map(|()| Some(lease))

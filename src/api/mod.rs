@@ -31,7 +31,7 @@ use std::sync::{Arc, OnceLock};
 use crate::auth::Authenticator;
 use crate::config::Doors;
 use crate::http::parse::Head;
-use crate::http::seats::Seats;
+use crate::http::slots::ConnectionSlots;
 use crate::http::{Body, Handler, Refusal, Request, Response, Sender};
 use crate::limits::ledger::{Ledger, OverLimit};
 use crate::machine::Machine;
@@ -68,7 +68,7 @@ impl Api {
     pub fn new(
         machine: Machine,
         authenticator: Authenticator,
-        connections: Seats,
+        connections: ConnectionSlots,
         settings: ApiSettings,
     ) -> Self {
         Self {

@@ -23,7 +23,7 @@ const ST: u8 = 0x9c;
 
 /// Where in a control sequence the next byte is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum SequenceState {
     /// In none.
     Text,
     /// After ESC.
@@ -41,7 +41,7 @@ enum State {
 /// Takes the control sequences out of a stream.
 #[derive(Debug)]
 pub struct PlainText {
-    state: State,
+    state: SequenceState,
     /// The first bytes of a character.
     character: Vec<u8>,
     /// How many bytes of a character are still to come, in text and in strings.
@@ -56,7 +56,7 @@ impl PlainText {
     /// A filter for the beginning of a stream, or for what follows at any offset.
     pub fn new(is_beginning: bool) -> Self {
         Self {
-            state: State::Text,
+            state: SequenceState::Text,
             character: Vec::new(),
             expected: 0,
             is_returning: false,
@@ -95,7 +95,7 @@ impl PlainText {
                 self.pending + 1
             };
             let is_clean = self.character.is_empty() && !self.is_returning;
-            if self.state == State::Text && is_clean {
+            if self.state == SequenceState::Text && is_clean {
                 self.pending = 0;
             }
             data = &data[1..];
@@ -112,55 +112,60 @@ impl PlainText {
         if self.expected > 0 && (0x80..0xc0).contains(&byte) {
             self.expected -= 1;
             match self.state {
-                State::Text => {
+                SequenceState::Text => {
                     self.character.push(byte);
                     if self.expected == 0 {
                         self.end_character(out);
                     }
                 }
-                State::String(length) => self.string(length),
+                SequenceState::String(length) => self.string(length),
                 _ => {}
             }
             return;
         }
         self.end_character(out);
         match (self.state, byte) {
-            (State::Text, _) => self.text(byte, out),
-            (State::Command, BEL) | (State::Command | State::String(_), CAN | SUB | ST) => {
-                self.state = State::Text;
+            (SequenceState::Text, _) => self.text(byte, out),
+            (SequenceState::Command, BEL)
+            | (SequenceState::Command | SequenceState::String(_), CAN | SUB | ST) => {
+                self.state = SequenceState::Text;
             }
             // Also the first byte of `ESC \`, which ends a string.
-            (_, ESC) => self.state = State::Escape,
-            (State::Command, b'\n') => self.otherwise(byte, out),
-            (State::Command, _) => self.expected = continuations(byte),
-            (State::String(length), _) => {
+            (_, ESC) => self.state = SequenceState::Escape,
+            (SequenceState::Command, b'\n') => self.otherwise(byte, out),
+            (SequenceState::Command, _) => self.expected = continuations(byte),
+            (SequenceState::String(length), _) => {
                 self.expected = continuations(byte);
                 self.string(length);
             }
-            (State::Escape, b'[') => self.state = State::Parameters,
-            (State::Escape, b']') => self.state = State::Command,
+            (SequenceState::Escape, b'[') => self.state = SequenceState::Parameters,
+            (SequenceState::Escape, b']') => self.state = SequenceState::Command,
             // `ESC k` is the title of screen(1) and tmux(1).
-            (State::Escape, b'P' | b'X' | b'^' | b'_' | b'k') => self.state = State::String(0),
-            (State::Escape | State::Intermediate, b' '..=b'/') => self.state = State::Intermediate,
-            (State::Escape | State::Intermediate, b'0'..=b'~')
-            | (State::Parameters, b'@'..=b'~')
-            | (_, CAN | SUB) => self.state = State::Text,
-            (State::Parameters, b' '..=b'?') | (_, DEL) => {}
+            (SequenceState::Escape, b'P' | b'X' | b'^' | b'_' | b'k') => {
+                self.state = SequenceState::String(0)
+            }
+            (SequenceState::Escape | SequenceState::Intermediate, b' '..=b'/') => {
+                self.state = SequenceState::Intermediate
+            }
+            (SequenceState::Escape | SequenceState::Intermediate, b'0'..=b'~')
+            | (SequenceState::Parameters, b'@'..=b'~')
+            | (_, CAN | SUB) => self.state = SequenceState::Text,
+            (SequenceState::Parameters, b' '..=b'?') | (_, DEL) => {}
             _ => self.otherwise(byte, out),
         }
     }
 
     /// The byte does not belong to the sequence, which ends without it.
     fn otherwise(&mut self, byte: u8, out: &mut Vec<u8>) {
-        self.state = State::Text;
+        self.state = SequenceState::Text;
         self.text(byte, out);
     }
 
     fn string(&mut self, length: usize) {
         self.state = if length < MAX_STRING_BYTES {
-            State::String(length + 1)
+            SequenceState::String(length + 1)
         } else {
-            State::Text
+            SequenceState::Text
         };
     }
 
@@ -172,10 +177,10 @@ impl PlainText {
                 out.push(byte);
             }
             b'\r' => self.is_returning = true,
-            ESC => self.state = State::Escape,
-            0x9b => self.state = State::Parameters,
-            0x9d => self.state = State::Command,
-            0x90 | 0x98 | 0x9e | 0x9f => self.state = State::String(0),
+            ESC => self.state = SequenceState::Escape,
+            0x9b => self.state = SequenceState::Parameters,
+            0x9d => self.state = SequenceState::Command,
+            0x90 | 0x98 | 0x9e | 0x9f => self.state = SequenceState::String(0),
             b'\t' | b' '..DEL | 0xa0.. => {
                 self.expected = continuations(byte);
                 self.character.push(byte);

@@ -31,7 +31,7 @@ const QUERY_WINDOW_OPERATIONS: [&[u8]; 9] = [
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum SequenceState {
     /// Between sequences.
     Ground,
     /// After ESC, or after the first byte of a C1 control character.
@@ -46,7 +46,7 @@ enum State {
 
 /// Removes queries from output.
 pub struct QueryFilter {
-    state: State,
+    state: SequenceState,
     /// The sequence so far, which may turn out to be a query.
     held: Vec<u8>,
     /// Bytes of `held` that introduce it.
@@ -59,7 +59,7 @@ impl QueryFilter {
     /// A filter at the beginning of output.
     pub fn new() -> Self {
         Self {
-            state: State::Ground,
+            state: SequenceState::Ground,
             held: Vec::new(),
             introducer: 0,
             end: 0,
@@ -70,7 +70,10 @@ impl QueryFilter {
     pub fn filter(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         for byte in bytes {
             self.step(*byte, out);
-            let is_inside = matches!(self.state, State::Control | State::String { .. });
+            let is_inside = matches!(
+                self.state,
+                SequenceState::Control | SequenceState::String { .. }
+            );
             if is_inside && self.held.len() > MAX_HELD_BYTES {
                 self.finish(out);
             }
@@ -80,21 +83,21 @@ impl QueryFilter {
     /// Appends the held beginning of a sequence to `out`.
     pub fn finish(&mut self, out: &mut Vec<u8>) {
         out.append(&mut self.held);
-        if matches!(self.state, State::StringEnd { .. }) {
+        if matches!(self.state, SequenceState::StringEnd { .. }) {
             out.push(self.end);
         }
-        self.state = State::Ground;
+        self.state = SequenceState::Ground;
     }
 
     /// Text before and after a removed query must not join to a new sequence. So a sequence that another
     /// one interrupts, which terminals ignore, is removed too, and a string without a terminator gets one.
     fn step(&mut self, byte: u8, out: &mut Vec<u8>) {
         match self.state {
-            State::Ground if byte == ENQ => {}
-            State::Ground if byte == ESC || byte == C1 => self.begin(byte),
-            State::Ground => out.push(byte),
-            State::Begun if self.held == [ESC] => self.introduce(byte, byte, out),
-            State::Begun => match byte {
+            SequenceState::Ground if byte == ENQ => {}
+            SequenceState::Ground if byte == ESC || byte == C1 => self.begin(byte),
+            SequenceState::Ground => out.push(byte),
+            SequenceState::Begun if self.held == [ESC] => self.introduce(byte, byte, out),
+            SequenceState::Begun => match byte {
                 // A C1 control character stands for ESC and a letter.
                 0x80..=0x9f => self.introduce(byte, byte - 0x40, out),
                 0xa0..=0xbf => self.pass(byte, out),
@@ -104,7 +107,7 @@ impl QueryFilter {
                     self.step(byte, out);
                 }
             },
-            State::Control => match byte {
+            SequenceState::Control => match byte {
                 ESC => self.begin(byte),
                 CAN | SUB => self.pass(byte, out),
                 0x40..=0x7e if is_query(&self.held[self.introducer..], byte) => self.reset(),
@@ -113,22 +116,22 @@ impl QueryFilter {
                 ..b' ' => out.extend(Some(byte).filter(|byte| *byte != ENQ)),
                 _ => self.held.push(byte),
             },
-            State::String { is_command } => match byte {
+            SequenceState::String { is_command } => match byte {
                 BEL if is_command => self.end_string(is_command, &[BEL], out),
                 CAN | SUB => self.pass(byte, out),
                 ESC | C1 => {
                     self.end = byte;
-                    self.state = State::StringEnd { is_command };
+                    self.state = SequenceState::StringEnd { is_command };
                 }
                 _ => self.held.push(byte),
             },
-            State::StringEnd { is_command } => match (self.end, byte) {
+            SequenceState::StringEnd { is_command } => match (self.end, byte) {
                 (ESC, b'\\') | (C1, 0x9c) => {
                     self.end_string(is_command, &[self.end, byte], out);
                 }
                 (C1, _) => {
                     self.held.push(C1);
-                    self.state = State::String { is_command };
+                    self.state = SequenceState::String { is_command };
                     self.step(byte, out);
                 }
                 _ => {
@@ -143,15 +146,15 @@ impl QueryFilter {
     fn begin(&mut self, byte: u8) {
         self.held.clear();
         self.held.push(byte);
-        self.state = State::Begun;
+        self.state = SequenceState::Begun;
     }
 
     /// Handles the byte after the first one of a sequence; `letter` is what would follow ESC.
     fn introduce(&mut self, byte: u8, letter: u8, out: &mut Vec<u8>) {
         self.state = match letter {
-            b'[' => State::Control,
-            b']' => State::String { is_command: true },
-            b'P' => State::String { is_command: false },
+            b'[' => SequenceState::Control,
+            b']' => SequenceState::String { is_command: true },
+            b'P' => SequenceState::String { is_command: false },
             // DECID, an old form of DA.
             b'Z' => return self.reset(),
             ESC => return self.begin(ESC),
@@ -173,7 +176,7 @@ impl QueryFilter {
     /// Removes the held sequence.
     fn reset(&mut self) {
         self.held.clear();
-        self.state = State::Ground;
+        self.state = SequenceState::Ground;
     }
 
     /// Removes the held string if it is a query, else passes it on with the terminator `end`.

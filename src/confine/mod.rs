@@ -185,8 +185,8 @@ impl Confinement {
     #[cfg(test)]
     pub fn for_test() -> Self {
         let budget = crate::limits::ledger::Budget::new(1 << 20);
-        let seats = crate::http::seats::Seats::new(1, Arc::clone(&budget));
-        let exits = Exits::new(crate::egress::Egress::new(seats), budget.whole(), None);
+        let slots = crate::http::slots::ConnectionSlots::new(1, Arc::clone(&budget));
+        let exits = Exits::new(crate::egress::Egress::new(slots), budget.whole(), None);
         Self::dedicated(std::env::vars_os(), "/".into(), NetworkPolicy::Open, exits).unwrap()
     }
 

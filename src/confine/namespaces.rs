@@ -247,7 +247,7 @@ pub(super) struct NamespaceMaker {
 type NeedsUsers = bool;
 
 /// Why namespaces could not be made.
-struct Failure {
+struct MakeError {
     text: String,
     /// Whether the machine has run out of something, and may have it later.
     is_passing: bool,
@@ -312,9 +312,9 @@ impl NamespaceMaker {
 }
 
 /// Makes namespaces in each way until one succeeds.
-fn attempt() -> std::result::Result<NeedsUsers, Failure> {
+fn attempt() -> std::result::Result<NeedsUsers, MakeError> {
     if !proc::shows_this_namespace() {
-        return Err(Failure {
+        return Err(MakeError {
             text: "/proc does not show this pid namespace".to_owned(),
             is_passing: false,
         });
@@ -341,7 +341,7 @@ fn attempt() -> std::result::Result<NeedsUsers, Failure> {
     let Err(with) = attempt(true) else {
         return Ok(true);
     };
-    Err(Failure {
+    Err(MakeError {
         text: format!("{}; with a namespace of users: {}", without.text, with.text),
         is_passing: without.is_passing || with.is_passing,
     })
@@ -357,7 +357,7 @@ struct Means {
 }
 
 impl Means {
-    fn new() -> std::result::Result<Self, Failure> {
+    fn new() -> std::result::Result<Self, MakeError> {
         let flags = OFlag::O_PATH | OFlag::O_CLOEXEC;
         let program = open("/proc/self/exe", flags, Mode::empty());
         let program = program.map_err(|errno| failure("open this program", errno))?;
@@ -382,7 +382,7 @@ impl Means {
         layout: Layout,
         spec: &NamespacesSpec<'_>,
         users: NeedsUsers,
-    ) -> std::result::Result<Namespaces, Failure> {
+    ) -> std::result::Result<Namespaces, MakeError> {
         let sockets = users.then(UnixDatagram::pair).transpose();
         let sockets = sockets.map_err(|error| failure("make a socket", errno_of(&error)))?;
         let (own, theirs) = sockets.unzip();
@@ -390,7 +390,7 @@ impl Means {
             user: users,
             network: spec.network,
         };
-        let order = Arc::new(Order {
+        let order = Arc::new(StartRequest {
             plan: HolderPlan {
                 set,
                 setup: layout.steps,
@@ -437,12 +437,12 @@ struct Starter {
 
 #[derive(Default)]
 struct Orders {
-    waiting: VecDeque<Arc<Order>>,
+    waiting: VecDeque<Arc<StartRequest>>,
     is_closed: bool,
 }
 
 impl Starter {
-    fn take(&self, order: Arc<Order>) {
+    fn take(&self, order: Arc<StartRequest>) {
         lock(&self.orders).waiting.push_back(order);
         self.is_wanted.notify_all();
     }
@@ -467,7 +467,7 @@ impl Starter {
 }
 
 /// A holder to start.
-struct Order {
+struct StartRequest {
     plan: HolderPlan,
     /// Guards the result.
     started: Mutex<Option<std::result::Result<Holder, HolderError>>>,
@@ -500,7 +500,7 @@ fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or(libc::EAGAIN))
 }
 
-fn failure(act: &str, errno: Errno) -> Failure {
+fn failure(act: &str, errno: Errno) -> MakeError {
     let passing = [
         Errno::EAGAIN,
         Errno::ENOMEM,
@@ -508,14 +508,14 @@ fn failure(act: &str, errno: Errno) -> Failure {
         Errno::ENFILE,
         Errno::ENOSPC,
     ];
-    Failure {
+    MakeError {
         text: format!("cannot {act}: {} ({errno:?})", errno.desc().to_lowercase()),
         is_passing: passing.contains(&errno),
     }
 }
 
 /// What the first process could not do.
-fn describe(error: HolderError, setup: &[Setup]) -> Failure {
+fn describe(error: HolderError, setup: &[Setup]) -> MakeError {
     let shown = |path: &CString| {
         let path = path.to_string_lossy();
         let path = path.strip_prefix(STAGE).unwrap_or(&path);

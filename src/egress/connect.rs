@@ -28,7 +28,7 @@ const SERVERS_PORT: &str = "the server's own port";
 
 /// Why there is no connection.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum ConnectError {
     /// A rule refuses it.
     Refused(Verdict),
     /// The name has no address, or cannot be looked up.
@@ -48,7 +48,7 @@ pub(super) fn open(
     listener: &EgressListener,
     host: &Host,
     port: u16,
-) -> Result<TcpStream, Failure> {
+) -> Result<TcpStream, ConnectError> {
     let deadline = Instant::now() + CONNECT_LIMIT;
     match route(exits, listener, host, port, deadline)? {
         Route::Direct(addresses) => connect_to_any(&addresses, deadline),
@@ -62,7 +62,7 @@ pub(super) fn open(
                 Protocol::Http => ask_http(&mut timed, upstream, host, port),
                 Protocol::Socks => socks::ask(&mut timed, upstream, host, port),
             };
-            handshake.map_err(|error| Failure::Upstream(error.to_string()))?;
+            handshake.map_err(|error| ConnectError::Upstream(error.to_string()))?;
             let _ = socket.set_read_timeout(None);
             Ok(socket)
         }
@@ -78,7 +78,7 @@ pub(super) fn open_for_request<'g>(
     listener: &'g EgressListener,
     host: &Host,
     port: u16,
-) -> Result<(TcpStream, Option<&'g Upstream>), Failure> {
+) -> Result<(TcpStream, Option<&'g Upstream>), ConnectError> {
     match &listener.filter().upstream {
         Some(upstream) if upstream.protocol == Protocol::Http => {
             let deadline = Instant::now() + CONNECT_LIMIT;
@@ -106,14 +106,14 @@ fn route<'g>(
     host: &Host,
     port: u16,
     deadline: Instant,
-) -> Result<Route<'g>, Failure> {
+) -> Result<Route<'g>, ConnectError> {
     let filter = listener.filter();
     let note = |verdict: Verdict| {
         exits.note(&host.to_string(), port, &verdict);
         if verdict.is_allowed {
             Ok(())
         } else {
-            Err(Failure::Refused(verdict))
+            Err(ConnectError::Refused(verdict))
         }
     };
     // Before the look-up, whose question leaves the machine.
@@ -152,7 +152,7 @@ fn route<'g>(
                     || "the look-up took too long".to_owned(),
                     |error| error.to_string(),
                 );
-                return Err(Failure::Unknown(why));
+                return Err(ConnectError::Unknown(why));
             }
         },
     };
@@ -215,12 +215,12 @@ pub(super) fn look_up(name: &str) -> io::Result<Vec<Address>> {
 }
 
 /// Connects to the first address that answers.
-fn connect_to_any(addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStream, Failure> {
+fn connect_to_any(addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStream, ConnectError> {
     let mut failure = io::Error::from(io::ErrorKind::AddrNotAvailable);
     for address in addresses {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
-            return Err(Failure::Unreachable(io::ErrorKind::TimedOut.into()));
+            return Err(ConnectError::Unreachable(io::ErrorKind::TimedOut.into()));
         }
         match TcpStream::connect_timeout(address, left.min(ADDRESS_LIMIT)) {
             Ok(socket) => {
@@ -230,7 +230,7 @@ fn connect_to_any(addresses: &[SocketAddr], deadline: Instant) -> Result<TcpStre
             Err(error) => failure = error,
         }
     }
-    Err(Failure::Unreachable(failure))
+    Err(ConnectError::Unreachable(failure))
 }
 
 /// Connects to the client's own proxy. No rule is asked, because whoever chose the rules chose the proxy. Only the server
@@ -239,9 +239,9 @@ fn connect_to_upstream(
     exits: &Exits,
     upstream: &Upstream,
     deadline: Instant,
-) -> Result<TcpStream, Failure> {
+) -> Result<TcpStream, ConnectError> {
     let failed = |what: &dyn std::fmt::Display| {
-        Failure::Upstream(format!("{upstream} is not reached: {what}"))
+        ConnectError::Upstream(format!("{upstream} is not reached: {what}"))
     };
     let addresses = match &upstream.host {
         Host::Address(address) => vec![*address],
@@ -258,7 +258,7 @@ fn connect_to_upstream(
         .map(|address| SocketAddr::new(address.ip(), upstream.port))
         .collect();
     connect_to_any(&addresses, deadline).map_err(|failure| match failure {
-        Failure::Unreachable(error) => failed(&error),
+        ConnectError::Unreachable(error) => failed(&error),
         failure => failure,
     })
 }
@@ -349,7 +349,7 @@ mod tests {
 
     use super::super::Egress;
     use super::*;
-    use crate::http::seats::Seats;
+    use crate::http::slots::ConnectionSlots;
     use crate::limits::ledger::Budget;
     use crate::spec::network::{Filter, Rules};
 
@@ -358,7 +358,7 @@ mod tests {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = server.local_addr().unwrap().port();
         let budget = Budget::new(1 << 20);
-        let egress = Egress::new(Seats::new(1, Arc::clone(&budget)));
+        let egress = Egress::new(ConnectionSlots::new(1, Arc::clone(&budget)));
         let exits = Exits::new(Arc::clone(&egress), budget.whole(), None);
         let open_by = |host: &str, upstream: Option<Upstream>| {
             let listener =
@@ -379,7 +379,9 @@ mod tests {
             "localhost",
         ] {
             match open_by(host, None) {
-                Err(Failure::Refused(verdict)) => assert_eq!(verdict.rule, SERVERS_PORT, "{host}"),
+                Err(ConnectError::Refused(verdict)) => {
+                    assert_eq!(verdict.rule, SERVERS_PORT, "{host}")
+                }
                 other => panic!("{host}: {other:?}"),
             }
         }
@@ -387,7 +389,9 @@ mod tests {
             let url = format!("http://{host}:{port}");
             let upstream = Upstream::parse(Protocol::Http, &url);
             match open_by("192.0.2.1", upstream) {
-                Err(Failure::Upstream(text)) => assert!(text.ends_with(SERVERS_PORT), "{text}"),
+                Err(ConnectError::Upstream(text)) => {
+                    assert!(text.ends_with(SERVERS_PORT), "{text}")
+                }
                 other => panic!("{host}: {other:?}"),
             }
         }

@@ -33,7 +33,7 @@ use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use crate::error::{Error, Kind, Result};
-use crate::http::seats::Seats;
+use crate::http::slots::ConnectionSlots;
 use crate::limits::ledger::Ledger;
 use crate::spec::network::{Address, Filter};
 use crate::sys::{self, CallListener, User};
@@ -50,7 +50,7 @@ const MAX_LISTENERS: usize = 16;
 /// What all workspaces of a machine share.
 pub struct Egress {
     /// The connections of the egress listeners count among all.
-    seats: Seats,
+    slots: ConnectionSlots,
     /// The server's own port, which no rule opens. 0 until it is known.
     server_port: AtomicU16,
     /// Bytes that went through the egress listeners, both ways.
@@ -70,10 +70,10 @@ pub struct Totals {
 }
 
 impl Egress {
-    /// Egress listeners whose connections take `seats`.
-    pub fn new(seats: Seats) -> Arc<Self> {
+    /// Egress listeners whose connections take `slots`.
+    pub fn new(slots: ConnectionSlots) -> Arc<Self> {
         Arc::new(Self {
-            seats,
+            slots,
             server_port: AtomicU16::new(0),
             moved: Arc::default(),
             allowed: AtomicU64::new(0),
@@ -114,11 +114,11 @@ pub struct Exits {
     user: Option<User>,
     log: VerdictLog,
     /// Guards which egress listeners there are and whether the thread runs.
-    state: Mutex<State>,
+    state: Mutex<ExitsState>,
 }
 
 #[derive(Default)]
-struct State {
+struct ExitsState {
     listeners: Vec<Weak<EgressListener>>,
     /// The one that was used last stays open: opening one takes as long as a tenth of a command.
     last: Option<Arc<EgressListener>>,
@@ -223,7 +223,12 @@ impl Exits {
         Ok(())
     }
 
-    fn add(&self, state: &mut State, listener: Arc<EgressListener>, source: Source) -> Result<()> {
+    fn add(
+        &self,
+        state: &mut ExitsState,
+        listener: Arc<EgressListener>,
+        source: Source,
+    ) -> Result<()> {
         if let Some(worker) = &state.worker {
             return worker.add(listener, source);
         }

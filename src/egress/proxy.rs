@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use nix::sys::socket::{MsgFlags, recv, setsockopt, sockopt};
 
-use super::connect::{self, Failure};
+use super::connect::{self, ConnectError};
 use super::dns::Question;
 use super::listener::EgressListener;
 use super::{Exits, redirect, resolver, socks};
 use crate::fault;
 use crate::http::parse::Framing;
 use crate::http::reader::SocketReader;
-use crate::http::seats::Seat;
+use crate::http::slots::ConnectionSlot;
 use crate::http::stream::StreamWriter;
 use crate::http::{Handler, Refusal, Request, Response, connection};
 use crate::relay::{
@@ -46,7 +46,7 @@ const HTTP_PORT: u16 = 80;
 /// Serves a connection of a command to its end.
 pub(super) fn serve(
     socket: &Arc<TcpStream>,
-    seat: Seat,
+    slot: ConnectionSlot,
     exits: Arc<Exits>,
     listener: Arc<EgressListener>,
 ) {
@@ -63,7 +63,7 @@ pub(super) fn serve(
     let serve = match first {
         [socks::VERSION] => Proxy::serve_socks,
         [redirect::MARK] if is_transparent => Proxy::serve_redirected,
-        _ => return connection::serve(socket, seat, &proxy, true),
+        _ => return connection::serve(socket, slot, &proxy, true),
     };
     // The connection is closed, whatever has become of it.
     let _ = contain(|| serve(&proxy, socket));
@@ -219,9 +219,9 @@ impl Proxy {
 }
 
 /// The answer to a request that leads to no connection.
-fn refusal(failure: &Failure, host: &Host, port: u16) -> Refusal {
+fn refusal(failure: &ConnectError, host: &Host, port: u16) -> Refusal {
     match failure {
-        Failure::Refused(verdict) => Refusal::new(
+        ConnectError::Refused(verdict) => Refusal::new(
             403,
             "not_allowed",
             format!(
@@ -229,12 +229,12 @@ fn refusal(failure: &Failure, host: &Host, port: u16) -> Refusal {
                 verdict.rule
             ),
         ),
-        Failure::Unknown(why) => Refusal::new(
+        ConnectError::Unknown(why) => Refusal::new(
             502,
             "unknown_host",
             format!("the address of {host} is not known: {why}"),
         ),
-        Failure::Unreachable(error) => {
+        ConnectError::Unreachable(error) => {
             let text = format!("{host}:{port} does not answer: {error}");
             if error.kind() == ErrorKind::TimedOut {
                 Refusal::new(504, "timeout", text)
@@ -242,18 +242,18 @@ fn refusal(failure: &Failure, host: &Host, port: u16) -> Refusal {
                 Refusal::new(502, "unreachable", text)
             }
         }
-        Failure::Upstream(why) => Refusal::new(502, "bad_proxy", why.clone()),
+        ConnectError::Upstream(why) => Refusal::new(502, "bad_proxy", why.clone()),
     }
 }
 
 /// The same in SOCKS.
-fn reply_to(failure: &Failure) -> socks::Reply {
+fn reply_to(failure: &ConnectError) -> socks::Reply {
     match failure {
-        Failure::Refused(_) => socks::Reply::NotAllowed,
-        Failure::Unreachable(error) if error.kind() == ErrorKind::ConnectionRefused => {
+        ConnectError::Refused(_) => socks::Reply::NotAllowed,
+        ConnectError::Unreachable(error) if error.kind() == ErrorKind::ConnectionRefused => {
             socks::Reply::Refused
         }
-        Failure::Unreachable(_) | Failure::Unknown(_) => socks::Reply::HostUnreachable,
-        Failure::Upstream(_) => socks::Reply::Failed,
+        ConnectError::Unreachable(_) | ConnectError::Unknown(_) => socks::Reply::HostUnreachable,
+        ConnectError::Upstream(_) => socks::Reply::Failed,
     }
 }

@@ -20,8 +20,8 @@ use super::listener::EgressListener;
 use super::redirect::{self, Copies};
 use super::{Exits, proxy, resolver};
 use crate::error::{Error, Kind, Result};
-use crate::http::seats::{Peer, Seat};
 use crate::http::server::refuse;
+use crate::http::slots::{ConnectionSlot, Peer};
 use crate::limits::memory::Room;
 use crate::sys::{self, ActingAs, CallListener, WaitingCall};
 use crate::threads::lock::{CountedPlace, Mutex, lock};
@@ -268,12 +268,12 @@ impl Served {
     fn serve_connection(&self, connection: Connection) {
         let Connection {
             socket,
-            seat,
+            slot,
             room,
             listener,
         } = connection;
         drop(room);
-        proxy::serve(&socket, seat, Arc::clone(&self.exits), listener);
+        proxy::serve(&socket, slot, Arc::clone(&self.exits), listener);
     }
 
     fn timeout(&self) -> EpollTimeout {
@@ -523,7 +523,7 @@ impl Resolver {
 /// A connection that is to be served.
 struct Connection {
     socket: Arc<TcpStream>,
-    seat: Seat,
+    slot: ConnectionSlot,
     room: Room,
     listener: Arc<EgressListener>,
 }
@@ -536,7 +536,7 @@ fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
     }
     let socket = Arc::new(socket);
     let user = exits.user.map(|user| user.uid);
-    let Some(mut seat) = exits.egress.seats.take(Peer::User(user), &socket) else {
+    let Some(mut slot) = exits.egress.slots.take(Peer::User(user), &socket) else {
         refuse(
             &socket,
             "too_many_connections",
@@ -544,7 +544,7 @@ fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
         );
         return None;
     };
-    if let Err(error) = seat.give_to_tenant(&exits.ledger) {
+    if let Err(error) = slot.give_to_tenant(&exits.ledger) {
         refuse(&socket, "over_limit", &error.to_string());
         return None;
     }
@@ -562,7 +562,7 @@ fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
     };
     Some(Connection {
         socket,
-        seat,
+        slot,
         room,
         listener,
     })

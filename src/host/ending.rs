@@ -327,7 +327,7 @@ mod tests {
     use crate::config::HostSettings;
     use crate::egress::Egress;
     use crate::host::SandboxSpec;
-    use crate::http::seats::Seats;
+    use crate::http::slots::ConnectionSlots;
     use crate::interpreter::ContextsSettings;
     use crate::limits::ledger::Budget;
     use crate::process::registry::Shared;
@@ -359,7 +359,7 @@ mod tests {
             let shared = Shared::new(4096, 4096).unwrap();
             let contexts = ContextsSettings::default();
             let budget = Budget::new(1 << 20);
-            let egress = Egress::new(Seats::new(1, Arc::clone(&budget)));
+            let egress = Egress::new(ConnectionSlots::new(1, Arc::clone(&budget)));
             let host = Host::new(
                 &settings,
                 None,

@@ -29,7 +29,7 @@ pub enum ChunkStep {
 /// The position in the coding of one body.
 #[derive(Debug, Default)]
 pub struct Decoder {
-    state: State,
+    state: ChunkState,
     /// Bytes of this chunk's extensions, or of the trailers.
     line_bytes: usize,
     /// The trailer line that is being received. Trailers are ignored, but must have the form of a header
@@ -40,7 +40,7 @@ pub struct Decoder {
 }
 
 #[derive(Debug, Clone, Copy)]
-enum State {
+enum ChunkState {
     /// In the digits of a size; `digits` of them so far.
     Size {
         size: u64,
@@ -73,7 +73,7 @@ enum State {
     Done,
 }
 
-impl Default for State {
+impl Default for ChunkState {
     fn default() -> Self {
         Self::Size { size: 0, digits: 0 }
     }
@@ -89,18 +89,18 @@ impl Decoder {
         let malformed = Err(ParseError::Malformed("the chunked body is malformed"));
         let mut at = 0;
         loop {
-            if let State::Data { left } = &mut self.state {
+            if let ChunkState::Data { left } = &mut self.state {
                 let length = at_most(*left, bytes.len() - at);
                 if length > 0 {
                     *left -= length as u64;
                     self.data_bytes += length as u64;
                     if *left == 0 {
-                        self.state = State::DataEnd;
+                        self.state = ChunkState::DataEnd;
                     }
                     return Ok(ChunkStep::Data { skip: at, length });
                 }
             }
-            if matches!(self.state, State::Done) {
+            if matches!(self.state, ChunkState::Done) {
                 return Ok(ChunkStep::End(at));
             }
             let Some(&byte) = bytes.get(at) else {
@@ -109,48 +109,51 @@ impl Decoder {
             at += 1;
             let fits = is_text(&[byte]) && self.line_bytes < MAX_LINE_BYTES;
             self.state = match (self.state, byte) {
-                (State::Size { size, digits }, byte) if byte.is_ascii_hexdigit() && digits < 16 => {
+                (ChunkState::Size { size, digits }, byte)
+                    if byte.is_ascii_hexdigit() && digits < 16 =>
+                {
                     let digit = char::from(byte).to_digit(16).unwrap_or_default();
-                    State::Size {
+                    ChunkState::Size {
                         size: size << 4 | u64::from(digit),
                         digits: digits + 1,
                     }
                 }
-                (State::Size { size, digits: 1.. }, b';') => {
+                (ChunkState::Size { size, digits: 1.. }, b';') => {
                     self.line_bytes = 0;
-                    State::Extension { size }
+                    ChunkState::Extension { size }
                 }
-                (State::Size { size, digits: 1.. } | State::Extension { size }, b'\r') => {
-                    State::SizeEnd { size }
-                }
-                (State::Extension { size }, _) if fits => {
+                (
+                    ChunkState::Size { size, digits: 1.. } | ChunkState::Extension { size },
+                    b'\r',
+                ) => ChunkState::SizeEnd { size },
+                (ChunkState::Extension { size }, _) if fits => {
                     self.line_bytes += 1;
                     self.extension_bytes += 1;
                     if self.extension_bytes > self.data_bytes + SPARE_EXTENSION_BYTES {
                         return malformed;
                     }
-                    State::Extension { size }
+                    ChunkState::Extension { size }
                 }
-                (State::SizeEnd { size: 0 }, b'\n') => {
+                (ChunkState::SizeEnd { size: 0 }, b'\n') => {
                     self.line_bytes = 0;
-                    State::TrailerStart
+                    ChunkState::TrailerStart
                 }
-                (State::SizeEnd { size }, b'\n') => State::Data { left: size },
-                (State::DataEnd, b'\r') => State::DataEndLine,
-                (State::DataEndLine, b'\n') => State::default(),
-                (State::TrailerStart, b'\r') => State::LastLine,
-                (State::Trailer, b'\r') => State::TrailerEnd,
-                (State::TrailerStart | State::Trailer, _) if fits => {
+                (ChunkState::SizeEnd { size }, b'\n') => ChunkState::Data { left: size },
+                (ChunkState::DataEnd, b'\r') => ChunkState::DataEndLine,
+                (ChunkState::DataEndLine, b'\n') => ChunkState::default(),
+                (ChunkState::TrailerStart, b'\r') => ChunkState::LastLine,
+                (ChunkState::Trailer, b'\r') => ChunkState::TrailerEnd,
+                (ChunkState::TrailerStart | ChunkState::Trailer, _) if fits => {
                     self.line_bytes += 1;
                     self.trailer.push(byte);
-                    State::Trailer
+                    ChunkState::Trailer
                 }
-                (State::TrailerEnd, b'\n') => {
+                (ChunkState::TrailerEnd, b'\n') => {
                     header_parts(&self.trailer)?;
                     self.trailer.clear();
-                    State::TrailerStart
+                    ChunkState::TrailerStart
                 }
-                (State::LastLine, b'\n') => State::Done,
+                (ChunkState::LastLine, b'\n') => ChunkState::Done,
                 _ => return malformed,
             };
         }

@@ -18,7 +18,7 @@ use super::parse::{Framing, Head, NO_HOST, NO_SLASH, ParseError, at_most};
 use super::reader::{BODY_LIMIT, SocketReader};
 use super::request::{BodyReader, ReceiveError, Request};
 use super::response::{Body, FindAnswer, Refusal, Response, append_status_line, reason};
-use super::seats::Seat;
+use super::slots::ConnectionSlot;
 use super::stream::{SEND_LIMIT, StreamWriter};
 use crate::limits::ledger::{Item, Ledger};
 use crate::sys::{Events, PollEntry, poll};
@@ -65,7 +65,7 @@ pub trait Handler: Send + Sync + 'static {
 }
 
 /// Serves requests until the connection ends; only one if `keep` is false.
-pub fn serve(socket: &Arc<TcpStream>, seat: Seat, handler: &dyn Handler, keep: bool) {
+pub fn serve(socket: &Arc<TcpStream>, slot: ConnectionSlot, handler: &dyn Handler, keep: bool) {
     // Fails only on a socket that was reset already.
     if socket.set_read_timeout(Some(BODY_LIMIT)).is_err()
         || socket.set_write_timeout(Some(SEND_LIMIT)).is_err()
@@ -73,22 +73,27 @@ pub fn serve(socket: &Arc<TcpStream>, seat: Seat, handler: &dyn Handler, keep: b
         return;
     }
     // A panic outside of what answers a request closes the connection.
-    let _ = contain(|| serve_requests(socket, seat, handler, keep));
+    let _ = contain(|| serve_requests(socket, slot, handler, keep));
 }
 
-fn serve_requests(socket: &Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler, keep: bool) {
+fn serve_requests(
+    socket: &Arc<TcpStream>,
+    mut slot: ConnectionSlot,
+    handler: &dyn Handler,
+    keep: bool,
+) {
     let mut reader = SocketReader::new(Arc::clone(socket));
-    seat.begin();
+    slot.begin();
     let kept = Arc::<KeptSlot>::default();
     loop {
-        reader.limit_head(seat.deadline());
-        let for_much = || seat.ledger_for_much(|user| handler.ledger_of_user(user));
-        let head = reader.read_head(seat.ledger(), for_much, |client| kept.wait_for(client));
+        reader.limit_head(slot.deadline());
+        let for_much = || slot.ledger_for_much(|user| handler.ledger_of_user(user));
+        let head = reader.read_head(slot.ledger(), for_much, |client| kept.wait_for(client));
         let Some(head) = head.transpose() else {
             return;
         };
         fault::point("connection");
-        match serve_request(&mut reader, &mut seat, head, handler, keep, &kept) {
+        match serve_request(&mut reader, &mut slot, head, handler, keep, &kept) {
             Ok(true) => {}
             Ok(false) => {
                 kept.clear();
@@ -111,7 +116,7 @@ fn serve_requests(socket: &Arc<TcpStream>, mut seat: Seat, handler: &dyn Handler
 /// that the client did not get the whole response.
 fn serve_request(
     reader: &mut SocketReader,
-    seat: &mut Seat,
+    slot: &mut ConnectionSlot,
     head: Result<Head, ReceiveError>,
     handler: &dyn Handler,
     keep: bool,
@@ -124,7 +129,7 @@ fn serve_request(
         http_1_1: true,
         keep_alive: false,
     };
-    let mut ledger = Arc::clone(seat.ledger());
+    let mut ledger = Arc::clone(slot.ledger());
     let head = head.and_then(|head| {
         if head.path.is_empty() && !handler.is_proxy() {
             return Err(ParseError::Malformed(NO_SLASH).into());
@@ -151,7 +156,7 @@ fn serve_request(
                 head,
                 body,
                 may_block: keep,
-                seat,
+                slot,
                 ledger: Arc::clone(&ledger),
                 closes: false,
                 kept,
@@ -164,9 +169,9 @@ fn serve_request(
             });
             ledger = request.ledger;
             let Request {
-                head, body, seat, ..
+                head, body, slot, ..
             } = request;
-            let closes = request.closes || seat.deadline().is_some();
+            let closes = request.closes || slot.deadline().is_some();
             plan.asked = match &*head.method {
                 "HEAD" => Asked::Head,
                 "CONNECT" => Asked::Tunnel,
@@ -485,7 +490,7 @@ mod tests {
     use std::sync::mpsc::{Receiver, channel};
     use std::thread;
 
-    use super::super::seats::{Peer, Seats};
+    use super::super::slots::{ConnectionSlots, Peer};
     use super::*;
     use crate::limits::ledger::Budget;
     use crate::threads::lock::{Mutex, lock};
@@ -556,8 +561,8 @@ mod tests {
         let request = "GET / HTTP/1.1\r\nHost: h\r\n\r\nGET /late HTTP/1.1\r\nHost: h\r\n\r\n";
         client.write_all(request.as_bytes()).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
-        let seat = Seat::for_test(&socket);
-        serve(&socket, seat, &Large, true);
+        let slot = ConnectionSlot::for_test(&socket);
+        serve(&socket, slot, &Large, true);
         drop(socket);
         let mut answer = String::new();
         client.read_to_string(&mut answer).unwrap();
@@ -574,8 +579,8 @@ mod tests {
         thread::spawn(move || {
             let handler = Fragile::default();
             let socket = Arc::new(socket);
-            let seat = Seat::for_test(&socket);
-            serve(&socket, seat, &handler, true);
+            let slot = ConnectionSlot::for_test(&socket);
+            serve(&socket, slot, &handler, true);
             let refused = std::mem::take(&mut *lock(&handler.refused));
             served.send(refused).unwrap();
         });
@@ -638,20 +643,20 @@ mod tests {
         }
     }
 
-    /// Serves a client that sends this. Its answer, and how many seats are taken after.
+    /// Serves a client that sends this. Its answer, and how many slots are taken after.
     fn note(handler: &Noting, requests: &[u8]) -> (String, usize) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let socket = Arc::new(listener.accept().unwrap().0);
         client.write_all(requests).unwrap();
         client.shutdown(Shutdown::Write).unwrap();
-        let seats = Seats::new(4, Budget::new(1 << 30));
-        let seat = seats.take(Peer::User(None), &socket).unwrap();
-        assert_eq!(seats.count(), 1);
-        serve(&socket, seat, handler, true);
-        let taken = seats.count();
-        // A seat that was not given back would keep the connection open.
-        drop((socket, seats));
+        let slots = ConnectionSlots::new(4, Budget::new(1 << 30));
+        let slot = slots.take(Peer::User(None), &socket).unwrap();
+        assert_eq!(slots.count(), 1);
+        serve(&socket, slot, handler, true);
+        let taken = slots.count();
+        // A slot that was not given back would keep the connection open.
+        drop((socket, slots));
         let mut answer = String::new();
         let _ = client.read_to_string(&mut answer);
         (answer, taken)
@@ -686,7 +691,7 @@ mod tests {
     }
 
     #[test]
-    fn the_seat_is_free_however_a_connection_ends() {
+    fn the_slot_is_free_however_a_connection_ends() {
         let fine = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n";
         let handler = Noting::default();
         assert_eq!(note(&handler, fine).1, 0);

@@ -5,7 +5,7 @@
 //! [`body`] finds the end of a body, and [`stream`] sends without blocking, [`late`] when its time has come; [`request`] and
 //! [`response`] are what a handler sees; [`connection`] owns the socket and alone frames responses, so
 //! no handler can break the framing; [`handshake`] and [`websocket`] are the way to another protocol
-//! and its frames, again pure functions, and [`channel`] is a connection that speaks them; [`seats`] counts who holds how
+//! and its frames, again pure functions, and [`channel`] is a connection that speaks them; [`slots`] counts who holds how
 //! many connections, [`rush`] how fast they come, and [`server`] accepts.
 
 pub mod body;
@@ -23,8 +23,8 @@ pub mod reader;
 pub mod request;
 pub mod response;
 mod rush;
-pub mod seats;
 pub mod server;
+pub mod slots;
 pub mod stream;
 pub mod websocket;
 

@@ -179,7 +179,7 @@ pub fn head(bytes: &[u8]) -> Result<Progress<Head>, ParseError> {
     let Some(fields) = fields(&mut lines)? else {
         return partial(bytes);
     };
-    let Target {
+    let RequestTarget {
         authority,
         is_https,
         path,
@@ -417,14 +417,14 @@ fn is_host(text: &[u8]) -> bool {
 }
 
 /// The parts of a request target.
-struct Target {
+struct RequestTarget {
     authority: Option<Vec<u8>>,
     is_https: bool,
     path: Vec<u8>,
     query: Option<Vec<u8>>,
 }
 
-fn target_parts(method: &str, target: &[u8]) -> Result<Target, ParseError> {
+fn target_parts(method: &str, target: &[u8]) -> Result<RequestTarget, ParseError> {
     // Clients do not send fragments (RFC 9112 section 3.2): this # is part of an unescaped name.
     if target.contains(&b'#') {
         return Err(Malformed("the target has a #, which is sent as %23"));
@@ -453,7 +453,7 @@ fn target_parts(method: &str, target: &[u8]) -> Result<Target, ParseError> {
         Some(mark) => (&origin[..mark], Some(origin[mark + 1..].to_vec())),
         None => (origin, None),
     };
-    Ok(Target {
+    Ok(RequestTarget {
         authority: authority.map(<[u8]>::to_vec),
         is_https: absolute.is_some() && plain.is_none(),
         path: path.to_vec(),

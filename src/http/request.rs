@@ -16,7 +16,7 @@ use super::kept::KeptSlot;
 use super::parse::Head;
 pub use super::reader::ReceiveError;
 use super::reader::SocketReader;
-use super::seats::Seat;
+use super::slots::ConnectionSlot;
 use super::stream::StreamWriter;
 use crate::client::{Disconnected, Peer};
 use crate::limits::ledger::{Charge, Item, Ledger};
@@ -46,8 +46,8 @@ pub struct Request<'c> {
     /// thread can be started.
     pub may_block: bool,
     /// The place of the connection among all, which the handler gives to whoever shows a token.
-    pub seat: &'c mut Seat,
-    /// What the request and its response hold is charged to it: at first to the owner of the seat.
+    pub slot: &'c mut ConnectionSlot,
+    /// What the request and its response hold is charged to it: at first to the owner of the slot.
     pub ledger: Arc<Ledger>,
     /// Whether the connection ends with the answer.
     pub closes: bool,

@@ -1,6 +1,6 @@
 //! How fast the users of this machine open connections.
 //!
-//! A sandbox that opens more than its share of the last fifth of a second is refused before the connection costs a seat and
+//! A sandbox that opens more than its share of the last fifth of a second is refused before the connection costs a slot and
 //! a thread. The share is what each user would have if all that connect were equally fast: whoever is alone is not refused,
 //! nor is who opens few. Whoever is no sandbox is not refused at all, and all of them count as one.
 

@@ -17,7 +17,7 @@ use nix::errno::Errno;
 
 use super::connection::{self, Handler};
 use super::rush::{Opener, Rush};
-use super::seats::{Eviction, Peer, Seat, Seats};
+use super::slots::{ConnectionSlot, ConnectionSlots, Eviction, Peer};
 use crate::limits::memory::Room;
 use crate::logging;
 use crate::sys::{self, SocketDiag};
@@ -66,7 +66,7 @@ impl Lack {
 pub struct Server<H> {
     listener: TcpListener,
     handler: Arc<H>,
-    seats: Seats,
+    slots: ConnectionSlots,
     /// The users of a host's sandboxes.
     users: Option<RangeInclusive<u32>>,
     rush: Rush,
@@ -78,7 +78,7 @@ pub struct Server<H> {
 }
 
 impl<H: Handler> Server<H> {
-    /// Serves connections that get one of `seats`. On a host, of whose sandboxes these are the `users`, users of this
+    /// Serves connections that get one of `slots`. On a host, of whose sandboxes these are the `users`, users of this
     /// machine are distinguished.
     ///
     /// # Errors
@@ -86,7 +86,7 @@ impl<H: Handler> Server<H> {
     pub fn new(
         listener: TcpListener,
         handler: Arc<H>,
-        seats: Seats,
+        slots: ConnectionSlots,
         users: Option<RangeInclusive<u32>>,
     ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
@@ -97,7 +97,7 @@ impl<H: Handler> Server<H> {
             handover,
             listener,
             handler,
-            seats,
+            slots,
             users,
             rush: Rush::default(),
             spare_descriptor: spare_descriptor(),
@@ -129,7 +129,7 @@ impl<H: Handler> Server<H> {
             self.spare_descriptor = spare_descriptor();
         }
         let is_scarce = sys::is_scarce(socket.as_fd());
-        let Some(connection) = self.seat(socket, address) else {
+        let Some(connection) = self.admit(socket, address) else {
             return;
         };
         if is_scarce {
@@ -149,8 +149,8 @@ impl<H: Handler> Server<H> {
         let thread = Thread::new("connection").keeping_memory().start(move || {
             drop(room);
             let mut next = lock(&taken).take();
-            while let Some((socket, seat)) = next {
-                connection::serve(&socket, seat, &*handler, true);
+            while let Some((socket, slot)) = next {
+                connection::serve(&socket, slot, &*handler, true);
                 drop(socket);
                 next = handover.take();
             }
@@ -162,14 +162,14 @@ impl<H: Handler> Server<H> {
         }
     }
 
-    /// Seats a connection, or refuses it.
-    fn seat(&mut self, socket: TcpStream, address: SocketAddr) -> Option<Seated> {
+    /// Gives a connection a slot, or refuses it.
+    fn admit(&mut self, socket: TcpStream, address: SocketAddr) -> Option<Admitted> {
         let own = socket.local_addr().unwrap_or(address);
         let is_local = self.users.is_some() && is_here(own, address);
         let now = Instant::now();
         let (peer, opener) = if !is_local {
             (Peer::at(address.ip()), Some(Opener::Other))
-        } else if self.seats.is_quiet() && self.rush.is_quiet(now) {
+        } else if self.slots.is_quiet() && self.rush.is_quiet(now) {
             // Asking the kernel takes longer than the rest of accepting.
             (Peer::User(None), None)
         } else {
@@ -193,12 +193,12 @@ impl<H: Handler> Server<H> {
             Peer::User(Some(user)) => self.handler.ledger_of_user(user),
             _ => None,
         };
-        let Some(seat) = self.seats.take_charging(peer, &socket, ledger) else {
+        let Some(slot) = self.slots.take_charging(peer, &socket, ledger) else {
             let text = "all connections are in use; close idle ones or try again";
             refuse(&socket, "too_many_connections", text);
             return None;
         };
-        Some((socket, seat))
+        Some((socket, slot))
     }
 
     /// Which user of this machine is at the other end.
@@ -210,14 +210,14 @@ impl<H: Handler> Server<H> {
     /// Serves a connection on the thread of one that makes room, else on the spare thread, or refuses it. The thread of
     /// one that has ended has given its descriptor and its memory back before; the spare thread has no descriptor to give.
     /// False if it is refused.
-    fn serve_in_place_of_others(&mut self, connection: Seated, lack: Lack) -> bool {
-        let (socket, mut seat) = connection;
-        let number = seat.limit_time_for_token();
-        self.handover.put((socket, seat));
+    fn serve_in_place_of_others(&mut self, connection: Admitted, lack: Lack) -> bool {
+        let (socket, mut slot) = connection;
+        let number = slot.limit_time_for_token();
+        self.handover.put((socket, slot));
         let deadline = Instant::now() + TIME_FOR_ROOM;
         let mut is_made = false;
         while Instant::now() < deadline {
-            let limit = match self.seats.make_room(number) {
+            let limit = match self.slots.make_room(number) {
                 Eviction::Done => {
                     is_made = true;
                     TIME_TO_END
@@ -267,11 +267,11 @@ impl<H: Handler> Server<H> {
         logging::about("connections", format_args!("cannot accept: {error}"));
         self.spare_descriptor = None;
         let is_served = if let Ok((socket, address)) = self.listener.accept() {
-            let connection = self.seat(socket, address);
+            let connection = self.admit(socket, address);
             connection.is_some_and(|new| self.serve_in_place_of_others(new, Lack::Descriptors))
         } else {
             // It is the kernel's memory that is missing, or another program has taken the descriptor.
-            self.seats.make_room(usize::MAX);
+            self.slots.make_room(usize::MAX);
             false
         };
         self.spare_descriptor = spare_descriptor();
@@ -284,53 +284,53 @@ impl<H: Handler> Server<H> {
 /// Where a connection waits for the thread of another one.
 #[derive(Default)]
 struct Handover {
-    place: Mutex<Place>,
+    waiting: Mutex<Waiting>,
     has_changed: Condvar,
 }
 
 #[derive(Default)]
-struct Place {
+struct Waiting {
     /// For the next thread whose connection ends.
-    connection: Option<Seated>,
-    for_spare: Option<Seated>,
+    connection: Option<Admitted>,
+    for_spare: Option<Admitted>,
     /// Whether the spare thread has no connection.
     is_spare_free: bool,
 }
 
 impl Handover {
-    fn put(&self, connection: Seated) {
-        lock(&self.place).connection = Some(connection);
+    fn put(&self, connection: Admitted) {
+        lock(&self.waiting).connection = Some(connection);
     }
 
-    fn take(&self) -> Option<Seated> {
-        let connection = lock(&self.place).connection.take()?;
+    fn take(&self) -> Option<Admitted> {
+        let connection = lock(&self.waiting).connection.take()?;
         self.has_changed.notify_all();
         Some(connection)
     }
 
     fn is_taken_within(&self, limit: Duration) -> bool {
-        let is_there = |place: &mut Place| place.connection.is_some();
-        let place = lock(&self.place);
-        self.has_changed.wait_while_for(place, limit, is_there).1
+        let is_there = |waiting: &mut Waiting| waiting.connection.is_some();
+        let waiting = lock(&self.waiting);
+        self.has_changed.wait_while_for(waiting, limit, is_there).1
     }
 
     /// Gives the spare thread a connection, or gives it back if that has another one.
-    fn give_to_spare(&self, connection: Seated) -> Result<(), Seated> {
-        let mut place = lock(&self.place);
-        if !std::mem::take(&mut place.is_spare_free) {
+    fn give_to_spare(&self, connection: Admitted) -> Result<(), Admitted> {
+        let mut waiting = lock(&self.waiting);
+        if !std::mem::take(&mut waiting.is_spare_free) {
             return Err(connection);
         }
-        place.for_spare = Some(connection);
+        waiting.for_spare = Some(connection);
         self.has_changed.notify_all();
         Ok(())
     }
 
-    fn wait_for_spare(&self) -> Option<Seated> {
-        let mut place = lock(&self.place);
-        place.is_spare_free = true;
-        let is_none = |place: &mut Place| place.for_spare.is_none();
-        place = self.has_changed.wait_while(place, is_none);
-        place.for_spare.take()
+    fn wait_for_spare(&self) -> Option<Admitted> {
+        let mut waiting = lock(&self.waiting);
+        waiting.is_spare_free = true;
+        let is_none = |waiting: &mut Waiting| waiting.for_spare.is_none();
+        waiting = self.has_changed.wait_while(waiting, is_none);
+        waiting.for_spare.take()
     }
 }
 
@@ -341,8 +341,8 @@ fn start_spare_thread<H: Handler>(handler: &Arc<H>, handover: &Arc<Handover>) ->
     let room = Room::take(ROOM_BYTES);
     let serve = move || {
         let _room = room;
-        while let Some((socket, seat)) = handover.wait_for_spare() {
-            connection::serve(&socket, seat, &*handler, false);
+        while let Some((socket, slot)) = handover.wait_for_spare() {
+            connection::serve(&socket, slot, &*handler, false);
         }
     };
     Thread::new("spare").start(serve).map(drop)
@@ -355,8 +355,8 @@ fn is_here(own: SocketAddr, peer: SocketAddr) -> bool {
     peer.is_loopback() || peer == own.ip().to_canonical()
 }
 
-/// A connection and its seat.
-type Seated = (Arc<TcpStream>, Seat);
+/// A connection and its slot.
+type Admitted = (Arc<TcpStream>, ConnectionSlot);
 
 fn spare_descriptor() -> Option<std::fs::File> {
     std::fs::File::open("/dev/null").ok()
@@ -399,7 +399,7 @@ mod tests {
         fn handle(&self, request: &mut Request<'_>) -> Response {
             if request.head.path == b"/token" {
                 let operator = self.0.whole();
-                request.seat.give_to_operator(&operator).unwrap();
+                request.slot.give_to_operator(&operator).unwrap();
             }
             let thread = thread::current();
             Response::json(&format!("{:?} {:?} end", thread.name(), thread.id()))
@@ -409,8 +409,8 @@ mod tests {
     fn server() -> Server<Threads> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let budget = Budget::new(1 << 30);
-        let seats = Seats::new(16, Arc::clone(&budget));
-        Server::new(listener, Arc::new(Threads(budget)), seats, None).unwrap()
+        let slots = ConnectionSlots::new(16, Arc::clone(&budget));
+        Server::new(listener, Arc::new(Threads(budget)), slots, None).unwrap()
     }
 
     /// A client whose connection waits to be accepted.
@@ -427,7 +427,7 @@ mod tests {
         client.write_all(sent).unwrap();
         // A connection to loopback is in the queue when connect(2) returns.
         let (socket, address) = server.listener.accept().unwrap();
-        let connection = server.seat(socket, address).unwrap();
+        let connection = server.admit(socket, address).unwrap();
         let is_served = server.serve_in_place_of_others(connection, Lack::Threads);
         (client, is_served)
     }
@@ -472,7 +472,7 @@ mod tests {
         for client in [&mut operator.1, &mut newest] {
             assert!(ask(client, REQUEST).starts_with("HTTP/1.1 200 "));
         }
-        assert_eq!(server.seats.count(), 2);
+        assert_eq!(server.slots.count(), 2);
     }
 
     #[test]
@@ -481,7 +481,7 @@ mod tests {
         let mut operator = client(&server);
         server.accept();
         ask(&mut operator, WITH_TOKEN);
-        while !lock(&server.handover.place).is_spare_free {
+        while !lock(&server.handover.waiting).is_spare_free {
             thread::yield_now();
         }
         let (mut newest, is_served) = client_without_thread(&mut server, REQUEST);
@@ -491,7 +491,7 @@ mod tests {
         assert!(thread_in(&answered).contains("spare"), "{answered}");
         // It waits for no client that goes on.
         let begun = Instant::now();
-        while !lock(&server.handover.place).is_spare_free {
+        while !lock(&server.handover.waiting).is_spare_free {
             assert!(
                 begun.elapsed() < Duration::from_secs(1),
                 "the thread is held"
@@ -513,13 +513,13 @@ mod tests {
         }
         let _client = client(&server);
         let (socket, address) = server.listener.accept().unwrap();
-        assert!(server.seat(socket, address).is_some());
+        assert!(server.admit(socket, address).is_some());
     }
 
     #[test]
     fn who_came_when_there_was_no_room_and_shows_no_token_goes() {
         let mut server = server();
-        while !lock(&server.handover.place).is_spare_free {
+        while !lock(&server.handover.waiting).is_spare_free {
             thread::yield_now();
         }
         let (mut silent, is_served) = client_without_thread(&mut server, b"");

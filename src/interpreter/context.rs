@@ -115,7 +115,7 @@ pub struct Context {
     pub(super) site: Arc<Site>,
     /// Where it is listed.
     pub(super) home: Weak<dyn Home>,
-    state: Mutex<State>,
+    state: Mutex<Lifecycle>,
     /// Notified when an interpreter is ready, has failed or has ended.
     changed: Condvar,
     /// Notifies when there is something to do for the driver.
@@ -123,7 +123,7 @@ pub struct Context {
 }
 
 /// Guarded by the lock of its context, which is held briefly and never across I/O.
-pub(super) struct State {
+pub(super) struct Lifecycle {
     pub(super) phase: Phase,
     /// The back end and the version that the bridge has told.
     pub(super) told: Option<(String, String)>,
@@ -135,7 +135,7 @@ pub(super) struct State {
     pub(super) queue: VecDeque<Arc<Execution>>,
     /// Those that were asked for, the oldest first.
     pub(super) history: VecDeque<Arc<Execution>>,
-    pub(super) orders: Vec<Order>,
+    pub(super) orders: Vec<Request>,
     /// The number of the question that the code waits for.
     pub(super) asked: Option<u64>,
     /// A thread drives it.
@@ -153,7 +153,7 @@ pub(super) enum Phase {
 }
 
 /// What a request wants of the driver.
-pub(super) enum Order {
+pub(super) enum Request {
     Interrupt {
         execution: Arc<Execution>,
         cause: EndReason,
@@ -192,7 +192,7 @@ impl Context {
             identity: OnceLock::new(),
             site: Arc::clone(site),
             home,
-            state: Mutex::new(State {
+            state: Mutex::new(Lifecycle {
                 phase: Phase::Starting,
                 told: None,
                 process: None,
@@ -212,12 +212,12 @@ impl Context {
         })
     }
 
-    pub(super) fn state_guard(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state_guard(&self) -> MutexGuard<'_, Lifecycle> {
         lock(&self.state)
     }
 
     /// Changes the state and tells everybody who waits for it.
-    pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Lifecycle) -> T) -> T {
         let result = change(&mut lock(&self.state));
         self.changed.notify_all();
         result
@@ -229,7 +229,7 @@ impl Context {
         // Whoever takes a spare out of its place is the only one.
         let _ = self.identity.set(identity);
         if is_warm {
-            lock(&self.state).orders.push(Order::Adopt);
+            lock(&self.state).orders.push(Request::Adopt);
             self.notifier.notify();
         }
     }
@@ -367,7 +367,7 @@ impl Context {
         &self,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<(), Stopped> {
-        let is_starting = |state: &mut State| matches!(state.phase, Phase::Starting);
+        let is_starting = |state: &mut Lifecycle| matches!(state.phase, Phase::Starting);
         // The driver gives up before that by itself.
         let until = Instant::now() + START_LIMIT + KILL_WAIT;
         let mut state = lock(&self.state);
@@ -506,7 +506,7 @@ impl Context {
         if !state.running.as_ref().is_some_and(is_this) {
             return false;
         }
-        state.orders.push(Order::Interrupt {
+        state.orders.push(Request::Interrupt {
             execution: Arc::clone(execution),
             cause,
             kill_after,
@@ -542,7 +542,7 @@ impl Context {
             let text = format!("no code in context {} waits for input", self.id());
             return Err(Error::new(Kind::NotAsked, text));
         };
-        state.orders.push(Order::Answer { k, value });
+        state.orders.push(Request::Answer { k, value });
         drop(state);
         self.notifier.notify();
         Ok(())
@@ -581,7 +581,7 @@ impl Context {
             return self.wait_ready(interrupt);
         }
         let is_ending =
-            |state: &mut State| state.has_driver && matches!(state.phase, Phase::Dead(..));
+            |state: &mut Lifecycle| state.has_driver && matches!(state.phase, Phase::Dead(..));
         let (mut state, _) = self.changed.wait_while_for(state, KILL_WAIT, is_ending);
         if state.is_deleted || (!is_forced && !matches!(state.phase, Phase::Dead(..))) {
             drop(state);
@@ -592,7 +592,7 @@ impl Context {
         if !has_driver {
             state.begin_generation();
         } else if !state.is_restarting() {
-            state.orders.push(Order::Restart);
+            state.orders.push(Request::Restart);
         }
         // Whoever asks from now on learns of the next one.
         state.phase = Phase::Starting;
@@ -618,14 +618,14 @@ impl Context {
         state.phase = Phase::Dead("it was deleted".to_owned(), None);
         let queued = mem::take(&mut state.queue);
         if state.has_driver {
-            state.orders.push(Order::Delete);
+            state.orders.push(Request::Delete);
         }
         drop(state);
         self.notifier.notify();
         for execution in queued {
             self.end_execution(&execution, EndReason::Deleted, false);
         }
-        let is_driven = |state: &mut State| state.has_driver;
+        let is_driven = |state: &mut Lifecycle| state.has_driver;
         let (state, _) = self
             .changed
             .wait_while_for(lock(&self.state), KILL_WAIT, is_driven);
@@ -667,11 +667,11 @@ impl Context {
     }
 }
 
-impl State {
+impl Lifecycle {
     /// Another interpreter is to follow the present one.
     pub(super) fn is_restarting(&self) -> bool {
         let mut orders = self.orders.iter();
-        !self.is_deleted && orders.any(|order| matches!(order, Order::Restart))
+        !self.is_deleted && orders.any(|order| matches!(order, Request::Restart))
     }
 
     /// The next interpreter has nothing of the one before.

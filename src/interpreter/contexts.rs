@@ -43,12 +43,12 @@ pub struct Contexts {
     this: Weak<Self>,
     site: Arc<Site>,
     most: usize,
-    table: Mutex<Table>,
+    table: Mutex<ContextTable>,
 }
 
 /// Guarded by one lock, which is never held while an interpreter starts or ends.
 #[derive(Default)]
-struct Table {
+struct ContextTable {
     /// In the order in which they were made.
     contexts: Vec<Arc<Context>>,
     /// Interpreters that are ready, or soon.
@@ -79,9 +79,9 @@ impl Contexts {
             this: Weak::clone(this),
             site,
             most: settings.most,
-            table: Mutex::new(Table {
+            table: Mutex::new(ContextTable {
                 next: 1,
-                ..Table::default()
+                ..ContextTable::default()
             }),
         })
     }
@@ -358,7 +358,7 @@ impl Home for Contexts {
     }
 }
 
-impl Table {
+impl ContextTable {
     fn find(&self, id: &str) -> Option<&Arc<Context>> {
         self.contexts.iter().find(|context| context.id() == id)
     }

@@ -148,7 +148,7 @@ struct Journal {
     /// Never dropped: few, and small but for one error.
     kept: Vec<(u64, Event)>,
     /// Dropped from the front.
-    others: VecDeque<Entry>,
+    others: VecDeque<LoggedEvent>,
     /// Bytes of all of them.
     bytes: usize,
     /// Bytes of the error.
@@ -179,7 +179,7 @@ struct Asking {
     backlog: usize,
 }
 
-struct Entry {
+struct LoggedEvent {
     number: u64,
     event: Event,
     /// Where output begins in the log.
@@ -188,7 +188,7 @@ struct Entry {
     output: Option<Vec<u8>>,
 }
 
-impl Entry {
+impl LoggedEvent {
     /// Bytes in memory, approximately, without output.
     fn size(&self) -> usize {
         EVENT_BYTES
@@ -426,7 +426,7 @@ impl Journal {
             self.kept.push((number, event));
             return self.trim();
         }
-        let entry = Entry {
+        let entry = LoggedEvent {
             number,
             event,
             position,
@@ -629,7 +629,7 @@ mod tests {
             execution.append_output(Stream::Stdout, 0, 0, &[b'x'; 10_000]);
         }
         let journal = lock(&execution.journal);
-        let held: usize = journal.others.iter().map(Entry::weight).sum();
+        let held: usize = journal.others.iter().map(LoggedEvent::weight).sum();
         assert!(held < 2 * MOST_BACKLOG_BYTES, "{held}");
     }
 

@@ -7,9 +7,9 @@ use crate::threads::lock::{Mutex, lock};
 /// Counts the leases and the running processes of a workspace.
 ///
 /// One lock guards the count and the closing, so that no activity begins in a closed workspace.
-pub struct Activity(Mutex<State>);
+pub struct Activity(Mutex<Counts>);
 
-struct State {
+struct Counts {
     active: usize,
     /// When the latest activity ended.
     last: Instant,
@@ -19,7 +19,7 @@ struct State {
 impl Activity {
     /// No activity. The idle time starts.
     pub fn new() -> Self {
-        Self(Mutex::new(State {
+        Self(Mutex::new(Counts {
             active: 0,
             last: Instant::now(),
             closed: false,

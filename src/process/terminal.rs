@@ -22,10 +22,10 @@ pub struct Terminal {
     spec: TerminalSpec,
     /// How often a viewer has taken the input over from all others.
     takeovers: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<TerminalState>,
 }
 
-struct State {
+struct TerminalState {
     /// `None` once the process has ended.
     master: Option<Arc<OwnedFd>>,
     /// As it was set last by a client. A program may set another.
@@ -35,7 +35,7 @@ struct State {
 impl Terminal {
     pub(super) fn new(spec: TerminalSpec, master: Arc<OwnedFd>) -> Self {
         let size = spec.size;
-        let state = State {
+        let state = TerminalState {
             master: Some(master),
             size,
         };

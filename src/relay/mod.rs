@@ -432,7 +432,7 @@ mod tests {
     use super::*;
     use crate::http::parse::{self, Progress};
     use crate::http::reader::SocketReader;
-    use crate::http::seats::Seat;
+    use crate::http::slots::ConnectionSlot;
 
     /// Sends `request` to the server behind `upstream`. `outcome` gets the client's socket, the response
     /// and the body.
@@ -459,15 +459,15 @@ mod tests {
             panic!("no request: {request}");
         };
         let socket = Arc::new(socket);
-        let mut seat = Seat::for_test(&socket);
-        let ledger = Arc::clone(seat.ledger());
+        let mut slot = ConnectionSlot::for_test(&socket);
+        let ledger = Arc::clone(slot.ledger());
         let mut reader = SocketReader::new(socket);
         let body = BodyReader::new(&mut reader, &head);
         let mut request = Request {
             head,
             body,
             may_block: true,
-            seat: &mut seat,
+            slot: &mut slot,
             ledger,
             closes: false,
             kept: &Arc::default(),

@@ -179,7 +179,7 @@ pub fn signal_process(pid: Pid, signal: c_int) -> Result<(), Errno> {
 /// # Errors
 /// That of clone(2), or `EAGAIN` if the sending process could not signal.
 pub fn signal_user(user: User, signal: c_int, sender: User) -> Result<(), Errno> {
-    struct Order {
+    struct SignalPlan {
         user: User,
         signal: c_int,
         sender: User,
@@ -187,9 +187,9 @@ pub fn signal_user(user: User, signal: c_int, sender: User) -> Result<(), Errno>
     /// Shares the server's memory and, with the waiting thread, the C library's state: it makes system
     /// calls only and leaves errno unread.
     extern "C" fn send(argument: *mut c_void) -> c_int {
-        // SAFETY: `signal_user` passes an Order that outlives this process. Plain integers.
+        // SAFETY: `signal_user` passes an SignalPlan that outlives this process. Plain integers.
         unsafe {
-            let order = &*argument.cast_const().cast::<Order>();
+            let order = &*argument.cast_const().cast::<SignalPlan>();
             let (uid, sender) = (order.user.uid, order.sender.uid);
             if libc::syscall(libc::SYS_setresuid, sender, uid, sender) < 0 {
                 libc::_exit(1)
@@ -199,7 +199,7 @@ pub fn signal_user(user: User, signal: c_int, sender: User) -> Result<(), Errno>
             libc::_exit(0)
         }
     }
-    let order = Order {
+    let order = SignalPlan {
         user,
         signal,
         sender,

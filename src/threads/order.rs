@@ -10,13 +10,13 @@
 const OUTER: [&[&str]; 3] = [
     &[
         "sbx_server::host::table::SandboxTable",
-        "sbx_server::http::seats::Table",
-        "sbx_server::interpreter::contexts::Table",
+        "sbx_server::http::slots::SlotTable",
+        "sbx_server::interpreter::contexts::ContextTable",
         "sbx_server::process::registry::ProcessTable",
         "sbx_server::workspace::watches::WatchTable",
     ],
     &[
-        "sbx_server::interpreter::context::State",
+        "sbx_server::interpreter::context::Lifecycle",
         "sbx_server::process::process::StdinSlot",
     ],
     &[

@@ -1,7 +1,7 @@
 //! What a panic does: it ends the piece of work that it is in, and the rest of the server goes on.
 //!
 //! A panic is a bug. It unwinds the stack of its thread, so everything that the work held is freed by `Drop`: its
-//! seat, its leases, its charges, its process. [`contain`] is where the unwinding ends: around a request, a job of a
+//! slot, its leases, its charges, its process. [`contain`] is where the unwinding ends: around a request, a job of a
 //! thread that has several, a task of the supervisor. A thread that has only one piece of work ends.
 //!
 //! Half a server would hang its clients, so a panic that leaves a thread that everybody depends on ends the server: such

@@ -17,8 +17,8 @@ pub use content::{Content, Span};
 pub use lease::{Lease, Workspace};
 pub use operations::{
     AttachSpec, Attachment, ClientFile, Compared, EditRequest, Edited, FileChange, FilePart,
-    FileState, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Order,
-    Patched, SignalGroup, SortKey, Summary, Venv, ViewerEvent,
+    FileState, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Patched,
+    SignalGroup, SortKey, SortOrder, Summary, Venv, ViewerEvent,
 };
 pub use upload::{GunzipSource, MemorySource, UploadSource};
 pub use view::{CommandView, below};

@@ -7,7 +7,7 @@
 use subtle::ConstantTimeEq;
 
 use super::calls::Call;
-use super::errors::{Code, Failure};
+use super::errors::{Code, E2bError};
 use super::signature::{Purpose, Signature};
 use crate::api::context::{Context, note_refusal};
 use crate::api::credentials::{TokenHeader, forms_of_key};
@@ -19,7 +19,7 @@ use crate::machine::{MACHINE_ID, Scope};
 use crate::workspace::Lease;
 
 /// The sandbox that a request is about.
-pub(super) enum Place {
+pub(super) enum AskedSandbox {
     /// The machine, which is the only one.
     Machine,
     /// One of several.
@@ -29,7 +29,7 @@ pub(super) enum Place {
 /// The headers that carry the token of a sandbox.
 const TOKENS: [TokenHeader; 2] = [TokenHeader::ACCESS_TOKEN, TokenHeader::TRAFFIC_ACCESS_TOKEN];
 
-impl Place {
+impl AskedSandbox {
     /// The id that its token is derived from.
     fn id(&self) -> &str {
         match self {
@@ -46,15 +46,15 @@ impl Place {
 pub(super) fn enter(
     context: &Context,
     request: &mut Request<'_>,
-    place: &Place,
-) -> Result<Lease, Failure> {
+    place: &AskedSandbox,
+) -> Result<Lease, E2bError> {
     let scope = match place {
-        Place::Machine => Scope::Machine,
-        Place::Sandbox(id) => Scope::Sandbox(id),
+        AskedSandbox::Machine => Scope::Machine,
+        AskedSandbox::Sandbox(id) => Scope::Sandbox(id),
     };
     let entered = context.enter(request, scope);
     entered.map_err(|error| match error.kind() {
-        Kind::NotFound | Kind::ShuttingDown => Failure::gone(),
+        Kind::NotFound | Kind::ShuttingDown => E2bError::gone(),
         _ => error.into(),
     })
 }
@@ -67,7 +67,7 @@ pub(super) fn of_api(
     context: &Context,
     request: &mut Request<'_>,
     own: Option<&str>,
-) -> Result<(), Failure> {
+) -> Result<(), E2bError> {
     let access = own.map_or(Access::Machine, Access::Sandbox);
     let key = TokenHeader::API_KEY
         .value(&request.head)
@@ -84,7 +84,7 @@ pub(super) fn of_sandbox(
     context: &Context,
     request: &mut Request<'_>,
     named: Option<&str>,
-) -> Result<Place, Failure> {
+) -> Result<AskedSandbox, E2bError> {
     let tokens = TOKENS.map(|header| header.value(&request.head).map(<[u8]>::to_vec));
     with_tokens(context, request, named, &tokens, "X-Access-Token")
 }
@@ -97,7 +97,7 @@ pub(super) fn of_port(
     context: &Context,
     request: &mut Request<'_>,
     named: Option<&str>,
-) -> Result<Place, Failure> {
+) -> Result<AskedSandbox, E2bError> {
     let headers = [TOKENS[0], TOKENS[1], TokenHeader::SANDBOX_TOKEN];
     let tokens = headers.map(|header| header.value(&request.head).map(<[u8]>::to_vec));
     let header = "E2b-Traffic-Access-Token";
@@ -110,7 +110,7 @@ fn with_tokens(
     named: Option<&str>,
     tokens: &[Option<Vec<u8>>],
     header: &str,
-) -> Result<Place, Failure> {
+) -> Result<AskedSandbox, E2bError> {
     let tokens: Vec<_> = tokens.iter().map(Option::as_deref).collect();
     let owns = |own: &str| {
         let mut tokens = tokens.iter().flatten();
@@ -135,7 +135,7 @@ pub(super) fn of_files(
     context: &Context,
     call: &mut Call<'_, '_>,
     named: Option<&str>,
-) -> Result<Place, Failure> {
+) -> Result<AskedSandbox, E2bError> {
     let purpose = if call.request.head.method == "POST" {
         Purpose::Write
     } else {
@@ -155,7 +155,7 @@ pub(super) fn of_files(
             return Err(refuse(call.request, "signature is already expired"));
         }
     }
-    seat(context, call.request, Holder::Sandbox(place.id()))?;
+    assign_slot(context, call.request, Holder::Sandbox(place.id()))?;
     Ok(place)
 }
 
@@ -167,15 +167,15 @@ pub(super) fn of_health(
     context: &Context,
     request: &Request<'_>,
     named: Option<&str>,
-) -> Result<Place, Failure> {
-    named_in(request, named).map_or(Ok(Place::Machine), |id| place_of(context, id))
+) -> Result<AskedSandbox, E2bError> {
+    named_in(request, named).map_or(Ok(AskedSandbox::Machine), |id| place_of(context, id))
 }
 
 /// Checks that a request names one sandbox, if any: `labelled` by its host, or in headers.
 ///
 /// # Errors
 /// 400.
-pub(super) fn check_ids(request: &Request<'_>, labelled: Option<&str>) -> Result<(), Failure> {
+pub(super) fn check_ids(request: &Request<'_>, labelled: Option<&str>) -> Result<(), E2bError> {
     let ids = request.head.values("e2b-sandbox-id");
     let mut ids = ids
         .chain(labelled.map(str::as_bytes))
@@ -183,7 +183,7 @@ pub(super) fn check_ids(request: &Request<'_>, labelled: Option<&str>) -> Result
     let first = ids.next().unwrap_or_default();
     if std::str::from_utf8(first).is_err() || ids.any(|id| !id.eq_ignore_ascii_case(first)) {
         let text = "E2b-Sandbox-Id names another sandbox than the host or another E2b-Sandbox-Id";
-        return Err(Failure::invalid(text));
+        return Err(E2bError::invalid(text));
     }
     Ok(())
 }
@@ -201,15 +201,15 @@ fn find(
     request: &Request<'_>,
     named: Option<&str>,
     owns: impl Fn(&str) -> bool,
-) -> Result<Place, Failure> {
+) -> Result<AskedSandbox, E2bError> {
     let host = context.machine.host();
     match (named_in(request, named), host) {
         (Some(id), Err(_)) => place_of(context, id),
-        (None, Err(_)) => Ok(Place::Machine),
+        (None, Err(_)) => Ok(AskedSandbox::Machine),
         // Whether it exists is found out when its token was checked.
-        (Some(id), Ok(_)) => Ok(Place::Sandbox(id.to_owned())),
+        (Some(id), Ok(_)) => Ok(AskedSandbox::Sandbox(id.to_owned())),
         (None, Ok(_)) => {
-            let found = context.sandbox_whose_token(owns).map(Place::Sandbox);
+            let found = context.sandbox_whose_token(owns).map(AskedSandbox::Sandbox);
             found.ok_or_else(|| {
                 let text = "send E2b-Sandbox-Id or a sandbox's token";
                 refuse(request, text)
@@ -219,11 +219,11 @@ fn find(
 }
 
 /// The sandbox with an id.
-fn place_of(context: &Context, id: &str) -> Result<Place, Failure> {
+fn place_of(context: &Context, id: &str) -> Result<AskedSandbox, E2bError> {
     match context.machine.host() {
-        Ok(host) if host.find(id).is_ok() => Ok(Place::Sandbox(id.to_owned())),
-        Err(_) if names_machine(context, id) => Ok(Place::Machine),
-        _ => Err(Failure::gone()),
+        Ok(host) if host.find(id).is_ok() => Ok(AskedSandbox::Sandbox(id.to_owned())),
+        Err(_) if names_machine(context, id) => Ok(AskedSandbox::Machine),
+        _ => Err(E2bError::gone()),
     }
 }
 
@@ -239,7 +239,7 @@ fn admit(
     access: Access<'_>,
     tokens: &[Option<&[u8]>],
     header: &str,
-) -> Result<(), Failure> {
+) -> Result<(), E2bError> {
     let given: Vec<_> = tokens.iter().flatten().collect();
     let mut checks = given
         .iter()
@@ -255,22 +255,26 @@ fn admit(
             return Err(refuse(request, &text));
         }
     };
-    seat(context, request, holder)
+    assign_slot(context, request, holder)
 }
 
-fn refuse(request: &Request<'_>, text: &str) -> Failure {
+fn refuse(request: &Request<'_>, text: &str) -> E2bError {
     note_refusal(request, text);
-    Failure::new(Code::Unauthenticated, text)
+    E2bError::new(Code::Unauthenticated, text)
 }
 
 /// Gives the connection to the holder of the token.
-fn seat(context: &Context, request: &mut Request<'_>, holder: Holder<'_>) -> Result<(), Failure> {
+fn assign_slot(
+    context: &Context,
+    request: &mut Request<'_>,
+    holder: Holder<'_>,
+) -> Result<(), E2bError> {
     // The clients of a machine that is the only sandbox are its operator's.
     let holder = match holder {
         Holder::Sandbox(id) if id == MACHINE_ID => Holder::Operator,
         holder => holder,
     };
-    Ok(context.seat(request, holder)?)
+    Ok(context.assign_slot(request, holder)?)
 }
 
 /// The name of the user in E2B's images. It stands for that of a sandbox, whatever its name is.
@@ -284,7 +288,7 @@ pub(super) const USUAL_USER: &str = "user";
 pub(super) fn check_user(
     workspace: &crate::workspace::Workspace,
     name: Option<&str>,
-) -> Result<(), Failure> {
+) -> Result<(), E2bError> {
     let Some(name) = name.filter(|name| !name.is_empty()) else {
         return Ok(());
     };
@@ -293,14 +297,14 @@ pub(super) fn check_user(
         return Ok(());
     }
     let text = format_args!("invalid username {name:?}: everything here runs as {own}");
-    Err(Failure::new(Code::Unauthenticated, text))
+    Err(E2bError::new(Code::Unauthenticated, text))
 }
 
 /// The account in `Authorization: Basic`, which has no password here.
 ///
 /// # Errors
 /// 400 if it is malformed.
-pub(super) fn user_of(request: &Request<'_>) -> Result<Option<String>, Failure> {
+pub(super) fn user_of(request: &Request<'_>) -> Result<Option<String>, E2bError> {
     let Some(credentials) = TokenHeader::AUTHORIZATION.value(&request.head) else {
         return Ok(None);
     };
@@ -312,7 +316,7 @@ pub(super) fn user_of(request: &Request<'_>) -> Result<Option<String>, Failure> 
     }
     let decoded =
         base64::decode(encoded.trim_ascii()).and_then(|user| String::from_utf8(user).ok());
-    let decoded = decoded.ok_or_else(|| Failure::invalid("Authorization is not Basic USER:"))?;
+    let decoded = decoded.ok_or_else(|| E2bError::invalid("Authorization is not Basic USER:"))?;
     let user = decoded.split(':').next().unwrap_or_default();
     Ok(Some(user.to_owned()))
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
 
-use super::errors::Failure;
+use super::errors::E2bError;
 use crate::api::context::Context;
 use crate::client::{Interrupt, Lookout, Stopped};
 use crate::codec::query::Query;
@@ -22,13 +22,13 @@ const MAX_BODY_BYTES: u64 = 16 << 20;
 const MAX_TIMEOUT_DIGITS: usize = 10;
 
 /// The result of a handler that makes its own answer.
-pub(super) type Answer = Result<Response, Failure>;
+pub(super) type Answer = Result<Response, E2bError>;
 
 /// The result of a handler whose answer is one document.
-pub(super) type Document = Result<Value, Failure>;
+pub(super) type Document = Result<Value, E2bError>;
 
 /// The result of a handler whose answer may be long.
-pub(super) type ListAnswer = Result<ListBody, Failure>;
+pub(super) type ListAnswer = Result<ListBody, E2bError>;
 
 /// A JSON object of these members.
 pub(super) fn object_of(members: impl Iterator<Item = (String, Value)>) -> Value {
@@ -48,7 +48,7 @@ pub(super) struct ListBody {
 
 impl ListBody {
     /// The beginning of a list; it is the only member of an object if it has a name.
-    pub(super) fn new(name: Option<&str>, ledger: &Arc<Ledger>) -> Result<Self, Failure> {
+    pub(super) fn new(name: Option<&str>, ledger: &Arc<Ledger>) -> Result<Self, E2bError> {
         let (begin, end) = match name {
             Some(name) => (format!("{{\"{name}\":["), "]}"),
             None => ("[".to_owned(), "]"),
@@ -65,7 +65,7 @@ impl ListBody {
     }
 
     /// Adds an item.
-    pub(super) fn push(&mut self, item: &Value) -> Result<(), Failure> {
+    pub(super) fn push(&mut self, item: &Value) -> Result<(), E2bError> {
         let is_first = std::mem::replace(&mut self.is_empty, false);
         let pushed = self.document.push(0, |out| {
             if !is_first {
@@ -78,7 +78,7 @@ impl ListBody {
     }
 
     /// The answer.
-    pub(super) fn respond(mut self) -> Result<Response, Failure> {
+    pub(super) fn respond(mut self) -> Result<Response, E2bError> {
         let end = self.end.as_bytes();
         let ended = self
             .document
@@ -97,23 +97,23 @@ pub(super) struct Call<'a, 'c> {
 
 impl Call<'_, '_> {
     /// The whole body.
-    pub(super) fn body(&mut self) -> Result<WholeBody, Failure> {
+    pub(super) fn body(&mut self) -> Result<WholeBody, E2bError> {
         let ledger = &self.request.ledger;
         Ok(self.request.body.read_all(MAX_BODY_BYTES, ledger)?)
     }
 
     /// How long the client lets the call take; `None` for as long as it takes.
-    pub(super) fn timeout(&self) -> Result<Option<Duration>, Failure> {
+    pub(super) fn timeout(&self) -> Result<Option<Duration>, E2bError> {
         self.milliseconds("connect-timeout-ms")
     }
 
     /// When the client ends the call.
-    pub(super) fn deadline(&self) -> Result<Option<Instant>, Failure> {
+    pub(super) fn deadline(&self) -> Result<Option<Instant>, E2bError> {
         let timeout = self.timeout()?;
         Ok(timeout.and_then(|timeout| Instant::now().checked_add(timeout)))
     }
 
-    fn milliseconds(&self, header: &str) -> Result<Option<Duration>, Failure> {
+    fn milliseconds(&self, header: &str) -> Result<Option<Duration>, E2bError> {
         let Some(value) = self.request.head.header(header) else {
             return Ok(None);
         };
@@ -121,7 +121,7 @@ impl Call<'_, '_> {
             (1..=MAX_TIMEOUT_DIGITS).contains(&value.len()) && value.iter().all(u8::is_ascii_digit);
         let number = std::str::from_utf8(value).ok().filter(|_| is_number);
         let number = number.and_then(|number| number.parse().ok());
-        let accepted = || Failure::invalid(format_args!("{header} takes at most 10 digits"));
+        let accepted = || E2bError::invalid(format_args!("{header} takes at most 10 digits"));
         number
             .map(|number| Some(Duration::from_millis(number)))
             .ok_or_else(accepted)
@@ -157,7 +157,7 @@ impl Interrupt for WhileConnected {
     }
 }
 
-impl From<Stopped> for Failure {
+impl From<Stopped> for E2bError {
     fn from(stopped: Stopped) -> Self {
         match stopped {
             Stopped::Failed(error) => error.into(),

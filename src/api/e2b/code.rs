@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::calls::{Answer, Call};
-use super::errors::Failure;
+use super::errors::E2bError;
 use super::paths::Paths;
 use super::processes::variables_in;
 use crate::client::{Client, Disconnected};
@@ -49,7 +49,7 @@ const FORMS: [(&str, &str); 12] = [
 pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -> Answer {
     let body = call.body()?;
     let mut fields = Fields::parse(&body)?;
-    let missing = || Failure::invalid("code is missing");
+    let missing = || E2bError::invalid("code is missing");
     let mut spec = ExecutionSpec::new(fields.string("code")?.ok_or_else(missing)?);
     spec.sends_values = true;
     let environment = variables_in(&mut fields, "env_vars")?;
@@ -61,7 +61,7 @@ pub(super) fn execute(call: &mut Call<'_, '_>, workspace: &Workspace, _: &str) -
     let language = fields.string("language")?;
     if id.is_some() && language.is_some() {
         let text = "only one of context_id and language can be given";
-        return Err(Failure::invalid(text));
+        return Err(E2bError::invalid(text));
     }
     let (id, language) = match id {
         Some(id) => match named(workspace, &id)? {
@@ -164,13 +164,13 @@ enum Named {
 
 /// # Errors
 /// There is no context with this id.
-fn named(workspace: &Workspace, id: &str) -> Result<Named, Failure> {
+fn named(workspace: &Workspace, id: &str) -> Result<Named, E2bError> {
     if let Ok(context) = workspace.contexts.find(id) {
         return Ok(Named::Context(context));
     }
     let mut listed = LISTED.into_iter();
     let default = listed.find(|language| is_default(id, *language));
-    let unknown = || Failure::not_found(format!("context {id} was not found"));
+    let unknown = || E2bError::not_found(format!("context {id} was not found"));
     default.map(Named::Default).ok_or_else(unknown)
 }
 
@@ -196,12 +196,12 @@ fn document(context: &Arc<Context>) -> Value {
 }
 
 /// The language of a name; Python if there is none.
-fn language_of(name: Option<&str>) -> Result<Language, Failure> {
+fn language_of(name: Option<&str>) -> Result<Language, E2bError> {
     let name = name.unwrap_or("python").trim().to_ascii_lowercase();
     Language::of(&name).map_err(|_| {
         let text =
             format_args!("{name} is not supported; the languages are python, javascript and bash");
-        Failure::invalid(text)
+        E2bError::invalid(text)
     })
 }
 

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::errors::{Code, Failure};
+use super::errors::{Code, E2bError};
 use crate::codec::base64;
 use crate::codec::fields::Fields;
 use crate::http::request::{BodyReader, WholeBody};
@@ -33,21 +33,21 @@ const UNARY: &str = "application/json";
 const STREAM: &str = "application/connect+json";
 
 /// Checks that a request has the form of a unary call.
-pub(super) fn check_unary(request: &Request<'_>) -> Result<(), Failure> {
+pub(super) fn check_unary(request: &Request<'_>) -> Result<(), E2bError> {
     check(request, UNARY)
 }
 
 /// Checks that a request has the form of a streaming call.
-pub(super) fn check_stream(request: &Request<'_>) -> Result<(), Failure> {
+pub(super) fn check_stream(request: &Request<'_>) -> Result<(), E2bError> {
     check(request, STREAM)
 }
 
-fn check(request: &Request<'_>, expected: &str) -> Result<(), Failure> {
+fn check(request: &Request<'_>, expected: &str) -> Result<(), E2bError> {
     let found = request.head.header("content-type").unwrap_or_default();
     let found = found.split(|byte| *byte == b';').next().unwrap_or_default();
     if !found.trim_ascii().eq_ignore_ascii_case(expected.as_bytes()) {
         let text = format!("this call takes Content-Type: {expected}");
-        return Err(Failure::invalid(text)
+        return Err(E2bError::invalid(text)
             .with_status(415)
             .with_header("Accept-Post", format!("{UNARY}, {STREAM}")));
     }
@@ -55,21 +55,21 @@ fn check(request: &Request<'_>, expected: &str) -> Result<(), Failure> {
         let encoding = request.head.header(name).unwrap_or(b"identity");
         if !encoding.eq_ignore_ascii_case(b"identity") {
             let text = format!("{name}: no compression is supported here; send identity");
-            return Err(Failure::unimplemented(text));
+            return Err(E2bError::unimplemented(text));
         }
     }
     Ok(())
 }
 
 /// The members of a message. An empty one has none.
-pub(super) fn message(bytes: &[u8]) -> Result<Fields<'_>, Failure> {
+pub(super) fn message(bytes: &[u8]) -> Result<Fields<'_>, E2bError> {
     let bytes = if bytes.is_empty() { b"{}" } else { bytes };
     Ok(Fields::parse(bytes)?)
 }
 
 /// The only message of a request.
-pub(super) fn only_message(body: &WholeBody) -> Result<&[u8], Failure> {
-    let broken = || Failure::invalid("the body takes one message in an envelope");
+pub(super) fn only_message(body: &WholeBody) -> Result<&[u8], E2bError> {
+    let broken = || E2bError::invalid("the body takes one message in an envelope");
     let (head, message) = body.split_at_checked(HEAD_BYTES).ok_or_else(broken)?;
     if length_of(head)? != message.len() {
         return Err(broken());
@@ -78,24 +78,24 @@ pub(super) fn only_message(body: &WholeBody) -> Result<&[u8], Failure> {
 }
 
 /// The length in the head of an envelope.
-fn length_of(head: &[u8]) -> Result<usize, Failure> {
+fn length_of(head: &[u8]) -> Result<usize, E2bError> {
     let [flags, length @ ..] = head else {
-        return Err(Failure::invalid("an envelope is cut off"));
+        return Err(E2bError::invalid("an envelope is cut off"));
     };
     if *flags & COMPRESSED != 0 {
         let text = "a message is compressed; no compression is supported here";
-        return Err(Failure::unimplemented(text));
+        return Err(E2bError::unimplemented(text));
     }
     if *flags != 0 {
         let text = format!("an envelope has the flags {flags}; a request takes 0");
-        return Err(Failure::invalid(text));
+        return Err(E2bError::invalid(text));
     }
     let length = length
         .iter()
         .fold(0, |length, byte| length << 8 | usize::from(*byte));
     if length > MAX_MESSAGE_BYTES {
         let text = format!("a message has {length} bytes; it takes at most {MAX_MESSAGE_BYTES}");
-        return Err(Failure::new(Code::ResourceExhausted, text));
+        return Err(E2bError::new(Code::ResourceExhausted, text));
     }
     Ok(length)
 }
@@ -123,13 +123,13 @@ impl<'b, 'c> Messages<'b, 'c> {
     }
 
     /// The next message; `None` at the end.
-    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, Failure> {
+    pub(super) fn next(&mut self) -> Result<Option<&[u8]>, E2bError> {
         self.received.drain(..self.given);
         self.given = 0;
         if !self.receive(HEAD_BYTES)? {
             return match self.received.len() {
                 0 => Ok(None),
-                _ => Err(Failure::invalid("the body ends inside of an envelope")),
+                _ => Err(E2bError::invalid("the body ends inside of an envelope")),
             };
         }
         let whole = HEAD_BYTES + length_of(&self.received[..HEAD_BYTES])?;
@@ -143,14 +143,14 @@ impl<'b, 'c> Messages<'b, 'c> {
             );
         }
         if !self.receive(whole)? {
-            return Err(Failure::invalid("the body ends inside of an envelope"));
+            return Err(E2bError::invalid("the body ends inside of an envelope"));
         }
         self.given = whole;
         Ok(Some(&self.received[HEAD_BYTES..whole]))
     }
 
     /// Receives until there are this many bytes; false if the body ends before.
-    fn receive(&mut self, wanted: usize) -> Result<bool, Failure> {
+    fn receive(&mut self, wanted: usize) -> Result<bool, E2bError> {
         while self.received.len() < wanted {
             let length = self.received.len();
             // No further than this message: what is behind it may be a long time coming.
@@ -172,7 +172,7 @@ impl<'b, 'c> Messages<'b, 'c> {
 }
 
 /// The answer to a unary call.
-pub(super) fn unary(document: &Value) -> Result<Response, Failure> {
+pub(super) fn unary(document: &Value) -> Result<Response, E2bError> {
     let body = document.to_string().into_bytes();
     Ok(Response::new(200, Body::Bytes(body)).with_header("Content-Type", UNARY))
 }
@@ -200,11 +200,11 @@ pub(super) fn append_document(out: &mut Vec<u8>, document: &Value) {
 }
 
 /// Appends the last envelope of an answer.
-pub(super) fn append_end(out: &mut Vec<u8>, failure: Option<&Failure>) {
+pub(super) fn append_end(out: &mut Vec<u8>, failure: Option<&E2bError>) {
     append_with(out, END, |out| {
         let end = match failure {
             None => json!({}),
-            Some(Failure { code, text, .. }) => {
+            Some(E2bError { code, text, .. }) => {
                 json!({ "error": { "code": code.name(), "message": text } })
             }
         };
@@ -222,7 +222,7 @@ pub(super) fn only_answer(document: &Value) -> Response {
 }
 
 /// The answer to a streaming call that has failed. Its status is 200: some clients read no other body.
-pub(super) fn failed_stream(failure: &Failure) -> Response {
+pub(super) fn failed_stream(failure: &E2bError) -> Response {
     let mut body = Vec::new();
     append_end(&mut body, Some(failure));
     framed(Body::Bytes(body))
@@ -245,7 +245,7 @@ pub(super) fn push(client: &mut StreamClient<'_>, document: &Value) {
 }
 
 /// Ends a stream.
-pub(super) fn push_end(client: &mut StreamClient<'_>, failure: Option<&Failure>) {
+pub(super) fn push_end(client: &mut StreamClient<'_>, failure: Option<&E2bError>) {
     client.push(|out| append_end(out, failure));
 }
 
@@ -253,7 +253,7 @@ pub(super) fn push_end(client: &mut StreamClient<'_>, failure: Option<&Failure>)
 pub(super) fn bytes(
     fields: &mut Fields<'_>,
     name: &'static str,
-) -> Result<Option<Vec<u8>>, Failure> {
+) -> Result<Option<Vec<u8>>, E2bError> {
     let Some(text) = fields.string(name)? else {
         return Ok(None);
     };
@@ -267,7 +267,7 @@ pub(super) fn bytes(
         })
         .collect();
     let decoded = base64::decode_url(&digits);
-    let accepted = || Failure::invalid(format_args!("{name} takes Base64"));
+    let accepted = || E2bError::invalid(format_args!("{name} takes Base64"));
     decoded.map(Some).ok_or_else(accepted)
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::access::{USUAL_USER, check_user, user_of};
 use super::calls::{Call, Document, ListAnswer, ListBody, object_of};
-use super::errors::Failure;
+use super::errors::E2bError;
 use super::paths::{ClientPath, Paths};
 use crate::codec::fields::Fields;
 use crate::codec::time::rfc3339;
@@ -72,10 +72,10 @@ pub(super) fn rename(
 ) -> Document {
     let from = fields.string("source")?;
     let to = only_path(call, workspace, fields, "destination")?;
-    let missing = || Failure::invalid("source is missing");
+    let missing = || E2bError::invalid("source is missing");
     let from = Paths::of(workspace).read(from.ok_or_else(missing)?.as_bytes())?;
     let moved = workspace.move_file(&from.file, &to.file);
-    moved.map_err(|error| Failure::from(error).unless_missing(workspace, &from.file))?;
+    moved.map_err(|error| E2bError::from(error).unless_missing(workspace, &from.file))?;
     entry(workspace, &to)
 }
 
@@ -101,11 +101,11 @@ pub(super) fn only_path(
     workspace: &Workspace,
     mut fields: Fields<'_>,
     name: &'static str,
-) -> Result<ClientPath, Failure> {
+) -> Result<ClientPath, E2bError> {
     check_user(workspace, user_of(call.request)?.as_deref())?;
     let path = fields.string(name)?.unwrap_or_default();
     if path.is_empty() {
-        return Err(Failure::invalid(format_args!("{name} is missing")));
+        return Err(E2bError::invalid(format_args!("{name} is missing")));
     }
     Paths::of(workspace).read(path.as_bytes())
 }
@@ -113,7 +113,7 @@ pub(super) fn only_path(
 fn entry(workspace: &Workspace, path: &ClientPath) -> Document {
     let description = workspace.describe_file(&path.file, METADATA_PREFIX);
     let description =
-        description.map_err(|error| Failure::from(error).unless_missing(workspace, &path.file))?;
+        description.map_err(|error| E2bError::from(error).unless_missing(workspace, &path.file))?;
     let shown = match path.shown.trim_end_matches('/') {
         "" => "/",
         shown => shown,

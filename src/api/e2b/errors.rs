@@ -53,7 +53,7 @@ impl Code {
 
 /// A refused request.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct E2bError {
     pub(super) code: Code,
     pub(super) status: u16,
     /// A sentence for people.
@@ -76,7 +76,7 @@ pub(super) enum Style {
     Text,
 }
 
-impl Failure {
+impl E2bError {
     /// Its text is [`capped`].
     pub(super) fn new(code: Code, text: impl Display) -> Self {
         Self {
@@ -230,7 +230,7 @@ impl Failure {
     }
 }
 
-impl From<Error> for Failure {
+impl From<Error> for E2bError {
     fn from(error: Error) -> Self {
         let code = match error.kind() {
             Kind::Invalid
@@ -288,7 +288,7 @@ impl From<Error> for Failure {
     }
 }
 
-impl From<ReceiveError> for Failure {
+impl From<ReceiveError> for E2bError {
     fn from(error: ReceiveError) -> Self {
         let Refusal { status, text, .. } = error.into();
         let code = match status {
@@ -304,7 +304,7 @@ impl From<ReceiveError> for Failure {
 mod tests {
     use super::*;
 
-    fn body(failure: Failure, style: Style) -> (u16, String) {
+    fn body(failure: E2bError, style: Style) -> (u16, String) {
         let response = failure.respond(style);
         match response.body {
             Body::Bytes(bytes) => (response.status, String::from_utf8(bytes).unwrap()),
@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_refusal_has_the_form_that_its_client_reads() {
-        let missing = || Failure::from(Error::new(Kind::NotFound, "no file"));
+        let missing = || E2bError::from(Error::new(Kind::NotFound, "no file"));
         let rpc = body(missing(), Style::Rpc);
         assert_eq!(
             rpc,
@@ -325,8 +325,8 @@ mod tests {
         assert_eq!(body(missing(), Style::Text), (404, "no file".into()));
         // Clients look for these words, and for the number.
         let gone = r#"{"code":502,"message":"The sandbox ID was not found"}"#;
-        assert_eq!(body(Failure::gone(), Style::Rpc), (502, gone.into()));
-        let full = Failure::from(Error::new(Kind::NoSpace, "full"));
+        assert_eq!(body(E2bError::gone(), Style::Rpc), (502, gone.into()));
+        let full = E2bError::from(Error::new(Kind::NoSpace, "full"));
         assert_eq!((full.status, full.code), (507, Code::ResourceExhausted));
     }
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::access::check_user;
 use super::calls::{Answer, Call, ListBody};
 use super::entries::METADATA_PREFIX;
-use super::errors::Failure;
+use super::errors::E2bError;
 use super::multipart::Multipart;
 use super::paths::{ClientPath, Paths};
 use crate::api::content::body;
@@ -36,12 +36,12 @@ const MAX_FILES: usize = 10_000;
 pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     check_user(workspace, user(call)?.as_deref())?;
     let path = path(call, workspace)?;
-    let ClientPath { file, shown } = path.ok_or_else(|| Failure::invalid("path is missing"))?;
+    let ClientPath { file, shown } = path.ok_or_else(|| E2bError::invalid("path is missing"))?;
     let readable = workspace.open_file(file.clone(), false).map_err(|error| {
         if error.kind() == Kind::IsDirectory {
-            return Failure::invalid(format_args!("{shown} is a directory"));
+            return E2bError::invalid(format_args!("{shown} is a directory"));
         }
-        Failure::from(error).unless_missing(workspace, &file)
+        E2bError::from(error).unless_missing(workspace, &file)
     })?;
     let mut response =
         Response::new(200, Body::Empty).with_header("Content-Type", "application/octet-stream");
@@ -57,7 +57,7 @@ pub(super) fn read(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         }
         Range::Unsatisfiable => {
             let text = format!("the range begins after the end of {shown} ({size} bytes)");
-            return Err(Failure::invalid(text)
+            return Err(E2bError::invalid(text)
                 .with_status(416)
                 .with_header("Content-Range", format!("bytes */{size}")));
         }
@@ -90,7 +90,7 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     if let Some(mut parts) = Multipart::new(&kind, body, ledger)? {
         if is_compressed {
             let text = "Content-Encoding: gzip goes with application/octet-stream only";
-            return Err(Failure::unimplemented(text));
+            return Err(E2bError::unimplemented(text));
         }
         let paths = Paths::of(workspace);
         while let Some(head) = parts.next()? {
@@ -100,14 +100,14 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             if count == MAX_FILES || (only.is_some() && count > 0) {
                 let text =
                     format!("the body has more than {count} files; the first {count} were written");
-                return Err(Failure::invalid(text));
+                return Err(E2bError::invalid(text));
             }
             count += 1;
             let named;
             let path = if let Some(path) = &only {
                 path
             } else {
-                let missing = || Failure::invalid("a part names no file, and there is no path");
+                let missing = || E2bError::invalid("a part names no file, and there is no path");
                 let name = head.filename.filter(|name| !name.is_empty());
                 named = paths.read(name.ok_or_else(missing)?.as_bytes())?;
                 &named
@@ -117,7 +117,7 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         }
         return written.respond();
     }
-    let path = only.ok_or_else(|| Failure::invalid("path is missing"))?;
+    let path = only.ok_or_else(|| E2bError::invalid("path is missing"))?;
     let mut source = Plain(body);
     if is_compressed {
         let mut source = GunzipSource::new(&mut source, workspace)?;
@@ -134,25 +134,25 @@ fn receive(
     path: &ClientPath,
     how: &FileWrite,
     source: &mut AnySource<'_>,
-) -> Result<(), Failure> {
+) -> Result<(), E2bError> {
     workspace.write_file(&path.file, how, source)?;
     workspace.renew_owner(&path.file);
     Ok(())
 }
 
 /// The path in the query; `None` if there is none.
-fn path(call: &Call<'_, '_>, workspace: &Workspace) -> Result<Option<ClientPath>, Failure> {
+fn path(call: &Call<'_, '_>, workspace: &Workspace) -> Result<Option<ClientPath>, E2bError> {
     let path = call.query.value("path")?;
     let paths = Paths::of(workspace);
     path.map(|path| paths.read(path)).transpose()
 }
 
-fn user(call: &Call<'_, '_>) -> Result<Option<String>, Failure> {
+fn user(call: &Call<'_, '_>) -> Result<Option<String>, E2bError> {
     let name = call.query.value("username")?;
     Ok(name.map(|name| String::from_utf8_lossy(name).into_owned()))
 }
 
-fn is_gzip(head: &Head) -> Result<bool, Failure> {
+fn is_gzip(head: &Head) -> Result<bool, E2bError> {
     let Some(encoding) = head.header("content-encoding") else {
         return Ok(false);
     };
@@ -161,13 +161,13 @@ fn is_gzip(head: &Head) -> Result<bool, Failure> {
         b"gzip" => Ok(true),
         _ => {
             let text = "Content-Encoding takes gzip or identity";
-            Err(Failure::unimplemented(text).with_status(415))
+            Err(E2bError::unimplemented(text).with_status(415))
         }
     }
 }
 
 /// The metadata in the headers of an upload, as extended attributes.
-fn metadata(head: &Head) -> Result<Vec<Attribute>, Failure> {
+fn metadata(head: &Head) -> Result<Vec<Attribute>, E2bError> {
     let mut attributes: Vec<Attribute> = Vec::new();
     for (name, value) in head.fields.iter() {
         let name = name.to_ascii_lowercase();
@@ -179,7 +179,7 @@ fn metadata(head: &Head) -> Result<Vec<Attribute>, Failure> {
             let text = format!(
                 "metadata takes keys of 1 to {MAX_METADATA_KEY} characters, and values of printable ASCII"
             );
-            return Err(Failure::invalid(text));
+            return Err(E2bError::invalid(text));
         }
         let name = format!("{METADATA_PREFIX}{key}");
         attributes.retain(|attribute| attribute.name != name);
@@ -189,7 +189,7 @@ fn metadata(head: &Head) -> Result<Vec<Attribute>, Failure> {
     let bytes = |attribute: &Attribute| attribute.name.len() + attribute.value.len();
     if attributes.iter().map(bytes).sum::<usize>() > MAX_METADATA_BYTES {
         let text = format!("metadata has more than {MAX_METADATA_BYTES} bytes");
-        return Err(Failure::invalid(text));
+        return Err(E2bError::invalid(text));
     }
     Ok(attributes)
 }
@@ -209,20 +209,20 @@ impl Metadata<'_> {
 }
 
 /// A source of any kind: the code that receives files is there once.
-struct AnySource<'s>(&'s mut dyn UploadSource<Error = Failure>);
+struct AnySource<'s>(&'s mut dyn UploadSource<Error = E2bError>);
 
 impl UploadSource for AnySource<'_> {
-    type Error = Failure;
+    type Error = E2bError;
 
     fn remaining(&self) -> Option<u64> {
         self.0.remaining()
     }
 
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Failure> {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, E2bError> {
         self.0.read(buffer)
     }
 
-    fn splice(&mut self, pipe: BorrowedFd<'_>) -> Result<Option<usize>, Failure> {
+    fn splice(&mut self, pipe: BorrowedFd<'_>) -> Result<Option<usize>, E2bError> {
         self.0.splice(pipe)
     }
 
@@ -235,17 +235,17 @@ impl UploadSource for AnySource<'_> {
 struct Plain<'b, 'c>(&'b mut BodyReader<'c>);
 
 impl UploadSource for Plain<'_, '_> {
-    type Error = Failure;
+    type Error = E2bError;
 
     fn remaining(&self) -> Option<u64> {
         self.0.remaining()
     }
 
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Failure> {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, E2bError> {
         Ok(self.0.read(buffer)?)
     }
 
-    fn splice(&mut self, pipe: BorrowedFd<'_>) -> Result<Option<usize>, Failure> {
+    fn splice(&mut self, pipe: BorrowedFd<'_>) -> Result<Option<usize>, E2bError> {
         Ok(self.0.splice(pipe)?)
     }
 

@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Value, json};
 
-use super::access::{self, Place};
+use super::access::{self, AskedSandbox};
 use super::calls::{Answer, Call, ListBody};
 use super::processes::end_document;
 use super::sandboxes::place;
@@ -81,10 +81,10 @@ pub(super) fn logs(call: &mut Call<'_, '_>, id: &str) -> Answer {
         lines.add(at_ms, "sandbox", message.to_owned(), json!({}));
     };
     let place = match place(call, id) {
-        Ok(None) => Place::Machine,
+        Ok(None) => AskedSandbox::Machine,
         Ok(Some((_, sandbox))) => {
             about(&mut lines, sandbox.created_at_ms, "started");
-            Place::Sandbox(id.to_owned())
+            AskedSandbox::Sandbox(id.to_owned())
         }
         Err(failure) => {
             let host = call.context.machine.host();

@@ -36,9 +36,9 @@ use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::limits::ledger::OverLimit;
 use crate::relay::{Cookies, FieldChanges};
-use access::Place;
+use access::AskedSandbox;
 use calls::Call;
-use errors::Failure;
+use errors::E2bError;
 use routes::Operation;
 
 pub(super) use routes::Target;
@@ -75,7 +75,7 @@ impl super::Target for Target<'_> {
     }
 
     fn no_room(&self, head: &Head, limit: OverLimit) -> Response {
-        let failure = Failure::from(Error::from(limit));
+        let failure = E2bError::from(Error::from(limit));
         failure.respond(self.style(&head.method))
     }
 
@@ -101,11 +101,11 @@ fn try_answer(
     context: &Context,
     request: &mut Request<'_>,
     target: &Target<'_>,
-) -> Result<Response, Failure> {
+) -> Result<Response, E2bError> {
     access::check_ids(request, target.labelled())?;
     let named = target.labelled().unwrap_or_default();
     if target.is_gone() {
-        return Err(Failure::gone_at(named));
+        return Err(E2bError::gone_at(named));
     }
     if let Some(port) = target.port() {
         let answered = at_port(context, request, named, port);
@@ -124,11 +124,11 @@ fn try_answer(
     let place = match route.operation {
         Operation::Api(_) | Operation::Unavailable(_) => {
             access::of_api(context, call.request, None)?;
-            Place::Machine
+            AskedSandbox::Machine
         }
         Operation::OwnApi(_) => {
             access::of_api(context, call.request, Some(listed))?;
-            Place::Machine
+            AskedSandbox::Machine
         }
         Operation::Health => access::of_health(context, call.request, named)?,
         Operation::Files(_) => access::of_files(context, &mut call, named)?,
@@ -144,7 +144,7 @@ fn try_answer(
     }
     match route.operation {
         Operation::Api(answer) | Operation::OwnApi(answer) => answer(&mut call, listed),
-        Operation::Unavailable(sentence) => Err(Failure::unimplemented(sentence)),
+        Operation::Unavailable(sentence) => Err(E2bError::unimplemented(sentence)),
         Operation::Health => Ok(Response::new(204, Body::Empty)),
         Operation::Sandbox(answer) | Operation::Files(answer) => inside(&mut call, &place, answer),
         Operation::Unary(answer) => inside(&mut call, &place, |call, lease| {
@@ -186,7 +186,7 @@ fn at_port(
     request: &mut Request<'_>,
     id: &str,
     number: u16,
-) -> Result<Response, Failure> {
+) -> Result<Response, E2bError> {
     let place = access::of_port(context, request, Some(id))?;
     let lease = access::enter(context, request, &place)?;
     let path = request.head.path.clone();
@@ -199,7 +199,7 @@ fn at_port(
     };
     match forward(context, request, &lease, &port, &path, &[], changes) {
         Ok(response) => Ok(response.holding(lease)),
-        Err(refusal) if refusal.code == "unreachable" => Err(Failure::not_open(id, number)),
+        Err(refusal) if refusal.code == "unreachable" => Err(E2bError::not_open(id, number)),
         Err(refusal) => Ok(refusal.into()),
     }
 }
@@ -207,9 +207,9 @@ fn at_port(
 /// Does something in a sandbox; the lease lasts until the last byte of the answer is sent.
 fn inside(
     call: &mut Call<'_, '_>,
-    place: &Place,
-    answer: impl FnOnce(&mut Call<'_, '_>, &crate::workspace::Workspace) -> Result<Response, Failure>,
-) -> Result<Response, Failure> {
+    place: &AskedSandbox,
+    answer: impl FnOnce(&mut Call<'_, '_>, &crate::workspace::Workspace) -> Result<Response, E2bError>,
+) -> Result<Response, E2bError> {
     let lease = access::enter(call.context, call.request, place)?;
     let answered = answer(call, &lease).map_err(|failure| failure.unless_gone(&lease))?;
     Ok(answered.holding(lease))

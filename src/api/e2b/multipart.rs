@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use memchr::memmem::Finder;
 
-use super::errors::Failure;
+use super::errors::E2bError;
 use crate::client::Peer;
 use crate::http::request::BodyReader;
 use crate::limits::ledger::{Charge, Item, Ledger};
@@ -55,7 +55,7 @@ impl<'b, 'c> Multipart<'b, 'c> {
         content_type: &[u8],
         body: &'b mut BodyReader<'c>,
         ledger: &Arc<Ledger>,
-    ) -> Result<Option<Self>, Failure> {
+    ) -> Result<Option<Self>, E2bError> {
         let Some(boundary) = boundary(content_type)? else {
             return Ok(None);
         };
@@ -77,7 +77,7 @@ impl<'b, 'c> Multipart<'b, 'c> {
     }
 
     /// The header of the next part; `None` at the end. What was not read of the last part is dropped.
-    pub(super) fn next(&mut self) -> Result<Option<PartHead>, Failure> {
+    pub(super) fn next(&mut self) -> Result<Option<PartHead>, E2bError> {
         let mut scratch = [0; 4096];
         while self.is_in_part {
             self.take(&mut scratch)?;
@@ -92,7 +92,7 @@ impl<'b, 'c> Multipart<'b, 'c> {
             }
             if self.unread().len() > MAX_HEAD_BYTES || !self.receive()? {
                 let text = format!("the header of a part has no end within {MAX_HEAD_BYTES} bytes");
-                return Err(Failure::invalid(text));
+                return Err(E2bError::invalid(text));
             }
         };
         let head = part_head(&self.unread()[..end])?;
@@ -107,7 +107,7 @@ impl<'b, 'c> Multipart<'b, 'c> {
     }
 
     /// Receives more; false at the end of the body, or if there is no room.
-    fn receive(&mut self) -> Result<bool, Failure> {
+    fn receive(&mut self) -> Result<bool, E2bError> {
         self.buffer.copy_within(self.unread.clone(), 0);
         self.unread = 0..self.unread.len();
         let room = &mut self.buffer[self.unread.end..];
@@ -120,7 +120,7 @@ impl<'b, 'c> Multipart<'b, 'c> {
     }
 
     /// Takes bytes of the part; 0 at its end.
-    fn take(&mut self, into: &mut [u8]) -> Result<usize, Failure> {
+    fn take(&mut self, into: &mut [u8]) -> Result<usize, E2bError> {
         loop {
             if !self.is_in_part {
                 return Ok(0);
@@ -140,13 +140,13 @@ impl<'b, 'c> Multipart<'b, 'c> {
                 self.unread.start += length;
                 self.end_part()?;
             } else if !self.receive()? {
-                return Err(Failure::invalid("the body ends inside of a part"));
+                return Err(E2bError::invalid("the body ends inside of a part"));
             }
         }
     }
 
     /// Reads what follows a delimiter: the end of its line, or two hyphens after the last part.
-    fn end_part(&mut self) -> Result<(), Failure> {
+    fn end_part(&mut self) -> Result<(), E2bError> {
         loop {
             let unread = self.unread();
             if unread.starts_with(b"--") {
@@ -163,9 +163,9 @@ impl<'b, 'c> Multipart<'b, 'c> {
                     self.is_in_part = false;
                     return Ok(());
                 }
-                Some(false) => return Err(Failure::invalid("a boundary has more on its line")),
+                Some(false) => return Err(E2bError::invalid("a boundary has more on its line")),
                 None if padding > MAX_HEAD_BYTES || !self.receive()? => {
-                    return Err(Failure::invalid("the body ends at a boundary"));
+                    return Err(E2bError::invalid("the body ends at a boundary"));
                 }
                 None => {}
             }
@@ -175,17 +175,17 @@ impl<'b, 'c> Multipart<'b, 'c> {
 
 /// The bytes of the part whose header was given last.
 impl UploadSource for Multipart<'_, '_> {
-    type Error = Failure;
+    type Error = E2bError;
 
     fn remaining(&self) -> Option<u64> {
         None
     }
 
-    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, Failure> {
+    fn read(&mut self, buffer: &mut [u8]) -> Result<usize, E2bError> {
         self.take(buffer)
     }
 
-    fn splice(&mut self, _: BorrowedFd<'_>) -> Result<Option<usize>, Failure> {
+    fn splice(&mut self, _: BorrowedFd<'_>) -> Result<Option<usize>, E2bError> {
         Ok(None)
     }
 
@@ -195,7 +195,7 @@ impl UploadSource for Multipart<'_, '_> {
 }
 
 /// The boundary in a Content-Type; `None` if it is not `multipart/form-data`.
-fn boundary(content_type: &[u8]) -> Result<Option<String>, Failure> {
+fn boundary(content_type: &[u8]) -> Result<Option<String>, E2bError> {
     let text = String::from_utf8_lossy(content_type);
     let mut parts = text.split(';');
     let kind = parts.next().unwrap_or_default().trim();
@@ -212,21 +212,22 @@ fn boundary(content_type: &[u8]) -> Result<Option<String>, Failure> {
             && boundary.bytes().all(|byte| (b' '..=b'~').contains(&byte))
     };
     let boundary = boundary.filter(is_usable);
-    let missing = || Failure::invalid("multipart/form-data takes a boundary of 1 to 70 characters");
+    let missing =
+        || E2bError::invalid("multipart/form-data takes a boundary of 1 to 70 characters");
     boundary.map(Some).ok_or_else(missing)
 }
 
 /// Reads the header of a part, without the empty line at its end.
-fn part_head(bytes: &[u8]) -> Result<PartHead, Failure> {
+fn part_head(bytes: &[u8]) -> Result<PartHead, E2bError> {
     let text = std::str::from_utf8(bytes);
-    let text = text.map_err(|_| Failure::invalid("the header of a part is not UTF-8"))?;
+    let text = text.map_err(|_| E2bError::invalid("the header of a part is not UTF-8"))?;
     let disposition = text.split("\r\n").find_map(|line| {
         let (name, value) = line.split_once(':')?;
         name.trim()
             .eq_ignore_ascii_case("content-disposition")
             .then_some(value)
     });
-    let missing = || Failure::invalid("a part has no Content-Disposition with a name");
+    let missing = || E2bError::invalid("a part has no Content-Disposition with a name");
     let disposition = disposition.ok_or_else(missing)?;
     let (mut name, mut filename) = (None, None);
     let mut rest = disposition;

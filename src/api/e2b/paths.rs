@@ -2,7 +2,7 @@
 //!
 //! `/home/user`, the home in E2B's own images and in most examples, stands for the home of a sandbox wherever it is.
 
-use super::errors::Failure;
+use super::errors::E2bError;
 use crate::files::name::{FilePath, show};
 use crate::workspace::{CommandView, Workspace, below};
 
@@ -32,7 +32,7 @@ impl<'w> Paths<'w> {
     ///
     /// # Errors
     /// `InvalidArgument`; `PermissionDenied` if it is none of the sandbox's.
-    pub(super) fn read(&self, given: &[u8]) -> Result<ClientPath, Failure> {
+    pub(super) fn read(&self, given: &[u8]) -> Result<ClientPath, E2bError> {
         let absolute = self.absolute(given)?;
         let whole = FilePath::new(&absolute)?;
         let shown = whole.to_string();
@@ -42,7 +42,7 @@ impl<'w> Paths<'w> {
 
     /// The absolute path of what a client names. `..` means the directory before it in the path, as for E2B's own
     /// agent.
-    pub(super) fn absolute(&self, given: &[u8]) -> Result<Vec<u8>, Failure> {
+    pub(super) fn absolute(&self, given: &[u8]) -> Result<Vec<u8>, E2bError> {
         FilePath::check_length(given)?;
         let home = self.0.home();
         let joined = match given {
@@ -50,7 +50,7 @@ impl<'w> Paths<'w> {
             [b'~', b'/', rest @ ..] => [home, b"/", rest].concat(),
             [b'~', ..] => {
                 let text = "a path that begins with ~ is not supported: only ~ and ~/NAME are";
-                return Err(Failure::invalid(text));
+                return Err(E2bError::invalid(text));
             }
             [b'/', ..] => given.to_vec(),
             relative => [home, b"/", relative].concat(),

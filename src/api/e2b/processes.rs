@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::access::{check_user, user_of};
 use super::calls::{Answer, Call, Document, ListAnswer, ListBody, object_of};
 use super::connect::{self, Messages, append, push, push_end};
-use super::errors::{Code, Failure};
+use super::errors::{Code, E2bError};
 use super::paths::Paths;
 use crate::client::{Client, Peer};
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
@@ -154,7 +154,7 @@ pub(super) fn stream_input(call: &mut Call<'_, '_>, workspace: &Workspace) -> Do
             // A sign of life.
             continue;
         };
-        let missing = || Failure::invalid("data comes before start");
+        let missing = || E2bError::invalid("data comes before start");
         let process = process.as_ref().ok_or_else(missing)?;
         let data = input(&mut Fields::from(data))?;
         write(messages.body(), workspace, process, &data, false)?;
@@ -171,11 +171,11 @@ pub(super) fn close_stdin(
     let process = running(workspace, &mut fields)?;
     if process.terminal().is_ok() {
         let text = "the input of a terminal cannot be closed; send it the character 4 (Ctrl-D)";
-        return Err(Failure::new(Code::Internal, text));
+        return Err(E2bError::new(Code::Internal, text));
     }
     match write(&call.request.body, workspace, &process, b"", true) {
         Err(error) if error.kind() == Kind::StdinClosed => Ok(json!({})),
-        written => written.map(|()| json!({})).map_err(Failure::from),
+        written => written.map(|()| json!({})).map_err(E2bError::from),
     }
 }
 
@@ -199,7 +199,7 @@ pub(super) fn send_signal(
     let found = signals.find(|(name, number, _)| [*name, *number].contains(&&*asked));
     let Some((.., signal)) = found else {
         let text = format_args!("signal is {asked:?}; it takes SIGNAL_SIGKILL or SIGNAL_SIGTERM");
-        return Err(Failure::unimplemented(text));
+        return Err(E2bError::unimplemented(text));
     };
     let (_, was_running) = workspace.signal(&process.id, signal, SignalGroup::Own)?;
     // Clients look for it right after a kill.
@@ -220,12 +220,12 @@ pub(super) fn update(
     mut fields: Fields<'_>,
 ) -> Document {
     let process = running(workspace, &mut fields)?;
-    let missing = || Failure::invalid("pty.size is missing");
+    let missing = || E2bError::invalid("pty.size is missing");
     let pty = object(&mut fields, "pty")?.ok_or_else(missing)?;
     let size = terminal_size(pty)?.ok_or_else(missing)?;
     match process.resize(size) {
         Err(error) if error.kind() == Kind::NotPty => {
-            Err(Failure::new(Code::Internal, error.to_string()))
+            Err(E2bError::new(Code::Internal, error.to_string()))
         }
         resized => Ok(resized.map(|()| json!({}))?),
     }
@@ -252,8 +252,8 @@ struct StartRequest {
 }
 
 impl StartRequest {
-    fn parse(workspace: &Workspace, mut fields: Fields<'_>) -> Result<Self, Failure> {
-        let missing = |name| move || Failure::invalid(format_args!("{name} is missing"));
+    fn parse(workspace: &Workspace, mut fields: Fields<'_>) -> Result<Self, E2bError> {
+        let missing = |name| move || E2bError::invalid(format_args!("{name} is missing"));
         let process = object(&mut fields, "process")?;
         let mut process = Fields::from(process.ok_or_else(missing("process"))?);
         let program = process.string("cmd")?.ok_or_else(missing("process.cmd"))?;
@@ -281,12 +281,12 @@ impl StartRequest {
         let tag = fields.string("tag")?;
         if tag.as_ref().is_some_and(|tag| tag.len() > MAX_TAG_BYTES) {
             let text = format!("tag takes at most {MAX_TAG_BYTES} bytes");
-            return Err(Failure::invalid(text));
+            return Err(E2bError::invalid(text));
         }
         Ok(Self {
             words,
             environment,
-            directory: directory.map_err(|_| Failure::invalid("the home is not UTF-8"))?,
+            directory: directory.map_err(|_| E2bError::invalid("the home is not UTF-8"))?,
             terminal: match pty {
                 None => None,
                 Some(pty) => Some(terminal_size(pty)?.unwrap_or_default()),
@@ -297,7 +297,7 @@ impl StartRequest {
         })
     }
 
-    fn spec(&self) -> Result<CommandSpec, Failure> {
+    fn spec(&self) -> Result<CommandSpec, E2bError> {
         let mut spec = CommandSpec::new(
             CommandLine::Program(self.words.clone()),
             self.environment.clone(),
@@ -324,7 +324,10 @@ impl StartRequest {
 }
 
 /// The members of an object in a field; `None` if it is absent.
-fn object<'a>(fields: &mut Fields<'a>, name: &'static str) -> Result<Option<Members<'a>>, Failure> {
+fn object<'a>(
+    fields: &mut Fields<'a>,
+    name: &'static str,
+) -> Result<Option<Members<'a>>, E2bError> {
     match fields.take(name) {
         None => Ok(None),
         Some(value) if JsonType::of(value) == JsonType::Object => Ok(Some(decoded(name, value)?)),
@@ -336,21 +339,21 @@ fn object<'a>(fields: &mut Fields<'a>, name: &'static str) -> Result<Option<Memb
 pub(super) fn variables_in(
     fields: &mut Fields<'_>,
     name: &'static str,
-) -> Result<Vec<EnvironmentChange>, Failure> {
+) -> Result<Vec<EnvironmentChange>, E2bError> {
     let Some(Members(members)) = object(fields, name)? else {
         return Ok(Vec::new());
     };
     let members = members.into_iter().map(|(key, value)| {
         let field = format!("{name}.{key}");
         if JsonType::of(value) != JsonType::String {
-            return Err(Failure::from(wrong_type(&field, "a string", value)));
+            return Err(E2bError::from(wrong_type(&field, "a string", value)));
         }
         Ok((key, Some(decoded(&field, value)?)))
     });
     members.collect()
 }
 
-fn terminal_size(pty: Members<'_>) -> Result<Option<TerminalSize>, Failure> {
+fn terminal_size(pty: Members<'_>) -> Result<Option<TerminalSize>, E2bError> {
     let Some(size) = object(&mut Fields::from(pty), "size")? else {
         return Ok(None);
     };
@@ -374,7 +377,7 @@ enum Selected {
 }
 
 /// The process that a request selects, if it runs.
-fn running(workspace: &Workspace, fields: &mut Fields<'_>) -> Result<Arc<Process>, Failure> {
+fn running(workspace: &Workspace, fields: &mut Fields<'_>) -> Result<Arc<Process>, E2bError> {
     match selected(workspace, fields, false)? {
         Selected::Process(process) => Ok(process),
         Selected::Ended(pid, _) => Err(not_running(&pid.to_string())),
@@ -386,8 +389,8 @@ fn selected(
     workspace: &Workspace,
     fields: &mut Fields<'_>,
     ended: bool,
-) -> Result<Selected, Failure> {
-    let missing = || Failure::invalid("process takes pid or tag");
+) -> Result<Selected, E2bError> {
+    let missing = || E2bError::invalid("process takes pid or tag");
     let selector = object(fields, "process")?.ok_or_else(missing)?;
     let mut selector = Fields::from(selector);
     let (name, found) = match (selector.take("pid"), selector.string("tag")?) {
@@ -422,13 +425,13 @@ fn number(value: &RawValue) -> Option<String> {
     is_number.then(|| digits.to_owned())
 }
 
-fn not_running(name: &str) -> Failure {
-    Failure::not_found(format_args!("there is no process {name}, or it has ended"))
+fn not_running(name: &str) -> E2bError {
+    E2bError::not_found(format_args!("there is no process {name}, or it has ended"))
 }
 
 /// The bytes of `input`, for pipes and terminals alike.
-fn input(fields: &mut Fields<'_>) -> Result<Vec<u8>, Failure> {
-    let missing = || Failure::invalid("input takes stdin or pty");
+fn input(fields: &mut Fields<'_>) -> Result<Vec<u8>, E2bError> {
+    let missing = || E2bError::invalid("input takes stdin or pty");
     let input = object(fields, "input")?.ok_or_else(missing)?;
     let mut input = Fields::from(input);
     let stdin = connect::bytes(&mut input, "stdin")?;
@@ -515,12 +518,12 @@ impl<'a> ProcessEvents<'a> {
         }
     }
 
-    fn end(&mut self, failure: Option<&Failure>) {
+    fn end(&mut self, failure: Option<&E2bError>) {
         let text = format!(
             "{} bytes of output were lost, because this client took them too slowly",
             self.lost
         );
-        let loss = (self.lost > 0).then(|| Failure::new(Code::DataLoss, text));
+        let loss = (self.lost > 0).then(|| E2bError::new(Code::DataLoss, text));
         push_end(&mut self.client, failure.or(loss.as_ref()));
     }
 }
@@ -554,11 +557,11 @@ impl Subscriber for ProcessEvents<'_> {
     fn exit(&mut self, exit: &Exit) {
         self.release();
         if exit.reason == Reason::Timeout && self.is_own {
-            return self.end(Some(&Failure::overdue()));
+            return self.end(Some(&E2bError::overdue()));
         }
         // What ends with its sandbox has no result.
         if self.lease.is_closed() && exit.ending != Ending::Exited(0) {
-            return self.end(Some(&Failure::ended()));
+            return self.end(Some(&E2bError::ended()));
         }
         let end = end_document(exit);
         push(&mut self.client, &json!({ "event": { "end": end } }));
@@ -567,7 +570,7 @@ impl Subscriber for ProcessEvents<'_> {
 
     fn caught_up(&mut self, _: &Cursor) {
         self.release();
-        self.end(Some(&Failure::overdue()));
+        self.end(Some(&E2bError::overdue()));
     }
 }
 

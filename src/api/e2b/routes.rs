@@ -6,7 +6,7 @@
 use super::calls::{Answer, Call, Document, ListAnswer};
 #[cfg(feature = "interpreter")]
 use super::code;
-use super::errors::{Failure, Style};
+use super::errors::{E2bError, Style};
 use super::{entries, files, logs, processes, sandboxes, watches};
 use crate::api::context::Context;
 use crate::api::parts::{is_below, is_for_e2b};
@@ -281,7 +281,7 @@ impl<'a> Target<'a> {
     ///
     /// # Errors
     /// 404 or 405.
-    pub(super) fn route(&self, method: &str) -> Result<&'static Route, Failure> {
+    pub(super) fn route(&self, method: &str) -> Result<&'static Route, E2bError> {
         let method = if method == "HEAD" { "GET" } else { method };
         let mut routes = self.routes.iter();
         // OPTIONS is answered by the first row: `Allow` has the methods of all.
@@ -293,13 +293,13 @@ impl<'a> Target<'a> {
         }
         let path = String::from_utf8_lossy(self.path);
         if self.routes.is_empty() {
-            return Err(Failure::not_found(format_args!(
+            return Err(E2bError::not_found(format_args!(
                 "there is nothing at {path}"
             )));
         }
         let allow = self.allow();
         let text = format!("{path} has no method {method}; it has {allow}");
-        Err(Failure::new(super::errors::Code::Unimplemented, text)
+        Err(E2bError::new(super::errors::Code::Unimplemented, text)
             .with_status(405)
             .with_header("Allow", allow))
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use super::access::names_machine;
 use super::calls::{Answer, Call};
-use super::errors::Failure;
+use super::errors::E2bError;
 use super::paths::USUAL_HOME;
 use super::processes::variables_in;
 use crate::clock::now_ms;
@@ -69,7 +69,7 @@ pub(super) fn create(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let key = key.map(|key| String::from_utf8_lossy(key).into_owned());
     if key.as_ref().is_some_and(|key| key.len() > MAX_KEY) {
         let text = format!("Idempotency-Key takes at most {MAX_KEY} characters");
-        return Err(Failure::invalid(text));
+        return Err(E2bError::invalid(text));
     }
     let body = call.body()?;
     let mut spec = sandbox_spec(Fields::parse(&body)?, &call.context.e2b_templates)?;
@@ -78,12 +78,12 @@ pub(super) fn create(call: &mut Call<'_, '_>, _: &str) -> Answer {
         // It has the network that it has.
         if spec.network.is_some() {
             let text = "the network of this machine is chosen when the server starts (SBX_NETWORK)";
-            return Err(Failure::unimplemented(text));
+            return Err(E2bError::unimplemented(text));
         }
         if !spec.environment.is_empty() {
             let text =
                 "envVars of this machine are those of the server; pass others with each command";
-            return Err(Failure::unimplemented(text));
+            return Err(E2bError::unimplemented(text));
         }
         call.context.machine.set_labels(spec.labels.metadata);
         return Ok(created(call, MACHINE_ID, &spec.labels.template));
@@ -122,7 +122,7 @@ pub(super) fn describe(call: &mut Call<'_, '_>, id: &str) -> Answer {
 pub(super) fn kill(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let Some((host, _)) = place(call, id)? else {
         let text = "this machine ends with its job, and not by this API";
-        return Err(Failure::not_found(text));
+        return Err(E2bError::not_found(text));
     };
     host.delete(id)?;
     Ok(Response::new(204, Body::Empty))
@@ -131,11 +131,11 @@ pub(super) fn kill(call: &mut Call<'_, '_>, id: &str) -> Answer {
 /// `POST /sandboxes/{id}/timeout`.
 pub(super) fn set_timeout(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let body = call.body()?;
-    let missing = || Failure::invalid("timeout is missing; it takes seconds");
+    let missing = || E2bError::invalid("timeout is missing; it takes seconds");
     let lifetime = lifetime(&mut fields(&body)?, "timeout")?.ok_or_else(missing)?;
     let Some((host, _)) = place(call, id)? else {
         let text = "this machine ends with its job, and not after a timeout";
-        return Err(Failure::unimplemented(text));
+        return Err(E2bError::unimplemented(text));
     };
     host.set_lifetime(id, lifetime)?;
     Ok(Response::new(204, Body::Empty))
@@ -223,11 +223,11 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
 }
 
 /// How many items a client wants at most, and the token of the page; `None` for the first.
-fn page(query: &Query) -> Result<(usize, Option<u64>), Failure> {
+fn page(query: &Query) -> Result<(usize, Option<u64>), E2bError> {
     let limit = query.number("limit")?.unwrap_or(PAGE);
     if !(1..=MAX_PAGE).contains(&limit) {
         let text = format!("limit={limit}: not accepted; it takes 1 to {MAX_PAGE}");
-        return Err(Failure::invalid(text));
+        return Err(E2bError::invalid(text));
     }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     Ok((limit, query.number("nextToken")?))
@@ -288,7 +288,9 @@ pub(super) fn find_template(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let name = path.strip_prefix(ALIASES.as_bytes()).unwrap_or_default();
     let name = String::from_utf8_lossy(&percent_decoded(name)?).into_owned();
     if name.is_empty() || !is_template(&name, &call.context.e2b_templates) {
-        return Err(Failure::not_found(format!("there is no template {name:?}")));
+        return Err(E2bError::not_found(format!(
+            "there is no template {name:?}"
+        )));
     }
     Ok(Response::json(
         &json!({ "templateID": name, "public": true }),
@@ -436,8 +438,8 @@ impl Size {
 pub(super) fn place<'a>(
     call: &Call<'a, '_>,
     id: &str,
-) -> Result<Option<(&'a Host, Arc<Sandbox>)>, Failure> {
-    let unknown = || Failure::not_found(format_args!("there is no sandbox {id}"));
+) -> Result<Option<(&'a Host, Arc<Sandbox>)>, E2bError> {
+    let unknown = || E2bError::not_found(format_args!("there is no sandbox {id}"));
     match call.context.machine.host() {
         Ok(host) => {
             let sandbox = host.find(id).map_err(|_| unknown())?;
@@ -549,7 +551,7 @@ fn listed(
 }
 
 /// The members of a body that may be missing.
-fn fields(body: &[u8]) -> Result<Fields<'_>, Failure> {
+fn fields(body: &[u8]) -> Result<Fields<'_>, E2bError> {
     let body = if body.trim_ascii().is_empty() {
         b"{}"
     } else {
@@ -558,14 +560,14 @@ fn fields(body: &[u8]) -> Result<Fields<'_>, Failure> {
     Ok(Fields::parse(body)?)
 }
 
-fn lifetime(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Duration>, Failure> {
+fn lifetime(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<Duration>, E2bError> {
     let seconds = fields.whole(name, 0..=u32::MAX.into())?;
     Ok(seconds.map(Duration::from_secs))
 }
 
 /// What a client asks of a new sandbox.
-fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxSpec, Failure> {
-    let missing = || Failure::invalid("templateID is missing");
+fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxSpec, E2bError> {
+    let missing = || E2bError::invalid("templateID is missing");
     let template = fields.string("templateID")?.ok_or_else(missing)?;
     if !is_template(&template, templates) {
         let names: Vec<_> = template_names(templates).collect();
@@ -574,16 +576,16 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
              SBX_E2B_TEMPLATES gives it more names",
             names.join(" or ")
         );
-        return Err(Failure::not_found(text));
+        return Err(E2bError::not_found(text));
     }
     if fields.boolean("autoPause")?.unwrap_or(false) {
         let text = "autoPause is unavailable here: a sandbox is killed when its timeout passes";
-        return Err(Failure::unimplemented(text));
+        return Err(E2bError::unimplemented(text));
     }
     for name in ["mcp", "iam", "volumeMounts"] {
         let value = fields.take(name);
         if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
-            return Err(Failure::unimplemented(format_args!(
+            return Err(E2bError::unimplemented(format_args!(
                 "{name} is unavailable here"
             )));
         }
@@ -592,12 +594,12 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
     check_environment(&environment)?;
     if environment_bytes(&environment) > MAX_ENVIRONMENT_BYTES {
         let text = format!("envVars are larger than {MAX_ENVIRONMENT_BYTES} bytes");
-        return Err(Failure::invalid(text));
+        return Err(E2bError::invalid(text));
     }
     let metadata = variables_in(&mut fields, "metadata")?;
     if environment_bytes(&metadata) > MAX_METADATA_BYTES {
         let text = format!("metadata is larger than {MAX_METADATA_BYTES} bytes");
-        return Err(Failure::invalid(text));
+        return Err(E2bError::invalid(text));
     }
     let given = metadata.into_iter();
     let mut metadata = BTreeMap::new();
@@ -623,7 +625,7 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
 }
 
 /// The policy that `network` means, if that is one that can be had.
-fn network(fields: &mut Fields<'_>) -> Result<Option<NetworkPolicy>, Failure> {
+fn network(fields: &mut Fields<'_>) -> Result<Option<NetworkPolicy>, E2bError> {
     let Some(value) = fields.take("network") else {
         return Ok(None);
     };
@@ -634,7 +636,7 @@ fn network(fields: &mut Fields<'_>) -> Result<Option<NetworkPolicy>, Failure> {
     for name in ["rules", "egressProxy", "maskRequestHost", "dnsServers"] {
         let value = network.take(name);
         if value.is_some_and(|value| !matches!(value.get(), "{}" | "[]")) {
-            return Err(Failure::unimplemented(format_args!(
+            return Err(E2bError::unimplemented(format_args!(
                 "network.{name} is unavailable here"
             )));
         }
@@ -651,39 +653,39 @@ fn network(fields: &mut Fields<'_>) -> Result<Option<NetworkPolicy>, Failure> {
         (true, false) if is_closed => Ok(Some(NetworkPolicy::Blocked)),
         (true, false) => filtered(None, deny),
         (false, _) if is_closed => filtered(Some(allow), Vec::new()),
-        (false, _) => Err(Failure::invalid(
+        (false, _) => Err(E2bError::invalid(
             "network.allowOut goes with denyOut [\"0.0.0.0/0\"] here: what is not allowed is then denied",
         )),
     }
 }
 
-fn rules(network: &mut Fields<'_>, name: &'static str) -> Result<Vec<Rule>, Failure> {
+fn rules(network: &mut Fields<'_>, name: &'static str) -> Result<Vec<Rule>, E2bError> {
     let accepted = format!("an array of at most {MAX_RULES} rules");
     let texts = network
         .take(name)
         .map(|array| strings(&format!("network.{name}"), &accepted, array));
     let texts = texts.transpose()?.unwrap_or_default();
     if texts.len() > MAX_RULES {
-        return Err(Failure::invalid(format_args!(
+        return Err(E2bError::invalid(format_args!(
             "network.{name} takes {accepted}"
         )));
     }
     let parsed = texts.iter().map(|text| {
         Rule::parse(text).ok_or_else(|| {
             let text = format_args!("network.{name} has {text:?}; it takes {}", Rule::ACCEPTED);
-            Failure::invalid(text)
+            E2bError::invalid(text)
         })
     });
     parsed.collect()
 }
 
 /// The pairs that a sandbox must have. They are a form in a parameter, and clients escape them once more.
-fn metadata_filter(query: &Query) -> Result<Vec<(String, String)>, Failure> {
+fn metadata_filter(query: &Query) -> Result<Vec<(String, String)>, E2bError> {
     let form = query.value("metadata")?;
     let form = Query::parse(form)?;
     let text = |bytes: &[u8]| {
         let decoded = percent_decoded(bytes)?;
-        String::from_utf8(decoded).map_err(|_| Failure::invalid("metadata is not UTF-8"))
+        String::from_utf8(decoded).map_err(|_| E2bError::invalid("metadata is not UTF-8"))
     };
     form.pairs()
         .map(|(key, value)| Ok((text(key)?, text(value)?)))
@@ -694,7 +696,7 @@ fn metadata_filter(query: &Query) -> Result<Vec<(String, String)>, Failure> {
 mod tests {
     use super::*;
 
-    fn spec(body: &str) -> Result<SandboxSpec, Failure> {
+    fn spec(body: &str) -> Result<SandboxSpec, E2bError> {
         sandbox_spec(Fields::parse(body.as_bytes()).unwrap(), &[])
     }
 

@@ -3,7 +3,7 @@
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-use super::errors::Failure;
+use super::errors::E2bError;
 use crate::clock::now_ms;
 use crate::codec::base64;
 use crate::codec::query::Query;
@@ -30,7 +30,7 @@ pub(super) struct Signature {
 
 impl Signature {
     /// That in the query of a request; `None` if it has none.
-    pub(super) fn of(query: &Query, purpose: Purpose) -> Result<Option<Self>, Failure> {
+    pub(super) fn of(query: &Query, purpose: Purpose) -> Result<Option<Self>, E2bError> {
         let Some(given) = query.value("signature")? else {
             return Ok(None);
         };

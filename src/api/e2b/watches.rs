@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::calls::{Answer, Call, Document, ListAnswer, ListBody};
 use super::connect::{self, append_document, push, push_end};
 use super::entries::{Documents, METADATA_PREFIX, only_path};
-use super::errors::{Code, Failure};
+use super::errors::{Code, E2bError};
 use super::paths::{ClientPath, Paths};
 use crate::client::Client;
 use crate::codec::fields::Fields;
@@ -28,7 +28,7 @@ fn request(
     call: &Call<'_, '_>,
     workspace: &Workspace,
     mut fields: Fields<'_>,
-) -> Result<WatchRequest, Failure> {
+) -> Result<WatchRequest, E2bError> {
     let recursive = fields.boolean("recursive")?.unwrap_or(false);
     let described = fields.boolean("includeEntry")?;
     let described = described.or(fields.boolean("include_entry")?);
@@ -62,7 +62,7 @@ pub(super) fn create(
     let interrupt = &mut call.interrupt();
     let watch = workspace.register_lasting_watch(&request.settings(), lasting, interrupt);
     let watch = watch
-        .map_err(|stopped| Failure::from(stopped).unless_missing(workspace, &request.path.file))?;
+        .map_err(|stopped| E2bError::from(stopped).unless_missing(workspace, &request.path.file))?;
     Ok(json!({ "watcherId": watch.id }))
 }
 
@@ -75,7 +75,9 @@ pub(super) fn events(
     let id = watcher_id(&mut fields)?;
     let watch = workspace.watches.find(&id)?;
     let Some(lasting) = watch.lasting else {
-        return Err(Failure::not_found(format_args!("there is no watcher {id}")));
+        return Err(E2bError::not_found(format_args!(
+            "there is no watcher {id}"
+        )));
     };
     workspace.watches.catch_up(&watch);
     let (events, ended) = watch.take();
@@ -116,10 +118,10 @@ pub(super) fn remove(
     Ok(json!({}))
 }
 
-fn watcher_id(fields: &mut Fields<'_>) -> Result<String, Failure> {
+fn watcher_id(fields: &mut Fields<'_>) -> Result<String, E2bError> {
     let id = fields.string("watcherId")?;
     let id = id.or(fields.string("watcher_id")?);
-    id.ok_or_else(|| Failure::invalid("watcherId is missing"))
+    id.ok_or_else(|| E2bError::invalid("watcherId is missing"))
 }
 
 /// `WatchDir`.
@@ -130,7 +132,7 @@ pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
     let lease = workspace.share()?;
     let watch = workspace.watch_in_place_of_another(&request.settings(), &mut call.interrupt());
     let watch = watch
-        .map_err(|stopped| Failure::from(stopped).unless_missing(workspace, &request.path.file))?;
+        .map_err(|stopped| E2bError::from(stopped).unless_missing(workspace, &request.path.file))?;
     Ok(connect::stream(move |stream: &mut StreamWriter| {
         let client = StreamClient::new(stream, KEEP_ALIVE, keep_alive);
         let mut events = WatchEvents {
@@ -179,29 +181,29 @@ impl WatchSubscriber for WatchEvents<'_> {
         let failure = match ended {
             _ if self.has_lost => lost(),
             Some(ended) => over(ended),
-            None => Failure::overdue(),
+            None => E2bError::overdue(),
         };
         push_end(&mut self.client, Some(&failure));
     }
 }
 
-fn lost() -> Failure {
+fn lost() -> E2bError {
     let text = "events were lost, because there were too many; list the directory again";
-    Failure::new(Code::DataLoss, text)
+    E2bError::new(Code::DataLoss, text)
 }
 
-fn over(ended: Ended) -> Failure {
+fn over(ended: Ended) -> E2bError {
     match ended {
-        Ended::Deleted => Failure::not_found("the directory that was watched is gone"),
+        Ended::Deleted => E2bError::not_found("the directory that was watched is gone"),
         Ended::NoWatches | Ended::OverLimit => {
             let text = "nothing is left to watch a new directory with";
-            Failure::new(Code::ResourceExhausted, text)
+            E2bError::new(Code::ResourceExhausted, text)
         }
-        Ended::Closed | Ended::Disconnected => Failure::new(
+        Ended::Closed | Ended::Disconnected => E2bError::new(
             Code::Unavailable,
             "the watch was removed, or its sandbox ends",
         ),
-        Ended::Failed(_) => Failure::new(Code::Internal, "the directory cannot be watched"),
+        Ended::Failed(_) => E2bError::new(Code::Internal, "the directory cannot be watched"),
     }
 }
 

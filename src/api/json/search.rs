@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::files::name::{FilePath, show};
 use crate::files::search::{Case, Matcher, Options};
 use crate::http::Response;
-use crate::workspace::{Glob, Globbed, Grep, Kinds, Match, Order, SortKey};
+use crate::workspace::{Glob, Globbed, Grep, Kinds, Match, SortKey, SortOrder};
 
 /// The words for kinds of files.
 pub(in crate::api) const KINDS: [(&str, Kinds); 4] = [
@@ -28,11 +28,11 @@ pub(in crate::api) const SORTS: [(&str, bool); 2] = [("name", true), ("mtime", f
 
 /// The order of a search, with the place to continue at: the path of the last entry, after its time and
 /// a colon where the order is that of times.
-pub(in crate::api) fn order(is_by_name: Option<bool>, after: Option<&[u8]>) -> Result<Order> {
+pub(in crate::api) fn order(is_by_name: Option<bool>, after: Option<&[u8]>) -> Result<SortOrder> {
     let after = after.filter(|after| !after.is_empty());
     let path = |text: &[u8]| Ok::<_, Error>(FilePath::new(text)?.bytes().to_vec());
     if is_by_name.unwrap_or(true) {
-        return Ok(Order::Name(after.map(path).transpose()?));
+        return Ok(SortOrder::Name(after.map(path).transpose()?));
     }
     let moment = |text: &[u8]| {
         let colon = text.iter().position(|byte| *byte == b':');
@@ -43,7 +43,7 @@ pub(in crate::api) fn order(is_by_name: Option<bool>, after: Option<&[u8]>) -> R
     };
     let bad = || Error::invalid("after must be the `next` of an earlier answer with sort=mtime");
     let after = after.map(|text| moment(text).ok_or_else(bad)).transpose()?;
-    Ok(Order::Modified(after))
+    Ok(SortOrder::Modified(after))
 }
 
 /// Reads the arguments of a search by names.

@@ -20,7 +20,7 @@ use crate::files::name::{FilePath, show};
 use crate::files::text::is_binary;
 use crate::files::{Condition, FileKind, SkipReason};
 use crate::workspace::{
-    Content, FilePart, FileWrite, GrepSink, Match, MemorySource, Order, Summary,
+    Content, FilePart, FileWrite, GrepSink, Match, MemorySource, SortOrder, Summary,
 };
 
 /// Most bytes of a file in a result.
@@ -344,7 +344,7 @@ pub(super) fn glob(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
         return Err(Error::invalid(text).into());
     }
     let found = call.workspace.glob(&glob, call.client)?;
-    let next = next_of_glob(&found, matches!(glob.order, Order::Name(_)));
+    let next = next_of_glob(&found, matches!(glob.order, SortOrder::Name(_)));
     let mut entries = Entries::default();
     for one in &found.entries {
         let shown = show(&one.moment.path);

@@ -54,7 +54,7 @@ pub(super) struct Message<'a> {
 
 /// Why a message is refused.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct RpcError {
     status: u16,
     code: i32,
     text: String,
@@ -62,7 +62,7 @@ pub(super) struct Failure {
     id: Option<Box<RawValue>>,
 }
 
-impl Failure {
+impl RpcError {
     fn new(status: u16, code: i32, text: impl Display) -> Self {
         Self {
             status,
@@ -131,7 +131,7 @@ struct ErrorMembers<'a> {
     data: Option<&'a Value>,
 }
 
-impl Failure {
+impl RpcError {
     fn document(&self) -> ErrorDocument<'_> {
         ErrorDocument {
             jsonrpc: "2.0",
@@ -151,8 +151,8 @@ impl Failure {
     }
 }
 
-impl From<Failure> for Response {
-    fn from(failure: Failure) -> Self {
+impl From<RpcError> for Response {
+    fn from(failure: RpcError) -> Self {
         let mut response = Self::json(&failure.document());
         response.status = failure.status;
         response
@@ -170,8 +170,8 @@ impl<'a> Received<'a> {
     ///
     /// # Errors
     /// It is no JSON, or a batch that its revision does not have.
-    pub(super) fn parse(body: &'a [u8], head: &Head) -> Result<Self, Failure> {
-        let broken = |error| Failure::parse(format!("the body is not JSON: {error}"));
+    pub(super) fn parse(body: &'a [u8], head: &Head) -> Result<Self, RpcError> {
+        let broken = |error| RpcError::parse(format!("the body is not JSON: {error}"));
         let document: &RawValue = serde_json::from_slice(body).map_err(broken)?;
         if JsonType::of(document) != JsonType::Array {
             return Ok(Self::One(document));
@@ -179,13 +179,13 @@ impl<'a> Received<'a> {
         let version = text_of(head, VERSION_HEADER)?;
         if version.is_some_and(|version| !WITH_BATCHES.contains(&&*version)) {
             let text = "this revision has no batches; send one message";
-            return Err(Failure::invalid(text));
+            return Err(RpcError::invalid(text));
         }
         let messages: Vec<&RawValue> =
-            decoded("the batch", document).map_err(|error| Failure::invalid(error.to_string()))?;
+            decoded("the batch", document).map_err(|error| RpcError::invalid(error.to_string()))?;
         if messages.is_empty() || messages.len() > MAX_BATCH {
             let text = format!("a batch has 1 to {MAX_BATCH} messages");
-            return Err(Failure::invalid(text));
+            return Err(RpcError::invalid(text));
         }
         Ok(Self::Batch(messages))
     }
@@ -196,20 +196,20 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     /// What is wrong with it, for its era.
-    pub(super) fn parse(document: &'a RawValue, head: &Head) -> Result<Self, Failure> {
+    pub(super) fn parse(document: &'a RawValue, head: &Head) -> Result<Self, RpcError> {
         if JsonType::of(document) != JsonType::Object {
-            return Err(Failure::invalid("a message is a JSON object"));
+            return Err(RpcError::invalid("a message is a JSON object"));
         }
-        let Members(members) = decoded("the message", document).map_err(Failure::invalid)?;
+        let Members(members) = decoded("the message", document).map_err(RpcError::invalid)?;
         let id = members.get("id").copied();
         if id.is_some_and(|id| !is_id(id)) {
-            return Err(Failure::invalid(
+            return Err(RpcError::invalid(
                 "id is neither a string nor a whole number of at most 1024 bytes",
             ));
         }
         let mut fields = Fields::from(Members(members));
         let read = Self::of_fields(&mut fields, id, head);
-        read.map_err(|failure| Failure {
+        read.map_err(|failure| RpcError {
             id: id.map(RawValue::to_owned),
             ..failure
         })
@@ -219,21 +219,21 @@ impl<'a> Message<'a> {
         fields: &mut Fields<'a>,
         id: Option<&'a RawValue>,
         head: &Head,
-    ) -> Result<Self, Failure> {
+    ) -> Result<Self, RpcError> {
         if !matches!(fields.string("jsonrpc"), Ok(Some(version)) if version == "2.0") {
-            return Err(Failure::invalid("jsonrpc is not \"2.0\""));
+            return Err(RpcError::invalid("jsonrpc is not \"2.0\""));
         }
         let Ok(Some(method)) = fields.string("method") else {
-            return Err(Failure::invalid(
+            return Err(RpcError::invalid(
                 "method is no string; only requests and notifications are accepted",
             ));
         };
         let params = match fields.take("params") {
             None => Members::default(),
             Some(params) if JsonType::of(params) == JsonType::Object => {
-                decoded("params", params).map_err(Failure::params)?
+                decoded("params", params).map_err(RpcError::params)?
             }
-            Some(_) => return Err(Failure::params("params is no object")),
+            Some(_) => return Err(RpcError::params("params is no object")),
         };
         let era = era(&params, head, &method, id.is_none())?;
         Ok(Self {
@@ -264,7 +264,7 @@ fn era(
     head: &Head,
     method: &str,
     is_notification: bool,
-) -> Result<Era, Failure> {
+) -> Result<Era, RpcError> {
     let header = text_of(head, VERSION_HEADER)?;
     let meta: Option<Members<'_>> = params
         .0
@@ -277,7 +277,7 @@ fn era(
         Some(version) if is_modern(version) => {}
         _ if named.is_some() => {}
         Some(version) if LEGACY.contains(&&**version) => return Ok(Era::Legacy),
-        Some(version) => return Err(Failure::version(version)),
+        Some(version) => return Err(RpcError::version(version)),
         None => return Ok(Era::Legacy),
     }
     if is_notification {
@@ -286,18 +286,18 @@ fn era(
             .filter(|version| is_modern(version))
             .map(|_| Era::Modern)
             .ok_or_else(|| {
-                Failure::header(format_args!("{VERSION_HEADER} is missing or not known"))
+                RpcError::header(format_args!("{VERSION_HEADER} is missing or not known"))
             });
     }
     let lacks = |key| meta.as_ref().is_none_or(|meta| !meta.0.contains_key(key));
     for key in [VERSION_KEY, CAPABILITIES_KEY] {
         if lacks(key) {
-            return Err(Failure::params(format_args!("params._meta lacks {key}")));
+            return Err(RpcError::params(format_args!("params._meta lacks {key}")));
         }
     }
     let named = named.map(|named| decoded::<String>(VERSION_KEY, named));
     let Some(Ok(version)) = named else {
-        return Err(Failure::params(format_args!("{VERSION_KEY} is no string")));
+        return Err(RpcError::params(format_args!("{VERSION_KEY} is no string")));
     };
     let pairs = [
         (VERSION_HEADER, header, &*version),
@@ -307,7 +307,7 @@ fn era(
         agree(name, header.as_deref(), body)?;
     }
     if !is_modern(&version) {
-        return Err(Failure::version(&version));
+        return Err(RpcError::version(&version));
     }
     Ok(Era::Modern)
 }
@@ -316,7 +316,7 @@ fn era(
 ///
 /// # Errors
 /// It is missing, or differs.
-pub(super) fn check_name(head: &Head, name: &str) -> Result<(), Failure> {
+pub(super) fn check_name(head: &Head, name: &str) -> Result<(), RpcError> {
     let header = text_of(head, NAME_HEADER)?;
     agree(
         NAME_HEADER,
@@ -325,30 +325,30 @@ pub(super) fn check_name(head: &Head, name: &str) -> Result<(), Failure> {
     )
 }
 
-fn agree(name: &str, header: Option<&str>, body: &str) -> Result<(), Failure> {
+fn agree(name: &str, header: Option<&str>, body: &str) -> Result<(), RpcError> {
     match header {
         Some(header) if header == body => Ok(()),
-        Some(_) => Err(Failure::header(format_args!(
+        Some(_) => Err(RpcError::header(format_args!(
             "the header {name} differs from the body"
         ))),
-        None => Err(Failure::header(format_args!(
+        None => Err(RpcError::header(format_args!(
             "the header {name} is missing or cannot be read"
         ))),
     }
 }
 
 /// A header that may be there once.
-fn text_of(head: &Head, name: &str) -> Result<Option<String>, Failure> {
+fn text_of(head: &Head, name: &str) -> Result<Option<String>, RpcError> {
     let mut values = head.values(name);
     let first = values.next();
     if values.next().is_some() {
-        return Err(Failure::header(format_args!(
+        return Err(RpcError::header(format_args!(
             "the header {name} is there more than once"
         )));
     }
     let text = first.map(|value| std::str::from_utf8(value).map(str::to_owned));
     text.transpose()
-        .map_err(|_| Failure::header(format_args!("the header {name} is not text")))
+        .map_err(|_| RpcError::header(format_args!("the header {name} is not text")))
 }
 
 /// What a header means whose value may be encoded; `None` if the encoding is broken.

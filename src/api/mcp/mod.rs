@@ -31,7 +31,7 @@ use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::machine::Scope;
 use calls::Room;
-use message::{Era, Failure, LEGACY, MODERN, Message, Received, server_info};
+use message::{Era, LEGACY, MODERN, Message, Received, RpcError, server_info};
 use reply::{Known, Step, Steps};
 use tools::Invocation;
 
@@ -204,7 +204,7 @@ fn accepts_both(head: &Head) -> bool {
 }
 
 /// What answers a message; `None` for a notification.
-fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<Step>, Failure> {
+fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<Step>, RpcError> {
     let Message {
         id,
         method,
@@ -215,9 +215,9 @@ fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<St
         // There is nothing that a notification could change: to cancel a request is to close its connection.
         return Ok(None);
     };
-    let at = |failure: Failure| failure.about(id, era);
+    let at = |failure: RpcError| failure.about(id, era);
     if in_batch && (era == Era::Modern || method == "initialize") {
-        return Err(at(Failure::invalid("this is no part of a batch")));
+        return Err(at(RpcError::invalid("this is no part of a batch")));
     }
     let result = match (&*method, era) {
         ("server/discover", Era::Modern) => discovery(),
@@ -225,7 +225,7 @@ fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<St
         ("ping", Era::Legacy) => json!({}),
         ("tools/list", _) => {
             if params.take("cursor").is_some() {
-                return Err(at(Failure::params(
+                return Err(at(RpcError::params(
                     "cursor is not one that this server has given",
                 )));
             }
@@ -235,7 +235,7 @@ fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<St
             let invocation = invocation(&mut params, head, era).map_err(at)?;
             return Ok(Some(Step::Call(id.to_owned(), era, invocation)));
         }
-        _ => return Err(at(Failure::method(&method))),
+        _ => return Err(at(RpcError::method(&method))),
     };
     let known = Known::Result(id.to_owned(), era, result);
     Ok(Some(Step::Known(known)))
@@ -262,9 +262,9 @@ fn listing(era: Era) -> &'static RawValue {
 }
 
 /// The answer to `initialize`: in the version that was asked for, if it is known.
-fn introduction(params: &mut Fields<'_>) -> Result<Value, Failure> {
+fn introduction(params: &mut Fields<'_>) -> Result<Value, RpcError> {
     let asked = params.string("protocolVersion");
-    let asked = asked.map_err(Failure::params)?;
+    let asked = asked.map_err(RpcError::params)?;
     let known = LEGACY
         .iter()
         .find(|version| asked.as_deref() == Some(**version));
@@ -288,26 +288,26 @@ fn cacheable(mut result: Value) -> Value {
 }
 
 /// The tool that a request calls, and its arguments.
-fn invocation(params: &mut Fields<'_>, head: &Head, era: Era) -> Result<Invocation, Failure> {
+fn invocation(params: &mut Fields<'_>, head: &Head, era: Era) -> Result<Invocation, RpcError> {
     let name = params.string("name");
-    let name = name.map_err(Failure::params)?;
-    let name = name.ok_or_else(|| Failure::params("name is missing"))?;
+    let name = name.map_err(RpcError::params)?;
+    let name = name.ok_or_else(|| RpcError::params("name is missing"))?;
     if era == Era::Modern {
         message::check_name(head, &name)?;
     }
     let tool = tools::find(&name).ok_or_else(|| {
         let names: Vec<_> = tools::TOOLS.iter().map(|tool| tool.name).collect();
         let names = names.join(", ");
-        Failure::params(format_args!("there is no tool {name:?}; there are {names}"))
+        RpcError::params(format_args!("there is no tool {name:?}; there are {names}"))
     })?;
     let arguments = match params.take("arguments") {
         Some(arguments) if JsonType::of(arguments) == JsonType::Object => arguments.to_owned(),
-        Some(_) => return Err(Failure::params("arguments is no object")),
+        Some(_) => return Err(RpcError::params("arguments is no object")),
         None => RawValue::from_string("{}".to_owned()).unwrap_or_default(),
     };
     let progress_token = match params.take("_meta") {
         Some(meta) if JsonType::of(meta) == JsonType::Object => {
-            let meta: Members<'_> = decoded("_meta", meta).map_err(Failure::params)?;
+            let meta: Members<'_> = decoded("_meta", meta).map_err(RpcError::params)?;
             Fields::from(meta)
                 .take("progressToken")
                 .map(RawValue::to_owned)
@@ -318,7 +318,7 @@ fn invocation(params: &mut Fields<'_>, head: &Head, era: Era) -> Result<Invocati
         .as_deref()
         .is_some_and(|token| !message::is_id(token))
     {
-        return Err(Failure::params(
+        return Err(RpcError::params(
             "progressToken is neither a string nor a whole number of at most 1024 bytes",
         ));
     }

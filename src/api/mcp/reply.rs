@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 use super::calls::{Room, ToolCall, ToolResult};
 use super::client::ToolClient;
 use super::listing;
-use super::message::{Era, Failure, server_info};
+use super::message::{Era, RpcError, server_info};
 use super::tools::Invocation;
 use crate::api::context::Context;
 use crate::client::{Disconnected, Stopped, check_peer, send_all_within};
@@ -210,7 +210,7 @@ pub(super) fn perform(
 /// Answers a batch for which there is no room.
 pub(super) fn too_large() -> Vec<u8> {
     let text = "the answers to this batch are too large together; send fewer requests";
-    Failure::invalid(text).to_json()
+    RpcError::invalid(text).to_json()
 }
 
 /// The answer to a batch: all messages in one list.

@@ -13,7 +13,7 @@ use crate::files::SkipReason;
 use crate::files::search::Matcher;
 use crate::http::Refusal;
 use crate::http::stream::{StreamClient, StreamWriter};
-use crate::workspace::{Glob, GrepSink, Match, Order, Summary, Workspace};
+use crate::workspace::{Glob, GrepSink, Match, SortOrder, Summary, Workspace};
 
 /// `GET files/glob`.
 pub(super) fn glob(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
@@ -27,7 +27,7 @@ pub(super) fn glob(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         limit: query.number("limit")?,
         order: order(query.choice("sort", &SORTS)?, query.value("after")?)?,
     };
-    let is_by_name = matches!(glob.order, Order::Name(_));
+    let is_by_name = matches!(glob.order, SortOrder::Name(_));
     let found = workspace.glob(&glob, &mut call.interrupt())?;
     Ok(glob_response(found, path, is_by_name))
 }

@@ -237,13 +237,13 @@ impl Writer<'_> {
         };
         match packed {
             // Removed since it was found.
-            Ok(()) | Err(Failure::Errno(Errno::ENOENT)) => Ok(()),
-            Err(Failure::Errno(errno)) => self.skip(found.path, SkipReason::of(errno)),
-            Err(Failure::BrokenOff(why)) => Err(why),
+            Ok(()) | Err(PackError::Errno(Errno::ENOENT)) => Ok(()),
+            Err(PackError::Errno(errno)) => self.skip(found.path, SkipReason::of(errno)),
+            Err(PackError::BrokenOff(why)) => Err(why),
         }
     }
 
-    fn opened(&mut self, found: &Found<'_>) -> std::result::Result<(), Failure> {
+    fn opened(&mut self, found: &Found<'_>) -> std::result::Result<(), PackError> {
         let file = found.open(OFlag::O_RDONLY)?;
         let status = fstat(&file)?;
         if FileKind::of(&status) != FileKind::Regular {
@@ -327,7 +327,7 @@ impl Writer<'_> {
         self.flush_if_full()
     }
 
-    fn directory(&mut self, found: &Found<'_>) -> std::result::Result<(), Failure> {
+    fn directory(&mut self, found: &Found<'_>) -> std::result::Result<(), PackError> {
         if !found.is_included {
             // Something in it may be, and then names it.
             return Ok(());
@@ -341,7 +341,7 @@ impl Writer<'_> {
         Ok(self.flush_if_full()?)
     }
 
-    fn link(&mut self, found: &Found<'_>) -> std::result::Result<(), Failure> {
+    fn link(&mut self, found: &Found<'_>) -> std::result::Result<(), PackError> {
         let status = found.status()?;
         if self.is_too_old(&status) {
             return Ok(());
@@ -429,18 +429,18 @@ impl Writer<'_> {
 }
 
 /// Why a single file was not packed.
-enum Failure {
+enum PackError {
     Errno(Errno),
     BrokenOff(BrokenOff),
 }
 
-impl From<Errno> for Failure {
+impl From<Errno> for PackError {
     fn from(errno: Errno) -> Self {
         Self::Errno(errno)
     }
 }
 
-impl From<BrokenOff> for Failure {
+impl From<BrokenOff> for PackError {
     fn from(why: BrokenOff) -> Self {
         Self::BrokenOff(why)
     }

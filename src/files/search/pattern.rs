@@ -39,14 +39,14 @@ enum Form {
     /// A star, and then literal bytes without a slash. Only for names.
     Suffix(Vec<u8>),
     /// Anything else.
-    Automaton(Vec<State>),
+    Automaton(Vec<Step>),
     /// Nothing: the pattern is broken, and git ignores it.
     Nothing,
 }
 
 /// A state of the automaton. Unless it says something else, the next state follows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum State {
+enum Step {
     /// Takes this byte.
     Byte(u8),
     /// Takes any byte but a slash.
@@ -131,8 +131,8 @@ impl Pattern {
             Form::Automaton(states) => {
                 let classes = states
                     .iter()
-                    .filter(|state| matches!(state, State::Class(_)));
-                states.len() * size_of::<State>() + classes.count() * 48
+                    .filter(|state| matches!(state, Step::Class(_)));
+                states.len() * size_of::<Step>() + classes.count() * 48
             }
             Form::Nothing => 0,
         };
@@ -170,7 +170,7 @@ struct Compiler<'a> {
     text: &'a [u8],
     at: usize,
     syntax: Syntax,
-    states: Vec<State>,
+    states: Vec<Step>,
 }
 
 impl Compiler<'_> {
@@ -191,10 +191,10 @@ impl Compiler<'_> {
                     is_start = self.star(braces, is_start);
                     continue;
                 }
-                b'?' => self.states.push(State::Any),
+                b'?' => self.states.push(Step::Any),
                 b'[' => {
                     let class = self.class()?;
-                    self.states.push(State::Class(class));
+                    self.states.push(Step::Class(class));
                 }
                 b'{' if self.syntax == Syntax::Glob => {
                     is_start = self.alternatives(braces + 1, is_start)?;
@@ -203,9 +203,9 @@ impl Compiler<'_> {
                 b'\\' => {
                     let escaped = self.peek().ok_or("it ends with a backslash")?;
                     self.at += 1;
-                    self.states.push(State::Byte(escaped));
+                    self.states.push(Step::Byte(escaped));
                 }
-                byte => self.states.push(State::Byte(byte)),
+                byte => self.states.push(Step::Byte(byte)),
             }
             is_start = byte == b'/';
         }
@@ -225,17 +225,17 @@ impl Compiler<'_> {
             _ => false,
         };
         if self.at == first || !is_start || !is_end {
-            self.states.push(State::Star);
+            self.states.push(Step::Star);
             return false;
         }
         if self.peek() != Some(b'/') {
-            self.states.push(State::StarStar);
+            self.states.push(Step::StarStar);
             return false;
         }
         // Any number of directories, or none.
         self.at += 1;
         let after = self.states.len() + 3;
-        let directories = [State::Split(after), State::StarStar, State::Byte(b'/')];
+        let directories = [Step::Split(after), Step::StarStar, Step::Byte(b'/')];
         self.states.extend(directories);
         true
     }
@@ -249,19 +249,19 @@ impl Compiler<'_> {
         let mut starts_after = true;
         loop {
             let split = self.states.len();
-            self.states.push(State::Split(0));
+            self.states.push(Step::Split(0));
             starts_after &= self.sequence(braces, is_start)?;
             ends.push(self.states.len());
-            self.states.push(State::Jump(0));
+            self.states.push(Step::Jump(0));
             let next = self.states.len();
             self.at += 1;
             match self.text.get(self.at - 1) {
-                Some(b',') => self.states[split] = State::Split(next),
+                Some(b',') => self.states[split] = Step::Split(next),
                 Some(_) => {
                     // The last alternative has no other one.
-                    self.states[split] = State::Jump(split + 1);
+                    self.states[split] = Step::Jump(split + 1);
                     for end in ends {
-                        self.states[end] = State::Jump(next);
+                        self.states[end] = Step::Jump(next);
                     }
                     return Ok(starts_after);
                 }
@@ -351,7 +351,7 @@ fn named_class(name: &[u8]) -> Option<fn(&u8) -> bool> {
 }
 
 /// Whether the automaton takes all of a text. A bit stands for each state, and one more for the end.
-fn run(states: &[State], text: &[u8]) -> bool {
+fn run(states: &[Step], text: &[u8]) -> bool {
     let words = states.len() / 64 + 1;
     // Patterns of ordinary length need no allocation.
     let (mut few, mut many) = ([0; 8], Vec::new());
@@ -376,7 +376,7 @@ fn run(states: &[State], text: &[u8]) -> bool {
 }
 
 /// Follows the edges that take nothing within `current`, and those that take `byte` to `next`.
-fn step(states: &[State], current: &mut [u64], next: &mut [u64], byte: Option<u8>) {
+fn step(states: &[Step], current: &mut [u64], next: &mut [u64], byte: Option<u8>) {
     let add = |set: &mut [u64], state: usize| set[state / 64] |= 1 << (state % 64);
     for word in 0..current.len() {
         // Edges lead forward, so the bits are found in one pass.
@@ -394,23 +394,23 @@ fn step(states: &[State], current: &mut [u64], next: &mut [u64], byte: Option<u8
             };
             let is_taken = |is_member: &dyn Fn(u8) -> bool| byte.is_some_and(is_member);
             match state {
-                State::Byte(own) if byte == Some(*own) => add(next, index + 1),
-                State::Any if is_taken(&|byte| byte != b'/') => add(next, index + 1),
-                State::Class(set)
+                Step::Byte(own) if byte == Some(*own) => add(next, index + 1),
+                Step::Any if is_taken(&|byte| byte != b'/') => add(next, index + 1),
+                Step::Class(set)
                     if is_taken(&|byte| set[usize::from(byte / 64)] >> (byte % 64) & 1 == 1) =>
                 {
                     add(next, index + 1);
                 }
-                State::Byte(_) | State::Any | State::Class(_) => {}
-                State::Star | State::StarStar => {
-                    let crosses = *state == State::StarStar;
+                Step::Byte(_) | Step::Any | Step::Class(_) => {}
+                Step::Star | Step::StarStar => {
+                    let crosses = *state == Step::StarStar;
                     if is_taken(&|byte| crosses || byte != b'/') {
                         add(next, index);
                     }
                     add(current, index + 1);
                 }
-                State::Jump(to) => add(current, *to),
-                State::Split(to) => {
+                Step::Jump(to) => add(current, *to),
+                Step::Split(to) => {
                     add(current, index + 1);
                     add(current, *to);
                 }

@@ -16,9 +16,9 @@ use crate::limits::ledger::{Budget, Ledger};
 use crate::sys::User;
 
 /// A directory that is removed on drop.
-struct Place(PathBuf);
+struct TestDirectory(PathBuf);
 
-impl Place {
+impl TestDirectory {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("sbx-walk-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
@@ -46,7 +46,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let _ = std::process::Command::new("rm")
             .arg("-rf")
@@ -91,7 +91,7 @@ fn expected(directory: &Path, prefix: &str, into: &mut Vec<String>) {
 
 #[test]
 fn a_walk_tells_every_name_once_in_order_and_continues_anywhere() {
-    let place = Place::new("order");
+    let place = TestDirectory::new("order");
     for number in 0..100 {
         place.add(&format!("many/{number}"));
     }
@@ -134,7 +134,7 @@ fn a_walk_tells_every_name_once_in_order_and_continues_anywhere() {
 
 #[test]
 fn filters_leave_out_what_they_say() {
-    let place = Place::new("filters");
+    let place = TestDirectory::new("filters");
     for path in [
         "keep.txt",
         "a.log",
@@ -203,7 +203,7 @@ const DEPTH: usize = 3000;
 
 #[test]
 fn a_deep_tree_needs_few_descriptors_and_no_stack() {
-    let place = Place::new("deep");
+    let place = TestDirectory::new("deep");
     let mut current = nix::fcntl::open(&place.0, DIRECTORY, nix::sys::stat::Mode::empty()).unwrap();
     for _ in 0..DEPTH {
         let mode = nix::sys::stat::Mode::from_bits_truncate(0o777);
@@ -237,7 +237,7 @@ fn a_deep_tree_needs_few_descriptors_and_no_stack() {
 
 #[test]
 fn what_is_moved_away_meanwhile_ends_only_itself() {
-    let place = Place::new("moved");
+    let place = TestDirectory::new("moved");
     place.add("a/b/c/d/e/f/g/h/i/j/k");
     place.add("a/b/z");
     place.add("y");
@@ -261,7 +261,7 @@ fn what_is_moved_away_meanwhile_ends_only_itself() {
 
 #[test]
 fn an_unreadable_directory_is_told_and_passed() {
-    let place = Place::new("unreadable");
+    let place = TestDirectory::new("unreadable");
     for path in ["a/x", "b/x", "c/x"] {
         place.add(path);
     }
@@ -301,7 +301,7 @@ fn walked_with(root: &Root, mut after: impl FnMut(&[u8]) -> Option<Errno>) -> Ve
 
 #[test]
 fn a_directory_that_cannot_be_read_on_is_told() {
-    let place = Place::new("read-on");
+    let place = TestDirectory::new("read-on");
     for number in 10..60 {
         place.add(&format!("many/{number}"));
     }
@@ -323,7 +323,7 @@ fn a_directory_that_cannot_be_read_on_is_told() {
 
 #[test]
 fn a_deep_directory_that_cannot_be_read_hides_none_beside_it() {
-    let place = Place::new("beside");
+    let place = TestDirectory::new("beside");
     place.add("a/b/c/d/e/f/g/x");
     place.add("a/b/c/d/e/f/h");
     for root in place.roots() {
@@ -337,7 +337,7 @@ fn a_deep_directory_that_cannot_be_read_hides_none_beside_it() {
 
 #[test]
 fn levels_that_cannot_be_opened_again_are_told() {
-    let place = Place::new("again");
+    let place = TestDirectory::new("again");
     for path in ["a/b/c/d/e/f/g/h/i", "a/b/c/d/e/z", "a/b/z", "z"] {
         place.add(path);
     }
@@ -370,7 +370,7 @@ fn levels_that_cannot_be_opened_again_are_told() {
 
 #[test]
 fn names_are_charged() {
-    let place = Place::new("charged");
+    let place = TestDirectory::new("charged");
     for number in 0..20 {
         place.add(&format!("{number}"));
     }

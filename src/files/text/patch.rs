@@ -105,7 +105,7 @@ pub fn parse(patch: &[u8], strip: usize) -> Result<Vec<FilePatch>, Unreadable> {
         lines: patch.split_inclusive(|byte| *byte == b'\n').collect(),
         at: 0,
         strip,
-        place: Place::Text,
+        place: Region::Text,
     };
     let mut files = Vec::new();
     while let Some(file) = parser.file()? {
@@ -127,12 +127,12 @@ struct Parser<'a> {
     lines: Vec<&'a [u8]>,
     at: usize,
     strip: usize,
-    place: Place,
+    place: Region,
 }
 
 /// Where a line stands that is neither part of a file's head nor of a hunk.
 #[derive(Clone, Copy)]
-enum Place {
+enum Region {
     /// Before the first file of a diff: everything is allowed but hunks.
     Text,
     /// After the head of a file or a hunk.
@@ -192,7 +192,7 @@ impl<'a> Parser<'a> {
                     break;
                 }
                 header.is_git = true;
-                self.place = Place::Diff;
+                self.place = Region::Diff;
                 if let Some(name) = git_name(names) {
                     header.old = Some(self.stripped(&name, self.strip)?);
                     header.new.clone_from(&header.old);
@@ -217,7 +217,7 @@ impl<'a> Parser<'a> {
                 (header.old, header.new) = (old_name, new_name);
                 header.is_new |= is_new;
                 header.is_deleted |= is_deleted;
-                self.place = Place::Diff;
+                self.place = Region::Diff;
                 self.at += 2;
                 if !self.line().is_some_and(|line| line.starts_with(b"@@")) {
                     return Err(self.error("a hunk must follow the names of a file"));
@@ -264,17 +264,17 @@ impl<'a> Parser<'a> {
         });
         let is_rule = !line.is_empty() && line.iter().all(|byte| *byte == b'=');
         match self.place {
-            Place::Text => {}
-            _ if begins_commit || line == b"# HG changeset patch" => self.place = Place::Text,
+            Region::Text => {}
+            _ if begins_commit || line == b"# HG changeset patch" => self.place = Region::Text,
             _ if line.is_empty() || matches!(line, b"--" | b"-- ") => {
                 if !line.is_empty() {
-                    self.place = Place::Signature;
+                    self.place = Region::Signature;
                 }
             }
-            Place::Diff if is_rule => {}
-            Place::Diff if BETWEEN_FILES.iter().any(|begin| line.starts_with(begin)) => {}
-            Place::Signature if !matches!(line[0], b'+' | b'-' | b'\\') => {}
-            Place::Diff | Place::Signature => {
+            Region::Diff if is_rule => {}
+            Region::Diff if BETWEEN_FILES.iter().any(|begin| line.starts_with(begin)) => {}
+            Region::Signature if !matches!(line[0], b'+' | b'-' | b'\\') => {}
+            Region::Diff | Region::Signature => {
                 return Err(self.error(
                     "this line belongs to no hunk: do the ranges in the head before it fit the lines after it?",
                 ));

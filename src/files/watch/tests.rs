@@ -23,9 +23,9 @@ const OWNER: User = User {
 };
 
 /// A directory that is removed on drop.
-struct Place(PathBuf);
+struct TestDirectory(PathBuf);
 
-impl Place {
+impl TestDirectory {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("sbx-watch-{name}-{}", std::process::id()));
         let _ = fs::remove_dir_all(&path);
@@ -34,7 +34,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -74,7 +74,7 @@ fn told(watcher: &mut Watcher, files: &Files<'_>) -> (Vec<TreeEvent>, Result<(),
 
 #[test]
 fn a_tree_that_does_not_come_to_rest_is_lost_at_first() {
-    let place = Place::new("restless");
+    let place = TestDirectory::new("restless");
     let root = Root::machine(&place.0).unwrap();
     let files = root.files().unwrap();
     let mut watcher = watch(&files);
@@ -90,7 +90,7 @@ fn a_tree_that_does_not_come_to_rest_is_lost_at_first() {
 
 #[test]
 fn a_client_that_leaves_ends_the_wait_for_what_cannot_be_reached() {
-    let place = Place::new("unreachable");
+    let place = TestDirectory::new("unreachable");
     fs::create_dir(place.0.join("elsewhere")).unwrap();
     let root = Root::machine(&place.0).unwrap();
     let files = root.files().unwrap();
@@ -119,7 +119,7 @@ fn a_directory_that_cannot_be_read_does_not_pass_for_an_empty_one() {
         eprintln!("SKIPPED: giving files to another user needs root");
         return;
     }
-    let place = Place::new("unreadable");
+    let place = TestDirectory::new("unreadable");
     let own = |path: &str, mode| {
         let path = place.0.join(path);
         chown(&path, Some(OWNER.uid), Some(OWNER.gid)).unwrap();

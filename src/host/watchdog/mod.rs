@@ -98,7 +98,7 @@ struct Look {
 }
 
 /// An exact look to be taken by another thread. Once begun, it reports when it is dropped.
-struct Order {
+struct ExactLook {
     host: Arc<Host>,
     sandbox: Arc<Sandbox>,
     limit: u64,
@@ -187,7 +187,7 @@ impl Rounds {
         let machine_shared = memory::machine_shared();
         let pause = (self.cost * SHARE).clamp(ROUND / 2, LONGEST_PAUSE);
         let mut cost = Duration::ZERO;
-        let mut next_costly: Option<(Instant, Order)> = None;
+        let mut next_costly: Option<(Instant, ExactLook)> = None;
         for (limit, sandbox) in watched {
             let uid = sandbox.user.uid;
             let own = members.iter().filter(|member| member.uid == uid);
@@ -209,7 +209,7 @@ impl Rounds {
             if last.is_some_and(|last| !last.is_outdated(most, limit, pause, now)) {
                 continue;
             }
-            let order = Order {
+            let order = ExactLook {
                 limit,
                 bound: most,
                 pids: own.map(|member| member.pid).collect(),
@@ -255,7 +255,7 @@ impl Rounds {
     }
 
     /// Has a look taken and waits for it a while. If it takes longer it is given up, and the sandbox is costly.
-    fn look_shortly(&mut self, order: Order) {
+    fn look_shortly(&mut self, order: ExactLook) {
         let (number, is_given_up) = (order.sandbox.number, Arc::clone(&order.is_given_up));
         self.begin(order);
         let reports = Arc::clone(&self.reports);
@@ -274,7 +274,7 @@ impl Rounds {
     }
 
     /// Has a look taken by another thread, or by this one if there is no other.
-    fn begin(&mut self, mut order: Order) {
+    fn begin(&mut self, mut order: ExactLook) {
         let number = order.sandbox.number;
         let mut look = Look {
             sandbox: number,
@@ -339,7 +339,7 @@ impl Rounds {
     }
 }
 
-impl Order {
+impl ExactLook {
     /// Takes the exact figure, and ends what runs if it is above the limit.
     fn carry_out(&self) {
         let mut reader = Reader::new();
@@ -368,7 +368,7 @@ impl Order {
     }
 }
 
-impl Drop for Order {
+impl Drop for ExactLook {
     fn drop(&mut self) {
         if self.is_begun {
             lock(&self.reports.list).push(Report {

@@ -16,7 +16,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::context::{Context, CountedInterpreter, Order, Phase, START_LIMIT};
+use super::context::{Context, CountedInterpreter, Phase, Request, START_LIMIT};
 use super::event::{EndReason, Event, Start};
 use super::execution::{Execution, ExecutionSpec, ExecutionState};
 use super::frame::{self, Run, Wire};
@@ -411,7 +411,7 @@ impl Driver {
         let orders = std::mem::take(&mut self.context.state_guard().orders);
         for order in orders {
             match order {
-                Order::Interrupt {
+                Request::Interrupt {
                     execution,
                     cause,
                     kill_after,
@@ -422,21 +422,21 @@ impl Driver {
                         self.interrupt(cause, kill_after);
                     }
                 }
-                Order::Answer { k, value } => {
+                Request::Answer { k, value } => {
                     // The code may have ended without it.
                     if matches!(self.stage, Stage::Running(_)) {
                         frame::input_reply(k, value.as_deref(), &mut self.outgoing);
                     }
                 }
-                Order::Adopt => self.adopt(),
-                Order::Restart => {
+                Request::Adopt => self.adopt(),
+                Request::Restart => {
                     // Looked for again when this interpreter has ended.
-                    self.context.state_guard().orders.push(Order::Restart);
+                    self.context.state_guard().orders.push(Request::Restart);
                     if self.fate.is_none() {
                         self.kill(Fate::Restarted);
                     }
                 }
-                Order::Delete => self.kill(Fate::Deleted),
+                Request::Delete => self.kill(Fate::Deleted),
             }
         }
     }

@@ -87,7 +87,7 @@ fn port(text: &str) -> Option<u16> {
 
 /// What a rule is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Target {
+enum RuleTarget {
     Name(String),
     /// Every name that ends in this, which begins with a dot.
     Below(String),
@@ -99,18 +99,18 @@ enum Target {
 }
 
 /// The lists that rules name.
-const LISTS: &[(&str, Target)] = &[
+const LISTS: &[(&str, RuleTarget)] = &[
     (
         "@cloud-metadata",
-        Target::Kind(
+        RuleTarget::Kind(
             Kind::CloudMetadata,
             &["metadata", "metadata.google.internal", "metadata.goog"],
         ),
     ),
-    ("@private", Target::Kind(Kind::Private, &[])),
+    ("@private", RuleTarget::Kind(Kind::Private, &[])),
     (
         "localhost",
-        Target::Kind(
+        RuleTarget::Kind(
             Kind::Machine,
             &[
                 "localhost",
@@ -122,23 +122,23 @@ const LISTS: &[(&str, Target)] = &[
     ),
     (
         "@pypi",
-        Target::Names(&["pypi.org", "files.pythonhosted.org", "pypi.python.org"]),
+        RuleTarget::Names(&["pypi.org", "files.pythonhosted.org", "pypi.python.org"]),
     ),
     (
         "@npm",
-        Target::Names(&["registry.npmjs.org", "registry.yarnpkg.com"]),
+        RuleTarget::Names(&["registry.npmjs.org", "registry.yarnpkg.com"]),
     ),
     (
         "@crates",
-        Target::Names(&["crates.io", "index.crates.io", "static.crates.io"]),
+        RuleTarget::Names(&["crates.io", "index.crates.io", "static.crates.io"]),
     ),
     (
         "@github",
-        Target::Names(&["github.com", "*.github.com", "*.githubusercontent.com"]),
+        RuleTarget::Names(&["github.com", "*.github.com", "*.githubusercontent.com"]),
     ),
     (
         "@huggingface",
-        Target::Names(&["huggingface.co", "*.huggingface.co", "hf.co", "*.hf.co"]),
+        RuleTarget::Names(&["huggingface.co", "*.huggingface.co", "hf.co", "*.hf.co"]),
     ),
 ];
 
@@ -147,7 +147,7 @@ const LISTS: &[(&str, Target)] = &[
 pub struct Rule {
     /// As written.
     text: String,
-    target: Target,
+    target: RuleTarget,
     /// `None` for every port.
     port: Option<u16>,
 }
@@ -183,7 +183,7 @@ impl Rule {
             let Host::Name(name) = Host::parse(parent)? else {
                 return None;
             };
-            return rule(Target::Below(format!(".{name}")), number);
+            return rule(RuleTarget::Below(format!(".{name}")), number);
         }
         if let Some((address, prefix)) = rest.split_once('/') {
             let (address, prefix) = match address.strip_prefix('[') {
@@ -193,11 +193,11 @@ impl Rule {
             let is_number = prefix.bytes().all(|byte| byte.is_ascii_digit());
             let prefix = prefix.parse().ok().filter(|_| is_number)?;
             let network = Network::new(address.parse().ok()?, prefix)?;
-            return rule(Target::Network(network), number);
+            return rule(RuleTarget::Network(network), number);
         }
         match Host::parse(rest)? {
-            Host::Name(name) => rule(Target::Name(name), number),
-            Host::Address(address) => rule(Target::Network(Network::only(address)), number),
+            Host::Name(name) => rule(RuleTarget::Name(name), number),
+            Host::Address(address) => rule(RuleTarget::Network(Network::only(address)), number),
         }
     }
 
@@ -216,33 +216,35 @@ impl Rule {
             None => name == rule,
         };
         match &self.target {
-            Target::Name(own) => own == name,
-            Target::Below(end) => name.len() > end.len() && name.ends_with(end.as_str()),
-            Target::Kind(_, names) | Target::Names(names) => names.iter().any(|own| is_listed(own)),
-            Target::Network(_) => false,
+            RuleTarget::Name(own) => own == name,
+            RuleTarget::Below(end) => name.len() > end.len() && name.ends_with(end.as_str()),
+            RuleTarget::Kind(_, names) | RuleTarget::Names(names) => {
+                names.iter().any(|own| is_listed(own))
+            }
+            RuleTarget::Network(_) => false,
         }
     }
 
     fn has_address(&self, address: Address) -> bool {
         match &self.target {
-            Target::Network(network) => network.contains(address),
-            Target::Kind(kind, _) => Kind::of(address) == Some(*kind),
-            Target::Name(_) | Target::Below(_) | Target::Names(_) => false,
+            RuleTarget::Network(network) => network.contains(address),
+            RuleTarget::Kind(kind, _) => Kind::of(address) == Some(*kind),
+            RuleTarget::Name(_) | RuleTarget::Below(_) | RuleTarget::Names(_) => false,
         }
     }
 
     /// Whether it names what is closed otherwise: addresses of a kind. A range that happens to hold them does not.
     fn opens(&self, kind: Kind) -> bool {
         match &self.target {
-            Target::Network(network) => kind.covers(*network),
-            Target::Kind(own, _) => *own == kind,
-            Target::Name(_) | Target::Below(_) | Target::Names(_) => false,
+            RuleTarget::Network(network) => kind.covers(*network),
+            RuleTarget::Kind(own, _) => *own == kind,
+            RuleTarget::Name(_) | RuleTarget::Below(_) | RuleTarget::Names(_) => false,
         }
     }
 
     /// Whether it names this address alone.
     fn is_only(&self, address: Address) -> bool {
-        matches!(&self.target, Target::Network(network) if *network == Network::only(address))
+        matches!(&self.target, RuleTarget::Network(network) if *network == Network::only(address))
     }
 
     /// Whether everything that it is about is something that another is about.
@@ -256,34 +258,36 @@ impl Rule {
                 .all(|name| Self::parse(name).is_some_and(|rule| rule.is_within_names_of(other)))
         };
         match &self.target {
-            Target::Network(own) => match &other.target {
-                Target::Network(network) => own.is_within(*network),
-                Target::Kind(kind, _) => kind.covers(*own),
-                Target::Name(_) | Target::Below(_) | Target::Names(_) => false,
+            RuleTarget::Network(own) => match &other.target {
+                RuleTarget::Network(network) => own.is_within(*network),
+                RuleTarget::Kind(kind, _) => kind.covers(*own),
+                RuleTarget::Name(_) | RuleTarget::Below(_) | RuleTarget::Names(_) => false,
             },
-            Target::Kind(kind, _) => {
-                matches!(&other.target, Target::Kind(other, _) if other == kind)
+            RuleTarget::Kind(kind, _) => {
+                matches!(&other.target, RuleTarget::Kind(other, _) if other == kind)
             }
-            Target::Names(names) => listed(names),
-            Target::Name(_) | Target::Below(_) => self.is_within_names_of(other),
+            RuleTarget::Names(names) => listed(names),
+            RuleTarget::Name(_) | RuleTarget::Below(_) => self.is_within_names_of(other),
         }
     }
 
     /// The same for a rule about one name, or those below one.
     fn is_within_names_of(&self, other: &Self) -> bool {
         let within = |own: &str| match &self.target {
-            Target::Below(end) => own.strip_prefix('*').is_some_and(|own| end.ends_with(own)),
-            Target::Name(name) => match own.strip_prefix('*') {
+            RuleTarget::Below(end) => own.strip_prefix('*').is_some_and(|own| end.ends_with(own)),
+            RuleTarget::Name(name) => match own.strip_prefix('*') {
                 Some(own) => name.ends_with(own),
                 None => name == own,
             },
             _ => false,
         };
         match &other.target {
-            Target::Name(name) => within(name),
-            Target::Below(end) => within(&format!("*{end}")),
-            Target::Kind(_, names) | Target::Names(names) => names.iter().any(|own| within(own)),
-            Target::Network(_) => false,
+            RuleTarget::Name(name) => within(name),
+            RuleTarget::Below(end) => within(&format!("*{end}")),
+            RuleTarget::Kind(_, names) | RuleTarget::Names(names) => {
+                names.iter().any(|own| within(own))
+            }
+            RuleTarget::Network(_) => false,
         }
     }
 }
@@ -368,7 +372,9 @@ impl Rules {
             rule.is_about(port) && all.clone().any(|address| rule.has_address(address))
         };
         let is_of_machine = |rule: &&Rule| {
-            is_own && rule.is_about(port) && matches!(rule.target, Target::Kind(Kind::Machine, _))
+            is_own
+                && rule.is_about(port)
+                && matches!(rule.target, RuleTarget::Kind(Kind::Machine, _))
         };
         let mut deny = self.deny.iter();
         if let Some(rule) = deny.find(|rule| has_it(rule) || is_of_machine(rule)) {

@@ -28,6 +28,6 @@ pub use files::{FilePart, FileWrite};
 pub use grep::{Grep, GrepSink, Match, Summary};
 pub use patch::{FileChange, Patched};
 pub use processes::SignalGroup;
-pub use search::{Glob, Globbed, Kinds, Order, SortKey};
+pub use search::{Glob, Globbed, Kinds, SortKey, SortOrder};
 pub use terminals::{AttachSpec, Attachment, ViewerEvent};
 pub use venv::Venv;

@@ -33,7 +33,7 @@ pub struct Glob {
     /// Most entries.
     pub limit: Option<u64>,
     /// The order of the entries, and where to continue.
-    pub order: Order,
+    pub order: SortOrder,
 }
 
 /// Kinds of files.
@@ -62,7 +62,7 @@ impl Kinds {
 }
 
 /// The order of what is found.
-pub enum Order {
+pub enum SortOrder {
     /// By name, directories before what is in them, after this path.
     Name(Option<Vec<u8>>),
     /// The newest first, and by path where the times are equal, after this one.
@@ -145,8 +145,8 @@ impl Workspace {
             Filter::of_search()
         };
         let (after, is_by_name) = match &glob.order {
-            Order::Name(after) => (after.as_deref(), true),
-            Order::Modified(_) => (None, false),
+            SortOrder::Name(after) => (after.as_deref(), true),
+            SortOrder::Modified(_) => (None, false),
         };
         let patterns = glob.patterns.size();
         let mut kept = Kept {
@@ -178,8 +178,8 @@ impl Workspace {
                 continue;
             }
             match &glob.order {
-                Order::Name(_) => kept.add(&found, 0)?,
-                Order::Modified(after) => kept.add_by_time(&found, after.as_ref(), limit)?,
+                SortOrder::Name(_) => kept.add(&found, 0)?,
+                SortOrder::Modified(after) => kept.add_by_time(&found, after.as_ref(), limit)?,
             }
         }
         if !is_by_name {

@@ -3,8 +3,8 @@
 //! A connection belongs to its peer until a request on it has shown a token: to its address, or on a host
 //! to the user of this machine behind it. Then it belongs to the operator or to a tenant. Peers, whom nobody
 //! knows, never keep others out: a peer beyond its share loses its oldest connection to its newest, and when
-//! all seats are taken, or there is no thread, descriptor or memory for another one, the oldest connection of all peers
-//! makes room. A tenant may have a quarter of the seats,
+//! all slots are taken, or there is no thread, descriptor or memory for another one, the oldest connection of all peers
+//! makes room. A tenant may have a quarter of the slots,
 //! and no more than it leaves free of those for tenants; beyond that it is refused.
 //!
 //! Every step takes logarithmic time at most, because clients open a connection per command.
@@ -23,10 +23,10 @@ use crate::threads::lock::{Mutex, lock};
 /// The least that a user of a host may hold without a token.
 const LEAST_LOCAL: usize = 16;
 
-/// The least that a tenant may hold while there is any seat for tenants.
+/// The least that a tenant may hold while there is any slot for tenants.
 const LEAST_TENANT: usize = 4;
 
-/// The least number of seats that tenants cannot take.
+/// The least number of slots that tenants cannot take.
 const LEAST_RESERVED: usize = 8;
 
 /// How long a connection may take to show a token that has come when there was no room for it.
@@ -75,9 +75,9 @@ enum Owner {
     Tenant(Arc<Ledger>),
 }
 
-/// All seats. Clones share them.
+/// All slots. Clones share them.
 #[derive(Clone)]
-pub struct Seats(Arc<Inner>);
+pub struct ConnectionSlots(Arc<Inner>);
 
 struct Inner {
     /// Most connections.
@@ -87,7 +87,7 @@ struct Inner {
     /// How many of them belong to peers.
     waiting: AtomicUsize,
     next: AtomicUsize,
-    table: Mutex<Table>,
+    table: Mutex<SlotTable>,
 }
 
 /// The connections on which a token was shown.
@@ -99,7 +99,7 @@ struct Held {
 }
 
 #[derive(Default)]
-struct Table {
+struct SlotTable {
     held: Held,
     /// Those of peers, the oldest first.
     waiting: BTreeMap<usize, Waiting>,
@@ -116,11 +116,11 @@ struct Waiting {
 
 /// What one peer holds.
 struct Holding {
-    seats: BTreeSet<usize>,
+    slots: BTreeSet<usize>,
     ledger: Arc<Ledger>,
 }
 
-impl Table {
+impl SlotTable {
     fn taken(&self) -> usize {
         self.held.operator + self.held.tenants + self.waiting.len()
     }
@@ -129,8 +129,8 @@ impl Table {
     fn leave(&mut self, number: usize) -> Option<Arc<TcpStream>> {
         let Waiting { peer, socket, .. } = self.waiting.remove(&number)?;
         if let Some(holding) = self.peers.get_mut(&peer) {
-            holding.seats.remove(&number);
-            if holding.seats.is_empty() {
+            holding.slots.remove(&number);
+            if holding.slots.is_empty() {
                 self.peers.remove(&peer);
             }
         }
@@ -145,7 +145,7 @@ impl Table {
     }
 }
 
-impl Seats {
+impl ConnectionSlots {
     /// At most `all` connections. What peers hold is charged to ledgers of `budget`.
     pub fn new(all: usize, budget: Arc<Budget>) -> Self {
         Self(Arc::new(Inner {
@@ -173,18 +173,18 @@ impl Seats {
         self.0.waiting.load(Ordering::Relaxed) < LEAST_LOCAL
     }
 
-    /// Seats a new connection; `None` if every seat has an owner that has shown a token.
-    pub fn take(&self, peer: Peer, socket: &Arc<TcpStream>) -> Option<Seat> {
+    /// Gives a new connection a slot; `None` if every slot has an owner that has shown a token.
+    pub fn take(&self, peer: Peer, socket: &Arc<TcpStream>) -> Option<ConnectionSlot> {
         self.take_charging(peer, socket, None)
     }
 
-    /// As [`Seats::take`]. What the connection holds is charged to `ledger`, if there is one.
+    /// As [`ConnectionSlots::take`]. What the connection holds is charged to `ledger`, if there is one.
     pub fn take_charging(
         &self,
         peer: Peer,
         socket: &Arc<TcpStream>,
         ledger: Option<Arc<Ledger>>,
-    ) -> Option<Seat> {
+    ) -> Option<ConnectionSlot> {
         let inner = &self.0;
         let share = match peer {
             // Root of a host is no sandbox.
@@ -193,9 +193,9 @@ impl Seats {
         };
         let number = inner.next.fetch_add(1, Ordering::Relaxed);
         let mut table = lock(&inner.table);
-        let own = table.peers.get(&peer).map(|holding| &holding.seats);
+        let own = table.peers.get(&peer).map(|holding| &holding.slots);
         let own_oldest = own
-            .filter(|seats| seats.len() >= share.max(1))
+            .filter(|slots| slots.len() >= share.max(1))
             .and_then(BTreeSet::first);
         if let Some(&oldest) = own_oldest {
             table.evict(oldest);
@@ -210,14 +210,14 @@ impl Seats {
         };
         table.waiting.insert(number, waiting);
         let holding = table.peers.entry(peer).or_insert_with(|| Holding {
-            seats: BTreeSet::new(),
+            slots: BTreeSet::new(),
             ledger: inner.budget.ledger(),
         });
-        holding.seats.insert(number);
+        holding.slots.insert(number);
         let ledger = ledger.unwrap_or_else(|| Arc::clone(&holding.ledger));
         inner.note(&table);
-        Some(Seat {
-            seats: self.clone(),
+        Some(ConnectionSlot {
+            slots: self.clone(),
             number,
             socket: Arc::clone(socket),
             owner: Owner::Peer,
@@ -245,20 +245,20 @@ impl Seats {
 }
 
 impl Inner {
-    /// Seats that tenants cannot take.
+    /// Slots that tenants cannot take.
     fn reserved(&self) -> usize {
         (self.all / 16).max(LEAST_RESERVED).min(self.all / 4)
     }
 
-    fn note(&self, table: &Table) {
+    fn note(&self, table: &SlotTable) {
         self.taken.store(table.taken(), Ordering::Relaxed);
         self.waiting.store(table.waiting.len(), Ordering::Relaxed);
     }
 }
 
-/// The seat of one connection, given back on drop.
-pub struct Seat {
-    seats: Seats,
+/// The slot of one connection, given back on drop.
+pub struct ConnectionSlot {
+    slots: ConnectionSlots,
     number: usize,
     socket: Arc<TcpStream>,
     owner: Owner,
@@ -269,7 +269,7 @@ pub struct Seat {
     ledger: Arc<Ledger>,
 }
 
-impl Seat {
+impl ConnectionSlot {
     /// Limits how long the connection may take to show a token, from when a thread [begins](Self::begin) to serve it: it was
     /// accepted when there was no room. Returns its number.
     pub fn limit_time_for_token(&mut self) -> usize {
@@ -288,7 +288,7 @@ impl Seat {
     }
 
     fn set_since(&self, since: Option<Instant>) {
-        if let Some(waiting) = lock(&self.seats.0.table).waiting.get_mut(&self.number) {
+        if let Some(waiting) = lock(&self.slots.0.table).waiting.get_mut(&self.number) {
             waiting.since = since;
         }
     }
@@ -327,7 +327,7 @@ impl Seat {
             return Ok(());
         }
         self.give_to(Owner::Operator, ledger, |inner, others| {
-            // Some seats stay free for those who have not shown a token yet.
+            // Some slots stay free for those who have not shown a token yet.
             others.operator + others.tenants < inner.all - inner.reserved() / 2
         })
     }
@@ -358,7 +358,7 @@ impl Seat {
         ledger: &Arc<Ledger>,
         has_room: impl FnOnce(&Inner, &Held) -> bool,
     ) -> Result<(), Error> {
-        let inner = &self.seats.0;
+        let inner = &self.slots.0;
         let mut table = lock(&inner.table);
         let mut others = table.held;
         match &self.owner {
@@ -393,7 +393,7 @@ impl Seat {
     }
 
     /// Takes the connection out of the table; false if it is not there any more.
-    fn leave(&self, table: &mut Table) -> bool {
+    fn leave(&self, table: &mut SlotTable) -> bool {
         match &self.owner {
             Owner::Peer => return table.leave(self.number).is_some(),
             Owner::Operator => table.held.operator -= 1,
@@ -407,17 +407,17 @@ impl Seat {
 }
 
 #[cfg(test)]
-impl Seat {
-    /// The only seat of a table.
+impl ConnectionSlot {
+    /// The only slot of a table.
     pub fn for_test(socket: &Arc<TcpStream>) -> Self {
-        let seats = Seats::new(1, Budget::new(1 << 30));
-        seats.take(Peer::User(None), socket).unwrap()
+        let slots = ConnectionSlots::new(1, Budget::new(1 << 30));
+        slots.take(Peer::User(None), socket).unwrap()
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
-        let inner = &self.seats.0;
+        let inner = &self.slots.0;
         let mut table = lock(&inner.table);
         self.leave(&mut table);
         inner.note(&table);
@@ -432,8 +432,8 @@ mod tests {
 
     const REMOTE: Peer = Peer::Address(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)));
 
-    fn seats(all: usize) -> Seats {
-        Seats::new(all, Budget::new(1 << 20))
+    fn slots(all: usize) -> ConnectionSlots {
+        ConnectionSlots::new(all, Budget::new(1 << 20))
     }
 
     fn socket() -> Arc<TcpStream> {
@@ -441,46 +441,46 @@ mod tests {
         Arc::new(TcpStream::connect(listener.local_addr().unwrap()).unwrap())
     }
 
-    fn take(seats: &Seats, peer: Peer, count: usize) -> Vec<Seat> {
+    fn take(slots: &ConnectionSlots, peer: Peer, count: usize) -> Vec<ConnectionSlot> {
         let socket = socket();
-        let take = |_| seats.take(peer, &socket).unwrap();
+        let take = |_| slots.take(peer, &socket).unwrap();
         (0..count).map(take).collect()
     }
 
-    fn is_waiting(seats: &Seats, seat: &Seat) -> bool {
-        lock(&seats.0.table).waiting.contains_key(&seat.number)
+    fn is_waiting(slots: &ConnectionSlots, slot: &ConnectionSlot) -> bool {
+        lock(&slots.0.table).waiting.contains_key(&slot.number)
     }
 
     #[test]
     fn a_local_user_beyond_its_share_loses_its_oldest() {
-        let seats = seats(256);
-        let other = take(&seats, Peer::User(Some(1)), 1);
-        let held = take(&seats, Peer::User(Some(7)), 20);
-        assert_eq!(seats.count(), 17);
-        assert!(held[..4].iter().all(|seat| !is_waiting(&seats, seat)));
-        assert!(held[4..].iter().all(|seat| is_waiting(&seats, seat)));
-        assert!(is_waiting(&seats, &other[0]));
+        let slots = slots(256);
+        let other = take(&slots, Peer::User(Some(1)), 1);
+        let held = take(&slots, Peer::User(Some(7)), 20);
+        assert_eq!(slots.count(), 17);
+        assert!(held[..4].iter().all(|slot| !is_waiting(&slots, slot)));
+        assert!(held[4..].iter().all(|slot| is_waiting(&slots, slot)));
+        assert!(is_waiting(&slots, &other[0]));
         drop(held);
-        assert_eq!(seats.count(), 1);
-        assert_eq!(lock(&seats.0.table).peers.len(), 1);
+        assert_eq!(slots.count(), 1);
+        assert_eq!(lock(&slots.0.table).peers.len(), 1);
     }
 
     #[test]
-    fn the_oldest_of_all_peers_makes_room_when_all_seats_are_taken() {
-        let seats = seats(8);
-        let first = take(&seats, REMOTE, 1);
-        let rest = take(&seats, Peer::User(None), 7);
-        assert_eq!(seats.count(), 8);
-        let newest = take(&seats, Peer::User(Some(3)), 1);
-        assert_eq!(seats.count(), 8);
-        assert!(!is_waiting(&seats, &first[0]));
+    fn the_oldest_of_all_peers_makes_room_when_all_slots_are_taken() {
+        let slots = slots(8);
+        let first = take(&slots, REMOTE, 1);
+        let rest = take(&slots, Peer::User(None), 7);
+        assert_eq!(slots.count(), 8);
+        let newest = take(&slots, Peer::User(Some(3)), 1);
+        assert_eq!(slots.count(), 8);
+        assert!(!is_waiting(&slots, &first[0]));
         assert!(
             rest.iter()
                 .chain(&newest)
-                .all(|seat| is_waiting(&seats, seat))
+                .all(|slot| is_waiting(&slots, slot))
         );
         let mut first = first;
-        let operator = seats.0.budget.whole();
+        let operator = slots.0.budget.whole();
         assert!(
             first[0].give_to_operator(&operator).is_err(),
             "it is closed"
@@ -489,89 +489,89 @@ mod tests {
 
     #[test]
     fn the_oldest_peer_makes_room_and_nobody_with_a_token() {
-        let seats = seats(8);
-        let mut held = take(&seats, REMOTE, 4);
-        held[0].give_to_operator(&seats.0.budget.whole()).unwrap();
+        let slots = slots(8);
+        let mut held = take(&slots, REMOTE, 4);
+        held[0].give_to_operator(&slots.0.budget.whole()).unwrap();
         let newest = held[3].number;
-        let Eviction::Early(left) = seats.make_room(newest) else {
+        let Eviction::Early(left) = slots.make_room(newest) else {
             panic!("it was closed");
         };
         assert!(!left.is_zero(), "it may be about to show a token");
-        for waiting in lock(&seats.0.table).waiting.values_mut() {
+        for waiting in lock(&slots.0.table).waiting.values_mut() {
             waiting.since = waiting
                 .since
                 .and_then(|since| since.checked_sub(LEAST_TIME));
         }
         for oldest in [1, 2] {
-            assert_eq!(seats.make_room(newest), Eviction::Done);
-            assert!(!is_waiting(&seats, &held[oldest]));
+            assert_eq!(slots.make_room(newest), Eviction::Done);
+            assert!(!is_waiting(&slots, &held[oldest]));
         }
         assert_eq!(
-            seats.make_room(newest),
+            slots.make_room(newest),
             Eviction::Nobody,
             "it makes no room for itself"
         );
-        assert_eq!(seats.count(), 2);
+        assert_eq!(slots.count(), 2);
     }
 
     #[test]
     fn a_token_ends_the_limit_of_time() {
-        let seats = seats(8);
-        let mut held = take(&seats, REMOTE, 1);
+        let slots = slots(8);
+        let mut held = take(&slots, REMOTE, 1);
         held[0].begin();
         assert!(held[0].deadline().is_none());
         held[0].limit_time_for_token();
-        let since = || lock(&seats.0.table).waiting[&0].since;
+        let since = || lock(&slots.0.table).waiting[&0].since;
         assert!(since().is_none(), "no thread serves it yet");
         held[0].begin();
         assert!(since().is_some());
         assert!(held[0].deadline() > Some(Instant::now()));
-        held[0].give_to_tenant(&seats.0.budget.ledger()).unwrap();
+        held[0].give_to_tenant(&slots.0.budget.ledger()).unwrap();
         assert!(held[0].deadline().is_none());
     }
 
     #[test]
     fn tenants_have_shares_and_leave_some_to_the_operator() {
-        let seats = seats(160);
-        let ledgers: Vec<_> = (0..8).map(|_| seats.0.budget.ledger()).collect();
+        let slots = slots(160);
+        let ledgers: Vec<_> = (0..8).map(|_| slots.0.budget.ledger()).collect();
         let mut held = Vec::new();
         let counts: Vec<usize> = ledgers
             .iter()
             .map(|ledger| {
                 let mut count = 0;
                 loop {
-                    let mut seat = take(&seats, REMOTE, 1).remove(0);
-                    if seat.give_to_tenant(ledger).is_err() {
+                    let mut slot = take(&slots, REMOTE, 1).remove(0);
+                    if slot.give_to_tenant(ledger).is_err() {
                         return count;
                     }
                     count += 1;
-                    held.push(seat);
+                    held.push(slot);
                 }
             })
             .collect();
         assert_eq!(counts, [40, 40, 35, 18, 9, 4, 4, 0]);
-        let mut operator = take(&seats, REMOTE, 10);
-        let ledger = seats.0.budget.whole();
+        let mut operator = take(&slots, REMOTE, 10);
+        let ledger = slots.0.budget.whole();
         let given: Vec<bool> = operator
             .iter_mut()
-            .map(|seat| seat.give_to_operator(&ledger).is_ok())
+            .map(|slot| slot.give_to_operator(&ledger).is_ok())
             .collect();
         assert_eq!(given, [[true; 5], [false; 5]].concat());
-        assert_eq!(seats.count(), 160);
-        assert!(seats.take(Peer::User(Some(0)), &socket()).is_some());
+        assert_eq!(slots.count(), 160);
+        assert!(slots.take(Peer::User(Some(0)), &socket()).is_some());
         // A connection that served several goes to whom it served last.
         held[0].give_to_tenant(&ledgers[7]).unwrap();
         assert_eq!(ledgers[0].connections.count(), 39);
         drop((held, operator));
-        assert_eq!(seats.count(), 0);
+        assert_eq!(slots.count(), 0);
         assert!(ledgers.iter().all(|ledger| ledger.connections.count() == 0));
     }
 
     #[test]
     fn a_sandbox_is_charged_for_what_it_sends_before_it_shows_a_token() {
-        let seats = seats(8);
-        let sandbox = seats.0.budget.ledger();
-        let take = |ledger| seats.take_charging(Peer::User(Some(7)), &socket(), ledger);
+        let slots = slots(8);
+        let sandbox = slots.0.budget.ledger();
+        let take = |ledger| slots.take_charging(Peer::User(Some(7)), &socket(), ledger);
         let own = take(Some(Arc::clone(&sandbox))).unwrap();
         assert!(Arc::ptr_eq(own.ledger(), &sandbox));
         // A proxy of the machine is nobody's.
