@@ -70,8 +70,8 @@ use error::Error;
 use http::server::Server;
 use machine::Machine;
 use startup::init;
-use startup::listen::{self, HeldPort};
 use startup::signals::Signals;
+use sys::listen::{self, HeldPort};
 use sys::{Events, PollEntry, poll};
 use threads::{panics, priority};
 

@@ -28,8 +28,8 @@ use super::grants::GrantedPaths;
 use super::system_files::{DEVICES, PROGRAMS};
 use super::{Home, USER_NAME};
 use crate::error::{Error, Kind, Result};
-use crate::files::name::TEMPORARY;
 use crate::limits::memory;
+use crate::spec::isolation::TEMPORARY;
 use crate::sys::{
     self, Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Pid, Setup, User, proc,
 };

@@ -44,8 +44,8 @@ fn oom_score() -> &'static str {
 }
 
 impl Confinement {
-    /// Starts a command with these descriptors as 0, 1 and 2, `passed` as 4, and a
-    /// mark for its descendants. The child stores its pid in `announcement` first.
+    /// Starts a command with the network that [`network`](Self::network) returned, with these descriptors as 0, 1 and 2,
+    /// `passed` as 4, and a mark for its descendants. The child stores its pid in `announcement` first.
     ///
     /// # Errors
     /// `ProgramNotFound`, `ProgramNotExecutable`, `ProgramForbidden`, `BadDirectory`, `NoResources`,
@@ -53,20 +53,20 @@ impl Confinement {
     pub fn spawn(
         &self,
         spec: &CommandSpec,
+        network: &NetworkPolicy,
         stdio: [BorrowedFd<'_>; 3],
         passed: Option<BorrowedFd<'_>>,
         mark: Option<Mark>,
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
-        let network = self.network(spec.network.as_ref())?;
-        let listener = self.listener(&network)?;
+        let listener = self.listener(network)?;
         let walls = self.networks.walls(
-            &network,
-            self.owns(&network),
+            network,
+            self.owns(network),
             listener.as_ref().map(|listener| listener.port()),
             &self.tcp_rules,
         )?;
-        let is_confined = self.wall.is_some() || network != NetworkPolicy::Open;
+        let is_confined = self.wall.is_some() || *network != NetworkPolicy::Open;
         let environment = self.environment(spec, listener.as_deref());
         let search = search_path(&environment);
         let (programs, arguments) = (spec.programs(search), spec.arguments(search));

@@ -13,7 +13,7 @@ use super::check::loopback_socket;
 use super::names::Names;
 use crate::error::{Error, Result};
 use crate::spec::network::Filter;
-use crate::startup::listen::HeldPort;
+use crate::sys::listen::HeldPort;
 use crate::threads::lock::{Mutex, lock};
 
 const FAILED: &str = "cannot open a port for a filtered network";

@@ -24,6 +24,7 @@ use crate::http::server::refuse;
 use crate::http::slots::{ConnectionSlot, Peer};
 use crate::limits::memory::Room;
 use crate::sys::{self, ActingAs, CallListener, WaitingCall};
+use crate::threads::SMALL_STACK_BYTES;
 use crate::threads::lock::{CountedPlace, Mutex, lock};
 use crate::threads::panics::contain;
 use crate::threads::pool::ThreadPool;
@@ -32,11 +33,8 @@ use crate::{fault, logging};
 /// How long the thread stays without a command, in milliseconds: starting it again takes as long as a tenth of one.
 const LINGER_MS: u16 = 5_000;
 
-/// Address space; a thread touches a small part of it.
-const STACK_BYTES: usize = 256 * 1024;
-
 /// A generous estimate of what a connection needs: its stack and its buffers.
-const ROOM_BYTES: usize = STACK_BYTES + (1 << 20);
+const ROOM_BYTES: usize = SMALL_STACK_BYTES + (1 << 20);
 
 /// Most sockets of a workspace's programs that look names up.
 const MAX_RESOLVERS: usize = 64;
@@ -446,7 +444,7 @@ impl Served {
             return resolver.send(&question.answered(answer));
         }
         let place = CountedPlace::take(&self.look_ups, MAX_LOOK_UPS);
-        if let (Some(place), Some(room)) = (place, Room::take(STACK_BYTES)) {
+        if let (Some(place), Some(room)) = (place, Room::take(SMALL_STACK_BYTES)) {
             // Programs ask again for what was not answered.
             let _ = self.threads.give(Job::LookUp(LookUp {
                 resolver,

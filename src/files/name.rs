@@ -6,6 +6,7 @@
 //! the same way, so the mapping is reversible for every name.
 
 use crate::error::{Error, Result};
+use crate::spec::isolation::TEMPORARY;
 
 /// U+EF80 stands for byte 0x80.
 const RANGE_START: u32 = 0xEF00;
@@ -21,9 +22,6 @@ pub enum Tree {
     /// That of [`TEMPORARY`], in a sandbox with one of its own.
     Temporary,
 }
-
-/// Where commands see the tree of temporary files.
-pub const TEMPORARY: &str = "/tmp";
 
 /// A path from a client: not empty, without NUL, and not so long that its copies count.
 #[derive(Debug, Clone, PartialEq, Eq)]

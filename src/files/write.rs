@@ -674,12 +674,12 @@ fn stage_elsewhere() -> nix::Result<File> {
 }
 
 /// How the names of files begin that are not complete.
-const TEMPORARY: &str = ".sbx-upload-";
+const UPLOAD_PREFIX: &str = ".sbx-upload-";
 
 /// Whether a file, by its name, is an upload that is not complete, or was not before it got another name.
 pub fn is_temporary(path: &[u8]) -> bool {
     let name = path.rsplit(|byte| *byte == b'/').next();
-    name.is_some_and(|name| name.starts_with(TEMPORARY.as_bytes()))
+    name.is_some_and(|name| name.starts_with(UPLOAD_PREFIX.as_bytes()))
 }
 
 /// A hidden name that no other upload uses.
@@ -689,7 +689,7 @@ pub(super) fn temporary_name() -> Vec<u8> {
     let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = since_1970.unwrap_or_default().as_nanos();
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    format!("{TEMPORARY}{:x}-{now:x}-{count:x}", std::process::id()).into_bytes()
+    format!("{UPLOAD_PREFIX}{:x}-{now:x}-{count:x}", std::process::id()).into_bytes()
 }
 
 /// Gives an open file a name (open(2), `O_TMPFILE`).

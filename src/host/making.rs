@@ -135,12 +135,10 @@ impl Host {
                        delete some, or raise the limit on open files";
             return Err(Error::system(act, Errno::EMFILE));
         }
-        let path = self.homes.path.join(&reservation.id);
-        let shown = (spec.shown_home.as_ref()).filter(|_| isolation == Isolation::Namespaces);
-        let paths = Home {
-            in_sandbox: shown.unwrap_or(&path).clone(),
-            on_machine: path.clone(),
-        };
+        let mut paths = Home::same(&self.homes.path.join(&reservation.id));
+        if let (Some(shown), Isolation::Namespaces) = (&spec.shown_home, isolation) {
+            paths.in_sandbox.clone_from(shown);
+        }
         let max_processes = spec.max_processes.unwrap_or(self.default_max_processes);
         let ledger = self.budget.ledger();
         let user = Some(reservation.user);
@@ -185,7 +183,7 @@ impl Host {
             id: reservation.id.clone(),
             number: reservation.number,
             user: reservation.user,
-            home: path,
+            home: self.homes.path.join(&reservation.id),
             created_at_ms: now_ms(),
             idle_timeout: spec.idle_timeout,
             expiry: Mutex::new(spec.lifetime.and_then(Expiry::after)),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use crate::codec::sort::sort;
 use crate::error::{Error, Kind, Result};
-use crate::startup::listen::HeldPort;
+use crate::sys::listen::HeldPort;
 use crate::threads::lock::{Mutex, lock};
 
 /// The ports of a host.

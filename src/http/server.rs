@@ -21,14 +21,11 @@ use super::slots::{ConnectionSlot, ConnectionSlots, Eviction, Peer};
 use crate::limits::memory::Room;
 use crate::logging;
 use crate::sys::{self, SocketDiag};
-use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, lock};
-
-/// Address space; a thread touches a small part of it.
-const STACK_BYTES: usize = 256 * 1024;
+use crate::threads::{SMALL_STACK_BYTES, Thread};
 
 /// A generous estimate of what a connection needs: its stack and its buffers.
-const ROOM_BYTES: usize = STACK_BYTES + (2 << 20);
+const ROOM_BYTES: usize = SMALL_STACK_BYTES + (2 << 20);
 
 /// How long one of those that make room may take to end, before the next one is closed too.
 const TIME_TO_END: Duration = Duration::from_millis(10);

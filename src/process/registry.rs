@@ -29,6 +29,7 @@ use crate::error::{Error, Kind, Result};
 use crate::limits::activity::Activity;
 use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::spec::command::{CommandSpec, StdinSource};
+use crate::spec::network::NetworkPolicy;
 use crate::sys::{self, Pid};
 use crate::threads::lock::{Condvar, Mutex, MutexGuard, lock};
 use crate::threads::panics::contain;
@@ -255,6 +256,8 @@ impl Registry {
         spec: CommandSpec,
         confinement: &Confinement,
     ) -> Result<StartOutcome> {
+        // Before a process with the same id is found.
+        let network = confinement.network(spec.network.as_ref())?;
         let mut table = lock(&self.table);
         if let Some(id) = &spec.id {
             table = self.start_ended.wait_while(table, |table| {
@@ -272,7 +275,7 @@ impl Registry {
                 return Err(Error::new(Kind::IdInUse, text));
             }
         }
-        let pump = self.start_in(table, spec, confinement, Role::Command)?;
+        let pump = self.start_in(table, spec, network, confinement, Role::Command)?;
         Ok(StartOutcome::Started(pump))
     }
 
@@ -288,14 +291,16 @@ impl Registry {
         confinement: &Confinement,
         socket: OwnedFd,
     ) -> Result<Pump> {
+        let network = confinement.network(spec.network.as_ref())?;
         let role = Role::Interpreter(socket);
-        self.start_in(lock(&self.table), spec, confinement, role)
+        self.start_in(lock(&self.table), spec, network, confinement, role)
     }
 
     fn start_in(
         self: &Arc<Self>,
         mut table: MutexGuard<'_, ProcessTable>,
         spec: CommandSpec,
+        network: NetworkPolicy,
         confinement: &Confinement,
         role: Role,
     ) -> Result<Pump> {
@@ -315,7 +320,7 @@ impl Registry {
         };
         children::list_start(&start);
         self.shared.supervisor.watch_start(&start);
-        let pump = self.start_new(spec, confinement, &mut guard, role);
+        let pump = self.start_new(spec, network, confinement, &mut guard, role);
         // The end of the sandbox ends what is being started in any of many ways.
         let pump = pump.map_err(|error| if self.is_closed() { ending() } else { error })?;
         drop(guard);
@@ -328,6 +333,7 @@ impl Registry {
     fn start_new(
         self: &Arc<Self>,
         spec: CommandSpec,
+        network: NetworkPolicy,
         confinement: &Confinement,
         guard: &mut StartGuard<'_>,
         role: Role,
@@ -371,7 +377,7 @@ impl Registry {
         let (own, passed) = (stdio.child(), stdio.passed.as_ref().map(AsFd::as_fd));
         // Before the process can be killed.
         let kill_watch = confinement.limits().map(KillWatch::begin);
-        let spawned = confinement.spawn(&spec, own, passed, origin.mark, &start.pid)?;
+        let spawned = confinement.spawn(&spec, &network, own, passed, origin.mark, &start.pid)?;
         fault::point("started");
         let held = share.map(|share| HeldTerminal {
             terminal: Some(Arc::clone(&stdio.child[0])),

@@ -4,6 +4,9 @@
 
 use crate::spec::network::NetworkPolicy;
 
+/// Where commands in namespaces have a directory for temporary files of their own.
+pub const TEMPORARY: &str = "/tmp";
+
 /// What surrounds the commands of a sandbox besides its user, its limits and the filter of system calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Isolation {

@@ -1,5 +1,4 @@
-//! What the server does once, before it serves: the split from init, its signals, its listening socket.
+//! What the server does once, before it serves: the split from init, its signals.
 
 pub mod init;
-pub mod listen;
 pub mod signals;

@@ -16,15 +16,16 @@ mod clone;
 mod descriptors;
 mod diag;
 mod identity;
+pub mod listen;
 #[cfg(target_arch = "x86_64")]
 mod memory;
 mod namespaces;
-mod notify;
 mod poll;
 pub mod proc;
 mod process;
 mod pty;
 mod rename;
+mod seccomp;
 mod signals;
 mod spawn;
 mod system;
@@ -50,7 +51,6 @@ pub use identity::{
 pub use namespaces::{
     Holder, HolderError, HolderPlan, HolderStep, NamespaceSet, Setup, wait_for_end,
 };
-pub use notify::{CallListener, WaitingCall, has_filters, has_listeners};
 pub use poll::{
     Events, PollEntry, connect_without_waiting, limit_unsent, poll, readable_bytes, receive_append,
     refuse_descriptors,
@@ -63,6 +63,7 @@ pub use pty::{
     end_of_file_character, foreground_group, open_terminal, set_terminal_size, signal_from_terminal,
 };
 pub use rename::{Rename, rename};
+pub use seccomp::{CallListener, WaitingCall, has_filters, has_listeners};
 pub use signals::{ignore, ignore_reserved_signals, is_ignored, restore_default};
 pub use spawn::{ChildPlan, Restriction, SpawnError, SpawnStep, Spawned, spawn};
 pub use system::{

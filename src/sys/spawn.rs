@@ -16,9 +16,9 @@ use super::clone::{ChildStack, clone_in, enter_cgroup};
 use super::descriptors::ReservedSlot;
 use super::identity::{User, become_user};
 use super::namespaces::{EntranceError, Holder, clone_inside};
-use super::notify::{CallListener, LISTENER_FLAGS, ListenerChannel, send_listener};
 use super::process::{Pid, pidfd_signal, wait};
 use super::pty::take_controlling_terminal;
+use super::seccomp::{CallListener, LISTENER_FLAGS, ListenerChannel, send_listener};
 use super::signals::{changed_signals, set_default};
 use super::system::Resource;
 

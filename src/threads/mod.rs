@@ -8,4 +8,4 @@ pub mod pool;
 pub mod priority;
 mod start;
 
-pub use start::Thread;
+pub use start::{SMALL_STACK_BYTES, Thread};

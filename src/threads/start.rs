@@ -7,7 +7,7 @@ use super::panics::essential;
 use crate::sys::MemoryCache;
 
 /// The stack of a thread whose work calls no deep code.
-const SMALL_STACK_BYTES: usize = 256 * 1024;
+pub const SMALL_STACK_BYTES: usize = 256 * 1024;
 
 /// A thread to be started: its name, its stack, and what the server does without it.
 pub struct Thread {

@@ -4,7 +4,8 @@ use std::os::unix::ffi::OsStrExt;
 
 use super::lease::Workspace;
 use crate::error::{Error, Kind, Result};
-use crate::files::name::{FilePath, TEMPORARY, Tree, show};
+use crate::files::name::{FilePath, Tree, show};
+use crate::spec::isolation::TEMPORARY;
 
 /// The paths of a workspace, as its commands see them.
 pub struct CommandView<'w> {

@@ -387,6 +387,63 @@ fn every_module_is_in_the_architecture_page() {
     }
 }
 
+/// Names of modules that code names: `crate::one` and `crate::{one, two}`.
+fn named_modules(code: &str) -> BTreeSet<&str> {
+    let paths = code.split("crate::").skip(1);
+    let names = paths.flat_map(|path| match path.strip_prefix('{') {
+        Some(group) => group.split('}').next().unwrap().split(',').collect(),
+        None => vec![path],
+    });
+    let is_end = |c: char| !c.is_ascii_lowercase() && c != '_';
+    names
+        .map(|name| name.trim().split(is_end).next().unwrap())
+        .collect()
+}
+
+#[test]
+fn dependencies_go_down_the_table_of_the_architecture_page() {
+    let text = fs::read_to_string(repository("docs/architecture.md")).unwrap();
+    let rows = text.lines().filter_map(|line| line.strip_prefix("| "));
+    let cells = rows.map(|row| row.split('|').next().unwrap());
+    // A cell may have several names, each between backticks.
+    let names = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    let order: Vec<_> = names
+        .map(|name| name.split(['/', '.']).next().unwrap())
+        .collect();
+    let rank = |module: &str| order.iter().position(|known| *known == module);
+    let source = repository("src");
+    let mut folders = vec![source.clone()];
+    while let Some(folder) = folders.pop() {
+        // Containers that run the suite may lack the sources.
+        for entry in fs::read_dir(folder).into_iter().flatten() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            let shown = path.strip_prefix(&source).unwrap().display().to_string();
+            let is_for_tests = ["tests.rs", "fuzz.rs"]
+                .iter()
+                .any(|name| shown.ends_with(name));
+            if !shown.ends_with(".rs") || is_for_tests {
+                continue;
+            }
+            let code = fs::read_to_string(&path).unwrap();
+            let code = code.split("\n#[cfg(test)]\nmod ").next().unwrap();
+            let lines = code
+                .lines()
+                .filter(|line| !line.trim_start().starts_with("//"));
+            let code = lines.collect::<Vec<_>>().join("\n");
+            let own = rank(shown.split(['/', '.']).next().unwrap());
+            assert!(own.is_some(), "{shown} is in no row");
+            for name in named_modules(&code) {
+                let is_above = rank(name).is_some_and(|rank| Some(rank) < own);
+                assert!(!is_above, "{shown} uses {name}, which stands above it");
+            }
+        }
+    }
+}
+
 #[test]
 fn examples_links_and_changing_numbers_are_recognized() {
     let text = "text\n```sh\n$ not me\n```\n```console\n$ one \\\n  two\nout 1\nout 2\n$ three\n```\n\
@@ -415,4 +472,9 @@ fn examples_links_and_changing_numbers_are_recognized() {
     assert_eq!(anchors(text), BTreeSet::from(["one-two-34".to_owned()]));
     assert_eq!(links(text), ["b#c", "e"]);
     assert_eq!(normalized(Path::new("docs/../a/./b")), Path::new("a/b"));
+    let code = "use crate::one::{A, b};\nuse crate::{two, three::C};\nlet x = crate::four();";
+    assert_eq!(
+        named_modules(code),
+        BTreeSet::from(["four", "one", "three", "two"])
+    );
 }

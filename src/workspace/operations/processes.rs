@@ -183,8 +183,6 @@ impl Workspace {
 
     /// A process, and its pump if it was started.
     fn start(&self, spec: CommandSpec) -> Result<(Arc<Process>, Option<Pump>)> {
-        // Before a process with the same id is found.
-        self.confinement.network(spec.network.as_ref())?;
         Ok(match self.processes.start(spec, &self.confinement)? {
             StartOutcome::Started(pump) => (Arc::clone(pump.process()), Some(pump)),
             StartOutcome::AlreadyExists(process) => (process, None),

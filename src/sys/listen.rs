@@ -13,8 +13,6 @@ use nix::sys::socket::{
     bind, getsockname, setsockopt, socket, sockopt,
 };
 
-use crate::sys;
-
 /// The list of ports that the kernel does not choose by itself (Documentation/networking/ip-sysctl.rst).
 const RESERVED_PORTS: &str = "/proc/sys/net/ipv4/ip_local_reserved_ports";
 
@@ -35,7 +33,7 @@ pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     setsockopt(&listener, sockopt::TcpKeepIdle, &60)?;
     setsockopt(&listener, sockopt::TcpKeepInterval, &15)?;
     setsockopt(&listener, sockopt::TcpKeepCount, &4)?;
-    sys::limit_unsent(listener.as_fd(), UNSENT_BYTES)?;
+    super::limit_unsent(listener.as_fd(), UNSENT_BYTES)?;
     bind(listener.as_raw_fd(), &SockaddrStorage::from(address))?;
     socket::listen(&listener, Backlog::MAXALLOWABLE)?;
     Ok(listener.into())
