@@ -184,7 +184,7 @@ fn check_may_block(request: &Request<'_>) -> Result<()> {
     if request.may_block {
         return Ok(());
     }
-    let text = "the machine has no thread left for this; close idle connections or delete a sandbox, or try again later";
+    let text = "the machine has no thread or memory left for this; close idle connections or delete a sandbox, or try again later";
     Err(Error::new(Kind::NoThreads, text))
 }
 
