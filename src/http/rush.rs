@@ -1,8 +1,10 @@
-//! How fast the users of this machine open connections.
+//! Whose connections wait to be accepted, when many do.
 //!
-//! A sandbox that opens more than its share of the last fifth of a second is refused before the connection costs a slot and
-//! a thread. The share is what each user would have if all that connect were equally fast: whoever is alone is not refused,
-//! nor is who opens few. Whoever is no sandbox is not refused at all, and all of them count as one.
+//! Connections are accepted in the order in which they came, so that a sandbox that opens them faster than they are served
+//! delays everybody's. While the queue is short nobody waits, and whoever opens connections is served, however fast. Behind
+//! a longer one a sandbox beyond its share is refused before the connection costs a slot and a thread. The share is what each
+//! user would have if all that connect were equally fast: who is alone has all, until the queue is so long that whoever
+//! comes next would wait for it. Whoever is no sandbox is not refused, and all of them count as one.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -11,7 +13,13 @@ use std::time::{Duration, Instant};
 const WINDOW: Duration = Duration::from_millis(100);
 
 /// What everybody may open in two windows.
-const LEAST_SHARE: usize = 1024;
+const LEAST_SHARE: usize = 64;
+
+/// A queue up to here is short: it is accepted in a few milliseconds.
+const SHORT_QUEUE: u32 = 32;
+
+/// A queue from here on is too long for whoever comes next, in the order of 50 milliseconds.
+const LONG_QUEUE: u32 = 256;
 
 /// Who opens connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -22,35 +30,36 @@ pub enum Opener {
     Other,
 }
 
-/// The connections that were accepted lately.
+/// The connections that were accepted lately from a queue that was not short.
 #[derive(Default)]
 pub struct Rush {
     begun: Option<Instant>,
     /// By user: in this window, and in the one before it.
     opened: HashMap<Opener, [usize; 2]>,
-    all: [usize; 2],
+}
+
+/// Whether it does not matter whom the connections of a queue come from.
+pub fn is_short(waiting: u32) -> bool {
+    waiting <= SHORT_QUEUE
 }
 
 impl Rush {
-    /// Whether so few connections came that it does not matter whom the next one comes from.
-    pub fn is_quiet(&mut self, now: Instant) -> bool {
+    /// Whether a connection is to be refused behind which so many wait. Whose it is, is asked only if that matters, because
+    /// asking takes longer than the rest of accepting.
+    pub fn is_flood(&mut self, waiting: u32, opener: Opener, now: Instant) -> bool {
         self.turn(now);
-        self.all.iter().sum::<usize>() < LEAST_SHARE
-    }
-
-    /// Counts a connection. Whether it is beyond the share of its user. One that came while it was [quiet](Self::is_quiet)
-    /// has no opener, and is nobody's: as a user of its own it would be somebody beside whoever is alone.
-    pub fn is_flood(&mut self, opener: Option<Opener>, now: Instant) -> bool {
-        self.turn(now);
-        self.all[0] += 1;
-        let Some(opener) = opener else { return false };
+        if waiting <= SHORT_QUEUE {
+            return false;
+        }
         let own = self.opened.entry(opener).or_default();
         own[0] += 1;
         let own = own.iter().sum::<usize>();
         let users = self.opened.len();
+        let all = self.opened.values().flatten().sum::<usize>();
         // A quarter more, so that who is as fast as the others is not refused by chance.
-        let share = self.all.iter().sum::<usize>() * 5 / (4 * users);
-        opener != Opener::Other && users > 1 && own > share.max(LEAST_SHARE)
+        let share = all * 5 / (4 * users);
+        let is_beyond = users > 1 && own > share || waiting >= LONG_QUEUE;
+        opener != Opener::Other && own > LEAST_SHARE && is_beyond
     }
 
     fn turn(&mut self, now: Instant) {
@@ -59,8 +68,7 @@ impl Rush {
                 *counts = [0, counts[0]];
                 counts[1] > 0
             });
-            self.all = [0, self.all[0]];
-            let next = self.begun.filter(|_| self.all[1] > 0);
+            let next = self.begun.filter(|_| !self.opened.is_empty());
             self.begun = Some(next.map_or(now, |begun| begun + WINDOW));
         }
     }
@@ -72,73 +80,81 @@ mod tests {
 
     const SANDBOX: Opener = Opener::Local(Some(7));
 
-    /// How many of so many connections are refused.
-    fn refused(rush: &mut Rush, opener: Opener, count: usize, now: Instant) -> usize {
-        let is_flood = |_: &usize| rush.is_flood(Some(opener), now);
+    /// Neither short nor long.
+    const QUEUE: u32 = LONG_QUEUE - 1;
+
+    /// How many of so many connections are refused, each with so many behind it.
+    fn refused(rush: &mut Rush, opener: Opener, count: usize, waiting: u32, now: Instant) -> usize {
+        let is_flood = |_: &usize| rush.is_flood(waiting, opener, now);
         (0..count).filter(is_flood).count()
+    }
+
+    #[test]
+    fn nobody_is_refused_while_the_queue_is_short() {
+        let (mut rush, now) = (Rush::default(), Instant::now());
+        assert_eq!(refused(&mut rush, Opener::Other, 9, SHORT_QUEUE, now), 0);
+        assert_eq!(refused(&mut rush, SANDBOX, 10_000, SHORT_QUEUE, now), 0);
+        assert!(rush.opened.is_empty());
     }
 
     #[test]
     fn a_sandbox_is_refused_what_is_beyond_its_share_while_others_connect() {
         let (mut rush, now) = (Rush::default(), Instant::now());
-        let alone = refused(&mut rush, SANDBOX, LEAST_SHARE, now);
+        let alone = refused(&mut rush, SANDBOX, 1000, QUEUE, now);
         assert_eq!(alone, 0, "it is alone");
-        assert_eq!(refused(&mut rush, Opener::Other, 1, now), 0);
-        assert_eq!(refused(&mut rush, SANDBOX, 1000, now), 1000);
+        assert_eq!(refused(&mut rush, Opener::Other, 1, QUEUE, now), 0);
+        assert_eq!(refused(&mut rush, SANDBOX, 1000, QUEUE, now), 1000);
         // The few of another one are not.
-        assert_eq!(
-            refused(&mut rush, Opener::Local(Some(8)), LEAST_SHARE, now),
-            0
-        );
+        let other = Opener::Local(Some(8));
+        assert_eq!(refused(&mut rush, other, LEAST_SHARE, QUEUE, now), 0);
         // When nobody else has come for two windows it is alone again.
         let mut later = now;
         for _ in 0..3 {
             later += WINDOW;
-            refused(&mut rush, SANDBOX, 100, later);
+            refused(&mut rush, SANDBOX, 100, QUEUE, later);
         }
-        assert_eq!(refused(&mut rush, SANDBOX, 2 * LEAST_SHARE, later), 0);
+        assert_eq!(refused(&mut rush, SANDBOX, 1000, QUEUE, later), 0);
+    }
+
+    #[test]
+    fn a_sandbox_alone_is_refused_what_others_would_wait_for() {
+        let (mut rush, now) = (Rush::default(), Instant::now());
+        let count = LEAST_SHARE + 100;
+        assert_eq!(refused(&mut rush, SANDBOX, count, LONG_QUEUE, now), 100);
+        assert_eq!(refused(&mut rush, SANDBOX, 100, QUEUE, now), 0);
+        let few = LEAST_SHARE / 2;
+        let other = Opener::Local(Some(8));
+        assert_eq!(refused(&mut rush, other, few, LONG_QUEUE, now), 0);
+        assert_eq!(refused(&mut rush, Opener::Other, 500, LONG_QUEUE, now), 0);
     }
 
     #[test]
     fn who_is_as_fast_as_others_and_who_is_no_sandbox_is_not_refused() {
         let (mut rush, now) = (Rush::default(), Instant::now());
         let users = [Some(7), Some(8), None].map(Opener::Local);
-        for _ in 0..2 * LEAST_SHARE {
+        for _ in 0..1000 {
             for user in users {
-                assert_eq!(refused(&mut rush, user, 1, now), 0);
+                assert_eq!(refused(&mut rush, user, 1, QUEUE, now), 0);
             }
         }
-        assert_eq!(refused(&mut rush, Opener::Other, 5000, now), 0);
-        assert_eq!(refused(&mut rush, Opener::Other, 5000, now + WINDOW), 0);
-        refused(&mut rush, Opener::Other, 1, now + 2 * WINDOW);
+        let later = now + WINDOW;
+        assert_eq!(refused(&mut rush, Opener::Other, 5000, QUEUE, now), 0);
+        assert_eq!(refused(&mut rush, Opener::Other, 5000, QUEUE, later), 0);
+        refused(&mut rush, Opener::Other, 1, QUEUE, now + 2 * WINDOW);
         // Three that flood do not cover each other.
         for user in users.repeat(2) {
-            refused(&mut rush, user, 10_000, now + 2 * WINDOW);
+            refused(&mut rush, user, 10_000, QUEUE, now + 2 * WINDOW);
         }
         for user in users {
-            assert!(refused(&mut rush, user, 10_000, now + 3 * WINDOW) > 0);
+            assert!(refused(&mut rush, user, 10_000, QUEUE, now + 3 * WINDOW) > 0);
         }
     }
 
     #[test]
-    fn who_came_while_it_was_quiet_is_nobody_beside_a_sandbox_alone() {
+    fn what_was_opened_is_forgotten_after_two_windows() {
         let (mut rush, now) = (Rush::default(), Instant::now());
-        for _ in 0..16 {
-            assert!(!rush.is_flood(None, now));
-        }
-        assert_eq!(refused(&mut rush, SANDBOX, 2 * LEAST_SHARE, now), 0);
-        assert!(!rush.is_quiet(now));
-    }
-
-    #[test]
-    fn it_is_quiet_again_after_two_windows() {
-        let (mut rush, now) = (Rush::default(), Instant::now());
-        refused(&mut rush, SANDBOX, LEAST_SHARE - 1, now);
-        assert!(rush.is_quiet(now));
-        refused(&mut rush, SANDBOX, 1, now);
-        assert!(!rush.is_quiet(now));
-        assert!(!rush.is_quiet(now + WINDOW));
-        assert!(rush.is_quiet(now + 2 * WINDOW));
+        refused(&mut rush, SANDBOX, 1000, QUEUE, now);
+        refused(&mut rush, Opener::Other, 1, SHORT_QUEUE, now + 2 * WINDOW);
         assert!(rush.opened.is_empty());
     }
 }

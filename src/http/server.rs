@@ -16,11 +16,11 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 
 use super::connection::{self, Handler};
-use super::rush::{Opener, Rush};
+use super::rush::{self, Opener, Rush};
 use super::slots::{ConnectionSlot, ConnectionSlots, Eviction, Peer};
 use crate::limits::memory::Room;
 use crate::logging;
-use crate::sys::{self, SocketDiag};
+use crate::sys::{self, SocketDiag, TcpState};
 use crate::threads::lock::{Condvar, Mutex, lock};
 use crate::threads::{SMALL_STACK_BYTES, Thread};
 
@@ -163,12 +163,12 @@ impl<H: Handler> Server<H> {
     fn admit(&mut self, socket: TcpStream, address: SocketAddr) -> Option<Admitted> {
         let own = socket.local_addr().unwrap_or(address);
         let is_local = self.users.is_some() && is_here(own, address);
-        let now = Instant::now();
+        let waiting = self.waiting();
         let (peer, opener) = if !is_local {
-            (Peer::at(address.ip()), Some(Opener::Other))
-        } else if self.slots.is_quiet() && self.rush.is_quiet(now) {
+            (Peer::at(address.ip()), Opener::Other)
+        } else if self.slots.is_quiet() && rush::is_short(waiting) {
             // Asking the kernel takes longer than the rest of accepting.
-            (Peer::User(None), None)
+            (Peer::User(None), Opener::Other)
         } else {
             let user = self.peer_uid(own, address);
             let opener = match (user, &self.users) {
@@ -178,9 +178,9 @@ impl<H: Handler> Server<H> {
                 // Whose it is could not be asked: it must not pay for what sandboxes do.
                 _ => Opener::Other,
             };
-            (Peer::User(user.ok().flatten()), Some(opener))
+            (Peer::User(user.ok().flatten()), opener)
         };
-        if self.users.is_some() && self.rush.is_flood(opener, now) {
+        if self.users.is_some() && self.rush.is_flood(waiting, opener, Instant::now()) {
             let text = "this user opens connections faster than others can; try again later";
             refuse(&socket, "too_many_connections", text);
             return None;
@@ -196,6 +196,14 @@ impl<H: Handler> Server<H> {
             return None;
         };
         Some((socket, slot))
+    }
+
+    /// How many connections wait to be accepted.
+    fn waiting(&self) -> u32 {
+        match sys::tcp_state(self.listener.as_fd()) {
+            Ok(TcpState::Listening { waiting, .. }) => waiting,
+            _ => 0,
+        }
     }
 
     /// Which user of this machine is at the other end.
@@ -499,18 +507,25 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_be_asked_about_does_not_pay_for_users_that_flood() {
+    fn a_long_queue_of_a_sandbox_is_refused_until_it_is_shorter() {
         let mut server = server();
-        (server.users, server.diag) = (Some(1..=9), None);
-        let now = Instant::now();
-        for user in [None, Some(1)] {
-            for _ in 0..1000 {
-                server.rush.is_flood(Some(Opener::Local(user)), now);
+        let listener = crate::sys::listen::listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        (server.listener, server.slots) =
+            (listener, ConnectionSlots::new(1000, Budget::new(1 << 30)));
+        let clients: Vec<_> = (0..400).map(|_| client(&server)).collect();
+        let own = nix::unistd::getuid().as_raw();
+        // If it cannot be asked whose they are, nobody is refused.
+        for (diag, count, refused) in [(None, 30, 0), (SocketDiag::open().ok(), 370, 50)] {
+            (server.users, server.diag) = (Some(own..=own), diag);
+            server.rush = Rush::default();
+            let mut admitted = Vec::new();
+            for _ in 0..count {
+                let (socket, address) = server.listener.accept().unwrap();
+                admitted.extend(server.admit(socket, address));
             }
+            assert_eq!(count - admitted.len(), refused);
         }
-        let _client = client(&server);
-        let (socket, address) = server.listener.accept().unwrap();
-        assert!(server.admit(socket, address).is_some());
+        drop(clients);
     }
 
     #[test]
