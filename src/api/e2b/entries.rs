@@ -155,7 +155,8 @@ impl<'w> Documents<'w> {
         let name = shown.rsplit('/').next().unwrap_or_default().to_owned();
         let (target, path) = match followed {
             _ if entry.kind != FileKind::Link => (None, None),
-            Some((target, path)) => (Some(target.clone()), Some(self.paths.show_target(path))),
+            // Links are followed on a machine only, where commands see the same paths.
+            Some((target, path)) => (Some(target.clone()), Some(show(path))),
             None => self.look_along(entry, shown),
         };
         // Of a link, kind and mode are those of its target, as far as it is known.

@@ -84,16 +84,6 @@ impl<'w> Paths<'w> {
         let directory = shown.trim_end_matches('/');
         format!("{directory}/{}", show(name))
     }
-
-    /// What a link leads to, as it is shown: the workspace knows it from its own root.
-    pub(super) fn show_target(&self, path: &[u8]) -> String {
-        if self.0.real_home().is_some() {
-            let home = self.home();
-            let rest = show(path);
-            return format!("{home}{rest}");
-        }
-        show(path)
-    }
 }
 
 #[cfg(test)]
