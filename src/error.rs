@@ -168,6 +168,13 @@ impl fmt::Write for Capped {
     }
 }
 
+/// What an error number means, as the cause in a text: `no such file or directory (ENOENT)`.
+#[cold]
+#[inline(never)]
+pub fn cause(errno: Errno) -> String {
+    format!("{} ({errno:?})", errno.desc().to_ascii_lowercase())
+}
+
 impl Error {
     /// A failure of `kind`; `text` says act, object and cause. It is [`capped`].
     pub fn new(kind: Kind, text: impl fmt::Display) -> Self {
@@ -227,10 +234,7 @@ impl Error {
             Errno::ENOSPC | Errno::EDQUOT => Kind::NoSpace,
             _ => Kind::System,
         };
-        Self::new(
-            kind,
-            format_args!("{act}: {} ({errno:?})", errno.desc().to_lowercase()),
-        )
+        Self::new(kind, format_args!("{act}: {}", cause(errno)))
     }
 
     /// As [`Error::system`], for an error of the standard library.

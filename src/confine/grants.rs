@@ -14,7 +14,7 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, open, openat, readlinkat};
 use nix::sys::stat::{Mode, fstat};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, cause};
 
 /// What no sandbox is given: the kernel's own file systems, devices, and what holds them.
 const FORBIDDEN: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -98,7 +98,7 @@ fn open_path(
             Errno::ENOENT | Errno::ENOTDIR | Errno::ENAMETOOLONG => Kind::NotFound,
             _ => Kind::System,
         };
-        (kind, format!("{} ({errno:?})", errno.desc().to_lowercase()))
+        (kind, cause(errno))
     };
     let Some(file) = walk(Path::new(path), users).map_err(described)? else {
         let why = "a link on the way to it was made by a sandbox, or is in a directory of one";

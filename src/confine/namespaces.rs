@@ -27,7 +27,7 @@ use nix::sys::statvfs::statvfs;
 use super::grants::GrantedPaths;
 use super::system_files::{DEVICES, PROGRAMS};
 use super::{Home, USER_NAME};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, cause};
 use crate::limits::memory;
 use crate::spec::isolation::TEMPORARY;
 use crate::sys::{
@@ -509,7 +509,7 @@ fn failure(act: &str, errno: Errno) -> MakeError {
         Errno::ENOSPC,
     ];
     MakeError {
-        text: format!("cannot {act}: {} ({errno:?})", errno.desc().to_lowercase()),
+        text: format!("cannot {act}: {}", cause(errno)),
         is_passing: passing.contains(&errno),
     }
 }

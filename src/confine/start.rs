@@ -13,7 +13,7 @@ use nix::errno::Errno;
 
 use super::environment::search_path;
 use super::{Confinement, Mark, Namespaces};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, cause};
 use crate::spec::command::{CommandLine, CommandSpec};
 use crate::spec::network::NetworkPolicy;
 use crate::sys::{self, ChildPlan, Restriction, SpawnError, SpawnStep, Spawned};
@@ -152,7 +152,7 @@ fn start_error(
         CommandLine::Program(words) => words.first().map(String::as_str).unwrap_or_default(),
         CommandLine::Code { language, .. } => language.name(),
     };
-    let cause = format!("{} ({errno:?})", errno.desc().to_lowercase());
+    let cause = cause(errno);
     let (kind, why) = match (step, errno) {
         (_, Errno::EAGAIN | Errno::ENOMEM | Errno::EMFILE | Errno::ENFILE) => {
             let why = format!("{cause}; try again when another command has ended");

@@ -16,7 +16,7 @@ use super::beneath::Resolver;
 use super::entry::DIRECTORY;
 use super::name::show;
 use super::remove::{Protected, remove_tree};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, cause};
 use crate::sys::{ActingAs, User};
 
 /// Mode 0700.
@@ -69,12 +69,9 @@ pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> R
     openat(homes, ".", DIRECTORY, Mode::empty())
         .and_then(|homes| remove_tree(homes, name, deadline, Protected::Refuse))
         .map_err(|errno| {
-            let (home, why) = (show(name), errno.desc().to_lowercase());
             // An internal error, whatever the errno would mean for a client's path.
-            Error::new(
-                Kind::System,
-                format!("cannot remove the home {home}: {why} ({errno:?})"),
-            )
+            let text = format!("cannot remove the home {}: {}", show(name), cause(errno));
+            Error::new(Kind::System, text)
         })
 }
 

@@ -21,7 +21,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::port::{Listener, Port, is_exhaustion, unreachable};
 use crate::codec::sort::sort;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, cause};
 use crate::sys::{User, refuse_descriptors};
 
 pub(super) const ACCEPTED: &str =
@@ -114,7 +114,7 @@ impl Sockets {
                     let act = format!("cannot connect to port {name}");
                     return Err(Error::system(act, errno));
                 }
-                errno => format!("{} ({errno:?})", errno.desc().to_lowercase()),
+                errno => cause(errno),
             },
         };
         let tried = format!("$SBX_PROXY_DIR/{name}{SUFFIX}: {cause}");

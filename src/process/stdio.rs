@@ -13,7 +13,7 @@ use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, cause};
 use crate::spec::command::TerminalSize;
 use crate::sys;
 
@@ -71,7 +71,7 @@ impl Stdio {
     /// `NoTerminals`.
     pub(super) fn terminal(size: TerminalSize, directory: Option<BorrowedFd<'_>>) -> Result<Self> {
         let failed = |errno: Errno| {
-            let text = format!("{NO_TERMINAL}: {} ({errno:?})", errno.desc().to_lowercase());
+            let text = format!("{NO_TERMINAL}: {}", cause(errno));
             Error::new(Kind::NoTerminals, text)
         };
         let (master, terminal) = sys::open_terminal(directory).map_err(failed)?;
