@@ -1,51 +1,54 @@
-//! Whose connections wait to be accepted, when many do.
+//! Refuses connections of sandboxes that make others wait in the queue of connections to accept.
 //!
-//! Connections are accepted in the order in which they came, so that a sandbox that opens them faster than they are served
-//! delays everybody's. While the queue is short nobody waits, and whoever opens connections is served, however fast. Behind
-//! a longer one a sandbox beyond its share is refused before the connection costs a slot and a thread. The share is what each
-//! user would have if all that connect were equally fast: who is alone has all, until the queue is so long that whoever
-//! comes next would wait for it. Whoever is no sandbox is not refused, and all of them count as one.
+//! Connections are accepted in the order in which they came, so a sandbox that opens them faster than they are served
+//! delays everybody's. While the queue is short, nobody waits, and everybody is served, however fast they connect.
+//! While it is longer, a sandbox beyond its share is refused before its connection costs a slot and a thread. The share
+//! is what each user would have if all users that connect were equally fast. A sandbox that connects alone has all of
+//! it, until the queue is so long that the next client would have to wait. Clients that are not sandboxes are never
+//! refused, and count as one user.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long a window is. This one and the one before it count.
+/// Length of a window. Connections of the current window and of the one before it count.
 const WINDOW: Duration = Duration::from_millis(100);
 
-/// What everybody may open in two windows.
+/// Connections that a sandbox may open in two windows in any case.
 const LEAST_SHARE: usize = 64;
 
-/// A queue up to here is short: it is accepted in a few milliseconds.
+/// Most waiting connections of a short queue: all of them are accepted in a few milliseconds.
 const SHORT_QUEUE: u32 = 32;
 
-/// A queue from here on is too long for whoever comes next, in the order of 50 milliseconds.
+/// Waiting connections from which the next client would wait too long, in the order of 50 milliseconds.
 const LONG_QUEUE: u32 = 256;
 
 /// Who opens connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Opener {
-    /// A user who may be a sandbox's; `None` if the kernel does not tell which.
+    /// A user that may be a sandbox's; `None` if the kernel does not tell which.
     Local(Option<u32>),
-    /// Anybody else.
+    /// Everybody else.
     Other,
 }
 
-/// The connections that were accepted lately from a queue that was not short.
+/// The connections that were accepted recently while the queue was not short.
 #[derive(Default)]
 pub struct Rush {
+    /// When the current window began.
     begun: Option<Instant>,
-    /// By user: in this window, and in the one before it.
+    /// By user: in the current window, and in the one before it.
     opened: HashMap<Opener, [usize; 2]>,
 }
 
-/// Whether it does not matter whom the connections of a queue come from.
+/// Whether the queue is so short that it does not matter who opens the connections.
 pub fn is_short(waiting: u32) -> bool {
     waiting <= SHORT_QUEUE
 }
 
 impl Rush {
-    /// Whether a connection is to be refused behind which so many wait. Whose it is, is asked only if that matters, because
-    /// asking takes longer than the rest of accepting.
+    /// Whether to refuse a connection of `opener` while `waiting` more wait behind it. If [`is_short`] holds for them,
+    /// `opener` does not matter, so the caller need not ask the kernel for it: asking takes longer than the rest of
+    /// accepting.
     pub fn is_flood(&mut self, waiting: u32, opener: Opener, now: Instant) -> bool {
         self.turn(now);
         if waiting <= SHORT_QUEUE {
@@ -56,12 +59,13 @@ impl Rush {
         let own = own.iter().sum::<usize>();
         let users = self.opened.len();
         let all = self.opened.values().flatten().sum::<usize>();
-        // A quarter more, so that who is as fast as the others is not refused by chance.
+        // A quarter more, so that a user that is as fast as the others is not refused by chance.
         let share = all * 5 / (4 * users);
         let is_beyond = users > 1 && own > share || waiting >= LONG_QUEUE;
         opener != Opener::Other && own > LEAST_SHARE && is_beyond
     }
 
+    /// Forgets the windows that have passed.
     fn turn(&mut self, now: Instant) {
         while self.begun.is_none_or(|begun| now >= begun + WINDOW) {
             self.opened.retain(|_, counts| {
@@ -83,7 +87,7 @@ mod tests {
     /// Neither short nor long.
     const QUEUE: u32 = LONG_QUEUE - 1;
 
-    /// How many of so many connections are refused, each with so many behind it.
+    /// How many of `count` connections are refused, each with `waiting` more behind it.
     fn refused(rush: &mut Rush, opener: Opener, count: usize, waiting: u32, now: Instant) -> usize {
         let is_flood = |_: &usize| rush.is_flood(waiting, opener, now);
         (0..count).filter(is_flood).count()
@@ -104,10 +108,10 @@ mod tests {
         assert_eq!(alone, 0, "it is alone");
         assert_eq!(refused(&mut rush, Opener::Other, 1, QUEUE, now), 0);
         assert_eq!(refused(&mut rush, SANDBOX, 1000, QUEUE, now), 1000);
-        // The few of another one are not.
+        // Another sandbox that opens only a few is not refused.
         let other = Opener::Local(Some(8));
         assert_eq!(refused(&mut rush, other, LEAST_SHARE, QUEUE, now), 0);
-        // When nobody else has come for two windows it is alone again.
+        // When nobody else has connected for two windows, it is alone again.
         let mut later = now;
         for _ in 0..3 {
             later += WINDOW;
@@ -141,7 +145,7 @@ mod tests {
         assert_eq!(refused(&mut rush, Opener::Other, 5000, QUEUE, now), 0);
         assert_eq!(refused(&mut rush, Opener::Other, 5000, QUEUE, later), 0);
         refused(&mut rush, Opener::Other, 1, QUEUE, now + 2 * WINDOW);
-        // Three that flood do not cover each other.
+        // Three users that flood are refused although none is faster than the others.
         for user in users.repeat(2) {
             refused(&mut rush, user, 10_000, QUEUE, now + 2 * WINDOW);
         }

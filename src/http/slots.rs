@@ -1,11 +1,11 @@
 //! The open connections: how many there are, and who holds them.
 //!
-//! A connection belongs to its peer until a request on it has shown a token: to its address, or on a host
-//! to the user of this machine behind it. Then it belongs to the operator or to a tenant. Peers, whom nobody
-//! knows, never keep others out: a peer beyond its share loses its oldest connection to its newest, and when
-//! all slots are taken, or there is no thread, descriptor or memory for another one, the oldest connection of all peers
-//! makes room. A tenant may have a quarter of the slots,
-//! and no more than it leaves free of those for tenants; beyond that it is refused.
+//! Until a request has shown a token, a connection belongs to its peer: to the client's address, or on a host to the
+//! client's user if the client runs on this machine. Then it belongs to the operator or to a tenant. Peers are not
+//! authenticated, so they never keep others out: if a peer exceeds its share, its oldest connection is closed. When all
+//! slots are taken, or there is no thread, descriptor or memory for a new connection, the oldest connection of all
+//! peers is closed. A tenant may have a quarter of the slots, and no more than it leaves free of those for tenants;
+//! further connections are refused.
 //!
 //! Every step takes logarithmic time at most, because clients open a connection per command.
 
@@ -20,32 +20,32 @@ use crate::limits::ledger::{Budget, Ledger};
 use crate::sys;
 use crate::threads::lock::{Mutex, lock};
 
-/// The least that a user of a host may hold without a token.
+/// The least share of a user of this machine, in connections without a token.
 const LEAST_LOCAL: usize = 16;
 
-/// The least that a tenant may hold while there is any slot for tenants.
+/// Connections that a tenant may always hold while any slot for tenants is free.
 const LEAST_TENANT: usize = 4;
 
 /// The least number of slots that tenants cannot take.
 const LEAST_RESERVED: usize = 8;
 
-/// How long a connection may take to show a token that has come when there was no room for it.
+/// How long a connection that was accepted without room for it may take to show a token.
 const TIME_FOR_TOKEN: Duration = Duration::from_millis(250);
 
-/// How long a connection has in any case before it makes room: a client that has a token shows it at once.
+/// How long a connection is kept at least before it is closed to make room: a client with a token shows it at once.
 const LEAST_TIME: Duration = Duration::from_millis(50);
 
 /// Where a connection comes from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Peer {
-    /// A user of this machine, if the kernel tells which.
+    /// A user of this machine; `None` if the kernel does not tell which.
     User(Option<u32>),
-    /// An address. All clients behind one proxy have the same.
+    /// A remote address. All clients behind one proxy share it.
     Address(IpAddr),
 }
 
 impl Peer {
-    /// The peer at an address. Whoever has an IPv6 address has 2^64 of them.
+    /// The peer at an address. A client with one IPv6 address usually has 2^64 of them, so a /64 network is one peer.
     pub fn at(address: IpAddr) -> Self {
         Self::Address(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -57,14 +57,14 @@ impl Peer {
     }
 }
 
-/// Whether a connection has made room for another one.
+/// Whether a connection was closed to make room for another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Eviction {
-    /// One was closed.
+    /// The oldest connection was closed.
     Done,
-    /// The oldest may still show a token, for so long.
+    /// The oldest connection still has this long to show a token.
     Early(Duration),
-    /// All have shown a token, or came later.
+    /// All older connections have shown a token.
     Nobody,
 }
 
@@ -80,28 +80,28 @@ enum Owner {
 pub struct ConnectionSlots(Arc<Inner>);
 
 struct Inner {
-    /// Most connections.
+    /// The limit of connections.
     all: usize,
     budget: Arc<Budget>,
     taken: AtomicUsize,
-    /// How many of them belong to peers.
+    /// How many of the taken slots belong to peers.
     waiting: AtomicUsize,
     next: AtomicUsize,
     table: Mutex<SlotTable>,
 }
 
-/// The connections on which a token was shown.
+/// Numbers of connections on which a token was shown.
 #[derive(Clone, Copy, Default)]
 struct Held {
     operator: usize,
-    /// Those of all tenants.
+    /// Of all tenants together.
     tenants: usize,
 }
 
 #[derive(Default)]
 struct SlotTable {
     held: Held,
-    /// Those of peers, the oldest first.
+    /// The connections of peers by number, the oldest first.
     waiting: BTreeMap<usize, Waiting>,
     peers: HashMap<Peer, Holding>,
 }
@@ -110,7 +110,7 @@ struct SlotTable {
 struct Waiting {
     peer: Peer,
     socket: Arc<TcpStream>,
-    /// `None` while it waits for a thread.
+    /// When a thread began to serve it; `None` while it waits for a thread.
     since: Option<Instant>,
 }
 
@@ -125,7 +125,7 @@ impl SlotTable {
         self.held.operator + self.held.tenants + self.waiting.len()
     }
 
-    /// Removes a connection of a peer; `None` if it is not one, or no more.
+    /// Removes a connection of a peer; `None` if it does not belong to a peer, or is not in the table any more.
     fn leave(&mut self, number: usize) -> Option<Arc<TcpStream>> {
         let Waiting { peer, socket, .. } = self.waiting.remove(&number)?;
         if let Some(holding) = self.peers.get_mut(&peer) {
@@ -139,7 +139,7 @@ impl SlotTable {
 
     fn evict(&mut self, number: usize) {
         if let Some(socket) = self.leave(number) {
-            // Its thread finds the end of the connection.
+            // This wakes its thread, which then ends.
             let _ = socket.shutdown(Shutdown::Both);
         }
     }
@@ -158,7 +158,7 @@ impl ConnectionSlots {
         }))
     }
 
-    /// The most connections at once.
+    /// The limit of simultaneous connections.
     pub fn most(&self) -> usize {
         self.0.all
     }
@@ -168,7 +168,7 @@ impl ConnectionSlots {
         self.0.taken.load(Ordering::Relaxed)
     }
 
-    /// Whether so few connections belong to peers that it does not matter whom the next one comes from.
+    /// Whether so few connections belong to peers that it does not matter which peer the next one belongs to.
     pub fn is_quiet(&self) -> bool {
         self.0.waiting.load(Ordering::Relaxed) < LEAST_LOCAL
     }
@@ -187,7 +187,7 @@ impl ConnectionSlots {
     ) -> Option<ConnectionSlot> {
         let inner = &self.0;
         let share = match peer {
-            // Root of a host is no sandbox.
+            // On a host, root is not a sandbox.
             Peer::Address(_) | Peer::User(Some(0)) => inner.all / 2,
             Peer::User(_) => (inner.all / 16).max(LEAST_LOCAL),
         };
@@ -227,7 +227,8 @@ impl ConnectionSlots {
         })
     }
 
-    /// Closes the oldest connection of all peers for the one with this number. Its thread may take a moment to end.
+    /// Closes the oldest connection of all peers to make room for the connection with the number `newest`. The thread
+    /// of the closed connection may take a moment to end.
     pub fn make_room(&self, newest: usize) -> Eviction {
         let mut table = lock(&self.0.table);
         let Some((&oldest, waiting)) = table.waiting.range(..newest).next() else {
@@ -256,29 +257,30 @@ impl Inner {
     }
 }
 
-/// The slot of one connection, given back on drop.
+/// The slot of one connection. Dropping it frees the slot.
 pub struct ConnectionSlot {
     slots: ConnectionSlots,
     number: usize,
     socket: Arc<TcpStream>,
     owner: Owner,
-    /// Whether it is not known which user of this machine the peer is.
+    /// Whether the peer is a user of this machine, but not known which one.
     is_unknown: bool,
-    /// When the connection ends if it still belongs to a peer.
+    /// When the connection is closed if it has not shown a token; `None` without a limit.
     deadline: Option<Instant>,
     ledger: Arc<Ledger>,
 }
 
 impl ConnectionSlot {
-    /// Limits how long the connection may take to show a token, from when a thread [begins](Self::begin) to serve it: it was
-    /// accepted when there was no room. Returns its number.
+    /// Limits how long the connection may take to show a token, because there was no room when it was accepted. The
+    /// time runs from when a thread [begins](Self::begin) to serve it. Returns the connection's number.
     pub fn limit_time_for_token(&mut self) -> usize {
         self.set_since(None);
         self.deadline = Some(Instant::now());
         self.number
     }
 
-    /// A thread begins to serve the connection.
+    /// Notes that a thread begins to serve the connection: from now on its time to show a token runs, if that is
+    /// limited.
     pub fn begin(&mut self) {
         if let Some(deadline) = &mut self.deadline {
             let now = Instant::now();
@@ -293,17 +295,18 @@ impl ConnectionSlot {
         }
     }
 
-    /// When the connection ends unless it shows a token before.
+    /// When the connection is closed unless it shows a token before; `None` without a limit.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// What the connection holds outside a request is charged to it.
+    /// The ledger that is charged for what the connection holds outside of a request.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// The ledger for a large head: that of the user at the other end, if `find` knows one and nobody has asked before.
+    /// The ledger for a large head. If the peer's user is not known yet, this asks the kernel for the user, and `find`
+    /// for the user's ledger. If there is none, it is the connection's [`ledger`](Self::ledger).
     pub fn ledger_for_much(&self, find: impl Fn(u32) -> Option<Arc<Ledger>>) -> Arc<Ledger> {
         let user = || {
             let ends = (
@@ -318,16 +321,17 @@ impl ConnectionSlot {
         found.unwrap_or_else(|| Arc::clone(&self.ledger))
     }
 
-    /// Gives the connection to the operator, whose ledger this is.
+    /// Gives the connection to the operator, and charges `ledger`, which is the operator's.
     ///
     /// # Errors
-    /// `OverLimit`; the connection stays with its owner.
+    /// `OverLimit` if too few slots are left for clients without a token, or the connection was closed. Its owner
+    /// stays.
     pub fn give_to_operator(&mut self, ledger: &Arc<Ledger>) -> Result<(), Error> {
         if matches!(self.owner, Owner::Operator) {
             return Ok(());
         }
         self.give_to(Owner::Operator, ledger, |inner, others| {
-            // Some slots stay free for those who have not shown a token yet.
+            // Some slots stay free for clients that have not shown a token yet.
             others.operator + others.tenants < inner.all - inner.reserved() / 2
         })
     }
@@ -335,7 +339,8 @@ impl ConnectionSlot {
     /// Gives the connection to the tenant that has this ledger.
     ///
     /// # Errors
-    /// `OverLimit`; the connection stays with its owner.
+    /// `OverLimit` if the tenant has its share, tenants have all of theirs, or the connection was closed. Its owner
+    /// stays.
     pub fn give_to_tenant(&mut self, ledger: &Arc<Ledger>) -> Result<(), Error> {
         if matches!(&self.owner, Owner::Tenant(own) if Arc::ptr_eq(own, ledger)) {
             return Ok(());
@@ -373,7 +378,7 @@ impl ConnectionSlot {
             ));
         }
         if !self.leave(&mut table) {
-            let text = "the connection was closed, because newer ones needed its place";
+            let text = "the server closed the connection to make room for newer ones";
             return Err(Error::new(Kind::OverLimit, text));
         }
         match &owner {
@@ -392,7 +397,7 @@ impl ConnectionSlot {
         Ok(())
     }
 
-    /// Takes the connection out of the table; false if it is not there any more.
+    /// Takes the connection out of the table. False if it belonged to a peer and was closed to make room.
     fn leave(&self, table: &mut SlotTable) -> bool {
         match &self.owner {
             Owner::Peer => return table.leave(self.number).is_some(),
@@ -408,7 +413,7 @@ impl ConnectionSlot {
 
 #[cfg(test)]
 impl ConnectionSlot {
-    /// The only slot of a table.
+    /// The slot of a connection that is alone in its table.
     pub fn for_test(socket: &Arc<TcpStream>) -> Self {
         let slots = ConnectionSlots::new(1, Budget::new(1 << 30));
         slots.take(Peer::User(None), socket).unwrap()
@@ -559,7 +564,7 @@ mod tests {
         assert_eq!(given, [[true; 5], [false; 5]].concat());
         assert_eq!(slots.count(), 160);
         assert!(slots.take(Peer::User(Some(0)), &socket()).is_some());
-        // A connection that served several goes to whom it served last.
+        // A connection that served several tenants belongs to the last one.
         held[0].give_to_tenant(&ledgers[7]).unwrap();
         assert_eq!(ledgers[0].connections.count(), 39);
         drop((held, operator));
@@ -574,7 +579,7 @@ mod tests {
         let take = |ledger| slots.take_charging(Peer::User(Some(7)), &socket(), ledger);
         let own = take(Some(Arc::clone(&sandbox))).unwrap();
         assert!(Arc::ptr_eq(own.ledger(), &sandbox));
-        // A proxy of the machine is nobody's.
+        // A proxy on the machine belongs to no sandbox.
         let other = take(None).unwrap();
         assert!(!Arc::ptr_eq(other.ledger(), &sandbox));
         let known = other.ledger_for_much(|_| Some(Arc::clone(&sandbox)));
