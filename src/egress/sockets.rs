@@ -1,8 +1,8 @@
-//! The thread of a workspace that makes the sockets of its commands and accepts their connections. Where they look names
-//! up on a socket that it made, it answers too.
+//! The thread of a workspace that makes the sockets of its commands and accepts their connections. If a command looks
+//! up names on a socket that the thread made, the thread answers these queries too.
 //!
-//! It ends some time after the last command. A caller that gets no processor time can hold it up, and with it the
-//! other commands of its workspace, but no others.
+//! The thread ends some time after the last command. A command that calls it but gets no processor time can delay the
+//! thread, and with it the other commands of its workspace, but not those of other workspaces.
 
 use std::collections::HashMap;
 use std::net::{SocketAddr, TcpStream};
@@ -30,32 +30,32 @@ use crate::threads::panics::contain;
 use crate::threads::pool::ThreadPool;
 use crate::{fault, logging};
 
-/// How long the thread stays without a command, in milliseconds: starting it again takes as long as a tenth of one.
+/// How long the thread stays without a command, in milliseconds: starting it again takes a tenth of a command's time.
 const LINGER_MS: u16 = 5_000;
 
 /// A generous estimate of what a connection needs: its stack and its buffers.
 const ROOM_BYTES: usize = SMALL_STACK_BYTES + (1 << 20);
 
-/// Most sockets of a workspace's programs that look names up.
+/// Most sockets on which the programs of a workspace look up names.
 const MAX_RESOLVERS: usize = 64;
 
-/// Names that are looked up for a workspace at the same time. Programs ask again for what was not answered.
+/// Most names that are looked up for a workspace at the same time. Further questions are dropped: programs ask again.
 const MAX_LOOK_UPS: usize = 16;
 
-/// Most bytes of a question.
+/// Most bytes of a DNS question.
 const MAX_QUESTION_BYTES: usize = 1024;
 
 /// `SOCK_TYPE_MASK` of linux/net.h.
 const TYPE_BITS: u64 = 0xf;
 
-/// The thread, for those who give it commands.
+/// The handle by which a workspace gives the thread commands to serve.
 pub(super) struct Worker(Arc<Served>);
 
 /// Whose connections arrive at an egress listener.
 pub(super) enum Source {
-    /// A command that gets its sockets here.
+    /// A command that gets its sockets from this thread.
     Command(CallListener),
-    /// All commands of a sandbox with a network of its own. The descriptor is readable when that has ended.
+    /// All commands of a sandbox with a network of its own. The descriptor is readable when that network has ended.
     Network(OwnedFd),
 }
 
@@ -105,10 +105,10 @@ impl Worker {
         Ok(Self(served))
     }
 
-    /// Gives the thread a source of connections to an egress listener. It need not wake up for that.
+    /// Gives the thread a source of connections to an egress listener. The thread need not wake up for that.
     ///
     /// # Errors
-    /// `NoResources` if the kernel can watch no more.
+    /// `NoResources` if epoll cannot watch more descriptors.
     pub(super) fn add(&self, listener: Arc<EgressListener>, source: Source) -> Result<()> {
         let epoll = &self.0.epoll;
         let mut watched = lock(&self.0.watched);
@@ -122,7 +122,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Closes the server's end of everything that programs have. The sources end by themselves, and the thread with them.
+    /// Closes the server's ends of all sockets of programs. The sources end by themselves, and the thread ends with
+    /// them.
     pub(super) fn close(&self) {
         let epoll = &self.0.epoll;
         let mut watched = lock(&self.0.watched);
@@ -147,48 +148,48 @@ struct Served {
     epoll: Epoll,
     /// Guards what `epoll` watches.
     watched: Mutex<Watched>,
-    /// Of sockets that programs may connect.
+    /// Copies of sockets that programs may still connect.
     copies: Copies,
-    /// Guards a socket that was made before it is asked for, so that the caller does not wait for that. It is the same for
-    /// all egress listeners of a workspace.
+    /// Guards a socket that was made in advance, so that the next caller does not wait for it. A spare socket fits all
+    /// egress listeners of a workspace.
     spare: Mutex<Option<OwnedFd>>,
-    /// How many sockets for look-ups there are.
+    /// The number of sockets for look-ups.
     resolvers: Arc<AtomicUsize>,
-    /// How many names are being looked up.
+    /// The number of names that are being looked up.
     look_ups: Arc<AtomicUsize>,
     threads: ThreadPool<Job>,
 }
 
 /// What threads do.
 enum Job {
-    /// To wait for events. One thread does; it passes this on when it has accepted a connection, and serves that itself, so
-    /// that no connection waits for another thread to wake up.
+    /// Waits for events. Only one thread does this. When it has accepted a connection, it passes this job on and serves
+    /// the connection itself, so that no connection waits for another thread to wake up.
     Lead,
-    /// To look a name up and answer.
+    /// Looks up a name and answers.
     LookUp(LookUp),
 }
 
-/// A name that is looked up.
+/// A name that is being looked up.
 struct LookUp {
     listener: Arc<EgressListener>,
     resolver: Arc<Resolver>,
     question: Question,
-    /// Of a limited number.
+    /// One of [`MAX_LOOK_UPS`].
     _place: CountedPlace,
     _room: Room,
 }
 
-/// The server's end of a socket on which a program looks names up.
+/// The server's end of a socket on which a program looks up names.
 struct Resolver {
     socket: OwnedFd,
     listener: Weak<EgressListener>,
-    /// The number of the program's end.
+    /// The inode of the program's end.
     inode: u64,
-    /// Of a limited number.
+    /// One of [`MAX_RESOLVERS`].
     _place: CountedPlace,
 }
 
-/// What is watched, by the data of its events.
+/// What epoll watches. The keys are the data of its events.
 #[derive(Default)]
 struct Watched {
     next_key: u64,
@@ -220,17 +221,20 @@ impl Served {
         let worker = state.worker.as_ref();
         if worker.is_some_and(|worker| std::ptr::eq(&raw const *worker.0, self)) {
             state.worker = None;
-            // The next command has it served again.
+            // So the next command lets a new thread serve the sandbox's own network.
             state.serves_inside = false;
         }
         drop(state);
-        // The calls of its commands fail when their listeners are closed, instead of waiting.
+        // This closes the listeners of its commands, so that their calls fail instead of waiting.
         drop(std::mem::take(&mut *lock(&self.watched)));
     }
 
-    /// Waits for events until it serves a connection, or for some time after the last source, or until it cannot go on.
+    /// Waits for events until it has served a connection, or for some time after the last source has ended.
+    ///
+    /// # Errors
+    /// The errno if it cannot act as the user, or cannot wait for events.
     fn lead(&self) -> nix::Result<()> {
-        // Also while it serves a connection: its sockets are the user's.
+        // Held while it serves a connection too, so that its sockets belong to the user.
         let _acting = self.exits.user.map(ActingAs::new).transpose()?;
         let mut events = [EpollEvent::empty(); 16];
         loop {
@@ -240,7 +244,7 @@ impl Served {
                 Err(errno) => return Err(errno),
             };
             if count == 0 {
-                // Who adds a source holds this lock.
+                // Sources are added under this lock.
                 let mut state = lock(&self.exits.state);
                 if lock(&self.watched).sources.is_empty() {
                     state.worker = None;
@@ -251,7 +255,7 @@ impl Served {
             for event in &events[..count] {
                 if let Some(connection) = self.serve(event.data(), event.events()) {
                     if self.threads.give(Job::Lead).is_ok() {
-                        // The next one gets what is left of the events again.
+                        // epoll reports the events that were not served to the next leader again.
                         let _ = contain(|| self.serve_connection(connection));
                         return Ok(());
                     }
@@ -283,8 +287,8 @@ impl Served {
         }
     }
 
-    /// Serves one call, so that a command that makes sockets all the time does not keep the others waiting, or accepts
-    /// one connection.
+    /// Serves one event: one call or question, or one new connection, which is returned. It serves no more at once, so
+    /// that a command that makes sockets all the time does not keep the others waiting.
     fn serve(&self, key: u64, events: EpollFlags) -> Option<Connection> {
         let (listener, source) = {
             let watched = lock(&self.watched);
@@ -307,7 +311,7 @@ impl Served {
                     self.answer(&listener, calls, call);
                 }
             }
-            // No process has the filter any more, or the network.
+            // No process has the filter any more, or the network has ended.
             Source::Command(_) | Source::Network(_) => self.end(key),
         }
         None
@@ -327,7 +331,7 @@ impl Served {
                 redirect::answer_connect(exits, listener, &self.copies, is_resolver, calls, call);
             }
             libc::SYS_listen => {
-                // A copy would keep the port open when the program closes it.
+                // A copy would keep the port open after the program has closed its socket.
                 drop(redirect::socket_of(&call).and_then(|socket| self.copies.take(socket)));
                 calls.proceed(call);
             }
@@ -335,7 +339,7 @@ impl Served {
         }
     }
 
-    /// Answers socket(2). What is asked for is in registers, so the caller cannot change it meanwhile.
+    /// Answers socket(2). Its arguments are in registers, so the caller cannot change them after the check.
     fn hand_out(
         &self,
         listener: &Arc<EgressListener>,
@@ -361,7 +365,7 @@ impl Served {
         };
         match calls.answer(*call, socket.as_fd(), is_close_on_exec) {
             Ok(()) if is_transparent && !is_datagram => self.copies.keep(socket),
-            // The caller has gone.
+            // ENOENT: the caller has ended.
             Ok(()) | Err(Errno::ENOENT) => {}
             Err(errno) => return Err(errno),
         }
@@ -372,6 +376,7 @@ impl Served {
         Ok(())
     }
 
+    /// The spare socket if there is one, else a new one.
     fn socket(
         &self,
         listener: &Arc<EgressListener>,
@@ -386,14 +391,14 @@ impl Served {
         Ok(spare)
     }
 
-    /// Makes a socket on which a program looks names up, and returns the program's end.
+    /// Makes a socket on which a program looks up names, and returns the program's end.
     fn add_resolver(
         &self,
         listener: &Arc<EgressListener>,
         is_non_blocking: bool,
     ) -> nix::Result<OwnedFd> {
         let place = CountedPlace::take(&self.resolvers, MAX_RESOLVERS).ok_or(Errno::EMFILE)?;
-        // Unlike datagrams these tell when the other end is closed.
+        // Unlike datagram sockets, these report that the other end was closed.
         let (kind, flags) = (SockType::SeqPacket, SockFlag::SOCK_CLOEXEC);
         let (socket, theirs) = socketpair(AddressFamily::Unix, kind, None, flags)?;
         if sys::is_getting_scarce(theirs.as_fd()) {
@@ -423,7 +428,7 @@ impl Served {
         resolvers.any(|resolver| resolver.inode == inode)
     }
 
-    /// Takes one question, and answers it unless the name has to be looked up for that.
+    /// Receives one question. Answers it at once if that needs no look-up; else another thread looks up the name.
     fn serve_resolver(&self, key: u64, resolver: Arc<Resolver>) {
         let mut message = [0; MAX_QUESTION_BYTES];
         let message = match resolver.receive(&mut message) {
@@ -445,7 +450,7 @@ impl Served {
         }
         let place = CountedPlace::take(&self.look_ups, MAX_LOOK_UPS);
         if let (Some(place), Some(room)) = (place, Room::take(SMALL_STACK_BYTES)) {
-            // Programs ask again for what was not answered.
+            // If there is no thread, the program asks again.
             let _ = self.threads.give(Job::LookUp(LookUp {
                 resolver,
                 listener,
@@ -457,14 +462,14 @@ impl Served {
     }
 
     fn look_up(&self, look_up: &LookUp) {
-        // The question leaves as the user's.
+        // The query is sent as the user.
         if let Ok(_acting) = self.exits.user.map(ActingAs::new).transpose() {
             let answer = resolver::answer(&self.exits, &look_up.listener, &look_up.question);
             look_up.resolver.send(&look_up.question.answered(answer));
         }
     }
 
-    /// Lets go of a source, and of egress listeners that nothing leads to; but not of the last one, which is likely to
+    /// Drops a source, and the egress listeners that no source uses any more, except the last one, which is likely to
     /// be needed again.
     fn end(&self, key: u64) {
         let last = lock(&self.exits.state).last.clone();
@@ -495,11 +500,11 @@ impl Served {
     }
 }
 
-/// A socket for look-ups is of no use any more.
+/// The program has closed its end of a socket for look-ups.
 struct Ended;
 
 impl Resolver {
-    /// Receives one message; `None` if there is none.
+    /// Receives one message; `None` if none has arrived.
     ///
     /// # Errors
     /// `Ended` if the program has closed its end.
@@ -511,14 +516,14 @@ impl Resolver {
         }
     }
 
-    /// Answers a question. One that the program has no room for is lost, as in any network.
+    /// Sends an answer. If the program's socket has no room for it, the answer is lost, as in any network.
     fn send(&self, message: &[u8]) {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
         let _ = send(self.socket.as_raw_fd(), message, flags);
     }
 }
 
-/// A connection that is to be served.
+/// A connection to serve.
 struct Connection {
     socket: Arc<TcpStream>,
     slot: ConnectionSlot,
@@ -546,7 +551,8 @@ fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
         refuse(&socket, "over_limit", &error.to_string());
         return None;
     }
-    // Whoever ends the connections of an ended workspace has counted this one, or it is seen here.
+    // If the workspace ends now, either its end closes this connection, which is in the ledger already, or this check
+    // sees that it has ended.
     if lock(&exits.state).is_closed {
         return None;
     }
@@ -566,13 +572,13 @@ fn accept(exits: &Exits, listener: Arc<EgressListener>) -> Option<Connection> {
     })
 }
 
-/// Whether a connection comes from a command of the workspace. Other users of the machine can connect to its egress
+/// Whether a connection comes from a command of the workspace: other users of the machine can connect to its egress
 /// listener too.
 fn is_of_user(exits: &Exits, listener: &EgressListener, peer: SocketAddr) -> bool {
     let was_redirected = listener.take_redirected(peer);
     let Some(user) = exits.user.filter(|_| !listener.is_inside()) else {
         return true;
     };
-    // The kernel does not tell whose a socket was that the program has closed meanwhile.
+    // The kernel does not tell the owner of a socket that the program has closed meanwhile.
     sys::tcp_peer_uid(listener.address().into(), peer).map_or(was_redirected, |uid| uid == user.uid)
 }
