@@ -1,19 +1,19 @@
-//! Moves a command's bytes: its output from the server's ends into the log (and to the client that
-//! waits), the input it was given from memory into its stdin.
+//! Moves a command's bytes: its output from the pipes or the terminal into the log (and to the client that
+//! waits), and its given input from memory into its stdin.
 //!
 //! A pump always has one driver. A foreground command is driven by [`Pump::run_foreground`] on its
 //! client's thread: one poll over the client, the outputs, the input and the pidfd. No data is handed
 //! between threads, and a slow client slows the command down, because its output is not read. The
 //! supervisor drives all other pumps through the same few methods.
 //!
-//! Complete output needs no timer: what the main process wrote is in the pipe before waitid returns.
-//! So once it is reaped, as many bytes as each pipe then holds are moved (at the client's pace, if
-//! there is one). Then `exit` may follow, whatever a descendant still does with the pipe. The pipes
-//! are read to their end after that, so that such a descendant never gets SIGPIPE. Only the end of the workspace
-//! ends them too: another sandbox may have been given the other end, and keeps it as long as it likes.
+//! Complete output needs no timer: what the main process wrote is in the pipe before waitid returns. So when the
+//! process is reaped, the pump looks how many bytes each pipe holds and moves that many (at the client's pace, if there
+//! is one). Then `exit` may follow, whatever a descendant still does with the pipe. After that, the pump still reads
+//! the pipes to their end, so that such a descendant never gets SIGPIPE. It closes them earlier only when the workspace
+//! ends: another sandbox may have been given the other end, and could keep it open for ever.
 //!
-//! The same holds for a terminal, whose only output is what its master reads. It does not tell how much it
-//! holds, so it is read until it is empty, and at most [`TERMINAL_HOLDS`] bytes.
+//! A terminal works in the same way; its only output is what its master reads. A terminal does not tell how much it
+//! holds, so the pump reads it until it is empty, and at most [`TERMINAL_HOLDS`] bytes.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -37,18 +37,18 @@ pub(super) trait PumpOwner: Send + Sync {
     fn adopt(&self, pump: Pump);
     /// A process has ended and its log is complete.
     fn ended(&self, process: &Arc<Process>);
-    /// Whether all of it is over, so that nobody wants what still arrives from ended processes.
+    /// Whether the workspace has ended, so that nobody wants what still arrives from ended processes.
     fn is_released(&self) -> bool;
 }
 
-/// What output is read into.
+/// The buffer that output is read into. It grows for a command that writes much.
 pub struct Buffer {
     bytes: Vec<u8>,
     read_size: ReadSize,
 }
 
 impl Buffer {
-    /// For output that a client gets, whose tenant this is.
+    /// A buffer for output that goes to a client of the tenant with this ledger.
     pub fn of(ledger: &Arc<Ledger>) -> Self {
         Self::new(ReadSize::new(ledger))
     }
@@ -69,27 +69,27 @@ pub struct Pump {
     terminal: Option<HeldTerminal>,
     /// `None` when nothing is left to write.
     pub(super) input: Option<GivenInput>,
-    /// When the process is killed.
+    /// When the process is killed; `None` without a timeout.
     pub(super) deadline: Option<Instant>,
-    /// Set while the process should be reaped and cannot be.
+    /// Set while the process should have ended but cannot be reaped.
     recheck: Option<Recheck>,
-    /// Whether the process has ended and could not be reaped, so that its pidfd tells no more.
+    /// Whether the process has ended but could not be reaped: its pidfd stays readable, so polling it is useless.
     is_held: bool,
     phase: Phase,
-    /// Of the commands whose output is open: descendants may keep it open after the end.
+    /// The tenant's share of commands whose output is open: descendants may keep it open after the end.
     share: Option<OpenShare>,
 }
 
 /// What a pump holds of a terminal.
 pub(super) struct HeldTerminal {
     /// Open until the process is reaped, so that a program may close all its descriptors and open the
-    /// terminal again: reading the master of a terminal that nobody has open is its end.
+    /// terminal again: once nobody has the terminal open, reading its master reports the end.
     pub(super) terminal: Option<Arc<OwnedFd>>,
     pub(super) _share: OpenShare,
 }
 
-/// More bytes than a terminal holds for its master. What a process has written before its end is within
-/// as many; others may go on writing.
+/// More bytes than a terminal holds for its master. So what a process wrote before its end is among the next
+/// `TERMINAL_HOLDS` bytes, even if other processes go on writing.
 const TERMINAL_HOLDS: usize = 128 * 1024;
 
 enum Phase {
@@ -98,14 +98,14 @@ enum Phase {
     /// Reaped. The pipes still hold this many bytes that the process wrote to each stream, and a terminal
     /// at most this many.
     Draining([usize; 2]),
-    /// The end was published.
+    /// The end of the process was published.
     Over,
 }
 
-/// When to look again at a process that does not end though it should: at growing intervals.
+/// When to look again, at growing intervals, at a process that should have ended but cannot be reaped.
 ///
-/// A process that has ended is reaped by its tracer first (ptrace(2)). If the tracer does not wait for it,
-/// the pidfd is readable and there is nothing to reap. If it traces another thread, not even that.
+/// A traced process is reaped by its tracer first (ptrace(2)). If the tracer does not wait for it, the pidfd is
+/// readable but there is nothing to reap. If only another thread of it is traced, the pidfd is not even readable.
 #[derive(Clone, Copy)]
 struct Recheck {
     at: Instant,
@@ -114,7 +114,7 @@ struct Recheck {
 
 impl Recheck {
     const FIRST: Duration = Duration::from_millis(1);
-    /// Also how long tracers are left alone.
+    /// The longest interval; also how long tracers get before they are killed.
     const LAST: Duration = Duration::from_millis(128);
 
     fn after(interval: Duration) -> Self {
@@ -133,7 +133,7 @@ pub(super) struct GivenInput {
 }
 
 impl Pump {
-    /// Takes over a process that was just started. The process is killed at `deadline`.
+    /// Takes over a process that was just started. Its driver kills it at `deadline`.
     pub(super) fn new(
         process: Arc<Process>,
         owner: Arc<dyn PumpOwner>,
@@ -160,7 +160,7 @@ impl Pump {
         }
     }
 
-    /// The process that is driven.
+    /// The process whose bytes this pump moves.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }
@@ -170,7 +170,7 @@ impl Pump {
         self.outputs[stream.index()].as_ref().map(|end| end.as_fd())
     }
 
-    /// Where the rest of the given input is written.
+    /// The pipe for the rest of the given input; `None` when nothing is left to write.
     pub(super) fn input(&self) -> Option<BorrowedFd<'_>> {
         self.input.as_ref().map(|input| input.pipe.as_fd())
     }
@@ -183,7 +183,8 @@ impl Pump {
         }
     }
 
-    /// The pidfd while it is worth waiting for.
+    /// The pidfd, while it can still report the end: not once the process was reaped, or has ended but cannot be
+    /// reaped.
     pub fn awaited_pidfd(&self) -> Option<BorrowedFd<'_>> {
         let pidfd = self.pidfd().filter(|_| !self.is_held);
         pidfd.map(|pidfd| pidfd.as_fd())
@@ -202,7 +203,7 @@ impl Pump {
         matches!(self.phase, Phase::Over)
     }
 
-    /// Whether only others keep the outputs open, after the end of the process and of its whole workspace.
+    /// Whether the process and its whole workspace have ended, and only others keep the outputs open.
     pub(super) fn is_left_over(&self) -> bool {
         self.is_over() && self.owner.is_released()
     }
@@ -212,8 +213,8 @@ impl Pump {
         self.is_over() && self.outputs.iter().all(Option::is_none)
     }
 
-    /// Reads an output once, into the log and to `deliver`. Returns true at the end of the stream; the
-    /// caller closes it then.
+    /// Reads an output once; appends the data to the log and passes it to `deliver`. Returns true at the end of the
+    /// stream; then the caller must close it.
     pub(super) fn read(
         &mut self,
         stream: Stream,
@@ -225,8 +226,8 @@ impl Pump {
         };
         let (count, is_end) = match nix::unistd::read(pipe, &mut buffer.bytes) {
             Err(Errno::EINTR) => return false,
-            // The pipe was readable, but a command can open its own output and read it too. A terminal that
-            // a process still has open is empty.
+            // The pipe was readable, but a command can open its own output and read it too. A terminal is
+            // empty, but a process still has it open.
             Err(Errno::EAGAIN) => (None, false),
             // A master gives EIO once nobody has the terminal open.
             Ok(0) | Err(_) => (None, true),
@@ -259,7 +260,7 @@ impl Pump {
         }
     }
 
-    /// Reads what the outputs hold now, and no more: a flood does not hold the caller up.
+    /// Reads what the outputs hold now, and no more, so that a flood of output does not hold the caller up.
     pub fn read_available(
         &mut self,
         buffer: &mut Buffer,
@@ -271,7 +272,7 @@ impl Pump {
                 .and_then(|pipe| sys::readable_bytes(pipe).ok());
             let end = self.process.written(stream) + held.unwrap_or(0) as u64;
             let mut before = None;
-            // Whoever has the pipe open can read it, too.
+            // Stops when a read gets nothing: another process that has the pipe open may have read the rest.
             while self.process.written(stream) < end && before != Some(self.process.written(stream))
             {
                 before = Some(self.process.written(stream));
@@ -281,7 +282,7 @@ impl Pump {
     }
 
     /// Writes as much of the given input as the pipe takes. Returns true when nothing is left to write;
-    /// the caller closes the input then.
+    /// then the caller must close the input.
     pub(super) fn feed(&mut self) -> bool {
         let Some(input) = &mut self.input else {
             return false;
@@ -289,13 +290,13 @@ impl Pump {
         match nix::unistd::write(&input.pipe, &input.bytes[input.written..]) {
             Ok(count) => input.written += count,
             Err(Errno::EINTR | Errno::EAGAIN) => return false,
-            // The process has closed its stdin. It need not read all of it.
+            // The process has closed its stdin, as it may, without reading all of it.
             Err(_) => input.written = input.bytes.len(),
         }
         input.written == input.bytes.len()
     }
 
-    /// Whether the deadline has passed; true only once.
+    /// Whether the deadline has passed. Clears it, so that the answer is true only once.
     pub(super) fn take_due(&mut self, now: Instant) -> bool {
         let is_due = self.deadline.take_if(|deadline| *deadline <= now).is_some();
         if is_due {
@@ -304,21 +305,20 @@ impl Pump {
         is_due
     }
 
-    /// Whether it is time to look again at a process that should have ended, and for how long that has
-    /// been so.
+    /// The interval that has passed since the last look at a process that should have ended; `None` if it is not time
+    /// to look again.
     pub(super) fn take_recheck(&mut self, now: Instant) -> Option<Duration> {
         let Recheck { interval, .. } = self.recheck.filter(|recheck| recheck.at <= now)?;
         self.recheck = Some(Recheck::after(interval * 2));
         Some(interval)
     }
 
-    /// Whether its tracers have had enough time, if this long has passed since the process should have
-    /// ended.
+    /// Whether tracers have had enough time to wait for the process, after a recheck with this interval.
     pub(super) fn is_overdue(&self, interval: Duration) -> bool {
         self.pidfd().is_some() && interval >= Recheck::LAST
     }
 
-    /// When to look at the deadline and at a process that should have ended.
+    /// When the deadline passes or the process must be looked at again, whichever is first.
     pub fn timer(&self) -> Option<Instant> {
         let recheck = self.recheck.map(|recheck| recheck.at);
         recheck.into_iter().chain(self.deadline).min()
@@ -364,7 +364,7 @@ impl Pump {
         exit
     }
 
-    /// Reaps the process if it has ended, reads its output and publishes the end, which is returned then.
+    /// Reaps the process if it has ended, reads its output, publishes the end and returns it.
     pub(super) fn finish(
         &mut self,
         buffer: &mut Buffer,
@@ -379,7 +379,7 @@ impl Pump {
         self.publish()
     }
 
-    /// As [`Pump::finish`], if the pidfd has told that the process has ended, or it is time to look again.
+    /// Like [`Pump::finish`], if the pidfd reported the end of the process (`is_told`) or it is time to look again.
     pub fn finish_if_due(
         &mut self,
         is_told: bool,
@@ -397,13 +397,13 @@ impl Pump {
         exit
     }
 
-    /// The process was killed: from now on it is looked at also without word from the kernel.
+    /// Notes that the process was killed: from now on it is checked at intervals, even if the pidfd reports nothing.
     pub fn expect_end(&mut self) {
         self.recheck = Some(Recheck::after(Recheck::LAST));
     }
 
-    /// Ends the outputs, so that nothing is left to do once the end was published. What still writes to them gets
-    /// SIGPIPE, and what was not read is lost.
+    /// Closes the outputs, so that nothing is left to do once the end was published. Processes that still write to them
+    /// get SIGPIPE, and output that was not read is lost.
     pub fn close_outputs(&mut self) {
         self.outputs = [None, None];
         if let Phase::Draining(left) = &mut self.phase {
@@ -411,8 +411,8 @@ impl Pump {
         }
     }
 
-    /// Drives the process until it ends or its client disconnects, at most until a moment, and leaves the
-    /// rest to the supervisor. At that moment the process goes on in the background.
+    /// Drives the process until it ends, its client disconnects, or `until` has passed, and leaves the rest to the
+    /// supervisor. After `until`, the process goes on in the background.
     pub fn run_foreground(
         mut self,
         subscriber: &mut dyn Subscriber,
@@ -426,7 +426,7 @@ impl Pump {
         }
     }
 
-    /// Returns whether it has ended.
+    /// Returns whether the process has ended; false if `until` has passed.
     fn run_until_exit(
         &mut self,
         subscriber: &mut dyn Subscriber,
@@ -471,8 +471,8 @@ impl Pump {
             }
             if let Some(exit) = self.publish() {
                 subscriber.exit(&exit);
-                // Usually no descendant holds the pipes. Both are at their end then, and the supervisor
-                // has nothing to do.
+                // Usually no descendant holds the pipes. Then both are at their end, this closes them, and the
+                // supervisor has nothing to do.
                 for stream in Stream::ALL {
                     self.read_or_close(stream, &mut buffer, &mut |_, _, _| {});
                 }
@@ -499,7 +499,7 @@ impl Pump {
         let until = self.timer().into_iter().chain([wake_at]).min();
         let mut limit = until.map(|until| until.saturating_duration_since(Instant::now()));
         if reading && Stream::ALL.iter().any(|stream| self.left(*stream) > 0) {
-            // A terminal may be empty, and then nothing would end the wait.
+            // A terminal may be empty already; then no event would end the wait.
             limit = Some(Duration::ZERO);
         }
         poll(&mut entries, limit);
