@@ -1,15 +1,16 @@
-//! How network policies are enforced: a filter for sockets, and rules of Landlock as a second lock.
+//! How network policies are enforced: by a seccomp filter for sockets, and by Landlock rules as a second barrier.
 //!
-//! A command whose network is `blocked` can make no internet socket. One whose network is filtered gets its sockets
-//! from the server, and Landlock lets them connect to the egress listener of its filter only (see `egress`). A socket
-//! that a looser command of the same sandbox passes to either cannot be connected or bound, because Landlock asks the
-//! process that does so. A UDP socket, or a connected one, works when it is passed: so the policy of a sandbox is the
-//! wall, and that of a command keeps it from the network and not from an accomplice.
+//! A command whose network is `blocked` cannot make internet sockets. A command whose network is filtered gets its
+//! sockets from the server, and Landlock lets them connect only to the egress listener of its filter (see `egress`).
+//! Another command of the same sandbox, with a wider policy, may pass its sockets to either. They cannot connect or
+//! bind such a socket, because Landlock checks the process that makes the call. But a UDP socket, or a connected
+//! socket, works after it was passed. So the policy of a sandbox is a wall; the policy of a command keeps it from the
+//! network, but not if another command of the sandbox helps it.
 //!
-//! A sandbox with namespaces and a policy other than open has a network of its own, which needs neither. Of its commands
-//! those that choose less have the rules of Landlock, which lead to another egress listener there.
+//! A sandbox with namespaces and a policy other than open has a network of its own, which needs neither filter nor
+//! rules. Its commands with a narrower policy get Landlock rules, which allow another egress listener in that network.
 //!
-//! A policy is offered only where all of it is enforced; what cannot be enforced is refused with the reason.
+//! A policy is offered only where all of it is enforced. Otherwise it is refused, with the reason.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, OnceLock};
@@ -22,38 +23,41 @@ use crate::spec::network::NetworkPolicy;
 use crate::threads::lock::{Mutex, lock};
 use crate::{egress, sys};
 
-/// The Landlock ABI without which sandboxes reach abstract Unix sockets of others, who could pass sockets.
+/// The least Landlock ABI for sandboxes: with an older one they reach abstract Unix sockets of others, who could pass
+/// them sockets.
 const ABI_OF_SANDBOXES: u32 = 6;
 
-/// The Landlock ABI without which a command could connect to every port of the machine.
+/// The least Landlock ABI for filtered networks: with an older one a command could connect to every port of the
+/// machine.
 const ABI_OF_FILTERS: u32 = 4;
 
-/// What commands get for their policy, made once for all commands of the machine.
+/// The filters and rules that enforce policies, made once for all commands of the machine.
 pub(super) struct Networks {
     subject: Subject,
     landlock_abi: u32,
     has_filters: bool,
     open: Arc<[libc::sock_filter]>,
-    /// Made with the first command that needs it.
+    /// Made for the first command that needs it, like the next two.
     filtered: OnceLock<Arc<[libc::sock_filter]>>,
-    /// Of commands whose connections are led to the egress listener.
+    /// For commands whose connections are redirected to the egress listener.
     transparent: OnceLock<Arc<[libc::sock_filter]>>,
     blocked: OnceLock<Arc<[libc::sock_filter]>>,
-    /// Of blocked commands that have the machine's root.
+    /// The rules of blocked commands that have the machine's root.
     shared_rules: TcpRules,
-    /// Whether sockets of 127.0.0.1 stay on the machine; asked once for lists, and again for each egress listener.
+    /// Whether the kernel keeps packets from 127.0.0.1 on the machine. Checked once for the list of policies, and again
+    /// for each egress listener.
     keeps_loopback: OnceLock<bool>,
 }
 
-/// `None` on a kernel that has none.
+/// A Landlock ruleset; `None` on a kernel without Landlock.
 type OptionalRules = Option<Arc<OwnedFd>>;
 
-/// The Landlock rules for TCP of commands with one root.
+/// The Landlock rules for TCP of commands that share one root directory.
 pub(super) struct TcpRules {
     /// `None` for the machine's root.
     namespaces: Option<Arc<Namespaces>>,
-    /// Those that were used last, with the port that they open. The next command is likely to have the same, and to make
-    /// them takes a fiftieth of a command.
+    /// The rules that were used last, with the port that they open. The next command probably needs the same, and
+    /// making them takes a fiftieth of a command's time.
     last: Mutex<Option<(Option<u16>, OptionalRules)>>,
 }
 
@@ -87,7 +91,7 @@ impl TcpRules {
 pub(super) struct Walls {
     filter: Arc<[libc::sock_filter]>,
     ruleset: OptionalRules,
-    /// Whether the filter has a listener, to which it may leave the making of sockets.
+    /// Whether the filter has a seccomp listener, which may make the sockets of the command.
     pub(super) has_listener: bool,
 }
 
@@ -126,7 +130,7 @@ impl Networks {
         }
     }
 
-    /// The filter that leaves sockets to the server in this way.
+    /// The filter that leaves sockets to the server in the way that `sockets` names.
     fn leaving(&self, sockets: Sockets) -> &Arc<[libc::sock_filter]> {
         let made = match sockets {
             Sockets::Redirected => &self.transparent,
@@ -135,7 +139,7 @@ impl Networks {
         made.get_or_init(|| filter::program(self.subject, sockets).into())
     }
 
-    /// The names of the network policies that are enforced here, the widest first.
+    /// The names of the network policies that this machine can enforce, the widest first.
     pub(super) fn offered(&self) -> Vec<&'static str> {
         let keeps_loopback = || *self.keeps_loopback.get_or_init(|| egress::check().is_ok());
         let is_filtered = self.lacking(ABI_OF_FILTERS).is_none() && keeps_loopback();
@@ -148,11 +152,11 @@ impl Networks {
         offered.map(|(name, _)| name).collect()
     }
 
-    /// Checks that the machine can enforce a policy. A network of the sandbox's own, if it `is_owned`, is enforced
-    /// already.
+    /// Checks that the machine can enforce a policy. If the sandbox has a network of its own (`is_owned`), that
+    /// enforces the policy already; only a transparent filter needs more.
     ///
     /// # Errors
-    /// `Unavailable`, with the reason.
+    /// `Unavailable`, with the reason, if it cannot.
     pub(super) fn check(&self, policy: &NetworkPolicy, is_owned: bool) -> Result<()> {
         if let NetworkPolicy::Filtered(filter) = policy
             && filter.is_transparent
@@ -165,7 +169,7 @@ impl Networks {
                     return Ok(());
                 }
                 let text = "network cannot be transparent on this machine: the kernel cannot leave system calls to the \
-                            server (Linux 5.19)";
+                            server, which needs Linux 5.19";
                 return Err(Error::new(Kind::Unavailable, text));
             }
             _ if is_owned => return Ok(()),
@@ -186,11 +190,12 @@ impl Networks {
         }
     }
 
-    /// What enforces a policy that was [checked](Self::check). A network of the sandbox's own, if it `is_owned`, needs
-    /// only to be reached. `listener` is the port of a filtered one, and `rules` are those of the workspace.
+    /// The filter and the rules that enforce a policy, which was [checked](Self::check) before. If the sandbox has a
+    /// network of its own (`is_owned`), they only let commands reach it. `listener` is the port of the egress listener
+    /// of a filtered network, and `rules` are those of the workspace.
     ///
     /// # Errors
-    /// `System` if the ruleset cannot be made now.
+    /// `System` if the Landlock ruleset cannot be made.
     pub(super) fn walls(
         &self,
         policy: &NetworkPolicy,
@@ -211,9 +216,9 @@ impl Networks {
                 has_listener: false,
             }),
             NetworkPolicy::Filtered(filter) => {
-                // A socket of the machine's network must not get into another one: it could be passed to a command that
-                // has no rules. There the listener only tells when the egress listener is not needed any more, or it
-                // makes sockets of that network.
+                // A sandbox with a network of its own must not get a socket of the machine's network, which could be
+                // passed to a command without rules. There the seccomp listener makes sockets of the own network, or
+                // only tells when the egress listener is not needed any more.
                 let filter = match (filter.is_transparent, rules.own_network()) {
                     (true, _) => self.leaving(Sockets::Redirected),
                     (false, true) => &self.open,
@@ -241,18 +246,17 @@ impl Networks {
         }
     }
 
-    /// What the kernel lacks to confine the network of commands, if rules of this Landlock ABI are needed; `None` if
-    /// it lacks nothing.
+    /// Why the kernel cannot confine the network of commands by rules of this Landlock ABI; `None` if it can.
     fn lacking(&self, least_abi: u32) -> Option<&'static str> {
         if !self.has_filters {
             return Some("the kernel has no seccomp filters, or hides them");
         }
         if self.landlock_abi < least_abi {
-            return Some("without ABI 4 of Landlock every port of the machine could be reached");
+            return Some("without Landlock ABI 4 a command could reach every port of the machine");
         }
-        // On a dedicated machine commands can pass sockets to each other in any case.
+        // On a dedicated machine, commands can pass each other sockets in any case.
         (self.subject != Subject::Machine && self.landlock_abi < ABI_OF_SANDBOXES)
-            .then_some("without ABI 6 of Landlock others could pass sockets in")
+            .then_some("without Landlock ABI 6 other processes could pass it sockets")
     }
 }
 
