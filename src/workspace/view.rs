@@ -1,4 +1,4 @@
-//! What absolute paths mean to the commands of a workspace, for doors whose clients name files as commands do.
+//! Translates paths as a workspace's commands see them, for doors whose clients name files in the same way.
 
 use std::os::unix::ffi::OsStrExt;
 
@@ -7,7 +7,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files::name::{FilePath, Tree, show};
 use crate::spec::isolation::TEMPORARY;
 
-/// The paths of a workspace, as its commands see them.
+/// Translates paths that the commands of a workspace see to files of the workspace.
 pub struct CommandView<'w> {
     reach: Reach<'w>,
     home: &'w [u8],
@@ -15,9 +15,9 @@ pub struct CommandView<'w> {
 
 /// Which absolute paths lead to files of the workspace.
 enum Reach<'w> {
-    /// All of the machine.
+    /// Every path of the machine.
     Machine,
-    /// What is below the home, and in the own `/tmp` if there is one.
+    /// Paths below the home, and below the sandbox's own `/tmp` if it has one.
     Sandbox {
         real_home: &'w [u8],
         has_temporary: bool,
@@ -25,7 +25,7 @@ enum Reach<'w> {
 }
 
 impl Workspace {
-    /// How its commands see paths.
+    /// The view that its commands have of paths.
     pub fn view(&self) -> CommandView<'_> {
         let reach = match self.user() {
             None => Reach::Machine,
@@ -42,12 +42,13 @@ impl Workspace {
 }
 
 impl<'w> CommandView<'w> {
-    /// The home.
+    /// The path of the home, as commands see it.
     pub fn home(&self) -> &'w [u8] {
         self.home
     }
 
-    /// Where a sandbox's home is for the server; commands may see it elsewhere.
+    /// The path of a sandbox's home on the machine; commands may see another one. `None` if the workspace is the
+    /// machine.
     pub fn real_home(&self) -> Option<&'w [u8]> {
         match self.reach {
             Reach::Machine => None,
@@ -55,10 +56,10 @@ impl<'w> CommandView<'w> {
         }
     }
 
-    /// The file that commands see at a path. A relative one begins in the home.
+    /// The file that commands see at `path`. A relative path begins in the home.
     ///
     /// # Errors
-    /// `Forbidden` if it is none of the sandbox's.
+    /// `Forbidden` if the path does not lead to the sandbox's home or its own `/tmp`.
     pub fn file(&self, path: FilePath) -> Result<FilePath> {
         let Reach::Sandbox {
             real_home,
@@ -104,7 +105,8 @@ impl<'w> CommandView<'w> {
     }
 }
 
-/// What is below a directory; `None` if it is not below it. Slashes and `.` between names do not matter.
+/// The part of a path below a directory; `None` if the path is not below it. Extra slashes and `.` components do not
+/// matter.
 pub fn below<'p>(path: &'p [u8], directory: &[u8]) -> Option<&'p [u8]> {
     let names = directory.split(|byte| *byte == b'/');
     let mut rest = after_slashes(path);
@@ -118,7 +120,7 @@ pub fn below<'p>(path: &'p [u8], directory: &[u8]) -> Option<&'p [u8]> {
     Some(rest)
 }
 
-/// The path from its next name on.
+/// The path without the slashes and `.` components in front of its next name.
 fn after_slashes(mut path: &[u8]) -> &[u8] {
     loop {
         path = match path {
@@ -184,7 +186,7 @@ mod tests {
         }
         let text = file(&view, b"/etc").unwrap_err();
         assert!(text.ends_with("whose files are in /homes/ab"), "{text}");
-        // Homes may be made below it.
+        // The homes may be below `/tmp`.
         let view = CommandView::of_sandbox(b"/tmp/homes/ab", b"/tmp/homes/ab", false);
         assert_eq!(file(&view, b"/tmp/homes/ab/x").as_deref(), Ok("x"));
     }
@@ -200,7 +202,7 @@ mod tests {
     #[test]
     fn names_of_any_bytes_stay_as_they_are() {
         let view = CommandView::of_sandbox(b"/home/user", b"/homes/ab", true);
-        // A stand-in in a real name, and a byte that is no text.
+        // A name that contains a character that stands for a byte, and a byte that is not UTF-8.
         let given = show("/tmp/\u{EF80}".as_bytes()) + &show(b"\xff");
         let file = view.file(FilePath::new(given.as_bytes()).unwrap()).unwrap();
         assert_eq!(file.bytes(), [&b"\xee\xbe\x80"[..], b"\xff"].concat());
