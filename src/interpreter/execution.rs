@@ -1,8 +1,8 @@
-//! One execution: its place in the queue, its events, and who follows them.
+//! One execution: its state, its events, and the clients that follow them.
 //!
-//! The driver of the context appends events; clients read them with cursors of their own. The client that asked for
-//! the execution gets every byte: what it has not taken is held here, and when that becomes much the driver stops
-//! reading what the code writes ([`Execution::is_backlogged`]). Everybody else, and whoever comes back later, reads
+//! The driver of the context appends events; each client reads them with its own cursor. The client that started
+//! the execution gets every byte: what it has not read is held here. If that becomes too much, the driver stops
+//! reading what the code writes ([`Execution::is_backlogged`]). All other clients, and those that come back later, read
 //! output from the log of the interpreter, which may have dropped it.
 
 use std::collections::VecDeque;
@@ -18,24 +18,25 @@ use crate::spec::command::Fingerprint;
 use crate::threads::lock::{Condvar, Mutex, lock};
 use crate::threads::notify::Notifier;
 
-/// What the asking client has not taken, in bytes, above which no more is read.
+/// Backlog of the asking client (events that it has not read) above which the driver stops reading, in bytes.
 const BACKLOG_BYTES: usize = 256 * 1024;
 
-/// What is held for it at most. Code that was signalled is read without regard to clients.
+/// Backlog that is held for the asking client when the driver does not wait for clients, because the code was
+/// signalled.
 const MOST_BACKLOG_BYTES: usize = 4 * BACKLOG_BYTES;
 
-/// What an event takes besides its payload.
+/// Memory of an event besides its payload.
 const EVENT_BYTES: usize = 96;
 
-/// How long code may go on after SIGINT when its time is up.
+/// How long code may go on after the SIGINT of its timeout, by default.
 pub const KILL_AFTER: Duration = Duration::from_secs(2);
 
 /// What happens to an execution whose client disconnects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Abandoned {
-    /// It is interrupted, or leaves the queue.
+    /// It is interrupted, or removed from the queue.
     Interrupt,
-    /// It goes on.
+    /// It goes on without the client.
     Keep,
 }
 
@@ -43,29 +44,29 @@ pub enum Abandoned {
 pub struct ExecutionSpec {
     /// The source.
     pub code: String,
-    /// The client's choice, which makes the request idempotent.
+    /// An id that the client chose, which makes the request idempotent.
     pub id: Option<String>,
-    /// How long it may run, without its time in the queue.
+    /// How long it may run, not counting its time in the queue.
     pub timeout: Option<Duration>,
-    /// From SIGINT to SIGKILL when its time is up.
+    /// The time between SIGINT and SIGKILL after a timeout.
     pub kill_after: Duration,
-    /// What `stdin` reads.
+    /// What the code reads from `stdin`.
     pub stdin: Option<String>,
     /// Whether the code may ask a client for input.
     pub asks: bool,
-    /// Variables for this execution.
+    /// Environment variables for this execution only.
     pub environment: Vec<(String, String)>,
-    /// Whether results and displays also come as values that programs read: JSON of lists and dictionaries, the data of
+    /// Whether results and displays are also sent as values for programs: JSON of lists and dictionaries, the data of
     /// charts and tables.
     pub sends_values: bool,
-    /// Whether it ends with its client.
+    /// What happens when its client disconnects.
     pub abandoned: Abandoned,
-    /// Output beyond this is thrown away.
+    /// Output beyond this many bytes is discarded.
     pub max_output: u64,
 }
 
 impl ExecutionSpec {
-    /// Code alone.
+    /// An execution of `code` with the default settings.
     pub fn new(code: String) -> Self {
         Self {
             code,
@@ -81,7 +82,7 @@ impl ExecutionSpec {
         }
     }
 
-    /// Bytes in memory: as they came, and as JSON for the interpreter.
+    /// Bytes in memory: of the request, and of the JSON that the interpreter gets.
     pub(super) fn bytes(&self) -> usize {
         // Most characters take at most twice as much in JSON, and control characters six bytes.
         let bytes = |text: &str| {
@@ -99,12 +100,12 @@ impl ExecutionSpec {
 pub trait ExecutionSubscriber {
     /// The connection that the events go to.
     fn client(&mut self) -> &mut dyn Client;
-    /// Sends an event. `output` are the bytes of an [`Event::Output`].
+    /// Sends an event. `output` has the bytes of an [`Event::Output`], else nothing.
     ///
     /// # Errors
     /// The client disconnected.
     fn event(&mut self, number: u64, event: &Event, output: &[u8]) -> Result<(), Disconnected>;
-    /// Sends word of events that are no longer held: their first and their last number.
+    /// Reports that the events with the numbers `first` to `last` were dropped.
     ///
     /// # Errors
     /// The client disconnected.
@@ -114,82 +115,84 @@ pub trait ExecutionSubscriber {
 /// The state of an execution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExecutionState {
-    /// Others are before it.
+    /// It waits in the queue of its context.
     Queued,
     /// It runs.
     Running,
-    /// For this reason.
+    /// It has ended, for this reason.
     Ended(EndReason),
 }
 
 /// One execution of a context.
 pub struct Execution {
-    /// Unique in the context: `e-N`, or the client's choice.
+    /// Unique in the context: `e-N`, or chosen by the client.
     pub id: String,
-    /// Tells code with one id apart.
+    /// Distinguishes requests that have the same id but other code.
     pub(super) fingerprint: Fingerprint,
     pub(super) abandoned: Abandoned,
-    /// Taken by the driver when it runs.
+    /// The driver takes it when the execution begins.
     pub(super) spec: Mutex<Option<ExecutionSpec>>,
-    /// Guards what is known of it. Held for the length of a copy.
+    /// The lock is held for as long as a copy takes, at most.
     journal: Mutex<Journal>,
     ended: Condvar,
-    /// Notifies at every event.
+    /// Notifies the clients of every event.
     pub(super) notifier: Arc<Notifier>,
-    /// Notifies when the driver may read on.
+    /// Notifies the driver when it may read on.
     driver: Arc<Notifier>,
 }
 
 struct Journal {
     state: ExecutionState,
+    /// The number of the execution in the interpreter's generation; 0 before it runs.
     count: u64,
-    /// The next number.
+    /// The number of the next event.
     next: u64,
-    /// Never dropped: few, and small but for one error.
+    /// Events that are never dropped: they are few, and small except for one error.
     kept: Vec<(u64, Event)>,
-    /// Dropped from the front.
+    /// All other events. The oldest are dropped first.
     others: VecDeque<LoggedEvent>,
-    /// Bytes of all of them.
+    /// Bytes of `others`, without output.
     bytes: usize,
-    /// Bytes of the error.
+    /// Bytes of the error among `kept`.
     error_bytes: usize,
+    /// The limit of `bytes`.
     limit: usize,
     /// Bytes of the code, until the interpreter has it.
     code_bytes: usize,
-    /// For all of them.
+    /// Charges the tenant for `bytes`, `error_bytes` and `code_bytes`.
     charge: Charge,
-    /// Where its output is logged.
+    /// The interpreter, in whose log the output is.
     process: Option<Arc<Process>>,
-    /// Clients that asked for it and are still connected.
+    /// The number of clients that asked for the execution and are still connected.
     clients: usize,
-    /// The first of them, until it stops following.
+    /// The first of these clients, until it stops following.
     asking: Option<Asking>,
-    /// The driver waits until the asking client has taken more.
+    /// Whether the driver waits until the asking client has read more.
     is_awaited: bool,
-    /// The driver does not wait for it any more.
+    /// Whether the driver no longer waits for the asking client.
     is_disregarded: bool,
 }
 
-/// What the client that has made the execution has taken.
+/// What the client that started the execution has read.
 #[derive(Default)]
 struct Asking {
     /// The number of its next event.
     next: u64,
-    /// What is held for it, in bytes.
+    /// Bytes that are held for it.
     backlog: usize,
 }
 
 struct LoggedEvent {
     number: u64,
     event: Event,
-    /// Where output begins in the log.
+    /// Where output begins in the log of the interpreter.
     position: u64,
-    /// The output, until the asking client has taken it.
+    /// The output, until the asking client has read it.
     output: Option<Vec<u8>>,
 }
 
 impl LoggedEvent {
-    /// Bytes in memory, approximately, without output.
+    /// Approximate bytes in memory, without output.
     fn size(&self) -> usize {
         EVENT_BYTES
             + match &self.event {
@@ -199,14 +202,14 @@ impl LoggedEvent {
             }
     }
 
-    /// What it adds to a backlog.
+    /// Bytes that it adds to the backlog: with output.
     fn weight(&self) -> usize {
         self.size() + self.output.as_ref().map_or(0, Vec::len)
     }
 }
 
 impl Execution {
-    /// One that waits. `limit` bounds its events in bytes.
+    /// An execution that waits in the queue. `limit` bounds the bytes of its events.
     pub(super) fn new(
         id: String,
         fingerprint: Fingerprint,
@@ -243,22 +246,22 @@ impl Execution {
         })
     }
 
-    /// Queued, running or ended.
+    /// Whether it is queued, is running or has ended.
     pub fn state(&self) -> ExecutionState {
         lock(&self.journal).state
     }
 
-    /// Its number in the generation; 0 before it runs.
+    /// Its number in the interpreter's generation; 0 before it runs.
     pub fn count(&self) -> u64 {
         lock(&self.journal).count
     }
 
-    /// How many events there are.
+    /// The number of events so far, including dropped ones.
     pub fn events(&self) -> u64 {
         lock(&self.journal).next
     }
 
-    /// Waits at most `limit` for its end; returns whether it has ended.
+    /// Waits for its end, at most for `limit`. Returns whether it has ended.
     pub(super) fn wait_ended(&self, limit: Duration) -> bool {
         let journal = lock(&self.journal);
         let is_running = |journal: &mut Journal| !matches!(journal.state, ExecutionState::Ended(_));
@@ -266,7 +269,7 @@ impl Execution {
         matches!(journal.state, ExecutionState::Ended(_))
     }
 
-    /// It runs from now on, in this process.
+    /// Notes that it runs from now on, in this process, and appends the event `start`.
     pub(super) fn begin(&self, count: u64, process: &Arc<Process>, start: Event) {
         let mut journal = lock(&self.journal);
         journal.state = ExecutionState::Running;
@@ -277,21 +280,21 @@ impl Execution {
         self.notifier.notify();
     }
 
-    /// The interpreter has the code.
+    /// Stops charging the tenant for the code, because the interpreter has it.
     pub(super) fn release_code(&self) {
         let mut journal = lock(&self.journal);
         journal.code_bytes = 0;
-        // Less than before.
+        // Succeeds, because it is less than before.
         journal.settle_charge();
     }
 
-    /// Adds an event.
+    /// Adds an event that is not output.
     pub(super) fn append(&self, event: Event) {
         lock(&self.journal).append(event, None, 0);
         self.notifier.notify();
     }
 
-    /// Adds output, which is in the log already: at this position, and at this offset of its stream.
+    /// Adds output that is already in the log of the interpreter, at `position`. `offset` is its offset in the stream.
     pub(super) fn append_output(&self, stream: Stream, offset: u64, position: u64, data: &[u8]) {
         let event = Event::Output {
             stream,
@@ -306,7 +309,7 @@ impl Execution {
         self.notifier.notify();
     }
 
-    /// Adds the last event. False if it has one already.
+    /// Adds the last event. False if the execution had ended already.
     #[must_use = "only the first end is counted"]
     pub(super) fn end(&self, end: End) -> bool {
         let mut journal = lock(&self.journal);
@@ -323,31 +326,31 @@ impl Execution {
         true
     }
 
-    /// From now on the code is read without regard to clients: it was told to end.
+    /// Lets the driver read the code's output without waiting for clients, because the code was told to end.
     pub(super) fn disregard_clients(&self) {
         lock(&self.journal).is_disregarded = true;
     }
 
-    /// Whether the asking client has much to take. The driver is notified when it has less.
+    /// Whether the backlog of the asking client is too large. If so, the driver is notified when it is smaller.
     pub(super) fn is_backlogged(&self) -> bool {
         let mut journal = lock(&self.journal);
         journal.is_awaited = journal.is_backlogged();
         journal.is_awaited
     }
 
-    /// One more client asks for it.
+    /// Counts one more client that asks for this execution.
     pub(super) fn join(&self) {
         lock(&self.journal).clients += 1;
     }
 
-    /// A client that asked for it is gone; returns whether it was the last one, and the execution goes on.
+    /// Counts one client less. Returns whether it was the last one and the execution has not ended.
     pub(super) fn leave(&self) -> bool {
         let mut journal = lock(&self.journal);
         journal.clients -= 1;
         journal.clients == 0 && !matches!(journal.state, ExecutionState::Ended(_))
     }
 
-    /// Nothing is held any more for the client that has made it.
+    /// Stops holding output for the client that started the execution.
     pub(super) fn stop_asking(&self) {
         let mut journal = lock(&self.journal);
         journal.asking = None;
@@ -359,8 +362,8 @@ impl Execution {
         self.wake_driver();
     }
 
-    /// Sends a subscriber the events from `next` on: until the end if `is_live`, else those there are. `is_asking`
-    /// is the client that has made the execution.
+    /// Sends a subscriber the events from `next` on: until the end if `is_live`, else only the existing ones.
+    /// `is_asking` tells whether the subscriber is the client that started the execution.
     ///
     /// # Errors
     /// The client disconnected.
@@ -446,14 +449,15 @@ impl Journal {
         }
     }
 
-    /// Charges the tenant with what is held; returns whether it has as much.
+    /// Charges the tenant for what is held. Returns whether the tenant has that much memory left.
     fn settle_charge(&mut self) -> bool {
         let bytes = self.code_bytes + self.bytes + self.error_bytes;
         self.charge.set(bytes).is_ok()
     }
 
-    /// Whether the oldest event has to go. The asking client has seen it, unless it is disregarded and far behind or
-    /// its tenant has no memory left. While the code runs the newest is held in any case.
+    /// Whether the oldest event must be dropped. Events that the asking client has not read are dropped only if the
+    /// driver does not wait for it and its backlog is large, or if the tenant has no memory left. While the code runs,
+    /// the newest event is never dropped.
     fn is_too_large(&mut self) -> bool {
         let is_charged = self.settle_charge();
         let has_ended = matches!(self.state, ExecutionState::Ended(_));
@@ -469,7 +473,7 @@ impl Journal {
         !is_charged || (self.bytes > self.limit && !is_due)
     }
 
-    /// Whether everything is held for this client until it has taken it.
+    /// Whether everything is held for the asking client until it has read it.
     fn is_due(&self, asking: &Asking) -> bool {
         !self.is_disregarded || asking.backlog <= MOST_BACKLOG_BYTES
     }
@@ -485,7 +489,8 @@ impl Journal {
         }
     }
 
-    /// The first event from `next` on, its number, and whether its output is in `buffer` if it has one.
+    /// The first event from `next` on, with its number, and whether it is whole: false if it is output that is no
+    /// longer in the log. Puts its output into `buffer`.
     fn read(
         &mut self,
         next: u64,
@@ -566,7 +571,7 @@ mod tests {
         }
     }
 
-    /// The numbers that a reader gets from `next` on, and the bytes of output.
+    /// The numbers of all events that a reader gets, and their output.
     fn numbers(execution: &Execution, is_asking: bool) -> (Vec<u64>, Vec<u8>) {
         let (mut next, mut found) = (0, Vec::new());
         let (mut buffer, mut output) = (Vec::new(), Vec::new());
@@ -613,7 +618,7 @@ mod tests {
         assert_eq!(output.len() as u64, sent);
         assert!(!execution.is_backlogged());
 
-        // It has taken them, so they go before later ones. Output is in the log of the interpreter only.
+        // The client has read them, so a new event pushes them out. Now their output is only in the interpreter's log.
         execution.append(display(1000));
         let (found, output) = numbers(&execution, false);
         assert!(found.len() < 10, "{found:?}");
@@ -644,7 +649,7 @@ mod tests {
         let (found, output) = numbers(&execution, true);
         assert_eq!(found, (0..7).collect::<Vec<_>>());
         assert_eq!(output.len(), 30_000);
-        // What is too large is gone with it.
+        // Once no client asks any more, events beyond the limit are dropped.
         execution.stop_asking();
         assert_eq!(numbers(&execution, false).0, [6]);
         assert!(lock(&execution.journal).charge.bytes() <= 4096);
