@@ -1,6 +1,7 @@
 //! Deletes sandboxes: ends their processes, removes their homes, and gives users and slots back.
 //!
-//! A deletion comes to a result, whatever fails: what is left keeps its slot and its user, and is tried again.
+//! Every deletion has a result, whatever fails. A sandbox of which something is left keeps its slot and its user, and
+//! its deletion is retried.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -16,26 +17,26 @@ use crate::threads::lock::lock;
 use crate::threads::panics::contain;
 use crate::{fault, logging};
 
-/// How long to wait for killed processes to be gone.
+/// How long to wait until killed processes are gone.
 const EMPTYING_LIMIT: Duration = Duration::from_secs(20);
 
 /// Time between SIGTERM and SIGKILL when the server ends.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Most time before a deletion is answered; clients give up after 60 s. The rest is removed in the
-/// background, in unit tests everything.
+/// Most time before a deletion is answered; clients give up after 60 s. What is left of the home then is removed in the
+/// background. In unit tests this is all of it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(if cfg!(test) { 0 } else { 40 });
 
 /// How long to wait for killed processes when the server ends.
 const FINAL_EMPTYING_LIMIT: Duration = Duration::from_secs(1);
 
-/// How long that and the removal of homes may take when the server ends.
+/// How long waiting for killed processes and removing homes may take together when the server ends.
 const REMOVAL_LIMIT: Duration = Duration::from_secs(3);
 
-/// Most time for one sandbox on a thread that deletes several.
+/// Most time for each sandbox on a background thread that deletes several.
 const BACKGROUND_LIMIT: Duration = Duration::from_secs(10);
 
-/// The same on the maintenance thread, if no other thread could be started.
+/// Most time for each sandbox on the maintenance thread, if no background thread could be started.
 const INLINE_LIMIT: Duration = Duration::from_secs(1);
 
 /// The result of a deletion.
@@ -57,8 +58,8 @@ pub struct AllEnded {
 }
 
 impl Host {
-    /// Deletes a sandbox: kills its processes, removes its home, frees its user and slot. A home that is
-    /// too large to be removed in time is removed in the background; user and slot stay taken until then.
+    /// Deletes a sandbox: kills its processes, removes its home, and frees its user and slot. If the home is
+    /// too large to be removed in time, it is removed in the background; until then, user and slot stay taken.
     ///
     /// # Errors
     /// `NotFound` for an unknown id. `System` if something cannot be ended or removed: the sandbox is no
@@ -85,10 +86,10 @@ impl Host {
         self.end(&sandbox, "deleted", deadline)
     }
 
-    /// Deletes all sandboxes, and retries the stuck ones.
+    /// Deletes all sandboxes, and retries deletions that were not completed before.
     ///
     /// # Errors
-    /// The first deletion that failed; the others are done.
+    /// That of the first deletion that failed; the others were tried nevertheless.
     pub fn delete_all(&self) -> Result<AllEnded> {
         let deadline = Instant::now() + ANSWER_LIMIT;
         // All are taken before the first is killed: after another request has deleted one, its uid may
@@ -103,7 +104,7 @@ impl Host {
             Ok(ended) => count += usize::from(ended.is_first_report),
             Err(error) => failure = failure.take().or(Some(error)),
         });
-        // Other requests may be deleting some.
+        // Waits for sandboxes that other requests are deleting.
         let left = deadline.saturating_duration_since(Instant::now());
         self.wait_while(left, |table| !table.ending.is_empty());
         if let Some(error) = failure {
@@ -123,8 +124,8 @@ impl Host {
         ended
     }
 
-    /// Deletes sandboxes that were taken out of the table, each as soon as it is empty: what cannot be
-    /// emptied holds up no other. Reports each result.
+    /// Deletes sandboxes that were taken out of the table, each as soon as none of its processes is left, so that a
+    /// sandbox whose processes do not end does not delay the others. Calls `report` with each result.
     fn end_all(
         &self,
         all: &[Arc<Sandbox>],
@@ -145,7 +146,7 @@ impl Host {
         let emptying_deadline = deadline.min(begun + EMPTYING_LIMIT);
         let done = |sandbox: &Arc<Sandbox>, is_empty: bool| {
             let share = shares.next();
-            // What panics for one of them holds up no other.
+            // A panic for one sandbox must not keep the others from being deleted.
             let result = contain(|| {
                 fault::point("deletion");
                 sandbox.workspace.release();
@@ -168,7 +169,7 @@ impl Host {
             .empty(all, Reason::Deleted, emptying_deadline, done);
     }
 
-    /// Records the result of a deletion: true if nothing is left, false if a part of the home is.
+    /// Records the result of a deletion: true if nothing is left, false if a part of the home is left.
     fn settle(
         &self,
         sandbox: &Arc<Sandbox>,
@@ -212,7 +213,7 @@ impl Host {
         };
         let thread = Thread::new("ending").start(move || end_all(&host, &theirs, BACKGROUND_LIMIT));
         if thread.is_err() {
-            // What has panicked is tried again later.
+            // A deletion that has panicked is retried later.
             let _ = contain(|| end_all(self, &leaving, INLINE_LIMIT));
         }
     }
@@ -246,7 +247,7 @@ impl Host {
         let removal_deadline = Instant::now() + REMOVAL_LIMIT;
         let mut shares = Shares::new(all.len(), removal_deadline);
         let mut unfinished = Vec::new();
-        // The home of one that is not empty goes too: whatever runs there ends with the server.
+        // A home is removed even if processes are left: they end with the server.
         let done = |sandbox: &Arc<Sandbox>, _is_empty| {
             sandbox.limits.discard();
             if !matches!(
@@ -267,14 +268,14 @@ impl Host {
         });
     }
 
-    /// Waits until the condition is false, at most for `limit`.
+    /// Waits while the condition is true, at most for `limit`.
     fn wait_while(&self, limit: Duration, condition: impl Fn(&SandboxTable) -> bool) {
         let condition = |table: &mut SandboxTable| condition(table);
         drop(self.changed.wait_while_for(self.table(), limit, condition));
     }
 }
 
-/// Divides the time up to a deadline fairly: what one does not use goes to those after it.
+/// Divides the time up to a deadline fairly between sandboxes: time that one does not use goes to those after it.
 struct Shares {
     left: usize,
     deadline: Instant,
@@ -286,7 +287,7 @@ impl Shares {
         Self { left, deadline }
     }
 
-    /// The end of the next share.
+    /// When the next share of the time ends, which begins now.
     fn next(&mut self) -> Instant {
         let now = Instant::now();
         let count = u32::try_from(self.left.max(1)).unwrap_or(u32::MAX);
@@ -297,14 +298,15 @@ impl Shares {
 
 /// The result of a deletion that has panicked.
 fn failed_to_delete() -> Error {
-    let text = "the server failed to delete the sandbox, and its log says where; it is tried again";
+    let text = "the server failed to delete the sandbox and will retry; its log says where";
     Error::new(Kind::System, text)
 }
 
-/// Sandboxes whose deletion has not come to a result. After a panic it is retried.
+/// Sandboxes whose deletion has no result yet. Dropping this, after a panic, records a failure for each of them, so
+/// that their deletions are retried.
 struct Unsettled<'a> {
     host: &'a Host,
-    /// By number.
+    /// By the sandbox's number.
     left: HashMap<u64, &'a Arc<Sandbox>>,
 }
 
@@ -341,7 +343,7 @@ mod tests {
     }
 
     impl Small {
-        /// As many sandboxes as users, which no other test has, of this run or another.
+        /// A host for `count` sandboxes. No other test, of this run or another, has its users.
         fn new(count: u32) -> Self {
             let uid = 64_100 + std::process::id() % 250 * 4 + count;
             let users = uid..=uid + count - 1;
@@ -385,7 +387,7 @@ mod tests {
         }
     }
 
-    /// The client gets its answer, and no other sandbox gets the user or the slot.
+    /// The client gets its answer meanwhile, and no other sandbox gets the user or the slot.
     #[test]
     fn a_home_that_is_not_gone_in_time_keeps_its_place_and_its_user_until_it_is() {
         if !nix::unistd::geteuid().is_root() {
@@ -416,7 +418,7 @@ mod tests {
             assert_eq!(host.delete_all().unwrap(), all);
         }
         assert!(host.empty_for().is_some(), "a host does not live on for it");
-        // As the maintenance does.
+        // This is what the maintenance does.
         let left = host.table().take(&id).unwrap();
         assert!(host.empty_for().is_some());
         assert_eq!(host.delete(&id).unwrap(), ended(false, true));
