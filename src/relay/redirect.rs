@@ -1,44 +1,44 @@
-//! Where the redirects of a server inside lead its clients.
+//! Rewrites the redirects that a server inside sends to its clients.
 //!
-//! The server knows itself by another address than its clients do, so a redirect to itself is changed to the address at
-//! which the client has found it. A client follows a redirect with the token that it has sent: one of another address,
-//! or of other paths of this one, would have the client do there what the server inside wants. Such a redirect is
-//! only told, and not followed.
+//! The server inside knows itself by another address than its clients do, so a redirect to itself is changed to the
+//! address at which the client has found it. A client follows a redirect with its token. If the redirect led to another
+//! address, or to other paths of this one, the server inside could make the client act there with that token. So the
+//! client is told of such a redirect in a way that it does not follow.
 
-/// Rounds of percent-decoding after which a path that still changes is taken for one that climbs.
+/// Rounds of percent-decoding. A path that still changes after these counts as one that climbs.
 const MAX_DECODINGS: usize = 4;
 
-/// Where a client has found a server.
+/// Where a client has found a server inside.
 #[derive(Debug, Clone)]
 pub struct Home {
-    /// The host by which the server knows itself, with its port.
+    /// The host and port by which the server inside knows itself.
     pub inside: String,
     /// The hosts by which the client may know it.
     pub hosts: Vec<Vec<u8>>,
-    /// The path that stands for the root of the server, without a slash at its end.
+    /// The path at which the client finds the root of the server inside, without a slash at its end.
     pub prefix: Vec<u8>,
-    /// The path of the request below that. It is empty, or begins with a slash.
+    /// The path of the request below `prefix`. It is empty, or begins with a slash.
     pub request: Vec<u8>,
-    /// Whether the client may be sent elsewhere: it has sent no token that it would take along.
+    /// Whether the client may be redirected elsewhere: it has sent no token that it would send there.
     pub may_leave: bool,
 }
 
-/// What becomes of a redirect.
+/// What to do with a redirect.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Redirect {
-    /// It stays as it is.
+    /// Keep its location.
     AsSent,
-    /// It leads there.
+    /// Replace its location by this one.
     To(Vec<u8>),
-    /// It leads to another server, or may be read so.
+    /// It leads to another server, or a client may understand it so.
     Elsewhere,
 }
 
 impl Home {
-    /// What becomes of a redirect to this location, a reference as in RFC 3986 section 4.1. Clients that resolve
-    /// it as the URL standard of WHATWG says stay on the server too.
+    /// What to do with a redirect to this location, a URI reference as in RFC 3986 section 4.1. The result is also safe
+    /// for clients that resolve it by the WHATWG URL standard.
     pub(super) fn redirect(&self, location: &[u8]) -> Redirect {
-        // They leave out tabs and line ends, and read `\` as `/`.
+        // Those clients remove tabs and line ends, and read `\` as `/`.
         if location
             .iter()
             .any(|byte| *byte <= b' ' || matches!(byte, b'\\' | 0x7f))
@@ -68,7 +68,8 @@ impl Home {
                 return Redirect::Elsewhere;
             }
             return match self.absolute(path) {
-                // The client's own scheme stays: nobody here may know that it is HTTPS.
+                // Without scheme and host, so that the client keeps its own scheme: this server may not know that it is
+                // HTTPS.
                 Redirect::AsSent if is_inside || is_plain => Redirect::To(path.to_vec()),
                 redirect => redirect,
             };
@@ -92,14 +93,14 @@ impl Home {
         }
     }
 
-    /// What becomes of a path of the server, and of what follows it.
+    /// What to do with a redirect to an absolute path on the server, with its query and fragment.
     fn absolute(&self, reference: &[u8]) -> Redirect {
         let (path, suffix) = reference.split_at(begin_of(reference, b"?#"));
         let (path, _) = without_dots(path);
         if climbs_once_decoded(&path) {
             return Redirect::Elsewhere;
         }
-        // A server that knows of the prefix has put it there.
+        // A server inside that knows the prefix has added it itself.
         let knows = path
             .strip_prefix(&self.prefix[..])
             .is_some_and(|rest| matches!(rest.first(), None | Some(b'/')));
@@ -113,21 +114,21 @@ impl Home {
     }
 }
 
-/// The reference of these parts, which begins with one slash: two would name a host.
+/// Joins the parts of a reference. It begins with exactly one slash, because two would begin a host.
 fn place(parts: &[&[u8]]) -> Vec<u8> {
     let all = parts.concat();
     let slashes = all.iter().take_while(|byte| **byte == b'/').count();
     [b"/", &all[slashes..]].concat()
 }
 
-/// Where the first of some bytes is, or the end.
+/// The position of the first byte that is one of `bytes`, or the length of the text.
 fn begin_of(text: &[u8], bytes: &[u8]) -> usize {
     let mut all = text.iter();
     all.position(|byte| bytes.contains(byte))
         .unwrap_or(text.len())
 }
 
-/// A path without segments of dots, and whether they lead above its root (RFC 3986 section 5.2.4).
+/// Removes dot segments from a path (RFC 3986 section 5.2.4). Also returns whether they led above the root.
 fn without_dots(path: &[u8]) -> (Vec<u8>, bool) {
     let Some(rest) = path.strip_prefix(b"/") else {
         return (path.to_vec(), false);
@@ -148,8 +149,8 @@ fn without_dots(path: &[u8]) -> (Vec<u8>, bool) {
     ([b"/", &kept.join(&b'/')[..]].concat(), leaves)
 }
 
-/// Whether a path has segments of two dots for a proxy that decodes it before it resolves them, once or more often, reads
-/// a backslash as a slash, or leaves out what follows `;` (as Tomcat does) or a control character.
+/// Whether a proxy may find `..` segments in a path because it decodes the path, once or more often, before it resolves
+/// them, reads a backslash as a slash, or ignores what follows a `;` (as Tomcat does) or a control character.
 fn climbs_once_decoded(path: &[u8]) -> bool {
     let mut path = path.to_vec();
     for _ in 0..=MAX_DECODINGS {
@@ -170,7 +171,7 @@ fn climbs_once_decoded(path: &[u8]) -> bool {
     true
 }
 
-/// Undoes percent-encoding once. A percent sign without two digits stays, as lenient proxies read it.
+/// Decodes percent-encoding once. A percent sign without two hexadecimal digits stays, as in lenient proxies.
 fn decoded(mut path: &[u8]) -> Vec<u8> {
     let mut decoded = Vec::with_capacity(path.len());
     let digit = |byte: u8| char::from(byte).to_digit(16);
@@ -188,7 +189,7 @@ fn decoded(mut path: &[u8]) -> Vec<u8> {
     decoded
 }
 
-/// The number of dots that a segment is, with those of percent-escapes.
+/// The number of dots if a segment consists of dots only, plain or percent-encoded; else `None`.
 fn dots_of(mut segment: &[u8]) -> Option<usize> {
     let mut count = 0;
     while !segment.is_empty() {
@@ -285,7 +286,7 @@ mod tests {
         }
     }
 
-    /// A proxy before this server may resolve what it has decoded, and send the result here.
+    /// A proxy in front of this server may decode a path, resolve it, and send the result here.
     #[test]
     fn a_redirect_that_climbs_once_decoded_leads_elsewhere() {
         for (home, location) in [
