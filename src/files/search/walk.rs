@@ -1,9 +1,9 @@
-//! Walks through a tree, sorted by name, directories before what is in them.
+//! Walks through a directory tree in the order of names, with each directory before its contents.
 //!
 //! A tree may be thousands of levels deep, have millions of names in one directory, and change
-//! meanwhile. So there is no recursion, a bounded number of directories is open, and a bounded number
-//! of names is held: what was dropped is read again, from the name after the last one that was told.
-//! Names are opened in the directory that was opened before them, so no step follows a link or leaves
+//! during the walk. So there is no recursion, and the numbers of open directories and of names in memory are
+//! bounded. Names that were dropped from memory are read again, from the name after the last one that was returned.
+//! Each name is opened relative to its open directory, so no step follows a link or leaves
 //! the tree, whatever is renamed meanwhile.
 
 use std::collections::VecDeque;
@@ -26,23 +26,24 @@ use crate::files::name::FilePath;
 use crate::files::root::Root;
 use crate::limits::ledger::{Charge, Item, Ledger};
 
-/// Levels whose directories stay open besides the last one, in walks and in copies. Deeper ones are left by `..`. Few, because
-/// a tenant chooses how deep a tree is, and has a walk for each of its connections.
+/// Levels whose directories stay open besides the last one, in walks and in copies. The parents of deeper ones are
+/// opened again by `..`. Few, because a tenant chooses how deep a tree is, and may have a walk on each of its
+/// connections.
 pub(in crate::files) const HELD_LEVELS: usize = 3;
 
-/// Names that are kept of one reading of a directory. Few in unit tests, so that they see many batches.
+/// Names that one pass over a directory keeps. Few in unit tests, so that these see many batches.
 const BATCH_NAMES: usize = if cfg!(test) { 16 } else { 16 * 1024 };
 
-/// Most names in memory, of all levels together, before those of the levels above are dropped.
+/// Most names in memory, of all levels together. Beyond that, the names of all levels but the last are dropped.
 const MAX_PENDING_NAMES: usize = 4 * BATCH_NAMES;
 
-/// What a name takes besides its bytes.
+/// Memory of a name besides its bytes.
 const NAME_BYTES: usize = size_of::<(Vec<u8>, Option<FileKind>)>() + 16;
 
-/// How much is charged at a time.
+/// Memory is charged in steps of this many bytes.
 const CHARGED_BYTES: usize = 32 * 1024;
 
-/// Opens a directory to read it.
+/// The flags that open a directory to read it.
 const READ_DIRECTORY: OFlag = OFlag::O_RDONLY
     .union(OFlag::O_DIRECTORY)
     .union(OFlag::O_NOFOLLOW)
@@ -51,18 +52,18 @@ const READ_DIRECTORY: OFlag = OFlag::O_RDONLY
 /// What a walk leaves out.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Whether names that begin with a dot are left out, and so `.git`.
+    /// Whether names that begin with a dot, such as `.git`, are left out.
     pub skips_hidden: bool,
-    /// The names of the ignore files that are obeyed; later ones outweigh earlier ones.
+    /// The names of the ignore files that are obeyed; later ones override earlier ones.
     pub ignore_files: &'static [&'static str],
-    /// What is left out, with all that is in it.
+    /// Entries that match are left out, with everything in them.
     pub exclude: Matcher,
-    /// If it has patterns: only these are [included](Found::is_included), with all that is in them.
+    /// If it has patterns, only entries that match are [included](Found::is_included), with everything in them.
     pub include: Matcher,
 }
 
 impl Filter {
-    /// What a search leaves out unless it is asked for everything: hidden names, and what `.gitignore` and
+    /// The filter of a search that does not ask for everything: leaves out hidden names, and what `.gitignore` and
     /// `.ignore` exclude.
     pub fn of_search() -> Self {
         Self {
@@ -72,7 +73,7 @@ impl Filter {
         }
     }
 
-    /// About how many bytes of memory its patterns take.
+    /// Approximate memory of its patterns, in bytes.
     fn size(&self) -> usize {
         self.exclude.size() + self.include.size()
     }
@@ -87,15 +88,15 @@ pub struct Walk<'files> {
     levels: Vec<WalkLevel>,
     /// The path of the last entry, relative to the first directory.
     path: Vec<u8>,
-    /// Whether the last entry is a directory that is to be entered, and whether it is included.
+    /// `Some` if the last entry is a directory to enter next; whether that is included.
     entering: Option<bool>,
-    /// The rest of the path to continue after.
+    /// The remaining components of the path to continue after.
     resume: Option<VecDeque<Vec<u8>>>,
-    /// Names in memory, and what they take.
+    /// The number of names in memory, and the bytes of these and of the patterns.
     pending: usize,
     bytes: usize,
     charge: Charge,
-    /// What was lost on the way and is to be reported, and its path.
+    /// The errno and the path of what could not be read and is still to be reported.
     lost: Option<Errno>,
     lost_path: Vec<u8>,
     /// Fails the next reading of a directory.
@@ -103,32 +104,32 @@ pub struct Walk<'files> {
     pub(super) failing: Option<Errno>,
 }
 
-/// A directory on the way.
+/// A directory on the current path.
 struct WalkLevel {
-    /// Open in the first levels and the last one.
+    /// Open in the first [`HELD_LEVELS`] levels and in the last one.
     directory: Option<Dir>,
-    /// Of those that may be closed.
+    /// By this a directory that was closed is recognized again; `None` if it stays open.
     identity: Option<Identity>,
-    /// Its next names, the next one last.
+    /// Its next names in reverse order.
     names: Vec<(Vec<u8>, Option<FileKind>)>,
-    /// Whether it may have more than these.
+    /// Whether it may have more names than `names`.
     is_partly_read: bool,
-    /// Length of its path, with the slash after it.
+    /// The length of its path, including the slash after it.
     base: usize,
     is_included: bool,
 }
 
-/// What a walk comes to.
+/// One step of a walk.
 pub enum Visit<'walk> {
-    /// A file, link or directory. What is in a directory follows, unless it is
+    /// A file, link or directory. The contents of a directory follow, unless they are
     /// [skipped](Walk::skip_contents).
     Entry(Found<'walk>),
-    /// What is at this path, or the rest of it, cannot be read, or is on another mount (`EXDEV`). The
-    /// first directory is `.`. What is only [gone](is_gone) is not told.
+    /// The entry at this path, or the rest of its contents, cannot be read, or is on another mount (`EXDEV`). The
+    /// first directory is `.`. Entries that are only [gone](is_gone) are not reported.
     Unreadable(&'walk [u8], Errno),
 }
 
-/// Whether an error says that what had a name does not have it any more.
+/// Whether an error means that the name was removed, or is now that of another file.
 pub fn is_gone(errno: Errno) -> bool {
     let gone = [Errno::ENOENT, Errno::ESTALE, Errno::ENOTDIR, Errno::ELOOP];
     gone.contains(&errno)
@@ -138,16 +139,16 @@ pub fn is_gone(errno: Errno) -> bool {
 #[derive(Clone, Copy)]
 pub struct Found<'walk> {
     root: &'walk Root,
-    /// The directory; open names in it without following links.
+    /// The directory that has the name. Callers must open names in it without following links.
     pub directory: &'walk Dir,
     /// The path relative to the first directory.
     pub path: &'walk [u8],
     /// The last component of the path.
     pub name: &'walk [u8],
-    /// The type.
+    /// The type of the file; a link is not followed.
     pub kind: FileKind,
-    /// Whether the filter includes it. Directories that are not included are reported too: something in them
-    /// may be.
+    /// Whether the filter includes it. Directories that are not included are reported too, because entries in them
+    /// may be included.
     pub is_included: bool,
 }
 
@@ -155,12 +156,12 @@ impl Found<'_> {
     /// The attributes; a link is not followed.
     ///
     /// # Errors
-    /// `ENOENT` if it was removed meanwhile; `EACCES` if the directory may be read and not searched.
+    /// `ENOENT` if it was removed meanwhile; `EACCES` if the directory may be read but not searched.
     pub fn status(&self) -> nix::Result<FileStat> {
         fstatat(self.directory, self.name, AtFlags::AT_SYMLINK_NOFOLLOW)
     }
 
-    /// The entry as a list shows it; `None` if it was removed meanwhile.
+    /// The entry as a listing shows it; `None` if it was removed meanwhile.
     pub fn entry(&self) -> Option<Entry> {
         let by_target = self.root.sizes_links_by_target;
         match Entry::read(self.directory, self.name, by_target) {
@@ -170,16 +171,17 @@ impl Found<'_> {
         }
     }
 
-    /// What it is in full, with the attributes whose names begin with `prefix`; `None` if it was removed meanwhile.
+    /// The full description, with the extended attributes whose names begin with `prefix`; `None` if it was removed
+    /// meanwhile.
     pub fn describe(&self, prefix: &str) -> Option<Description> {
         let (directory, entry) = (self.directory.as_fd(), self.entry()?);
         Some(self.root.describe_in(directory, self.name, entry, prefix))
     }
 
-    /// Opens it without blocking. In a sandbox a file of another mount is `EXDEV`.
+    /// Opens it without blocking.
     ///
     /// # Errors
-    /// As openat2(2); `ELOOP` for a link.
+    /// As openat2(2); `ELOOP` for a link; in a sandbox `EXDEV` for a file on another mount.
     pub fn open(&self, flags: OFlag) -> nix::Result<std::fs::File> {
         let careful = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
         self.root
@@ -189,11 +191,12 @@ impl Found<'_> {
 }
 
 impl Root {
-    /// Begins a walk in the directory `path`, after the entry at the relative path `after`. What the walk
-    /// holds is charged to the ledger.
+    /// Begins a walk in the directory `path`, after the entry at the relative path `after`. The walk's memory
+    /// is charged to the ledger.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, `Forbidden`, `OverLimit`.
+    /// `NotFound`, `NotDirectory` or `Forbidden` if the directory cannot be opened; `OverLimit` if the tenant has no
+    /// memory left.
     pub fn walk(
         &self,
         path: &FilePath,
@@ -208,10 +211,10 @@ impl Root {
             .map_err(failed)
     }
 
-    /// Begins a walk in a directory that was opened beneath this root to be read.
+    /// Begins a walk in a directory that was opened beneath this root for reading.
     ///
     /// # Errors
-    /// `OverLimit`; inside, the directory cannot be read.
+    /// `OverLimit` if the tenant has no memory left; the inner errno if the directory cannot be read.
     pub(in crate::files) fn walk_in(
         &self,
         directory: OwnedFd,
@@ -255,7 +258,7 @@ impl Root {
         Ok(walk.push(directory, None, is_included)?.map(|()| walk))
     }
 
-    /// Opens a name in a directory that was opened beneath this root. Follows no link.
+    /// Opens a name in a directory that was opened beneath this root, without following a link.
     pub(in crate::files) fn open_name(
         &self,
         directory: impl AsFd,
@@ -270,7 +273,7 @@ impl Walk<'_> {
     /// The next entry; `None` at the end.
     ///
     /// # Errors
-    /// `OverLimit`.
+    /// `OverLimit` if the tenant has no memory left.
     pub fn next(&mut self) -> Result<Option<Visit<'_>>> {
         if let Some(is_included) = self.entering.take()
             && let Err(errno) = self.enter(is_included)?
@@ -280,7 +283,7 @@ impl Walk<'_> {
         self.advance()
     }
 
-    /// Leaves out what is in the directory that was told last.
+    /// Skips the contents of the directory that was returned last.
     pub fn skip_contents(&mut self) {
         self.entering = None;
     }
@@ -361,7 +364,7 @@ impl Walk<'_> {
         Ok(found.map(Visit::Entry))
     }
 
-    /// Whether the name is on the path to continue after, and so was told before.
+    /// Whether the name is on the path to continue after, so that it was returned by an earlier walk.
     fn is_before_resumed(&mut self, name: &[u8]) -> bool {
         let Some(resume) = &mut self.resume else {
             return false;
@@ -376,7 +379,7 @@ impl Walk<'_> {
         is_on_path
     }
 
-    /// Goes into the directory at the current path.
+    /// Enters the directory at the current path.
     fn enter(&mut self, is_included: bool) -> Result<nix::Result<()>> {
         let Some(level) = self.levels.last() else {
             return Ok(Ok(()));
@@ -402,7 +405,7 @@ impl Walk<'_> {
         self.push(directory, identity, is_included)
     }
 
-    /// Adds a level, whose path is the current one.
+    /// Adds a level for the directory at the current path, and reads its first names.
     fn push(
         &mut self,
         directory: Dir,
@@ -437,7 +440,8 @@ impl Walk<'_> {
         Ok(Ok(()))
     }
 
-    /// Has it told that what is at the first bytes of the current path cannot be read, unless it is gone.
+    /// Makes the next step report that the entry at the first `length` bytes of the current path cannot be read, unless
+    /// it is gone.
     fn lose(&mut self, length: usize, errno: Errno) {
         if !is_gone(errno) {
             self.lost = Some(errno);
@@ -462,7 +466,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Drops the names of all levels but the last; they are read again.
+    /// Drops the names of all levels but the last. They are read again when the walk comes back to these levels.
     fn drop_names(&mut self) {
         let Some((last, above)) = self.levels.split_last_mut() else {
             return;
@@ -480,7 +484,7 @@ impl Walk<'_> {
             + self.filter.size();
     }
 
-    /// Reads the names of the last level after the one that it told last.
+    /// Reads the names of the last level that follow the name that was returned last.
     fn refill(&mut self) -> Result<()> {
         let Some(base) = self.levels.last().map(|level| level.base) else {
             return Ok(());
@@ -493,8 +497,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Reads the smallest names of the last level from `from` on, or after it. Returns which of the ignore
-    /// files it has.
+    /// Reads the smallest names of the last level: those from `from` on if `inclusive`, else those after it. Returns
+    /// which of the ignore files the directory has.
     fn read(&mut self, from: Option<&[u8]>, inclusive: bool) -> Result<nix::Result<Vec<bool>>> {
         #[cfg(test)]
         if let Some(errno) = self.failing.take() {
@@ -547,7 +551,7 @@ impl Walk<'_> {
         }
         sort(names);
         if *is_partly_read {
-            // Names that were dropped may be smaller than others that came later.
+            // A name that was dropped may be smaller than one that came later, so only the first batch is complete.
             let beyond = names.drain(BATCH_NAMES.min(names.len())..);
             self.bytes -= beyond
                 .map(|(name, _)| name.len() + NAME_BYTES)
@@ -558,7 +562,7 @@ impl Walk<'_> {
         Ok(failed.map_or(Ok(has_ignores), Err))
     }
 
-    /// Gives the last level up.
+    /// Removes the last level.
     fn pop(&mut self) -> Option<WalkLevel> {
         let left = self.levels.pop()?;
         self.ignores.leave(self.levels.len() + 1);
@@ -573,8 +577,7 @@ impl Walk<'_> {
         Some(left)
     }
 
-    /// Goes up to the level above. If the tree was changed so that it cannot be found any more, goes up
-    /// further.
+    /// Goes up to the level above. If that cannot be found any more because the tree was changed, goes up further.
     fn leave(&mut self) {
         let Some(left) = self.pop() else { return };
         let Some(level) = self.levels.last_mut() else {
@@ -595,8 +598,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Opens the last level from the last one that is open, name by name. Levels that cannot be opened
-    /// any more are given up; that is reported unless they are gone.
+    /// Opens the last level again, name by name from the last level that is open. Levels that cannot be opened
+    /// any more are given up, which is reported unless they are gone.
     fn find_again(&mut self) {
         let is_open = |level: &WalkLevel| level.directory.is_some();
         let Some(mut at) = self.levels.iter().rposition(is_open) else {
@@ -617,7 +620,7 @@ impl Walk<'_> {
                 Ok(directory) => directory,
                 Err(errno) => {
                     self.lose(child.base - 1, errno);
-                    // Continue after it.
+                    // The walk continues after the level that is lost.
                     while self.levels.len() > at + 1 {
                         self.pop();
                     }
