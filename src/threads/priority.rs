@@ -6,8 +6,8 @@
 //! theirs, but those that search, hash and edit: the lowest one for all was measured to make the server
 //! slower. A nice value cannot be lowered again, so such work has a thread of its own.
 //!
-//! These threads have the server's large share too, whatever their nice value, as have those that pack and unpack. So
-//! those of a tenant take one processor together: each pauses until one would have done what all of them did.
+//! These threads have the server's large share too, whatever their nice value, as have those that pack, unpack and watch.
+//! So those of a tenant take one processor together: each pauses until one would have done what all of them did.
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -111,6 +111,12 @@ impl BackgroundTurn {
         }
         left > longest
     }
+
+    /// Asks `interrupt`, and gives way each time before.
+    pub fn before(self, interrupt: &mut dyn Interrupt) -> impl Interrupt + '_ {
+        let turn = self;
+        GivesWay { interrupt, turn }
+    }
 }
 
 /// Gives way each time that it is asked.
@@ -139,8 +145,7 @@ pub fn run_in_background(
     task: &mut (dyn FnMut(&mut dyn Interrupt) + Send),
 ) -> Result<()> {
     run_with_turn(work, &mut |turn| {
-        let interrupt = &mut *interrupt;
-        task(&mut GivesWay { interrupt, turn });
+        task(&mut turn.before(interrupt));
     })
 }
 

@@ -41,7 +41,7 @@ pub struct Workspace {
     pub ledger: Arc<Ledger>,
     /// Requests that make its virtual environment.
     pub(super) venv_makers: Arc<AtomicUsize>,
-    /// Its threads that read much.
+    /// Its threads that read much or watch.
     pub(super) background: Arc<BackgroundWork>,
     activity: Arc<Activity>,
 }
@@ -61,6 +61,7 @@ impl Workspace {
         let activity = Arc::new(Activity::new());
         let processes = Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger));
         let root = Arc::new(root);
+        let background = Arc::<BackgroundWork>::default();
         let confinement = Arc::new(confinement);
         #[cfg(feature = "interpreter")]
         let contexts = Contexts::new(
@@ -72,7 +73,7 @@ impl Workspace {
         );
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            watches: Watches::new(Arc::clone(&root), Arc::clone(&ledger)),
+            watches: Watches::new(&root, &ledger, &background),
             root,
             confinement,
             processes,
@@ -81,7 +82,7 @@ impl Workspace {
             ports,
             ledger,
             venv_makers: Arc::default(),
-            background: Arc::default(),
+            background,
             activity,
         })
     }
@@ -212,9 +213,9 @@ impl Workspace {
 }
 
 /// Interrupts work also when the workspace has ended.
-struct WhileOpen<'a> {
-    workspace: &'a Workspace,
-    interrupt: &'a mut dyn Interrupt,
+pub(super) struct WhileOpen<'a> {
+    pub(super) workspace: &'a Workspace,
+    pub(super) interrupt: &'a mut dyn Interrupt,
 }
 
 impl Interrupt for WhileOpen<'_> {

@@ -17,7 +17,7 @@ use crate::error::{Error, Kind, Result};
 use crate::fault;
 use crate::files::Root;
 use crate::files::name::FilePath;
-use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
+use crate::files::watch::{Ended, EventSink, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
 use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::spec::command::ChosenId;
 use crate::sys::{Events, PollEntry, poll};
@@ -25,6 +25,7 @@ use crate::threads::Thread;
 use crate::threads::lock::{Condvar, Mutex, lock};
 use crate::threads::notify::Notifier;
 use crate::threads::panics::contain;
+use crate::threads::priority::{BackgroundTurn, BackgroundWork};
 
 /// Most watches of a workspace.
 const MAX_WATCHES: usize = 64;
@@ -67,6 +68,7 @@ pub trait WatchSubscriber {
 pub struct Watches {
     root: Arc<Root>,
     ledger: Arc<Ledger>,
+    background: Arc<BackgroundWork>,
     /// What all watches of the workspace may have of the kernel's.
     pub(super) share: Arc<WatchShare>,
     table: Mutex<WatchTable>,
@@ -169,11 +171,16 @@ struct EventRing {
 
 impl Watches {
     /// No watches.
-    pub(super) fn new(root: Arc<Root>, ledger: Arc<Ledger>) -> Arc<Self> {
+    pub(super) fn new(
+        root: &Arc<Root>,
+        ledger: &Arc<Ledger>,
+        background: &Arc<BackgroundWork>,
+    ) -> Arc<Self> {
         Arc::new(Self {
-            root,
+            root: Arc::clone(root),
             share: WatchShare::new(ledger.is_whole()),
-            ledger,
+            ledger: Arc::clone(ledger),
+            background: Arc::clone(background),
             table: Mutex::default(),
             given_back: Condvar::new(),
             has_read: Condvar::new(),
@@ -287,9 +294,9 @@ impl Watches {
         ));
         if !table.has_thread {
             let this = Arc::downgrade(self);
-            let woken = Arc::clone(&wakeup);
+            let (woken, background) = (Arc::clone(&wakeup), Arc::clone(&self.background));
             Thread::new("watches")
-                .start(move || drive_or_close(&this, &woken))
+                .start(move || drive_or_close(&this, &woken, &background))
                 .map_err(|error| {
                     let text = format!("no thread is left for a watch: {error}");
                     Error::new(Kind::NoThreads, text)
@@ -375,8 +382,9 @@ impl Watches {
 }
 
 /// As [`drive`]. After a panic the watches end, and the next one gets a new thread.
-fn drive_or_close(this: &Weak<Watches>, wakeup: &EventFd) {
-    if contain(|| drive(this, wakeup)).is_err()
+fn drive_or_close(this: &Weak<Watches>, wakeup: &EventFd, background: &Arc<BackgroundWork>) {
+    let turn = BackgroundTurn::of_this_thread(background);
+    if contain(|| drive(this, wakeup, turn)).is_err()
         && let Some(this) = this.upgrade()
     {
         this.abandon();
@@ -384,7 +392,7 @@ fn drive_or_close(this: &Weak<Watches>, wakeup: &EventFd) {
 }
 
 /// Reads the events of a workspace's watches until there are none, or the workspace is gone.
-fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
+fn drive(this: &Weak<Watches>, wakeup: &EventFd, mut turn: BackgroundTurn) {
     let mut driven: Vec<(Arc<RegisteredWatch>, Watcher)> = Vec::new();
     loop {
         // Not held while it waits: the workspace may end.
@@ -412,26 +420,30 @@ fn drive(this: &Weak<Watches>, wakeup: &EventFd) {
         let begun = Instant::now();
         // Whoever is notified of an end may register anew at once, so the watcher has given back what it had by then.
         let mut over = Vec::new();
-        driven.retain_mut(|(watch, watcher)| match watch.read(&this.root, watcher) {
-            Ok(next) => {
-                let mut ring = lock(&watch.ring);
-                ring.looked_at = Some(begun);
-                if next.is_none() {
-                    ring.settled_at = Some(begun);
+        driven.retain_mut(
+            |(watch, watcher)| match watch.read(&this.root, watcher, &mut turn) {
+                Ok(next) => {
+                    let mut ring = lock(&watch.ring);
+                    ring.looked_at = Some(begun);
+                    if next.is_none() {
+                        ring.settled_at = Some(begun);
+                    }
+                    until = until.into_iter().chain(next).min();
+                    true
                 }
-                until = until.into_iter().chain(next).min();
-                true
-            }
-            Err(ended) => {
-                over.push((Arc::clone(watch), ended));
-                false
-            }
-        });
+                Err(ended) => {
+                    over.push((Arc::clone(watch), ended));
+                    false
+                }
+            },
+        );
         for (watch, ended) in over {
+            watch.has_given_back.store(true, Ordering::Relaxed);
             watch.end(ended);
         }
         // Whoever asks in this moment waits by now.
         drop(lock(&this.table));
+        this.given_back.notify_all();
         this.has_read.notify_all();
         drop(this);
         let mut entries: Vec<_> = driven
@@ -505,15 +517,16 @@ impl RegisteredWatch {
         &self,
         root: &Root,
         watcher: &mut Watcher,
+        turn: &mut BackgroundTurn,
     ) -> std::result::Result<Option<Instant>, Ended> {
         let files = root.files()?;
-        let mut has_told = false;
-        let result = watcher.advance(&files, &mut |event| {
-            has_told = true;
-            lock(&self.ring).push(event);
-            Ok(())
-        });
-        if has_told {
+        let mut sink = RingSink {
+            watch: self,
+            turn,
+            has_told: false,
+        };
+        let result = watcher.advance(&files, &mut sink);
+        if sink.has_told {
             self.notifier.notify();
         }
         result
@@ -575,6 +588,37 @@ impl RegisteredWatch {
             }
             listener.wait(&mut keep_alive, subscriber.client(), Some(until))?;
         }
+    }
+}
+
+/// Moves events into the ring of a watch, within what its tenant may use of the processor.
+struct RingSink<'a> {
+    watch: &'a RegisteredWatch,
+    turn: &'a mut BackgroundTurn,
+    has_told: bool,
+}
+
+impl RingSink<'_> {
+    fn look(&self) -> std::result::Result<(), Ended> {
+        if self.watch.is_removed.load(Ordering::Relaxed) {
+            return Err(Ended::Closed);
+        }
+        Ok(())
+    }
+}
+
+impl EventSink for RingSink<'_> {
+    fn event(&mut self, event: TreeEvent) -> std::result::Result<(), Ended> {
+        self.has_told = true;
+        lock(&self.watch.ring).push(event);
+        Ok(())
+    }
+
+    fn check(&mut self) -> std::result::Result<(), Ended> {
+        while self.turn.give_way() {
+            self.look()?;
+        }
+        self.look()
     }
 }
 
@@ -732,10 +776,31 @@ mod tests {
     }
 
     #[test]
+    fn a_watch_gives_way_to_others_of_its_tenant_until_it_is_removed() {
+        let ledger = Budget::new(1 << 20).whole();
+        let watch = watch(&ledger);
+        let (begun, owed) = (Instant::now(), Duration::from_millis(500));
+        let mut sink = RingSink {
+            watch: &watch,
+            turn: &mut BackgroundTurn::of_this_thread(&BackgroundWork::owing(owed)),
+            has_told: false,
+        };
+        let mut longest = Duration::ZERO;
+        while begun.elapsed() < owed {
+            let asked = Instant::now();
+            assert_eq!(sink.check(), Ok(()));
+            longest = longest.max(asked.elapsed());
+        }
+        assert!(longest > owed / 2, "{longest:?}");
+        watch.is_removed.store(true, Ordering::Relaxed);
+        assert_eq!(sink.check(), Err(Ended::Closed));
+    }
+
+    #[test]
     fn a_watch_that_nobody_reads_goes_after_five_minutes() {
         let ledger = Budget::new(1 << 20).whole();
         let root = Arc::new(Root::machine(&std::env::temp_dir()).unwrap());
-        let watches = Watches::new(root, Arc::clone(&ledger));
+        let watches = Watches::new(&root, &ledger, &Arc::default());
         let watch = watch(&ledger);
         lock(&watches.table).all.push(Arc::clone(&watch));
         let read_at = lock(&watch.ring).read_at;

@@ -97,7 +97,18 @@ impl From<Error> for Ended {
     }
 }
 
-/// Takes the events.
-pub type Tell<'a> = &'a mut dyn FnMut(TreeEvent) -> std::result::Result<(), Disconnected>;
+/// Takes the events, and decides whether and when the watch goes on.
+pub trait EventSink {
+    /// Something changed.
+    ///
+    /// # Errors
+    /// The watch is over.
+    fn event(&mut self, event: TreeEvent) -> std::result::Result<(), Ended>;
+    /// Asked between the steps of the work, each of which takes well below a millisecond: may pause.
+    ///
+    /// # Errors
+    /// The watch is over.
+    fn check(&mut self) -> std::result::Result<(), Ended>;
+}
 
 pub(super) type Outcome<T = ()> = std::result::Result<T, Ended>;

@@ -2,8 +2,8 @@
 //!
 //! [`Watcher`] has one inotify instance and one watch for each directory. It promises that what it tells
 //! leads from one state of the tree to the next, or says that it lost something ([`TreeChange::Overflow`]). Nothing
-//! here waits for a client, and nothing is open between two steps except the inotify instance, so that a
-//! directory that is removed is noticed.
+//! here waits for a client or knows how much of the processor it may take: an [`EventSink`] does. Nothing is open
+//! between two calls except the inotify instance, so that a directory that is removed is noticed.
 
 mod event;
 mod limits;
@@ -12,6 +12,6 @@ mod nodes;
 mod tests;
 mod watcher;
 
-pub use event::{Ended, Settings, TreeChange, TreeEvent};
+pub use event::{Ended, EventSink, Settings, TreeChange, TreeEvent};
 pub use limits::{WatchShare, watched};
 pub use watcher::Watcher;

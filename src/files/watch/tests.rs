@@ -8,8 +8,8 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::watcher::add_watch;
-use super::{Ended, Settings, TreeEvent, WatchShare, Watcher};
-use crate::client::{Disconnected, Interrupt, Stopped};
+use super::{Ended, EventSink, Settings, TreeEvent, WatchShare, Watcher};
+use crate::client::{Interrupt, Stopped};
 use crate::files::entry::DIRECTORY;
 use crate::files::name::FilePath;
 use crate::files::root::{Files, Root};
@@ -62,14 +62,39 @@ fn watch(files: &Files<'_>) -> Watcher {
         .unwrap()
 }
 
+/// Keeps what it is told, until it was asked so often whether to go on.
+struct Kept {
+    events: Vec<TreeEvent>,
+    checks: usize,
+}
+
+impl Kept {
+    fn until_checked(checks: usize) -> Self {
+        let events = Vec::new();
+        Self { events, checks }
+    }
+}
+
+impl EventSink for Kept {
+    fn event(&mut self, event: TreeEvent) -> Result<(), Ended> {
+        self.events.push(event);
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<(), Ended> {
+        self.checks -= 1;
+        if self.checks == 0 {
+            return Err(Ended::Disconnected);
+        }
+        Ok(())
+    }
+}
+
 /// What one step tells.
 fn told(watcher: &mut Watcher, files: &Files<'_>) -> (Vec<TreeEvent>, Result<(), Ended>) {
-    let mut events = Vec::new();
-    let advanced = watcher.advance(files, &mut |event| {
-        events.push(event);
-        Ok(())
-    });
-    (events, advanced.map(drop))
+    let mut kept = Kept::until_checked(usize::MAX);
+    let advanced = watcher.advance(files, &mut kept);
+    (kept.events, advanced.map(drop))
 }
 
 #[test]
@@ -80,7 +105,7 @@ fn a_tree_that_does_not_come_to_rest_is_lost_at_first() {
     let mut watcher = watch(&files);
     assert_eq!(told(&mut watcher, &files), (Vec::new(), Ok(())));
     watcher
-        .begin(&files, Duration::ZERO, &mut || Ok(()))
+        .begin(&files, Duration::ZERO, &mut Kept::until_checked(1 << 20))
         .unwrap();
     assert_eq!(watcher.directories(), 2);
     let overflow = vec![TreeEvent::overflow()];
@@ -103,12 +128,8 @@ fn a_client_that_leaves_ends_the_wait_for_what_cannot_be_reached() {
     assert!(watcher.share.directories.take());
     watcher.nodes.put(key, first, b"gone").unwrap();
     watcher.missed.insert((key, b"x".to_vec()));
-    let mut left = 4;
-    let mut go_on = || {
-        left -= 1;
-        if left == 0 { Err(Disconnected) } else { Ok(()) }
-    };
-    let begun = watcher.begin(&files, Duration::from_secs(10), &mut go_on);
+    let mut kept = Kept::until_checked(8);
+    let begun = watcher.begin(&files, Duration::from_secs(10), &mut kept);
     assert_eq!(begun, Err(Ended::Disconnected));
 }
 
@@ -142,4 +163,26 @@ fn a_directory_that_cannot_be_read_does_not_pass_for_an_empty_one() {
     watcher.is_incomplete = true;
     let failed = Err(Ended::Failed(Errno::EACCES));
     assert_eq!(told(&mut watcher, &files), (overflow, failed));
+}
+
+#[test]
+fn a_storm_is_settled_no_longer_than_its_sink_goes_on() {
+    let place = TestDirectory::new("storm");
+    let root = Root::machine(&place.0).unwrap();
+    let files = root.files().unwrap();
+    let mut watcher = watch(&files);
+    for number in 0..100 {
+        fs::create_dir(place.0.join(format!("w/sub/{number}"))).unwrap();
+    }
+    let mut kept = Kept::until_checked(10);
+    let advanced = watcher.advance(&files, &mut kept);
+    assert_eq!(advanced, Err(Ended::Disconnected));
+    let events = kept.events.len();
+    assert!((1..10).contains(&events), "{events}");
+    // It looks after its client also while it tells nothing, as after a loss.
+    let mut watcher = watch(&files);
+    watcher.is_incomplete = true;
+    let mut kept = Kept::until_checked(50);
+    let advanced = watcher.advance(&files, &mut kept);
+    assert_eq!(advanced, Err(Ended::Disconnected));
 }

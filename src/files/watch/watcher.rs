@@ -23,10 +23,10 @@ mod settle;
 pub(super) use reading::add_watch;
 use reading::count_directories;
 
-use super::event::{Ended, Outcome, Settings, Tell, TreeEvent};
+use super::event::{Ended, EventSink, Outcome, Settings, TreeEvent};
 use super::limits::WatchShare;
 use super::nodes::Nodes;
-use crate::client::{Disconnected, Interrupt, Stopped};
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Detail, Error, Kind};
 use crate::files::entry::{DIRECTORY, Identity};
 use crate::files::root::Files;
@@ -184,15 +184,12 @@ impl Watcher {
             charge,
             _patterns: patterns,
         };
-        let mut stopped = None;
-        let mut go_on = || {
-            interrupt.check().map_err(|why| {
-                stopped = Some(why);
-                Disconnected
-            })
+        let mut beginning = Beginning {
+            interrupt,
+            stopped: None,
         };
-        let begun = watcher.begin(files, SETTLE_LIMIT, &mut go_on);
-        match (begun, stopped) {
+        let begun = watcher.begin(files, SETTLE_LIMIT, &mut beginning);
+        match (begun, beginning.stopped) {
             (Ok(()), _) => Ok(watcher),
             (Err(_), Some(stopped)) => Err(stopped),
             (Err(Ended::NoWatches), None) => {
@@ -217,26 +214,21 @@ impl Watcher {
         &mut self,
         files: &Files<'_>,
         settle_limit: Duration,
-        go_on: &mut dyn FnMut() -> std::result::Result<(), Disconnected>,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
-        self.read_tree(files, &mut |_| go_on())?;
+        self.read_tree(files, sink)?;
         let until = Instant::now() + settle_limit;
         let is_late = || Instant::now() >= until;
         let mut is_settled = false;
         while !is_settled && !is_late() {
-            go_on()?;
             // One event may mean that a large part of the tree is read again.
-            let mut go_on_in_time = |_: TreeEvent| match go_on() {
-                Ok(()) if is_late() => Err(Disconnected),
-                other => other,
-            };
-            match self.step(files, &mut go_on_in_time) {
+            match self.step(files, &mut InTime { sink, until }) {
                 Ok(Next::Now) => {}
                 Ok(Next::At(_)) if !self.missed.is_empty() || !self.backlog.is_empty() => {
                     std::thread::sleep(MOVE_LIMIT);
                 }
                 Ok(_) => is_settled = true,
-                Err(Ended::Disconnected) if is_late() => go_on()?,
+                Err(Ended::Disconnected) if is_late() => sink.check()?,
                 Err(ended) => return Err(ended),
             }
         }
@@ -264,19 +256,24 @@ impl Watcher {
     ///
     /// # Errors
     /// The watch is over.
-    pub fn advance(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome<Option<Instant>> {
-        Ok(match self.step(files, tell)? {
+    pub fn advance(
+        &mut self,
+        files: &Files<'_>,
+        sink: &mut dyn EventSink,
+    ) -> Outcome<Option<Instant>> {
+        Ok(match self.step(files, sink)? {
             Next::Now => Some(Instant::now()),
             Next::At(when) => Some(when),
             Next::Event => None,
         })
     }
 
-    fn step(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome<Next> {
+    fn step(&mut self, files: &Files<'_>, sink: &mut dyn EventSink) -> Outcome<Next> {
         for _ in 0..STEP_EVENTS {
-            self.tell_modified(files, tell)?;
+            sink.check()?;
+            self.tell_modified(files, sink)?;
             if std::mem::take(&mut self.is_incomplete) {
-                self.recover(files, tell)?;
+                self.recover(files, sink)?;
             }
             let is_drained = self.backlog.len() >= MAX_BACKLOG || !self.read_events()?;
             let Some(event) = self.backlog.front() else {
@@ -284,7 +281,7 @@ impl Watcher {
                 if self.missed.is_empty() {
                     return Ok(self.modified_at.map_or(Next::Event, Next::At));
                 }
-                self.look_for_missed(files, tell)?;
+                self.look_for_missed(files, sink)?;
                 if self.missed.is_empty() || self.is_incomplete {
                     continue;
                 }
@@ -301,7 +298,7 @@ impl Watcher {
                 }
             }
             self.waits_until = None;
-            self.settle(files, tell)?;
+            self.settle(files, sink)?;
         }
         Ok(Next::Now)
     }
@@ -339,6 +336,45 @@ impl Watcher {
             event.mask.contains(AddWatchFlags::IN_MOVED_TO) && event.cookie == cookie
         };
         self.backlog.iter().position(is_partner)
+    }
+}
+
+/// Takes what is found while a watch begins, until it is interrupted.
+struct Beginning<'a> {
+    interrupt: &'a mut dyn Interrupt,
+    stopped: Option<Stopped>,
+}
+
+impl EventSink for Beginning<'_> {
+    fn event(&mut self, _: TreeEvent) -> Outcome {
+        Ok(())
+    }
+
+    fn check(&mut self) -> Outcome {
+        self.interrupt.check().map_err(|stopped| {
+            self.stopped = Some(stopped);
+            Ended::Disconnected
+        })
+    }
+}
+
+/// Takes no event, and no longer than until then.
+struct InTime<'a> {
+    sink: &'a mut dyn EventSink,
+    until: Instant,
+}
+
+impl EventSink for InTime<'_> {
+    fn event(&mut self, _: TreeEvent) -> Outcome {
+        Ok(())
+    }
+
+    fn check(&mut self) -> Outcome {
+        self.sink.check()?;
+        if Instant::now() >= self.until {
+            return Err(Ended::Disconnected);
+        }
+        Ok(())
     }
 }
 

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::client::{Disconnected, Interrupt, KeepAlive, Stopped, send_all};
+use crate::client::{Interrupt, KeepAlive, Lookout, Stopped, send_all};
 use crate::error::{Error, Kind, Result};
-use crate::files::watch::{Ended, Settings, TreeEvent, Watcher};
+use crate::files::watch::{Ended, EventSink, Settings, TreeEvent, Watcher};
 use crate::spec::command::ChosenId;
-use crate::workspace::lease::{Lease, Workspace};
+use crate::threads::priority::BackgroundTurn;
+use crate::workspace::lease::{Lease, WhileOpen, Workspace};
 use crate::workspace::watches::{Lasting, RegisteredWatch, WatchSubscriber};
 
 /// Events that are added to a client's buffer before it is sent.
@@ -31,7 +32,12 @@ impl Workspace {
     ) -> std::result::Result<WatchStream, Stopped> {
         let lease = self.share()?;
         let (share, ledger) = (&self.watches.share, &self.ledger);
-        let watcher = Watcher::new(settings, &self.files()?, share, ledger, interrupt)?;
+        let mut interrupt = WhileOpen {
+            workspace: self,
+            interrupt,
+        };
+        let mut interrupt = BackgroundTurn::of_this_thread(&self.background).before(&mut interrupt);
+        let watcher = Watcher::new(settings, &self.files()?, share, ledger, &mut interrupt)?;
         Ok(WatchStream { lease, watcher })
     }
 
@@ -155,40 +161,81 @@ impl WatchStream {
         limit: Option<Instant>,
         subscriber: &mut dyn WatchSubscriber,
     ) -> std::result::Result<(), Ended> {
-        let mut keep_alive = KeepAlive::new();
+        let mut sink = StreamSink {
+            workspace: &self.lease,
+            turn: BackgroundTurn::of_this_thread(&self.lease.background),
+            lookout: Lookout::new(),
+            keep_alive: KeepAlive::new(),
+            subscriber,
+            last,
+            unsent: 0,
+        };
         loop {
-            let before = *last;
+            let before = *sink.last;
+            sink.unsent = 0;
             let files = self.lease.files()?;
-            let mut unsent = 0;
-            let until = self.watcher.advance(&files, &mut |event| {
-                // The end of a workspace deletes its files, which the client did not ask for.
-                if self.lease.check_open().is_err() {
-                    return Ok(());
-                }
-                *last += 1;
-                subscriber.event(*last, &event);
-                unsent += 1;
-                if unsent < BATCH_EVENTS {
-                    return Ok(());
-                }
-                unsent = 0;
-                send_all(subscriber.client())
-            })?;
+            let until = self.watcher.advance(&files, &mut sink)?;
             drop(files);
-            self.lease.check_open().map_err(|_| Ended::Closed)?;
+            sink.look()?;
             // While the client takes nothing, the kernel collects events, and says if it has lost some.
-            send_all(subscriber.client())?;
-            if *last > before {
-                keep_alive.reset();
+            send_all(sink.subscriber.client())?;
+            if *sink.last > before {
+                sink.keep_alive.reset();
             }
             if limit.is_some_and(|limit| limit <= Instant::now()) {
                 return Ok(());
             }
             let until = until.into_iter().chain(limit).min();
             let wake = Some(self.watcher.descriptor());
-            keep_alive
-                .wait(subscriber.client(), wake, until)
-                .map_err(|Disconnected| Ended::Disconnected)?;
+            sink.keep_alive
+                .wait(sink.subscriber.client(), wake, until)?;
         }
+    }
+}
+
+/// Tells the subscriber of a stream, within what its tenant may use of the processor.
+struct StreamSink<'a> {
+    workspace: &'a Workspace,
+    turn: BackgroundTurn,
+    lookout: Lookout,
+    keep_alive: KeepAlive,
+    subscriber: &'a mut dyn WatchSubscriber,
+    last: &'a mut u64,
+    unsent: usize,
+}
+
+impl StreamSink<'_> {
+    fn look(&mut self) -> std::result::Result<(), Ended> {
+        // The end of a workspace deletes its files, which the client did not ask for.
+        if self.workspace.is_closed() {
+            return Err(Ended::Closed);
+        }
+        let client = self.subscriber.client();
+        if self.lookout.look(client)? {
+            self.keep_alive.ping_if_due(client);
+            client.flush()?;
+        }
+        Ok(())
+    }
+}
+
+impl EventSink for StreamSink<'_> {
+    fn event(&mut self, event: TreeEvent) -> std::result::Result<(), Ended> {
+        self.look()?;
+        *self.last += 1;
+        self.subscriber.event(*self.last, &event);
+        self.unsent += 1;
+        if self.unsent >= BATCH_EVENTS {
+            self.unsent = 0;
+            send_all(self.subscriber.client())?;
+        }
+        Ok(())
+    }
+
+    fn check(&mut self) -> std::result::Result<(), Ended> {
+        while self.turn.give_way() {
+            self.look()?;
+        }
+        self.look()
     }
 }

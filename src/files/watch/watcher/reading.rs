@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::fcntl::OFlag;
 use nix::sys::inotify::{AddWatchFlags, Inotify, WatchDescriptor};
 
-use super::super::event::{Ended, Outcome, Settings, Tell, TreeChange, TreeEvent};
+use super::super::event::{Ended, EventSink, Outcome, Settings, TreeChange, TreeEvent};
 use super::super::nodes::Nodes;
 use super::{CHARGED_BYTES, EVENTS, NameIn, Watcher};
 use crate::client::{Interrupt, Stopped};
@@ -18,6 +18,19 @@ use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::root::Files;
 use crate::files::search::{Filter, Visit, is_gone};
 use crate::limits::ledger::Ledger;
+
+/// Checks, and takes no event.
+struct Silent<'a>(&'a mut dyn EventSink);
+
+impl EventSink for Silent<'_> {
+    fn event(&mut self, _: TreeEvent) -> Outcome {
+        Ok(())
+    }
+
+    fn check(&mut self) -> Outcome {
+        self.0.check()
+    }
+}
 
 impl Watcher {
     /// Puts a directory that is known at another place.
@@ -58,7 +71,7 @@ impl Watcher {
         &mut self,
         files: &Files<'_>,
         place: &NameIn,
-        tell: Tell<'_>,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         if !self.settings.recursive {
             return Ok(());
@@ -69,11 +82,11 @@ impl Watcher {
         };
         let directory = match unless_lacking(files.open_name(&parent, &place.1, DIRECTORY))? {
             Ok(directory) => directory,
-            Err(errno) => return self.pass(errno, tell),
+            Err(errno) => return self.pass(errno, sink),
         };
-        match self.add(&directory, place, tell)? {
-            Ok(key) => self.read_below(files, &directory, key, tell),
-            Err(errno) => self.pass(errno, tell),
+        match self.add(&directory, place, sink)? {
+            Ok(key) => self.read_below(files, &directory, key, sink),
+            Err(errno) => self.pass(errno, sink),
         }
     }
 
@@ -82,14 +95,14 @@ impl Watcher {
         &mut self,
         directory: &OwnedFd,
         place: &NameIn,
-        tell: Tell<'_>,
+        sink: &mut dyn EventSink,
     ) -> Outcome<nix::Result<WatchDescriptor>> {
         let mut added = add_watch(&self.inotify, directory, EVENTS);
         if let Ok(key) = added
             && let Some(other) = self.nodes.place(key)
         {
             // It has left that place, which will be reported. Until then nothing that is in it may be reported twice.
-            self.deleted(&other, true, tell)?;
+            self.deleted(&other, true, sink)?;
             added = add_watch(&self.inotify, directory, EVENTS);
         }
         let key = match unless_lacking(added)? {
@@ -114,13 +127,13 @@ impl Watcher {
     }
 
     /// Watches all directories below the first one. What is found is not told, but counted.
-    pub(super) fn read_tree(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
+    pub(super) fn read_tree(&mut self, files: &Files<'_>, sink: &mut dyn EventSink) -> Outcome {
         if !self.settings.recursive {
             return Ok(());
         }
         let directory = self.open_root(files)?;
         self.is_silent = true;
-        let read = self.read_below(files, &directory, self.nodes.root(), tell);
+        let read = self.read_below(files, &directory, self.nodes.root(), sink);
         self.is_silent = false;
         read
     }
@@ -131,28 +144,29 @@ impl Watcher {
         files: &Files<'_>,
         directory: &OwnedFd,
         key: WatchDescriptor,
-        tell: Tell<'_>,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         let readable = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
         let opened = files.open_name(directory, b".", readable);
         let opened = match unless_lacking(opened)? {
             Ok(opened) => opened,
-            Err(errno) => return self.pass(errno, tell),
+            Err(errno) => return self.pass(errno, sink),
         };
         let ledger = Arc::clone(&self.ledger);
         let walk = files.walk_in(opened, Filter::default(), None, &ledger)?;
         let mut walk = match unless_lacking(walk)? {
             Ok(walk) => walk,
-            Err(errno) => return self.pass(errno, tell),
+            Err(errno) => return self.pass(errno, sink),
         };
         // The directories from the first to the current one.
         let mut way = vec![key];
         while let Some(visit) = walk.next()? {
+            sink.check()?;
             let found = match visit {
                 Visit::Entry(found) => found,
                 Visit::Unreadable(_, errno) => {
                     let _ = unless_lacking(Err::<(), _>(errno))?;
-                    self.pass(errno, tell)?;
+                    self.pass(errno, sink)?;
                     continue;
                 }
             };
@@ -168,17 +182,17 @@ impl Watcher {
             let opened =
                 is_directory.then(|| files.open_name(found.directory, found.name, DIRECTORY));
             let change = TreeChange::Created;
-            tell(TreeEvent { change, path, kind })?;
+            sink.event(TreeEvent { change, path, kind })?;
             self.find(&place)?;
             let Some(opened) = opened else { continue };
             let added = match unless_lacking(opened)? {
-                Ok(directory) => self.add(&directory, &place, tell)?,
+                Ok(directory) => self.add(&directory, &place, sink)?,
                 Err(errno) => Err(errno),
             };
             match added {
                 Ok(key) => way.push(key),
                 Err(errno) => {
-                    self.pass(errno, tell)?;
+                    self.pass(errno, sink)?;
                     walk.skip_contents();
                 }
             }
@@ -188,19 +202,21 @@ impl Watcher {
 
     /// Passes a directory that cannot be watched, if it is none of the tree. What is new and may not be read is lost until
     /// its mode changes, and that is reported.
-    pub(super) fn pass(&self, errno: Errno, tell: Tell<'_>) -> Outcome {
+    pub(super) fn pass(&self, errno: Errno, sink: &mut dyn EventSink) -> Outcome {
         match errno {
             // One on another mount.
             Errno::EXDEV => Ok(()),
             // That will be reported.
             errno if is_gone(errno) => Ok(()),
-            Errno::EACCES | Errno::EPERM if !self.is_strict => Ok(tell(TreeEvent::overflow())?),
+            Errno::EACCES | Errno::EPERM if !self.is_strict => {
+                Ok(sink.event(TreeEvent::overflow())?)
+            }
             errno => Err(Ended::Failed(errno)),
         }
     }
 
     /// Makes the watch complete again after events were lost, and says so.
-    pub(super) fn recover(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
+    pub(super) fn recover(&mut self, files: &Files<'_>, sink: &mut dyn EventSink) -> Outcome {
         self.backlog.clear();
         self.missed.clear();
         self.missed_tries = 0;
@@ -212,13 +228,13 @@ impl Watcher {
         // What is watched already costs nothing more.
         self.share.directories.give_back(old.len() - 1);
         let was_strict = std::mem::replace(&mut self.is_strict, true);
-        let read = self.read_tree(files, &mut |_| Ok(()));
+        let read = self.read_tree(files, &mut Silent(sink));
         self.is_strict = was_strict;
         for key in old.into_iter().filter(|key| !self.nodes.has(*key)) {
             let _ = self.inotify.rm_watch(key);
         }
         // Last: whoever reads the tree now sees what no event will say.
-        tell(TreeEvent::overflow())?;
+        sink.event(TreeEvent::overflow())?;
         read
     }
 

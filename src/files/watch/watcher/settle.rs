@@ -12,7 +12,7 @@ use nix::fcntl::AtFlags;
 use nix::sys::inotify::{AddWatchFlags, WatchDescriptor};
 use nix::sys::stat::fstatat;
 
-use super::super::event::{Ended, Outcome, Tell, TreeChange, TreeEvent};
+use super::super::event::{Ended, EventSink, Outcome, TreeChange, TreeEvent};
 use super::{NameIn, Watcher};
 use crate::files::entry::FileKind;
 use crate::files::root::Files;
@@ -34,7 +34,7 @@ const NAME_BYTES: usize = 96;
 
 impl Watcher {
     /// Settles the first event, and what belongs to it.
-    pub(super) fn settle(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
+    pub(super) fn settle(&mut self, files: &Files<'_>, sink: &mut dyn EventSink) -> Outcome {
         let partner = self.partner();
         let Some(event) = self.backlog.pop_front() else {
             return Ok(());
@@ -45,7 +45,7 @@ impl Watcher {
             return Ok(());
         }
         let Some(name) = event.name else {
-            return self.settle_own(files, event.wd, mask, tell);
+            return self.settle_own(files, event.wd, mask, sink);
         };
         let is_directory = mask.contains(AddWatchFlags::IN_ISDIR);
         let place = (event.wd, OsStringExt::into_vec(name));
@@ -54,26 +54,26 @@ impl Watcher {
             let second = partner.and_then(|index| self.backlog.remove(index - 1));
             if let Some((to, name)) = second.and_then(|event| Some((event.wd, event.name?))) {
                 let to = (to, OsStringExt::into_vec(name));
-                return self.moved(files, &place, &to, is_directory, tell);
+                return self.moved(files, &place, &to, is_directory, sink);
             }
         }
         if mask.intersects(AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO) {
             self.note_move(&place, None);
             let is_move = mask.contains(AddWatchFlags::IN_MOVED_TO);
-            self.created(files, &place, is_directory, is_move, tell)
+            self.created(files, &place, is_directory, is_move, sink)
         } else if mask.contains(AddWatchFlags::IN_DELETE) {
             self.note_move(&place, None);
-            self.deleted(&place, is_directory, tell)
+            self.deleted(&place, is_directory, sink)
         } else if mask.contains(AddWatchFlags::IN_MOVED_FROM) {
             self.note_move(&place, None);
-            self.deleted(&place, is_directory, tell)?;
+            self.deleted(&place, is_directory, sink)?;
             // Perhaps it was exchanged with what is not watched, and that was told before.
-            self.look(files, &place, tell)
+            self.look(files, &place, sink)
         } else if self.is_unnamed(files, &place) {
             Ok(())
         } else if mask.contains(AddWatchFlags::IN_MODIFY) {
             if self.modified.len() >= MAX_MODIFIED {
-                return self.tell_of(files, &place, TreeChange::Modified, tell);
+                return self.tell_of(files, &place, TreeChange::Modified, sink);
             }
             if self.told_path(&place, false).is_some() {
                 let due = Instant::now() + MODIFIED_AFTER;
@@ -83,17 +83,17 @@ impl Watcher {
             Ok(())
         } else if mask.contains(AddWatchFlags::IN_CLOSE_WRITE) {
             if self.modified.remove(&place).is_some() {
-                self.tell_of(files, &place, TreeChange::Modified, tell)?;
+                self.tell_of(files, &place, TreeChange::Modified, sink)?;
             }
             Ok(())
         } else {
-            self.tell_of(files, &place, TreeChange::Attributes, tell)?;
+            self.tell_of(files, &place, TreeChange::Attributes, sink)?;
             // Perhaps it may be read now.
             if is_directory
                 && self.nodes.child(place.0, &place.1).is_none()
                 && self.told_path(&place, true).is_some()
             {
-                self.add_below(files, &place, tell)?;
+                self.add_below(files, &place, sink)?;
             }
             Ok(())
         }
@@ -114,7 +114,7 @@ impl Watcher {
         files: &Files<'_>,
         key: WatchDescriptor,
         mask: AddWatchFlags,
-        tell: Tell<'_>,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         let is_unmounted = mask.contains(AddWatchFlags::IN_UNMOUNT);
         if key == self.nodes.root() {
@@ -126,7 +126,7 @@ impl Watcher {
                 return self.open_root(files).map(drop);
             }
         } else if is_unmounted && let Some(place) = self.nodes.place(key) {
-            return self.retell(files, &place, tell);
+            return self.retell(files, &place, sink);
         }
         // Of others that are gone the directory above tells.
         Ok(())
@@ -148,11 +148,11 @@ impl Watcher {
         files: &Files<'_>,
         place: &NameIn,
         change: TreeChange,
-        tell: Tell<'_>,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         let kind = self.kind_at(files, place).unwrap_or_default();
         if let Some(path) = self.told_path(place, kind == FileKind::Directory) {
-            tell(TreeEvent { change, path, kind })?;
+            sink.event(TreeEvent { change, path, kind })?;
         }
         Ok(())
     }
@@ -199,7 +199,7 @@ impl Watcher {
         }
     }
 
-    pub(super) fn tell_modified(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
+    pub(super) fn tell_modified(&mut self, files: &Files<'_>, sink: &mut dyn EventSink) -> Outcome {
         let now = Instant::now();
         if self.modified_at.is_none_or(|at| now < at) {
             return Ok(());
@@ -207,8 +207,9 @@ impl Watcher {
         let due = |(place, at): (&NameIn, &Instant)| (*at <= now).then(|| place.clone());
         let due: Vec<NameIn> = self.modified.iter().filter_map(due).collect();
         for place in due {
+            sink.check()?;
             self.modified.remove(&place);
-            self.tell_of(files, &place, TreeChange::Modified, tell)?;
+            self.tell_of(files, &place, TreeChange::Modified, sink)?;
         }
         self.modified_at = self.modified.values().min().copied();
         Ok(())
@@ -220,7 +221,7 @@ impl Watcher {
         place: &NameIn,
         is_directory: bool,
         is_move: bool,
-        tell: Tell<'_>,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         let known = self.nodes.child(place.0, &place.1);
         // A move may have replaced what was found.
@@ -234,14 +235,14 @@ impl Watcher {
         }
         if !was_told {
             if known.is_some() {
-                self.deleted(place, true, tell)?;
+                self.deleted(place, true, sink)?;
             }
             let kind = self.kind_of_new(files, place, is_directory);
             let change = TreeChange::Created;
-            tell(TreeEvent { change, path, kind })?;
+            sink.event(TreeEvent { change, path, kind })?;
         }
         if is_directory {
-            self.add_below(files, place, tell)?;
+            self.add_below(files, place, sink)?;
         }
         Ok(())
     }
@@ -250,7 +251,7 @@ impl Watcher {
         &mut self,
         place: &NameIn,
         is_directory: bool,
-        tell: Tell<'_>,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         self.modified.remove(place);
         self.found.remove(place);
@@ -266,7 +267,7 @@ impl Watcher {
                 FileKind::Regular
             };
             let change = TreeChange::Deleted;
-            tell(TreeEvent { change, path, kind })?;
+            sink.event(TreeEvent { change, path, kind })?;
         }
         Ok(())
     }
@@ -277,18 +278,18 @@ impl Watcher {
         from: &NameIn,
         to: &NameIn,
         is_directory: bool,
-        tell: Tell<'_>,
+        sink: &mut dyn EventSink,
     ) -> Outcome {
         if self.modified.remove(from).is_some() {
-            self.tell_of(files, from, TreeChange::Modified, tell)?;
+            self.tell_of(files, from, TreeChange::Modified, sink)?;
         }
         self.modified.remove(to);
         let moving = self.nodes.child(from.0, &from.1);
         // Two names that are exchanged are two moves, of which the first seems to replace what the second moves.
         let is_back = self.note_move(from, Some(to));
         if is_back && !self.is_gone(files, from)? {
-            self.retell(files, from, tell)?;
-            return self.retell(files, to, tell);
+            self.retell(files, from, sink)?;
+            return self.retell(files, to, sink);
         }
         // Other things in it may be excluded at its new place.
         let is_same = is_directory && !self.settings.exclude.has_paths();
@@ -302,9 +303,9 @@ impl Watcher {
             self.told_path(to, is_directory),
         );
         let (Some(old), Some(path), true) = (old, new, is_certain) else {
-            self.deleted(from, is_directory, tell)?;
-            self.created(files, to, is_directory, true, tell)?;
-            return self.look(files, from, tell);
+            self.deleted(from, is_directory, sink)?;
+            self.created(files, to, is_directory, true, sink)?;
+            return self.look(files, from, sink);
         };
         for place in [from, to] {
             self.found.remove(place);
@@ -312,7 +313,7 @@ impl Watcher {
         }
         let kind = self.kind_of_new(files, to, is_directory);
         let change = TreeChange::Moved(old);
-        tell(TreeEvent { change, path, kind })?;
+        sink.event(TreeEvent { change, path, kind })?;
         if let Some(key) = moving {
             return self.put(key, to);
         }
@@ -320,7 +321,7 @@ impl Watcher {
             self.forget(replaced);
         }
         if is_directory {
-            self.add_below(files, to, tell)?;
+            self.add_below(files, to, sink)?;
         }
         Ok(())
     }
@@ -342,17 +343,27 @@ impl Watcher {
     }
 
     /// Tells what is at a place now as if it were new, with all that is in it.
-    pub(super) fn retell(&mut self, files: &Files<'_>, place: &NameIn, tell: Tell<'_>) -> Outcome {
+    pub(super) fn retell(
+        &mut self,
+        files: &Files<'_>,
+        place: &NameIn,
+        sink: &mut dyn EventSink,
+    ) -> Outcome {
         let is_directory = self.nodes.child(place.0, &place.1).is_some();
-        self.deleted(place, is_directory, tell)?;
-        self.look(files, place, tell)
+        self.deleted(place, is_directory, sink)?;
+        self.look(files, place, sink)
     }
 
     /// Tells what is at a place now.
-    pub(super) fn look(&mut self, files: &Files<'_>, place: &NameIn, tell: Tell<'_>) -> Outcome {
+    pub(super) fn look(
+        &mut self,
+        files: &Files<'_>,
+        place: &NameIn,
+        sink: &mut dyn EventSink,
+    ) -> Outcome {
         match self.kind_at(files, place) {
             Ok(kind) => {
-                self.created(files, place, kind == FileKind::Directory, false, tell)?;
+                self.created(files, place, kind == FileKind::Directory, false, sink)?;
                 self.find(place)
             }
             Err(Errno::ESTALE) => {
@@ -373,11 +384,16 @@ impl Watcher {
     }
 
     /// Looks again at the places whose directories could not be reached.
-    pub(super) fn look_for_missed(&mut self, files: &Files<'_>, tell: Tell<'_>) -> Outcome {
+    pub(super) fn look_for_missed(
+        &mut self,
+        files: &Files<'_>,
+        sink: &mut dyn EventSink,
+    ) -> Outcome {
         // If the whole tree is gone, no event says so.
         self.open_root(files)?;
         for place in std::mem::take(&mut self.missed) {
-            self.look(files, &place, tell)?;
+            sink.check()?;
+            self.look(files, &place, sink)?;
         }
         self.missed_tries += 1;
         if self.missed.is_empty() {
