@@ -11,6 +11,8 @@ pub(super) struct Nodes<K> {
     root: K,
     by_key: HashMap<K, Node<K>>,
     bytes: usize,
+    /// The path that was asked for last, and its key: events come in runs, and a path may have thousands of names.
+    last_path: Option<(K, Vec<u8>)>,
 }
 
 struct Node<K> {
@@ -43,6 +45,7 @@ impl<K: Copy + Eq + Hash> Nodes<K> {
             root,
             by_key: HashMap::from([(root, node)]),
             bytes: NODE_BYTES,
+            last_path: None,
         }
     }
 
@@ -82,27 +85,44 @@ impl<K: Copy + Eq + Hash> Nodes<K> {
     }
 
     /// The path relative to the root, without slashes at its ends; `None` if it is not in the tree.
-    pub(super) fn path(&self, key: K) -> Option<Vec<u8>> {
+    pub(super) fn path(&mut self, key: K) -> Option<Vec<u8>> {
         let mut names = Vec::new();
-        let mut node = self.by_key.get(&key)?;
-        while let Some(parent) = node.parent {
+        let (mut at, mut node) = (key, self.by_key.get(&key)?);
+        let above = loop {
+            if let Some((_, path)) = self.last_path.as_ref().filter(|(last, _)| *last == at) {
+                break path.clone();
+            }
+            let Some(parent) = node.parent else {
+                break Vec::new();
+            };
             names.push(&node.name[..]);
-            node = self.by_key.get(&parent)?;
+            (at, node) = (parent, self.by_key.get(&parent)?);
+        };
+        if names.is_empty() {
+            return Some(above);
         }
-        names.reverse();
-        Some(names.join(&b"/"[..]))
+        let path = names.into_iter().rev().fold(above, join);
+        self.last_path = Some((key, path.clone()));
+        Some(path)
+    }
+
+    /// Keeps no path.
+    pub(super) fn forget_path(&mut self) {
+        self.last_path = None;
     }
 
     /// Puts a directory, new or known, at a place in the tree. Returns what was at that place, with all that
     /// was below, and is not in the tree any more. `None` if the place is not in the tree, or inside of the
     /// directory itself.
     pub(super) fn put(&mut self, key: K, parent: K, name: &[u8]) -> Option<Vec<K>> {
+        let is_new = !self.has(key);
         let mut above = Some(parent);
         while let Some(at) = above {
             if at == key {
                 return None;
             }
-            above = self.by_key.get(&at)?.parent;
+            // Nothing is below one that is new, and a chain is built in as many steps as it has names.
+            above = self.by_key.get(&at)?.parent.filter(|_| !is_new);
         }
         let there = self.child(parent, name);
         if there == Some(key) {
@@ -156,12 +176,21 @@ impl<K: Copy + Eq + Hash> Nodes<K> {
         let Some(node) = self.by_key.get_mut(&key) else {
             return;
         };
+        self.last_path = None;
         let (parent, name) = (node.parent.take(), std::mem::take(&mut node.name));
         if let Some(parent) = parent.and_then(|parent| self.by_key.get_mut(&parent)) {
             parent.children.remove(&name);
             self.bytes -= 2 * name.len();
         }
     }
+}
+
+pub(super) fn join(mut directory: Vec<u8>, name: &[u8]) -> Vec<u8> {
+    if !directory.is_empty() {
+        directory.push(b'/');
+    }
+    directory.extend_from_slice(name);
+    directory
 }
 
 #[cfg(test)]
@@ -177,6 +206,8 @@ mod tests {
         }
         assert_eq!(nodes.path(3).unwrap(), b"a/b/c");
         assert_eq!(nodes.put(1, 4, b"e"), Some(Vec::new()));
+        assert_eq!(nodes.path(3).unwrap(), b"d/e/b/c");
+        assert_eq!(nodes.path(2).unwrap(), b"d/e/b");
         assert_eq!(nodes.path(3).unwrap(), b"d/e/b/c");
         assert_eq!(nodes.child(0, b"a"), None);
         assert_eq!(nodes.put(4, 3, b"x"), None, "not into itself");

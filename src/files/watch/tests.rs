@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nix::errno::Errno;
@@ -163,6 +164,37 @@ fn a_directory_that_cannot_be_read_does_not_pass_for_an_empty_one() {
     watcher.is_incomplete = true;
     let failed = Err(Ended::Failed(Errno::EACCES));
     assert_eq!(told(&mut watcher, &files), (overflow, failed));
+}
+
+#[test]
+fn a_directory_stays_open_until_its_step_ends() {
+    let place = TestDirectory::new("open");
+    fs::create_dir_all(place.0.join("w/sub/a/b/c")).unwrap();
+    let root = Root::machine(&place.0).unwrap();
+    let files = root.files().unwrap();
+    let mut watcher = watch(&files);
+    let mut key = watcher.nodes.root();
+    let keys = ["sub", "a", "b", "c"].map(|name| {
+        key = watcher.nodes.child(key, name.as_bytes()).unwrap();
+        key
+    });
+    let opened = watcher.open_directory(&files, keys[3]).unwrap();
+    let again = watcher.open_directory(&files, keys[3]).unwrap();
+    assert!(Arc::ptr_eq(&opened, &again));
+    // What is in it is found there, and in those beside it, wherever those above have gone meanwhile.
+    fs::rename(place.0.join("w/sub"), place.0.join("w/moved")).unwrap();
+    for key in [keys[2], keys[3]] {
+        assert!(watcher.open_directory(&files, key).is_ok());
+    }
+    let gone = watcher.open_directory(&files, keys[1]);
+    assert_eq!(gone.err(), Some(Errno::ESTALE));
+    // But not what the watch has given up.
+    watcher.forget(keys[3]);
+    let given_up = watcher.open_directory(&files, keys[3]);
+    assert_eq!(given_up.err(), Some(Errno::ESTALE));
+    assert_eq!(told(&mut watcher, &files).1, Ok(()));
+    drop(again);
+    assert_eq!(Arc::into_inner(opened).map(drop), Some(()), "it is closed");
 }
 
 #[test]

@@ -10,7 +10,7 @@
 //! `settle`, how directories are reached and watched in `reading`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -74,6 +74,8 @@ pub struct Watcher {
     identity: Identity,
     pub(super) inotify: Inotify,
     pub(super) nodes: Nodes<WatchDescriptor>,
+    /// Directories that stay open until the step ends, the one that was used last at the end.
+    open: Vec<(WatchDescriptor, Arc<OwnedFd>)>,
     /// Events that were read and not settled.
     backlog: VecDeque<InotifyEvent>,
     /// Until when the first of them, the first half of a move, waits for the second.
@@ -167,6 +169,7 @@ impl Watcher {
             identity,
             inotify,
             nodes: Nodes::new(first),
+            open: Vec::new(),
             backlog: VecDeque::new(),
             waits_until: None,
             modified: HashMap::new(),
@@ -269,6 +272,14 @@ impl Watcher {
     }
 
     fn step(&mut self, files: &Files<'_>, sink: &mut dyn EventSink) -> Outcome<Next> {
+        let next = self.settle_some(files, sink);
+        // The kernel says that a directory was removed only when nobody has it open.
+        self.open = Vec::new();
+        self.nodes.forget_path();
+        next
+    }
+
+    fn settle_some(&mut self, files: &Files<'_>, sink: &mut dyn EventSink) -> Outcome<Next> {
         for _ in 0..STEP_EVENTS {
             sink.check()?;
             self.tell_modified(files, sink)?;

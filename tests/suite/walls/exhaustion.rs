@@ -188,6 +188,53 @@ fn watches_that_become_as_many_as_they_can() {
     });
 }
 
+/// Each event of a deep tree is about a path of many names, in each watch.
+#[test]
+fn watches_of_a_deep_tree_take_one_processor_and_end_with_their_sandbox() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let used = || cpu_time_of(server.inner_pid());
+    // Within this time it uses nothing for a second.
+    let comes_to_rest = |limit: Duration| {
+        let mut last = (used(), Instant::now());
+        wait_until("the watches have nothing to do", limit, || {
+            let now = used();
+            if now > last.0 + Duration::from_millis(20) {
+                last = (now, Instant::now());
+            }
+            last.1.elapsed() > Duration::from_secs(1)
+        });
+    };
+    withstand(&server, &json!({}), |sandbox| {
+        let deep = "d/".repeat(1000);
+        sandbox.sh(&format!("mkdir -p {deep}"));
+        for _ in 0..4 {
+            let mut watch = sandbox.connect();
+            let target = sandbox.target("files/watch?path=.&recursive=1");
+            watch.send_request("GET", &target, &[], b"");
+            assert_eq!(watch.read_head().status, 200);
+            assert!(watch.read_chunk().is_some(), "it has begun");
+            std::thread::spawn(move || std::io::copy(&mut watch.stream, &mut std::io::sink()));
+        }
+        let storm = format!("cd {deep} && while :; do echo > x; echo > y; done");
+        let storm = json!({ "cmd": storm });
+        let process = sandbox.spawn(&storm);
+        let (begun, before, limit) = (Instant::now(), used(), Duration::from_secs(3));
+        wait_until("they have used some time", 3 * PATIENCE, || {
+            used() >= before + limit
+        });
+        let took = begun.elapsed();
+        assert!(took >= limit.mul_f64(0.75), "more than one: {took:?}");
+        let kill = format!("processes/{}/kill", process["id"].as_str().unwrap());
+        assert_eq!(sandbox.post(&kill, &json!({})).status, 200);
+        comes_to_rest(PATIENCE);
+        sandbox.spawn(&storm);
+    });
+    comes_to_rest(Duration::from_secs(3));
+}
+
 #[test]
 fn a_sandbox_has_as_many_processes_as_it_was_made_with() {
     if !is_root() {

@@ -1,7 +1,8 @@
 //! The directories of a watch: how they are reached, watched, read with all that is below them, and given up.
 //!
-//! A directory is opened name by name from the first one, and counts only if the kernel says that it is the one
-//! that is watched. None stays open. What events mean is the matter of [`settle`](super::settle).
+//! A directory is opened name by name, and counts only if the kernel says that it is the one that is watched. Few stay
+//! open during a step, so that an event of a deep tree does not cost a call for each name above; none does after it.
+//! What events mean is the matter of [`settle`](super::settle).
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -18,6 +19,9 @@ use crate::files::entry::{DIRECTORY, FileKind, Identity};
 use crate::files::root::Files;
 use crate::files::search::{Filter, Visit, is_gone};
 use crate::limits::ledger::Ledger;
+
+/// Most directories that stay open during a step.
+const MAX_OPEN: usize = 4;
 
 /// Checks, and takes no event.
 struct Silent<'a>(&'a mut dyn EventSink);
@@ -53,7 +57,7 @@ impl Watcher {
     }
 
     /// Stops watching a directory and what is below.
-    pub(super) fn forget(&mut self, key: WatchDescriptor) {
+    pub(in crate::files::watch) fn forget(&mut self, key: WatchDescriptor) {
         let removed = self.nodes.remove(key);
         self.give_up(&removed);
     }
@@ -253,32 +257,65 @@ impl Watcher {
         Ok(root)
     }
 
-    /// Opens a directory that is watched, name by name.
+    /// Opens a directory that is watched, name by name from the nearest one above that is open. That one may have been
+    /// moved since it was opened; its watch will tell, and what is in it is what its events are about.
     ///
     /// # Errors
     /// `ESTALE` if it is not at its place, or cannot be reached there.
-    pub(super) fn open_directory(
-        &self,
+    pub(in crate::files::watch) fn open_directory(
+        &mut self,
         files: &Files<'_>,
         key: WatchDescriptor,
-    ) -> nix::Result<OwnedFd> {
-        let open = || {
-            let path = self.nodes.path(key)?;
-            let mut directory = self.open_root(files).ok()?;
-            for name in path.split(|byte| *byte == b'/') {
-                if !name.is_empty() {
-                    directory = files.open_name(&directory, name, DIRECTORY).ok()?;
-                }
+    ) -> nix::Result<Arc<OwnedFd>> {
+        self.reach(files, key).ok_or(Errno::ESTALE)
+    }
+
+    fn reach(&mut self, files: &Files<'_>, key: WatchDescriptor) -> Option<Arc<OwnedFd>> {
+        let (mut names, mut at) = (Vec::new(), key);
+        let mut directory = loop {
+            if !self.nodes.has(at) {
+                return None;
             }
-            // Another may have its place by now.
-            (self.key_of(&directory)? == key).then_some(directory)
+            if let Some(index) = self.open.iter().position(|(open, _)| *open == at) {
+                // The last one is the one that was used last.
+                self.open[index..].rotate_left(1);
+                break Arc::clone(&self.open.last()?.1);
+            }
+            let Some((parent, name)) = self.nodes.place(at) else {
+                let root = self.open_root(files).ok()?;
+                break self.keep_open(at, root);
+            };
+            names.push((at, name));
+            at = parent;
         };
-        open().ok_or(Errno::ESTALE)
+        while let Some((at, name)) = names.pop() {
+            let opened = files.open_name(&directory, &name, DIRECTORY).ok()?;
+            // The one above is kept too: others beside this one are next.
+            directory = if names.len() < 2 {
+                // Another may have its place by now.
+                if self.key_of(&opened)? != at {
+                    return None;
+                }
+                self.keep_open(at, opened)
+            } else {
+                Arc::new(opened)
+            };
+        }
+        Some(directory)
+    }
+
+    fn keep_open(&mut self, key: WatchDescriptor, directory: OwnedFd) -> Arc<OwnedFd> {
+        let directory = Arc::new(directory);
+        if self.open.len() >= MAX_OPEN {
+            self.open.remove(0);
+        }
+        self.open.push((key, Arc::clone(&directory)));
+        directory
     }
 
     /// The directory that is at a place now, if it is known.
     pub(super) fn directory_at(
-        &self,
+        &mut self,
         files: &Files<'_>,
         (parent, name): &NameIn,
     ) -> Option<WatchDescriptor> {

@@ -13,9 +13,11 @@ use nix::sys::inotify::{AddWatchFlags, WatchDescriptor};
 use nix::sys::stat::fstatat;
 
 use super::super::event::{Ended, EventSink, Outcome, TreeChange, TreeEvent};
+use super::super::nodes::join;
 use super::{NameIn, Watcher};
 use crate::files::entry::FileKind;
 use crate::files::root::Files;
+use crate::files::search::Verdict;
 
 /// How long a file may be written to before that is reported, if it is not closed.
 const MODIFIED_AFTER: Duration = Duration::from_millis(50);
@@ -101,7 +103,7 @@ impl Watcher {
 
     /// Whether an event is about a file without a name (`O_TMPFILE`), as uploads are until they are complete. The
     /// kernel names it by a number sign and its inode number.
-    fn is_unnamed(&self, files: &Files<'_>, place: &NameIn) -> bool {
+    fn is_unnamed(&mut self, files: &Files<'_>, place: &NameIn) -> bool {
         let number = place.1.strip_prefix(b"#").unwrap_or_default();
         !number.is_empty()
             && number.iter().all(u8::is_ascii_digit)
@@ -134,12 +136,14 @@ impl Watcher {
 
     /// The path of a place, unless it is unknown or excluded.
     pub(super) fn told_path(
-        &self,
+        &mut self,
         (directory, name): &NameIn,
         is_directory: bool,
     ) -> Option<Vec<u8>> {
         let path = join(self.nodes.path(*directory)?, name);
-        (!self.settings.exclude.covers(&path, is_directory)).then_some(path)
+        // What is excluded is not watched, so of the directories above none is.
+        let verdict = self.settings.exclude.decide(&path, is_directory);
+        (verdict != Some(Verdict::Matched)).then_some(path)
     }
 
     /// Tells a change of what is at a place now.
@@ -159,7 +163,7 @@ impl Watcher {
 
     /// The type of what is at a place now. `ESTALE` if its directory cannot be reached.
     pub(super) fn kind_at(
-        &self,
+        &mut self,
         files: &Files<'_>,
         (directory, name): &NameIn,
     ) -> nix::Result<FileKind> {
@@ -412,12 +416,4 @@ impl Watcher {
         self.found.insert(place.clone());
         self.charge_for_nodes()
     }
-}
-
-fn join(mut directory: Vec<u8>, name: &[u8]) -> Vec<u8> {
-    if !directory.is_empty() {
-        directory.push(b'/');
-    }
-    directory.extend_from_slice(name);
-    directory
 }
