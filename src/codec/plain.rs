@@ -142,10 +142,10 @@ impl PlainText {
             (SequenceState::Escape, b']') => self.state = SequenceState::Command,
             // `ESC k` is the title of screen(1) and tmux(1).
             (SequenceState::Escape, b'P' | b'X' | b'^' | b'_' | b'k') => {
-                self.state = SequenceState::String(0)
+                self.state = SequenceState::String(0);
             }
             (SequenceState::Escape | SequenceState::Intermediate, b' '..=b'/') => {
-                self.state = SequenceState::Intermediate
+                self.state = SequenceState::Intermediate;
             }
             (SequenceState::Escape | SequenceState::Intermediate, b'0'..=b'~')
             | (SequenceState::Parameters, b'@'..=b'~')

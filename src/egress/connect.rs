@@ -380,7 +380,7 @@ mod tests {
         ] {
             match open_by(host, None) {
                 Err(ConnectError::Refused(verdict)) => {
-                    assert_eq!(verdict.rule, SERVERS_PORT, "{host}")
+                    assert_eq!(verdict.rule, SERVERS_PORT, "{host}");
                 }
                 other => panic!("{host}: {other:?}"),
             }
@@ -390,7 +390,7 @@ mod tests {
             let upstream = Upstream::parse(Protocol::Http, &url);
             match open_by("192.0.2.1", upstream) {
                 Err(ConnectError::Upstream(text)) => {
-                    assert!(text.ends_with(SERVERS_PORT), "{text}")
+                    assert!(text.ends_with(SERVERS_PORT), "{text}");
                 }
                 other => panic!("{host}: {other:?}"),
             }

@@ -48,7 +48,7 @@ pub(super) struct Supervisor {
     has_released: AtomicBool,
     starts: Mutex<Starts>,
     /// What the other thread has not taken up yet.
-    orders: Mutex<Vec<Kill>>,
+    orders: Mutex<Vec<Task>>,
     has_orders: Condvar,
 }
 
@@ -227,7 +227,7 @@ impl Supervisor {
                 if let Some(interval) = pump.take_recheck(now) {
                     pump.finish(buffer, &mut |_, _, _| {});
                     if pump.is_overdue(interval) {
-                        this.order(Kill::KillTracers(Arc::clone(pump.process())));
+                        this.order(Task::KillTracers(Arc::clone(pump.process())));
                     }
                 }
                 driven.timers.extend(pump.timer().map(|at| (at, key)));
@@ -235,7 +235,7 @@ impl Supervisor {
             });
         }
         if !due.is_empty() {
-            self.order(Kill::KillTrees(due));
+            self.order(Task::KillTrees(due));
         }
         if driven.reap_at.is_some_and(|at| at <= now) {
             self.reap_others(driven, now);
@@ -346,7 +346,7 @@ impl Supervisor {
         pump.close_outputs();
         pump.input = None;
         pump.expect_end();
-        self.order(Kill::Kill(Arc::clone(pump.process())));
+        self.order(Task::Kill(Arc::clone(pump.process())));
         driven.timers.extend(pump.timer().map(|at| (at, key)));
         self.let_go(driven, key);
     }
@@ -432,7 +432,7 @@ fn watched(pump: &Pump) -> [(Option<BorrowedFd<'_>>, u64, EpollFlags); 4] {
 }
 
 /// What the supervisor leaves to the other thread.
-enum Kill {
+enum Task {
     /// The time of these processes is up.
     KillTrees(Vec<Arc<Process>>),
     /// Nothing can watch this process.
@@ -467,9 +467,9 @@ impl Supervisor {
             let (mut due, mut unwatched) = (Vec::new(), Vec::new());
             for order in orders {
                 match order {
-                    Kill::KillTrees(processes) => due.extend(processes),
-                    Kill::Kill(process) => unwatched.push(process),
-                    Kill::KillTracers(process) => drop(contain(|| process.kill_tracers())),
+                    Task::KillTrees(processes) => due.extend(processes),
+                    Task::Kill(process) => unwatched.push(process),
+                    Task::KillTracers(process) => drop(contain(|| process.kill_tracers())),
                 }
             }
             let mut strike = |processes: &[Arc<Process>], reason| {
