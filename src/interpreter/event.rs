@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::codec::shortened;
+use crate::limits::ledger::Charge;
 use crate::process::ring::Stream;
 use crate::sys::{Ending, Pid};
 
 /// One event of an execution. Events are numbered from 0 without a gap.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub enum Event {
     /// It waits until this many others have ended.
     Queued {
@@ -68,7 +70,6 @@ pub struct Start {
 }
 
 /// A value in several forms.
-#[derive(Debug, PartialEq)]
 pub struct Bundle {
     /// Whether it is the value of the last expression.
     pub is_main: bool,
@@ -82,14 +83,14 @@ pub struct Bundle {
     pub is_update: bool,
     /// A JSON object: bytes that were left out, by MIME type.
     pub dropped: Option<String>,
+    /// For its texts, until the last reader has them: the events of its execution may have dropped it before.
+    pub charge: Charge,
 }
 
 impl Bundle {
     /// Bytes in memory, approximately.
     pub fn size(&self) -> usize {
-        let id = self.display_id.as_ref().map_or(0, String::len);
-        let dropped = self.dropped.as_ref().map_or(0, String::len);
-        self.data.len() + self.metadata.len() + id + dropped
+        self.charge.bytes()
     }
 }
 
@@ -109,6 +110,17 @@ impl CodeError {
     pub fn size(&self) -> usize {
         let lines = self.traceback.iter().map(|line| line.len() + 32);
         self.name.len() + self.value.len() + lines.sum::<usize>()
+    }
+
+    /// The beginning of its texts.
+    pub(super) fn shortened(&self) -> Self {
+        let [name, value] =
+            [&self.name, &self.value].map(|text| shortened(text, 1024).into_owned());
+        Self {
+            name,
+            value,
+            traceback: Vec::new(),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::event::{End, EndReason, Event};
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
-use crate::limits::ledger::Charge;
+use crate::limits::ledger::{Charge, Item};
 use crate::process::Process;
 use crate::process::ring::Stream;
 use crate::spec::command::Fingerprint;
@@ -28,7 +28,10 @@ const MOST_BACKLOG_BYTES: usize = 4 * BACKLOG_BYTES;
 /// Memory of an event besides its payload.
 const EVENT_BYTES: usize = 96;
 
-/// How long code may go on after the SIGINT of its timeout, by default.
+/// What an execution may hold of one event that its tenant has no memory for.
+const SMALL_BYTES: usize = 4 * 1024;
+
+/// How long code may go on after SIGINT when its time is up.
 pub const KILL_AFTER: Duration = Duration::from_secs(2);
 
 /// What happens to an execution whose client disconnects.
@@ -151,15 +154,17 @@ struct Journal {
     kept: Vec<(u64, Event)>,
     /// All other events. The oldest are dropped first.
     others: VecDeque<LoggedEvent>,
-    /// Bytes of `others`, without output.
+    /// Bytes of all of them, without output.
     bytes: usize,
-    /// Bytes of the error among `kept`.
+    /// Those of them that have no charge of their own, and the output that is held.
+    uncharged_bytes: usize,
+    /// Bytes of the error.
     error_bytes: usize,
     /// The limit of `bytes`.
     limit: usize,
     /// Bytes of the code, until the interpreter has it.
     code_bytes: usize,
-    /// Charges the tenant for `bytes`, `error_bytes` and `code_bytes`.
+    /// For all of them but bundles.
     charge: Charge,
     /// The interpreter, in whose log the output is.
     process: Option<Arc<Process>>,
@@ -204,7 +209,19 @@ impl LoggedEvent {
 
     /// Bytes that it adds to the backlog: with output.
     fn weight(&self) -> usize {
-        self.size() + self.output.as_ref().map_or(0, Vec::len)
+        self.size() + self.output_bytes()
+    }
+
+    fn output_bytes(&self) -> usize {
+        self.output.as_ref().map_or(0, Vec::len)
+    }
+
+    /// What of it has no charge of its own.
+    fn uncharged(&self) -> usize {
+        match &self.event {
+            Event::Bundle(_) => EVENT_BYTES,
+            _ => self.weight(),
+        }
     }
 }
 
@@ -230,6 +247,7 @@ impl Execution {
                 kept: Vec::new(),
                 others: VecDeque::new(),
                 bytes: 0,
+                uncharged_bytes: 0,
                 error_bytes: 0,
                 limit,
                 code_bytes: charge.bytes(),
@@ -284,14 +302,31 @@ impl Execution {
     pub(super) fn release_code(&self) {
         let mut journal = lock(&self.journal);
         journal.code_bytes = 0;
-        // Succeeds, because it is less than before.
-        journal.settle_charge();
+        // Less than before.
+        journal.settle_charge(0);
     }
 
-    /// Adds an event that is not output.
-    pub(super) fn append(&self, event: Event) {
-        lock(&self.journal).append(event, None, 0);
+    /// Adds an event. False if the tenant has no memory for it: it is lost.
+    pub(super) fn append(&self, event: Event) -> bool {
+        let is_kept = lock(&self.journal).append(event, None, 0);
         self.notifier.notify();
+        is_kept
+    }
+
+    /// Takes memory for the bundle of the next event, if need be from older events. Without it the event is lost.
+    pub(super) fn admit(&self, bytes: usize) -> Option<Charge> {
+        let mut journal = lock(&self.journal);
+        let ledger = Arc::clone(journal.charge.ledger());
+        loop {
+            if let Ok(charge) = ledger.charge(Item::Executions, bytes) {
+                return Some(charge);
+            }
+            if journal.others.is_empty() {
+                journal.next += 1;
+                return None;
+            }
+            journal.drop_oldest();
+        }
     }
 
     /// Adds output that is already in the log of the interpreter, at `position`. `offset` is its offset in the stream.
@@ -303,7 +338,9 @@ impl Execution {
         };
         let mut journal = lock(&self.journal);
         let asking = journal.asking.as_ref();
-        let is_held = asking.is_some_and(|asking| journal.is_due(asking));
+        let is_due = asking.is_some_and(|asking| journal.is_due(asking));
+        // Without memory for a copy its client reads it from the log, too.
+        let is_held = is_due && journal.settle_charge(EVENT_BYTES + data.len());
         journal.append(event, is_held.then(|| data.to_vec()), position);
         drop(journal);
         self.notifier.notify();
@@ -354,9 +391,10 @@ impl Execution {
     pub(super) fn stop_asking(&self) {
         let mut journal = lock(&self.journal);
         journal.asking = None;
-        for entry in &mut journal.others {
-            entry.output = None;
-        }
+        let held = journal.others.iter_mut();
+        let outputs = held.filter_map(|entry| entry.output.take());
+        let bytes: usize = outputs.map(|output| output.len()).sum();
+        journal.uncharged_bytes -= bytes;
         journal.trim();
         drop(journal);
         self.wake_driver();
@@ -419,7 +457,8 @@ impl Journal {
         asking.is_some_and(|asking| asking.backlog > BACKLOG_BYTES)
     }
 
-    fn append(&mut self, event: Event, output: Option<Vec<u8>>, position: u64) {
+    /// Returns whether it is kept.
+    fn append(&mut self, event: Event, output: Option<Vec<u8>>, position: u64) -> bool {
         let number = self.next;
         self.next += 1;
         if matches!(event, Event::Start(_) | Event::Error(_) | Event::End(_)) {
@@ -427,7 +466,11 @@ impl Journal {
                 self.error_bytes = error.size();
             }
             self.kept.push((number, event));
-            return self.trim();
+            self.trim();
+            if !self.settle_charge(0) {
+                self.shorten_error();
+            }
+            return true;
         }
         let entry = LoggedEvent {
             number,
@@ -436,11 +479,24 @@ impl Journal {
             output,
         };
         self.bytes += entry.size();
+        self.uncharged_bytes += entry.uncharged();
         if let Some(asking) = &mut self.asking {
             asking.backlog += entry.weight();
         }
         self.others.push_back(entry);
         self.trim();
+        self.others.back().is_some_and(|last| last.number == number)
+    }
+
+    /// Keeps the beginning of an error for which there is no memory.
+    fn shorten_error(&mut self) {
+        for (_, event) in &mut self.kept {
+            if let Event::Error(error) = event {
+                *error = Arc::new(error.shortened());
+                self.error_bytes = error.size();
+            }
+        }
+        self.settle_charge(0);
     }
 
     fn trim(&mut self) {
@@ -449,22 +505,22 @@ impl Journal {
         }
     }
 
-    /// Charges the tenant for what is held. Returns whether the tenant has that much memory left.
-    fn settle_charge(&mut self) -> bool {
-        let bytes = self.code_bytes + self.bytes + self.error_bytes;
-        self.charge.set(bytes).is_ok()
+    /// Charges the tenant with what is held and so many bytes more; returns whether it has as much.
+    fn settle_charge(&mut self, more: usize) -> bool {
+        let bytes = self.code_bytes + self.uncharged_bytes + self.error_bytes;
+        self.charge.set(bytes + more).is_ok()
     }
 
-    /// Whether the oldest event must be dropped. Events that the asking client has not read are dropped only if the
-    /// driver does not wait for it and its backlog is large, or if the tenant has no memory left. While the code runs,
-    /// the newest event is never dropped.
+    /// Whether the oldest event has to go. The asking client has seen it, unless it is disregarded and far behind or
+    /// its tenant has no memory left. While the code runs the newest is held in any case, if it is charged or small.
     fn is_too_large(&mut self) -> bool {
-        let is_charged = self.settle_charge();
+        let is_charged = self.settle_charge(0);
         let has_ended = matches!(self.state, ExecutionState::Ended(_));
         let Some(oldest) = self.others.front() else {
             return false;
         };
-        if self.others.len() == 1 && !has_ended {
+        let is_bearable = is_charged || oldest.uncharged() <= SMALL_BYTES;
+        if self.others.len() == 1 && !has_ended && is_bearable {
             return false;
         }
         let asking = self.asking.as_ref();
@@ -481,6 +537,7 @@ impl Journal {
     fn drop_oldest(&mut self) {
         if let Some(entry) = self.others.pop_front() {
             self.bytes -= entry.size();
+            self.uncharged_bytes -= entry.uncharged();
             if let Some(asking) = &mut self.asking
                 && asking.next <= entry.number
             {
@@ -517,6 +574,7 @@ impl Journal {
             return Some((number, event, true));
         };
         let taken = asking.and_then(|_| entry.output.take());
+        self.uncharged_bytes -= taken.as_ref().map_or(0, Vec::len);
         let is_whole = match (taken, &entry.output) {
             (Some(taken), _) => {
                 *buffer = taken;
@@ -538,18 +596,30 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interpreter::event::Bundle;
-    use crate::limits::ledger::{Budget, Item};
+    use crate::interpreter::event::{Bundle, CodeError};
+    use crate::limits::ledger::Budget;
 
     fn execution(limit: usize) -> Arc<Execution> {
-        let ledger = Budget::new(1 << 30).whole();
-        let charge = ledger.charge(Item::Executions, 0).unwrap();
+        execution_of(1 << 30, limit)
+    }
+
+    fn execution_of(budget: u64, limit: usize) -> Arc<Execution> {
+        let charge = charge(budget, 0);
         let spec = ExecutionSpec::new("code".to_owned());
         let id = "e-1".to_owned();
         Execution::new(id, [0; 32], spec, limit, charge, &Arc::default())
     }
 
     fn display(bytes: usize) -> Event {
+        bundle(bytes, charge(1 << 30, bytes))
+    }
+
+    fn charge(budget: u64, bytes: usize) -> Charge {
+        let ledger = Budget::new(budget).whole();
+        ledger.charge(Item::Executions, bytes).unwrap()
+    }
+
+    fn bundle(bytes: usize, charge: Charge) -> Event {
         Event::Bundle(Arc::new(Bundle {
             is_main: false,
             data: "x".repeat(bytes),
@@ -557,6 +627,7 @@ mod tests {
             display_id: None,
             is_update: false,
             dropped: None,
+            charge,
         }))
     }
 
@@ -655,17 +726,82 @@ mod tests {
         assert!(lock(&execution.journal).charge.bytes() <= 4096);
     }
 
-    #[test]
-    fn memory_that_the_tenant_does_not_have_is_not_used() {
-        let ledger = Budget::new(64 * 1024).whole();
-        let charge = ledger.charge(Item::Executions, 0).unwrap();
-        let spec = ExecutionSpec::new("code".to_owned());
-        let id = "e-1".to_owned();
-        let execution = Execution::new(id, [0; 32], spec, 1 << 20, charge, &Arc::default());
-        for _ in 0..100 {
-            execution.append(display(10_000));
-        }
+    /// The bytes that are held, and whether the charges cover them.
+    fn held(execution: &Execution) -> (usize, bool) {
         let journal = lock(&execution.journal);
-        assert!(journal.bytes <= 64 * 1024, "{}", journal.bytes);
+        let all = journal.others.iter().map(LoggedEvent::weight);
+        let bytes = all.sum::<usize>() + journal.error_bytes;
+        let own = |entry: &LoggedEvent| match &entry.event {
+            Event::Bundle(bundle) => bundle.charge.bytes(),
+            _ => 0,
+        };
+        let charged = journal.others.iter().map(own).sum::<usize>() + journal.charge.bytes();
+        (bytes, charged >= bytes)
+    }
+
+    #[test]
+    fn bundles_that_the_tenant_has_no_memory_for_are_lost() {
+        let execution = execution_of(64 * 1024, 1 << 20);
+        for _ in 0..100 {
+            let charge = execution.admit(10_000).unwrap();
+            assert!(execution.append(bundle(10_000, charge)));
+            let (bytes, is_charged) = held(&execution);
+            assert!(bytes <= 64 * 1024 && is_charged, "{bytes}");
+        }
+        // The only event of code that runs is no exception.
+        assert!(execution.admit(1 << 20).is_none());
+        assert_eq!(held(&execution), (0, true));
+        assert!(execution.end(end()));
+        assert_eq!(numbers(&execution, true).0, [101], "there is a gap");
+    }
+
+    #[test]
+    fn a_bundle_is_charged_until_its_last_reader_has_it() {
+        let execution = execution_of(64 * 1024, 1 << 20);
+        let charge = execution.admit(20_000).unwrap();
+        let shown = bundle(20_000, charge);
+        assert!(execution.append(shown.clone()));
+        execution.stop_asking();
+        lock(&execution.journal).drop_oldest();
+        assert!(execution.admit(20_000).is_none());
+        drop(shown);
+        assert!(execution.admit(20_000).is_some());
+    }
+
+    #[test]
+    fn output_is_held_for_the_client_that_asks_within_the_memory_of_its_tenant() {
+        let execution = execution_of(64 * 1024, 1 << 20);
+        for offset in 0..20 {
+            execution.append_output(Stream::Stdout, offset, offset, &[b'x'; 10_000]);
+            let (bytes, is_charged) = held(&execution);
+            assert!(bytes <= 64 * 1024 && is_charged, "{bytes}");
+        }
+        let (found, output) = numbers(&execution, true);
+        assert_eq!(found.len(), 20, "their places in the log are kept");
+        assert!(output.len() >= 20_000, "{}", output.len());
+        assert!(lock(&execution.journal).charge.bytes() > 20_000);
+        execution.stop_asking();
+        assert!(lock(&execution.journal).charge.bytes() < 20_000);
+    }
+
+    #[test]
+    fn of_an_error_that_the_tenant_has_no_memory_for_the_beginning_is_kept() {
+        let execution = execution_of(64 * 1024, 1 << 20);
+        let error = |bytes: usize| CodeError {
+            name: "E".to_owned(),
+            value: "v".repeat(bytes),
+            traceback: vec!["line".to_owned(); 5],
+        };
+        assert!(execution.append(Event::Error(Arc::new(error(1 << 20)))));
+        let (bytes, is_charged) = held(&execution);
+        assert!(
+            (1000..SMALL_BYTES).contains(&bytes) && is_charged,
+            "{bytes}"
+        );
+        // A question that is not shown could not be answered.
+        let prompt = "p".repeat(1 << 20);
+        let password = false;
+        assert!(!execution.append(Event::Input { prompt, password }));
+        assert_eq!(held(&execution).0, bytes);
     }
 }

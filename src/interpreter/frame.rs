@@ -1,16 +1,16 @@
 //! What a bridge and the server say to each other (`PROTOCOL.md`): a pure codec.
 //!
 //! Whatever comes from a bridge may come from the code that it runs, so nothing of it is trusted: every field is
-//! checked, and JSON that is passed on has no line ends and no half characters.
-
-use std::fmt::Write;
+//! checked, JSON that is passed on has no line ends and no half characters, and its memory is asked for before it is
+//! made.
 
 use serde_json::value::RawValue;
 
 use super::event::{Bundle, CodeError};
-use crate::codec::escape;
 use crate::codec::fields::{Elements, Fields, JsonType, Members, decoded};
+use crate::codec::{escape, shortened};
 use crate::error::{Error, Result};
+use crate::limits::ledger::Charge;
 
 /// Most bytes of a frame.
 pub(super) const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -33,6 +33,9 @@ const MAX_PROMPT_BYTES: usize = 256 << 10;
 /// Most bytes of what an interpreter says of itself.
 const MAX_TOLD_BYTES: usize = 1024;
 
+/// Most bytes of why it failed. A context keeps it while it is dead.
+const MAX_REASON_BYTES: usize = 8 << 10;
+
 /// The form of messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wire {
@@ -43,7 +46,6 @@ pub(super) enum Wire {
 }
 
 /// A message from a bridge.
-#[derive(Debug, PartialEq)]
 pub(super) enum Incoming {
     /// It can run code.
     Ready { backend: String, version: String },
@@ -53,8 +55,11 @@ pub(super) enum Incoming {
     Begun,
     /// It has the environment that it was asked to take, or why not.
     Adopted { error: Option<String> },
-    /// To be answered by `synced`.
-    Bundle { bundle: Bundle, n: Option<u64> },
+    /// To be answered by `synced`. `None` if there was no memory for it.
+    Bundle {
+        bundle: Option<Bundle>,
+        n: Option<u64>,
+    },
     /// To be answered by `synced`.
     Clear { wait: bool, n: Option<u64> },
     /// To be answered by `synced` once what the pipes hold is read.
@@ -123,13 +128,16 @@ pub(super) fn announced(wire: Wire, bytes: &[u8]) -> usize {
     }
 }
 
-/// Reads a message that [`whole`] has found.
+/// Gives memory for the texts of a bundle, if there is any.
+pub(super) type Admit<'a> = &'a dyn Fn(usize) -> Option<Charge>;
+
+/// Reads a message that [`whole`] has found. Decoded texts are no longer than the message, but those of a bundle may be.
 ///
 /// # Errors
 /// It is none of the protocol's.
-pub(super) fn parse(wire: Wire, message: &[u8]) -> Result<Incoming> {
+pub(super) fn parse(wire: Wire, message: &[u8], admit: Admit<'_>) -> Result<Incoming> {
     match wire {
-        Wire::Frames => parse_frame(message.get(4..).unwrap_or_default()),
+        Wire::Frames => parse_frame(message.get(4..).unwrap_or_default(), admit),
         Wire::Lines => parse_line(message),
     }
 }
@@ -163,7 +171,7 @@ fn parse_line(line: &[u8]) -> Result<Incoming> {
     }
 }
 
-fn parse_frame(frame: &[u8]) -> Result<Incoming> {
+fn parse_frame(frame: &[u8], admit: Admit<'_>) -> Result<Incoming> {
     let mut fields = Fields::parse(frame)?;
     let kind = fields.string("type")?.unwrap_or_default();
     let n = fields.whole("n", 0..=u64::MAX)?;
@@ -173,24 +181,14 @@ fn parse_frame(frame: &[u8]) -> Result<Incoming> {
             version: at_most(MAX_TOLD_BYTES, required(&mut fields, "version")?)?,
         },
         "failed" => Incoming::Failed {
-            error: required(&mut fields, "error")?,
+            error: reason(&required(&mut fields, "error")?),
         },
         "begun" => Incoming::Begun,
         "adopted" => Incoming::Adopted {
-            error: fields.string("error")?,
+            error: fields.string("error")?.as_deref().map(reason),
         },
         "display" | "result" => Incoming::Bundle {
-            bundle: Bundle {
-                is_main: kind == "result",
-                data: data(fields.take("data"))?,
-                metadata: object("metadata", fields.take("metadata"))?,
-                display_id: fields.string("display_id")?,
-                is_update: fields.boolean("update")?.unwrap_or(false),
-                dropped: fields
-                    .take("dropped")
-                    .map(|dropped| object("dropped", Some(dropped)))
-                    .transpose()?,
-            },
+            bundle: bundle(kind == "result", &mut fields, admit)?,
             n,
         },
         "clear" => Incoming::Clear {
@@ -224,6 +222,11 @@ fn required(fields: &mut Fields<'_>, name: &'static str) -> Result<String> {
     text.ok_or_else(|| broken(&format!("{name} is missing")))
 }
 
+/// Why it failed, without what would be too long for an answer.
+fn reason(error: &str) -> String {
+    shortened(error, MAX_REASON_BYTES).into_owned()
+}
+
 /// Refuses a text that no bridge sends: it would be held for every client that reads it.
 fn at_most(most: usize, text: String) -> Result<String> {
     if text.len() > most {
@@ -252,8 +255,30 @@ fn code_error(error: &RawValue) -> Result<CodeError> {
     Ok(error)
 }
 
+fn bundle(is_main: bool, fields: &mut Fields<'_>, admit: Admit<'_>) -> Result<Option<Bundle>> {
+    let data = data(fields.take("data"))?;
+    let metadata = object("metadata", fields.take("metadata"))?;
+    let dropped = fields.take("dropped");
+    let dropped = dropped.map(|dropped| object("dropped", Some(dropped)));
+    let dropped = dropped.transpose()?;
+    let display_id = fields.string("display_id")?;
+    let is_update = fields.boolean("update")?.unwrap_or(false);
+    let id = display_id.as_ref().map_or(0, String::len);
+    let lengths = [data, metadata, dropped.unwrap_or_default()].map(line_length);
+    let charge = admit(id + lengths.iter().sum::<usize>());
+    Ok(charge.map(|charge| Bundle {
+        is_main,
+        data: one_line(data),
+        metadata: one_line(metadata),
+        display_id,
+        is_update,
+        dropped: dropped.map(one_line),
+        charge,
+    }))
+}
+
 /// The object of a bundle's values by MIME type: strings, or any JSON for some types.
-fn data(data: Option<&RawValue>) -> Result<String> {
+fn data(data: Option<&RawValue>) -> Result<&str> {
     let data = data.ok_or_else(|| broken("data is missing"))?;
     for (mime, value) in decoded::<Members<'_>>("data", data)?.0 {
         if JsonType::of(value) != JsonType::String && !is_json(&mime) {
@@ -268,9 +293,9 @@ fn is_json(mime: &str) -> bool {
     mime.ends_with("json") || mime.starts_with("e2b/")
 }
 
-fn object(name: &str, object: Option<&RawValue>) -> Result<String> {
+fn object<'a>(name: &str, object: Option<&'a RawValue>) -> Result<&'a str> {
     let Some(object) = object else {
-        return Ok("{}".to_owned());
+        return Ok("{}");
     };
     if JsonType::of(object) != JsonType::Object {
         return Err(broken(&format!("{name} is no object")));
@@ -278,12 +303,12 @@ fn object(name: &str, object: Option<&RawValue>) -> Result<String> {
     passed_on(object)
 }
 
-/// JSON that clients get as it is.
-fn passed_on(value: &RawValue) -> Result<String> {
+/// JSON that clients get with [`one_line`].
+fn passed_on(value: &RawValue) -> Result<&str> {
     if depth(value.get()) > MAX_DEPTH {
         return Err(broken("a value is nested too deeply"));
     }
-    Ok(one_line(value.get()))
+    Ok(value.get())
 }
 
 /// How deep arrays and objects of valid JSON are nested.
@@ -311,34 +336,45 @@ fn depth(json: &str) -> usize {
 /// Valid JSON with the same value, for a line of events: without line ends of any kind, and with halves of
 /// characters as text.
 fn one_line(json: &str) -> String {
-    let mut line = String::with_capacity(json.len());
+    // A character may become three times as long. What is not needed is not charged.
+    let mut line = String::with_capacity(line_length(json));
+    write_line(json, &mut |piece| line.push_str(piece));
+    line
+}
+
+/// The length of [`one_line`].
+fn line_length(json: &str) -> usize {
+    let mut length = 0;
+    write_line(json, &mut |piece| length += piece.len());
+    length
+}
+
+fn write_line(json: &str, write: &mut dyn FnMut(&str)) {
     let mut rest = json;
     // Outside of strings line ends are white space, and inside they are escaped. The other separators are inside.
     while let Some(at) = rest.find(['\n', '\r', '\\', '\u{85}', '\u{2028}', '\u{2029}']) {
         let (before, from) = rest.split_at(at);
-        line.push_str(before);
+        write(before);
         let special = from.chars().next().unwrap_or(' ');
         rest = &from[special.len_utf8()..];
         match special {
-            '\n' | '\r' => line.push(' '),
-            '\\' => rest = escape_sequence(rest, &mut line),
-            _ => {
-                // Writing to memory does not fail.
-                let _ = write!(line, "\\u{:04x}", u32::from(special));
-            }
+            '\\' => rest = escape_sequence(rest, write),
+            '\u{85}' => write("\\u0085"),
+            '\u{2028}' => write("\\u2028"),
+            '\u{2029}' => write("\\u2029"),
+            _ => write(" "),
         }
     }
-    line.push_str(rest);
-    line
+    write(rest);
 }
 
-/// Copies what follows a backslash, which was not copied, and returns the rest.
-fn escape_sequence<'a>(rest: &'a str, line: &mut String) -> &'a str {
+/// Writes a backslash and what follows it, and returns the rest.
+fn escape_sequence<'a>(rest: &'a str, write: &mut dyn FnMut(&str)) -> &'a str {
     let unit = |text: &str| u32::from_str_radix(text.strip_prefix('u')?.get(..4)?, 16).ok();
     let length = match unit(rest) {
         Some(0xdc00..=0xdfff) => {
             // Without a first half before it. A text with a backslash is valid JSON, and says what was there.
-            line.push('\\');
+            write("\\");
             5
         }
         Some(0xd800..=0xdbff) => {
@@ -346,16 +382,16 @@ fn escape_sequence<'a>(rest: &'a str, line: &mut String) -> &'a str {
             if matches!(second.and_then(unit), Some(0xdc00..=0xdfff)) {
                 11
             } else {
-                line.push('\\');
+                write("\\");
                 5
             }
         }
         Some(_) => 5,
         None => rest.chars().next().map_or(0, char::len_utf8),
     };
-    line.push('\\');
+    write("\\");
     let (sequence, rest) = rest.split_at(length);
-    line.push_str(sequence);
+    write(sequence);
     rest
 }
 
@@ -499,6 +535,12 @@ fn members<'a>(out: &mut Vec<u8>, members: impl Iterator<Item = (&'a str, Option
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::ledger::{Budget, Item};
+
+    fn unlimited(bytes: usize) -> Option<Charge> {
+        let ledger = Budget::new(1 << 30).whole();
+        ledger.charge(Item::Executions, bytes).ok()
+    }
 
     fn framed(json: &str) -> Vec<u8> {
         let mut bytes = Vec::new();
@@ -509,7 +551,7 @@ mod tests {
     fn read(json: &str) -> Result<Incoming> {
         let bytes = framed(json);
         assert_eq!(whole(Wire::Frames, &bytes).unwrap(), Some(bytes.len()));
-        parse(Wire::Frames, &bytes)
+        parse(Wire::Frames, &bytes, &unlimited)
     }
 
     #[test]
@@ -564,9 +606,12 @@ mod tests {
             "sync\n",
             "\u{fffd}\n",
         ] {
-            assert!(parse(Wire::Lines, line.as_bytes()).is_err(), "{line}");
+            assert!(
+                parse(Wire::Lines, line.as_bytes(), &unlimited).is_err(),
+                "{line}"
+            );
         }
-        assert!(parse(Wire::Lines, b"\xff\n").is_err());
+        assert!(parse(Wire::Lines, b"\xff\n", &unlimited).is_err());
     }
 
     #[test]
@@ -585,8 +630,39 @@ mod tests {
         ] {
             let line = one_line(json);
             assert_eq!(line, expected);
+            assert_eq!(
+                (line.len(), line.capacity()),
+                (line_length(json), line.len())
+            );
             serde_json::from_str::<serde_json::Value>(&line).unwrap();
         }
+    }
+
+    #[test]
+    fn a_bundle_is_made_of_memory_that_was_asked_for() {
+        let text = "\u{85}".repeat(1000);
+        let json =
+            format!("{{\"type\":\"display\",\"data\":{{\"a\":\"{text}\"}},\"display_id\":\"d\"}}");
+        let Incoming::Bundle { bundle, .. } = read(&json).unwrap() else {
+            panic!("no bundle");
+        };
+        let bundle = bundle.unwrap();
+        let taken = bundle.data.capacity() + bundle.metadata.capacity() + 1;
+        assert_eq!((bundle.charge.bytes(), taken), (6011, 6011));
+        let refused = parse(Wire::Frames, &framed(&json), &|_| None).unwrap();
+        assert!(matches!(refused, Incoming::Bundle { bundle: None, .. }));
+    }
+
+    #[test]
+    fn why_it_failed_is_short() {
+        let json = format!(
+            "{{\"type\":\"failed\",\"error\":\"{}\"}}",
+            "x".repeat(1 << 20)
+        );
+        let Incoming::Failed { error } = read(&json).unwrap() else {
+            panic!("no failure");
+        };
+        assert!(error.len() < MAX_REASON_BYTES + 100);
     }
 
     #[test]

@@ -5,6 +5,7 @@ use serde_json::Value;
 
 use super::frame::{Incoming, Wire, announced, parse, whole};
 use crate::fuzz::{bounded, check};
+use crate::limits::ledger::{Budget, Charge, Item};
 
 #[test]
 fn a_frame_is_passed_on_as_one_line_of_json() {
@@ -28,7 +29,7 @@ fn a_frame_is_passed_on_as_one_line_of_json() {
         b"ready 5.2\n",
     ];
     check("frames", tokens, |input| {
-        bounded(input, 64, || parse(Wire::Lines, input).is_ok());
+        bounded(input, 64, || parse(Wire::Lines, input, &refuse).is_ok());
         arrives(input);
         let length = u32::try_from(input.len()).unwrap();
         let message = [&length.to_le_bytes(), input].concat();
@@ -37,8 +38,14 @@ fn a_frame_is_passed_on_as_one_line_of_json() {
             Some(Some(message.len()))
         );
         assert_eq!(announced(Wire::Frames, &message), message.len());
-        bounded(input, 64, || parse(Wire::Frames, &message).is_ok());
-        let Ok(Incoming::Bundle { bundle, .. }) = parse(Wire::Frames, &message) else {
+        bounded(input, 64, || parse(Wire::Frames, &message, &refuse).is_ok());
+        let ledger = Budget::new(1 << 30).whole();
+        let admit = |bytes| ledger.charge(Item::Executions, bytes).ok();
+        let Ok(Incoming::Bundle {
+            bundle: Some(bundle),
+            ..
+        }) = parse(Wire::Frames, &message, &admit)
+        else {
             return;
         };
         let told: Option<Value> = serde_json::from_slice(input).ok();
@@ -58,6 +65,10 @@ fn a_frame_is_passed_on_as_one_line_of_json() {
     });
 }
 
+fn refuse(_: usize) -> Option<Charge> {
+    None
+}
+
 /// A message is found as soon as its last byte has come, and not before.
 fn arrives(input: &[u8]) {
     for wire in [Wire::Frames, Wire::Lines] {
@@ -67,6 +78,6 @@ fn arrives(input: &[u8]) {
         assert!((1..=input.len()).contains(&length));
         assert_eq!(whole(wire, &input[..length]).ok(), Some(Some(length)));
         assert_eq!(whole(wire, &input[..length - 1]).ok(), Some(None));
-        let _ = parse(wire, &input[..length]);
+        let _ = parse(wire, &input[..length], &refuse);
     }
 }

@@ -78,7 +78,11 @@ impl Driver {
                 Ok(None) => break,
                 Ok(Some(length)) => {
                     handled += length;
-                    frame::parse(self.wire, &rest[..length])
+                    let stage = &self.stage;
+                    frame::parse(self.wire, &rest[..length], &|bytes| match stage {
+                        Stage::Running(running) => running.execution.admit(bytes),
+                        _ => None,
+                    })
                 }
                 Err(error) => Err(error),
             };
@@ -117,8 +121,8 @@ impl Driver {
                     self.signal();
                 }
             }
-            Incoming::Bundle { mut bundle, n } => {
-                if let Stage::Running(running) = &mut self.stage {
+            Incoming::Bundle { bundle, n } => {
+                if let (Stage::Running(running), Some(mut bundle)) = (&mut self.stage, bundle) {
                     // One result is all there is.
                     bundle.is_main &= !std::mem::replace(&mut running.has_result, bundle.is_main);
                     running.has_result |= bundle.is_main;
@@ -140,13 +144,20 @@ impl Driver {
                 k,
                 prompt,
                 password,
-            } => match &self.stage {
-                Stage::Running(running) if running.asks => {
-                    self.context.state_guard().asked = Some(k);
-                    running.execution.append(Event::Input { prompt, password });
+            } => {
+                let is_shown = match &self.stage {
+                    Stage::Running(running) if running.asks => {
+                        // Before a client may answer.
+                        self.context.state_guard().asked = Some(k);
+                        running.execution.append(Event::Input { prompt, password })
+                    }
+                    _ => false,
+                };
+                if !is_shown {
+                    self.context.state_guard().asked = None;
+                    frame::input_reply(k, None, &mut self.outgoing);
                 }
-                _ => frame::input_reply(k, None, &mut self.outgoing),
-            },
+            }
             Incoming::Done {
                 error,
                 exit_code,

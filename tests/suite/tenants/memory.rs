@@ -356,3 +356,40 @@ fn an_unread_response_holds_little_of_the_kernels_memory() {
     });
     assert!(before < Some(MIB), "{before:?}");
 }
+
+#[test]
+fn displays_that_grow_beyond_what_was_sent() {
+    withstand(|server, attacker| {
+        if attacker.sh("command -v python3").is_empty() {
+            return eprintln!("SKIPPED: there is no python3");
+        }
+        // Each of these characters has two bytes, and six when it is passed on. The last event of code that runs is not
+        // dropped for the sake of later ones.
+        let code = "import os, struct, time\n\
+            head, tail = b'{\"type\":\"display\",\"data\":{\"text/plain\":\"', b'\"}}'\n\
+            piece, count = '\\x85'.encode() * 32768, 160\n\
+            def send(data):\n\
+            \x20   while data: data = data[os.write(4, data):]\n\
+            send(struct.pack('<I', len(head) + count * len(piece) + len(tail)) + head)\n\
+            for _ in range(count): send(piece)\n\
+            send(tail)\n\
+            time.sleep(1000)";
+        let body = json!({ "code": code, "on_disconnect": "keep" }).to_string();
+        let mut held = Vec::new();
+        for number in 0..6 {
+            let context = json!({ "id": format!("c{number}"), "backend": "plain" }).to_string();
+            let route = format!("contexts/c{number}");
+            let made = attacker.request("POST", "contexts", context.as_bytes());
+            assert_eq!(made.status, 200, "{}", made.text());
+            let length = format!("Content-Length: {}\r\n", body.len());
+            let mut request = head(attacker, "POST", &format!("{route}/execute"), &length);
+            request.extend(body.as_bytes());
+            held.push(send_and_hold(server, &request));
+            wait_until("the display is handled", PATIENCE, || {
+                let execution = attacker.get(&format!("{route}/executions/e-1")).json();
+                execution["events"].as_u64() > Some(1) || !is_alive(server)
+            });
+        }
+        drop(held);
+    });
+}
