@@ -4,16 +4,15 @@ use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::received::TURN_BYTES;
 use super::{Driver, Fate, MAX_ANSWERS, SPARE_LIMIT, Stage};
 use crate::error::{Error, Kind};
 use crate::interpreter::context::Phase;
 use crate::interpreter::event::Event;
 use crate::interpreter::frame::{self, Incoming, Wire};
 
-/// What is read from the socket at once, and before anything else is looked at.
-const READ_BYTES: usize = 16 * 1024;
-
-const TURN_BYTES: usize = 1 << 20;
+/// Why an interpreter is broken off whose tenant has no memory for what its bridge sends.
+const TOO_LARGE: &str = "its message is larger than this workspace may hold";
 
 impl Driver {
     /// Sends what the bridge takes.
@@ -22,7 +21,14 @@ impl Driver {
             match self.socket.write(&self.outgoing[self.sent..]) {
                 Ok(count) => self.sent += count,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // Code that never takes all of it makes it no longer.
+                    if self.sent > self.outgoing.len() / 2 {
+                        self.outgoing.drain(..self.sent);
+                        self.sent = 0;
+                    }
+                    return;
+                }
                 Err(_) => self.closed = Some(Instant::now()),
             }
         }
@@ -42,20 +48,15 @@ impl Driver {
     pub(super) fn receive(&mut self) {
         let mut turn = 0;
         while turn < TURN_BYTES && self.closed.is_none() && self.fate != Some(Fate::Broken) {
-            let length = self.incoming.len();
-            let missing = frame::announced(self.wire, &self.incoming).saturating_sub(length);
-            let room = missing.clamp(READ_BYTES, TURN_BYTES);
-            if self.incoming_charge.set(length + room).is_err() {
-                return self.break_off("its message is larger than this workspace may hold");
-            }
-            self.incoming.resize(length + room, 0);
-            let read = self.socket.read(&mut self.incoming[length..]);
-            self.incoming
-                .truncate(length + read.as_ref().copied().unwrap_or(0));
-            match read {
+            let announced = frame::announced(self.wire, self.received.bytes());
+            let Ok(room) = self.received.room(announced) else {
+                return self.break_off(TOO_LARGE);
+            };
+            match self.socket.read(room) {
                 Ok(0) => self.closed = Some(Instant::now()),
                 Ok(count) => {
                     turn += count;
+                    self.received.add(count);
                     self.handle_messages();
                     self.flush();
                 }
@@ -64,22 +65,22 @@ impl Driver {
                 Err(_) => self.closed = Some(Instant::now()),
             }
         }
-        if self.incoming.is_empty() {
-            self.incoming = Vec::new();
-            let _ = self.incoming_charge.set(0);
-        }
+        self.received.rest();
     }
 
     fn handle_messages(&mut self) {
         let mut handled = 0;
         loop {
-            let rest = &self.incoming[handled..];
-            let message = match frame::whole(self.wire, rest) {
+            let message = match frame::whole(self.wire, &self.received.bytes()[handled..]) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
+                    if self.received.charge_decoded(length).is_err() {
+                        return self.break_off(TOO_LARGE);
+                    }
+                    let message = &self.received.bytes()[handled..][..length];
                     handled += length;
                     let stage = &self.stage;
-                    frame::parse(self.wire, &rest[..length], &|bytes| match stage {
+                    frame::parse(self.wire, message, &|bytes| match stage {
                         Stage::Running(running) => running.execution.admit(bytes),
                         _ => None,
                     })
@@ -91,13 +92,12 @@ impl Driver {
                 Err(error) => return self.break_off(&error.to_string()),
             }
         }
-        self.incoming.drain(..handled);
+        self.received.remove(handled);
     }
 
     /// Gives up on an interpreter that does not keep to the protocol.
     fn break_off(&mut self, why: &str) {
-        self.incoming = Vec::new();
-        let _ = self.incoming_charge.set(0);
+        self.received.clear();
         crate::logging::debug(format_args!("context {}: {why}", self.context.id()));
         self.kill(Fate::Broken);
     }

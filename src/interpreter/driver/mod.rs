@@ -9,6 +9,7 @@
 mod ending;
 mod messages;
 mod output;
+mod received;
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -22,7 +23,7 @@ use super::execution::{Execution, ExecutionSpec, ExecutionState};
 use super::frame::{self, Run, Wire};
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::limits::ledger::{Charge, Item};
+use crate::limits::ledger::Item;
 use crate::process::ring::Stream;
 use crate::process::{Buffer, Process, Pump, Reason};
 use crate::sys::{Events, PollEntry, poll, refuse_descriptors};
@@ -31,6 +32,7 @@ use crate::threads::notify::Listener;
 use crate::threads::panics::contain;
 use ending::explained;
 use output::Output;
+use received::Received;
 
 /// How long a process may run whose bridge has gone. One that is dying tells its own status.
 const CLOSED_LIMIT: Duration = Duration::from_secs(1);
@@ -176,9 +178,7 @@ struct Driver {
     pump: Pump,
     socket: UnixStream,
     wire: Wire,
-    /// What has arrived and is no whole message.
-    incoming: Vec<u8>,
-    incoming_charge: Charge,
+    received: Received,
     /// What the bridge has not read.
     outgoing: Vec<u8>,
     sent: usize,
@@ -233,14 +233,13 @@ impl Driver {
             );
         }
         Ok(Self {
-            incoming_charge: site.ledger.charge(Item::Executions, 0)?,
+            received: Received::new(site.ledger.charge(Item::Executions, 0)?),
             buffer: Buffer::of(&site.ledger),
             listener: context.notifier.listen(),
             context: Arc::clone(context),
             pump,
             socket,
             wire,
-            incoming: Vec::new(),
             allowed: outgoing.len() + MAX_ANSWERS,
             outgoing,
             sent: 0,
