@@ -10,15 +10,19 @@ use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use super::event::{End, EndReason, Event};
-use super::execution::{Abandoned, Execution, ExecutionSpec, ExecutionState, ExecutionSubscriber};
+use super::execution::{
+    Abandoned, Execution, ExecutionSpec, ExecutionState, ExecutionSubscriber, sent_bytes,
+};
 use crate::client::{Disconnected, Interrupt, Stopped};
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::limits::activity::Activity;
-use crate::limits::ledger::{Item, Ledger};
+use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::process::Process;
 use crate::process::registry::Registry;
-use crate::spec::command::{CommandLine, CommandSpec, EnvironmentChange, Fingerprint};
+use crate::spec::command::{
+    CommandLine, CommandSpec, EnvironmentChange, Fingerprint, environment_bytes,
+};
 use crate::spec::language::Language;
 use crate::spec::network::NetworkPolicy;
 use crate::threads::Thread;
@@ -81,10 +85,28 @@ pub struct ContextSpec {
     pub network: Option<NetworkPolicy>,
 }
 
+impl ContextSpec {
+    /// Bytes in memory, approximately.
+    pub(super) fn bytes(&self) -> usize {
+        let texts = [&self.directory, &self.tag].into_iter().flatten();
+        environment_bytes(&self.environment) + texts.map(String::len).sum::<usize>()
+    }
+
+    /// Bytes of it for a spare.
+    pub(super) fn sent_bytes(&self) -> usize {
+        let changes = self.environment.iter();
+        let values = changes.flat_map(|(name, value)| [Some(name), value.as_ref()]);
+        let texts = values.chain([self.directory.as_ref()]).flatten();
+        texts.map(|text| sent_bytes(text)).sum()
+    }
+}
+
 /// Who a context is. A spare is nobody yet.
 pub(super) struct Identity {
     pub(super) id: String,
     pub(super) spec: ContextSpec,
+    /// For what was asked for, as long as the context is known.
+    pub(super) _charge: Charge,
     pub(super) created_at_ms: u64,
     /// It was a spare.
     pub(super) is_warm: bool,
@@ -162,9 +184,11 @@ pub(super) enum Request {
     Answer {
         k: u64,
         value: Option<String>,
+        /// Until the bridge has it.
+        charge: Charge,
     },
-    /// The spare has an identity now.
-    Adopt,
+    /// The spare has an identity now. The charge is for what it is sent.
+    Adopt(Charge),
     Restart,
     Delete,
 }
@@ -223,13 +247,13 @@ impl Context {
         result
     }
 
-    /// Gives a context its identity. A spare gets it, if there is one already.
-    pub(super) fn identify(&self, identity: Identity) {
+    /// Gives a context its identity. A spare gets it, if there is one already; `sent` is the charge for that.
+    pub(super) fn identify(&self, identity: Identity, sent: Charge) {
         let is_warm = identity.is_warm;
         // Whoever takes a spare out of its place is the only one.
         let _ = self.identity.set(identity);
         if is_warm {
-            lock(&self.state).orders.push(Request::Adopt);
+            lock(&self.state).orders.push(Request::Adopt(sent));
             self.notifier.notify();
         }
     }
@@ -535,14 +559,18 @@ impl Context {
     /// Answers the question of the code that runs; `None` is the end of input.
     ///
     /// # Errors
-    /// `NotAsked`.
+    /// `NotAsked`; `OverLimit`.
     pub fn answer(&self, value: Option<String>) -> Result<()> {
+        let bytes = value
+            .as_deref()
+            .map_or(0, |value| value.len() + sent_bytes(value));
+        let charge = self.site.ledger.charge(Item::Executions, bytes)?;
         let mut state = lock(&self.state);
         let Some(k) = state.asked.take() else {
             let text = format!("no code in context {} waits for input", self.id());
             return Err(Error::new(Kind::NotAsked, text));
         };
-        state.orders.push(Request::Answer { k, value });
+        state.orders.push(Request::Answer { k, value, charge });
         drop(state);
         self.notifier.notify();
         Ok(())

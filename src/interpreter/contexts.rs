@@ -15,7 +15,7 @@ use crate::clock::now_ms;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::limits::activity::Activity;
-use crate::limits::ledger::Ledger;
+use crate::limits::ledger::{Item, Ledger};
 use crate::process::registry::Registry;
 use crate::spec::language::Language;
 use crate::threads::lock::{Mutex, lock};
@@ -163,6 +163,9 @@ impl Contexts {
             let text = format!("the limit of {} contexts is reached; delete one", self.most);
             return Err(Error::new(Kind::TooManyContexts, text).into());
         }
+        let charge = |bytes| self.site.ledger.charge(Item::Commands, bytes);
+        let (kept, sent) = (charge(spec.bytes()), charge(spec.sent_bytes()));
+        let (kept, sent) = (kept.map_err(Error::from)?, sent.map_err(Error::from)?);
         let spare = is_usual.then(|| table.take_spare(language, backend, &spec));
         let spare = spare.flatten();
         let is_warm = spare.is_some();
@@ -181,13 +184,15 @@ impl Contexts {
         let asked = is_warm.then(|| spec.clone());
         // Its client knows the id, and may ask for it again.
         let is_known = spec.id.is_some() && !is_stateless;
-        context.identify(Identity {
+        let identity = Identity {
             id,
             spec,
+            _charge: kept,
             created_at_ms: now_ms(),
             is_warm,
             is_stateless,
-        });
+        };
+        context.identify(identity, sent);
         table.contexts.push(Arc::clone(&context));
         drop(table);
         let started = if is_warm { Ok(()) } else { context.start() };
@@ -423,4 +428,89 @@ fn is_kernel(backend: &str) -> bool {
 fn no_context(id: &str) -> Error {
     let text = format!("there is no context {id}; the list of contexts has those that are known");
     Error::new(Kind::NotFound, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::interpreter::context::Phase;
+    use crate::limits::ledger::Budget;
+    use crate::process::registry::Shared;
+
+    /// A client that stays.
+    struct Stays;
+
+    impl Interrupt for Stays {
+        fn check(&mut self) -> std::result::Result<(), Stopped> {
+            Ok(())
+        }
+    }
+
+    /// Contexts whose interpreters are ready at once, and never run.
+    fn contexts(budget: u64) -> Arc<Contexts> {
+        let ledger = Budget::new(budget).whole();
+        let activity = Arc::new(Activity::new());
+        let shared = Shared::new(4096, 4096).unwrap();
+        let site = Arc::new(Site {
+            processes: Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger)),
+            confinement: Arc::new(Confinement::for_test()),
+            ledger,
+            activity,
+            journal_bytes: 4096,
+            drive: |context| {
+                context.change(|state| {
+                    state.phase = Phase::Ready;
+                    state.has_driver = false;
+                });
+            },
+        });
+        Arc::new_cyclic(|this| Contexts {
+            this: Weak::clone(this),
+            site,
+            most: 64,
+            table: Mutex::default(),
+        })
+    }
+
+    #[test]
+    fn the_variables_of_a_context_are_charged_until_it_is_deleted() {
+        let contexts = contexts(64 * 1024);
+        let make = || {
+            let spec = ContextSpec {
+                environment: vec![("A".to_owned(), Some("x".repeat(4000)))],
+                ..ContextSpec::default()
+            };
+            contexts.create(Language::Bash, spec, &mut Stays)
+        };
+        // All of them get half of the budget, and each needs more when it is made.
+        let made: Vec<_> = std::iter::from_fn(|| make().ok()).collect();
+        assert!((4..8).contains(&made.len()), "{}", made.len());
+        for context in made {
+            assert!(contexts.delete(context.id()).unwrap());
+        }
+        assert!(make().is_ok());
+    }
+
+    #[test]
+    fn an_answer_is_charged_until_the_bridge_has_it() {
+        let contexts = contexts(64 * 1024);
+        let spec = ContextSpec::default();
+        let Ok(context) = contexts.create(Language::Bash, spec, &mut Stays) else {
+            panic!("no context");
+        };
+        let answer = |bytes: usize| {
+            context.state_guard().asked = Some(1);
+            context.answer(Some("x".repeat(bytes)))
+        };
+        assert_eq!(answer(20_000).unwrap_err().kind(), Kind::OverLimit);
+        assert_eq!(
+            context.state_guard().asked,
+            Some(1),
+            "it can be answered still"
+        );
+        answer(5000).unwrap();
+        assert!(answer(8000).is_err());
+        context.state_guard().orders.clear();
+        answer(8000).unwrap();
+    }
 }

@@ -23,7 +23,7 @@ use super::execution::{Execution, ExecutionSpec, ExecutionState};
 use super::frame::{self, Run, Wire};
 use crate::error::{Error, Result};
 use crate::fault;
-use crate::limits::ledger::Item;
+use crate::limits::ledger::{Charge, Item};
 use crate::process::ring::Stream;
 use crate::process::{Buffer, Process, Pump, Reason};
 use crate::sys::{Events, PollEntry, poll, refuse_descriptors};
@@ -182,6 +182,8 @@ struct Driver {
     /// What the bridge has not read.
     outgoing: Vec<u8>,
     sent: usize,
+    /// For what of it clients have sent, but for code.
+    sent_charges: Vec<Charge>,
     /// How much that may be before the socket is not read any more.
     allowed: usize,
     buffer: Buffer,
@@ -243,6 +245,7 @@ impl Driver {
             allowed: outgoing.len() + MAX_ANSWERS,
             outgoing,
             sent: 0,
+            sent_charges: Vec::new(),
             output: Output::of(&process),
             stage: Stage::Starting {
                 until: Instant::now() + START_LIMIT,
@@ -421,13 +424,17 @@ impl Driver {
                         self.interrupt(cause, kill_after);
                     }
                 }
-                Request::Answer { k, value } => {
+                Request::Answer { k, value, charge } => {
+                    self.sent_charges.push(charge);
                     // The code may have ended without it.
                     if matches!(self.stage, Stage::Running(_)) {
                         frame::input_reply(k, value.as_deref(), &mut self.outgoing);
                     }
                 }
-                Request::Adopt => self.adopt(),
+                Request::Adopt(charge) => {
+                    self.sent_charges.push(charge);
+                    self.adopt();
+                }
                 Request::Restart => {
                     // Looked for again when this interpreter has ended.
                     self.context.state_guard().orders.push(Request::Restart);
