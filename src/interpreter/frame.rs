@@ -128,7 +128,7 @@ pub(super) fn announced(wire: Wire, bytes: &[u8]) -> usize {
     }
 }
 
-/// Gives memory for the texts of a bundle, if there is any.
+/// Gives memory for the texts of a bundle, if there is any. Nothing else is decoded then.
 pub(super) type Admit<'a> = &'a dyn Fn(usize) -> Option<Charge>;
 
 /// Reads a message that [`whole`] has found. Decoded texts are no longer than the message, but those of a bundle may be.
@@ -188,7 +188,7 @@ fn parse_frame(frame: &[u8], admit: Admit<'_>) -> Result<Incoming> {
             error: fields.string("error")?.as_deref().map(reason),
         },
         "display" | "result" => Incoming::Bundle {
-            bundle: bundle(kind == "result", &mut fields, admit)?,
+            bundle: bundle(kind == "result", fields, admit)?,
             n,
         },
         "clear" => Incoming::Clear {
@@ -255,7 +255,7 @@ fn code_error(error: &RawValue) -> Result<CodeError> {
     Ok(error)
 }
 
-fn bundle(is_main: bool, fields: &mut Fields<'_>, admit: Admit<'_>) -> Result<Option<Bundle>> {
+fn bundle(is_main: bool, mut fields: Fields<'_>, admit: Admit<'_>) -> Result<Option<Bundle>> {
     let data = data(fields.take("data"))?;
     let metadata = object("metadata", fields.take("metadata"))?;
     let dropped = fields.take("dropped");
@@ -263,6 +263,7 @@ fn bundle(is_main: bool, fields: &mut Fields<'_>, admit: Admit<'_>) -> Result<Op
     let dropped = dropped.transpose()?;
     let display_id = fields.string("display_id")?;
     let is_update = fields.boolean("update")?.unwrap_or(false);
+    drop(fields);
     let id = display_id.as_ref().map_or(0, String::len);
     let lengths = [data, metadata, dropped.unwrap_or_default()].map(line_length);
     let charge = admit(id + lengths.iter().sum::<usize>());

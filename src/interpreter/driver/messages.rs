@@ -1,5 +1,6 @@
 //! The socket of the bridge: what it says, and what is sent to it.
 
+use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,6 +33,7 @@ impl Driver {
                 Err(_) => self.closed = Some(Instant::now()),
             }
         }
+        self.sent_charges.clear();
         if self.outgoing.is_empty() {
             return;
         }
@@ -74,15 +76,19 @@ impl Driver {
             let message = match frame::whole(self.wire, &self.received.bytes()[handled..]) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
-                    if self.received.charge_decoded(length).is_err() {
+                    let Ok(decoded) = self.received.charge_decoded(length) else {
                         return self.break_off(TOO_LARGE);
-                    }
+                    };
+                    let decoded = Cell::new(decoded);
                     let message = &self.received.bytes()[handled..][..length];
                     handled += length;
                     let stage = &self.stage;
-                    frame::parse(self.wire, message, &|bytes| match stage {
-                        Stage::Running(running) => running.execution.admit(bytes),
-                        _ => None,
+                    frame::parse(self.wire, message, &|bytes| {
+                        decoded.take();
+                        match stage {
+                            Stage::Running(running) => running.execution.admit(bytes),
+                            _ => None,
+                        }
                     })
                 }
                 Err(error) => Err(error),

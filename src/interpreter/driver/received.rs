@@ -1,6 +1,6 @@
 //! What a bridge has sent and was not handled yet, charged to its tenant before it is read.
 
-use crate::limits::ledger::{Charge, OverLimit};
+use crate::limits::ledger::{Charge, Item, OverLimit};
 
 /// What is read from the socket at least.
 const READ_BYTES: usize = 16 * 1024;
@@ -50,16 +50,16 @@ impl Received {
         self.length += count;
     }
 
-    /// Charges what is decoded from a message of this length, until it is removed. That of a small one counts as part of
-    /// the room.
+    /// Charges what is decoded from a message of this length. That of a small one counts as part of the room.
     ///
     /// # Errors
     /// The tenant has no memory for it.
-    pub(super) fn charge_decoded(&mut self, length: usize) -> Result<(), OverLimit> {
+    pub(super) fn charge_decoded(&self, length: usize) -> Result<Option<Charge>, OverLimit> {
         if length <= READ_BYTES {
-            return Ok(());
+            return Ok(None);
         }
-        self.charge.set(self.buffer.len() + length)
+        let ledger = self.charge.ledger();
+        ledger.charge(Item::Executions, length).map(Some)
     }
 
     /// Removes messages that were handled, and the room that a long one has left.
@@ -98,7 +98,7 @@ impl Received {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::ledger::{Budget, Item};
+    use crate::limits::ledger::Budget;
 
     fn received(budget: u64) -> Received {
         let ledger = Budget::new(budget).whole();
@@ -138,8 +138,6 @@ mod tests {
         read(&mut received, 20 << 20, 20 << 20);
         read(&mut received, 0, 5);
         assert_charged(&received);
-        received.charge_decoded(20 << 20).unwrap();
-        assert!(received.charge.bytes() >= 40 << 20);
         received.remove(20 << 20);
         assert_charged(&received);
         assert_eq!(received.bytes(), b"xxxxx");
@@ -159,6 +157,7 @@ mod tests {
         read(&mut received, 3 << 20, 3 << 20);
         assert!(received.charge_decoded(3 << 20).is_err());
         assert!(received.charge_decoded(READ_BYTES).is_ok());
+        assert!(received.charge_decoded(READ_BYTES + 1).unwrap().is_some());
         read(&mut received, 20 << 20, 1 << 20);
         assert!(received.room(20 << 20).is_err());
         assert_charged(&received);
