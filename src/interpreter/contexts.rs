@@ -475,7 +475,7 @@ mod tests {
     #[test]
     fn the_variables_of_a_context_are_charged_until_it_is_deleted() {
         let contexts = contexts(64 * 1024);
-        let make = || {
+        let create = || {
             let spec = ContextSpec {
                 environment: vec![("A".to_owned(), Some("x".repeat(4000)))],
                 ..ContextSpec::default()
@@ -483,12 +483,12 @@ mod tests {
             contexts.create(Language::Bash, spec, &mut Stays)
         };
         // All of them get half of the budget, and each needs more when it is made.
-        let made: Vec<_> = std::iter::from_fn(|| make().ok()).collect();
+        let made: Vec<_> = std::iter::from_fn(|| create().ok()).collect();
         assert!((4..8).contains(&made.len()), "{}", made.len());
         for context in made {
             assert!(contexts.delete(context.id()).unwrap());
         }
-        assert!(make().is_ok());
+        assert!(create().is_ok());
     }
 
     #[test]

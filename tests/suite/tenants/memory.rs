@@ -376,7 +376,7 @@ fn displays_that_grow_beyond_what_was_sent() {
             time.sleep(1000)";
         let body = json!({ "code": code, "on_disconnect": "keep" }).to_string();
         let mut held = Vec::new();
-        for number in 0..6 {
+        for number in 0..9 {
             let context = json!({ "id": format!("c{number}"), "backend": "plain" }).to_string();
             let route = format!("contexts/c{number}");
             let made = attacker.request("POST", "contexts", context.as_bytes());
