@@ -31,7 +31,7 @@ const EVENT_BYTES: usize = 96;
 /// What an execution may hold of one event that its tenant has no memory for.
 const SMALL_BYTES: usize = 4 * 1024;
 
-/// How long code may go on after SIGINT when its time is up.
+/// How long code may go on after the SIGINT of its timeout, by default.
 pub const KILL_AFTER: Duration = Duration::from_secs(2);
 
 /// What happens to an execution whose client disconnects.
@@ -157,17 +157,17 @@ struct Journal {
     kept: Vec<(u64, Event)>,
     /// All other events. The oldest are dropped first.
     others: VecDeque<LoggedEvent>,
-    /// Bytes of all of them, without output.
+    /// Bytes of `others`, without output.
     bytes: usize,
-    /// Those of them that have no charge of their own, and the output that is held.
+    /// Bytes of those of `others` that have no charge of their own, and of the output that is held.
     uncharged_bytes: usize,
-    /// Bytes of the error.
+    /// Bytes of the error among `kept`.
     error_bytes: usize,
     /// The limit of `bytes`.
     limit: usize,
     /// Bytes of the code, until the interpreter has it.
     code_bytes: usize,
-    /// For all of them but bundles.
+    /// Charges the tenant for `uncharged_bytes`, `error_bytes` and `code_bytes`.
     charge: Charge,
     /// The interpreter, in whose log the output is.
     process: Option<Arc<Process>>,
@@ -305,11 +305,11 @@ impl Execution {
     pub(super) fn release_code(&self) {
         let mut journal = lock(&self.journal);
         journal.code_bytes = 0;
-        // Less than before.
+        // Succeeds, because it is less than before.
         journal.settle_charge(0);
     }
 
-    /// Adds an event. False if the tenant has no memory for it: it is lost.
+    /// Adds an event that is not output. False if the tenant has no memory for it: it is lost.
     pub(super) fn append(&self, event: Event) -> bool {
         let is_kept = lock(&self.journal).append(event, None, 0);
         self.notifier.notify();
@@ -508,14 +508,15 @@ impl Journal {
         }
     }
 
-    /// Charges the tenant with what is held and so many bytes more; returns whether it has as much.
+    /// Charges the tenant for what is held and `more` bytes. Returns whether the tenant has that much memory left.
     fn settle_charge(&mut self, more: usize) -> bool {
         let bytes = self.code_bytes + self.uncharged_bytes + self.error_bytes;
         self.charge.set(bytes + more).is_ok()
     }
 
-    /// Whether the oldest event has to go. The asking client has seen it, unless it is disregarded and far behind or
-    /// its tenant has no memory left. While the code runs the newest is held in any case, if it is charged or small.
+    /// Whether the oldest event must be dropped. Events that the asking client has not read are dropped only if the
+    /// driver does not wait for it and its backlog is large, or if the tenant has no memory left. While the code runs,
+    /// the newest event is not dropped if it is charged or small.
     fn is_too_large(&mut self) -> bool {
         let is_charged = self.settle_charge(0);
         let has_ended = matches!(self.state, ExecutionState::Ended(_));

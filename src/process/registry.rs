@@ -275,7 +275,7 @@ impl Registry {
                 return Err(Error::new(Kind::IdInUse, text));
             }
         }
-        let pump = self.start_in(table, spec, network, confinement, Role::Command)?;
+        let pump = self.start_in(table, spec, &network, confinement, Role::Command)?;
         Ok(StartOutcome::Started(pump))
     }
 
@@ -293,14 +293,14 @@ impl Registry {
     ) -> Result<Pump> {
         let network = confinement.network(spec.network.as_ref())?;
         let role = Role::Interpreter(socket);
-        self.start_in(lock(&self.table), spec, network, confinement, role)
+        self.start_in(lock(&self.table), spec, &network, confinement, role)
     }
 
     fn start_in(
         self: &Arc<Self>,
         mut table: MutexGuard<'_, ProcessTable>,
         spec: CommandSpec,
-        network: NetworkPolicy,
+        network: &NetworkPolicy,
         confinement: &Confinement,
         role: Role,
     ) -> Result<Pump> {
@@ -333,7 +333,7 @@ impl Registry {
     fn start_new(
         self: &Arc<Self>,
         spec: CommandSpec,
-        network: NetworkPolicy,
+        network: &NetworkPolicy,
         confinement: &Confinement,
         guard: &mut StartGuard<'_>,
         role: Role,
@@ -377,7 +377,7 @@ impl Registry {
         let (own, passed) = (stdio.child(), stdio.passed.as_ref().map(AsFd::as_fd));
         // Before the process can be killed.
         let kill_watch = confinement.limits().map(KillWatch::begin);
-        let spawned = confinement.spawn(&spec, &network, own, passed, origin.mark, &start.pid)?;
+        let spawned = confinement.spawn(&spec, network, own, passed, origin.mark, &start.pid)?;
         fault::point("started");
         let held = share.map(|share| HeldTerminal {
             terminal: Some(Arc::clone(&stdio.child[0])),
