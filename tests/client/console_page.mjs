@@ -996,6 +996,12 @@ const checks = {
       entities: `<!DOCTYPE svg [<!ENTITY a "<g/><g/><g/><g/><g/><g/><g/><g/><g/><g/>">${times(6, (at) => `<!ENTITY ${"bcdefg"[at]} "${`&${"abcdef"[at]};`.repeat(10)}">`)}]>${svgOf("&g;")}`,
       namespaces: svgOf(`<g ${times(20_000, (at) => `xmlns:n${at}="n${at}" `)}>${"<n1:x/>".repeat(20_000)}</g>`),
       text: svgOf(`<text y="9">${"a\u05d0".repeat(300_000)}</text>`),
+      attributes: svgOf(`<g ${times(40_000, (at) => `a${at}="" `)}/>`.repeat(5)),
+      comments: svgOf("<!---->".repeat(1_000_000)),
+      depth: svgOf(`<metadata>${"<g>".repeat(4000)}${"<g/>".repeat(1_000_000)}${"</g>".repeat(4000)}</metadata>`),
+      // What looks like an end of an element, and is none.
+      closed: svgOf(`${`<g a="/>" b='">'><!--</g>--><?x </g>?><![CDATA[</g>]]>/>`.repeat(400)}${"</g>".repeat(400)}`),
+      unclosed: svgOf(`<!--></g>-->${"<g>".repeat(400)}<rect width="9" height="9"/>${"</g>".repeat(400)}`).replace("<svg", "<?x?><svg"),
     };
     for (const [name, svg] of Object.entries(bombs)) {
       const path = join(server.files, `${name}.svg`);
@@ -1007,6 +1013,10 @@ const checks = {
     const offered = page.locator(".offer").first();
     await offered.getByRole("button", { name: "Show as text" }).click();
     await sees(page, ".log-line", "<svg xmlns=");
+    // A document type in which a comment does not begin.
+    writeFileSync(join(server.files, "type.svg"), `<!DOCTYPE svg SYSTEM "'' ><!--">${bombs.depth}`);
+    const typed = await runCell(page, shows("svg", `open("type.svg").read()`));
+    await typed.locator(".offer", { hasText: "cannot be shown" }).waitFor();
     // What is left out of a drawing: what would draw more later, or in another way, and what reports to the console.
     const parts = {
       later: svgOf(`<defs>${chain((id) => `<use href="#${id}"/>`, undefined, 3)}</defs><use href="#a0"><set attributeName="href" to="#a3"/></use>`),

@@ -13,6 +13,11 @@ const LARGEST_SVG = 8_000_000;
 /** Most elements of an SVG, each counted as often as it is drawn, and what one step of a filter counts for. */
 const MOST_ELEMENTS = 100_000;
 const FILTER = 2_000;
+/** Most tags of an SVG, and how deep: parsers take time for each element at each depth. */
+const MOST_TAGS = 300_000;
+const DEEPEST = 200;
+/** Most attributes: the sum of the squares of how many each element has, because browsers look for one among all of them. */
+const MOST_ATTRIBUTES = 20_000_000;
 /** Most namespaces of an SVG: parsers look through all of them at each name. */
 const MOST_NAMESPACES = 100;
 /** How long a drawing may take, in milliseconds. */
@@ -83,18 +88,49 @@ const SHAPES = /^(path|line|polyline|polygon)$/;
 const FUNCTIONS = /^(rgba?|hsla?|translate|scale|rotate|matrix|skew[xy]|)$/i;
 
 /** What an attribute draws besides: the ids that it names. Null if this cannot be told. */
-function targetsOf({ localName, value }) {
-  if (localName === "href") return /^#[\w.:-]+$/.test(value) ? [value.slice(1)] : /^data:image\/(png|jpeg|gif|webp)[;,]/.test(value) ? [] : null;
+function targetsOf(name, value) {
+  if (/(^|:)href$/.test(name)) return /^#[\w.:-]+$/.test(value) ? [value.slice(1)] : /^data:image\/(png|jpeg|gif|webp)[;,]/.test(value) ? [] : null;
   if (value.includes("\\")) return null;
   const found = [];
   const parts = value.split("(");
   for (let at = 1; at < parts.length; at += 1) {
-    const name = /[a-z-]*$/i.exec(parts[at - 1].trimEnd().slice(-12))[0];
+    const call = /[a-z-]*$/i.exec(parts[at - 1].trimEnd().slice(-12))[0];
     const target = /^\s*["']?#([\w.:-]+)["']?\s*\)/.exec(parts[at]);
-    if (/^url$/i.test(name) && target) found.push(target[1]);
-    else if (!FUNCTIONS.test(name)) return null;
+    if (/^url$/i.test(call) && target) found.push(target[1]);
+    else if (!FUNCTIONS.test(call)) return null;
   }
   return found;
+}
+
+/** What begins with `<` and is no tag, and how it ends; a start tag, an end tag or a document type; its quoted values. */
+const OTHER = /^(?:!--|!\[CDATA\[|\?)/;
+const ENDS = { "!--": "-->", "![CDATA[": "]]>", "?": "?>" };
+const TAG = /^[^"'>]*(?:(?:"[^"]*"|'[^']*')[^"'>]*)*>/;
+const VALUE = /"[^"]*"|'[^']*'/g;
+
+/**
+ * Fails if an XML text takes a browser long to parse, or its elements long to look through. What is not well-formed, or
+ * declares something in its document type, is not looked at further.
+ */
+function check(text) {
+  const [, ...pieces] = text.split("<", MOST_TAGS + 1);
+  let depth = 0;
+  let attributes = 0;
+  let end;
+  for (const piece of pieces) {
+    const other = end ? "" : OTHER.exec(piece)?.[0];
+    end ||= ENDS[other];
+    if (end) {
+      if (piece.includes(end, other.length)) end = null;
+      continue;
+    }
+    const [tag] = TAG.exec(piece);
+    attributes += (tag.match(VALUE)?.length ?? 0) ** 2;
+    if (tag[0] === "/") depth -= 1;
+    else if (tag[0] !== "!" && !tag.endsWith("/>")) depth += 1;
+    if (depth > DEEPEST || attributes > MOST_ATTRIBUTES) throw new TooLarge();
+  }
+  if (pieces.length === MOST_TAGS) throw new TooLarge();
 }
 
 /** An SVG text with nothing but what draws, if it is not too much, and its size in pixels. */
@@ -102,10 +138,12 @@ function plainSvg(text) {
   if (text.length > LARGEST_SVG || text.includes("<!ENTITY") || text.split("xmlns", MOST_NAMESPACES + 2).length > MOST_NAMESPACES + 1) throw new TooLarge();
   // Browsers report each event handler that the policy of this page forbids, and would for hours.
   const quiet = text.replace(/(\s)on(?=\w+\s*=\s*["'])/g, "$1data-on");
+  check(quiet);
   const root = new DOMParser().parseFromString(quiet, "image/svg+xml").documentElement;
   if (root.namespaceURI !== SVG || root.localName !== "svg") throw new Error("not an SVG");
   for (const element of root.querySelectorAll("*")) {
-    if (element.namespaceURI !== SVG || REMOVED.test(element.localName)) element.remove();
+    // A style in a style has the text of both.
+    if (element.namespaceURI !== SVG || REMOVED.test(element.localName) || element.parentNode.localName === "style") element.remove();
   }
   const all = [root, ...root.querySelectorAll("*")];
   const named = new Map();
@@ -115,14 +153,19 @@ function plainSvg(text) {
     if (element.localName === "style" && (/[\\@(]|\{[^}]*\{/.test(element.textContent) || element.textContent.length * all.length > 20_000_000)) element.textContent = "";
     const points = 1 + (element.getAttribute("d") ?? element.getAttribute("points") ?? "").length / 4;
     const used = [];
-    for (const attribute of [...element.attributes]) {
-      const targets = targetsOf(attribute);
+    let size = 0;
+    for (const name of element.getAttributeNames()) {
+      const value = element.getAttribute(name);
+      const targets = targetsOf(name, value);
       // A marker is drawn at each point of a shape; that of a group, at those of all shapes in it.
-      const isMarker = targets?.length && `${attribute.name} ${attribute.value}`.includes("marker");
-      if (!targets || (isMarker && !SHAPES.test(element.localName))) element.removeAttributeNode(attribute);
-      else for (const target of targets) used.push([target, isMarker ? points : 1]);
+      const isMarker = targets?.length && `${name} ${value}`.includes("marker");
+      if (!targets || (isMarker && !SHAPES.test(element.localName))) element.removeAttribute(name);
+      else {
+        size += value.length;
+        for (const target of targets) used.push([target, isMarker ? points : 1]);
+      }
     }
-    uses.set(element, used);
+    uses.set(element, [size / 200, used]);
     if (element.id && !named.has(element.id)) named.set(element.id, element);
   }
   const counts = new Map();
@@ -130,13 +173,13 @@ function plainSvg(text) {
   function count(element) {
     if (counts.has(element)) return counts.get(element);
     counts.set(element, Infinity);
-    let sum = element.localName.startsWith("fe") ? FILTER : 1;
-    for (const { value } of element.attributes) sum += value.length / 200;
+    const [size, used] = uses.get(element);
+    let sum = size + (element.localName.startsWith("fe") ? FILTER : 1);
     for (const child of element.childNodes) {
       if (child.localName) sum += count(child);
       else if (child.nodeType !== Node.COMMENT_NODE) sum += child.data.trim().length / 4;
     }
-    for (const [target, times] of uses.get(element)) if (named.has(target)) sum += times * count(named.get(target));
+    for (const [target, times] of used) if (named.has(target)) sum += times * count(named.get(target));
     counts.set(element, sum);
     return sum;
   }
