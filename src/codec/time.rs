@@ -2,12 +2,15 @@
 
 const DAY_SECONDS: i64 = 86_400;
 
-/// A time in UTC, with milliseconds, such as `2026-01-31T12:00:00.000Z`.
+/// The years 0001 to 9999: those of a protobuf `Timestamp`, which files can be set outside of.
+const FIRST_MS: i64 = -62_135_596_800_000;
+const LAST_MS: i64 = 253_402_300_799_999;
+
+/// A time in UTC, with milliseconds, such as `2026-01-31T12:00:00.000Z`. One outside of the years 0001 to 9999 becomes the
+/// nearest of these.
 pub fn rfc3339(ms_since_1970: i64) -> String {
-    let (seconds, milliseconds) = (
-        ms_since_1970.div_euclid(1000),
-        ms_since_1970.rem_euclid(1000),
-    );
+    let ms = ms_since_1970.clamp(FIRST_MS, LAST_MS);
+    let (seconds, milliseconds) = (ms.div_euclid(1000), ms.rem_euclid(1000));
     let (year, month, day) = date(seconds.div_euclid(DAY_SECONDS));
     let second = seconds.rem_euclid(DAY_SECONDS);
     format!(
@@ -103,6 +106,24 @@ mod tests {
         for day in -800_000..800_000 {
             let (year, month, of_month) = date(day);
             assert_eq!(days(year, month, of_month), day);
+        }
+    }
+
+    #[test]
+    fn times_have_years_of_four_digits() {
+        let (first, last) = ("0001-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z");
+        for (ms, text) in [
+            (i64::MIN, first),
+            (FIRST_MS - 1, first),
+            (FIRST_MS, first),
+            (FIRST_MS + 1, "0001-01-01T00:00:00.001Z"),
+            (LAST_MS - 1, "9999-12-31T23:59:59.998Z"),
+            (LAST_MS, last),
+            (LAST_MS + 1, last),
+            (100_000_000_000_000_000, last),
+            (i64::MAX, last),
+        ] {
+            assert_eq!(rfc3339(ms), text);
         }
     }
 

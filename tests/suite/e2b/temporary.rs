@@ -122,6 +122,22 @@ fn files_move_between_it_and_the_home() {
 }
 
 #[test]
+fn far_times_are_those_that_a_timestamp_can_have() {
+    in_namespaces(|door| {
+        // Of 64 bits, as those of tmpfs are.
+        door.sh(
+            "mkdir /tmp/t; touch -d @-100000000000000 /tmp/t/a; touch -d @100000000000000 /tmp/t/b",
+        );
+        let listed = door.ok(LIST, &json!({ "path": "/tmp/t" }));
+        let times = [0, 1].map(|at| &listed["entries"][at]["modifiedTime"]);
+        assert_eq!(
+            times,
+            ["0001-01-01T00:00:00.000Z", "9999-12-31T23:59:59.999Z"]
+        );
+    });
+}
+
+#[test]
 fn changes_are_watched() {
     in_namespaces(|door| {
         door.ok(MAKE, &at("/tmp/watched"));
