@@ -1131,6 +1131,26 @@ const checks = {
     await until("the photograph", () => page.locator(".picture img").evaluate((image) => image.naturalWidth === 7000));
   },
 
+  async files_of_times_without_end(checking) {
+    const server = await checking.server();
+    // A file system of disks has times until 2446; this one has those of 64 bits.
+    const folder = mkdtempSync("/dev/shm/sbx-console-");
+    checking.closers.push(() => rmSync(folder, { recursive: true }));
+    writeFileSync(join(folder, "usual"), "");
+    for (const [name, seconds] of [["future", "100000000000000"], ["past", "-100000000000000"], ["last", "8640000000000"]]) {
+      execFileSync("touch", ["-d", `@${seconds}`, join(folder, name)]);
+    }
+    const page = await visit(checking, server, `#/f${folder}`);
+    for (const [name, isShown] of [["usual", true], ["last", true], ["future", false], ["past", false]]) {
+      const row = page.locator("tr", { has: page.locator(".name", { hasText: name }) });
+      assert.equal(await row.locator("[title]").first().getAttribute("title") !== "\u2013", isShown, name);
+    }
+    assert.deepEqual(await page.evaluate(async () => {
+      const { clock, moment } = await import("/console/dom.js");
+      return [clock, moment].map((shown) => [8.64e15 + 1, -8.64e15 - 1, 2 ** 63].map(shown));
+    }), [["\u2013", "\u2013", "\u2013"], ["\u2013", "\u2013", "\u2013"]]);
+  },
+
   async names_without_end(checking) {
     const server = await checking.server();
     const word = "a\u05d0".repeat(400_000);

@@ -158,10 +158,12 @@ export function ago(at) {
 const DAY = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "medium" });
 const CLOCK = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 
+/** What a format makes of a time. A file can have one that no `Date` reaches. */
+const timed = (format, ms) => (Math.abs(ms) <= 8.64e15 ? format.format(ms) : "–");
 /** A time in full. */
-export const moment = (ms) => DAY.format(ms);
+export const moment = (ms) => timed(DAY, ms);
 /** A time of a day. */
-export const clock = (ms) => CLOCK.format(ms);
+export const clock = (ms) => timed(CLOCK, ms);
 /** A count with separators. */
 export const count = (number) => number.toLocaleString("en");
 
