@@ -1232,6 +1232,16 @@ const checks = {
       await sleep(500);
     }
     await server.api("DELETE", "/v1/processes/sums");
+    // As often as is asked for, these take minutes.
+    const scrolls = "import sys, time\nw = sys.stdout.write\nfor end in 'STLM':\n  w('x' + ('\\x1b[1000' + end) * 6000)\nw('\\x1b[Hbehind')\nsys.stdout.flush()\ntime.sleep(1000)";
+    await server.api("POST", "/v1/processes", { code: scrolls, pty: true, id: "scrolls" });
+    await go(page, "#/t/scrolls");
+    await until("what follows", async () => (await screen(page)).startsWith("behind"), 2 * PATIENCE);
+    await server.api("DELETE", "/v1/processes/scrolls");
+    // Further than the screen is as far as the screen.
+    await server.api("POST", "/v1/processes", { cmd: "printf 'one\\ntwo\\033[H\\033[2000Lnew\\033[2000I|'; sleep 1000", pty: true, id: "far" });
+    await go(page, "#/t/far");
+    await until("nothing but what follows", async () => /^new +\|\s*$/.test(await screen(page)));
     // Programs that use these as they are meant.
     await server.api("POST", "/v1/processes", { cmd: "printf 'a\\033[5bz\\none\\ntwo\\033[1A\\033[1L\\rnew\\033[3B\\n'; sleep 1000", pty: true, id: "honest" });
     await go(page, "#/t/honest");

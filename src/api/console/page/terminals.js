@@ -20,8 +20,11 @@ const LIGHT = {
   brightBlack: "#57606a", brightRed: "#d1242f", brightGreen: "#1f883d", brightYellow: "#9a6700", brightBlue: "#0969da", brightMagenta: "#a475f9", brightCyan: "#1b7c83", brightWhite: "#32383f",
 };
 
-/** Control sequences (ECMA-48 8.3) whose parameter says how often something is done, and most times that it is. */
-const REPEATED = ["I", "L", "M", "S", "T", "Z", "b"];
+/**
+ * Control sequences (ECMA-48 8.3) whose parameter says how often something is done, and what limits it. To tab or to scroll
+ * further than the screen reaches changes nothing more.
+ */
+const REPEATED = { I: "cols", L: "rows", M: "rows", S: "rows", T: "rows", Z: "cols", b: null };
 const MOST_REPEATED = 1_000;
 
 /** Most characters that the library takes at once. It gives the page a turn between two parts, and never within one. */
@@ -108,8 +111,11 @@ class Attached {
     const restyle = () => { terminal.options.theme = look(); };
     scheme.addEventListener("change", restyle, { signal });
     document.addEventListener("theme", restyle, { signal });
-    // The library does it as often as it is told to. True leaves the sequence out.
-    for (const final of REPEATED) terminal.parser.registerCsiHandler({ final }, ([times]) => times > MOST_REPEATED);
+    // The library does it as often as it is told to. Handlers of its public interface get a copy of the parameters.
+    for (const [final, side] of Object.entries(REPEATED)) terminal._core.registerCsiHandler({ final }, ({ params }) => {
+      params[0] = Math.min(params[0], terminal[side] ?? MOST_REPEATED);
+      return false;
+    });
     this.#fit = new FitAddon();
     terminal.loadAddon(this.#fit);
     terminal.open(this.screen);
