@@ -143,6 +143,10 @@ impl Drop for Log {
 #[derive(Default)]
 pub(super) struct LogTenant(AtomicIsize);
 
+/// Names the lock of the one thread that reclaims memory, which locks logs meanwhile.
+#[derive(Default)]
+struct Reclaiming;
+
 /// The logs of all processes of the server.
 pub(super) struct LogStore {
     limit: usize,
@@ -150,7 +154,7 @@ pub(super) struct LogStore {
     total: LogTenant,
     logs: Mutex<Vec<Weak<Log>>>,
     /// Held by the one thread that reclaims memory.
-    reclaiming: Mutex<()>,
+    reclaiming: Mutex<Reclaiming>,
 }
 
 impl LogStore {

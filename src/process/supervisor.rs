@@ -442,7 +442,7 @@ enum Task {
 }
 
 impl Supervisor {
-    fn order(&self, order: Kill) {
+    fn order(&self, order: Task) {
         lock(&self.orders).push(order);
         self.has_orders.notify_one();
     }

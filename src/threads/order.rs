@@ -9,9 +9,11 @@
 #[cfg(debug_assertions)]
 const OUTER: [&[&str]; 3] = [
     &[
+        "sbx_server::egress::ExitsState",
         "sbx_server::host::table::SandboxTable",
         "sbx_server::http::slots::SlotTable",
         "sbx_server::interpreter::contexts::ContextTable",
+        "sbx_server::process::logs::Reclaiming",
         "sbx_server::process::registry::ProcessTable",
         "sbx_server::workspace::watches::WatchTable",
     ],
