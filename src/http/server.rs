@@ -152,10 +152,12 @@ impl<H: Handler> Server<H> {
                 next = handover.take();
             }
         });
-        if thread.is_err()
-            && let Some(connection) = lock(&slot).take()
-        {
-            self.serve_in_place_of_others(connection, Lack::Threads);
+        if thread.is_err() {
+            // A statement of its own, which ends the lock.
+            let connection = lock(&slot).take();
+            if let Some(connection) = connection {
+                self.serve_in_place_of_others(connection, Lack::Threads);
+            }
         }
     }
 
