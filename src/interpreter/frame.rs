@@ -128,6 +128,25 @@ pub(super) fn announced(wire: Wire, bytes: &[u8]) -> usize {
     }
 }
 
+/// Most bytes that the texts of a message take once they are decoded. An escape sequence of six bytes may stand for one.
+pub(super) fn decoded_length(message: &[u8]) -> usize {
+    let mut length = message.len();
+    let mut rest = message;
+    while let Some(at) = memchr::memchr(b'\\', rest) {
+        let sequence = &rest[at..];
+        let (taken, decoded) = match sequence {
+            [_, b'u', b'0', b'0', b'0'..=b'7', ..] => (6, 1),
+            [_, b'u', ..] => (6, 3),
+            _ => (2, 1),
+        };
+        // A part of a sequence is no JSON.
+        let taken = taken.min(sequence.len());
+        length -= taken.saturating_sub(decoded);
+        rest = &sequence[taken..];
+    }
+    length
+}
+
 /// Gives memory for the texts of a bundle, if there is any. Nothing else is decoded then.
 pub(super) type Admit<'a> = &'a dyn Fn(usize) -> Option<Charge>;
 
@@ -553,6 +572,24 @@ mod tests {
         let bytes = framed(json);
         assert_eq!(whole(Wire::Frames, &bytes).unwrap(), Some(bytes.len()));
         parse(Wire::Frames, &bytes, &unlimited)
+    }
+
+    #[test]
+    fn what_is_decoded_is_no_longer_than_it_was_said_to_be() {
+        for json in [
+            r#""""#,
+            r#""text \u00e4 \u2028 \ud83d\ude00 \u0001\u007f \n\t\\ \"""#,
+            r#""\\u0041 \\\u0041""#,
+            "\"\u{e4}\u{20ac}\"",
+        ] {
+            let text: String = serde_json::from_str(json).unwrap();
+            let most = decoded_length(json.as_bytes());
+            assert!((text.len()..=json.len()).contains(&most), "{json}: {most}");
+        }
+        assert_eq!(decoded_length(&br"\u0001".repeat(1000)), 1000);
+        for part in [r"\", r"\u", r"\u00", "a\\"] {
+            assert!(decoded_length(part.as_bytes()) <= part.len());
+        }
     }
 
     #[test]

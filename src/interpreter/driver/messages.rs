@@ -76,11 +76,12 @@ impl Driver {
             let message = match frame::whole(self.wire, &self.received.bytes()[handled..]) {
                 Ok(None) => break,
                 Ok(Some(length)) => {
-                    let Ok(decoded) = self.received.charge_decoded(length) else {
+                    let message = &self.received.bytes()[handled..][..length];
+                    let decoded = frame::decoded_length(message);
+                    let Ok(decoded) = self.received.charge_decoded(decoded) else {
                         return self.break_off(TOO_LARGE);
                     };
                     let decoded = Cell::new(decoded);
-                    let message = &self.received.bytes()[handled..][..length];
                     handled += length;
                     let stage = &self.stage;
                     frame::parse(self.wire, message, &|bytes| {

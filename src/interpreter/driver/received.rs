@@ -50,7 +50,7 @@ impl Received {
         self.length += count;
     }
 
-    /// Charges what is decoded from a message of this length. That of a small one counts as part of the room.
+    /// Charges what is decoded from a message: `length` bytes at most. That of a small one counts as part of the room.
     ///
     /// # Errors
     /// The tenant has no memory for it.

@@ -140,10 +140,10 @@ fn a_sandbox_that_is_slow_to_measure_delays_no_other_and_is_ended_itself() {
         assert_eq!(process["running"], true, "{process}");
         costly.processes().len() == 20
     });
-    // It takes seconds to find that all 160 MiB are different ones.
-    probe.hold(&[&["hog-shared", "80"]]);
     let neighbour = limited(&server, LIMIT);
     let hog = Probe::new(&neighbour).command(&[&["hog-private", "200"], &["stay"]]);
+    // It takes seconds to find that all 160 MiB are different ones.
+    probe.hold(&[&["hog-shared", "80"]]);
     let outcome = neighbour.exec(&hog);
     assert_eq!(outcome.exit["reason"], "memory_limit", "{outcome:?}");
     assert_eq!(
