@@ -484,11 +484,12 @@ fn a_full_process_table_is_an_error_that_passes(engine: &Engine) {
     let mut first = server.connect();
     assert_eq!(first.request("GET", "/v1/processes", &[], b"").status, 200);
 
-    let mut others: Vec<_> = (0..80).map(|_| server.connect()).collect();
-    let replies: Vec<_> = others
-        .iter_mut()
-        .map(|connection| connection.request("GET", "/v1/processes", &[], b""))
-        .collect();
+    let ask = |_| {
+        let mut connection = server.connect();
+        let reply = connection.request("GET", "/v1/processes", &[], b"");
+        (connection, reply)
+    };
+    let (others, replies): (Vec<_>, Vec<_>) = (0..80).map(ask).unzip();
     let count = |status| {
         replies
             .iter()
