@@ -51,7 +51,7 @@ impl Rush {
     /// accepting.
     pub fn is_flood(&mut self, waiting: u32, opener: Opener, now: Instant) -> bool {
         self.turn(now);
-        if waiting <= SHORT_QUEUE {
+        if is_short(waiting) {
             return false;
         }
         let own = self.opened.entry(opener).or_default();

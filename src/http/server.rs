@@ -200,10 +200,11 @@ impl<H: Handler> Server<H> {
         Some((socket, slot))
     }
 
-    /// How many connections wait to be accepted.
+    /// How many connections wait to be accepted. Asked on a host only, where it matters.
     fn waiting(&self) -> u32 {
-        match sys::tcp_state(self.listener.as_fd()) {
-            Ok(TcpState::Listening { waiting, .. }) => waiting,
+        let state = (self.users.as_ref()).map(|_| sys::tcp_state(self.listener.as_fd()));
+        match state {
+            Some(Ok(TcpState::Listening { waiting, .. })) => waiting,
             _ => 0,
         }
     }

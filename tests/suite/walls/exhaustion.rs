@@ -459,15 +459,14 @@ fn files_that_their_owner_lets_nobody_open() {
             &["lease", "file"],
             &["lease", "dir/file"],
         ]);
-        let prefix = sandbox.target("");
-        let (prefix, names) = (prefix.trim_end_matches('/'), Subjects::below("."));
+        let (prefix, names) = (sandbox.prefix(), Subjects::below("."));
         let names = names.with("old", "file");
         let of_files = routes().filter(|route| {
             // A stream that does not end would be waited for, and the file is needed to the end.
             route.answer != Answer::Endless
                 && !["files/move", "files/delete"].contains(&route.pattern)
         });
-        let asks = of_files.flat_map(|route| route.asks_at_files(prefix, &names, ["file", "new"]));
+        let asks = of_files.flat_map(|route| route.asks_at_files(&prefix, &names, ["file", "new"]));
         let more = [
             ("GET", "files/read?path=file&offset=0&length=1"),
             ("PUT", "files/write?path=file&offset=0"),

@@ -426,8 +426,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
     let sandbox = server.sandbox();
     sandbox.sh("echo own > own");
     let (other, id) = (neighbour.path("marker"), &neighbour.sandbox.id);
-    let prefix = sandbox.target("");
-    let (prefix, names) = (prefix.trim_end_matches('/'), Subjects::below("."));
+    let (prefix, names) = (sandbox.prefix(), Subjects::below("."));
     let paths = [
         format!("../{id}/marker"),
         format!("/../{id}/marker"),
@@ -444,7 +443,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
     ];
     for path in &paths {
         let reads = routes().filter(|route| route.method == "GET");
-        let reads = reads.flat_map(|route| route.asks_at_files(prefix, &names, [path, "new"]));
+        let reads = reads.flat_map(|route| route.asks_at_files(&prefix, &names, [path, "new"]));
         let variants = [
             ("GET", "files/stat?hash=sha256&path="),
             ("GET", "files/read?lines=1&path="),
@@ -469,7 +468,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
     // Others may make a file of that name in the home.
     for path in &paths {
         for route in routes().filter(|route| route.method != "GET") {
-            for ask in route.asks_at_files(prefix, &names, [path, "new"]) {
+            for ask in route.asks_at_files(&prefix, &names, [path, "new"]) {
                 let reply = ask.send(&mut sandbox.connect());
                 let text = reply.text();
                 assert!(reply.status != 500, "{ask:?}: {text}");
@@ -489,7 +488,7 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
         let more = ways.map(|(method, route)| {
             Ask::new(method, sandbox.target(&format!("{route}{path}")), "harm")
         });
-        let made = routes().flat_map(|route| route.asks_at_files(prefix, &names, ["own", &path]));
+        let made = routes().flat_map(|route| route.asks_at_files(&prefix, &names, ["own", &path]));
         for ask in made.chain(more) {
             let reply = ask.send(&mut sandbox.connect());
             assert_ne!(reply.status, 500, "{ask:?}: {}", reply.text());
@@ -511,8 +510,7 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
     let neighbour = Neighbour::new(&server);
     let vault = Vault::new();
     let sandbox = server.sandbox();
-    let prefix = sandbox.target("");
-    let (prefix, names) = (prefix.trim_end_matches('/'), Subjects::below("."));
+    let (prefix, names) = (sandbox.prefix(), Subjects::below("."));
     let vault_path = vault.directory.path().to_str().unwrap().to_owned();
     for (name, target, marker) in [
         ("vault", vault_path, &vault.marker),
@@ -557,7 +555,8 @@ fn links_in_a_home_to_what_is_not_its_own_are_followed_by_no_file_route() {
             // All that read a file or a directory, but the one that tells of a link itself.
             let reads =
                 routes().filter(|route| route.method == "GET" && route.pattern != "files/stat");
-            let reads = reads.flat_map(|route| route.asks_at_files(prefix, &names, [&path, "new"]));
+            let reads =
+                reads.flat_map(|route| route.asks_at_files(&prefix, &names, [&path, "new"]));
             for ask in reads.chain(variants) {
                 // A link itself may be replaced: it is the sandbox's own.
                 let replaces = ["move", "copy", "write"];

@@ -14,7 +14,7 @@ fn asks_of(sandbox: &Sandbox<'_>) -> Vec<Ask> {
     let names = Subjects::below(".")
         .with("old", "marker")
         .with("process", "p-1");
-    let prefix = sandbox.target("").trim_end_matches('/').to_owned();
+    let prefix = sandbox.prefix();
     let mut asks = Vec::new();
     for route in routes() {
         let ask = route.ask(&prefix, &names);
