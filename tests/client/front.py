@@ -49,6 +49,8 @@ class Front:
         self._context.num_tickets = 0
         self._bearer = f"Bearer {token}"
         self._jobs: dict[str, tuple[Callable[[], socket.socket], int]] = {}
+        # Connections that a job ended, not the client.
+        self.ended_by_jobs = 0
         listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.port = listener.getsockname()[1]
         threading.Thread(
@@ -75,7 +77,7 @@ class Front:
                 if back is None:
                     asked = name
                     back_reader, back = await self._connect(name)
-                    answers = asyncio.create_task(pass_on(back_reader, writer, close=True))
+                    answers = asyncio.create_task(self._answer(back_reader, writer))
                 elif name != asked:
                     raise Refused("421 Misdirected Request", "another job's name")
                 back.write(head)
@@ -94,6 +96,12 @@ class Front:
             if answers is not None:
                 answers.cancel()
             writer.close()
+
+    async def _answer(self, back: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Passes a job's answers on until the job ends the connection, and then ends it too."""
+        await pass_on(back, writer)
+        self.ended_by_jobs += 1
+        writer.close()
 
     def _admit(self, headers: dict[str, str]) -> str:
         """The job that a request asks for; the request must be its owner's."""
@@ -122,19 +130,14 @@ def headers_of(head: bytes) -> dict[str, str]:
     return {name.lower(): value.strip() for name, value in pairs}
 
 
-async def pass_on(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, close: bool = False
-) -> None:
-    """Passes everything on as it comes. `close`: the other side is to notice the end."""
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Passes everything on as it comes, until one side ends."""
     try:
         while data := await reader.read(PIECE):
             writer.write(data)
             await writer.drain()
     except OSError:
         pass
-    finally:
-        if close:
-            writer.close()
 
 
 async def pass_on_body(

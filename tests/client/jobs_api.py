@@ -374,6 +374,11 @@ class Hub:
 
         threading.Thread(target=accept, daemon=True).start()
 
+    @property
+    def is_fronted(self) -> bool:
+        """Whether all jobs are reached through the proxy."""
+        return self._front is not None
+
     def front(self) -> Front:
         """What jobs are reached through. Clients are to trust it before they look."""
         with self._lock:
