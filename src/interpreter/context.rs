@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use super::event::{End, EndReason, Event};
 use super::execution::{
-    Abandoned, Execution, ExecutionSpec, ExecutionState, ExecutionSubscriber, sent_bytes,
+    Abandoned, Execution, ExecutionSpec, ExecutionState, ExecutionSubscriber, held_bytes,
+    sent_bytes,
 };
 use crate::client::{Disconnected, Interrupt, Stopped};
 use crate::confine::Confinement;
@@ -561,9 +562,7 @@ impl Context {
     /// # Errors
     /// `NotAsked`; `OverLimit`.
     pub fn answer(&self, value: Option<String>) -> Result<()> {
-        let bytes = value
-            .as_deref()
-            .map_or(0, |value| value.len() + sent_bytes(value));
+        let bytes = value.as_deref().map_or(0, held_bytes);
         let charge = self.site.ledger.charge(Item::Executions, bytes)?;
         let mut state = lock(&self.state);
         let Some(k) = state.asked.take() else {

@@ -87,12 +87,17 @@ impl ExecutionSpec {
 
     /// Bytes in memory: of the request, and of the JSON that the interpreter gets.
     pub(super) fn bytes(&self) -> usize {
-        let bytes = |text: &str| text.len() + sent_bytes(text);
         let environment = self.environment.iter();
-        let environment = environment.map(|(name, value)| bytes(name) + bytes(value) + 48);
-        let stdin = self.stdin.as_deref().map_or(0, bytes);
-        bytes(&self.code) + stdin + environment.sum::<usize>()
+        let environment =
+            environment.map(|(name, value)| held_bytes(name) + held_bytes(value) + 48);
+        let stdin = self.stdin.as_deref().map_or(0, held_bytes);
+        held_bytes(&self.code) + stdin + environment.sum::<usize>()
     }
+}
+
+/// Bytes in memory of a text that the interpreter gets: of the text, and of its JSON.
+pub(super) fn held_bytes(text: &str) -> usize {
+    text.len() + sent_bytes(text)
 }
 
 /// Bytes of a text as JSON for the interpreter.
