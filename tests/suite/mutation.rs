@@ -24,9 +24,9 @@ use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use serde_json::{Value, json};
 
 use crate::fixture::{
-    Answer, Ask, Builder, PATIENCE, Random, Reply, Server, Stop, Subjects, TOKEN, TempDir,
-    copy_program, count_entries, descendants_of, in_network, is_root, memory_of, parse_replies,
-    routes, wait_until,
+    Answer, Ask, Builder, OUTER_ROUTES, PATIENCE, Random, Reply, Server, Stop, Subjects, TOKEN,
+    TempDir, copy_program, count_entries, descendants_of, in_network, is_root, memory_of,
+    parse_replies, routes, wait_until,
 };
 use crate::skip;
 
@@ -469,14 +469,10 @@ const WATCH: &str = "filesystem.Filesystem/WatchDir";
 /// One request for each of the other routes.
 fn other_requests(sandboxes: &[String]) -> Vec<Request> {
     let mut all = vec![
-        ("GET", "/health".to_owned(), ""),
-        ("GET", "/v1/metrics".to_owned(), ""),
         ("GET", "/nowhere".to_owned(), ""),
-        ("GET", "/v1/access".to_owned(), ""),
         ("GET", "/console".to_owned(), ""),
         ("GET", "/console/xterm.css".to_owned(), ""),
         ("GET", format!("/t/{}/a?b", "0".repeat(64)), ""),
-        ("GET", "/v1/sandboxes".to_owned(), ""),
         (
             "POST",
             "/v1/sandboxes".to_owned(),
@@ -519,10 +515,22 @@ fn other_requests(sandboxes: &[String]) -> Vec<Request> {
         e2b.push(("DELETE", format!("/sandboxes/{id}"), ""));
     }
     for id in sandboxes {
-        all.push(("GET", format!("/v1/sandboxes/{id}"), ""));
-        all.push(("GET", format!("/v1/sandboxes/{id}/token"), ""));
         all.push(("GET", format!("/v1/sandboxes/{id}/metrics?disk=1"), ""));
-        all.push(("DELETE", format!("/v1/sandboxes/{id}"), ""));
+    }
+    // All sandboxes at once are not deleted: the other requests need some.
+    let outer = OUTER_ROUTES
+        .iter()
+        .filter(|route| (route.method, route.pattern) != ("DELETE", "/v1/sandboxes"));
+    for route in outer {
+        let ids = if route.is_of_sandbox() {
+            sandboxes
+        } else {
+            &[String::new()]
+        };
+        all.extend(ids.iter().map(|id| {
+            let ask = route.ask(id);
+            (ask.method, ask.target, route.body)
+        }));
     }
     let request = |header: String| {
         move |(method, target, body): (&'static str, String, &str)| Request {

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::{SANDBOXES, list, needs_root, target};
 use crate::fixture::{
-    Answer, Ask, PATIENCE, Sandbox, Server, Subjects, TOKEN, TempDir, assert_error, is_alive,
-    routes, wait_until,
+    Answer, Ask, OUTER_ROUTES, OpenedBy, PATIENCE, Sandbox, Server, Subjects, TOKEN, TempDir,
+    assert_error, is_alive, routes, wait_until,
 };
 
 /// Everything that can be asked in a workspace under `prefix`; most of it would leave a trace.
@@ -30,21 +30,26 @@ fn inside(prefix: &str, process: &str) -> Vec<Ask> {
     asks
 }
 
+/// The routes outside of the workspaces that these tokens open, about these sandboxes.
+fn outside(opened_by: OpenedBy, ids: &[&str]) -> Vec<Ask> {
+    let mut asks = Vec::new();
+    for route in OUTER_ROUTES {
+        if route.opened_by == opened_by {
+            let ids = if route.is_of_sandbox() { ids } else { &[""] };
+            asks.extend(ids.iter().flat_map(|id| route.ask(id).and_its_head()));
+        }
+    }
+    asks
+}
+
 /// What the host token manages.
 fn management(ids: &[&str]) -> Vec<Ask> {
     let mut asks = vec![
-        Ask::new("GET", SANDBOXES.to_owned(), ""),
-        Ask::new("HEAD", SANDBOXES.to_owned(), ""),
         Ask::new("OPTIONS", SANDBOXES.to_owned(), ""),
-        Ask::new("POST", SANDBOXES.to_owned(), r#"{"count": 2}"#),
-        Ask::new("DELETE", SANDBOXES.to_owned(), ""),
         Ask::new("GET", "/v1/unknown".to_owned(), ""),
         Ask::new("POST", "/v1/exec".to_owned(), r#"{"cmd": "true"}"#),
     ];
-    for id in ids {
-        asks.push(Ask::new("GET", target(id, "/token"), ""));
-        asks.push(Ask::new("HEAD", target(id, "/token"), ""));
-    }
+    asks.extend(outside(OpenedBy::Host, ids));
     asks
 }
 
@@ -114,9 +119,8 @@ impl<'a> Estate<'a> {
                     .into_iter()
                     .map(|ask| (ask, Some(id))),
             );
-            for method in ["GET", "HEAD", "DELETE"] {
-                all.push((Ask::new(method, target(id, ""), ""), Some(id)));
-            }
+            let outside = outside(OpenedBy::Both, &[id]);
+            all.extend(outside.into_iter().map(|ask| (ask, Some(id))));
             all.push((Ask::new("GET", target(id, "/unknown"), ""), Some(id)));
         }
         all
@@ -145,8 +149,11 @@ fn check_matrix(is_strict: bool) {
     let mut opened = Vec::new();
     for (ask, owner) in estate.everything() {
         // Both tokens open a sandbox as a whole, and both are told of a missing route.
-        let is_for_both =
-            owner.is_some_and(|id| [target(id, ""), target(id, "/unknown")].contains(&ask.target));
+        let is_for_both = owner.is_some_and(|id| {
+            ["", "/metrics", "/unknown"]
+                .iter()
+                .any(|path| target(id, path) == ask.target)
+        });
         for (caller, token) in callers {
             let may = match owner {
                 None => caller == "host",
@@ -398,24 +405,14 @@ fn a_dedicated_machine_has_no_sandboxes() {
     assert_eq!(server.get("/health").json()["mode"], "dedicated");
 }
 
-/// What a sandbox asks of a server that has no token, with the answers' statuses.
+/// What a sandbox asks of a server that has no token, with the answers' statuses. `OUTSIDE` has the routes outside of the
+/// workspaces.
 const NEIGHBOUR: &str = r#"
-import http.client, json, sys
+import http.client, json, os, sys
 port, other = int(sys.argv[1]), sys.argv[2]
 inside = f"/v1/sandboxes/{other}"
-for method, path, body, headers in [
-    ("GET", "/health", None, {}),
-    ("HEAD", "/health", None, {}),
-    ("GET", "/", None, {}),
-    ("GET", "/openapi.json", None, {}),
-    ("GET", "/v1/access", None, {}),
-    ("GET", "/v1/metrics", None, {}),
-    ("GET", "/v1/sandboxes", None, {}),
-    ("POST", "/v1/sandboxes", "{}", {}),
-    ("DELETE", "/v1/sandboxes", None, {}),
-    ("GET", inside, None, {}),
-    ("DELETE", inside, None, {}),
-    ("GET", inside + "/token", None, {}),
+outside = [(method, path, body, {}) for method, path, body in json.loads(os.environ["OUTSIDE"])]
+for method, path, body, headers in outside + [
     ("POST", inside + "/exec", json.dumps({"cmd": "echo ran > ran"}), {}),
     ("GET", inside + "/files/read?path=secret", None, {"X-Sandbox-Token": "any"}),
     ("GET", inside + "/proxy/80/health", None, {}),
@@ -459,13 +456,19 @@ fn without_a_token_no_sandbox_manages_the_host_or_another() {
     victim.sh("echo mine > secret");
     let port = server.address.port();
     let isolations = server.get("/health").json()["isolation"]["isolations"].clone();
+    let all = [OpenedBy::Anybody, OpenedBy::Both, OpenedBy::Host];
+    let outside: Vec<_> = (all.into_iter())
+        .flat_map(|opened_by| outside(opened_by, &[&victim.id]))
+        .map(|ask| json!([ask.method, ask.target, ask.body]))
+        .collect();
+    let environment = json!({ "OUTSIDE": json!(outside).to_string() });
     for isolation in isolations.as_array().unwrap() {
         let sandbox = server.sandbox_with(&json!({ "isolation": isolation }));
         // Every address that leads to the machine, if it has another than loopback.
         let addresses = "127.0.0.1 127.0.0.2 $(hostname -I 2>/dev/null | cut -d' ' -f1)";
         let id = &victim.id;
         let outcome = sandbox.exec(&json!({
-            "cmd": format!("exec python3 - {port} {id} {addresses}"), "stdin": NEIGHBOUR
+            "cmd": format!("exec python3 - {port} {id} {addresses}"), "stdin": NEIGHBOUR, "env": environment
         }));
         assert_eq!(outcome.code(), Some(0), "{outcome:?}");
         assert!(outcome.stdout.lines().count() >= 80, "{outcome:?}");

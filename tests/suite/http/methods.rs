@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::{assert_error_shape, converse_and_finish, head, joined};
-use crate::fixture::{PATIENCE, Reply, Server, Subjects, TempDir, routes, wait_until};
+use crate::fixture::{
+    OUTER_ROUTES, PATIENCE, Reply, Server, Subjects, TempDir, routes, wait_until,
+};
 
 #[test]
 fn a_client_that_expects_100_continue_gets_it_before_it_sends_the_body() {
@@ -204,8 +206,9 @@ fn methods() -> BTreeMap<String, BTreeSet<String>> {
             of_path.insert(route.method.to_owned());
         }
     }
-    for path in ["/", "/health", "/openapi.json", "/v1/access", "/v1/metrics"] {
-        methods.insert(path.to_owned(), ["GET".to_owned()].into());
+    for route in OUTER_ROUTES.iter().filter(|route| !route.is_of_host()) {
+        let of_path = methods.entry(route.pattern.to_owned()).or_default();
+        of_path.insert(route.method.to_owned());
     }
     methods
 }
