@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
+use crate::codec::shortened;
 use crate::codec::sort::sort;
 use crate::error::{Error, Result};
 use crate::spec::language::{Language, end_of_options};
@@ -39,12 +40,28 @@ pub enum CommandLine {
 
 impl CommandLine {
     /// The words that are executed, as far as they are short: of code only the program.
-    pub fn words(&self) -> Vec<&str> {
-        match self {
-            Self::Shell(script) => vec!["/bin/sh", "-c", script],
-            Self::Program(words) => words.iter().map(String::as_str).collect(),
-            Self::Code { language, .. } => vec![language.program()],
+    pub fn words(&self) -> impl Iterator<Item = &str> {
+        let (fixed, words): ([Option<&str>; 3], &[String]) = match self {
+            Self::Shell(script) => ([Some("/bin/sh"), Some("-c"), Some(script)], &[]),
+            Self::Program(words) => ([None; 3], words),
+            Self::Code { language, .. } => ([Some(language.program()), None, None], &[]),
+        };
+        let words = words.iter().map(String::as_str);
+        fixed.into_iter().flatten().chain(words)
+    }
+
+    /// The same in one text, [`shortened`]. It takes no more memory than that.
+    pub fn beginning(&self, most: usize) -> String {
+        let (mut text, mut space) = (String::new(), "");
+        for word in self.words() {
+            if text.len() > most {
+                break;
+            }
+            text.push_str(space);
+            text.push_str(&shortened(word, most));
+            space = " ";
         }
+        shortened(&text, most).into_owned()
     }
 
     /// Bytes in memory, approximately.
@@ -586,6 +603,29 @@ mod tests {
         let mut spec = program(&["true"]).unwrap();
         spec.tag = Some("x".repeat(1024));
         assert!(spec.kept_bytes() <= spec.start_bytes());
+    }
+
+    #[test]
+    fn the_beginning_of_a_command_is_that_of_its_words() {
+        let euro = "\u{20ac}".repeat(4);
+        for words in [
+            &["ls"][..],
+            &["", "a", ""],
+            &["", &euro],
+            &["a", &euro, "b"],
+            &[&euro, "b"],
+            &["ab", "\u{1f600}\u{1f600}"],
+        ] {
+            let words: Vec<_> = words.iter().map(|word| (*word).to_owned()).collect();
+            let joined = words.join(" ");
+            let command = CommandLine::Program(words);
+            for most in 0..20 {
+                let expected = shortened(&joined, most);
+                assert_eq!(command.beginning(most), expected, "{joined:?} {most}");
+            }
+        }
+        let script = CommandLine::Shell("x".repeat(50));
+        assert_eq!(script.beginning(12), "/bin/sh -c x\u{2026}");
     }
 
     #[test]

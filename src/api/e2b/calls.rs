@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
 use serde_json::{Map, Value};
 
 use super::errors::E2bError;
@@ -65,16 +66,13 @@ impl ListBody {
     }
 
     /// Adds an item.
-    pub(super) fn push(&mut self, item: &Value) -> Result<(), E2bError> {
-        let is_first = std::mem::replace(&mut self.is_empty, false);
-        let pushed = self.document.push(0, |out| {
-            if !is_first {
-                out.push(b',');
-            }
-            // Writing to memory does not fail.
-            let _ = serde_json::to_writer(out, item);
-        });
-        Ok(pushed.map_err(Error::from)?)
+    pub(super) fn push(&mut self, item: &impl Serialize) -> Result<(), E2bError> {
+        if !std::mem::replace(&mut self.is_empty, false) {
+            self.document
+                .push(1, |out| out.push(b','))
+                .map_err(Error::from)?;
+        }
+        Ok(self.document.push_json(item).map_err(Error::from)?)
     }
 
     /// The answer.

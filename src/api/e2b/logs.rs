@@ -123,8 +123,8 @@ fn add_process(process: &Process, start: u64, lines: &mut Lines) {
     }
     let pid = process.pid;
     if started >= start {
-        let command = process.command.words().join(" ");
-        let fields = json!({ "pid": pid, "command": shortened(&command, COMMAND_BYTES) });
+        let command = process.command.beginning(COMMAND_BYTES);
+        let fields = json!({ "pid": pid, "command": command });
         lines.add(started, "command", "started".to_owned(), fields);
     }
     if last_output >= start || ended.is_some() {

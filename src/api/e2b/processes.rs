@@ -3,9 +3,11 @@
 //! A command and the connection that started it are apart: it goes on without its client, and only its deadline ends
 //! it.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde::{Serialize, Serializer};
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
@@ -21,6 +23,7 @@ use crate::error::{Error, Kind};
 use crate::http::Response;
 use crate::http::request::BodyReader;
 use crate::http::stream::{StreamClient, StreamWriter};
+use crate::limits::ledger::Item;
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{EVENT_BYTES, Exit, Extent, OnDisconnect, Process, Reason, Subscriber};
 use crate::spec::command::{
@@ -100,28 +103,58 @@ pub(super) fn connect(
     }))
 }
 
+/// A process in the list. Its texts are not copied: each may be long, and there may be many.
+#[derive(Serialize)]
+struct Listed<'a> {
+    config: Config<'a>,
+    pid: Pid,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tag: Option<&'a str>,
+}
+
+#[derive(Serialize)]
+struct Config<'a> {
+    #[serde(serialize_with = "arguments")]
+    args: &'a CommandLine,
+    cmd: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cwd: Option<&'a str>,
+    /// In the order of their names; of several with one name the last counts.
+    envs: BTreeMap<&'a str, &'a str>,
+}
+
+fn arguments<S: Serializer>(command: &CommandLine, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(command.words().skip(1))
+}
+
+/// What a variable takes in a map.
+const VARIABLE_BYTES: usize = 64;
+
+/// Variables that take little.
+const FEW_VARIABLES: usize = 256;
+
 /// `List`.
 pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -> ListAnswer {
     let mut body = ListBody::new(Some("processes"), &workspace.ledger)?;
     let processes = workspace.processes.list().into_iter();
     for process in processes.filter(|process| process.exit().is_none()) {
-        let words = process.command.words();
-        let (program, arguments) = words.split_first().unwrap_or((&"", &[]));
         let environment = process.environment.iter();
-        let environment = environment.filter_map(|(name, value)| {
-            let value = value.as_deref()?;
-            Some((name.clone(), value.into()))
-        });
-        let environment = object_of(environment);
-        let mut config = json!({ "cmd": program, "args": arguments, "envs": environment });
-        if let Some(directory) = &process.directory {
-            config["cwd"] = directory.as_str().into();
-        }
-        let mut document = json!({ "config": config, "pid": process.pid });
-        if let Some(tag) = &process.tag {
-            document["tag"] = tag.as_str().into();
-        }
-        body.push(&document)?;
+        let many = Some(environment.len()).filter(|count| *count > FEW_VARIABLES);
+        let many = VARIABLE_BYTES * many.unwrap_or(0);
+        let charge = workspace.ledger.charge(Item::Responses, many);
+        let _charge = charge.map_err(Error::from)?;
+        let environment =
+            environment.filter_map(|(name, value)| Some((&**name, value.as_deref()?)));
+        body.push(&Listed {
+            config: Config {
+                args: &process.command,
+                cmd: process.command.words().next().unwrap_or_default(),
+                cwd: process.directory.as_deref(),
+                envs: environment.collect(),
+            },
+            pid: process.pid,
+            tag: process.tag.as_deref(),
+        })?;
     }
     Ok(body)
 }

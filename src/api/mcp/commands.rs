@@ -27,6 +27,9 @@ const PORT_WAIT: Duration = Duration::from_secs(60);
 /// What a process in a list takes: it has the beginning of its command.
 const DOCUMENT_BYTES: usize = 4096;
 
+/// Characters of its command in the text.
+const SHOWN_CHARACTERS: usize = 100;
+
 /// Most processes in a list: the latest.
 const MAX_PROCESSES: usize = 500;
 
@@ -189,8 +192,8 @@ pub(super) fn processes(call: &mut ToolCall<'_, '_>, _: &RawValue) -> Outcome {
                 .exit_code
                 .map_or_else(|| end.reason.to_owned(), |code| format!("exit {code}")),
         };
-        let command = process.command.words().join(" ");
-        let command: String = command.chars().take(100).collect();
+        let command = process.command.beginning(4 * SHOWN_CHARACTERS);
+        let command: String = command.chars().take(SHOWN_CHARACTERS).collect();
         call.reserve((documents.len() + 1) * DOCUMENT_BYTES)?;
         let _ = writeln!(
             text,
