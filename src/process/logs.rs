@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
 
-use super::ring::{Cursor, Piece, Ring, Stream, Timed};
+use super::ring::{Cursor, Piece, Ring, Stream};
 use crate::clock::now_ms;
 use crate::codec::sort::sort_by;
 use crate::threads::lock::{Mutex, lock, try_lock};
@@ -77,9 +77,9 @@ impl Log {
         lock(&self.ring).position()
     }
 
-    /// See [`Ring::latest`].
-    pub(super) fn latest(&self, most: usize) -> Vec<Timed> {
-        lock(&self.ring).latest(most)
+    /// Looks at the ring, for no longer than a copy takes.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&Ring) -> T) -> T {
+        look(&lock(&self.ring))
     }
 
     /// See [`Ring::last_time`].

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::logs::Log;
-use super::ring::{Cursor, Stream, Timed};
+use super::ring::{Cursor, Ring, Stream};
 use super::terminal::Terminal;
 use super::tree::{self, Hunt, Orphans, Roots};
 use super::{children, oom};
@@ -335,9 +335,9 @@ impl Process {
         self.log.position()
     }
 
-    /// About its last `most` bytes of output, with their times.
-    pub fn latest_output(&self, most: usize) -> Vec<Timed> {
-        self.log.latest(most)
+    /// Looks at the output that is held. Its process waits meanwhile.
+    pub fn look_at_output<T>(&self, look: impl FnOnce(&Ring) -> T) -> T {
+        self.log.look(look)
     }
 
     /// When its last output came, in milliseconds since 1970.

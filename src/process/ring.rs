@@ -96,13 +96,13 @@ pub struct Ring {
 }
 
 /// Output of one stream, and when its last byte came, in milliseconds since 1970.
-pub struct Timed {
+pub struct Timed<'a> {
     /// Its stream.
     pub stream: Stream,
     /// `None` if that was before the times that are kept.
     pub at_ms: Option<u64>,
     /// Its bytes.
-    pub data: Vec<u8>,
+    pub data: &'a [u8],
 }
 
 /// The position of one reader.
@@ -182,9 +182,9 @@ impl Ring {
         self.times.push_back((self.position, now_ms));
     }
 
-    /// About the last `most` bytes of both streams together, in their order, in pieces that came at one time.
-    pub fn latest(&self, most: usize) -> Vec<Timed> {
-        let mut pieces = Vec::new();
+    /// Shows the last `most` bytes of both streams together, in their order, in pieces that came at one time. They are
+    /// not copied: a program that alternates between its streams makes thousands of pieces.
+    pub fn latest(&self, most: usize, see: &mut dyn FnMut(Timed<'_>)) {
         let first = self.position.saturating_sub(most as u64);
         let index = self.chunks.partition_point(|chunk| chunk.end() <= first);
         for chunk in self.chunks.range(index..) {
@@ -200,15 +200,14 @@ impl Ring {
                 let to = step.min(chunk.end());
                 let range = [from, to].map(|at| usize::try_from(at - chunk.position).unwrap_or(0));
                 let time = next.checked_sub(1).and_then(|last| self.times.get(last));
-                pieces.push(Timed {
+                see(Timed {
                     stream: chunk.stream,
                     at_ms: time.map(|(_, at)| *at),
-                    data: chunk.data[range[0]..range[1]].to_vec(),
+                    data: &chunk.data[range[0]..range[1]],
                 });
                 from = to;
             }
         }
-        pieces
     }
 
     /// When the last output came, to [`TIME_STEP_MS`], in milliseconds since 1970.
@@ -475,10 +474,12 @@ mod tests {
             ring.append(stream, text.as_bytes());
         }
         let told = |ring: &Ring, most| -> Vec<(Option<u64>, String)> {
-            let latest = ring.latest(most).into_iter();
-            latest
-                .map(|piece| (piece.at_ms, String::from_utf8(piece.data).unwrap()))
-                .collect()
+            let mut pieces = Vec::new();
+            ring.latest(most, &mut |piece| {
+                let text = String::from_utf8(piece.data.to_vec()).unwrap();
+                pieces.push((piece.at_ms, text));
+            });
+            pieces
         };
         let piece = |at, text: &str| (Some(at), text.to_owned());
         assert_eq!(
@@ -508,7 +509,9 @@ mod tests {
             ring.append(Stream::Stdout, b"x");
         }
         assert_eq!(ring.times.len(), MAX_TIMES);
-        assert_eq!(ring.latest(400)[0].at_ms, None);
+        let mut times = Vec::new();
+        ring.latest(400, &mut |piece| times.push(piece.at_ms));
+        assert_eq!(times[0], None);
         ring.drop_oldest(398);
         assert_eq!(ring.times.len(), 2);
     }
