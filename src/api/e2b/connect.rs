@@ -104,11 +104,10 @@ fn length_of(head: &[u8]) -> Result<usize, E2bError> {
 pub(super) struct Messages<'b, 'c> {
     body: &'b mut BodyReader<'c>,
     ledger: Arc<Ledger>,
+    /// A message, and nothing of the next one.
     received: Vec<u8>,
-    /// For the bytes, and what is parsed from them.
+    /// For the bytes of a long message, and what is parsed from them.
     charge: Option<Charge>,
-    /// Bytes of the message that was given last.
-    given: usize,
 }
 
 impl<'b, 'c> Messages<'b, 'c> {
@@ -118,14 +117,17 @@ impl<'b, 'c> Messages<'b, 'c> {
             ledger: Arc::clone(ledger),
             received: Vec::new(),
             charge: None,
-            given: 0,
         }
     }
 
     /// The next message; `None` at the end.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>, E2bError> {
-        self.received.drain(..self.given);
-        self.given = 0;
+        self.received.clear();
+        if self.charge.is_some() {
+            // The memory goes before its charge.
+            self.received = Vec::new();
+            self.charge = None;
+        }
         if !self.receive(HEAD_BYTES)? {
             return match self.received.len() {
                 0 => Ok(None),
@@ -134,18 +136,16 @@ impl<'b, 'c> Messages<'b, 'c> {
         }
         let whole = HEAD_BYTES + length_of(&self.received[..HEAD_BYTES])?;
         if whole > READ_BYTES {
-            self.charge = None;
-            // Once as bytes, once as texts, once decoded.
+            // The bytes, a text that grows while its escapes are undone, and the copy that is kept.
             self.charge = Some(
                 self.ledger
-                    .charge(Item::Bodies, 3 * whole)
+                    .charge(Item::Bodies, 4 * whole)
                     .map_err(crate::error::Error::from)?,
             );
         }
         if !self.receive(whole)? {
             return Err(E2bError::invalid("the body ends inside of an envelope"));
         }
-        self.given = whole;
         Ok(Some(&self.received[HEAD_BYTES..whole]))
     }
 
@@ -154,7 +154,13 @@ impl<'b, 'c> Messages<'b, 'c> {
         while self.received.len() < wanted {
             let length = self.received.len();
             // No further than this message: what is behind it may be a long time coming.
-            self.received.resize(wanted.min(length + READ_BYTES), 0);
+            let next = wanted.min(length + READ_BYTES);
+            if next > self.received.capacity() {
+                // What has arrived may be there twice, and the message has no room besides.
+                let capacity = wanted.min(next.max(2 * length));
+                self.received.reserve_exact(capacity - length);
+            }
+            self.received.resize(next, 0);
             let count = self.body.read(&mut self.received[length..]);
             self.received
                 .truncate(length + *count.as_ref().unwrap_or(&0));
@@ -257,15 +263,17 @@ pub(super) fn bytes(
     let Some(text) = fields.string(name)? else {
         return Ok(None);
     };
-    let text = text.trim_end_matches('=');
-    let digits: Vec<u8> = text
-        .bytes()
-        .map(|byte| match byte {
-            b'+' => b'-',
-            b'/' => b'_',
-            byte => byte,
-        })
-        .collect();
+    let mut digits = text.into_bytes();
+    while digits.last() == Some(&b'=') {
+        digits.pop();
+    }
+    for digit in &mut digits {
+        match *digit {
+            b'+' => *digit = b'-',
+            b'/' => *digit = b'_',
+            _ => {}
+        }
+    }
     let decoded = base64::decode_url(&digits);
     let accepted = || E2bError::invalid(format_args!("{name} takes Base64"));
     decoded.map(Some).ok_or_else(accepted)
@@ -273,7 +281,13 @@ pub(super) fn bytes(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
     use super::*;
+    use crate::http::parse::{self, Progress};
+    use crate::http::reader::SocketReader;
+    use crate::limits::ledger::Budget;
 
     #[test]
     fn an_envelope_has_its_length_before_it() {
@@ -294,6 +308,46 @@ mod tests {
         ] {
             assert_eq!(length_of(head).unwrap_err().code, code);
         }
+    }
+
+    #[test]
+    fn what_is_held_of_messages_is_charged() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let mut sent = Vec::new();
+        let lengths = [3 << 20, READ_BYTES + 1, 100, 0, 2 << 20];
+        for length in lengths {
+            append(&mut sent, |out| out.resize(out.len() + length, b' '));
+        }
+        let text = format!(
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
+            sent.len()
+        );
+        let Ok(Progress::Complete(head, _)) = parse::head(text.as_bytes()) else {
+            panic!("{text}");
+        };
+        let sender = std::thread::spawn(move || far.write_all(&sent).map(|()| far));
+        let (socket, _) = listener.accept().unwrap();
+        let mut reader = SocketReader::new(Arc::new(socket));
+        let mut body = BodyReader::new(&mut reader, &head);
+        // One item may have half of it.
+        let ledger = Budget::new(32 << 20).whole();
+        let mut messages = Messages::new(&mut body, &ledger);
+        for length in lengths {
+            let message = messages.next().ok().flatten();
+            assert_eq!(message.map(<[u8]>::len), Some(length));
+            let charged = messages.charge.as_ref().map_or(0, Charge::bytes);
+            let room = messages.received.capacity();
+            assert!(
+                room <= charged.max(READ_BYTES),
+                "{length}: {room} {charged}"
+            );
+        }
+        assert!(messages.next().ok().flatten().is_none());
+        assert!(messages.received.capacity() <= READ_BYTES);
+        let free = ledger.charge(Item::Bodies, 16 << 20);
+        assert!(free.is_ok());
+        sender.join().unwrap().unwrap();
     }
 
     #[test]

@@ -190,6 +190,8 @@ pub(super) fn stream_input(call: &mut Call<'_, '_>, workspace: &Workspace) -> Do
         let missing = || E2bError::invalid("data comes before start");
         let process = process.as_ref().ok_or_else(missing)?;
         let data = input(&mut Fields::from(data))?;
+        // The process may take it slowly, and the message may have members that mean nothing.
+        drop(fields);
         write(messages.body(), workspace, process, &data, false)?;
     }
     Ok(json!({}))
