@@ -40,14 +40,13 @@ pub(super) fn run(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome 
     let run = call.workspace.run_foreground(spec, OnDisconnect::Kill)?;
     let process = run.process().clone();
     let until = Instant::now().checked_add(wait);
-    let mut collector = Collector::new(call.client, Keep::Ends, &Cursor::default(), false);
+    let mut collector = Collector::new(call, Keep::Ends, &Cursor::default(), false);
     run.follow(&mut collector, until);
     let exit = collector.exit;
-    let shown = collector.show();
     if exit.is_none() && until.is_none_or(|until| Instant::now() < until) {
         return Err(Stopped::Disconnected);
     }
-    Ok(result(&process, exit, shown))
+    Ok(result(&process, exit, collector.show()?))
 }
 
 /// A command that is left running.
@@ -77,6 +76,7 @@ pub(super) fn output(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outco
     let mut offset = |name| Ok::<_, Error>(fields.whole(name, 0..=u64::MAX)?.unwrap_or(0));
     let after = Cursor::at(offset("stdout_offset")?, offset("stderr_offset")?);
     let wait = fields.seconds("wait")?;
+    drop(fields);
     let process = process(call, &id)?;
     if let Some(until) = wait.and_then(|wait| Instant::now().checked_add(wait)) {
         process.wait_for_output(call.client, after, ENOUGH_BYTES, until)?;
@@ -84,10 +84,9 @@ pub(super) fn output(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outco
     // Asked before the output is read: then that is complete if the process has ended.
     let exit = process.exit();
     let is_terminal = process.terminal().is_ok();
-    let mut collector = Collector::new(call.client, Keep::Beginning, &after, is_terminal);
+    let mut collector = Collector::new(call, Keep::Beginning, &after, is_terminal);
     process.follow(after, Extent::Held, &mut collector)?;
-    let shown = collector.show();
-    Ok(result(&process, exit, shown))
+    Ok(result(&process, exit, collector.show()?))
 }
 
 /// A process and some of its output.
@@ -127,19 +126,20 @@ fn result(process: &Process, exit: Option<Exit>, [stdout, stderr]: [Shown; 2]) -
             stdout.offset, stderr.offset
         );
     }
-    let structured = json!({
+    let mut structured = json!({
         "id": id,
         "running": end.is_none(),
         "exit_code": end.as_ref().and_then(|end| end.exit_code),
         "signal": end.as_ref().and_then(|end| end.signal),
         "reason": end.as_ref().map(|end| end.reason),
         "timed_out": end.as_ref().is_some_and(|end| end.timed_out),
-        "stdout": stdout.text,
-        "stderr": stderr.text,
         "truncated": truncated,
         "stdout_offset": stdout.offset,
         "stderr_offset": stderr.offset,
     });
+    // The macro would copy them.
+    structured["stdout"] = stdout.text.into();
+    structured["stderr"] = stderr.text.into();
     ToolResult::new(text, structured)
 }
 
@@ -152,6 +152,7 @@ pub(super) fn input(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
     if text.is_empty() && !eof {
         return Err(Error::invalid("input takes text, or eof, which is true").into());
     }
+    drop(fields);
     process(call, &id)?;
     let watch = || call.client.watch();
     let mut source = MemorySource::new(text.as_bytes(), &watch);

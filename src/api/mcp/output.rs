@@ -2,10 +2,13 @@
 
 use std::fmt::Write;
 
+use super::calls::{Room, ToolCall};
 use super::client::ToolClient;
 use crate::client::Client;
 use crate::codec::cut_character;
 use crate::codec::plain::PlainText;
+use crate::error::Result;
+use crate::limits::ledger::OverLimit;
 use crate::process::ring::{Cursor, Stream};
 use crate::process::{Exit, Subscriber};
 
@@ -17,6 +20,15 @@ const END_CHARACTERS: usize = 14_950;
 
 /// Bytes of each end that are kept: a character has four at most.
 const END_BYTES: usize = 4 * END_CHARACTERS;
+
+/// Bytes of the end that are kept meanwhile, and some more: the first bytes may be the last of a character.
+const TAIL_BYTES: usize = END_BYTES + 4;
+
+/// Most bytes that are kept of a stream.
+const MAX_KEPT_BYTES: usize = END_BYTES + 2 * TAIL_BYTES;
+
+/// Most bytes of a text that is shown of a stream.
+const MAX_SHOWN_BYTES: usize = 4 * MAX_CHARACTERS;
 
 /// Bytes that are certain to be enough for a whole stream in a result.
 pub(super) const ENOUGH_BYTES: u64 = 4 * MAX_CHARACTERS as u64;
@@ -81,8 +93,8 @@ impl Kept {
         } else {
             most.saturating_sub(self.head.len())
         };
-        let (now, later) = data.split_at(data.len().min(room));
-        self.head.extend_from_slice(now);
+        let (now, mut later) = data.split_at(data.len().min(room));
+        append(&mut self.head, now, most);
         if later.is_empty() {
             return;
         }
@@ -90,11 +102,27 @@ impl Kept {
             self.has_gap = true;
             return;
         }
-        self.tail.extend_from_slice(later);
-        if self.tail.len() > 4 * END_BYTES {
-            self.tail.drain(..self.tail.len() - END_BYTES);
+        if self.tail.len() + later.len() > 2 * TAIL_BYTES {
+            // With the head it is more than what is shown whole.
             self.has_gap = true;
+            later = &later[later.len().saturating_sub(TAIL_BYTES)..];
+            let kept = TAIL_BYTES - later.len();
+            self.tail.drain(..self.tail.len().saturating_sub(kept));
         }
+        append(&mut self.tail, later, 2 * TAIL_BYTES);
+    }
+
+    /// At least the bytes that it takes once `more` are added.
+    fn held_with(&self, more: usize) -> usize {
+        let length = self.head.len() + self.tail.len() + more;
+        // Either part may have twice the room that it needs.
+        (2 * length).min(MAX_KEPT_BYTES)
+    }
+
+    /// At least the bytes of what is shown of it.
+    fn shown_bytes(&self) -> usize {
+        // A byte that is no text becomes three.
+        (3 * self.held_with(0)).min(MAX_SHOWN_BYTES)
     }
 
     fn skip(&mut self, offset: u64, bytes: u64) {
@@ -103,7 +131,7 @@ impl Kept {
             self.is_late = true;
         } else {
             self.has_gap = true;
-            self.tail.clear();
+            self.tail = Vec::new();
         }
         self.to = offset + bytes;
     }
@@ -183,6 +211,15 @@ impl Kept {
     }
 }
 
+/// Adds to a part that has `most` bytes at the end, and never has room for more.
+fn append(part: &mut Vec<u8>, data: &[u8], most: usize) {
+    let (length, needed) = (part.len(), part.len() + data.len());
+    if needed > part.capacity() {
+        part.reserve_exact(needed.max(2 * length).min(most) - length);
+    }
+    part.extend_from_slice(data);
+}
+
 /// How many characters bytes are shown as.
 fn characters(bytes: &[u8]) -> usize {
     let chunks = bytes.utf8_chunks();
@@ -216,6 +253,9 @@ fn prefix(bytes: &[u8], most: usize) -> usize {
 /// Keeps what a process prints, and tells its client of progress.
 pub(super) struct Collector<'c, 's> {
     client: &'c mut ToolClient<'s>,
+    room: &'c mut Room,
+    /// Why nothing more is kept.
+    refused: Option<OverLimit>,
     streams: [Kept; 2],
     /// First bytes of a character that progress has not told yet.
     carried: [Vec<u8>; 2],
@@ -225,13 +265,25 @@ pub(super) struct Collector<'c, 's> {
 impl<'c, 's> Collector<'c, 's> {
     /// Collects what comes after a place.
     pub(super) fn new(
+        call: &'c mut ToolCall<'_, 's>,
+        keep: Keep,
+        after: &Cursor,
+        is_plain: bool,
+    ) -> Self {
+        Self::of(call.client, call.room, keep, after, is_plain)
+    }
+
+    fn of(
         client: &'c mut ToolClient<'s>,
+        room: &'c mut Room,
         keep: Keep,
         after: &Cursor,
         is_plain: bool,
     ) -> Self {
         Self {
             client,
+            room,
+            refused: None,
             streams: Stream::ALL.map(|stream| Kept::new(keep, after.next(stream), is_plain)),
             carried: [Vec::new(), Vec::new()],
             exit: None,
@@ -239,8 +291,31 @@ impl<'c, 's> Collector<'c, 's> {
     }
 
     /// Both streams as the result has them.
-    pub(super) fn show(self) -> [Shown; 2] {
-        self.streams.map(Kept::show)
+    ///
+    /// # Errors
+    /// `OverLimit` if the tenant has no room for what was printed. The log has it.
+    pub(super) fn show(mut self) -> Result<[Shown; 2]> {
+        // The texts, and once more in the text of the result.
+        let shown: usize = self.streams.iter().map(Kept::shown_bytes).sum();
+        self.reserve([0; 2], 2 * shown);
+        match self.refused {
+            Some(refused) => Err(refused.into()),
+            None => Ok(self.streams.map(Kept::show)),
+        }
+    }
+
+    /// Charges what is kept, with so many bytes more of each stream, and other bytes.
+    fn reserve(&mut self, more: [usize; 2], besides: usize) {
+        let kept = self.streams.iter().zip(more);
+        let kept: usize = kept.map(|(stream, more)| stream.held_with(more)).sum();
+        if self.refused.is_none()
+            && let Err(refused) = self.room.reserve(kept + besides)
+        {
+            self.refused = Some(refused);
+            for stream in &mut self.streams {
+                (stream.head, stream.tail) = (Vec::new(), Vec::new());
+            }
+        }
     }
 }
 
@@ -250,7 +325,12 @@ impl Subscriber for Collector<'_, '_> {
     }
 
     fn output(&mut self, stream: Stream, offset: u64, data: &[u8]) {
-        self.streams[stream.index()].push(offset, data);
+        let mut more = [0; 2];
+        more[stream.index()] = data.len();
+        self.reserve(more, 0);
+        if self.refused.is_none() {
+            self.streams[stream.index()].push(offset, data);
+        }
         if !self.client.wants_progress() {
             return self.client.keep_alive();
         }
@@ -275,7 +355,12 @@ impl Subscriber for Collector<'_, '_> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::time::Duration;
+
     use super::*;
+    use crate::http::late::LateStream;
+    use crate::limits::ledger::Budget;
 
     fn shown(keep: Keep, pieces: &[&[u8]]) -> Shown {
         let mut kept = Kept::new(keep, 0, false);
@@ -331,6 +416,70 @@ mod tests {
             let left_out: usize = left_out.parse().unwrap();
             assert_eq!(head.len() + left_out + tail.len(), long.len());
         }
+    }
+
+    #[test]
+    fn the_ends_of_a_stream_are_the_same_however_it_comes() {
+        let long = long_text();
+        let expected = shown(Keep::Ends, &[long.as_bytes()]);
+        for size in [997, 4096, END_BYTES - 1, END_BYTES, 65_536, 250_000] {
+            let pieces: Vec<_> = long.as_bytes().chunks(size).collect();
+            assert_eq!(shown(Keep::Ends, &pieces), expected, "{size}");
+        }
+        // Wherever it is cut, characters of four bytes are as many as the end has.
+        let faces = "\u{1f600}".repeat(90_000) + "x";
+        for size in [4098, 65_535] {
+            let pieces: Vec<_> = faces.as_bytes().chunks(size).collect();
+            let shown = shown(Keep::Ends, &pieces);
+            let (_, tail) = shown.text.rsplit_once("...]\n").unwrap();
+            assert_eq!(tail.chars().count(), END_CHARACTERS, "{size}");
+        }
+    }
+
+    #[test]
+    fn no_more_is_kept_of_a_stream_than_is_charged() {
+        for keep in [Keep::Ends, Keep::Beginning] {
+            for size in [1, 100, 4096, 65_536] {
+                let mut kept = Kept::new(keep, 0, false);
+                let piece = vec![b'x'; size];
+                for number in 0..(1 << 20) / size {
+                    let charged = kept.held_with(size);
+                    kept.push((number * size) as u64, &piece);
+                    let held = kept.head.capacity() + kept.tail.capacity();
+                    assert!(held <= charged.max(64), "{keep:?} {size}: {held} {charged}");
+                    assert!(held <= kept.held_with(0).max(64));
+                }
+                kept.skip(1 << 20, 5);
+                assert!(kept.tail.capacity() <= kept.held_with(0));
+                let most = kept.shown_bytes();
+                assert!(kept.show().text.len() <= most + 64);
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_collected_is_charged_before_it_is_kept() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let far = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let collect = |budget: u64, bytes: usize| {
+            let ledger = Budget::new(budget).whole();
+            let mut stream = LateStream::for_test(far.try_clone().unwrap(), &ledger);
+            let mut client = ToolClient::new(&mut stream, Duration::from_secs(60));
+            let mut room = Room::new(&ledger);
+            let after = Cursor::default();
+            let mut collector = Collector::of(&mut client, &mut room, Keep::Ends, &after, false);
+            for stream in Stream::ALL {
+                collector.output(stream, 0, &vec![b'x'; bytes]);
+            }
+            let kept = |kept: &Kept| kept.head.capacity() + kept.tail.capacity();
+            let kept: usize = collector.streams.iter().map(kept).sum();
+            let is_charged = bytes < 4096 || collector.room.covers(kept);
+            (is_charged, kept, collector.show().is_ok())
+        };
+        assert_eq!(collect(4 << 20, 60_000), (true, 2 * 60_000, true));
+        // A short output needs no room.
+        assert_eq!(collect(0, 100), (true, 200, true));
+        assert_eq!(collect(100_000, 60_000), (true, 0, false));
     }
 
     #[test]
