@@ -45,8 +45,12 @@ const CATCH_UP_LIMIT: Duration = Duration::from_secs(2);
 /// What has happened is reported after this time at the latest: half a move, or a file that is still written to.
 const PENDING_LIMIT: Duration = Duration::from_millis(75);
 
-/// Events that are sent at a time.
+/// Events whose places a watch may keep.
+const FEW_EVENTS: usize = 64;
+
+/// Events that are sent at a time, and about the bytes that they take.
 const BATCH_EVENTS: usize = 256;
+const BATCH_BYTES: usize = 64 * 1024;
 
 /// What an event takes, besides its paths.
 const EVENT_BYTES: usize = 128;
@@ -497,10 +501,13 @@ impl RegisteredWatch {
         &self.settings.path
     }
 
-    /// Takes the events that nobody has taken, and why the watch is over, if it is.
-    pub fn take(&self) -> (Vec<TreeEvent>, Option<Ended>) {
+    /// Takes the events that nobody has taken, and why the watch is over, if it is. The charge is for the events.
+    pub fn take(&self) -> (Vec<TreeEvent>, Option<Ended>, Charge) {
         let mut ring = lock(&self.ring);
         ring.read_at = Instant::now();
+        let bytes = ring.bytes - ring.patterns;
+        let ledger = ring.charge.ledger();
+        let charge = ledger.charge_up_to(Item::Watches, bytes, bytes);
         let events = std::mem::take(&mut ring.events);
         ring.count_bytes();
         let is_removed = self.is_removed.load(Ordering::Relaxed);
@@ -509,7 +516,8 @@ impl RegisteredWatch {
         } else {
             ring.ended
         };
-        (events.into_iter().map(|(_, event)| event).collect(), ended)
+        let events = events.into_iter().map(|(_, event)| event).collect();
+        (events, ended, charge)
     }
 
     /// Moves what has happened into the ring.
@@ -570,8 +578,11 @@ impl RegisteredWatch {
                 told = *number;
                 has_told = true;
             }
+            let is_last = events.is_empty();
+            // The client may not take them.
+            drop(events);
             send_all(subscriber.client())?;
-            if !events.is_empty() {
+            if !is_last {
                 continue;
             }
             let is_removed = self.is_removed.load(Ordering::Relaxed);
@@ -685,10 +696,20 @@ impl EventRing {
         }
         let first = self.events.partition_point(|(number, _)| *number <= told);
         let events = self.events.range(first..).take(BATCH_EVENTS);
+        let mut bytes = 0;
+        let events = events.take_while(|(_, event)| {
+            let has_room = bytes < BATCH_BYTES;
+            bytes += bytes_of(event);
+            has_room
+        });
         (events.cloned().collect(), self.ended)
     }
 
     fn count_bytes(&mut self) {
+        // What an event takes has room for its place, but not for those of events that are gone.
+        if self.events.capacity() > FEW_EVENTS.max(4 * self.events.len()) {
+            self.events.shrink_to(FEW_EVENTS);
+        }
         let events = self.events.iter().map(|(_, event)| bytes_of(event));
         self.bytes = self.patterns + events.sum::<usize>();
         // Less than before, so it cannot be refused.
@@ -759,7 +780,27 @@ mod tests {
         assert!(ring.charge.bytes() < 2 * CHARGED_BYTES);
         // The patterns stay as long as the watch does.
         ring.after(last + 1, last + 1);
+        assert!(ring.events.capacity() <= FEW_EVENTS);
         assert_eq!(ring.charge.bytes(), watch.settings.exclude.size());
+    }
+
+    #[test]
+    fn few_events_with_long_paths_are_given_at_a_time() {
+        let ledger = Budget::new(1 << 30).whole();
+        let watch = watch(&ledger);
+        let long = || TreeEvent {
+            path: vec![b'x'; 30_000],
+            ..created(0)
+        };
+        let mut ring = lock(&watch.ring);
+        (0..BATCH_EVENTS).for_each(|_| ring.push(long()));
+        assert_eq!(ring.after(0, 0).0.len(), 3);
+        assert_eq!(ring.after(3, 3).0[0].0, 4);
+        drop(ring);
+        // Those that are taken are charged as long as they are there.
+        let (events, _, charge) = watch.take();
+        assert!(charge.bytes() > events.len() * 30_000);
+        assert!(lock(&watch.ring).charge.bytes() < 30_000);
     }
 
     #[test]

@@ -80,7 +80,7 @@ pub(super) fn events(
         )));
     };
     workspace.watches.catch_up(&watch);
-    let (events, ended) = watch.take();
+    let (events, ended, _charge) = watch.take();
     if events
         .iter()
         .any(|event| event.change == TreeChange::Overflow)
