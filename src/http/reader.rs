@@ -166,6 +166,9 @@ impl<S: AsFd> SocketReader<S> {
         ledger_for_much: impl Fn() -> Arc<Ledger>,
         before_wait: impl Fn(BorrowedFd<'_>),
     ) -> Result<Option<Head>, ReceiveError> {
+        // What is left is charged as a part of the next head, so it keeps no buffer of a large message.
+        self.discard_consumed();
+        self.buffer.shrink_to(FREE_HEAD_BYTES);
         self.head_charge = None;
         self.chunk_charge = None;
         self.ledger = Some(Arc::clone(ledger));

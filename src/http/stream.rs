@@ -126,10 +126,10 @@ impl<S: AsFd> StreamWriter<S> {
 
     /// Charges the existing buffer.
     fn settle(&mut self) {
-        let held = self.pending.len();
-        if held <= self.covered {
+        if self.pending.len() <= self.covered {
             return;
         }
+        let held = self.pending.capacity();
         let Some(ledger) = &self.ledger else {
             return;
         };
