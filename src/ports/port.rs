@@ -46,6 +46,14 @@ pub struct Listener {
     pub process: Option<Owner>,
 }
 
+impl Listener {
+    /// At least the bytes that it takes, in memory and as JSON.
+    pub fn size(&self) -> usize {
+        let command = self.process.as_ref().map_or(0, |owner| owner.command.len());
+        512 + 8 * (self.address.len() + command)
+    }
+}
+
 /// A process that holds a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Owner {

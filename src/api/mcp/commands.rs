@@ -14,6 +14,7 @@ use crate::api::json::network::{ListenerDocument, PortDocument};
 use crate::client::Stopped;
 use crate::codec::fields::{JsonType, decoded, wrong_type};
 use crate::error::{Error, Kind};
+use crate::ports::Listener;
 use crate::process::ring::Cursor;
 use crate::process::{Exit, Extent, OnDisconnect, Process};
 use crate::workspace::{MemorySource, SignalGroup};
@@ -234,6 +235,8 @@ pub(super) fn ports(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
         }
     };
     let listeners = call.workspace.ports.list()?;
+    // As values they take more.
+    call.reserve(2 * listeners.iter().map(Listener::size).sum::<usize>())?;
     let documents: Vec<Value> = listeners
         .iter()
         .map(|listener| to_value(&ListenerDocument::of(listener)))

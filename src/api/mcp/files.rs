@@ -6,7 +6,7 @@ use std::io::Read;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
-use super::calls::{Image, Outcome, ToolCall, ToolResult, fields, to_value};
+use super::calls::{Image, Outcome, Room, ToolCall, ToolResult, fields, to_value};
 use crate::api::json::edit::{EditDocument, edit_request, expected_digest};
 use crate::api::json::file::EntryDocument;
 use crate::api::json::search::{append_match, glob_request, grep_request, next_of_glob};
@@ -19,6 +19,7 @@ use crate::files::lines::LineRange;
 use crate::files::name::{FilePath, show};
 use crate::files::text::is_binary;
 use crate::files::{Condition, FileKind, SkipReason};
+use crate::limits::ledger::OverLimit;
 use crate::workspace::{
     Content, FilePart, FileWrite, GrepSink, Match, MemorySource, SortOrder, Summary,
 };
@@ -363,6 +364,8 @@ pub(super) fn grep(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     request.path = call.workspace.view().file(request.path)?;
     let mut found = Found {
         interrupt: call.client,
+        room: call.room,
+        refused: None,
         text: String::new(),
         matches: b"[".to_vec(),
         skipped: Vec::new(),
@@ -374,8 +377,12 @@ pub(super) fn grep(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
         mut text,
         mut matches,
         skipped,
+        refused,
         ..
     } = found;
+    if let Some(refused) = refused {
+        return Err(Error::from(refused).into());
+    }
     let summary = match searched {
         Ok(summary) => Some(summary),
         Err(Stopped::Disconnected) if is_full => None,
@@ -383,7 +390,7 @@ pub(super) fn grep(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     };
     matches.push(b']');
     // As values they take several times as much.
-    call.reserve(16 * matches.len())?;
+    call.reserve(text.capacity() + 16 * matches.len())?;
     let matches: Value = serde_json::from_slice(&matches).unwrap_or_default();
     let truncated = summary.is_none_or(|summary| summary.truncated);
     if text.is_empty() {
@@ -414,6 +421,9 @@ pub(super) fn grep(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
 /// What a search has found so far.
 struct Found<'a> {
     interrupt: &'a mut dyn Interrupt,
+    room: &'a mut Room,
+    /// Why no more was taken.
+    refused: Option<OverLimit>,
     text: String,
     /// A JSON array that has not ended.
     matches: Vec<u8>,
@@ -438,6 +448,12 @@ impl GrepSink for Found<'_> {
         let line = &found.text[..found.text.len().min(MAX_LINE_BYTES)];
         let line = String::from_utf8_lossy(line);
         let _ = writeln!(self.text, "{}:{}:{line}", found.path, found.line);
+        // A search may take long.
+        let held = self.matches.capacity() + self.text.capacity();
+        self.refused = self.room.reserve(held).err();
+        if self.refused.is_some() {
+            return Err(Disconnected);
+        }
         self.tick()
     }
 

@@ -11,7 +11,8 @@ use crate::api::json::network::{TicketDocument, port_request};
 #[cfg(feature = "console")]
 use crate::http::Body;
 use crate::http::{Refusal, Response};
-use crate::ports::Port;
+use crate::limits::ledger::Item;
+use crate::ports::{Listener, Port};
 use crate::relay::{Cookies, FieldChanges};
 use crate::workspace::Workspace;
 
@@ -107,11 +108,17 @@ fn page_instead(call: &Call<'_, '_>, workspace: &Workspace, port: &Port, path: &
     Err(Refusal::new(403, "forbidden", text))
 }
 
+/// A list that takes no more is not charged before it is made.
+const FREE_LIST_BYTES: usize = 64 * 1024;
+
 /// `GET ports`.
 pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let listeners = workspace.ports.list()?;
+    let bytes = listeners.iter().map(Listener::size).sum();
+    let many = if bytes > FREE_LIST_BYTES { bytes } else { 0 };
+    let room = workspace.ledger.charge(Item::Responses, many)?;
     let documents = listeners.iter().map(ListenerDocument::of);
-    Ok(Response::json(&documents.collect::<Vec<_>>()))
+    Ok(Response::json(&documents.collect::<Vec<_>>()).charged(room))
 }
 
 #[cfg(feature = "console")]
