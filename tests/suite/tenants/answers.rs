@@ -126,6 +126,38 @@ fn comparisons() {
     });
 }
 
+/// Each byte of what the processes have printed is a line, and everybody asks at once.
+#[test]
+fn the_lines_of_many_processes() {
+    withstand(|server, attacker| {
+        let script = "yes '' | head -c 40000; yes '' | head -c 40000 >&2";
+        for _ in 0..30 {
+            attacker.sh(script);
+        }
+        let (id, token) = (&attacker.id, &attacker.token);
+        let request = format!(
+            "GET /sandboxes/{id}/logs HTTP/1.1\r\nHost: localhost\r\nX-API-KEY: {token}\r\n\r\n"
+        );
+        let (last, most) = request.as_bytes().split_last().unwrap();
+        let mut held: Vec<_> = (0..CONNECTIONS)
+            .map(|_| send_and_hold(server, most))
+            .collect();
+        for socket in &mut held {
+            let _ = socket.write_all(&[*last]);
+        }
+        let statuses = statuses(&held);
+        let granted = statuses.iter().filter(|status| *status == "200").count();
+        assert!(granted > 0, "{statuses:?}");
+        assert!(
+            statuses
+                .iter()
+                .all(|status| ["200", "503"].contains(&&**status)),
+            "{statuses:?}"
+        );
+        held
+    });
+}
+
 #[test]
 fn images_for_models() {
     withstand(|server, attacker| {

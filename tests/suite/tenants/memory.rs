@@ -215,6 +215,39 @@ fn bodies_that_are_sent_in_part() {
     });
 }
 
+/// A long message, and after it a short one that does not end.
+#[test]
+fn the_buffers_of_long_messages() {
+    withstand(|server, attacker| {
+        let envelope = |length: usize| {
+            let frame = b"{\"keepalive\":{},\"x\":\"";
+            let text = "a".repeat(length - frame.len() - 2);
+            let head = u32::try_from(length).unwrap().to_be_bytes();
+            [&[0], &head[..], frame, text.as_bytes(), b"\"}"].concat()
+        };
+        let (long, short) = (envelope(6 * MIB), envelope(66_000));
+        let length = long.len() + short.len() + 1000;
+        let head = format!(
+            "POST /process.Process/StreamInput HTTP/1.1\r\nHost: localhost\r\nX-Access-Token: {}\r\n\
+             E2b-Sandbox-Id: {}\r\nContent-Type: application/connect+json\r\nContent-Length: {length}\r\n\r\n",
+            attacker.token, attacker.id
+        );
+        let request = [head.as_bytes(), &long, &short[..60_000]].concat();
+        // One after the other, so that each is granted.
+        let mut held = Vec::new();
+        for _ in 0..60 {
+            if !is_alive(server) {
+                break;
+            }
+            let mut stream = server.connect().stream;
+            stream.set_write_timeout(Some(PATIENCE)).unwrap();
+            let _ = stream.write_all(&request);
+            held.push(stream);
+        }
+        held
+    });
+}
+
 #[test]
 fn files_that_nobody_reads() {
     withstand(|server, attacker| {
