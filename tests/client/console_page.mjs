@@ -9,6 +9,7 @@
 
 import assert from "node:assert/strict";
 import { execFileSync, spawn } from "node:child_process";
+import { createCipheriv, pbkdf2Sync } from "node:crypto";
 import { once } from "node:events";
 import { chmodSync, existsSync, mkdirSync, mkdtempSync, readFileSync, rmSync, statSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
@@ -174,6 +175,32 @@ async function visit(checking, server, address = "#/", { expected = [], token = 
     await go(page, address);
   } else await page.goto(`${base}/console${address}`);
   return page;
+}
+
+/** Opens Chromium as somebody who has let it save the token in the form that signs in, perhaps beside a `user`. */
+async function withSavedToken(checking, server, user) {
+  const profile = join(server.scratch, `profile-${user}`);
+  const launch = () => chromium.launchPersistentContext(profile, { executablePath: CHROMIUM, args: FLAGS });
+  const saved = join(profile, "Default", "Login Data");
+  const fresh = await launch();
+  await until("a place for passwords", () => existsSync(saved));
+  await fresh.close();
+  // As Chromium seals it where the system keeps no key for it.
+  const seal = createCipheriv("aes-128-cbc", pbkdf2Sync("peanuts", "saltysalt", 1, 16, "sha1"), " ".repeat(16));
+  const sealed = Buffer.concat([Buffer.from("v10"), seal.update(TOKEN), seal.final()]).toString("hex");
+  const insert = `
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+known = {"origin_url": sys.argv[2] + "/console", "signon_realm": sys.argv[2] + "/", "username_value": sys.argv[3], "password_element": "token", "password_value": bytes.fromhex(sys.argv[4])}
+columns = [(name, kind) for _, name, kind, *_ in database.execute("pragma table_info(logins)") if name != "id"]
+values = [known.get(name, {"INTEGER": 0, "BLOB": b""}.get(kind, "")) for name, kind in columns]
+database.execute(f"insert into logins({','.join(name for name, _ in columns)}) values({','.join('?' * len(values))})", values)
+database.commit()`;
+  execFileSync("python3", ["-c", insert, saved, server.url, user, sealed]);
+  const context = await launch();
+  context.setDefaultTimeout(PATIENCE);
+  checking.closers.push(() => context.close());
+  return context.pages()[0];
 }
 
 const go = (page, address) => page.evaluate((hash) => { location.hash = hash; }, address);
@@ -870,6 +897,76 @@ const checks = {
     await page.reload();
     await page.waitForSelector(".sections");
     assert.equal(await ground(), seen[1]);
+  },
+
+  async no_field_but_that_of_the_sign_in_gets_the_saved_token(checking) {
+    const server = await checking.server();
+    await server.api("POST", "/v1/processes", { cmd: "cat", id: "cat" });
+    await server.api("POST", "/v1/processes", { cmd: "cat", pty: true, id: "screen" });
+    for (const user of ["", "ada"]) {
+      const page = await withSavedToken(checking, server, user);
+      await page.goto(`${server.url}/console`);
+      await page.getByLabel("Token").waitFor();
+      if (!user) {
+        await until("the saved token in the form that signs in", async () => (await page.getByLabel("Token").inputValue()) === TOKEN);
+        await page.getByRole("button", { name: "Sign in" }).click();
+      } else {
+        await page.getByLabel("Token").fill(TOKEN);
+        await page.keyboard.press("Enter");
+      }
+      await page.waitForSelector(".sections");
+      /** Fails if a field is filled when the browser has looked at all of them: it then fills one that is meant to be. */
+      const nothingIsFilled = async (what) => {
+        await page.evaluate(() => {
+          const form = document.createElement("form");
+          form.id = "meant";
+          form.innerHTML = "<input autocomplete=username><input type=password autocomplete=current-password>";
+          // A dialog leaves the rest of the page inert.
+          (document.querySelector("dialog") ?? document.body).append(form);
+        });
+        await until(`a field filled, ${what}`, () => page.locator("#meant :nth-child(2)").evaluate((field) => field.matches(":autofill")));
+        await page.locator("#meant").evaluate((form) => form.remove());
+        const fields = await page.evaluate(() => [...document.querySelectorAll("input, textarea")].map((field) => [field.type, field.ariaLabel, field.matches(":autofill"), field.value]));
+        assert.ok(fields.length, what);
+        assert.deepEqual(fields.filter(([type, , isFilled, value]) => type === "password" || isFilled || [TOKEN, "ada"].includes(value)), [], what);
+      };
+      const context = `work${user}`;
+      await server.api("POST", "/v1/contexts", { language: "python", id: context });
+      await go(page, `#/n/${context}`);
+      const cell = async (code) => {
+        await page.locator(".cell").last().getByLabel("Code").fill(code);
+        await page.keyboard.press("Shift+Enter");
+      };
+      await cell("import getpass\nprint('got', repr(getpass.getpass('Press Enter')))");
+      const asked = page.locator(".output .command input");
+      await asked.waitFor();
+      await page.mouse.click(700, 700);
+      await nothingIsFilled("a password");
+      assert.equal(await asked.evaluate((field) => getComputedStyle(field).webkitTextSecurity), "disc");
+      await asked.press("Enter");
+      await sees(page, ".output .stdout", "got ''");
+      await cell("print('got', repr(getpass.getpass('Again')))");
+      await page.getByLabel("Again").fill("typed");
+      await page.keyboard.press("Enter");
+      await sees(page, ".output .stdout", "got 'typed'");
+      assert.ok(!(await page.locator(".output .stdout").allInnerTexts()).some((shown) => shown.includes("Againtyped")));
+      await cell("input('Password')");
+      await asked.waitFor();
+      await nothingIsFilled("a text");
+      for (const [address, field] of [["#/p/cat", "[aria-label=Input]"], ["#/f/", ".search input"], ["#/t/screen", ".xterm-helper-textarea"]]) {
+        await go(page, address);
+        await page.locator(`main ${field}`).waitFor({ state: "attached" });
+        await nothingIsFilled(address);
+      }
+      await go(page, "#/n");
+      await page.getByRole("button", { name: "New context" }).first().click();
+      await page.locator("dialog").waitFor();
+      await nothingIsFilled("a new context");
+      await page.keyboard.press("Escape");
+      await go(page, "#/f/");
+      await page.getByRole("button", { name: "New folder" }).click();
+      await nothingIsFilled("a new folder");
+    }
   },
 
   async hostile_output_and_names(checking) {

@@ -368,7 +368,9 @@ function append(block, data) {
 
 /** A form for the answer to a question; `settle` leaves the question as text. */
 function prompt(event, path, cell) {
-  const input = h("input", { type: event.password ? "password" : "text", class: "mono", autocomplete: "off", "aria-label": visible(event.prompt) || "Input" });
+  // Never of the type `password`: Chromium fills such a field with the saved token, even where `autocomplete` is off. And no
+  // checker of spelling, which may send what is typed to a service.
+  const input = h("input", { type: "text", class: event.password ? "secret" : "mono", autocomplete: "one-time-code", autocapitalize: "off", spellcheck: "false", "aria-label": visible(event.prompt) || "Input" });
   const answered = h("div");
   const form = h("form", { class: "command", onsubmit: guarded(async (submitted) => {
     submitted.preventDefault();
