@@ -1335,6 +1335,27 @@ const checks = {
     await go(page, "#/t/scrolls");
     await until("what follows", async () => (await screen(page)).startsWith("behind"), 2 * PATIENCE);
     await server.api("DELETE", "/v1/processes/scrolls");
+    // What the library keeps or draws anew for each of these makes minutes of them.
+    const costly = { links: "'\\x1b]8;;http://a\\x07x\\n' * 200000", line: "'\\x1b]8;id=a;http://a\\x07x\\n' * 150000", colours: "''.join('\\x1b]%d;%s#%03x\\x07' % (*((4, '1;'), (11, ''))[n % 2], n % 4096) for n in range(300000))", questions: "'\\x1b[6n\\x1bP$qm\\x1b\\\\\\x1b[c\\x1b]10;?\\x07' * 200000" };
+    for (const [id, output] of Object.entries(costly)) {
+      const code = `import sys, time, tty\ntty.setraw(0)\nprint('ready', flush=True)\nsys.stdin.read(1)\nsys.stdout.write(${output} + '\\x1b[H\\x1b[Jbehind')\nsys.stdout.flush()\ntime.sleep(1000)`;
+      await server.api("POST", "/v1/processes", { code, pty: true, id });
+      await go(page, `#/t/${id}`);
+      await sees(page, ".terminal .badge", "live");
+      await until("a terminal that listens", async () => (await screen(page)).includes("ready"));
+      await page.keyboard.press("a");
+      await Promise.race([until(id, async () => (await screen(page)).startsWith("behind")), sleep(2 * PATIENCE).then(() => assert.fail(id))]);
+      await goesOn(page, id);
+      await server.api("DELETE", `/v1/processes/${id}`);
+    }
+    // A program that asks is answered, and the text of a link is shown.
+    const asks = "import sys, time, tty\ntty.setraw(0)\nprint('ready', flush=True)\nsys.stdin.read(1)\nsys.stdout.write('\\x1b]11;?\\x07\\x1b[H\\x1b[6n')\nsys.stdout.flush()\nanswer = ''\nwhile not answer.endswith('R'): answer += sys.stdin.read(1)\nprint('\\x1b[J\\x1b]8;;http://a\\x07behind\\x1b]8;;\\x07', repr(answer), flush=True)\ntime.sleep(1000)";
+    await server.api("POST", "/v1/processes", { code: asks, pty: true, id: "asks" });
+    await go(page, "#/t/asks");
+    await sees(page, ".terminal .badge", "live");
+    await until("a terminal that listens", async () => (await screen(page)).includes("ready"));
+    await page.keyboard.press("a");
+    await until("the answers", async () => (await screen(page)).startsWith(String.raw`behind '\x1b]11;rgb:0b0b/0d0d/1010\x1b\\\x1b[1;1R'`));
     // Further than the screen is as far as the screen.
     await server.api("POST", "/v1/processes", { cmd: "printf 'one\\ntwo\\033[H\\033[2000Lnew\\033[2000I|'; sleep 1000", pty: true, id: "far" });
     await go(page, "#/t/far");

@@ -1,7 +1,7 @@
 // Terminals: shells that stay when the page goes, each attached by a WebSocket that comes back where it was.
 
 import { at, get, post, socket } from "./api.js";
-import { ask, badge, button, guarded, h, notify, pause, setText, visible } from "./dom.js";
+import { badge, button, guarded, h, notify, pause, setText, visible } from "./dom.js";
 import { commandText, signalButtons, stateBadge } from "./processes.js";
 import { tabsView } from "./tabs.js";
 
@@ -27,8 +27,17 @@ const LIGHT = {
 const REPEATED = { I: "cols", L: "rows", M: "rows", S: "rows", T: "rows", Z: "cols", b: null };
 const MOST_REPEATED = 1_000;
 
+/**
+ * Commands (OSC) of which only the question for a colour is followed. The library moves every line of every link (8) with each
+ * line that scrolls, and draws all anew for each colour that is set (4, 10 to 12) or set back. The colours are the page's own.
+ */
+const COSTLY = [4, 8, 10, 11, 12, 104, 110, 111, 112];
+
 /** Most characters that the library takes at once. It gives the page a turn between two parts, and never within one. */
 const PART = 1_024;
+
+/** With this many bytes that the program has not read, what else is typed or answered is lost, as in any terminal. */
+const MOST_UNREAD = 1_000_000;
 
 /** Characters that the library adds to the one before them, and most of them in a row: it takes quadratic time. */
 const MARKS = /[\p{M}\p{Cf}\u1160-\u11ff]+/gu;
@@ -73,6 +82,8 @@ class Attached {
   /** Whether what the terminal answers may be sent: not while old output is shown again. */
   #isLive = false;
   #hasEnded = false;
+  /** What goes to the program when the task that runs has ended. */
+  #typed = "";
   #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   /** How many marks the output ends with that was shown last. */
   #marks = 0;
@@ -104,7 +115,6 @@ class Attached {
     const terminal = new Terminal({
       allowProposedApi: false, convertEol: false, cursorBlink: false, fontSize: 13, scrollback: 10_000, theme: look(),
       fontFamily: getComputedStyle(document.documentElement).getPropertyValue("--mono"),
-      linkHandler: { activate: (_, address) => this.#openLink(address) },
       screenReaderMode: false,
     });
     this.#terminal = terminal;
@@ -116,6 +126,7 @@ class Attached {
       params[0] = Math.min(params[0], terminal[side] ?? MOST_REPEATED);
       return false;
     });
+    for (const kind of COSTLY) terminal.parser.registerOscHandler(kind, (data) => kind > 100 || data !== "?");
     this.#fit = new FitAddon();
     terminal.loadAddon(this.#fit);
     terminal.open(this.screen);
@@ -124,7 +135,15 @@ class Attached {
       if (event.type === "keydown") this.element.querySelector(".bar a").focus();
       return false;
     });
-    terminal.onData((data) => this.#type(new TextEncoder().encode(data)));
+    terminal.onData((data) => {
+      if (!this.#isLive) return;
+      // The answers to all that a part of the output asks are one message.
+      if (!this.#typed) queueMicrotask(() => {
+        this.#type(new TextEncoder().encode(this.#typed));
+        this.#typed = "";
+      });
+      this.#typed += data;
+    });
     terminal.onBinary((data) => this.#type(Uint8Array.from(data, (letter) => letter.charCodeAt(0))));
     terminal.onTitleChange((title) => setText(this.title, visible(title) || this.id));
     terminal.onResize(({ rows, cols }) => {
@@ -157,7 +176,7 @@ class Attached {
   }
 
   #type(data) {
-    if (this.#isLive && this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(data);
+    if (this.#isLive && this.#socket?.readyState === WebSocket.OPEN && this.#socket.bufferedAmount < MOST_UNREAD) this.#socket.send(data);
   }
 
   #send(request) {
@@ -247,11 +266,5 @@ class Attached {
     this.signals.hidden = true;
     this.state.replaceChildren(state);
     if (this.#terminal) this.#terminal.options.cursorInactiveStyle = "none";
-  }
-
-  async #openLink(address) {
-    if (!/^https?:\/\//i.test(address)) return;
-    const answer = await ask({ title: "Open a link of the terminal?", text: visible(address), confirm: "Open" });
-    if (answer) window.open(address, "_blank", "noopener,noreferrer");
   }
 }
