@@ -1336,7 +1336,7 @@ const checks = {
     await until("what follows", async () => (await screen(page)).startsWith("behind"), 2 * PATIENCE);
     await server.api("DELETE", "/v1/processes/scrolls");
     // What the library keeps or draws anew for each of these makes minutes of them.
-    const costly = { links: "'\\x1b]8;;http://a\\x07x\\n' * 200000", line: "'\\x1b]8;id=a;http://a\\x07x\\n' * 150000", colours: "''.join('\\x1b]%d;%s#%03x\\x07' % (*((4, '1;'), (11, ''))[n % 2], n % 4096) for n in range(300000))", questions: "'\\x1b[6n\\x1bP$qm\\x1b\\\\\\x1b[c\\x1b]10;?\\x07' * 200000" };
+    const costly = { links: "'\\x1b]8;;http://a\\x07x\\n' * 200000", line: "'\\x1b]8;id=a;http://a\\x07x\\n' * 150000", colours: "''.join('\\x1b]%d;%s#%03x\\x07' % (*((4, '1;'), (11, ''))[n % 2], n % 4096) for n in range(300000))", questions: "'\\x1b[6n\\x1bP$qm\\x1b\\\\\\x1b[c\\x1b]10;?\\x07' * 200000", blinks: "'\\x1b[?12h\\x1b[?12l' * 400000", errors: "'\\x7f' * 4000000" };
     for (const [id, output] of Object.entries(costly)) {
       const code = `import sys, time, tty\ntty.setraw(0)\nprint('ready', flush=True)\nsys.stdin.read(1)\nsys.stdout.write(${output} + '\\x1b[H\\x1b[Jbehind')\nsys.stdout.flush()\ntime.sleep(1000)`;
       await server.api("POST", "/v1/processes", { code, pty: true, id });

@@ -113,7 +113,7 @@ class Attached {
     const scheme = matchMedia("(prefers-color-scheme: dark)");
     const look = () => ((document.documentElement.dataset.theme ?? (scheme.matches ? "dark" : "light")) === "dark" ? DARK : LIGHT);
     const terminal = new Terminal({
-      allowProposedApi: false, convertEol: false, cursorBlink: false, fontSize: 13, scrollback: 10_000, theme: look(),
+      allowProposedApi: false, convertEol: false, cursorBlink: false, fontSize: 13, scrollback: 10_000, theme: look(), logLevel: "off",
       fontFamily: getComputedStyle(document.documentElement).getPropertyValue("--mono"),
       screenReaderMode: false,
     });
@@ -124,6 +124,11 @@ class Attached {
     // The library does it as often as it is told to. Handlers of its public interface get a copy of the parameters.
     for (const [final, side] of Object.entries(REPEATED)) terminal._core.registerCsiHandler({ final }, ({ params }) => {
       params[0] = Math.min(params[0], terminal[side] ?? MOST_REPEATED);
+      return false;
+    });
+    // Nor is mode 12 followed, a cursor that blinks: each change of it draws all anew.
+    for (const final of "hl") terminal._core.registerCsiHandler({ prefix: "?", final }, ({ params, length }) => {
+      for (let at = 0; at < length; at += 1) if (params[at] === 12) params[at] = 0;
       return false;
     });
     for (const kind of COSTLY) terminal.parser.registerOscHandler(kind, (data) => kind > 100 || data !== "?");
