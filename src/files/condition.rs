@@ -248,7 +248,7 @@ fn wait_for(key: &[u8]) -> bool {
 }
 
 /// Work that nothing interrupts.
-pub(super) struct Patient;
+pub struct Patient;
 
 impl Interrupt for Patient {
     fn check(&mut self) -> Result<(), Stopped> {
@@ -316,12 +316,14 @@ mod tests {
         let place = directory.join("file");
         let mut hasher = Hasher::default();
         hasher.feed(b"known");
-        let known = Condition::Content(hasher.finish());
+        let known = hasher.finish();
         let commit = |interrupt: &mut dyn Interrupt| {
             fs::write(&place, "known").unwrap();
             let files = root.files().unwrap();
             let upload = files.upload(&FilePath::new(b"file").unwrap(), None, false);
-            upload.unwrap().commit_if(known, interrupt)
+            let upload = upload.unwrap();
+            let version = upload.check_again(known, interrupt)?;
+            Ok::<_, Stopped>(upload.commit_if(Condition::Content(known), version.as_ref())?)
         };
         match commit(&mut Replaces(place.clone())) {
             Err(Stopped::Failed(error)) => assert_eq!(error.kind(), Kind::Changed),

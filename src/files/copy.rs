@@ -275,7 +275,7 @@ impl Copying {
             file.run(interrupt)?;
         }
         if let Some(file) = self.file.take() {
-            self.report.bytes += file.commit(interrupt)?;
+            self.report.bytes += file.commit()?;
             self.report.files += 1;
         }
         Ok(())
@@ -541,7 +541,7 @@ impl FileCopy {
         )
     }
 
-    fn commit(mut self, interrupt: &mut dyn Interrupt) -> std::result::Result<u64, Stopped> {
+    fn commit(mut self) -> Result<u64> {
         let failed = |errno| Error::system(format_args!("cannot copy to {}", self.shown), errno);
         let copy = fstat(self.upload.file()).map_err(failed)?;
         let (accessed, modified) = times(&self.status);
@@ -552,7 +552,7 @@ impl FileCopy {
         } else {
             Condition::Always
         };
-        self.upload.commit_if(condition, interrupt)?;
+        self.upload.commit_if(condition, None)?;
         Ok(size(&copy))
     }
 }

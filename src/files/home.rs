@@ -66,8 +66,9 @@ pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> R
     if remove_unused(homes, name).is_ok() {
         return Ok(true);
     }
+    let mut goes_on = || deadline.is_none_or(|deadline| Instant::now() < deadline);
     openat(homes, ".", DIRECTORY, Mode::empty())
-        .and_then(|homes| remove_tree(homes, name, deadline, Protected::Refuse))
+        .and_then(|homes| remove_tree(homes, name, &mut goes_on, Protected::Refuse))
         .map_err(|errno| {
             // An internal error, whatever the errno would mean for a client's path.
             let text = format!("cannot remove the home {}: {}", show(name), cause(errno));

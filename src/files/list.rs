@@ -14,11 +14,15 @@ use nix::sys::stat::fstatat;
 use super::entry::{Entry, FileKind};
 use super::name::FilePath;
 use super::root::Root;
-use crate::error::Result;
+use crate::client::{Interrupt, Stopped};
+use crate::error::Error;
 use crate::limits::ledger::Charge;
 
 /// What a name takes besides its bytes: its place in the heap, which doubles, and the allocator's header.
 const NAME_BYTES: usize = 2 * size_of::<(Vec<u8>, FileKind)>() + 16;
+
+/// Names that are read before the client is looked at: the work of about a millisecond.
+const NAMES_BETWEEN_LOOKS: usize = 4096;
 
 /// Names are charged in steps of this many bytes.
 const CHARGED_BYTES: usize = 32 * 1024;
@@ -41,14 +45,15 @@ impl Root {
     /// The first `limit` entries whose names are greater than `after`. Their memory is added to `charge`.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, `Forbidden`, `OverLimit`.
+    /// `NotFound`, `NotDirectory`, `Forbidden`, `OverLimit`; or it was interrupted.
     pub fn list(
         &self,
         path: &FilePath,
         after: Option<&[u8]>,
         limit: usize,
         mut charge: Charge,
-    ) -> Result<Page> {
+        interrupt: &mut dyn Interrupt,
+    ) -> Result<Page, Stopped> {
         let failed = |errno| self.error(format_args!("cannot list {path}"), errno);
         let mut directory = self
             .resolve(path, OFlag::O_RDONLY | OFlag::O_DIRECTORY)
@@ -58,7 +63,10 @@ impl Root {
         // limit means that there is another page.
         let mut names = BinaryHeap::new();
         let mut bytes = 0;
-        for found in directory.iter() {
+        for (passed, found) in directory.iter().enumerate() {
+            if passed % NAMES_BETWEEN_LOOKS == NAMES_BETWEEN_LOOKS - 1 {
+                interrupt.check()?;
+            }
             let found = found.map_err(failed)?;
             let name = found.file_name().to_bytes();
             if name == b"." || name == b".." || after.is_some_and(|after| name <= after) {
@@ -73,7 +81,7 @@ impl Root {
             }
             bytes += name.len() + NAME_BYTES;
             if bytes > charge.bytes() {
-                charge.set(bytes + CHARGED_BYTES)?;
+                charge.set(bytes + CHARGED_BYTES).map_err(Error::from)?;
             }
             names.push((
                 name.to_vec(),

@@ -40,7 +40,7 @@ pub use archive::{
     BrokenOff, Overwrite, Packed, Packing, SENT_BYTES, Sink, Skipped, Source, Unpacked, Unpacking,
 };
 pub use chmod::Changed;
-pub use condition::{Condition, Turn};
+pub use condition::{Condition, Patient, Turn};
 pub use copy::{CopyReport, Copying};
 pub use describe::{Attribute, Description};
 pub use entry::{Entry, FileKind, FileVersion, modified_ms};

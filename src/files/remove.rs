@@ -23,6 +23,7 @@ use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Missing, Root};
 use super::write::temporary_name;
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind, Result};
 
 impl Root {
@@ -31,9 +32,14 @@ impl Root {
     ///
     /// # Errors
     /// `NotFound`; `NotEmpty` without `recursive`; `Unfinished` if something is left after
-    /// [`REMOVAL_LIMIT`].
-    pub fn remove(&self, path: &FilePath, recursive: bool) -> Result<()> {
-        self.remove_until(path, recursive, Instant::now() + REMOVAL_LIMIT)
+    /// [`REMOVAL_LIMIT`]; or it was interrupted.
+    pub fn remove(
+        &self,
+        path: &FilePath,
+        recursive: bool,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<(), Stopped> {
+        self.remove_until(path, recursive, Instant::now() + REMOVAL_LIMIT, interrupt)
     }
 
     /// Removes a directory if it is empty.
@@ -74,31 +80,38 @@ impl Root {
         path: &FilePath,
         recursive: bool,
         deadline: Instant,
-    ) -> Result<()> {
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<(), Stopped> {
         let failed = |errno| Error::system(format_args!("cannot delete {path}"), errno);
         let name_at = self.name_at(path, Missing::Refuse)?;
         let status = name_at.status().map_err(failed)?;
         if FileKind::of(&status) != FileKind::Directory {
-            return name_at.unlink().map_err(failed);
+            return Ok(name_at.unlink().map_err(failed)?);
         }
         let empty = UnlinkatFlags::RemoveDir;
         match unlinkat(&name_at.directory, name_at.name.as_slice(), empty) {
             Err(Errno::ENOTEMPTY | Errno::EEXIST) if recursive => {
                 let NameAt { directory, name } = name_at;
-                let is_gone = remove_tree(directory, &name, Some(deadline), Protected::Refuse);
+                let mut looked = Ok(());
+                let mut goes_on = || {
+                    looked = interrupt.check();
+                    looked.is_ok() && Instant::now() < deadline
+                };
+                let is_gone = remove_tree(directory, &name, &mut goes_on, Protected::Refuse);
                 if is_gone.map_err(failed)? {
                     return Ok(());
                 }
+                looked?;
                 let why = "some entries are deleted; repeat the request for the rest";
                 let text = format!("cannot delete all of {path} in one request: {why}");
-                Err(Error::new(Kind::Unfinished, text))
+                Err(Error::new(Kind::Unfinished, text).into())
             }
             Err(Errno::ENOTEMPTY | Errno::EEXIST) => {
                 let why = "the directory is not empty; recursive=1 deletes its entries too";
                 let text = format!("cannot delete {path}: {why}");
-                Err(Error::new(Kind::NotEmpty, text))
+                Err(Error::new(Kind::NotEmpty, text).into())
             }
-            other => other.map_err(failed),
+            other => Ok(other.map_err(failed)?),
         }
     }
 }
@@ -156,8 +169,8 @@ struct RemovedLevel {
 }
 
 /// Removes `name` from `parent`, and if it is a directory everything in it. Does not cross mounts. Files
-/// that another process removes meanwhile count as removed. Returns false if something is left at the
-/// `deadline`.
+/// that another process removes meanwhile count as removed. Returns false if something is left and it no longer
+/// `goes_on`.
 ///
 /// A name stays in `pending` until it is gone, so the way up needs no names. When there are too many,
 /// all are dropped, and each level reads its names again.
@@ -168,7 +181,7 @@ struct RemovedLevel {
 pub(super) fn remove_tree(
     parent: OwnedFd,
     name: &[u8],
-    deadline: Option<Instant>,
+    goes_on: &mut dyn FnMut() -> bool,
     protected: Protected,
 ) -> nix::Result<bool> {
     let mut current = parent;
@@ -182,7 +195,7 @@ pub(super) fn remove_tree(
     while let Some(level) = levels.last_mut() {
         if let Some(name) = pending[level.first..].last() {
             // Checked only while something is left.
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if !goes_on() {
                 return Ok(false);
             }
             let flags = DIRECTORY | OFlag::O_NOFOLLOW;

@@ -24,7 +24,8 @@ use nix::sys::stat::{Mode, mkdirat};
 use super::beneath::Resolver;
 use super::condition::Patient;
 use super::name::FilePath;
-use super::{FileKind, Files, Overwrite, Root, Unpacking, make_home, remove_home};
+use super::{FileKind, Files, Overwrite, Page, Root, Unpacking, make_home, remove_home};
+use crate::client::Stopped;
 use crate::error::{Error, Kind};
 use crate::sys::{self, User, exchange_names, hide_system_call};
 
@@ -198,6 +199,27 @@ fn path(text: &str) -> FilePath {
 
 type Outcome = Result<(), Error>;
 
+fn failed(stopped: Stopped) -> Error {
+    match stopped {
+        Stopped::Failed(error) => error,
+        stopped => panic!("{stopped:?}"),
+    }
+}
+
+fn list(files: &Files<'_>, at: &FilePath) -> Result<Page, Error> {
+    let page = files.list(at, None, 100, uncharged(), &mut Patient);
+    page.map_err(failed)
+}
+
+fn remove(files: &Files<'_>, at: &FilePath) -> Outcome {
+    files.remove(at, true, &mut Patient).map_err(failed)
+}
+
+fn remove_until(files: &Files<'_>, at: &FilePath, deadline: Instant) -> Outcome {
+    let removed = files.remove_until(at, true, deadline, &mut Patient);
+    removed.map_err(failed)
+}
+
 type Act = fn(&Files<'_>, &str) -> Outcome;
 
 /// The acts of the file routes, in the order of the table's columns.
@@ -221,14 +243,14 @@ const ACTS: [(&str, Act); 9] = [
         range.commit().map(drop)
     }),
     ("list", |files, at| {
-        let page = files.list(&path(at), None, 100, uncharged())?;
+        let page = list(files, &path(at))?;
         assert!(page.count() != 1 || at != "out-dir", "list of {at}");
         Ok(())
     }),
     ("mkdir", |files, at| {
         files.make_directory(&path(at), Some(0o750))
     }),
-    ("delete", |files, at| files.remove(&path(at), true)),
+    ("delete", |files, at| remove(files, &path(at))),
     ("move from", |files, at| {
         files.rename(&path(at), &path("moved"))
     }),
@@ -446,7 +468,7 @@ fn a_path_goes_as_deep_as_it_can_with_few_descriptors() {
             let outcome = files.stat(&path(&format!("{deep}{up}{down}file")));
             assert_eq!(letter(&outcome.map(drop)), expected, "{resolver:?}");
         }
-        files.remove(&path("d"), true).unwrap();
+        remove(&files, &path("d")).unwrap();
         assert!(!world.home("d").exists());
     }
 }
@@ -463,13 +485,13 @@ fn a_tree_that_takes_too_long_for_one_request_goes_in_several() {
         let path = path(&format!("large/{directory}/deep/er/{file}"));
         files.upload(&path, None, true).unwrap().commit().unwrap();
     }
-    let refused = files.remove_until(&path("large"), true, Instant::now());
+    let refused = remove_until(&files, &path("large"), Instant::now());
     assert_eq!(refused.unwrap_err().kind(), Kind::Unfinished);
     assert!(world.home("large/7/deep/er/7").exists());
     let mut rounds = 0;
     while let Err(error) = {
         let soon = Instant::now() + Duration::from_micros(500);
-        files.remove_until(&path("large"), true, soon)
+        remove_until(&files, &path("large"), soon)
     } {
         assert_eq!(error.kind(), Kind::Unfinished, "{error}");
         rounds += 1;
@@ -479,7 +501,7 @@ fn a_tree_that_takes_too_long_for_one_request_goes_in_several() {
     // A limit says nothing of what takes no time.
     files.make_directory(&path("empty"), None).unwrap();
     let past = Instant::now();
-    files.remove_until(&path("empty"), true, past).unwrap();
+    remove_until(&files, &path("empty"), past).unwrap();
 }
 
 #[test]
@@ -541,7 +563,7 @@ fn a_links_size_is_its_own_and_its_target_is_told() {
     for resolver in RESOLVERS {
         let root = world.root(resolver);
         let files = root.files().unwrap();
-        let listed = files.list(&path("/"), None, 100, uncharged()).unwrap();
+        let listed = list(&files, &path("/")).unwrap();
         let listed = listed.into_iter().find(|entry| entry.name == b"out-file");
         for entry in [files.stat(&path("out-file")).unwrap(), listed.unwrap()] {
             assert_eq!(entry.kind, FileKind::Link);
@@ -562,7 +584,7 @@ fn what_may_be_listed_and_not_entered_shows_names_alone_when_its_page_is_read_la
         let page = {
             let root = world.root(resolver);
             let files = root.files().unwrap();
-            files.list(&path("dir"), None, 100, uncharged()).unwrap()
+            list(&files, &path("dir")).unwrap()
         };
         let entries: Vec<_> = page.collect();
         assert_eq!(entries.len(), 1);
@@ -721,7 +743,7 @@ fn nothing_that_is_mounted_in_a_home_is_part_of_it() {
             let refused = files.stat(&path(at)).map(drop);
             assert_eq!(letter(&refused), 'F', "{resolver:?}: {at}: {refused:?}");
         }
-        let refused = files.remove(&path("mounted"), true);
+        let refused = remove(&files, &path("mounted"));
         assert_eq!(letter(&refused), 'F', "{resolver:?}: {refused:?}");
     }
     let refused = remove_home(&world.open(), b"home", None).unwrap_err();
@@ -881,7 +903,7 @@ fn act_in_a_race(files: &Files<'_>, turn: usize, seen: &mut [[u64; 3]; ACTS.len(
         }
     }
     if act == "list"
-        && let Ok(page) = files.list(&path(at), None, 100, uncharged())
+        && let Ok(page) = list(files, &path(at))
     {
         let inode = |entry: super::Entry| (entry.name == b"secret").then_some(entry.uid);
         let owners: Vec<u32> = page.filter_map(inode).collect();

@@ -27,6 +27,7 @@ use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, ftruncate, linkat, unlinkat};
 use super::condition::{Condition, Turn, changed, check_again, check_version, exists};
 use super::describe::{Attribute, attribute_error, clear_attributes, set_attributes};
 use super::entry::{FileKind, FileVersion, Identity, size};
+use super::hash::Digest;
 use super::name::FilePath;
 use super::name_at::NameAt;
 use super::root::{Root, opening_error};
@@ -346,33 +347,41 @@ impl Upload<'_> {
         self.commit().map(drop)
     }
 
-    /// Replaces the target with the complete file if the condition holds; returns the size in bytes.
+    /// Checks again that the target has the content with this hash. Returns the version that has; `None` for a device
+    /// or pipe.
     ///
     /// # Errors
-    /// `Exists`; `Changed`; the target cannot be replaced, or the client disconnected. The old file is
-    /// unchanged.
-    pub fn commit_if(
-        mut self,
-        condition: Condition,
+    /// `Changed`; the target cannot be read; or it was interrupted.
+    pub fn check_again(
+        &self,
+        expected: Digest,
         interrupt: &mut dyn Interrupt,
-    ) -> std::result::Result<u64, Stopped> {
+    ) -> std::result::Result<Option<FileVersion>, Stopped> {
+        let target = self.commit.as_ref().map(|commit| &commit.target);
+        target
+            .map(|target| check_again(&self.shown, target, expected, interrupt))
+            .transpose()
+    }
+
+    /// Replaces the target with the complete file if the condition holds: for one on the content, if the target is
+    /// still the version that was [checked](Self::check_again). Returns the size in bytes.
+    ///
+    /// # Errors
+    /// `Exists`; `Changed`; the target cannot be replaced. The old file is unchanged.
+    pub fn commit_if(mut self, condition: Condition, checked: Option<&FileVersion>) -> Result<u64> {
         let Some(commit) = &mut self.commit else {
-            return Ok(self.commit()?);
+            return self.commit();
         };
-        let mut checked = None;
         match condition {
-            Condition::Always => {}
-            Condition::Absent if commit.replaces => return Err(exists(&self.shown).into()),
+            Condition::Absent if commit.replaces => return Err(exists(&self.shown)),
             Condition::Absent => commit.is_exclusive = true,
-            Condition::Content(digest) => {
-                checked = Some(check_again(&self.shown, &commit.target, digest, interrupt)?);
-            }
+            Condition::Always | Condition::Content(_) => {}
         }
         let _turn = self.turn()?;
         if let (Some(version), Some(commit)) = (checked, &self.commit) {
-            check_version(&self.shown, &commit.target, &version)?;
+            check_version(&self.shown, &commit.target, version)?;
         }
-        Ok(self.commit()?)
+        self.commit()
     }
 
     /// Waits for the turn to replace the target; `None` for a device or pipe.

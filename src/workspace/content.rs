@@ -5,14 +5,14 @@
 
 use std::fs::File;
 use std::io::{Cursor, ErrorKind, Read, Seek, SeekFrom};
-use std::sync::Arc;
 
 use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Result};
 use crate::files::lines::{FoundLines, LineFinder, LineRange};
 use crate::files::name::FilePath;
 use crate::files::{FileKind, Opened};
-use crate::limits::ledger::{Item, Ledger};
+use crate::limits::ledger::Item;
+use crate::workspace::lease::Workspace;
 
 /// Files up to this size are read before the answer begins, so that its head and body go out in one
 /// packet. It also limits the first read of a file of size 0: files in /proc have size 0 and yet
@@ -101,24 +101,28 @@ impl Readable {
     /// A range of lines. All of the file is read, because the answer says how many lines it has.
     ///
     /// # Errors
-    /// The file cannot be read, or the client disconnected.
+    /// The file cannot be read; `NoThreads`; or it was interrupted.
     pub fn lines(
         mut self,
         range: LineRange,
-        ledger: &Arc<Ledger>,
+        workspace: &Workspace,
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<(FoundLines, Content), Stopped> {
         let failed = |error| Error::io(format_args!("cannot read {}", self.path), &error);
+        let ledger = &workspace.ledger;
         let charge = ledger.charge_up_to(Item::Responses, SEARCH_BYTES, LEAST_SEARCH_BYTES);
         let mut buffer = vec![0; charge.bytes()];
         let mut finder = LineFinder::new(range);
-        loop {
-            match self.opened.file.read(&mut buffer).map_err(failed)? {
-                0 => break,
-                count => finder.feed(&buffer[..count]),
+        let mut search = |interrupt: &mut dyn Interrupt| {
+            loop {
+                match self.opened.file.read(&mut buffer).map_err(failed)? {
+                    0 => return Ok(()),
+                    count => finder.feed(&buffer[..count]),
+                }
+                interrupt.check()?;
             }
-            interrupt.check()?;
-        }
+        };
+        workspace.work_if_long(interrupt, &mut search)?;
         let found = finder.finish();
         let span = Span {
             offset: found.offset,

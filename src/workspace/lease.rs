@@ -19,7 +19,7 @@ use crate::limits::ledger::Ledger;
 use crate::ports::Ports;
 use crate::process::registry::{Registry, Shared};
 use crate::spec::network::NetworkPolicy;
-use crate::threads::priority::{BackgroundWork, run_in_background};
+use crate::threads::priority::{BackgroundTurn, BackgroundWork, run_in_background};
 use crate::workspace::watches::Watches;
 
 /// One place where commands run and files live.
@@ -170,6 +170,27 @@ impl Workspace {
         self.files()?.turn(paths, &mut interrupt)
     }
 
+    /// Asks `interrupt` in work of this thread on much that the tenant has. Others of the tenant come before.
+    pub(super) fn paced<'i>(&self, interrupt: &'i mut dyn Interrupt) -> impl Interrupt + use<'i> {
+        BackgroundTurn::of_this_thread(&self.background).before(interrupt)
+    }
+
+    /// Runs work that reads, as [`Workspace::work`] does if it is more than a thread is worth: it is then called
+    /// again.
+    ///
+    /// # Errors
+    /// `NoThreads`; or those of the work.
+    pub(super) fn work_if_long(
+        &self,
+        interrupt: &mut dyn Interrupt,
+        work: &mut (dyn FnMut(&mut dyn Interrupt) -> std::result::Result<(), Stopped> + Send),
+    ) -> std::result::Result<(), Stopped> {
+        match work(&mut FirstSteps(STEPS_IN_PLACE)) {
+            Err(Stopped::Due) => self.work(interrupt, work),
+            done => done,
+        }
+    }
+
     /// Runs work that reads much, as [`run_in_background`] does. The end of the workspace interrupts it too.
     ///
     /// # Errors
@@ -209,6 +230,19 @@ impl Workspace {
     /// Ends the workspace if it has been idle for `limit`. True if it has ended.
     pub fn close_if_idle(&self, limit: Duration) -> bool {
         self.activity.close_if_idle(limit)
+    }
+}
+
+/// How many steps of work, of 64 KiB or a little more, are worth less than a thread.
+const STEPS_IN_PLACE: u32 = 16;
+
+/// Lets so many steps pass.
+struct FirstSteps(u32);
+
+impl Interrupt for FirstSteps {
+    fn check(&mut self) -> std::result::Result<(), Stopped> {
+        self.0 = self.0.checked_sub(1).ok_or(Stopped::Due)?;
+        Ok(())
     }
 }
 

@@ -103,15 +103,15 @@ enum Part<'a> {
 /// Receives a whole file and puts it in place if the condition still holds. Returns its size. What is to be
 /// hashed is not spliced, so that it need not be read again.
 pub(super) fn receive_whole<S: UploadSource>(
+    workspace: &Workspace,
     source: &mut S,
     mut upload: Upload<'_>,
     condition: Condition,
     mut hasher: Option<&mut Hasher>,
-    ledger: &Arc<Ledger>,
 ) -> std::result::Result<u64, S::Error> {
     let mut client = source.client();
     let is_spliced = upload.is_staged() && hasher.is_none();
-    each_part(source, is_spliced, ledger, |part| match part {
+    each_part(workspace, source, is_spliced, |part| match part {
         Part::Spliced(pipe, count) => upload.splice_from(pipe, count),
         Part::Read(mut bytes) => {
             while !bytes.is_empty() {
@@ -130,10 +130,18 @@ pub(super) fn receive_whole<S: UploadSource>(
         }
     })?;
     fault::point("upload");
-    let mut interrupt = WhileConnected::new(client);
-    Ok(upload
-        .commit_if(condition, &mut interrupt)
-        .map_err(unless_stopped)?)
+    let mut checked = None;
+    if let Condition::Content(digest) = condition {
+        let mut check = |interrupt: &mut dyn Interrupt| {
+            let _files = workspace.files()?;
+            checked = upload.check_again(digest, interrupt)?;
+            Ok(())
+        };
+        workspace
+            .work_if_long(&mut WhileConnected::new(client), &mut check)
+            .map_err(unless_stopped)?;
+    }
+    Ok(upload.commit_if(condition, checked.as_ref())?)
 }
 
 /// Stops long work when the client disconnects.
@@ -162,11 +170,11 @@ pub(super) fn unless_stopped(stopped: Stopped) -> Error {
 
 /// Receives a range of a file. Returns the file's size.
 pub(super) fn receive_range<S: UploadSource>(
+    workspace: &Workspace,
     source: &mut S,
     mut range: RangedWrite<'_>,
-    ledger: &Arc<Ledger>,
 ) -> std::result::Result<u64, S::Error> {
-    each_part(source, true, ledger, |part| match part {
+    each_part(workspace, source, true, |part| match part {
         Part::Spliced(pipe, count) => range.splice_from(pipe, count),
         Part::Read(bytes) => range.write(bytes),
     })?;
@@ -174,9 +182,9 @@ pub(super) fn receive_range<S: UploadSource>(
 }
 
 fn each_part<S: UploadSource>(
+    workspace: &Workspace,
     source: &mut S,
     is_spliced: bool,
-    ledger: &Arc<Ledger>,
     mut take: impl FnMut(Part<'_>) -> Result<()>,
 ) -> std::result::Result<(), S::Error> {
     let mut pipe = source
@@ -203,7 +211,7 @@ fn each_part<S: UploadSource>(
             };
             let wanted = expected.unwrap_or(most).clamp(1, most);
             let least = wanted.min(LEAST_READ_BYTES);
-            let charge = charge.insert(ledger.charge_up_to(Item::Bodies, wanted, least));
+            let charge = charge.insert(workspace.ledger.charge_up_to(Item::Bodies, wanted, least));
             buffer = vec![0; charge.bytes()];
         }
         match source.read(&mut buffer)? {

@@ -9,6 +9,7 @@ use super::access::{USUAL_USER, check_user, user_of};
 use super::calls::{Call, Document, ListAnswer, ListBody, object_of};
 use super::errors::E2bError;
 use super::paths::{ClientPath, Paths};
+use crate::client::Stopped;
 use crate::codec::fields::Fields;
 use crate::codec::time::rfc3339;
 use crate::error::Kind;
@@ -86,12 +87,17 @@ pub(super) fn remove(
     fields: Fields<'_>,
 ) -> Document {
     let path = only_path(call, workspace, fields, "path")?;
-    match workspace.delete_file(&path.file, true) {
+    match workspace.delete_file(&path.file, true, &mut call.interrupt()) {
         // Below a file there is nothing, either.
-        Err(error) if !matches!(error.kind(), Kind::NotFound | Kind::NotDirectory) => {
-            Err(error.into())
+        Err(Stopped::Failed(error))
+            if matches!(error.kind(), Kind::NotFound | Kind::NotDirectory) =>
+        {
+            Ok(json!({}))
         }
-        _ => Ok(json!({})),
+        removed => {
+            removed?;
+            Ok(json!({}))
+        }
     }
 }
 

@@ -71,7 +71,7 @@ pub(super) fn read(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     // The bytes, and the text twice, in which an invalid byte has three.
     let held = usize::try_from(size.unwrap_or(u64::MAX)).unwrap_or(usize::MAX);
     call.reserve(7 * held.min(MAX_TEXT_BYTES))?;
-    let (found, content) = readable.lines(range, &call.workspace.ledger, call.client)?;
+    let (found, content) = readable.lines(range, call.workspace, call.client)?;
     let mut bytes = start_of(content, MAX_TEXT_BYTES + 1).map_err(|error| failed(&path, &error))?;
     if is_binary(&bytes) {
         return read_image(call, &path, &bytes).map_err(Stopped::from);
@@ -310,7 +310,7 @@ fn list_directory(
     }
     let page = call
         .workspace
-        .list_files(directory, None, Some(left as u64));
+        .list_files(directory, None, Some(left as u64), call.client);
     let page = match page {
         // It cannot be read, or is gone by now.
         Err(_) if !prefix.is_empty() => return Ok(false),

@@ -73,7 +73,7 @@ fn read_lines(
     range: LineRange,
 ) -> Answer {
     let readable = workspace.open_file(path, false)?;
-    let (found, content) = readable.lines(range, &workspace.ledger, &mut call.interrupt())?;
+    let (found, content) = readable.lines(range, workspace, &mut call.interrupt())?;
     let total = found.total;
     let shown = match found.lines {
         Some(LineRange { first, last }) => format!("{first}-{last}/{total}"),
@@ -165,7 +165,7 @@ pub(super) fn list(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         .filter(|after| !after.is_empty())
         .map(FilePath::new)
         .transpose()?;
-    let page = workspace.list_files(&path, after.as_ref(), limit)?;
+    let page = workspace.list_files(&path, after.as_ref(), limit, &mut call.interrupt())?;
     Ok(page_response(page, path, detail))
 }
 
@@ -278,7 +278,8 @@ fn paths(found: &Compared<'_>, state: FileState) -> impl Iterator<Item = Value> 
 /// `DELETE files/delete`.
 pub(super) fn delete(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let recursive = call.query.flag("recursive")?;
-    workspace.delete_file(&path(&call.query, "path")?, recursive)?;
+    let path = path(&call.query, "path")?;
+    workspace.delete_file(&path, recursive, &mut call.interrupt())?;
     Ok(Response::json(&json!({ "deleted": true })))
 }
 

@@ -130,7 +130,7 @@ impl<'t> StagingTree<'t> {
 impl Drop for StagingTree<'_> {
     fn drop(&mut self) {
         if let Ok(directory) = openat(&self.target.directory, ".", DIRECTORY, Mode::empty()) {
-            let removed = remove_tree(directory, &self.name, None, Protected::Open);
+            let removed = remove_tree(directory, &self.name, &mut || true, Protected::Open);
             // It has another name if it took its place.
             if !matches!(removed, Ok(true) | Err(Errno::ENOENT)) {
                 let name = show(&self.name);

@@ -85,6 +85,7 @@ impl Workspace {
     ) -> std::result::Result<(), E> {
         let failed = |error: Error| E::from(Stopped::Failed(error));
         let files = self.files().map_err(failed)?;
+        let mut interrupt = self.paced(interrupt);
         let walk = files.walk(path, Filter::default(), None, &self.ledger);
         let mut walk = walk.map_err(failed)?;
         let (mut is_deepest, mut passed) = (false, 0_usize);

@@ -1,5 +1,6 @@
 //! Reading, writing and listing files.
 
+use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Result};
 use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
@@ -85,14 +86,15 @@ impl Workspace {
         let files = self.files()?;
         let size = match part {
             FilePart::Whole => {
-                files
-                    .check(path, condition, &mut WhileConnected::new(source.client()))
+                let mut check =
+                    |interrupt: &mut dyn Interrupt| self.files()?.check(path, condition, interrupt);
+                self.work_if_long(&mut WhileConnected::new(source.client()), &mut check)
                     .map_err(unless_stopped)?;
                 let mut upload = files.upload(path, mode, makes_parents)?;
                 if let Some((prefix, attributes)) = attributes {
                     upload.set_attributes(prefix, attributes)?;
                 }
-                receive_whole(source, upload, condition, hasher.as_mut(), &self.ledger)?
+                receive_whole(self, source, upload, condition, hasher.as_mut())?
             }
             FilePart::Range {
                 offset,
@@ -104,7 +106,7 @@ impl Workspace {
                     return Err(Error::invalid(text).into());
                 }
                 let range = files.write_range(path, offset, truncate_to, mode, makes_parents)?;
-                receive_range(source, range, &self.ledger)?
+                receive_range(self, source, range)?
             }
         };
         self.check_open()?;
@@ -114,23 +116,27 @@ impl Workspace {
     /// One page of a directory: the entries after the name `after`, at most `limit`.
     ///
     /// # Errors
-    /// `NotFound`, `NotDirectory`, or a limit that is not accepted.
+    /// `NotFound`, `NotDirectory`, or a limit that is not accepted; or it was interrupted.
     pub fn list_files(
         &self,
         path: &FilePath,
         after: Option<&FilePath>,
         limit: Option<u64>,
-    ) -> Result<Page> {
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<Page, Stopped> {
         let limit = limit.unwrap_or(PAGE_ENTRIES);
         if !(1..=MAX_PAGE_ENTRIES).contains(&limit) {
             return Err(Error::invalid(format_args!(
                 "limit={limit}: not accepted; it takes 1 to {MAX_PAGE_ENTRIES}"
-            )));
+            ))
+            .into());
         }
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let names = self.ledger.charge(Item::Responses, 0)?;
+        let names = self.ledger.charge(Item::Responses, 0);
+        let names = names.map_err(Error::from)?;
+        let after = after.map(FilePath::bytes);
         self.files()?
-            .list(path, after.map(FilePath::bytes), limit, names)
+            .list(path, after, limit, names, &mut self.paced(interrupt))
     }
 
     /// Describes a file; a link is not followed.
@@ -144,9 +150,15 @@ impl Workspace {
     /// Deletes a file, or with `recursive` a directory and everything in it.
     ///
     /// # Errors
-    /// `NotFound`, `NotEmpty`, or `Unfinished` if there is too much for one request.
-    pub fn delete_file(&self, path: &FilePath, recursive: bool) -> Result<()> {
-        self.files()?.remove(path, recursive)
+    /// `NotFound`, `NotEmpty`, or `Unfinished` if there is too much for one request; or it was interrupted.
+    pub fn delete_file(
+        &self,
+        path: &FilePath,
+        recursive: bool,
+        interrupt: &mut dyn Interrupt,
+    ) -> std::result::Result<(), Stopped> {
+        self.files()?
+            .remove(path, recursive, &mut self.paced(interrupt))
     }
 
     /// Makes a directory and its parents. An existing directory is no error and takes the `mode`.

@@ -11,9 +11,10 @@ use crate::client::{Interrupt, Stopped};
 use crate::error::{Detail, Error, Kind, Result};
 use crate::files::name::{FilePath, show};
 use crate::files::text::{FilePatch, Pace, Unapplied, apply, parse, room};
-use crate::files::{Aside, FileVersion, Files, Turn, Upload};
+use crate::files::{Aside, FileVersion, Files, Patient, Turn, Upload};
 use crate::limits::ledger::{Charge, Item};
 use crate::workspace::lease::Workspace;
+use crate::workspace::upload::unless_stopped;
 
 /// Bytes of the work that each file of a patch makes besides its text.
 const FILE_BYTES: usize = 64 * 1024;
@@ -376,7 +377,9 @@ fn undo(files: &Files<'_>, step: Done<'_>) -> Result<()> {
             replaced: None,
             path,
             ..
-        }) => files.remove(path, false),
+        }) => files
+            .remove(path, false, &mut Patient)
+            .map_err(unless_stopped),
         Done::Written(Write {
             replaced: Some(old),
             ..

@@ -42,9 +42,13 @@ impl Workspace {
     ) -> std::result::Result<Changed, Stopped> {
         let missing = || Error::invalid("the parameter mode is missing");
         let mode = mode.ok_or_else(missing)?;
-        let changed = self
-            .files()?
-            .chmod(path, mode, recursive, &self.ledger, interrupt)?;
+        let changed = self.files()?.chmod(
+            path,
+            mode,
+            recursive,
+            &self.ledger,
+            &mut self.paced(interrupt),
+        )?;
         self.check_open()?;
         Ok(changed)
     }
@@ -60,6 +64,7 @@ impl CopyFiles {
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<CopyReport, Stopped> {
         let files = self.lease.files()?;
+        let interrupt = &mut self.lease.paced(interrupt);
         let report = match &mut self.copying {
             Some(copying) => copying.run(&files, &self.lease.ledger, interrupt)?,
             None => CopyReport::default(),

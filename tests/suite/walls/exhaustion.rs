@@ -1,7 +1,7 @@
 //! A sandbox that uses up everything it can get: the server and a neighbour keep answering within a
 //! second, and when it is deleted everything is as before.
 
-use std::io::Write;
+use std::io::{ErrorKind, Read, Write};
 use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use serde_json::json;
 use super::probe::Probe;
 use super::race_length;
 use crate::fixture::{
-    Answer, Ask, Connection, Outcome, PATIENCE, Sandbox, Server, Subjects, TempDir, WebSocket,
-    assert_error, best_of, cpu_time_of, descriptors_of, events_of, frame, is_root, may_lower_nice,
-    memory_of, output_of, routes, status_of, wait_until,
+    Answer, Ask, Connection, Outcome, PATIENCE, Sandbox, Server, Stop, Subjects, TempDir,
+    WebSocket, assert_error, best_of, cpu_time_of, descriptors_of, events_of, frame, is_root,
+    may_lower_nice, memory_of, output_of, routes, status_of, wait_until,
 };
 use crate::skip;
 
@@ -641,4 +641,71 @@ fn a_sandbox_that_prints_more_than_all_logs_may_take_costs_a_neighbour_no_log() 
         let output = output_of(&events_of(&reply.body), "stdout", 0);
         assert_eq!((output.dropped, output.data.len()), (0, 200_000));
     }
+}
+
+/// Clients of a sandbox that read files, or walk through trees, without end.
+#[test]
+fn long_work_on_files_takes_one_processor_and_ends_with_its_sandbox() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let used = || cpu_time_of(server.inner_pid());
+    let unhashed = "0".repeat(64);
+    let compared = format!("files/write?path=huge&if_sha256={unhashed}");
+    let kinds: [(&str, &str); 5] = [
+        ("GET", "files/read?path=huge&lines=999999999-"),
+        ("PUT", &compared),
+        ("GET", "files/list?path=wide&limit=1"),
+        ("POST", "files/chmod?path=tree&mode=755&recursive=1"),
+        (
+            "POST",
+            "files/copy?from=tree&to=copy&recursive=1&overwrite=1",
+        ),
+    ];
+    withstand(&server, &json!({}), |sandbox| {
+        sandbox.sh(
+            "truncate -s 4T huge; mkdir wide tree; (cd wide; seq 100000 | xargs touch); cd tree; \
+             for i in $(seq 60); do mkdir $i; (cd $i; seq 500 | xargs touch); done",
+        );
+        for (method, route) in kinds {
+            let limit = Duration::from_secs(1);
+            let stop = Stop::default();
+            let took = std::thread::scope(|scope| {
+                let _stop = stop.guard();
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        while !stop.is_set() {
+                            let mut connection = sandbox.connect();
+                            let closes = [("Connection", "close")];
+                            connection.send_request(method, &sandbox.target(route), &closes, b"");
+                            let mut stream = &connection.stream;
+                            let soon = Duration::from_millis(20);
+                            stream.set_read_timeout(Some(soon)).unwrap();
+                            let is_over = |read: std::io::Result<usize>| match read {
+                                Ok(count) => count == 0,
+                                Err(error) => error.kind() != ErrorKind::WouldBlock,
+                            };
+                            while !stop.is_set() && !is_over(stream.read(&mut [0; 4096])) {}
+                        }
+                    });
+                }
+                let (before, begun) = (used(), Instant::now());
+                wait_until("they have used some time", 3 * PATIENCE, || {
+                    used() >= before + limit
+                });
+                begun.elapsed()
+            });
+            assert!(
+                took >= limit.mul_f64(0.75),
+                "{route}: more than one: {took:?}"
+            );
+        }
+        // These go on while the sandbox is deleted.
+        for (method, route) in &kinds[..2] {
+            let mut connection = sandbox.connect();
+            connection.send_request(method, &sandbox.target(route), &[], b"");
+            std::thread::spawn(move || std::io::copy(&mut connection.stream, &mut std::io::sink()));
+        }
+    });
 }
