@@ -209,6 +209,12 @@ impl Error {
         Self::new(Kind::Invalid, text)
     }
 
+    /// Work that the end of its workspace has stopped.
+    pub fn deleted() -> Self {
+        let text = "the sandbox was deleted before this was done";
+        Self::new(Kind::NotFound, text)
+    }
+
     /// A system call that failed while doing `act` (a phrase such as `cannot open /x`).
     pub fn system(act: impl fmt::Display, errno: Errno) -> Self {
         Self::of_errno(&act, errno)

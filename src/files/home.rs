@@ -8,6 +8,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
+use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, unlinkat};
@@ -56,24 +57,28 @@ fn populate(homes: &OwnedFd, name: &[u8], owner: User) -> nix::Result<OwnedFd> {
 }
 
 /// Removes the home `name` from `homes`; a missing one is no error. Removes links and does not follow
-/// them, in bounded memory. Returns false if something is left at the `deadline`.
+/// them, in bounded memory. Returns false if something is left at the `deadline`, or new files keep appearing.
 ///
 /// Call it as root, when no process of the owner runs any more.
 ///
 /// # Errors
-/// `System` if something is mounted in the home, or new files keep appearing: the rest is removed.
+/// `System` if something is mounted in the home: the rest is removed.
 pub fn remove_home(homes: &OwnedFd, name: &[u8], deadline: Option<Instant>) -> Result<bool> {
     if remove_unused(homes, name).is_ok() {
         return Ok(true);
     }
     let mut goes_on = || deadline.is_none_or(|deadline| Instant::now() < deadline);
-    openat(homes, ".", DIRECTORY, Mode::empty())
-        .and_then(|homes| remove_tree(homes, name, &mut goes_on, Protected::Refuse))
-        .map_err(|errno| {
-            // An internal error, whatever the errno would mean for a client's path.
+    let removed = openat(homes, ".", DIRECTORY, Mode::empty())
+        .and_then(|homes| remove_tree(homes, name, &mut goes_on, Protected::Refuse));
+    match removed {
+        // New files keep appearing.
+        Err(Errno::ENOTEMPTY) => Ok(false),
+        // An internal error, whatever the errno would mean for a client's path.
+        removed => removed.map_err(|errno| {
             let text = format!("cannot remove the home {}: {}", show(name), cause(errno));
             Error::new(Kind::System, text)
-        })
+        }),
+    }
 }
 
 /// Removes a home that has nothing but its initial directories, in a quarter of the system calls. Removes empty

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{AtFlags, OFlag, open, openat};
@@ -26,6 +27,9 @@ use crate::sys::{ActingAs, User};
 /// Links that are followed at the end of a path, as in the kernel (`path_resolution(7)`).
 const MAX_LINKS: usize = 40;
 
+/// In [`Root::acting`]: no other thread may begin to act as the owner.
+const CLOSED: usize = 1 << (usize::BITS - 1);
+
 /// The directory that the paths of a workspace begin at.
 pub struct Root {
     directory: Arc<OwnedFd>,
@@ -36,6 +40,8 @@ pub struct Root {
     follows_last_link: bool,
     /// Whether a link is shown with the size of its target, which is what a read returns.
     pub(super) sizes_links_by_target: bool,
+    /// How many times threads act as the owner at the moment, and whether others may begin to.
+    acting: AtomicUsize,
 }
 
 /// How paths are resolved.
@@ -56,6 +62,17 @@ enum Resolution {
 pub struct Files<'root> {
     root: &'root Root,
     _acting: Option<ActingAs>,
+    /// Ends after the acting.
+    _counted: Counted<'root>,
+}
+
+/// A thread that acts as the owner, or is about to.
+struct Counted<'root>(&'root AtomicUsize);
+
+impl Drop for Counted<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 impl Deref for Files<'_> {
@@ -90,6 +107,7 @@ impl Root {
             resolution: Resolution::Machine,
             follows_last_link: true,
             sizes_links_by_target: true,
+            acting: AtomicUsize::new(0),
         })
     }
 
@@ -111,6 +129,7 @@ impl Root {
             resolution: Resolution::Beneath { resolver, owner },
             follows_last_link: false,
             sizes_links_by_target: false,
+            acting: AtomicUsize::new(0),
         }
     }
 
@@ -130,11 +149,34 @@ impl Root {
         matches!(self.resolution, Resolution::Machine) && geteuid().is_root()
     }
 
+    /// Lets no thread begin to act as the owner, whose uid another sandbox gets as soon as this root is not
+    /// [in use](Self::is_in_use) any more.
+    pub fn close(&self) {
+        if matches!(self.resolution, Resolution::Beneath { .. }) {
+            self.acting.fetch_or(CLOSED, Ordering::SeqCst);
+        }
+    }
+
+    /// Whether it is closed, so that what is in it is removed by others.
+    pub(super) fn is_closed(&self) -> bool {
+        self.acting.load(Ordering::SeqCst) & CLOSED != 0
+    }
+
+    /// Whether a thread acts as the owner.
+    pub fn is_in_use(&self) -> bool {
+        self.acting.load(Ordering::SeqCst) & !CLOSED != 0
+    }
+
     /// Makes the calling thread act as the owner until the value is dropped.
     ///
     /// # Errors
-    /// The server may not act as the owner.
+    /// The server may not act as the owner; `NotFound` if the root is closed.
     pub fn files(&self) -> Result<Files<'_>> {
+        let before = self.acting.fetch_add(1, Ordering::SeqCst);
+        let counted = Counted(&self.acting);
+        if before & CLOSED != 0 {
+            return Err(Error::deleted());
+        }
         let acting = match self.resolution {
             Resolution::Machine => None,
             Resolution::Beneath { owner, .. } => Some(ActingAs::new(owner).map_err(|errno| {
@@ -144,6 +186,7 @@ impl Root {
         Ok(Files {
             root: self,
             _acting: acting,
+            _counted: counted,
         })
     }
 

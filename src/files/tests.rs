@@ -474,6 +474,21 @@ fn a_path_goes_as_deep_as_it_can_with_few_descriptors() {
 }
 
 #[test]
+fn a_closed_root_lets_nobody_in_and_is_in_use_until_all_have_left() {
+    if !is_root() {
+        return;
+    }
+    let world = World::populated();
+    let root = world.root(RESOLVERS[0]);
+    let files = root.files().unwrap();
+    root.close();
+    assert_eq!(root.files().err().unwrap().kind(), Kind::NotFound);
+    assert!(root.is_in_use() && files.stat(&path(".")).is_ok());
+    drop(files);
+    assert!(!root.is_in_use());
+}
+
+#[test]
 fn a_tree_that_takes_too_long_for_one_request_goes_in_several() {
     if !is_root() {
         return;

@@ -59,7 +59,8 @@ pub struct AllEnded {
 
 impl Host {
     /// Deletes a sandbox: kills its processes, removes its home, and frees its user and slot. If the home is
-    /// too large to be removed in time, it is removed in the background; until then, user and slot stay taken.
+    /// too large to be removed in time, or threads of the server are still in it, it is removed in the background; until
+    /// then, user and slot stay taken.
     ///
     /// # Errors
     /// `NotFound` for an unknown id. `System` if something cannot be ended or removed: the sandbox is no
@@ -150,6 +151,9 @@ impl Host {
             let result = contain(|| {
                 fault::point("deletion");
                 sandbox.workspace.release();
+                if sandbox.workspace.is_in_use() {
+                    return Ok(false);
+                }
                 if !is_empty {
                     let id = &sandbox.id;
                     let text =
@@ -180,7 +184,7 @@ impl Host {
         let Sandbox { id, user, .. } = &**sandbox;
         let outcome = match &result {
             Ok(true) => format!(", in {} us", taken.as_micros()),
-            Ok(false) => " stays taken: its home is large and still being removed".to_owned(),
+            Ok(false) => " stays taken: its home is still being removed".to_owned(),
             Err(error) => format!(" stays taken: something is left: {error}"),
         };
         logging::info(format_args!(

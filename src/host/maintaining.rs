@@ -38,7 +38,7 @@ impl Host {
             drop(table);
             fault::point("maintenance");
             for (_, ledger) in late {
-                ledger.connections.shut_down();
+                ledger.connections.shut_down(true);
             }
             let mut evicted = Vec::new();
             for sandbox in &all {

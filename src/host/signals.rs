@@ -42,6 +42,10 @@ const ZOMBIES_AFTER: Duration = Duration::from_millis(500);
 /// The pause between two checks then, which read /proc.
 const ZOMBIE_PAUSE: Duration = Duration::from_millis(200);
 
+/// How long the server's own threads may take to leave the files of a sandbox before its connections are cut, for which
+/// they may wait. Those that work notice the end by themselves, in less time.
+const LEAVING_LIMIT: Duration = Duration::from_secs(1);
+
 /// Sends signals to the processes of sandboxes.
 pub(super) struct Signaller {
     /// The unused uid that [`sys::signal_user`] sends from. The lock allows one sender at a time.
@@ -73,7 +77,8 @@ impl Signaller {
         Err(Error::new(Kind::System, text))
     }
 
-    /// Kills the processes of sandboxes until none is left, or until `deadline`. Passes each sandbox that is empty to
+    /// Kills the processes of sandboxes until none is left, and no thread of the server is in the files either, or until
+    /// `deadline`. Passes each sandbox that is empty to
     /// `done`, and at the deadline the others, with false. `done` may take long, so all are killed first; but those that
     /// cannot be emptied hold up no other.
     pub(super) fn empty<'a>(
@@ -90,7 +95,9 @@ impl Signaller {
         loop {
             let with_zombies_apart = begun.elapsed() >= ZOMBIES_AFTER;
             let is_left = |sandbox: &&Arc<Sandbox>| {
-                sandbox.has_namespaces() || is_active(sandbox, with_zombies_apart)
+                sandbox.has_namespaces()
+                    || is_active(sandbox, with_zombies_apart)
+                    || sandbox.workspace.is_in_use()
             };
             let (active, ended): (Vec<_>, Vec<_>) = left.into_iter().partition(is_left);
             left = active;
@@ -98,6 +105,9 @@ impl Signaller {
             let now = Instant::now();
             if now >= next_kill {
                 for sandbox in &left {
+                    if begun.elapsed() >= LEAVING_LIMIT && sandbox.workspace.is_in_use() {
+                        sandbox.workspace.ledger.connections.shut_down(false);
+                    }
                     // Almost always enough where there are namespaces.
                     if !sandbox.end_namespaces(reason) || begun.elapsed() >= ALONE_FOR {
                         sandbox.workspace.processes.expect_kill(reason);

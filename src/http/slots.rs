@@ -357,6 +357,13 @@ impl ConnectionSlot {
         )
     }
 
+    /// Notes that the client waits for the end of the tenant that it belongs to.
+    pub fn waits_for_end(&self) {
+        if let Owner::Tenant(ledger) = &self.owner {
+            ledger.connections.spare(self.number);
+        }
+    }
+
     fn give_to(
         &mut self,
         owner: Owner,

@@ -133,9 +133,9 @@ pub struct Ledger {
     pub connections: Connections,
 }
 
-/// The open connections of a tenant, by number.
+/// The open connections of a tenant, by number, and whether they wait for the end of the tenant.
 #[derive(Default)]
-pub struct Connections(Mutex<HashMap<usize, Arc<TcpStream>>>);
+pub struct Connections(Mutex<HashMap<usize, (Arc<TcpStream>, bool)>>);
 
 impl Connections {
     /// The number of connections.
@@ -145,7 +145,7 @@ impl Connections {
 
     /// Adds a connection.
     pub fn add(&self, number: usize, socket: &Arc<TcpStream>) {
-        lock(&self.0).insert(number, Arc::clone(socket));
+        lock(&self.0).insert(number, (Arc::clone(socket), false));
     }
 
     /// Removes a connection.
@@ -153,10 +153,19 @@ impl Connections {
         lock(&self.0).remove(&number);
     }
 
-    /// Ends all connections. Their threads find out.
-    pub fn shut_down(&self) {
-        for socket in lock(&self.0).values() {
-            let _ = socket.shutdown(Shutdown::Both);
+    /// Notes that a connection waits for the end of the tenant.
+    pub fn spare(&self, number: usize) {
+        if let Some((_, waits)) = lock(&self.0).get_mut(&number) {
+            *waits = true;
+        }
+    }
+
+    /// Ends all connections, those too that wait for the end of the tenant if that `is_over`. Their threads find out.
+    pub fn shut_down(&self, is_over: bool) {
+        for (socket, waits) in lock(&self.0).values() {
+            if is_over || !waits {
+                let _ = socket.shutdown(Shutdown::Both);
+            }
         }
     }
 }

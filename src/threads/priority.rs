@@ -7,9 +7,11 @@
 //! slower. A nice value cannot be lowered again, so such work has a thread of its own.
 //!
 //! These threads have the server's large share too, whatever their nice value, as have those that pack, unpack and watch.
-//! So those of a tenant take one processor together: each pauses until one would have done what all of them did.
+//! So those of a tenant take one processor together: each pauses until one would have done what all of them did. They
+//! end with the tenant's workspace.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -44,14 +46,32 @@ fn no_thread(error: &std::io::Error) -> Error {
 /// The shortest and the longest pause. A client that leaves waits for one.
 const PAUSES: [Duration; 2] = [Duration::from_millis(2), Duration::from_millis(200)];
 
-/// Until when one processor would have been busy with what the threads of a tenant did that read much.
+/// What the threads of a tenant do that read much.
 #[derive(Default)]
-pub struct BackgroundWork(Mutex<Option<Instant>>);
+pub struct BackgroundWork {
+    /// Until when one processor would have been busy with what they did.
+    busy: Mutex<Option<Instant>>,
+    is_closed: AtomicBool,
+}
 
 impl BackgroundWork {
+    /// Ends it, because there is nothing left to work on.
+    pub fn close(&self) {
+        self.is_closed.store(true, Ordering::Relaxed);
+    }
+
+    /// # Errors
+    /// `NotFound` if it was ended.
+    pub fn check_open(&self) -> Result<()> {
+        if self.is_closed.load(Ordering::Relaxed) {
+            return Err(Error::deleted());
+        }
+        Ok(())
+    }
+
     /// Adds processor time that was used after `since`. Until when whoever used it has to pause.
     fn add(&self, used: Duration, since: Instant) -> Instant {
-        let mut busy = lock(&self.0);
+        let mut busy = lock(&self.busy);
         let until = busy.map_or(since, |busy| busy.max(since)) + used;
         *busy = Some(until);
         until
@@ -60,7 +80,9 @@ impl BackgroundWork {
     /// As after so much work.
     #[cfg(test)]
     pub fn owing(used: Duration) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Some(Instant::now() + used))))
+        let busy = Mutex::new(Some(Instant::now() + used));
+        let is_closed = AtomicBool::new(false);
+        Arc::new(Self { busy, is_closed })
     }
 }
 
@@ -112,6 +134,26 @@ impl BackgroundTurn {
         left > longest
     }
 
+    /// # Errors
+    /// `NotFound` if the work was ended.
+    pub fn check_open(&self) -> Result<()> {
+        self.work.check_open()
+    }
+
+    /// Takes all pauses that are owed, and asks `interrupt` after each.
+    ///
+    /// # Errors
+    /// `NotFound` if the work was ended; it was interrupted.
+    pub fn pass(&mut self, interrupt: &mut dyn Interrupt) -> std::result::Result<(), Stopped> {
+        let mut owes = true;
+        while owes {
+            owes = self.give_way();
+            self.check_open()?;
+            interrupt.check()?;
+        }
+        Ok(())
+    }
+
     /// Asks `interrupt`, and gives way each time before.
     pub fn before(self, interrupt: &mut dyn Interrupt) -> impl Interrupt + '_ {
         let turn = self;
@@ -127,10 +169,7 @@ struct GivesWay<'a> {
 
 impl Interrupt for GivesWay<'_> {
     fn check(&mut self) -> std::result::Result<(), Stopped> {
-        while self.turn.give_way() {
-            self.interrupt.check()?;
-        }
-        self.interrupt.check()
+        self.turn.pass(self.interrupt)
     }
 }
 

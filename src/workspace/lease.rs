@@ -146,11 +146,7 @@ impl Workspace {
     /// # Errors
     /// `NotFound` if the workspace has ended meanwhile, and its files with it.
     pub(super) fn check_open(&self) -> Result<()> {
-        if self.is_closed() {
-            let text = "the sandbox was deleted before this was done";
-            return Err(Error::new(Kind::NotFound, text));
-        }
-        Ok(())
+        self.background.check_open()
     }
 
     /// Waits until no other request replaces one of these files. The end of the workspace ends the wait.
@@ -170,7 +166,8 @@ impl Workspace {
         self.files()?.turn(paths, &mut interrupt)
     }
 
-    /// Asks `interrupt` in work of this thread on much that the tenant has. Others of the tenant come before.
+    /// Asks `interrupt` in work of this thread on much that the tenant has. Others of the tenant and the end of the
+    /// workspace come before.
     pub(super) fn paced<'i>(&self, interrupt: &'i mut dyn Interrupt) -> impl Interrupt + use<'i> {
         BackgroundTurn::of_this_thread(&self.background).before(interrupt)
     }
@@ -191,7 +188,7 @@ impl Workspace {
         }
     }
 
-    /// Runs work that reads much, as [`run_in_background`] does. The end of the workspace interrupts it too.
+    /// Runs work that reads much, as [`run_in_background`] does.
     ///
     /// # Errors
     /// `NoThreads`; or those of the work.
@@ -202,11 +199,7 @@ impl Workspace {
     ) -> std::result::Result<(), Stopped> {
         let mut ended = Ok(());
         run_in_background(&self.background, interrupt, &mut |interrupt| {
-            let workspace = self;
-            ended = work(&mut WhileOpen {
-                workspace,
-                interrupt,
-            });
+            ended = work(interrupt);
         })?;
         ended
     }
@@ -219,6 +212,13 @@ impl Workspace {
         self.processes.close();
         self.ports.close();
         self.watches.close();
+        self.background.close();
+        self.root.close();
+    }
+
+    /// Whether a thread of the server still acts as the owner of its files.
+    pub fn is_in_use(&self) -> bool {
+        self.root.is_in_use()
     }
 
     /// Lets go of what others keep open of the ended workspace, of which nothing runs any more.
@@ -247,9 +247,9 @@ impl Interrupt for FirstSteps {
 }
 
 /// Interrupts work also when the workspace has ended.
-pub(super) struct WhileOpen<'a> {
-    pub(super) workspace: &'a Workspace,
-    pub(super) interrupt: &'a mut dyn Interrupt,
+struct WhileOpen<'a> {
+    workspace: &'a Workspace,
+    interrupt: &'a mut dyn Interrupt,
 }
 
 impl Interrupt for WhileOpen<'_> {

@@ -194,6 +194,7 @@ fn each_part<S: UploadSource>(
     let mut buffer = Vec::new();
     let mut charge = None;
     loop {
+        workspace.check_open()?;
         if let Some(pipe) = &mut pipe
             && let Some(count) = source.splice(pipe.write_end())?
         {
@@ -266,13 +267,6 @@ impl<'s, S: UploadSource> UploadReader<'s, S> {
         self.error.take()
     }
 
-    fn give_way(&mut self) -> std::result::Result<(), Stopped> {
-        while self.turn.give_way() {
-            self.client.check()?;
-        }
-        self.client.check()
-    }
-
     fn break_off(&mut self, error: S::Error) -> io::Error {
         self.error = Some(error);
         io::ErrorKind::ConnectionAborted.into()
@@ -281,7 +275,7 @@ impl<'s, S: UploadSource> UploadReader<'s, S> {
 
 impl<S: UploadSource> BufRead for UploadReader<'_, S> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if let Err(stopped) = self.give_way() {
+        if let Err(stopped) = self.turn.pass(&mut self.client) {
             return Err(self.break_off(unless_stopped(stopped).into()));
         }
         if self.unread.is_empty() {

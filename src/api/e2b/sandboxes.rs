@@ -124,6 +124,7 @@ pub(super) fn kill(call: &mut Call<'_, '_>, id: &str) -> Answer {
         let text = "this machine ends with its job, and not by this API";
         return Err(E2bError::not_found(text));
     };
+    call.request.slot.waits_for_end();
     host.delete(id)?;
     Ok(Response::new(204, Body::Empty))
 }

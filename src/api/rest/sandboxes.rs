@@ -56,7 +56,8 @@ pub(super) fn describe(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
 }
 
 /// `DELETE /v1/sandboxes/{id}`.
-pub(super) fn delete(_: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
+pub(super) fn delete(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
+    call.request.slot.waits_for_end();
     let ended = host.delete(id)?;
     let mut answer = json!({ "id": id, "deleted": ended.is_first_report });
     if ended.is_removing {

@@ -17,6 +17,7 @@ use crate::files::entry::DIRECTORY;
 use crate::files::name::show;
 use crate::files::name_at::NameAt;
 use crate::files::remove::{Protected, remove_tree};
+use crate::files::root::Root;
 use crate::files::write::{Staging, stage, temporary_name};
 use crate::logging;
 use crate::sys::{Rename, rename};
@@ -57,6 +58,7 @@ impl Drop for StagedFile<'_> {
 
 /// A directory beside its place, removed with all that is in it unless it takes that place.
 pub(super) struct StagingTree<'t> {
+    root: &'t Root,
     target: &'t NameAt,
     name: Vec<u8>,
     /// The mode of a new directory.
@@ -64,7 +66,7 @@ pub(super) struct StagingTree<'t> {
 }
 
 impl<'t> StagingTree<'t> {
-    pub(super) fn make(target: &'t NameAt) -> nix::Result<Self> {
+    pub(super) fn make(root: &'t Root, target: &'t NameAt) -> nix::Result<Self> {
         let name = temporary_name();
         mkdirat(
             &target.directory,
@@ -72,6 +74,7 @@ impl<'t> StagingTree<'t> {
             Mode::from_bits_truncate(0o777),
         )?;
         let mut staging = Self {
+            root,
             target,
             name,
             mode: 0,
@@ -129,7 +132,10 @@ impl<'t> StagingTree<'t> {
 
 impl Drop for StagingTree<'_> {
     fn drop(&mut self) {
-        if let Ok(directory) = openat(&self.target.directory, ".", DIRECTORY, Mode::empty()) {
+        // Whoever has closed the root removes all that is in it.
+        if !self.root.is_closed()
+            && let Ok(directory) = openat(&self.target.directory, ".", DIRECTORY, Mode::empty())
+        {
             let removed = remove_tree(directory, &self.name, &mut || true, Protected::Open);
             // It has another name if it took its place.
             if !matches!(removed, Ok(true) | Err(Errno::ENOENT)) {

@@ -21,7 +21,7 @@ use regex_syntax::hir::{
     Class, ClassBytes, ClassBytesRange, ClassUnicode, ClassUnicodeRange, Hir, HirKind, Look,
 };
 
-use crate::client::Disconnected;
+use crate::client::Stopped;
 use crate::error::{Detail, Error, Result};
 
 /// Longest pattern in bytes.
@@ -42,10 +42,10 @@ const PIECE_BYTES: usize = if cfg!(test) { 16 } else { 2 * 1024 };
 const LITERAL_PIECE_BYTES: usize = 32 * PIECE_BYTES;
 
 /// Told now and then that a search goes on; ends it if the client disconnected.
-pub type Tick<'a> = &'a mut dyn FnMut() -> std::result::Result<(), Disconnected>;
+pub type Tick<'a> = &'a mut dyn FnMut() -> std::result::Result<(), Stopped>;
 
 /// What a search comes to.
-type Found = std::result::Result<Option<Range<usize>>, Disconnected>;
+type Found = std::result::Result<Option<Range<usize>>, Stopped>;
 
 /// Whether upper and lower case are the same.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -257,7 +257,7 @@ fn scan(
     input: &Input<'_>,
     is_reversed: bool,
     tick: Tick<'_>,
-) -> std::result::Result<Option<usize>, Disconnected> {
+) -> std::result::Result<Option<usize>, Stopped> {
     let text = input.haystack();
     let begun = if is_reversed {
         dfa.start_state_reverse(cache, input)

@@ -47,7 +47,7 @@ impl Archive {
     }
 }
 
-/// Gives way to others each time that something is sent.
+/// Gives way to others each time that something is sent. The end of the workspace ends it as that of the client does.
 struct GivesWay<'a> {
     sink: &'a mut dyn Sink,
     turn: BackgroundTurn,
@@ -60,10 +60,15 @@ impl Sink for GivesWay<'_> {
     }
 
     fn look(&mut self) -> std::result::Result<(), Disconnected> {
-        while self.turn.give_way() {
+        let mut owes = true;
+        while owes {
+            owes = self.turn.give_way();
+            if self.turn.check_open().is_err() {
+                return Err(Disconnected);
+            }
             self.sink.look()?;
         }
-        self.sink.look()
+        Ok(())
     }
 }
 

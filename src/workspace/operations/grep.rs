@@ -532,11 +532,14 @@ impl Search {
 fn give_way(
     turn: &mut BackgroundTurn,
     sink: &mut dyn GrepSink,
-) -> std::result::Result<(), Disconnected> {
-    while turn.give_way() {
+) -> std::result::Result<(), Stopped> {
+    let mut owes = true;
+    while owes {
+        owes = turn.give_way();
+        turn.check_open()?;
         sink.tick()?;
     }
-    sink.tick()
+    Ok(())
 }
 
 /// Where the last line of a match ends. A line end that is last in a match belongs to its line.

@@ -8,7 +8,7 @@ use crate::error::{Error, Kind, Result};
 use crate::files::watch::{Ended, EventSink, Settings, TreeEvent, Watcher};
 use crate::spec::command::ChosenId;
 use crate::threads::priority::BackgroundTurn;
-use crate::workspace::lease::{Lease, WhileOpen, Workspace};
+use crate::workspace::lease::{Lease, Workspace};
 use crate::workspace::watches::{Lasting, RegisteredWatch, WatchSubscriber};
 
 /// Events that are added to a client's buffer before it is sent.
@@ -32,12 +32,8 @@ impl Workspace {
     ) -> std::result::Result<WatchStream, Stopped> {
         let lease = self.share()?;
         let (share, ledger) = (&self.watches.share, &self.ledger);
-        let mut interrupt = WhileOpen {
-            workspace: self,
-            interrupt,
-        };
-        let mut interrupt = BackgroundTurn::of_this_thread(&self.background).before(&mut interrupt);
-        let watcher = Watcher::new(settings, &self.files()?, share, ledger, &mut interrupt)?;
+        let interrupt = &mut self.paced(interrupt);
+        let watcher = Watcher::new(settings, &self.files()?, share, ledger, interrupt)?;
         Ok(WatchStream { lease, watcher })
     }
 

@@ -4,13 +4,14 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{BLOCK, Place, Tar, in_both_modes, listing, record};
 use crate::files::Mount;
-use crate::fixture::{PATIENCE, Reply, filtered, memory_of, names_in, wait_until};
+use crate::fixture::{PATIENCE, Reply, Server, filtered, is_root, memory_of, names_in, wait_until};
 use crate::skip;
 
 #[test]
@@ -650,4 +651,74 @@ fn records_are_counted_as_they_are_written() {
     // The test's own records: the length of one counts its digits.
     assert_eq!(record("path", b"a"), b"9 path=a\n");
     assert_eq!(record("path", b"ab"), b"11 path=ab\n");
+}
+
+/// How many threads of a process act on files as this user.
+fn threads_as(pid: i32, uid: u32) -> usize {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let acts = |thread: &fs::DirEntry| {
+        let status = fs::read_to_string(thread.path().join("status")).unwrap_or_default();
+        let users = status.lines().find_map(|line| line.strip_prefix("Uid:"));
+        users.and_then(|users| users.split_whitespace().nth(3)) == Some(&uid.to_string())
+    };
+    threads
+        .filter(|thread| acts(thread.as_ref().unwrap()))
+        .count()
+}
+
+#[test]
+fn archives_end_with_their_sandbox_and_nothing_acts_as_its_user_any_more() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let pid = server.inner_pid();
+    let files = (0..60_000).map(|number| format!("m/{}/{number}", number % 50));
+    let archive = files
+        .fold(Tar::default(), |tar, name| tar.file(&name, ""))
+        .end();
+    // Clients that send, and receive, as fast as they can; and such that do nothing any more.
+    for (round, stalls) in [false, false, true, true].into_iter().enumerate() {
+        let sandbox = server.sandbox();
+        let mut stalled = Vec::new();
+        if stalls {
+            sandbox.sh("truncate -s 1G zeros");
+            let mut upload = sandbox.connect();
+            let length = [("Content-Length", "1000000")];
+            let part = &archive[..64 * BLOCK];
+            upload.send_request(
+                "PUT",
+                &sandbox.target("files/archive?path=x0"),
+                &length,
+                part,
+            );
+            let mut download = sandbox.connect();
+            download.send_request("GET", &sandbox.target("files/archive?path=zeros"), &[], b"");
+            assert_eq!(download.read_head().status, 200);
+            stalled = vec![upload, download];
+        }
+        let uploads = if stalls { 1 } else { 8 };
+        thread::scope(|scope| {
+            for number in stalled.len()..uploads {
+                let (mut upload, archive) = (sandbox.connect(), &archive);
+                let target = sandbox.target(&format!("files/archive?path=x{number}"));
+                scope.spawn(move || upload.send_request("PUT", &target, &[], archive));
+            }
+            wait_until("all are in the home", PATIENCE, || {
+                let has_begun = |number| sandbox.home.join(format!("x{number}/m")).exists();
+                (0..uploads).all(has_begun) && threads_as(pid, sandbox.uid) >= uploads
+            });
+            let target = if round % 2 == 0 {
+                sandbox.prefix()
+            } else {
+                "/v1/sandboxes".to_owned()
+            };
+            let reply = server.delete(&target);
+            assert_eq!(reply.status, 200, "{}", reply.text());
+            assert_eq!(reply.json()["removing"], Value::Null, "{}", reply.text());
+            assert_eq!(threads_as(pid, sandbox.uid), 0);
+            assert!(!sandbox.home.exists());
+        });
+        drop(stalled);
+    }
 }
