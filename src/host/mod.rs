@@ -26,7 +26,6 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::thread;
 use std::time::Duration;
 
 use crate::codec::sort::sort_by;
@@ -308,7 +307,7 @@ impl Host {
 
 /// By the number of processors, and at most a quarter of the container's limit.
 fn default_max_processes() -> u64 {
-    let processors = thread::available_parallelism().map_or(1, |count| count.get() as u64);
+    let processors = proc::processors() as u64;
     let usual =
         (processors * PROCESSES_PER_PROCESSOR).clamp(*MAX_PROCESSES.start(), *MAX_PROCESSES.end());
     proc::process_limit().map_or(usual, |most| usual.min(most / 4).max(1))

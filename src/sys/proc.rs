@@ -11,6 +11,8 @@ use std::str::FromStr;
 use std::sync::LazyLock;
 use std::time::Duration;
 
+use nix::sched::{CpuSet, sched_getaffinity};
+
 use crate::sys::{self, Pid};
 
 /// Some fields of `/proc/<pid>/stat`.
@@ -258,6 +260,32 @@ pub fn process_limit() -> Option<u64> {
         .find_map(number_in)
 }
 
+/// How many processors the server may use: by its affinity (`sched_getaffinity(2)`), and by the quota of its container
+/// (the kernel's cgroup-v2.rst and sched-bwc.rst). The function of std does the same and takes 8 KB.
+pub fn processors() -> usize {
+    let allowed = sched_getaffinity(nix::unistd::Pid::this())
+        .ok()
+        .map_or(1, |set| {
+            let is_allowed = |cpu: &usize| set.is_set(*cpu).unwrap_or(false);
+            (0..CpuSet::count()).filter(is_allowed).count()
+        });
+    let read = |path| std::fs::read_to_string(path).ok();
+    let quota = read("/sys/fs/cgroup/cpu.max").or_else(|| {
+        let quota = read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")?;
+        let period = read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")?;
+        Some(quota + &period)
+    });
+    let quota = quota.and_then(|quota| processors_of(&quota));
+    allowed.min(quota.unwrap_or(usize::MAX)).max(1)
+}
+
+/// How many processors a quota and its period are, rounded down; `None` without a limit, which is `max` or -1.
+fn processors_of(quota: &str) -> Option<usize> {
+    let mut numbers = quota.split_whitespace().map(str::parse::<usize>);
+    let (quota, period) = (numbers.next()?.ok()?, numbers.next()?.ok()?);
+    quota.checked_div(period)
+}
+
 /// So many ticks as time.
 fn duration(ticks: u64, a_second: u64) -> Duration {
     let a_second = a_second.max(1);
@@ -333,6 +361,23 @@ fn busy_time(stat: &str) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn processors_are_counted_as_std_counts_them() {
+        let expected = std::thread::available_parallelism().unwrap().get();
+        assert_eq!(processors(), expected);
+        for (quota, expected) in [
+            ("max 100000\n", None),
+            ("250000 100000\n", Some(2)),
+            ("50000 100000\n", Some(0)),
+            ("-1\n100000\n", None),
+            ("400000\n100000\n", Some(4)),
+            ("1 0\n", None),
+            ("", None),
+        ] {
+            assert_eq!(processors_of(quota), expected, "{quota}");
+        }
+    }
 
     #[test]
     fn a_hostile_name_does_not_shift_the_fields() {

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -416,7 +415,7 @@ struct Size {
 impl Size {
     fn of_machine(whole: &MachineUse) -> Self {
         Self {
-            processors: thread::available_parallelism().map_or(1, usize::from),
+            processors: proc::processors(),
             memory: whole.memory_bytes.unwrap_or(0),
         }
     }

@@ -249,7 +249,7 @@ fn gather(context: &Context, with_disk: bool) -> Document {
         requests: requests.collect(),
         machine: MachineDocument {
             cpu: use_of_all.cpu,
-            cpus: std::thread::available_parallelism().ok().map(Into::into),
+            cpus: Some(proc::processors()),
             memory_used_bytes: use_of_all.memory_used_bytes,
             memory_bytes: use_of_all.memory_bytes,
             disk_used_bytes: disk.map(|disk| disk.used_bytes),
