@@ -63,6 +63,13 @@ fn accepted_words<T>(choices: &[(&str, T)]) -> String {
     words.join(" or ")
 }
 
+/// Most bytes of a text in JSON, without its quotes.
+pub fn most_json_bytes(text: &str) -> usize {
+    // Control characters take six at most, all others twice what they take in the text.
+    let controls = text.bytes().filter(|byte| *byte < b' ').count();
+    2 * text.len() + 4 * controls
+}
+
 /// Stands for what was cut off a text.
 const CUT: &str = "\u{2026}";
 
@@ -102,6 +109,15 @@ mod tests {
             (9, "a\u{e9}\u{1f600}"),
         ] {
             assert_eq!(shortened("a\u{e9}\u{1f600}", most), expected, "{most}");
+        }
+    }
+
+    #[test]
+    fn a_text_is_no_longer_in_json_than_was_said() {
+        for character in ('\0'..='\u{2ff}').chain(['\u{2028}', '\u{1f600}']) {
+            let text = character.to_string().repeat(9);
+            let json = serde_json::to_string(&text).unwrap();
+            assert!(json.len() - 2 <= most_json_bytes(&text), "{json}");
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::fmt::Display;
 use std::fs::File;
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::sync::Arc;
 
 use serde::ser::SerializeMap;
@@ -193,46 +193,11 @@ impl ChargedDocument {
         Ok(())
     }
 
-    /// Adds a value as JSON.
-    ///
-    /// # Errors
-    /// The tenant's share is smaller. The document is not whole then.
-    pub fn push_json(&mut self, value: &impl Serialize) -> Result<(), OverLimit> {
-        let mut part = ChargedPart {
-            document: self,
-            refused: None,
-        };
-        // Only for lack of room: no document has a map whose keys are not strings.
-        let _ = serde_json::to_writer(&mut part, value);
-        part.refused.map_or(Ok(()), Err)
-    }
-
     /// The answer.
     pub fn respond(self) -> Response {
         Response::new(200, Body::Bytes(self.bytes))
             .with_header("Content-Type", "application/json")
             .charged(self.charge)
-    }
-}
-
-/// A part of a document that is charged piece by piece, because its length is not known before.
-struct ChargedPart<'a> {
-    document: &'a mut ChargedDocument,
-    refused: Option<OverLimit>,
-}
-
-impl Write for ChargedPart<'_> {
-    fn write(&mut self, piece: &[u8]) -> io::Result<usize> {
-        let append = |out: &mut Vec<u8>| out.extend_from_slice(piece);
-        self.refused = self.document.push(piece.len(), append).err();
-        match self.refused {
-            None => Ok(piece.len()),
-            Some(_) => Err(io::ErrorKind::OutOfMemory.into()),
-        }
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use super::event::{End, EndReason, Event};
 use super::execution::{
     Abandoned, Execution, ExecutionSpec, ExecutionState, ExecutionSubscriber, held_bytes,
-    sent_bytes,
 };
 use crate::client::{Disconnected, Interrupt, Stopped};
+use crate::codec::most_json_bytes;
 use crate::confine::Confinement;
 use crate::error::{Error, Kind, Result};
 use crate::limits::activity::Activity;
@@ -98,7 +98,7 @@ impl ContextSpec {
         let changes = self.environment.iter();
         let values = changes.flat_map(|(name, value)| [Some(name), value.as_ref()]);
         let texts = values.chain([self.directory.as_ref()]).flatten();
-        texts.map(|text| sent_bytes(text)).sum()
+        texts.map(|text| most_json_bytes(text)).sum()
     }
 }
 

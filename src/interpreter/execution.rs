@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::event::{End, EndReason, Event};
 use crate::client::{Client, Disconnected, KeepAlive, send_all};
+use crate::codec::most_json_bytes;
 use crate::limits::ledger::{Charge, Item};
 use crate::process::Process;
 use crate::process::ring::Stream;
@@ -97,14 +98,7 @@ impl ExecutionSpec {
 
 /// Bytes in memory of a text that the interpreter gets: of the text, and of its JSON.
 pub(super) fn held_bytes(text: &str) -> usize {
-    text.len() + sent_bytes(text)
-}
-
-/// Bytes of a text as JSON for the interpreter.
-pub(super) fn sent_bytes(text: &str) -> usize {
-    // Most characters take at most twice as much, and control characters six bytes.
-    let controls = text.bytes().filter(|byte| *byte < b'\t').count();
-    2 * text.len() + 4 * controls
+    text.len() + most_json_bytes(text)
 }
 
 /// A client that receives the events of an execution.

@@ -41,13 +41,15 @@ pub enum CommandLine {
 impl CommandLine {
     /// The words that are executed, as far as they are short: of code only the program.
     pub fn words(&self) -> impl Iterator<Item = &str> {
-        let (fixed, words): ([Option<&str>; 3], &[String]) = match self {
-            Self::Shell(script) => ([Some("/bin/sh"), Some("-c"), Some(script)], &[]),
-            Self::Program(words) => ([None; 3], words),
-            Self::Code { language, .. } => ([Some(language.program()), None, None], &[]),
-        };
-        let words = words.iter().map(String::as_str);
-        fixed.into_iter().flatten().chain(words)
+        (0..).map_while(|place| self.word(place))
+    }
+
+    fn word(&self, place: usize) -> Option<&str> {
+        match self {
+            Self::Shell(script) => ["/bin/sh", "-c", script].get(place).copied(),
+            Self::Program(words) => words.get(place).map(String::as_str),
+            Self::Code { language, .. } => (place == 0).then(|| language.program()),
+        }
     }
 
     /// The same in one text, [`shortened`]. It takes no more memory than that.

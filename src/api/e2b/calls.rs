@@ -65,14 +65,26 @@ impl ListBody {
         })
     }
 
-    /// Adds an item.
-    pub(super) fn push(&mut self, item: &impl Serialize) -> Result<(), E2bError> {
-        if !std::mem::replace(&mut self.is_empty, false) {
-            self.document
-                .push(1, |out| out.push(b','))
-                .map_err(Error::from)?;
-        }
-        Ok(self.document.push_json(item).map_err(Error::from)?)
+    /// Adds a small item.
+    pub(super) fn push(&mut self, item: &Value) -> Result<(), E2bError> {
+        self.push_at_most(0, item)
+    }
+
+    /// Adds an item of at most this many bytes, which are charged before it is written unless they are few.
+    pub(super) fn push_at_most(
+        &mut self,
+        most: usize,
+        item: &impl Serialize,
+    ) -> Result<(), E2bError> {
+        let is_first = std::mem::replace(&mut self.is_empty, false);
+        let pushed = self.document.push(most, |out| {
+            if !is_first {
+                out.push(b',');
+            }
+            // Writing to memory does not fail.
+            let _ = serde_json::to_writer(out, item);
+        });
+        Ok(pushed.map_err(Error::from)?)
     }
 
     /// The answer.

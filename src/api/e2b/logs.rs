@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::access::{self, AskedSandbox};
 use super::calls::{Answer, Call, ListBody};
@@ -96,13 +96,6 @@ struct Members<'a> {
     pid: Option<Pid>,
     #[serde(skip_serializing_if = "Option::is_none")]
     status: Option<&'a str>,
-}
-
-/// A line as the answer has it.
-#[derive(Serialize)]
-struct Entry<'a> {
-    line: &'a str,
-    timestamp: &'a str,
 }
 
 impl Line {
@@ -328,10 +321,8 @@ fn respond(call: &Call<'_, '_>, mut lines: Lines) -> Answer {
     let mut body = ListBody::new(Some("logs"), &call.request.ledger)?;
     for line in &lines.last {
         let members = to_json(&line.members());
-        body.push(&Entry {
-            line: &String::from_utf8_lossy(&members),
-            timestamp: &rfc3339(line.at.0.cast_signed()),
-        })?;
+        let timestamp = rfc3339(line.at.0.cast_signed());
+        body.push(&json!({ "timestamp": timestamp, "line": String::from_utf8_lossy(&members) }))?;
     }
     body.respond()
 }

@@ -18,7 +18,7 @@ use super::errors::{Code, E2bError};
 use super::paths::Paths;
 use crate::client::{Client, Peer};
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
-use crate::codec::{base64, cut_character};
+use crate::codec::{base64, cut_character, most_json_bytes};
 use crate::error::{Error, Kind};
 use crate::http::Response;
 use crate::http::request::BodyReader;
@@ -133,6 +133,9 @@ const VARIABLE_BYTES: usize = 64;
 /// Variables that take little.
 const FEW_VARIABLES: usize = 256;
 
+/// What the document of a process has besides its texts.
+const FRAME_BYTES: usize = 256;
+
 /// `List`.
 pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -> ListAnswer {
     let mut body = ListBody::new(Some("processes"), &workspace.ledger)?;
@@ -143,18 +146,24 @@ pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -
         let many = VARIABLE_BYTES * many.unwrap_or(0);
         let charge = workspace.ledger.charge(Item::Responses, many);
         let _charge = charge.map_err(Error::from)?;
-        let environment =
-            environment.filter_map(|(name, value)| Some((&**name, value.as_deref()?)));
-        body.push(&Listed {
+        let mut envs = BTreeMap::new();
+        envs.extend(environment.filter_map(|(name, value)| Some((&**name, value.as_deref()?))));
+        let texts = [&process.directory, &process.tag].into_iter().flatten();
+        let texts = texts.map(String::as_str).chain(process.command.words());
+        let texts = texts.chain(envs.iter().flat_map(|(name, value)| [*name, *value]));
+        // Each is between quotes and behind a comma.
+        let most = texts.map(|text| most_json_bytes(text) + 3).sum::<usize>();
+        let listed = Listed {
             config: Config {
                 args: &process.command,
                 cmd: process.command.words().next().unwrap_or_default(),
                 cwd: process.directory.as_deref(),
-                envs: environment.collect(),
+                envs,
             },
             pid: process.pid,
             tag: process.tag.as_deref(),
-        })?;
+        };
+        body.push_at_most(FRAME_BYTES + most, &listed)?;
     }
     Ok(body)
 }

@@ -227,12 +227,12 @@ fn the_buffers_of_long_messages() {
         };
         let (long, short) = (envelope(6 * MIB), envelope(66_000));
         let length = long.len() + short.len() + 1000;
-        let head = format!(
+        let begin = format!(
             "POST /process.Process/StreamInput HTTP/1.1\r\nHost: localhost\r\nX-Access-Token: {}\r\n\
              E2b-Sandbox-Id: {}\r\nContent-Type: application/connect+json\r\nContent-Length: {length}\r\n\r\n",
             attacker.token, attacker.id
         );
-        let request = [head.as_bytes(), &long, &short[..60_000]].concat();
+        let request = [begin.as_bytes(), &long, &short[..60_000]].concat();
         // One after the other, so that each is granted.
         let mut held = Vec::new();
         for _ in 0..60 {
