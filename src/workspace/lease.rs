@@ -158,12 +158,7 @@ impl Workspace {
         paths: &[FilePath],
         interrupt: &mut dyn Interrupt,
     ) -> std::result::Result<Turn, Stopped> {
-        let workspace = self;
-        let mut interrupt = WhileOpen {
-            workspace,
-            interrupt,
-        };
-        self.files()?.turn(paths, &mut interrupt)
+        self.files()?.turn(paths, &mut self.paced(interrupt))
     }
 
     /// Asks `interrupt` in work of this thread on much that the tenant has. Others of the tenant and the end of the
@@ -243,19 +238,6 @@ impl Interrupt for FirstSteps {
     fn check(&mut self) -> std::result::Result<(), Stopped> {
         self.0 = self.0.checked_sub(1).ok_or(Stopped::Due)?;
         Ok(())
-    }
-}
-
-/// Interrupts work also when the workspace has ended.
-struct WhileOpen<'a> {
-    workspace: &'a Workspace,
-    interrupt: &'a mut dyn Interrupt,
-}
-
-impl Interrupt for WhileOpen<'_> {
-    fn check(&mut self) -> std::result::Result<(), Stopped> {
-        self.workspace.check_open()?;
-        self.interrupt.check()
     }
 }
 

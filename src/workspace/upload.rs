@@ -130,6 +130,16 @@ pub(super) fn receive_whole<S: UploadSource>(
         }
     })?;
     fault::point("upload");
+    Ok(commit(workspace, upload, condition, client)?)
+}
+
+/// Checks the condition again and puts the file in place: once for all sources.
+fn commit(
+    workspace: &Workspace,
+    upload: Upload<'_>,
+    condition: Condition,
+    client: Box<dyn Peer + Send>,
+) -> Result<u64> {
     let mut checked = None;
     if let Condition::Content(digest) = condition {
         let mut check = |interrupt: &mut dyn Interrupt| {
@@ -141,7 +151,7 @@ pub(super) fn receive_whole<S: UploadSource>(
             .work_if_long(&mut WhileConnected::new(client), &mut check)
             .map_err(unless_stopped)?;
     }
-    Ok(upload.commit_if(condition, checked.as_ref())?)
+    upload.commit_if(condition, checked.as_ref())
 }
 
 /// Stops long work when the client disconnects.

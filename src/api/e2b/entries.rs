@@ -90,15 +90,10 @@ pub(super) fn remove(
     match workspace.delete_file(&path.file, true, &mut call.interrupt()) {
         // Below a file there is nothing, either.
         Err(Stopped::Failed(error))
-            if matches!(error.kind(), Kind::NotFound | Kind::NotDirectory) =>
-        {
-            Ok(json!({}))
-        }
-        removed => {
-            removed?;
-            Ok(json!({}))
-        }
+            if matches!(error.kind(), Kind::NotFound | Kind::NotDirectory) => {}
+        removed => removed?,
     }
+    Ok(json!({}))
 }
 
 /// The path in a field, for a caller that may act.

@@ -1,6 +1,6 @@
 //! Reading, writing and listing files.
 
-use crate::client::{Interrupt, Stopped};
+use crate::client::{Interrupt, Peer, Stopped};
 use crate::error::{Error, Result};
 use crate::files::hash::{Digest, Hasher};
 use crate::files::name::FilePath;
@@ -86,10 +86,7 @@ impl Workspace {
         let files = self.files()?;
         let size = match part {
             FilePart::Whole => {
-                let mut check =
-                    |interrupt: &mut dyn Interrupt| self.files()?.check(path, condition, interrupt);
-                self.work_if_long(&mut WhileConnected::new(source.client()), &mut check)
-                    .map_err(unless_stopped)?;
+                self.check_condition(path, condition, source.client())?;
                 let mut upload = files.upload(path, mode, makes_parents)?;
                 if let Some((prefix, attributes)) = attributes {
                     upload.set_attributes(prefix, attributes)?;
@@ -111,6 +108,19 @@ impl Workspace {
         };
         self.check_open()?;
         Ok((size, hasher.map(Hasher::finish)))
+    }
+
+    /// Checks a condition before anything is received: once for all sources.
+    fn check_condition(
+        &self,
+        path: &FilePath,
+        condition: Condition,
+        client: Box<dyn Peer + Send>,
+    ) -> Result<()> {
+        let mut check =
+            |interrupt: &mut dyn Interrupt| self.files()?.check(path, condition, interrupt);
+        self.work_if_long(&mut WhileConnected::new(client), &mut check)
+            .map_err(unless_stopped)
     }
 
     /// One page of a directory: the entries after the name `after`, at most `limit`.
