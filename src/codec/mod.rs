@@ -18,6 +18,8 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::time::Duration;
 
+use memchr::memchr2;
+
 pub use sbx_bulk::{base64, escape};
 
 /// A decimal number of seconds, with or without a fraction and an exponent: what JSON and Rust write.
@@ -70,6 +72,23 @@ pub fn most_json_bytes(text: &str) -> usize {
     2 * text.len() + 4 * controls
 }
 
+/// What a value takes while JSON is parsed, besides its text: its place in a map that grows, and its name.
+const VALUE_BYTES: usize = 128;
+
+/// Bytes that the values of some JSON take while it is parsed, besides their texts.
+pub fn parsed_bytes(json: &[u8]) -> usize {
+    let (mut rest, mut commas, mut is_text) = (json, 0_usize, false);
+    // A comma in a text parts no values.
+    while let Some(at) = memchr2(b'"', if is_text { b'\\' } else { b',' }, rest) {
+        let byte = rest[at];
+        is_text ^= byte == b'"';
+        commas += usize::from(byte == b',');
+        let escape = usize::from(byte == b'\\');
+        rest = rest.get(at + 1 + escape..).unwrap_or_default();
+    }
+    commas * VALUE_BYTES
+}
+
 /// Stands for what was cut off a text.
 const CUT: &str = "\u{2026}";
 
@@ -118,6 +137,21 @@ mod tests {
             let text = character.to_string().repeat(9);
             let json = serde_json::to_string(&text).unwrap();
             assert!(json.len() - 2 <= most_json_bytes(&text), "{json}");
+        }
+    }
+
+    #[test]
+    fn values_are_counted_outside_of_texts() {
+        for (json, count) in [
+            (r#"{"a":1,"b":[2,3],"c":{"d":4,"e":5}}"#, 4),
+            (r#"["a,b","c\",d","\\",","]"#, 3),
+            (r#"["no end,,,"#, 0),
+            (r#"["no end\"#, 0),
+            (r#"["no end\""#, 0),
+            ("", 0),
+            (",,,", 3),
+        ] {
+            assert_eq!(parsed_bytes(json.as_bytes()), count * VALUE_BYTES, "{json}");
         }
     }
 

@@ -19,6 +19,7 @@ use super::reader::SocketReader;
 use super::slots::ConnectionSlot;
 use super::stream::StreamWriter;
 use crate::client::{Disconnected, Peer};
+use crate::codec::parsed_bytes;
 use crate::limits::ledger::{Charge, Item, Ledger};
 use crate::limits::memory::Room;
 use crate::sys::{self, Events};
@@ -117,7 +118,15 @@ impl Peer for WaitingClient {
 /// A whole body, and the memory promised for what is parsed from it.
 pub struct WholeBody {
     bytes: Vec<u8>,
-    _held: Option<(Charge, Room)>,
+    held: Option<Held>,
+}
+
+type Held = (Charge, Room);
+
+/// Promises memory.
+fn hold(ledger: &Arc<Ledger>, bytes: usize) -> Result<Held, ReceiveError> {
+    let charge = ledger.charge(Item::Bodies, bytes)?;
+    Ok((charge, Room::take(bytes).ok_or(ReceiveError::NoMemory)?))
 }
 
 impl Deref for WholeBody {
@@ -258,16 +267,14 @@ impl<'c> BodyReader<'c> {
         if announced > limit {
             return Err(ReceiveError::TooLarge(limit));
         }
-        let room_for = |length: usize| -> Result<_, ReceiveError> {
+        let room_for = |length: usize| {
             let is_free = length <= FREE_BODY_BYTES;
             let uses = if is_free {
                 0
             } else {
                 length.saturating_mul(USES_OF_BODY)
             };
-            let charge = ledger.charge(Item::Bodies, uses)?;
-            let room = Room::take(uses).ok_or(ReceiveError::NoMemory)?;
-            Ok((charge, room))
+            hold(ledger, uses)
         };
         // Refuses an announced body that does not fit before the client sends it.
         drop(room_for(usize::try_from(announced).unwrap_or(usize::MAX))?);
@@ -296,10 +303,25 @@ impl<'c> BodyReader<'c> {
             }
         }
         body.truncate(length);
-        Ok(WholeBody {
-            bytes: body,
-            _held: held,
-        })
+        Ok(WholeBody { bytes: body, held })
+    }
+
+    /// Reads a whole body of JSON, of which values without a text may take many times what they take in the body.
+    ///
+    /// # Errors
+    /// As [`BodyReader::read_all`].
+    pub fn read_json(
+        &mut self,
+        limit: u64,
+        ledger: &Arc<Ledger>,
+    ) -> Result<WholeBody, ReceiveError> {
+        let mut body = self.read_all(limit, ledger)?;
+        let parsed = body.len() + parsed_bytes(&body);
+        if body.len() > FREE_BODY_BYTES && parsed > body.len() * USES_OF_BODY {
+            drop(body.held.take());
+            body.held = Some(hold(ledger, parsed)?);
+        }
+        Ok(body)
     }
 
     /// Whether [`BodyReader::drain`] may succeed; if not, the response announces the close.
@@ -331,5 +353,52 @@ impl<'c> BodyReader<'c> {
         };
         self.reader.set_deadline(None);
         drained
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+    use crate::http::parse::{self, Progress};
+    use crate::limits::ledger::Budget;
+
+    /// What is charged for a body of JSON; `None` if there is no room for it in so many bytes.
+    fn charged(body: &str, budget: u64) -> Option<usize> {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let head = format!(
+            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        );
+        let Ok(Progress::Complete(head, _)) = parse::head(head.as_bytes()) else {
+            panic!("{head}");
+        };
+        let body = body.to_owned();
+        let sender = std::thread::spawn(move || client.write_all(body.as_bytes()).map(|()| client));
+        let (socket, _) = listener.accept().unwrap();
+        let mut reader = SocketReader::new(Arc::new(socket));
+        let ledger = Budget::new(budget).whole();
+        let read = BodyReader::new(&mut reader, &head).read_json(1 << 20, &ledger);
+        let body = read.ok();
+        let bytes = body.map(|body| body.held.as_ref().map_or(0, |(charge, _)| charge.bytes()));
+        drop(reader);
+        // The server may close before all is sent.
+        let _ = sender.join().unwrap();
+        bytes
+    }
+
+    #[test]
+    fn small_values_are_charged_with_what_they_take() {
+        let object = |count: usize| format!("{{{}}}", vec!["\"a\":0"; count].join(","));
+        let text = |length: usize| format!("{{\"a\":\"{}\"}}", ",".repeat(length));
+        assert_eq!(charged(&object(1000), 1 << 20), Some(0), "it is short");
+        let many = charged(&object(10_000), 64 << 20).unwrap();
+        assert!(many > 10_000 * 100, "{many}");
+        assert_eq!(charged(&object(10_000), 2 << 20), None);
+        let long = charged(&text(60_000), 2 << 20).unwrap();
+        assert!((4 * 60_000..5 * 60_000).contains(&long), "{long}");
     }
 }

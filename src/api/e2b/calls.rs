@@ -109,7 +109,7 @@ impl Call<'_, '_> {
     /// The whole body.
     pub(super) fn body(&mut self) -> Result<WholeBody, E2bError> {
         let ledger = &self.request.ledger;
-        Ok(self.request.body.read_all(MAX_BODY_BYTES, ledger)?)
+        Ok(self.request.body.read_json(MAX_BODY_BYTES, ledger)?)
     }
 
     /// How long the client lets the call take; `None` for as long as it takes.

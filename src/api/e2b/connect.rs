@@ -6,8 +6,8 @@
 use serde_json::{Value, json};
 
 use super::errors::{Code, E2bError};
-use crate::codec::base64;
 use crate::codec::fields::Fields;
+use crate::codec::{base64, parsed_bytes};
 use crate::http::request::{BodyReader, WholeBody};
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::http::{Body, Request, Response};
@@ -28,6 +28,10 @@ const MAX_MESSAGE_BYTES: usize = 16 << 20;
 
 /// Bytes that are received at a time.
 const READ_BYTES: usize = 64 * 1024;
+
+/// The peak of memory that a message takes, as a multiple of its length: the bytes, a text that grows while its escapes are
+/// undone, and the copy that is kept.
+const USES_OF_MESSAGE: usize = 4;
 
 const UNARY: &str = "application/json";
 const STREAM: &str = "application/connect+json";
@@ -136,17 +140,23 @@ impl<'b, 'c> Messages<'b, 'c> {
         }
         let whole = HEAD_BYTES + length_of(&self.received[..HEAD_BYTES])?;
         if whole > READ_BYTES {
-            // The bytes, a text that grows while its escapes are undone, and the copy that is kept.
-            self.charge = Some(
-                self.ledger
-                    .charge(Item::Bodies, 4 * whole)
-                    .map_err(crate::error::Error::from)?,
-            );
+            self.charge(USES_OF_MESSAGE * whole)?;
         }
         if !self.receive(whole)? {
             return Err(E2bError::invalid("the body ends inside of an envelope"));
         }
+        let parsed = whole + parsed_bytes(&self.received[HEAD_BYTES..whole]);
+        if parsed > USES_OF_MESSAGE * whole.max(READ_BYTES) {
+            self.charge(parsed)?;
+        }
         Ok(Some(&self.received[HEAD_BYTES..whole]))
+    }
+
+    fn charge(&mut self, bytes: usize) -> Result<(), E2bError> {
+        self.charge = None;
+        let charge = self.ledger.charge(Item::Bodies, bytes);
+        self.charge = Some(charge.map_err(crate::error::Error::from)?);
+        Ok(())
     }
 
     /// Receives until there are this many bytes; false if the body ends before.

@@ -144,7 +144,7 @@ fn answer(
         return Err(Refusal::new(406, "not_acceptable", text));
     }
     let lease = context.enter(request, scope)?;
-    let body = request.body.read_all(MAX_BODY_BYTES, &request.ledger)?;
+    let body = request.body.read_json(MAX_BODY_BYTES, &request.ledger)?;
     let head = &request.head;
     let mut room = Room::new(&lease.ledger);
     let steps = match Received::parse(&body, head) {

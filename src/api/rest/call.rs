@@ -36,7 +36,7 @@ impl Call<'_, '_> {
 
     pub(super) fn json_body(&mut self) -> Result<WholeBody, Refusal> {
         let ledger = &self.request.ledger;
-        Ok(self.request.body.read_all(MAX_JSON_BYTES, ledger)?)
+        Ok(self.request.body.read_json(MAX_JSON_BYTES, ledger)?)
     }
 
     /// Reads the body, a JSON object.
