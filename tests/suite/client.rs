@@ -23,6 +23,7 @@ const POOLS: &str = "pool_client.py";
 const CANNOT_RUN: i32 = 77;
 
 #[test]
+#[ignore = "takes a while: .ci/run runs it"]
 fn huggingface_hub_1_22_works_unmodified() {
     run_client("1.22.0", DEDICATED, &[]);
 }
@@ -33,6 +34,7 @@ fn huggingface_hub_2_4_works_unmodified() {
 }
 
 #[test]
+#[ignore = "takes a while: .ci/run runs it"]
 fn pools_of_huggingface_hub_1_22_work_unmodified() {
     run_client("1.22.0", POOLS, &[]);
 }

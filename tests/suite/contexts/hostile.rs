@@ -316,7 +316,7 @@ fn executions_that_have_ended_hold_no_more_than_the_log_may() {
         place.python("a");
         let server = place.server.pid();
         let before = memory_of(server, "VmRSS");
-        for _ in 0..20 {
+        for _ in 0..10 {
             let ran = place.run("a", "display({'text/plain': 'x' * (8 << 20)}, raw=True)");
             assert_eq!(ran.all("display").count(), 1);
         }

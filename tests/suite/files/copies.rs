@@ -6,6 +6,9 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::process::Command;
 
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::Mode;
+
 use super::{DeepTree, MIB, Mount, Place, chmod, expect_error, expect_ok, mkfifo, mode_of};
 use crate::fixture::{
     PATIENCE, Reply, Server, TempDir, is_root, names_in, random_bytes, wait_until,
@@ -348,18 +351,16 @@ fn a_copy_that_does_not_fit_leaves_whole_files_only() {
 
 #[test]
 fn a_tree_deeper_than_any_path_is_copied() {
+    const LEVELS: usize = 2_500;
     let server = crate::fixture::Server::start();
     let dir = TempDir::new();
-    let (_from, _to) = (
-        DeepTree(dir.path().join("deep")),
-        DeepTree(dir.path().join("copy")),
-    );
-    let script = "set -e; mkdir deep; cd deep; for i in $(seq 2500); do mkdir d; cd -P d; done; echo x > bottom";
-    let made = Command::new("sh")
-        .args(["-c", script])
-        .current_dir(dir.path())
-        .status();
-    assert!(made.unwrap().success());
+    let _from = DeepTree::make(dir.path().join("deep"), LEVELS, |number, level| {
+        if number == LEVELS {
+            let flags = OFlag::O_CREAT | OFlag::O_WRONLY;
+            openat(level, "bottom", flags, Mode::S_IRWXU).unwrap();
+        }
+    });
+    let _to = DeepTree(dir.path().join("copy"));
     let target = format!(
         "/v1/files/copy?from={0}/deep&to={0}/copy&recursive=1",
         dir.path().display()
@@ -367,7 +368,7 @@ fn a_tree_deeper_than_any_path_is_copied() {
     let report = expect_ok(&server.request("POST", &target, b""));
     assert_eq!(
         (&report["dirs"], &report["files"]),
-        (&2501.into(), &1.into())
+        (&(LEVELS + 1).into(), &1.into())
     );
 }
 

@@ -23,8 +23,9 @@ mod special;
 mod trees;
 mod watching;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::Write;
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -32,7 +33,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
-use nix::sys::stat::Mode;
+use nix::fcntl::{OFlag, openat};
+use nix::sys::stat::{Mode, mkdirat};
 use serde_json::Value;
 
 use crate::fixture::{
@@ -489,6 +491,22 @@ impl Drop for Mount {
 
 /// Removes a tree that is too deep for paths, however the test ends.
 struct DeepTree(PathBuf);
+
+impl DeepTree {
+    /// Makes so many directories within a first one, deeper than any path can say. `fill` puts files into each, from above.
+    fn make(path: PathBuf, levels: usize, mut fill: impl FnMut(usize, &OwnedFd)) -> Self {
+        fs::create_dir(&path).unwrap();
+        let mut level = OwnedFd::from(File::open(&path).unwrap());
+        for number in 0..levels {
+            fill(number, &level);
+            mkdirat(&level, "directory", Mode::S_IRWXU).unwrap();
+            let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY;
+            level = openat(&level, "directory", flags, Mode::empty()).unwrap();
+        }
+        fill(levels, &level);
+        Self(path)
+    }
+}
 
 impl Drop for DeepTree {
     fn drop(&mut self) {

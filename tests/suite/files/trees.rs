@@ -3,7 +3,6 @@
 
 use std::ffi::CString;
 use std::fs::{self, File};
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
@@ -11,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use nix::fcntl::OFlag;
+use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, SFlag};
 
 use super::{
@@ -487,33 +486,15 @@ fn a_tree_of_three_thousand_levels_is_deleted() {
     const LEVELS: usize = 3_000;
     let server = Server::start();
     let dir = TempDir::new();
-    let top = DeepTree(dir.path().join("top"));
     fs::create_dir(dir.join("outside")).unwrap();
     fs::write(dir.join("outside/file"), "stays").unwrap();
-    fs::create_dir(&top.0).unwrap();
-    // Deeper than any path can say, so each level is made from the one above.
-    let mut level: OwnedFd = File::open(&top.0).unwrap().into();
-    for number in 0..LEVELS {
-        nix::sys::stat::mkdirat(&level, "directory", Mode::S_IRWXU).unwrap();
+    let top = DeepTree::make(dir.path().join("top"), LEVELS, |number, level| {
         if number % 50 == 0 {
-            nix::unistd::symlinkat(dir.join("outside").as_str(), &level, "link").unwrap();
-            nix::fcntl::openat(
-                &level,
-                "file",
-                OFlag::O_CREAT | OFlag::O_WRONLY,
-                Mode::S_IRWXU,
-            )
-            .unwrap();
+            nix::unistd::symlinkat(dir.join("outside").as_str(), level, "link").unwrap();
+            let flags = OFlag::O_CREAT | OFlag::O_WRONLY;
+            openat(level, "file", flags, Mode::S_IRWXU).unwrap();
         }
-        level = nix::fcntl::openat(
-            &level,
-            "directory",
-            OFlag::O_RDONLY | OFlag::O_DIRECTORY,
-            Mode::empty(),
-        )
-        .unwrap();
-    }
-    drop(level);
+    });
     let started = Instant::now();
     delete(&server, top.0.to_str().unwrap(), "&recursive=1");
     assert!(
