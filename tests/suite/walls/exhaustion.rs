@@ -665,8 +665,8 @@ fn long_work_on_files_takes_one_processor_and_ends_with_its_sandbox() {
     ];
     withstand(&server, &json!({}), |sandbox| {
         sandbox.sh(
-            "truncate -s 4T huge; mkdir wide tree; (cd wide; seq 100000 | xargs touch); cd tree; \
-             for i in $(seq 60); do mkdir $i; (cd $i; seq 500 | xargs touch); done",
+            "truncate -s 4T huge; mkdir wide tree; (cd wide; seq 30000 | xargs touch); cd tree; \
+             for i in $(seq 20); do mkdir $i; (cd $i; seq 500 | xargs touch); done",
         );
         for (method, route) in kinds {
             let limit = Duration::from_secs(1);
