@@ -544,7 +544,8 @@ fn an_interrupt_keeps_the_state() {
                 let end = running.last().unwrap();
                 assert_eq!(
                     (&end["reason"], &end["state"]),
-                    (&json!("interrupted"), &json!("kept"))
+                    (&json!("interrupted"), &json!("kept")),
+                    "{language}: {end}"
                 );
                 assert_eq!(end["timed_out"], false);
             }
