@@ -140,16 +140,19 @@ impl BackgroundTurn {
         self.work.check_open()
     }
 
-    /// Takes all pauses that are owed, and asks `interrupt` after each.
+    /// Takes all pauses that are owed, and asks after each whether to go on.
     ///
     /// # Errors
-    /// `NotFound` if the work was ended; it was interrupted.
-    pub fn pass(&mut self, interrupt: &mut dyn Interrupt) -> std::result::Result<(), Stopped> {
+    /// `NotFound` if the work was ended; those of `ask`.
+    pub fn pass(
+        &mut self,
+        ask: &mut dyn FnMut() -> std::result::Result<(), Stopped>,
+    ) -> std::result::Result<(), Stopped> {
         let mut owes = true;
         while owes {
             owes = self.give_way();
             self.check_open()?;
-            interrupt.check()?;
+            ask()?;
         }
         Ok(())
     }
@@ -169,7 +172,7 @@ struct GivesWay<'a> {
 
 impl Interrupt for GivesWay<'_> {
     fn check(&mut self) -> std::result::Result<(), Stopped> {
-        self.turn.pass(self.interrupt)
+        self.turn.pass(&mut || self.interrupt.check())
     }
 }
 

@@ -285,7 +285,7 @@ impl<'s, S: UploadSource> UploadReader<'s, S> {
 
 impl<S: UploadSource> BufRead for UploadReader<'_, S> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
-        if let Err(stopped) = self.turn.pass(&mut self.client) {
+        if let Err(stopped) = self.turn.pass(&mut || self.client.check()) {
             return Err(self.break_off(unless_stopped(stopped).into()));
         }
         if self.unread.is_empty() {

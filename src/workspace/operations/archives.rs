@@ -60,15 +60,8 @@ impl Sink for GivesWay<'_> {
     }
 
     fn look(&mut self) -> std::result::Result<(), Disconnected> {
-        let mut owes = true;
-        while owes {
-            owes = self.turn.give_way();
-            if self.turn.check_open().is_err() {
-                return Err(Disconnected);
-            }
-            self.sink.look()?;
-        }
-        Ok(())
+        let passed = self.turn.pass(&mut || Ok(self.sink.look()?));
+        passed.map_err(|_| Disconnected)
     }
 }
 

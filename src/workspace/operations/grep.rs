@@ -533,13 +533,7 @@ fn give_way(
     turn: &mut BackgroundTurn,
     sink: &mut dyn GrepSink,
 ) -> std::result::Result<(), Stopped> {
-    let mut owes = true;
-    while owes {
-        owes = turn.give_way();
-        turn.check_open()?;
-        sink.tick()?;
-    }
-    Ok(())
+    turn.pass(&mut || Ok(sink.tick()?))
 }
 
 /// Where the last line of a match ends. A line end that is last in a match belongs to its line.
