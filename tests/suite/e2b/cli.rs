@@ -150,8 +150,8 @@ fn the_command_line_works_unmodified() {
     cli.in_terminal(&["sandbox", "create", "base"]);
 
     cli.ok(&["sandbox", "kill", id]);
-    // It ends by itself, and without a failure.
+    // It ends by itself, and without a failure. Whether it says "closed" before depends on which of
+    // its two loops sees first that the sandbox is gone.
     assert!(following.wait().unwrap().success(), "{}", followed());
-    assert!(followed().contains("closed"), "{}", followed());
     assert!(cli.ok(&["sandbox", "logs", id]).contains("ended"));
 }
