@@ -90,6 +90,8 @@ pub struct Walk<'files> {
     path: Vec<u8>,
     /// `Some` if the last entry is a directory to enter next; whether that is included.
     entering: Option<bool>,
+    /// The directory to enter, if it is open.
+    opened: Option<OwnedFd>,
     /// The remaining components of the path to continue after.
     resume: Option<VecDeque<Vec<u8>>>,
     /// The number of names in memory, and the bytes of these and of the patterns.
@@ -237,6 +239,7 @@ impl Root {
             levels: Vec::new(),
             path: Vec::new(),
             entering: None,
+            opened: None,
             resume: after.map(components),
             pending: 0,
             bytes: patterns,
@@ -286,6 +289,13 @@ impl Walk<'_> {
     /// Skips the contents of the directory that was returned last.
     pub fn skip_contents(&mut self) {
         self.entering = None;
+        self.opened = None;
+    }
+
+    /// Continues with the contents of this directory, which was opened by the entry that was returned last. Without
+    /// this, the walk enters what has that name when it goes on.
+    pub(in crate::files) fn enter_opened(&mut self, directory: OwnedFd) {
+        self.opened = Some(directory);
     }
 
     fn advance(&mut self) -> Result<Option<Visit<'_>>> {
@@ -381,15 +391,20 @@ impl Walk<'_> {
 
     /// Enters the directory at the current path.
     fn enter(&mut self, is_included: bool) -> Result<nix::Result<()>> {
+        let opened = self.opened.take();
         let Some(level) = self.levels.last() else {
             return Ok(Ok(()));
         };
         let Some(parent) = &level.directory else {
             return Ok(Err(Errno::ENOENT));
         };
-        let opened = self
-            .root
-            .open_name(parent, &self.path[level.base..], READ_DIRECTORY);
+        let opened = match opened {
+            Some(directory) => self.root.open_name(directory, b".", READ_DIRECTORY),
+            None => {
+                let name = &self.path[level.base..];
+                self.root.open_name(parent, name, READ_DIRECTORY)
+            }
+        };
         let directory = match opened.and_then(Dir::from_fd) {
             Ok(directory) => directory,
             Err(errno) => return Ok(Err(errno)),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::errno::Errno;
 
 use super::watcher::add_watch;
-use super::{Ended, EventSink, Settings, TreeEvent, WatchShare, Watcher};
+use super::{Ended, EventSink, Settings, TreeChange, TreeEvent, WatchShare, Watcher};
 use crate::client::{Interrupt, Stopped};
 use crate::files::entry::DIRECTORY;
 use crate::files::name::FilePath;
@@ -217,4 +217,52 @@ fn a_storm_is_settled_no_longer_than_its_sink_goes_on() {
     let mut kept = Kept::until_checked(50);
     let advanced = watcher.advance(&files, &mut kept);
     assert_eq!(advanced, Err(Ended::Disconnected));
+}
+
+/// Does something as soon as it is told of a path.
+struct Acts<'a> {
+    at: &'a [u8],
+    act: &'a dyn Fn(),
+    told: Vec<(TreeChange, String)>,
+}
+
+impl EventSink for Acts<'_> {
+    fn event(&mut self, event: TreeEvent) -> Result<(), Ended> {
+        if event.path == self.at && event.change == TreeChange::Created {
+            (self.act)();
+        }
+        let path = String::from_utf8(event.path).unwrap();
+        self.told.push((event.change, path));
+        Ok(())
+    }
+
+    fn check(&mut self) -> Result<(), Ended> {
+        Ok(())
+    }
+}
+
+#[test]
+fn what_is_found_in_a_directory_is_in_the_one_that_is_watched() {
+    let place = TestDirectory::new("replaced");
+    let root = Root::machine(&place.0).unwrap();
+    let files = root.files().unwrap();
+    let at = |name: &str| place.0.join("w").join(name);
+    fs::create_dir_all(at("sub/in/deep")).unwrap();
+    let mut watcher = watch(&files);
+    fs::create_dir_all(at("new/name")).unwrap();
+    // Another directory takes the name of one that has just been found.
+    let mut sink = Acts {
+        at: b"new/name",
+        act: &|| fs::rename(at("sub"), at("new/name")).unwrap(),
+        told: Vec::new(),
+    };
+    while watcher.advance(&files, &mut sink).unwrap().is_some() {}
+    let expected = [
+        (TreeChange::Created, "new"),
+        (TreeChange::Created, "new/name"),
+        (TreeChange::Moved(b"sub".to_vec()), "new/name"),
+    ];
+    let expected = expected.map(|(change, path)| (change, path.to_owned()));
+    assert_eq!(sink.told, expected);
+    assert_eq!(watcher.directories(), 5);
 }

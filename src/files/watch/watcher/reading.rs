@@ -190,11 +190,18 @@ impl Watcher {
             self.find(&place)?;
             let Some(opened) = opened else { continue };
             let added = match unless_lacking(opened)? {
-                Ok(directory) => self.add(&directory, &place, sink)?,
+                Ok(directory) => {
+                    let added = self.add(&directory, &place, sink)?;
+                    added.map(|key| (key, directory))
+                }
                 Err(errno) => Err(errno),
             };
             match added {
-                Ok(key) => way.push(key),
+                Ok((key, directory)) => {
+                    way.push(key);
+                    // Another may have its name by now.
+                    walk.enter_opened(directory);
+                }
                 Err(errno) => {
                     self.pass(errno, sink)?;
                     walk.skip_contents();
