@@ -282,7 +282,11 @@
   const post = (method, parameters, before = () => {}) =>
     new Promise((resolve, reject) => {
       before();
-      session.post(method, parameters, (error, value) => (error ? reject(error) : resolve(value)));
+      session.post(method, parameters, (error, value) => {
+        // `process.kill` of a signal to itself has closed the inspector: this interpreter can run nothing more.
+        if (error?.message.includes('Cannot find context')) process.reallyExit(70);
+        return error ? reject(error) : resolve(value);
+      });
     });
   let taken; // what the inspector handed over last
   const takeKey = Symbol.for('sbx.take');
@@ -322,11 +326,11 @@
     interruptible.runInThisContext({ breakOnSigint: true }); // the end of a script forgets the pending one
   };
   const callInterruptibly = (work) => {
-    if (watchdogHasPendingSigint()) {
-      dropInterrupt();
-      throw Object.assign(new Error(), { code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED' });
-    }
-    call = work;
+    call = () => {
+      // What came before the script began is pending, and would not end it.
+      if (watchdogHasPendingSigint()) throw Object.assign(new Error(), { code: 'ERR_SCRIPT_EXECUTION_INTERRUPTED' });
+      work();
+    };
     interruptible.runInThisContext({ breakOnSigint: true });
   };
   const take = async (remote) => {

@@ -567,6 +567,50 @@ fn an_interrupt_keeps_the_state() {
     });
 }
 
+/// SIGINT comes after the bridge has said that the code begins, and before Node.js watches for it.
+#[test]
+fn an_interrupt_just_before_a_script_ends_it() {
+    const SIGINT_BEFORE_SECOND_SCRIPT: &str = "
+        const { Script } = require('vm');
+        const { watchdogHasPendingSigint } = process.binding('contextify');
+        const original = Script.prototype.runInThisContext;
+        let scripts = 0;
+        Script.prototype.runInThisContext = function (options) {
+            scripts += 1;
+            if (scripts === 2) {
+                Script.prototype.runInThisContext = original;
+                require('child_process').execFileSync('kill', ['-INT', process.pid]);
+                while (!watchdogHasPendingSigint());
+            }
+            return original.call(this, options);
+        };";
+    everywhere(|place| {
+        needs!(place, "javascript");
+        place.make(&json!({ "language": "javascript", "id": "j" }));
+        place
+            .run("j", SIGINT_BEFORE_SECOND_SCRIPT)
+            .expect("completed", "kept");
+        // The first script of an execution drops what came before.
+        let endless = json!({ "code": "while (true);", "timeout": 10, "kill_after": 1 });
+        let ran = place.execute("j", &endless);
+        // The code has sent it, and not the server.
+        ran.expect("error", "kept");
+        assert_eq!(ran.one("error")["name"], "Interrupted");
+        place.run("j", "scripts").expect("completed", "kept");
+    });
+}
+
+/// Node.js closes what runs code before it sends itself a signal, and may then survive it.
+#[test]
+fn an_interpreter_that_can_run_nothing_more_is_lost() {
+    everywhere(|place| {
+        needs!(place, "javascript");
+        place.make(&json!({ "language": "javascript", "id": "j" }));
+        place.run("j", "process.kill(process.pid, 'SIGINT'); while (true);");
+        place.run("j", "1 + 1").expect("died", "lost");
+    });
+}
+
 #[test]
 fn what_does_not_obey_an_interrupt_is_said_and_can_be_killed() {
     everywhere(|place| {
