@@ -103,7 +103,8 @@ fn collect_references(value: &Value, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The scripts that interpreters get, as NUL-ended names and texts. Commands need some of them too.
+/// The scripts that interpreters get, as NUL-ended names and texts without lines that are comments. Commands need some
+/// of them too.
 fn compress_scripts() {
     const FOLDER: &str = "src/interpreter";
     let is_for_commands = |name: &str| name.starts_with("run_") || name == "make_venv.py";
@@ -113,8 +114,11 @@ fn compress_scripts() {
         let name = path.file_name().and_then(|name| name.to_str());
         let is_script = |name: &&str| [".py", ".js", ".sh"].iter().any(|end| name.ends_with(end));
         if let Some(name) = name.filter(is_script).filter(is_built) {
-            let text = fs::read(&path).expect("cannot read a script of interpreters");
-            scripts.extend_from_slice(&[name.as_bytes(), b"\0", &text, b"\0"].concat());
+            let text = fs::read_to_string(&path).expect("cannot read a script of interpreters");
+            let comment = if name.ends_with(".js") { "//" } else { "#" };
+            let is_code = |line: &&str| !line.trim_start().starts_with(comment);
+            let code: Vec<&str> = text.lines().filter(is_code).collect();
+            scripts.extend([name, "\0", &code.join("\n"), "\0"].concat().bytes());
         }
     }
     compress("scripts", &scripts);
