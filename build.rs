@@ -115,7 +115,10 @@ fn compress_scripts() {
         let is_script = |name: &&str| [".py", ".js", ".sh"].iter().any(|end| name.ends_with(end));
         if let Some(name) = name.filter(is_script).filter(is_built) {
             let text = fs::read_to_string(&path).expect("cannot read a script of interpreters");
-            let comment = if name.ends_with(".js") { "//" } else { "#" };
+            let comment = match path.extension() {
+                Some(end) if end == "js" => "//",
+                _ => "#",
+            };
             let is_code = |line: &&str| !line.trim_start().starts_with(comment);
             let code: Vec<&str> = text.lines().filter(is_code).collect();
             scripts.extend([name, "\0", &code.join("\n"), "\0"].concat().bytes());

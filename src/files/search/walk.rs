@@ -398,12 +398,10 @@ impl Walk<'_> {
         let Some(parent) = &level.directory else {
             return Ok(Err(Errno::ENOENT));
         };
+        let name = &self.path[level.base..];
         let opened = match opened {
             Some(directory) => self.root.open_name(directory, b".", READ_DIRECTORY),
-            None => {
-                let name = &self.path[level.base..];
-                self.root.open_name(parent, name, READ_DIRECTORY)
-            }
+            None => self.root.open_name(parent, name, READ_DIRECTORY),
         };
         let directory = match opened.and_then(Dir::from_fd) {
             Ok(directory) => directory,
