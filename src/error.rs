@@ -192,7 +192,6 @@ impl Error {
         }))
     }
 
-    /// Adds a detail.
     #[must_use]
     pub fn with(mut self, name: &'static str, detail: Detail) -> Self {
         self.0.details.push((name, detail));

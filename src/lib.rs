@@ -113,7 +113,6 @@ impl From<Error> for ExitError {
     }
 }
 
-/// The program.
 pub fn main() -> ExitCode {
     // The first process of a sandbox's namespaces: it does nothing, not even prepare to.
     let mut words = std::env::args_os().skip(1);

@@ -19,7 +19,6 @@ pub(super) struct RequestCounts(Mutex<BTreeMap<Key, u64>>);
 type Key = (&'static str, Option<u16>);
 
 impl RequestCounts {
-    /// Counts one request.
     pub(super) fn count(&self, route: &'static str, status: u16) {
         let status = STATUSES.contains(&status).then_some(status);
         *lock(&self.0).entry((route, status)).or_default() += 1;

@@ -61,7 +61,6 @@ fn is_local(host: &[u8]) -> bool {
     is_port(port) && (is_localhost || is_loopback())
 }
 
-/// The allowed origins.
 pub(super) struct Origins(pub(super) Vec<String>);
 
 impl Origins {

@@ -21,7 +21,6 @@ use crate::spec::network::NetworkPolicy;
 use table::{Variable, decimal};
 pub use token::{MadeToken, Secret};
 
-/// The server's settings.
 #[derive(Debug, Clone)]
 pub struct Config {
     /// The address to listen on; port 0 stands for any free one.

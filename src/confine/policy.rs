@@ -40,7 +40,6 @@ pub struct Policy {
 
 /// The settings of one sandbox.
 pub struct SandboxSettings<'a> {
-    /// The sandbox's id.
     pub id: &'a str,
     /// The user of its commands.
     pub user: User,

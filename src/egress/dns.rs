@@ -31,7 +31,6 @@ const RECURSION_OFFERED: u16 = 0x0080;
 /// How long programs may keep an address, in seconds.
 const KEPT_SECONDS: u32 = 60;
 
-/// A question.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Question {
     /// Chosen by who asks.
@@ -50,9 +49,7 @@ pub(super) struct Question {
 /// What a question asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// Addresses of IPv4.
     Ipv4,
-    /// Addresses of IPv6.
     Ipv6,
     /// Records of another type.
     Other,

@@ -255,7 +255,6 @@ impl Exits {
         self.log.report()
     }
 
-    /// Notes a verdict.
     fn note(&self, host: &str, port: u16, verdict: &crate::spec::network::Verdict) {
         self.egress.count(verdict.is_allowed);
         self.log.add(host, port, verdict);

@@ -26,7 +26,6 @@ pub struct VerdictRecord {
     pub at_ms: u64,
     /// The host that was asked for.
     pub host: Box<str>,
-    /// The port.
     pub port: u16,
     /// Whether it was allowed.
     pub is_allowed: bool,

@@ -160,7 +160,6 @@ struct Served {
     threads: ThreadPool<Job>,
 }
 
-/// What threads do.
 enum Job {
     /// Waits for events. Only one thread does this. When it has accepted a connection, it passes this job on and serves
     /// the connection itself, so that no connection waits for another thread to wake up.

@@ -14,7 +14,6 @@ use crate::client::{Interrupt, Stopped};
 use crate::error::{Error, Kind};
 use crate::limits::ledger::{Item, Ledger};
 
-/// What was changed.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Changed {
     /// Files and directories that have the mode now.

@@ -29,7 +29,6 @@ use crate::threads::lock::{Condvar, Mutex, lock};
 /// What must hold for a file to be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Condition {
-    /// Nothing.
     Always,
     /// There is no file.
     Absent,

@@ -21,7 +21,6 @@ const MAX_ATTRIBUTE_BYTES: usize = 64 * 1024;
 /// Most bytes of the attributes of one file that are shown, names and values.
 const MAX_SHOWN_BYTES: usize = 16 * 1024;
 
-/// An extended attribute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attribute {
     /// With its namespace, as in `user.name`.

@@ -13,20 +13,13 @@ pub(super) const DIRECTORY: OFlag = OFlag::O_PATH
 /// The type of a file.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FileKind {
-    /// A regular file.
     #[default]
     Regular,
-    /// A directory.
     Directory,
-    /// A symbolic link.
     Link,
-    /// A named pipe.
     Pipe,
-    /// A socket.
     Socket,
-    /// A character device.
     CharacterDevice,
-    /// A block device.
     BlockDevice,
 }
 
@@ -130,7 +123,6 @@ pub(super) fn size(status: &FileStat) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct FileVersion {
     identity: Identity,
-    /// The type.
     pub kind: FileKind,
     /// Bytes.
     pub size: u64,

@@ -57,7 +57,6 @@ pub struct LineFinder {
 }
 
 impl LineFinder {
-    /// Finds these lines.
     pub fn new(range: LineRange) -> Self {
         Self {
             range,

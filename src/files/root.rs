@@ -281,7 +281,6 @@ impl Root {
         }
     }
 
-    /// Opens a directory.
     pub(super) fn directory(&self, path: &FilePath, missing: Missing) -> nix::Result<OwnedFd> {
         self.directory_in(self.start(path.tree())?, path.bytes(), missing)
     }

@@ -29,11 +29,8 @@ impl SkipList {
 /// Why something was left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SkipReason {
-    /// A named pipe.
     Fifo,
-    /// A socket.
     Socket,
-    /// A device.
     Device,
     /// A type that archives have and files do not.
     Unknown,

@@ -47,7 +47,6 @@ pub struct Upload<'files> {
     shown: String,
     file: File,
     written: u64,
-    /// The requested mode.
     mode: Option<u32>,
     /// How the complete file replaces the target; `None` for a device or pipe, which is written directly.
     commit: Option<Commit>,

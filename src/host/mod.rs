@@ -198,7 +198,6 @@ impl Host {
         self.limiter.offered()
     }
 
-    /// Number of sandboxes.
     pub fn count(&self) -> usize {
         self.table().sandboxes.len()
     }

@@ -84,7 +84,6 @@ impl Expiry {
     }
 }
 
-/// A sandbox.
 pub struct Sandbox {
     /// The id: 24 hex digits.
     pub id: String,

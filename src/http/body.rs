@@ -16,7 +16,6 @@ const MAX_SPLICED_BYTES: usize = 1 << 30;
 pub enum BodyDecoder {
     /// This many bytes, at least one.
     Length(u64),
-    /// Chunks.
     Chunked(Decoder),
     /// Everything until the sender closes; only responses and tunnels end like this.
     UntilClose,
@@ -94,7 +93,6 @@ impl BodyDecoder {
         }
     }
 
-    /// Whether reading failed.
     pub fn has_failed(&self) -> bool {
         matches!(self, Self::Failed)
     }

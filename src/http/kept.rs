@@ -53,7 +53,6 @@ impl KeptSlot {
         is_quiet.then_some(kept.connection)
     }
 
-    /// Closes the connection.
     pub fn clear(&self) {
         drop(lock(&self.0).take());
     }

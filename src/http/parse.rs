@@ -84,7 +84,6 @@ pub struct Head {
     pub query: Option<Vec<u8>>,
     /// 0 or 1, for HTTP/1.0 or HTTP/1.1.
     pub minor_version: u8,
-    /// The header fields.
     pub fields: Fields,
     /// Where the body ends.
     pub framing: Framing,
@@ -101,7 +100,6 @@ pub struct ResponseHead {
     pub status: u16,
     /// The reason phrase, which may be empty.
     pub reason: Vec<u8>,
-    /// The header fields.
     pub fields: Fields,
     /// As announced; the status and the request decide as well where the body ends.
     pub framing: Framing,

@@ -37,7 +37,6 @@ const USES_OF_BODY: usize = 4;
 /// A body up to this length is not charged: a tenant beyond its share can still end its processes.
 const FREE_BODY_BYTES: usize = 8 * 1024;
 
-/// One request.
 pub struct Request<'c> {
     /// The request line and the header fields.
     pub head: Head,

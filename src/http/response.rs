@@ -18,7 +18,6 @@ use super::stream::{FREE_BYTES, StreamWriter};
 use crate::error::{Detail, Details, capped};
 use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
 
-/// An answer.
 pub struct Response {
     /// The status code; 101 turns the connection into something other than HTTP.
     pub status: u16,
@@ -34,7 +33,6 @@ pub struct Response {
 
 /// The source of a body.
 pub enum Body {
-    /// No body.
     Empty,
     /// Memory.
     Bytes(Vec<u8>),
@@ -193,7 +191,6 @@ impl ChargedDocument {
         Ok(())
     }
 
-    /// The answer.
     pub fn respond(self) -> Response {
         Response::new(200, Body::Bytes(self.bytes))
             .with_header("Content-Type", "application/json")
@@ -204,7 +201,6 @@ impl ChargedDocument {
 /// An error as clients see it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The status code.
     pub status: u16,
     /// A stable word for programs.
     pub code: &'static str,

@@ -211,7 +211,6 @@ impl<S: AsFd> StreamWriter<S> {
         self.is_broken = true;
     }
 
-    /// Ends the body.
     pub fn finish(&mut self) {
         if self.chunked {
             self.pending.extend_from_slice(b"0\r\n\r\n");

@@ -41,9 +41,7 @@ const PONG: u8 = 0xa;
 /// A message or a control frame of the client.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Received {
-    /// A text message.
     Text(String),
-    /// A binary message.
     Binary(Vec<u8>),
     /// A ping. [`Decoder::control`] is its payload, which the pong must repeat.
     Ping,

@@ -122,7 +122,6 @@ pub enum ContextState {
     Starting,
     /// It waits for code.
     Idle,
-    /// It runs code.
     Busy,
     /// Its interpreter has ended, for this reason.
     Dead(String),
@@ -198,7 +197,6 @@ pub(super) enum Request {
 pub struct Interrupted {
     /// Whether there was something to interrupt.
     pub was_sent: bool,
-    /// The execution.
     pub execution: Option<String>,
     /// Whether it has ended.
     pub has_ended: bool,
@@ -263,7 +261,6 @@ impl Context {
         self.identity.get()
     }
 
-    /// Its id.
     pub fn id(&self) -> &str {
         self.identity().map_or("spare", |identity| &identity.id)
     }
@@ -289,7 +286,6 @@ impl Context {
         directory.unwrap_or_else(|| self.site.confinement.directory().display().to_string())
     }
 
-    /// What it does.
     pub fn state(&self) -> ContextState {
         let state = lock(&self.state);
         match &state.phase {
@@ -714,14 +710,12 @@ impl Lifecycle {
 /// An execution and the client that has asked for it. The execution learns of it when the client disconnects.
 pub struct Asked {
     context: Arc<Context>,
-    /// The execution.
     pub execution: Arc<Execution>,
     /// It made the execution, and did not find it.
     is_first: bool,
 }
 
 impl Asked {
-    /// The context.
     pub fn context(&self) -> &Arc<Context> {
         &self.context
     }

@@ -59,7 +59,6 @@ struct ContextTable {
 }
 
 impl Contexts {
-    /// No contexts.
     pub fn new(
         settings: ContextsSettings,
         processes: Arc<Registry>,

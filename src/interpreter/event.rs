@@ -97,9 +97,7 @@ impl Bundle {
 /// An exception.
 #[derive(Debug, PartialEq)]
 pub struct CodeError {
-    /// Its class.
     pub name: String,
-    /// Its text.
     pub value: String,
     /// Lines.
     pub traceback: Vec<String>,
@@ -176,7 +174,6 @@ impl EndReason {
 /// The end of an execution.
 #[derive(Debug, Clone)]
 pub struct End {
-    /// Why.
     pub reason: EndReason,
     /// Whether the next execution finds what this one left. False only if the interpreter has ended.
     pub is_kept: bool,

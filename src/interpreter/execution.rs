@@ -122,7 +122,6 @@ pub trait ExecutionSubscriber {
 pub enum ExecutionState {
     /// It waits in the queue of its context.
     Queued,
-    /// It runs.
     Running,
     /// It has ended, for this reason.
     Ended(EndReason),

@@ -462,7 +462,6 @@ pub(super) fn init(backend: &str, modules: &[(&str, &str)], out: &mut Vec<u8>) {
     });
 }
 
-/// Appends `adopt`.
 pub(super) fn adopt(
     directory: Option<&str>,
     environment: &[(String, Option<String>)],
@@ -483,7 +482,6 @@ pub(super) fn adopt(
     });
 }
 
-/// Appends `synced`.
 pub(super) fn synced(n: Option<u64>, out: &mut Vec<u8>) {
     frame(out, |out| match n {
         Some(n) => raw(out, &format!("{{\"type\":\"synced\",\"n\":{n}}}")),

@@ -40,7 +40,6 @@ impl Activity {
         !state.closed
     }
 
-    /// Ends an activity.
     pub fn end(&self) {
         let mut state = lock(&self.0);
         state.active -= 1;

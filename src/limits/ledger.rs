@@ -143,12 +143,10 @@ impl Connections {
         lock(&self.0).len()
     }
 
-    /// Adds a connection.
     pub fn add(&self, number: usize, socket: &Arc<TcpStream>) {
         lock(&self.0).insert(number, (Arc::clone(socket), false));
     }
 
-    /// Removes a connection.
     pub fn remove(&self, number: usize) {
         lock(&self.0).remove(&number);
     }
@@ -270,12 +268,10 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// The ledger.
     pub fn ledger(&self) -> &Arc<Ledger> {
         &self.ledger
     }
 
-    /// The bytes.
     pub fn bytes(&self) -> usize {
         usize::try_from(self.bytes).unwrap_or(usize::MAX)
     }

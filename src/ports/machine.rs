@@ -221,7 +221,6 @@ fn shown(mut sockets: Vec<Found>) -> Vec<Listener> {
     sockets.into_iter().map(show).collect()
 }
 
-/// A listening socket.
 #[derive(Debug, PartialEq, Eq)]
 struct Socket {
     address: IpAddr,

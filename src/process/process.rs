@@ -28,7 +28,6 @@ use crate::threads::panics::contain;
 /// Why a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reason {
-    /// It exited.
     Exited,
     /// A signal that this server did not send.
     Signaled,
@@ -51,7 +50,6 @@ pub enum Reason {
 pub struct Exit {
     /// The exit status or the signal.
     pub ending: Ending,
-    /// What caused it.
     pub reason: Reason,
     /// From the start to the end.
     pub duration: Duration,

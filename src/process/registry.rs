@@ -492,7 +492,6 @@ impl Registry {
         table.processes.insert(number, Arc::clone(process));
     }
 
-    /// Refuses further starts.
     pub fn close(&self) {
         lock(&self.table).closed = true;
     }

@@ -97,11 +97,9 @@ pub struct Ring {
 
 /// Output of one stream, and when its last byte came, in milliseconds since 1970.
 pub struct Timed<'a> {
-    /// Its stream.
     pub stream: Stream,
     /// `None` if that was before the times that are kept.
     pub at_ms: Option<u64>,
-    /// Its bytes.
     pub data: &'a [u8],
 }
 
@@ -138,18 +136,15 @@ impl Cursor {
 pub enum Piece {
     /// Bytes, which are in the reader's buffer.
     Data {
-        /// Their stream.
         stream: Stream,
         /// The offset of the first one.
         offset: u64,
     },
     /// Bytes that the ring no longer holds.
     Dropped {
-        /// Their stream.
         stream: Stream,
         /// The offset of the first one.
         offset: u64,
-        /// Their number.
         bytes: u64,
     },
 }

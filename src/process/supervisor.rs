@@ -369,7 +369,6 @@ impl Supervisor {
         }
     }
 
-    /// Handles one event.
     fn handle(&self, driven: &mut Driven, key: u64, purpose: u64, buffer: &mut Buffer) {
         let Some(pump) = driven.pumps.get_mut(&key) else {
             return;

@@ -94,7 +94,6 @@ impl Viewer {
         })
     }
 
-    /// The process.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }

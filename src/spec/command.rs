@@ -29,9 +29,7 @@ pub enum CommandLine {
     Program(Vec<String>),
     /// Code that the interpreter of its language runs as a script.
     Code {
-        /// Its language.
         language: Language,
-        /// The code.
         code: String,
         /// The arguments of the script.
         arguments: Vec<String>,
@@ -132,12 +130,10 @@ impl TerminalSize {
         })
     }
 
-    /// Its height.
     pub fn rows(self) -> u16 {
         self.rows
     }
 
-    /// Its width.
     pub fn columns(self) -> u16 {
         self.columns
     }
@@ -520,7 +516,6 @@ impl ChosenId {
         length_is_right && id.bytes().all(plain) && !matches!(id, "." | "..")
     }
 
-    /// The id.
     pub fn as_str(&self) -> &str {
         &self.0
     }

@@ -36,7 +36,6 @@ impl Isolation {
         self == Self::Namespaces && *policy != NetworkPolicy::Open
     }
 
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Landlock => "landlock",

@@ -54,7 +54,6 @@ impl Language {
         }
     }
 
-    /// Its name.
     pub fn name(self) -> &'static str {
         self.names()[0]
     }

@@ -65,9 +65,7 @@ pub enum Setup {
     Remove(CString),
     /// mount(2).
     Mount {
-        /// What is mounted.
         source: CString,
-        /// Where.
         target: CString,
         /// The type of file system; empty for none.
         kind: CString,
@@ -115,7 +113,6 @@ pub enum HolderStep {
     Setup(usize),
     /// Give up all privileges.
     Privileges,
-    /// Execute its program.
     Execute,
 }
 

@@ -18,7 +18,6 @@ use crate::sys::{self, Pid};
 /// Some fields of `/proc/<pid>/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
-    /// The pid.
     pub pid: Pid,
     /// The process has ended and was not reaped.
     pub zombie: bool,
@@ -26,9 +25,7 @@ pub struct Stat {
     pub stopped: bool,
     /// The pid of the parent.
     pub parent: Pid,
-    /// The process group.
     pub group: Pid,
-    /// The session.
     pub session: Pid,
     /// Processor time used, in clock ticks.
     pub ticks: u64,

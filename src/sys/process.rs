@@ -12,7 +12,6 @@ use super::clone::{ChildStack, clone};
 use super::identity::User;
 use super::poll::{Events, PollEntry, poll};
 
-/// A process number.
 pub type Pid = libc::pid_t;
 
 /// Raises the nice value of the calling thread (setpriority(2)). It cannot be lowered again without

@@ -46,7 +46,6 @@ pub struct WaitingCall {
     pub thread: u32,
     /// The number of the system call.
     pub number: c_int,
-    /// Its arguments.
     pub arguments: [u64; 6],
 }
 

@@ -70,7 +70,6 @@ pub struct ChildPlan<'a> {
     pub arguments: &'a [CString],
     /// `envp`.
     pub environment: &'a [Cow<'a, CStr>],
-    /// The working directory.
     pub directory: &'a CStr,
     /// Become descriptors 0, 1 and 2.
     pub stdio: [BorrowedFd<'a>; 3],

@@ -20,7 +20,6 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 pub struct Notifier(Mutex<Vec<Arc<EventFd>>>);
 
 impl Notifier {
-    /// Wakes all listeners.
     pub fn notify(&self) {
         for listener in lock(&self.0).iter() {
             // Fails only if the counter is full; the listener is awake then.

@@ -60,7 +60,6 @@ impl Readable {
         Self { path, opened }
     }
 
-    /// The file's path.
     pub fn path(&self) -> &FilePath {
         &self.path
     }

@@ -28,12 +28,10 @@ pub struct Workspace {
     pub(super) root: Arc<Root>,
     /// How its commands are started.
     pub(super) confinement: Arc<Confinement>,
-    /// Its processes.
     pub processes: Arc<Registry>,
     /// Its interpreters that stay.
     #[cfg(feature = "interpreter")]
     pub contexts: Arc<Contexts>,
-    /// Its servers.
     pub ports: Arc<Ports>,
     /// The trees that it watches for clients that poll.
     pub watches: Arc<Watches>,

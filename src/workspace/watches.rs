@@ -60,7 +60,6 @@ const CHARGED_BYTES: usize = 16 * 1024;
 
 /// Follows a watch. Events have numbers, each one more than the last.
 pub trait WatchSubscriber {
-    /// Its client.
     fn client(&mut self) -> &mut dyn Client;
     /// Something changed.
     fn event(&mut self, number: u64, event: &TreeEvent);
@@ -142,7 +141,6 @@ pub struct Lasting {
 
 /// A watch that clients poll.
 pub struct RegisteredWatch {
-    /// Its id.
     pub id: String,
     /// The directories that were watched when it began.
     pub directories: usize,
@@ -174,7 +172,6 @@ struct EventRing {
 }
 
 impl Watches {
-    /// No watches.
     pub(super) fn new(
         root: &Arc<Root>,
         ledger: &Arc<Ledger>,
@@ -338,7 +335,6 @@ impl Watches {
         }
     }
 
-    /// Ends all watches.
     pub(super) fn close(&self) {
         for watch in lock(&self.table).all.drain(..) {
             watch.is_removed.store(true, Ordering::Relaxed);

@@ -87,7 +87,6 @@ impl ListBody {
         Ok(pushed.map_err(Error::from)?)
     }
 
-    /// The answer.
     pub(super) fn respond(mut self) -> Result<Response, E2bError> {
         let end = self.end.as_bytes();
         let ended = self
@@ -106,7 +105,6 @@ pub(super) struct Call<'a, 'c> {
 }
 
 impl Call<'_, '_> {
-    /// The whole body.
     pub(super) fn body(&mut self) -> Result<WholeBody, E2bError> {
         let ledger = &self.request.ledger;
         Ok(self.request.body.read_json(MAX_BODY_BYTES, ledger)?)

@@ -260,7 +260,6 @@ pub(super) fn push(client: &mut StreamClient<'_>, document: &Value) {
     client.push(|out| append_document(out, document));
 }
 
-/// Ends a stream.
 pub(super) fn push_end(client: &mut StreamClient<'_>, failure: Option<&E2bError>) {
     client.push(|out| append_end(out, failure));
 }

@@ -65,7 +65,6 @@ struct Lines {
     refused: Option<OverLimit>,
 }
 
-/// A line.
 struct Line {
     /// Milliseconds since 1970; lines of one time have the order in which they were found.
     at: (u64, u64),
@@ -194,7 +193,6 @@ impl Lines {
     }
 }
 
-/// The handler.
 pub(super) fn logs(call: &mut Call<'_, '_>, id: &str) -> Answer {
     let start = call.query.number("start")?.unwrap_or(0);
     let limit = call.query.number("limit")?;

@@ -41,7 +41,6 @@ pub(in crate::api) const ENCODINGS: [(&str, Encoding); 2] =
 
 /// A request to run a command.
 pub(in crate::api) struct CommandRequest {
-    /// The command.
     pub(in crate::api) spec: CommandSpec,
     /// The encoding of its output.
     pub(in crate::api) encoding: Encoding,
@@ -406,7 +405,6 @@ impl<'a> CommandDocument<'a> {
     }
 }
 
-/// A process.
 #[derive(Serialize)]
 pub(in crate::api) struct ProcessDocument<'a> {
     id: &'a str,
@@ -450,7 +448,6 @@ impl<'a> ProcessDocument<'a> {
     }
 }
 
-/// A virtual environment.
 #[derive(Serialize)]
 pub(in crate::api) struct VenvDocument<'a> {
     path: &'a str,

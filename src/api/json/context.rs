@@ -153,7 +153,6 @@ fn id(fields: &mut Fields<'_>, name: &'static str) -> Result<Option<String>> {
     Ok(Some(id))
 }
 
-/// A context.
 #[derive(Serialize)]
 pub(in crate::api) struct ContextDocument {
     id: String,
@@ -205,7 +204,6 @@ impl ContextDocument {
     }
 }
 
-/// An execution.
 #[derive(Serialize)]
 pub(in crate::api) struct ExecutionDocument {
     id: String,

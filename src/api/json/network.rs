@@ -250,7 +250,6 @@ fn port_value(port: &Port) -> Value {
     }
 }
 
-/// A listening socket.
 #[derive(Serialize)]
 pub(in crate::api) struct ListenerDocument<'a> {
     port: Value,

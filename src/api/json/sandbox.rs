@@ -180,7 +180,6 @@ pub(in crate::api) struct CreatedDocument {
     pub(in crate::api) rejected_reason: Option<String>,
 }
 
-/// A sandbox.
 #[derive(Serialize)]
 pub(in crate::api) struct SandboxDocument {
     id: String,

@@ -29,7 +29,6 @@ pub(super) struct Route {
     pub(super) pattern: &'static str,
     /// Its name in the metrics.
     name: &'static str,
-    /// Its query parameters.
     pub(super) parameters: &'static [&'static str],
     pub(super) operation: Operation,
 }

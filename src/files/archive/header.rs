@@ -6,7 +6,6 @@
 /// Bytes of a header, and the unit of everything in an archive.
 pub(super) const BLOCK: usize = 512;
 
-/// A block.
 pub(super) type Block = [u8; BLOCK];
 
 /// Why an archive cannot be read.

@@ -29,6 +29,5 @@ use crate::files::skip::{MAX_SKIPPED_NAMES, SkipReason};
 pub struct Skipped {
     /// Its name, as bytes.
     pub name: Vec<u8>,
-    /// The reason.
     pub reason: SkipReason,
 }

@@ -51,7 +51,6 @@ pub enum Source {
     File(Vec<u8>, File),
 }
 
-/// How to pack.
 pub struct Packing {
     /// What is left out.
     pub filter: Filter,
@@ -63,7 +62,6 @@ pub struct Packing {
     pub newer_than: Option<i64>,
 }
 
-/// What was packed.
 #[derive(Debug, Default)]
 pub struct Packed {
     /// Regular files.

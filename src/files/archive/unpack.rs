@@ -63,7 +63,6 @@ pub enum Overwrite {
     Fail,
 }
 
-/// How to unpack.
 #[derive(Debug, Clone, Copy)]
 pub struct Unpacking {
     /// Leading parts of names that are dropped.
@@ -82,7 +81,6 @@ pub struct Unpacking {
     pub max_files: u64,
 }
 
-/// What was unpacked.
 #[derive(Debug, Default)]
 pub struct Unpacked {
     /// Regular files.

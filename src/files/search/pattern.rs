@@ -19,7 +19,6 @@ pub enum Syntax {
     Glob,
 }
 
-/// A compiled pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pattern {
     form: Form,

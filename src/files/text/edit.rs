@@ -30,7 +30,6 @@ const MAX_NEAREST: usize = 64 * 1024;
 /// So many bytes of a text, its white space left out, are searched for that at a time.
 const BLACK_BYTES: usize = 4 * MAX_NEAREST;
 
-/// One edit.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Edit {
     /// What is replaced.
@@ -79,14 +78,12 @@ pub enum Count {
 pub enum EditError {
     /// The text of an edit is not there.
     NoMatch {
-        /// The edit.
         edit: usize,
         /// Where the text differs only in white space: the line, from 1, and how what is there begins.
         nearest: Option<(u64, Vec<u8>)>,
     },
     /// The text is there another number of times.
     Ambiguous {
-        /// The edit.
         edit: usize,
         /// How often it is there; parts that overlap count.
         found: u64,
@@ -95,24 +92,20 @@ pub enum EditError {
     },
     /// The edits replace more than [`MAX_PLACES`] places.
     TooMany {
-        /// The edit.
         edit: usize,
     },
     /// There are no such lines.
     NoLines {
-        /// The edit.
         edit: usize,
         /// How many lines the text has.
         lines: u64,
     },
     /// Two edits replace the same bytes, or both insert at the same place.
     Overlap {
-        /// The edits.
         edits: [usize; 2],
         /// The line, from 1.
         line: u64,
     },
-    /// It was interrupted.
     Stopped(Stopped),
 }
 

@@ -86,7 +86,6 @@ pub struct Misfit {
 pub enum Unapplied {
     /// The first hunk that does not fit.
     Misfit(Misfit),
-    /// It was interrupted.
     Stopped(Stopped),
 }
 

@@ -11,7 +11,6 @@ use crate::files::search::Matcher;
 /// What of a tree is watched.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
-    /// The directory.
     pub path: FilePath,
     /// Whether the directories in it are watched too.
     pub recursive: bool,
@@ -39,7 +38,6 @@ pub enum TreeChange {
 /// A change in the tree.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TreeEvent {
-    /// What happened.
     pub change: TreeChange,
     /// Relative to the directory that is watched.
     pub path: Vec<u8>,
@@ -65,7 +63,6 @@ pub enum Ended {
 }
 
 impl TreeEvent {
-    /// Events were lost.
     pub fn overflow() -> Self {
         Self {
             change: TreeChange::Overflow,

@@ -63,7 +63,7 @@ fn watch(files: &Files<'_>) -> Watcher {
         .unwrap()
 }
 
-/// Keeps what it is told, until it was asked so often whether to go on.
+/// Keeps the events, until it was asked so often whether to go on.
 struct Kept {
     events: Vec<TreeEvent>,
     checks: usize,
@@ -219,7 +219,7 @@ fn a_storm_is_settled_no_longer_than_its_sink_goes_on() {
     assert_eq!(advanced, Err(Ended::Disconnected));
 }
 
-/// Does something as soon as it is told of a path.
+/// Does something as soon as a path is created.
 struct Acts<'a> {
     at: &'a [u8],
     act: &'a dyn Fn(),

@@ -199,7 +199,7 @@ impl Driver {
     }
 }
 
-/// Says in a sentence that there is no such interpreter.
+/// Says in a sentence that the interpreter is missing.
 pub(super) fn explained(context: &Context, error: Error) -> Error {
     if error.kind() != Kind::ProgramNotFound {
         return error;

@@ -99,7 +99,6 @@ impl Network {
         Some(Self { first, prefix })
     }
 
-    /// A single address.
     pub fn only(address: Address) -> Self {
         let first = address.0;
         let prefix = if first.is_ipv4() { 32 } else { 128 };

@@ -27,7 +27,6 @@ pub enum NetworkPolicy {
 /// Which connections are let through, and how they leave the machine.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// The rules.
     pub rules: Rules,
     /// The proxy that connections go through; `None` for those that lead to their servers.
     pub upstream: Option<Upstream>,

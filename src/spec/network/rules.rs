@@ -12,7 +12,6 @@ use super::address::{Address, Kind, Network};
 pub enum Host {
     /// A DNS name in lower case, without a dot at its end.
     Name(String),
-    /// An address.
     Address(Address),
 }
 
@@ -295,7 +294,6 @@ impl Rule {
 /// Whether a connection may be made, and which rule says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// Whether it may.
     pub is_allowed: bool,
     /// The rule as written, or a word for what has no rule.
     pub rule: String,

@@ -20,7 +20,6 @@ pub struct Upstream {
     pub protocol: Protocol,
     /// Where it is.
     pub host: Host,
-    /// Its port.
     pub port: u16,
     /// A user and a password.
     pub credentials: Option<(String, String)>,

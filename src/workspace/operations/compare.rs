@@ -65,7 +65,6 @@ pub struct CompareFiles {
     _charge: Charge,
 }
 
-/// What was found.
 pub struct Compared<'c> {
     /// The client's files, sorted by path.
     pub files: &'c [ClientFile],

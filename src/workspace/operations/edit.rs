@@ -30,7 +30,6 @@ const MAX_QUOTED: usize = 2000;
 
 /// A change of one file.
 pub struct EditRequest {
-    /// The file.
     pub path: FilePath,
     /// What to change. At least one.
     pub edits: Vec<Edit>,
@@ -40,7 +39,6 @@ pub struct EditRequest {
     pub is_dry_run: bool,
 }
 
-/// What was changed.
 pub struct Edited {
     /// How many places.
     pub replaced: usize,
@@ -48,7 +46,6 @@ pub struct Edited {
     pub size: u64,
     /// The digest of the file.
     pub sha256: Digest,
-    /// The unified diff.
     pub diff: Vec<u8>,
     /// Whether the diff ends before the last change, because it is too long.
     pub diff_is_cut: bool,

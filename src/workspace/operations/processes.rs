@@ -36,7 +36,6 @@ pub struct Foreground {
 }
 
 impl Foreground {
-    /// The process.
     pub fn process(&self) -> &Arc<Process> {
         &self.process
     }

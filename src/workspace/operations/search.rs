@@ -19,7 +19,6 @@ const MAX_GLOB_ENTRIES: u64 = 100_000;
 /// Memory is charged in steps of this many bytes.
 const CHARGED_BYTES: usize = 32 * 1024;
 
-/// What to find.
 pub struct Glob {
     /// The directory to look in.
     pub path: FilePath,
@@ -36,7 +35,6 @@ pub struct Glob {
     pub order: SortOrder,
 }
 
-/// Kinds of files.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Kinds {
     /// All.
@@ -44,9 +42,7 @@ pub enum Kinds {
     Any,
     /// Neither directories nor links.
     Files,
-    /// Directories.
     Directories,
-    /// Symbolic links.
     Links,
 }
 
@@ -99,7 +95,6 @@ pub struct GlobEntry {
     pub entry: Entry,
 }
 
-/// What was found.
 pub struct Globbed {
     /// In the order that was asked for.
     pub entries: Vec<GlobEntry>,

@@ -112,7 +112,6 @@ impl Workspace {
 }
 
 impl Attachment {
-    /// The process.
     pub fn process(&self) -> &Arc<Process> {
         self.viewer.process()
     }

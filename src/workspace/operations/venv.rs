@@ -31,7 +31,6 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Most bytes of what the command said last that an error tells.
 const LAST_WORDS: usize = 1024;
 
-/// A virtual environment.
 pub struct Venv {
     /// Its absolute path.
     pub path: String,
