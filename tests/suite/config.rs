@@ -605,7 +605,7 @@ fn a_token_file_that_sandboxes_could_read_is_refused() {
     fs::write(&file, "a-token-of-a-test").unwrap();
     for (mode, is_accepted) in [(0o644, false), (0o604, false), (0o640, true), (0o400, true)] {
         fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
-        // Loopback and a free port, so that an accepted one starts; it is told to end at once.
+        // Loopback and a free port, so that an accepted one starts; it gets SIGTERM at once.
         let builder = Server::host().no_token().env("SBX_TOKEN_FILE", &file);
         if is_accepted {
             drop(builder.start());

@@ -668,7 +668,7 @@ fn a_list_is_all_that_a_sandbox_reaches(engine: &Engine) {
     at_gate.set_nonblocking(true).unwrap();
     assert!(at_gate.accept().is_err());
 
-    // A program without proxy support: the server reads where it wants to go from its memory, also here.
+    // A program without proxy support: the server reads where it wants to go from its memory, even here.
     let network = json!({"mode": "allowlist", "allow": [allowed.to_string()], "transparent": true});
     let sandbox = container.server.sandbox_with(&json!({"network": network}));
     let untold = "unset HTTP_PROXY http_proxy;";

@@ -341,7 +341,7 @@ fn running_out_of_threads_is_503_and_passes() {
         }
         assert!(server.is_running());
 
-        // Who is connected is served, and a command that cannot be started is told so.
+        // Clients that are connected are served, and one whose command cannot be started gets an error.
         assert_eq!(early.request("GET", "/health", &[], b"").status, 200);
         let body = json!({"cmd": "echo ran"}).to_string();
         let reply = early.request("POST", "/v1/exec", &[], body.as_bytes());
@@ -858,7 +858,7 @@ const STATUSES: &[u16] = &[
 ];
 
 /// A server without privileges in a directory of its own: what a mutation makes of a command or
-/// a path is anything at all. `None` if that cannot be had.
+/// a path is anything at all. `None` if there is none.
 fn harmless_server(dir: &TempDir) -> Option<Server> {
     let work = dir.join("work");
     std::fs::create_dir(&work).unwrap();

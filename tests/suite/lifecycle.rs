@@ -34,7 +34,7 @@ fn as_pid_1() -> Builder {
     Server::builder().wrapped_in(&NAMESPACE)
 }
 
-/// A server that is told to be an init although it is not PID 1.
+/// A server that has to be an init although it is not PID 1.
 fn with_init_flag() -> Builder {
     Server::builder().wrapped_in(&["sh", "-c", "exec \"$0\" --init"])
 }

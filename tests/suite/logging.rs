@@ -86,7 +86,7 @@ fn try_to_forge(server: &Server, prefix: &str) {
 fn nothing_that_a_client_writes_is_a_line_of_the_log() {
     let server = Server::builder().env("SBX_LOG", "debug").start();
     try_to_forge(&server, "/v1");
-    // What fails is told of even without debug, with the name that the client gave.
+    // Failures are logged even without debug, with the name that the client gave.
     let directory = TempDir::new();
     symlink("/dev/full", directory.path().join(FORGED)).unwrap();
     let target = format!(
@@ -152,7 +152,7 @@ fn what_happens_to_sandboxes_and_their_host_is_in_the_log() {
     wait_until(&expected[6], PATIENCE, || {
         holds(&server.log(), &expected[6])
     });
-    // One line each: nobody else's requests are told of.
+    // One line each: nobody else's requests are logged.
     assert_eq!(server.log().lines().count(), expected.len());
 }
 

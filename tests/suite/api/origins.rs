@@ -67,7 +67,7 @@ fn a_preflight_of_an_allowed_page_needs_no_token() {
             ("/v1/files/read?path=/a", "GET", "GET, HEAD, OPTIONS"),
             ("/v1/processes/p-1", "DELETE", "GET, DELETE, HEAD, OPTIONS"),
             ("/health", "GET", "GET, HEAD, OPTIONS"),
-            // The request itself then learns that there is nothing.
+            // The request itself then gets 404.
             (
                 "/v1/nope",
                 "GET",

@@ -72,7 +72,7 @@ fn a_request_that_cannot_be_carried_out_is_an_error_event() {
     });
 }
 
-/// Each is answered, in their order, also if they arrive in one segment.
+/// Each is answered, in their order, even if they arrive in one segment.
 #[test]
 fn every_refused_request_has_its_own_error() {
     in_both_modes(|place| {
@@ -209,7 +209,7 @@ fn of_many_who_take_over_at_once_one_has_it() {
                 scope.spawn(|| socket.ask(json!({ "take": true })));
             }
         });
-        // Each is told that it has the input, and all but one that it has it no more.
+        // Each learns that it has the input, and all but one that they have lost it.
         let mut modes = vec![String::new(); sockets.len()];
         for (socket, last) in sockets.iter_mut().zip(&mut modes) {
             assert_eq!(socket.wait_for_event("mode")["mode"], "rw");

@@ -56,7 +56,7 @@ impl<'a> Place<'a> {
         started["id"].as_str().unwrap().to_owned()
     }
 
-    /// Starts a program that does to its input what `stty` is told, says so, and reads. Returns when it
+    /// Starts a program that sets its input up by `stty`, says so, and reads. Returns when it
     /// has said so: what is typed earlier is echoed.
     #[track_caller]
     pub fn reader(&self, settings: &str) -> String {

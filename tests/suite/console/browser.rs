@@ -1,4 +1,4 @@
-//! The promise to people: the console works in a browser, also when the connection breaks or a sandbox is hostile; and no
+//! The promise to people: the console works in a browser, even when the connection breaks or a sandbox is hostile; and no
 //! page of a sandbox or of another site works with the server in their name.
 //!
 //! What is checked is in `tests/client/console_page.mjs` and `hostile_pages.mjs`; this file prepares Playwright, which

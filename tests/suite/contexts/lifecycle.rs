@@ -562,7 +562,7 @@ fn execute_has_a_context_of_its_own_for_each_language() {
             place.execute_anywhere(&json!({ "code": "6 * 7" })).result(),
             "42"
         );
-        // A context by its name, also of another language than the request would have.
+        // A context by its name, even if the request alone would choose another language.
         place.make(&json!({ "id": "b", "language": "bash" }));
         let ran = place.execute_anywhere(&json!({ "context": "b", "code": "echo hello" }));
         assert_eq!(ran.text("stdout"), "hello\n");

@@ -487,7 +487,7 @@ fn a_host_names_a_port_of_a_sandbox() {
         ("Authorization", "Bearer app"),
         ("X-API-KEY", "the app's"),
     ];
-    // Every path is the server's, also those of doors.
+    // Every path is the server's, even those of doors.
     let seen = named(&server, &host, "/v1/exec?a=b", &headers).text();
     assert!(seen.starts_with("GET /v1/exec?a=b HTTP/1.1\r\n"), "{seen}");
     for path in ["/console", "/t/x/"] {

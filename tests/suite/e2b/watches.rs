@@ -139,7 +139,7 @@ fn a_client_that_polls_gets_all_that_has_happened_before() {
             door.sh(&format!("cd e2b-watch && mv {number} .."));
             assert_eq!(asked(), [format!("REMOVE {number}")]);
         }
-        // It is told of a file that somebody still writes to.
+        // It reports a file that somebody still writes to.
         let path = door.ok(
             "/filesystem.Filesystem/Stat",
             &json!({ "path": "e2b-watch" }),

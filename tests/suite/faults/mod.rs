@@ -366,7 +366,7 @@ fn without_proc_a_host_keeps_its_promises() {
     assert!(!sandbox.home.exists());
     assert_eq!(neighbour.sh("cat file"), "own");
     assert_eq!(server.get("/v1/metrics").status, 200);
-    // A server behind a name is reached through /proc: without it the client is told.
+    // A server behind a name is reached through /proc: without it the client gets an error.
     let listen = "import os,socket,time; os.chdir(os.environ['SBX_PROXY_DIR']); s=socket.socket(socket.AF_UNIX); \
                   s.bind('app.sock'); s.listen(); print('on', flush=True); time.sleep(3600)";
     if PathBuf::from("/usr/bin/python3").exists() {

@@ -851,7 +851,7 @@ fn panics_of_the_supervisor_cost_one_process_each() {
     before.wait_for(&server);
 }
 
-/// The compiler may turn loops into calls of the functions for memory, also those in these functions themselves
+/// The compiler may turn loops into calls of the functions for memory, even those in these functions themselves
 /// (`src/sys/memory.rs`), which then would never return.
 #[test]
 #[ignore = "builds the program with fault points"]

@@ -1,4 +1,4 @@
-//! Comparing a tree with the files of a client: what is told is what has to be sent.
+//! Comparing a tree with the files of a client: the answer names what has to be sent.
 
 use std::fs::{self, File, Permissions};
 use std::io::Write;

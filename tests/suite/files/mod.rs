@@ -50,7 +50,7 @@ pub struct Place<'a> {
     token: Option<String>,
     /// As the test sees it.
     pub directory: PathBuf,
-    /// As the server is told it.
+    /// As requests name it.
     base: String,
     pub is_sandbox: bool,
 }

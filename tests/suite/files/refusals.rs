@@ -52,7 +52,7 @@ fn every_refusal_has_its_status_and_code() {
         expect_refusal(&server.request(method, &target(route, dir.join(&long), ""), b""));
         expect_refusal(&server.request(method, &target(route, deep, ""), b""));
     }
-    // `exists()` of a client is a stat that is not found, also below a file.
+    // `exists()` of a client is a stat that is not found, even below a file.
     let reply = server.get(&target("stat", dir.join("file/below"), ""));
     assert!([404, 409].contains(&reply.status), "{}", reply.text());
     assert_eq!(names_in(dir.path()), ["dir", "file"]);

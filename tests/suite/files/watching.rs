@@ -1,4 +1,4 @@
-//! The promise of watches: what is told leads from the tree as it was to the tree as it is, or the watch says
+//! The promise of watches: the events lead from the tree as it was to the tree as it is, or the watch says
 //! that it lost something; and what one costs is bounded.
 
 use std::collections::BTreeMap;
@@ -50,8 +50,8 @@ impl<'a> Watch<'a> {
         event
     }
 
-    /// Everything up to now: makes a directory and waits until it is told. Twice, because what was renamed before it
-    /// could be looked at is told when nothing else is.
+    /// Everything up to now: makes a directory and waits for its event. Twice, because what was renamed before it
+    /// could be looked at is reported when nothing else is.
     #[track_caller]
     fn settled(&mut self) -> Vec<Value> {
         let mut events = Vec::new();
@@ -155,7 +155,7 @@ fn follow(place: &Place<'_>, tree: &mut Tree, events: &[Value], read: impl Fn() 
             continue;
         }
         let path = relative(&event["path"]);
-        // What is gone when it is told may be called a file.
+        // What is gone when it is reported may be called a file.
         let kind = event["type"].as_str().unwrap().replace("symlink", "file");
         match name {
             "created" => {
@@ -392,7 +392,7 @@ fn change_at_random(random: &mut Random, directory: &Path) {
     }
 }
 
-/// Changes a tree at random, some changes at a time by each of some threads, and compares what is told with the tree
+/// Changes a tree at random, some changes at a time by each of some threads, and compares the events with the tree
 /// as it is.
 fn follow_random_changes(counts: &[usize], rounds: usize, threads: u64) {
     Place::each(|place| {

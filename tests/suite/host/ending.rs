@@ -357,7 +357,7 @@ fn leave(server: &mut Server, commands: &[&str]) -> Vec<u32> {
     users
 }
 
-/// Whether something of a user is alive, also if it never is when one looks once.
+/// Whether something of a user is alive, even if no single look ever finds it.
 fn has_living(place: &HostPlace, uid: u32) -> bool {
     (0..50).any(|_| {
         let mut all = place.processes().into_iter();

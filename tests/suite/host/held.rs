@@ -1,4 +1,4 @@
-//! The end of a sandbox ends what the server holds for it, also where another sandbox holds the other end.
+//! The end of a sandbox ends what the server holds for it, even where another sandbox holds the other end.
 //!
 //! Sandboxes pass descriptors over a path that they share, and in `landlock` they open each other's terminals if the
 //! owner lets them.

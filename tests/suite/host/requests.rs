@@ -118,7 +118,7 @@ fn followers_and_waiters_are_told() {
         })
         .collect();
     // An answered request on a connection of its own: those before it have arrived by then, for a
-    // waiter that comes late is told 404.
+    // waiter that comes late gets 404.
     for waiter in &waiters {
         crate::fixture::wait_until_received(&waiter.stream);
     }

@@ -148,7 +148,7 @@ fn check_matrix(is_strict: bool) {
     ];
     let mut opened = Vec::new();
     for (ask, owner) in estate.everything() {
-        // Both tokens open a sandbox as a whole, and both are told of a missing route.
+        // Both tokens open a sandbox as a whole, and both get 404 for a missing route.
         let is_for_both = owner.is_some_and(|id| {
             ["", "/metrics", "/unknown"]
                 .iter()

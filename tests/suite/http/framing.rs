@@ -60,7 +60,7 @@ fn every_dangerous_framing_is_refused_and_nothing_behind_it_runs() {
         b"Content-Length\t: 5",
         b"Transfer-Encoding : chunked",
         b"Content-Length: 5\r\nX : y",
-        // Folded lines, also ones that fold nothing.
+        // Folded lines, even ones that fold nothing.
         b"Content-Length: 5\r\nX: y\r\n z",
         b"Content-Length: 5\r\nX: y\r\n\tz",
         b"Content-Length: 5\r\nX: y\r\n \r\nZ: z",

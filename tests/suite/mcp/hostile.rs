@@ -136,7 +136,7 @@ fn huge_output_costs_a_bounded_result() {
             (&json!("end\n"), &json!(true))
         );
         assert!(ran["stdout"].as_str().unwrap().contains("bytes left out"));
-        // The beginning is not held any more, and that is told by the offset.
+        // The beginning is not held any more, which the offset shows.
         let rest = endpoint.call(
             "output",
             &json!({ "id": ran["id"], "stdout_offset": ran["stdout_offset"] }),

@@ -97,7 +97,7 @@ fn where_they_cannot_be_made_they_are_refused_and_nothing_is_made() {
     assert!(!said.contains("listening"), "{said}");
 }
 
-/// The choice is the operator's, and what it comes to is told: nothing is less in silence.
+/// The operator chooses, and the server reports what it enforces: nothing is weaker in silence.
 #[test]
 fn auto_is_the_strongest_that_the_machine_allows() {
     needs_namespaces!();

@@ -85,7 +85,7 @@ fn a_context_can_tighten_its_own_network() {
         for (id, network) in [("free", "open"), ("shut", "blocked")] {
             assert_eq!(make(&json!({ "id": id, "network": network })).status, 200);
         }
-        // A context that there is keeps what it has; one for a single execution can be asked for.
+        // An existing context keeps its network; one for a single execution can choose.
         for context in [json!(null), json!("free")] {
             let body = json!({ "code": TRY, "network": "blocked", "context": context });
             assert_error(&place.post("execute", &body), 400, "bad_request");

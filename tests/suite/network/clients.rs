@@ -188,7 +188,7 @@ fn check_clients(is_transparent: bool) {
     } else {
         assert_eq!(code, Some(1), "{text}");
     }
-    // Those who look the name up themselves learn that there is no such one.
+    // Clients that look the name up themselves get no such name.
     let texts: &[&str] = if is_transparent {
         &["not known", "Could not resolve"]
     } else {

@@ -30,7 +30,7 @@ fn delete_kills_the_tree_and_forgets_and_says_who_did_it() {
         (&json!("exit"), &json!("deleted"), &json!(9))
     );
     assert!(stream.next().is_none());
-    // Whoever waited is told; whoever came to wait too late finds nothing.
+    // A client that waited gets the end; one that comes later finds nothing.
     let waited = patient.read_reply();
     if waited.status == 200 {
         assert_eq!(waited.json()["reason"], "deleted");

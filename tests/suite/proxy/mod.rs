@@ -91,7 +91,7 @@ impl Accepted {
         }
     }
 
-    /// Reads the head of a request, which the test is told of.
+    /// Reads the head of a request and hands it to the test.
     pub fn read_head(&mut self) -> Option<Received> {
         let end = loop {
             if let Some(end) = find(&self.buffer, b"\r\n\r\n") {

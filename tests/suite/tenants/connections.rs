@@ -197,7 +197,7 @@ fn sandboxes_that_take_all_seats_together() {
         .status();
     assert!(health.unwrap().success());
     assert_eq!(server.get("/health").status, 200);
-    // The operator can act with its own token, also in a sandbox.
+    // The operator can act with its own token, even in a sandbox.
     let reply = server.post(
         &neighbour.target("exec"),
         &serde_json::json!({ "cmd": "echo here" }),

@@ -108,7 +108,7 @@ fn closing_all_descriptors_is_not_the_end() {
 #[test]
 fn the_end_hangs_up_on_the_foreground() {
     everywhere(|place| {
-        // It is told before it can exit, so the leader's end is not what ends it.
+        // The client sees it before the leader exits, so the leader's end is not what ends it.
         let script = "(trap 'echo hung up; exit' HUP; echo ready; while :; do sleep 0.05; done) & \
                       read line; exit 0";
         let screen = place.open(&json!({ "cmd": script, "pty": true }));

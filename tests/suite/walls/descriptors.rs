@@ -51,7 +51,7 @@ while True:
 ";
 
 /// Has an attack made in each kind of sandbox, and expects that nothing of it stays when the sandbox is deleted: on a kernel
-/// that refuses descriptors, if this is one, and on one that does not. The attack is told which.
+/// that refuses descriptors, if this is one, and on one that does not. An argument tells the attack which.
 fn nothing_stays_of(attack: impl Fn(&Sandbox<'_>, bool)) {
     let on = |server: &Server, refuses| {
         for kind in kinds(server) {

@@ -523,7 +523,7 @@ fn waits_for_ports_beside_thousands_of_sockets() {
     for part in 0..10 {
         probe.hold(&[&["unix-listen-many", &part.to_string(), "500"]]);
     }
-    // Bound, so that there is something to look at, but not listened on.
+    // Bound but not listening, so that a look finds something.
     sandbox.sh("mkdir -p .sbx/proxy");
     probe.hold(&[&["unix-bind", ".sbx/proxy/bound.sock"]]);
     let mut waiting: Vec<Connection> = (0..40)

@@ -130,7 +130,7 @@ impl<'a> Probe<'a> {
         self.run(&[act]).remove(0)
     }
 
-    /// Runs a plan as one process; whatever does not end as expected is told together.
+    /// Runs a plan as one process; reports everything that does not end as expected at once.
     #[track_caller]
     pub fn check(&self, plan: &Plan) {
         let acts: Vec<Vec<&str>> = plan

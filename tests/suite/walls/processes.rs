@@ -209,7 +209,7 @@ fn what_is_on_its_way_to_a_program_cannot_be_looked_into_by_its_own_sandbox() {
             });
         }
         let milliseconds = length.as_millis().to_string();
-        // None of the commands is looked into, also after execve: each has a domain of its own.
+        // None of the commands can be inspected, even after execve: each has a domain of its own.
         let outcome = probe.run_one(&["peek", &milliseconds]);
         let (met, seen) = outcome.split_once(' ').unwrap();
         eprintln!("met {met} on their way");
