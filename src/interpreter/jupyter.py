@@ -114,7 +114,7 @@ def execute_jupyter(code):
                     for _ in range(100):  # and look at the others
                         if S.late and seen or not channel.socket.poll(0):
                             break
-                        seen |= pass_on(channel.get_msg(timeout=0), number)
+                        seen |= pass_on(receive(channel), number)
                         done, heard = seen - {"begun"}, now()
             except KeyboardInterrupt:  # while input was asked for
                 S.hold, S.late = hold, True
@@ -136,8 +136,18 @@ def execute_jupyter(code):
         raise error
 
 
+def receive(channel):
+    """The next message; None if it is torn. A kernel that is interrupted between two parts of one adds the next to it."""
+    try:
+        return channel.get_msg(timeout=0)
+    except (ValueError, TypeError):
+        return None
+
+
 def pass_on(message, number):
     """Handles a message of the kernel. Returns whether it tells the begin of the execution, or which half of its end."""
+    if message is None:
+        return set()
     kind, content = message["header"]["msg_type"], message["content"]
     own = (message["parent_header"] or {}).get("msg_id") == number
     if kind == "stream":  # also that of threads of earlier executions

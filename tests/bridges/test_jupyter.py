@@ -148,6 +148,12 @@ class Jupyter(unittest.TestCase):
             self.assertIsNone(execution.death, i)
             self.assertEqual(self.value("kept"), "'yes'", i)
 
+    def test_a_torn_message_is_passed(self):
+        for parts in ("b'', b'<IDS|MSG>', b'bad', b'{}', b'{}', b'{}', b'{}'", "b'', b'<IDS|MSG>', b''", "b'no mark'"):
+            torn = "get_ipython().kernel.iopub_socket.send_multipart([%s]); 'sent'" % parts
+            self.assertEqual(self.value(torn), "'sent'", parts)
+            self.assertEqual(self.value("1 + 1"), "2", parts)
+
     def test_deaths(self):
         for code, status in (("os._exit(3)", 3), ("os.kill(os.getpid(), 9)", -9), ("__import__('ctypes').string_at(0)", -11)):
             self.make()
