@@ -378,7 +378,7 @@ fn a_copy_ends_when_its_client_leaves() {
         let Some(before) = place.open_files() else {
             skip!("only root can see what the server reads");
         };
-        let many = 40_000;
+        let many = 20_000;
         sh(
             place,
             &format!("mkdir many; cd many; seq {many} | xargs touch"),
