@@ -1,7 +1,7 @@
 //! Access control: what the host token and the tokens of sandboxes open.
 //!
-//! A sandbox's token is derived from the host token and the sandbox's id, so it need not be stored,
-//! and it stays valid after the sandbox has ended. Tokens are compared in constant time, so that
+//! A sandbox's token is derived from a key and the sandbox's id, so it need not be stored, and it stays valid after the
+//! sandbox has ended. The key is the host token, or on a host whose sandboxes outlive it that of its first start. Tokens are compared in constant time, so that
 //! refusals cannot be timed to learn them.
 
 use hmac::{Hmac, Mac};
@@ -52,15 +52,21 @@ pub enum Refused {
 }
 
 impl Authenticator {
-    /// Without a host token every request is accepted. With `strict_scopes` the host token does not
+    /// Without a host token every request is accepted. The tokens of sandboxes are derived with `kept_key`, or else with the
+    /// host token. With `strict_scopes` the host token does not
     /// open the inside of sandboxes.
     ///
     /// # Errors
     /// The kernel gives no random bytes for the key.
-    pub fn new(host_token: Option<Secret>, strict_scopes: bool) -> Result<Self> {
-        let key = match &host_token {
-            Some(token) => token.clone(),
-            None => Secret::new(
+    pub fn new(
+        host_token: Option<Secret>,
+        kept_key: Option<Secret>,
+        strict_scopes: bool,
+    ) -> Result<Self> {
+        let key = match (kept_key, &host_token) {
+            (Some(key), _) => key,
+            (None, Some(token)) => token.clone(),
+            (None, None) => Secret::new(
                 sys::random_bytes::<32>()
                     .map_err(|errno| Error::system("cannot make a key for tokens", errno))?,
             ),
@@ -118,7 +124,7 @@ mod tests {
     use super::*;
 
     fn authenticator(strict_scopes: bool) -> Authenticator {
-        Authenticator::new(Some(Secret::new("secret")), strict_scopes).unwrap()
+        Authenticator::new(Some(Secret::new("secret")), None, strict_scopes).unwrap()
     }
 
     #[test]
@@ -142,7 +148,7 @@ mod tests {
 
     #[test]
     fn no_token_lets_everybody_in() {
-        let authenticator = Authenticator::new(None, false).unwrap();
+        let authenticator = Authenticator::new(None, None, false).unwrap();
         for access in [Access::Machine, Access::Inside("a"), Access::Sandbox("a")] {
             assert_eq!(authenticator.check(None, access), Ok(Holder::Operator));
         }
@@ -170,6 +176,23 @@ mod tests {
     const TOKEN_OF_A: &str = "15a46489fcdab04e5d178879ea9fde7aadfacf95286080ac09aecc6791c6cdc7";
 
     #[test]
+    fn tokens_stay_what_they_are_when_the_hosts_changes() {
+        let token = || Some(Secret::new("another"));
+        let kept = Some(Secret::new("secret"));
+        let authenticator = Authenticator::new(token(), kept, false).unwrap();
+        assert_eq!(authenticator.sandbox_token("a"), TOKEN_OF_A);
+        let own = authenticator.check(Some(TOKEN_OF_A.as_bytes()), Access::Inside("a"));
+        assert_eq!(own, Ok(Holder::Sandbox("a")));
+        for (presented, expected) in [
+            ("another", Ok(Holder::Operator)),
+            ("secret", Err(Refused::Wrong)),
+        ] {
+            let checked = authenticator.check(Some(presented.as_bytes()), Access::Machine);
+            assert_eq!(checked, expected, "{presented}");
+        }
+    }
+
+    #[test]
     fn strict_scopes_keep_the_host_token_out_of_sandboxes() {
         let host = Some(&b"secret"[..]);
         assert_eq!(
@@ -190,8 +213,12 @@ mod tests {
 
     #[test]
     fn tokens_of_two_servers_without_a_host_token_differ() {
-        let one = Authenticator::new(None, false).unwrap().sandbox_token("a");
-        let other = Authenticator::new(None, false).unwrap().sandbox_token("a");
+        let one = Authenticator::new(None, None, false)
+            .unwrap()
+            .sandbox_token("a");
+        let other = Authenticator::new(None, None, false)
+            .unwrap()
+            .sandbox_token("a");
         assert_ne!(one, other);
     }
 }

@@ -39,6 +39,8 @@ pub enum Kind {
     StdinClosed,
     /// Another request is writing to the process's stdin.
     StdinBusy,
+    /// The sandbox is stopped: it has files and no processes.
+    Stopped,
     /// The process has no terminal.
     NotPty,
     /// The process has ended.

@@ -222,7 +222,8 @@ fn serve(as_init: bool) -> Result<(), ExitError> {
     let slots = machine.slots.clone();
     let users = config.host.map(|settings| settings.users);
     let kept_out = users.clone().filter(|_| config.token.is_none());
-    let authenticator = Authenticator::new(config.token, config.strict_scopes)?;
+    let kept_key = machine.token_key(config.token.as_ref())?;
+    let authenticator = Authenticator::new(config.token, kept_key, config.strict_scopes)?;
     let api = Arc::new(Api::new(
         machine,
         authenticator,
@@ -335,6 +336,7 @@ fn accept_until_end(mut server: Server<Api>, machine: &Machine, signals: &Signal
             server.accept();
         } else if machine.has_idled_out() {
             logging::info(format_args!("idle for too long, ending"));
+            machine.shut_down();
             return;
         }
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::config::Config;
+use crate::config::{Config, Secret};
 use crate::confine::Confinement;
 use crate::egress::{Egress, Exits};
 use crate::error::{Error, Kind, Result};
@@ -22,7 +22,7 @@ use crate::process::registry::Shared;
 use crate::sys::{self, proc::process_limit};
 use crate::threads::Thread;
 use crate::threads::lock::{Mutex, lock};
-use crate::workspace::{Lease, Workspace};
+use crate::workspace::{Lease, Needs, Workspace};
 
 /// Time between SIGTERM and SIGKILL for processes when the server ends.
 const GRACE: Duration = Duration::from_secs(5);
@@ -134,6 +134,11 @@ impl Machine {
                 .essential()
                 .start(move || own.run_maintenance())
                 .map_err(|error| Error::io("cannot start the maintenance of sandboxes", &error))?;
+            let own = Arc::clone(&host);
+            Thread::new("records")
+                .essential()
+                .start(move || own.run_synchronization())
+                .map_err(|error| Error::io("cannot start the care for records", &error))?;
             Many(host)
         } else {
             let directory = std::env::current_dir()
@@ -171,11 +176,12 @@ impl Machine {
     /// Begins work in a workspace, which lasts as long as the lease.
     ///
     /// # Errors
-    /// `NotFound` if there is no such workspace, `ShuttingDown` if it is ending.
-    pub fn lease(&self, scope: Scope<'_>) -> Result<Lease> {
+    /// `NotFound` if there is no such workspace, `ShuttingDown` if it is ending, `Stopped` if it needs processes and the
+    /// sandbox has none; those of starting it.
+    pub fn lease(&self, scope: Scope<'_>, needs: Needs) -> Result<Lease> {
         match (&self.kind, scope) {
             (Dedicated(workspace), Scope::Machine) => workspace.lease(),
-            (Many(host), Scope::Sandbox(id)) => host.lease(id),
+            (Many(host), Scope::Sandbox(id)) => host.lease(id, needs),
             _ => Err(self.wrong_mode()),
         }
     }
@@ -233,6 +239,15 @@ impl Machine {
             Dedicated(_) => None,
             Many(host) => Some(host),
         }
+    }
+
+    /// The key that the tokens of sandboxes are derived with; `None` if that is the host token.
+    ///
+    /// # Errors
+    /// `System`: it can neither be read nor written.
+    pub fn token_key(&self, token: Option<&Secret>) -> Result<Option<Secret>> {
+        self.as_host()
+            .map_or(Ok(None), |host| host.token_key(token))
     }
 
     /// The error for a scope that the mode does not have.

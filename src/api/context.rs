@@ -16,7 +16,7 @@ use crate::http::slots::ConnectionSlots;
 use crate::http::{Refusal, Request};
 use crate::logging;
 use crate::machine::{Machine, Scope};
-use crate::workspace::{Lease, Workspace};
+use crate::workspace::{Lease, Needs, Workspace};
 
 /// The state behind all doors.
 pub(super) struct Context {
@@ -142,10 +142,15 @@ impl Context {
     /// the workspace, whoever asks.
     ///
     /// # Errors
-    /// `NoThreads`, `NotFound`, `ShuttingDown`.
-    pub(super) fn enter(&self, request: &mut Request<'_>, scope: Scope<'_>) -> Result<Lease> {
+    /// `NoThreads`; those of [`Machine::lease`].
+    pub(super) fn enter(
+        &self,
+        request: &mut Request<'_>,
+        scope: Scope<'_>,
+        needs: Needs,
+    ) -> Result<Lease> {
         check_may_block(request)?;
-        let lease = self.machine.lease(scope)?;
+        let lease = self.machine.lease(scope, needs)?;
         request.ledger = Arc::clone(&lease.ledger);
         Ok(lease)
     }

@@ -81,6 +81,10 @@ pub struct HostSettings {
     pub capacity: usize,
     /// Directory of the homes, an absolute path.
     pub homes: PathBuf,
+    /// Whether sandboxes outlive the server.
+    pub keep: bool,
+    /// How many homes and records of no sandbox may be put aside.
+    pub max_aside: usize,
     /// User ids of the sandboxes, which are their group ids too.
     pub users: RangeInclusive<u32>,
     /// Lowest Landlock ABI of the kernel to start with.
@@ -323,6 +327,8 @@ impl Variables {
             homes: self.read(&table::HOMES_DIR, |path| {
                 (path.starts_with('/') && !path.contains(':')).then(|| path.into())
             })?,
+            keep: self.flag(&table::KEEP)?,
+            max_aside: self.number(&table::ASIDE_MAX)?,
             users: self.read(&table::UID_RANGE, users)?,
             min_landlock_abi: self.number(&table::MIN_LANDLOCK_ABI)?,
             allow_unconfined: self.flag(&table::ALLOW_UNCONFINED)?,

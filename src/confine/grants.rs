@@ -45,6 +45,17 @@ pub struct GrantedPaths {
 }
 
 impl Grants {
+    /// The paths of a sandbox that runs nothing, so that none is open.
+    pub fn at_rest(read_only: &[String], read_write: &[String]) -> Self {
+        Self {
+            opened: Vec::new(),
+            paths: Arc::new(GrantedPaths {
+                read_only: read_only.to_vec(),
+                read_write: read_write.to_vec(),
+            }),
+        }
+    }
+
     /// Opens paths that a client names. Nothing that holds one of the `private` ones, or is in it, is among them, nor what
     /// a link of one of the `users` leads to.
     ///

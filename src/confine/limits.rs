@@ -36,6 +36,8 @@ pub struct Limiter {
 /// The limits in force for one sandbox.
 pub struct Limits {
     asked: WholeLimits,
+    /// Whether a cgroup keeps them while something runs; else it is the watchdog.
+    is_by_cgroup: bool,
     cgroup: Option<Cgroup>,
     /// How often the watchdog has begun and ended a kill.
     kills: AtomicU64,
@@ -122,13 +124,23 @@ impl Limiter {
             }
             _ => None,
         };
-        Ok(Arc::new(Limits {
+        Ok(self.limits(asked, cgroup))
+    }
+
+    /// The limits of a sandbox in which nothing runs: none is in force.
+    pub fn at_rest(&self, asked: WholeLimits) -> Arc<Limits> {
+        self.limits(asked, None)
+    }
+
+    fn limits(&self, asked: WholeLimits, cgroup: Option<Cgroup>) -> Arc<Limits> {
+        Arc::new(Limits {
             asked,
+            is_by_cgroup: self.cgroups.is_ok() && asked != WholeLimits::default(),
             cgroup,
             kills: AtomicU64::new(0),
             used: AtomicU64::new(0),
             finished: AtomicU64::new(0),
-        }))
+        })
     }
 
     /// Removes what deleted sandboxes have left.
@@ -147,7 +159,11 @@ impl Limits {
 
     /// What keeps the limit on memory; `None` without one.
     pub fn memory_by(&self) -> Option<&'static str> {
-        let by = self.cgroup.as_ref().map_or("watchdog", |_| "cgroup");
+        let by = if self.is_by_cgroup {
+            "cgroup"
+        } else {
+            "watchdog"
+        };
         self.asked.memory.map(|_| by)
     }
 
@@ -158,7 +174,11 @@ impl Limits {
 
     /// What keeps the limit on processes.
     pub fn processes_by(&self) -> &'static str {
-        self.cgroup.as_ref().map_or("rlimit", |_| "cgroup")
+        if self.is_by_cgroup {
+            "cgroup"
+        } else {
+            "rlimit"
+        }
     }
 
     /// The isolation layers that they add.
@@ -173,7 +193,7 @@ impl Limits {
 
     /// Most bytes of memory, if the watchdog has to keep the limit.
     pub fn watched(&self) -> Option<u64> {
-        self.asked.memory.filter(|_| self.cgroup.is_none())
+        self.asked.memory.filter(|_| !self.is_by_cgroup)
     }
 
     /// The directory of the cgroup that commands run in.

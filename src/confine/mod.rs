@@ -70,6 +70,8 @@ pub struct Confinement {
     exits: Arc<Exits>,
     /// `None` for commands with the server's identity.
     wall: Option<Wall>,
+    /// Whether it starts nothing, and has no rules to start something with.
+    is_at_rest: bool,
     /// `None` for commands in the server's own.
     namespaces: Option<Arc<Namespaces>>,
     /// Where filtered connections arrive if the network is the sandbox's own.
@@ -176,6 +178,7 @@ impl Confinement {
             tcp_rules: TcpRules::new(None),
             exits,
             wall: None,
+            is_at_rest: false,
             namespaces: None,
             inner_listener: None,
         })

@@ -65,6 +65,8 @@ pub struct SandboxSettings<'a> {
     pub tcp_ports: &'a [u16],
     /// The limits of the sandbox as a whole.
     pub whole: &'a Arc<Limits>,
+    /// Whether it runs nothing, so that it needs neither rules nor namespaces.
+    pub is_at_rest: bool,
 }
 
 impl Policy {
@@ -168,6 +170,7 @@ impl Policy {
     /// `System` if the ruleset cannot be made; `Unavailable`, `NoResources` or `System` if its namespaces cannot.
     pub fn confine(&self, sandbox: SandboxSettings<'_>) -> Result<Confinement> {
         let namespaces = match sandbox.isolation {
+            _ if sandbox.is_at_rest => None,
             Isolation::Landlock => None,
             Isolation::Namespaces => Some(self.namespaces.make(&NamespacesSpec {
                 user: sandbox.user,
@@ -234,13 +237,18 @@ impl Policy {
             wall: Some(Wall {
                 user: sandbox.user,
                 whole: Arc::clone(sandbox.whole),
-                ruleset: self.rules.of_sandbox(
-                    sandbox.home_directory,
-                    sandbox.grants,
-                    namespaces.as_deref(),
-                    sandbox.tcp_ports,
-                )?,
+                ruleset: if sandbox.is_at_rest {
+                    None
+                } else {
+                    self.rules.of_sandbox(
+                        sandbox.home_directory,
+                        sandbox.grants,
+                        namespaces.as_deref(),
+                        sandbox.tcp_ports,
+                    )?
+                },
             }),
+            is_at_rest: sandbox.is_at_rest,
             namespaces,
             inner_listener,
         })

@@ -59,6 +59,9 @@ impl Confinement {
         mark: Option<Mark>,
         announcement: &AtomicI32,
     ) -> Result<Spawned> {
+        if self.is_at_rest {
+            return Err(Error::new(Kind::Stopped, "the sandbox is stopped"));
+        }
         let listener = self.listener(network)?;
         let walls = self.networks.walls(
             network,

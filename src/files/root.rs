@@ -23,6 +23,7 @@ use super::name::{FilePath, Tree, split};
 use super::name_at::NameAt;
 use crate::error::{Error, Kind, Result};
 use crate::sys::{ActingAs, User};
+use crate::threads::lock::{Mutex, lock};
 
 /// Links that are followed at the end of a path, as in the kernel (`path_resolution(7)`).
 const MAX_LINKS: usize = 40;
@@ -33,8 +34,8 @@ const CLOSED: usize = 1 << (usize::BITS - 1);
 /// The directory that the paths of a workspace begin at.
 pub struct Root {
     directory: Arc<OwnedFd>,
-    /// Where [`Tree::Temporary`] begins, if there is such a tree.
-    temporary: Option<OwnedFd>,
+    /// Where [`Tree::Temporary`] begins, while there is such a tree. The lock guards the value alone.
+    temporary: Mutex<Option<Arc<OwnedFd>>>,
     resolution: Resolution,
     /// Whether a write to a link goes to its target; otherwise it is refused.
     follows_last_link: bool,
@@ -103,7 +104,7 @@ impl Root {
         })?;
         Ok(Self {
             directory: Arc::new(directory_fd),
-            temporary: None,
+            temporary: Mutex::default(),
             resolution: Resolution::Machine,
             follows_last_link: true,
             sizes_links_by_target: true,
@@ -125,7 +126,7 @@ impl Root {
     ) -> Self {
         Self {
             directory: directory.into(),
-            temporary: None,
+            temporary: Mutex::default(),
             resolution: Resolution::Beneath { resolver, owner },
             follows_last_link: false,
             sizes_links_by_target: false,
@@ -133,15 +134,14 @@ impl Root {
         }
     }
 
-    /// The same root with a tree of temporary files, which begins at a directory on a file system of its own.
-    #[must_use]
-    pub fn with_temporary(self, temporary: Option<OwnedFd>) -> Self {
-        Self { temporary, ..self }
+    /// From here on there is a tree of temporary files, which begins at a directory on a file system of its own; or none.
+    pub fn set_temporary(&self, temporary: Option<OwnedFd>) {
+        *lock(&self.temporary) = temporary.map(Arc::new);
     }
 
     /// Whether there is such a tree.
     pub fn has_temporary(&self) -> bool {
-        self.temporary.is_some()
+        lock(&self.temporary).is_some()
     }
 
     /// Whether files can be given to any user: by root of a machine that is one sandbox.
@@ -191,19 +191,19 @@ impl Root {
     }
 
     /// The directory that paths in a tree begin at. What is not there is outside.
-    pub(super) fn start(&self, tree: Tree) -> nix::Result<&OwnedFd> {
+    pub(super) fn start(&self, tree: Tree) -> nix::Result<Arc<OwnedFd>> {
         match tree {
-            Tree::Main => Ok(&self.directory),
-            Tree::Temporary => self.temporary.as_ref().ok_or(Errno::EXDEV),
+            Tree::Main => Ok(Arc::clone(&self.directory)),
+            Tree::Temporary => lock(&self.temporary).clone().ok_or(Errno::EXDEV),
         }
     }
 
     /// The tree that a directory is in which was opened beneath this root.
     pub(super) fn tree_of(&self, directory: &OwnedFd) -> Tree {
         let device = |directory: &OwnedFd| fstat(directory).ok().map(|status| status.st_dev);
-        let is_temporary = |start| device(start) == device(directory);
-        match &self.temporary {
-            Some(start) if is_temporary(start) => Tree::Temporary,
+        let is_temporary = |start: &OwnedFd| device(start) == device(directory);
+        match self.start(Tree::Temporary) {
+            Ok(start) if is_temporary(&start) => Tree::Temporary,
             _ => Tree::Main,
         }
     }
@@ -220,7 +220,7 @@ impl Root {
         match self.resolution {
             Resolution::Machine => Some(path_of_it).filter(|path| path != b"/"),
             Resolution::Beneath { .. } => {
-                let start = path(self.start(self.tree_of(directory)).ok()?)?;
+                let start = path(&*self.start(self.tree_of(directory)).ok()?)?;
                 path_of_it.strip_prefix(&start[..]).map(<[u8]>::to_vec)
             }
         }
@@ -282,7 +282,7 @@ impl Root {
     }
 
     pub(super) fn directory(&self, path: &FilePath, missing: Missing) -> nix::Result<OwnedFd> {
-        self.directory_in(self.start(path.tree())?, path.bytes(), missing)
+        self.directory_in(&*self.start(path.tree())?, path.bytes(), missing)
     }
 
     fn directory_in(&self, start: &OwnedFd, path: &[u8], missing: Missing) -> nix::Result<OwnedFd> {
@@ -355,7 +355,7 @@ impl Root {
         };
         let opened = self
             .start(path.tree())
-            .and_then(|start| self.directory_in(start, directory, missing));
+            .and_then(|start| self.directory_in(&*start, directory, missing));
         let directory = opened.map_err(|errno| {
             self.error(format_args!("cannot open the directory of {path}"), errno)
         })?;

@@ -70,7 +70,7 @@ impl Files<'_> {
         let mut pending = vec![b".".to_vec()];
         while let Some(path) = pending.pop() {
             let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW;
-            let opened = self.resolve_in(start, &path, flags);
+            let opened = self.resolve_in(&start, &path, flags);
             let mut directory = match opened.and_then(Dir::from_fd) {
                 Ok(directory) => directory,
                 Err(errno) if path == b"." => {

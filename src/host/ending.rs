@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::sandbox::Lasting;
 use super::table::SandboxTable;
 use super::{Host, Sandbox, signals, unknown};
 use crate::error::{Error, Kind, Result};
@@ -67,6 +68,8 @@ impl Host {
     /// longer listed, keeps its slot and user, and the deletion is retried.
     pub fn delete(&self, id: &str) -> Result<Ended> {
         let deadline = Instant::now() + ANSWER_LIMIT;
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.wait_while(left, |table| table.changing.contains(id));
         let mut table = self.table();
         while !table.sandboxes.contains_key(id) {
             let is_ending = table.is_ending(id);
@@ -93,6 +96,8 @@ impl Host {
     /// That of the first deletion that failed; the others were tried nevertheless.
     pub fn delete_all(&self) -> Result<AllEnded> {
         let deadline = Instant::now() + ANSWER_LIMIT;
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.wait_while(left, |table| !table.changing.is_empty());
         // All are taken before the first is killed: after another request has deleted one, its uid may
         // belong to a new sandbox.
         let mut table = self.table();
@@ -142,6 +147,12 @@ impl Host {
         for sandbox in all {
             sandbox.workspace.close();
             *lock(&sandbox.is_ending) = true;
+            // What follows is the deletion, whatever happens to this server.
+            if let Some(records) = &self.records
+                && let Err(error) = records.begin_deletion(&sandbox.file)
+            {
+                logging::info(format_args!("{error}"));
+            }
         }
         let mut shares = Shares::new(all.len(), deadline);
         let emptying_deadline = deadline.min(begun + EMPTYING_LIMIT);
@@ -161,7 +172,11 @@ impl Host {
                     return Err(Error::new(Kind::System, text));
                 }
                 sandbox.limits.discard();
-                self.homes.remove(&sandbox.id, Some(share))
+                let is_gone = self.homes.remove(&sandbox.id, Some(share))?;
+                if let Some(records) = self.records.as_ref().filter(|_| is_gone) {
+                    records.end_deletion(&sandbox.file);
+                }
+                Ok(is_gone)
             });
             let result = result.unwrap_or_else(|_| Err(failed_to_delete()));
             let settled = self.settle(sandbox, result, how, begun.elapsed());
@@ -170,7 +185,7 @@ impl Host {
         };
         fault::point("emptying");
         self.signaller
-            .empty(all, Reason::Deleted, emptying_deadline, done);
+            .empty(all, Reason::Deleted, true, emptying_deadline, done);
     }
 
     /// Records the result of a deletion: true if nothing is left, false if a part of the home is left.
@@ -181,7 +196,7 @@ impl Host {
         how: &str,
         taken: Duration,
     ) -> Result<Ended> {
-        let Sandbox { id, user, .. } = &**sandbox;
+        let Lasting { id, user, .. } = &***sandbox;
         let outcome = match &result {
             Ok(true) => format!(", in {} us", taken.as_micros()),
             Ok(false) => " stays taken: its home is still being removed".to_owned(),
@@ -222,11 +237,14 @@ impl Host {
         }
     }
 
-    /// Ends the processes of all sandboxes (SIGTERM, then SIGKILL after [`GRACE`]) and removes the homes.
+    /// Ends the processes of all sandboxes (SIGTERM, then SIGKILL after [`GRACE`]). Removes the homes, unless the next
+    /// server has the sandboxes again.
     pub fn shut_down(&self) {
         self.table().closed = true;
         // Sandboxes that are being made are ended with the others.
-        self.wait_while(GRACE, |table| table.reserved > 0);
+        self.wait_while(GRACE, |table| {
+            table.reserved > 0 || !table.changing.is_empty()
+        });
         let mut all = self.list();
         all.extend(self.table().stuck.values().cloned());
         for sandbox in &all {
@@ -254,15 +272,14 @@ impl Host {
         // A home is removed even if processes are left: they end with the server.
         let done = |sandbox: &Arc<Sandbox>, _is_empty| {
             sandbox.limits.discard();
-            if !matches!(
-                self.homes.remove(&sandbox.id, Some(shares.next())),
-                Ok(true)
-            ) {
+            let share = Some(shares.next());
+            if self.records.is_none() && !matches!(self.homes.remove(&sandbox.id, share), Ok(true))
+            {
                 unfinished.push(Arc::clone(sandbox));
             }
         };
         self.signaller
-            .empty(&all, Reason::Killed, emptying_deadline, done);
+            .empty(&all, Reason::Killed, true, emptying_deadline, done);
         for sandbox in unfinished {
             let _ = self.homes.remove(&sandbox.id, Some(removal_deadline));
         }
@@ -270,6 +287,9 @@ impl Host {
         self.wait_while(left, |table| {
             !table.ending.is_empty() || !table.retried.is_empty()
         });
+        if let Some(records) = &self.records {
+            records.note_end();
+        }
     }
 
     /// Waits while the condition is true, at most for `limit`.
@@ -355,6 +375,8 @@ mod tests {
             let settings = HostSettings {
                 capacity: users.clone().count(),
                 homes: homes.clone(),
+                keep: false,
+                max_aside: 0,
                 users,
                 min_landlock_abi: 0,
                 allow_unconfined: true,
@@ -459,7 +481,7 @@ mod tests {
             ended.push((sandbox.number, is_empty));
         };
         let signaller = &small.host.signaller;
-        signaller.empty(&all, Reason::Deleted, deadline, done);
+        signaller.empty(&all, Reason::Deleted, true, deadline, done);
         assert_eq!(ended, [(all[0].number, true), (all[1].number, true)]);
     }
 }

@@ -1,5 +1,4 @@
-//! The directory of homes (`SBX_HOMES_DIR`): locked by one server, writable only by root, and cleared of
-//! what an earlier server left.
+//! The directory of homes (`SBX_HOMES_DIR`): locked by one server, and writable only by root.
 //!
 //! `files` makes and removes single homes below the directory's descriptor.
 
@@ -10,17 +9,28 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
+use nix::dir::Dir;
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg, OFlag, open};
-use nix::sys::stat::{Mode, fstat};
+use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat, renameat};
+use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
 
 use super::claims::{LOCK_LIMIT, LOCK_PAUSE};
 use super::table::is_id;
+use crate::codec::sort::sort;
 use crate::confine::is_among_programs;
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind, Result, cause};
 use crate::files::{self, Disk};
 use crate::logging;
 use crate::sys::{ActingAs, User};
+
+/// Where homes and records are put that belong to no sandbox. The name is no id.
+const ASIDE: &str = ".aside";
+
+/// How directories are opened whose names others cannot choose, or may have made a link of.
+const HOME: OFlag = OFlag::O_RDONLY
+    .union(OFlag::O_DIRECTORY)
+    .union(OFlag::O_NOFOLLOW)
+    .union(OFlag::O_CLOEXEC);
 
 /// The directory of homes, open.
 pub(super) struct Homes {
@@ -123,17 +133,196 @@ impl Homes {
         })
     }
 
-    /// Removes the homes that a killed server left.
+    /// Removes all homes.
     pub(super) fn sweep(&self) {
-        let Ok(entries) = std::fs::read_dir(&self.path) else {
-            return;
-        };
-        for name in entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok()) {
-            if is_id(&name)
-                && let Err(error) = self.remove(&name, None)
-            {
-                logging::info(format_args!("cannot remove the old home {name}: {error}"));
+        for id in self.ids().unwrap_or_default() {
+            if let Err(error) = self.remove(&id, None) {
+                logging::info(format_args!("cannot remove the old home {id}: {error}"));
             }
         }
     }
+
+    /// Opens the home of a sandbox that exists.
+    ///
+    /// # Errors
+    /// It is no directory, or of somebody else.
+    pub(super) fn open_home(&self, id: &str, owner: User) -> Result<OwnedFd> {
+        let act = format_args!("cannot open the home of sandbox {id}");
+        let home = openat(&self.directory, id, HOME, Mode::empty());
+        let home = home.map_err(|errno| Error::system(act, errno))?;
+        match fstat(&home) {
+            Ok(status) if status.st_uid == owner.uid => Ok(home),
+            Ok(_) => Err(Error::system(act, Errno::EPERM)),
+            Err(errno) => Err(Error::system(act, errno)),
+        }
+    }
+
+    /// Why the home of a sandbox is not the one that its record means; `None` if it is.
+    pub(super) fn objection(&self, id: &str, uid: u32) -> Option<String> {
+        let flags = AtFlags::AT_SYMLINK_NOFOLLOW;
+        match fstatat(&self.directory, id, flags) {
+            Err(Errno::ENOENT) => Some("it has no home".to_owned()),
+            Err(errno) => Some(format!("its home cannot be used: {}", cause(errno))),
+            Ok(status) if status.st_mode & libc::S_IFMT != libc::S_IFDIR => {
+                Some("its home is no directory".to_owned())
+            }
+            Ok(status) if status.st_uid != uid => {
+                let owner = status.st_uid;
+                Some(format!(
+                    "its home belongs to uid {owner}, and its record says {uid}"
+                ))
+            }
+            Ok(_) => None,
+        }
+    }
+
+    /// The names of homes that there are.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(super) fn ids(&self) -> Result<Vec<String>> {
+        ids_in(&self.directory).map_err(|errno| Error::system("cannot read SBX_HOMES_DIR", errno))
+    }
+
+    /// Opens a directory among the homes that only root can enter, and makes it if it is missing.
+    ///
+    /// # Errors
+    /// `System` if it is unsuitable.
+    pub(super) fn private_directory(&self, name: &str) -> Result<OwnedFd> {
+        open_private(&self.directory, name).map_err(|errno| {
+            let path = self.path.join(name);
+            let text = format!(
+                "cannot use {}, which must be a directory of root alone: {}",
+                path.display(),
+                cause(errno)
+            );
+            Error::new(Kind::System, text)
+        })
+    }
+
+    /// Opens a directory among the homes that only root can enter; `None` if it is missing.
+    ///
+    /// # Errors
+    /// It is no such directory.
+    pub(super) fn existing_directory(&self, name: &str) -> nix::Result<Option<OwnedFd>> {
+        match open_existing(&self.directory, name) {
+            Ok(directory) => Ok(Some(directory)),
+            Err(Errno::ENOENT) => Ok(None),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    /// Where homes and records are put that belong to no sandbox.
+    ///
+    /// # Errors
+    /// `System` if the directory is unsuitable.
+    pub(super) fn aside(&self) -> Result<Aside> {
+        Ok(Aside {
+            path: self.path.join(ASIDE),
+            directory: self.private_directory(ASIDE)?,
+        })
+    }
+}
+
+/// The directory of what belongs to no sandbox.
+pub(super) struct Aside {
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+impl Aside {
+    pub(super) fn path(&self) -> PathBuf {
+        self.path.clone()
+    }
+
+    pub(super) fn descriptor(&self) -> &OwnedFd {
+        &self.directory
+    }
+
+    /// The sandboxes of which there is something.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(super) fn ids(&self) -> Result<Vec<String>> {
+        let mut ids = self.names()?;
+        for id in &mut ids {
+            if let Some((own, _)) = id.split_once('.') {
+                *id = own.to_owned();
+            }
+        }
+        sort(&mut ids);
+        ids.dedup();
+        Ok(ids)
+    }
+
+    /// The uids that the homes have.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(super) fn owners(&self) -> Result<Vec<u32>> {
+        let owner = |name: &String| {
+            let status = fstatat(&self.directory, name.as_str(), AtFlags::AT_SYMLINK_NOFOLLOW);
+            status.ok().map(|status| status.st_uid)
+        };
+        Ok(self.names()?.iter().filter_map(owner).collect())
+    }
+
+    /// Moves the home of a sandbox here, if it has one.
+    ///
+    /// # Errors
+    /// It cannot be moved, for example because one of the same name is here.
+    pub(super) fn take(&self, homes: &Homes, id: &str) -> nix::Result<()> {
+        match renameat(&homes.directory, id, &self.directory, id) {
+            Ok(()) | Err(Errno::ENOENT) => Ok(()),
+            Err(errno) => Err(errno),
+        }
+    }
+
+    fn names(&self) -> Result<Vec<String>> {
+        names_in(&self.directory).map_err(|errno| {
+            let act = format_args!("cannot read {}", self.path.display());
+            Error::system(act, errno)
+        })
+    }
+}
+
+/// The names in a directory.
+pub(super) fn names_in(directory: &OwnedFd) -> nix::Result<Vec<String>> {
+    let mut names = Vec::new();
+    let mut opened = Dir::from_fd(openat(directory, ".", HOME, Mode::empty())?)?;
+    for entry in opened.iter() {
+        if let Ok(name) = entry?.file_name().to_str()
+            && name != "."
+            && name != ".."
+        {
+            names.push(name.to_owned());
+        }
+    }
+    Ok(names)
+}
+
+fn ids_in(directory: &OwnedFd) -> nix::Result<Vec<String>> {
+    let mut names = names_in(directory)?;
+    names.retain(|name| is_id(name));
+    Ok(names)
+}
+
+/// Opens a directory that only root can enter, and makes it if it is missing.
+///
+/// # Errors
+/// The directory cannot be made; `EPERM` if something else has the name.
+fn open_private(parent: &OwnedFd, name: &str) -> nix::Result<OwnedFd> {
+    match mkdirat(parent, name, Mode::S_IRWXU) {
+        // Instead of EEXIST on a read-only file system.
+        Ok(()) | Err(Errno::EEXIST | Errno::EROFS) => {}
+        Err(errno) => return Err(errno),
+    }
+    open_existing(parent, name)
+}
+
+fn open_existing(parent: &OwnedFd, name: &str) -> nix::Result<OwnedFd> {
+    let directory = openat(parent, name, HOME, Mode::empty())?;
+    let status = fstat(&directory)?;
+    let is_ours = status.st_uid == 0 && status.st_mode & 0o077 == 0;
+    is_ours.then_some(directory).ok_or(Errno::EPERM)
 }

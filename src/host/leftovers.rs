@@ -34,9 +34,15 @@ struct Found {
     has_nested: bool,
 }
 
-/// Kills the processes that sandboxes of an earlier server have left, uid by uid, and logs how many. A uid that has any
-/// other process is logged, and none of its processes is touched; nor is one with an account.
-pub(super) fn end(users: &RangeInclusive<u32>, accounts: &[u32], signaller: &Signaller) {
+/// Kills the processes that sandboxes of an earlier server have left, uid by uid, and logs how many. All processes of the
+/// uids in `known`, which records name, are theirs. Another uid that has any other process is logged, and none of its
+/// processes is touched; nor is one with an account.
+pub(super) fn end(
+    users: &RangeInclusive<u32>,
+    accounts: &[u32],
+    known: &[u32],
+    signaller: &Signaller,
+) {
     let is_account = |uid: &u32| accounts.contains(uid);
     report(
         "have accounts or groups on this machine",
@@ -57,7 +63,7 @@ pub(super) fn end(users: &RangeInclusive<u32>, accounts: &[u32], signaller: &Sig
             let Some((_, found)) = found.iter().find(|(other, _)| other == uid) else {
                 return is_busy(uid);
             };
-            if found.has_others {
+            if found.has_others && !known.contains(uid) {
                 of_others.push(*uid);
                 return false;
             }

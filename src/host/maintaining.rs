@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{Host, watchdog};
+use super::{Host, Sandbox, watchdog};
 use crate::fault;
 use crate::threads::panics::contain;
 
@@ -47,7 +47,7 @@ impl Host {
                     sandbox.report_loss();
                     sandbox.limits.finish_kill();
                     sandbox.workspace.processes.kill_stopped_starts();
-                    let limit = sandbox.idle_timeout;
+                    let limit = sandbox.idle_limit();
                     limit.is_some_and(|limit| sandbox.workspace.close_if_idle(limit))
                 });
                 let is_idle = is_idle.unwrap_or(false);
@@ -60,7 +60,10 @@ impl Host {
                 }
             }
             self.limiter.tidy();
-            if all.iter().any(|sandbox| sandbox.limits.watched().is_some()) {
+            let is_watched = |sandbox: &Arc<Sandbox>| {
+                sandbox.phase.stopped.is_none() && sandbox.limits.watched().is_some()
+            };
+            if all.iter().any(is_watched) {
                 watchdog::ensure_running(self);
             }
             drop(all);

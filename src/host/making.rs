@@ -1,11 +1,14 @@
 //! Makes sandboxes: reserves slot and user, then makes home, confinement and workspace, all or nothing.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use nix::errno::Errno;
 
+use super::records::RecordFile;
+use super::sandbox::{Lasting, Phase};
 use super::table::{Reservation, SandboxTable};
 use super::{Expiry, Host, Sandbox, SandboxSpec, Shortage};
 use crate::clock::now_ms;
@@ -44,18 +47,40 @@ impl Host {
             return Err(Error::new(Kind::Unavailable, text));
         }
         self.limiter.check(spec.whole)?;
-        let (read, write) = (&spec.read_only_paths, &spec.read_write_paths);
-        let grants = Grants::open(read, write, &self.private, &self.users)?;
+        let grants = self.grants(spec)?;
+        let lifetime = spec.lifetime;
+        let spec = Arc::new(SandboxSpec {
+            isolation: Some(isolation),
+            network: Some(network.clone()),
+            max_processes: Some(spec.max_processes.unwrap_or(self.default_max_processes)),
+            read_only_paths: grants.paths.read_only.clone(),
+            read_write_paths: grants.paths.read_write.clone(),
+            lifetime: None,
+            ..spec.clone()
+        });
         let (reservations, shortage) = self.table().reserve(count)?;
+        let reserve = |own: Reservation| Reserve {
+            file: RecordFile::new(&own.id),
+            own,
+        };
         let mut reserved = Reserved {
             host: self,
-            reservations,
+            reservations: reservations.into_iter().map(reserve).collect(),
         };
         let made: Result<Vec<_>> = reserved
             .reservations
             .iter()
-            .map(|reservation| self.make(reservation, spec, &grants))
+            .map(|reservation| self.make(reservation, &spec, lifetime, &grants))
             .collect();
+        let made = made.and_then(|made| {
+            // All of them exist, or none.
+            if let Some(records) = &self.records {
+                for sandbox in &made {
+                    records.complete(&sandbox.file)?;
+                }
+            }
+            Ok(made)
+        });
         // On an error the finished ones are dropped before `reserved`, which frees descriptors for the removals.
         let made = made.inspect_err(|error| {
             logging::info(format_args!("cannot make a sandbox: {error}"));
@@ -67,7 +92,7 @@ impl Host {
         drop(table);
         self.changed.notify_all();
         for sandbox in &made {
-            let Sandbox { id, user, .. } = &**sandbox;
+            let Lasting { id, user, .. } = &*sandbox.lasting;
             logging::info(format_args!("sandbox {id} created, uid {}", user.uid));
         }
         Ok((made, shortage))
@@ -86,7 +111,7 @@ impl Host {
         let known = table.sandboxes.values();
         let known = known
             .into_iter()
-            .find(|sandbox| sandbox.labels.key.as_ref() == Some(key));
+            .find(|sandbox| sandbox.spec.labels.key.as_ref() == Some(key));
         if let Some(known) = known {
             return Ok(Arc::clone(known));
         }
@@ -110,113 +135,177 @@ impl Host {
         spec.network.as_ref().unwrap_or(&self.default_network)
     }
 
+    /// Opens the paths of the machine that a sandbox reaches.
+    pub(super) fn grants(&self, spec: &SandboxSpec) -> Result<Grants> {
+        let (read, write) = (&spec.read_only_paths, &spec.read_write_paths);
+        Grants::open(read, write, &self.private, &self.users)
+    }
+
     /// What surrounds a new sandbox.
     fn isolation_of(&self, spec: &SandboxSpec) -> Isolation {
         spec.isolation.unwrap_or(self.default_isolation)
     }
 
+    /// Makes a sandbox of a reservation. Until its record is complete, the next server removes what there is of it.
     fn make(
         &self,
-        reservation: &Reservation,
-        spec: &SandboxSpec,
+        reservation: &Reserve,
+        spec: &Arc<SandboxSpec>,
+        lifetime: Option<Duration>,
         grants: &Grants,
     ) -> Result<Arc<Sandbox>> {
-        let network = self.network_of(spec).clone();
-        let isolation = self.isolation_of(spec);
-        let lease = if isolation.owns_network(&network) {
+        let Reservation { id, number, user } = &reservation.own;
+        let network = self.network_of(spec);
+        let ports = if self.isolation_of(spec).owns_network(network) {
             self.tcp_ports.of_own_network(spec.tcp_ports)
         } else {
             self.tcp_ports.take(spec.tcp_ports)?
         };
-        let home = self.homes.make(&reservation.id, reservation.user)?;
+        let lasting = Arc::new(Lasting {
+            id: id.clone(),
+            number: *number,
+            user: *user,
+            home: self.homes.path.join(id),
+            created_at_ms: now_ms(),
+            spec: Arc::clone(spec),
+            expiry: Mutex::new(lifetime.and_then(Expiry::after)),
+            token: OnceLock::new(),
+            ports,
+            ledger: self.budget.ledger(),
+            file: Arc::clone(&reservation.file),
+        });
+        let phase = Phase::begin(1);
+        if let Some(records) = &self.records {
+            records.begin(&lasting.record(phase), &lasting.file)?;
+        }
+        let home = self.homes.make(id, *user).map_err(unmade)?;
         fault::point("home");
         if sys::is_getting_scarce(home.as_fd()) {
             let act = "cannot make a sandbox: the server needs its last descriptors for the existing ones; \
                        delete some, or raise the limit on open files";
             return Err(Error::system(act, Errno::EMFILE));
         }
-        let mut paths = Home::same(&self.homes.path.join(&reservation.id));
+        self.assemble(lasting, phase, home, None, grants)
+    }
+
+    /// Puts together what a sandbox is in one phase of its life; `former` is what it was in the one before.
+    pub(super) fn assemble(
+        &self,
+        lasting: Arc<Lasting>,
+        phase: Phase,
+        home: OwnedFd,
+        former: Option<&Sandbox>,
+        grants: &Grants,
+    ) -> Result<Arc<Sandbox>> {
+        let (spec, user) = (&*lasting.spec, lasting.user);
+        let is_at_rest = phase.stopped.is_some();
+        let isolation = lasting.isolation();
+        let mut paths = Home::same(&lasting.home);
         if let (Some(shown), Isolation::Namespaces) = (&spec.shown_home, isolation) {
             paths.in_sandbox.clone_from(shown);
         }
-        let max_processes = spec.max_processes.unwrap_or(self.default_max_processes);
-        let ledger = self.budget.ledger();
-        let user = Some(reservation.user);
-        let exits = Exits::new(Arc::clone(&self.egress), Arc::clone(&ledger), user);
-        let id = &reservation.id;
+        let max_processes = lasting.max_processes();
+        let ledger = Arc::clone(&lasting.ledger);
+        let exits = Exits::new(Arc::clone(&self.egress), Arc::clone(&ledger), Some(user));
         // A command in namespaces is started by a process that ends at once.
         let starter = u64::from(isolation == Isolation::Namespaces);
-        let limits = self
-            .limiter
-            .apply(id, spec.whole, max_processes + starter)?;
+        let limits = if is_at_rest {
+            self.limiter.at_rest(spec.whole)
+        } else {
+            self.limiter
+                .apply(&lasting.id, spec.whole, max_processes + starter)?
+        };
         let confinement = self.policy.confine(SandboxSettings {
-            id: &reservation.id,
-            user: reservation.user,
+            id: &lasting.id,
+            user,
             home: paths,
             home_directory: home.as_fd(),
             environment: &spec.environment,
             max_processes,
             max_memory: spec.max_memory,
             isolation,
-            network: network.clone(),
+            network: lasting.network().clone(),
             exits,
             grants,
-            tcp_ports: lease.ports(),
+            tcp_ports: lasting.ports.ports(),
             whole: &limits,
+            is_at_rest,
         })?;
         fault::point("sandbox");
         let home = Arc::new(home);
         let namespaces = confinement.namespaces().cloned();
         let tcp = match confinement.own_network() {
             Some(namespaces) => TcpPortsInside::All(Arc::clone(namespaces)),
-            None => TcpPortsInside::Given(lease.ports().to_vec()),
+            None => TcpPortsInside::Given(lasting.ports.ports().to_vec()),
         };
-        let ports = Ports::home(Arc::clone(&home), reservation.user, tcp);
+        let ports = Ports::home(Arc::clone(&home), user, tcp);
         // Before any command can change what is there.
         let temporary = namespaces.as_ref().map(|inside| inside.open_temporary());
         let temporary = temporary.transpose().map_err(|errno| {
             Error::system("cannot open the temporary directory of a sandbox", errno)
         })?;
-        let root = Root::home(home, reservation.user).with_temporary(temporary.flatten());
-        let shared = Arc::clone(&self.shared);
+        let (shared, contexts) = (Arc::clone(&self.shared), self.contexts);
+        let workspace = match former {
+            Some(former) => {
+                let first = phase.first_process();
+                let former = &former.workspace;
+                former.renewed(confinement, ports, shared, contexts, first)
+            }
+            None => {
+                let root = Root::home(home, user);
+                Workspace::new(root, confinement, ports, shared, ledger, contexts)
+            }
+        };
+        workspace.set_temporary(temporary.flatten());
+        if is_at_rest {
+            workspace.close_processes();
+        }
         Ok(Arc::new(Sandbox {
-            id: reservation.id.clone(),
-            number: reservation.number,
-            user: reservation.user,
-            home: self.homes.path.join(&reservation.id),
-            created_at_ms: now_ms(),
-            idle_timeout: spec.idle_timeout,
-            expiry: Mutex::new(spec.lifetime.and_then(Expiry::after)),
-            labels: spec.labels.clone(),
-            token: OnceLock::new(),
-            max_processes,
-            max_memory: spec.max_memory,
+            lasting,
+            phase,
             limits,
             is_ending: Mutex::new(false),
-            network,
             granted: Arc::clone(&grants.paths),
             policy: Arc::clone(&self.policy),
             namespaces,
             is_loss_known: AtomicBool::new(false),
-            ports: lease,
-            workspace: Workspace::new(root, confinement, ports, shared, ledger, self.contexts),
+            workspace,
         }))
     }
+}
+
+/// The error of a home that cannot be made. On a disk that takes no more, why it does not is no concern of the client's.
+fn unmade(error: Error) -> Error {
+    match error.kind() {
+        Kind::Forbidden => Error::new(Kind::NoSpace, error),
+        _ => error,
+    }
+}
+
+/// One of the sandboxes that are being made, and where it is written down.
+struct Reserve {
+    own: Reservation,
+    file: Arc<RecordFile>,
 }
 
 /// What is reserved for sandboxes that are being made. Nothing is left of those that are not done when this is dropped.
 struct Reserved<'a> {
     host: &'a Host,
-    reservations: Vec<Reservation>,
+    reservations: Vec<Reserve>,
 }
 
 impl Drop for Reserved<'_> {
     fn drop(&mut self) {
-        for reservation in self.reservations.drain(..) {
-            let is_clean = self.host.homes.remove(&reservation.id, None).is_ok();
+        for Reserve { own, file } in self.reservations.drain(..) {
+            let records = self.host.records.as_deref();
+            let begun = records.map(|records| records.begin_deletion(&file));
+            let is_clean = self.host.homes.remove(&own.id, None).is_ok();
+            if let (Some(records), Some(Ok(()))) = (records, begun) {
+                records.end_deletion(&file);
+            }
             let mut table = self.host.table();
             table.reserved -= 1;
-            table.give_back(reservation.user, is_clean);
+            table.give_back(own.user, is_clean);
             drop(table);
             self.host.changed.notify_all();
         }

@@ -4,10 +4,10 @@
 //! slot is reserved before anything is made and given back when everything is gone, so the capacity is
 //! exact under concurrency. A uid is reused only after the kernel reported no process of it.
 //!
-//! This file has the state of a host, and what can be asked of it. [`making`], [`maintaining`] and [`ending`] are the
-//! life of a sandbox. Their parts have files of their own: [`table`] counts, [`users`] assigns uids, [`claims`] keeps
-//! other hosts off them, [`leftovers`] ends what an earlier server left, [`homes`] makes directories, [`signals`] kills,
-//! [`watchdog`] looks at the memory of sandboxes.
+//! This file has the state of a host, and what can be asked of it. [`making`], [`phases`], [`maintaining`] and [`ending`]
+//! are the life of a sandbox. Their parts have files of their own: [`table`] counts, [`users`] assigns uids, [`claims`]
+//! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`homes`] makes directories, [`records`]
+//! writes down what lasts, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
 
 mod claims;
 mod ending;
@@ -15,6 +15,8 @@ mod homes;
 mod leftovers;
 mod maintaining;
 mod making;
+mod phases;
+mod records;
 mod sandbox;
 mod signals;
 mod table;
@@ -29,7 +31,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crate::codec::sort::sort_by;
-use crate::config::HostSettings;
+use crate::config::{HostSettings, Secret};
 use crate::confine::{Limiter, Policy};
 use crate::egress::Egress;
 use crate::error::{Error, Kind, Result};
@@ -42,11 +44,12 @@ use crate::spec::isolation::{DefaultIsolation, Isolation};
 use crate::spec::network::NetworkPolicy;
 use crate::sys::{self, User, proc};
 use crate::threads::lock::{Condvar, Mutex, MutexGuard, lock};
-use crate::workspace::Lease;
 use claims::Claims;
 pub use ending::AllEnded;
 use homes::Homes;
-pub use sandbox::{Expiry, Labels, Sandbox, SandboxSpec};
+use records::Records;
+use records::adoption::{Adoption, adopt};
+pub use sandbox::{Expiry, Labels, Sandbox, SandboxSpec, StopCause};
 use signals::Signaller;
 pub use table::Shortage;
 use table::{Ids, SandboxTable};
@@ -68,6 +71,8 @@ pub struct Host {
     contexts: ContextsSettings,
     budget: Arc<Budget>,
     homes: Homes,
+    /// What is written down of sandboxes; `None` if they end with the server.
+    records: Option<Arc<Records>>,
     /// Held as long as the server lives.
     _claims: Claims,
     signaller: Signaller,
@@ -133,8 +138,26 @@ impl Host {
             })?;
         homes.check_reachable(first)?;
         let signaller = Signaller::new(&settings.users, &claims)?;
-        leftovers::end(&settings.users, &accounts, &signaller);
-        homes.sweep();
+        let records = settings.keep.then(|| Records::open(&homes)).transpose()?;
+        let adoption = match &records {
+            Some(records) => adopt(
+                &homes,
+                records,
+                &settings.users,
+                &accounts,
+                settings.max_aside,
+            )?,
+            None => Adoption::default(),
+        };
+        let known = adoption.uids();
+        leftovers::end(&settings.users, &accounts, &known, &signaller);
+        match &records {
+            Some(records) => records.remove(&homes, &adoption.removals),
+            None => {
+                homes.sweep();
+                Records::discard(&homes);
+            }
+        }
         let ids = Ids::new()?;
         // A missing right shows at start. Sandboxes are counted from 1.
         let unused = ids.of(0);
@@ -142,16 +165,21 @@ impl Host {
         homes.remove(&unused, None)?;
         let random = sys::random_bytes()
             .map_err(|errno| Error::system("cannot choose the first uid", errno))?;
-        let users = Users::new(&settings.users, u64::from_le_bytes(random), accounts);
-        Ok(Arc::new(Self {
+        let taken = [accounts, known, adoption.aside].concat();
+        let users = Users::new(&settings.users, u64::from_le_bytes(random), taken);
+        let numbers = adoption.records.iter().map(|(record, _)| record.number);
+        let made = numbers.max().unwrap_or(0);
+        let table = SandboxTable::new(settings.capacity, users, ids, made);
+        let host = Arc::new(Self {
             policy,
             shared,
             contexts,
             budget,
             homes,
+            records: records.map(Arc::new),
             _claims: claims,
             signaller,
-            table: Mutex::new(SandboxTable::new(settings.capacity, users, ids)),
+            table: Mutex::new(table),
             changed: Condvar::new(),
             default_max_processes: default_max_processes(),
             default_network: network,
@@ -166,7 +194,25 @@ impl Host {
                 .chain(&settings.token_file)
                 .cloned()
                 .collect(),
-        }))
+        });
+        host.adopt(adoption.records, adoption.last_run)?;
+        Ok(host)
+    }
+
+    /// The key that the tokens of sandboxes are derived with; `None` if that is up to the server.
+    ///
+    /// # Errors
+    /// `System`: it can neither be read nor written.
+    pub fn token_key(&self, token: Option<&Secret>) -> Result<Option<Secret>> {
+        let records = self.records.as_ref();
+        records.map(|records| records.key(token)).transpose()
+    }
+
+    /// Removes outdated records, as long as the server runs; at once if there are none.
+    pub fn run_synchronization(&self) {
+        if let Some(records) = &self.records {
+            records.run_synchronization();
+        }
     }
 
     fn table(&self) -> MutexGuard<'_, SandboxTable> {
@@ -236,14 +282,6 @@ impl Host {
         self.table().ledger_of_user(uid)
     }
 
-    /// A lease on a sandbox's workspace.
-    ///
-    /// # Errors
-    /// `NotFound`, even while it is being deleted.
-    pub fn lease(&self, id: &str) -> Result<Lease> {
-        self.find(id)?.workspace.lease().map_err(|_| unknown(id))
-    }
-
     /// Finds a sandbox by what only its own clients know.
     pub fn find_by(&self, is_it: impl Fn(&Sandbox) -> bool) -> Option<Arc<Sandbox>> {
         // Without the table's lock: there may be thousands.
@@ -254,24 +292,31 @@ impl Host {
     /// Ends a sandbox after this time from now, whatever runs in it.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound`; `NoSpace` if it cannot be written down.
     pub fn set_lifetime(&self, id: &str, lifetime: Duration) -> Result<()> {
         // Under the table's lock: one whose time is over is taken out of it under the same.
         let table = self.table();
         let sandbox = table.sandboxes.get(id).ok_or_else(|| unknown(id))?;
+        let sandbox = Arc::clone(sandbox);
         sandbox.set_lifetime(lifetime);
-        Ok(())
+        drop(table);
+        self.write_down(&sandbox)
     }
 
     /// Ends a sandbox no earlier than after this time from now. One that has no end keeps none.
     ///
     /// # Errors
-    /// `NotFound`.
+    /// `NotFound`; `NoSpace` if it cannot be written down.
     pub fn extend_lifetime(&self, id: &str, least: Duration) -> Result<Arc<Sandbox>> {
         let table = self.table();
         let sandbox = table.sandboxes.get(id).ok_or_else(|| unknown(id))?;
-        sandbox.extend_lifetime(least);
-        Ok(Arc::clone(sandbox))
+        let sandbox = Arc::clone(sandbox);
+        let is_later = sandbox.extend_lifetime(least);
+        drop(table);
+        if is_later {
+            self.write_down(&sandbox)?;
+        }
+        Ok(sandbox)
     }
 
     /// Number of commands that run in all sandboxes.

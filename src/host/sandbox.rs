@@ -1,19 +1,24 @@
 //! One sandbox and its settings.
 //!
-//! Its [`Workspace`] knows what runs in it; the table of the host knows whether it still exists.
+//! A value stands for one run of it, or for the time between two: what it keeps meanwhile is [`Lasting`]. Its
+//! [`Workspace`] knows what runs in it; the table of the host knows whether it still exists, and replaces the value when
+//! it stops or starts. So nothing of one run can meet the processes of another.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::records::{Record, RecordFile};
 use super::tcp_ports::PortLease;
 use crate::clock::now_ms;
 use crate::confine::{
     GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy, WholeLimits,
 };
 use crate::error::Result;
+use crate::limits::ledger::Ledger;
 use crate::logging;
 use crate::process::Reason;
 use crate::spec::command::EnvironmentChange;
@@ -82,9 +87,54 @@ impl Expiry {
             at_ms,
         })
     }
+
+    /// At this time of the clock on the wall, in milliseconds since 1970.
+    pub(super) fn at_ms(at_ms: u64) -> Option<Self> {
+        let left = Duration::from_millis(at_ms.saturating_sub(now_ms()));
+        let at = Instant::now().checked_add(left)?;
+        Some(Self { at, at_ms })
+    }
 }
 
-pub struct Sandbox {
+/// Why a sandbox does not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopCause {
+    /// A client has stopped it.
+    Asked,
+    /// It was idle, or its time was over.
+    Timeout,
+    /// The server has ended.
+    Restart,
+    /// The server was killed.
+    Crash,
+    /// The machine has ended.
+    Machine,
+}
+
+impl StopCause {
+    /// The causes by their names.
+    pub const NAMES: [(&str, Self); 5] = [
+        ("asked", Self::Asked),
+        ("timeout", Self::Timeout),
+        ("restart", Self::Restart),
+        ("crash", Self::Crash),
+        ("machine", Self::Machine),
+    ];
+
+    pub fn name(self) -> &'static str {
+        let mut all = Self::NAMES.into_iter();
+        all.find(|(_, cause)| *cause == self)
+            .map_or("", |(name, _)| name)
+    }
+
+    /// Whether nobody wanted it: a sandbox that is needed again then simply starts.
+    pub fn is_accident(self) -> bool {
+        !matches!(self, Self::Asked | Self::Timeout)
+    }
+}
+
+/// What a sandbox keeps from its creation to its deletion, through stops and restarts of the server.
+pub struct Lasting {
     /// The id: 24 hex digits.
     pub id: String,
     /// Counts sandboxes in the order of their creation.
@@ -95,22 +145,64 @@ pub struct Sandbox {
     pub home: PathBuf,
     /// Milliseconds since 1970.
     pub created_at_ms: u64,
-    /// Idle time after which it is evicted; `None` means never.
-    pub idle_timeout: Option<Duration>,
+    /// What was chosen at its creation, with the defaults of that time.
+    pub spec: Arc<SandboxSpec>,
     /// When it is deleted, whatever runs in it; `None` means never.
     pub(super) expiry: Mutex<Option<Expiry>>,
-    /// What its client has written on it.
-    pub labels: Labels,
     /// Its token, once somebody has asked whose a token is.
     pub(super) token: OnceLock<String>,
-    /// Most processes and threads at once.
-    pub max_processes: u64,
-    /// Most bytes of data of each process; `None` means no limit.
-    pub max_memory: Option<u64>,
+    pub(super) ports: PortLease,
+    /// What is held for its clients and its processes.
+    pub(super) ledger: Arc<Ledger>,
+    /// Where it is written down.
+    pub(super) file: Arc<RecordFile>,
+}
+
+/// A part of a sandbox's life: a run of it, or the time between two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Phase {
+    /// How many times it has begun to run, the first time included.
+    pub(super) runs: u64,
+    /// Why it does not run; `None` while it does.
+    pub stopped: Option<StopCause>,
+    /// Since when, in milliseconds since 1970.
+    pub since_ms: u64,
+}
+
+/// Numbers that the processes of one run have to themselves, so that none is that of a process of another run.
+const PROCESSES_OF_RUN: u64 = 10_000_000;
+
+impl Phase {
+    /// A run begins.
+    pub(super) fn begin(runs: u64) -> Self {
+        Self {
+            runs,
+            stopped: None,
+            since_ms: now_ms(),
+        }
+    }
+
+    /// The run ends.
+    pub(super) fn end(self, cause: StopCause) -> Self {
+        Self {
+            stopped: Some(cause),
+            since_ms: now_ms(),
+            ..self
+        }
+    }
+
+    /// The number of the first process.
+    pub(super) fn first_process(self) -> u64 {
+        self.runs.saturating_sub(1) * PROCESSES_OF_RUN + 1
+    }
+}
+
+/// A sandbox during one phase of its life.
+pub struct Sandbox {
+    pub(super) lasting: Arc<Lasting>,
+    pub phase: Phase,
     /// Its limits as a whole.
     pub limits: Arc<Limits>,
-    /// What its commands reach over the network.
-    pub network: NetworkPolicy,
     /// Paths that its commands reach besides those of all sandboxes.
     pub(super) granted: Arc<GrantedPaths>,
     pub(super) policy: Arc<Policy>,
@@ -118,13 +210,20 @@ pub struct Sandbox {
     pub(super) namespaces: Option<Arc<Namespaces>>,
     /// Whether the log says that its namespaces are lost.
     pub(super) is_loss_known: AtomicBool,
-    pub(super) ports: PortLease,
     /// Whether it is being deleted: its user may soon be another sandbox's. Held while the watchdog signals the user.
     pub(super) is_ending: Mutex<bool>,
     pub(super) workspace: Arc<Workspace>,
 }
 
-impl Sandbox {
+impl Deref for Sandbox {
+    type Target = Lasting;
+
+    fn deref(&self) -> &Lasting {
+        &self.lasting
+    }
+}
+
+impl Lasting {
     /// Counts sandboxes in the order of their creation.
     pub fn number(&self) -> u64 {
         self.number
@@ -140,25 +239,65 @@ impl Sandbox {
         *lock(&self.expiry)
     }
 
+    /// What is written down of it.
+    pub(super) fn record(&self, phase: Phase) -> Record {
+        Record {
+            id: self.id.clone(),
+            number: self.number,
+            uid: self.user.uid,
+            created_at_ms: self.created_at_ms,
+            expires_at_ms: self.expiry().map(|expiry| expiry.at_ms),
+            phase,
+            tcp_ports: self.ports.machine_ports(),
+            spec: Arc::clone(&self.spec),
+        }
+    }
+
+    /// What surrounds its commands.
+    pub fn isolation(&self) -> Isolation {
+        self.spec.isolation.unwrap_or_default()
+    }
+
+    /// Most processes and threads at once.
+    pub fn max_processes(&self) -> u64 {
+        self.spec.max_processes.unwrap_or(u64::MAX)
+    }
+
+    /// What its commands reach over the network.
+    pub fn network(&self) -> &NetworkPolicy {
+        self.spec.network.as_ref().unwrap_or(&NetworkPolicy::Open)
+    }
+
     /// Ends it after this time from now.
     pub(super) fn set_lifetime(&self, lifetime: Duration) {
         *lock(&self.expiry) = Expiry::after(lifetime);
     }
 
-    /// Ends it no earlier than after this time from now. One that has no end keeps none.
-    pub(super) fn extend_lifetime(&self, least: Duration) {
+    /// Ends it no earlier than after this time from now. One that has no end keeps none. Returns whether that is a change.
+    pub(super) fn extend_lifetime(&self, least: Duration) -> bool {
         if let Some(expiry) = &mut *lock(&self.expiry)
             && let Some(later) = Expiry::after(least)
             && later.at > expiry.at
         {
             *expiry = later;
+            return true;
         }
+        false
     }
 
     /// Whether its time is over.
     pub(super) fn has_expired(&self) -> bool {
         self.expiry()
             .is_some_and(|expiry| expiry.at <= Instant::now())
+    }
+}
+
+impl Sandbox {
+    /// How long it may be idle; `None` for any time. Stopped on purpose it waits for as long as it takes.
+    pub(super) fn idle_limit(&self) -> Option<Duration> {
+        let is_waiting = |cause: StopCause| !cause.is_accident();
+        let limit = self.spec.idle_timeout;
+        limit.filter(|_| !self.phase.stopped.is_some_and(is_waiting))
     }
 
     /// The TCP ports that its commands can listen on.
@@ -179,18 +318,15 @@ impl Sandbox {
         let home = self.home.to_string_lossy().into_owned();
         let devices = self.policy.paths(true).map(str::to_owned);
         let granted = self.granted.read_write.iter().cloned();
-        let own = self.namespaces.iter().flat_map(|_| IN_MEMORY);
-        let own = own.map(str::to_owned);
+        let has_own = self.isolation() == Isolation::Namespaces;
+        let own = IN_MEMORY.into_iter().filter(|_| has_own).map(str::to_owned);
         let all = [home].into_iter().chain(granted).chain(own);
         all.chain(devices).collect()
     }
 
     /// What surrounds its commands.
     pub fn isolation(&self) -> Isolation {
-        match self.namespaces {
-            Some(_) => Isolation::Namespaces,
-            None => Isolation::Landlock,
-        }
+        self.spec.isolation.unwrap_or_default()
     }
 
     /// The isolation layers that it has.
@@ -236,11 +372,8 @@ impl Sandbox {
         let abi = self.policy.landlock_abi();
         let mut writable = self.granted.read_write.iter();
         let has_tmp = writable.any(|path| path == "/tmp");
-        let has_own = self.namespaces.is_some();
-        let has_network = self
-            .namespaces
-            .as_ref()
-            .is_some_and(|own| own.has_network());
+        let has_own = self.isolation() == Isolation::Namespaces;
+        let has_network = self.isolation().owns_network(self.network());
         let restrictions = [
             ("tmp", abi >= 1 && !has_tmp && !has_own),
             ("shm", abi >= 1 && !has_own),

@@ -77,7 +77,8 @@ impl Signaller {
         Err(Error::new(Kind::System, text))
     }
 
-    /// Kills the processes of sandboxes until none is left, and no thread of the server is in the files either, or until
+    /// Kills the processes of sandboxes until none is left, and with `leaves` no thread of the server is in the files
+    /// either, or until
     /// `deadline`. Passes each sandbox that is empty to
     /// `done`, and at the deadline the others, with false. `done` may take long, so all are killed first; but those that
     /// cannot be emptied hold up no other.
@@ -85,6 +86,7 @@ impl Signaller {
         &self,
         sandboxes: impl IntoIterator<Item = &'a Arc<Sandbox>>,
         reason: Reason,
+        leaves: bool,
         deadline: Instant,
         mut done: impl FnMut(&'a Arc<Sandbox>, bool),
     ) {
@@ -97,7 +99,7 @@ impl Signaller {
             let is_left = |sandbox: &&Arc<Sandbox>| {
                 sandbox.has_namespaces()
                     || is_active(sandbox, with_zombies_apart)
-                    || sandbox.workspace.is_in_use()
+                    || (leaves && sandbox.workspace.is_in_use())
             };
             let (active, ended): (Vec<_>, Vec<_>) = left.into_iter().partition(is_left);
             left = active;
@@ -105,7 +107,7 @@ impl Signaller {
             let now = Instant::now();
             if now >= next_kill {
                 for sandbox in &left {
-                    if begun.elapsed() >= LEAVING_LIMIT && sandbox.workspace.is_in_use() {
+                    if leaves && begun.elapsed() >= LEAVING_LIMIT && sandbox.workspace.is_in_use() {
                         sandbox.workspace.ledger.connections.shut_down(false);
                     }
                     // Almost always enough where there are namespaces.

@@ -32,6 +32,10 @@ pub(super) struct SandboxTable {
     ledgers: HashMap<u32, Arc<Ledger>>,
     /// Number of sandboxes that are being made.
     pub(super) reserved: usize,
+    /// Number of those that are stopped.
+    stopped: usize,
+    /// Ids of sandboxes that are being stopped or started.
+    pub(super) changing: HashSet<String>,
     /// Keys of the requests that are making one.
     pub(super) keys: HashSet<String>,
     /// Ids of sandboxes that are being deleted.
@@ -46,21 +50,23 @@ pub(super) struct SandboxTable {
     ended: VecDeque<String>,
     users: Users,
     made: u64,
-    /// When the last sandbox ended; `None` while there is one.
+    /// When the last sandbox that ran has ended; `None` while there is one.
     empty_since: Option<Instant>,
     /// Whether creation is refused.
     pub(super) closed: bool,
 }
 
 impl SandboxTable {
-    /// An empty table for at most `capacity` sandboxes.
-    pub(super) fn new(capacity: usize, users: Users, ids: Ids) -> Self {
+    /// An empty table for at most `capacity` sandboxes, after so many that were made by earlier servers.
+    pub(super) fn new(capacity: usize, users: Users, ids: Ids, made: u64) -> Self {
         Self {
             capacity,
             ids,
             sandboxes: HashMap::new(),
             ledgers: HashMap::new(),
             reserved: 0,
+            stopped: 0,
+            changing: HashSet::new(),
             keys: HashSet::new(),
             ending: HashSet::new(),
             retried: HashSet::new(),
@@ -68,7 +74,7 @@ impl SandboxTable {
             parting: Vec::new(),
             ended: VecDeque::new(),
             users,
-            made: 0,
+            made,
             empty_since: Some(Instant::now()),
             closed: false,
         }
@@ -87,7 +93,7 @@ impl SandboxTable {
         self.ending.contains(id) || self.retried.contains(id)
     }
 
-    /// Lists sandboxes that were made.
+    /// Lists sandboxes that were made, or replaces what they were until now.
     pub(super) fn insert(&mut self, made: &[Arc<Sandbox>]) {
         // So that nothing fails between the first and the last.
         self.sandboxes.reserve(made.len());
@@ -95,9 +101,13 @@ impl SandboxTable {
         for sandbox in made {
             let ledger = Arc::clone(&sandbox.workspace.ledger);
             self.ledgers.insert(sandbox.user.uid, ledger);
-            self.sandboxes
-                .insert(sandbox.id.clone(), Arc::clone(sandbox));
+            let new = Arc::clone(sandbox);
+            let former = self.sandboxes.insert(sandbox.id.clone(), new);
+            self.stopped += usize::from(sandbox.phase.stopped.is_some());
+            self.stopped -=
+                usize::from(former.is_some_and(|former| former.phase.stopped.is_some()));
         }
+        self.note_occupation();
     }
 
     /// What the sandbox with this uid holds.
@@ -105,10 +115,14 @@ impl SandboxTable {
         self.ledgers.get(&uid).cloned()
     }
 
-    /// Takes a sandbox, or the rest of a stuck one, out of the table for deletion.
+    /// Takes a sandbox, or the rest of a stuck one, out of the table for deletion. None that is being stopped or started.
     pub(super) fn take(&mut self, id: &str) -> Option<Arc<Sandbox>> {
+        if self.changing.contains(id) {
+            return None;
+        }
         if let Some(sandbox) = self.sandboxes.remove(id) {
             self.ledgers.remove(&sandbox.user.uid);
+            self.stopped -= usize::from(sandbox.phase.stopped.is_some());
             self.ending.insert(id.to_owned());
             return Some(sandbox);
         }
@@ -135,9 +149,9 @@ impl SandboxTable {
         true
     }
 
-    /// Updates `empty_since`. Stuck sandboxes do not count: an idle host must not live on for them.
+    /// Updates `empty_since`. Stopped and stuck sandboxes do not count: an idle host must not live on for them.
     fn note_occupation(&mut self) {
-        if self.sandboxes.len() + self.reserved + self.ending.len() > 0 {
+        if self.sandboxes.len() - self.stopped + self.reserved + self.ending.len() > 0 {
             self.empty_since = None;
         } else {
             self.empty_since.get_or_insert_with(Instant::now);
@@ -212,7 +226,7 @@ impl SandboxTable {
         is_first_report
     }
 
-    /// How long there has been no sandbox; `None` while there is one.
+    /// How long no sandbox has run; `None` while one does.
     pub(super) fn empty_for(&self) -> Option<Duration> {
         self.empty_since.map(|since| since.elapsed())
     }

@@ -41,6 +41,14 @@ impl PortLease {
     pub(super) fn ports(&self) -> &[u16] {
         &self.ports
     }
+
+    /// Those that are ports of the machine.
+    pub(super) fn machine_ports(&self) -> Vec<u16> {
+        if self.is_own {
+            return Vec::new();
+        }
+        self.ports.clone()
+    }
 }
 
 impl Drop for PortLease {
@@ -73,6 +81,16 @@ impl TcpPorts {
             pool: Arc::clone(self),
             ports: (FIRST_OF_OWN..).take(count).collect(),
             is_own: true,
+        }
+    }
+
+    /// Gives a sandbox these ports again, which it had before the server started.
+    pub(super) fn take_again(self: &Arc<Self>, ports: &[u16]) -> PortLease {
+        lock(&self.given).ports.extend(ports);
+        PortLease {
+            pool: Arc::clone(self),
+            ports: ports.to_vec(),
+            is_own: false,
         }
     }
 

@@ -20,13 +20,13 @@ pub(super) struct Users {
     freed: VecDeque<u32>,
     /// Uids that no sandbox has, but that still have processes or files.
     aside: Vec<u32>,
-    /// Uids that are never given.
-    accounts: Vec<u32>,
+    /// Uids that are not fresh: accounts, and those that sandboxes had at the start.
+    taken: Vec<u32>,
 }
 
 impl Users {
-    /// The users of a range, from a place of it on that a random number decides, without those that are `accounts`.
-    pub(super) fn new(range: &RangeInclusive<u32>, random: u64, accounts: Vec<u32>) -> Self {
+    /// The users of a range, from a place of it on that a random number decides, without those that are `taken`.
+    pub(super) fn new(range: &RangeInclusive<u32>, random: u64, taken: Vec<u32>) -> Self {
         let (first, last) = (*range.start(), *range.end());
         let count = u64::from(last - first) + 1;
         // Less than the length, which fits.
@@ -35,7 +35,7 @@ impl Users {
             fresh: (begin..=last).chain(first..begin),
             freed: VecDeque::new(),
             aside: Vec::new(),
-            accounts,
+            taken,
         }
     }
 
@@ -43,8 +43,8 @@ impl Users {
     pub(super) fn take(&mut self, is_busy: impl Fn(User) -> bool) -> Option<User> {
         let mut reconsidered = false;
         loop {
-            let accounts = &self.accounts;
-            let fresh = self.fresh.find(|uid| !accounts.contains(uid));
+            let taken = &self.taken;
+            let fresh = self.fresh.find(|uid| !taken.contains(uid));
             let Some(uid) = fresh.or_else(|| self.freed.pop_front()) else {
                 // The last resort: a uid that was busy earlier may be free by now.
                 if reconsidered || self.aside.is_empty() {

@@ -156,7 +156,7 @@ impl Contexts {
             return Ok(context);
         }
         if table.is_closed {
-            return Err(Error::new(Kind::ShuttingDown, "the sandbox is ending").into());
+            return Err(self.site.processes.refusal().into());
         }
         if table.contexts.len() >= self.most {
             let text = format!("the limit of {} contexts is reached; delete one", self.most);
@@ -451,7 +451,7 @@ mod tests {
         let activity = Arc::new(Activity::new());
         let shared = Shared::new(4096, 4096).unwrap();
         let site = Arc::new(Site {
-            processes: Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger)),
+            processes: Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger), 1),
             confinement: Arc::new(Confinement::for_test()),
             ledger,
             activity,

@@ -231,8 +231,13 @@ impl ProcessTable {
 }
 
 impl Registry {
-    /// An empty registry. Its running processes count as activity.
-    pub fn new(shared: Arc<Shared>, activity: Arc<Activity>, ledger: Arc<Ledger>) -> Arc<Self> {
+    /// An empty registry, whose first process has this number. Its running processes count as activity.
+    pub fn new(
+        shared: Arc<Shared>,
+        activity: Arc<Activity>,
+        ledger: Arc<Ledger>,
+        first: u64,
+    ) -> Arc<Self> {
         Arc::new(Self {
             shared,
             logs: Arc::default(),
@@ -240,7 +245,7 @@ impl Registry {
             ledger,
             terminals: OpenCount::among(&terminal::OPEN),
             commands: OpenCount::among(&OPEN),
-            next: AtomicU64::new(1),
+            next: AtomicU64::new(first),
             table: Mutex::default(),
             start_ended: Condvar::new(),
             is_released: AtomicBool::new(false),
@@ -305,7 +310,7 @@ impl Registry {
         role: Role,
     ) -> Result<Pump> {
         if table.closed {
-            return Err(ending());
+            return Err(self.refusal());
         }
         let now = Instant::now();
         let deadline = spec.timeout.and_then(|timeout| now.checked_add(timeout));
@@ -322,7 +327,13 @@ impl Registry {
         self.shared.supervisor.watch_start(&start);
         let pump = self.start_new(spec, network, confinement, &mut guard, role);
         // The end of the sandbox ends what is being started in any of many ways.
-        let pump = pump.map_err(|error| if self.is_closed() { ending() } else { error })?;
+        let pump = pump.map_err(|error| {
+            if self.is_closed() {
+                self.refusal()
+            } else {
+                error
+            }
+        })?;
         drop(guard);
         if start.has_timed_out() {
             pump.process().kill_tree(Reason::Timeout);
@@ -503,7 +514,17 @@ impl Registry {
         self.shared.supervisor.note_release();
     }
 
-    /// Whether the workspace is ending.
+    /// Why nothing starts any more.
+    pub fn refusal(&self) -> Error {
+        let (kind, text) = if self.activity.is_closed() {
+            (Kind::ShuttingDown, "the sandbox is ending")
+        } else {
+            (Kind::Stopped, "the sandbox is stopped")
+        };
+        Error::new(kind, format_args!("cannot start a command: {text}"))
+    }
+
+    /// Whether nothing starts any more.
     pub fn is_closed(&self) -> bool {
         lock(&self.table).closed
     }
@@ -755,11 +776,6 @@ impl PumpOwner for Registry {
     }
 }
 
-fn ending() -> Error {
-    let text = "cannot start a command: the sandbox is ending";
-    Error::new(Kind::ShuttingDown, text)
-}
-
 /// Adds to a queue that keeps the latest [`HISTORY`] values.
 fn push_bounded<T>(queue: &mut VecDeque<T>, value: T) {
     queue.push_back(value);
@@ -791,7 +807,7 @@ mod tests {
 
     fn registry_in(shared: Arc<Shared>) -> Arc<Registry> {
         let ledger = Budget::new(1 << 20).whole();
-        Registry::new(shared, Arc::new(Activity::new()), ledger)
+        Registry::new(shared, Arc::new(Activity::new()), ledger, 1)
     }
 
     /// A process that nobody drives.

@@ -1,6 +1,7 @@
 //! A workspace, and the lease that keeps it from ending during a request, a stream or a transfer.
 
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -21,6 +22,26 @@ use crate::process::registry::{Registry, Shared};
 use crate::spec::network::NetworkPolicy;
 use crate::threads::priority::{BackgroundTurn, BackgroundWork, run_in_background};
 use crate::workspace::watches::Watches;
+
+/// What work in a workspace needs there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// Its files, and what is known of its processes.
+    Files,
+    /// That its processes run, and others can start. If need be, it begins to run.
+    Processes,
+    /// The same, and it runs already.
+    Running,
+}
+
+/// What a workspace keeps when it is [`renewed`](Workspace::renewed).
+struct Lasting {
+    root: Arc<Root>,
+    watches: Arc<Watches>,
+    ledger: Arc<Ledger>,
+    background: Arc<BackgroundWork>,
+    activity: Arc<Activity>,
+}
 
 /// One place where commands run and files live.
 pub struct Workspace {
@@ -54,12 +75,70 @@ impl Workspace {
         ledger: Arc<Ledger>,
         contexts: ContextsSettings,
     ) -> Arc<Self> {
-        #[cfg(not(feature = "interpreter"))]
-        let ContextsSettings {} = contexts;
-        let activity = Arc::new(Activity::new());
-        let processes = Registry::new(shared, Arc::clone(&activity), Arc::clone(&ledger));
         let root = Arc::new(root);
         let background = Arc::<BackgroundWork>::default();
+        Self::assemble(
+            Lasting {
+                watches: Watches::new(&root, &ledger, &background),
+                root,
+                ledger,
+                background,
+                activity: Arc::new(Activity::new()),
+            },
+            confinement,
+            ports,
+            shared,
+            contexts,
+            1,
+        )
+    }
+
+    /// The same workspace without its processes, and with other ways to start some. Work on its files goes on: it is the
+    /// work of both. Processes are numbered from `first` on.
+    #[must_use]
+    pub fn renewed(
+        &self,
+        confinement: Confinement,
+        ports: Arc<Ports>,
+        shared: Arc<Shared>,
+        contexts: ContextsSettings,
+        first: u64,
+    ) -> Arc<Self> {
+        Self::assemble(
+            Lasting {
+                root: Arc::clone(&self.root),
+                watches: Arc::clone(&self.watches),
+                ledger: Arc::clone(&self.ledger),
+                background: Arc::clone(&self.background),
+                activity: Arc::clone(&self.activity),
+            },
+            confinement,
+            ports,
+            shared,
+            contexts,
+            first,
+        )
+    }
+
+    fn assemble(
+        lasting: Lasting,
+        confinement: Confinement,
+        ports: Arc<Ports>,
+        shared: Arc<Shared>,
+        contexts: ContextsSettings,
+        first: u64,
+    ) -> Arc<Self> {
+        #[cfg(not(feature = "interpreter"))]
+        let ContextsSettings {} = contexts;
+        let Lasting {
+            root,
+            watches,
+            ledger,
+            background,
+            activity,
+        } = lasting;
+        let own = (Arc::clone(&activity), Arc::clone(&ledger));
+        let processes = Registry::new(shared, own.0, own.1, first);
         let confinement = Arc::new(confinement);
         #[cfg(feature = "interpreter")]
         let contexts = Contexts::new(
@@ -71,7 +150,7 @@ impl Workspace {
         );
         Arc::new_cyclic(|this| Self {
             this: Weak::clone(this),
-            watches: Watches::new(&root, &ledger, &background),
+            watches,
             root,
             confinement,
             processes,
@@ -117,6 +196,11 @@ impl Workspace {
     /// The kernel does not let the server act as the owner.
     pub fn files(&self) -> Result<Files<'_>> {
         self.root.files()
+    }
+
+    /// Where its commands have temporary files of their own, from here on; `None` for nowhere.
+    pub fn set_temporary(&self, directory: Option<OwnedFd>) {
+        self.root.set_temporary(directory);
     }
 
     /// The names of the network policies that its commands can have.
@@ -197,13 +281,18 @@ impl Workspace {
         ended
     }
 
-    /// Ends the workspace: it gives no lease and starts nothing from here on.
-    pub fn close(&self) {
-        self.activity.close();
+    /// Starts nothing from here on. Its files stay in use.
+    pub fn close_processes(&self) {
         #[cfg(feature = "interpreter")]
         self.contexts.close();
         self.processes.close();
         self.ports.close();
+    }
+
+    /// Ends the workspace: it gives no lease and starts nothing from here on.
+    pub fn close(&self) {
+        self.activity.close();
+        self.close_processes();
         self.watches.close();
         self.background.close();
         self.root.close();

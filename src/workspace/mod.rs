@@ -14,7 +14,7 @@ mod view;
 mod watches;
 
 pub use content::{Content, Span};
-pub use lease::{Lease, Workspace};
+pub use lease::{Lease, Needs, Workspace};
 pub use operations::{
     AttachSpec, Attachment, ClientFile, Compared, EditRequest, Edited, FileChange, FilePart,
     FileState, FileWrite, Glob, Globbed, Grep, GrepSink, Kinds, MAX_ARCHIVE_FILES, Match, Patched,

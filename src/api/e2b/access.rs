@@ -16,7 +16,7 @@ use crate::codec::base64;
 use crate::error::Kind;
 use crate::http::Request;
 use crate::machine::{MACHINE_ID, Scope};
-use crate::workspace::Lease;
+use crate::workspace::{Lease, Needs};
 
 /// The sandbox that a request is about.
 pub(super) enum AskedSandbox {
@@ -42,19 +42,20 @@ impl AskedSandbox {
 /// Begins work in a sandbox.
 ///
 /// # Errors
-/// There is no such sandbox.
+/// There is no such sandbox, or it has not what is needed.
 pub(super) fn enter(
     context: &Context,
     request: &mut Request<'_>,
     place: &AskedSandbox,
+    needs: Needs,
 ) -> Result<Lease, E2bError> {
     let scope = match place {
         AskedSandbox::Machine => Scope::Machine,
         AskedSandbox::Sandbox(id) => Scope::Sandbox(id),
     };
-    let entered = context.enter(request, scope);
+    let entered = context.enter(request, scope, needs);
     entered.map_err(|error| match error.kind() {
-        Kind::NotFound | Kind::ShuttingDown => E2bError::gone(),
+        Kind::NotFound | Kind::ShuttingDown | Kind::Stopped => E2bError::gone(),
         _ => error.into(),
     })
 }

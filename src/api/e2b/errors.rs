@@ -255,6 +255,7 @@ impl From<Error> for E2bError {
             | Kind::StdinClosed
             | Kind::StdinBusy
             | Kind::NotPty
+            | Kind::Stopped
             | Kind::NotRunning
             | Kind::ReadOnly
             | Kind::IdInUse

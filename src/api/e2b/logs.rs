@@ -25,6 +25,7 @@ use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::process::Process;
 use crate::process::ring::{Ring, Stream, TIME_STEP_MS};
 use crate::sys::Pid;
+use crate::workspace::Needs;
 
 /// How old a line is at least. An end is known a moment after its time.
 const HELD_BACK_MS: u64 = 2 * TIME_STEP_MS;
@@ -217,7 +218,7 @@ pub(super) fn logs(call: &mut Call<'_, '_>, id: &str) -> Answer {
             return respond(call, lines);
         }
     };
-    let workspace = access::enter(call.context, call.request, &place)?;
+    let workspace = access::enter(call.context, call.request, &place, Needs::Files)?;
     let most = limit.min(MAX_LINES);
     let mut lines = Lines::new(&call.request.ledger, most, start..=until)?;
     if let Some(created_at) = created_at {

@@ -36,6 +36,7 @@ use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::limits::ledger::OverLimit;
 use crate::relay::{Cookies, FieldChanges};
+use crate::workspace::Needs;
 use access::AskedSandbox;
 use calls::Call;
 use errors::E2bError;
@@ -188,7 +189,7 @@ fn at_port(
     number: u16,
 ) -> Result<Response, E2bError> {
     let place = access::of_port(context, request, Some(id))?;
-    let lease = access::enter(context, request, &place)?;
+    let lease = access::enter(context, request, &place, Needs::Running)?;
     let path = request.head.path.clone();
     let port = lease.ports.parse(number.to_string().as_bytes())?;
     let changes = FieldChanges {
@@ -210,7 +211,7 @@ fn inside(
     place: &AskedSandbox,
     answer: impl FnOnce(&mut Call<'_, '_>, &crate::workspace::Workspace) -> Result<Response, E2bError>,
 ) -> Result<Response, E2bError> {
-    let lease = access::enter(call.context, call.request, place)?;
+    let lease = access::enter(call.context, call.request, place, Needs::Running)?;
     let answered = answer(call, &lease).map_err(|failure| failure.unless_gone(&lease))?;
     Ok(answered.holding(lease))
 }

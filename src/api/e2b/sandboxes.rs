@@ -88,7 +88,7 @@ pub(super) fn create(call: &mut Call<'_, '_>, _: &str) -> Answer {
         return Ok(created(call, MACHINE_ID, &spec.labels.template));
     };
     let made = host.create_once(&spec)?;
-    Ok(created(call, &made.id, &made.labels.template))
+    Ok(created(call, &made.id, &made.spec.labels.template))
 }
 
 /// `POST /v2/sandboxes/{id}/connect`.
@@ -199,7 +199,7 @@ pub(super) fn list(call: &mut Call<'_, '_>, _: &str) -> Answer {
         Some(last) => sandbox.number() > last,
     };
     let has_metadata = |sandbox: &Sandbox| {
-        let metadata = &sandbox.labels.metadata;
+        let metadata = &sandbox.spec.labels.metadata;
         filter
             .iter()
             .all(|(key, value)| metadata.get(key) == Some(value))
@@ -490,7 +490,7 @@ fn domain(call: &Call<'_, '_>) -> Option<String> {
 }
 
 fn template_of(sandbox: &Sandbox) -> String {
-    let template = &sandbox.labels.template;
+    let template = &sandbox.spec.labels.template;
     let usual = || TEMPLATES[0].to_owned();
     Some(template.clone())
         .filter(|template| !template.is_empty())
@@ -505,7 +505,7 @@ fn document(sandbox: &Sandbox, whole: Size) -> Value {
         &template_of(sandbox),
         (sandbox.created_at_ms, end.min(NEVER_MS)),
         whole.limited_by(Some(sandbox)),
-        &sandbox.labels.metadata,
+        &sandbox.spec.labels.metadata,
     )
 }
 

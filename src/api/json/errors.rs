@@ -28,6 +28,7 @@ impl From<Error> for Refusal {
             Kind::CrossDevice => (409, "cross_device"),
             Kind::StdinClosed => (409, "stdin_closed"),
             Kind::StdinBusy => (409, "stdin_busy"),
+            Kind::Stopped => (409, "stopped"),
             Kind::NotPty => (409, "not_pty"),
             Kind::NotRunning => (409, "not_running"),
             Kind::ReadOnly => (409, "read_only"),

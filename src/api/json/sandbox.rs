@@ -11,7 +11,7 @@ use super::network::{self, NetworkPolicyDocument};
 use crate::codec::fields::{Fields, strings};
 use crate::confine::WholeLimits;
 use crate::error::{Error, Result};
-use crate::host::{Sandbox, SandboxSpec};
+use crate::host::{Sandbox, SandboxSpec, StopCause};
 use crate::machine::Machine;
 use crate::spec::command::{EnvironmentChange, check_environment};
 use crate::spec::isolation::Isolation;
@@ -80,6 +80,25 @@ pub(in crate::api) fn sandbox_request(fields: &mut Fields<'_>) -> Result<(usize,
         ..SandboxSpec::default()
     };
     Ok((usize::try_from(count).unwrap_or(usize::MAX), spec))
+}
+
+/// What is kept of a sandbox that is paused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::api) enum Keep {
+    /// All that runs, in memory.
+    Memory,
+    /// Its files: all that runs is ended.
+    Files,
+}
+
+/// Reads the body of a request to pause a sandbox: what is kept of it.
+///
+/// # Errors
+/// `Invalid` if a field has a wrong type or value.
+pub(in crate::api) fn pause_request(fields: &mut Fields<'_>) -> Result<Keep> {
+    let choices = [("memory", Keep::Memory), ("files", Keep::Files)];
+    let keep = fields.choice("keep", &choices)?;
+    Ok(keep.unwrap_or(Keep::Memory))
 }
 
 /// Absolute paths; none if there is no such field.
@@ -188,6 +207,12 @@ pub(in crate::api) struct SandboxDocument {
     uid: u32,
     home: String,
     created_at_ms: u64,
+    /// `running` or `stopped`.
+    state: &'static str,
+    state_since_ms: u64,
+    /// Why it is stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    why: Option<&'static str>,
     idle_timeout_secs: Option<u64>,
     max_procs: u64,
     max_mem_mb: Option<u64>,
@@ -229,16 +254,23 @@ struct SandboxIsolation {
 impl SandboxDocument {
     /// Describes a sandbox; its token is for the client that made it only.
     pub(in crate::api) fn of(sandbox: &Sandbox, landlock_abi: u32, token: Option<String>) -> Self {
-        let limits = &sandbox.limits;
+        let (limits, phase) = (&sandbox.limits, sandbox.phase);
         Self {
             id: sandbox.id.clone(),
             token,
             uid: sandbox.user.uid,
             home: sandbox.home.to_string_lossy().into_owned(),
             created_at_ms: sandbox.created_at_ms,
-            idle_timeout_secs: sandbox.idle_timeout.map(|limit| limit.as_secs()),
-            max_procs: sandbox.max_processes,
-            max_mem_mb: sandbox.max_memory.map(|bytes| bytes >> 20),
+            state: if phase.stopped.is_some() {
+                "stopped"
+            } else {
+                "running"
+            },
+            state_since_ms: phase.since_ms,
+            why: phase.stopped.map(StopCause::name),
+            idle_timeout_secs: sandbox.spec.idle_timeout.map(|limit| limit.as_secs()),
+            max_procs: sandbox.max_processes(),
+            max_mem_mb: sandbox.spec.max_memory.map(|bytes| bytes >> 20),
             max_total_mem_mb: limits.asked().memory.map(|bytes| bytes >> 20),
             max_cpu: limits.asked().cpu.map(|time| time.as_secs_f64()),
             limits: LimitsDocument {
@@ -246,7 +278,7 @@ impl SandboxDocument {
                 cpu: limits.cpu_by(),
                 processes: limits.processes_by(),
             },
-            network: NetworkPolicyDocument::of(&sandbox.network),
+            network: NetworkPolicyDocument::of(sandbox.network()),
             tcp_ports: sandbox.tcp_ports().to_vec(),
             filesystem: FilesystemDocument {
                 read_only: sandbox.read_only_paths(),

@@ -27,9 +27,11 @@ use super::context::Context;
 use super::credentials::{is_same, presented_token};
 use crate::auth::Access;
 use crate::codec::fields::{Fields, JsonType, Members, decoded};
+use crate::error::Kind;
 use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::machine::Scope;
+use crate::workspace::Needs;
 use calls::Room;
 use message::{Era, LEGACY, MODERN, Message, Received, RpcError, server_info};
 use reply::{Known, Step, Steps};
@@ -143,7 +145,12 @@ fn answer(
         let text = "Accept must list application/json and text/event-stream";
         return Err(Refusal::new(406, "not_acceptable", text));
     }
-    let lease = context.enter(request, scope)?;
+    let lease = context.enter(request, scope, Needs::Processes);
+    // Its files can be used in any case.
+    let lease = lease.or_else(|error| match error.kind() {
+        Kind::Stopped => context.enter(request, scope, Needs::Files),
+        _ => Err(error),
+    })?;
     let body = request.body.read_json(MAX_BODY_BYTES, &request.ledger)?;
     let head = &request.head;
     let mut room = Room::new(&lease.ledger);

@@ -124,7 +124,7 @@ pub(super) fn answer(call: &Call<'_, '_>) -> Answer {
 }
 
 /// Answers with those of one sandbox, about a second old.
-pub(super) fn of_sandbox(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
+pub(super) fn of_sandbox(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
     let with_disk = call.query.flag("disk")?;
     let sandbox = host.find(id)?;
     let users = RECENT_USE.get();

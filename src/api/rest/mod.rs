@@ -41,6 +41,7 @@ use super::context::{Context, note_failure};
 use crate::auth::Access;
 use crate::fault;
 use crate::http::{Body, Refusal, Request, Response};
+use crate::workspace::Needs;
 use routes::{InWorkspace, Operation, Route};
 
 use call::{Answer, Call};
@@ -111,7 +112,7 @@ fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> 
     };
     match operation {
         Operation::Public(_) | Operation::Anyone(_) | Operation::Server(_) => {}
-        Operation::Inside(_) => context.machine.check(target.scope)?,
+        Operation::Inside(_) | Operation::Running(_) => context.machine.check(target.scope)?,
         _ => drop(context.machine.host()?),
     }
     if method == "OPTIONS" && !target.is_proxied() {
@@ -138,11 +139,17 @@ fn answer(context: &Context, request: &mut Request<'_>, target: &Target<'_>) -> 
             let response = answer(&mut call, context.machine.host()?)?;
             Ok(call.tell_ignored(response))
         }
-        Operation::Sandbox(answer) | Operation::OwnSandbox(answer) => {
-            answer(&call, context.machine.host()?, captures.sandbox)
+        Operation::Sandbox(answer) => answer(&call, context.machine.host()?, captures.sandbox),
+        Operation::OwnSandbox(answer) => {
+            let response = answer(&mut call, context.machine.host()?, captures.sandbox)?;
+            Ok(call.tell_ignored(response))
         }
-        Operation::Inside(operation) => {
-            let lease = context.enter(call.request, target.scope)?;
+        Operation::Inside(operation) | Operation::Running(operation) => {
+            let needs = match route.operation {
+                Operation::Running(_) => Needs::Processes,
+                _ => Needs::Files,
+            };
+            let lease = context.enter(call.request, target.scope, needs)?;
             fault::point("request");
             let response = match operation {
                 InWorkspace::Plain(answer) => answer(&mut call, &lease),

@@ -47,9 +47,11 @@ pub(super) enum Operation {
     /// About one sandbox, with the host token.
     Sandbox(fn(&Call<'_, '_>, &Host, &str) -> Answer),
     /// About one sandbox, with its own or the host token.
-    OwnSandbox(fn(&Call<'_, '_>, &Host, &str) -> Answer),
+    OwnSandbox(fn(&mut Call<'_, '_>, &Host, &str) -> Answer),
     /// In a workspace, with the token that opens it.
     Inside(InWorkspace),
+    /// The same, for what needs processes.
+    Running(InWorkspace),
 }
 
 #[derive(Clone, Copy)]
@@ -73,7 +75,9 @@ pub(super) enum InWorkspace {
 #[cfg(feature = "interpreter")]
 use InWorkspace::{Context as OfContext, Execution as OfExecution};
 use InWorkspace::{Plain, Port as OfPort, Process, Proxy, Watch};
-use Operation::{Anyone, Inside as In, OwnSandbox, Public, Sandbox, Sandboxes, Server};
+use Operation::{
+    Anyone, Inside as In, OwnSandbox, Public, Running as Run, Sandbox, Sandboxes, Server,
+};
 
 const GET: &[&str] = &["GET"];
 const POST: &[&str] = &["POST"];
@@ -108,23 +112,25 @@ const CORE: &[Route] = &[
     row(DELETE, "/v1/sandboxes", "sandboxes", &[], Sandboxes(sandboxes::delete_all)),
     row(GET, "/v1/sandboxes/{sandbox}", "sandbox", &[], OwnSandbox(sandboxes::describe)),
     row(DELETE, "/v1/sandboxes/{sandbox}", "sandbox", &[], OwnSandbox(sandboxes::delete)),
+    row(POST, "/v1/sandboxes/{sandbox}/pause", "pause", &[], OwnSandbox(sandboxes::pause)),
+    row(POST, "/v1/sandboxes/{sandbox}/resume", "resume", &[], OwnSandbox(sandboxes::resume)),
     row(GET, "/v1/sandboxes/{sandbox}/metrics", "metrics", &["disk"], OwnSandbox(metrics::of_sandbox)),
     row(GET, "/v1/sandboxes/{sandbox}/token", "token", &[], Sandbox(sandboxes::token)),
 
-    row(POST, "exec", "exec", &[], In(Plain(commands::exec))),
+    row(POST, "exec", "exec", &[], Run(Plain(commands::exec))),
     row(GET, "processes", "processes", &[], In(Plain(commands::list))),
-    row(POST, "processes", "processes", &[], In(Plain(commands::start))),
+    row(POST, "processes", "processes", &[], Run(Plain(commands::start))),
     row(GET, "processes/{process}", "process", &[], In(Process(commands::describe))),
     row(DELETE, "processes/{process}", "process", &[], In(Process(commands::delete))),
     row(GET, "processes/{process}/logs", "logs", &["follow", "stdout_offset", "stderr_offset", "encoding", "plain"], In(Process(commands::logs))),
-    row(GET, "processes/{process}/attach", "attach", &["offset", "mode", "take", "rows", "cols"], In(Process(attach::attach))),
+    row(GET, "processes/{process}/attach", "attach", &["offset", "mode", "take", "rows", "cols"], Run(Process(attach::attach))),
     row(GET_POST, "processes/{process}/wait", "wait", &["timeout"], In(Process(commands::wait))),
     row(POST, "processes/{process}/kill", "kill", &[], In(Process(commands::kill))),
-    row(POST, "processes/{process}/resize", "resize", &[], In(Process(commands::resize))),
-    row(PUT_POST, "processes/{process}/stdin", "stdin", &["eof"], In(Process(commands::stdin))),
+    row(POST, "processes/{process}/resize", "resize", &[], Run(Process(commands::resize))),
+    row(PUT_POST, "processes/{process}/stdin", "stdin", &["eof"], Run(Process(commands::stdin))),
 
     row(GET, "venv", "venv", &[], In(Plain(venv::describe))),
-    row(POST, "venv", "venv", &[], In(Plain(venv::make))),
+    row(POST, "venv", "venv", &[], Run(Plain(venv::make))),
 
     row(GET, "files/read", "read", &["path", "offset", "length", "lines"], In(Plain(files::read))),
     row(PUT_POST, "files/write", "write", &["path", "offset", "truncate_to", "mode", "mkdir", "if_sha256", "if_absent", "hash"], In(Plain(files::write))),
@@ -137,8 +143,8 @@ const CORE: &[Route] = &[
 
     row(GET, "network", "network", &[], In(Plain(network::describe))),
     row(GET, "ports", "ports", &[], In(Plain(ports::list))),
-    row(GET, "ports/{port}/wait", "ports", &["timeout"], In(OfPort(ports::wait))),
-    row(ANY, "proxy/{port}/{path}", "proxy", &[], In(Proxy)),
+    row(GET, "ports/{port}/wait", "ports", &["timeout"], Run(OfPort(ports::wait))),
+    row(ANY, "proxy/{port}/{path}", "proxy", &[], Run(Proxy)),
 ];
 
 #[cfg(feature = "file-tools")]
@@ -173,20 +179,20 @@ const TICKETS: &[Route] = &[row(
 const CONTEXTS: &[Route] = &[
     row(GET, "languages", "languages", &[], In(Plain(contexts::languages))),
     row(GET, "contexts", "contexts", &[], In(Plain(contexts::list))),
-    row(POST, "contexts", "contexts", &[], In(Plain(contexts::create))),
+    row(POST, "contexts", "contexts", &[], Run(Plain(contexts::create))),
     row(GET, "contexts/{context}", "context", &[], In(OfContext(contexts::describe))),
     row(DELETE, "contexts/{context}", "context", &[], In(OfContext(contexts::delete))),
-    row(POST, "contexts/{context}/execute", "execute", &[], In(OfContext(contexts::execute_in))),
-    row(POST, "contexts/{context}/interrupt", "interrupt", &[], In(OfContext(contexts::interrupt))),
-    row(POST, "contexts/{context}/restart", "restart", &[], In(OfContext(contexts::restart))),
-    row(POST, "contexts/{context}/input", "input", &[], In(OfContext(contexts::input))),
+    row(POST, "contexts/{context}/execute", "execute", &[], Run(OfContext(contexts::execute_in))),
+    row(POST, "contexts/{context}/interrupt", "interrupt", &[], Run(OfContext(contexts::interrupt))),
+    row(POST, "contexts/{context}/restart", "restart", &[], Run(OfContext(contexts::restart))),
+    row(POST, "contexts/{context}/input", "input", &[], Run(OfContext(contexts::input))),
     row(GET, "contexts/{context}/logs", "context_logs", &["follow", "stdout_offset", "stderr_offset", "encoding", "plain"], In(OfContext(contexts::logs))),
     row(GET, "contexts/{context}/executions", "executions", &[], In(OfContext(contexts::executions))),
     row(GET, "contexts/{context}/executions/{execution}", "executions", &[], In(OfExecution(contexts::describe_execution))),
     row(GET, "contexts/{context}/executions/{execution}/events", "executions", &["after", "follow", "encoding"], In(OfExecution(contexts::events))),
-    row(POST, "execute", "execute", &[], In(Plain(contexts::execute))),
-    row(POST, "/execute", "execute", &[], In(Plain(contexts::execute_simply))),
-    row(POST, "/sandboxes/{sandbox}/execute", "execute", &[], In(Plain(contexts::execute_simply))),
+    row(POST, "execute", "execute", &[], Run(Plain(contexts::execute))),
+    row(POST, "/execute", "execute", &[], Run(Plain(contexts::execute_simply))),
+    row(POST, "/sandboxes/{sandbox}/execute", "execute", &[], Run(Plain(contexts::execute_simply))),
 ];
 
 /// The rows of one pattern.
@@ -242,7 +248,7 @@ impl Route {
     /// # Errors
     /// `Invalid` if it is not form-encoded, or has a parameter that this route does not take.
     pub(super) fn query(&self, raw: Option<&[u8]>) -> Result<Query> {
-        if matches!(self.operation, Public(_) | In(Proxy)) {
+        if matches!(self.operation, Public(_) | Run(Proxy)) {
             return Query::parse(None);
         }
         let query = Query::parse(raw)?;
@@ -337,7 +343,7 @@ impl<'a> Target<'a> {
 
     /// Whether the route is the port proxy.
     pub(super) fn is_proxied(&self) -> bool {
-        matches!(self.routes, [route] if matches!(route.operation, In(Proxy)))
+        matches!(self.routes, [route] if matches!(route.operation, Run(Proxy)))
     }
 
     /// The row for a method.
@@ -616,12 +622,14 @@ mod tests {
         {
             let parameter = match operation {
                 Sandbox(_) | OwnSandbox(_) => "{sandbox}",
-                In(Process(_)) => "{process}",
-                In(InWorkspace::Context(_)) => "{context}",
-                In(InWorkspace::Execution(_)) => "{execution}",
-                In(Watch(_)) => "{watch}",
-                In(OfPort(_) | Proxy) => "{port}",
-                Public(_) | Anyone(_) | Server(_) | Sandboxes(_) | In(Plain(_)) => "",
+                In(Process(_)) | Run(Process(_)) => "{process}",
+                In(InWorkspace::Context(_)) | Run(InWorkspace::Context(_)) => "{context}",
+                In(InWorkspace::Execution(_)) | Run(InWorkspace::Execution(_)) => "{execution}",
+                In(Watch(_)) | Run(Watch(_)) => "{watch}",
+                In(OfPort(_) | Proxy) | Run(OfPort(_) | Proxy) => "{port}",
+                Public(_) | Anyone(_) | Server(_) | Sandboxes(_) | In(Plain(_)) | Run(Plain(_)) => {
+                    ""
+                }
             };
             assert!(pattern.contains(parameter), "{pattern}");
             // The simple shape of `execute` is the only operation of a workspace outside of `/v1`.
@@ -631,7 +639,7 @@ mod tests {
                 "{pattern}"
             );
             assert_eq!(
-                matches!(operation, In(_)) && !is_outside,
+                matches!(operation, In(_) | Run(_)) && !is_outside,
                 !pattern.starts_with('/'),
                 "{pattern}"
             );

@@ -6,8 +6,10 @@ use serde_json::json;
 
 use super::call::{Answer, Call};
 use crate::api::json::list::ListDocument;
-use crate::api::json::sandbox::{CreatedDocument, SandboxDocument, sandbox_request};
-use crate::host::{AllEnded, Host, Sandbox, Shortage};
+use crate::api::json::sandbox::{
+    CreatedDocument, Keep, SandboxDocument, pause_request, sandbox_request,
+};
+use crate::host::{AllEnded, Host, Sandbox, Shortage, StopCause};
 use crate::http::Response;
 
 /// `GET /v1/sandboxes`.
@@ -51,12 +53,12 @@ pub(super) fn delete_all(_: &mut Call<'_, '_>, host: &Host) -> Answer {
 }
 
 /// `GET /v1/sandboxes/{id}`.
-pub(super) fn describe(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
+pub(super) fn describe(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
     Ok(Response::json(&document(call, &*host.find(id)?, None)))
 }
 
 /// `DELETE /v1/sandboxes/{id}`.
-pub(super) fn delete(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
+pub(super) fn delete(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
     call.request.slot.waits_for_end();
     let ended = host.delete(id)?;
     let mut answer = json!({ "id": id, "deleted": ended.is_first_report });
@@ -64,6 +66,21 @@ pub(super) fn delete(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
         answer["removing"] = true.into();
     }
     Ok(Response::json(&answer))
+}
+
+/// `POST /v1/sandboxes/{id}/pause`.
+pub(super) fn pause(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
+    let sandbox = match call.parse_optional(pause_request)? {
+        Keep::Memory => host.find(id)?,
+        Keep::Files => host.stop(id, StopCause::Asked)?,
+    };
+    Ok(Response::json(&document(call, &sandbox, None)))
+}
+
+/// `POST /v1/sandboxes/{id}/resume`.
+pub(super) fn resume(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
+    let sandbox = host.start(id)?;
+    Ok(Response::json(&document(call, &sandbox, None)))
 }
 
 /// `GET /v1/sandboxes/{id}/token`.

@@ -72,7 +72,7 @@ impl Ignores {
             let Some(slash) = memchr::memrchr(b'/', &path[..base - 1]) else {
                 return Ok(());
             };
-            let Ok(directory) = root.resolve_in(start, &path[..slash.max(1)], DIRECTORY) else {
+            let Ok(directory) = root.resolve_in(&start, &path[..slash.max(1)], DIRECTORY) else {
                 return Ok(());
             };
             base = slash + 1;

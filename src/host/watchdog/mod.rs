@@ -175,7 +175,8 @@ impl Rounds {
     fn sweep(&mut self, host: &Arc<Host>) -> bool {
         self.take_reports();
         let all = host.list().into_iter();
-        let watched = all.filter_map(|sandbox| Some((sandbox.limits.watched()?, sandbox)));
+        let runs = all.filter(|sandbox| sandbox.phase.stopped.is_none());
+        let watched = runs.filter_map(|sandbox| Some((sandbox.limits.watched()?, sandbox)));
         let watched: Vec<(u64, Arc<Sandbox>)> = watched.collect();
         let exists = |number| watched.iter().any(|(_, sandbox)| sandbox.number == number);
         self.looks

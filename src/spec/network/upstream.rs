@@ -63,6 +63,18 @@ impl Upstream {
             credentials,
         })
     }
+
+    /// The URL with its credentials, which [`Upstream::parse`] reads again.
+    pub fn url(&self) -> String {
+        let shown = self.to_string();
+        match (&self.credentials, shown.split_once("://")) {
+            (Some((user, password)), Some((scheme, rest))) => {
+                let (user, password) = (escaped(user), escaped(password));
+                format!("{scheme}://{user}:{password}@{rest}")
+            }
+            _ => shown,
+        }
+    }
 }
 
 /// The URL without its credentials, which are shown to nobody.
@@ -81,6 +93,18 @@ impl fmt::Debug for Upstream {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{self}")
     }
+}
+
+/// Percent-encodes all but letters and digits.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::new();
+    for byte in text.bytes() {
+        match char::from(byte) {
+            plain if plain.is_ascii_alphanumeric() => escaped.push(plain),
+            _ => escaped += &format!("%{byte:02X}"),
+        }
+    }
+    escaped
 }
 
 /// Undoes percent-encoding; `None` if it is malformed or not UTF-8.
@@ -112,6 +136,9 @@ mod tests {
         assert_eq!(format!("{proxy:?}"), "http://proxy.example:3128");
         let credentials = Some(("me".to_owned(), "p@ss".to_owned()));
         assert_eq!(proxy.credentials, credentials);
+        assert_eq!(proxy.url(), "http://me:p%40ss@proxy.example:3128");
+        let again = Upstream::parse(Protocol::Http, &proxy.url()).unwrap();
+        assert!(again == proxy);
         let socks = Upstream::parse(Protocol::Socks, "socks5h://[::1]").unwrap();
         assert_eq!(socks.to_string(), "socks5h://[::1]:1080");
         assert_eq!(socks.credentials, None);

@@ -23,12 +23,14 @@ use crate::fixture::{
 /// What every process gets after the TERM, and time for the rest of the work on a busy machine.
 const LAST_WORD: Duration = Duration::from_secs(12);
 
-/// Starts where another server was, with its homes and users.
+/// A host whose sandboxes end with it.
+fn host() -> Builder {
+    Server::host().env("SBX_KEEP", 0)
+}
+
+/// Starts where another one was.
 fn in_place_of(place: &HostPlace) -> Builder {
-    Server::builder()
-        .env("SBX_HOST_MODE", 1)
-        .env("SBX_HOMES_DIR", place.homes().display())
-        .env("SBX_UID_RANGE", place.range())
+    super::in_place_of(place).env("SBX_KEEP", 0)
 }
 
 #[test]
@@ -40,7 +42,7 @@ fn a_signal_ends_twenty_busy_sandboxes_with_all_they_have() {
         (Signal::SIGINT, 4),
         (Signal::SIGQUIT, 4),
     ] {
-        let mut server = Server::host().start();
+        let mut server = host().start();
         let made = create_for_trouble(&server, count);
         let mut streams = Vec::new();
         for (number, sandbox) in made.iter().enumerate() {
@@ -72,7 +74,7 @@ fn a_signal_ends_twenty_busy_sandboxes_with_all_they_have() {
 #[test]
 fn an_end_that_nobody_resists_is_prompt_and_may_be_used_for_last_words() {
     needs_root!();
-    let mut server = Server::host().start();
+    let mut server = host().start();
     let (made, _) = create(&server, 5);
     let outside = crate::fixture::TempDir::new();
     let mut streams = Vec::new();
@@ -104,7 +106,7 @@ fn an_end_that_nobody_resists_is_prompt_and_may_be_used_for_last_words() {
 #[test]
 fn a_host_that_is_ending_makes_no_more() {
     needs_root!();
-    let mut server = Server::host().start();
+    let mut server = host().start();
     let sandbox = server.sandbox();
     let mut stream = sandbox.exec_stream(&json!({
         "cmd": "trap 'echo told' TERM; echo on; while :; do sleep 0.05; done"
@@ -133,7 +135,7 @@ fn a_host_that_is_ending_makes_no_more() {
 fn what_is_being_made_when_the_signal_comes_is_gone_too() {
     needs_root!();
     for _ in 0..5 {
-        let mut server = Server::host().start();
+        let mut server = host().start();
         let address = server.address;
         thread::scope(|scope| {
             for _ in 0..8 {
@@ -158,7 +160,7 @@ fn what_is_being_made_when_the_signal_comes_is_gone_too() {
 #[test]
 fn what_is_being_deleted_when_the_signal_comes_is_gone_too() {
     needs_root!();
-    let mut server = Server::host().start();
+    let mut server = host().start();
     let sandbox = server.sandbox();
     sandbox.sh("seq 20000 | xargs touch");
     let (address, target) = (server.address, target(&sandbox.id, ""));
@@ -246,7 +248,7 @@ fn starts_again(place: &HostPlace) {
 #[test]
 fn after_the_server_was_killed_its_processes_end_and_the_next_removes_its_homes() {
     needs_root!();
-    let mut server = Server::host().start();
+    let mut server = host().start();
     let inner = server.inner_pid();
     let pids = die(&mut server, inner);
     // The init that it had ends what it left.
@@ -263,7 +265,7 @@ fn after_the_server_was_killed_its_processes_end_and_the_next_removes_its_homes(
 #[test]
 fn after_its_init_was_killed_the_server_is_gone_and_the_next_removes_its_homes() {
     needs_root!();
-    let mut server = Server::host().start();
+    let mut server = host().start();
     let (init, inner) = (server.pid(), server.inner_pid());
     die(&mut server, init);
     wait_until("the server ends with its init", PATIENCE, || {
@@ -278,7 +280,7 @@ fn a_hangup_ends_a_host_on_a_terminal_with_all_it_has() {
     needs_root!();
     for has_closed in [false, true] {
         let (terminal, other_end) = open_terminal();
-        let builder = Server::host();
+        let builder = host();
         let mut command = builder.command();
         in_session(&mut command, Some(&terminal));
         let mut server = builder.start_as(command);
@@ -301,7 +303,7 @@ fn a_hangup_ends_a_host_on_a_terminal_with_all_it_has() {
 #[test]
 fn no_other_signal_ends_a_host_its_init_or_a_sandbox() {
     needs_root!();
-    let builder = Server::host();
+    let builder = host();
     let mut command = builder.command();
     in_session(&mut command, None);
     let server = builder.start_as(command);
@@ -373,7 +375,7 @@ fn has_living(place: &HostPlace, uid: u32) -> bool {
 #[test]
 fn what_a_killed_host_left_running_is_ended_by_the_next() {
     needs_root!();
-    let mut server = Server::host().start();
+    let mut server = host().start();
     let users = leave(&mut server, &STUBBORN);
     let place = server.place.take().unwrap();
     for uid in &users {
@@ -480,7 +482,7 @@ fn what_others_run_is_left_alone_and_their_uids_are_named_and_not_given() {
 #[test]
 fn a_lock_that_is_about_to_be_given_up_is_waited_for() {
     needs_root!();
-    let mut server = Server::host().start();
+    let mut server = host().start();
     let first = server.sandbox().uid;
     server.signal(Signal::SIGTERM as i32);
     assert_eq!(server.wait_for_exit(LAST_WORD).code(), Some(0));
@@ -514,7 +516,7 @@ fn a_lock_that_is_about_to_be_given_up_is_waited_for() {
 #[test]
 fn two_servers_do_not_share_a_directory_of_homes() {
     needs_root!();
-    let server = Server::host().start();
+    let server = host().start();
     let sandbox = server.sandbox();
     let place = server.place.as_ref().unwrap();
     // With other users, so that nothing else keeps them apart; also by another name.
@@ -526,7 +528,7 @@ fn two_servers_do_not_share_a_directory_of_homes() {
     )
     .unwrap();
     for homes in [place.homes().display().to_string(), alias.join("alias")] {
-        let output = Server::host()
+        let output = host()
             .env("SBX_HOMES_DIR", &homes)
             .command()
             .output()
@@ -559,7 +561,7 @@ fn two_servers_do_not_share_a_directory_of_homes() {
 #[test]
 fn what_a_sandbox_left_is_init_s_to_reap_at_once() {
     needs_root!();
-    let server = Server::host().start();
+    let server = host().start();
     let sandbox = server.sandbox();
     sandbox.sh("for i in 1 2 3 4 5 6 7 8 9; do (setsid sleep 0.1 &) ; done");
     let init = server.pid();

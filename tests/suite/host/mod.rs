@@ -11,6 +11,7 @@ mod held;
 mod homes;
 mod idle;
 mod inside;
+mod lasting;
 mod paths;
 mod requests;
 mod starting;
@@ -98,7 +99,22 @@ fn delete(server: &Server, id: &str) -> bool {
 /// The homes that a server has.
 #[track_caller]
 fn homes_of(server: &Server) -> Vec<String> {
-    names_in(server.place.as_ref().unwrap().homes())
+    homes_in(server.place.as_ref().unwrap())
+}
+
+/// The homes in a place, besides what a host keeps about them.
+fn homes_in(place: &HostPlace) -> Vec<String> {
+    let mut names = names_in(place.homes());
+    names.retain(|name| !name.starts_with('.'));
+    names
+}
+
+/// Starts where another server was, with its homes and users.
+fn in_place_of(place: &HostPlace) -> Builder {
+    Server::builder()
+        .env("SBX_HOST_MODE", 1)
+        .env("SBX_HOMES_DIR", place.homes().display())
+        .env("SBX_UID_RANGE", place.range())
 }
 
 /// The variables that a server will be started with.

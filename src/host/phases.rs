@@ -1,0 +1,277 @@
+//! Stops and starts sandboxes: the way from one phase of a sandbox's life to the next.
+//!
+//! A change takes the id for itself; requests for that sandbox wait for its end. The new phase is made first and then takes
+//! the place of the one before, so that a start which fails leaves the sandbox as it was.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::records::{LastRun, Record, RecordFile};
+use super::sandbox::{Lasting, Phase, StopCause};
+use super::{Expiry, Host, Sandbox, unknown};
+use crate::confine::Grants;
+use crate::error::{Error, Kind, Result};
+use crate::process::Reason;
+use crate::sys::User;
+use crate::threads::lock::Mutex;
+use crate::workspace::{Lease, Needs};
+use crate::{fault, logging};
+
+/// How long a request waits for a change of its sandbox.
+const CHANGE_LIMIT: Duration = Duration::from_secs(30);
+
+/// How long to wait until the processes of a sandbox are gone.
+const STOPPING_LIMIT: Duration = Duration::from_secs(20);
+
+/// Takes the id of a sandbox for a change, until it is dropped.
+struct Change<'a> {
+    host: &'a Host,
+    sandbox: Arc<Sandbox>,
+}
+
+impl Drop for Change<'_> {
+    fn drop(&mut self) {
+        self.host.table().changing.remove(&self.sandbox.id);
+        self.host.changed.notify_all();
+    }
+}
+
+impl Host {
+    /// A lease on a sandbox's workspace. One that was stopped by accident starts if that needs processes.
+    ///
+    /// # Errors
+    /// `NotFound`, even while it is being deleted; `Stopped` if it was stopped on purpose; those of [`Host::start`].
+    pub fn lease(&self, id: &str, needs: Needs) -> Result<Lease> {
+        loop {
+            let sandbox = self.settled(id)?;
+            let cause = sandbox.phase.stopped.filter(|_| needs != Needs::Files);
+            match cause {
+                Some(cause) if needs == Needs::Processes && cause.is_accident() => {
+                    drop(self.start(id)?);
+                }
+                Some(_) => return Err(stopped(id)),
+                None => match sandbox.workspace.lease() {
+                    Ok(lease) => return Ok(lease),
+                    // Unless it is in another phase meanwhile.
+                    Err(_) if !self.has_changed(&sandbox) => return Err(unknown(id)),
+                    Err(_) => {}
+                },
+            }
+        }
+    }
+
+    /// Stops a sandbox: ends all of its processes, and keeps its files. One that does not run stays as it is.
+    ///
+    /// # Errors
+    /// `NotFound`; `System` if a process does not end: the sandbox takes no commands, and can be stopped again.
+    pub fn stop(&self, id: &str, cause: StopCause) -> Result<Arc<Sandbox>> {
+        let change = match self.begin_change(id, |phase| phase.stopped.is_none())? {
+            Ok(change) => change,
+            Err(unchanged) => return Ok(unchanged),
+        };
+        let sandbox = &change.sandbox;
+        sandbox.workspace.close_processes();
+        let deadline = Instant::now() + STOPPING_LIMIT;
+        let mut is_empty = false;
+        let done = |_: &Arc<Sandbox>, is_done| is_empty = is_done;
+        self.signaller
+            .empty([sandbox], Reason::Killed, false, deadline, done);
+        if !is_empty {
+            let text = format!("cannot stop sandbox {id}: a process was killed but has not ended");
+            return Err(Error::new(Kind::System, text));
+        }
+        sandbox.workspace.release();
+        sandbox.limits.discard();
+        let stopped = self.next_phase(sandbox, sandbox.phase.end(cause))?;
+        self.write_down(&stopped).unwrap_or_else(|error| {
+            // It is stopped in any case: a start of the server finds a sandbox that ran, and nothing of it.
+            logging::info(format_args!("sandbox {id}: {error}"));
+        });
+        self.enter_phase(&stopped);
+        logging::info(format_args!("sandbox {id} stopped: {}", cause.name()));
+        Ok(stopped)
+    }
+
+    /// Starts a sandbox that is stopped: what it runs from here on has all of its settings. One that runs stays as it is.
+    ///
+    /// # Errors
+    /// `NotFound`; `ShuttingDown`; `NoSpace` if its record cannot be written; those of making a sandbox.
+    pub fn start(&self, id: &str) -> Result<Arc<Sandbox>> {
+        let change = match self.begin_change(id, |phase| phase.stopped.is_some())? {
+            Ok(change) => change,
+            Err(unchanged) => return Ok(unchanged),
+        };
+        if self.table().closed {
+            let text = format!("cannot start sandbox {id}: the server is ending");
+            return Err(Error::new(Kind::ShuttingDown, text));
+        }
+        fault::point("start of a sandbox");
+        let sandbox = &change.sandbox;
+        let started = self.next_phase(sandbox, Phase::begin(sandbox.phase.runs + 1))?;
+        self.write_down(&started).inspect_err(|_| {
+            // The files are those of the sandbox that stays as it was.
+            sandbox.workspace.set_temporary(None);
+        })?;
+        self.enter_phase(&started);
+        logging::info(format_args!("sandbox {id} started"));
+        Ok(started)
+    }
+
+    /// Makes sandboxes of records: each is stopped.
+    pub(super) fn adopt(
+        &self,
+        records: Vec<(Record, Arc<RecordFile>)>,
+        last_run: LastRun,
+    ) -> Result<()> {
+        let cause = match last_run {
+            LastRun::Ended => StopCause::Restart,
+            LastRun::Killed => StopCause::Crash,
+            LastRun::MachineEnded => StopCause::Machine,
+        };
+        let mut adopted = Vec::with_capacity(records.len());
+        for (record, file) in records {
+            let had_stopped = record.phase.stopped.is_some();
+            let sandbox = self.adopt_one(record, file, cause)?;
+            if !had_stopped {
+                self.write_down(&sandbox)?;
+            }
+            adopted.push(sandbox);
+        }
+        self.table().insert(&adopted);
+        self.changed.notify_all();
+        if !adopted.is_empty() {
+            logging::info(format_args!(
+                "took over {} sandboxes of an earlier server; they are stopped until they are needed",
+                adopted.len()
+            ));
+        }
+        Ok(())
+    }
+
+    fn adopt_one(
+        &self,
+        record: Record,
+        file: Arc<RecordFile>,
+        cause: StopCause,
+    ) -> Result<Arc<Sandbox>> {
+        let (uid, spec) = (record.uid, record.spec);
+        let user = User { uid, gid: uid };
+        let home = self.homes.open_home(&record.id, user)?;
+        let isolation = spec.isolation.unwrap_or_default();
+        let has_network = spec
+            .network
+            .as_ref()
+            .is_some_and(|network| isolation.owns_network(network));
+        let lasting = Arc::new(Lasting {
+            home: self.homes.path.join(&record.id),
+            id: record.id,
+            number: record.number,
+            user,
+            created_at_ms: record.created_at_ms,
+            expiry: Mutex::new(record.expires_at_ms.and_then(Expiry::at_ms)),
+            token: std::sync::OnceLock::new(),
+            ports: if has_network {
+                self.tcp_ports.of_own_network(spec.tcp_ports)
+            } else {
+                self.tcp_ports.take_again(&record.tcp_ports)
+            },
+            ledger: self.budget.ledger(),
+            file,
+            spec,
+        });
+        let phase = match record.phase.stopped {
+            Some(_) => record.phase,
+            None => record.phase.end(cause),
+        };
+        let grants = paths_at_rest(&lasting);
+        self.assemble(lasting, phase, home, None, &grants)
+    }
+
+    /// Waits until no other request changes a sandbox.
+    pub(super) fn settled(&self, id: &str) -> Result<Arc<Sandbox>> {
+        let (table, is_settled) =
+            self.changed
+                .wait_while_for(self.table(), CHANGE_LIMIT, |table| {
+                    table.changing.contains(id)
+                });
+        if !is_settled {
+            let text = format!("sandbox {id} is being stopped or started; try again");
+            return Err(Error::new(Kind::Unfinished, text));
+        }
+        let found = table.sandboxes.get(id).cloned();
+        found.ok_or_else(|| unknown(id))
+    }
+
+    /// Takes a sandbox for a change of its phase; or returns it if there is nothing to change.
+    fn begin_change(
+        &self,
+        id: &str,
+        is_due: impl Fn(Phase) -> bool,
+    ) -> Result<std::result::Result<Change<'_>, Arc<Sandbox>>> {
+        loop {
+            let sandbox = self.settled(id)?;
+            if !is_due(sandbox.phase) {
+                return Ok(Err(sandbox));
+            }
+            let mut table = self.table();
+            let is_current = |known: &Arc<Sandbox>| Arc::ptr_eq(known, &sandbox);
+            if table.sandboxes.get(id).is_some_and(is_current)
+                && table.changing.insert(id.to_owned())
+            {
+                drop(table);
+                return Ok(Ok(Change {
+                    host: self,
+                    sandbox,
+                }));
+            }
+        }
+    }
+
+    /// Makes the next phase of a sandbox.
+    fn next_phase(&self, sandbox: &Sandbox, phase: Phase) -> Result<Arc<Sandbox>> {
+        let lasting = Arc::clone(&sandbox.lasting);
+        let home = self.homes.open_home(&lasting.id, lasting.user)?;
+        let grants = match phase.stopped {
+            Some(_) => paths_at_rest(&lasting),
+            None => self.grants(&lasting.spec)?,
+        };
+        self.assemble(lasting, phase, home, Some(sandbox), &grants)
+    }
+
+    /// Lists a sandbox in its next phase, unless it is deleted.
+    fn enter_phase(&self, sandbox: &Arc<Sandbox>) {
+        let mut table = self.table();
+        if table.sandboxes.contains_key(&sandbox.id) {
+            table.insert(std::slice::from_ref(sandbox));
+        }
+    }
+
+    /// Whether a sandbox is in another phase than this one.
+    fn has_changed(&self, sandbox: &Arc<Sandbox>) -> bool {
+        let table = self.table();
+        let known = table.sandboxes.get(&sandbox.id);
+        known.is_some_and(|known| !Arc::ptr_eq(known, sandbox))
+            || table.changing.contains(&sandbox.id)
+    }
+
+    /// Writes down what a sandbox is.
+    ///
+    /// # Errors
+    /// `NoSpace`: what was written down before holds.
+    pub(super) fn write_down(&self, sandbox: &Sandbox) -> Result<()> {
+        let Some(records) = &self.records else {
+            return Ok(());
+        };
+        records.replace(&sandbox.file, || sandbox.record(sandbox.phase))
+    }
+}
+
+fn paths_at_rest(lasting: &Lasting) -> Grants {
+    let spec = &lasting.spec;
+    Grants::at_rest(&spec.read_only_paths, &spec.read_write_paths)
+}
+
+fn stopped(id: &str) -> Error {
+    let text = format!("sandbox {id} is stopped: it has files and no processes; resume it");
+    Error::new(Kind::Stopped, text)
+}

@@ -1,0 +1,513 @@
+//! What is written down of each sandbox, so that the next server has it again: a file for each, in a directory that only
+//! root can enter.
+//!
+//! A record is written beside and renamed to `ID.N`, where `N` counts its changes. The one before stays until the file
+//! system was synchronized, so that a power cut costs the changes of the last second and no sandbox: the start takes the
+//! highest whole one. Two further names say that something was not finished: `ID.making` has no sandbox that a client
+//! knows, and `ID.deleting` is the first step of a deletion, which a start finishes.
+//!
+//! [`record`] is the text of a record, [`adoption`] the start. Nothing here knows what a sandbox does.
+
+pub(super) mod adoption;
+mod record;
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, openat, renameat};
+use nix::sys::stat::{Mode, fstat};
+use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
+
+use super::homes::{Homes, names_in};
+use super::table::is_id;
+use crate::config::Secret;
+use crate::error::{Error, Kind, Result};
+use crate::threads::lock::{Condvar, Mutex, lock};
+use crate::{fault, logging, sys};
+pub(super) use record::Record;
+use record::Unreadable;
+
+/// The directory, among the homes. Its name is no id.
+const DIRECTORY: &str = ".sandboxes";
+
+/// The key that tokens are derived with, and the machine's boot in which the last server ran.
+const KEY: &str = "key";
+const RUN: &str = "run";
+
+/// What a file is called until it is whole.
+const WRITING: &str = "writing";
+const MAKING: &str = "making";
+const DELETING: &str = "deleting";
+
+/// No record is longer: the environment of a sandbox is bounded, and so is a request.
+const MAX_RECORD_BYTES: u64 = 64 << 20;
+
+/// The time between two synchronizations.
+const SYNC_PAUSE: Duration = Duration::from_secs(1);
+
+/// The records of a host's sandboxes.
+pub(super) struct Records {
+    directory: OwnedFd,
+    /// Records that have outdated files; guards the list alone.
+    outdated: Mutex<Vec<Arc<RecordFile>>>,
+    has_outdated: Condvar,
+}
+
+/// Where the record of one sandbox is.
+pub(super) struct RecordFile {
+    id: String,
+    /// Guards the names on the disk. Held while the record is written, so that its changes reach the disk in order; nobody
+    /// else waits for it.
+    generations: Mutex<Generations>,
+}
+
+#[derive(Default)]
+struct Generations {
+    /// That of the latest record; 0 for none.
+    latest: u64,
+    /// Those before it that are still on the disk.
+    outdated: Vec<u64>,
+    /// Whether the sandbox is being deleted: its record changes no more.
+    is_closed: bool,
+}
+
+/// How the server before this one has ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum LastRun {
+    /// In order; or there was none.
+    #[default]
+    Ended,
+    /// It was killed.
+    Killed,
+    /// With its machine.
+    MachineEnded,
+}
+
+/// What the directory holds at a start.
+#[derive(Default)]
+pub(super) struct Found {
+    /// Whole records, each with where it is.
+    pub(super) records: Vec<(Record, Arc<RecordFile>)>,
+    /// Sandboxes that were being deleted.
+    pub(super) deletions: Vec<String>,
+    /// Sandboxes that were being made.
+    pub(super) unmade: Vec<String>,
+    /// Sandboxes without a record that this version can use, and why.
+    pub(super) rejected: Vec<(String, String)>,
+}
+
+impl RecordFile {
+    pub(super) fn new(id: &str) -> Arc<Self> {
+        Arc::new(Self {
+            id: id.to_owned(),
+            generations: Mutex::default(),
+        })
+    }
+
+    fn name(&self, suffix: impl std::fmt::Display) -> String {
+        format!("{}.{suffix}", self.id)
+    }
+}
+
+impl Records {
+    /// Opens the directory among the homes, and makes it if it is missing.
+    ///
+    /// # Errors
+    /// `System` if it is unsuitable.
+    pub(super) fn open(homes: &Homes) -> Result<Self> {
+        Ok(Self {
+            directory: homes.private_directory(DIRECTORY)?,
+            outdated: Mutex::default(),
+            has_outdated: Condvar::new(),
+        })
+    }
+
+    /// The key that the tokens of sandboxes are derived with: that of the first server here, so that tokens stay what they
+    /// are even if the host's changes.
+    ///
+    /// # Errors
+    /// `System`: it can neither be read nor written.
+    pub(super) fn key(&self, token: Option<&Secret>) -> Result<Secret> {
+        let failed = |error: io::Error| Error::io("cannot keep the key of tokens", &error);
+        if let Some(key) = self.read(KEY).map_err(failed)? {
+            if key.is_empty() {
+                let text = "cannot use the key of tokens: the file .sandboxes/key is empty";
+                return Err(Error::new(Kind::System, text));
+            }
+            return Ok(Secret::new(key));
+        }
+        let key = match token {
+            Some(token) => token.clone(),
+            None => {
+                let random = sys::random_bytes::<32>();
+                Secret::new(random.map_err(|errno| failed(errno.into()))?)
+            }
+        };
+        self.write(KEY, key.expose()).map_err(failed)?;
+        // Without it no token would open what is written down from now on.
+        syncfs(&self.directory).map_err(|errno| failed(errno.into()))?;
+        Ok(key)
+    }
+
+    /// How the last server here has ended. From here on this one counts as killed, until
+    /// [`Records::note_end`].
+    ///
+    /// # Errors
+    /// `System`: it cannot be written.
+    pub(super) fn begin_run(&self) -> Result<LastRun> {
+        let failed = |error: io::Error| Error::io("cannot write which boot this is", &error);
+        let boot = boot();
+        let last = self.read(RUN).map_err(failed)?;
+        let last = last.map_or(LastRun::Ended, |last| {
+            let last = String::from_utf8_lossy(&last);
+            let (its, ended) = last.split_once(' ').unwrap_or((last.trim_end(), ""));
+            match ended {
+                _ if its != boot => LastRun::MachineEnded,
+                "" => LastRun::Killed,
+                _ => LastRun::Ended,
+            }
+        });
+        let own = format!("{boot}\n");
+        self.write(RUN, own.as_bytes()).map_err(failed)?;
+        Ok(last)
+    }
+
+    /// The server ends in order.
+    pub(super) fn note_end(&self) {
+        let boot = boot();
+        let _ = self.write(RUN, format!("{boot} ended\n").as_bytes());
+    }
+
+    /// Writes down a sandbox that is about to be made. Until [`Records::complete`], a start removes what there is of it.
+    ///
+    /// # Errors
+    /// `NoSpace` if it cannot be written.
+    pub(super) fn begin(&self, record: &Record, file: &RecordFile) -> Result<()> {
+        let written = self.create(&file.name(MAKING), &record.to_text());
+        written.map_err(|error| unwritten(&error))
+    }
+
+    /// The sandbox is made.
+    ///
+    /// # Errors
+    /// `NoSpace` if the record cannot be renamed.
+    pub(super) fn complete(&self, file: &RecordFile) -> Result<()> {
+        fault::point("record");
+        let mut generations = lock(&file.generations);
+        let renamed = self.rename(&file.name(MAKING), &file.name(1));
+        renamed.map_err(|error| unwritten(&error))?;
+        generations.latest = 1;
+        Ok(())
+    }
+
+    /// Removes sandboxes that were not completely made or deleted when the last server ended.
+    pub(super) fn remove(&self, homes: &Homes, ids: &[String]) {
+        for id in ids {
+            let removed = homes.remove(id, None);
+            if let Err(error) = removed.and_then(|_| {
+                let act = format_args!("cannot remove the record of {id}");
+                let cleared = self.clear(id, None);
+                cleared.map_err(|errno| Error::system(act, errno))
+            }) {
+                logging::info(format_args!(
+                    "cannot finish the deletion of sandbox {id}: {error}"
+                ));
+            }
+        }
+    }
+
+    /// Removes all records, for a host whose sandboxes end with it.
+    pub(super) fn discard(homes: &Homes) {
+        if let Ok(Some(records)) = homes.existing_directory(DIRECTORY) {
+            for name in names_in(&records).unwrap_or_default() {
+                let _ = unlinkat(&records, name.as_str(), UnlinkatFlags::NoRemoveDir);
+            }
+        }
+    }
+
+    /// Writes a record anew. That of a sandbox which is being deleted stays.
+    ///
+    /// # Errors
+    /// `NoSpace` if it cannot be written: the former one holds.
+    pub(super) fn replace(
+        &self,
+        file: &Arc<RecordFile>,
+        record: impl FnOnce() -> Record,
+    ) -> Result<()> {
+        let mut generations = lock(&file.generations);
+        if generations.is_closed {
+            return Ok(());
+        }
+        let next = generations.latest + 1;
+        let written = self.write(&file.name(next), &record().to_text());
+        written.map_err(|error| unwritten(&error))?;
+        let former = std::mem::replace(&mut generations.latest, next);
+        generations.outdated.push(former);
+        drop(generations);
+        lock(&self.outdated).push(Arc::clone(file));
+        self.has_outdated.notify_all();
+        Ok(())
+    }
+
+    /// The first step of a deletion. Another one changes nothing.
+    ///
+    /// # Errors
+    /// The record cannot be renamed.
+    pub(super) fn begin_deletion(&self, file: &RecordFile) -> Result<()> {
+        let mut generations = lock(&file.generations);
+        if generations.is_closed {
+            return Ok(());
+        }
+        let name = match generations.latest {
+            0 => file.name(MAKING),
+            latest => file.name(latest),
+        };
+        let renamed = self.rename(&name, &file.name(DELETING));
+        renamed.map_err(|error| {
+            let act = format_args!("cannot begin to delete sandbox {}", file.id);
+            Error::io(act, &error)
+        })?;
+        generations.is_closed = true;
+        Ok(())
+    }
+
+    /// Nothing is left of the sandbox.
+    pub(super) fn end_deletion(&self, file: &RecordFile) {
+        let mut generations = lock(&file.generations);
+        // That which says what happens to the others goes last.
+        for outdated in std::mem::take(&mut generations.outdated) {
+            let _ = self.unlink(&file.name(outdated));
+        }
+        let _ = self.unlink(&file.name(DELETING));
+    }
+
+    /// Removes outdated records once what replaced them is on the disk. Runs as long as the server.
+    pub(super) fn run_synchronization(&self) {
+        loop {
+            let outdated = self
+                .has_outdated
+                .wait_while(lock(&self.outdated), |outdated| outdated.is_empty());
+            drop(outdated);
+            // One synchronization for all changes meanwhile.
+            thread::sleep(SYNC_PAUSE);
+            let changed = std::mem::take(&mut *lock(&self.outdated));
+            let latest: Vec<u64> = changed
+                .iter()
+                .map(|file| lock(&file.generations).latest)
+                .collect();
+            if syncfs(&self.directory).is_err() {
+                // The next change tries again.
+                lock(&self.outdated).extend(changed);
+                continue;
+            }
+            for (file, latest) in changed.iter().zip(latest) {
+                let mut generations = lock(&file.generations);
+                generations.outdated.retain(|outdated| {
+                    let is_done = *outdated < latest;
+                    if is_done {
+                        let _ = self.unlink(&file.name(*outdated));
+                    }
+                    !is_done
+                });
+            }
+        }
+    }
+
+    /// Reads what the directory holds, and removes what nobody needs.
+    ///
+    /// # Errors
+    /// The directory cannot be read.
+    pub(super) fn find(&self) -> Result<Found> {
+        let failed = |errno| Error::system("cannot read the records of sandboxes", errno);
+        let mut files: Vec<(String, String)> = Vec::new();
+        for name in names_in(&self.directory).map_err(failed)? {
+            if let Some((id, suffix)) = name.split_once('.').filter(|(id, _)| is_id(id)) {
+                files.push((id.to_owned(), suffix.to_owned()));
+            }
+        }
+        crate::codec::sort::sort(&mut files);
+        let mut found = Found::default();
+        for of_one in files.chunk_by(|(one, _), (other, _)| one == other) {
+            let id = &of_one[0].0;
+            let has = |suffix: &str| of_one.iter().any(|(_, own)| own == suffix);
+            if has(WRITING) {
+                let _ = self.unlink(&format!("{id}.{WRITING}"));
+            }
+            let numbers = of_one.iter().filter_map(|(_, suffix)| suffix.parse().ok());
+            let mut numbers: Vec<u64> = numbers.filter(|number| *number > 0).collect();
+            if has(DELETING) {
+                found.deletions.push(id.clone());
+            } else if !numbers.is_empty() {
+                crate::codec::sort::sort_by(&mut numbers, |one, other| other.cmp(one));
+                match self.read_latest(id, &numbers) {
+                    Ok(record) => found.records.push(record),
+                    Err(why) => found.rejected.push((id.clone(), why)),
+                }
+            } else if has(MAKING) {
+                found.unmade.push(id.clone());
+            }
+        }
+        Ok(found)
+    }
+
+    /// Reads the latest whole record of a sandbox; the highest of its numbers is the first.
+    fn read_latest(
+        &self,
+        id: &str,
+        numbers: &[u64],
+    ) -> std::result::Result<(Record, Arc<RecordFile>), String> {
+        let mut first_reason = None;
+        for (place, number) in numbers.iter().enumerate() {
+            let reason = match self.read_record(id, *number) {
+                Ok(record) => {
+                    let file = RecordFile::new(id);
+                    // Those that are not whole go, too.
+                    for outdated in &numbers[..place] {
+                        let _ = self.unlink(&file.name(outdated));
+                    }
+                    *lock(&file.generations) = Generations {
+                        latest: *number,
+                        outdated: numbers[place + 1..].to_vec(),
+                        is_closed: false,
+                    };
+                    if numbers.len() > 1 {
+                        lock(&self.outdated).push(Arc::clone(&file));
+                    }
+                    return Ok((record, file));
+                }
+                // What the later version means holds, and not what was before.
+                Err((reason, false)) => return Err(reason),
+                Err((reason, true)) => reason,
+            };
+            first_reason.get_or_insert(reason);
+        }
+        Err(first_reason.unwrap_or_default())
+    }
+
+    /// Reads one record; or says why it cannot be used, and whether one before it can.
+    fn read_record(&self, id: &str, number: u64) -> std::result::Result<Record, (String, bool)> {
+        let name = format!("{id}.{number}");
+        let text = self
+            .read(&name)
+            .map_err(|error| (error.to_string(), true))?;
+        let text = text.unwrap_or_default();
+        let record = Record::parse(&text).map_err(|why| {
+            let is_broken = matches!(why, Unreadable::Broken);
+            (why.to_string(), is_broken)
+        })?;
+        if record.id != id {
+            return Err((format!("it is that of sandbox {}", record.id), true));
+        }
+        Ok(record)
+    }
+
+    /// Removes all that is written down of a sandbox, or moves it to another directory.
+    ///
+    /// # Errors
+    /// The directory cannot be changed.
+    pub(super) fn clear(&self, id: &str, aside: Option<&OwnedFd>) -> nix::Result<()> {
+        let of_id = |name: &String| {
+            let rest = name.strip_prefix(id);
+            rest.is_some_and(|rest| rest.starts_with('.'))
+        };
+        let deleting = format!("{id}.{DELETING}");
+        let mut names: Vec<String> = names_in(&self.directory)?
+            .into_iter()
+            .filter(of_id)
+            .collect();
+        // That which says what happens to the others goes last.
+        crate::codec::sort::sort_by(&mut names, |one, other| {
+            (*one == deleting).cmp(&(*other == deleting))
+        });
+        for name in names {
+            match aside {
+                Some(aside) => renameat(&self.directory, name.as_str(), aside, name.as_str())?,
+                None => self.unlink(&name).or_else(|errno| match errno {
+                    Errno::ENOENT => Ok(()),
+                    errno => Err(errno),
+                })?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads a file that only root can have written; `None` if there is none.
+    fn read(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
+        let flags = OFlag::O_RDONLY | OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC;
+        let file = match openat(&self.directory, name, flags, Mode::empty()) {
+            Ok(file) => file,
+            Err(Errno::ENOENT) => return Ok(None),
+            Err(errno) => return Err(errno.into()),
+        };
+        let status = fstat(&file)?;
+        if status.st_uid != 0 || status.st_mode & (libc::S_IFMT | 0o077) != libc::S_IFREG {
+            return Err(io::Error::other("it is no file that belongs to root alone"));
+        }
+        let mut content = Vec::new();
+        let limit = MAX_RECORD_BYTES + 1;
+        File::from(file).take(limit).read_to_end(&mut content)?;
+        if content.len() as u64 == limit {
+            return Err(io::Error::other("it is too long"));
+        }
+        Ok(Some(content))
+    }
+
+    /// Writes a file under another name first, and renames it when it is whole.
+    fn write(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        let own = name.split_once('.').map_or(name, |(own, _)| own);
+        let temporary = format!("{own}.{WRITING}");
+        match self.create(&temporary, content) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                // A server that was killed has left it.
+                self.unlink(&temporary)?;
+                self.create(&temporary, content)?;
+            }
+            created => created?,
+        }
+        self.rename(&temporary, name).inspect_err(|_| {
+            let _ = self.unlink(&temporary);
+        })
+    }
+
+    /// Makes a file that only root can read. Nothing is left if it cannot be written.
+    fn create(&self, name: &str, content: &[u8]) -> io::Result<()> {
+        let flags =
+            OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+        let mode = Mode::S_IRUSR | Mode::S_IWUSR;
+        let mut file = File::from(openat(&self.directory, name, flags, mode)?);
+        file.write_all(content).inspect_err(|_| {
+            let _ = self.unlink(name);
+        })
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(renameat(
+            self.directory.as_fd(),
+            from,
+            self.directory.as_fd(),
+            to,
+        )?)
+    }
+
+    fn unlink(&self, name: &str) -> nix::Result<()> {
+        unlinkat(&self.directory, name, UnlinkatFlags::NoRemoveDir)
+    }
+}
+
+/// The number of the machine's boot (random(4)).
+fn boot() -> String {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    boot.unwrap_or_default().trim().to_owned()
+}
+
+/// The error of a request whose record cannot be written: the disk takes no more, for whatever reason.
+fn unwritten(error: &io::Error) -> Error {
+    let text =
+        format!("cannot write down the sandbox: {error}; make room on the disk of SBX_HOMES_DIR");
+    Error::new(Kind::NoSpace, text)
+}

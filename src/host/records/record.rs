@@ -1,0 +1,417 @@
+//! What is written down of a sandbox, as text: a line of JSON, and a line with its SHA-256.
+//!
+//! The digest tells a whole record from one that a power cut has left in part. `format` is the number of the layout:
+//! a record with a higher one was written by a later version, which may mean something else by the same names.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Serialize;
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+
+use crate::codec::fields::{Fields, JsonType, Members, decoded, strings};
+use crate::confine::WholeLimits;
+use crate::error::{Error, Result};
+use crate::host::sandbox::{Labels, Phase, SandboxSpec, StopCause};
+use crate::spec::command::EnvironmentChange;
+use crate::spec::isolation::Isolation;
+use crate::spec::network::{Filter, NetworkPolicy, Protocol, Rule, Rules, Upstream};
+
+/// The layout that this version writes, and the only one that it reads.
+const FORMAT: u64 = 1;
+
+/// A sandbox as it is written down.
+pub(in crate::host) struct Record {
+    pub(in crate::host) id: String,
+    pub(in crate::host) number: u64,
+    pub(in crate::host) uid: u32,
+    /// Milliseconds since 1970.
+    pub(in crate::host) created_at_ms: u64,
+    /// Milliseconds since 1970; `None` for a sandbox that never expires.
+    pub(in crate::host) expires_at_ms: Option<u64>,
+    pub(in crate::host) phase: Phase,
+    /// The ports of the machine that are its own.
+    pub(in crate::host) tcp_ports: Vec<u16>,
+    /// What was chosen at its creation, with the defaults of that time.
+    pub(in crate::host) spec: Arc<SandboxSpec>,
+}
+
+/// Why a text is no record that this version reads.
+#[derive(Debug)]
+pub(in crate::host) enum Unreadable {
+    /// It is not whole, or not in the layout.
+    Broken,
+    /// A later version has written it.
+    Newer(u64),
+}
+
+impl fmt::Display for Unreadable {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Broken => formatter.write_str("it is not whole"),
+            Self::Newer(format) => write!(
+                formatter,
+                "it has format {format}, and this version reads {FORMAT}"
+            ),
+        }
+    }
+}
+
+/// The members of the JSON object.
+#[derive(Serialize)]
+struct Document<'a> {
+    format: u64,
+    id: &'a str,
+    number: u64,
+    uid: u32,
+    created_at_ms: u64,
+    expires_at_ms: Option<u64>,
+    runs: u64,
+    stopped: Option<&'static str>,
+    since_ms: u64,
+    env: Box<RawValue>,
+    idle_secs: Option<u64>,
+    processes: Option<u64>,
+    data_bytes: Option<u64>,
+    memory_bytes: Option<u64>,
+    cpu_us: Option<u64>,
+    isolation: Option<&'static str>,
+    network: Option<&'static str>,
+    allow: Option<Vec<String>>,
+    deny: Vec<String>,
+    proxy: Option<String>,
+    is_socks: bool,
+    is_transparent: bool,
+    read_only: &'a [String],
+    read_write: &'a [String],
+    own_ports: u64,
+    tcp_ports: Vec<String>,
+    template: &'a str,
+    metadata: Box<RawValue>,
+    key: Option<&'a str>,
+    shown_home: Option<&'a str>,
+}
+
+impl Record {
+    /// The text of the record.
+    pub(super) fn to_text(&self) -> Vec<u8> {
+        let spec = &*self.spec;
+        let filter = match &spec.network {
+            Some(NetworkPolicy::Filtered(filter)) => Some(&**filter),
+            _ => None,
+        };
+        let texts = |rules: &[Rule]| rules.iter().map(|rule| rule.text().to_owned()).collect();
+        let upstream = filter.and_then(|filter| filter.upstream.as_ref());
+        let shown_home = spec.shown_home.as_ref();
+        let whole = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let document = Document {
+            format: FORMAT,
+            id: &self.id,
+            number: self.number,
+            uid: self.uid,
+            created_at_ms: self.created_at_ms,
+            expires_at_ms: self.expires_at_ms,
+            runs: self.phase.runs,
+            stopped: self.phase.stopped.map(StopCause::name),
+            since_ms: self.phase.since_ms,
+            env: raw_object(
+                spec.environment
+                    .iter()
+                    .map(|(name, value)| (name.as_str(), value.as_deref())),
+            ),
+            idle_secs: spec.idle_timeout.map(|limit| limit.as_secs()),
+            processes: spec.max_processes,
+            data_bytes: spec.max_memory,
+            memory_bytes: spec.whole.memory,
+            cpu_us: spec.whole.cpu.map(whole),
+            isolation: spec.isolation.map(Isolation::name),
+            network: spec.network.as_ref().map(NetworkPolicy::name),
+            allow: filter.and_then(|filter| filter.rules.allow.as_deref().map(texts)),
+            deny: filter.map_or_else(Vec::new, |filter| texts(&filter.rules.deny)),
+            proxy: upstream.map(Upstream::url),
+            is_socks: upstream.is_some_and(|upstream| upstream.protocol == Protocol::Socks),
+            is_transparent: filter.is_some_and(|filter| filter.is_transparent),
+            read_only: &spec.read_only_paths,
+            read_write: &spec.read_write_paths,
+            own_ports: spec.tcp_ports as u64,
+            tcp_ports: self.tcp_ports.iter().map(u16::to_string).collect(),
+            template: &spec.labels.template,
+            metadata: raw_object(
+                spec.labels
+                    .metadata
+                    .iter()
+                    .map(|(name, value)| (name.as_str(), Some(value.as_str()))),
+            ),
+            key: spec.labels.key.as_deref(),
+            shown_home: shown_home.and_then(|path| path.to_str()),
+        };
+        let mut text = serde_json::to_vec(&document).expect("texts and numbers are JSON");
+        text.push(b'\n');
+        let digest = format!("{:x}\n", Sha256::digest(&text));
+        text.extend_from_slice(digest.as_bytes());
+        text
+    }
+
+    /// Reads the text of a record.
+    ///
+    /// # Errors
+    /// It is none, or a later version's.
+    pub(super) fn parse(text: &[u8]) -> std::result::Result<Self, Unreadable> {
+        let line = text.iter().position(|byte| *byte == b'\n');
+        let (document, digest) = text.split_at(line.ok_or(Unreadable::Broken)? + 1);
+        if format!("{:x}\n", Sha256::digest(document)).as_bytes() != digest {
+            return Err(Unreadable::Broken);
+        }
+        let mut fields = Fields::parse(document).map_err(|_| Unreadable::Broken)?;
+        match fields.whole("format", 0..=u64::MAX) {
+            Ok(Some(FORMAT)) => read(&mut fields).map_err(|_| Unreadable::Broken),
+            Ok(Some(format)) if format > FORMAT => Err(Unreadable::Newer(format)),
+            _ => Err(Unreadable::Broken),
+        }
+    }
+}
+
+fn read(fields: &mut Fields<'_>) -> Result<Record> {
+    let whole = |fields: &mut Fields<'_>, name| fields.whole(name, 0..=u64::MAX);
+    let needed = |fields: &mut Fields<'_>, name| whole(fields, name)?.ok_or_else(|| broken(name));
+    let texts = |fields: &mut Fields<'_>, name| {
+        let array = fields.take(name).ok_or_else(|| broken(name))?;
+        strings(name, "", array)
+    };
+    let isolation = fields.choice("isolation", &Isolation::NAMES)?;
+    let mut metadata = BTreeMap::new();
+    for (name, value) in object(fields, "metadata")? {
+        metadata.insert(name, value.unwrap_or_default());
+    }
+    let ports = texts(fields, "tcp_ports")?.into_iter();
+    let ports = ports.map(|port| port.parse().map_err(|_| broken("tcp_ports")));
+    let spec = SandboxSpec {
+        environment: object(fields, "env")?.into(),
+        idle_timeout: whole(fields, "idle_secs")?.map(Duration::from_secs),
+        max_processes: whole(fields, "processes")?,
+        max_memory: whole(fields, "data_bytes")?,
+        whole: WholeLimits {
+            memory: whole(fields, "memory_bytes")?,
+            cpu: whole(fields, "cpu_us")?.map(Duration::from_micros),
+        },
+        isolation,
+        network: Some(network(fields)?),
+        read_only_paths: texts(fields, "read_only")?,
+        read_write_paths: texts(fields, "read_write")?,
+        tcp_ports: usize::try_from(needed(fields, "own_ports")?).unwrap_or(usize::MAX),
+        lifetime: None,
+        labels: Labels {
+            template: fields.required_string("template")?,
+            metadata,
+            key: fields.string("key")?,
+        },
+        shown_home: fields.string("shown_home")?.map(Into::into),
+    };
+    Ok(Record {
+        id: fields.required_string("id")?,
+        number: needed(fields, "number")?,
+        uid: u32::try_from(needed(fields, "uid")?).map_err(|_| broken("uid"))?,
+        created_at_ms: needed(fields, "created_at_ms")?,
+        expires_at_ms: whole(fields, "expires_at_ms")?,
+        phase: Phase {
+            runs: needed(fields, "runs")?,
+            stopped: fields.choice("stopped", &StopCause::NAMES)?,
+            since_ms: needed(fields, "since_ms")?,
+        },
+        tcp_ports: ports.collect::<Result<_>>()?,
+        spec: Arc::new(spec),
+    })
+}
+
+fn network(fields: &mut Fields<'_>) -> Result<NetworkPolicy> {
+    let rules = |fields: &mut Fields<'_>, name| {
+        let Some(array) = fields.take(name) else {
+            return Ok(None);
+        };
+        let rules = strings(name, "", array)?.into_iter();
+        let rules = rules.map(|text| Rule::parse(&text).ok_or_else(|| broken(name)));
+        rules.collect::<Result<Vec<_>>>().map(Some)
+    };
+    let name = fields.required_string("network")?;
+    if let Some(policy) = NetworkPolicy::named(&name) {
+        return Ok(policy);
+    }
+    let is_socks = fields.boolean("is_socks")?.unwrap_or(false);
+    let protocol = if is_socks {
+        Protocol::Socks
+    } else {
+        Protocol::Http
+    };
+    let proxy = fields.string("proxy")?;
+    let upstream = proxy.map(|url| Upstream::parse(protocol, &url).ok_or_else(|| broken("proxy")));
+    let allow = rules(fields, "allow")?;
+    let deny = rules(fields, "deny")?.unwrap_or_default();
+    let mut filter = Filter::new(Rules { allow, deny }, upstream.transpose()?);
+    filter.is_transparent = fields.boolean("is_transparent")?.unwrap_or(false);
+    Ok(NetworkPolicy::Filtered(Arc::new(filter)))
+}
+
+/// An object of texts in JSON; its members stay in their order.
+fn raw_object<'a>(members: impl Iterator<Item = (&'a str, Option<&'a str>)>) -> Box<RawValue> {
+    let quoted = |text: &str| serde_json::to_string(text).expect("a text is JSON");
+    let mut json = String::from("{");
+    for (name, value) in members {
+        if json.len() > 1 {
+            json.push(',');
+        }
+        json += &quoted(name);
+        json.push(':');
+        json += &value.map_or_else(|| "null".to_owned(), quoted);
+    }
+    json.push('}');
+    RawValue::from_string(json).expect("an object of texts is JSON")
+}
+
+fn object(fields: &mut Fields<'_>, name: &'static str) -> Result<Vec<EnvironmentChange>> {
+    let value = fields.take(name).ok_or_else(|| broken(name))?;
+    let Members(members) = decoded(name, value)?;
+    let decode = |(name, value): (String, &RawValue)| {
+        let is_null = JsonType::of(value) == JsonType::Null;
+        let value = (!is_null).then(|| decoded(&name, value)).transpose()?;
+        Ok((name, value))
+    };
+    members.into_iter().map(decode).collect()
+}
+
+fn broken(name: &str) -> Error {
+    Error::invalid(format_args!("a record has no {name} as it should be"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(spec: SandboxSpec) -> Record {
+        Record {
+            id: "0123456789abcdef01234567".to_owned(),
+            number: 7,
+            uid: 20_001,
+            created_at_ms: 1_790_000_000_000,
+            expires_at_ms: None,
+            phase: Phase {
+                runs: 3,
+                stopped: None,
+                since_ms: 1_790_000_000_001,
+            },
+            tcp_ports: vec![8000, 8001],
+            spec: Arc::new(spec),
+        }
+    }
+
+    fn full() -> Record {
+        let rule = |text: &str| Rule::parse(text).unwrap();
+        let rules = Rules {
+            allow: Some(vec![rule("*.example.com:443"), rule("@pypi")]),
+            deny: vec![rule("10.0.0.0/8")],
+        };
+        let upstream = Upstream::parse(Protocol::Socks, "socks5h://m%3Ae:p%40%25ss@proxy:9");
+        let mut filter = Filter::new(rules, upstream);
+        filter.is_transparent = true;
+        let spec = SandboxSpec {
+            environment: vec![
+                ("A".to_owned(), None),
+                ("B".to_owned(), Some("\"x\"\n\u{1f600}".to_owned())),
+            ]
+            .into(),
+            idle_timeout: Some(Duration::from_secs(600)),
+            max_processes: Some(256),
+            max_memory: Some(1 << 30),
+            whole: WholeLimits {
+                memory: Some(5 << 20),
+                cpu: Some(Duration::from_millis(1500)),
+            },
+            isolation: Some(Isolation::Namespaces),
+            network: Some(NetworkPolicy::Filtered(Arc::new(filter))),
+            read_only_paths: vec!["/opt/model".to_owned()],
+            read_write_paths: vec!["/data".to_owned()],
+            tcp_ports: 2,
+            lifetime: None,
+            labels: Labels {
+                template: "base".to_owned(),
+                metadata: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
+                key: Some("once".to_owned()),
+            },
+            shown_home: Some("/home/user".into()),
+        };
+        let mut record = record(spec);
+        record.expires_at_ms = Some(1_790_000_009_999);
+        record.phase.stopped = Some(StopCause::Timeout);
+        record
+    }
+
+    #[test]
+    fn what_is_written_is_what_is_read() {
+        let plain = SandboxSpec {
+            network: Some(NetworkPolicy::Blocked),
+            ..SandboxSpec::default()
+        };
+        for written in [full(), record(plain)] {
+            let read = Record::parse(&written.to_text()).unwrap();
+            // All that is in a record is in its text.
+            assert_eq!(read.to_text(), written.to_text());
+            assert_eq!(read.spec.environment.len(), written.spec.environment.len());
+            for (name, value) in written.spec.environment.iter() {
+                let mut all = read.spec.environment.iter();
+                assert!(all.any(|other| (&other.0, &other.1) == (name, value)));
+            }
+            let [one, other] = [&read, &written].map(|record| record.spec.network.as_ref());
+            assert_eq!(one.unwrap().identity(), other.unwrap().identity());
+            assert_eq!(read.spec.whole, written.spec.whole);
+            assert_eq!(read.spec.labels, written.spec.labels);
+            assert_eq!(read.phase, written.phase);
+            assert_eq!(
+                (read.uid, read.expires_at_ms, &read.tcp_ports),
+                (written.uid, written.expires_at_ms, &written.tcp_ports)
+            );
+        }
+    }
+
+    #[test]
+    fn a_record_that_is_cut_anywhere_is_none() {
+        let text = full().to_text();
+        for end in 0..text.len() {
+            let parsed = Record::parse(&text[..end]);
+            assert!(matches!(parsed, Err(Unreadable::Broken)), "{end}");
+        }
+        for at in 0..text.len() {
+            let mut other = text.clone();
+            other[at] ^= 1;
+            assert!(Record::parse(&other).is_err(), "{at}");
+            other[at..].fill(0);
+            assert!(Record::parse(&other).is_err(), "{at}");
+        }
+    }
+
+    #[test]
+    fn a_later_format_is_told_from_a_broken_one() {
+        let text = String::from_utf8(full().to_text()).unwrap();
+        let signed = |line: &str| format!("{line}\n{:x}\n", Sha256::digest(format!("{line}\n")));
+        let line = text.lines().next().unwrap();
+        assert!(Record::parse(signed(line).as_bytes()).is_ok());
+        let newer = signed(&line.replacen("\"format\":1", "\"format\":2", 1));
+        assert!(matches!(
+            Record::parse(newer.as_bytes()),
+            Err(Unreadable::Newer(2))
+        ));
+        for (from, to) in [
+            ("\"format\":1", "\"format\":0"),
+            ("\"uid\":20001", "\"uid\":-1"),
+            ("\"uid\":20001", "\"uid\":99999999999"),
+            ("\"network\":\"allowlist\"", "\"network\":null"),
+            ("@pypi", "@nowhere"),
+            ("\"stopped\":\"timeout\"", "\"stopped\":\"other\""),
+        ] {
+            let other = signed(&line.replacen(from, to, 1));
+            let parsed = Record::parse(other.as_bytes());
+            assert!(matches!(parsed, Err(Unreadable::Broken)), "{to}");
+        }
+    }
+}
