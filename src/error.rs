@@ -45,6 +45,10 @@ pub enum Kind {
     NotPty,
     /// The process has ended.
     NotRunning,
+    /// The sandbox is paused, and no process of it may run.
+    Paused,
+    /// The processes of a sandbox could not be stopped in time.
+    Busy,
     /// A client that may only watch a terminal types there.
     ReadOnly,
     /// The chosen id belongs to a different command.

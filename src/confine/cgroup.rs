@@ -297,6 +297,23 @@ impl Cgroup {
         self.parent.remove(self.path.clone());
     }
 
+    /// Lets no process in it run, or all again. They stand still once [`Cgroup::is_frozen`].
+    ///
+    /// # Errors
+    /// Kernels before Linux 5.2 do not have this.
+    pub(super) fn freeze(&self, freeze: bool) -> io::Result<()> {
+        write(
+            &self.path.join("cgroup.freeze"),
+            if freeze { "1" } else { "0" },
+        )
+    }
+
+    /// Whether no process in it runs.
+    pub(super) fn is_frozen(&self) -> bool {
+        let events = std::fs::read_to_string(self.path.join("cgroup.events"));
+        events.is_ok_and(|events| events.lines().any(|line| line == "frozen 1"))
+    }
+
     /// Kills every process in it, those that are being forked too.
     ///
     /// # Errors
@@ -426,6 +443,65 @@ mod tests {
         assert_eq!(max(100), "10000 100000");
         assert_eq!(max(1500), "150000 100000");
         assert_eq!(max(4_096_000), "409600000 100000");
+    }
+
+    /// The freezer takes no controller.
+    #[test]
+    fn what_is_frozen_stands_still_and_can_be_killed() {
+        let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let Some(root) = own_directory("0::/\n", &mounts) else {
+            return;
+        };
+        let path = root.join(format!("sbx-freeze-{}", std::process::id()));
+        if DirBuilder::new().create(&path).is_err() || !path.join("cgroup.freeze").exists() {
+            let _ = std::fs::remove_dir(&path);
+            return;
+        }
+        let lock = Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusiveNonblock);
+        let cgroup = Cgroup {
+            parent: Arc::new(Cgroups {
+                path: root,
+                has_cpu: false,
+                leftovers: Mutex::default(),
+                _lock: lock.unwrap(),
+            }),
+            directory: File::open(&path).unwrap().into(),
+            path: path.clone(),
+        };
+        let mut child = std::process::Command::new("/bin/sh")
+            .args(["-c", "while :; do /bin/true; done"])
+            .spawn()
+            .unwrap();
+        let pid = child.id().cast_signed();
+        write(&path.join("cgroup.procs"), &pid.to_string()).unwrap();
+        assert!(!cgroup.is_frozen());
+        let ticks = || proc::stat(pid, &mut Vec::new()).unwrap().ticks;
+        for _ in 0..5 {
+            cgroup.freeze(true).unwrap();
+            while !cgroup.is_frozen() {
+                std::thread::yield_now();
+            }
+            let before = ticks();
+            std::thread::sleep(Duration::from_millis(50));
+            assert_eq!(ticks(), before);
+            cgroup.freeze(false).unwrap();
+            while cgroup.is_frozen() || ticks() == before {
+                std::thread::yield_now();
+            }
+        }
+        cgroup.freeze(true).unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // Its last child may be there still.
+        cgroup.kill().unwrap();
+        while !std::fs::read_to_string(path.join("cgroup.procs"))
+            .unwrap()
+            .is_empty()
+        {
+            std::thread::yield_now();
+        }
+        drop(cgroup);
+        assert!(!path.exists());
     }
 
     #[test]

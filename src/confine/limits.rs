@@ -227,6 +227,24 @@ impl Limits {
         }
     }
 
+    /// Begins to freeze what runs in the cgroup. False if there is none, or the kernel cannot.
+    pub fn freeze(&self) -> bool {
+        let cgroup = self.cgroup.as_ref();
+        cgroup.is_some_and(|cgroup| cgroup.freeze(true).is_ok())
+    }
+
+    /// Whether all that runs in the cgroup stands still.
+    pub fn is_frozen(&self) -> bool {
+        self.cgroup.as_ref().is_some_and(Cgroup::is_frozen)
+    }
+
+    /// Lets go on what was frozen.
+    pub fn thaw(&self) {
+        if let Some(cgroup) = &self.cgroup {
+            let _ = cgroup.freeze(false);
+        }
+    }
+
     /// Kills what a kill for memory has left in the cgroup: nobody expects half of a program. Call it about once a
     /// second.
     pub fn finish_kill(&self) {

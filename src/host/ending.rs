@@ -146,7 +146,7 @@ impl Host {
         };
         for sandbox in all {
             sandbox.workspace.close();
-            *lock(&sandbox.is_ending) = true;
+            lock(&sandbox.is_ending).0 = true;
             // What follows is the deletion, whatever happens to this server.
             if let Some(records) = &self.records
                 && let Err(error) = records.begin_deletion(&sandbox.file)
@@ -259,6 +259,7 @@ impl Host {
             sandbox.workspace.processes.expect_signal(libc::SIGTERM);
             self.signaller.signal(sandbox.user, libc::SIGTERM);
             // A stopped process handles SIGTERM only when it continues.
+            sandbox.thaw();
             self.signaller.signal(sandbox.user, libc::SIGCONT);
         }
         let deadline = Instant::now() + GRACE;

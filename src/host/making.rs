@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 
+use super::pausing::Pausing;
 use super::records::RecordFile;
-use super::sandbox::{Lasting, Phase};
+use super::sandbox::{IsEnding, Lasting, Phase};
 use super::table::{Reservation, SandboxTable};
 use super::{Expiry, Host, Sandbox, SandboxSpec, Shortage};
 use crate::clock::now_ms;
@@ -264,7 +265,8 @@ impl Host {
             lasting,
             phase,
             limits,
-            is_ending: Mutex::new(false),
+            is_ending: Mutex::new(IsEnding(false)),
+            pausing: Pausing::new(phase.since_ms),
             granted: Arc::clone(&grants.paths),
             policy: Arc::clone(&self.policy),
             namespaces,

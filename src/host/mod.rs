@@ -4,7 +4,7 @@
 //! slot is reserved before anything is made and given back when everything is gone, so the capacity is
 //! exact under concurrency. A uid is reused only after the kernel reported no process of it.
 //!
-//! This file has the state of a host, and what can be asked of it. [`making`], [`phases`], [`maintaining`] and [`ending`]
+//! This file has the state of a host, and what can be asked of it. [`making`], [`phases`], [`pausing`], [`maintaining`] and [`ending`]
 //! are the life of a sandbox. Their parts have files of their own: [`table`] counts, [`users`] assigns uids, [`claims`]
 //! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`homes`] makes directories, [`records`]
 //! writes down what lasts, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
@@ -15,6 +15,7 @@ mod homes;
 mod leftovers;
 mod maintaining;
 mod making;
+mod pausing;
 mod phases;
 mod records;
 mod sandbox;

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::pausing::SandboxState;
 use super::records::{LastRun, Record, RecordFile};
 use super::sandbox::{Lasting, Phase, StopCause};
 use super::{Expiry, Host, Sandbox, unknown};
@@ -45,6 +46,10 @@ impl Host {
         loop {
             let sandbox = self.settled(id)?;
             let cause = sandbox.phase.stopped.filter(|_| needs != Needs::Files);
+            if needs != Needs::Files && sandbox.state().0 == SandboxState::Paused {
+                let text = format!("sandbox {id} is paused; resume it");
+                return Err(Error::new(Kind::Paused, text));
+            }
             match cause {
                 Some(cause) if needs == Needs::Processes && cause.is_accident() => {
                     drop(self.start(id)?);
@@ -70,6 +75,7 @@ impl Host {
             Err(unchanged) => return Ok(unchanged),
         };
         let sandbox = &change.sandbox;
+        let was_paused = sandbox.pausing.end_run();
         sandbox.workspace.close_processes();
         let deadline = Instant::now() + STOPPING_LIMIT;
         let mut is_empty = false;
@@ -82,6 +88,9 @@ impl Host {
         }
         sandbox.workspace.release();
         sandbox.limits.discard();
+        if was_paused {
+            sandbox.workspace.clock().go_on();
+        }
         let stopped = self.next_phase(sandbox, sandbox.phase.end(cause))?;
         self.write_down(&stopped).unwrap_or_else(|error| {
             // It is stopped in any case: a start of the server finds a sandbox that ran, and nothing of it.
@@ -90,6 +99,17 @@ impl Host {
         self.enter_phase(&stopped);
         logging::info(format_args!("sandbox {id} stopped: {}", cause.name()));
         Ok(stopped)
+    }
+
+    /// Has a sandbox run that is paused or stopped. One that runs stays as it is.
+    ///
+    /// # Errors
+    /// `NotFound`, even if it is deleted meanwhile; those of [`Host::start`].
+    pub fn resume(&self, id: &str) -> Result<Arc<Sandbox>> {
+        if self.settled(id)?.phase.stopped.is_some() {
+            return self.start(id);
+        }
+        self.let_go_on(id)
     }
 
     /// Starts a sandbox that is stopped: what it runs from here on has all of its settings. One that runs stays as it is.
@@ -271,7 +291,7 @@ fn paths_at_rest(lasting: &Lasting) -> Grants {
     Grants::at_rest(&spec.read_only_paths, &spec.read_write_paths)
 }
 
-fn stopped(id: &str) -> Error {
+pub(super) fn stopped(id: &str) -> Error {
     let text = format!("sandbox {id} is stopped: it has files and no processes; resume it");
     Error::new(Kind::Stopped, text)
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
+use super::pausing::Pausing;
 use super::records::{Record, RecordFile};
 use super::tcp_ports::PortLease;
 use crate::clock::now_ms;
@@ -133,6 +134,9 @@ impl StopCause {
     }
 }
 
+/// Whether a sandbox is being deleted.
+pub(super) struct IsEnding(pub(super) bool);
+
 /// What a sandbox keeps from its creation to its deletion, through stops and restarts of the server.
 pub struct Lasting {
     /// The id: 24 hex digits.
@@ -210,8 +214,10 @@ pub struct Sandbox {
     pub(super) namespaces: Option<Arc<Namespaces>>,
     /// Whether the log says that its namespaces are lost.
     pub(super) is_loss_known: AtomicBool,
-    /// Whether it is being deleted: its user may soon be another sandbox's. Held while the watchdog signals the user.
-    pub(super) is_ending: Mutex<bool>,
+    /// Whether it is being deleted: its user may soon be another sandbox's. Held while the watchdog or a pause
+    /// signals the user.
+    pub(super) is_ending: Mutex<IsEnding>,
+    pub(super) pausing: Pausing,
     pub(super) workspace: Arc<Workspace>,
 }
 

@@ -390,9 +390,10 @@ impl Context {
     ) -> std::result::Result<(), Stopped> {
         let is_starting = |state: &mut Lifecycle| matches!(state.phase, Phase::Starting);
         // The driver gives up before that by itself.
-        let until = Instant::now() + START_LIMIT + KILL_WAIT;
+        let clock = self.site.activity.clock();
+        let until = clock.now() + START_LIMIT + KILL_WAIT;
         let mut state = lock(&self.state);
-        while matches!(state.phase, Phase::Starting) && Instant::now() < until {
+        while matches!(state.phase, Phase::Starting) && clock.now() < until {
             (state, _) = self.changed.wait_while_for(state, LOOK_PAUSE, is_starting);
             if is_starting(&mut state) {
                 drop(state);

@@ -2,16 +2,21 @@
 
 use std::time::{Duration, Instant};
 
+use super::work_clock::WorkClock;
 use crate::threads::lock::{Mutex, lock};
 
 /// Counts the leases and the running processes of a workspace.
 ///
 /// One lock guards the count and the closing, so that no activity begins in a closed workspace.
-pub struct Activity(Mutex<Counts>);
+pub struct Activity {
+    counts: Mutex<Counts>,
+    /// Idle time stands still with it.
+    clock: WorkClock,
+}
 
 struct Counts {
     active: usize,
-    /// When the latest activity ended.
+    /// When the latest activity ended, by the clock of the workspace.
     last: Instant,
     closed: bool,
 }
@@ -19,21 +24,30 @@ struct Counts {
 impl Activity {
     /// No activity. The idle time starts.
     pub fn new() -> Self {
-        Self(Mutex::new(Counts {
-            active: 0,
-            last: Instant::now(),
-            closed: false,
-        }))
+        let clock = WorkClock::default();
+        Self {
+            counts: Mutex::new(Counts {
+                active: 0,
+                last: clock.now(),
+                closed: false,
+            }),
+            clock,
+        }
+    }
+
+    /// The time of the workspace.
+    pub fn clock(&self) -> &WorkClock {
+        &self.clock
     }
 
     /// Begins an activity. The caller holds a lease, so the workspace is open.
     pub fn begin(&self) {
-        lock(&self.0).active += 1;
+        lock(&self.counts).active += 1;
     }
 
     /// Begins an activity; false if the workspace is closed.
     pub fn begin_unless_closed(&self) -> bool {
-        let mut state = lock(&self.0);
+        let mut state = lock(&self.counts);
         if !state.closed {
             state.active += 1;
         }
@@ -41,31 +55,34 @@ impl Activity {
     }
 
     pub fn end(&self) {
-        let mut state = lock(&self.0);
+        let now = self.clock.now();
+        let mut state = lock(&self.counts);
         state.active -= 1;
-        state.last = Instant::now();
+        state.last = state.last.max(now);
     }
 
     /// The idle time; `None` while there is activity.
     pub fn idle_for(&self) -> Option<Duration> {
-        let state = lock(&self.0);
-        (state.active == 0).then(|| state.last.elapsed())
+        let now = self.clock.now();
+        let state = lock(&self.counts);
+        (state.active == 0).then(|| now.saturating_duration_since(state.last))
     }
 
     /// Whether leases are refused.
     pub fn is_closed(&self) -> bool {
-        lock(&self.0).closed
+        lock(&self.counts).closed
     }
 
     /// Closes the workspace, even during activity.
     pub fn close(&self) {
-        lock(&self.0).closed = true;
+        lock(&self.counts).closed = true;
     }
 
     /// Closes the workspace if it has been idle for `limit`; returns whether it is closed.
     pub fn close_if_idle(&self, limit: Duration) -> bool {
-        let mut state = lock(&self.0);
-        if state.active == 0 && state.last.elapsed() >= limit {
+        let now = self.clock.now();
+        let mut state = lock(&self.counts);
+        if state.active == 0 && now.saturating_duration_since(state.last) >= limit {
             state.closed = true;
         }
         state.closed

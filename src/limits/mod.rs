@@ -3,3 +3,4 @@
 pub mod activity;
 pub mod ledger;
 pub mod memory;
+pub mod work_clock;

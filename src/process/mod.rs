@@ -1,6 +1,6 @@
 //! Commands: starting them, moving their output, ending them, and keeping their logs.
 //!
-//! Uses go one way. From the bottom up: [`ring`], `logs`, `start`, `children`, `tree`, `oom`, `stdio` (the
+//! Uses go one way. From the bottom up: [`ring`], `logs`, `start`, `children`, `holds`, `tree`, `standstill`, `oom`, `stdio` (the
 //! descriptors of a command) and `terminal` (what a process with a terminal has besides) know no process. `process`
 //! is what all others share: identity, life and log. `stdin` and `follow` serve a client of a process that
 //! another thread drives, and `viewer` one that is attached to its terminal. A pump moves the bytes of a command,
@@ -12,6 +12,7 @@ mod children;
 mod follow;
 #[cfg(test)]
 mod fuzz;
+mod holds;
 mod logs;
 mod oom;
 #[expect(clippy::module_inception, reason = "it defines `Process`")]
@@ -21,6 +22,7 @@ mod read_size;
 pub mod registry;
 pub mod ring;
 mod shares;
+mod standstill;
 mod start;
 mod stdin;
 mod stdio;
@@ -33,6 +35,7 @@ pub use follow::Extent;
 pub use process::{Exit, OnDisconnect, Process, Reason, Subscriber};
 pub use pump::{Buffer, Pump};
 pub use read_size::EVENT_BYTES;
+pub use standstill::Standstill;
 pub use stdin::StdinWriter;
 #[cfg(test)]
 pub(crate) use stdin::tests as stdin_tests;

@@ -29,6 +29,7 @@ use super::stdio::Outputs;
 use crate::client::{Client, Disconnected, KeepAlive};
 use crate::fault;
 use crate::limits::ledger::{Charge, Ledger};
+use crate::limits::work_clock::WorkClock;
 use crate::sys::{self, Events, PollEntry, poll};
 
 /// What a pump reports to.
@@ -39,6 +40,8 @@ pub(super) trait PumpOwner: Send + Sync {
     fn ended(&self, process: &Arc<Process>);
     /// Whether the workspace has ended, so that nobody wants what still arrives from ended processes.
     fn is_released(&self) -> bool;
+    /// The time of the workspace, which deadlines are in.
+    fn clock(&self) -> &WorkClock;
 }
 
 /// The buffer that output is read into. It grows for a command that writes much.
@@ -69,10 +72,12 @@ pub struct Pump {
     terminal: Option<HeldTerminal>,
     /// `None` when nothing is left to write.
     pub(super) input: Option<GivenInput>,
-    /// When the process is killed; `None` without a timeout.
+    /// When the process is killed, by the clock of the workspace; `None` without a timeout.
     pub(super) deadline: Option<Instant>,
     /// Set while the process should have ended but cannot be reaped.
     recheck: Option<Recheck>,
+    /// When the supervisor looks at it next. It changes with the clock of the workspace.
+    pub(super) scheduled: Option<Instant>,
     /// Whether the process has ended but could not be reaped: its pidfd stays readable, so polling it is useless.
     is_held: bool,
     phase: Phase,
@@ -133,7 +138,7 @@ pub(super) struct GivenInput {
 }
 
 impl Pump {
-    /// Takes over a process that was just started. Its driver kills it at `deadline`.
+    /// Takes over a process that was just started. Its driver kills it at `deadline`, by the clock of the workspace.
     pub(super) fn new(
         process: Arc<Process>,
         owner: Arc<dyn PumpOwner>,
@@ -154,6 +159,7 @@ impl Pump {
             input,
             deadline,
             recheck: None,
+            scheduled: None,
             is_held: false,
             phase,
             share: Some(share),
@@ -297,7 +303,11 @@ impl Pump {
     }
 
     /// Whether the deadline has passed. Clears it, so that the answer is true only once.
-    pub(super) fn take_due(&mut self, now: Instant) -> bool {
+    pub(super) fn take_due(&mut self) -> bool {
+        if self.deadline.is_none() {
+            return false;
+        }
+        let now = self.owner.clock().now();
         let is_due = self.deadline.take_if(|deadline| *deadline <= now).is_some();
         if is_due {
             self.expect_end();
@@ -321,7 +331,8 @@ impl Pump {
     /// When the deadline passes or the process must be looked at again, whichever is first.
     pub fn timer(&self) -> Option<Instant> {
         let recheck = self.recheck.map(|recheck| recheck.at);
-        recheck.into_iter().chain(self.deadline).min()
+        let deadline = self.deadline.map(|at| self.owner.clock().wake_at(at));
+        recheck.into_iter().chain(deadline).min()
     }
 
     /// Reaps the process if it has ended, and notes how much of its output is still in the pipes.
@@ -443,7 +454,7 @@ impl Pump {
             let [client, ended, input, outputs @ ..] =
                 self.poll(subscriber.client(), reading, wake_at);
             let now = Instant::now();
-            if self.take_due(now) {
+            if self.take_due() {
                 self.process.kill_tree(Reason::Timeout);
             }
             let recheck = self.take_recheck(now);
@@ -522,6 +533,7 @@ impl Drop for Pump {
             input: self.input.take(),
             deadline: self.deadline.take(),
             recheck: self.recheck.take(),
+            scheduled: None,
             is_held: self.is_held,
             phase: std::mem::replace(&mut self.phase, Phase::Over),
             share: self.share.take(),

@@ -28,6 +28,7 @@ use crate::confine::{Confinement, KillWatch, Mark};
 use crate::error::{Error, Kind, Result};
 use crate::limits::activity::Activity;
 use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
+use crate::limits::work_clock::WorkClock;
 use crate::spec::command::{CommandSpec, StdinSource};
 use crate::spec::network::NetworkPolicy;
 use crate::sys::{self, Pid};
@@ -124,6 +125,8 @@ struct ProcessTable {
     removed_pids: VecDeque<Pid>,
     /// No more starts.
     closed: bool,
+    /// No starts for now.
+    paused: bool,
 }
 
 /// The commands that are being started at one moment.
@@ -255,7 +258,7 @@ impl Registry {
     /// Starts a command, or finds the process that has its chosen id.
     ///
     /// # Errors
-    /// The command cannot be started; `IdInUse` if a different command has the id; `ShuttingDown`.
+    /// The command cannot be started; `IdInUse` if a different command has the id; `Paused`; `ShuttingDown`.
     pub fn start(
         self: &Arc<Self>,
         spec: CommandSpec,
@@ -289,7 +292,7 @@ impl Registry {
     /// any other process.
     ///
     /// # Errors
-    /// It cannot be started; `ShuttingDown`.
+    /// It cannot be started; `Paused`; `ShuttingDown`.
     pub fn start_interpreter(
         self: &Arc<Self>,
         spec: CommandSpec,
@@ -311,6 +314,10 @@ impl Registry {
     ) -> Result<Pump> {
         if table.closed {
             return Err(self.refusal());
+        }
+        if table.paused {
+            let text = "cannot start a command: the sandbox is paused; resume it first";
+            return Err(Error::new(Kind::Paused, text));
         }
         let now = Instant::now();
         let deadline = spec.timeout.and_then(|timeout| now.checked_add(timeout));
@@ -435,7 +442,8 @@ impl Registry {
             stdio.outputs,
             held,
             given,
-            start.deadline,
+            // The clock does not stop while a command is being started.
+            start.deadline.map(|at| self.clock().of(at)),
             command_share,
         );
         if !process.is_interpreter {
@@ -527,6 +535,19 @@ impl Registry {
     /// Whether nothing starts any more.
     pub fn is_closed(&self) -> bool {
         lock(&self.table).closed
+    }
+
+    /// Refuses starts until [`Registry::allow_starts`], and waits until those that have begun have ended: each command
+    /// runs then, or does not exist. False if one takes longer than `limit`.
+    pub fn refuse_starts(&self, limit: Duration) -> bool {
+        let mut table = lock(&self.table);
+        table.paused = true;
+        let is_starting = |table: &mut ProcessTable| !table.starts.is_empty();
+        self.start_ended.wait_while_for(table, limit, is_starting).1
+    }
+
+    pub fn allow_starts(&self) {
+        lock(&self.table).paused = false;
     }
 
     /// Whether a command is being started, so that the number of processes can grow after
@@ -746,6 +767,10 @@ impl PumpOwner for Registry {
 
     fn is_released(&self) -> bool {
         self.is_released.load(Ordering::Acquire)
+    }
+
+    fn clock(&self) -> &WorkClock {
+        self.activity.clock()
     }
 
     fn ended(&self, process: &Arc<Process>) {

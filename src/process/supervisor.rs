@@ -221,7 +221,7 @@ impl Supervisor {
                 let Some(pump) = driven.pumps.get_mut(&key) else {
                     return;
                 };
-                if pump.take_due(now) {
+                if pump.take_due() {
                     due.push(Arc::clone(pump.process()));
                 }
                 if let Some(interval) = pump.take_recheck(now) {
@@ -230,7 +230,7 @@ impl Supervisor {
                         this.order(Task::KillTracers(Arc::clone(pump.process())));
                     }
                 }
-                driven.timers.extend(pump.timer().map(|at| (at, key)));
+                driven.schedule(key);
                 this.let_go(driven, key);
             });
         }
@@ -329,7 +329,7 @@ impl Supervisor {
             self.give_up(driven, key, buffer);
             return;
         }
-        driven.timers.extend(pump.timer().map(|at| (at, key)));
+        driven.schedule(key);
     }
 
     /// Has a process killed that cannot be watched or has made its driver panic, and waits for its end by timers alone.
@@ -347,7 +347,7 @@ impl Supervisor {
         pump.input = None;
         pump.expect_end();
         self.order(Task::Kill(Arc::clone(pump.process())));
-        driven.timers.extend(pump.timer().map(|at| (at, key)));
+        driven.schedule(key);
         self.let_go(driven, key);
     }
 
@@ -373,7 +373,6 @@ impl Supervisor {
         let Some(pump) = driven.pumps.get_mut(&key) else {
             return;
         };
-        let timer = pump.timer();
         fault::point("supervised");
         match purpose {
             STDOUT | STDERR => {
@@ -397,12 +396,7 @@ impl Supervisor {
                 if pump.awaited_pidfd().is_none() {
                     self.unwatch(pidfd.as_ref().map(|pidfd| pidfd.as_fd()));
                 }
-                if pump.timer() != timer {
-                    if let Some(at) = timer {
-                        driven.timers.remove(&(at, key));
-                    }
-                    driven.timers.extend(pump.timer().map(|at| (at, key)));
-                }
+                driven.schedule(key);
             }
         }
         self.let_go(driven, key);
@@ -517,5 +511,17 @@ impl Driven {
         self.next_key += 1;
         self.pumps.insert(key, pump);
         key
+    }
+
+    /// Sets the timer of a pump anew.
+    fn schedule(&mut self, key: u64) {
+        let Some(pump) = self.pumps.get_mut(&key) else {
+            return;
+        };
+        let next = pump.timer();
+        if let Some(at) = std::mem::replace(&mut pump.scheduled, next) {
+            self.timers.remove(&(at, key));
+        }
+        self.timers.extend(next.map(|at| (at, key)));
     }
 }

@@ -26,6 +26,7 @@ use nix::errno::Errno;
 use nix::sys::prctl;
 
 use super::children;
+use super::holds::Holds;
 use crate::confine::{self, Mark};
 use crate::sys::proc::{self, Stat};
 use crate::sys::{self, Pid, User};
@@ -461,12 +462,13 @@ struct Held {
     stopped: Vec<Pid>,
     /// Those that were stopped in the one before.
     earlier: Vec<Pid>,
+    holds: Holds,
 }
 
 impl Held {
     fn meet(&mut self, pid: Pid, is_outrun: bool) {
-        if self.met.insert(pid) && is_outrun {
-            signal_with_group(pid, libc::SIGSTOP);
+        let stop = || signal_with_group(pid, libc::SIGSTOP);
+        if self.met.insert(pid) && is_outrun && self.holds.hold(pid, stop) {
             self.stopped.push(pid);
         }
     }
@@ -475,9 +477,12 @@ impl Held {
     fn end_round(&mut self, ours: &[Pid]) {
         self.stopped.retain(|pid| !ours.contains(pid));
         self.earlier.retain(|pid| !ours.contains(pid));
-        for pid in std::mem::take(&mut self.earlier) {
-            signal_with_group(pid, libc::SIGCONT);
+        let earlier = std::mem::take(&mut self.earlier);
+        for pid in &earlier {
+            signal_with_group(*pid, libc::SIGCONT);
         }
+        self.holds.release(ours);
+        self.holds.release(&earlier);
         std::mem::swap(&mut self.earlier, &mut self.stopped);
     }
 
@@ -555,6 +560,9 @@ mod tests {
             pid,
             zombie: false,
             stopped: false,
+            traced: false,
+            ended: false,
+            blocked: false,
             parent,
             group,
             session,

@@ -23,6 +23,12 @@ pub struct Stat {
     pub zombie: bool,
     /// A signal or a tracer has stopped the process.
     pub stopped: bool,
+    /// A tracer has.
+    pub traced: bool,
+    /// The first thread has ended, and perhaps others have not.
+    pub ended: bool,
+    /// It sleeps in the kernel, and signals that do not kill leave it there.
+    pub blocked: bool,
     /// The pid of the parent.
     pub parent: Pid,
     pub group: Pid,
@@ -39,10 +45,39 @@ pub struct Stat {
 
 /// The state of a process; `None` if it does not exist.
 pub fn stat(pid: Pid, buffer: &mut Vec<u8>) -> Option<Stat> {
+    read_stat(pid, &format!("/proc/{pid}/stat"), buffer)
+}
+
+/// The same of one thread of a process.
+pub fn stat_of_thread(pid: Pid, thread: Pid, buffer: &mut Vec<u8>) -> Option<Stat> {
+    read_stat(thread, &format!("/proc/{pid}/task/{thread}/stat"), buffer)
+}
+
+fn read_stat(pid: Pid, path: &str, buffer: &mut Vec<u8>) -> Option<Stat> {
     buffer.clear();
-    let mut file = File::open(format!("/proc/{pid}/stat")).ok()?;
+    let mut file = File::open(path).ok()?;
     file.read_to_end(buffer).ok()?;
     parse(pid, buffer)
+}
+
+/// Whether a signal waits for a thread, or for any thread of its process.
+pub fn has_pending(pid: Pid, thread: Pid, signal: i32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/status"));
+    let status = status.unwrap_or_default();
+    ["SigPnd:", "ShdPnd:"].iter().any(|name| {
+        let mask = status.lines().find_map(|line| line.strip_prefix(name));
+        let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+    })
+}
+
+/// Whose directory in /proc a process has: its effective user's, or root's if it is not dumpable. Quicker than
+/// [`real_user`]. `None` if there is no such process.
+pub fn owner(pid: Pid) -> Option<libc::uid_t> {
+    let path = format!("/proc/{pid}");
+    nix::sys::stat::stat(path.as_str())
+        .ok()
+        .map(|stat| stat.st_uid)
 }
 
 /// Whether a signal or a tracer has stopped a process.
@@ -198,6 +233,9 @@ fn parse(pid: Pid, stat: &[u8]) -> Option<Stat> {
         // A process whose first thread has exited shows the same state. Its thread count is higher.
         zombie: matches!(field(0)?, "Z" | "X") && matches!(field(17)?, "0" | "1"),
         stopped: matches!(field(0)?, "T" | "t"),
+        traced: field(0)? == "t",
+        ended: matches!(field(0)?, "Z" | "X"),
+        blocked: field(0)? == "D",
         parent: related(1)?,
         group: related(2)?,
         session: related(3)?,

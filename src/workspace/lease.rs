@@ -17,6 +17,7 @@ use crate::interpreter::Contexts;
 use crate::interpreter::ContextsSettings;
 use crate::limits::activity::Activity;
 use crate::limits::ledger::Ledger;
+use crate::limits::work_clock::WorkClock;
 use crate::ports::Ports;
 use crate::process::registry::{Registry, Shared};
 use crate::spec::network::NetworkPolicy;
@@ -211,6 +212,11 @@ impl Workspace {
     /// What its commands reach over the network, and what those with filters were allowed and refused.
     pub fn network(&self) -> (&NetworkPolicy, Report) {
         (self.confinement.policy(), self.confinement.exits().report())
+    }
+
+    /// Its time, which stands still while it is paused.
+    pub fn clock(&self) -> &WorkClock {
+        self.activity.clock()
     }
 
     /// How long there has been no lease and no running process; `None` while there is one.

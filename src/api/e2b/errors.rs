@@ -257,6 +257,7 @@ impl From<Error> for E2bError {
             | Kind::NotPty
             | Kind::Stopped
             | Kind::NotRunning
+            | Kind::Paused
             | Kind::ReadOnly
             | Kind::IdInUse
             | Kind::ContextDead
@@ -275,9 +276,11 @@ impl From<Error> for E2bError {
             | Kind::QueueFull
             | Kind::TooManyContexts
             | Kind::NoSpace => Code::ResourceExhausted,
-            Kind::NoThreads | Kind::ShuttingDown | Kind::Unfinished | Kind::Unreachable => {
-                Code::Unavailable
-            }
+            Kind::NoThreads
+            | Kind::Busy
+            | Kind::ShuttingDown
+            | Kind::Unfinished
+            | Kind::Unreachable => Code::Unavailable,
             Kind::KernelFailed | Kind::System => Code::Internal,
         };
         let failure = Self::new(code, error.to_string());

@@ -207,7 +207,7 @@ pub(in crate::api) struct SandboxDocument {
     uid: u32,
     home: String,
     created_at_ms: u64,
-    /// `running` or `stopped`.
+    /// `running`, `paused` or `stopped`.
     state: &'static str,
     state_since_ms: u64,
     /// Why it is stopped.
@@ -254,20 +254,16 @@ struct SandboxIsolation {
 impl SandboxDocument {
     /// Describes a sandbox; its token is for the client that made it only.
     pub(in crate::api) fn of(sandbox: &Sandbox, landlock_abi: u32, token: Option<String>) -> Self {
-        let (limits, phase) = (&sandbox.limits, sandbox.phase);
+        let (limits, (state, state_since_ms)) = (&sandbox.limits, sandbox.state());
         Self {
             id: sandbox.id.clone(),
             token,
             uid: sandbox.user.uid,
             home: sandbox.home.to_string_lossy().into_owned(),
             created_at_ms: sandbox.created_at_ms,
-            state: if phase.stopped.is_some() {
-                "stopped"
-            } else {
-                "running"
-            },
-            state_since_ms: phase.since_ms,
-            why: phase.stopped.map(StopCause::name),
+            state: state.name(),
+            state_since_ms,
+            why: sandbox.phase.stopped.map(StopCause::name),
             idle_timeout_secs: sandbox.spec.idle_timeout.map(|limit| limit.as_secs()),
             max_procs: sandbox.max_processes(),
             max_mem_mb: sandbox.spec.max_memory.map(|bytes| bytes >> 20),

@@ -148,7 +148,7 @@ fn answer(
     let lease = context.enter(request, scope, Needs::Processes);
     // Its files can be used in any case.
     let lease = lease.or_else(|error| match error.kind() {
-        Kind::Stopped => context.enter(request, scope, Needs::Files),
+        Kind::Stopped | Kind::Paused => context.enter(request, scope, Needs::Files),
         _ => Err(error),
     })?;
     let body = request.body.read_json(MAX_BODY_BYTES, &request.ledger)?;

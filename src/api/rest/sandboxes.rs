@@ -71,7 +71,7 @@ pub(super) fn delete(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
 /// `POST /v1/sandboxes/{id}/pause`.
 pub(super) fn pause(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
     let sandbox = match call.parse_optional(pause_request)? {
-        Keep::Memory => host.find(id)?,
+        Keep::Memory => host.pause(id)?,
         Keep::Files => host.stop(id, StopCause::Asked)?,
     };
     Ok(Response::json(&document(call, &sandbox, None)))
@@ -79,7 +79,8 @@ pub(super) fn pause(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
 
 /// `POST /v1/sandboxes/{id}/resume`.
 pub(super) fn resume(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
-    let sandbox = host.start(id)?;
+    call.parse_optional(|_| Ok(()))?;
+    let sandbox = host.resume(id)?;
     Ok(Response::json(&document(call, &sandbox, None)))
 }
 

@@ -386,7 +386,7 @@ impl Drop for ExactLook {
 /// with its memory, the next sweep finds it.
 fn end(host: &Host, sandbox: &Sandbox, used: u64, limit: u64) {
     let is_ending = lock(&sandbox.is_ending);
-    if *is_ending || !sys::user_has_processes(sandbox.user) {
+    if is_ending.0 || !sys::user_has_processes(sandbox.user) {
         return;
     }
     sandbox.limits.note_kill();

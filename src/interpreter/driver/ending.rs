@@ -1,7 +1,7 @@
 //! How executions and the interpreter end, and why.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::{Driver, Fate, Stage, fail};
 use crate::error::{Error, Kind};
@@ -19,7 +19,7 @@ const SIGNAL_PAUSE: Duration = Duration::from_millis(10);
 impl Driver {
     /// Sends SIGINT for the execution that runs.
     pub(super) fn interrupt(&mut self, cause: EndReason, kill_after: Option<Duration>) {
-        let now = Instant::now();
+        let now = self.clock().now();
         if let Stage::Running(running) = &mut self.stage {
             running.execution.disregard_clients();
             if running.cause.is_none() || cause == EndReason::Timeout {
@@ -38,7 +38,7 @@ impl Driver {
         self.signal_at = None;
         // The execution may have ended while the signal was due.
         if matches!(&self.stage, Stage::Running(running) if running.has_begun) {
-            self.signalled = Some(Instant::now());
+            self.signalled = Some(self.clock().now());
             self.is_signalled = true;
             // It may have ended.
             let _ = self.process().signal(libc::SIGINT);

@@ -3,7 +3,6 @@
 use std::cell::Cell;
 use std::io::{ErrorKind, Read, Write};
 use std::sync::Arc;
-use std::time::Instant;
 
 use super::received::TURN_BYTES;
 use super::{Driver, Fate, MAX_ANSWERS, SPARE_LIMIT, Stage};
@@ -30,7 +29,7 @@ impl Driver {
                     }
                     return;
                 }
-                Err(_) => self.closed = Some(Instant::now()),
+                Err(_) => self.closed = Some(self.clock().now()),
             }
         }
         self.sent_charges.clear();
@@ -55,7 +54,7 @@ impl Driver {
                 return self.break_off(TOO_LARGE);
             };
             match self.socket.read(room) {
-                Ok(0) => self.closed = Some(Instant::now()),
+                Ok(0) => self.closed = Some(self.clock().now()),
                 Ok(count) => {
                     turn += count;
                     self.received.add(count);
@@ -64,7 +63,7 @@ impl Driver {
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(_) => self.closed = Some(Instant::now()),
+                Err(_) => self.closed = Some(self.clock().now()),
             }
         }
         self.received.rest();
@@ -191,7 +190,7 @@ impl Driver {
         });
         self.stage = if is_spare {
             Stage::Spare {
-                until: Instant::now() + SPARE_LIMIT,
+                until: self.clock().now() + SPARE_LIMIT,
             }
         } else {
             Stage::Idle

@@ -24,6 +24,7 @@ use super::frame::{self, Run, Wire};
 use crate::error::{Error, Result};
 use crate::fault;
 use crate::limits::ledger::{Charge, Item};
+use crate::limits::work_clock::WorkClock;
 use crate::process::ring::Stream;
 use crate::process::{Buffer, Process, Pump, Reason};
 use crate::sys::{Events, PollEntry, poll, refuse_descriptors};
@@ -248,7 +249,7 @@ impl Driver {
             sent_charges: Vec::new(),
             output: Output::of(&process),
             stage: Stage::Starting {
-                until: Instant::now() + START_LIMIT,
+                until: site.activity.clock().now() + START_LIMIT,
             },
             is_spare,
             paused_until: None,
@@ -264,6 +265,11 @@ impl Driver {
 
     fn process(&self) -> &Arc<Process> {
         self.pump.process()
+    }
+
+    /// The time of the workspace, which all of its timers are in but those of its pump.
+    fn clock(&self) -> &WorkClock {
+        self.context.site.activity.clock()
     }
 
     /// Drives the interpreter until it has ended.
@@ -368,16 +374,14 @@ impl Driver {
             Stage::Running(running) => [running.deadline, running.kill_at],
         };
         let closed = self.closed.map(|at| at + CLOSED_LIMIT);
-        let others = [
-            self.pump.timer(),
-            self.signal_at,
-            closed.filter(|_| self.fate.is_none()),
-        ];
-        stage.into_iter().chain(others).flatten().min()
+        let others = [self.signal_at, closed.filter(|_| self.fate.is_none())];
+        let own = stage.into_iter().chain(others).flatten().min();
+        let own = own.map(|at| self.clock().wake_at(at));
+        own.into_iter().chain(self.pump.timer()).min()
     }
 
     fn check_timers(&mut self) {
-        let now = Instant::now();
+        let now = self.clock().now();
         let is_due = |at: &Option<Instant>| at.is_some_and(|at| at <= now);
         if is_due(&self.signal_at) {
             self.signal();
@@ -455,7 +459,7 @@ impl Driver {
             let directory = Some(self.context.directory());
             frame::adopt(directory.as_deref(), &spec.environment, &mut self.outgoing);
             self.stage = Stage::Adopting {
-                until: Instant::now() + START_LIMIT,
+                until: self.clock().now() + START_LIMIT,
             };
         }
     }
@@ -504,16 +508,14 @@ impl Driver {
         };
         frame::run(self.wire, &run, &mut self.outgoing);
         self.allowed = self.outgoing.len() + MAX_ANSWERS;
-        let started = Instant::now();
+        let (started, now) = (Instant::now(), self.clock().now());
         self.stage = Stage::Running(Running {
             execution,
             started,
             count,
             asks: spec.asks,
             kill_after: spec.kill_after,
-            deadline: spec
-                .timeout
-                .and_then(|timeout| started.checked_add(timeout)),
+            deadline: spec.timeout.and_then(|timeout| now.checked_add(timeout)),
             kill_at: None,
             has_begun: false,
             cause: None,

@@ -200,7 +200,7 @@ impl Workspace {
     /// process, or the group, has ended.
     ///
     /// # Errors
-    /// `NotFound`, `NotPty`, or the kernel refuses the signal.
+    /// `NotFound`, `NotPty`, or the kernel refuses the signal; `Paused` for SIGCONT while nothing may go on.
     pub fn signal(
         &self,
         process: &str,
@@ -208,6 +208,13 @@ impl Workspace {
         group: SignalGroup,
     ) -> Result<(Arc<Process>, bool)> {
         let process = self.process(process)?;
+        if signal == libc::SIGCONT && self.clock().is_stopped() {
+            let text = format!(
+                "cannot let process {} go on: the sandbox is paused; resume it first",
+                process.id
+            );
+            return Err(Error::new(Kind::Paused, text));
+        }
         let signaled = match group {
             SignalGroup::Own => process.signal(signal)?,
             SignalGroup::Foreground => process.signal_foreground(signal)?,

@@ -5,7 +5,8 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::{
@@ -16,13 +17,15 @@ use crate::fixture::{HostPlace, PATIENCE, Sandbox, Server, TOKEN, assert_error, 
 /// Ends a server by a signal, and returns where it was.
 #[track_caller]
 fn end(mut server: Server, signal: Signal) -> HostPlace {
-    if signal == Signal::SIGKILL {
-        server.kill();
+    let is_orderly = signal != Signal::SIGKILL;
+    let pid = if is_orderly {
+        server.pid()
     } else {
-        server.signal(signal as i32);
-        let status = server.wait_for_exit(Duration::from_secs(12));
-        assert_eq!(status.code(), Some(0), "{}", server.log());
-    }
+        server.inner_pid()
+    };
+    kill(Pid::from_raw(pid), signal).unwrap();
+    let status = server.wait_for_exit(Duration::from_secs(12));
+    assert_eq!(status.code() == Some(0), is_orderly, "{}", server.log());
     server.place.take().unwrap()
 }
 

@@ -13,6 +13,7 @@ mod idle;
 mod inside;
 mod lasting;
 mod paths;
+mod pausing;
 mod requests;
 mod starting;
 mod tcp_ports;
@@ -24,7 +25,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use serde_json::{Value, json};
 
-use crate::fixture::{Builder, Sandbox, Server, TOKEN, names_in};
+use crate::fixture::{Builder, HostPlace, Sandbox, Server, TOKEN, names_in};
 
 /// Leaves a test that cannot run as anybody but root.
 macro_rules! needs_root {
