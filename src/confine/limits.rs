@@ -8,23 +8,14 @@
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use super::cgroup::{self, Cgroup, CgroupLimits, Cgroups, Kills};
 use crate::error::{Error, Kind, Result};
+use crate::spec::sandbox::WholeLimits;
 use crate::sys::proc;
 
 /// Commands and interpreters that have ended for the limit of their sandbox.
 static ENDED_COMMANDS: AtomicU64 = AtomicU64::new(0);
-
-/// The limits that a client asks for.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct WholeLimits {
-    /// Most bytes of memory.
-    pub memory: Option<u64>,
-    /// Most processor time in each second: more than a second with several processors.
-    pub cpu: Option<Duration>,
-}
 
 /// What this machine can limit.
 pub struct Limiter {
@@ -314,6 +305,8 @@ pub fn ended_for_memory() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn limiter(why: &str, has_watchdog: bool) -> Limiter {

@@ -37,7 +37,7 @@ use crate::threads::lock::{Mutex, lock};
 use environment::entry;
 use filter::Subject;
 pub use grants::{GrantedPaths, Grants};
-pub use limits::{KillWatch, Limiter, Limits, MemoryKill, WholeLimits, ended_for_memory};
+pub use limits::{KillWatch, Limiter, Limits, MemoryKill, ended_for_memory};
 pub use mark::Mark;
 pub use namespaces::{HOLDER_ARGUMENT, IN_MEMORY, MemoryDisk, Namespaces, holders};
 use network::{Networks, TcpRules};

@@ -353,13 +353,13 @@ mod tests {
     use super::*;
     use crate::config::HostSettings;
     use crate::egress::Egress;
-    use crate::host::SandboxSpec;
     use crate::http::slots::ConnectionSlots;
     use crate::interpreter::ContextsSettings;
     use crate::limits::ledger::Budget;
     use crate::process::registry::Shared;
     use crate::spec::isolation::{DefaultIsolation, Isolation};
     use crate::spec::network::NetworkPolicy;
+    use crate::spec::sandbox::SandboxSpec;
 
     /// A host with a reservation for one sandbox, in a directory of its own.
     struct Small {

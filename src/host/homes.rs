@@ -15,7 +15,7 @@ use nix::fcntl::{AtFlags, Flock, FlockArg, OFlag, open, openat, renameat};
 use nix::sys::stat::{Mode, fstat, fstatat, mkdirat};
 
 use super::claims::{LOCK_LIMIT, LOCK_PAUSE};
-use super::table::is_id;
+use super::ids::is_id;
 use crate::codec::sort::sort;
 use crate::confine::is_among_programs;
 use crate::error::{Error, Kind, Result, cause};

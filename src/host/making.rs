@@ -9,9 +9,9 @@ use nix::errno::Errno;
 
 use super::pausing::Pausing;
 use super::records::RecordFile;
-use super::sandbox::{IsEnding, Lasting, Phase};
+use super::sandbox::{IsEnding, Lasting};
 use super::table::{Reservation, SandboxTable};
-use super::{Expiry, Host, Sandbox, SandboxSpec, Shortage};
+use super::{Expiry, Host, Sandbox, Shortage};
 use crate::clock::now_ms;
 use crate::confine::{Grants, Home, SandboxSettings};
 use crate::egress::Exits;
@@ -20,6 +20,7 @@ use crate::files::Root;
 use crate::ports::{Ports, TcpPortsInside};
 use crate::spec::isolation::Isolation;
 use crate::spec::network::NetworkPolicy;
+use crate::spec::sandbox::{Phase, SandboxSpec};
 use crate::threads::lock::Mutex;
 use crate::workspace::Workspace;
 use crate::{fault, logging, sys};
@@ -175,7 +176,7 @@ impl Host {
             ledger: self.budget.ledger(),
             file: Arc::clone(&reservation.file),
         });
-        let phase = Phase::begin(1);
+        let phase = Phase::begin(1, now_ms());
         if let Some(records) = &self.records {
             records.begin(&lasting.record(phase), &lasting.file)?;
         }

@@ -6,12 +6,13 @@
 //!
 //! This file has the state of a host, and what can be asked of it. [`making`], [`phases`], [`pausing`], [`maintaining`] and [`ending`]
 //! are the life of a sandbox. Their parts have files of their own: [`table`] counts, [`users`] assigns uids, [`claims`]
-//! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`homes`] makes directories, [`records`]
+//! keeps other hosts off them, [`leftovers`] ends what an earlier server left, [`ids`] makes ids, [`homes`] directories, [`records`]
 //! writes down what lasts, [`signals`] kills, [`watchdog`] looks at the memory of sandboxes.
 
 mod claims;
 mod ending;
 mod homes;
+mod ids;
 mod leftovers;
 mod maintaining;
 mod making;
@@ -48,12 +49,13 @@ use crate::threads::lock::{Condvar, Mutex, MutexGuard, lock};
 use claims::Claims;
 pub use ending::AllEnded;
 use homes::Homes;
+use ids::Ids;
 use records::Records;
 use records::adoption::{Adoption, adopt};
-pub use sandbox::{Expiry, Labels, Sandbox, SandboxSpec, StopCause};
+pub use sandbox::{Expiry, Sandbox};
 use signals::Signaller;
+use table::SandboxTable;
 pub use table::Shortage;
-use table::{Ids, SandboxTable};
 use tcp_ports::TcpPorts;
 use users::Users;
 pub use users::{check_rights, check_token_file};
@@ -356,6 +358,11 @@ fn default_max_processes() -> u64 {
     let usual =
         (processors * PROCESSES_PER_PROCESSOR).clamp(*MAX_PROCESSES.start(), *MAX_PROCESSES.end());
     proc::process_limit().map_or(usual, |most| usual.min(most / 4).max(1))
+}
+
+fn stopped(id: &str) -> Error {
+    let text = format!("sandbox {id} is stopped: it has files and no processes; resume it");
+    Error::new(Kind::Stopped, text)
 }
 
 fn unknown(id: &str) -> Error {

@@ -10,8 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::phases::stopped;
-use super::{Host, Sandbox, unknown};
+use super::{Host, Sandbox, stopped, unknown};
 use crate::clock::now_ms;
 use crate::error::{Error, Kind, Result};
 use crate::process::Standstill;

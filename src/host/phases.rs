@@ -8,11 +8,13 @@ use std::time::{Duration, Instant};
 
 use super::pausing::SandboxState;
 use super::records::{LastRun, Record, RecordFile};
-use super::sandbox::{Lasting, Phase, StopCause};
-use super::{Expiry, Host, Sandbox, unknown};
+use super::sandbox::Lasting;
+use super::{Expiry, Host, Sandbox, stopped, unknown};
+use crate::clock::now_ms;
 use crate::confine::Grants;
 use crate::error::{Error, Kind, Result};
 use crate::process::Reason;
+use crate::spec::sandbox::{Phase, StopCause};
 use crate::sys::User;
 use crate::threads::lock::Mutex;
 use crate::workspace::{Lease, Needs};
@@ -91,7 +93,7 @@ impl Host {
         if was_paused {
             sandbox.workspace.clock().go_on();
         }
-        let stopped = self.next_phase(sandbox, sandbox.phase.end(cause))?;
+        let stopped = self.next_phase(sandbox, sandbox.phase.end(cause, now_ms()))?;
         self.write_down(&stopped).unwrap_or_else(|error| {
             // It is stopped in any case: a start of the server finds a sandbox that ran, and nothing of it.
             logging::info(format_args!("sandbox {id}: {error}"));
@@ -127,7 +129,7 @@ impl Host {
         }
         fault::point("start of a sandbox");
         let sandbox = &change.sandbox;
-        let started = self.next_phase(sandbox, Phase::begin(sandbox.phase.runs + 1))?;
+        let started = self.next_phase(sandbox, Phase::begin(sandbox.phase.runs + 1, now_ms()))?;
         self.write_down(&started).inspect_err(|_| {
             // The files are those of the sandbox that stays as it was.
             sandbox.workspace.set_temporary(None);
@@ -201,7 +203,7 @@ impl Host {
         });
         let phase = match record.phase.stopped {
             Some(_) => record.phase,
-            None => record.phase.end(cause),
+            None => record.phase.end(cause, now_ms()),
         };
         let grants = paths_at_rest(&lasting);
         self.assemble(lasting, phase, home, None, &grants)
@@ -289,9 +291,4 @@ impl Host {
 fn paths_at_rest(lasting: &Lasting) -> Grants {
     let spec = &lasting.spec;
     Grants::at_rest(&spec.read_only_paths, &spec.read_write_paths)
-}
-
-pub(super) fn stopped(id: &str) -> Error {
-    let text = format!("sandbox {id} is stopped: it has files and no processes; resume it");
-    Error::new(Kind::Stopped, text)
 }

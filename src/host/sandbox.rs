@@ -4,7 +4,6 @@
 //! [`Workspace`] knows what runs in it; the table of the host knows whether it still exists, and replaces the value when
 //! it stops or starts. So nothing of one run can meet the processes of another.
 
-use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,61 +14,17 @@ use super::pausing::Pausing;
 use super::records::{Record, RecordFile};
 use super::tcp_ports::PortLease;
 use crate::clock::now_ms;
-use crate::confine::{
-    GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy, WholeLimits,
-};
+use crate::confine::{GrantedPaths, IN_MEMORY, Limits, MemoryDisk, Namespaces, Policy};
 use crate::error::Result;
 use crate::limits::ledger::Ledger;
 use crate::logging;
 use crate::process::Reason;
-use crate::spec::command::EnvironmentChange;
 use crate::spec::isolation::Isolation;
 use crate::spec::network::NetworkPolicy;
+use crate::spec::sandbox::{Phase, SandboxSpec, StopCause};
 use crate::sys::User;
 use crate::threads::lock::{Mutex, lock};
 use crate::workspace::Workspace;
-
-/// The settings that a client chooses for new sandboxes.
-#[derive(Debug, Clone, Default)]
-pub struct SandboxSpec {
-    /// Variables that are added to the environment of every command.
-    pub environment: Arc<[EnvironmentChange]>,
-    /// Idle time after which the sandbox is evicted; `None` means never.
-    pub idle_timeout: Option<Duration>,
-    /// Most processes and threads at once.
-    pub max_processes: Option<u64>,
-    /// Most bytes of data of each process (`RLIMIT_DATA`); `None` means no limit.
-    pub max_memory: Option<u64>,
-    /// Limits of the sandbox as a whole.
-    pub whole: WholeLimits,
-    /// What surrounds its commands; `None` for the host's default.
-    pub isolation: Option<Isolation>,
-    /// What its commands reach over the network; `None` for the host's default.
-    pub network: Option<NetworkPolicy>,
-    /// Absolute paths of the machine that its commands can read.
-    pub read_only_paths: Vec<String>,
-    /// Those that they can change.
-    pub read_write_paths: Vec<String>,
-    /// How many TCP ports its commands can listen on.
-    pub tcp_ports: usize,
-    /// When it is deleted, whatever runs in it; `None` means never.
-    pub lifetime: Option<Duration>,
-    /// What its client has written on it.
-    pub labels: Labels,
-    /// Where commands see the home if they have mounts of their own; `None` for where it is.
-    pub shown_home: Option<PathBuf>,
-}
-
-/// What a client has written on a sandbox, to find it by.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Labels {
-    /// What it was made from.
-    pub template: String,
-    /// Values by name.
-    pub metadata: BTreeMap<String, String>,
-    /// Names the request that made it: the same request again gets the same sandbox.
-    pub key: Option<String>,
-}
 
 /// The end of a sandbox's life.
 #[derive(Debug, Clone, Copy)]
@@ -94,43 +49,6 @@ impl Expiry {
         let left = Duration::from_millis(at_ms.saturating_sub(now_ms()));
         let at = Instant::now().checked_add(left)?;
         Some(Self { at, at_ms })
-    }
-}
-
-/// Why a sandbox does not run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StopCause {
-    /// A client has stopped it.
-    Asked,
-    /// It was idle, or its time was over.
-    Timeout,
-    /// The server has ended.
-    Restart,
-    /// The server was killed.
-    Crash,
-    /// The machine has ended.
-    Machine,
-}
-
-impl StopCause {
-    /// The causes by their names.
-    pub const NAMES: [(&str, Self); 5] = [
-        ("asked", Self::Asked),
-        ("timeout", Self::Timeout),
-        ("restart", Self::Restart),
-        ("crash", Self::Crash),
-        ("machine", Self::Machine),
-    ];
-
-    pub fn name(self) -> &'static str {
-        let mut all = Self::NAMES.into_iter();
-        all.find(|(_, cause)| *cause == self)
-            .map_or("", |(name, _)| name)
-    }
-
-    /// Whether nobody wanted it: a sandbox that is needed again then simply starts.
-    pub fn is_accident(self) -> bool {
-        !matches!(self, Self::Asked | Self::Timeout)
     }
 }
 
@@ -160,45 +78,6 @@ pub struct Lasting {
     pub(super) ledger: Arc<Ledger>,
     /// Where it is written down.
     pub(super) file: Arc<RecordFile>,
-}
-
-/// A part of a sandbox's life: a run of it, or the time between two.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Phase {
-    /// How many times it has begun to run, the first time included.
-    pub(super) runs: u64,
-    /// Why it does not run; `None` while it does.
-    pub stopped: Option<StopCause>,
-    /// Since when, in milliseconds since 1970.
-    pub since_ms: u64,
-}
-
-/// Numbers that the processes of one run have to themselves, so that none is that of a process of another run.
-const PROCESSES_OF_RUN: u64 = 10_000_000;
-
-impl Phase {
-    /// A run begins.
-    pub(super) fn begin(runs: u64) -> Self {
-        Self {
-            runs,
-            stopped: None,
-            since_ms: now_ms(),
-        }
-    }
-
-    /// The run ends.
-    pub(super) fn end(self, cause: StopCause) -> Self {
-        Self {
-            stopped: Some(cause),
-            since_ms: now_ms(),
-            ..self
-        }
-    }
-
-    /// The number of the first process.
-    pub(super) fn first_process(self) -> u64 {
-        self.runs.saturating_sub(1) * PROCESSES_OF_RUN + 1
-    }
 }
 
 /// A sandbox during one phase of its life.

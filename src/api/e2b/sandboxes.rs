@@ -19,11 +19,12 @@ use crate::clock::now_ms;
 use crate::codec::fields::{Fields, JsonType, strings, wrong_type};
 use crate::codec::query::{Query, percent_decoded};
 use crate::codec::time::{parse_rfc3339, rfc3339};
-use crate::host::{Host, Labels, Sandbox, SandboxSpec};
+use crate::host::{Host, Sandbox};
 use crate::http::{Body, Response};
 use crate::machine::MACHINE_ID;
 use crate::spec::command::{check_environment, environment_bytes};
 use crate::spec::network::{Filter, NetworkPolicy, Rule, Rules};
+use crate::spec::sandbox::{Labels, SandboxSpec};
 use crate::sys::proc::{self, MachineUse};
 use crate::workspace::Workspace;
 

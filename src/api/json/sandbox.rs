@@ -9,12 +9,12 @@ use serde_json::value::{RawValue, to_raw_value};
 use super::command::environment;
 use super::network::{self, NetworkPolicyDocument};
 use crate::codec::fields::{Fields, strings};
-use crate::confine::WholeLimits;
 use crate::error::{Error, Result};
-use crate::host::{Sandbox, SandboxSpec, StopCause};
+use crate::host::Sandbox;
 use crate::machine::Machine;
 use crate::spec::command::{EnvironmentChange, check_environment};
 use crate::spec::isolation::Isolation;
+use crate::spec::sandbox::{SandboxSpec, StopCause, WholeLimits};
 
 /// Most sandboxes of one request.
 const MAX_SANDBOXES: u64 = 10_000;

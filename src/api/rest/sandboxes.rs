@@ -9,8 +9,9 @@ use crate::api::json::list::ListDocument;
 use crate::api::json::sandbox::{
     CreatedDocument, Keep, SandboxDocument, pause_request, sandbox_request,
 };
-use crate::host::{AllEnded, Host, Sandbox, Shortage, StopCause};
+use crate::host::{AllEnded, Host, Sandbox, Shortage};
 use crate::http::Response;
+use crate::spec::sandbox::StopCause;
 
 /// `GET /v1/sandboxes`.
 pub(super) fn list(call: &mut Call<'_, '_>, host: &Host) -> Answer {

@@ -24,7 +24,7 @@ use nix::sys::stat::{Mode, fstat};
 use nix::unistd::{UnlinkatFlags, syncfs, unlinkat};
 
 use super::homes::{Homes, names_in};
-use super::table::is_id;
+use super::ids::is_id;
 use crate::config::Secret;
 use crate::error::{Error, Kind, Result};
 use crate::threads::lock::{Condvar, Mutex, lock};

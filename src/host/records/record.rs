@@ -13,12 +13,11 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings};
-use crate::confine::WholeLimits;
 use crate::error::{Error, Result};
-use crate::host::sandbox::{Labels, Phase, SandboxSpec, StopCause};
 use crate::spec::command::EnvironmentChange;
 use crate::spec::isolation::Isolation;
 use crate::spec::network::{Filter, NetworkPolicy, Protocol, Rule, Rules, Upstream};
+use crate::spec::sandbox::{Labels, Phase, SandboxSpec, StopCause, WholeLimits};
 
 /// The layout that this version writes, and the only one that it reads.
 const FORMAT: u64 = 1;

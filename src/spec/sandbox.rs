@@ -1,0 +1,137 @@
+//! A sandbox as a client wants it, and the phases of its life.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::command::EnvironmentChange;
+use super::isolation::Isolation;
+use super::network::NetworkPolicy;
+
+/// The settings that a client chooses for new sandboxes.
+#[derive(Debug, Clone, Default)]
+pub struct SandboxSpec {
+    /// Variables that are added to the environment of every command.
+    pub environment: Arc<[EnvironmentChange]>,
+    /// Idle time after which the sandbox is evicted; `None` means never.
+    pub idle_timeout: Option<Duration>,
+    /// Most processes and threads at once.
+    pub max_processes: Option<u64>,
+    /// Most bytes of data of each process (`RLIMIT_DATA`); `None` means no limit.
+    pub max_memory: Option<u64>,
+    /// Limits of the sandbox as a whole.
+    pub whole: WholeLimits,
+    /// What surrounds its commands; `None` for the host's default.
+    pub isolation: Option<Isolation>,
+    /// What its commands reach over the network; `None` for the host's default.
+    pub network: Option<NetworkPolicy>,
+    /// Absolute paths of the machine that its commands can read.
+    pub read_only_paths: Vec<String>,
+    /// Those that they can change.
+    pub read_write_paths: Vec<String>,
+    /// How many TCP ports its commands can listen on.
+    pub tcp_ports: usize,
+    /// When it is deleted, whatever runs in it; `None` means never.
+    pub lifetime: Option<Duration>,
+    /// What its client has written on it.
+    pub labels: Labels,
+    /// Where commands see the home if they have mounts of their own; `None` for where it is.
+    pub shown_home: Option<PathBuf>,
+}
+
+/// What a client has written on a sandbox, to find it by.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Labels {
+    /// What it was made from.
+    pub template: String,
+    /// Values by name.
+    pub metadata: BTreeMap<String, String>,
+    /// Names the request that made it: the same request again gets the same sandbox.
+    pub key: Option<String>,
+}
+
+/// The limits that a client asks for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WholeLimits {
+    /// Most bytes of memory.
+    pub memory: Option<u64>,
+    /// Most processor time in each second: more than a second with several processors.
+    pub cpu: Option<Duration>,
+}
+
+/// Why a sandbox does not run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopCause {
+    /// A client has stopped it.
+    Asked,
+    /// It was idle, or its time was over.
+    Timeout,
+    /// The server has ended.
+    Restart,
+    /// The server was killed.
+    Crash,
+    /// The machine has ended.
+    Machine,
+}
+
+impl StopCause {
+    /// The causes by their names.
+    pub const NAMES: [(&str, Self); 5] = [
+        ("asked", Self::Asked),
+        ("timeout", Self::Timeout),
+        ("restart", Self::Restart),
+        ("crash", Self::Crash),
+        ("machine", Self::Machine),
+    ];
+
+    pub fn name(self) -> &'static str {
+        let mut all = Self::NAMES.into_iter();
+        all.find(|(_, cause)| *cause == self)
+            .map_or("", |(name, _)| name)
+    }
+
+    /// Whether nobody wanted it: a sandbox that is needed again then simply starts.
+    pub fn is_accident(self) -> bool {
+        !matches!(self, Self::Asked | Self::Timeout)
+    }
+}
+
+/// A part of a sandbox's life: a run of it, or the time between two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Phase {
+    /// How many times it has begun to run, the first time included.
+    pub runs: u64,
+    /// Why it does not run; `None` while it does.
+    pub stopped: Option<StopCause>,
+    /// Since when, in milliseconds since 1970.
+    pub since_ms: u64,
+}
+
+/// Numbers that the processes of one run have to themselves, so that none is that of a process of another run.
+const PROCESSES_OF_RUN: u64 = 10_000_000;
+
+impl Phase {
+    /// A run begins.
+    pub fn begin(runs: u64, since_ms: u64) -> Self {
+        Self {
+            runs,
+            stopped: None,
+            since_ms,
+        }
+    }
+
+    /// The run ends.
+    pub fn end(self, cause: StopCause, since_ms: u64) -> Self {
+        Self {
+            stopped: Some(cause),
+            since_ms,
+            ..self
+        }
+    }
+
+    /// The number of the first process.
+    pub fn first_process(self) -> u64 {
+        self.runs.saturating_sub(1) * PROCESSES_OF_RUN + 1
+    }
+}
