@@ -11,6 +11,7 @@ const OUTER: [&[&str]; 3] = [
     &[
         "sbx_server::egress::ExitsState",
         "sbx_server::host::sandbox::IsEnding",
+        "sbx_server::host::records::Generations",
         "sbx_server::host::table::SandboxTable",
         "sbx_server::http::slots::SlotTable",
         "sbx_server::interpreter::contexts::ContextTable",

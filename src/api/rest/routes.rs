@@ -334,7 +334,7 @@ impl<'a> Target<'a> {
         match (route.map(|route| route.operation), self.scope) {
             (Some(Public(_) | Anyone(_)), _) => None,
             (Some(OwnSandbox(_)), _) => Some(Access::Sandbox(self.captures.sandbox)),
-            (Some(In(_)), Scope::Sandbox(id)) => Some(Access::Inside(id)),
+            (Some(In(_) | Run(_)), Scope::Sandbox(id)) => Some(Access::Inside(id)),
             // No such route: both tokens of the sandbox get 404.
             (None, Scope::Sandbox(id)) => Some(Access::Sandbox(id)),
             _ => Some(Access::Machine),

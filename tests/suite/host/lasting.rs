@@ -116,9 +116,8 @@ fn sandboxes_outlive_their_server_however_it_ends() {
 
         // Files need no process.
         let own = |method: &str, rest: &str| {
-            let headers = [("X-Sandbox-Token", token.as_str())];
-            next.connect()
-                .request(method, &target(&id, rest), &headers, b"")
+            let mut connection = Connection::open(next.address, Some(token.clone()));
+            connection.request(method, &target(&id, rest), &[], b"")
         };
         assert_eq!(own("GET", "/files/read?path=file").text(), "content\n");
         assert_eq!(own("GET", "/processes").json()["processes"], json!([]));
@@ -247,9 +246,9 @@ fn tokens_stay_what_they_are_and_the_hosts_changes() {
     let place = end(server, Signal::SIGTERM);
     let next = in_place_of(&place).env("SBX_TOKEN", "another").start();
     let ask = |token: &str, rest: &str| {
-        let headers = [("X-Sandbox-Token", token)];
-        next.connect()
-            .request("GET", &target(&id, rest), &headers, b"")
+        let mut connection = Connection::open(next.address, Some(token.to_owned()));
+        connection
+            .request("GET", &target(&id, rest), &[], b"")
             .status
     };
     assert_eq!(ask(&token, "/files/list?path=/"), 200);
