@@ -91,7 +91,7 @@ mod tests {
         assert_eq!(clock.now(), stopped);
         clock.go_on();
         clock.go_on();
-        let stood = Instant::now() - clock.now();
+        let stood = clock.now().elapsed();
         assert!(stood >= Duration::from_millis(20), "{stood:?}");
         assert!(clock.now() >= stopped);
     }
@@ -106,7 +106,7 @@ mod tests {
         sleep(Duration::from_millis(20));
         // As much is left as was when it stopped.
         let wait = clock.wake_at(deadline) - Instant::now();
-        assert!(hour - wait < Duration::from_millis(20), "{wait:?}");
+        assert!(wait > Duration::from_secs(3599), "{wait:?}");
         // One that is near is not waited for by looking all the time.
         let near = clock.wake_at(clock.now()) - Instant::now();
         assert!(near > LEAST_WAIT / 2 && near <= LEAST_WAIT, "{near:?}");

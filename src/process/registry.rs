@@ -139,6 +139,10 @@ pub struct Starts {
 }
 
 /// The result of [`Registry::start`].
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart where it is returned"
+)]
 pub enum StartOutcome {
     /// A new process. The caller drives it.
     Started(Pump),

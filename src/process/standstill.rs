@@ -18,15 +18,19 @@ use std::time::{Duration, Instant};
 
 use super::holds::Exemption;
 use super::tree::Member;
-use crate::sys::proc::{self, Stat};
-use crate::sys::{Pid, User};
+use crate::sys::proc::{self, Stat, ThreadState};
+use crate::sys::{self, Pid, User};
 
 /// How long a generation may take to stop before the next one is signalled all the same. On a busy machine each
 /// process has to get the processor to stop.
 const GENERATION_LIMIT: Duration = Duration::from_millis(100);
 
-/// The pause between two looks at a generation.
-const LOOK_PAUSE: Duration = Duration::from_micros(30);
+/// The pauses between two looks at a generation: the first, and the longest.
+const FIRST_PAUSE: Duration = Duration::from_micros(30);
+const MAX_PAUSE: Duration = Duration::from_millis(5);
+
+/// After such a pause the threads of a process that still moves are signalled one by one.
+const SIGNAL_LIMIT: Duration = Duration::from_micros(200);
 
 /// After this many rounds, processes start faster than they are found.
 const ROUNDS_OF_SINGLES: usize = 4;
@@ -121,6 +125,7 @@ impl Standstill {
                 process.member.signal(libc::SIGSTOP);
             }
             let limit = Instant::now() + GENERATION_LIMIT;
+            let mut pause = FIRST_PAUSE;
             loop {
                 next.retain(|process| {
                     let stat = proc::stat(process.pid, &mut buffer);
@@ -130,7 +135,13 @@ impl Standstill {
                 if next.is_empty() || Instant::now() >= limit {
                     break;
                 }
-                thread::sleep(LOOK_PAUSE);
+                if pause > SIGNAL_LIMIT {
+                    for process in &next {
+                        stop_threads(process.pid, &mut buffer);
+                    }
+                }
+                thread::sleep(pause);
+                pause = (pause * 2).min(MAX_PAUSE);
             }
             moving = later;
         }
@@ -198,8 +209,7 @@ fn motion_of(process: &Stat, buffer: &mut Vec<u8>) -> Motion {
     }
     let mut motion = Motion::Stopped;
     for thread in proc::threads(pid) {
-        let Some(stat) = proc::stat_of_thread(pid, thread, buffer).filter(|stat| !stat.ended)
-        else {
+        let Some(stat) = proc::stat_of_thread(pid, thread, buffer) else {
             continue;
         };
         match motion_of_thread(pid, &stat) {
@@ -211,15 +221,26 @@ fn motion_of(process: &Stat, buffer: &mut Vec<u8>) -> Motion {
     motion
 }
 
+/// Stops a process by those of its threads that move. The kernel leaves a signal to a process to one thread, which may
+/// be the one that sleeps in vfork(2): the others go on then.
+fn stop_threads(pid: Pid, buffer: &mut Vec<u8>) {
+    for thread in proc::threads(pid) {
+        let stat = proc::stat_of_thread(pid, thread, buffer);
+        if stat.is_some_and(|stat| motion_of_thread(pid, &stat) == Motion::Moves) {
+            // It may have ended.
+            let _ = sys::signal_thread(pid, thread, libc::SIGSTOP);
+        }
+    }
+}
+
 fn motion_of_thread(pid: Pid, thread: &Stat) -> Motion {
-    if thread.traced {
-        Motion::Traced
-    } else if thread.stopped
-        || (thread.blocked && proc::has_pending(pid, thread.pid, libc::SIGSTOP))
-    {
-        Motion::Stopped
-    } else {
-        Motion::Moves
+    match thread.state {
+        ThreadState::Traced => Motion::Traced,
+        ThreadState::Stopped | ThreadState::Ended => Motion::Stopped,
+        ThreadState::Blocked if proc::has_pending(pid, thread.pid, libc::SIGSTOP) => {
+            Motion::Stopped
+        }
+        ThreadState::Blocked | ThreadState::Runs => Motion::Moves,
     }
 }
 

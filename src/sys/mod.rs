@@ -57,7 +57,8 @@ pub use poll::{
 };
 pub use process::{
     Ending, Pid, ended_child, fork, have_one_address_space, make_thread_nice, pidfd_open,
-    pidfd_signal, reap, signal_group, signal_process, signal_user, thread_id, wait, wait_any,
+    pidfd_signal, reap, signal_group, signal_process, signal_thread, signal_user, thread_id, wait,
+    wait_any,
 };
 pub use pty::{
     end_of_file_character, foreground_group, open_terminal, set_terminal_size, signal_from_terminal,

@@ -15,6 +15,19 @@ use nix::sched::{CpuSet, sched_getaffinity};
 
 use crate::sys::{self, Pid};
 
+/// What a thread does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ThreadState {
+    /// It runs, or waits for something that a signal breaks off.
+    Runs,
+    /// It sleeps in the kernel, and signals that do not kill leave it there.
+    Blocked,
+    Stopped,
+    /// Its tracer has stopped it.
+    Traced,
+    Ended,
+}
+
 /// Some fields of `/proc/<pid>/stat`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stat {
@@ -23,12 +36,8 @@ pub struct Stat {
     pub zombie: bool,
     /// A signal or a tracer has stopped the process.
     pub stopped: bool,
-    /// A tracer has.
-    pub traced: bool,
-    /// The first thread has ended, and perhaps others have not.
-    pub ended: bool,
-    /// It sleeps in the kernel, and signals that do not kill leave it there.
-    pub blocked: bool,
+    /// What the first thread does.
+    pub state: ThreadState,
     /// The pid of the parent.
     pub parent: Pid,
     pub group: Pid,
@@ -233,9 +242,13 @@ fn parse(pid: Pid, stat: &[u8]) -> Option<Stat> {
         // A process whose first thread has exited shows the same state. Its thread count is higher.
         zombie: matches!(field(0)?, "Z" | "X") && matches!(field(17)?, "0" | "1"),
         stopped: matches!(field(0)?, "T" | "t"),
-        traced: field(0)? == "t",
-        ended: matches!(field(0)?, "Z" | "X"),
-        blocked: field(0)? == "D",
+        state: match field(0)? {
+            "D" => ThreadState::Blocked,
+            "T" => ThreadState::Stopped,
+            "t" => ThreadState::Traced,
+            "Z" | "X" => ThreadState::Ended,
+            _ => ThreadState::Runs,
+        },
         parent: related(1)?,
         group: related(2)?,
         session: related(3)?,

@@ -165,6 +165,15 @@ pub fn signal_process(pid: Pid, signal: c_int) -> Result<(), Errno> {
     Errno::result(unsafe { libc::kill(pid, signal) }).map(drop)
 }
 
+/// Signals one thread of a process. The caller has just looked at both.
+///
+/// # Errors
+/// `ESRCH` if there is no such thread, `EPERM`.
+pub fn signal_thread(pid: Pid, thread: Pid, signal: c_int) -> Result<(), Errno> {
+    // SAFETY: plain integers.
+    Errno::result(unsafe { libc::syscall(libc::SYS_tgkill, pid, thread, signal) }).map(drop)
+}
+
 /// Signals every process of a user by one kill(2) from a process with that user's identity. The kernel
 /// walks the processes without a break, and a process with a pending signal cannot fork, so not even a
 /// fork bomb escapes SIGKILL.

@@ -94,7 +94,7 @@ def forks():
 def execs():
     while True: subprocess.run(["/bin/true"])
 def sleeps():
-    while True: time.sleep(0.001)
+    while True: time.sleep(0.05)
 def writes(n):
     while True:
         with open(f"w{n}", "w") as file: file.write("x" * 100000)
@@ -120,8 +120,8 @@ def dies():
         if os.fork(): os._exit(0)
         os.setsid() if os.getpid() % 2 else None
         time.sleep(0.0005)
-kinds = [forks] * 4 + [execs] * 8 + [sleeps] * 60 + [lambda n=n: writes(n) for n in range(6)] + [spins] * 6 + [threads] * 4 + [traces] * 4
-if len(sys.argv) > 1: kinds += [dies] * 2
+kinds = [forks] * 2 + [execs] * 3 + [sleeps] * 80 + [lambda n=n: writes(n) for n in range(2)] + [spins, spins, threads, threads, traces, traces]
+if len(sys.argv) > 1: kinds += [dies]
 for kind in kinds:
     if os.fork() == 0:
         try: kind()
@@ -145,7 +145,7 @@ fn crowd(sandbox: &Sandbox<'_>, arguments: &str) -> Value {
             .get(&format!("processes/{id}/logs"))
             .text()
             .contains("ready")
-            && sandbox.processes().len() >= 95
+            && sandbox.processes().len() >= 90
     });
     process
 }
@@ -233,9 +233,9 @@ fn shells_notice_nothing_and_stopped_jobs_stay_stopped() {
         .collect()
     };
     wait_until("the jobs run", PATIENCE, || {
-        named("sleep\0999\0").len() == 1 && named("sleep\01000\0").len() == 5
+        named("sleep\x00999\0").len() == 1 && named("sleep\x001000\0").len() == 5
     });
-    let job = named("sleep\0999\0")[0];
+    let job = named("sleep\x00999\0")[0];
     type_in(&sandbox, &stopped, "\u{1a}");
     wait_until("the job is stopped", PATIENCE, || {
         stat_of(job).unwrap().state == 'T'
@@ -248,7 +248,7 @@ fn shells_notice_nothing_and_stopped_jobs_stay_stopped() {
         assert_eq!(stat_of(job).unwrap().state, 'T');
     }
     wait_until("all go on", PATIENCE, || {
-        named("sleep\01000\0")
+        named("sleep\x001000\0")
             .into_iter()
             .all(|pid| stat_of(pid).unwrap().state == 'S')
     });
@@ -288,7 +288,7 @@ fn logs(sandbox: &Sandbox<'_>, process: &Value) -> String {
         process["id"].as_str().unwrap()
     ));
     assert_eq!(reply.status, 200, "{}", reply.text());
-    reply.text().to_string()
+    reply.text()
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn deadlines_stand_still() {
         (&exit["reason"], &exit["timed_out"]),
         (&json!("timeout"), &json!(true))
     );
-    assert!(taken > 3 * limit - Duration::from_millis(200), "{taken:?}");
+    assert!(taken + Duration::from_millis(200) > 3 * limit, "{taken:?}");
     assert!(taken < 3 * limit + Duration::from_secs(2), "{taken:?}");
     let route = format!("processes/{}/wait", background["id"].as_str().unwrap());
     assert_eq!(sandbox.get(&route).json()["reason"], "timeout");
