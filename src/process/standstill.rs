@@ -158,11 +158,14 @@ impl Standstill {
             // There is no circle but by a number that was used again.
             ancestors.take(parents.len() + 1).count()
         };
-        let mut ordered: Vec<_> = found.iter().map(|one| (generation(one), one)).collect();
-        ordered.sort_unstable_by_key(|(generation, _)| std::cmp::Reverse(*generation));
-        for (_, process) in ordered {
-            if !self.before.contains(&process.member) {
-                process.member.signal(libc::SIGCONT);
+        let generations: Vec<usize> = found.iter().map(generation).collect();
+        let youngest = generations.iter().copied().max().unwrap_or(0);
+        for generation in (1..=youngest).rev() {
+            let all = found.iter().zip(&generations);
+            for (process, _) in all.filter(|(_, its)| **its == generation) {
+                if !self.before.contains(&process.member) {
+                    process.member.signal(libc::SIGCONT);
+                }
             }
         }
     }
