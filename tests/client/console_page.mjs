@@ -1348,6 +1348,17 @@ const checks = {
       await goesOn(page, id);
       await server.api("DELETE", `/v1/processes/${id}`);
     }
+    // Marks for one cell, in runs that are short because something that shows nothing stands between them.
+    const between = { delete: "\\x7f", start: "\\x1bX\\x9c", privacy: "\\x1b^\\x9c", program: "\\x1b_\\x9c", malformed: "\\x1b[1<\\x9c", nothing: "" };
+    for (const [id, control] of Object.entries(between)) {
+      const mark = control ? "\\u0301" : "\\u06de";
+      await server.api("POST", "/v1/processes", { code: `import sys, time\nsys.stdout.write('a' + ('${mark}' * 15 + '${control}') * 20000 + '\\nbehind')\nsys.stdout.flush()\ntime.sleep(1000)`, env: { PYTHONIOENCODING: "utf-8" }, pty: true, id });
+      await go(page, `#/t/${id}`);
+      await Promise.race([until(id, async () => (await screen(page)).includes("behind")), sleep(PATIENCE).then(() => assert.fail(id))]);
+      await goesOn(page, id);
+      assert.equal((await screen(page)).split("\n")[0], "a" + (control ? "\u0301" : "\u06de").repeat(15), id);
+      await server.api("DELETE", `/v1/processes/${id}`);
+    }
     // A program that asks is answered, and the text of a link is shown.
     const asks = "import sys, time, tty\ntty.setraw(0)\nprint('ready', flush=True)\nsys.stdin.read(1)\nsys.stdout.write('\\x1b]11;?\\x07\\x1b[H\\x1b[6n')\nsys.stdout.flush()\nanswer = ''\nwhile not answer.endswith('R'): answer += sys.stdin.read(1)\nprint('\\x1b[J\\x1b]8;;http://a\\x07behind\\x1b]8;;\\x07', repr(answer), flush=True)\ntime.sleep(1000)";
     await server.api("POST", "/v1/processes", { code: asks, pty: true, id: "asks" });

@@ -39,9 +39,8 @@ const PART = 1_024;
 /** With this many bytes that the program has not read, what else is typed or answered is lost, as in any terminal. */
 const MOST_UNREAD = 1_000_000;
 
-/** Characters that the library adds to the one before them, and most of them in a row: it takes quadratic time. */
-const MARKS = /[\p{M}\p{Cf}\u1160-\u11ff]+/gu;
-const MOST_MARKS = 16;
+/** Most UTF-16 units in a cell. The library adds marks to the cell before them without end, and draws it in quadratic time. */
+const MOST_IN_CELL = 16;
 
 /** How often a lost connection is tried again before the pause between tries is this long. */
 const LONGEST_PAUSE = 5000;
@@ -71,6 +70,16 @@ export function terminalsView(workspace, signal) {
   return view;
 }
 
+/** Bounds what a cell holds where the library adds to it, so that no control between two marks gets past this. */
+function bounded(modules) {
+  const line = Object.getPrototypeOf(new modules[0].Terminal()._core.buffer.lines.get(0));
+  const add = line.addCodepointToCell;
+  line.addCodepointToCell = function (column, ...rest) {
+    if (this.getString(column).length < MOST_IN_CELL) add.call(this, column, ...rest);
+  };
+  return modules;
+}
+
 /** One terminal on the screen, and its connection. */
 class Attached {
   #control = new AbortController();
@@ -85,8 +94,6 @@ class Attached {
   /** What goes to the program when the task that runs has ended. */
   #typed = "";
   #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
-  /** How many marks the output ends with that was shown last. */
-  #marks = 0;
 
   constructor(workspace, id, parent) {
     this.workspace = workspace;
@@ -107,7 +114,7 @@ class Attached {
 
   async start() {
     const { signal } = this.#control;
-    library ??= Promise.all([import("./xterm.mjs"), import("./xterm-addon-fit.mjs")]);
+    library ??= Promise.all([import("./xterm.mjs"), import("./xterm-addon-fit.mjs")]).then(bounded);
     const [{ Terminal }, { FitAddon }] = await library;
     if (signal.aborted) return;
     const scheme = matchMedia("(prefers-color-scheme: dark)");
@@ -214,7 +221,7 @@ class Attached {
       connected.onmessage = ({ data }) => {
         if (typeof data !== "string") {
           this.#offset += data.byteLength;
-          const text = this.#text(data);
+          const text = this.#decoder.decode(data, { stream: true });
           for (let at = 0; at < text.length; at += PART) this.#terminal.write(text.slice(at, at + PART));
           return;
         }
@@ -226,19 +233,6 @@ class Attached {
         } else this.#told(event);
       };
       connected.onclose = () => resolve(wasAttached);
-    });
-  }
-
-  /** The next part of the output as text, without what would be too many marks on one character. */
-  #text(data) {
-    const text = this.#decoder.decode(data, { stream: true });
-    const before = this.#marks;
-    if (text) this.#marks = 0;
-    return text.replace(MARKS, (marks, at) => {
-      const count = at === 0 ? before : 0;
-      const kept = [...marks].slice(0, MOST_MARKS - count);
-      if (at + marks.length === text.length) this.#marks = count + kept.length;
-      return kept.join("");
     });
   }
 
