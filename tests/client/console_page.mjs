@@ -1377,6 +1377,45 @@ const checks = {
     await until("a repeated letter and an inserted line", async () => /^aaaaaaz\nnew\none\ntwo/.test(await screen(page)));
   },
 
+  async cells_of_many_texts(checking) {
+    const server = await checking.server();
+    const page = await visit(checking, server);
+    await page.addInitScript(() => {
+      const { set } = Map.prototype;
+      globalThis.most = 0;
+      Map.prototype.set = function (...entry) {
+        set.apply(this, entry);
+        globalThis.most = Math.max(globalThis.most, this.size);
+        return this;
+      };
+    });
+    await page.reload();
+    const code = "import sys, tty\ntty.setraw(0)\nfor part in range(8):\n  print('\\x1b[H\\x1b[J' + ''.join(chr(0x4e00 + part * 2000 + n) + '\\u0301' for n in range(2000)), 'part', part, flush=True)\n  sys.stdin.read(1)";
+    await server.api("POST", "/v1/processes", { code, env: { PYTHONIOENCODING: "utf-8" }, pty: true, id: "texts" });
+    await go(page, "#/t/texts");
+    for (let part = 0; part < 8; part += 1) {
+      await sees(page, ".terminal .badge", "live");
+      await until(`part ${part}`, async () => (await screen(page)).replaceAll("\n", "").includes(`part ${part}`));
+      await page.keyboard.press("a");
+    }
+    // Some of the widths are kept, and by a layout of the page only that was measured with which the library begins.
+    const kept = await page.evaluate(() => globalThis.most);
+    assert.ok(kept > 5_000 && kept <= 10_000, `${kept} widths are kept`);
+    const measured = await page.evaluate(() => [...document.querySelectorAll(".xterm-width-cache-measure-container > span")].map((element) => element.textContent));
+    assert.deepEqual(measured, ["W".repeat(32), "", "", ""]);
+    // Marks that are meant stay, and each row of letters is as wide as one without marks.
+    const flag = "\u{1f3f4}\u{e0067}\u{e0062}\u{e0065}\u{e006e}\u{e0067}\u{e007f}";
+    await server.api("POST", "/v1/processes", { cmd: `printf 'eeee.\\ne\u0301e\u0323\u0302ee\u0301.\\n${flag}'; sleep 1000`, pty: true, id: "marks" });
+    await go(page, "#/t/marks");
+    await until("the flag", async () => (await screen(page)).includes(`eeee.\ne\u0301e\u0323\u0302ee\u0301.\n${flag}`));
+    const [plain, marked] = await page.evaluate(() => [...document.querySelectorAll(".xterm-rows > div")].slice(0, 2).map((row) => {
+      const range = document.createRange();
+      range.selectNodeContents(row);
+      return range.getBoundingClientRect().width;
+    }));
+    assert.ok(Math.abs(plain - marked) < 0.5, `${plain} and ${marked}`);
+  },
+
   async a_sandbox_that_goes(checking) {
     const server = await checking.server({ isHost: true });
     const [sandbox] = (await server.api("POST", "/v1/sandboxes", {})).sandboxes;

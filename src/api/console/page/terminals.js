@@ -42,6 +42,10 @@ const MOST_UNREAD = 1_000_000;
 /** Most UTF-16 units in a cell. The library adds marks to the cell before them without end, and draws it in quadratic time. */
 const MOST_IN_CELL = 16;
 
+/** Most widths of texts of cells that are kept. With this many, a character with marks is taken to be as wide as without. */
+const MOST_WIDTHS = 10_000;
+const MOST_MARKED = 1_000;
+
 /** How often a lost connection is tried again before the pause between tries is this long. */
 const LONGEST_PAUSE = 5000;
 
@@ -78,6 +82,25 @@ function bounded(modules) {
     if (this.getString(column).length < MOST_IN_CELL) add.call(this, column, ...rest);
   };
   return modules;
+}
+
+/**
+ * Measures the texts of cells by a canvas, where the library lays out the page for each. If there are many, the marks of a
+ * character are not measured with it, but for the one that makes it a picture (VS16).
+ */
+function measureByCanvas(renderer) {
+  const widths = renderer._widthCache;
+  const context = new OffscreenCanvas(0, 0).getContext("2d");
+  const { get } = widths;
+  context.fontKerning = "none";
+  widths.get = (text, ...style) => get.call(widths, widths._holey.size > MOST_MARKED ? text.match(/^.\ufe0f?/su)[0] : text, ...style);
+  widths._measure = (text, style) => {
+    if (widths._holey.size >= MOST_WIDTHS) widths._holey.clear();
+    context.font = `${style & 2 ? "italic" : ""} ${style & 1 ? widths._weightBold : widths._weight} ${widths._fontSize}px ${widths._font}`;
+    return context.measureText(text).width;
+  };
+  // What it has measured by a layout is measured again.
+  renderer.handleCharSizeChanged();
 }
 
 /** One terminal on the screen, and its connection. */
@@ -142,6 +165,7 @@ class Attached {
     this.#fit = new FitAddon();
     terminal.loadAddon(this.#fit);
     terminal.open(this.screen);
+    measureByCanvas(terminal._core._renderService._renderer.value);
     terminal.attachCustomKeyEventHandler((event) => {
       if (event.key !== "Escape" || !event.shiftKey) return true;
       if (event.type === "keydown") this.element.querySelector(".bar a").focus();
