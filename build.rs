@@ -2,9 +2,11 @@
 //! a feature of cargo that this build does not have is left out.
 
 use std::collections::BTreeSet;
+use std::io::Write;
 use std::path::PathBuf;
 use std::{env, fs};
 
+use lzma_rust2::{LzmaOptions, LzmaWriter};
 use serde_json::Value;
 
 fn main() {
@@ -132,26 +134,19 @@ fn read(path: &str) -> Vec<u8> {
     fs::read(path).expect("cannot read a document")
 }
 
-/// The files of the console: a table of names, types and contents compressed by gzip. The files of others
-/// are in the repository as they are sent.
+/// The files of the console: a NUL-ended line for each with its name, type and length, and behind them the contents.
+/// Those of others are in the repository as members of gzip.
 fn compress_console() {
     const OWN: &str = "src/api/console/page";
     const OTHERS: &str = "src/api/console/xterm";
-    let mut table = "[\n".to_owned();
+    let (mut table, mut contents) = (String::new(), Vec::new());
     for path in [OWN, OTHERS].into_iter().flat_map(paths_in) {
         let name = path.file_name().and_then(|name| name.to_str());
         let name = name.expect("the names of the console's files are text");
-        let (name, sent) = match name.strip_suffix(".gz") {
-            Some(name) => {
-                let manifest = env::var("CARGO_MANIFEST_DIR").expect("cargo sets it");
-                (name, PathBuf::from(manifest).join(&path))
-            }
-            None if path.starts_with(OWN) => {
-                let content = fs::read(&path).expect("cannot read a file of the console");
-                let sent = out_directory().join(format!("{name}.gz"));
-                fs::write(&sent, gzip(&content)).expect("cannot write a compressed file");
-                (name, sent)
-            }
+        let content = fs::read(&path).expect("cannot read a file of the console");
+        let (name, content) = match name.strip_suffix(".gz") {
+            Some(name) => (name, gunzip(&content)),
+            None if path.starts_with(OWN) => (name, content),
             None => continue,
         };
         let kind = match name.rsplit('.').next() {
@@ -161,14 +156,10 @@ fn compress_console() {
             Some("svg") => "image/svg+xml",
             _ => panic!("{name} has no type that is known"),
         };
-        let sent = sent.to_str().expect("the paths of a build are text");
-        table.extend([
-            format!("    File {{ name: {name:?}, kind: {kind:?}, "),
-            format!("gzip: include_bytes!({sent:?}) }},\n"),
-        ]);
+        table.extend([name, "\t", kind, "\t", &content.len().to_string(), "\n"]);
+        contents.extend(content);
     }
-    table += "]\n";
-    fs::write(out_directory().join("console.rs"), table).expect("cannot write a table");
+    compress("console", &[table.as_bytes(), b"\0", &contents].concat());
 }
 
 /// The files in a folder, in order.
@@ -180,31 +171,24 @@ fn paths_in(folder: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// A member of gzip (RFC 1952) with no name and no time, so that the same content is always the same bytes.
-fn gzip(content: &[u8]) -> Vec<u8> {
-    let crc = content.iter().fold(!0_u32, |crc, byte| {
-        (0..8).fold(crc ^ u32::from(*byte), |crc, _| {
-            (crc >> 1) ^ (0xedb8_8320 & (crc & 1).wrapping_neg())
-        })
-    });
-    let length = u32::try_from(content.len()).expect("files of the console are small");
-    let mut member = vec![0x1f, 0x8b, 8, 0, 0, 0, 0, 0, 2, 255];
-    member.extend(deflate(content));
-    member.extend((!crc).to_le_bytes());
-    member.extend(length.to_le_bytes());
-    member
+/// The content of a member of gzip (RFC 1952) whose header has no optional field.
+fn gunzip(member: &[u8]) -> Vec<u8> {
+    assert_eq!(member[..4], [0x1f, 0x8b, 8, 0], "gzip --no-name makes it");
+    let content = miniz_oxide::inflate::decompress_to_vec(&member[10..]);
+    content.expect("a file of the console is broken")
 }
 
-/// Compresses as well as the library can (RFC 1951).
-fn deflate(content: &[u8]) -> Vec<u8> {
-    miniz_oxide::deflate::compress_to_vec(content, 10)
-}
-
-/// Writes a document for `src/codec/carried.rs`: its length, and its compressed text.
+/// Writes a document for `src/codec/carried.rs`: its length, and its text compressed by LZMA without a header. What is
+/// aligned to words in binary files is not so in text: no bits of contexts are spent on it.
 fn compress(name: &str, document: &[u8]) {
     let length = u32::try_from(document.len()).expect("a document is small");
-    let compressed = deflate(document);
-    let carried = [&length.to_le_bytes()[..], &compressed].concat();
+    let mut options = LzmaOptions::with_preset(9);
+    (options.lc, options.lp, options.pb) = (3, 0, 0);
+    (options.nice_len, options.dict_size) = (273, length.max(4096));
+    let out = length.to_le_bytes().to_vec();
+    let mut writer = LzmaWriter::new_no_header(out, &options, false).expect("options fit");
+    let carried = writer.write_all(document).and_then(|()| writer.finish());
+    let carried = carried.expect("cannot compress a document");
     fs::write(out_directory().join(name), carried).expect("cannot write a compressed document");
 }
 

@@ -33,8 +33,14 @@ const MAKING_STACK_BYTES: usize = 2 << 20;
 /// Longest name, comment or extra field of a member.
 const MAX_FIELD_BYTES: usize = 64 * 1024;
 
-/// What level 1 of gzip means here.
-const LEVEL: i32 = 1;
+/// How much an [`Encoder`] does for a short result.
+#[derive(Clone, Copy)]
+pub enum Level {
+    /// What level 1 of gzip means.
+    Fast = 1,
+    /// What level 9 of gzip means.
+    Best = 9,
+}
 
 /// Decompresses all members of a gzip stream. Zeros may follow the last one, nothing else.
 pub struct Decoder<R> {
@@ -246,9 +252,9 @@ impl Encoder {
     /// # Errors
     /// No thread can be started: making a compressor takes more stack than a connection has, until it is
     /// on the heap.
-    pub fn new() -> io::Result<Self> {
+    pub fn new(level: Level) -> io::Result<Self> {
         // Negative window bits: without the framing of zlib.
-        let flags = create_comp_flags_from_zip_params(LEVEL, -15, 0);
+        let flags = create_comp_flags_from_zip_params(level as i32, -15, 0);
         let compressor = Thread::new("compressor")
             .stack_bytes(MAKING_STACK_BYTES)
             .start(move || Box::new(CompressorOxide::new(flags)))?
@@ -338,7 +344,7 @@ mod tests {
     use super::*;
 
     fn compressed(data: &[u8]) -> Vec<u8> {
-        let (mut encoder, mut out) = (Encoder::new().unwrap(), Vec::new());
+        let (mut encoder, mut out) = (Encoder::new(Level::Fast).unwrap(), Vec::new());
         for piece in data.chunks(1000) {
             encoder.push(piece, false, &mut out);
         }

@@ -1,29 +1,67 @@
 //! The door for browsers: the files of the console at `/console`, and servers behind ports at `/t` ([`tickets`]).
 //!
 //! The console is a page that uses the API as any other client does, so its files need no token and say nothing about
-//! this machine. The build compresses them, and they are sent as they are in the program: nothing is kept in memory.
+//! this machine. The program carries them together ([`carried`]). The first request for one compresses each by gzip, as
+//! browsers take it; that is kept.
 //!
 //! What a sandbox prints must not become a part of the page. The page shows it as text only, and the policy that is
 //! sent with each file ([`HEADERS`]) lets a browser run nothing but these files, and reach nothing but this server.
 
 mod tickets;
 
+use std::io;
+use std::sync::OnceLock;
+
 use crate::api::context::Context;
-use crate::codec::gzip;
+use crate::codec::carried::carried;
+use crate::codec::gzip::{self, Encoder, Level};
+use crate::error::Error;
 use crate::http::{Body, Refusal, Request, Response};
 use crate::limits::ledger::Item;
 
 /// A file of the console.
 struct File {
-    name: &'static str,
+    name: String,
     /// The value of `Content-Type`.
-    kind: &'static str,
+    kind: String,
     /// The content as a member of gzip.
-    gzip: &'static [u8],
+    gzip: Vec<u8>,
 }
 
-/// All files, by name.
-static FILES: &[File] = &include!(concat!(env!("OUT_DIR"), "/console.rs"));
+/// All files; empty until one is asked for.
+static FILES: OnceLock<Vec<File>> = OnceLock::new();
+
+/// All files.
+///
+/// # Errors
+/// The system refuses a thread to compress them.
+fn files() -> io::Result<&'static [File]> {
+    if let Some(files) = FILES.get() {
+        return Ok(files);
+    }
+    let files = compressed(&carried!("console"))?;
+    Ok(FILES.get_or_init(|| files))
+}
+
+/// The files in a document: a line for each with its name, type and length, a NUL, and their contents.
+fn compressed(document: &[u8]) -> io::Result<Vec<File>> {
+    let mut files = Vec::new();
+    let end = document.iter().position(|byte| *byte == 0);
+    let (table, mut contents) = document.split_at(end.unwrap_or_default());
+    contents = contents.get(1..).unwrap_or_default();
+    for line in String::from_utf8_lossy(table).lines() {
+        let mut fields = line.split('\t').map(str::to_owned);
+        let mut field = || fields.next().unwrap_or_default();
+        let (name, kind, length) = (field(), field(), field().parse().unwrap_or_default());
+        let (content, rest) = contents.split_at_checked(length).unwrap_or_default();
+        contents = rest;
+        let mut gzip = Vec::new();
+        Encoder::new(Level::Best)?.push(content, true, &mut gzip);
+        gzip.shrink_to_fit();
+        files.push(File { name, kind, gzip });
+    }
+    Ok(files)
+}
 
 /// The file that `/console` is.
 const PAGE: &str = "index.html";
@@ -125,7 +163,8 @@ impl super::Target for Target<'_> {
 }
 
 fn serve(request: &Request<'_>, name: &[u8]) -> Result<Response, Refusal> {
-    let Some(file) = FILES.iter().find(|file| file.name.as_bytes() == name) else {
+    let files = files().map_err(|error| Error::io("cannot compress the console", &error))?;
+    let Some(file) = files.iter().find(|file| file.name.as_bytes() == name) else {
         let text = "the console has no such file; it begins at /console";
         return Err(Refusal::new(404, "not_found", text));
     };
@@ -149,19 +188,19 @@ fn serve(request: &Request<'_>, name: &[u8]) -> Result<Response, Refusal> {
     });
     let answer = match (is_known, takes_gzip) {
         (true, _) => Response::new(304, Body::Empty),
-        (false, true) => Response::new(200, Body::Bytes(file.gzip.to_vec()))
+        (false, true) => Response::new(200, Body::Bytes(file.gzip.clone()))
             .with_header("Content-Encoding", "gzip"),
         (false, false) => {
             // A client may take minutes to read it.
             let charge = request
                 .ledger
                 .charge(Item::Responses, gzip::DECODER_BYTES)?;
-            let source = Box::new(gzip::Decoder::new(file.gzip));
+            let source = Box::new(gzip::Decoder::new(&file.gzip[..]));
             Response::new(200, Body::Reader(source)).holding(charge)
         }
     };
     Ok(answer
-        .with_header("Content-Type", file.kind)
+        .with_header("Content-Type", &*file.kind)
         .with_header("Vary", "Accept-Encoding")
         .with_header("ETag", tag))
 }
@@ -212,7 +251,7 @@ mod tests {
 
     fn content(file: &File) -> Vec<u8> {
         let mut content = Vec::new();
-        let mut decoder = gzip::Decoder::new(file.gzip);
+        let mut decoder = gzip::Decoder::new(&file.gzip[..]);
         decoder.read_to_end(&mut content).unwrap();
         content
     }
@@ -221,7 +260,11 @@ mod tests {
     fn the_files_of_others_are_those_that_they_published() {
         let known = include_str!("xterm/README.md");
         let mut found = 0;
-        for file in FILES.iter().filter(|file| file.name.starts_with("xterm")) {
+        for file in files()
+            .unwrap()
+            .iter()
+            .filter(|file| file.name.starts_with("xterm"))
+        {
             let digest = format!("{:x}", Sha256::digest(content(file)));
             let row = known
                 .lines()
@@ -239,15 +282,22 @@ mod tests {
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             let name = path.file_name().unwrap().to_str().unwrap();
-            let file = FILES.iter().find(|file| file.name == name).unwrap();
+            let file = files()
+                .unwrap()
+                .iter()
+                .find(|file| file.name == name)
+                .unwrap();
             assert_eq!(content(file), std::fs::read(&path).unwrap(), "{name}");
         }
     }
 
     #[test]
     fn the_files_fit_their_budget() {
-        let sent: usize = FILES.iter().map(|file| file.gzip.len()).sum();
-        let of_others = FILES.iter().filter(|file| file.name.starts_with("xterm"));
+        let sent: usize = files().unwrap().iter().map(|file| file.gzip.len()).sum();
+        let of_others = files()
+            .unwrap()
+            .iter()
+            .filter(|file| file.name.starts_with("xterm"));
         let of_others: usize = of_others.map(|file| file.gzip.len()).sum();
         assert!(sent < 180 * 1024, "{sent}");
         assert!(sent - of_others < 58 * 1024, "{}", sent - of_others);
@@ -257,7 +307,11 @@ mod tests {
     #[test]
     fn the_page_needs_only_files_that_there_are() {
         let mut named = 0;
-        for file in FILES.iter().filter(|file| !file.name.starts_with("xterm")) {
+        for file in files()
+            .unwrap()
+            .iter()
+            .filter(|file| !file.name.starts_with("xterm"))
+        {
             let text = String::from_utf8(content(file)).unwrap();
             let own = text.replace("http://www.w3.org/2000/svg", "");
             assert!(
@@ -269,7 +323,7 @@ mod tests {
                 for name in text.split(start).skip(1) {
                     let name = name.split('"').next().unwrap();
                     assert!(
-                        FILES.iter().any(|file| file.name == name),
+                        files().unwrap().iter().any(|file| file.name == name),
                         "{}: {name}",
                         file.name
                     );

@@ -19,7 +19,7 @@ use super::header::{BLOCK, Time};
 use super::write::{MemberHeader, append_member, append_report};
 use super::{MAX_SKIPPED_NAMES, Skipped};
 use crate::client::Disconnected;
-use crate::codec::gzip::{ENCODER_BYTES, Encoder};
+use crate::codec::gzip::{ENCODER_BYTES, Encoder, Level};
 use crate::error::{Error, Kind, Result};
 use crate::files::SkipReason;
 use crate::files::entry::{FileKind, link_target, modified_ms, size};
@@ -175,8 +175,8 @@ impl Root {
                 0
             };
         let memory = charge(ledger, memory)?;
-        let encoder = packing.is_compressed.then(Encoder::new).transpose();
-        let encoder = encoder.map_err(|error| {
+        let encoder = packing.is_compressed.then(|| Encoder::new(Level::Fast));
+        let encoder = encoder.transpose().map_err(|error| {
             let text = format!("cannot start a thread to compress the archive: {error}");
             Error::new(Kind::NoThreads, text)
         })?;
