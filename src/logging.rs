@@ -6,7 +6,6 @@
 //!
 //! Lines that a tenant can cause at will go through [`about`], which limits their number.
 
-use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 use std::io::Write as _;
 use std::os::fd::AsFd;
@@ -14,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::codec::table::Table;
 use crate::sys::{Events, PollEntry, poll};
 
 static DEBUG: AtomicBool = AtomicBool::new(false);
@@ -70,7 +70,7 @@ struct LineCounts {
     began: Option<Instant>,
     all: u32,
     /// By tenant, how many were written and how many left out.
-    tenants: BTreeMap<String, (u32, u64)>,
+    tenants: Table<String, (u32, u64)>,
 }
 
 impl LineCounts {
@@ -78,7 +78,7 @@ impl LineCounts {
         Self {
             began: None,
             all: 0,
-            tenants: BTreeMap::new(),
+            tenants: Table::new(),
         }
     }
 
@@ -93,9 +93,9 @@ impl LineCounts {
             left_out.retain(|(_, lines)| *lines > 0);
             self.began = Some(now);
         }
-        let is_counted = self.tenants.len() < MAX_TENANTS || self.tenants.contains_key(tenant);
+        let is_counted = self.tenants.len() < MAX_TENANTS || self.tenants.get(tenant).is_some();
         let name = if is_counted { tenant } else { OTHERS };
-        let (written, omitted) = self.tenants.entry(name.to_owned()).or_default();
+        let (written, omitted) = self.tenants.get_or_default(name.to_owned());
         let is_written = *written < TENANT_LINES && self.all < ALL_LINES;
         if is_written {
             *written += 1;

@@ -1,12 +1,12 @@
 //! The machine that the server serves, as one sandbox or as a host of many. It decides when the server
 //! has been idle for too long, and ends everything in the right order.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::codec::table::Table;
 use crate::config::{Config, Secret};
 use crate::confine::Confinement;
 use crate::egress::{Egress, Exits};
@@ -53,7 +53,7 @@ pub struct Machine {
     pub landlock_abi: u32,
     shared: Arc<Shared>,
     /// What a client has written on a machine that is the only sandbox, to find it by.
-    labels: Mutex<BTreeMap<String, String>>,
+    labels: Mutex<Table<String, String>>,
     /// What requests about no workspace are charged to.
     pub operator: Arc<Ledger>,
     /// The open connections.
@@ -197,12 +197,12 @@ impl Machine {
     }
 
     /// What a client has written on a machine that is the only sandbox.
-    pub fn labels(&self) -> BTreeMap<String, String> {
+    pub fn labels(&self) -> Table<String, String> {
         lock(&self.labels).clone()
     }
 
     /// Writes this on a machine that is the only sandbox, in place of what was there.
-    pub fn set_labels(&self, labels: BTreeMap<String, String>) {
+    pub fn set_labels(&self, labels: Table<String, String>) {
         *lock(&self.labels) = labels;
     }
 

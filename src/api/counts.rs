@@ -1,7 +1,6 @@
 //! How many requests there were, by route and status.
 
-use std::collections::BTreeMap;
-
+use crate::codec::table::Table;
 use crate::threads::lock::{Mutex, lock};
 
 /// The statuses that are counted one by one. All others are counted together, because a server
@@ -13,7 +12,7 @@ const STATUSES: [u16; 28] = [
 
 /// Counters of requests.
 #[derive(Default)]
-pub(super) struct RequestCounts(Mutex<BTreeMap<Key, u64>>);
+pub(super) struct RequestCounts(Mutex<Table<Key, u64>>);
 
 /// A route's name, and the status unless it is a rare one.
 type Key = (&'static str, Option<u16>);
@@ -21,11 +20,11 @@ type Key = (&'static str, Option<u16>);
 impl RequestCounts {
     pub(super) fn count(&self, route: &'static str, status: u16) {
         let status = STATUSES.contains(&status).then_some(status);
-        *lock(&self.0).entry((route, status)).or_default() += 1;
+        *lock(&self.0).get_or_default((route, status)) += 1;
     }
 
     /// All counts so far.
-    pub(super) fn all(&self) -> BTreeMap<Key, u64> {
+    pub(super) fn all(&self) -> Table<Key, u64> {
         lock(&self.0).clone()
     }
 }

@@ -4,7 +4,6 @@
 //! A field stays raw text until it is asked for, so unknown fields cost nothing, however deeply they
 //! are nested.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -13,13 +12,14 @@ use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
+use super::table::Table;
 use super::{accepted_words, choose, near};
 use crate::error::{Error, Result};
 
 /// The fields of a JSON object. Null is the same as absent.
 #[derive(Debug)]
 pub struct Fields<'a> {
-    values: BTreeMap<String, &'a RawValue>,
+    values: Table<String, &'a RawValue>,
     /// The names that were asked for, whether or not they are there.
     known: Vec<&'static str>,
     /// What is unknown in the elements of its lists.
@@ -226,7 +226,7 @@ pub struct Elements<'a>(pub Vec<&'a RawValue>);
 
 /// The members of an object, each as raw JSON. Of several with one name the last counts.
 #[derive(Debug, Default)]
-pub struct Members<'a>(pub BTreeMap<String, &'a RawValue>);
+pub struct Members<'a>(pub Table<String, &'a RawValue>);
 
 impl<'a> Deserialize<'a> for Elements<'a> {
     fn deserialize<D: Deserializer<'a>>(deserializer: D) -> std::result::Result<Self, D::Error> {
@@ -236,7 +236,7 @@ impl<'a> Deserialize<'a> for Elements<'a> {
 
 impl<'a> Deserialize<'a> for Members<'a> {
     fn deserialize<D: Deserializer<'a>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        deserializer.deserialize_map(Self(BTreeMap::new()))
+        deserializer.deserialize_map(Self(Table::new()))
     }
 }
 
@@ -265,14 +265,15 @@ impl<'a> Visitor<'a> for Members<'a> {
         formatter.write_str("an object")
     }
 
-    fn visit_map<A: MapAccess<'a>>(mut self, mut values: A) -> std::result::Result<Self, A::Error> {
-        while let Some((name, value)) = values.next_entry()? {
-            self.0.insert(name, value);
-            if self.0.len() > MAX_VALUES {
+    fn visit_map<A: MapAccess<'a>>(self, mut values: A) -> std::result::Result<Self, A::Error> {
+        let mut members = Vec::new();
+        while let Some(member) = values.next_entry()? {
+            if members.len() == MAX_VALUES {
                 return Err(too_many());
             }
+            members.push(member);
         }
-        Ok(self)
+        Ok(Self(members.into()))
     }
 }
 

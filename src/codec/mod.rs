@@ -12,6 +12,7 @@ pub mod plain;
 pub mod queries;
 pub mod query;
 pub mod sort;
+pub mod table;
 pub mod time;
 
 use std::borrow::Cow;

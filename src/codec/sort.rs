@@ -6,12 +6,12 @@
 use std::cmp::Ordering;
 use std::mem;
 
-/// Sorts a slice. Equal elements keep no order.
+/// Sorts a slice.
 pub fn sort<T: Ord>(items: &mut [T]) {
     sort_by(items, T::cmp);
 }
 
-/// Sorts a slice by a comparison. Equal elements keep no order.
+/// Sorts a slice by a comparison. Equal elements keep their order.
 pub fn sort_by<T>(items: &mut [T], compare: impl Fn(&T, &T) -> Ordering) {
     let mut places = sorted(items.len(), &|one, other| {
         compare(&items[one], &items[other])
@@ -33,7 +33,7 @@ pub fn sort_by<T>(items: &mut [T], compare: impl Fn(&T, &T) -> Ordering) {
 /// Where the element for each place is.
 fn sorted(count: usize, compare: &dyn Fn(usize, usize) -> Ordering) -> Vec<usize> {
     let mut places: Vec<usize> = (0..count).collect();
-    places.sort_unstable_by(|one, other| compare(*one, *other));
+    places.sort_unstable_by(|one, other| compare(*one, *other).then(one.cmp(other)));
     places
 }
 

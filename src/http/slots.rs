@@ -9,7 +9,7 @@
 //!
 //! Every step takes logarithmic time at most, because clients open a connection per command.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr, Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -116,7 +116,8 @@ struct Waiting {
 
 /// What one peer holds.
 struct Holding {
-    slots: BTreeSet<usize>,
+    /// The numbers of its connections, in order.
+    slots: Vec<usize>,
     ledger: Arc<Ledger>,
 }
 
@@ -129,7 +130,7 @@ impl SlotTable {
     fn leave(&mut self, number: usize) -> Option<Arc<TcpStream>> {
         let Waiting { peer, socket, .. } = self.waiting.remove(&number)?;
         if let Some(holding) = self.peers.get_mut(&peer) {
-            holding.slots.remove(&number);
+            holding.slots.retain(|slot| *slot != number);
             if holding.slots.is_empty() {
                 self.peers.remove(&peer);
             }
@@ -196,7 +197,7 @@ impl ConnectionSlots {
         let own = table.peers.get(&peer).map(|holding| &holding.slots);
         let own_oldest = own
             .filter(|slots| slots.len() >= share.max(1))
-            .and_then(BTreeSet::first);
+            .and_then(|slots| slots.first());
         if let Some(&oldest) = own_oldest {
             table.evict(oldest);
         } else if table.taken() >= inner.all {
@@ -210,10 +211,11 @@ impl ConnectionSlots {
         };
         table.waiting.insert(number, waiting);
         let holding = table.peers.entry(peer).or_insert_with(|| Holding {
-            slots: BTreeSet::new(),
+            slots: Vec::new(),
             ledger: inner.budget.ledger(),
         });
-        holding.slots.insert(number);
+        let place = holding.slots.partition_point(|slot| *slot < number);
+        holding.slots.insert(place, number);
         let ledger = ledger.unwrap_or_else(|| Arc::clone(&holding.ledger));
         inner.note(&table);
         Some(ConnectionSlot {

@@ -1,6 +1,5 @@
 //! A sandbox as a client wants it, and the phases of its life.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +7,7 @@ use std::time::Duration;
 use super::command::EnvironmentChange;
 use super::isolation::Isolation;
 use super::network::NetworkPolicy;
+use crate::codec::table::Table;
 
 /// The settings that a client chooses for new sandboxes.
 #[derive(Debug, Clone, Default)]
@@ -46,7 +46,7 @@ pub struct Labels {
     /// What it was made from.
     pub template: String,
     /// Values by name.
-    pub metadata: BTreeMap<String, String>,
+    pub metadata: Table<String, String>,
     /// Names the request that made it: the same request again gets the same sandbox.
     pub key: Option<String>,
 }

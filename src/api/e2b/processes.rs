@@ -3,7 +3,6 @@
 //! A command and the connection that started it are apart: it goes on without its client, and only its deadline ends
 //! it.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,6 +17,7 @@ use super::errors::{Code, E2bError};
 use super::paths::Paths;
 use crate::client::{Client, Peer};
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
+use crate::codec::table::Table;
 use crate::codec::{base64, cut_character, most_json_bytes};
 use crate::error::{Error, Kind};
 use crate::http::Response;
@@ -120,7 +120,7 @@ struct Config<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     cwd: Option<&'a str>,
     /// In the order of their names; of several with one name the last counts.
-    envs: BTreeMap<&'a str, &'a str>,
+    envs: Table<&'a str, &'a str>,
 }
 
 fn arguments<S: Serializer>(command: &CommandLine, serializer: S) -> Result<S::Ok, S::Error> {
@@ -146,8 +146,8 @@ pub(super) fn list(_: &mut Call<'_, '_>, workspace: &Workspace, _: Fields<'_>) -
         let many = VARIABLE_BYTES * many.unwrap_or(0);
         let charge = workspace.ledger.charge(Item::Responses, many);
         let _charge = charge.map_err(Error::from)?;
-        let mut envs = BTreeMap::new();
-        envs.extend(environment.filter_map(|(name, value)| Some((&**name, value.as_deref()?))));
+        let envs = environment.filter_map(|(name, value)| Some((&**name, value.as_deref()?)));
+        let envs = Table::from(envs.collect::<Vec<_>>());
         let texts = [&process.directory, &process.tag].into_iter().flatten();
         let texts = texts.map(String::as_str).chain(process.command.words());
         let texts = texts.chain(envs.iter().flat_map(|(name, value)| [*name, *value]));

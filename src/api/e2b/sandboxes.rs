@@ -3,7 +3,6 @@
 //! On a host these are its sandboxes. A machine that is one sandbox shows itself, with a fixed id; it ends with its job
 //! and not by this API.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +17,7 @@ use super::processes::variables_in;
 use crate::clock::now_ms;
 use crate::codec::fields::{Fields, JsonType, strings, wrong_type};
 use crate::codec::query::{Query, percent_decoded};
+use crate::codec::table::Table;
 use crate::codec::time::{parse_rfc3339, rfc3339};
 use crate::host::{Host, Sandbox};
 use crate::http::{Body, Response};
@@ -532,7 +532,7 @@ fn listed(
     template: &str,
     (start, end): (u64, u64),
     size: Size,
-    metadata: &BTreeMap<String, String>,
+    metadata: &Table<String, String>,
 ) -> Value {
     let time = |at: u64| rfc3339(at.cast_signed());
     json!({
@@ -603,8 +603,8 @@ fn sandbox_spec(mut fields: Fields<'_>, templates: &[String]) -> Result<SandboxS
         return Err(E2bError::invalid(text));
     }
     let given = metadata.into_iter();
-    let mut metadata = BTreeMap::new();
-    metadata.extend(given.filter_map(|(key, value)| Some((key, value?))));
+    let metadata = given.filter_map(|(key, value)| Some((key, value?)));
+    let metadata = Table::from(metadata.collect::<Vec<_>>());
     let has_internet = fields.boolean("allow_internet_access")?.unwrap_or(true);
     let network = network(&mut fields)?;
     Ok(SandboxSpec {

@@ -46,7 +46,11 @@ pub(in crate::api) fn policy(fields: &mut Fields<'_>) -> Result<Option<NetworkPo
 fn of_object(value: &RawValue) -> Result<NetworkPolicy> {
     let Members(members) = decoded("network", value)?;
     // A rule under a wrong name would not hold, so unknown members are not ignored here.
-    if let Some(unknown) = members.keys().find(|name| !MEMBERS.contains(&&***name)) {
+    if let Some(unknown) = members
+        .iter()
+        .map(|(name, _)| name)
+        .find(|name| !MEMBERS.contains(&&***name))
+    {
         let text = format_args!("network has {unknown:?}; it takes {}", MEMBERS.join(", "));
         return Err(Error::invalid(text));
     }

@@ -289,7 +289,7 @@ fn era(
                 RpcError::header(format_args!("{VERSION_HEADER} is missing or not known"))
             });
     }
-    let lacks = |key| meta.as_ref().is_none_or(|meta| !meta.0.contains_key(key));
+    let lacks = |key| meta.as_ref().is_none_or(|meta| meta.0.get(key).is_none());
     for key in [VERSION_KEY, CAPABILITIES_KEY] {
         if lacks(key) {
             return Err(RpcError::params(format_args!("params._meta lacks {key}")));

@@ -75,7 +75,7 @@ impl Tool {
         let mut arguments_of = tools.filter(|(tool, _)| tool.name == self.name);
         let known = arguments_of.next().map_or(&[][..], |(_, known)| known);
         let is_unknown = |name: &&String| !known.contains(name);
-        if let Some(unknown) = members.keys().find(is_unknown) {
+        if let Some(unknown) = members.iter().map(|(name, _)| name).find(is_unknown) {
             let (name, accepted) = (self.name, known.join(", "));
             let accepted = if accepted.is_empty() {
                 "none"

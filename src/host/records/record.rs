@@ -3,7 +3,6 @@
 //! The digest tells a whole record from one that a power cut has left in part. `format` is the number of the layout:
 //! a record with a higher one was written by a later version, which may mean something else by the same names.
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +12,7 @@ use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings};
+use crate::codec::table::Table;
 use crate::error::{Error, Result};
 use crate::spec::command::EnvironmentChange;
 use crate::spec::isolation::Isolation;
@@ -181,10 +181,9 @@ fn read(fields: &mut Fields<'_>) -> Result<Record> {
         strings(name, "", array)
     };
     let isolation = fields.choice("isolation", &Isolation::NAMES)?;
-    let mut metadata = BTreeMap::new();
-    for (name, value) in object(fields, "metadata")? {
-        metadata.insert(name, value.unwrap_or_default());
-    }
+    let metadata = object(fields, "metadata")?.into_iter();
+    let metadata = metadata.map(|(name, value)| (name, value.unwrap_or_default()));
+    let metadata = Table::from(metadata.collect::<Vec<_>>());
     let ports = texts(fields, "tcp_ports")?.into_iter();
     let ports = ports.map(|port| port.parse().map_err(|_| broken("tcp_ports")));
     let spec = SandboxSpec {
@@ -335,7 +334,7 @@ mod tests {
             lifetime: None,
             labels: Labels {
                 template: "base".to_owned(),
-                metadata: BTreeMap::from([("k".to_owned(), "v".to_owned())]),
+                metadata: Table::from(vec![("k".to_owned(), "v".to_owned())]),
                 key: Some("once".to_owned()),
             },
             shown_home: Some("/home/user".into()),

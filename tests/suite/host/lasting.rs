@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use super::{
     SANDBOXES, create, first_user, homes_in, in_place_of, names_in, needs_root, target, with_users,
 };
-use crate::fixture::{HostPlace, PATIENCE, Sandbox, Server, TOKEN, assert_error, wait_until};
+use crate::fixture::{
+    Connection, HostPlace, PATIENCE, Sandbox, Server, TOKEN, assert_error, wait_until,
+};
 
 /// Ends a server by a signal, and returns where it was.
 #[track_caller]
