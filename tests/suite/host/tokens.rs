@@ -150,7 +150,7 @@ fn check_matrix(is_strict: bool) {
     for (ask, owner) in estate.everything() {
         // Both tokens open a sandbox as a whole, and both get 404 for a missing route.
         let is_for_both = owner.is_some_and(|id| {
-            ["", "/metrics", "/unknown"]
+            ["", "/pause", "/resume", "/metrics", "/unknown"]
                 .iter()
                 .any(|path| target(id, path) == ask.target)
         });
