@@ -355,7 +355,7 @@ impl Root {
         };
         let opened = self
             .start(path.tree())
-            .and_then(|start| self.directory_in(&*start, directory, missing));
+            .and_then(|start| self.directory_in(&start, directory, missing));
         let directory = opened.map_err(|errno| {
             self.error(format_args!("cannot open the directory of {path}"), errno)
         })?;

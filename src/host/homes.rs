@@ -323,6 +323,6 @@ fn open_private(parent: &OwnedFd, name: &str) -> nix::Result<OwnedFd> {
 fn open_existing(parent: &OwnedFd, name: &str) -> nix::Result<OwnedFd> {
     let directory = openat(parent, name, HOME, Mode::empty())?;
     let status = fstat(&directory)?;
-    let is_ours = status.st_uid == 0 && status.st_mode & 0o077 == 0;
+    let is_ours = status.st_uid == 0 && status.st_mode.trailing_zeros() >= 6;
     is_ours.then_some(directory).ok_or(Errno::EPERM)
 }

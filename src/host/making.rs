@@ -247,16 +247,13 @@ impl Host {
             Error::system("cannot open the temporary directory of a sandbox", errno)
         })?;
         let (shared, contexts) = (Arc::clone(&self.shared), self.contexts);
-        let workspace = match former {
-            Some(former) => {
-                let first = phase.first_process();
-                let former = &former.workspace;
-                former.renewed(confinement, ports, shared, contexts, first)
-            }
-            None => {
-                let root = Root::home(home, user);
-                Workspace::new(root, confinement, ports, shared, ledger, contexts)
-            }
+        let workspace = if let Some(former) = former {
+            let first = phase.first_process();
+            let former = &former.workspace;
+            former.renewed(confinement, ports, shared, contexts, first)
+        } else {
+            let root = Root::home(home, user);
+            Workspace::new(root, confinement, ports, shared, ledger, contexts)
         };
         workspace.set_temporary(temporary.flatten());
         if is_at_rest {

@@ -154,12 +154,11 @@ impl Host {
         };
         let known = adoption.uids();
         leftovers::end(&settings.users, &accounts, &known, &signaller);
-        match &records {
-            Some(records) => records.remove(&homes, &adoption.removals),
-            None => {
-                homes.sweep();
-                Records::discard(&homes);
-            }
+        if let Some(records) = &records {
+            records.remove(&homes, &adoption.removals);
+        } else {
+            homes.sweep();
+            Records::discard(&homes);
         }
         let ids = Ids::new()?;
         // A missing right shows at start. Sandboxes are counted from 1.

@@ -141,12 +141,11 @@ impl Records {
             }
             return Ok(Secret::new(key));
         }
-        let key = match token {
-            Some(token) => token.clone(),
-            None => {
-                let random = sys::random_bytes::<32>();
-                Secret::new(random.map_err(|errno| failed(errno.into()))?)
-            }
+        let key = if let Some(token) = token {
+            token.clone()
+        } else {
+            let random = sys::random_bytes::<32>();
+            Secret::new(random.map_err(|errno| failed(errno.into()))?)
         };
         self.write(KEY, key.expose()).map_err(failed)?;
         // Without it no token would open what is written down from now on.

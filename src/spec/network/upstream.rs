@@ -101,7 +101,10 @@ fn escaped(text: &str) -> String {
     for byte in text.bytes() {
         match char::from(byte) {
             plain if plain.is_ascii_alphanumeric() => escaped.push(plain),
-            _ => escaped += &format!("%{byte:02X}"),
+            _ => {
+                let digit = |half: u8| char::from_digit(half.into(), 16).unwrap_or_default();
+                escaped.extend(['%', digit(byte >> 4), digit(byte & 15)]);
+            }
         }
     }
     escaped

@@ -299,92 +299,96 @@ fn aside_after(
     (place, ids, lines, left)
 }
 
+type Change = fn(&HostPlace, &[String]);
+
+/// What happens to what a killed host has left: its name, what it is, why the next host refuses it, and of how many
+/// sandboxes.
+const DAMAGES: [(&str, Change, &str, usize); 9] = [
+    (
+        "cut",
+        |place, ids| {
+            let record = record_of(place, &ids[0]);
+            let text = fs::read(&record).unwrap();
+            fs::write(record, &text[..text.len() / 2]).unwrap();
+        },
+        "it is not whole",
+        1,
+    ),
+    (
+        "emptied",
+        |place, ids| fs::write(record_of(place, &ids[0]), "").unwrap(),
+        "it is not whole",
+        1,
+    ),
+    (
+        "exchanged",
+        |place, ids| {
+            let [one, other] = [&ids[0], &ids[1]].map(|id| record_of(place, id));
+            let between = place.homes().join(".between");
+            fs::rename(&one, &between).unwrap();
+            fs::rename(&other, &one).unwrap();
+            fs::rename(&between, &other).unwrap();
+        },
+        "it is that of sandbox",
+        2,
+    ),
+    (
+        "of a stranger",
+        |place, ids| {
+            chown(record_of(place, &ids[0]), Some(1), Some(1)).unwrap();
+        },
+        "belongs to root alone",
+        1,
+    ),
+    (
+        "readable",
+        |place, ids| {
+            let mode = fs::Permissions::from_mode(0o644);
+            fs::set_permissions(record_of(place, &ids[0]), mode).unwrap();
+        },
+        "belongs to root alone",
+        1,
+    ),
+    (
+        "without a home",
+        |place, ids| {
+            fs::remove_dir_all(place.homes().join(&ids[0])).unwrap();
+        },
+        "it has no home",
+        1,
+    ),
+    (
+        "without a record",
+        |place, ids| {
+            fs::remove_file(record_of(place, &ids[0])).unwrap();
+        },
+        "its home has no record",
+        1,
+    ),
+    (
+        "with the home of a stranger",
+        |place, ids| {
+            chown(place.homes().join(&ids[0]), Some(0), Some(0)).unwrap();
+        },
+        "its home belongs to uid 0",
+        1,
+    ),
+    (
+        "with a link for a home",
+        |place, ids| {
+            let home = place.homes().join(&ids[0]);
+            fs::rename(&home, place.homes().join("moved")).unwrap();
+            std::os::unix::fs::symlink(place.homes().join("moved"), home).unwrap();
+        },
+        "its home is no directory",
+        1,
+    ),
+];
+
 #[test]
 fn what_does_not_fit_together_is_put_aside_with_one_line_and_never_lost() {
     needs_root!();
-    type Change = fn(&HostPlace, &[String]);
-    let cases: [(&str, Change, &str, usize); 9] = [
-        (
-            "cut",
-            |place, ids| {
-                let record = record_of(place, &ids[0]);
-                let text = fs::read(&record).unwrap();
-                fs::write(record, &text[..text.len() / 2]).unwrap();
-            },
-            "it is not whole",
-            1,
-        ),
-        (
-            "emptied",
-            |place, ids| fs::write(record_of(place, &ids[0]), "").unwrap(),
-            "it is not whole",
-            1,
-        ),
-        (
-            "exchanged",
-            |place, ids| {
-                let [one, other] = [&ids[0], &ids[1]].map(|id| record_of(place, id));
-                let between = place.homes().join(".between");
-                fs::rename(&one, &between).unwrap();
-                fs::rename(&other, &one).unwrap();
-                fs::rename(&between, &other).unwrap();
-            },
-            "it is that of sandbox",
-            2,
-        ),
-        (
-            "of a stranger",
-            |place, ids| {
-                chown(record_of(place, &ids[0]), Some(1), Some(1)).unwrap();
-            },
-            "belongs to root alone",
-            1,
-        ),
-        (
-            "readable",
-            |place, ids| {
-                let mode = fs::Permissions::from_mode(0o644);
-                fs::set_permissions(record_of(place, &ids[0]), mode).unwrap();
-            },
-            "belongs to root alone",
-            1,
-        ),
-        (
-            "without a home",
-            |place, ids| {
-                fs::remove_dir_all(place.homes().join(&ids[0])).unwrap();
-            },
-            "it has no home",
-            1,
-        ),
-        (
-            "without a record",
-            |place, ids| {
-                fs::remove_file(record_of(place, &ids[0])).unwrap();
-            },
-            "its home has no record",
-            1,
-        ),
-        (
-            "with the home of a stranger",
-            |place, ids| {
-                chown(place.homes().join(&ids[0]), Some(0), Some(0)).unwrap();
-            },
-            "its home belongs to uid 0",
-            1,
-        ),
-        (
-            "with a link for a home",
-            |place, ids| {
-                let home = place.homes().join(&ids[0]);
-                fs::rename(&home, place.homes().join("moved")).unwrap();
-                std::os::unix::fs::symlink(place.homes().join("moved"), home).unwrap();
-            },
-            "its home is no directory",
-            1,
-        ),
-    ];
-    for (name, change, why, count) in cases {
+    for (name, change, why, count) in DAMAGES {
         let (place, ids, lines, left) = aside_after(change);
         assert_eq!(lines.len(), count, "{name}: {lines:?}");
         assert!(
