@@ -7,11 +7,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde::Serialize;
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
-use crate::codec::fields::{Fields, JsonType, Members, decoded, strings};
+use crate::codec::fields::{self, Fields, JsonType, decoded, strings};
 use crate::codec::table::Table;
 use crate::error::{Error, Result};
 use crate::spec::command::EnvironmentChange;
@@ -59,99 +58,100 @@ impl fmt::Display for Unreadable {
     }
 }
 
-/// The members of the JSON object.
-#[derive(Serialize)]
-struct Document<'a> {
-    format: u64,
-    id: &'a str,
-    number: u64,
-    uid: u32,
-    created_at_ms: u64,
-    expires_at_ms: Option<u64>,
-    runs: u64,
-    stopped: Option<&'static str>,
-    since_ms: u64,
-    env: Box<RawValue>,
-    idle_secs: Option<u64>,
-    processes: Option<u64>,
-    data_bytes: Option<u64>,
-    memory_bytes: Option<u64>,
-    cpu_us: Option<u64>,
-    isolation: Option<&'static str>,
-    network: Option<&'static str>,
-    allow: Option<Vec<String>>,
-    deny: Vec<String>,
-    proxy: Option<String>,
-    is_socks: bool,
-    is_transparent: bool,
-    read_only: &'a [String],
-    read_write: &'a [String],
-    own_ports: u64,
-    tcp_ports: Vec<String>,
-    template: &'a str,
-    metadata: Box<RawValue>,
-    key: Option<&'a str>,
-    shown_home: Option<&'a str>,
+/// Writes the members of a JSON object.
+struct Members(String);
+
+impl Members {
+    fn begin() -> Self {
+        Self(String::from("{"))
+    }
+
+    /// Adds a member that is JSON already. Members without a value are left out.
+    fn raw(&mut self, name: &str, json: Option<String>) {
+        let Some(json) = json else {
+            return;
+        };
+        if self.0.len() > 1 {
+            self.0.push(',');
+        }
+        self.0 += &quoted(name);
+        self.0.push(':');
+        self.0 += &json;
+    }
+
+    fn number(&mut self, name: &str, number: Option<u64>) {
+        self.raw(name, number.map(|number| number.to_string()));
+    }
+
+    fn text(&mut self, name: &str, text: Option<&str>) {
+        self.raw(name, text.map(quoted));
+    }
+
+    fn texts(&mut self, name: &str, texts: &[String]) {
+        let texts: Vec<String> = texts.iter().map(|text| quoted(text)).collect();
+        self.raw(name, Some(format!("[{}]", texts.join(","))));
+    }
+
+    fn end(mut self) -> String {
+        self.0.push('}');
+        self.0
+    }
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::to_string(text).expect("a text is JSON")
 }
 
 impl Record {
     /// The text of the record.
     pub(super) fn to_text(&self) -> Vec<u8> {
-        let spec = &*self.spec;
-        let filter = match &spec.network {
-            Some(NetworkPolicy::Filtered(filter)) => Some(&**filter),
-            _ => None,
-        };
-        let texts = |rules: &[Rule]| rules.iter().map(|rule| rule.text().to_owned()).collect();
-        let upstream = filter.and_then(|filter| filter.upstream.as_ref());
+        let (spec, phase) = (&*self.spec, self.phase);
+        let mut members = Members::begin();
+        members.number("format", Some(FORMAT));
+        members.text("id", Some(&self.id));
+        members.number("number", Some(self.number));
+        members.number("uid", Some(self.uid.into()));
+        members.number("created_at_ms", Some(self.created_at_ms));
+        members.number("expires_at_ms", self.expires_at_ms);
+        members.number("runs", Some(phase.runs));
+        members.text("stopped", phase.stopped.map(StopCause::name));
+        members.number("since_ms", Some(phase.since_ms));
+        let mut environment = Members::begin();
+        for (name, value) in spec.environment.iter() {
+            let value = value.as_deref().map_or_else(|| "null".to_owned(), quoted);
+            environment.raw(name, Some(value));
+        }
+        members.raw("env", Some(environment.end()));
+        let idle_timeout = spec.idle_timeout.map(|limit| limit.as_secs());
+        members.number("idle_secs", idle_timeout);
+        members.number("processes", spec.max_processes);
+        members.number("data_bytes", spec.max_memory);
+        members.number("memory_bytes", spec.whole.memory);
+        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        members.number("cpu_us", spec.whole.cpu.map(micros));
+        members.text("isolation", spec.isolation.map(Isolation::name));
+        if let Some(network) = &spec.network {
+            write_network(&mut members, network);
+        }
+        members.texts("read_only", &spec.read_only_paths);
+        members.texts("read_write", &spec.read_write_paths);
+        members.number("own_ports", Some(spec.tcp_ports as u64));
+        let ports: Vec<String> = self.tcp_ports.iter().map(u16::to_string).collect();
+        members.texts("tcp_ports", &ports);
+        members.text("template", Some(&spec.labels.template));
+        let mut metadata = Members::begin();
+        for (name, value) in spec.labels.metadata.iter() {
+            metadata.text(name, Some(value));
+        }
+        members.raw("metadata", Some(metadata.end()));
+        members.text("key", spec.labels.key.as_deref());
         let shown_home = spec.shown_home.as_ref();
-        let whole = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let document = Document {
-            format: FORMAT,
-            id: &self.id,
-            number: self.number,
-            uid: self.uid,
-            created_at_ms: self.created_at_ms,
-            expires_at_ms: self.expires_at_ms,
-            runs: self.phase.runs,
-            stopped: self.phase.stopped.map(StopCause::name),
-            since_ms: self.phase.since_ms,
-            env: raw_object(
-                spec.environment
-                    .iter()
-                    .map(|(name, value)| (name.as_str(), value.as_deref())),
-            ),
-            idle_secs: spec.idle_timeout.map(|limit| limit.as_secs()),
-            processes: spec.max_processes,
-            data_bytes: spec.max_memory,
-            memory_bytes: spec.whole.memory,
-            cpu_us: spec.whole.cpu.map(whole),
-            isolation: spec.isolation.map(Isolation::name),
-            network: spec.network.as_ref().map(NetworkPolicy::name),
-            allow: filter.and_then(|filter| filter.rules.allow.as_deref().map(texts)),
-            deny: filter.map_or_else(Vec::new, |filter| texts(&filter.rules.deny)),
-            proxy: upstream.map(Upstream::url),
-            is_socks: upstream.is_some_and(|upstream| upstream.protocol == Protocol::Socks),
-            is_transparent: filter.is_some_and(|filter| filter.is_transparent),
-            read_only: &spec.read_only_paths,
-            read_write: &spec.read_write_paths,
-            own_ports: spec.tcp_ports as u64,
-            tcp_ports: self.tcp_ports.iter().map(u16::to_string).collect(),
-            template: &spec.labels.template,
-            metadata: raw_object(
-                spec.labels
-                    .metadata
-                    .iter()
-                    .map(|(name, value)| (name.as_str(), Some(value.as_str()))),
-            ),
-            key: spec.labels.key.as_deref(),
-            shown_home: shown_home.and_then(|path| path.to_str()),
-        };
-        let mut text = serde_json::to_vec(&document).expect("texts and numbers are JSON");
-        text.push(b'\n');
+        members.text("shown_home", shown_home.and_then(|path| path.to_str()));
+        let mut text = members.end();
+        text.push('\n');
         let digest = format!("{:x}\n", Sha256::digest(&text));
-        text.extend_from_slice(digest.as_bytes());
-        text
+        text += &digest;
+        text.into_bytes()
     }
 
     /// Reads the text of a record.
@@ -252,25 +252,29 @@ fn network(fields: &mut Fields<'_>) -> Result<NetworkPolicy> {
     Ok(NetworkPolicy::Filtered(Arc::new(filter)))
 }
 
-/// An object of texts in JSON; its members stay in their order.
-fn raw_object<'a>(members: impl Iterator<Item = (&'a str, Option<&'a str>)>) -> Box<RawValue> {
-    let quoted = |text: &str| serde_json::to_string(text).expect("a text is JSON");
-    let mut json = String::from("{");
-    for (name, value) in members {
-        if json.len() > 1 {
-            json.push(',');
-        }
-        json += &quoted(name);
-        json.push(':');
-        json += &value.map_or_else(|| "null".to_owned(), quoted);
+fn write_network(members: &mut Members, network: &NetworkPolicy) {
+    members.text("network", Some(network.name()));
+    let NetworkPolicy::Filtered(filter) = network else {
+        return;
+    };
+    let texts = |rules: &[Rule]| -> Vec<String> {
+        rules.iter().map(|rule| rule.text().to_owned()).collect()
+    };
+    if let Some(allow) = &filter.rules.allow {
+        members.texts("allow", &texts(allow));
     }
-    json.push('}');
-    RawValue::from_string(json).expect("an object of texts is JSON")
+    members.texts("deny", &texts(&filter.rules.deny));
+    if let Some(upstream) = &filter.upstream {
+        members.text("proxy", Some(&upstream.url()));
+        let is_socks = upstream.protocol == Protocol::Socks;
+        members.raw("is_socks", Some(is_socks.to_string()));
+    }
+    members.raw("is_transparent", Some(filter.is_transparent.to_string()));
 }
 
 fn object(fields: &mut Fields<'_>, name: &'static str) -> Result<Vec<EnvironmentChange>> {
     let value = fields.take(name).ok_or_else(|| broken(name))?;
-    let Members(members) = decoded(name, value)?;
+    let fields::Members(members) = decoded(name, value)?;
     let decode = |(name, value): (String, &RawValue)| {
         let is_null = JsonType::of(value) == JsonType::Null;
         let value = (!is_null).then(|| decoded(&name, value)).transpose()?;
