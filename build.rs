@@ -121,12 +121,18 @@ fn compress_scripts() {
                 Some(end) if end == "js" => "//",
                 _ => "#",
             };
-            let is_code = |line: &&str| !line.trim_start().starts_with(comment);
-            let code: Vec<&str> = text.lines().filter(is_code).collect();
-            scripts.extend([name, "\0", &code.join("\n"), "\0"].concat().bytes());
+            let code = without_comments(&text, comment);
+            scripts.extend([name, "\0", &code, "\0"].concat().bytes());
         }
     }
     compress("scripts", &scripts);
+}
+
+/// The lines of a text that are more than a comment.
+fn without_comments(text: &str, comment: &str) -> String {
+    let is_code = |line: &&str| !line.trim_start().starts_with(comment);
+    let code: Vec<&str> = text.lines().filter(is_code).collect();
+    code.join("\n")
 }
 
 fn read(path: &str) -> Vec<u8> {
@@ -134,7 +140,8 @@ fn read(path: &str) -> Vec<u8> {
     fs::read(path).expect("cannot read a document")
 }
 
-/// The files of the console: a NUL-ended line for each with its name, type and length, and behind them the contents.
+/// The files of the console: a NUL-ended line for each with its name, type and length, and behind them the contents,
+/// scripts without lines that are comments.
 /// Those of others are in the repository as members of gzip.
 fn compress_console() {
     const OWN: &str = "src/api/console/page";
@@ -146,6 +153,10 @@ fn compress_console() {
         let content = fs::read(&path).expect("cannot read a file of the console");
         let (name, content) = match name.strip_suffix(".gz") {
             Some(name) => (name, gunzip(&content)),
+            None if name.ends_with(".js") => {
+                let text = String::from_utf8(content).expect("a script is text");
+                (name, without_comments(&text, "//").into_bytes())
+            }
             None if path.starts_with(OWN) => (name, content),
             None => continue,
         };

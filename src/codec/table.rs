@@ -29,7 +29,7 @@ impl<K, V> Table<K, V> {
     }
 
     /// All entries, in the order of their keys.
-    pub fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&K, &V)> {
         self.0.iter().map(|(key, value)| (key, value))
     }
 }
@@ -56,6 +56,29 @@ impl<K: Ord, V> Table<K, V> {
         K: Borrow<Q>,
     {
         self.place(key).ok().map(|place| &mut self.0[place].1)
+    }
+
+    /// The first entry whose key is this one or a later one.
+    pub fn first_from(&self, key: &K) -> Option<(&K, &V)> {
+        let place = self.place(key).unwrap_or_else(|place| place);
+        self.0.get(place).map(|(key, value)| (key, value))
+    }
+
+    /// Sets the value of a key.
+    pub fn insert(&mut self, key: K, value: V) {
+        match self.place(&key) {
+            Ok(place) => self.0[place].1 = value,
+            Err(place) => self.0.insert(place, (key, value)),
+        }
+    }
+
+    /// Takes a key out, with its value.
+    pub fn remove<Q: Ord + ?Sized>(&mut self, key: &Q) -> Option<V>
+    where
+        K: Borrow<Q>,
+    {
+        let place = self.place(key).ok()?;
+        Some(self.0.remove(place).1)
     }
 
     /// The value of a key, which is the default one if the key is new.
@@ -114,7 +137,13 @@ mod tests {
         let all: Vec<_> = table.iter().map(|(key, value)| (&**key, *value)).collect();
         assert_eq!(all, [("a", 2), ("m", 1), ("q", 1), ("z", 1)]);
         assert_eq!((table.get("q"), table.get("b")), (Some(&1), None));
+        let first = |key: &str| table.first_from(&key.to_owned()).map(|(key, _)| &**key);
+        let found = ["a", "b", "z", "zz"].map(first);
+        assert_eq!(found, [Some("a"), Some("m"), Some("z"), None]);
         *table.get_mut("q").unwrap() = 7;
+        table.insert("b".to_owned(), 5);
+        table.insert("b".to_owned(), 6);
+        assert_eq!((table.remove("b"), table.remove("b")), (Some(6), None));
         assert_eq!(
             serde_json::to_string(&table).unwrap(),
             r#"{"a":2,"m":1,"q":7,"z":1}"#

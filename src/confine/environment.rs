@@ -2,12 +2,12 @@
 //! the command.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 
 use super::{Confinement, DEFAULT_PATH};
+use crate::codec::table::Table;
 use crate::egress::EgressListener;
 use crate::error::Result;
 use crate::spec::command::CommandSpec;
@@ -31,15 +31,15 @@ pub(super) fn entry(name: &OsStr, value: &OsStr) -> Option<CString> {
 }
 
 /// `NAME=value`, by name.
-pub(super) type Environment<'a> = BTreeMap<&'a OsStr, Cow<'a, CStr>>;
+pub(super) type Environment<'a> = Table<&'a OsStr, Cow<'a, CStr>>;
 
 /// Sets a variable, or removes it if there is no value or one that cannot be a variable's.
 pub(super) fn set<'a>(environment: &mut Environment<'a>, name: &'a str, value: Option<&str>) {
     let name = OsStr::new(name);
     match value.and_then(|value| entry(name, value.as_ref())) {
         Some(entry) => environment.insert(name, Cow::Owned(entry)),
-        None => environment.remove(name),
-    };
+        None => drop(environment.remove(name)),
+    }
 }
 
 /// PATH of an environment.
@@ -53,9 +53,8 @@ impl Confinement {
     /// The environment of a command that does not change it, by name; `listener` is that of its filtered network.
     pub(super) fn common_environment(&self, listener: Option<&EgressListener>) -> Environment<'_> {
         let own = self.environment.iter();
-        let mut environment = BTreeMap::new();
-        environment
-            .extend(own.map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str()))));
+        let own = own.map(|(name, entry)| (name.as_os_str(), Cow::Borrowed(entry.as_c_str())));
+        let mut environment = Environment::from(own.collect::<Vec<_>>());
         if let Some(listener) = listener {
             let proxy = format!("http://127.0.0.1:{}", listener.port());
             for name in PROXY_VARIABLES {
@@ -85,7 +84,9 @@ impl Confinement {
             let search = search_path(&environment);
             let path = [venv.as_bytes(), b"/bin:", search].concat();
             let path = entry(OsStr::new("PATH"), OsStr::from_bytes(&path));
-            environment.extend(path.map(|path| (OsStr::new("PATH"), Cow::Owned(path))));
+            if let Some(path) = path {
+                environment.insert(OsStr::new("PATH"), Cow::Owned(path));
+            }
         }
         environment
     }
@@ -118,14 +119,17 @@ impl Confinement {
             Some((name.to_owned(), value.to_owned()))
         };
         environment
-            .values()
+            .iter()
+            .map(|(_, entry)| entry)
             .filter_map(|entry| text(entry))
             .collect()
     }
 
     /// Whether commands that do not change their environment have this variable.
     pub fn has_variable(&self, name: &str) -> bool {
-        self.common_environment(None).contains_key(OsStr::new(name))
+        self.common_environment(None)
+            .get(OsStr::new(name))
+            .is_some()
     }
 
     /// Whether a program is found in the PATH of commands that do not change it. It looks as the commands' user,

@@ -18,7 +18,6 @@ mod ruleset;
 mod start;
 mod system_files;
 
-use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -28,6 +27,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockType};
 
+use crate::codec::table::Table;
 use crate::egress::{EgressListener, Exits, MakeSocket};
 use crate::error::{Error, Kind, Result};
 use crate::spec::command::EnvironmentChange;
@@ -52,7 +52,7 @@ const DEFAULT_LANG: &str = "C.UTF-8";
 /// How the commands of one workspace are started.
 pub struct Confinement {
     /// `NAME=value`, by name.
-    environment: BTreeMap<OsString, CString>,
+    environment: Table<OsString, CString>,
     /// Variables that the client chose for the sandbox; shared by sandboxes of one request.
     chosen: Arc<[EnvironmentChange]>,
     /// Where commands start.
@@ -125,7 +125,7 @@ fn inner_sockets(namespaces: &Arc<Namespaces>) -> MakeSocket {
 pub const USER_NAME: &str = "sandbox";
 
 /// The home that variables name, or else the directory.
-fn home_of(environment: &BTreeMap<OsString, CString>, directory: &Path) -> Home {
+fn home_of(environment: &Table<OsString, CString>, directory: &Path) -> Home {
     let home = environment.get(OsStr::new("HOME"));
     let home = home.and_then(|entry| entry.to_bytes().strip_prefix(b"HOME="));
     let home = home.map(|home| Path::new(OsStr::from_bytes(home)));
@@ -162,8 +162,7 @@ impl Confinement {
                 let entry = entry(&name, &value)?;
                 Some((name, entry))
             });
-        let mut environment = BTreeMap::new();
-        environment.extend(own);
+        let environment = Table::from(own.collect::<Vec<_>>());
         let networks = Arc::new(Networks::new(Subject::Machine, sys::landlock_abi()));
         networks.check(&network, false)?;
         Ok(Self {

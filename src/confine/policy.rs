@@ -14,6 +14,7 @@ use super::{
     Confinement, DEFAULT_LANG, DEFAULT_PATH, Grants, Home, Limits, Namespaces, USER_NAME, Wall,
     inner_sockets, open_files, system_files,
 };
+use crate::codec::table::Table;
 use crate::egress::{EgressListener, Exits};
 use crate::error::{Error, Kind, Result};
 use crate::spec::command::EnvironmentChange;
@@ -210,8 +211,8 @@ impl Policy {
         .into_iter()
         .chain(first_port)
         .chain(all_ports)
-        .filter_map(|(name, value)| Some((name.into(), entry(OsStr::new(name), &value)?)))
-        .collect();
+        .filter_map(|(name, value)| Some((name.into(), entry(OsStr::new(name), &value)?)));
+        let environment = Table::from(environment.collect::<Vec<_>>());
         let mut limits = vec![
             limit(libc::RLIMIT_NPROC, sandbox.max_processes),
             limit(libc::RLIMIT_CORE, 0),

@@ -79,7 +79,10 @@ impl Confinement {
         let plan = ChildPlan {
             programs: &programs,
             arguments: &arguments,
-            environment: &environment.into_values().collect::<Vec<_>>(),
+            environment: &environment
+                .into_iter()
+                .map(|(_, entry)| entry)
+                .collect::<Vec<_>>(),
             directory: &CString::new(directory.as_os_str().as_bytes()).unwrap_or_default(),
             stdio,
             passed,

@@ -5,7 +5,7 @@
 //! a start idempotent: while one request starts it, others with the same id wait and then get the
 //! process. The last [`HISTORY`] ended processes are kept.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
@@ -24,6 +24,7 @@ use super::terminal::{self, Terminal, share_terminals};
 use super::tree::{Hunt, Orphans, Roots};
 use super::{children, oom};
 use crate::clock::now_ms;
+use crate::codec::table::Table;
 use crate::confine::{Confinement, KillWatch, Mark};
 use crate::error::{Error, Kind, Result};
 use crate::limits::activity::Activity;
@@ -107,7 +108,7 @@ pub struct Registry {
 #[derive(Default)]
 struct ProcessTable {
     /// By number, that is in the order of their starts.
-    processes: BTreeMap<u64, Arc<Process>>,
+    processes: Table<u64, Arc<Process>>,
     by_id: HashMap<String, u64>,
     starts: Vec<Arc<Start>>,
     /// Number of starts so far, those that failed too.
@@ -618,15 +619,17 @@ impl Registry {
     /// The first running or remembered process with one of these numbers, and its number.
     pub fn first_in(&self, numbers: Range<u64>) -> Option<(u64, Arc<Process>)> {
         let table = lock(&self.table);
-        let mut found = table.processes.range(numbers);
-        found
-            .next()
+        let first = table.processes.first_from(&numbers.start);
+        first
+            .filter(|(number, _)| **number < numbers.end)
             .map(|(number, process)| (*number, Arc::clone(process)))
     }
 
     /// All running processes and those of the history, in the order of their starts.
     pub fn list(&self) -> Vec<Arc<Process>> {
-        lock(&self.table).processes.values().cloned().collect()
+        let table = lock(&self.table);
+        let all = table.processes.iter();
+        all.map(|(_, process)| Arc::clone(process)).collect()
     }
 
     /// The process with this id, or the latest one with this pid. A running process is always the
@@ -637,7 +640,8 @@ impl Registry {
             return Some(Arc::clone(process));
         }
         let pid = parse_pid(name)?;
-        let mut latest_first = table.processes.values().rev();
+        let latest_first = table.processes.iter().rev();
+        let mut latest_first = latest_first.map(|(_, process)| process);
         latest_first.find(|process| process.pid == pid).cloned()
     }
 
