@@ -215,7 +215,7 @@ impl Policy {
         let environment = Table::from(environment.collect::<Vec<_>>());
         let mut limits = vec![
             limit(libc::RLIMIT_NPROC, sandbox.max_processes),
-            limit(libc::RLIMIT_CORE, 0),
+            limit(libc::RLIMIT_CORE, NO_CORE),
             self.open_files(sandbox.max_processes),
         ];
         let max_memory = sandbox.max_memory;
@@ -285,6 +285,10 @@ pub fn is_among_programs(path: &Path) -> bool {
 
 /// Open files that every process of a sandbox may have: the usual soft limit, which programs expect.
 const ENOUGH_FILES: u64 = 1024;
+
+/// Bytes of a core file. The kernel makes no file that is smaller than a page, and if the machine has a program for core
+/// dumps, only this number keeps it from being started as root: it counts as no limit otherwise, 0 included (core(5)).
+const NO_CORE: u64 = 1;
 
 /// A limit that the child cannot raise again, capped at the server's own hard limit.
 fn limit(resource: Resource, most: u64) -> (Resource, libc::rlimit) {

@@ -1,8 +1,8 @@
 //! Who stops processes of others for a moment, and whose stand still meanwhile.
 //!
-//! A search for the processes of a command may have to stop an orphan before it knows whose it is, and lets it go on
-//! when it is another's. It must not do so to what a pause has stopped, and what it holds must not count as stopped when
-//! a pause begins. So a pause makes its user exempt first, and waits until nothing of that user is held.
+//! A search for the processes of a command may have to stop an orphan of its user before it knows of which command it is,
+//! and lets it go on when it is another's. It must not do so to what a pause has stopped, and what it holds must not count
+//! as stopped when a pause begins. So a pause makes its user exempt first, and waits until nothing of that user is held.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ const HOLD_LIMIT: Duration = Duration::from_secs(1);
 struct Searches {
     /// Users whose processes stand still.
     exempt: Vec<libc::uid_t>,
-    /// The users of the processes that are held.
-    held: Vec<libc::uid_t>,
+    /// The processes that are held, with their users.
+    held: Vec<(Pid, libc::uid_t)>,
 }
 
 static SEARCHES: Mutex<Searches> = Mutex::new(Searches {
@@ -36,7 +36,7 @@ impl Exemption {
     pub(super) fn new(uid: libc::uid_t) -> Self {
         let mut searches = lock(&SEARCHES);
         searches.exempt.push(uid);
-        let are_held = |searches: &mut Searches| searches.held.contains(&uid);
+        let are_held = |searches: &mut Searches| searches.held.iter().any(|(_, held)| *held == uid);
         drop(RELEASED.wait_while_for(searches, HOLD_LIMIT, are_held));
         Self(uid)
     }
@@ -49,57 +49,48 @@ impl Exemption {
 
 impl Drop for Exemption {
     fn drop(&mut self) {
-        remove(&mut lock(&SEARCHES).exempt, self.0);
+        let exempt = &mut lock(&SEARCHES).exempt;
+        // Another pause of the same user may have begun.
+        if let Some(at) = exempt.iter().position(|uid| *uid == self.0) {
+            exempt.swap_remove(at);
+        }
     }
 }
 
 /// The processes that one search holds.
 #[derive(Default)]
-pub(super) struct Holds(Vec<(Pid, libc::uid_t)>);
+pub(super) struct Holds(Vec<Pid>);
 
 impl Holds {
-    /// Holds a process that `stop` stops. False if it is stopped already, or stands still with its user.
-    pub(super) fn hold(&mut self, pid: Pid, stop: impl FnOnce()) -> bool {
-        let Some(uid) = proc::real_user(pid) else {
+    /// Holds a process that `stop` stops. False if its user is not meant or stands still, or another search holds it.
+    pub(super) fn hold(
+        &mut self,
+        pid: Pid,
+        is_meant: impl FnOnce(libc::uid_t) -> bool,
+        stop: impl FnOnce(),
+    ) -> bool {
+        let Some(uid) = proc::user(pid).filter(|uid| is_meant(*uid)) else {
             return false;
         };
-        {
-            let mut searches = lock(&SEARCHES);
-            if searches.exempt.contains(&uid) {
-                return false;
-            }
-            searches.held.push(uid);
-        }
-        self.0.push((pid, uid));
-        if proc::is_stopped(pid) {
-            self.release(&[pid]);
+        let mut searches = lock(&SEARCHES);
+        let is_held = searches.held.iter().any(|(held, _)| *held == pid);
+        if is_held || searches.exempt.contains(&uid) {
             return false;
         }
+        searches.held.push((pid, uid));
+        self.0.push(pid);
         stop();
         true
     }
 
     /// They go on, or are about to be killed.
     pub(super) fn release(&mut self, pids: &[Pid]) {
-        if self.0.is_empty() {
-            return;
+        let is_released = |pid: &mut Pid| pids.contains(pid);
+        let released: Vec<Pid> = self.0.extract_if(.., is_released).collect();
+        if !released.is_empty() {
+            let held = &mut lock(&SEARCHES).held;
+            held.retain(|(pid, _)| !released.contains(pid));
+            RELEASED.notify_all();
         }
-        let mut searches = lock(&SEARCHES);
-        self.0.retain(|(pid, uid)| {
-            let is_released = pids.contains(pid);
-            if is_released {
-                remove(&mut searches.held, *uid);
-            }
-            !is_released
-        });
-        drop(searches);
-        RELEASED.notify_all();
-    }
-}
-
-/// Removes one of several that are equal.
-fn remove(uids: &mut Vec<libc::uid_t>, uid: libc::uid_t) {
-    if let Some(at) = uids.iter().position(|other| *other == uid) {
-        uids.swap_remove(at);
     }
 }

@@ -18,7 +18,7 @@ use super::process::{Exit, Origin, Process, Reason, StdinSlot, finish, kill_tree
 use super::pump::{GivenInput, HeldTerminal, Pump, PumpOwner};
 use super::shares::{OpenCount, OpenShare};
 use super::start::Start;
-use super::stdio::{Stdio, sealed_file};
+use super::stdio::{Stdio, reopen, sealed_file};
 use super::supervisor::Supervisor;
 use super::terminal::{self, Terminal, share_terminals};
 use super::tree::{Hunt, Orphans, Roots};
@@ -57,8 +57,8 @@ pub struct Shared {
     supervisor: Arc<Supervisor>,
     logs: Arc<LogStore>,
     log_bytes: usize,
-    /// `/dev/null`, the input of a command without input.
-    null: Arc<OwnedFd>,
+    /// `/dev/null`. A command without input gets it opened anew.
+    null: File,
 }
 
 impl Shared {
@@ -73,7 +73,7 @@ impl Shared {
             supervisor: Supervisor::start()?,
             logs: Arc::new(LogStore::new(log_total_bytes)),
             log_bytes,
-            null: Arc::new(null.into()),
+            null,
         }))
     }
 
@@ -376,6 +376,8 @@ impl Registry {
             .then(|| share_terminals(&self.terminals));
         let share = share.transpose()?;
         let namespaces = confinement.namespaces();
+        let has_null = spec.terminal.is_none() && spec.input == StdinSource::Empty;
+        let null = has_null.then(|| reopen(&self.shared.null)).transpose()?;
         let mut stdio = {
             let _acting = confinement.act()?;
             let mut stdio = match &spec.terminal {
@@ -383,7 +385,7 @@ impl Registry {
                     let directory = namespaces.map(|namespaces| namespaces.terminals());
                     Stdio::terminal(terminal.size, directory)?
                 }
-                None => Stdio::pipes(spec.input != StdinSource::Empty, &self.shared.null)?,
+                None => Stdio::pipes(null)?,
             };
             stdio.passed = spec.passed_code().map(sealed_file).transpose()?;
             stdio

@@ -316,7 +316,7 @@ mod tests {
             thread::sleep(Duration::from_millis(1));
         }
         let mut holds = Holds::default();
-        assert!(holds.hold(pid, || ()));
+        assert!(holds.hold(pid, |_| true, || ()));
         let pausing = thread::spawn(move || stand_still(user));
         while !Exemption::is_there(uid) {
             thread::sleep(Duration::from_millis(1));
@@ -325,10 +325,10 @@ mod tests {
         holds.release(&[pid]);
         let mut standstill = pausing.join().unwrap();
         assert!(proc::is_stopped(pid));
-        assert!(!holds.hold(pid, || unreachable!("it stands still")));
+        assert!(!holds.hold(pid, |_| true, || unreachable!("it stands still")));
         standstill.go_on(|_| false);
         drop(standstill);
-        assert!(holds.hold(pid, || ()));
+        assert!(holds.hold(pid, |_| true, || ()));
         holds.release(&[pid]);
         sleeper.kill().unwrap();
         sleeper.wait().unwrap();

@@ -5,7 +5,8 @@
 //! child's half, its master twice in the server's, and an output that does not exist is `None` there.
 
 use std::fs::File;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::io::ErrorKind;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -34,21 +35,21 @@ pub(super) struct Stdio {
 pub(super) type Outputs = [Option<Arc<OwnedFd>>; 2];
 
 impl Stdio {
-    /// Two pipes for the output and, if `with_input`, one for the input; else the command reads `null`.
+    /// Two pipes for the output, and one for the input unless the command reads `null`.
     ///
     /// The caller acts as the command's user: pipes belong to the user that makes them, and a command
     /// may open its own again by name, as `/dev/stderr`.
     ///
     /// # Errors
     /// No descriptor is left.
-    pub(super) fn pipes(with_input: bool, null: &Arc<OwnedFd>) -> Result<Self> {
+    pub(super) fn pipes(null: Option<OwnedFd>) -> Result<Self> {
         let (stdout, stdout_write) = pipe()?;
         let (stderr, stderr_write) = pipe()?;
-        let (stdin, input) = if with_input {
+        let (stdin, input) = if let Some(null) = null {
+            (Arc::new(null), None)
+        } else {
             let (read, write) = pipe()?;
             (Arc::new(read), Some(Arc::new(write)))
-        } else {
-            (Arc::clone(null), None)
         };
         // Applies to the server's ends only: the command may use its own as it likes.
         for end in [&stdout, &stderr].into_iter().chain(input.as_deref()) {
@@ -92,6 +93,22 @@ impl Stdio {
     pub(super) fn child(&self) -> [BorrowedFd<'_>; 3] {
         self.child.each_ref().map(|descriptor| descriptor.as_fd())
     }
+}
+
+/// `/dev/null`, opened anew: commands that had one description of it in common could talk to each other by its flags,
+/// its owner and its locks.
+///
+/// # Errors
+/// No descriptor is left.
+pub(super) fn reopen(null: &File) -> Result<OwnedFd> {
+    // By the descriptor, because a command of root can give its name to something else.
+    let by_descriptor = File::open(format!("/proc/self/fd/{}", null.as_raw_fd()));
+    let opened = by_descriptor.or_else(|error| match error.kind() {
+        ErrorKind::NotFound => File::open("/dev/null"),
+        _ => Err(error),
+    });
+    let failed = |error| Error::io("cannot open /dev/null for the command", &error);
+    opened.map(OwnedFd::from).map_err(failed)
 }
 
 /// A file in memory that nobody can change.

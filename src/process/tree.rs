@@ -19,7 +19,7 @@
 //! before everything else about it.
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -202,6 +202,18 @@ impl Orphans {
         }
     }
 
+    /// Whether orphans of a user can be among these, so that they may be stopped before anything else of them is known.
+    fn mean_user(&self, uid: libc::uid_t) -> bool {
+        match self {
+            Self::Marked(marks) => {
+                let mut users = marks.values();
+                users.any(|user| user.is_none_or(|user| user.uid == uid))
+            }
+            Self::LeftBehind => false,
+            Self::Own => true,
+        }
+    }
+
     /// The processes that adopt orphans. A server that is no subreaper has an init for a parent.
     fn adopters(&self) -> Vec<Pid> {
         let own = std::process::id().cast_signed();
@@ -217,7 +229,7 @@ impl Orphans {
 
 impl Roots {
     /// Passes all processes of the trees to `found`, zombies included, each as early as possible. Before
-    /// it knows whose an orphan is, it passes the orphan's number to `listed`. Returns whether
+    /// it knows of which command an orphan is, it passes the orphan's number to `listed`. Returns whether
     /// processes may be missing.
     fn search(&self, found: &mut dyn FnMut(&Stat), listed: &mut dyn FnMut(Pid)) -> bool {
         if Mark::are_available() && proc::lists_children() {
@@ -261,7 +273,8 @@ impl Roots {
         for (adopter, thread) in starters.chain(adopters) {
             let mut orphans = proc::children_of_thread(adopter, thread);
             orphans.retain(|pid| *pid != own && !commands.contains(pid));
-            orphans.iter().copied().for_each(&mut *listed);
+            // The latest ones come last, and are gone first.
+            orphans.iter().rev().copied().for_each(&mut *listed);
             for orphan in orphans {
                 search.add(orphan, |process| is_orphan(process.pid));
             }
@@ -399,7 +412,7 @@ impl Hunt {
             let newest = proc::newest_pid();
             let mut found = |process: &Stat| {
                 let member = process.member();
-                ours.extend([process.pid, process.group]);
+                ours.push(process.pid);
                 if !known.insert(member) {
                     return;
                 }
@@ -418,7 +431,8 @@ impl Hunt {
                     fresh.push(member);
                 }
             };
-            let is_incomplete = roots.search(&mut found, &mut |pid| held.meet(pid, is_outrun));
+            let mut listed = |pid| held.meet(pid, is_outrun, &roots.orphans);
+            let is_incomplete = roots.search(&mut found, &mut listed);
             held.end_round(&ours);
             self.fruitless = if is_fruitful { 0 } else { self.fruitless + 1 };
             // The kernel's lists may leave out a process while others in them end, so a link of a chain of
@@ -449,40 +463,49 @@ impl Hunt {
     }
 }
 
-/// Orphans that were stopped before it was known whose they are, because a process that starts the next
-/// one and ends at once is gone before it is looked at. Their numbers are those of their process groups
-/// too, where the next ones begin.
+/// Orphans that were stopped before it was known of which command they are, because a process that starts the next
+/// one and ends at once is gone before it is looked at. None is another user's.
 ///
-/// Orphans of others are resumed one round later, when what their group forked has been examined.
+/// Those of other commands are resumed one round later, when what they forked has been examined.
 #[derive(Default)]
 struct Held {
     /// All orphans so far. One that stays is looked at as it is.
     met: HashSet<Pid>,
     /// Those that were stopped in this round.
-    stopped: Vec<Pid>,
+    stopped: Vec<(Pid, OwnedFd)>,
     /// Those that were stopped in the one before.
-    earlier: Vec<Pid>,
+    earlier: Vec<(Pid, OwnedFd)>,
     holds: Holds,
 }
 
 impl Held {
-    fn meet(&mut self, pid: Pid, is_outrun: bool) {
-        let stop = || signal_with_group(pid, libc::SIGSTOP);
-        if self.met.insert(pid) && is_outrun && self.holds.hold(pid, stop) {
-            self.stopped.push(pid);
+    fn meet(&mut self, pid: Pid, is_outrun: bool, orphans: &Orphans) {
+        // Opened before the process's user is asked for: that is the user of what is signalled, or that has ended.
+        if self.met.insert(pid)
+            && is_outrun
+            && let Ok(pidfd) = sys::pidfd_open(pid)
+        {
+            let is_meant = |uid| orphans.mean_user(uid);
+            let stop = || drop(sys::pidfd_signal(pidfd.as_fd(), libc::SIGSTOP));
+            if self.holds.hold(pid, is_meant, stop) {
+                self.stopped.push((pid, pidfd));
+            }
         }
     }
 
-    /// `ours` are the numbers of processes, and of their groups, that stay stopped.
+    /// `ours` are the numbers of processes that stay stopped.
     fn end_round(&mut self, ours: &[Pid]) {
-        self.stopped.retain(|pid| !ours.contains(pid));
-        self.earlier.retain(|pid| !ours.contains(pid));
-        let earlier = std::mem::take(&mut self.earlier);
-        for pid in &earlier {
-            signal_with_group(*pid, libc::SIGCONT);
-        }
+        self.stopped.retain(|(pid, _)| !ours.contains(pid));
+        self.earlier.retain(|(pid, _)| !ours.contains(pid));
         self.holds.release(ours);
-        self.holds.release(&earlier);
+        for (pid, pidfd) in std::mem::take(&mut self.earlier) {
+            // The kernel keeps a second signal until the process goes on: it was stopped before this search.
+            let has_second = proc::has_pending(pid, pid, libc::SIGSTOP);
+            if !(has_second && proc::is_stopped(pid)) {
+                let _ = sys::pidfd_signal(pidfd.as_fd(), libc::SIGCONT);
+            }
+            self.holds.release(&[pid]);
+        }
         std::mem::swap(&mut self.earlier, &mut self.stopped);
     }
 
@@ -496,12 +519,6 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.release();
     }
-}
-
-/// Signals a process that was just listed, and the group that bears its number.
-fn signal_with_group(pid: Pid, signal: i32) {
-    let _ = sys::signal_process(pid, signal);
-    let _ = sys::signal_group(pid, signal);
 }
 
 /// Stops the process group of a process that was just looked at. The process may have ended, but while its

@@ -417,7 +417,9 @@ unsafe fn restrict(restriction: &Restriction<'_>) -> Result<(), SpawnStep> {
         if let Some(user) = restriction.user {
             become_user(user).map_err(|_| SpawnStep::Identity)?;
             // Until execve this is the server's memory, run by the sandbox's user. A change of user makes
-            // it as dumpable as `fs.suid_dumpable` says (proc(5)).
+            // it as dumpable as `fs.suid_dumpable` says (proc(5)): not at all, unless somebody debugs programs of
+            // root. Then other threads that act for users make it so again, and only Landlock keeps tracers out:
+            // this process has a domain of its own by now.
             libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0);
         }
         if filter.is_empty() {

@@ -158,6 +158,55 @@ os._exit(0)"
     });
 }
 
+/// A description that is shared has flags, an owner, a signal and locks that are shared too (fcntl(2)).
+#[test]
+fn no_open_file_is_shared_with_another_command() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let look = "import fcntl
+for one in 0, 1, 2:
+    print([fcntl.fcntl(one, name) for name in (fcntl.F_GETFL, fcntl.F_GETOWN, fcntl.F_GETSIG)])";
+    let change = "import fcntl, os
+for one in 0, 1, 2:
+    fcntl.fcntl(one, fcntl.F_SETFL, os.O_APPEND | os.O_NONBLOCK)
+    fcntl.fcntl(one, fcntl.F_SETSIG, 40)
+    fcntl.fcntl(one, fcntl.F_SETOWN, os.getpid())
+    fcntl.flock(one, fcntl.LOCK_EX)
+print('changed', flush=True)
+import time; time.sleep(1000)";
+    for kind in kinds(&server) {
+        let (one, other) = (server.sandbox_with(&kind), server.sandbox_with(&kind));
+        for body in [
+            json!({}),
+            json!({ "stdin": "" }),
+            json!({ "stdin": "text" }),
+            json!({ "pty": true }),
+        ] {
+            let command = |code: &str| {
+                let mut body = body.clone();
+                body["cmd"] = json!(["python3", "-c", code]);
+                body
+            };
+            let before = other.exec(&command(look)).stdout;
+            assert_eq!(before.lines().count(), 3, "{before}");
+            let process = one.spawn(&command(change));
+            let route = format!("processes/{}", process["id"].as_str().unwrap());
+            wait_until("they are changed", PATIENCE, || {
+                one.get(&format!("{route}/logs")).text().contains("changed")
+            });
+            for sandbox in [&one, &other] {
+                let after = sandbox.exec(&command(&format!(
+                    "{look}\nfcntl.flock(0, fcntl.LOCK_EX | fcntl.LOCK_NB)"
+                )));
+                assert_eq!(after.stdout, before, "{body}");
+            }
+            one.request("DELETE", &route, b"");
+        }
+    }
+}
+
 /// A connection that lingers is waited for by whoever closes it last; the kernel's own threads too, which close what
 /// processes have sent to themselves. One with a timeout of its own stays in the kernel after the sandbox.
 #[test]

@@ -23,6 +23,7 @@ use std::os::unix::net::{SocketAddr as UnixAddress, UnixDatagram, UnixListener, 
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{self, AtomicBool};
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -611,6 +612,45 @@ fn perform(words: &[&str]) -> io::Result<String> {
                 }
             }
             unreachable!("the numbers do not end")
+        }
+        // Leaves processes behind, one after the other. Every second one stops itself; each writes to the file if it was
+        // told to go on, which nobody here does.
+        ["orphans", count, path] => {
+            static TOLD: AtomicBool = AtomicBool::new(false);
+            extern "C" fn note(_signal: i32) {
+                TOLD.store(true, atomic::Ordering::Relaxed);
+            }
+            let file = OpenOptions::new().append(true).create(true).open(path)?;
+            for orphan in 0..number(count) {
+                // SAFETY: plain system calls, and a handler that stores a byte.
+                unsafe {
+                    if libc::fork() != 0 {
+                        libc::wait(std::ptr::null_mut());
+                        libc::usleep(10_000);
+                        continue;
+                    }
+                    if libc::fork() != 0 {
+                        libc::_exit(0);
+                    }
+                    libc::setsid();
+                    libc::signal(libc::SIGCONT, note as *const () as libc::sighandler_t);
+                    let mut left = libc::timespec {
+                        tv_sec: 3,
+                        tv_nsec: 0,
+                    };
+                    if orphan % 2 == 0 {
+                        libc::raise(libc::SIGSTOP);
+                    } else {
+                        while libc::nanosleep(&raw const left, &raw mut left) != 0 {}
+                    }
+                    if TOLD.load(atomic::Ordering::Relaxed) {
+                        libc::write(file.as_raw_fd(), c"x".as_ptr().cast(), 1);
+                    }
+                    libc::_exit(0);
+                }
+            }
+            std::thread::sleep(Duration::from_secs(4));
+            Ok("ok".to_owned())
         }
         // Whoever opens the file waits until the kernel has lost its patience, see fcntl(2).
         ["lease", path] => {

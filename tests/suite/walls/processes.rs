@@ -5,8 +5,8 @@ use std::fs;
 use serde_json::json;
 
 use super::Neighbour;
-use super::probe::{Plan, Probe};
-use crate::fixture::{PATIENCE, Server, Stop, is_root, secret_server, stat_of, wait_until};
+use super::probe::{ARGUMENTS, Plan, Probe};
+use crate::fixture::{PATIENCE, Server, Stop, is_root, kinds, secret_server, stat_of, wait_until};
 use crate::skip;
 
 /// What a process shows of itself in /proc to those who may trace it, and only to them.
@@ -182,6 +182,36 @@ fn a_signal_to_everybody_ends_a_sandbox_and_nothing_else() {
     assert_eq!(server.get("/health").status, 200);
     assert_eq!(neighbour.sh("echo here"), "here\n");
     assert_eq!(sandbox.sh("echo here"), "here\n");
+}
+
+/// A search for the processes of a command that outrun it stops what it finds before it knows of which command that is.
+#[test]
+fn the_end_of_a_storm_stops_and_resumes_no_process_of_a_neighbour() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    for kind in kinds(&server) {
+        let (sandbox, neighbour) = (server.sandbox_with(&kind), server.sandbox());
+        let victim = Probe::new(&neighbour);
+        let hop = format!("{} {}", Probe::put(&sandbox), ARGUMENTS.join(" "));
+        let hop = format!("echo '[[\"hop\",\"sign\"]]' | {hop} >/dev/null");
+        let storm = format!("({hop} &); ({hop} &); exec sleep 1000");
+        let storm = json!({ "cmd": storm, "timeout": 0.2 });
+        let stop = Stop::default();
+        std::thread::scope(|scope| {
+            let _guard = stop.guard();
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    while !stop.is_set() {
+                        sandbox.post("exec", &storm);
+                    }
+                });
+            }
+            assert_eq!(victim.run_one(&["orphans", "150", "told"]), "ok");
+        });
+        assert_eq!(fs::read(neighbour.home.join("told")).unwrap(), b"");
+    }
 }
 
 #[test]

@@ -178,7 +178,8 @@ fn limits_are_those_of_the_sandbox_and_cannot_be_raised() {
         let probe = Probe::new(sandbox);
         let resources = [
             (libc::RLIMIT_NPROC, format!("{processes} {processes}")),
-            (libc::RLIMIT_CORE, "0 0".to_owned()),
+            // Not 0: a program for core dumps would be started all the same.
+            (libc::RLIMIT_CORE, "1 1".to_owned()),
             (libc::RLIMIT_NOFILE, "700 900".to_owned()),
             (libc::RLIMIT_DATA, memory),
         ];
@@ -197,6 +198,9 @@ fn limits_are_those_of_the_sandbox_and_cannot_be_raised() {
             let act = ["raise-limit", &libc::RLIMIT_DATA.to_string()];
             assert_eq!(probe.run_one(&act), "EPERM");
         }
+        // In which case the shell tells of the signal, too.
+        let crash = "cp /bin/sleep s; ./s 1000 & kill -SEGV $!; wait $! 2>/dev/null; ls; ulimit -c";
+        assert_eq!(sandbox.sh(crash), "probe\ns\n0\n", "no core file");
         assert_eq!(
             sandbox.sh("nice"),
             "10\n",
