@@ -486,7 +486,9 @@ impl Held {
             && let Ok(pidfd) = sys::pidfd_open(pid)
         {
             let is_meant = |uid| orphans.mean_user(uid);
-            let stop = || drop(sys::pidfd_signal(pidfd.as_fd(), libc::SIGSTOP));
+            let stop = || {
+                let _ = sys::pidfd_signal(pidfd.as_fd(), libc::SIGSTOP);
+            };
             if self.holds.hold(pid, is_meant, stop) {
                 self.stopped.push((pid, pidfd));
             }

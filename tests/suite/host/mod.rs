@@ -11,6 +11,7 @@ mod held;
 mod homes;
 mod idle;
 mod inside;
+mod kills;
 mod lasting;
 mod paths;
 mod pausing;
