@@ -209,6 +209,7 @@ fn serve(as_init: bool) -> Result<(), ExitError> {
     }
     // After the machine has noted the limit that commands get.
     raise_descriptor_limit();
+    machine.take_over()?;
 
     let cannot_listen =
         |error: io::Error| Error::io(format_args!("cannot listen on {}", config.listen), &error);
@@ -336,7 +337,7 @@ fn accept_until_end(mut server: Server<Api>, machine: &Machine, signals: &Signal
             server.accept();
         } else if machine.has_idled_out() {
             logging::info(format_args!("idle for too long, ending"));
-            machine.shut_down();
+            machine.end_idle();
             return;
         }
     }

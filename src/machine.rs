@@ -241,6 +241,21 @@ impl Machine {
         }
     }
 
+    /// Takes over the sandboxes of an earlier server. Call it once, before the first request.
+    ///
+    /// # Errors
+    /// As [`Host::take_over`].
+    pub fn take_over(&self) -> Result<()> {
+        self.as_host().map_or(Ok(()), Host::take_over)
+    }
+
+    /// The server ends because it was idle: there is nothing to end, and on a host something to write down.
+    pub fn end_idle(&self) {
+        if let Some(host) = self.as_host() {
+            host.shut_down();
+        }
+    }
+
     /// The key that the tokens of sandboxes are derived with; `None` if that is the host token.
     ///
     /// # Errors

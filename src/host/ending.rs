@@ -68,9 +68,19 @@ impl Host {
     /// longer listed, keeps its slot and user, and the deletion is retried.
     pub fn delete(&self, id: &str) -> Result<Ended> {
         let deadline = Instant::now() + ANSWER_LIMIT;
-        let left = deadline.saturating_duration_since(Instant::now());
-        self.wait_while(left, |table| table.changing.contains(id));
         let mut table = self.table();
+        if table.changing.contains(id) {
+            table.doomed.insert(id.to_owned());
+            let left = deadline.saturating_duration_since(Instant::now());
+            let is_changing = |table: &mut SandboxTable| table.changing.contains(id);
+            let (settled, is_settled) = self.changed.wait_while_for(table, left, is_changing);
+            table = settled;
+            if !is_settled {
+                table.doomed.remove(id);
+                let text = format!("sandbox {id} is being stopped or started; try again");
+                return Err(Error::new(Kind::Unfinished, text));
+            }
+        }
         while !table.sandboxes.contains_key(id) {
             let is_ending = table.is_ending(id);
             let left = deadline.saturating_duration_since(Instant::now());
@@ -96,11 +106,15 @@ impl Host {
     /// That of the first deletion that failed; the others were tried nevertheless.
     pub fn delete_all(&self) -> Result<AllEnded> {
         let deadline = Instant::now() + ANSWER_LIMIT;
+        let mut table = self.table();
+        let changing = table.changing.clone();
+        table.doomed.extend(changing);
         let left = deadline.saturating_duration_since(Instant::now());
-        self.wait_while(left, |table| !table.changing.is_empty());
+        let is_changing = |table: &mut SandboxTable| !table.changing.is_empty();
+        let (mut table, _) = self.changed.wait_while_for(table, left, is_changing);
+        table.doomed.clear();
         // All are taken before the first is killed: after another request has deleted one, its uid may
         // belong to a new sandbox.
-        let mut table = self.table();
         let ids = table.sandboxes.keys().chain(table.stuck.keys()).cloned();
         let ids: Vec<_> = ids.collect();
         let all: Vec<_> = ids.iter().filter_map(|id| table.take(id)).collect();

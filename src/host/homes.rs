@@ -176,6 +176,12 @@ impl Homes {
         }
     }
 
+    /// The uid of a home; `None` if there is none.
+    pub(super) fn owner(&self, id: &str) -> Option<u32> {
+        let status = fstatat(&self.directory, id, AtFlags::AT_SYMLINK_NOFOLLOW);
+        status.ok().map(|status| status.st_uid)
+    }
+
     /// The names of homes that there are.
     ///
     /// # Errors

@@ -43,17 +43,19 @@ impl Host {
             let mut evicted = Vec::new();
             for sandbox in &all {
                 // A sandbox that panics here costs no other one its maintenance.
-                let is_idle = contain(|| {
+                let _ = contain(|| {
                     sandbox.report_loss();
                     sandbox.limits.finish_kill();
                     sandbox.workspace.processes.kill_stopped_starts();
+                });
+                let mut table = self.table();
+                let is_idle = || {
                     let limit = sandbox.idle_limit();
                     limit.is_some_and(|limit| sandbox.workspace.close_if_idle(limit))
-                });
-                let is_idle = is_idle.unwrap_or(false);
-                let mut table = self.table();
-                // Unless a request is deleting it already.
-                if (is_idle || sandbox.has_expired())
+                };
+                // Unless a request deletes it, stops it or starts it.
+                if table.is_settled(sandbox)
+                    && (sandbox.has_expired() || is_idle())
                     && let Some(sandbox) = table.take(&sandbox.id)
                 {
                     evicted.push(sandbox);

@@ -163,6 +163,7 @@ impl Host {
         } else {
             self.tcp_ports.take(spec.tcp_ports)?
         };
+        let phase = Phase::begin(1, now_ms());
         let lasting = Arc::new(Lasting {
             id: id.clone(),
             number: *number,
@@ -174,9 +175,9 @@ impl Host {
             token: OnceLock::new(),
             ports,
             ledger: self.budget.ledger(),
+            current: Mutex::new(phase),
             file: Arc::clone(&reservation.file),
         });
-        let phase = Phase::begin(1, now_ms());
         if let Some(records) = &self.records {
             records.begin(&lasting.record(phase), &lasting.file)?;
         }
@@ -214,8 +215,10 @@ impl Host {
         let limits = if is_at_rest {
             self.limiter.at_rest(spec.whole)
         } else {
+            // Somebody may still have what kept the limits of the run before.
+            let name = format!("{}-{}", lasting.id, phase.runs);
             self.limiter
-                .apply(&lasting.id, spec.whole, max_processes + starter)?
+                .apply(&name, spec.whole, max_processes + starter)?
         };
         let confinement = self.policy.confine(SandboxSettings {
             id: &lasting.id,
@@ -238,6 +241,7 @@ impl Host {
         let namespaces = confinement.namespaces().cloned();
         let tcp = match confinement.own_network() {
             Some(namespaces) => TcpPortsInside::All(Arc::clone(namespaces)),
+            None if is_at_rest => TcpPortsInside::Given(Vec::new()),
             None => TcpPortsInside::Given(lasting.ports.ports().to_vec()),
         };
         let ports = Ports::home(Arc::clone(&home), user, tcp);

@@ -76,6 +76,8 @@ pub struct Host {
     homes: Homes,
     /// What is written down of sandboxes; `None` if they end with the server.
     records: Option<Arc<Records>>,
+    /// What an earlier server has left, until it is taken over; guards the value alone.
+    found: Mutex<Adoption>,
     /// Held as long as the server lives.
     _claims: Claims,
     signaller: Signaller,
@@ -154,20 +156,27 @@ impl Host {
         };
         let known = adoption.uids();
         leftovers::end(&settings.users, &accounts, &known, &signaller);
-        if let Some(records) = &records {
-            records.remove(&homes, &adoption.removals);
+        let left = if let Some(records) = &records {
+            records.remove(&homes, &adoption.removals)
         } else {
             homes.sweep();
             Records::discard(&homes);
-        }
+            Vec::new()
+        };
         let ids = Ids::new()?;
         // A missing right shows at start. Sandboxes are counted from 1.
         let unused = ids.of(0);
-        drop(homes.make(&unused, first)?);
-        homes.remove(&unused, None)?;
+        match homes.make(&unused, first) {
+            Ok(_) => drop(homes.remove(&unused, None)?),
+            // What is there is kept, and can be deleted.
+            Err(error) if error.kind() == Kind::NoSpace => {
+                logging::info(format_args!("no sandbox can be made: {error}"));
+            }
+            Err(error) => return Err(error),
+        }
         let random = sys::random_bytes()
             .map_err(|errno| Error::system("cannot choose the first uid", errno))?;
-        let taken = [accounts, known, adoption.aside].concat();
+        let taken = [&accounts[..], &known, &left, &adoption.aside].concat();
         let users = Users::new(&settings.users, u64::from_le_bytes(random), taken);
         let numbers = adoption.records.iter().map(|(record, _)| record.number);
         let made = numbers.max().unwrap_or(0);
@@ -179,6 +188,7 @@ impl Host {
             budget,
             homes,
             records: records.map(Arc::new),
+            found: Mutex::new(adoption),
             _claims: claims,
             signaller,
             table: Mutex::new(table),
@@ -197,8 +207,16 @@ impl Host {
                 .cloned()
                 .collect(),
         });
-        host.adopt(adoption.records, adoption.last_run)?;
         Ok(host)
+    }
+
+    /// Takes over the sandboxes of an earlier server. Call it once, when the server may open as many files as it ever may.
+    ///
+    /// # Errors
+    /// A home cannot be opened.
+    pub fn take_over(&self) -> Result<()> {
+        let found = std::mem::take(&mut *lock(&self.found));
+        self.adopt(found.records, found.last_run)
     }
 
     /// The key that the tokens of sandboxes are derived with; `None` if that is up to the server.
@@ -346,7 +364,8 @@ impl Host {
     /// Closes the host if there has been no sandbox for `limit`: creation is refused afterwards.
     pub fn close_if_empty(&self, limit: Duration) -> bool {
         let mut table = self.table();
-        table.closed |= table.empty_for().is_some_and(|empty| empty >= limit);
+        let is_changing = !table.changing.is_empty();
+        table.closed |= !is_changing && table.empty_for().is_some_and(|empty| empty >= limit);
         table.closed
     }
 }

@@ -241,7 +241,7 @@ impl Change<'_> {
             self.still = Some(Still::Stopped(Standstill::new(self.sandbox.user)));
         }
         let mut pause = FIRST_PAUSE;
-        while !self.stands_still()? {
+        while !self.stands_still(deadline)? {
             if Instant::now() >= deadline {
                 return Err(self.busy("its processes do not stop, or start others all the time"));
             }
@@ -252,17 +252,17 @@ impl Change<'_> {
     }
 
     /// Has what moves stopped. Returns whether all processes stand still.
-    fn stands_still(&mut self) -> Result<bool> {
+    fn stands_still(&mut self, deadline: Instant) -> Result<bool> {
         let (host, sandbox) = (self.host, self.sandbox);
         match &mut self.still {
             Some(Still::Stopped(standstill)) => {
                 // Its user may soon be another sandbox's.
                 let is_ending = lock(&sandbox.is_ending);
-                if is_ending.0 {
+                if is_ending.0 || sandbox.workspace.is_closed() {
                     return Err(unknown(&sandbox.id));
                 }
                 let stop_all = || host.signaller.signal(sandbox.user, libc::SIGSTOP);
-                Ok(standstill.stop(|uid| is_other(host, sandbox, uid), stop_all))
+                Ok(standstill.stop(|uid| is_other(host, sandbox, uid), stop_all, deadline))
             }
             Some(Still::Frozen) if sandbox.workspace.is_closed() => Err(unknown(&sandbox.id)),
             Some(Still::Frozen) | None => Ok(sandbox.limits.is_frozen()),

@@ -15,8 +15,8 @@ use crate::confine::Grants;
 use crate::error::{Error, Kind, Result};
 use crate::process::Reason;
 use crate::spec::sandbox::{Phase, StopCause};
-use crate::sys::User;
-use crate::threads::lock::Mutex;
+use crate::sys::{self, User};
+use crate::threads::lock::{Mutex, lock};
 use crate::workspace::{Lease, Needs};
 use crate::{fault, logging};
 
@@ -30,6 +30,8 @@ const STOPPING_LIMIT: Duration = Duration::from_secs(20);
 struct Change<'a> {
     host: &'a Host,
     sandbox: Arc<Sandbox>,
+    /// The change is work: no sandbox is evicted for idleness meanwhile, and idle time begins anew after it.
+    _lease: Lease,
 }
 
 impl Drop for Change<'_> {
@@ -88,12 +90,16 @@ impl Host {
             let text = format!("cannot stop sandbox {id}: a process was killed but has not ended");
             return Err(Error::new(Kind::System, text));
         }
+        // Its user may be another sandbox's when somebody still has this value.
+        lock(&sandbox.is_ending).0 = true;
+        sandbox.workspace.set_temporary(None);
         sandbox.workspace.release();
         sandbox.limits.discard();
         if was_paused {
             sandbox.workspace.clock().go_on();
         }
         let stopped = self.next_phase(sandbox, sandbox.phase.end(cause, now_ms()))?;
+        *lock(&stopped.current) = stopped.phase;
         self.write_down(&stopped).unwrap_or_else(|error| {
             // It is stopped in any case: a start of the server finds a sandbox that ran, and nothing of it.
             logging::info(format_args!("sandbox {id}: {error}"));
@@ -129,9 +135,12 @@ impl Host {
         }
         fault::point("start of a sandbox");
         let sandbox = &change.sandbox;
+        self.clear_user(sandbox)?;
         let started = self.next_phase(sandbox, Phase::begin(sandbox.phase.runs + 1, now_ms()))?;
+        *lock(&started.current) = started.phase;
         self.write_down(&started).inspect_err(|_| {
             // The files are those of the sandbox that stays as it was.
+            *lock(&sandbox.current) = sandbox.phase;
             sandbox.workspace.set_temporary(None);
         })?;
         self.enter_phase(&started);
@@ -154,8 +163,9 @@ impl Host {
         for (record, file) in records {
             let had_stopped = record.phase.stopped.is_some();
             let sandbox = self.adopt_one(record, file, cause)?;
-            if !had_stopped {
-                self.write_down(&sandbox)?;
+            // What cannot be written is found the same way by the next server.
+            if !had_stopped && let Err(error) = self.write_down(&sandbox) {
+                logging::info(format_args!("sandbox {}: {error}", sandbox.id));
             }
             adopted.push(sandbox);
         }
@@ -176,6 +186,10 @@ impl Host {
         file: Arc<RecordFile>,
         cause: StopCause,
     ) -> Result<Arc<Sandbox>> {
+        let phase = match record.phase.stopped {
+            Some(_) => record.phase,
+            None => record.phase.end(cause, now_ms()),
+        };
         let (uid, spec) = (record.uid, record.spec);
         let user = User { uid, gid: uid };
         let home = self.homes.open_home(&record.id, user)?;
@@ -198,13 +212,10 @@ impl Host {
                 self.tcp_ports.take_again(&record.tcp_ports)
             },
             ledger: self.budget.ledger(),
+            current: Mutex::new(phase),
             file,
             spec,
         });
-        let phase = match record.phase.stopped {
-            Some(_) => record.phase,
-            None => record.phase.end(cause, now_ms()),
-        };
         let grants = paths_at_rest(&lasting);
         self.assemble(lasting, phase, home, None, &grants)
     }
@@ -236,17 +247,40 @@ impl Host {
                 return Ok(Err(sandbox));
             }
             let mut table = self.table();
-            let is_current = |known: &Arc<Sandbox>| Arc::ptr_eq(known, &sandbox);
-            if table.sandboxes.get(id).is_some_and(is_current)
-                && table.changing.insert(id.to_owned())
-            {
+            // A tenant that changes it again and again does not put off its end.
+            if table.doomed.contains(id) || sandbox.has_expired() {
+                return Err(unknown(id));
+            }
+            if table.is_settled(&sandbox) {
+                let lease = sandbox.workspace.lease().map_err(|_| unknown(id))?;
+                table.changing.insert(id.to_owned());
                 drop(table);
                 return Ok(Ok(Change {
                     host: self,
                     sandbox,
+                    _lease: lease,
                 }));
             }
         }
+    }
+
+    /// Ends what runs as the user of a stopped sandbox: an earlier server may have left it, where this one has not seen it.
+    fn clear_user(&self, sandbox: &Arc<Sandbox>) -> Result<()> {
+        if !sys::user_has_processes(sandbox.user) {
+            return Ok(());
+        }
+        let deadline = Instant::now() + STOPPING_LIMIT;
+        let mut is_empty = false;
+        let done = |_: &Arc<Sandbox>, is_done| is_empty = is_done;
+        self.signaller
+            .empty([sandbox], Reason::Killed, false, deadline, done);
+        if is_empty {
+            return Ok(());
+        }
+        let (id, uid) = (&sandbox.id, sandbox.user.uid);
+        let text =
+            format!("cannot start sandbox {id}: its uid {uid} has a process that does not end");
+        Err(Error::new(Kind::System, text))
     }
 
     /// Makes the next phase of a sandbox.
@@ -255,7 +289,14 @@ impl Host {
         let home = self.homes.open_home(&lasting.id, lasting.user)?;
         let grants = match phase.stopped {
             Some(_) => paths_at_rest(&lasting),
-            None => self.grants(&lasting.spec)?,
+            None => {
+                // The kernel, or the settings of the server, may be others than when it was made.
+                self.policy.check_isolation(lasting.isolation())?;
+                self.policy
+                    .check_network(lasting.isolation(), lasting.network())?;
+                self.limiter.check(lasting.spec.whole)?;
+                self.grants(&lasting.spec)?
+            }
         };
         self.assemble(lasting, phase, home, Some(sandbox), &grants)
     }
@@ -284,7 +325,7 @@ impl Host {
         let Some(records) = &self.records else {
             return Ok(());
         };
-        records.replace(&sandbox.file, || sandbox.record(sandbox.phase))
+        records.replace(&sandbox.file, || sandbox.record(*lock(&sandbox.current)))
     }
 }
 

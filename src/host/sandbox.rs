@@ -71,6 +71,8 @@ pub struct Lasting {
     pub spec: Arc<SandboxSpec>,
     /// When it is deleted, whatever runs in it; `None` means never.
     pub(super) expiry: Mutex<Option<Expiry>>,
+    /// The phase that is written down, or about to be.
+    pub(super) current: Mutex<Phase>,
     /// Its token, once somebody has asked whose a token is.
     pub(super) token: OnceLock<String>,
     pub(super) ports: PortLease,

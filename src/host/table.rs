@@ -32,6 +32,8 @@ pub(super) struct SandboxTable {
     stopped: usize,
     /// Ids of sandboxes that are being stopped or started.
     pub(super) changing: HashSet<String>,
+    /// Ids of sandboxes that requests wait to delete: they are not changed any more.
+    pub(super) doomed: HashSet<String>,
     /// Keys of the requests that are making one.
     pub(super) keys: HashSet<String>,
     /// Ids of sandboxes that are being deleted.
@@ -63,6 +65,7 @@ impl SandboxTable {
             reserved: 0,
             stopped: 0,
             changing: HashSet::new(),
+            doomed: HashSet::new(),
             keys: HashSet::new(),
             ending: HashSet::new(),
             retried: HashSet::new(),
@@ -83,6 +86,13 @@ impl SandboxTable {
             + self.ending.len()
             + self.retried.len()
             + self.stuck.len()
+    }
+
+    /// Whether a sandbox is what is listed under its id, and nobody changes that.
+    pub(super) fn is_settled(&self, sandbox: &Arc<Sandbox>) -> bool {
+        let listed = self.sandboxes.get(&sandbox.id);
+        listed.is_some_and(|listed| Arc::ptr_eq(listed, sandbox))
+            && !self.changing.contains(&sandbox.id)
     }
 
     pub(super) fn is_ending(&self, id: &str) -> bool {
@@ -116,6 +126,7 @@ impl SandboxTable {
         if self.changing.contains(id) {
             return None;
         }
+        self.doomed.remove(id);
         if let Some(sandbox) = self.sandboxes.remove(id) {
             self.ledgers.remove(&sandbox.user.uid);
             self.stopped -= usize::from(sandbox.phase.stopped.is_some());

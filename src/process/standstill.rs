@@ -88,7 +88,13 @@ impl Standstill {
 
     /// Looks at all processes, and stops those that move. Returns whether they stand still. `is_other` tells uids that
     /// are certainly another user's; `stop_all` sends SIGSTOP to all processes of the user at once.
-    pub fn stop(&mut self, is_other: impl Fn(u32) -> bool, stop_all: impl FnOnce()) -> bool {
+    /// It gives up at the deadline.
+    pub fn stop(
+        &mut self,
+        is_other: impl Fn(u32) -> bool,
+        stop_all: impl FnOnce(),
+        deadline: Instant,
+    ) -> bool {
         let mut buffer = Vec::new();
         let found = self.look(&is_other, &mut buffer);
         let is_first_sight = self.rounds <= ROUNDS_OF_SINGLES;
@@ -109,7 +115,7 @@ impl Standstill {
         if self.rounds > ROUNDS_OF_SINGLES && !moving.is_empty() {
             stop_all();
         }
-        while !moving.is_empty() {
+        while !moving.is_empty() && Instant::now() < deadline {
             let pids: HashSet<Pid> = moving.iter().map(|process| process.pid).collect();
             let (mut next, mut later): (Vec<_>, Vec<_>) = moving
                 .into_iter()
@@ -273,7 +279,7 @@ mod tests {
     fn stand_still(user: User) -> Standstill {
         let mut standstill = Standstill::new(user);
         let limit = Instant::now() + Duration::from_secs(20);
-        while !standstill.stop(|_| false, || ()) {
+        while !standstill.stop(|_| false, || (), Instant::now() + Duration::from_secs(60)) {
             assert!(Instant::now() < limit);
         }
         standstill

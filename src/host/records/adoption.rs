@@ -43,7 +43,7 @@ pub(in crate::host) fn adopt(
     accounts: &[u32],
     most: usize,
 ) -> Result<Adoption> {
-    let last_run = records.begin_run()?;
+    let last_run = records.last_run()?;
     let Found {
         records: read,
         mut deletions,
@@ -51,6 +51,7 @@ pub(in crate::host) fn adopt(
         mut rejected,
     } = records.find()?;
     deletions.extend(unmade);
+    let mut aside = Vec::new();
     let mut kept: Vec<(Record, Arc<RecordFile>)> = Vec::with_capacity(read.len());
     for (record, file) in read {
         let uid = record.uid;
@@ -66,7 +67,10 @@ pub(in crate::host) fn adopt(
         };
         match why {
             None => kept.push((record, file)),
-            Some(why) => rejected.push((record.id, why)),
+            Some(why) => {
+                aside.push(uid);
+                rejected.push((record.id, why));
+            }
         }
     }
     let has_record = |id: &String| {
@@ -78,7 +82,8 @@ pub(in crate::host) fn adopt(
             rejected.push((id, "its home has no record".to_owned()));
         }
     }
-    let aside = put_aside(homes, records, &rejected, most)?;
+    aside.extend(put_aside(homes, records, &rejected, most)?);
+    records.note_begin();
     Ok(Adoption {
         last_run,
         records: kept,

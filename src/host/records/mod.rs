@@ -53,7 +53,7 @@ const SYNC_PAUSE: Duration = Duration::from_secs(1);
 /// The records of a host's sandboxes.
 pub(super) struct Records {
     directory: OwnedFd,
-    /// Records that have outdated files; guards the list alone.
+    /// Records that have changed since the last synchronization; guards the list alone.
     outdated: Mutex<Vec<Arc<RecordFile>>>,
     has_outdated: Condvar,
 }
@@ -153,16 +153,16 @@ impl Records {
         Ok(key)
     }
 
-    /// How the last server here has ended. From here on this one counts as killed, until
-    /// [`Records::note_end`].
+    /// How the last server here has ended.
     ///
     /// # Errors
-    /// `System`: it cannot be written.
-    pub(super) fn begin_run(&self) -> Result<LastRun> {
-        let failed = |error: io::Error| Error::io("cannot write which boot this is", &error);
+    /// `System`: it cannot be read.
+    pub(super) fn last_run(&self) -> Result<LastRun> {
+        let failed =
+            |error: io::Error| Error::io("cannot read how the last server has ended", &error);
         let boot = boot();
         let last = self.read(RUN).map_err(failed)?;
-        let last = last.map_or(LastRun::Ended, |last| {
+        Ok(last.map_or(LastRun::Ended, |last| {
             let last = String::from_utf8_lossy(&last);
             let (its, ended) = last.split_once(' ').unwrap_or((last.trim_end(), ""));
             match ended {
@@ -170,10 +170,17 @@ impl Records {
                 "" => LastRun::Killed,
                 _ => LastRun::Ended,
             }
-        });
-        let own = format!("{boot}\n");
-        self.write(RUN, own.as_bytes()).map_err(failed)?;
-        Ok(last)
+        }))
+    }
+
+    /// The server begins. It counts as killed until [`Records::note_end`].
+    pub(super) fn note_begin(&self) {
+        let written = self.write(RUN, format!("{}\n", boot()).as_bytes());
+        if let Err(error) = written {
+            logging::info(format_args!(
+                "cannot write that the server has begun: {error}"
+            ));
+        }
     }
 
     /// The server ends in order.
@@ -195,17 +202,27 @@ impl Records {
     ///
     /// # Errors
     /// `NoSpace` if the record cannot be renamed.
-    pub(super) fn complete(&self, file: &RecordFile) -> Result<()> {
+    pub(super) fn complete(&self, file: &Arc<RecordFile>) -> Result<()> {
         fault::point("record");
         let mut generations = lock(&file.generations);
         let renamed = self.rename(&file.name(MAKING), &file.name(1));
         renamed.map_err(|error| unwritten(&error))?;
         generations.latest = 1;
+        drop(generations);
+        self.note_change(file);
         Ok(())
     }
 
-    /// Removes sandboxes that were not completely made or deleted when the last server ended.
-    pub(super) fn remove(&self, homes: &Homes, ids: &[String]) {
+    /// A record is to be on the disk soon.
+    fn note_change(&self, file: &Arc<RecordFile>) {
+        lock(&self.outdated).push(Arc::clone(file));
+        self.has_outdated.notify_all();
+    }
+
+    /// Removes sandboxes that were not completely made or deleted when the last server ended. Returns the uids of those of
+    /// which something is left.
+    pub(super) fn remove(&self, homes: &Homes, ids: &[String]) -> Vec<u32> {
+        let mut left = Vec::new();
         for id in ids {
             let removed = homes.remove(id, None);
             if let Err(error) = removed.and_then(|_| {
@@ -216,8 +233,10 @@ impl Records {
                 logging::info(format_args!(
                     "cannot finish the deletion of sandbox {id}: {error}"
                 ));
+                left.extend(homes.owner(id));
             }
         }
+        left
     }
 
     /// Removes all records, for a host whose sandboxes end with it.
@@ -248,8 +267,7 @@ impl Records {
         let former = std::mem::replace(&mut generations.latest, next);
         generations.outdated.push(former);
         drop(generations);
-        lock(&self.outdated).push(Arc::clone(file));
-        self.has_outdated.notify_all();
+        self.note_change(file);
         Ok(())
     }
 
@@ -281,6 +299,11 @@ impl Records {
         // That which says what happens to the others goes last.
         for outdated in std::mem::take(&mut generations.outdated) {
             let _ = self.unlink(&file.name(outdated));
+        }
+        if !generations.is_closed {
+            // It could not be renamed.
+            let _ = self.unlink(&file.name(generations.latest));
+            generations.is_closed = true;
         }
         let _ = self.unlink(&file.name(DELETING));
     }
@@ -393,7 +416,7 @@ impl Records {
         let name = format!("{id}.{number}");
         let text = self
             .read(&name)
-            .map_err(|error| (error.to_string(), true))?;
+            .map_err(|error| (error.to_string(), false))?;
         let text = text.unwrap_or_default();
         let record = Record::parse(&text).map_err(|why| {
             let is_broken = matches!(why, Unreadable::Broken);
