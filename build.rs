@@ -153,7 +153,7 @@ fn compress_console() {
         let content = fs::read(&path).expect("cannot read a file of the console");
         let (name, content) = match name.strip_suffix(".gz") {
             Some(name) => (name, gunzip(&content)),
-            None if name.ends_with(".js") => {
+            None if path.extension().is_some_and(|end| end == "js") => {
                 let text = String::from_utf8(content).expect("a script is text");
                 (name, without_comments(&text, "//").into_bytes())
             }

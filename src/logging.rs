@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use crate::codec::table::Table;
 use crate::sys::{Events, PollEntry, poll};
 
 static DEBUG: AtomicBool = AtomicBool::new(false);
@@ -69,8 +68,8 @@ pub fn about(tenant: &str, line: fmt::Arguments<'_>) {
 struct LineCounts {
     began: Option<Instant>,
     all: u32,
-    /// By tenant, how many were written and how many left out.
-    tenants: Table<String, (u32, u64)>,
+    /// By tenant in the order of names, how many were written and how many left out.
+    tenants: Vec<(String, (u32, u64))>,
 }
 
 impl LineCounts {
@@ -78,7 +77,7 @@ impl LineCounts {
         Self {
             began: None,
             all: 0,
-            tenants: Table::new(),
+            tenants: Vec::new(),
         }
     }
 
@@ -93,9 +92,16 @@ impl LineCounts {
             left_out.retain(|(_, lines)| *lines > 0);
             self.began = Some(now);
         }
-        let is_counted = self.tenants.len() < MAX_TENANTS || self.tenants.get(tenant).is_some();
+        let place = |tenants: &[(String, _)], name: &str| {
+            tenants.binary_search_by(|(other, _)| other.as_str().cmp(name))
+        };
+        let is_counted = self.tenants.len() < MAX_TENANTS || place(&self.tenants, tenant).is_ok();
         let name = if is_counted { tenant } else { OTHERS };
-        let (written, omitted) = self.tenants.get_or_default(name.to_owned());
+        let place = place(&self.tenants, name).unwrap_or_else(|place| {
+            self.tenants.insert(place, (name.to_owned(), (0, 0)));
+            place
+        });
+        let (written, omitted) = &mut self.tenants[place].1;
         let is_written = *written < TENANT_LINES && self.all < ALL_LINES;
         if is_written {
             *written += 1;

@@ -287,16 +287,15 @@ impl Host {
     fn next_phase(&self, sandbox: &Sandbox, phase: Phase) -> Result<Arc<Sandbox>> {
         let lasting = Arc::clone(&sandbox.lasting);
         let home = self.homes.open_home(&lasting.id, lasting.user)?;
-        let grants = match phase.stopped {
-            Some(_) => paths_at_rest(&lasting),
-            None => {
-                // The kernel, or the settings of the server, may be others than when it was made.
-                self.policy.check_isolation(lasting.isolation())?;
-                self.policy
-                    .check_network(lasting.isolation(), lasting.network())?;
-                self.limiter.check(lasting.spec.whole)?;
-                self.grants(&lasting.spec)?
-            }
+        let grants = if phase.stopped.is_some() {
+            paths_at_rest(&lasting)
+        } else {
+            // The kernel, or the settings of the server, may be others than when it was made.
+            let (isolation, network) = (lasting.isolation(), lasting.network());
+            self.policy.check_isolation(isolation)?;
+            self.policy.check_network(isolation, network)?;
+            self.limiter.check(lasting.spec.whole)?;
+            self.grants(&lasting.spec)?
         };
         self.assemble(lasting, phase, home, Some(sandbox), &grants)
     }

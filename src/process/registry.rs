@@ -353,6 +353,23 @@ impl Registry {
         Ok(pump)
     }
 
+    /// The descriptors of a command.
+    fn stdio(&self, spec: &CommandSpec, confinement: &Confinement) -> Result<Stdio> {
+        let has_null = spec.terminal.is_none() && spec.input == StdinSource::Empty;
+        let null = has_null.then(|| reopen(&self.shared.null)).transpose()?;
+        let _acting = confinement.act()?;
+        let mut stdio = match &spec.terminal {
+            Some(terminal) => {
+                let namespaces = confinement.namespaces();
+                let directory = namespaces.map(|namespaces| namespaces.terminals());
+                Stdio::terminal(terminal.size, directory)?
+            }
+            None => Stdio::pipes(null)?,
+        };
+        stdio.passed = spec.passed_code().map(sealed_file).transpose()?;
+        Ok(stdio)
+    }
+
     fn start_new(
         self: &Arc<Self>,
         spec: CommandSpec,
@@ -376,20 +393,7 @@ impl Registry {
             .then(|| share_terminals(&self.terminals));
         let share = share.transpose()?;
         let namespaces = confinement.namespaces();
-        let has_null = spec.terminal.is_none() && spec.input == StdinSource::Empty;
-        let null = has_null.then(|| reopen(&self.shared.null)).transpose()?;
-        let mut stdio = {
-            let _acting = confinement.act()?;
-            let mut stdio = match &spec.terminal {
-                Some(terminal) => {
-                    let directory = namespaces.map(|namespaces| namespaces.terminals());
-                    Stdio::terminal(terminal.size, directory)?
-                }
-                None => Stdio::pipes(null)?,
-            };
-            stdio.passed = spec.passed_code().map(sealed_file).transpose()?;
-            stdio
-        };
+        let mut stdio = self.stdio(&spec, confinement)?;
         stdio.passed = socket.or(stdio.passed);
         oom::begin();
         let started = (start.since, now_ms());

@@ -302,7 +302,7 @@ impl<'a> Target<'a> {
                 }
                 capture(pattern.text, matched).map(|captures| {
                     // A route of a workspace may be outside of `/v1`.
-                    let is_inside = matches!(routes[0].operation, In(_));
+                    let is_inside = matches!(routes[0].operation, In(_) | Run(_));
                     let scope = match captures.sandbox {
                         id if is_inside && !id.is_empty() => Scope::Sandbox(id),
                         _ => scope,

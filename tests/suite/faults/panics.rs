@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::ask;
 use crate::fixture::{
     BINARY, Builder, Mark, PATIENCE, Reply, Sandbox, Server, TempDir, WebSocket, count_entries,
-    descriptors_of, events_of, has_namespaces, is_root, names_in, status_of, wait_until,
+    descriptors_of, events_of, has_namespaces, homes_in, is_root, names_in, status_of, wait_until,
 };
 use crate::skip;
 
@@ -749,7 +749,7 @@ fn a_deletion_that_panics_holds_up_no_other() {
     }
     assert_eq!(server.delete("/v1/sandboxes").status, 500);
     expect_panics(&server, 1);
-    assert_eq!(count_entries(homes.to_str().unwrap()), 1, "seven are gone");
+    assert_eq!(homes_in(&homes).len(), 1, "seven are gone");
 }
 
 /// Nothing is left of a sandbox whose making panics: neither its home nor its place, which is the only one.
@@ -771,7 +771,7 @@ fn a_sandbox_whose_making_panics_leaves_nothing() {
             for _ in 0..6 {
                 let reply = server.post("/v1/sandboxes", &body);
                 assert_eq!((reply.status, &*reply.code()), (500, "internal"), "{body}");
-                assert_eq!(count_entries(homes.to_str().unwrap()), 0, "no home is left");
+                assert_eq!(homes_in(&homes).len(), 0, "no home is left");
                 before.get_or_insert_with(|| Holdings::of(&server));
             }
             before.unwrap().wait_for(&server);

@@ -274,7 +274,7 @@ fn all_or_nothing(server: &Server, homes: &PathBuf, count: u64, status: u16, why
         let text = reply.json()["error"].as_str().unwrap().to_owned();
         assert!(text.contains(why), "{text}");
         assert_eq!(list(server).len(), 1);
-        assert_eq!(super::names_in(homes), [kept[0].id.clone()]);
+        assert_eq!(super::homes_in(homes), [kept[0].id.clone()]);
         wait_until("no descriptor is left of it", PATIENCE, || {
             counts() <= before
         });
@@ -286,7 +286,7 @@ fn all_or_nothing(server: &Server, homes: &PathBuf, count: u64, status: u16, why
     for sandbox in made.iter().chain(&kept) {
         assert!(delete(server, &sandbox.id));
     }
-    assert_eq!(super::names_in(homes), Vec::<String>::new());
+    assert_eq!(super::homes_in(homes), Vec::<String>::new());
 }
 
 #[test]

@@ -427,7 +427,7 @@ fn one_that_cannot_be_emptied_holds_up_no_other() {
     if !has_namespaces() {
         skip!("needs namespaces");
     }
-    let mut server = Server::host().start();
+    let mut server = Server::host().env("SBX_KEEP", 0).start();
     let sandboxes: Vec<_> = (0..8).map(|_| server.sandbox()).collect();
     for sandbox in &sandboxes {
         sandbox.spawn(&json!({"cmd": "sleep 3600"}));

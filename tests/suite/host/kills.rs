@@ -212,7 +212,7 @@ fn whenever_a_host_is_killed_the_next_one_has_what_was_answered() {
             "{}",
             next.log()
         );
-        assert_eq!(homes_in(&place).len(), all.len());
+        assert_eq!(homes_in(place.homes()).len(), all.len());
         for (share, (id, known)) in (0..shares.len()).cycle().zip(all) {
             shares[share].insert(id, known);
         }

@@ -26,7 +26,7 @@ use std::net::{SocketAddr, TcpStream};
 
 use serde_json::{Value, json};
 
-use crate::fixture::{Builder, HostPlace, Sandbox, Server, TOKEN, names_in};
+use crate::fixture::{Builder, HostPlace, Sandbox, Server, TOKEN, homes_in, names_in};
 
 /// Leaves a test that cannot run as anybody but root.
 macro_rules! needs_root {
@@ -101,14 +101,7 @@ fn delete(server: &Server, id: &str) -> bool {
 /// The homes that a server has.
 #[track_caller]
 fn homes_of(server: &Server) -> Vec<String> {
-    homes_in(server.place.as_ref().unwrap())
-}
-
-/// The homes in a place, besides what a host keeps about them.
-fn homes_in(place: &HostPlace) -> Vec<String> {
-    let mut names = names_in(place.homes());
-    names.retain(|name| !name.starts_with('.'));
-    names
+    homes_in(server.place.as_ref().unwrap().homes())
 }
 
 /// Starts where another server was, with its homes and users.

@@ -6,7 +6,7 @@ use std::process::Stdio;
 use serde_json::{Value, json};
 
 use super::{Way, described, needs_namespaces, sandbox, sandbox_with};
-use crate::fixture::{Builder, Sandbox, Server, assert_error, is_root, names_in};
+use crate::fixture::{Builder, Sandbox, Server, assert_error, homes_in, is_root};
 use crate::skip;
 
 #[test]
@@ -82,7 +82,7 @@ fn where_they_cannot_be_made_they_are_refused_and_nothing_is_made() {
     assert_eq!(health["sandboxes"], 0);
     assert_eq!(health["isolation"]["isolations"], json!(["landlock"]));
     let homes = server.place.as_ref().unwrap().homes();
-    assert_eq!(names_in(Path::new(&homes)), Vec::<String>::new());
+    assert_eq!(homes_in(&homes), Vec::<String>::new());
     // Others can be had as ever.
     assert_eq!(server.sandbox().sh("echo here").trim(), "here");
 

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::{Way, holders_of, needs_namespaces, sandbox, sandbox_with};
 use crate::fixture::{
-    Mark, PATIENCE, Sandbox, Server, all_processes, best_of, count_entries, is_alive, names_in,
+    Mark, PATIENCE, Sandbox, Server, all_processes, best_of, count_entries, homes_in, is_alive,
     pid_of, wait_until,
 };
 
@@ -187,7 +187,7 @@ fn a_server_that_is_killed_while_it_makes_them_leaves_none() {
             request.send_request("POST", "/v1/sandboxes", &[], body.as_bytes());
             // Anywhere in the middle.
             let some = 1 + 3 * round;
-            wait_until("some are made", PATIENCE, || names_in(&homes).len() >= some);
+            wait_until("some are made", PATIENCE, || homes_in(&homes).len() >= some);
             kill(inner, Signal::SIGKILL).unwrap();
             drop(request);
             server.wait_for_exit(PATIENCE);

@@ -8,7 +8,9 @@ use serde_json::json;
 
 use super::probe::{Plan, Probe};
 use super::{Neighbour, Vault};
-use crate::fixture::{Ask, BINARY, Outcome, Server, Subjects, events_of, is_root, routes};
+use crate::fixture::{
+    Ask, BINARY, Outcome, Server, Subjects, events_of, homes_in, is_root, routes,
+};
 use crate::skip;
 
 /// Every act on a directory like [`Vault`]'s or a neighbour's home; links and renames in and out.
@@ -496,8 +498,8 @@ fn paths_that_name_what_is_not_a_sandboxs_own_name_nothing_to_its_file_routes() 
         }
     }
     neighbour.check();
-    let homes = fs::read_dir(server.place.as_ref().unwrap().homes()).unwrap();
-    assert_eq!(homes.count(), 2, "nothing was made beside the homes");
+    let homes = homes_in(server.place.as_ref().unwrap().homes());
+    assert_eq!(homes.len(), 2, "nothing was made beside the homes");
 }
 
 #[test]
