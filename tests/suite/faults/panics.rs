@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::ask;
 use crate::fixture::{
-    BINARY, Builder, Mark, PATIENCE, Reply, Sandbox, Server, TempDir, WebSocket, count_entries,
-    descriptors_of, events_of, has_namespaces, homes_in, is_root, names_in, status_of, wait_until,
+    BINARY, Builder, Mark, PATIENCE, Reply, Sandbox, Server, TempDir, WebSocket, descriptors_of,
+    events_of, has_namespaces, homes_in, is_root, names_in, status_of, wait_until,
 };
 use crate::skip;
 

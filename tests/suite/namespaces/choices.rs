@@ -1,6 +1,5 @@
 //! Namespaces are chosen, shown and refused; a sandbox is never weaker than it was asked for.
 
-use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::{Value, json};
