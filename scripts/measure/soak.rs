@@ -98,7 +98,18 @@ impl Remains {
             descriptors: count(format!("/proc/{server}/fd")),
             threads: count(format!("/proc/{server}/task")),
             processes: children(server) + children(init) - 1,
-            homes: fs::read_dir(&host.homes).unwrap().count(),
+            // A host keeps directories of its own beside them.
+            homes: fs::read_dir(&host.homes)
+                .unwrap()
+                .filter(|entry| {
+                    !entry
+                        .as_ref()
+                        .unwrap()
+                        .file_name()
+                        .to_string_lossy()
+                        .starts_with('.')
+                })
+                .count(),
             resident: host.memory(),
         }
     }

@@ -145,7 +145,7 @@ class Server:
         home.mkdir()
         environment = {"PATH": PATH, "HOME": str(home), "SBX_PORT": "0", "SBX_BIND": "127.0.0.1"}
         if mode == "host":
-            environment |= {"SBX_HOST_MODE": "1", "SBX_HOMES_DIR": str(self.homes), "SBX_CAPACITY": "150"}
+            environment |= {"SBX_HOST_MODE": "1", "SBX_KEEP": "0", "SBX_HOMES_DIR": str(self.homes), "SBX_CAPACITY": "150"}
             environment["SBX_UID_RANGE"] = os.environ.get("SBX_UID_RANGE", "56000-56999")
         self.token = None
         if mode != "debug":

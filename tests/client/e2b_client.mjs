@@ -102,7 +102,7 @@ class Server {
     fs.mkdirSync(home);
     const env = { PATH, HOME: home, SBX_PORT: "0", SBX_BIND: "127.0.0.1" };
     if (mode === "host") {
-      Object.assign(env, { SBX_HOST_MODE: "1", SBX_HOMES_DIR: server.homes });
+      Object.assign(env, { SBX_HOST_MODE: "1", SBX_KEEP: "0", SBX_HOMES_DIR: server.homes });
       env.SBX_UID_RANGE = process.env.SBX_UID_RANGE ?? "57000-57999";
     }
     if (mode !== "debug") server.token = env.SBX_TOKEN = randomBytes(16).toString("hex");

@@ -529,7 +529,7 @@ fn boot() -> String {
 
 /// The error of a request whose record cannot be written: the disk takes no more, for whatever reason.
 fn unwritten(error: &io::Error) -> Error {
-    let text =
-        format!("cannot write down the sandbox: {error}; make room on the disk of SBX_HOMES_DIR");
+    let error = Error::io("cannot write down the sandbox", error);
+    let text = format!("{error}; make room on the disk of SBX_HOMES_DIR");
     Error::new(Kind::NoSpace, text)
 }
