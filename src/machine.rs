@@ -134,11 +134,6 @@ impl Machine {
                 .essential()
                 .start(move || own.run_maintenance())
                 .map_err(|error| Error::io("cannot start the maintenance of sandboxes", &error))?;
-            let own = Arc::clone(&host);
-            Thread::new("records")
-                .essential()
-                .start(move || own.run_synchronization())
-                .map_err(|error| Error::io("cannot start the care for records", &error))?;
             Many(host)
         } else {
             let directory = std::env::current_dir()

@@ -62,6 +62,9 @@ impl Host {
                 }
             }
             self.limiter.tidy();
+            if let Some(records) = &self.records {
+                records.synchronize();
+            }
             let is_watched = |sandbox: &Arc<Sandbox>| {
                 sandbox.phase.stopped.is_none() && sandbox.limits.watched().is_some()
             };

@@ -228,13 +228,6 @@ impl Host {
         records.map(|records| records.key(token)).transpose()
     }
 
-    /// Removes outdated records, as long as the server runs; at once if there are none.
-    pub fn run_synchronization(&self) {
-        if let Some(records) = &self.records {
-            records.run_synchronization();
-        }
-    }
-
     fn table(&self) -> MutexGuard<'_, SandboxTable> {
         lock(&self.table)
     }

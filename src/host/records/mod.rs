@@ -15,8 +15,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, renameat};
@@ -27,7 +26,8 @@ use super::homes::{Homes, names_in};
 use super::ids::is_id;
 use crate::config::Secret;
 use crate::error::{Error, Kind, Result};
-use crate::threads::lock::{Condvar, Mutex, lock};
+use crate::threads::Thread;
+use crate::threads::lock::{Mutex, lock};
 use crate::{fault, logging, sys};
 pub(super) use record::Record;
 use record::Unreadable;
@@ -47,15 +47,21 @@ const DELETING: &str = "deleting";
 /// No record is longer: the environment of a sandbox is bounded, and so is a request.
 const MAX_RECORD_BYTES: u64 = 64 << 20;
 
-/// The time between two synchronizations.
-const SYNC_PAUSE: Duration = Duration::from_secs(1);
-
 /// The records of a host's sandboxes.
 pub(super) struct Records {
     directory: OwnedFd,
     /// Records that have changed since the last synchronization; guards the list alone.
     outdated: Mutex<Vec<Arc<RecordFile>>>,
-    has_outdated: Condvar,
+    is_synchronizing: AtomicBool,
+}
+
+/// The turn of one thread to synchronize.
+struct SynchronizingTurn(Arc<Records>);
+
+impl Drop for SynchronizingTurn {
+    fn drop(&mut self) {
+        self.0.is_synchronizing.store(false, Ordering::Release);
+    }
 }
 
 /// Where the record of one sandbox is.
@@ -123,7 +129,7 @@ impl Records {
         Ok(Self {
             directory: homes.private_directory(DIRECTORY)?,
             outdated: Mutex::default(),
-            has_outdated: Condvar::new(),
+            is_synchronizing: AtomicBool::new(false),
         })
     }
 
@@ -216,7 +222,6 @@ impl Records {
     /// A record is to be on the disk soon.
     fn note_change(&self, file: &Arc<RecordFile>) {
         lock(&self.outdated).push(Arc::clone(file));
-        self.has_outdated.notify_all();
     }
 
     /// Removes sandboxes that were not completely made or deleted when the last server ended. Returns the uids of those of
@@ -308,35 +313,36 @@ impl Records {
         let _ = self.unlink(&file.name(DELETING));
     }
 
-    /// Removes outdated records once what replaced them is on the disk. Runs as long as the server.
-    pub(super) fn run_synchronization(&self) {
-        loop {
-            let outdated = self
-                .has_outdated
-                .wait_while(lock(&self.outdated), |outdated| outdated.is_empty());
-            drop(outdated);
-            // One synchronization for all changes meanwhile.
-            thread::sleep(SYNC_PAUSE);
-            let changed = std::mem::take(&mut *lock(&self.outdated));
-            let latest: Vec<u64> = changed
-                .iter()
-                .map(|file| lock(&file.generations).latest)
-                .collect();
-            if syncfs(&self.directory).is_err() {
-                // The next change tries again.
-                lock(&self.outdated).extend(changed);
-                continue;
-            }
-            for (file, latest) in changed.iter().zip(latest) {
-                let mut generations = lock(&file.generations);
-                generations.outdated.retain(|outdated| {
-                    let is_done = *outdated < latest;
-                    if is_done {
-                        let _ = self.unlink(&file.name(*outdated));
-                    }
-                    !is_done
-                });
-            }
+    /// Has a thread synchronize the file system if a record has changed, and then remove what is outdated. Call it once a
+    /// second: one synchronization is for all changes meanwhile, and may take as long as the disk does.
+    pub(super) fn synchronize(self: &Arc<Self>) {
+        if lock(&self.outdated).is_empty() || self.is_synchronizing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let turn = SynchronizingTurn(Arc::clone(self));
+        // Without a thread the next call tries again.
+        let _ = Thread::new("records").start(move || turn.0.synchronize_now());
+    }
+
+    fn synchronize_now(&self) {
+        let changed = std::mem::take(&mut *lock(&self.outdated));
+        let latest: Vec<u64> = changed
+            .iter()
+            .map(|file| lock(&file.generations).latest)
+            .collect();
+        if syncfs(&self.directory).is_err() {
+            lock(&self.outdated).extend(changed);
+            return;
+        }
+        for (file, latest) in changed.iter().zip(latest) {
+            let mut generations = lock(&file.generations);
+            generations.outdated.retain(|outdated| {
+                let is_done = *outdated < latest;
+                if is_done {
+                    let _ = self.unlink(&file.name(*outdated));
+                }
+                !is_done
+            });
         }
     }
 
