@@ -324,7 +324,11 @@ impl Host {
         let Some(records) = &self.records else {
             return Ok(());
         };
-        records.replace(&sandbox.file, || sandbox.record(*lock(&sandbox.current)))
+        records.replace(&sandbox.file, || {
+            // Not locked while the rest is looked at.
+            let phase = *lock(&sandbox.current);
+            sandbox.record(phase)
+        })
     }
 }
 
