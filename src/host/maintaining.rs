@@ -5,8 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use super::{Host, Sandbox, watchdog};
-use crate::fault;
 use crate::threads::panics::contain;
+use crate::{fault, sys};
 
 /// How long the clients of a deleted sandbox may take to read their last answers.
 const PARTING_LIMIT: Duration = Duration::from_secs(3);
@@ -16,6 +16,9 @@ const ROUND: Duration = Duration::from_secs(1);
 
 /// Maintenance rounds between two retries of stuck deletions.
 const STUCK_ROUNDS: u64 = 10;
+
+/// Maintenance rounds in which what an earlier server has left may still appear.
+const LEFTOVER_ROUNDS: u64 = 10;
 
 impl Host {
     /// Runs as long as the server: evicts idle sandboxes, retries stuck deletions, and kills starts that
@@ -39,6 +42,11 @@ impl Host {
             fault::point("maintenance");
             for (_, ledger) in late {
                 ledger.connections.shut_down(true);
+            }
+            for sandbox in all.iter().filter(|_| round < LEFTOVER_ROUNDS) {
+                if sandbox.phase.stopped.is_some() && sys::user_has_processes(sandbox.user) {
+                    self.end_late_leftovers(&sandbox.id);
+                }
             }
             let mut evicted = Vec::new();
             for sandbox in &all {

@@ -148,6 +148,14 @@ impl Host {
         Ok(started)
     }
 
+    /// Ends what has appeared in a stopped sandbox: a command that the server before was starting when it was killed becomes
+    /// a process of its user only now.
+    pub(super) fn end_late_leftovers(&self, id: &str) {
+        if let Ok(Ok(change)) = self.begin_change(id, |phase| phase.stopped.is_some()) {
+            let _ = self.clear_user(&change.sandbox);
+        }
+    }
+
     /// Makes sandboxes of records: each is stopped.
     pub(super) fn adopt(
         &self,
