@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_files_of_the_page_are_sent_as_they_are_written() {
+    fn the_files_of_the_page_are_sent_as_they_are_written_but_for_comments() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/api/console/page");
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -287,7 +287,13 @@ mod tests {
                 .iter()
                 .find(|file| file.name == name)
                 .unwrap();
-            assert_eq!(content(file), std::fs::read(&path).unwrap(), "{name}");
+            let mut written = std::fs::read_to_string(&path).unwrap();
+            if path.extension().is_some_and(|end| end == "js") {
+                let is_code = |line: &&str| !line.trim_start().starts_with("//");
+                let code: Vec<_> = written.lines().filter(is_code).collect();
+                written = code.join("\n");
+            }
+            assert_eq!(content(file), written.as_bytes(), "{name}");
         }
     }
 
