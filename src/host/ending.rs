@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::sandbox::Lasting;
 use super::table::SandboxTable;
-use super::{Host, Sandbox, signals, unknown};
+use super::{Host, Sandbox, changing, signals, unknown};
 use crate::error::{Error, Kind, Result};
 use crate::process::Reason;
 use crate::threads::Thread;
@@ -77,8 +77,7 @@ impl Host {
             table = settled;
             if !is_settled {
                 table.doomed.remove(id);
-                let text = format!("sandbox {id} is being stopped or started; try again");
-                return Err(Error::new(Kind::Unfinished, text));
+                return Err(changing(id));
             }
         }
         while !table.sandboxes.contains_key(id) {
@@ -107,8 +106,8 @@ impl Host {
     pub fn delete_all(&self) -> Result<AllEnded> {
         let deadline = Instant::now() + ANSWER_LIMIT;
         let mut table = self.table();
-        let changing = table.changing.clone();
-        table.doomed.extend(changing);
+        let all = table.changing.clone();
+        table.doomed.extend(all);
         let left = deadline.saturating_duration_since(Instant::now());
         let is_changing = |table: &mut SandboxTable| !table.changing.is_empty();
         let (mut table, _) = self.changed.wait_while_for(table, left, is_changing);

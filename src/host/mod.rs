@@ -371,6 +371,11 @@ fn default_max_processes() -> u64 {
     proc::process_limit().map_or(usual, |most| usual.min(most / 4).max(1))
 }
 
+fn changing(id: &str) -> Error {
+    let text = format!("sandbox {id} is being stopped or started; try again");
+    Error::new(Kind::Unfinished, text)
+}
+
 fn stopped(id: &str) -> Error {
     let text = format!("sandbox {id} is stopped: it has files and no processes; resume it");
     Error::new(Kind::Stopped, text)

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::pausing::SandboxState;
 use super::records::{LastRun, Record, RecordFile};
 use super::sandbox::Lasting;
-use super::{Expiry, Host, Sandbox, stopped, unknown};
+use super::{Expiry, Host, Sandbox, changing, stopped, unknown};
 use crate::clock::now_ms;
 use crate::confine::Grants;
 use crate::error::{Error, Kind, Result};
@@ -81,12 +81,7 @@ impl Host {
         let sandbox = &change.sandbox;
         let was_paused = sandbox.pausing.end_run();
         sandbox.workspace.close_processes();
-        let deadline = Instant::now() + STOPPING_LIMIT;
-        let mut is_empty = false;
-        let done = |_: &Arc<Sandbox>, is_done| is_empty = is_done;
-        self.signaller
-            .empty([sandbox], Reason::Killed, false, deadline, done);
-        if !is_empty {
+        if !self.end_processes(sandbox) {
             let text = format!("cannot stop sandbox {id}: a process was killed but has not ended");
             return Err(Error::new(Kind::System, text));
         }
@@ -236,8 +231,7 @@ impl Host {
                     table.changing.contains(id)
                 });
         if !is_settled {
-            let text = format!("sandbox {id} is being stopped or started; try again");
-            return Err(Error::new(Kind::Unfinished, text));
+            return Err(changing(id));
         }
         let found = table.sandboxes.get(id).cloned();
         found.ok_or_else(|| unknown(id))
@@ -274,21 +268,23 @@ impl Host {
 
     /// Ends what runs as the user of a stopped sandbox: an earlier server may have left it, where this one has not seen it.
     fn clear_user(&self, sandbox: &Arc<Sandbox>) -> Result<()> {
-        if !sys::user_has_processes(sandbox.user) {
-            return Ok(());
-        }
-        let deadline = Instant::now() + STOPPING_LIMIT;
-        let mut is_empty = false;
-        let done = |_: &Arc<Sandbox>, is_done| is_empty = is_done;
-        self.signaller
-            .empty([sandbox], Reason::Killed, false, deadline, done);
-        if is_empty {
+        if !sys::user_has_processes(sandbox.user) || self.end_processes(sandbox) {
             return Ok(());
         }
         let (id, uid) = (&sandbox.id, sandbox.user.uid);
         let text =
             format!("cannot start sandbox {id}: its uid {uid} has a process that does not end");
         Err(Error::new(Kind::System, text))
+    }
+
+    /// Ends all processes of a sandbox, whatever the server does with its files. False if one is left.
+    fn end_processes(&self, sandbox: &Arc<Sandbox>) -> bool {
+        let deadline = Instant::now() + STOPPING_LIMIT;
+        let mut is_empty = false;
+        let done = |_: &Arc<Sandbox>, is_done| is_empty = is_done;
+        self.signaller
+            .empty([sandbox], Reason::Killed, false, deadline, done);
+        is_empty
     }
 
     /// Makes the next phase of a sandbox.
