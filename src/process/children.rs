@@ -16,7 +16,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::BorrowedFd;
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Weak};
 
 use nix::errno::Errno;
 
@@ -25,11 +25,23 @@ use crate::confine::Mark;
 use crate::sys::{self, Ending, Pid};
 use crate::threads::lock::{Mutex, lock};
 
+/// A command that was started.
+pub(super) trait Command: Send + Sync {
+    /// Reaps it if it has ended, and returns whether it has.
+    fn reap(&self) -> bool;
+}
+
+/// A command until it is reaped.
+struct Running {
+    mark: Option<Mark>,
+    command: Weak<dyn Command>,
+}
+
 #[derive(Default)]
 struct Commands {
     starts: Vec<Arc<Start>>,
-    /// By pid, until they are reaped.
-    running: HashMap<Pid, Option<Mark>>,
+    /// By pid.
+    running: HashMap<Pid, Running>,
 }
 
 impl Commands {
@@ -46,9 +58,14 @@ pub(super) fn list_start(start: &Arc<Start>) {
 }
 
 /// Ends a start, with the command if it was started.
-pub(super) fn end_start(start: &Arc<Start>, started: Option<(Pid, Option<Mark>)>) {
+pub(super) fn end_start(
+    start: &Arc<Start>,
+    started: Option<(Pid, Option<Mark>, Weak<dyn Command>)>,
+) {
     let mut commands = lock(&COMMANDS);
-    commands.running.extend(started);
+    if let Some((pid, mark, command)) = started {
+        commands.running.insert(pid, Running { mark, command });
+    }
     commands.starts.retain(|other| !Arc::ptr_eq(other, start));
 }
 
@@ -61,22 +78,32 @@ pub(super) fn reap(pid: Pid, pidfd: BorrowedFd<'_>) -> Option<Ending> {
     Some(ending)
 }
 
-/// Reaps the children that are no commands and have ended. False if a command that has ended hides
+/// Reaps the children that are no commands and have ended. Returns the pid of a command that has ended and hides
 /// others: call it again when that was reaped.
-pub(super) fn reap_others() -> bool {
+pub(super) fn reap_others() -> Option<Pid> {
     if cfg!(test) {
         // The children of a test program are its tests', each of which waits for its own.
-        return true;
+        return None;
     }
     let commands = lock(&COMMANDS);
     loop {
         match sys::ended_child() {
-            Ok(Some(pid)) if commands.is_known(pid) => return false,
+            Ok(Some(pid)) if commands.is_known(pid) => return Some(pid),
             Ok(Some(pid)) => sys::reap(pid),
             Err(Errno::EINTR) => {}
-            Ok(None) | Err(_) => return true,
+            Ok(None) | Err(_) => return None,
         }
     }
+}
+
+/// Reaps a command whose driver does not. False if it cannot be reaped yet.
+pub(super) fn reap_for_driver(pid: Pid) -> bool {
+    let command = {
+        let commands = lock(&COMMANDS);
+        let running = commands.running.get(&pid);
+        running.and_then(|running| running.command.upgrade())
+    };
+    command.is_some_and(|command| command.reap())
 }
 
 /// The pids of commands, being started or not reaped yet.
@@ -89,6 +116,8 @@ pub(super) fn commands() -> HashSet<Pid> {
 /// The marks of the commands that were not reaped yet.
 pub(super) fn marks() -> HashSet<Mark> {
     let mut marks = HashSet::new();
-    marks.extend(lock(&COMMANDS).running.values().copied().flatten());
+    let commands = lock(&COMMANDS);
+    marks.extend(commands.running.values().filter_map(|running| running.mark));
+    drop(commands);
     marks
 }

@@ -4,11 +4,13 @@
 //! descriptors of a command) and `terminal` (what a process with a terminal has besides) know no process. `process`
 //! is what all others share: identity, life and log. `stdin` and `follow` serve a client of a process that
 //! another thread drives, and `viewer` one that is attached to its terminal. A pump moves the bytes of a command,
-//! the supervisor drives the pumps that no client drives, and the [`registry`] starts, finds and lists.
+//! the `driver` of a workspace drives the pumps that no client drives, the supervisor enforces deadlines, and the
+//! [`registry`] starts, finds and lists.
 //!
 //! Nothing here knows HTTP or JSON: a client is a [`Subscriber`] with a connection to poll.
 
 mod children;
+mod driver;
 mod follow;
 #[cfg(test)]
 mod fuzz;

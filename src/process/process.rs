@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use super::logs::Log;
@@ -117,6 +118,9 @@ pub struct Process {
     /// Notifies when there is output, the process has ended, its terminal was resized, or its stdin is
     /// free for others.
     pub(super) notifier: Arc<Notifier>,
+    /// Odd while a thread is in a call on a pipe of the process, which a process that has the pipe open can hold up;
+    /// grows by one before and after each.
+    pub(super) pipe_calls: AtomicU64,
     /// For the texts.
     charge: Charge,
 }
@@ -278,6 +282,7 @@ impl Process {
             }),
             stdin: Mutex::new(StdinSlot::Closed),
             notifier: Arc::default(),
+            pipe_calls: AtomicU64::new(0),
             charge,
         }
     }
@@ -442,10 +447,16 @@ impl Process {
     }
 
     /// Kills what it left behind when it ended.
-    pub fn kill_left_behind(self: &Arc<Self>) {
-        if self.origin.mark.is_some() {
-            finish(Hunt::new(roots([&**self].into_iter())));
+    pub fn kill_left_behind(&self) {
+        if let Some(hunt) = self.hunt_left_behind() {
+            finish(hunt);
         }
+    }
+
+    /// The same, as a hunt that has not begun.
+    pub(super) fn hunt_left_behind(&self) -> Option<Hunt> {
+        self.origin.mark?;
+        Some(Hunt::new(roots([self].into_iter())))
     }
 
     /// Kills tracers that hold up its end. A command that was killed ends whoever traces it; else only its
@@ -516,23 +527,6 @@ impl Process {
         offset
     }
 
-    /// Reaps it if it has ended, and returns whether it has. Only its driver calls this.
-    pub(super) fn reap(&self) -> bool {
-        let mut life = lock(&self.life);
-        if life.killers > 0 {
-            return false;
-        }
-        if let Some(pidfd) = &life.pidfd
-            && let Some(ending) = children::reap(self.pid, pidfd.as_fd())
-        {
-            let now = Instant::now();
-            life.ending = Some((ending, now));
-            life.pidfd = None;
-            self.log.set_ended(now);
-        }
-        life.ending.is_some()
-    }
-
     /// Who has sent a SIGKILL that this server does not know of.
     fn unasked_kill(&self) -> Reason {
         match self.kill_watch.as_ref().and_then(KillWatch::cause) {
@@ -543,8 +537,9 @@ impl Process {
         }
     }
 
-    /// Makes the end known. The process was reaped and all its output is in the log.
-    pub(super) fn publish(&self) -> Option<Exit> {
+    /// Makes the end known. The process was reaped and all its output is in the log. Returns what is still open of its
+    /// stdin besides, to be closed when the end is known everywhere.
+    pub(super) fn publish(&self) -> Option<(Exit, StdinSlot)> {
         let (ending, kill_reason, requested_signals) = {
             let life = lock(&self.life);
             (life.ending, life.kill_reason, life.requested_signals)
@@ -577,12 +572,31 @@ impl Process {
             duration: ended - self.started,
         };
         lock(&self.life).exit = Some(exit);
-        *lock(&self.stdin) = StdinSlot::Closed;
+        let stdin = std::mem::replace(&mut *lock(&self.stdin), StdinSlot::Closed);
         if let Some(terminal) = &self.terminal {
             terminal.release_master();
         }
         self.notifier.notify();
-        Some(exit)
+        Some((exit, stdin))
+    }
+}
+
+/// Its driver calls this, and the supervisor if the driver does not.
+impl children::Command for Process {
+    fn reap(&self) -> bool {
+        let mut life = lock(&self.life);
+        if life.killers > 0 {
+            return false;
+        }
+        if let Some(pidfd) = &life.pidfd
+            && let Some(ending) = children::reap(self.pid, pidfd.as_fd())
+        {
+            let now = Instant::now();
+            life.ending = Some((ending, now));
+            life.pidfd = None;
+            self.log.set_ended(now);
+        }
+        life.ending.is_some()
     }
 }
 

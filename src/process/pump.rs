@@ -4,7 +4,7 @@
 //! A pump always has one driver. A foreground command is driven by [`Pump::run_foreground`] on its
 //! client's thread: one poll over the client, the outputs, the input and the pidfd. No data is handed
 //! between threads, and a slow client slows the command down, because its output is not read. The
-//! supervisor drives all other pumps through the same few methods.
+//! driver of the workspace drives all other pumps through the same few methods.
 //!
 //! Complete output needs no timer: what the main process wrote is in the pipe before waitid returns. So when the
 //! process is reaped, the pump looks how many bytes each pipe holds and moves that many (at the client's pace, if there
@@ -17,11 +17,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 
-use super::process::{Exit, OnDisconnect, Process, Reason, Subscriber};
+use super::children::Command;
+use super::process::{Exit, OnDisconnect, Process, Reason, StdinSlot, Subscriber};
 use super::read_size::ReadSize;
 use super::ring::Stream;
 use super::shares::OpenShare;
@@ -57,8 +59,24 @@ impl Buffer {
     }
 
     pub(super) fn new(read_size: ReadSize) -> Self {
-        let bytes = vec![0; read_size.bytes()];
+        let bytes = Vec::new();
         Self { bytes, read_size }
+    }
+
+    fn space(&mut self) -> &mut [u8] {
+        if self.bytes.is_empty() {
+            self.bytes = vec![0; self.read_size.bytes()];
+        }
+        &mut self.bytes
+    }
+
+    /// Gives its memory back, and is small when it is used again.
+    pub(super) fn release(&mut self) {
+        *self = Self::new(ReadSize::uncharged());
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        !self.bytes.is_empty()
     }
 }
 
@@ -72,11 +90,14 @@ pub struct Pump {
     terminal: Option<HeldTerminal>,
     /// `None` when nothing is left to write.
     pub(super) input: Option<GivenInput>,
+    /// The writing ends of its stdin since its end. Only the driver of the workspace closes them, because that can take as
+    /// long as a descendant likes.
+    unused: [Option<Arc<OwnedFd>>; 2],
     /// When the process is killed, by the clock of the workspace; `None` without a timeout.
     pub(super) deadline: Option<Instant>,
     /// Set while the process should have ended but cannot be reaped.
     recheck: Option<Recheck>,
-    /// When the supervisor looks at it next. It changes with the clock of the workspace.
+    /// When the driver of the workspace looks at it next. It changes with the clock of the workspace.
     pub(super) scheduled: Option<Instant>,
     /// Whether the process has ended but could not be reaped: its pidfd stays readable, so polling it is useless.
     is_held: bool,
@@ -157,6 +178,7 @@ impl Pump {
             outputs,
             terminal,
             input,
+            unused: [None, None],
             deadline,
             recheck: None,
             scheduled: None,
@@ -216,7 +238,8 @@ impl Pump {
 
     /// Whether nothing is left to do.
     pub(super) fn is_done(&self) -> bool {
-        self.is_over() && self.outputs.iter().all(Option::is_none)
+        let mut open = self.outputs.iter().chain(&self.unused);
+        self.is_over() && open.all(Option::is_none)
     }
 
     /// Reads an output once; appends the data to the log and passes it to `deliver`. Returns true at the end of the
@@ -230,7 +253,8 @@ impl Pump {
         let Some(pipe) = &self.outputs[stream.index()] else {
             return false;
         };
-        let (count, is_end) = match nix::unistd::read(pipe, &mut buffer.bytes) {
+        let bytes = buffer.space();
+        let (count, is_end) = match on_pipe(&self.process, || nix::unistd::read(pipe, bytes)) {
             Err(Errno::EINTR) => return false,
             // The pipe was readable, but a command can open its own output and read it too. A terminal is
             // empty, but a process still has it open.
@@ -244,7 +268,7 @@ impl Pump {
             let offset = self.process.append(stream, data);
             deliver(stream, offset, data);
             if buffer.read_size.note(count) {
-                buffer.bytes = vec![0; buffer.read_size.bytes()];
+                buffer.bytes = Vec::new();
             }
         }
         if let Phase::Draining(left) = &mut self.phase {
@@ -275,7 +299,7 @@ impl Pump {
         for stream in Stream::ALL {
             let held = self
                 .output(stream)
-                .and_then(|pipe| sys::readable_bytes(pipe).ok());
+                .and_then(|pipe| on_pipe(&self.process, || sys::readable_bytes(pipe)).ok());
             let end = self.process.written(stream) + held.unwrap_or(0) as u64;
             let mut before = None;
             // Stops when a read gets nothing: another process that has the pipe open may have read the rest.
@@ -293,7 +317,8 @@ impl Pump {
         let Some(input) = &mut self.input else {
             return false;
         };
-        match nix::unistd::write(&input.pipe, &input.bytes[input.written..]) {
+        let rest = &input.bytes[input.written..];
+        match on_pipe(&self.process, || nix::unistd::write(&input.pipe, rest)) {
             Ok(count) => input.written += count,
             Err(Errno::EINTR | Errno::EAGAIN) => return false,
             // The process has closed its stdin, as it may, without reading all of it.
@@ -347,14 +372,14 @@ impl Pump {
             } else {
                 Stream::ALL.map(|stream| {
                     let pipe = self.output(stream);
-                    pipe.and_then(|pipe| sys::readable_bytes(pipe).ok())
-                        .unwrap_or(0)
+                    let bytes = |pipe| on_pipe(&self.process, || sys::readable_bytes(pipe)).ok();
+                    pipe.and_then(bytes).unwrap_or(0)
                 })
             };
             self.phase = Phase::Draining(left);
             self.deadline = None;
             self.recheck = None;
-            self.input = None;
+            self.unused[0] = self.input.take().map(|input| input.pipe);
         } else {
             let mut entries = [PollEntry::new(pidfd.as_fd(), Events::READABLE)];
             if !self.is_held && poll(&mut entries, Some(Duration::ZERO)) {
@@ -370,9 +395,14 @@ impl Pump {
             return None;
         }
         self.phase = Phase::Over;
-        let exit = self.process.publish();
+        let published = self.process.publish();
         self.owner.ended(&self.process);
-        exit
+        let (exit, stdin) = published?;
+        self.unused[1] = match stdin {
+            StdinSlot::Open(end) => Some(end),
+            StdinSlot::Closed | StdinSlot::Busy { .. } => None,
+        };
+        Some(exit)
     }
 
     /// Reaps the process if it has ended, reads its output, publishes the end and returns it.
@@ -413,6 +443,13 @@ impl Pump {
         self.recheck = Some(Recheck::after(Recheck::LAST));
     }
 
+    /// Closes its stdin once its end was published.
+    pub(super) fn close_unused(&mut self) {
+        if self.is_over() {
+            on_pipe(&self.process, || self.unused = [None, None]);
+        }
+    }
+
     /// Closes the outputs, so that nothing is left to do once the end was published. Processes that still write to them
     /// get SIGPIPE, and output that was not read is lost.
     pub fn close_outputs(&mut self) {
@@ -423,7 +460,7 @@ impl Pump {
     }
 
     /// Drives the process until it ends, its client disconnects, or `until` has passed, and leaves the rest to the
-    /// supervisor. After `until`, the process goes on in the background.
+    /// driver of the workspace. After `until`, the process goes on in the background.
     pub fn run_foreground(
         mut self,
         subscriber: &mut dyn Subscriber,
@@ -518,6 +555,14 @@ impl Pump {
     }
 }
 
+/// Makes a call on a pipe of a process, and lets the supervisor see that it takes long.
+pub(super) fn on_pipe<T>(process: &Process, call: impl FnOnce() -> T) -> T {
+    process.pipe_calls.fetch_add(1, Ordering::Relaxed);
+    let result = call();
+    process.pipe_calls.fetch_add(1, Ordering::Relaxed);
+    result
+}
+
 /// A pump that is dropped with work left, even by a panic of its driver, goes to its owner, so that
 /// every process is reaped.
 impl Drop for Pump {
@@ -531,6 +576,7 @@ impl Drop for Pump {
             outputs: std::mem::take(&mut self.outputs),
             terminal: self.terminal.take(),
             input: self.input.take(),
+            unused: std::mem::take(&mut self.unused),
             deadline: self.deadline.take(),
             recheck: self.recheck.take(),
             scheduled: None,

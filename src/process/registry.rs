@@ -9,20 +9,22 @@ use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use super::children::{self, Command};
+use super::driver::Driver;
 use super::logs::{Log, LogStore, LogTenant};
+use super::oom;
 use super::process::{Exit, Origin, Process, Reason, StdinSlot, finish, kill_trees};
-use super::pump::{GivenInput, HeldTerminal, Pump, PumpOwner};
+use super::pump::{GivenInput, HeldTerminal, Pump, PumpOwner, on_pipe};
 use super::shares::{OpenCount, OpenShare};
 use super::start::Start;
 use super::stdio::{Stdio, reopen, sealed_file};
 use super::supervisor::Supervisor;
 use super::terminal::{self, Terminal, share_terminals};
 use super::tree::{Hunt, Orphans, Roots};
-use super::{children, oom};
 use crate::clock::now_ms;
 use crate::codec::table::Table;
 use crate::confine::{Confinement, KillWatch, Mark};
@@ -102,6 +104,7 @@ pub struct Registry {
     table: Mutex<ProcessTable>,
     /// Notified when a start has ended, successful or not.
     start_ended: Condvar,
+    driver: Arc<Driver>,
     is_released: AtomicBool,
 }
 
@@ -159,6 +162,9 @@ enum Role {
     Interpreter(OwnedFd),
 }
 
+/// What the server closes of a command's descriptors after the start.
+type ChildHalf = ([Arc<OwnedFd>; 3], Option<OwnedFd>);
+
 /// Lists a [`Start`] until it is dropped; shutdown and other starts with its id wait for that.
 struct StartGuard<'a> {
     registry: &'a Registry,
@@ -169,8 +175,14 @@ struct StartGuard<'a> {
 
 impl StartGuard<'_> {
     /// A pump drives the child from now on.
-    fn hand_over(&mut self, process: &Process) {
-        children::end_start(&self.start, Some((process.pid, process.origin.mark)));
+    fn hand_over(&mut self, process: &Arc<Process>) {
+        let command: Weak<Process> = Arc::downgrade(process);
+        let started = (
+            process.pid,
+            process.origin.mark,
+            command as Weak<dyn Command>,
+        );
+        children::end_start(&self.start, Some(started));
         self.is_driven = true;
     }
 }
@@ -246,8 +258,10 @@ impl Registry {
         ledger: Arc<Ledger>,
         first: u64,
     ) -> Arc<Self> {
+        let driver = Driver::new(&shared.supervisor);
         Arc::new(Self {
             shared,
+            driver,
             logs: Arc::default(),
             activity,
             ledger,
@@ -337,9 +351,9 @@ impl Registry {
         };
         children::list_start(&start);
         self.shared.supervisor.watch_start(&start);
-        let pump = self.start_new(spec, network, confinement, &mut guard, role);
+        let started = self.start_new(spec, network, confinement, &mut guard, role);
         // The end of the sandbox ends what is being started in any of many ways.
-        let pump = pump.map_err(|error| {
+        let (pump, child_half) = started.map_err(|error| {
             if self.is_closed() {
                 self.refusal()
             } else {
@@ -347,6 +361,14 @@ impl Registry {
             }
         })?;
         drop(guard);
+        if let Some(deadline) = pump.deadline {
+            let owner: Arc<Self> = Arc::clone(self);
+            self.shared
+                .supervisor
+                .watch(pump.process(), owner, deadline);
+        }
+        // Closing a pipe can take as long as the process likes: see `driver`. So it is no part of the start.
+        on_pipe(pump.process(), || drop(child_half));
         if start.has_timed_out() {
             pump.process().kill_tree(Reason::Timeout);
         }
@@ -377,7 +399,7 @@ impl Registry {
         confinement: &Confinement,
         guard: &mut StartGuard<'_>,
         role: Role,
-    ) -> Result<Pump> {
+    ) -> Result<(Pump, ChildHalf)> {
         let start = Arc::clone(&guard.start);
         fault::point("start");
         let (number, socket) = match role {
@@ -395,6 +417,10 @@ impl Registry {
         let namespaces = confinement.namespaces();
         let mut stdio = self.stdio(&spec, confinement)?;
         stdio.passed = socket.or(stdio.passed);
+        if spec.background {
+            // So that nothing is started that nothing would read.
+            self.driver.start()?;
+        }
         oom::begin();
         let started = (start.since, now_ms());
         let origin = Origin {
@@ -412,8 +438,6 @@ impl Registry {
             terminal: Some(Arc::clone(&stdio.child[0])),
             _share: share,
         });
-        drop((stdio.child, stdio.passed));
-
         let number = number.map(|next| next.fetch_add(1, Ordering::Relaxed));
         let id = match (&spec.id, number) {
             (Some(id), _) => id.as_str().to_owned(),
@@ -472,7 +496,7 @@ impl Registry {
             start.pid.store(0, Ordering::Release);
             panicked.resume();
         }
-        Ok(pump)
+        Ok((pump, (stdio.child, stdio.passed)))
     }
 
     /// Counts one more command whose output the server reads. All together may use half of the server's descriptors, and a
@@ -530,7 +554,7 @@ impl Registry {
     /// was read, and the logs, terminals and descriptors are free.
     pub fn release(&self) {
         self.is_released.store(true, Ordering::Release);
-        self.shared.supervisor.note_release();
+        self.driver.note_release();
     }
 
     /// Why nothing starts any more.
@@ -673,7 +697,8 @@ impl Registry {
             process.kill_left_behind();
         }
         // A process that is blocked in the kernel dies of SIGKILL only when it returns from there.
-        if process.is_running() && !process.wait_ended(Duration::from_secs(10)) {
+        let limit = Duration::from_secs(10);
+        if process.is_running() && !process.wait_ended(limit) && process.is_running() {
             return Err(Error::new(
                 Kind::System,
                 format!("cannot delete {name}: it was killed and has not died yet; try again"),
@@ -776,7 +801,7 @@ impl Registry {
 
 impl PumpOwner for Registry {
     fn adopt(&self, pump: Pump) {
-        self.shared.supervisor.adopt(pump);
+        self.driver.adopt(pump);
     }
 
     fn is_released(&self) -> bool {
@@ -792,6 +817,7 @@ impl PumpOwner for Registry {
             let (id, ending, reason) = (&process.id, exit.ending, exit.reason);
             logging::debug(format_args!("process {id} ended: {ending:?}, {reason:?}"));
         }
+        self.shared.supervisor.unwatch(process);
         let mut table = lock(&self.table);
         if process.is_interpreter {
             let interpreters = &mut table.interpreters;

@@ -202,12 +202,14 @@ impl Drop for StdinWriter {
         let mut slot = lock(&self.process.stdin);
         // `publish` sets the exit before it takes this lock, so the pipe cannot outlive the process.
         let ended = self.process.exit().is_some();
-        let next = match self.end.take() {
-            Some(end) if !ended => StdinSlot::Open(end),
-            _ => StdinSlot::Closed,
+        let (next, closed) = match self.end.take() {
+            Some(end) if !ended => (StdinSlot::Open(end), None),
+            end => (StdinSlot::Closed, end),
         };
         let before = std::mem::replace(&mut *slot, next);
         drop(slot);
+        // Others may need the slot, and closing a pipe can take long.
+        drop(closed);
         if matches!(before, StdinSlot::Busy { is_awaited: true }) {
             self.process.notifier.notify();
         }

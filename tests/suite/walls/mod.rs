@@ -11,6 +11,7 @@ pub mod descriptors;
 mod exhaustion;
 mod files;
 mod kernel;
+mod pipes;
 mod port;
 mod port_held;
 mod privileges;

@@ -116,6 +116,11 @@ impl<'a> Probe<'a> {
         command(&self.program, &json!(acts))
     }
 
+    /// Its command line.
+    pub fn words(&self) -> Vec<&str> {
+        words(&self.program)
+    }
+
     /// Runs acts as one process and returns how they ended.
     #[track_caller]
     pub fn run(&self, acts: &[&[&str]]) -> Vec<String> {
@@ -613,6 +618,8 @@ fn perform(words: &[&str]) -> io::Result<String> {
             }
             unreachable!("the numbers do not end")
         }
+        // Leaves a process behind that holds the lock of a standard stream's pipe for ever, and ends.
+        ["hold-pipe", way] => hold_pipe(way),
         // Leaves processes behind, one after the other. Every second one stops itself; each writes to the file if it was
         // told to go on, which nobody here does.
         ["orphans", count, path] => {
@@ -1323,6 +1330,57 @@ fn fork_limit() -> String {
         }
     }
     "1000 ok".to_owned()
+}
+
+/// The process that stays waits for data of a socket or a terminal that nobody sends, or for room in a socket that nobody
+/// reads, and the kernel has locked the pipe meanwhile (splice(2), sendfile(2)).
+fn hold_pipe(way: &str) -> io::Result<String> {
+    let (near, _far) = UnixStream::pair()?;
+    let source = near.as_raw_fd();
+    let none = std::ptr::null_mut();
+    if way == "stdin" || way == "reader" {
+        near.set_nonblocking(true)?;
+        while (&near).write(&[0; 4096]).is_ok() {}
+        near.set_nonblocking(false)?;
+    }
+    // SAFETY: plain system calls on descriptors that are open.
+    unsafe {
+        if libc::fork() != 0 {
+            libc::usleep(300_000);
+            libc::_exit(0);
+        }
+        let ended = match way {
+            "splice" => libc::splice(source, none, 1, none, 4096, 0),
+            "sendfile" => libc::sendfile(1, source, std::ptr::null_mut(), 4096),
+            "terminal" => {
+                let master = libc::open(c"/dev/ptmx".as_ptr(), libc::O_RDWR | libc::O_NOCTTY);
+                status(libc::grantpt(master).into())?;
+                status(libc::unlockpt(master).into())?;
+                let terminal =
+                    libc::ioctl(master, libc::TIOCGPTPEER, libc::O_RDWR | libc::O_NOCTTY);
+                status(terminal.into())?;
+                libc::splice(master, none, 1, none, 4096, 0)
+            }
+            "stdin" => libc::splice(9, none, source, none, 65536, 0),
+            "reader" => {
+                let flags = libc::O_RDONLY | libc::O_NONBLOCK;
+                let own = libc::open(c"/proc/self/fd/1".as_ptr(), flags);
+                status(own.into())?;
+                loop {
+                    // The server may read it first.
+                    libc::write(1, [0_u8; 9000].as_ptr().cast(), 9000);
+                    let ended = libc::splice(own, none, source, none, 65536, 0);
+                    if ended >= 0 || Errno::last() != Errno::EAGAIN {
+                        break ended;
+                    }
+                }
+            }
+            _ => panic!("no way to hold a pipe: {way}"),
+        };
+        // It has not held it.
+        eprintln!("{ended}: {}", io::Error::last_os_error());
+        libc::_exit(1)
+    }
 }
 
 /// Becomes as many processes as there can be, all of which try to become more; each in a session of

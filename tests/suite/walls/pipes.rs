@@ -1,0 +1,184 @@
+//! A process that holds the lock of its pipe holds up whoever reads or closes the pipe in the server, without a limit and
+//! whatever kills that thread (splice(2)). That is a thread of its own sandbox.
+
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::{Value, json};
+
+use super::probe::Probe;
+use crate::fixture::{Held, PATIENCE, Sandbox, Server, is_root, kinds, threads_of, wait_until};
+use crate::skip;
+
+/// The ways to hold a pipe.
+const WAYS: [&str; 5] = ["splice", "sendfile", "terminal", "stdin", "reader"];
+
+/// A command that leaves a process behind which holds one of its pipes. More is written to its stdin than a pipe has room
+/// for.
+fn holding(probe: &Probe<'_>, way: &str) -> Value {
+    let program = probe.words().join(" ");
+    let cmd = format!("exec 9<&0; echo '[[\"hold-pipe\",\"{way}\"]]' | {program}");
+    json!({ "cmd": cmd, "stdin": " ".repeat(300_000) })
+}
+
+/// Starts a command that leaves a process behind which holds one of its pipes, and waits until the server's thread waits
+/// for it.
+fn hold(probe: &Probe<'_>, way: &str) -> Value {
+    let process = probe.sandbox.spawn(&holding(probe, way));
+    let pid = probe.sandbox.server.inner_pid();
+    wait_until(&format!("a thread waits: {way}"), PATIENCE, || {
+        threads_of(pid, "pumps")
+            .iter()
+            .any(|thread| is_blocked(thread))
+    });
+    process
+}
+
+/// Whether a thread is in a sleep that no signal ends.
+fn is_blocked(thread: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("{thread}/stat")).unwrap_or_default();
+    stat.rsplit(')')
+        .next()
+        .is_some_and(|rest| rest.starts_with(" D"))
+}
+
+/// The other sandboxes and the operator are served.
+#[track_caller]
+fn expect_service(server: &Server, neighbour: &Sandbox<'_>) {
+    let begun = Instant::now();
+    let process = neighbour.spawn(&json!({ "cmd": "sleep 0.1; echo done" }));
+    let route = |id: &Value, rest: &str| format!("processes/{}/{rest}", id.as_str().unwrap());
+    let ended = neighbour
+        .get(&route(&process["id"], "wait?timeout=20"))
+        .text();
+    assert!(ended.contains("\"reason\":\"exited\""), "{ended}");
+    assert!(
+        neighbour
+            .get(&route(&process["id"], "logs"))
+            .text()
+            .contains("done")
+    );
+    let process = neighbour.spawn(&json!({ "cmd": ["sleep", "1000"], "timeout": 0.3 }));
+    let ended = neighbour
+        .get(&route(&process["id"], "wait?timeout=20"))
+        .text();
+    assert!(ended.contains("\"reason\":\"timeout\""), "{ended}");
+    // Orphans are reaped, or the sandbox could make no more of them.
+    let daemons = "for i in $(seq 20); do (setsid true &); done; sleep 0.3; echo made";
+    for _ in 0..3 {
+        assert_eq!(neighbour.sh(daemons), "made\n");
+    }
+    assert_eq!(neighbour.sh("sleep 1000 & echo here"), "here\n");
+    assert_eq!(server.get("/health").status, 200);
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+}
+
+#[test]
+fn a_held_pipe_holds_up_nobody_else() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    for kind in kinds(&server) {
+        let quiet = Held::after_one(&server, &kind);
+        for way in WAYS {
+            let sandbox = server.sandbox_with(&kind);
+            let neighbour = server.sandbox_with(&json!({ "max_procs": 32 }));
+            hold(&Probe::new(&sandbox), way);
+            expect_service(&server, &neighbour);
+            // Idle sandboxes go.
+            let idle = server.sandbox_with(&json!({ "idle_timeout_secs": 1 }));
+            let route = format!("/v1/sandboxes/{}", idle.id);
+            wait_until("the idle one goes", PATIENCE, || {
+                server.get(&route).status == 404
+            });
+            std::mem::forget(idle);
+            sandbox.delete();
+            neighbour.delete();
+            quiet.await_of(&server);
+        }
+    }
+}
+
+#[test]
+fn a_held_pipe_does_not_outlast_a_deadline_or_a_kill() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let probe = Probe::new(&sandbox);
+    for way in WAYS {
+        let mut command = holding(&probe, way);
+        command["timeout"] = json!(1);
+        let begun = Instant::now();
+        let exit = sandbox.exec(&command).exit;
+        assert!(begun.elapsed() < PATIENCE);
+        assert!(
+            ["exited", "timeout"].contains(&exit["reason"].as_str().unwrap()),
+            "{exit}"
+        );
+        let process = hold(&probe, way);
+        // What runs beside it has its deadline.
+        let other = sandbox.spawn(&json!({ "cmd": ["sleep", "1000"], "timeout": 0.5 }));
+        let pid = i32::try_from(other["pid"].as_i64().unwrap()).unwrap();
+        wait_until("the other one is killed", PATIENCE, || {
+            crate::fixture::stat_of(pid).is_none_or(|stat| stat.state == 'Z')
+        });
+        let route = format!("processes/{}", process["id"].as_str().unwrap());
+        assert_eq!(sandbox.request("DELETE", &route, b"").status, 200, "{way}");
+        assert_eq!(sandbox.sh("echo here"), "here\n");
+    }
+    // A command that has ended by itself leaves a process behind that goes on.
+    sandbox.delete();
+    wait_until("the thread goes", PATIENCE, || {
+        threads_of(server.inner_pid(), "pumps").is_empty()
+    });
+}
+
+#[test]
+fn a_killed_host_leaves_its_port_to_the_next_one() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    for kills_init in [false, true] {
+        let mut server = Server::host().start();
+        let sandbox = server.sandbox();
+        hold(&Probe::new(&sandbox), "splice");
+        std::mem::forget(sandbox);
+        let inner = server.inner_pid();
+        if kills_init {
+            server.signal(Signal::SIGKILL as i32);
+        }
+        kill(Pid::from_raw(inner), Signal::SIGKILL).unwrap();
+        server.wait_for_exit(PATIENCE + Duration::from_secs(6));
+        let place = server.place.take().unwrap();
+        let next = Server::host()
+            .env("SBX_PORT", server.address.port())
+            .env("SBX_UID_RANGE", place.range())
+            .env("SBX_HOMES_DIR", place.homes().display())
+            .start();
+        assert_eq!(next.sandbox().sh("echo here"), "here\n");
+    }
+}
+
+#[test]
+fn a_sandbox_has_one_thread_for_its_processes_and_none_without() {
+    if !is_root() {
+        skip!("needs root");
+    }
+    let server = Server::host().start();
+    let sandbox = server.sandbox();
+    let threads = || threads_of(server.inner_pid(), "pumps").len();
+    let processes: Vec<_> = (0..20)
+        .map(|_| sandbox.spawn(&json!({ "cmd": ["sleep", "1000"] })))
+        .collect();
+    assert_eq!(threads(), 1);
+    for process in processes {
+        let route = format!("processes/{}", process["id"].as_str().unwrap());
+        assert_eq!(sandbox.request("DELETE", &route, b"").status, 200);
+    }
+    wait_until("there is none", PATIENCE, || threads() == 0);
+    assert_eq!(sandbox.sh("echo here"), "here\n");
+}
