@@ -56,7 +56,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
 use nix::sys::prctl;
@@ -65,7 +65,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrStorage, bind,
 
 use api::{Api, ApiSettings};
 use auth::Authenticator;
-use config::{Config, ConfigError, Variables};
+use config::{Config, ConfigError, HostSettings, Variables};
 use error::Error;
 use http::server::Server;
 use machine::Machine;
@@ -79,6 +79,10 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// How long open streams may take to send their last events when the server ends.
 const STREAM_GRACE: Duration = Duration::from_millis(500);
+
+/// How long a host waits for the port of one that was killed, and the time between two attempts.
+const PORT_LIMIT: Duration = Duration::from_secs(5);
+const PORT_PAUSE: Duration = Duration::from_millis(20);
 
 /// How long `sbx-server health` waits for the connection, and for each part of the answer.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(5);
@@ -200,8 +204,8 @@ fn serve(as_init: bool) -> Result<(), ExitError> {
     let signals =
         Signals::watch(false).map_err(|errno| Error::system("cannot watch for signals", errno))?;
     // Before the first sandbox, which could get the port at another address.
-    let is_host = config.host.is_some();
-    let held_port = is_host.then(|| hold_port(config.listen.port()));
+    let hosting = config.host.as_ref();
+    let held_port = hosting.map(|settings| hold_port(config.listen.port(), settings));
     let held_port = held_port.transpose()?;
     let machine = Machine::new(&config, environment)?;
     if let Some(init) = init {
@@ -291,9 +295,22 @@ fn prepare_for_sandboxes() -> Result<(), Error> {
 }
 
 /// Takes the port of the server on every address, so that no sandbox receives what clients send to it.
-fn hold_port(port: u16) -> Result<HeldPort, Error> {
+fn hold_port(port: u16, settings: &HostSettings) -> Result<HeldPort, Error> {
     let act = format_args!("cannot hold sandboxes: cannot take port {port} on every address");
-    let held = HeldPort::take(port).map_err(|error| Error::io(act, &error))?;
+    let deadline = Instant::now() + PORT_LIMIT;
+    let mut held = HeldPort::take(port);
+    let is_in_use = |error: &io::Error| error.kind() == ErrorKind::AddrInUse;
+    while held.as_ref().is_err_and(is_in_use) && Instant::now() < deadline {
+        let is_ending = host::free_port(settings)?;
+        if is_ending {
+            std::thread::sleep(PORT_PAUSE);
+        }
+        held = HeldPort::take(port);
+        if !is_ending {
+            break;
+        }
+    }
+    let held = held.map_err(|error| Error::io(act, &error))?;
     if port != 0 {
         listen::reserve(&(port..=port));
     }

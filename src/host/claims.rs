@@ -19,6 +19,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl, open, openat};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::mkdir;
 
+use super::leftovers;
 use crate::error::{Error, Kind, Result};
 
 /// The directory of the file. Where this host cannot use it, the file is in one beside the homes, or else among them.
@@ -53,6 +54,7 @@ impl Claims {
             let Some(Other { users: theirs, pid }) = claims.add(users)? else {
                 return Ok(claims);
             };
+            leftovers::end_of_killed(pid, users, &theirs);
             if Instant::now() >= deadline {
                 let text = format!(
                     "cannot hold sandboxes: uids {}-{} of SBX_UID_RANGE overlap uids {}-{} of another host, pid {pid}; \
@@ -66,6 +68,16 @@ impl Claims {
             }
             thread::sleep(LOCK_PAUSE);
         }
+    }
+
+    /// Ends what keeps a killed host from ending that has some of these uids. False if there is no such host.
+    ///
+    /// # Errors
+    /// `System`: there is no place for the file, or it cannot be locked.
+    pub(super) fn free(users: &RangeInclusive<u32>, homes: &Path) -> Result<bool> {
+        let other = Self(open_file(homes)?).add(users)?;
+        let is_held_up = |other: Other| leftovers::end_of_killed(other.pid, users, &other.users);
+        Ok(other.is_some_and(is_held_up))
     }
 
     /// Claims one more uid. False if another host has it.

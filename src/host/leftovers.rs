@@ -5,13 +5,15 @@
 //! process is not used, and none of its processes is touched: perhaps all of them belong to somebody else.
 
 use std::ops::RangeInclusive;
+use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use super::signals::Signaller;
 use crate::confine::Mark;
 use crate::logging;
-use crate::sys::{self, Pid, User, proc};
+use crate::sys::proc::{self, ThreadState};
+use crate::sys::{self, Pid, User};
 
 /// How long to wait for killed processes to be gone.
 const LIMIT: Duration = Duration::from_secs(2);
@@ -105,6 +107,37 @@ pub(super) fn end(
     of_others.extend(busy);
     report("have processes that belong to no sandbox", of_others);
     report("have ended processes that nobody has reaped", unreaped);
+}
+
+/// Ends what keeps a killed host from ending: one of its threads is in a call on a pipe that a process of a sandbox holds
+/// up, and until that ends the kernel keeps its port and its lock. Kills the processes of sandboxes of the uids that are
+/// both among `users` and among those that this host has locked. False if it was not killed.
+pub(super) fn end_of_killed(
+    host: u32,
+    users: &RangeInclusive<u32>,
+    theirs: &RangeInclusive<u64>,
+) -> bool {
+    let host = host.cast_signed();
+    // Its number may be that of any process, for example if the host is in another container.
+    let was_killed = proc::stat(host, &mut Vec::new())
+        .is_some_and(|stat| stat.state == ThreadState::Ended)
+        && proc::name(host) == proc::name(std::process::id().cast_signed());
+    if was_killed {
+        let uids = users
+            .clone()
+            .filter(|uid| theirs.contains(&u64::from(*uid)));
+        for (_, found) in look(&uids.collect::<Vec<_>>()) {
+            for pid in found.living {
+                let process = sys::pidfd_open(pid);
+                if let Ok(process) = process
+                    && Mark::is_of_sandbox(pid) == Some(true)
+                {
+                    let _ = sys::pidfd_signal(process.as_fd(), libc::SIGKILL);
+                }
+            }
+        }
+    }
+    was_killed
 }
 
 /// Logs uids that no sandbox is given.

@@ -99,6 +99,15 @@ pub struct Host {
     private: Vec<PathBuf>,
 }
 
+/// Ends what keeps a killed host from ending that has had some of the same uids, and so keeps its port. False if there is
+/// no such host.
+///
+/// # Errors
+/// `System`: its lock cannot be looked at.
+pub fn free_port(settings: &HostSettings) -> Result<bool> {
+    Claims::free(&settings.users, &settings.homes)
+}
+
 impl Host {
     /// Prepares the machine; `search` is the PATH of commands after the sandbox's own directories, and `network`
     /// the policy of sandboxes that choose none.

@@ -15,11 +15,15 @@ use nix::sys::signal::Signal;
 
 use crate::error::{Error, Result};
 use crate::startup::signals::Signals;
-use crate::sys::{self, Ending, Events, Pid, PollEntry, poll, proc};
+use crate::sys::proc::{self, ThreadState};
+use crate::sys::{self, Ending, Events, Pid, PollEntry, poll};
 use crate::threads::priority;
 
 /// The time from SIGTERM to SIGKILL for orphans.
 const GRACE: Duration = Duration::from_secs(5);
+
+/// How often init looks whether the server was killed: the kernel tells only when all its threads have ended.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Forks into init and the server. Returns in the server only.
 ///
@@ -73,7 +77,12 @@ fn supervise(server: Pid, signals: &Signals) -> c_int {
             break ending;
         }
         let mut entries = [PollEntry::new(signals.as_fd(), Events::READABLE)];
-        poll(&mut entries, None);
+        let pause = if end_what_holds_up(server) {
+            Duration::from_millis(20)
+        } else {
+            LOOK_INTERVAL
+        };
+        poll(&mut entries, Some(pause));
         if signals.take_end() {
             signaled_at.get_or_insert_with(Instant::now);
             // The one signal that ends the server whatever terminal it has.
@@ -98,6 +107,22 @@ fn reap_until(server: Pid) -> Option<Ending> {
         }
     }
     None
+}
+
+/// Kills the children of a server that was killed and cannot end: one of its threads is in a call on a pipe that a
+/// process of a command holds up. False if the server has not died.
+fn end_what_holds_up(server: Pid) -> bool {
+    let has_died =
+        proc::stat(server, &mut Vec::new()).is_some_and(|stat| stat.state == ThreadState::Ended);
+    if has_died {
+        let threads = proc::threads(server);
+        let theirs = threads.flat_map(|thread| proc::children_of_thread(server, thread));
+        let orphans = children().into_iter().filter(|child| *child != server);
+        for child in theirs.chain(orphans) {
+            let _ = sys::signal_process(child, libc::SIGKILL);
+        }
+    }
+    has_died
 }
 
 /// Sends SIGTERM to all orphans, and SIGKILL after `deadline`. The children of an orphan that ends

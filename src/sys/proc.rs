@@ -69,6 +69,11 @@ fn read_stat(pid: Pid, path: &str, buffer: &mut Vec<u8>) -> Option<Stat> {
     parse(pid, buffer)
 }
 
+/// The name of a process, or of what is left of it.
+pub fn name(pid: Pid) -> Option<String> {
+    std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()
+}
+
 /// Whether a signal waits for a thread, or for any thread of its process.
 pub fn has_pending(pid: Pid, thread: Pid, signal: i32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/status"));
