@@ -8,6 +8,7 @@ pub mod carried;
 pub mod fields;
 pub mod gzip;
 pub mod near;
+pub mod object;
 pub mod plain;
 pub mod queries;
 pub mod query;

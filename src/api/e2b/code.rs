@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::calls::{Answer, Call};
 use super::errors::E2bError;
@@ -14,6 +14,7 @@ use crate::client::{Client, Disconnected};
 use crate::clock::now_ms;
 use crate::codec::escape;
 use crate::codec::fields::{Fields, Members};
+use crate::codec::object::object;
 use crate::codec::time::rfc3339;
 use crate::http::stream::{StreamClient, StreamWriter};
 use crate::http::{Body, Response};
@@ -137,7 +138,7 @@ pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> A
     if let Named::Context(_) = named(workspace, id)? {
         workspace.contexts.delete(id)?;
     }
-    Ok(Response::json(&json!({})))
+    Ok(Response::json(&object! {}))
 }
 
 /// `POST /contexts/{id}/restart`.
@@ -180,19 +181,19 @@ fn is_default(id: &str, language: Language) -> bool {
 
 fn default_document(workspace: &Workspace, language: Language) -> Value {
     let name = language.name();
-    json!({
+    object! {
         "id": format!("{DEFAULT_PREFIX}{name}"),
         "language": name,
         "cwd": Paths::of(workspace).home(),
-    })
+    }
 }
 
 fn document(context: &Arc<Context>) -> Value {
-    json!({
+    object! {
         "id": context.id(),
         "language": context.language.name(),
         "cwd": context.directory(),
-    })
+    }
 }
 
 /// The language of a name; Python if there is none.

@@ -3,10 +3,11 @@
 //! A message in a stream is in an envelope: a byte of flags, its length in four bytes, the greater ones first, and the
 //! message. The last envelope of an answer has a flag of its own, and says whether the call has failed.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::errors::{Code, E2bError};
 use crate::codec::fields::Fields;
+use crate::codec::object::object;
 use crate::codec::{base64, parsed_bytes};
 use crate::http::request::{BodyReader, WholeBody};
 use crate::http::stream::{StreamClient, StreamWriter};
@@ -219,9 +220,9 @@ pub(super) fn append_document(out: &mut Vec<u8>, document: &Value) {
 pub(super) fn append_end(out: &mut Vec<u8>, failure: Option<&E2bError>) {
     append_with(out, END, |out| {
         let end = match failure {
-            None => json!({}),
+            None => object! {},
             Some(E2bError { code, text, .. }) => {
-                json!({ "error": { "code": code.name(), "message": text } })
+                object! { "error": object! { "code": code.name(), "message": text.as_str() } }
             }
         };
         // Writing to memory does not fail.

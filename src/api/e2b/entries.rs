@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use nix::unistd::{Gid, Group, Uid, User};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::access::{USUAL_USER, check_user, user_of};
 use super::calls::{Call, Document, ListAnswer, ListBody, object_of};
@@ -11,6 +11,7 @@ use super::errors::E2bError;
 use super::paths::{ClientPath, Paths};
 use crate::client::Stopped;
 use crate::codec::fields::Fields;
+use crate::codec::object::object;
 use crate::codec::time::rfc3339;
 use crate::error::Kind;
 use crate::files::name::show;
@@ -93,7 +94,7 @@ pub(super) fn remove(
             if matches!(error.kind(), Kind::NotFound | Kind::NotDirectory) => {}
         removed => removed?,
     }
-    Ok(json!({}))
+    Ok(object! {})
 }
 
 /// The path in a field, for a caller that may act.
@@ -120,7 +121,7 @@ fn entry(workspace: &Workspace, path: &ClientPath) -> Document {
         shown => shown,
     };
     let entry = Documents::of(workspace).entry(&description, shown);
-    Ok(json!({ "entry": entry }))
+    Ok(object! { "entry": entry })
 }
 
 /// Writes what files are. Names of accounts are looked up once.
@@ -162,7 +163,7 @@ impl<'w> Documents<'w> {
         };
         // Of a link, kind and mode are those of its target, as far as it is known.
         let seen = target.as_ref().unwrap_or(entry);
-        let mut document = json!({
+        let mut document = object! {
             "name": name,
             "type": type_of(seen.kind),
             "path": shown,
@@ -171,7 +172,7 @@ impl<'w> Documents<'w> {
             "permissions": permissions(seen),
             "owner": self.user(entry.uid),
             "group": self.group(entry.gid),
-        });
+        };
         if let Some(time) = seen.modified_ms {
             document["modifiedTime"] = rfc3339(time).into();
         }

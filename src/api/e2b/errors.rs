@@ -2,8 +2,7 @@
 
 use std::fmt::Display;
 
-use serde_json::json;
-
+use crate::codec::object::object;
 use crate::error::{Error, Kind, capped};
 use crate::files::name::FilePath;
 use crate::http::request::ReceiveError;
@@ -208,11 +207,11 @@ impl E2bError {
     pub(super) fn respond(self, style: Style) -> Response {
         let (body, kind) = match style {
             Style::Rpc if !self.is_by_status => {
-                let document = json!({ "code": self.code.name(), "message": self.text });
+                let document = object! { "code": self.code.name(), "message": self.text };
                 (document.to_string(), "application/json")
             }
             Style::Api | Style::Rpc => {
-                let mut document = json!({ "code": self.status, "message": self.text });
+                let mut document = object! { "code": self.status, "message": self.text };
                 if let Some((id, port)) = self.named {
                     document["sandboxId"] = id.into();
                     if let Some(port) = port {

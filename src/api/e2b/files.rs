@@ -12,6 +12,7 @@ use super::multipart::Multipart;
 use super::paths::{ClientPath, Paths};
 use crate::api::content::body;
 use crate::client::Peer;
+use crate::codec::object::object;
 use crate::error::Kind;
 use crate::files::{Attribute, Condition};
 use crate::http::parse::Head;
@@ -200,7 +201,7 @@ struct Metadata<'a>(&'a [Attribute]);
 impl Metadata<'_> {
     fn document(&self, path: &ClientPath) -> Value {
         let name = path.shown.rsplit('/').next().unwrap_or_default();
-        let mut document = json!({ "name": name, "type": "file", "path": path.shown });
+        let mut document = object! { "name": name, "type": "file", "path": path.shown.as_str() };
         if !self.0.is_empty() {
             document["metadata"] = super::entries::metadata_document(self.0);
         }

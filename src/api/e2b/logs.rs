@@ -8,7 +8,7 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::access::{self, AskedSandbox};
 use super::calls::{Answer, Call, ListBody};
@@ -17,6 +17,7 @@ use super::processes::end_document;
 use super::sandboxes::place;
 use crate::api::json::list::to_json;
 use crate::clock::now_ms;
+use crate::codec::object::object;
 use crate::codec::shortened;
 use crate::codec::sort::sort_by;
 use crate::codec::time::rfc3339;
@@ -321,7 +322,7 @@ fn respond(call: &Call<'_, '_>, mut lines: Lines) -> Answer {
     for line in &lines.last {
         let members = to_json(&line.members());
         let timestamp = rfc3339(line.at.0.cast_signed());
-        body.push(&json!({ "timestamp": timestamp, "line": String::from_utf8_lossy(&members) }))?;
+        body.push(&object! { "timestamp": timestamp, "line": String::from_utf8_lossy(&members) })?;
     }
     body.respond()
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::access::{check_user, user_of};
 use super::calls::{Answer, Call, Document, ListAnswer, ListBody, object_of};
@@ -17,6 +17,7 @@ use super::errors::{Code, E2bError};
 use super::paths::Paths;
 use crate::client::{Client, Peer};
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
+use crate::codec::object::object;
 use crate::codec::table::Table;
 use crate::codec::{base64, cut_character, most_json_bytes};
 use crate::error::{Error, Kind};
@@ -85,7 +86,7 @@ pub(super) fn connect(
                 push(&mut client, &start_document(pid));
                 push(
                     &mut client,
-                    &json!({ "event": { "end": end_document(&exit) } }),
+                    &object! { "event": object! { "end": end_document(&exit) } },
                 );
                 push_end(&mut client, None);
             }));
@@ -177,7 +178,7 @@ pub(super) fn send_input(
     let process = running(workspace, &mut fields)?;
     let data = input(&mut fields)?;
     write(&call.request.body, workspace, &process, &data, false)?;
-    Ok(json!({}))
+    Ok(object! {})
 }
 
 /// `StreamInput`. Each message is acted on as it arrives.
@@ -203,7 +204,7 @@ pub(super) fn stream_input(call: &mut Call<'_, '_>, workspace: &Workspace) -> Do
         drop(fields);
         write(messages.body(), workspace, process, &data, false)?;
     }
-    Ok(json!({}))
+    Ok(object! {})
 }
 
 /// `CloseStdin`.
@@ -218,8 +219,8 @@ pub(super) fn close_stdin(
         return Err(E2bError::new(Code::Internal, text));
     }
     match write(&call.request.body, workspace, &process, b"", true) {
-        Err(error) if error.kind() == Kind::StdinClosed => Ok(json!({})),
-        written => written.map(|()| json!({})).map_err(E2bError::from),
+        Err(error) if error.kind() == Kind::StdinClosed => Ok(object! {}),
+        written => written.map(|()| object! {}).map_err(E2bError::from),
     }
 }
 
@@ -251,7 +252,7 @@ pub(super) fn send_signal(
         process.wait_gone(GONE_LIMIT);
     }
     if was_running {
-        Ok(json!({}))
+        Ok(object! {})
     } else {
         Err(not_running(&process.pid.to_string()))
     }
@@ -271,7 +272,7 @@ pub(super) fn update(
         Err(error) if error.kind() == Kind::NotPty => {
             Err(E2bError::new(Code::Internal, error.to_string()))
         }
-        resized => Ok(resized.map(|()| json!({}))?),
+        resized => Ok(resized.map(|()| object! {})?),
     }
 }
 
@@ -608,7 +609,10 @@ impl Subscriber for ProcessEvents<'_> {
             return self.end(Some(&E2bError::ended()));
         }
         let end = end_document(exit);
-        push(&mut self.client, &json!({ "event": { "end": end } }));
+        push(
+            &mut self.client,
+            &object! { "event": object! { "end": end } },
+        );
         self.end(None);
     }
 
@@ -619,7 +623,7 @@ impl Subscriber for ProcessEvents<'_> {
 }
 
 fn start_document(pid: Pid) -> Value {
-    json!({ "event": { "start": { "pid": pid } } })
+    object! { "event": object! { "start": object! { "pid": pid } } }
 }
 
 /// How a process has ended, in the words of Go's `os.ProcessState`, which clients know.
@@ -636,7 +640,7 @@ pub(super) fn end_document(exit: &Exit) -> Value {
         _ => "",
     };
     let exited = matches!(exit.ending, Ending::Exited(_));
-    let mut document = json!({ "exitCode": code, "exited": exited, "status": status });
+    let mut document = object! { "exitCode": code, "exited": exited, "status": status.as_str() };
     if exit.ending != Ending::Exited(0) {
         document["error"] = format!("{status}{why}").into();
     }

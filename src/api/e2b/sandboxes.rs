@@ -10,12 +10,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::access::names_machine;
-use super::calls::{Answer, Call};
+use super::calls::{Answer, Call, object_of};
 use super::errors::E2bError;
 use super::paths::USUAL_HOME;
 use super::processes::variables_in;
 use crate::clock::now_ms;
 use crate::codec::fields::{Fields, JsonType, strings, wrong_type};
+use crate::codec::object::object;
 use crate::codec::query::{Query, percent_decoded};
 use crate::codec::table::Table;
 use crate::codec::time::{parse_rfc3339, rfc3339};
@@ -259,7 +260,7 @@ pub(super) fn list_templates(call: &mut Call<'_, '_>, _: &str) -> Answer {
     let before = next.map_or(0, |next| usize::try_from(next).unwrap_or(all));
     let names = template_names(&call.context.e2b_templates);
     let documents = names.skip(before).take(limit).map(|name| {
-        json!({
+        object! {
             "templateID": name,
             "buildID": name,
             "aliases": [name],
@@ -269,14 +270,14 @@ pub(super) fn list_templates(call: &mut Call<'_, '_>, _: &str) -> Answer {
             "memoryMB": size.memory >> 20,
             "diskSizeMB": disk.map_or(0, |disk| disk.bytes >> 20),
             "envdVersion": VERSION,
-            "createdAt": started,
-            "updatedAt": started,
-            "createdBy": null,
-            "lastSpawnedAt": null,
+            "createdAt": started.as_str(),
+            "updatedAt": started.as_str(),
+            "createdBy": (),
+            "lastSpawnedAt": (),
             "spawnCount": 0,
             "buildCount": 0,
             "buildStatus": "ready",
-        })
+        }
     });
     let documents: Vec<_> = documents.collect();
     let end = before + documents.len();
@@ -294,7 +295,7 @@ pub(super) fn find_template(call: &mut Call<'_, '_>, _: &str) -> Answer {
         )));
     }
     Ok(Response::json(
-        &json!({ "templateID": name, "public": true }),
+        &object! { "templateID": name, "public": true },
     ))
 }
 
@@ -348,7 +349,7 @@ pub(super) fn metrics(call: &mut Call<'_, '_>, id: &str) -> Answer {
 /// would be too much.
 pub(super) fn metrics_inside(call: &mut Call<'_, '_>, _: &Workspace) -> Answer {
     let figures = Figures::of(call, None);
-    Ok(Response::json(&json!({
+    Ok(Response::json(&object! {
         "ts": now_ms() / 1000,
         "cpu_count": figures.size.processors,
         "cpu_used_pct": figures.processor_share,
@@ -357,7 +358,7 @@ pub(super) fn metrics_inside(call: &mut Call<'_, '_>, _: &Workspace) -> Answer {
         "mem_cache": 0,
         "disk_used": figures.disk_used,
         "disk_total": figures.disk,
-    })))
+    }))
 }
 
 /// What a sandbox uses, in bytes, and of how much.
@@ -454,14 +455,14 @@ pub(super) fn place<'a>(
 /// The answer to a client that may use a sandbox from now on.
 fn created(call: &Call<'_, '_>, id: &str, template: &str) -> Response {
     let token = call.context.authenticator.sandbox_token(id);
-    let mut document = json!({
+    let mut document = object! {
         "templateID": template,
         "sandboxID": id,
         "clientID": CLIENT,
         "envdVersion": VERSION,
-        "envdAccessToken": token,
+        "envdAccessToken": token.as_str(),
         "trafficAccessToken": token,
-    });
+    };
     if let Some(domain) = domain(call) {
         document["domain"] = domain.into();
     }
@@ -534,8 +535,10 @@ fn listed(
     size: Size,
     metadata: &Table<String, String>,
 ) -> Value {
+    let pairs = metadata.iter();
+    let metadata = object_of(pairs.map(|(name, value)| (name.clone(), value.as_str().into())));
     let time = |at: u64| rfc3339(at.cast_signed());
-    json!({
+    object! {
         "templateID": template,
         "alias": template,
         "sandboxID": id,
@@ -548,7 +551,7 @@ fn listed(
         "diskSizeMB": 0,
         "state": "running",
         "metadata": metadata,
-    })
+    }
 }
 
 /// The members of a body that may be missing.

@@ -1,6 +1,6 @@
 //! Watches of `filesystem.Filesystem`: as a stream, and for clients that poll.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::calls::{Answer, Call, Document, ListAnswer, ListBody};
 use super::connect::{self, append_document, push, push_end};
@@ -9,6 +9,7 @@ use super::errors::{Code, E2bError};
 use super::paths::{ClientPath, Paths};
 use crate::client::Client;
 use crate::codec::fields::Fields;
+use crate::codec::object::object;
 use crate::files::name::{FilePath, show};
 use crate::files::search::Matcher;
 use crate::files::watch::{Ended, Settings, TreeChange, TreeEvent};
@@ -63,7 +64,7 @@ pub(super) fn create(
     let watch = workspace.register_lasting_watch(&request.settings(), lasting, interrupt);
     let watch = watch
         .map_err(|stopped| E2bError::from(stopped).unless_missing(workspace, &request.path.file))?;
-    Ok(json!({ "watcherId": watch.id }))
+    Ok(object! { "watcherId": watch.id.as_str() })
 }
 
 /// `GetWatcherEvents`.
@@ -115,7 +116,7 @@ pub(super) fn remove(
     mut fields: Fields<'_>,
 ) -> Document {
     workspace.watches.remove(&watcher_id(&mut fields)?)?;
-    Ok(json!({}))
+    Ok(object! {})
 }
 
 fn watcher_id(fields: &mut Fields<'_>) -> Result<String, E2bError> {
@@ -141,7 +142,7 @@ pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
             request,
             has_lost: false,
         };
-        push(&mut events.client, &json!({ "start": {} }));
+        push(&mut events.client, &object! { "start": {} });
         watch.run(deadline, &mut events);
     }))
 }
@@ -173,7 +174,7 @@ impl WatchSubscriber for WatchEvents<'_> {
         writer.write(event);
         for event in writer.events {
             self.client
-                .push(|out| append_document(out, &json!({ "filesystem": event })));
+                .push(|out| append_document(out, &object! { "filesystem": event }));
         }
     }
 
@@ -258,7 +259,7 @@ impl EventWriter<'_> {
     }
 
     fn add(&mut self, kind: &str, relative: &[u8], exists: bool) {
-        let mut document = json!({ "name": show(relative), "type": kind });
+        let mut document = object! { "name": show(relative), "type": kind };
         if self.describes && exists {
             let path = self.at(relative);
             let described =

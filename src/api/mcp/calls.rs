@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::client::ToolClient;
 use crate::client::Stopped;
 use crate::codec::fields::{Fields, Members, decoded};
+use crate::codec::object::object;
 use crate::error::Result;
 use crate::limits::ledger::{Charge, Item, Ledger, OverLimit};
 use crate::workspace::Workspace;
@@ -136,15 +137,15 @@ impl ToolResult {
     /// The result of `tools/call`.
     pub(super) fn into_value(self) -> Value {
         // The macro would copy what is large.
-        let mut text = json!({ "type": "text" });
+        let mut text = object! { "type": "text" };
         text["text"] = self.text.into();
         let mut content = vec![text];
         content.extend(self.image.map(|image| {
-            let mut shown = json!({ "type": "image", "mimeType": image.media_type });
+            let mut shown = object! { "type": "image", "mimeType": image.media_type };
             shown["data"] = image.data.into();
             shown
         }));
-        let mut result = json!({ "isError": self.is_error });
+        let mut result = object! { "isError": self.is_error };
         result["content"] = content.into();
         result["structuredContent"] = self.structured;
         result

@@ -3,10 +3,11 @@
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use serde_json::json;
 use serde_json::value::RawValue;
 
+use super::calls::to_value;
 use crate::client::{Client, Disconnected, Interrupt, Lookout, Peer, Stopped};
+use crate::codec::object::object;
 use crate::http::late::LateStream;
 use crate::sys::Events;
 
@@ -76,15 +77,15 @@ impl<'a> ToolClient<'a> {
             return;
         };
         progress.amount += more;
-        let notification = json!({
+        let notification = object! {
             "jsonrpc": "2.0",
             "method": "notifications/progress",
-            "params": {
-                "progressToken": progress.token,
+            "params": object! {
+                "progressToken": to_value(&progress.token),
                 "progress": progress.amount,
                 "message": text,
             },
-        });
+        };
         self.event(notification.to_string().as_bytes());
     }
 

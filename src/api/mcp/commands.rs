@@ -4,8 +4,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::calls::{Outcome, ToolCall, ToolResult, fields, to_value};
 use super::output::{Collector, ENOUGH_BYTES, Keep, Shown};
@@ -13,6 +13,7 @@ use crate::api::json::command::{ExitEvent, ProcessDocument, command_request, sig
 use crate::api::json::network::{ListenerDocument, PortDocument};
 use crate::client::Stopped;
 use crate::codec::fields::{JsonType, decoded, wrong_type};
+use crate::codec::object::object;
 use crate::error::{Error, Kind};
 use crate::ports::Listener;
 use crate::process::ring::Cursor;
@@ -127,8 +128,8 @@ fn result(process: &Process, exit: Option<Exit>, [stdout, stderr]: [Shown; 2]) -
             stdout.offset, stderr.offset
         );
     }
-    let mut structured = json!({
-        "id": id,
+    let mut structured = object! {
+        "id": id.as_str(),
         "running": end.is_none(),
         "exit_code": end.as_ref().and_then(|end| end.exit_code),
         "signal": end.as_ref().and_then(|end| end.signal),
@@ -137,7 +138,7 @@ fn result(process: &Process, exit: Option<Exit>, [stdout, stderr]: [Shown; 2]) -
         "truncated": truncated,
         "stdout_offset": stdout.offset,
         "stderr_offset": stderr.offset,
-    });
+    };
     // The macro would copy them.
     structured["stdout"] = stdout.text.into();
     structured["stderr"] = stderr.text.into();
@@ -158,7 +159,7 @@ pub(super) fn input(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
     let watch = || call.client.watch();
     let mut source = MemorySource::new(text.as_bytes(), &watch);
     let written = call.workspace.write_stdin(&id, &mut source, eof)?;
-    let structured = json!({ "written": written, "eof": eof });
+    let structured = object! { "written": written, "eof": eof };
     let end = if eof { ", and ended its input" } else { "" };
     Ok(ToolResult::new(
         format!("wrote {written} bytes to {id}{end}"),
@@ -172,7 +173,7 @@ pub(super) fn stop(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     let (signal, _) = signal_request(&mut fields(arguments)?)?;
     process(call, &id)?;
     let (process, signaled) = call.workspace.signal(&id, signal, SignalGroup::Own)?;
-    let structured = json!({ "id": process.id, "signal": signal, "signaled": signaled });
+    let structured = object! { "id": process.id.as_str(), "signal": signal, "signaled": signaled };
     let text = if signaled {
         format!("sent signal {signal} to {id}")
     } else {
@@ -207,7 +208,7 @@ pub(super) fn processes(call: &mut ToolCall<'_, '_>, _: &RawValue) -> Outcome {
     if documents.is_empty() {
         text.push_str("no process was started yet");
     }
-    Ok(ToolResult::new(text, json!({ "processes": documents })))
+    Ok(ToolResult::new(text, object! { "processes": documents }))
 }
 
 /// The servers inside, at once or when one listens.
@@ -260,7 +261,7 @@ pub(super) fn ports(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
     if text.is_empty() {
         text.push_str("nothing listens");
     }
-    let mut structured = json!({ "ports": documents });
+    let mut structured = object! { "ports": documents };
     if let Some((.., document)) = awaited {
         structured["waited_for"] = document;
     }

@@ -3,8 +3,8 @@
 use std::fmt::Write;
 use std::io::Read;
 
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use super::calls::{Image, Outcome, Room, ToolCall, ToolResult, fields, to_value};
 use crate::api::json::edit::{EditDocument, edit_request, expected_digest};
@@ -13,6 +13,7 @@ use crate::api::json::search::{append_match, glob_request, grep_request, next_of
 use crate::client::{Disconnected, Interrupt, Stopped};
 use crate::codec::base64;
 use crate::codec::fields::Fields;
+use crate::codec::object::object;
 use crate::error::{Error, Kind, Result};
 use crate::files::hash::Hasher;
 use crate::files::lines::LineRange;
@@ -90,12 +91,12 @@ pub(super) fn read(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     } else {
         format!("{first}-{}/{}", first + lines - 1, found.total)
     };
-    let mut structured = json!({
+    let mut structured = object! {
         "path": path.to_string(),
         "size": size,
-        "lines": shown,
+        "lines": shown.as_str(),
         "truncated": is_cut,
-    });
+    };
     if is_whole && !is_cut {
         let mut hasher = Hasher::default();
         hasher.feed(&bytes);
@@ -155,7 +156,7 @@ fn read_image(call: &mut ToolCall<'_, '_>, path: &FilePath, start: &[u8]) -> Res
     let content = readable.part(None, None)?;
     let bytes = start_of(content, most).map_err(|error| failed(path, &error))?;
     let structured =
-        json!({ "path": path.to_string(), "size": bytes.len(), "media_type": media_type });
+        object! { "path": path.to_string(), "size": bytes.len(), "media_type": media_type };
     let text = format!("{path}: {media_type}, {} bytes", bytes.len());
     Ok(ToolResult::new(text, structured).with_image(Image {
         data: base64::encode(&bytes),
@@ -216,7 +217,7 @@ pub(super) fn write(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcom
     let mut source = MemorySource::new(content.as_bytes(), &watch);
     let (size, sha256) = call.workspace.write_file(&path, &how, &mut source)?;
     let sha256 = sha256.map(|digest| digest.to_string());
-    let structured = json!({ "path": path.to_string(), "size": size, "sha256": sha256 });
+    let structured = object! { "path": path.to_string(), "size": size, "sha256": sha256 };
     Ok(ToolResult::new(
         format!("wrote {size} bytes to {path}"),
         structured,
@@ -291,7 +292,7 @@ pub(super) fn list(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     let truncated = list_directory(call, &path, "", depth, &mut entries)?;
     let note =
         truncated.then(|| "[there is more; list a directory below, or use glob]\n".to_owned());
-    let rest = json!({ "path": path.to_string(), "truncated": truncated });
+    let rest = object! { "path": path.to_string(), "truncated": truncated };
     Ok(entries.finish(rest, note))
 }
 
@@ -355,7 +356,7 @@ pub(super) fn glob(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     let note = next
         .as_ref()
         .map(|next| format!("[there is more after {next}]\n"));
-    Ok(entries.finish(json!({ "next": next }), note))
+    Ok(entries.finish(object! { "next": next }, note))
 }
 
 /// Lines by what is in them.
@@ -399,11 +400,11 @@ pub(super) fn grep(call: &mut ToolCall<'_, '_>, arguments: &RawValue) -> Outcome
     if truncated {
         text.push_str("[there are more matches; search for less, or in fewer files]\n");
     }
-    let mut structured = json!({
+    let mut structured = object! {
         "matches": matches,
         "skipped": skipped,
         "truncated": truncated,
-    });
+    };
     if let Some(Summary {
         files,
         searched,
@@ -460,7 +461,7 @@ impl GrepSink for Found<'_> {
     fn skipped(&mut self, path: &str, why: SkipReason) -> std::result::Result<(), Disconnected> {
         if self.skipped.len() < MAX_SKIPPED {
             self.skipped
-                .push(json!({ "path": path, "reason": why.word() }));
+                .push(object! { "path": path, "reason": why.word() });
         }
         Ok(())
     }

@@ -7,11 +7,12 @@
 use std::fmt::Display;
 
 use serde::Serialize;
+use serde_json::Value;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
 use crate::codec::base64;
 use crate::codec::fields::{Fields, JsonType, Members, decoded};
+use crate::codec::object::object;
 use crate::error::capped;
 use crate::http::Response;
 use crate::http::parse::Head;
@@ -100,9 +101,9 @@ impl RpcError {
 
     /// The version is not known.
     fn version(requested: &str) -> Self {
-        let supported: Vec<_> = MODERN.iter().chain(LEGACY).collect();
+        let supported: Vec<_> = MODERN.iter().chain(LEGACY).copied().collect();
         let mut failure = Self::new(400, -32022, "this protocol version is not supported");
-        failure.data = Some(json!({ "supported": supported, "requested": capped(&requested) }));
+        failure.data = Some(object! { "supported": supported, "requested": capped(&requested) });
         failure
     }
 
@@ -364,9 +365,9 @@ fn plain_value(value: &str) -> Option<String> {
 
 /// How the server names itself, in both eras.
 pub(super) fn server_info() -> Value {
-    json!({
+    object! {
         "name": "sbx-server",
         "title": "Sandbox",
         "version": env!("CARGO_PKG_VERSION"),
-    })
+    }
 }

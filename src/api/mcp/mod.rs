@@ -20,13 +20,14 @@ mod tools;
 
 use std::sync::OnceLock;
 
+use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
-use serde_json::{Value, json};
 
 use super::context::Context;
 use super::credentials::{is_same, presented_token};
 use crate::auth::Access;
 use crate::codec::fields::{Fields, JsonType, Members, decoded};
+use crate::codec::object::object;
 use crate::error::Kind;
 use crate::http::parse::Head;
 use crate::http::{Body, Refusal, Request, Response};
@@ -229,7 +230,7 @@ fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<St
     let result = match (&*method, era) {
         ("server/discover", Era::Modern) => discovery(),
         ("initialize", Era::Legacy) => introduction(&mut params).map_err(at)?,
-        ("ping", Era::Legacy) => json!({}),
+        ("ping", Era::Legacy) => object! {},
         ("tools/list", _) => {
             if params.take("cursor").is_some() {
                 return Err(at(RpcError::params(
@@ -250,19 +251,19 @@ fn dispatch(head: &Head, message: &RawValue, in_batch: bool) -> Result<Option<St
 
 /// The answer to `server/discover`.
 fn discovery() -> Value {
-    let versions: Vec<_> = MODERN.iter().chain(LEGACY).collect();
-    cacheable(json!({
+    let versions: Vec<_> = MODERN.iter().chain(LEGACY).copied().collect();
+    cacheable(object! {
         "supportedVersions": versions,
         "capabilities": capabilities(),
         "instructions": INSTRUCTIONS,
-    }))
+    })
 }
 
 /// The result of `tools/list`, the same for all clients of an era.
 fn listing(era: Era) -> &'static RawValue {
     static RESULTS: [OnceLock<Box<RawValue>>; 2] = [const { OnceLock::new() }; 2];
     RESULTS[usize::from(era == Era::Modern)].get_or_init(|| {
-        let result = cacheable(json!({ "tools": tools::list() }));
+        let result = cacheable(object! { "tools": tools::list() });
         // Fails only for maps whose keys are not strings; no document has any.
         to_raw_value(&reply::finished(result, era)).unwrap_or_default()
     })
@@ -275,16 +276,16 @@ fn introduction(params: &mut Fields<'_>) -> Result<Value, RpcError> {
     let known = LEGACY
         .iter()
         .find(|version| asked.as_deref() == Some(**version));
-    Ok(json!({
-        "protocolVersion": known.unwrap_or(&LEGACY[0]),
+    Ok(object! {
+        "protocolVersion": *known.unwrap_or(&LEGACY[0]),
         "capabilities": capabilities(),
         "serverInfo": server_info(),
         "instructions": INSTRUCTIONS,
-    }))
+    })
 }
 
 fn capabilities() -> Value {
-    json!({ "tools": {} })
+    object! { "tools": object! {} }
 }
 
 /// Says for how long a result is fresh, and that it is for its client only.

@@ -5,7 +5,7 @@
 
 use serde::Serialize;
 use serde_json::value::RawValue;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::calls::{Room, ToolCall, ToolResult};
 use super::client::ToolClient;
@@ -14,6 +14,7 @@ use super::message::{Era, RpcError, server_info};
 use super::tools::Invocation;
 use crate::api::context::Context;
 use crate::client::{Disconnected, Stopped, check_peer, send_all_within};
+use crate::codec::object::object;
 use crate::error::Error;
 use crate::http::late::LateStream;
 use crate::http::request::WholeBody;
@@ -37,7 +38,7 @@ pub(super) fn finished(result: Value, era: Era) -> Map<String, Value> {
     };
     if era == Era::Modern {
         result.insert("resultType".to_owned(), "complete".into());
-        let meta = json!({ "io.modelcontextprotocol/serverInfo": server_info() });
+        let meta = object! { "io.modelcontextprotocol/serverInfo": server_info() };
         result.insert("_meta".to_owned(), meta);
     }
     result

@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::json;
-
 use super::call::{Answer, Call, event_stream, json_later};
 use super::events::EventWriter;
 use crate::api::json::command::{
@@ -12,6 +10,7 @@ use crate::api::json::command::{
     resize_request, signal_request,
 };
 use crate::api::json::list::ListDocument;
+use crate::codec::object::object;
 use crate::http::stream::StreamWriter;
 use crate::http::{Refusal, Response};
 use crate::limits::ledger::{Charge, Item};
@@ -92,7 +91,7 @@ fn room_for_command(call: &Call<'_, '_>, process: &Process) -> Option<Charge> {
 /// `DELETE processes/{id}`.
 pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     let killed = workspace.delete_process(id)?;
-    Ok(Response::json(&json!({ "id": id, "killed": killed })))
+    Ok(Response::json(&object! { "id": id, "killed": killed }))
 }
 
 /// `GET processes/{id}/logs`.
@@ -138,7 +137,7 @@ pub(super) fn kill(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> 
     let (signal, group) = call.parse_optional(signal_request)?;
     let (process, signaled) = workspace.signal(id, signal, group)?;
     Ok(Response::json(
-        &json!({ "id": process.id, "signal": signal, "signaled": signaled }),
+        &object! { "id": process.id.as_str(), "signal": signal, "signaled": signaled },
     ))
 }
 
@@ -149,7 +148,7 @@ pub(super) fn resize(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -
     let process = workspace.resize(id, size)?;
     let (id, rows, columns) = (&process.id, size.rows(), size.columns());
     Ok(Response::json(
-        &json!({ "id": id, "rows": rows, "cols": columns }),
+        &object! { "id": id.as_str(), "rows": rows, "cols": columns },
     ))
 }
 
@@ -158,7 +157,7 @@ pub(super) fn stdin(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) ->
     call.require_body()?;
     let eof = call.query.flag("eof")?;
     let written = workspace.write_stdin(id, &mut call.request.body, eof)?;
-    Ok(Response::json(&json!({ "written": written, "eof": eof })))
+    Ok(Response::json(&object! { "written": written, "eof": eof }))
 }
 
 fn process_stream(

@@ -3,8 +3,6 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use serde_json::json;
-
 use super::call::{Answer, Call, event_stream};
 use super::events::EventWriter;
 use super::simple::SimpleWriter;
@@ -15,6 +13,7 @@ use crate::api::json::context::{
 };
 use crate::api::json::list::ListDocument;
 use crate::client::{Client, Disconnected};
+use crate::codec::object::object;
 use crate::codec::{base64, escape};
 use crate::error::{self, Error, Kind};
 use crate::http::Response;
@@ -29,7 +28,7 @@ use crate::workspace::Workspace;
 pub(super) fn languages(_: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let documents = Language::ALL.iter().map(|language| {
         let available = workspace.has_program(language.program())?;
-        Ok(json!({ "language": language.name(), "available": available, "backends": language.backends() }))
+        Ok(object! { "language": language.name(), "available": available, "backends": language.backends() })
     });
     Ok(Response::json(
         &documents.collect::<error::Result<Vec<_>>>()?,
@@ -64,7 +63,7 @@ pub(super) fn describe(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) ->
 /// `DELETE contexts/{id}`.
 pub(super) fn delete(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     let deleted = workspace.contexts.delete(id)?;
-    Ok(Response::json(&json!({ "id": id, "deleted": deleted })))
+    Ok(Response::json(&object! { "id": id, "deleted": deleted }))
 }
 
 /// `POST contexts/{id}/execute`.
@@ -127,11 +126,11 @@ pub(super) fn interrupt(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str
     let (execution, kill_after) = call.parse_optional(interrupt_request)?;
     let context = workspace.contexts.find(id)?;
     let interrupted = context.interrupt(execution.as_deref(), kill_after)?;
-    Ok(Response::json(&json!({
+    Ok(Response::json(&object! {
         "interrupted": interrupted.was_sent,
         "execution": interrupted.execution,
         "ended": interrupted.has_ended,
-    })))
+    }))
 }
 
 /// `POST contexts/{id}/restart`.
@@ -146,7 +145,7 @@ pub(super) fn input(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) ->
     call.require_body()?;
     let value = call.parse(answer_request)?;
     workspace.contexts.find(id)?.answer(value)?;
-    Ok(Response::json(&json!({ "sent": true })))
+    Ok(Response::json(&object! { "sent": true }))
 }
 
 /// `GET contexts/{id}/executions`.

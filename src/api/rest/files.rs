@@ -10,6 +10,7 @@ use crate::api::content::body;
 use crate::api::json::file::{EntryDocument, compare_request, page_response, paths_request};
 use crate::api::json::list::to_json;
 use crate::client::Peer;
+use crate::codec::object::object;
 use crate::codec::query::Query;
 use crate::error::{Error, Result};
 use crate::files::hash::{Digest, Hashed};
@@ -114,7 +115,7 @@ pub(super) fn write(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
         attributes: None,
     };
     let (size, sha256) = workspace.write_file(&path, &how, &mut call.request.body)?;
-    let mut document = json!({ "path": path.to_string(), "size": size });
+    let mut document = object! { "path": path.to_string(), "size": size };
     if let Some(sha256) = sha256 {
         document["sha256"] = json!(sha256.to_string());
     }
@@ -196,12 +197,12 @@ pub(super) fn hash(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     long_work(call, move |interrupt| {
         let results = files.run(interrupt)?.into_iter();
         let documents = results.map(|(path, result)| match result {
-            Ok(Hashed { size, sha256 }) => json!({
+            Ok(Hashed { size, sha256 }) => object! {
                 "path": path.to_string(), "size": size, "sha256": sha256.to_string()
-            }),
+            },
             Err(error) => {
                 let Refusal { text, code, .. } = error.into();
-                json!({ "path": path.to_string(), "error": text, "code": code })
+                object! { "path": path.to_string(), "error": text, "code": code }
             }
         });
         let mut document = ChargedDocument::new(&ledger).map_err(Error::from)?;
@@ -265,8 +266,7 @@ pub(super) fn compare(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer 
 
 /// The skipped files that the answer names.
 fn names(skipped: &SkipList) -> Vec<Value> {
-    let document =
-        |(name, reason): &(String, SkipReason)| json!({ "name": name, "reason": reason.word() });
+    let document = |(name, reason): &(String, SkipReason)| object! { "name": name.as_str(), "reason": reason.word() };
     skipped.first.iter().map(document).collect()
 }
 
@@ -280,7 +280,7 @@ pub(super) fn delete(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let recursive = call.query.flag("recursive")?;
     let path = path(&call.query, "path")?;
     workspace.delete_file(&path, recursive, &mut call.interrupt())?;
-    Ok(Response::json(&json!({ "deleted": true })))
+    Ok(Response::json(&object! { "deleted": true }))
 }
 
 /// `POST files/mkdir`.
@@ -288,14 +288,14 @@ pub(super) fn make_directory(call: &mut Call<'_, '_>, workspace: &Workspace) -> 
     let mode = call.query.mode("mode")?;
     let path = path(&call.query, "path")?;
     workspace.make_directory(&path, mode)?;
-    Ok(Response::json(&json!({ "path": path.to_string() })))
+    Ok(Response::json(&object! { "path": path.to_string() }))
 }
 
 /// `POST files/move`.
 pub(super) fn rename(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let (from, to) = (path(&call.query, "from")?, path(&call.query, "to")?);
     workspace.move_file(&from, &to)?;
-    Ok(Response::json(&json!({ "path": to.to_string() })))
+    Ok(Response::json(&object! { "path": to.to_string() }))
 }
 
 /// `POST files/copy`.
@@ -306,7 +306,7 @@ pub(super) fn copy(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let mut copy = workspace.copy_file(&from, &to, recursive, overwrite)?;
     long_work(call, move |interrupt| {
         let report = copy.run(interrupt)?;
-        Ok(Response::json(&json!({
+        Ok(Response::json(&object! {
             "path": to.to_string(),
             "files": report.files,
             "dirs": report.dirs,
@@ -314,7 +314,7 @@ pub(super) fn copy(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
             "bytes": report.bytes,
             "skipped": names(&report.skipped),
             "skipped_total": report.skipped.total,
-        })))
+        }))
     })
 }
 
@@ -324,9 +324,9 @@ pub(super) fn change_mode(call: &mut Call<'_, '_>, workspace: &Workspace) -> Ans
     let (mode, recursive) = (query.mode("mode")?, query.flag("recursive")?);
     let path = path(query, "path")?;
     let result = workspace.change_mode(&path, mode, recursive, &mut call.interrupt())?;
-    Ok(Response::json(&json!({
+    Ok(Response::json(&object! {
         "path": path.to_string(), "changed": result.changed, "skipped": result.skipped
-    })))
+    }))
 }
 
 pub(super) fn path(query: &Query, name: &str) -> Result<FilePath> {

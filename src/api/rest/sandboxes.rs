@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use serde_json::json;
-
 use super::call::{Answer, Call};
 use crate::api::json::list::ListDocument;
 use crate::api::json::sandbox::{
     CreatedDocument, Keep, SandboxDocument, pause_request, sandbox_request,
 };
+use crate::codec::object::object;
 use crate::host::{AllEnded, Host, Sandbox, Shortage};
 use crate::http::Response;
 use crate::spec::sandbox::StopCause;
@@ -46,7 +45,7 @@ pub(super) fn create(call: &mut Call<'_, '_>, host: &Host) -> Answer {
 /// `DELETE /v1/sandboxes`.
 pub(super) fn delete_all(_: &mut Call<'_, '_>, host: &Host) -> Answer {
     let AllEnded { count, removing } = host.delete_all()?;
-    let mut answer = json!({ "deleted": count });
+    let mut answer = object! { "deleted": count };
     if removing > 0 {
         answer["removing"] = removing.into();
     }
@@ -62,7 +61,7 @@ pub(super) fn describe(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer
 pub(super) fn delete(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
     call.request.slot.waits_for_end();
     let ended = host.delete(id)?;
-    let mut answer = json!({ "id": id, "deleted": ended.is_first_report });
+    let mut answer = object! { "id": id, "deleted": ended.is_first_report };
     if ended.is_removing {
         answer["removing"] = true.into();
     }
@@ -89,7 +88,7 @@ pub(super) fn resume(call: &mut Call<'_, '_>, host: &Host, id: &str) -> Answer {
 pub(super) fn token(call: &Call<'_, '_>, host: &Host, id: &str) -> Answer {
     let sandbox = host.find(id)?;
     let token = call.context.authenticator.sandbox_token(&sandbox.id);
-    Ok(Response::json(&json!({ "id": id, "token": token })))
+    Ok(Response::json(&object! { "id": id, "token": token }))
 }
 
 fn document(call: &Call<'_, '_>, sandbox: &Sandbox, token: Option<String>) -> SandboxDocument {

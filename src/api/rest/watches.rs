@@ -8,6 +8,7 @@ use super::call::{Answer, Call, event_stream};
 use crate::api::json::file::type_word;
 use crate::api::json::watch::watch_request;
 use crate::client::Client;
+use crate::codec::object::object;
 use crate::error::Error;
 use crate::files::name::{FilePath, show};
 use crate::files::search::Matcher;
@@ -28,7 +29,7 @@ pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer {
     let path = settings.path.clone();
     let watch = workspace.watch(&settings, &mut call.interrupt())?;
     Ok(watch_stream(call.ping_interval(), path, move |events| {
-        events.line(&json!({ "event": "watching", "dirs": watch.directories() }));
+        events.line(&object! { "event": "watching", "dirs": watch.directories() });
         watch.run(None, events);
     }))
 }
@@ -39,7 +40,7 @@ pub(super) fn register(call: &mut Call<'_, '_>, workspace: &Workspace) -> Answer
     let (settings, id) = call.parse(watch_request)?;
     let watch = workspace.register_watch(&settings, id, &mut call.interrupt())?;
     Ok(Response::json(
-        &json!({ "id": watch.id, "dirs": watch.directories }),
+        &object! { "id": watch.id.as_str(), "dirs": watch.directories },
     ))
 }
 
@@ -57,7 +58,7 @@ pub(super) fn events(call: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -
 /// `DELETE files/watches/{id}`.
 pub(super) fn remove(_: &mut Call<'_, '_>, workspace: &Workspace, id: &str) -> Answer {
     workspace.watches.remove(id)?;
-    Ok(Response::json(&json!({ "id": id, "deleted": true })))
+    Ok(Response::json(&object! { "id": id, "deleted": true }))
 }
 
 fn watch_stream(
@@ -102,17 +103,17 @@ impl WatchSubscriber for WatchEvents<'_> {
             TreeChange::Moved(_) => "moved",
             TreeChange::Attributes => "attributes",
             TreeChange::Overflow => {
-                self.line(&json!({ "event": "overflow", "seq": number }));
+                self.line(&object! { "event": "overflow", "seq": number });
                 return;
             }
         };
         let path = |relative: &[u8]| self.path.join(&show(relative));
-        let mut document = json!({
+        let mut document = object! {
             "event": name,
             "path": path(&event.path),
             "type": type_word(event.kind),
             "seq": number,
-        });
+        };
         if let TreeChange::Moved(from) = &event.change {
             document["from"] = json!(path(from));
         }
@@ -122,7 +123,7 @@ impl WatchSubscriber for WatchEvents<'_> {
     fn end(&mut self, last: u64, ended: Option<Ended>) {
         let reason = match ended {
             None => {
-                self.line(&json!({ "event": "end", "next": last }));
+                self.line(&object! { "event": "end", "next": last });
                 return;
             }
             Some(Ended::Deleted) => "deleted",
@@ -131,6 +132,6 @@ impl WatchSubscriber for WatchEvents<'_> {
             Some(Ended::OverLimit) => "over_limit",
             Some(Ended::Failed(_)) => "internal",
         };
-        self.line(&json!({ "event": "end", "reason": reason, "next": last }));
+        self.line(&object! { "event": "end", "reason": reason, "next": last });
     }
 }
