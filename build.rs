@@ -10,6 +10,7 @@ use lzma_rust2::{LzmaOptions, LzmaWriter};
 use serde_json::Value;
 
 fn main() {
+    omit_index_of_unwinding();
     compress("openapi.json", &contract());
     if has_feature("mcp") {
         compress("tools.json", &read("src/api/mcp/tools.json"));
@@ -18,6 +19,15 @@ fn main() {
     if has_feature("console") {
         compress_console();
     }
+}
+
+/// See src/sys/unwinding.rs. Tests keep the index: they panic without the hook of the server.
+fn omit_index_of_unwinding() {
+    let script = PathBuf::from(env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it"))
+        .join("src/sys/unwinding.ld");
+    println!("cargo:rerun-if-changed={}", script.display());
+    println!("cargo:rustc-link-arg=-T{}", script.display());
+    println!("cargo:rustc-link-arg-bins=--no-eh-frame-hdr");
 }
 
 fn has_feature(name: &str) -> bool {

@@ -32,6 +32,7 @@ mod system;
 #[cfg(test)]
 mod testing;
 mod thread_name;
+mod unwinding;
 
 pub use alloc::MemoryCache;
 #[cfg(test)]
@@ -75,3 +76,4 @@ pub use system::{
 pub use testing::execution_counters;
 #[cfg(test)]
 pub use testing::{exchange_names, hide_system_call};
+pub use unwinding::prepare_unwinding;

@@ -16,7 +16,7 @@ use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 
-use crate::logging;
+use crate::{logging, sys};
 
 /// The exit status after a panic that ends the server, as Rust programs have it.
 const STATUS: i32 = 101;
@@ -35,9 +35,13 @@ impl Panicked {
 /// Makes panics log one line with their place. The message is left out because it may quote data of a client, as
 /// that of a failed string slice does.
 pub fn install() {
-    std::panic::set_hook(Box::new(|panic| match panic.location() {
-        Some(place) => logging::info(format_args!("panicked at {place}")),
-        None => logging::info(format_args!("panicked")),
+    std::panic::set_hook(Box::new(|panic| {
+        // Before the stack is unwound.
+        sys::prepare_unwinding();
+        match panic.location() {
+            Some(place) => logging::info(format_args!("panicked at {place}")),
+            None => logging::info(format_args!("panicked")),
+        }
     }));
 }
 

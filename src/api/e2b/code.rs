@@ -416,6 +416,8 @@ impl ExecutionSubscriber for CodeEvents<'_> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

@@ -671,6 +671,8 @@ fn signal_name(signal: i32) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]

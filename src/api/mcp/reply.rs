@@ -313,6 +313,8 @@ mod tests {
     use nix::sys::socket::{setsockopt, sockopt};
 
     use super::super::{cacheable, tools};
+    use serde_json::json;
+
     use super::*;
     use crate::limits::ledger::Budget;
     use crate::workspace::Workspace;
