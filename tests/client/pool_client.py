@@ -367,10 +367,11 @@ def check_an_idle_sandbox_is_evicted_but_never_under_a_command(at: Place):
 
 @check
 def check_an_empty_host_ends_by_itself(at: Place):
-    pool = SandboxPool(idle_timeout=3)
+    # Long enough for a client on a busy machine to make the first sandbox.
+    pool = SandboxPool(idle_timeout=8)
     sbx = pool.create()
     job = job_of(sbx)
-    assert sbx.run("sleep 5; echo a sandbox keeps the host").stdout == "a sandbox keeps the host\n"
+    assert sbx.run("sleep 10; echo a sandbox keeps the host").stdout == "a sandbox keeps the host\n"
     assert job.stage() == "RUNNING"
     sbx.kill()
     eventually("the empty host ends", lambda: job.process.poll() is not None, 30)
