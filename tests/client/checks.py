@@ -155,6 +155,18 @@ def give_up(name: str) -> None:
     os._exit(1)
 
 
+def whoever_closes(name: str, act):
+    """Does something, once more if the client's own library closed a connection under it."""
+    ended_by_jobs = HUB.front().ended_by_jobs if HUB.is_fronted else 0
+    try:
+        return act()
+    except Exception as error:
+        if not closed_by_the_client(error, ended_by_jobs):
+            raise
+        print(f"note {name}: httpcore closed a connection that it was using; once more", flush=True)
+        return act()
+
+
 def run_checks(place, finish) -> int:
     """Runs each check with what `place(name)` gives: where it works, and how that is cleaned up.
 
@@ -170,16 +182,9 @@ def run_checks(place, finish) -> int:
         guard.daemon = True
         guard.start()
         started = time.monotonic()
-        at, leave = place(name)
-        ended_by_jobs = HUB.front().ended_by_jobs if HUB.is_fronted else 0
+        at, leave = whoever_closes(name, lambda: place(name))
         try:
-            try:
-                function(at)
-            except Exception as error:
-                if not closed_by_the_client(error, ended_by_jobs):
-                    raise
-                print(f"note {name}: httpcore closed a connection that it was using; once more", flush=True)
-                function(at)
+            whoever_closes(name, lambda: function(at))
         except Exception:
             failures.append(name)
             print(f"FAIL {name}", flush=True)
