@@ -142,7 +142,7 @@ pub(super) fn watch(call: &mut Call<'_, '_>, workspace: &Workspace, fields: Fiel
             request,
             has_lost: false,
         };
-        push(&mut events.client, &object! { "start": {} });
+        push(&mut events.client, &object! { "start": object! {} });
         watch.run(deadline, &mut events);
     }))
 }
