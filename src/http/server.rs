@@ -72,6 +72,8 @@ pub struct Server<H> {
     handover: Arc<Handover>,
     /// Closed when descriptors have run out, so that a connection can be accepted and refused.
     spare_descriptor: Option<std::fs::File>,
+    /// Whether the latest connection was among the last that the limit on descriptors allows.
+    was_scarce: bool,
 }
 
 impl<H: Handler> Server<H> {
@@ -98,6 +100,7 @@ impl<H: Handler> Server<H> {
             users,
             rush: Rush::default(),
             spare_descriptor: spare_descriptor(),
+            was_scarce: false,
         })
     }
 
@@ -108,6 +111,9 @@ impl<H: Handler> Server<H> {
 
     /// Accepts one connection if one waits.
     pub fn accept(&mut self) {
+        if self.was_scarce {
+            await_descriptors();
+        }
         match self.listener.accept() {
             Ok((socket, address)) => self.serve(socket, address),
             Err(error) => {
@@ -125,7 +131,9 @@ impl<H: Handler> Server<H> {
         if self.spare_descriptor.is_none() {
             self.spare_descriptor = spare_descriptor();
         }
-        let is_scarce = sys::is_scarce(socket.as_fd());
+        // One that takes the place of another leaves its number free. The next one gets that, which is among the last no more.
+        let is_scarce = sys::is_scarce(socket.as_fd()) || (self.was_scarce && sys::are_few_left());
+        self.was_scarce = is_scarce;
         let Some(connection) = self.admit(socket, address) else {
             return;
         };
@@ -365,6 +373,19 @@ fn is_here(own: SocketAddr, peer: SocketAddr) -> bool {
 
 /// A connection and its slot.
 type Admitted = (Arc<TcpStream>, ConnectionSlot);
+
+/// Waits a moment for connections that are being closed to give their descriptors back, so that those that are kept for
+/// ending processes are not used up meanwhile.
+fn await_descriptors() {
+    const TRIES: u32 = 10;
+    const PAUSE: Duration = Duration::from_millis(1);
+    for _ in 0..TRIES {
+        if !sys::are_few_left() {
+            return;
+        }
+        thread::sleep(PAUSE);
+    }
+}
 
 fn spare_descriptor() -> Option<std::fs::File> {
     std::fs::File::open("/dev/null").ok()

@@ -147,7 +147,32 @@ pub fn clone_file(to: BorrowedFd<'_>, from: BorrowedFd<'_>) -> Result<(), Errno>
 ///
 /// Goes by the descriptor's number, because the kernel gives the lowest free one.
 pub fn is_scarce(descriptor: BorrowedFd<'_>) -> bool {
-    is_within_last(descriptor, |limit| (limit / 8).min(32))
+    is_within_last(descriptor, last)
+}
+
+/// Whether no more descriptors are free than are to be kept, whatever number the next one gets. Looks at the last ones
+/// of a high limit alone.
+pub fn are_few_left() -> bool {
+    const LOOKED_AT: u64 = 4096;
+    let limit = limits(libc::RLIMIT_NOFILE).rlim_cur;
+    let numbers = limit.saturating_sub(LOOKED_AT)..limit;
+    let entry = |number| libc::pollfd {
+        fd: i32::try_from(number).unwrap_or(-1),
+        events: 0,
+        revents: 0,
+    };
+    let mut entries: Vec<_> = numbers.map(entry).collect();
+    // SAFETY: the entries are there during the call, which writes to each and waits for none.
+    let polled = unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as libc::nfds_t, 0) };
+    // POLLNVAL tells that a number is free (poll(2)).
+    let is_free = |entry: &&libc::pollfd| entry.revents & libc::POLLNVAL != 0;
+    let free = entries.iter().filter(is_free).count();
+    polled >= 0 && u64::try_from(free).is_ok_and(|free| free < last(limit))
+}
+
+/// How many are kept for ending processes and answering connected clients.
+fn last(limit: u64) -> u64 {
+    (limit / 8).min(32)
 }
 
 /// As [`is_scarce`], for optional descriptors that stay open for long: leaves room for connections and

@@ -40,7 +40,9 @@ pub use alloc::allocated_bytes;
 pub use attributes::{
     attribute, attribute_names, attribute_names_of, remove_attribute, set_attribute,
 };
-pub use descriptors::{clone_file, is_getting_scarce, is_scarce, prepare_descriptors};
+pub use descriptors::{
+    are_few_left, clone_file, is_getting_scarce, is_scarce, prepare_descriptors,
+};
 pub use diag::{
     SocketDiag, TcpState, is_delivered_here, is_tcp_listening, tcp_listener_uid, tcp_peer_uid,
     tcp_state,

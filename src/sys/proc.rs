@@ -5,10 +5,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::Path;
 use std::str::FromStr;
 use std::sync::LazyLock;
+use std::thread;
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity};
@@ -62,9 +63,25 @@ pub fn stat_of_thread(pid: Pid, thread: Pid, buffer: &mut Vec<u8>) -> Option<Sta
     read_stat(thread, &format!("/proc/{pid}/task/{thread}/stat"), buffer)
 }
 
+/// Opens something once more while no descriptor is free, which passes: others are about to be closed. A process must not
+/// be overlooked for that.
+fn patiently<T>(open: impl Fn() -> io::Result<T>) -> io::Result<T> {
+    const TRIES: u32 = 20;
+    const PAUSE: Duration = Duration::from_millis(1);
+    let is_short =
+        |error: &io::Error| matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE));
+    for _ in 0..TRIES {
+        match open() {
+            Err(error) if is_short(&error) => thread::sleep(PAUSE),
+            other => return other,
+        }
+    }
+    open()
+}
+
 fn read_stat(pid: Pid, path: &str, buffer: &mut Vec<u8>) -> Option<Stat> {
     buffer.clear();
-    let mut file = File::open(path).ok()?;
+    let mut file = patiently(|| File::open(path)).ok()?;
     file.read_to_end(buffer).ok()?;
     parse(pid, buffer)
 }
@@ -113,7 +130,8 @@ pub fn is_group_in_session(group: Pid, session: Pid) -> bool {
 /// The children of a thread (`CONFIG_PROC_CHILDREN`); none if it has ended. A process that a terminating
 /// sibling precedes in the list may be missing while the list changes.
 pub fn children_of_thread(pid: Pid, thread: Pid) -> Vec<Pid> {
-    let listed = std::fs::read_to_string(format!("/proc/{pid}/task/{thread}/children"));
+    let path = format!("/proc/{pid}/task/{thread}/children");
+    let listed = patiently(|| std::fs::read_to_string(&path));
     let listed = listed.unwrap_or_default();
     let pids = listed.split_ascii_whitespace();
     pids.filter_map(|pid| pid.parse().ok()).collect()
@@ -142,7 +160,8 @@ pub fn lists_children() -> bool {
 
 /// The threads of a process; none if it has ended.
 pub fn threads(pid: Pid) -> impl Iterator<Item = Pid> {
-    let entries = std::fs::read_dir(format!("/proc/{pid}/task")).ok();
+    let path = format!("/proc/{pid}/task");
+    let entries = patiently(|| std::fs::read_dir(&path)).ok();
     let names = entries.into_iter().flatten();
     names.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
 }
@@ -207,12 +226,13 @@ fn is_zombie(status: &str) -> bool {
 
 /// `/proc/<pid>/status`; empty if there is no such process.
 fn status(pid: Pid) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default()
+    let path = format!("/proc/{pid}/status");
+    patiently(|| std::fs::read_to_string(&path)).unwrap_or_default()
 }
 
 /// The pids of all processes; none if /proc shows another pid namespace.
 pub fn processes() -> impl Iterator<Item = Pid> {
-    let entries = std::fs::read_dir("/proc").ok();
+    let entries = patiently(|| std::fs::read_dir("/proc")).ok();
     entries
         .filter(|_| shows_this_namespace())
         .into_iter()
@@ -229,7 +249,7 @@ pub fn shows_this_namespace() -> bool {
 
 /// The pid that the kernel allocated last. Pids grow, and start again at low numbers after the highest.
 pub fn newest_pid() -> Option<Pid> {
-    let load = std::fs::read_to_string("/proc/loadavg").ok()?;
+    let load = patiently(|| std::fs::read_to_string("/proc/loadavg")).ok()?;
     load.split_whitespace().last()?.parse().ok()
 }
 

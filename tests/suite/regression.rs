@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::fixture::{
     Builder, Connection, EventStream, Gate, Mark, NAMESPACE, Outcome, PATIENCE, Reply, Server,
     Stop, TOKEN, TempDir, best_of, cpu_time_of, cpu_time_of_threads, descendants_of, events_of,
-    has_namespaces, init_of, memory_of, output_of, pid_of, reset, stat_of, status_of, wait_until,
+    has_namespaces, init_of, memory_of, output_of, pid_of, reset, stat_of, wait_until,
 };
 use crate::skip;
 
@@ -381,7 +381,12 @@ fn a_run_that_two_clients_share_ends_with_the_last_of_them() {
     // The end of the first connection then killed the run under the second; and the second, which had
     // only joined, never killed anything.
     let server = Server::start();
-    let threads = || status_of(server.pid(), "Threads");
+    let mut observer = server.connect();
+    let mut connections = || -> u64 {
+        let accept = [("accept", "application/json")];
+        let reply = observer.request("GET", "/v1/metrics", &accept, b"");
+        reply.json()["connections"].as_u64().unwrap()
+    };
     let mut gate = Gate::new();
     let mark = Mark::new();
     let body = json!({"cmd": format!(": < {}; echo done; : {mark}", gate.path()), "id": "shared"});
@@ -391,10 +396,10 @@ fn a_run_that_two_clients_share_ends_with_the_last_of_them() {
         (&joined["pid"], &joined["attached"]),
         (&start["pid"], &json!(true))
     );
-    let before = threads();
+    let before = connections();
     reset(first.connection);
     wait_until("the end of the first is noticed", PATIENCE, || {
-        threads() < before
+        connections() < before
     });
     gate.open();
     let outcome = Outcome::of(std::iter::once(joined).chain(second).collect());
@@ -408,10 +413,12 @@ fn a_run_that_two_clients_share_ends_with_the_last_of_them() {
         let body = json!({"cmd": ["sleep", mark.to_string()], "id": format!("last-{last}")});
         let mut clients = vec![join(&server, &body).0, join(&server, &body).0];
         mark.wait_for(1);
-        let before = threads();
+        let before = connections();
         let stays = clients.swap_remove(last);
         reset(clients.remove(0).connection);
-        wait_until("the end of one is noticed", PATIENCE, || threads() < before);
+        wait_until("the end of one is noticed", PATIENCE, || {
+            connections() < before
+        });
         assert_eq!(mark.pids().len(), 1, "one is left to hear of it");
         reset(stays.connection);
         mark.wait_gone(PATIENCE);
@@ -430,9 +437,11 @@ fn a_run_that_two_clients_share_ends_with_the_last_of_them() {
             .collect();
         mark.wait_for(1);
         for client in clients {
-            let before = threads();
+            let before = connections();
             reset(client.connection);
-            wait_until("the end of one is noticed", PATIENCE, || threads() < before);
+            wait_until("the end of one is noticed", PATIENCE, || {
+                connections() < before
+            });
         }
         let entry = server.get(&format!("/v1/processes/kept-{keeper}")).json();
         assert_eq!(entry["running"], true, "{entry}");
