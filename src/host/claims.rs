@@ -19,7 +19,6 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl, open, openat};
 use nix::sys::stat::{Mode, fstat};
 use nix::unistd::mkdir;
 
-use super::leftovers;
 use crate::error::{Error, Kind, Result};
 
 /// The directory of the file. Where this host cannot use it, the file is in one beside the homes, or else among them.
@@ -37,24 +36,30 @@ pub(super) const LOCK_PAUSE: Duration = Duration::from_millis(10);
 pub(super) struct Claims(File);
 
 /// The host that has some of the uids.
-struct Other {
-    users: RangeInclusive<u64>,
-    pid: u32,
+pub(super) struct Other {
+    pub(super) users: RangeInclusive<u64>,
+    pub(super) pid: u32,
 }
 
 impl Claims {
-    /// Claims a range for a host with its homes in this directory.
+    /// Claims a range for a host with its homes in this directory. `end` is called with whoever has some of it, until nobody
+    /// has.
     ///
     /// # Errors
     /// `System` if another host has one of the uids, or there is no place for the file; the text says which.
-    pub(super) fn take(users: &RangeInclusive<u32>, homes: &Path) -> Result<Self> {
+    pub(super) fn take(
+        users: &RangeInclusive<u32>,
+        homes: &Path,
+        end: impl Fn(&Other),
+    ) -> Result<Self> {
         let claims = Self(open_file(homes)?);
         let deadline = Instant::now() + LOCK_LIMIT;
         loop {
-            let Some(Other { users: theirs, pid }) = claims.add(users)? else {
+            let Some(other) = claims.add(users)? else {
                 return Ok(claims);
             };
-            leftovers::end_of_killed(pid, users, &theirs);
+            end(&other);
+            let Other { users: theirs, pid } = other;
             if Instant::now() >= deadline {
                 let text = format!(
                     "cannot hold sandboxes: uids {}-{} of SBX_UID_RANGE overlap uids {}-{} of another host, pid {pid}; \
@@ -70,14 +75,12 @@ impl Claims {
         }
     }
 
-    /// Ends what keeps a killed host from ending that has some of these uids. False if there is no such host.
+    /// The host that has some of these uids.
     ///
     /// # Errors
     /// `System`: there is no place for the file, or it cannot be locked.
-    pub(super) fn free(users: &RangeInclusive<u32>, homes: &Path) -> Result<bool> {
-        let other = Self(open_file(homes)?).add(users)?;
-        let is_held_up = |other: Other| leftovers::end_of_killed(other.pid, users, &other.users);
-        Ok(other.is_some_and(is_held_up))
+    pub(super) fn holder(users: &RangeInclusive<u32>, homes: &Path) -> Result<Option<Other>> {
+        Self(open_file(homes)?).add(users)
     }
 
     /// Claims one more uid. False if another host has it.

@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::claims::Other;
 use super::signals::Signaller;
 use crate::confine::Mark;
 use crate::logging;
@@ -111,13 +112,10 @@ pub(super) fn end(
 
 /// Ends what keeps a killed host from ending: one of its threads is in a call on a pipe that a process of a sandbox holds
 /// up, and until that ends the kernel keeps its port and its lock. Kills the processes of sandboxes of the uids that are
-/// both among `users` and among those that this host has locked. False if it was not killed.
-pub(super) fn end_of_killed(
-    host: u32,
-    users: &RangeInclusive<u32>,
-    theirs: &RangeInclusive<u64>,
-) -> bool {
-    let host = host.cast_signed();
+/// both among `users` and among those that the host has locked. False if it was not killed.
+pub(super) fn end_of_killed(other: &Other, users: &RangeInclusive<u32>) -> bool {
+    let Other { users: theirs, pid } = other;
+    let host = pid.cast_signed();
     // Its number may be that of any process, for example if the host is in another container.
     let was_killed = proc::stat(host, &mut Vec::new())
         .is_some_and(|stat| stat.state == ThreadState::Ended)

@@ -105,7 +105,9 @@ pub struct Host {
 /// # Errors
 /// `System`: its lock cannot be looked at.
 pub fn free_port(settings: &HostSettings) -> Result<bool> {
-    Claims::free(&settings.users, &settings.homes)
+    let users = &settings.users;
+    let other = Claims::holder(users, &settings.homes)?;
+    Ok(other.is_some_and(|other| leftovers::end_of_killed(&other, users)))
 }
 
 impl Host {
@@ -138,7 +140,9 @@ impl Host {
         policy.check_isolation(default_isolation)?;
         policy.check_network(default_isolation, &network)?;
         let homes = Homes::open(&settings.homes)?;
-        let claims = Claims::take(&settings.users, &settings.homes)?;
+        let claims = Claims::take(&settings.users, &settings.homes, |other| {
+            leftovers::end_of_killed(other, &settings.users);
+        })?;
         let accounts = users::accounts(&settings.users)?;
         let first = settings
             .users

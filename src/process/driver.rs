@@ -22,7 +22,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use super::pump::{Buffer, Pump};
 use super::read_size::ReadSize;
 use super::ring::Stream;
-use super::supervisor::{self, Supervisor, Task};
+use super::supervisor::{self, StartedLater, Supervisor, Task};
 use crate::error::{Error, Kind, Result, cause};
 use crate::threads::Thread;
 use crate::threads::lock::{Mutex, lock};
@@ -79,7 +79,7 @@ impl Driver {
     /// Has the pumps of the inbox driven, now or as soon as a thread can be started.
     pub(super) fn drive_inbox(self: &Arc<Self>) {
         if self.start().is_err() {
-            self.supervisor.start_later(self);
+            self.supervisor.start_later(Arc::clone(self) as _);
         } else {
             self.wake();
         }
@@ -129,6 +129,12 @@ impl Driver {
     }
 }
 
+impl StartedLater for Driver {
+    fn start_again(self: Arc<Self>) {
+        self.drive_inbox();
+    }
+}
+
 /// Reported once, until it is asked for again.
 fn wakeup() -> EpollEvent {
     EpollEvent::new(EpollFlags::EPOLLIN | EpollFlags::EPOLLONESHOT, WAKEUP)
@@ -149,7 +155,8 @@ impl Drop for Run {
             seat.epoll.take_if(is_own).is_some() && !seat.inbox.is_empty()
         };
         if is_left {
-            self.driver.supervisor.start_later(&self.driver);
+            let driver = Arc::clone(&self.driver);
+            self.driver.supervisor.start_later(driver);
         }
     }
 }

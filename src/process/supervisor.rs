@@ -24,7 +24,6 @@ use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
 use super::children;
-use super::driver::Driver;
 use super::process::{Process, Reason, strike_trees};
 use super::pump::PumpOwner;
 use super::start::Start;
@@ -46,7 +45,7 @@ pub(super) struct Supervisor {
     child_ended: SignalFd,
     starts: Mutex<Starts>,
     /// Drivers that have pumps and could not be started.
-    waiting: Mutex<Vec<Arc<Driver>>>,
+    waiting: Mutex<Vec<Arc<dyn StartedLater>>>,
     /// What the other thread has not taken up yet.
     orders: Mutex<Vec<Task>>,
     has_orders: Condvar,
@@ -61,6 +60,12 @@ struct Starts {
     watched: Vec<Watched>,
     /// When the thread wakes up by itself; `None` means never.
     next_wakeup: Option<Instant>,
+}
+
+/// A driver that could not be started.
+pub(super) trait StartedLater: Send + Sync {
+    /// Tries again.
+    fn start_again(self: Arc<Self>);
 }
 
 /// A command whose driver may be late.
@@ -158,10 +163,10 @@ impl Supervisor {
     }
 
     /// Starts a driver as soon as that is possible.
-    pub(super) fn start_later(&self, driver: &Arc<Driver>) {
+    pub(super) fn start_later(&self, driver: Arc<dyn StartedLater>) {
         let mut waiting = lock(&self.waiting);
-        if !waiting.iter().any(|other| Arc::ptr_eq(other, driver)) {
-            waiting.push(Arc::clone(driver));
+        if !waiting.iter().any(|other| Arc::ptr_eq(other, &driver)) {
+            waiting.push(driver);
         }
         drop(waiting);
         let _ = self.wakeup.write(1);
@@ -245,7 +250,7 @@ impl Supervisor {
             let now = Instant::now();
             self.enforce_deadlines(now);
             for driver in std::mem::take(&mut *lock(&self.waiting)) {
-                driver.drive_inbox();
+                driver.start_again();
             }
             if reap_at.is_some_and(|at| at <= now) {
                 reap_at = self.reap_others(now, &mut hiding);

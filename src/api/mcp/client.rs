@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::value::RawValue;
 
-use super::calls::to_value;
 use crate::client::{Client, Disconnected, Interrupt, Lookout, Peer, Stopped};
 use crate::codec::object::object;
 use crate::http::late::LateStream;
@@ -81,7 +80,7 @@ impl<'a> ToolClient<'a> {
             "jsonrpc": "2.0",
             "method": "notifications/progress",
             "params": object! {
-                "progressToken": to_value(&progress.token),
+                "progressToken": serde_json::to_value(&progress.token).unwrap_or_default(),
                 "progress": progress.amount,
                 "message": text,
             },
