@@ -172,6 +172,8 @@ class State:
     calls = 0
     # The sandbox that everything happens in, so that there is something in it to find.
     sandbox = None
+    # Whether it may be paused or stopped.
+    rests = False
 
 
 def plain(value):
@@ -239,6 +241,10 @@ def make_possible(body, is_execution):
 def before_call(_context, case, _kwargs):
     """Puts something possible where chance would find none, and what the contract says only in words."""
     State.calls += 1
+    if State.rests:
+        # Else nothing else could be done in it.
+        request("POST", f"/v1/sandboxes/{State.sandbox}/resume", {})
+    State.rests = case.path.endswith("/pause")
     if "{sandbox_id}/" in case.path and not case.path.endswith("/token"):
         if State.sandbox is None:
             State.sandbox = request("POST", "/v1/sandboxes", {})["sandboxes"][0]["id"]
