@@ -20,6 +20,7 @@ const OUTER: [&[&str]; 3] = [
         "sbx_server::workspace::watches::WatchTable",
     ],
     &[
+        "sbx_server::egress::sockets::Watched",
         "sbx_server::interpreter::context::Lifecycle",
         "sbx_server::process::process::StdinSlot",
     ],
