@@ -36,7 +36,7 @@ use serde_json::{Value, json};
 
 use fixture::{
     Builder, Connection, EventStream, Mark, PATIENCE, Random, Reply, ReservedPort, Sandbox, Server,
-    TempDir, count_entries, descendants_of, find, memory_of, numbered_text, output_of,
+    TempDir, count_entries, descendants_of, find, homes_in, memory_of, numbered_text, output_of,
     random_bytes, reset, wait_until,
 };
 
@@ -331,7 +331,7 @@ impl Remains {
                 ("sandboxes", told("sandboxes")),
                 (
                     "homes",
-                    place.map_or(0, |place| count_entries(place.homes().to_str().unwrap())),
+                    place.map_or(0, |place| homes_in(place.homes()).len()),
                 ),
                 (
                     "files of clients",
