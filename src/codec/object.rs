@@ -18,8 +18,13 @@ pub(crate) use object;
 #[inline(never)]
 pub fn of(members: &mut [(&str, Value)]) -> Value {
     let members = members.iter_mut();
+    object_of(members.map(|(name, value)| ((*name).to_owned(), value.take())))
+}
+
+/// A JSON object of these members.
+pub fn object_of(members: impl Iterator<Item = (String, Value)>) -> Value {
     let mut object = Map::new();
     // Collecting them would sort them first, with code that nothing else here needs.
-    object.extend(members.map(|(name, value)| ((*name).to_owned(), value.take())));
+    object.extend(members);
     object.into()
 }

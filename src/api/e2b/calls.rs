@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::errors::E2bError;
 use crate::api::context::Context;
@@ -30,14 +30,6 @@ pub(super) type Document = Result<Value, E2bError>;
 
 /// The result of a handler whose answer may be long.
 pub(super) type ListAnswer = Result<ListBody, E2bError>;
-
-/// A JSON object of these members.
-pub(super) fn object_of(members: impl Iterator<Item = (String, Value)>) -> Value {
-    let mut object = Map::new();
-    // Collecting them would sort them first, with code that nothing else here needs.
-    object.extend(members);
-    object.into()
-}
 
 /// A list as JSON, item by item.
 pub(super) struct ListBody {

@@ -6,12 +6,12 @@ use nix::unistd::{Gid, Group, Uid, User};
 use serde_json::Value;
 
 use super::access::{USUAL_USER, check_user, user_of};
-use super::calls::{Call, Document, ListAnswer, ListBody, object_of};
+use super::calls::{Call, Document, ListAnswer, ListBody};
 use super::errors::E2bError;
 use super::paths::{ClientPath, Paths};
 use crate::client::Stopped;
 use crate::codec::fields::Fields;
-use crate::codec::object::object;
+use crate::codec::object::{object, object_of};
 use crate::codec::time::rfc3339;
 use crate::error::Kind;
 use crate::files::name::show;

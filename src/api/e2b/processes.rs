@@ -11,13 +11,13 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::access::{check_user, user_of};
-use super::calls::{Answer, Call, Document, ListAnswer, ListBody, object_of};
+use super::calls::{Answer, Call, Document, ListAnswer, ListBody};
 use super::connect::{self, Messages, append, push, push_end};
 use super::errors::{Code, E2bError};
 use super::paths::Paths;
 use crate::client::{Client, Peer};
 use crate::codec::fields::{Fields, JsonType, Members, decoded, strings, wrong_type};
-use crate::codec::object::object;
+use crate::codec::object::{object, object_of};
 use crate::codec::table::Table;
 use crate::codec::{base64, cut_character, most_json_bytes};
 use crate::error::{Error, Kind};

@@ -10,13 +10,13 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use super::access::names_machine;
-use super::calls::{Answer, Call, object_of};
+use super::calls::{Answer, Call};
 use super::errors::E2bError;
 use super::paths::USUAL_HOME;
 use super::processes::variables_in;
 use crate::clock::now_ms;
 use crate::codec::fields::{Fields, JsonType, strings, wrong_type};
-use crate::codec::object::object;
+use crate::codec::object::{object, object_of};
 use crate::codec::query::{Query, percent_decoded};
 use crate::codec::table::Table;
 use crate::codec::time::{parse_rfc3339, rfc3339};
