@@ -120,10 +120,19 @@ fn a_terminal_is_one_of_the_sandbox() {
         let shown = outcome.stdout.replace('\r', "");
         assert_eq!(shown, "/dev/pts/0\nown\n0 ptmx typed\n", "{outcome:?}");
         // Its programs can open more, and see none of other sandboxes.
-        let process = sandbox.spawn(&json!({ "pty": true, "cmd": "exec sleep 1000" }));
-        assert!(process["id"].is_string());
-        let script = "python3 -c 'import os, pty; m, s = pty.openpty(); print(os.ttyname(s))'";
-        assert_eq!(sandbox.sh(script).trim(), "/dev/pts/1");
+        // Its number depends on whether the terminal of the command before is closed by then.
+        sandbox.spawn(&json!({ "pty": true, "cmd": "tty > given; exec sleep 1000" }));
+        let script = "until test -s given; do sleep 0.01; done; cat given; \
+                      python3 -c 'import os, pty; m, s = pty.openpty(); print(os.ttyname(s))'";
+        let shown = sandbox.sh(script);
+        let terminals: Vec<&str> = shown.lines().collect();
+        let [given, opened] = terminals[..] else {
+            panic!("two terminals: {shown:?}")
+        };
+        assert_ne!(opened, given, "each has its own");
+        for terminal in [opened, given] {
+            assert!(terminal.starts_with("/dev/pts/"), "{shown:?}");
+        }
         let other = super::sandbox(&server);
         assert_eq!(other.sh("ls /dev/pts").trim(), "ptmx");
     }
